@@ -1,0 +1,196 @@
+"""The types every decoder is built from.
+
+In the shape descriptions, `B` is the number of rows (images), `S` the number
+of guidance streams (1, or 2: conditional then unconditional), `N` the number of
+draft tokens of a round, `T` the number of tokens of an image, `V` the size of
+the image vocabulary and `D` the largest depth of the draft tree.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from cspd_jax.decoding.tree import Tree
+
+Params = Any
+Condition = Any
+Cache = Any
+
+
+class Target(NamedTuple):
+  """An autoregressive model over image tokens, as pure functions.
+
+  The cache is any pytree with one slot per token (a transformer keeps keys and
+  values there). After a prefill no slot of it is filled; token `k` of the image
+  belongs in slot `k`. Slots at or after the first token that is not committed
+  hold leftovers of rejected drafts and must be ignored.
+
+  Attributes:
+    prefill: `(params, condition, num_slots) -> (logits [S, B, V], cache)`: reads
+      the condition and returns the logits of token 0 and a cache with room for
+      `num_slots` image tokens (a static int).
+    score: `(params, cache, tokens [B, N + 1], start [B], tree) ->
+      (logits [S, B, N + 1, V], features, cache)`: one forward pass. `tokens[b, 0]`
+      is the committed token number `start[b]`, the others are draft nodes of
+      the static `tree`; node `i` is token number `start + tree.depth[i]`, sees
+      the committed tokens `0 .. start - 1` and its own ancestors, and its logits
+      predict the token that follows it. Node `i` is written to slot
+      `start + i`. Token numbers at or past `num_tokens` occur at the end of
+      an image; their logits are ignored but must be finite. Both streams read
+      the same tokens. `features`: what a drafter may read, `[S, B, N + 1, F]`.
+    commit: `(cache, start [B], path [B, D]) -> cache`: moves the entry of node
+      `path[b, d - 1]` into slot `start[b] + d` for every `d` in `1 .. D`, where
+      `D` is the tree's `side_depth`. Entries for which `path[b, d - 1] == d`
+      stay. Never called for a chain.
+    vocab_size: `V`.
+    num_tokens: `T`, tokens of one image.
+    row_width: tokens of one image row (in raster order).
+    num_streams: `S`; 2 if the model has a null condition for guidance.
+    forced: None, or `positions -> tokens` (both int arrays of one shape) that
+      gives the token the grammar forces at a position, or -1 where it is free.
+    check_condition: `condition -> None`; raises ValueError for a condition the
+      model does not know. Called on concrete values only.
+  """
+
+  prefill: Callable[[Params, Condition, int], tuple[jax.Array, Cache]]
+  score: Callable[[Params, Cache, jax.Array, jax.Array, Tree], tuple[jax.Array, Any, Cache]]
+  commit: Callable[[Cache, jax.Array, jax.Array], Cache]
+  vocab_size: int
+  num_tokens: int
+  row_width: int
+  num_streams: int = 1
+  forced: Callable[[jax.Array], jax.Array] | None = None
+  check_condition: Callable[[Condition], None] = lambda condition: None
+
+
+class Draft(NamedTuple):
+  """The proposal of one round.
+
+  Attributes:
+    tokens: `[B, N]` the token of every draft node; -1 is no candidate.
+    laws: `[B, M, V]` laws the tokens were drawn from, or None if the verifier
+      does not ask for them. Node `i` and its siblings use row
+      `drafter.law_rows[i]`: siblings are drawn from it without replacement.
+  """
+
+  tokens: jax.Array
+  laws: jax.Array | None
+
+
+class Verdict(NamedTuple):
+  """What the verifier decided for one row.
+
+  Attributes:
+    node: `[]` the last node of the accepted path; its depth is the number of
+      accepted drafts.
+    token: `[]` the one more token: residual or bonus.
+    samples: `[N + 1]` the target's own token after every node, if the verifier
+      drew one; None otherwise.
+  """
+
+  node: jax.Array
+  token: jax.Array
+  samples: jax.Array | None
+
+
+class Verifier(NamedTuple):
+  """Which drafts are accepted, and what follows the last of them.
+
+  Attributes:
+    verify: `(rng, tree, law_rows, tokens [N + 1], laws [M, V], target_laws
+      [N + 1, V], positions [N + 1]) -> Verdict`, for one row. `tokens[0]` is the
+      root; `target_laws[i]` is the law of the token after node `i`, which is
+      token number `positions[i]`. Vectorised over the rows by the loop.
+    exact: whether the output follows the target's law.
+    needs_laws: whether the drafter has to record the laws of its tokens.
+    seed_exact: whether the output equals, token for token, that of `vanilla`
+      with the same key.
+  """
+
+  verify: Callable[..., Verdict]
+  exact: bool
+  needs_laws: bool
+  seed_exact: bool = False
+
+
+class Env(NamedTuple):
+  """What a drafter can rely on during one decode.
+
+  Attributes:
+    target: the target.
+    needs_laws: whether the verifier wants the laws of the drafts.
+    rowwise: `fn -> fn` that vectorises a function of one row; its first argument
+      and result are the row's random numbers.
+    warp: the sampling options.
+    params: the drafter's own parameters (None if it has none).
+  """
+
+  target: Target
+  needs_laws: bool
+  rowwise: Callable
+  warp: Any
+  params: Params
+
+
+class Outcome(NamedTuple):
+  """What a drafter learns from a round.
+
+  Attributes:
+    tokens: `[B, T']` the image tokens, the new ones included (`T' > T`; what
+      lies at or beyond `count` is not committed).
+    count: `[B]` number of committed tokens.
+    accepted: `[B]` number of drafts accepted in this round.
+    nodes: `[B, N + 1]` the tokens that were scored.
+    laws: `[B, N + 1, V]` the target's law after every node.
+    features: what the target's score returned for drafters.
+    verdict: the verdict, all fields with a leading `B`.
+  """
+
+  tokens: jax.Array
+  count: jax.Array
+  accepted: jax.Array
+  nodes: jax.Array
+  laws: jax.Array
+  features: Any
+  verdict: Verdict
+
+
+class Drafter(NamedTuple):
+  """Where drafts come from.
+
+  Attributes:
+    tree: the static topology of a round's drafts.
+    law_rows: row of `Draft.laws` for every node; length `N + 1`, entry 0 unused.
+    init: `(env, condition, rng, outcome) -> (rng, state)`: the state after the
+      prefill, which committed token 0. The outcome has one node, the prefill.
+    propose: `(env, state, rng, root [B], start [B]) -> (rng, state, Draft)`.
+      `root` is the last committed token, number `start`.
+    update: `(env, state, rng, outcome) -> (rng, state)`.
+    check: `target -> None`; raises ValueError if they do not fit together.
+  """
+
+  tree: Tree
+  law_rows: tuple[int, ...]
+  init: Callable
+  propose: Callable
+  update: Callable
+  check: Callable[[Target], None] = lambda target: None
+
+
+class Decoded(NamedTuple):
+  """The result of a decode.
+
+  Attributes:
+    tokens: `[B, T]` int32 the images' tokens.
+    rounds: `[B]` int32 forward passes of the target, the prefill included.
+    accepted: `[B, D + 2]` int32; entry `n`: rounds after the prefill that
+      committed `n` tokens (accepted drafts plus one).
+    round_of_token: `[B, T]` int32 the round that fixed a token; 0 is the
+      prefill, which fixes the first token.
+  """
+
+  tokens: jax.Array
+  rounds: jax.Array
+  accepted: jax.Array
+  round_of_token: jax.Array

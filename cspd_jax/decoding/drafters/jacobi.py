@@ -1,0 +1,210 @@
+"""Jacobi windows: the model drafts for itself, from its own last forward pass.
+
+Every forward pass gives a law at every position of the window. Those behind the
+first refusal are conditioned on drafts that may change, but they are known laws:
+tokens drawn from them, recorded with them, are the drafts of the next round
+(SJD, arXiv 2410.01699). Two invariants make every variant exact: the recorded
+law of a draft is its true law given all that is attached to earlier positions,
+and nothing attached to a position influences an earlier one.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.decoding import accept
+from cspd_jax.decoding.base import Draft, Drafter, Env, Outcome, Target
+from cspd_jax.decoding.drafters import fresh as fresh_lib
+from cspd_jax.decoding.tree import Tree, chain
+
+COUPLINGS = ('redraw', 'maximal', 'noise')
+
+
+class JacobiState(NamedTuple):
+  """Drafts of the next round, per row.
+
+  Attributes:
+    tokens: `[B, L]` main chain, for the positions right after the root.
+    laws: `[B, L, V]` the law each was drawn from; None if nobody asks.
+    side: `[B, N - L]` tokens of the side nodes, -1 where there is none.
+    history: `[B, R, V]` the last law of every position, for 'resample-above'
+      fresh tokens; None otherwise.
+  """
+
+  tokens: jax.Array
+  laws: jax.Array | None
+  side: jax.Array
+  history: jax.Array | None
+
+
+def jacobi(window: int, coupling: str = 'redraw', fresh: str = 'uniform',
+           tree: Tree | None = None) -> Drafter:
+  """Drafts from the previous forward pass.
+
+  Args:
+    window: `W`, tokens per forward pass: the last committed one and `W - 1`
+      drafts. 1 drafts nothing.
+    coupling: how the draft at a position follows its predecessor there.
+      'redraw' draws anew from the new law (SJD). 'maximal' keeps the token with
+      probability `min(1, p / q)` and draws from the residual law otherwise, so
+      that it changes as rarely as the two laws allow (MC-SJD, arXiv 2510.24211;
+      the same rule is SJD-PAC's adaptive continuation, arXiv 2603.18599).
+      'noise' draws with the noise that belongs to the position (Gumbel
+      coupling).
+    fresh: law of the tokens that enter the window, one of `fresh.KINDS`.
+    tree: topology of the `W - 1` drafts; side nodes hold further candidates
+      drawn without replacement from the same laws (SJD-PAC's proactive
+      drafting). With 'noise' they are the runners-up under the position's
+      noise. A chain by default.
+
+  Raises:
+    ValueError: for a window below 1, unknown names, or a tree that does not fit.
+  """
+  if window < 1:
+    raise ValueError(f'window is {window}; it must be at least 1 (1 drafts nothing).')
+  if coupling not in COUPLINGS:
+    raise ValueError(f'coupling is {coupling!r}; it must be one of {", ".join(COUPLINGS)}.')
+  if fresh not in fresh_lib.KINDS:
+    raise ValueError(f'fresh is {fresh!r}; it must be one of {", ".join(fresh_lib.KINDS)}.')
+  tree = chain(window - 1) if tree is None else tree
+  if tree.num_nodes != window - 1:
+    raise ValueError(
+        f'tree has {tree.num_nodes} draft nodes, but window is {window}: with the last '
+        f'committed token the tree must fill it, so give it {window - 1} nodes.')
+  if tree.max_depth > tree.main_length:
+    raise ValueError(
+        f'tree has side nodes at depth {tree.max_depth}, beyond the main chain of '
+        f'{tree.main_length}; a Jacobi window has laws for the main chain only.')
+
+  def check(target: Target) -> None:
+    if tree.main_length >= target.num_tokens:
+      raise ValueError(
+          f'window is {window} with a main chain of {tree.main_length} drafts, but an image has '
+          f'{target.num_tokens} tokens; the chain may have at most {target.num_tokens - 1}.')
+
+  def init(env, condition, rng, outcome):
+    del condition
+    batch, extent = outcome.tokens.shape
+    dtype, vocab = outcome.laws.dtype, env.target.vocab_size
+    length = tree.main_length
+    history = None
+    if fresh == 'resample-above':
+      history = jnp.zeros((batch, extent + length, vocab), dtype).at[:, 0].set(outcome.laws[:, 0])
+
+    def refill(rng, *args):
+      # Nothing is carried over: token 0 is the last known one.
+      none = jnp.zeros((length + 1,), jnp.int32), jnp.zeros((length + 1, vocab), dtype)
+      return _refill(rng, env, tree, coupling, fresh, none, length + 1, *args)
+
+    rng, state = env.rowwise(refill)(
+        rng, outcome.laws[:, 0], outcome.tokens, outcome.count, history)
+    return rng, state
+
+  def propose(env, state, rng, root, start):
+    del env, root, start
+    return rng, state, Draft(
+        jnp.concatenate([state.tokens, state.side], axis=1), state.laws)
+
+  def update(env, state, rng, outcome):
+    row = functools.partial(_update, env=env, tree=tree, coupling=coupling, fresh=fresh)
+    return env.rowwise(row)(rng, state, outcome)
+
+  return Drafter(
+      tree=tree, law_rows=tuple(max(int(depth) - 1, 0) for depth in tree.depth),
+      init=init, propose=propose, update=update, check=check)
+
+
+def _update(rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree, coupling, fresh):
+  """The next drafts of one row."""
+  length = tree.main_length
+  first = outcome.count - outcome.accepted - 1  # The position after the root.
+  targets = outcome.laws[:length + 1]  # Laws of positions first .. first + length.
+  tokens = _couple(rng, state, targets, first, outcome.verdict.samples, coupling, length)
+  history = state.history
+  if history is not None:
+    history = jax.lax.dynamic_update_slice(history, targets, (first, 0))
+  return _refill(
+      rng, env, tree, coupling, fresh, (tokens, targets), outcome.accepted + 1,
+      outcome.laws[outcome.verdict.node], outcome.tokens, outcome.count, history)
+
+
+def _couple(rng, state, targets, first, samples, coupling, length) -> jax.Array:
+  """`[L + 1]` tokens whose laws are `targets`, for the positions after the root."""
+  if samples is not None:  # The verifier has drawn them already.
+    return samples[:length + 1]
+  if coupling == 'redraw':
+    return rng.draw(targets)
+  if coupling == 'noise':
+    return rng.draw_at(first + jnp.arange(length + 1), targets)
+  kept = rng.accept(accept.take(targets[:-1], state.tokens), accept.take(state.laws, state.tokens))
+  rest = jnp.concatenate([accept.residual(targets[:-1], state.laws), targets[-1:]])
+  redrawn = rng.draw(rest)
+  return jnp.concatenate([jnp.where(kept, state.tokens, redrawn[:-1]), redrawn[-1:]])
+
+
+def _refill(rng, env, tree, coupling, fresh, drawn, shift, last_law, image, count, history):
+  """Shifts the drawn tokens past the committed ones and fills up the window.
+
+  Args:
+    drawn: tokens `[L + 1]` and laws `[L + 1, V]` for the positions after the
+      old root.
+    shift: `[]` how many of these positions are committed now.
+    last_law: `[V]` the law of the last committed token.
+    image: `[T']` tokens by position; `count` of them are committed.
+    history: laws by position, or None.
+
+  Returns:
+    The state of one row.
+  """
+  length, vocab = tree.main_length, last_law.shape[-1]
+  padded = lambda x: jnp.concatenate([x, jnp.zeros((length + 1,) + x.shape[1:], x.dtype)])
+  tokens = jax.lax.dynamic_slice_in_dim(padded(drawn[0]), shift, length)
+  laws = jax.lax.dynamic_slice_in_dim(padded(drawn[1]), shift, length)
+  left = length + 1 - shift  # Drafts carried over; in front of the fresh ones.
+  slots = jnp.arange(length)
+  positions = count + slots
+  is_fresh = slots >= left
+
+  if length:
+    image = jax.lax.dynamic_update_slice(jnp.pad(image, (0, length)), tokens, (count,))
+    at = jnp.clip(left - 1, 0, length - 1)
+    known = fresh_lib.Known(
+        token=image[count + left - 1],
+        law=jnp.where(left > 0, laws[at], last_law),
+        position=count + left - 1, tokens=image, laws=history)
+    fresh_tokens, fresh_laws = fresh_lib.tokens_and_laws(
+        rng, fresh, positions, known, env.target.row_width, vocab)
+    if env.target.forced is not None:
+      forced = env.target.forced(positions)
+      fresh_tokens = jnp.where(forced < 0, fresh_tokens, forced)
+      fresh_laws = jnp.where(
+          (forced < 0)[:, None], fresh_laws, jax.nn.one_hot(forced, vocab, dtype=laws.dtype))
+    tokens = jnp.where(is_fresh, fresh_tokens, tokens)
+    laws = jnp.where(is_fresh[:, None], fresh_laws, laws)
+
+  side = _side_tokens(rng, tree, coupling, tokens, laws, positions, is_fresh)
+  return JacobiState(tokens, laws if env.needs_laws else None, side, history)
+
+
+def _side_tokens(rng, tree, coupling, tokens, laws, positions, is_fresh) -> jax.Array:
+  """`[N - L]` further candidates for the side nodes.
+
+  All nodes of one depth and rank hold the same token: only one path is ever
+  taken, so paths need not differ from each other, only siblings do.
+  """
+  depths, ranks = tree.depth[tree.main_length + 1:], tree.rank[tree.main_length + 1:]
+  if not depths.size:
+    return jnp.zeros((0,), jnp.int32)
+  deep, count = tree.side_depth, int(ranks.max())
+  tokens, laws = tokens[:deep], laws[:deep]
+  if coupling == 'noise':
+    # The token itself is the best under its noise, unless it is a fresh one.
+    others = rng.best_at(positions[:deep], laws, count + 1)[:, 1:]
+    others = jnp.where(is_fresh[:deep, None], -1, others)
+  else:
+    others = rng.draw_distinct(
+        jnp.where(jnp.arange(laws.shape[-1]) == tokens[:, None], 0, laws), count)
+  candidates = jnp.concatenate([tokens[:, None], others], axis=1)
+  return candidates[depths - 1, ranks]

@@ -1,0 +1,206 @@
+"""The one loop: draft, score, verify, commit, until every row is complete."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.decoding import random as random_lib
+from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding.base import Condition, Decoded, Drafter, Env, Outcome, Params
+from cspd_jax.decoding.base import Target, Verifier
+from cspd_jax.decoding.tree import chain
+from cspd_jax.decoding.warp import Warp
+
+
+class State(NamedTuple):
+  """What a decode carries from round to round.
+
+  Attributes:
+    count: `[B]` committed tokens.
+    tokens: `[B, T']` image tokens; what lies at or beyond `count` is scratch.
+    round_of_token: `[B, T']` the round that fixed each.
+    rounds: `[B]` forward passes so far, the prefill included.
+    accepted: `[B, D + 2]` histogram of tokens committed per round.
+    cache: the target's cache.
+    drafter: the drafter's state.
+    rng: the rows' random numbers.
+  """
+
+  count: jax.Array
+  tokens: jax.Array
+  round_of_token: jax.Array
+  rounds: jax.Array
+  accepted: jax.Array
+  cache: Any
+  drafter: Any
+  rng: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+  """A target with a drafter and a verifier: `decoder(params, condition, key)`.
+
+  A pure function of arrays, to be jitted whole: `jax.jit(decoder)`. `start`,
+  `round` and `finish` are its pieces, for those who want to watch it work.
+
+  Attributes:
+    target: the model whose law is sampled.
+    drafter: proposes tokens.
+    verifier: decides which of them stay.
+    open_rng: opens a row's random numbers; tests replace it.
+  """
+
+  target: Target
+  drafter: Drafter
+  verifier: Verifier
+  open_rng: Callable = random_lib.Keyed
+
+  def check(self, condition: Condition, warp: Warp = Warp()) -> None:
+    """Raises ValueError for a condition or options that cannot work.
+
+    For concrete values, before tracing; a traced call cannot look at values.
+    """
+    warp_lib.check(warp, self.target.num_streams)
+    self.target.check_condition(condition)
+
+  def __call__(self, params: Params, condition: Condition, key: jax.Array,
+               warp: Warp = Warp(), draft_params: Params = None) -> Decoded:
+    """Generates one image's tokens per row of `condition`.
+
+    Args:
+      params: the target's parameters.
+      condition: what the target's `prefill` takes, with leading axis `B`.
+      key: one random key, or one per row `[B]`. A row's result depends on its
+        own key and condition only.
+      warp: guidance, temperature and cuts; run-time values.
+      draft_params: parameters of the drafter, if it has any.
+
+    Returns:
+      A `Decoded`.
+    """
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((condition, warp))):
+      self.check(condition, warp)
+    rng = random_lib.row_keys(key, jax.tree.leaves(condition)[0].shape[0])
+    state = self.start(params, condition, rng, warp, draft_params)
+    state = jax.lax.while_loop(
+        lambda state: jnp.any(state.count < self.target.num_tokens),
+        lambda state: self.round(params, state, warp, draft_params), state)
+    return self.finish(state)
+
+  def start(self, params, condition, rng, warp=Warp(), draft_params=None) -> State:
+    """The prefill: commits token 0 of every row. `rng`: see `random.row_keys`."""
+    target, tree = self.target, self.drafter.tree
+    env = self._env(warp, draft_params)
+    logits, cache = target.prefill(params, condition, target.num_tokens + tree.num_nodes)
+    batch = logits.shape[1]
+    positions = jnp.zeros((batch, 1), jnp.int32)
+    laws = self._laws(logits[:, :, None], positions, warp)
+    no_drafts = laws[:, :0] if self.verifier.needs_laws else None
+    rng, verdict = self._verify(rng, chain(0), (0,), positions, no_drafts, laws, positions)
+
+    extent = target.num_tokens + tree.max_depth + 1
+    tokens = jnp.zeros((batch, extent), jnp.int32).at[:, 0].set(verdict.token)
+    count = jnp.ones((batch,), jnp.int32)
+    outcome = Outcome(
+        tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=positions,
+        laws=laws, features=None, verdict=verdict)
+    rng, drafter_state = self.drafter.init(env, condition, rng, outcome)
+    return State(
+        count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
+        accepted=jnp.zeros((batch, tree.max_depth + 2), jnp.int32), cache=cache,
+        drafter=drafter_state, rng=rng)
+
+  def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:
+    """One draft-score-verify-commit round; complete rows stay as they are."""
+    target, drafter, tree = self.target, self.drafter, self.drafter.tree
+    env = self._env(warp, draft_params)
+    batch = state.count.shape[0]
+    start = state.count - 1
+    root = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
+
+    # Draft and score.
+    rng, drafter_state, draft = drafter.propose(env, state.drafter, state.rng, root[:, 0], start)
+    nodes = jnp.concatenate([root, draft.tokens], axis=1)
+    logits, features, cache = target.score(
+        params, state.cache, jnp.maximum(nodes, 0), start, tree)
+    positions = start[:, None] + 1 + tree.depth
+    laws = self._laws(logits, positions, warp)
+
+    # Verify, and commit the accepted path and one more token.
+    rng, verdict = self._verify(
+        rng, tree, drafter.law_rows, nodes, draft.laws, laws, positions)
+    accepted = jnp.asarray(tree.depth)[verdict.node]
+    path = jnp.asarray(tree.paths)[verdict.node]
+    new = jnp.take_along_axis(nodes, path[:, 1:], axis=1)
+    new = jnp.concatenate([new, verdict.token[:, None]], axis=1)
+    new = jnp.where(jnp.arange(tree.max_depth + 1) == accepted[:, None], verdict.token[:, None], new)
+    length = self._length(state.count, accepted)
+    count = state.count + length
+    tokens = _append(state.tokens, state.count, new, length)
+    if not tree.is_chain:
+      cache = target.commit(cache, start, path[:, 1:tree.side_depth + 1])
+
+    outcome = Outcome(
+        tokens=tokens, count=count, accepted=length - 1, nodes=nodes, laws=laws,
+        features=features, verdict=verdict)
+    rng, drafter_state = drafter.update(env, drafter_state, rng, outcome)
+    rounds = jnp.broadcast_to(state.rounds[:, None], new.shape)
+    return State(
+        count=count, tokens=tokens,
+        round_of_token=_append(state.round_of_token, state.count, rounds, length),
+        rounds=state.rounds + (length > 0),
+        accepted=state.accepted.at[jnp.arange(batch), length].add(length > 0),
+        cache=cache, drafter=drafter_state, rng=rng)
+
+  def finish(self, state: State) -> Decoded:
+    """The result, once every row is complete."""
+    size = self.target.num_tokens
+    return Decoded(
+        tokens=state.tokens[:, :size], rounds=state.rounds, accepted=state.accepted,
+        round_of_token=state.round_of_token[:, :size])
+
+  def _length(self, count, accepted):
+    """`[B]` tokens to commit: the accepted ones and one more, 0 for a complete row."""
+    return jnp.minimum(accepted + 1, self.target.num_tokens - count)
+
+  def _laws(self, logits, positions, warp):
+    forced = None if self.target.forced is None else self.target.forced(positions)
+    return warp_lib.law(logits, warp, forced)
+
+  def _verify(self, rng, tree, law_rows, nodes, laws, target_laws, positions):
+    def verify(rng, *args):
+      return self.verifier.verify(rng, tree, law_rows, *args)
+    return self._rowwise(verify)(rng, nodes, laws, target_laws, positions)
+
+  def _rowwise(self, fn):
+    """Vectorises `fn(rng, ...) -> result` over rows, passing the numbers' state on."""
+    def row(state, *args):
+      rng = self.open_rng(state)
+      result = fn(rng, *args)
+      return rng.state, result
+    return jax.vmap(row)
+
+  def _env(self, warp, draft_params):
+    return Env(self.target, self.verifier.needs_laws, self._rowwise, warp, draft_params)
+
+
+def make_decoder(target: Target, drafter: Drafter, verifier: Verifier) -> Decoder:
+  """Puts a decoder together.
+
+  Raises:
+    ValueError: if the drafter does not fit the target.
+  """
+  drafter.check(target)
+  return Decoder(target, drafter, verifier)
+
+
+def _append(buffer, start, values, length):
+  """Writes the first `length[b]` of `values[b]` at `start[b]` of `buffer[b]`."""
+  def row(buffer, start, values, length):
+    old = jax.lax.dynamic_slice_in_dim(buffer, start, values.shape[0])
+    new = jnp.where(jnp.arange(values.shape[0]) < length, values, old)
+    return jax.lax.dynamic_update_slice_in_dim(buffer, new, start, 0)
+  return jax.vmap(row)(buffer, start, values, length)

@@ -1,0 +1,132 @@
+"""The two kinds of randomness a decoder uses: accept tests and draws.
+
+All randomness of a decoder goes through the few methods of `Keyed`, for two
+reasons. A row's stream is keyed by the row alone, so a row does not know
+who else is in its batch. And a test can put an object with the same methods in
+its place that runs through every outcome and multiplies the probabilities
+(`cspd_jax.testing.enumerate`), which proves a decoder exact without sampling.
+
+A draw from weights `w` is an exponential race: the token with the largest
+`w / E`, `E` independent standard exponentials, is token `x` with probability
+`w(x) / sum(w)`. It is the Gumbel-max trick (`g = -log E`) with one logarithm.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class RowKeys(NamedTuple):
+  """The random state of one row.
+
+  Attributes:
+    noise: key of the noise that belongs to token positions; never advanced.
+    stream: key from which every other number is drawn; advanced by each use.
+  """
+
+  noise: jax.Array
+  stream: jax.Array
+
+
+def row_keys(key: jax.Array, batch_size: int) -> RowKeys:
+  """One independent `RowKeys` per row.
+
+  Args:
+    key: a single key, from which row `b` gets `fold_in(key, b)` whatever the
+      batch size; or one key per row, `[B]`.
+    batch_size: `B`.
+
+  Raises:
+    ValueError: if `key` is neither.
+  """
+  if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+    key = jax.random.wrap_key_data(key)
+  if key.ndim == 0:
+    key = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch_size))
+  if key.shape != (batch_size,):
+    raise ValueError(
+        f'key has shape {key.shape}; give a single key, or one key per row, ({batch_size},).')
+  noise, stream = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
+  return RowKeys(noise, stream)
+
+
+class Keyed:
+  """Random numbers of one row; open it with a state, read `state` when done."""
+
+  def __init__(self, state: RowKeys):
+    self.state = state
+
+  def _next(self) -> jax.Array:
+    stream, key = jax.random.split(self.state.stream)
+    self.state = self.state._replace(stream=stream)
+    return key
+
+  def accept(self, p: jax.Array, q: jax.Array) -> jax.Array:
+    """True with probability `min(1, p / q)`; `p`, `q` of shape `[n]`.
+
+    Tested as `u q < p`: no division, and a token outside the target's support
+    (`p = 0`) is never accepted.
+    """
+    return jax.random.uniform(self._next(), p.shape) * q < p
+
+  def integers(self, count: int, bound: int) -> jax.Array:
+    """`[count]` independent integers, uniform on `0 .. bound - 1`."""
+    return jax.random.randint(self._next(), (count,), 0, bound)
+
+  def draw(self, weights: jax.Array) -> jax.Array:
+    """One token from every row of `weights` `[n, V]` (non-negative, any sum)."""
+    return winner(weights / exponential(self._next(), weights.shape))
+
+  def draw_distinct(self, weights: jax.Array, count: int) -> jax.Array:
+    """`[n, count]` tokens drawn without replacement, in order of the draws.
+
+    An entry is -1 where a row has fewer tokens of positive weight.
+    """
+    return winners(weights / exponential(self._next(), weights.shape), count)
+
+  def draw_at(self, positions: jax.Array, weights: jax.Array) -> jax.Array:
+    """Like `draw`, with the noise that belongs to `positions` `[n]`.
+
+    The same position has the same noise in every round and every decoder, so
+    equal weights give the same token.
+    """
+    return winner(weights / self._position_noise(positions, weights.shape[-1]))
+
+  def best_at(self, positions: jax.Array, weights: jax.Array, count: int) -> jax.Array:
+    """`[n, count]`: the token `draw_at` gives, then the runners-up; -1 if none."""
+    return winners(weights / self._position_noise(positions, weights.shape[-1]), count)
+
+  def _position_noise(self, positions, vocab_size):
+    return jax.vmap(
+        lambda position: exponential(
+            jax.random.fold_in(self.state.noise, position), (vocab_size,)))(positions)
+
+
+def exponential(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Standard exponential float32 numbers, finite and positive.
+
+  All 32 random bits are used: the race is decided by the smallest numbers, and
+  with the 23 bits of a usual uniform those of a large vocabulary would tie.
+  """
+  bits = jax.random.bits(key, shape, jnp.uint32).astype(jnp.float32)
+  uniform = (bits + 0.5) * 2.0**-32
+  return -jnp.log1p(-jnp.minimum(uniform, 1.0 - 2.0**-24))
+
+
+def winner(scores: jax.Array) -> jax.Array:
+  """Index of the largest entry of the last axis, the first one if several.
+
+  As `argmax`, from two plain reductions: XLA:CPU vectorises these.
+  """
+  size = scores.shape[-1]
+  largest = scores == jnp.max(scores, axis=-1, keepdims=True)
+  return jnp.min(jnp.where(largest, jnp.arange(size), size - 1), axis=-1)
+
+
+def winners(scores: jax.Array, count: int) -> jax.Array:
+  """`[..., count]` indices of the largest positive entries in order, then -1."""
+  values, indices = jax.lax.top_k(scores, min(count, scores.shape[-1]))
+  indices = jnp.where(values > 0, indices, -1)
+  missing = count - indices.shape[-1]
+  return jnp.pad(indices, [(0, 0)] * (indices.ndim - 1) + [(0, missing)], constant_values=-1)

@@ -1,0 +1,206 @@
+"""Static draft trees: which draft token may follow which.
+
+Node 0 is the root, the last committed token. Every other node is one draft
+token; its parent is the token it follows. The *main chain* is the run of nodes
+1, 2, ..., L in which node `i` follows node `i - 1`; it comes first, so that the
+keys and values of an accepted main chain are already where they belong. All
+other nodes are *side* nodes. Siblings are tried in the order of their index.
+
+Everything here is NumPy, computed once per tree at trace time.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+  """A draft tree with `N` draft nodes and a root; hashable, so a static argument.
+
+  Attributes:
+    parents: the parent of every node; `parents[0]` is -1 (the root) and every
+      other parent is an earlier node. Length `N + 1`.
+  """
+
+  parents: tuple[int, ...]
+
+  def __post_init__(self):
+    if not self.parents or self.parents[0] != -1:
+      raise ValueError(
+          f'parents: the first entry is the root and must be -1, got {self.parents[:1]}.')
+    for node, parent in enumerate(self.parents[1:], start=1):
+      if not 0 <= parent < node:
+        raise ValueError(
+            f'parents[{node}] is {parent}: the parent of a node must be an '
+            f'earlier node, 0 to {node - 1}.')
+
+  @property
+  def num_nodes(self) -> int:
+    """`N`, the number of draft tokens (the root is not one)."""
+    return len(self.parents) - 1
+
+  @functools.cached_property
+  def depth(self) -> np.ndarray:
+    """`[N + 1]` number of steps from the root."""
+    depth = np.zeros(len(self.parents), np.int32)
+    for node, parent in enumerate(self.parents[1:], start=1):
+      depth[node] = depth[parent] + 1
+    return depth
+
+  @property
+  def max_depth(self) -> int:
+    """The largest number of draft tokens one round can accept."""
+    return int(self.depth.max())
+
+  @functools.cached_property
+  def main_length(self) -> int:
+    """`L`, the length of the main chain."""
+    length = 0
+    while length < self.num_nodes and self.parents[length + 1] == length:
+      length += 1
+    return length
+
+  @property
+  def is_chain(self) -> bool:
+    return self.main_length == self.num_nodes
+
+  @functools.cached_property
+  def side_depth(self) -> int:
+    """The largest depth of a side node; 0 for a chain."""
+    return int(self.depth[self.main_length + 1:].max(initial=0))
+
+  @functools.cached_property
+  def rank(self) -> np.ndarray:
+    """`[N + 1]` place of a node among its siblings, from 0; the root has 0."""
+    rank, seen = np.zeros(len(self.parents), np.int32), {}
+    for node, parent in enumerate(self.parents[1:], start=1):
+      rank[node] = seen.get(parent, 0)
+      seen[parent] = rank[node] + 1
+    return rank
+
+  @functools.cached_property
+  def children(self) -> np.ndarray:
+    """`[N + 1, K]` children of every node in order, -1 where there are fewer."""
+    width = int(self.rank.max()) + 1 if self.num_nodes else 1
+    children = np.full((len(self.parents), width), -1, np.int32)
+    for node, parent in enumerate(self.parents[1:], start=1):
+      children[parent, self.rank[node]] = node
+    return children
+
+  @functools.cached_property
+  def ancestors(self) -> np.ndarray:
+    """`[N + 1, N + 1]` bool; `[i, j]`: is `j` the node `i` or one above it?"""
+    ancestors = np.eye(len(self.parents), dtype=bool)
+    for node, parent in enumerate(self.parents[1:], start=1):
+      ancestors[node] |= ancestors[parent]
+    return ancestors
+
+  @functools.cached_property
+  def paths(self) -> np.ndarray:
+    """`[N + 1, D + 1]` the node at every depth on the way to a node.
+
+    Beyond the node's own depth the row continues with the main chain's index
+    (`d` at depth `d`), which is what a commit leaves in place.
+    """
+    paths = np.tile(np.arange(self.max_depth + 1, dtype=np.int32), (len(self.parents), 1))
+    for node in range(len(self.parents)):
+      at = node
+      while at != -1:
+        paths[node, self.depth[at]] = at
+        at = self.parents[at]
+    return paths
+
+
+def chain(length: int) -> Tree:
+  """`length` draft tokens, one after the other (0: no draft at all)."""
+  _check_size('length', length, 0)
+  return Tree(tuple(range(-1, length)))
+
+
+def paths(num_paths: int, depth: int, num_nodes: int) -> Tree:
+  """Disjoint paths from the root; the first one goes on as the main chain.
+
+  One reading of SJD-PAC's proactive drafting (arXiv 2603.18599): `num_paths`
+  chains of `depth` tokens, the remaining nodes extend the first of them.
+
+  Args:
+    num_paths: number of first tokens that compete, at least 1.
+    depth: length of the paths beside the main chain, at least 1.
+    num_nodes: draft tokens in all.
+  """
+  _check_size('num_paths', num_paths, 1)
+  _check_size('depth', depth, 1)
+  main = num_nodes - (num_paths - 1) * depth
+  _check_main('paths', main, depth, num_nodes, (num_paths - 1) * depth)
+  parents = list(range(-1, main))
+  for _ in range(num_paths - 1):
+    parents.append(0)
+    parents.extend(range(len(parents) - 1, len(parents) + depth - 2))
+  return Tree(tuple(parents))
+
+
+def caterpillar(num_candidates: int, depth: int, num_nodes: int) -> Tree:
+  """A main chain whose first `depth` tokens each have competing siblings.
+
+  The other reading of SJD-PAC: `num_candidates` children at every depth
+  `1..depth`, of which only the first is continued.
+
+  Args:
+    num_candidates: children per node of the spine, at least 1.
+    depth: number of depths with siblings, at least 1.
+    num_nodes: draft tokens in all.
+  """
+  _check_size('num_candidates', num_candidates, 1)
+  _check_size('depth', depth, 1)
+  main = num_nodes - (num_candidates - 1) * depth
+  _check_main('caterpillar', main, depth, num_nodes, (num_candidates - 1) * depth)
+  parents = list(range(-1, main))
+  for spine in range(depth):
+    parents.extend([spine] * (num_candidates - 1))
+  return Tree(tuple(parents))
+
+
+def kary(num_candidates: int, levels: int, num_nodes: int) -> Tree:
+  """The full `num_candidates`-ary tree with `levels` levels, the root being one.
+
+  The main chain runs through the first children and takes the nodes left over;
+  the topology of SJD-PAC's released code.
+
+  Args:
+    num_candidates: children of every inner node, at least 1.
+    levels: levels of the full tree counting the root, at least 2.
+    num_nodes: draft tokens in all.
+  """
+  _check_size('num_candidates', num_candidates, 1)
+  _check_size('levels', levels, 2)
+  full = sum(num_candidates**level for level in range(1, levels))
+  side = full - (levels - 1)
+  main = num_nodes - side
+  _check_main('kary', main, levels - 1, num_nodes, side)
+  parents = list(range(-1, main))
+  level = [0]
+  for depth in range(1, levels):
+    next_level = []
+    for parent in level:
+      first = depth if parent == depth - 1 else None  # The main chain's child.
+      for _ in range(num_candidates - (first is not None)):
+        parents.append(parent)
+        next_level.append(len(parents) - 1)
+      if first is not None:
+        next_level.insert(0, first)
+    level = next_level
+  return Tree(tuple(parents))
+
+
+def _check_size(name: str, value: int, least: int) -> None:
+  if value < least:
+    raise ValueError(f'{name} is {value}; it must be at least {least}.')
+
+
+def _check_main(kind: str, main: int, depth: int, num_nodes: int, side: int) -> None:
+  if main < depth:
+    raise ValueError(
+        f'{kind}: num_nodes is {num_nodes}, but the tree has {side} side nodes and needs a '
+        f'main chain of at least {depth}; give at least {side + depth} nodes or a smaller tree.')

@@ -1,0 +1,133 @@
+"""From logits to a law: guidance, temperature, top-k, top-p, forced tokens.
+
+Target, draft model and every stored law go through the one function `law`, in
+float32 or better, so that what is recorded is what was sampled from.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Warp(NamedTuple):
+  """How logits are turned into the law that is sampled.
+
+  Every field is a scalar or has one value per row, `[B]`; all are run-time
+  values: changing them does not compile anew.
+
+  Attributes:
+    guidance_scale: `g` in `u + g (c - u)` with conditional and unconditional
+      logits `c` and `u`; 1 is no guidance.
+    temperature: divides the guided logits; 0 is greedy decoding.
+    top_k: keeps the `k` largest logits (and ties with the last); 0 keeps all.
+    top_p: keeps the most probable tokens up to this mass, the one that crosses
+      it included; 1 keeps all.
+  """
+
+  guidance_scale: jax.typing.ArrayLike = 1.0
+  temperature: jax.typing.ArrayLike = 1.0
+  top_k: jax.typing.ArrayLike = 0
+  top_p: jax.typing.ArrayLike = 1.0
+
+
+def check(warp: Warp, num_streams: int) -> None:
+  """Raises ValueError for values outside their range. For concrete values."""
+  limits = dict(
+      guidance_scale=(np.isfinite, 'finite'),
+      temperature=(lambda x: np.isfinite(x) & (x >= 0), 'finite and at least 0'),
+      top_k=(lambda x: (x >= 0) & (x == np.floor(x)), 'a whole number, at least 0 (0 keeps all)'),
+      top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 keeps all)'))
+  for name, (is_valid, words) in limits.items():
+    value = np.asarray(getattr(warp, name))
+    if not np.all(is_valid(value)):
+      raise ValueError(f'{name} is {value}; it must be {words}.')
+  if num_streams == 1 and np.any(np.asarray(warp.guidance_scale) != 1):
+    raise ValueError(
+        f'guidance_scale is {warp.guidance_scale}, but the model has no null condition to '
+        'guide away from; set guidance_scale to 1 or build the target with guidance.')
+
+
+def law(logits: jax.Array, warp: Warp, forced: jax.Array | None = None) -> jax.Array:
+  """The law that is sampled at every node.
+
+  Args:
+    logits: `[S, B, N, V]`; with two streams the conditional one comes first.
+    warp: guidance, temperature and cuts.
+    forced: `[B, N]` token forced by the grammar or -1; None where there is none.
+
+  Returns:
+    `[B, N, V]` probabilities, float32 (float64 for float64 logits).
+  """
+  logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+  warp = Warp(*(jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in warp))
+  x = logits[0]
+  if logits.shape[0] == 2:
+    x = logits[1] + warp.guidance_scale * (logits[0] - logits[1])
+  greedy = warp.temperature == 0
+  x = x / jnp.where(greedy, 1, warp.temperature)
+  # Cuts that are off cost nothing: the branch is chosen at run time.
+  top_k = jnp.where(greedy, 1, warp.top_k)
+  x = jax.lax.cond(
+      jnp.any(top_k > 0),
+      lambda x: jnp.where((top_k == 0) | is_top_k(x, top_k), x, -jnp.inf),
+      lambda x: x, x)
+  p = jax.nn.softmax(x)
+  p = jax.lax.cond(
+      jnp.any(warp.top_p < 1),
+      lambda p: _normalise(jnp.where((warp.top_p >= 1) | is_top_p(p, warp.top_p), p, 0)),
+      lambda p: p, p)
+  if forced is not None:
+    p = jnp.where(forced[..., None] < 0, p, jax.nn.one_hot(forced, p.shape[-1], dtype=p.dtype))
+  return p
+
+
+def is_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
+  """Which entries of `x` `[..., V]` are among the `k` largest, ties included.
+
+  A bitwise search for the `k`-th largest value: no sort, `k` may be traced.
+  """
+  order = _ordered_bits(x)
+  threshold = _largest_with(
+      lambda t: jnp.sum(order >= t, axis=-1, keepdims=True) >= k, order)
+  return order >= threshold
+
+
+def is_top_p(p: jax.Array, mass: jax.Array) -> jax.Array:
+  """Which entries of the law `p` `[..., V]` have at most `mass` before them.
+
+  "Before" are the strictly more probable ones, so that ties stay together.
+  """
+  order = _ordered_bits(p)
+  too_much_above = lambda t: (
+      jnp.sum(jnp.where(order > t, p, 0), axis=-1, keepdims=True) > mass)
+  return order > _largest_with(too_much_above, order)
+
+
+def _ordered_bits(x: jax.Array) -> jax.Array:
+  """Unsigned integers, all positive, in the order of the floats `x`."""
+  bits = jnp.finfo(x.dtype).bits
+  unsigned = jnp.dtype(f'uint{bits}')
+  sign = unsigned.type(1 << (bits - 1))
+  raw = jax.lax.bitcast_convert_type(x + 0.0, unsigned)  # `+ 0` turns -0 into 0.
+  return jnp.where(raw >= sign, ~raw, raw | sign)
+
+
+def _largest_with(holds, order: jax.Array) -> jax.Array:
+  """Largest unsigned `t` with `holds(t)`, built bit by bit; 0 if none holds.
+
+  `holds` is true up to some `t` and false after it.
+  """
+  bits = jnp.iinfo(order.dtype).bits
+  start = jnp.zeros(order.shape[:-1] + (1,), order.dtype)
+
+  def set_bit(i, t):
+    bit = jnp.asarray(1, order.dtype) << (bits - 1 - i).astype(order.dtype)
+    return jnp.where(holds(t | bit), t | bit, t)
+
+  return jax.lax.fori_loop(0, bits, set_bit, start)
+
+
+def _normalise(p: jax.Array) -> jax.Array:
+  return p / jnp.sum(p, axis=-1, keepdims=True)

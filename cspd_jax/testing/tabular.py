@@ -1,0 +1,145 @@
+"""A model small enough to enumerate: a table of logits for every prefix."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding.base import Target
+from cspd_jax.decoding.tree import Tree
+from cspd_jax.decoding.warp import Warp
+
+
+class Tabular(NamedTuple):
+  """A random autoregressive model in which every prefix has a law of its own.
+
+  Attributes:
+    target: the model as a `Target`; its condition is one class per row, `[B]`.
+    params: `[C, S, P, V]` logits per class, stream and prefix. Prefixes are
+      numbered shortest first; see `prefix_number`.
+    vocab_size: `V`.
+    length: `T`.
+  """
+
+  target: Target
+  params: jax.Array
+  vocab_size: int
+  length: int
+
+  def sequences(self) -> np.ndarray:
+    """`[V**T, T]` all sequences, in lexicographic order."""
+    grid = np.indices((self.vocab_size,) * self.length)
+    return grid.reshape(self.length, -1).T
+
+  def laws(self, warp: Warp, label: int = 0) -> np.ndarray:
+    """`[P, V]` the law after every prefix, with forced tokens; float64 if params are."""
+    logits = self.params[label][:, None]
+    forced = None
+    if self.target.forced is not None:
+      forced = self.target.forced(jnp.asarray(prefix_lengths(self.vocab_size, self.length)))[None]
+    return np.asarray(warp_lib.law(logits, warp, forced)[0])
+
+  def law(self, warp: Warp, label: int = 0) -> np.ndarray:
+    """`[V**T]` the law of whole sequences, in the order of `sequences`."""
+    laws, sequences = self.laws(warp, label).astype(np.float64), self.sequences()
+    laws /= laws.sum(axis=-1, keepdims=True)
+    probability = np.ones(len(sequences))
+    for k in range(self.length):
+      prefix = prefix_number(sequences[:, :k], self.vocab_size)
+      probability *= laws[prefix, sequences[:, k]]
+    return probability
+
+
+def prefix_number(prefix: np.ndarray, vocab_size: int) -> np.ndarray:
+  """`[...]` number of the prefix `[..., k]` among all prefixes, shortest first."""
+  length = prefix.shape[-1]
+  first = (vocab_size**length - 1) // (vocab_size - 1)
+  return first + prefix @ vocab_size ** np.arange(length - 1, -1, -1)
+
+
+def prefix_lengths(vocab_size: int, length: int) -> np.ndarray:
+  """`[P]` the length of every prefix shorter than `length`."""
+  return np.repeat(np.arange(length), vocab_size ** np.arange(length))
+
+
+def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: bool = False,
+            num_classes: int = 1, row_width: int | None = None, spread: float = 1.5,
+            forced: dict[int, int] | None = None, dtype=jnp.float32) -> Tabular:
+  """A random `Tabular` model.
+
+  Args:
+    key: draws the logits.
+    vocab_size: `V`, at least 2.
+    length: `T`, tokens per sequence, at least 1.
+    guided: whether there is an unconditional stream.
+    num_classes: number of classes, each with its own table.
+    row_width: width of an image row; the whole sequence by default.
+    spread: standard deviation of the logits.
+    forced: tokens forced at positions, as a grammar would.
+    dtype: of the logits.
+
+  Raises:
+    ValueError: for sizes below the minimum or a table of more than 10 million prefixes.
+  """
+  if vocab_size < 2 or length < 1:
+    raise ValueError(
+        f'vocab_size is {vocab_size} and length {length}; they must be at least 2 and 1.')
+  num_prefixes = (vocab_size**length - 1) // (vocab_size - 1)
+  if num_prefixes > 10**7:
+    raise ValueError(
+        f'vocab_size {vocab_size} and length {length} give {num_prefixes} prefixes; '
+        'choose smaller ones, an enumeration must stay small.')
+  streams = 2 if guided else 1
+  params = spread * jax.random.normal(
+      key, (num_classes, streams, num_prefixes, vocab_size), dtype)
+  table = np.full(length, -1)
+  for position, token in (forced or {}).items():
+    table[position] = token
+
+  def lookup(params, label, position, index):
+    """`[S, B, ..., V]` logits; the table of a finished sequence is never needed."""
+    position = jnp.minimum(position, length - 1)
+    first = (vocab_size**position - 1) // (vocab_size - 1)
+    index = jnp.minimum(first + index, num_prefixes - 1)
+    label = label.reshape((-1,) + (1,) * (index.ndim - 1))
+    return jnp.moveaxis(params[label, :, index], -2, 0)
+
+  def prefill(params, condition, num_slots):
+    cache = condition, jnp.zeros((condition.shape[0], num_slots), jnp.int32)
+    zero = jnp.zeros_like(condition)
+    return lookup(params, condition, zero, zero), cache
+
+  def score(params, cache, tokens, start, tree: Tree):
+    label, slots = cache
+    before = jnp.where(jnp.arange(slots.shape[1]) < start[:, None], slots, 0)
+    position = jnp.broadcast_to(start[:, None] + 1 + tree.depth, tokens.shape)
+    # The prefix of a node: committed tokens, then its ancestors by depth.
+    index = jnp.zeros_like(start)
+    for slot in range(length):
+      index = jnp.where(slot < start, index * vocab_size + before[:, slot], index)
+    index = jnp.broadcast_to(index[:, None], tokens.shape)
+    for depth in range(tree.max_depth + 1):
+      on_path = tree.paths[:, depth]
+      index = jnp.where(depth <= tree.depth, index * vocab_size + tokens[:, on_path], index)
+    slots = jax.vmap(jax.lax.dynamic_update_slice)(slots, tokens, start[:, None])
+    return lookup(params, label, position, index), None, (label, slots)
+
+  def commit(cache, start, path):
+    label, slots = cache
+    moved = jnp.take_along_axis(slots, start[:, None] + path, axis=1)
+    slots = jax.vmap(jax.lax.dynamic_update_slice)(slots, moved, start[:, None] + 1)
+    return label, slots
+
+  def check_condition(condition):
+    labels = np.asarray(condition)
+    if np.any((labels < 0) | (labels >= num_classes)):
+      raise ValueError(f'condition is {labels}; classes go from 0 to {num_classes - 1}.')
+
+  target = Target(
+      prefill=prefill, score=score, commit=commit, vocab_size=vocab_size, num_tokens=length,
+      row_width=row_width or length, num_streams=streams,
+      forced=(lambda p: jnp.asarray(table)[jnp.clip(p, 0, length - 1)]) if forced else None,
+      check_condition=check_condition)
+  return Tabular(target, params, vocab_size, length)
