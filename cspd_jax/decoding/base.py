@@ -47,7 +47,7 @@ class Target(NamedTuple):
     num_tokens: `T`, tokens of one image.
     row_width: tokens of one image row (in raster order).
     num_streams: `S`; 2 if the model has a null condition for guidance.
-    forced: None, or `positions -> tokens` (both int arrays of one shape) that
+    forced: None, or `positions -> tokens` (both int32 of one shape) that
       gives the token the grammar forces at a position, or -1 where it is free.
     check_condition: `condition -> None`; raises ValueError for a condition the
       model does not know. Called on concrete values only.

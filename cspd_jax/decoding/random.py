@@ -72,7 +72,7 @@ class Keyed:
 
   def integers(self, count: int, bound: int) -> jax.Array:
     """`[count]` independent integers, uniform on `0 .. bound - 1`."""
-    return jax.random.randint(self._next(), (count,), 0, bound)
+    return jax.random.randint(self._next(), (count,), 0, bound, jnp.int32)
 
   def draw(self, weights: jax.Array) -> jax.Array:
     """One token from every row of `weights` `[n, V]` (non-negative, any sum)."""
@@ -121,7 +121,7 @@ def winner(scores: jax.Array) -> jax.Array:
   """
   size = scores.shape[-1]
   largest = scores == jnp.max(scores, axis=-1, keepdims=True)
-  return jnp.min(jnp.where(largest, jnp.arange(size), size - 1), axis=-1)
+  return jnp.min(jnp.where(largest, jnp.arange(size, dtype=jnp.int32), size - 1), axis=-1)
 
 
 def winners(scores: jax.Array, count: int) -> jax.Array:

@@ -94,7 +94,7 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   streams = 2 if guided else 1
   params = spread * jax.random.normal(
       key, (num_classes, streams, num_prefixes, vocab_size), dtype)
-  table = np.full(length, -1)
+  table = np.full(length, -1, np.int32)
   for position, token in (forced or {}).items():
     table[position] = token
 

@@ -40,7 +40,7 @@ def tokens_and_laws(rng, kind: str, positions, known: Known, row_width: int, voc
     one-hot for a copy, the neighbour's law for a resampled one.
   """
   length = positions.shape[0]
-  tokens = rng.integers(length, vocab_size).astype(jnp.int32)
+  tokens = rng.integers(length, vocab_size)
   laws = jnp.full((length, vocab_size), 1 / vocab_size, known.law.dtype)
   if kind == 'uniform':
     return tokens, laws

@@ -1,0 +1,271 @@
+"""Saving and loading models: one folder per model.
+
+A folder holds `model.json` (the kind of model, the sizes in its config, the
+format version, free metadata and a list of the other files) and `arrays/` (the
+parameters, written by Orbax). Parameters are saved as host arrays, so that a
+checkpoint does not remember the devices it was made on.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from cspd_jax.models import llamagen
+from cspd_jax.models import vq
+
+Params = Any
+
+_FORMAT = 1
+_ASSETS = pathlib.Path(__file__).parent / 'assets'
+
+
+class CheckpointError(ValueError):
+  """A checkpoint that cannot be saved or loaded; the message lists all that is wrong."""
+
+
+class Kind(NamedTuple):
+  """A kind of model.
+
+  Attributes:
+    config: the dataclass with its sizes.
+    init: `(config, key) -> params`, from which the expected shapes are taken.
+  """
+
+  config: type
+  init: Callable[[Any, jax.Array], Params]
+
+
+# What `kind` may be; a new model family is one more entry.
+KINDS: dict[str, Kind] = {
+    'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init),
+    'vq': Kind(vq.VQConfig, vq.init),
+}
+
+
+class Loaded(NamedTuple):
+  """A loaded model.
+
+  Attributes:
+    kind: a key of `KINDS`.
+    config: an instance of the kind's config.
+    params: the parameters.
+    metadata: what was given to `save` as `extra`.
+  """
+
+  kind: str
+  config: Any
+  params: Params
+  metadata: dict[str, Any]
+
+
+def shipped() -> list[str]:
+  """Names of the models that come with the package."""
+  return sorted(found.parent.name for found in _ASSETS.glob('*/model.json'))
+
+
+def save(
+    path: str | os.PathLike,
+    kind: str,
+    config: Any,
+    params: Params,
+    *,
+    dtype: Any = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+  """Saves a model; an older checkpoint at the same place is replaced.
+
+  The folder appears complete or not at all: it is written under a temporary
+  name beside its destination and then renamed.
+
+  Args:
+    path: the folder to write.
+    kind: a key of `KINDS`.
+    config: the model's sizes.
+    params: its parameters.
+    dtype: the dtype to store floating-point parameters in; None keeps theirs.
+    extra: anything that JSON can hold, returned by `load` as metadata.
+
+  Raises:
+    CheckpointError: if the parameters do not belong to the config, or `path`
+      is something else than an older checkpoint or an empty folder.
+  """
+  path = pathlib.Path(path).expanduser().absolute()
+  known = _kind(kind)
+  if not isinstance(config, known.config):
+    raise CheckpointError(
+        f'config is a {type(config).__name__}; a {kind!r} model takes a {known.config.__name__}.')
+  if path.exists() and not _is_replaceable(path):
+    raise CheckpointError(
+        f'path is {path}, which exists and is not a checkpoint; give another folder or remove it.')
+  _check_shapes(f'params for a {kind!r} model', _expected(known, config), _shapes(params))
+  try:
+    json.dumps(extra)
+  except TypeError as error:
+    raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
+
+  path.parent.mkdir(parents=True, exist_ok=True)
+  temporary = pathlib.Path(tempfile.mkdtemp(prefix=f'.{path.name}.', dir=path.parent))
+  try:
+    new = temporary / 'new'
+    new.mkdir()
+    ocp.save_checkpointables(new / 'arrays', {'params': _cast(jax.device_get(params), dtype)})
+    # Only object stores need this marker, and it names a folder of the machine that saved.
+    (new / 'arrays' / 'commit_success.txt').unlink(missing_ok=True)
+    description = {
+        'format': _FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
+        'metadata': dict(extra or {}), 'files': _file_sizes(new)}
+    (new / 'model.json').write_text(json.dumps(description, indent=2) + '\n')
+    if path.exists():
+      path.rename(temporary / 'old')
+    new.rename(path)
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = None) -> Loaded:
+  """Loads a model.
+
+  Args:
+    path_or_name: a folder written by `save`, or the name of a shipped model.
+    dtype: the dtype of the floating-point parameters; None keeps the stored one.
+    sharding: where the parameters go: a device, a `jax.sharding.Sharding`, or
+      a tree of those like the parameters. None means the default device.
+
+  Returns:
+    The model.
+
+  Raises:
+    CheckpointError: if there is no such checkpoint, or it is damaged, or its
+      parameters do not belong to its config.
+  """
+  folder = _find(path_or_name)
+  kind, config, metadata = _read_description(folder)
+  expected = _expected(KINDS[kind], config)
+  try:
+    stored = ocp.checkpointables_metadata(folder / 'arrays').metadata['params']
+    if stored is None:
+      raise ValueError('no parameters can be read')
+    _check_shapes(f'{folder}, a {kind!r} model', expected, _shapes(stored))
+    # Asking for host arrays makes Orbax ignore the devices of the machine that saved. These
+    # only carry shape and dtype: they are views of one number.
+    host = jax.tree.map(
+        lambda leaf, found: np.broadcast_to(np.zeros((), found.dtype), leaf.shape),
+        expected, stored)
+    params = ocp.load_checkpointables(folder / 'arrays', {'params': host})['params']
+  except CheckpointError:
+    raise
+  except Exception as error:  # Orbax raises many types for files that it cannot read.
+    raise _damaged(folder, str(error) or type(error).__name__) from error
+  return Loaded(kind, config, jax.device_put(_cast(params, dtype), sharding), metadata)
+
+
+def _kind(kind: str) -> Kind:
+  if kind not in KINDS:
+    raise CheckpointError(f'kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')
+  return KINDS[kind]
+
+
+def _is_replaceable(path: pathlib.Path) -> bool:
+  return path.is_dir() and ((path / 'model.json').is_file() or not any(path.iterdir()))
+
+
+def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
+  """The folder of a checkpoint; a shipped name wins over a folder of that name."""
+  names = ', '.join(shipped()) or 'none'
+  if str(path_or_name) in shipped():
+    return _ASSETS / str(path_or_name)
+  folder = pathlib.Path(path_or_name).expanduser().absolute()
+  if not folder.exists():
+    raise CheckpointError(
+        f'path_or_name is {str(path_or_name)!r}: there is no such folder, and no model of that '
+        f'name comes with the package (shipped: {names}).')
+  if not (folder / 'model.json').is_file():
+    raise CheckpointError(
+        f'path_or_name is {str(path_or_name)!r}, which is not a checkpoint folder: it has no '
+        'model.json. Published .pt and .safetensors files are converted with '
+        f'`python -m experiments.convert`; shipped models: {names}.')
+  return folder
+
+
+def _read_description(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any]]:
+  """Kind, config and metadata from `model.json`."""
+  try:
+    description = json.loads((folder / 'model.json').read_text())
+    version, kind = description['format'], description['kind']
+    fields, metadata = dict(description['config']), dict(description['metadata'])
+    files = dict(description['files'])
+  except (ValueError, KeyError, TypeError) as error:
+    raise _damaged(folder / 'model.json', f'{type(error).__name__}: {error}') from error
+  if version != _FORMAT:
+    raise CheckpointError(
+        f'{folder} has format {version!r}; this version of cspd_jax reads format {_FORMAT}.')
+  sizes = _file_sizes(folder)
+  if wrong := [f'{name} has {sizes[name]} bytes instead of {size}' if name in sizes
+               else f'{name} is missing' for name, size in files.items()
+               if sizes.get(name) != size]:
+    raise _damaged(folder, '; '.join(wrong))
+  config_class = _kind(kind).config
+  known = {field.name for field in dataclasses.fields(config_class)}
+  if unknown := sorted(set(fields) - known):
+    raise CheckpointError(
+        f'{folder}: its config has fields that {config_class.__name__} does not: '
+        f'{", ".join(unknown)} (known: {", ".join(sorted(known))}).')
+  try:
+    return kind, config_class(**fields), metadata
+  except (TypeError, ValueError) as error:
+    raise CheckpointError(f'{folder}: its config is not valid: {error}') from error
+
+
+def _file_sizes(folder: pathlib.Path) -> dict[str, int]:
+  """Bytes of every file of the arrays, by its path in the folder."""
+  return {file.relative_to(folder).as_posix(): file.stat().st_size
+          for file in sorted((folder / 'arrays').rglob('*')) if file.is_file()}
+
+
+def _damaged(path: pathlib.Path, reason: str) -> CheckpointError:
+  return CheckpointError(
+      f'{path} is damaged or incomplete ({reason[:1000]}); copy or convert the model again.')
+
+
+def _expected(kind: Kind, config: Any) -> Params:
+  return jax.eval_shape(lambda: kind.init(config, jax.random.key(0)))
+
+
+def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
+  flat, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda x: hasattr(x, 'shape'))
+  return {'/'.join(str(getattr(key, 'key', key)) for key in path): tuple(leaf.shape)
+          for path, leaf in flat}
+
+
+def _check_shapes(what: str, expected: Params, found: dict[str, tuple[int, ...]]) -> None:
+  """Raises one CheckpointError with every difference between two sets of shapes."""
+  wanted = _shapes(expected)
+  problems = [f'missing: {name} {wanted[name]}' for name in sorted(wanted.keys() - found.keys())]
+  problems += [
+      f'unexpected: {name} {found[name]}' for name in sorted(found.keys() - wanted.keys())]
+  problems += [
+      f'mis-shaped: {name} is {found[name]}, the config asks for {wanted[name]}'
+      for name in sorted(wanted.keys() & found.keys()) if wanted[name] != found[name]]
+  if problems:
+    raise CheckpointError(f'{what}: parameters do not belong to the config:\n  ' +
+                          '\n  '.join(problems))
+
+
+def _cast(params: Params, dtype: Any) -> Params:
+  """Host arrays, the floating-point ones in `dtype` unless it is None."""
+  def cast(leaf):
+    leaf = np.asarray(leaf)
+    if dtype is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
+      return leaf
+    return leaf.astype(jnp.dtype(dtype))
+  return jax.tree.map(cast, params)

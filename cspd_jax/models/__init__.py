@@ -1,0 +1,1 @@
+"""Autoregressive image models and image tokenizers, in Flax Linen."""

@@ -1,0 +1,357 @@
+"""LlamaGen: class- and text-conditional image transformers (arXiv 2406.06525).
+
+A sequence is the condition (1 class embedding, or 120 projected caption
+embeddings) followed by the image tokens in raster order; every token but the
+last predicts its successor. In the shape descriptions `B` is the number of
+images, `C` the number of condition tokens, `T` the number of image tokens and
+`V` the size of the codebook.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import base
+from cspd_jax.decoding.tree import Tree
+from cspd_jax.models import transformer
+
+Params = Any
+# The learned null caption always has this many rows, and so has a text condition.
+_CAPTION_LENGTH = 120
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaGenConfig:
+  """Sizes of a LlamaGen model.
+
+  Attributes:
+    conditioning: 'class' (c2i) or 'text' (t2i).
+    height: rows of the token grid.
+    width: tokens of one row.
+    dim: model width.
+    num_layers: number of blocks.
+    num_heads: attention heads.
+    num_kv_heads: key/value heads; None means `num_heads`.
+    ffn_dim: hidden width of the feed-forward layers; None means two thirds of
+      `4 * dim`, rounded up to a multiple of 256.
+    vocab_size: codes of the image tokenizer.
+    num_classes: number of classes; the null class comes on top. Class models only.
+    caption_dim: width of the text encoder. Text models only.
+    rope_base: base of the rotary frequencies.
+    norm_eps: added to the mean square in the norms.
+  """
+
+  conditioning: str = 'class'
+  height: int = 16
+  width: int = 16
+  dim: int = 768
+  num_layers: int = 12
+  num_heads: int = 12
+  num_kv_heads: int | None = None
+  ffn_dim: int | None = None
+  vocab_size: int = 16384
+  num_classes: int = 1000
+  caption_dim: int = 2048
+  rope_base: float = 10000.0
+  norm_eps: float = 1e-5
+
+  def __post_init__(self):
+    if self.conditioning not in ('class', 'text'):
+      raise ValueError(f"conditioning is {self.conditioning!r}; it must be 'class' or 'text'.")
+    for name in ('height', 'width', 'dim', 'num_heads', 'num_classes', 'caption_dim'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name} is {getattr(self, name)}; it must be at least 1.')
+    if self.dim % (4 * self.num_heads):
+      raise ValueError(
+          f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple of '
+          f'4 * num_heads ({4 * self.num_heads}), because a head rotates by row and by column.')
+    if self.num_kv_heads is None:
+      object.__setattr__(self, 'num_kv_heads', self.num_heads)
+    if self.ffn_dim is None:
+      object.__setattr__(self, 'ffn_dim', -(-(8 * self.dim // 3) // 256) * 256)
+    _ = self.transformer  # Checks the sizes that only the transformer knows about.
+
+  @property
+  def num_tokens(self) -> int:
+    """`T`."""
+    return self.height * self.width
+
+  @property
+  def num_condition_tokens(self) -> int:
+    """`C`."""
+    return 1 if self.conditioning == 'class' else _CAPTION_LENGTH
+
+  @property
+  def transformer(self) -> transformer.TransformerConfig:
+    return transformer.TransformerConfig(
+        vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
+        num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
+        head_dim=self.dim // self.num_heads, ffn_dim=self.ffn_dim, norm_eps=self.norm_eps)
+
+
+def _published() -> dict[str, LlamaGenConfig]:
+  sizes = {'b': (768, 12, 12), 'l': (1024, 24, 16), 'xl': (1280, 36, 20),
+           'xxl': (1536, 48, 24), '3b': (3200, 24, 32)}
+  models = [('class', size, pixels) for size in sizes for pixels in (256, 384)]
+  models += [('text', 'xl', 256), ('text', 'xl', 512)]
+  presets = {}
+  for conditioning, size, pixels in models:
+    dim, num_layers, num_heads = sizes[size]
+    prefix = {'class': 'c2i', 'text': 't2i'}[conditioning]
+    presets[f'{prefix}_{size}_{pixels}'] = LlamaGenConfig(
+        conditioning=conditioning, height=pixels // 16, width=pixels // 16,
+        dim=dim, num_layers=num_layers, num_heads=num_heads)
+  return presets
+
+
+# The published models, such as 'c2i_b_256' (class-conditional, base, 256 pixels).
+PRESETS: dict[str, LlamaGenConfig] = _published()
+
+
+class Caption(NamedTuple):
+  """A text condition.
+
+  Attributes:
+    embeddings: `[B, 120, caption_dim]` text encoder output, padded on the left.
+    mask: `[B, 120]` bool, True for the tokens of the caption.
+  """
+
+  embeddings: jax.Array
+  mask: jax.Array
+
+
+class Cache(NamedTuple):
+  """Keys and values, and which condition slots may be read.
+
+  Attributes:
+    layers: keys and values of every layer, each `[R, K, C + num_slots, E]`;
+      `R` is `B`, or `2 B` with the null condition's rows in the second half.
+    visible: `[R, C]` bool.
+  """
+
+  layers: transformer.KeyValues
+  visible: jax.Array
+
+
+def rope_table(config: LlamaGenConfig) -> tuple[np.ndarray, np.ndarray]:
+  """Cosines and sines of every position, `[C + T, head_dim / 2]` float32 each.
+
+  The first half of the pairs turns with the row of a token and the second with
+  its column. The condition's rows are zero: its queries and keys vanish, so
+  attention among and to the condition tokens has logit 0.
+  """
+  per_axis = config.transformer.head_dim // 4
+  exponents = np.arange(per_axis, dtype=np.float32) / np.float32(per_axis)
+  frequencies = np.float32(1) / np.float32(config.rope_base)**exponents
+  rows, columns = np.divmod(np.arange(config.num_tokens, dtype=np.float32), config.width)
+  angles = np.concatenate(
+      [np.outer(rows, frequencies), np.outer(columns, frequencies)], axis=1, dtype=np.float32)
+  condition = np.zeros((config.num_condition_tokens, angles.shape[1]), np.float32)
+  return np.concatenate([condition, np.cos(angles)]), np.concatenate([condition, np.sin(angles)])
+
+
+class LlamaGen(nn.Module):
+  """The transformer with the embedding of its condition."""
+
+  config: LlamaGenConfig
+
+  def setup(self):
+    config, init = self.config, nn.initializers.normal(0.02)
+    self.transformer = transformer.Transformer(config.transformer)
+    if config.conditioning == 'class':
+      self.label_embedding = self.param(  # The last row is the null class.
+          'label_embedding', init, (config.num_classes + 1, config.dim))
+    else:
+      self.null_caption = self.param(
+          'null_caption', nn.initializers.normal(config.caption_dim**-0.5),
+          (_CAPTION_LENGTH, config.caption_dim))
+      self.caption_in = self.param('caption_in', init, (config.caption_dim, config.dim))
+      self.caption_out = self.param('caption_out', init, (config.dim, config.dim))
+
+  def condition(self, condition, drop: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Embeds a condition.
+
+    Args:
+      condition: class labels `[B]`, or a `Caption`.
+      drop: `[B]` bool; True replaces the condition by the null condition, which
+        keeps the padding mask of the caption it replaces.
+
+    Returns:
+      embeddings `[B, C, D]` and which of them may be read, `[B, C]` bool.
+    """
+    if self.config.conditioning == 'class':
+      labels = jnp.where(drop, self.config.num_classes, condition)
+      return (jnp.take(self.label_embedding, labels, axis=0)[:, None],
+              jnp.ones((labels.shape[0], 1), bool))
+    mask = jnp.asarray(condition.mask, bool)
+    # Padding may hold anything, also NaN, which a mask on the attention would let through.
+    captions = jnp.where(
+        mask[..., None], jnp.where(drop[:, None, None], self.null_caption, condition.embeddings), 0)
+    captions = captions.astype(self.caption_in.dtype)
+    return jax.nn.gelu(captions @ self.caption_in, approximate=True) @ self.caption_out, mask
+
+  def read(self, condition, drop, tokens):
+    """A forward pass over conditions and `tokens` `[B, L]`, which may be empty.
+
+    Returns:
+      logits `[B, L + 1, V]` of tokens `0 .. L`; keys and values; visible `[B, C]`.
+    """
+    embeddings, visible = self.condition(condition, drop)
+    count, length = embeddings.shape[1], embeddings.shape[1] + tokens.shape[1]
+    embeddings = jnp.concatenate([embeddings, self.transformer.embed(tokens)], axis=1)
+    readable = jnp.pad(visible, ((0, 0), (0, tokens.shape[1])), constant_values=True)
+    # Padding sees itself, so that no token is left without anything to attend to.
+    mask = transformer.causal_mask(length) & (readable[:, None] | jnp.eye(length, dtype=bool))
+    table = transformer.Rope(*(jnp.asarray(part)[None, :length] for part in rope_table(self.config)))
+    features, layers = self.transformer.features(embeddings, table, mask)
+    return self.transformer.logits(features[:, count - 1:]), layers, visible
+
+  def score(self, tokens, rope, mask, layers, start):
+    """Scores window tokens `[R, L]` on a cache; see `Transformer.__call__`."""
+    return self.transformer(self.transformer.embed(tokens), rope, mask, layers, start)
+
+
+def init(config: LlamaGenConfig, key: jax.Array) -> Params:
+  """Random float32 parameters as LlamaGen starts training with.
+
+  Normal with deviation 0.02, norms one and the output matrix zero, so that the
+  first laws are uniform.
+  """
+  condition = jnp.zeros((1,), jnp.int32)
+  if config.conditioning == 'text':
+    condition = Caption(jnp.zeros((1, _CAPTION_LENGTH, config.caption_dim)),
+                        jnp.ones((1, _CAPTION_LENGTH), bool))
+  run = lambda key: LlamaGen(config).init(
+      key, condition, jnp.zeros((1,), bool), jnp.zeros((1, 0), jnp.int32), method='read')
+  return jax.jit(run)(key)['params']
+
+
+def logits(
+    config: LlamaGenConfig,
+    params: Params,
+    condition: Any,
+    tokens: jax.Array,
+    *,
+    drop_mask: jax.Array | None = None,
+) -> jax.Array:
+  """Next-token logits of whole images, for training and evaluation.
+
+  Args:
+    config: the model's sizes.
+    params: its parameters.
+    condition: class labels `[B]`, or a `Caption`.
+    tokens: `[B, T]` image tokens in raster order (or the first few of them).
+    drop_mask: `[B]` bool; True replaces an image's condition by the null
+      condition, which is how guidance is trained. None drops nothing.
+
+  Returns:
+    `[B, T, V]` float32; the logits at `i` predict token `i` from the condition
+    and the tokens before it.
+  """
+  if drop_mask is None:
+    drop_mask = jnp.zeros((tokens.shape[0],), bool)
+  return LlamaGen(config).apply(
+      {'params': params}, condition, drop_mask, tokens[:, :-1], method='read')[0]
+
+
+def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
+  """The model as a decoding target.
+
+  Token `k` of the image lives in cache slot `C + k`. With guidance the null
+  condition's stream shares every forward pass as the second half of the rows.
+
+  Args:
+    config: the model's sizes.
+    guided: whether to run the null condition beside the condition.
+
+  Returns:
+    The target; its condition is class labels `[B]` int, or a `Caption`.
+  """
+  model, streams, count = LlamaGen(config), 2 if guided else 1, config.num_condition_tokens
+  table = rope_table(config)
+
+  def split(x):
+    return x.reshape(streams, -1, *x.shape[1:])
+
+  def prefill(params, condition, num_slots):
+    batch = jax.tree.leaves(condition)[0].shape[0]
+    drop = jnp.repeat(jnp.arange(streams) == 1, batch)
+    condition = jax.tree.map(lambda x: jnp.concatenate([x] * streams), condition)
+    first, layers, visible = model.apply(
+        {'params': params}, condition, drop, jnp.zeros((batch * streams, 0), jnp.int32),
+        method='read')
+    room = ((0, 0), (0, 0), (0, num_slots), (0, 0))
+    layers = jax.tree.map(lambda x: jnp.pad(x, room), layers)
+    return split(first[:, 0]), Cache(layers, visible)
+
+  def score(params, cache, tokens, start, tree: Tree):
+    tokens, start = jnp.tile(tokens, (streams, 1)), jnp.tile(start, streams)
+    position = start[:, None] + jnp.asarray(tree.depth)
+    position = count + jnp.minimum(position, config.num_tokens - 1)
+    rope = transformer.Rope(*(jnp.asarray(part)[position] for part in table))
+    new, features, layers = model.apply(
+        {'params': params}, tokens, rope, _window_mask(cache, start, tree), cache.layers,
+        start + count, method='score')
+    return split(new), split(features), Cache(layers, cache.visible)
+
+  def commit(cache, start, path):
+    start, path = jnp.tile(start, streams), jnp.tile(path, (streams, 1))
+    source = (count + start[:, None] + path)[:, None, :, None]
+
+    def move(slots):
+      return transformer.write_slots(
+          slots, jnp.take_along_axis(slots, source, axis=2), count + start + 1)
+
+    return Cache(jax.tree.map(move, cache.layers), cache.visible)
+
+  return base.Target(
+      prefill=prefill, score=score, commit=commit, vocab_size=config.vocab_size,
+      num_tokens=config.num_tokens, row_width=config.width, num_streams=streams,
+      check_condition=lambda condition: _check_condition(config, condition))
+
+
+def _window_mask(cache: Cache, start: jax.Array, tree: Tree) -> jax.Array:
+  """`[R, N + 1, slots]` bool: condition, committed tokens, ancestors and oneself."""
+  count, slots = cache.visible.shape[1], cache.layers[0][0].shape[2]
+  node = jnp.arange(slots - count) - start[:, None]
+  related = jnp.asarray(tree.ancestors)[:, jnp.clip(node, 0, tree.num_nodes)].swapaxes(0, 1)
+  images = (node < 0)[:, None] | (related & (node <= tree.num_nodes)[:, None])
+  visible = jnp.broadcast_to(cache.visible[:, None], (*images.shape[:2], count))
+  return jnp.concatenate([visible, images], axis=2)
+
+
+def _check_condition(config: LlamaGenConfig, condition: Any) -> None:
+  """Raises ValueError for a condition that the model does not know."""
+  if config.conditioning == 'class':
+    labels = np.asarray(condition)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+      raise ValueError(
+          f'condition has shape {labels.shape} and dtype {labels.dtype}; '
+          'this model takes one integer class label per image, shape [B].')
+    wrong = labels[(labels < 0) | (labels >= config.num_classes)]
+    if wrong.size:
+      raise ValueError(
+          f'condition holds the class labels {np.unique(wrong).tolist()}; '
+          f'this model knows 0 to {config.num_classes - 1}.')
+    return
+  if not isinstance(condition, Caption):
+    raise ValueError(
+        f'condition is a {type(condition).__name__}; this model takes a llamagen.Caption of '
+        f'text embeddings and their mask.')
+  embeddings, mask = np.shape(condition.embeddings), np.asarray(condition.mask)
+  expected = (_CAPTION_LENGTH, config.caption_dim)
+  if len(embeddings) != 3 or embeddings[1:] != expected or mask.shape != embeddings[:2]:
+    raise ValueError(
+        f'condition has embeddings {embeddings} and mask {mask.shape}; this model takes '
+        f'[B, {expected[0]}, {expected[1]}] and [B, {expected[0]}].')
+  # The first image token is predicted from the last caption token.
+  if not mask[:, -1].all():
+    raise ValueError(
+        f'condition: the mask of caption {int(np.argmin(mask[:, -1] != 0))} is False at the last '
+        'position; captions are padded on the left and hold at least one token.')
+  if not np.isfinite(np.asarray(condition.embeddings, np.float32)[mask.astype(bool)]).all():
+    raise ValueError('condition: the caption embeddings hold values that are not finite.')

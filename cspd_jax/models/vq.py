@@ -1,0 +1,334 @@
+"""The vector-quantised image tokenizer of LlamaGen, any size.
+
+A convolutional encoder maps an image to a grid of small vectors; each is replaced by the nearest
+of `codebook_size` unit vectors, whose number is the token; a mirrored decoder maps the tokens back
+to an image. With the default configuration this is the published VQ-16 (one token per 16x16
+pixels). Everything is NHWC and a pure function of `(params, config)`.
+
+  config = VQConfig()
+  params = init(config, jax.random.key(0))
+  indices = encode(params, config, images)   # [B, H / 16, W / 16] int32
+  images = decode(params, config, indices)   # [B, H, W, 3] in [-1, 1]
+
+Parameter tree, `i` from high to low resolution in the encoder and in execution order (low to high
+resolution) in the decoder; 1x1 convolutions are dense layers with `[in, out]` kernels:
+
+  encoder / conv_in, down_i / {res_j, attn_j, downsample}, mid / {res_0, attn_0, res_1},
+            norm_out, conv_out
+  decoder / conv_in, mid / {res_0, attn_0, res_1}, up_i / {res_j, attn_j, upsample},
+            norm_out, conv_out
+  quant_conv, post_quant_conv, codebook / embedding `[codebook_size, codebook_dim]`
+
+with `res` = {norm_1, conv_1, norm_2, conv_2, shortcut (only where the width changes)} and
+`attn` = {norm, query, key, value, out}.
+
+Reference: Sun et al., Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation,
+2024 (arXiv:2406.06525), section 3.1.
+"""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class VQConfig:
+  """Sizes of a tokenizer; the defaults are LlamaGen's VQ-16.
+
+  Attributes:
+    in_channels: image channels.
+    ch: width at full resolution.
+    ch_mult: width of each resolution as a multiple of `ch`; each level after the first halves
+      height and width, so one token covers `2 ** (len(ch_mult) - 1)` pixels on a side.
+    num_res_blocks: residual blocks per level in the encoder; the decoder has one more.
+    z_channels: width between the networks and the quantiser's projections.
+    codebook_size: number of different tokens.
+    codebook_dim: length of a codebook vector.
+  """
+
+  in_channels: int = 3
+  ch: int = 128
+  ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
+  num_res_blocks: int = 2
+  z_channels: int = 256
+  codebook_size: int = 16384
+  codebook_dim: int = 8
+
+  def __post_init__(self):
+    # A checkpoint's JSON gives a list back; a static jit argument must be hashable.
+    object.__setattr__(self, 'ch_mult', tuple(self.ch_mult))
+    for name in ('in_channels', 'ch', 'num_res_blocks', 'z_channels', 'codebook_size',
+                 'codebook_dim'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'VQConfig.{name} must be at least 1, got {getattr(self, name)}.')
+    if not self.ch_mult or min(self.ch_mult) < 1:
+      raise ValueError(
+          f'VQConfig.ch_mult must hold one positive integer per resolution, got {self.ch_mult}.')
+    for multiple in self.ch_mult:
+      width = self.ch * multiple
+      if width % _num_groups(width):
+        raise ValueError(
+            f'VQConfig.ch * ch_mult = {width} channels cannot be split into '
+            f'{_num_groups(width)} normalisation groups; use a multiple of 32 from 128 channels '
+            'on, and a multiple of 4 below.')
+
+  @property
+  def factor(self) -> int:
+    """Pixels per token along each side of the image."""
+    return 2 ** (len(self.ch_mult) - 1)
+
+
+def _num_groups(channels: int) -> int:
+  """Groups of a normalisation: 32 as published, but never fewer than 4 channels in one."""
+  return min(32, max(1, channels // 4))
+
+
+def _norm(channels: int, name: str) -> nn.GroupNorm:
+  return nn.GroupNorm(_num_groups(channels), epsilon=1e-6, use_fast_variance=False, name=name)
+
+
+def _conv(features: int, name: str) -> nn.Conv:
+  return nn.Conv(features, (3, 3), padding=1, name=name, conv_general_dilated=_same_conv)
+
+
+def _same_conv(x, kernel, *unused_args, **unused_kwargs):
+  """The 3x3 convolution of `_conv`, in the form that `nn.Conv` calls."""
+  # XLA's kernel gradient is two to four times slower than a matrix product on CPUs; on
+  # accelerators it is the better one.
+  conv = _conv_for_cpu if jax.default_backend() == 'cpu' else _plain_conv
+  return conv(x, kernel)
+
+
+def _plain_conv(x, kernel):
+  return jax.lax.conv_general_dilated(
+      x, kernel, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+
+
+def _conv_for_cpu_forward(x, kernel):
+  return _plain_conv(x, kernel), (x, kernel)
+
+
+def _conv_for_cpu_backward(residuals, grad):
+  """Gradients of `_plain_conv`; the kernel's is a matrix product per image, which fits a cache."""
+  x, kernel = residuals
+  grad_x = _plain_conv(grad, jnp.flip(kernel, (0, 1)).swapaxes(2, 3))
+  height, width = x.shape[1:3]
+  padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+
+  def add_image(total, image_and_grad):
+    image, image_grad = image_and_grad
+    patches = jnp.concatenate(
+        [image[i:i + height, j:j + width] for i in range(3) for j in range(3)], axis=-1)
+    return total + jnp.einsum('hwp,hwf->pf', patches, image_grad), None
+
+  zeros = jnp.zeros((kernel[..., 0].size, kernel.shape[-1]), kernel.dtype)
+  grad_kernel, _ = jax.lax.scan(add_image, zeros, (padded, grad))
+  return grad_x, grad_kernel.reshape(kernel.shape)
+
+
+_conv_for_cpu = jax.custom_vjp(_plain_conv)
+_conv_for_cpu.defvjp(_conv_for_cpu_forward, _conv_for_cpu_backward)
+
+
+class ResidualBlock(nn.Module):
+  """Two pre-activation 3x3 convolutions around a skip connection."""
+
+  features: int
+
+  @nn.compact
+  def __call__(self, x):
+    width = x.shape[-1]
+    h = _conv(self.features, 'conv_1')(nn.swish(_norm(width, 'norm_1')(x)))
+    h = _conv(self.features, 'conv_2')(nn.swish(_norm(self.features, 'norm_2')(h)))
+    if width != self.features:
+      x = nn.Dense(self.features, name='shortcut')(x)
+    return x + h
+
+
+class AttentionBlock(nn.Module):
+  """Single-head self-attention over all pixels around a skip connection."""
+
+  @nn.compact
+  def __call__(self, x):
+    batch, height, width, channels = x.shape
+    h = _norm(channels, 'norm')(x).reshape(batch, height * width, channels)
+    query, key, value = (nn.Dense(channels, name=n)(h) for n in ('query', 'key', 'value'))
+    scores = jnp.einsum('bqc,bkc->bqk', query, key) * channels ** -0.5
+    weights = nn.softmax(scores.astype(jnp.float32), axis=-1).astype(value.dtype)
+    h = nn.Dense(channels, name='out')(jnp.einsum('bqk,bkc->bqc', weights, value))
+    return x + h.reshape(x.shape)
+
+
+class Middle(nn.Module):
+  """Residual block, attention, residual block at the lowest resolution."""
+
+  @nn.compact
+  def __call__(self, x):
+    x = ResidualBlock(x.shape[-1], name='res_0')(x)
+    x = AttentionBlock(name='attn_0')(x)
+    return ResidualBlock(x.shape[-1], name='res_1')(x)
+
+
+class Level(nn.Module):
+  """The blocks of one resolution, then the change to the next: 'down', 'up' or None."""
+
+  features: int
+  num_res_blocks: int
+  attention: bool
+  resample: str | None
+
+  @nn.compact
+  def __call__(self, x):
+    for j in range(self.num_res_blocks):
+      x = ResidualBlock(self.features, name=f'res_{j}')(x)
+      if self.attention:
+        x = AttentionBlock(name=f'attn_{j}')(x)
+    if self.resample == 'down':
+      # One zero row below and one zero column on the right, none above or left, as published.
+      x = nn.Conv(self.features, (3, 3), strides=2, padding=((0, 1), (0, 1)),
+                  name='downsample')(x)
+    elif self.resample == 'up':
+      x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
+      x = _conv(self.features, 'upsample')(x)
+    return x
+
+
+class Encoder(nn.Module):
+  """Image `[B, H, W, C]` to features `[B, H / f, W / f, z_channels]`."""
+
+  config: VQConfig
+
+  @nn.compact
+  def __call__(self, x):
+    c = self.config
+    x = _conv(c.ch, 'conv_in')(x)
+    last = len(c.ch_mult) - 1
+    for i, multiple in enumerate(c.ch_mult):
+      x = Level(c.ch * multiple, c.num_res_blocks, attention=i == last,
+                resample=None if i == last else 'down', name=f'down_{i}')(x)
+    x = Middle(name='mid')(x)
+    return _conv(c.z_channels, 'conv_out')(nn.swish(_norm(x.shape[-1], 'norm_out')(x)))
+
+
+class Decoder(nn.Module):
+  """Features `[B, h, w, z_channels]` to an image `[B, h * f, w * f, C]`, not clipped."""
+
+  config: VQConfig
+
+  @nn.compact
+  def __call__(self, x):
+    c = self.config
+    x = _conv(c.ch * c.ch_mult[-1], 'conv_in')(x)
+    x = Middle(name='mid')(x)
+    last = len(c.ch_mult) - 1
+    for i, multiple in enumerate(reversed(c.ch_mult)):
+      x = Level(c.ch * multiple, c.num_res_blocks + 1, attention=i == 0,
+                resample=None if i == last else 'up', name=f'up_{i}')(x)
+    return _conv(c.in_channels, 'conv_out')(nn.swish(_norm(x.shape[-1], 'norm_out')(x)))
+
+
+class Tokenizer(nn.Module):
+  """All parameters of a tokenizer; use the functions of this file to run it."""
+
+  config: VQConfig
+
+  def setup(self):
+    c = self.config
+    self.encoder = Encoder(c)
+    self.decoder = Decoder(c)
+    self.quant_conv = nn.Dense(c.codebook_dim)
+    self.post_quant_conv = nn.Dense(c.z_channels)
+    self.codebook = nn.Embed(c.codebook_size, c.codebook_dim)
+
+  def latents(self, images):
+    return self.quant_conv(self.encoder(images))
+
+  def images(self, vectors):
+    return self.decoder(self.post_quant_conv(vectors))
+
+  def __call__(self, images):
+    self.codebook(jnp.zeros((1,), jnp.int32))  # Creates the parameter.
+    return self.images(self.latents(images))
+
+
+def init(config: VQConfig, key: jax.Array) -> dict:
+  """Returns fresh float32 parameters for `config`."""
+  side = config.factor
+  images = jnp.zeros((1, side, side, config.in_channels), jnp.float32)
+  return Tokenizer(config).init(key, images)['params']
+
+
+def latents(params, config: VQConfig, images: jax.Array) -> jax.Array:
+  """Unit vectors before quantisation.
+
+  Args:
+    params: parameters from `init`, training or a checkpoint.
+    config: their sizes.
+    images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
+
+  Returns:
+    `[B, H / factor, W / factor, codebook_dim]`, float32, each of length one.
+
+  Raises:
+    ValueError: if the shape of `images` does not fit `config`.
+  """
+  if images.ndim != 4 or images.shape[-1] != config.in_channels:
+    raise ValueError(
+        f'images must be [batch, height, width, {config.in_channels}], got {images.shape}.')
+  if images.shape[1] % config.factor or images.shape[2] % config.factor:
+    raise ValueError(
+        f'Height and width of images must be multiples of {config.factor}, got '
+        f'{images.shape[1]}x{images.shape[2]}; crop or resize them first.')
+  images = images.astype(params['codebook']['embedding'].dtype)
+  z = Tokenizer(config).apply({'params': params}, images, method='latents')
+  return _normalize(z)
+
+
+def codebook(params, config: VQConfig) -> jax.Array:
+  """The unit vectors `[codebook_size, codebook_dim]`, float32, that tokens stand for."""
+  del config
+  return _normalize(params['codebook']['embedding'])
+
+
+def quantize(params, config: VQConfig, z: jax.Array) -> jax.Array:
+  """The nearest codebook vector's number `[...]` int32 for unit vectors `[..., codebook_dim]`."""
+  # Between unit vectors the smallest distance is the largest inner product.
+  scores = jnp.einsum('...d,nd->...n', z, codebook(params, config),
+                      precision=jax.lax.Precision.HIGHEST)
+  return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+
+
+def decode_vectors(params, config: VQConfig, vectors: jax.Array) -> jax.Array:
+  """Images `[B, H, W, C]`, float32, not clipped, for vectors `[B, h, w, codebook_dim]`."""
+  vectors = vectors.astype(params['codebook']['embedding'].dtype)
+  images = Tokenizer(config).apply({'params': params}, vectors, method='images')
+  return images.astype(jnp.float32)
+
+
+def encode(params, config: VQConfig, images: jax.Array) -> jax.Array:
+  """Tokens `[B, H / factor, W / factor]` int32 of images `[B, H, W, C]` in [-1, 1].
+
+  Raises:
+    ValueError: if the shape of `images` does not fit `config`.
+  """
+  return quantize(params, config, latents(params, config, images))
+
+
+def decode(params, config: VQConfig, indices: jax.Array) -> jax.Array:
+  """Images `[B, h * factor, w * factor, C]` in [-1, 1], float32, of tokens `[B, h, w]`.
+
+  Raises:
+    ValueError: if `indices` is not a batch of grids of integers.
+  """
+  if indices.ndim != 3 or not jnp.issubdtype(indices.dtype, jnp.integer):
+    raise ValueError('indices must be integers [batch, height, width], got '
+                     f'{indices.dtype} {indices.shape}; reshape flat sequences to the grid.')
+  vectors = codebook(params, config)[indices]
+  return jnp.clip(decode_vectors(params, config, vectors), -1.0, 1.0)
+
+
+def _normalize(x: jax.Array) -> jax.Array:
+  x = x.astype(jnp.float32)
+  return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)

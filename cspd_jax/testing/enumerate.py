@@ -1,0 +1,159 @@
+"""Runs a decoder through every outcome of its randomness, without sampling.
+
+A decoder asks for randomness in a few ways only (`decoding/random.py`). Here
+every such question is answered from a list of digits, one row of the batch per
+list, and the probability of each answer is multiplied up. Summing the rows gives
+the decoder's output law exactly, through the very code that runs in production.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding.loop import Decoder
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing.tabular import Tabular, prefix_number
+
+
+class _Answers(NamedTuple):
+  """Attributes:
+    index: `[]` the number of this list of answers, in mixed radix.
+    weight: `[]` product of the probabilities of the answers so far.
+  """
+
+  index: jax.Array
+  weight: jax.Array
+
+
+class _Enumerated:
+  """Has the methods of `random.Keyed`; every outcome is one row."""
+
+  def __init__(self, radices: list[int], state: _Answers):
+    self._radices = radices  # Of all questions asked so far, over all rows alike.
+    self.state = state
+
+  def _digits(self, count: int, radix: int) -> jax.Array:
+    strides = np.prod(self._radices, dtype=np.int64) * radix ** np.arange(count)
+    self._radices.extend([radix] * count)
+    return ((self.state.index // strides) % radix).astype(jnp.int32)
+
+  def _weigh(self, probability: jax.Array) -> None:
+    self.state = self.state._replace(weight=self.state.weight * jnp.prod(probability))
+
+  def accept(self, p, q):
+    yes = self._digits(p.shape[0], 2) == 1
+    # A test that cannot be reached may be 0 / 0; it fails, as `u q < p` does.
+    ratio = jnp.where(p <= 0, 0, jnp.minimum(1, p / jnp.where(q > 0, q, 1)))
+    ratio = jnp.where((q <= 0) & (p > 0), 1, ratio)
+    self._weigh(jnp.where(yes, ratio, 1 - ratio))
+    return yes
+
+  def integers(self, count, bound):
+    self._weigh(jnp.full((count,), 1 / bound))
+    return self._digits(count, bound)
+
+  def draw(self, weights):
+    return self.draw_distinct(weights, 1)[:, 0]
+
+  def draw_distinct(self, weights, count):
+    tokens = []
+    for _ in range(count):
+      token = self._digits(weights.shape[0], weights.shape[1])
+      mass = weights.sum(axis=-1)
+      chosen = jnp.arange(weights.shape[1]) == token[:, None]
+      # Where nothing is left, the one answer is -1.
+      probability = jnp.where(
+          mass > 0, jnp.sum(jnp.where(chosen, weights, 0), axis=-1) / jnp.where(mass > 0, mass, 1),
+          token == 0)
+      self._weigh(probability)
+      tokens.append(jnp.where(mass > 0, token, -1))
+      weights = jnp.where(chosen, 0, weights)
+    return jnp.stack(tokens, axis=1)
+
+  def draw_at(self, positions, weights):
+    del positions
+    return self.draw(weights)
+
+  def best_at(self, positions, weights, count):
+    raise ValueError(
+        'Runners-up under one noise cannot be enumerated; compare a seed-exact decoder with '
+        'vanilla, token for token, instead.')
+
+
+def output_law(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, rounds: int = 1,
+               draft_params=None, max_outcomes: int = 2**24, chunk: int = 2**16) -> np.ndarray:
+  """The exact law of a sequence after a prefill and `rounds` rounds of a decoder.
+
+  What is not committed by then is completed with the target's own laws, so the
+  result equals `tabular.law(warp)` if and only if the rounds are exact. Two rounds
+  also prove that the drafter records the true laws of its drafts. Noise that
+  belongs to positions is taken as fresh in every use, so a verifier or drafter
+  that uses one position's noise twice in these rounds is outside this proof.
+
+  Args:
+    decoder: built on `tabular.target`; its random numbers are replaced.
+    tabular: the model; use float64 logits for a tight comparison.
+    warp: sampling options.
+    rounds: number of rounds, at least 1.
+    draft_params: parameters of the drafter, if any.
+    max_outcomes: largest number of outcomes to run through.
+    chunk: outcomes per batch.
+
+  Returns:
+    `[V**T]` probabilities in the order of `tabular.sequences()`.
+
+  Raises:
+    ValueError: if there are more than `max_outcomes` outcomes.
+  """
+  radices: list[int] = []
+  last = dataclasses.replace(decoder, drafter=decoder.drafter._replace(
+      update=lambda env, state, rng, outcome: (rng, state)))  # Its result is not used.
+
+  def run(index):
+    radices.clear()
+    open_rng = lambda state: _Enumerated(radices, state)
+    first, final = (dataclasses.replace(d, open_rng=open_rng) for d in (decoder, last))
+    condition = jnp.zeros(index.shape, jnp.int32)
+    rng = _Answers(index, jnp.ones(index.shape, tabular.params.dtype))
+    state = first.start(tabular.params, condition, rng, warp, draft_params)
+    for number in range(rounds):
+      step = (final if number == rounds - 1 else first).round
+      state = step(tabular.params, state, warp, draft_params)
+    return state.tokens, state.count, state.rng.weight
+
+  jax.eval_shape(run, jax.ShapeDtypeStruct((1,), jnp.arange(1).dtype))  # Counts the questions.
+  total = int(np.prod([float(radix) for radix in radices]))
+  if total > max_outcomes:
+    raise ValueError(
+        f'There are {total} outcomes, more than max_outcomes = {max_outcomes}; take a smaller '
+        'vocabulary, window or number of rounds.')
+  return _accumulate(jax.jit(run), total, min(chunk, total), tabular, warp)
+
+
+def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: Warp) -> np.ndarray:
+  """Sums the outcomes by what they committed, then completes the sequences."""
+  vocab, length, sequences = tabular.vocab_size, tabular.length, tabular.sequences()
+  target = tabular.law(warp)
+  committed = [np.zeros(vocab**k) for k in range(length + 1)]
+  for begin in range(0, total, chunk):
+    tokens, count, weight = map(np.asarray, run(begin + jnp.arange(chunk)))
+    weight = np.where(begin + np.arange(chunk) < total, weight, 0)
+    for k in range(1, length + 1):
+      rows = count == k
+      first = (vocab**k - 1) // (vocab - 1)
+      np.add.at(committed[k], prefix_number(tokens[rows, :k], vocab) - first, weight[rows])
+
+  law = np.zeros(len(sequences))
+  for k in range(1, length + 1):
+    prefix_law = target.reshape(vocab**k, -1).sum(axis=1)
+    prefix = np.arange(len(sequences)) // vocab ** (length - k)
+    share = np.divide(committed[k], prefix_law, out=np.zeros_like(prefix_law), where=prefix_law > 0)
+    law += share[prefix] * target
+    # A prefix the target cannot produce has no completion: count it as it is.
+    impossible = np.where(prefix_law > 0, 0, committed[k])
+    np.add.at(law, np.arange(vocab**k) * vocab ** (length - k), impossible)
+  return law

@@ -1,0 +1,65 @@
+"""Does a sample follow a law? The numbers behind a verdict."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Fit(NamedTuple):
+  """How well counts fit a law.
+
+  Attributes:
+    tv: total variation between the empirical and the given law.
+    tv_expected: what an exact sampler has on average with as many samples.
+    p_value: of the G-test; the probability of a fit this bad by chance.
+    samples: number of samples.
+  """
+
+  tv: float
+  tv_expected: float
+  p_value: float
+  samples: int
+
+
+def fit(counts: np.ndarray, law: np.ndarray, min_expected: float = 5.0) -> Fit:
+  """G-test (log-likelihood ratio) of `counts` `[cells]` against `law` `[cells]`.
+
+  Cells in which fewer than `min_expected` samples are expected are pooled. A
+  sample in a cell of probability zero refutes the law at once.
+
+  Raises:
+    ValueError: if the shapes differ or the law is not normalised.
+  """
+  counts, law = np.asarray(counts, np.float64), np.asarray(law, np.float64)
+  if counts.shape != law.shape or counts.ndim != 1:
+    raise ValueError(f'counts and law have shapes {counts.shape} and {law.shape}; '
+                     'both must be [cells].')
+  if abs(law.sum() - 1) > 1e-6 or law.min() < 0:
+    raise ValueError(f'law sums to {law.sum()} with minimum {law.min()}; it must be a law.')
+  samples = counts.sum()
+  tv = 0.5 * np.abs(counts / samples - law).sum()
+  # E|X - np| of a binomial, in its normal approximation.
+  tv_expected = 0.5 * np.sqrt(2 / np.pi * law * (1 - law) / samples).sum()
+  if np.any(counts[law == 0] > 0):
+    return Fit(float(tv), float(tv_expected), 0.0, int(samples))
+  expected = law * samples
+  large = expected >= min_expected
+  observed = np.append(counts[large], counts[~large].sum())
+  expected = np.append(expected[large], expected[~large].sum())
+  if expected[-1] < min_expected and len(expected) > 1:  # Too small even when pooled.
+    observed = np.append(observed[:-2], observed[-2:].sum())
+    expected = np.append(expected[:-2], expected[-2:].sum())
+  ratio = np.log(observed / expected, out=np.zeros_like(observed), where=observed > 0)
+  g = 2 * np.sum(observed * ratio)
+  return Fit(float(tv), float(tv_expected), chi2_sf(g, len(observed) - 1), int(samples))
+
+
+def chi2_sf(statistic: float, degrees: int) -> float:
+  """Upper tail of the chi-square law, in double precision."""
+  if degrees < 1:
+    return 1.0
+  with jax.enable_x64(True):
+    return float(jax.scipy.special.gammaincc(
+        jnp.float64(degrees / 2), jnp.float64(max(statistic, 0) / 2)))
