@@ -66,7 +66,9 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None) -> De
 
 def default_tree(window: int) -> Tree:
   """The tree of `sjd_pac` and `seed_exact` for a window, chosen by measurement."""
-  return trees.chain(window - 1)
+  if window < 4:
+    return trees.chain(window - 1)
+  return trees.caterpillar(2, 1, window - 1)
 
 
 class Named(NamedTuple):

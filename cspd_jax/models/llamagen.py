@@ -206,8 +206,9 @@ class LlamaGen(nn.Module):
     readable = jnp.pad(visible, ((0, 0), (0, tokens.shape[1])), constant_values=True)
     # Padding sees itself, so that no token is left without anything to attend to.
     mask = transformer.causal_mask(length) & (readable[:, None] | jnp.eye(length, dtype=bool))
-    table = transformer.Rope(*(jnp.asarray(part)[None, :length] for part in rope_table(self.config)))
-    features, layers = self.transformer.features(embeddings, table, mask)
+    rope = transformer.Rope(
+        *(jnp.asarray(part)[None, :length] for part in rope_table(self.config)))
+    features, layers = self.transformer.features(embeddings, rope, mask)
     return self.transformer.logits(features[:, count - 1:]), layers, visible
 
   def score(self, tokens, rope, mask, layers, start):

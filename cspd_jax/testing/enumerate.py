@@ -93,6 +93,8 @@ def output_law(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, round
   also prove that the drafter records the true laws of its drafts. Noise that
   belongs to positions is taken as fresh in every use, so a verifier or drafter
   that uses one position's noise twice in these rounds is outside this proof.
+  Randomness inside a `lax` loop that runs more than once is asked for once, while
+  tracing, so the sum would not be 1: draft at most two tokens with a draft model.
 
   Args:
     decoder: built on `tabular.target`; its random numbers are replaced.

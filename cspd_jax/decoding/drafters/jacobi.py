@@ -118,30 +118,33 @@ def jacobi(window: int, coupling: str = 'redraw', fresh: str = 'uniform',
 
 def _update(rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree, coupling, fresh):
   """The next drafts of one row."""
-  length = tree.main_length
   first = outcome.count - outcome.accepted - 1  # The position after the root.
-  targets = outcome.laws[:length + 1]  # Laws of positions first .. first + length.
-  tokens = _couple(rng, state, targets, first, outcome.verdict.samples, coupling, length)
+  tokens, laws = _couple(rng, state, outcome, first, tree.main_length, coupling)
   history = state.history
   if history is not None:
-    history = jax.lax.dynamic_update_slice(history, targets, (first, 0))
+    history = jax.lax.dynamic_update_slice_in_dim(history, laws, first, 0)
   return _refill(
-      rng, env, tree, coupling, fresh, (tokens, targets), outcome.accepted + 1,
+      rng, env, tree, coupling, fresh, (tokens, laws), outcome.accepted + 1,
       outcome.laws[outcome.verdict.node], outcome.tokens, outcome.count, history)
 
 
-def _couple(rng, state, targets, first, samples, coupling, length) -> jax.Array:
-  """`[L + 1]` tokens whose laws are `targets`, for the positions after the root."""
-  if samples is not None:  # The verifier has drawn them already.
-    return samples[:length + 1]
+def _couple(rng, state, outcome, first, length, coupling) -> tuple[jax.Array, jax.Array]:
+  """Tokens `[L + 1]` for the positions after the root, and their laws `[L + 1, V]`.
+
+  However a token comes about, its law is the target's of this round: that is
+  what the next round verifies it with.
+  """
+  laws = outcome.laws[:length + 1]
+  if outcome.verdict.samples is not None:  # The verifier has drawn them already.
+    return outcome.verdict.samples[:length + 1], laws
   if coupling == 'redraw':
-    return rng.draw(targets)
+    return rng.draw(laws), laws
   if coupling == 'noise':
-    return rng.draw_at(first + jnp.arange(length + 1), targets)
-  kept = rng.accept(accept.take(targets[:-1], state.tokens), accept.take(state.laws, state.tokens))
-  rest = jnp.concatenate([accept.residual(targets[:-1], state.laws), targets[-1:]])
+    return rng.draw_at(first + jnp.arange(length + 1), laws), laws
+  kept = rng.accept(accept.take(laws[:-1], state.tokens), accept.take(state.laws, state.tokens))
+  rest = jnp.concatenate([accept.residual(laws[:-1], state.laws), laws[-1:]])
   redrawn = rng.draw(rest)
-  return jnp.concatenate([jnp.where(kept, state.tokens, redrawn[:-1]), redrawn[-1:]])
+  return jnp.concatenate([jnp.where(kept, state.tokens, redrawn[:-1]), redrawn[-1:]]), laws
 
 
 def _refill(rng, env, tree, coupling, fresh, drawn, shift, last_law, image, count, history):

@@ -1,0 +1,262 @@
+"""The strict conversion driver and the families it knows.
+
+Every published tensor must be used or be on the family's short list of known
+leftovers, every parameter must be made, and every shape must fit; all that is
+wrong is reported at once.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from checkpoints_conversion import read as read_lib
+from checkpoints_conversion import rules as rules_lib
+from cspd_jax import checkpoint
+from cspd_jax.models.llamagen import LlamaGenConfig
+from cspd_jax.models.llamagen import PRESETS
+from cspd_jax.models.vq import VQConfig
+
+Params = Any
+Shapes = Mapping[str, tuple[int, ...]]
+
+_VERSION = 1
+
+
+class ConversionError(ValueError):
+  """Weights that do not belong to the model; the message lists all that is wrong."""
+
+
+class Family(NamedTuple):
+  """What the driver needs to know about a family of models.
+
+  Attributes:
+    kind: the kind of checkpoint that is written, a key of `checkpoint.KINDS`.
+    rules: `config -> rules`.
+    infer: `(shapes, options) -> config`: the sizes of the model, from the
+      shapes of its published tensors and from what only a person can know.
+    presets: published models by name.
+    leftovers: a regular expression for names of tensors that are not weights.
+  """
+
+  kind: str
+  rules: Callable[[Any], list[rules_lib.Rule]]
+  infer: Callable[[Shapes, Mapping[str, Any]], Any]
+  presets: Mapping[str, Any]
+  leftovers: str
+
+
+def convert(family: Family, config: Any, tensors: Mapping[str, np.ndarray]) -> Params:
+  """Converts published tensors to parameters.
+
+  Args:
+    family: the family of the model.
+    config: its sizes.
+    tensors: published arrays by name.
+
+  Returns:
+    The parameters as host arrays, in the dtypes of the published ones.
+
+  Raises:
+    ConversionError: naming every missing, unexpected or mis-shaped tensor.
+  """
+  rules, template = _rules(family, config)
+  wanted = published_shapes(family, config)
+  found = {name: tuple(tensor.shape) for name, tensor in tensors.items()
+           if name in wanted or not re.fullmatch(family.leftovers, name)}
+  problems = [f'missing: {name} {wanted[name]}' for name in wanted if name not in found]
+  problems += [f'unexpected: {name} {found[name]}' for name in found if name not in wanted]
+  problems += [f'mis-shaped: {name} is {found[name]}, the model asks for {wanted[name]}'
+               for name in wanted if name in found and found[name] != wanted[name]]
+  problems += [f'not floating-point: {name} is {tensors[name].dtype}' for name in wanted
+               if name in found and not jax.numpy.issubdtype(tensors[name].dtype, np.floating)]
+  if problems:
+    raise ConversionError(
+        f'The tensors do not belong to this {family.kind} model ({config}):\n  ' +
+        '\n  '.join(problems))
+  made = {}
+  for rule in rules:
+    made.update(zip(rule.destinations, rule.transform.forward(tensors[rule.source])))
+  paths, treedef = template
+  return jax.tree.unflatten(treedef, [made[path] for path in paths])
+
+
+def publish(family: Family, config: Any, params: Params) -> dict[str, np.ndarray]:
+  """The inverse of `convert`: parameters under their published names and layouts."""
+  rules, (paths, _) = _rules(family, config)
+  leaves = dict(zip(paths, jax.tree.leaves(jax.device_get(params))))
+  return {rule.source: np.ascontiguousarray(
+      rule.transform.inverse(*(leaves[path] for path in rule.destinations))) for rule in rules}
+
+
+def published_shapes(family: Family, config: Any) -> dict[str, tuple[int, ...]]:
+  """Names and shapes of the published tensors of a model of any size, nothing allocated."""
+  rules, (paths, _) = _rules(family, config)
+  leaves = dict(zip(paths, jax.tree.leaves(_template(family, config))))
+  return {rule.source: jax.eval_shape(
+      rule.transform.inverse, *(leaves[path] for path in rule.destinations)).shape
+          for rule in rules}
+
+
+def convert_file(
+    family_name: str,
+    source: str | os.PathLike,
+    output: str | os.PathLike,
+    *,
+    model: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    key: str | None = None,
+    dtype: Any = None,
+) -> Any:
+  """Converts a published file to a checkpoint folder.
+
+  Args:
+    family_name: a key of `FAMILIES`.
+    source: see `read.read`.
+    output: the folder to write.
+    model: name of a published model; None infers the sizes from the shapes.
+    options: what the shapes do not tell, for instance `image_size`; only
+      without `model`.
+    key: see `read.read`.
+    dtype: the dtype to store; None keeps the published one.
+
+  Returns:
+    The config of the converted model.
+
+  Raises:
+    ValueError: (or a subclass) for anything that is wrong with the input.
+  """
+  if family_name not in FAMILIES:
+    raise ConversionError(
+        f'family is {family_name!r}; it must be one of: {", ".join(sorted(FAMILIES))}.')
+  family, options = FAMILIES[family_name], options or {}
+  options = {name: value for name, value in options.items() if value is not None}
+  if model is not None and model not in family.presets:
+    raise ConversionError(
+        f'model is {model!r}; the published {family_name} models are: '
+        f'{", ".join(sorted(family.presets))}. Leave it out to infer the sizes from the file.')
+  if model is not None and options:
+    raise ConversionError(
+        f'{", ".join(sorted(options))}: only without model, which sets the sizes itself.')
+  tensors = read_lib.read(source, key=key)
+  shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+  config = family.presets[model] if model else family.infer(shapes, options)
+  params = convert(family, config, tensors)
+  extra = {'source': os.path.basename(os.path.abspath(source)), 'model': model, 'key': key,
+           'sha256': read_lib.sha256(source), 'converter': _VERSION}
+  checkpoint.save(output, family.kind, config, params, dtype=dtype, extra=extra)
+  return config
+
+
+def infer_llamagen(shapes: Shapes, options: Mapping[str, Any]) -> LlamaGenConfig:
+  """Sizes of a LlamaGen transformer.
+
+  Args:
+    shapes: of its published tensors.
+    options: `image_size` in pixels, which no weight depends on; `num_heads`,
+      where width and depth are not those of a published size.
+
+  Raises:
+    ConversionError: if the shapes and options do not tell all sizes.
+  """
+  what = 'a LlamaGen transformer'
+  vocab_size, dim = _shape(shapes, 'tok_embeddings.weight', 2, what)
+  num_layers = _count(shapes, r'layers\.(\d+)\.attention\.wqkv\.weight')
+  fused = _shape(shapes, 'layers.0.attention.wqkv.weight', 2, what)[0]
+  ffn_dim = _shape(shapes, 'layers.0.feed_forward.w1.weight', 2, what)[0]
+  sizes = {(preset.dim, preset.num_layers): preset.num_heads for preset in PRESETS.values()}
+  num_heads = options.get('num_heads', sizes.get((dim, num_layers)))
+  if num_heads is None:
+    raise ConversionError(
+        f'num_heads cannot be told from the weights, and width {dim} with {num_layers} layers is '
+        'not a published size; give it.')
+  image_size = options.get('image_size')
+  if image_size is None:
+    raise ConversionError(
+        'image_size cannot be told from the weights; give it in pixels (published: 256, 384 and '
+        f'512), or give model, one of: {", ".join(PRESETS)}.')
+  if image_size < 16 or image_size % 16:
+    raise ConversionError(f'image_size is {image_size}; it must be a positive multiple of 16.')
+  if num_heads < 1 or dim % num_heads:
+    raise ConversionError(f'num_heads is {num_heads}; it must divide the width, {dim}.')
+  condition = {'conditioning': 'class'}
+  if 'cls_embedding.uncond_embedding' in shapes:
+    condition = {'conditioning': 'text',
+                 'caption_dim': _shape(shapes, 'cls_embedding.uncond_embedding', 2, what)[1]}
+  else:
+    table = _shape(shapes, 'cls_embedding.embedding_table.weight', 2, what)
+    condition['num_classes'] = table[0] - 1
+  return LlamaGenConfig(
+      height=image_size // 16, width=image_size // 16, dim=dim, num_layers=num_layers,
+      num_heads=num_heads, num_kv_heads=(fused - dim) // (2 * (dim // num_heads)),
+      ffn_dim=ffn_dim, vocab_size=vocab_size, **condition)
+
+
+def infer_vq(shapes: Shapes, options: Mapping[str, Any]) -> VQConfig:
+  """Sizes of a LlamaGen image tokenizer.
+
+  Args:
+    shapes: of its published tensors.
+    options: must be empty; the shapes tell everything.
+
+  Raises:
+    ConversionError: if the shapes are not those of such a tokenizer.
+  """
+  what = 'a LlamaGen image tokenizer'
+  if options:
+    raise ConversionError(f'{", ".join(sorted(options))}: not for {what}, whose shapes tell all.')
+  ch, in_channels = _shape(shapes, 'encoder.conv_in.weight', 4, what)[:2]
+  levels = _count(shapes, r'encoder\.conv_blocks\.(\d+)\.res\.0\.conv1\.weight')
+  widths = [_shape(shapes, f'encoder.conv_blocks.{i}.res.0.conv1.weight', 4, what)[0]
+            for i in range(levels)]
+  codebook_size, codebook_dim = _shape(shapes, 'quantize.embedding.weight', 2, what)
+  if min(widths, default=0) < 128:
+    # The published architecture normalises in 32 groups whatever the width is.
+    raise ConversionError(
+        f'The levels of the tokenizer are {widths} channels wide; below 128 channels its '
+        'normalisation groups differ from those of cspd_jax, and it cannot be converted.')
+  return VQConfig(
+      in_channels=in_channels, ch=ch, ch_mult=tuple(width // ch for width in widths),
+      num_res_blocks=_count(shapes, r'encoder\.conv_blocks\.0\.res\.(\d+)\.conv1\.weight'),
+      z_channels=_shape(shapes, 'quant_conv.weight', 4, what)[1],
+      codebook_size=codebook_size, codebook_dim=codebook_dim)
+
+
+FAMILIES: dict[str, Family] = {
+    'llamagen': Family(
+        kind='llamagen', rules=rules_lib.llamagen, infer=infer_llamagen, presets=PRESETS,
+        leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)'),
+    'llamagen_vq': Family(
+        kind='vq', rules=rules_lib.vq, infer=infer_vq,
+        presets={'vq_16': VQConfig(), 'vq_8': VQConfig(ch_mult=(1, 2, 2, 4))},
+        leftovers=r'quantize\.codebook_used'),
+}
+
+
+def _shape(shapes: Shapes, name: str, rank: int, what: str) -> tuple[int, ...]:
+  if len(shapes.get(name, ())) != rank:
+    raise ConversionError(
+        f'The file is not {what}: {name} is {shapes.get(name, "missing")}, it must have {rank} '
+        f'axes. The file holds {len(shapes)} tensors: {", ".join(sorted(shapes)[:8])}, ...')
+  return shapes[name]
+
+
+def _count(shapes: Shapes, pattern: str) -> int:
+  """One more than the largest number at the pattern's group."""
+  numbers = [int(match[1]) for name in shapes if (match := re.fullmatch(pattern, name))]
+  return max(numbers, default=-1) + 1
+
+
+def _template(family: Family, config: Any) -> Params:
+  init = checkpoint.KINDS[family.kind].init
+  return jax.eval_shape(lambda: init(config, jax.random.key(0)))
+
+
+def _rules(family: Family, config: Any):
+  """The rules of one model; its parameters' paths and tree structure."""
+  flat, treedef = jax.tree_util.tree_flatten_with_path(_template(family, config))
+  paths = ['/'.join(key.key for key in path) for path, _ in flat]
+  return rules_lib.expand(family.rules(config), paths), (paths, treedef)

@@ -1,0 +1,153 @@
+"""Reading published weight files as host arrays.
+
+Safetensors files are mapped with NumPy alone. Pickled PyTorch files need torch,
+and are only read if they hold tensors and plain values: a pickle with other
+objects runs code when it is opened.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+_DTYPES = {
+    'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
+    'I64': np.int64, 'I32': np.int32, 'I16': np.int16, 'I8': np.int8, 'U8': np.uint8,
+    'BOOL': np.bool_,
+}
+_PREFIXES = ('_orig_mod.', 'module.')
+# Where published and training files keep the weights; a file without any is the weights.
+_OUTER_KEYS = ('model', 'module', 'state_dict')
+
+
+class ReadError(ValueError):
+  """A weight file that cannot be read."""
+
+
+def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.ndarray]:
+  """Reads the tensors of a weight file.
+
+  Args:
+    path: a `.safetensors` file, a folder of those, or a file that `torch.save` wrote.
+    key: which part of a PyTorch file holds the weights, for instance 'ema'. None
+      takes the first of 'model', 'module' and 'state_dict', or the file itself.
+
+  Returns:
+    Arrays by name, without the prefixes of compiled and wrapped modules.
+
+  Raises:
+    ReadError: if there is no such file, or it is damaged, holds something else
+      than tensors, or needs torch and torch is not installed.
+  """
+  path = pathlib.Path(path).expanduser()
+  if not path.exists():
+    raise ReadError(f'source is {path}: there is no such file.')
+  files = sorted(path.glob('*.safetensors')) if path.is_dir() else [path]
+  if not files:
+    raise ReadError(f'source is {path}, a folder without .safetensors files.')
+  if files[0].suffix != '.safetensors':
+    return _strip(path, _read_torch(path, key))
+  if key is not None:
+    raise ReadError(f'key is {key!r}, but {path} is safetensors and has no parts; leave it out.')
+  tensors: dict[str, np.ndarray] = {}
+  for file in files:
+    part = _read_safetensors(file)
+    if twice := sorted(tensors.keys() & part.keys()):
+      raise ReadError(f'{file} repeats tensors of another file of the folder: {twice}.')
+    tensors.update(part)
+  return _strip(path, tensors)
+
+
+def sha256(path: str | os.PathLike) -> str:
+  """Hexadecimal SHA-256 of a file, or of the files of a folder in order of name."""
+  path, digest = pathlib.Path(path).expanduser(), hashlib.sha256()
+  for file in sorted(path.glob('*.safetensors')) if path.is_dir() else [path]:
+    with file.open('rb') as stream:
+      while block := stream.read(1 << 20):
+        digest.update(block)
+  return digest.hexdigest()
+
+
+def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Maps a file: 8 bytes header length, a JSON header, then the numbers."""
+  try:
+    data = np.memmap(path, np.uint8, mode='r')
+    begin = 8 + int(data[:8].view('<u8')[0])
+    header = json.loads(data[8:begin].tobytes())
+    tensors = {}
+    for name, entry in header.items():
+      if name == '__metadata__':
+        continue
+      first, last = entry['data_offsets']
+      if begin + last > data.size:
+        raise ValueError(f'it ends before tensor {name}')
+      tensors[name] = data[begin + first:begin + last].view(
+          _DTYPES[entry['dtype']]).reshape(entry['shape'])
+    return tensors
+  except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    raise ReadError(
+        f'{path} is not a complete safetensors file ({error}); download it again.') from error
+
+
+def _read_torch(path: pathlib.Path, key: str | None) -> dict[str, np.ndarray]:
+  """Reads tensors and plain values; the weights may lie one level down."""
+  try:
+    import torch
+  except ImportError as error:
+    raise ReadError(
+        f'{path} is a PyTorch file and torch is not installed: `pip install torch`, or use the '
+        '.safetensors version of the file.') from error
+  try:
+    # Training files keep their command line, a plain namespace, beside the weights.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+      try:
+        content = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+      except RuntimeError:  # Files of old versions cannot be mapped.
+        content = torch.load(path, map_location='cpu', weights_only=True)
+  except pickle.UnpicklingError as error:
+    raise ReadError(
+        f'{path} is damaged, or holds Python objects beside tensors and plain values, which could '
+        'run code and are not loaded; save only its state dict to another file and convert that.'
+    ) from error
+  except (RuntimeError, EOFError, ValueError, OSError) as error:
+    raise ReadError(f'{path} is not a complete PyTorch file ({error}).') from error
+
+  if not isinstance(content, Mapping):
+    raise ReadError(f'{path} holds a {type(content).__name__}, not tensors by name.')
+  parts = [name for name, part in content.items() if isinstance(part, Mapping)]
+  if key is None:
+    key = next((name for name in _OUTER_KEYS if name in parts), None)
+  elif key not in parts:
+    raise ReadError(f'key is {key!r}; the parts of {path} are: {", ".join(map(str, parts))}.')
+  tensors = content if key is None else content[key]
+  if other := [f'{name} ({type(value).__name__})' for name, value in tensors.items()
+               if not isinstance(value, torch.Tensor)]:
+    raise ReadError(f'{path} holds other things than tensors: {", ".join(other)}.')
+  return {str(name): _to_numpy(value) for name, value in tensors.items()}
+
+
+def _to_numpy(tensor: Any) -> np.ndarray:
+  import torch  # Present: the tensor is one of its own.
+  tensor = tensor.detach()
+  if tensor.dtype == torch.bfloat16:  # NumPy learns this dtype from ml_dtypes only.
+    return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+  return tensor.numpy()
+
+
+def _strip(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Removes the prefixes that wrapping and compiling put before names."""
+  stripped = {}
+  for name, tensor in tensors.items():
+    while name.startswith(_PREFIXES):
+      name = name.removeprefix(next(p for p in _PREFIXES if name.startswith(p)))
+    if name in stripped:
+      raise ReadError(f'{path} holds {name} more than once, with different prefixes.')
+    stripped[name] = tensor
+  return stripped

@@ -1,0 +1,1 @@
+"""Numbers that describe a decode and the images it made."""

@@ -1,0 +1,60 @@
+"""How much of the work a decoder saved: figures from a `Decoded`, in NumPy."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cspd_jax.decoding.base import Decoded
+
+
+class Acceptance(NamedTuple):
+  """The usual figures of parallel decoding.
+
+  Attributes:
+    rounds_mean: forward passes of the target per image, the prefill included.
+    step_compression: tokens of an image per forward pass, `T / rounds`, averaged
+      over the images; 1 for `vanilla`.
+    accepted_length_mean: tokens committed by a round (the accepted drafts and
+      the one more token), averaged over all rounds after the prefill; nan if
+      the prefill was the only round (`T = 1`).
+    one_token_rounds: share of these rounds, 0 to 1, that accepted no draft and
+      so committed one token; nan likewise.
+  """
+
+  rounds_mean: float
+  step_compression: float
+  accepted_length_mean: float
+  one_token_rounds: float
+
+
+def summarise(decoded: Decoded) -> Acceptance:
+  """Figures over all images of a decode.
+
+  Args:
+    decoded: tokens `[B, T]`, rounds `[B]` and the histogram `[B, D + 2]`; JAX or
+      NumPy arrays. Several decodes are joined along `B` beforehand.
+
+  Raises:
+    ValueError: if the shapes do not fit together, or the histogram does not
+      account for all tokens and rounds.
+  """
+  tokens, rounds, accepted = (
+      np.asarray(part) for part in (decoded.tokens, decoded.rounds, decoded.accepted))
+  batch, length = tokens.shape if tokens.ndim == 2 else (0, 0)
+  if not batch or rounds.shape != (batch,) or accepted.shape[:-1] != (batch,):
+    raise ValueError(
+        f'decoded has tokens {tokens.shape}, rounds {rounds.shape} and accepted '
+        f'{accepted.shape}; they must be [B, T], [B] and [B, D + 2] with at least one image.')
+  sizes = np.arange(accepted.shape[1])
+  if np.any(accepted.sum(1) != rounds - 1) or np.any(accepted @ sizes != length - 1):
+    raise ValueError(
+        'decoded.accepted must count rounds - 1 rounds and T - 1 tokens for every image, but '
+        f'counts {accepted.sum(1).tolist()} rounds of {(rounds - 1).tolist()} and '
+        f'{(accepted @ sizes).tolist()} tokens of {length - 1}.')
+  counts = accepted.sum(0)
+  later_rounds = counts.sum() or np.nan
+  return Acceptance(
+      rounds_mean=float(rounds.mean()),
+      step_compression=float(np.mean(length / rounds)),
+      accepted_length_mean=float(counts @ sizes / later_rounds),
+      one_token_rounds=float(counts[1] / later_rounds))

@@ -1,0 +1,1 @@
+"""Pictures of images, acceptance and speed as PNG files; no display needed."""

@@ -1,0 +1,83 @@
+"""The acceptance map: in which round each token of an image was fixed."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cspd_jax.plots import canvas
+from cspd_jax.plots import grid
+
+
+def save_acceptance_map(
+    path: str | os.PathLike,
+    rounds: Mapping[str, np.ndarray],
+    *,
+    images: Mapping[str, np.ndarray] | None = None,
+    captions: Sequence[str] | None = None,
+    title: str = '',
+) -> None:
+  """Writes one row of maps per decoder as one PNG.
+
+  Every token is a cell of its image's grid, coloured by the round that fixed it
+  on a scale that all rows share; lines part the rows of the grid and, within a
+  row, tokens of different rounds, so that a round is a brick as long as what it
+  committed.
+
+  Args:
+    path: the file to write.
+    rounds: by decoder, `[N, H, W]` the round that fixed each token.
+    images: by decoder, `[N, height, width, 3]` in [-1, 1]; drawn beside the maps.
+    captions: one line above every image.
+    title: a line above all.
+
+  Raises:
+    ValueError: if there is nothing to draw, or the shapes do not fit together.
+  """
+  rounds = {name: np.asarray(value) for name, value in rounds.items()}
+  shapes = {value.shape for value in rounds.values()}
+  if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or 0 in shape:
+    raise ValueError(
+        f'rounds has shapes { {name: value.shape for name, value in rounds.items()} }; they must '
+        'be [N, H, W], not empty and the same for all decoders.')
+  count = shape[0]
+  if captions is not None and len(captions) != count:
+    raise ValueError(f'captions has {len(captions)} entries for {count} images.')
+  if images is not None and any(len(images.get(name, ())) != count for name in rounds):
+    raise ValueError(
+        f'images has { {name: len(value) for name, value in images.items()} } images; it must have '
+        f'{count} for each of {", ".join(rounds)}.')
+  last = max(int(value.max()) for value in rounds.values())
+  per_image = 2 if images else 1
+  figure = canvas.figure(1.3 + 1.35 * per_image * count, 1.4 * len(rounds) + 0.9)
+  if title:
+    figure.suptitle(title, color=canvas.INK, fontsize=10)
+  cells = figure.subplots(len(rounds), per_image * count, squeeze=False)
+  for row, (name, maps) in zip(cells, rounds.items()):
+    pictures = grid.to_unit(images[name]) if images else None
+    for i in range(count):
+      if pictures is not None:
+        canvas.bare(row[2 * i])
+        row[2 * i].imshow(pictures[i], interpolation='bicubic')
+      drawn = _draw(row[per_image * (i + 1) - 1], maps[i], last)
+    row[0].set_ylabel(
+        f'{name}\n{np.mean(maps.max((1, 2)) + 1):.0f} rounds', rotation=0, ha='right', va='center',
+        fontsize=9, color=canvas.INK)
+  for i, caption in enumerate(captions or ()):
+    cells[0, per_image * i].set_title(caption, fontsize=8.5, color=canvas.INK)
+  bar = figure.colorbar(drawn, ax=cells, location='bottom', shrink=0.35, aspect=40, pad=0.01)
+  bar.set_label('round that fixed the token', fontsize=8, color=canvas.INK)
+  bar.ax.tick_params(labelsize=7, colors=canvas.FAINT)
+  bar.outline.set_visible(False)
+  canvas.save(figure, path)
+
+
+def _draw(axes, rounds: np.ndarray, last: int):
+  """One map `[H, W]` with lines between the rounds; returns the coloured image."""
+  canvas.bare(axes)
+  drawn = axes.imshow(rounds, cmap='viridis', vmin=0, vmax=max(last, 1), interpolation='nearest')
+  at, columns = np.nonzero(rounds[:, 1:] != rounds[:, :-1])
+  axes.vlines(columns + 0.5, at - 0.5, at + 0.5, color='white', linewidth=0.5)
+  axes.hlines(np.arange(rounds.shape[0] - 1) + 0.5, -0.5, rounds.shape[1] - 0.5,
+              color='white', linewidth=0.5)
+  return drawn

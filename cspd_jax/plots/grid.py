@@ -1,0 +1,62 @@
+"""A grid of generated images."""
+
+import math
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from cspd_jax.plots import canvas
+
+
+def save_grid(
+    path: str | os.PathLike,
+    images: np.ndarray,
+    *,
+    captions: Sequence[str] | None = None,
+    title: str = '',
+    columns: int | None = None,
+) -> None:
+  """Writes images side by side as one PNG, small ones enlarged.
+
+  Args:
+    path: the file to write.
+    images: `[N, H, W, 3]` in [-1, 1], as a tokenizer decodes them.
+    captions: one line under every image.
+    title: a line above the grid.
+    columns: images in a row; about square by default, four at least.
+
+  Raises:
+    ValueError: if the shapes or the number of captions do not fit.
+  """
+  images = to_unit(images)
+  if captions is not None and len(captions) != len(images):
+    raise ValueError(f'captions has {len(captions)} entries for {len(images)} images.')
+  columns = columns or min(len(images), max(4, math.ceil(math.sqrt(len(images)))))
+  rows = math.ceil(len(images) / columns)
+  height = 2 * images.shape[1] / images.shape[2] + (0.2 if captions else 0.05)
+  figure = canvas.figure(2 * columns, height * rows + (0.3 if title else 0))
+  if title:
+    figure.suptitle(title, color=canvas.INK, fontsize=10)
+  cells = figure.subplots(rows, columns, squeeze=False).ravel()
+  for cell in cells:
+    canvas.bare(cell)
+  for i, image in enumerate(images):
+    cells[i].imshow(image, interpolation='bicubic')
+    if captions is not None:
+      cells[i].set_xlabel(captions[i], color=canvas.FAINT, fontsize=8)
+  canvas.save(figure, path)
+
+
+def to_unit(images: np.ndarray) -> np.ndarray:
+  """`[N, H, W, 3]` from [-1, 1] to [0, 1]; values beyond are cut off.
+
+  Raises:
+    ValueError: for another shape, or values that are not finite.
+  """
+  images = np.asarray(images, np.float32)
+  if images.ndim != 4 or images.shape[-1] != 3 or not images.size:
+    raise ValueError(f'images has shape {images.shape}; it must be [N, H, W, 3], not empty.')
+  if not np.isfinite(images).all():
+    raise ValueError('images holds values that are not finite; check the tokenizer.')
+  return np.clip(images / 2 + 0.5, 0, 1)

@@ -1,0 +1,101 @@
+"""Statistical proof that a sampler follows a law: jitted path, joint law, batches."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding.loop import Decoder
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing import statistics
+from cspd_jax.testing.tabular import Tabular
+
+# The chance that a correct sampler fails, over everything that is checked together.
+FALSE_ALARM = 1e-6
+
+
+class Report(NamedTuple):
+  """The outcome of a check; see `statistics.Fit` for the numbers.
+
+  Attributes:
+    tv: total variation to the law, over whole sequences and classes.
+    tv_expected: its mean for an exact sampler.
+    p_value: of the worst of the tests, corrected for their number.
+    samples: number of sequences.
+    passed: whether `p_value` is at least the allowed false-alarm rate.
+  """
+
+  tv: float
+  tv_expected: float
+  p_value: float
+  samples: int
+  passed: bool
+
+
+def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], laws: np.ndarray,
+                  vocab_size: int, *, samples: int = 2**19, batch_size: int = 2**14,
+                  seed: int = 0, false_alarm: float = FALSE_ALARM) -> Report:
+  """Tests any sampler of sequences against their enumerated laws.
+
+  Rows of one batch have different classes, so that they advance at different
+  speeds. Tested are the joint law of the whole sequence and its class, and that
+  neighbouring rows are independent.
+
+  Args:
+    sample: `(key, labels [B]) -> tokens [B, T]`; jit it yourself.
+    laws: `[C, V**T]` law of a sequence for every class, in lexicographic order.
+    vocab_size: `V`.
+    samples: number of sequences, rounded up to whole batches.
+    batch_size: `B`, even.
+    seed: of the keys.
+    false_alarm: probability with which a correct sampler may fail.
+
+  Returns:
+    A `Report`.
+  """
+  laws = np.asarray(laws, np.float64)
+  num_classes, cells = laws.shape
+  length = int(round(np.log(cells) / np.log(vocab_size)))
+  place = vocab_size ** np.arange(length - 1, -1, -1)
+  labels = np.arange(batch_size) % num_classes
+  counts = np.zeros((num_classes, cells))
+  pairs = np.zeros((vocab_size, vocab_size))
+  batches = -(-samples // batch_size)
+  for key in jax.random.split(jax.random.key(seed), batches):
+    tokens = np.asarray(sample(key, jnp.asarray(labels)))
+    np.add.at(counts, (labels, tokens @ place), 1)
+    # Rows 2i and 2i + 1 of classes 0 and 1 (or 0 and 0): their last tokens.
+    first = labels[::2] == 0
+    np.add.at(pairs, (tokens[::2, -1][first], tokens[1::2, -1][first]), 1)
+
+  whole = statistics.fit(counts.ravel(), (laws / laws.sum() * (
+      counts.sum(axis=1, keepdims=True) * num_classes / counts.sum())).ravel())
+  last = laws.reshape(num_classes, -1, vocab_size).sum(axis=1)
+  other = last[1 % num_classes]
+  pair = statistics.fit(pairs.ravel(), np.outer(last[0], other).ravel())
+  p_value = min(1.0, 2 * min(whole.p_value, pair.p_value))
+  return Report(whole.tv, whole.tv_expected, p_value, whole.samples, p_value >= false_alarm)
+
+
+def check_decoder(decoder: Decoder, tabular: Tabular, laws: np.ndarray, warp: Warp = Warp(), *,
+                  draft_params=None, **kwargs) -> Report:
+  """Tests a decoder, through its jitted path, on a tabular model.
+
+  Args:
+    decoder: built on `tabular.target`.
+    tabular: the model.
+    laws: `[C, V**T]` what to compare with; `class_laws(tabular, warp)`.
+    warp: sampling options.
+    draft_params: parameters of the drafter, if any.
+    **kwargs: see `check_sampler`.
+  """
+  decode = jax.jit(decoder)
+  sample = lambda key, labels: decode(tabular.params, labels, key, warp, draft_params).tokens
+  return check_sampler(sample, laws, tabular.vocab_size, **kwargs)
+
+
+def class_laws(tabular: Tabular, warp: Warp = Warp()) -> np.ndarray:
+  """`[C, V**T]` the law of whole sequences for every class of a tabular model."""
+  return np.stack([tabular.law(warp, label) for label in range(tabular.params.shape[0])])

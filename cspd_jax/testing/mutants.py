@@ -1,0 +1,126 @@
+"""Broken decoders. A test of exactness is worth what it rejects.
+
+Every mutant patches one function of the library with a mistake that has been
+made in practice, and names a decoder in which it does harm.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import accept, random, tree
+from cspd_jax.decoding.base import Target
+from cspd_jax.decoding.decoders import vanilla
+from cspd_jax.decoding.drafters import jacobi
+from cspd_jax.decoding.loop import Decoder, make_decoder
+from cspd_jax.decoding.verifiers import exact, walk
+
+
+class Mutant(NamedTuple):
+  """A mistake and where it shows.
+
+  Attributes:
+    patch: `() -> context manager`; trace the decoder inside it.
+    build: `target -> Decoder`, to be called inside the patch.
+  """
+
+  patch: Callable[[], contextlib.AbstractContextManager]
+  build: Callable[[Target], Decoder]
+
+
+def _jacobi(coupling: str, topology: tree.Tree | None = None):
+  window = 4 if topology is None else topology.num_nodes + 1
+  return lambda target: make_decoder(
+      target, jacobi.jacobi(window, coupling, tree=topology), exact.exact())
+
+
+def _patch(owner, name, replacement):
+  return lambda: mock.patch.object(owner, name, replacement)
+
+
+def _residual_twice_warped(p, q):
+  sharper = _original_residual(p, q) ** (1 / 0.7)
+  return sharper / jnp.sum(sharper, axis=-1, keepdims=True)
+
+
+def _stale_laws(rng, state, outcome, first, length, coupling):
+  """Kept tokens stay with the law they were drawn from two rounds ago."""
+  tokens, laws = _original_couple(rng, state, outcome, first, length, coupling)
+  kept = (tokens[:-1] == state.tokens)[:, None]
+  return tokens, jnp.concatenate([jnp.where(kept, state.laws, laws[:-1]), laws[-1:]])
+
+
+def _accepted_keep_their_laws(rng, state, outcome, first, length, coupling):
+  """Tokens accepted but cut off are verified again with the same law."""
+  tokens, laws = _original_couple(rng, state, outcome, first, length, coupling)
+  accepted = jnp.arange(length) < outcome.verdict.node  # A chain: node is depth.
+  return (jnp.concatenate([jnp.where(accepted, state.tokens, tokens[:-1]), tokens[-1:]]),
+          jnp.concatenate([jnp.where(accepted[:, None], state.laws, laws[:-1]), laws[-1:]]))
+
+
+def _shortest_of_pairs(self, count, accepted):
+  """Every two rows advance by the smaller of their accepted lengths."""
+  length = jnp.minimum(accepted + 1, self.target.num_tokens - count)
+  pairs = jnp.where(length > 0, length, length.max()).reshape(-1, 2)
+  return jnp.minimum(length, jnp.repeat(pairs.min(axis=1), 2))
+
+
+@contextlib.contextmanager
+def _cut_to_minimum():
+  with (mock.patch.object(Decoder, '_length', _shortest_of_pairs),
+        mock.patch.object(jacobi, '_couple', _accepted_keep_their_laws)):
+    yield
+
+
+def _same_uniforms(self, p, q):
+  """Every accept test of a position uses one number for the whole decode."""
+  return jax.random.uniform(self.state.noise, p.shape) * q < p
+
+
+def _noise_of_pairs(self, positions, vocab_size):
+  return _original_noise(self, positions // 2, vocab_size)
+
+
+def _late_bonus(node, topology, law_rows, tokens, laws, target_laws):
+  """The bonus token comes from the law one node too early."""
+  is_leaf = jnp.asarray(topology.children[:, 0] < 0)[node]
+  right = _original_stop_law(node, topology, law_rows, tokens, laws, target_laws)
+  return jnp.where(is_leaf, target_laws[jnp.maximum(node - 1, 0)], right)
+
+
+def _longest(accepted, topology):
+  """Of all accepted paths the longest, instead of the first one."""
+  reached = jnp.all(accepted.at[0].set(True) | ~topology.ancestors, axis=1)
+  return jnp.argmax(jnp.where(reached, np.asarray(topology.depth), -1)).astype(jnp.int32)
+
+
+_original_residual = accept.residual
+_original_couple = jacobi._couple  # pylint: disable=protected-access
+_original_noise = random.Keyed._position_noise  # pylint: disable=protected-access
+_original_stop_law = exact._stop_law  # pylint: disable=protected-access
+
+MUTANTS = {
+    'residual replaced by the target law': Mutant(
+        _patch(accept, 'residual', lambda p, q: p), _jacobi('redraw')),
+    'plain draft law for the second candidate': Mutant(
+        _patch(accept, 'without', lambda q, token: q),
+        _jacobi('maximal', tree.caterpillar(2, 2, 5))),
+    'stored law not updated after a kept token': Mutant(
+        _patch(jacobi, '_couple', _stale_laws), _jacobi('maximal')),
+    'batch cut to its minimum': Mutant(_cut_to_minimum, _jacobi('redraw')),
+    'one uniform used twice': Mutant(
+        _patch(random.Keyed, 'accept', _same_uniforms), _jacobi('maximal')),
+    'noise shared by two positions': Mutant(
+        _patch(random.Keyed, '_position_noise', _noise_of_pairs), vanilla),
+    'temperature applied twice': Mutant(
+        _patch(accept, 'residual', _residual_twice_warped), _jacobi('redraw')),
+    'bonus token one position early': Mutant(
+        _patch(exact, '_stop_law', _late_bonus), _jacobi('redraw')),
+    'longest of several accepted paths': Mutant(
+        _patch(walk, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
+}

@@ -1,0 +1,1 @@
+"""Training of tokenizers (`vq`) and autoregressive models (`autoregressive`) on one `loop`."""

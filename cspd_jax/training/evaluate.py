@@ -1,0 +1,104 @@
+"""Held-out figures of a trained tokenizer and its models, for the report of a training run."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.models import llamagen
+from cspd_jax.models import vq
+
+_BATCH = 16
+_LN2 = float(np.log(2))
+
+
+def tokenizer(
+    params: Any,
+    config: vq.VQConfig,
+    images: np.ndarray,
+    train_tokens: np.ndarray,
+) -> dict[str, float]:
+  """Quality of a tokenizer.
+
+  Args:
+    params: its parameters.
+    config: its sizes.
+    images: `[N, H, W, C]` held-out images in [-1, 1].
+    train_tokens: `[M, T]` tokens of training images, for the use of the codebook.
+
+  Returns:
+    'psnr' (mean over images, in decibels for values in [0, 1]), 'l1' (same scale),
+    'codebook_used' (fraction of the codes that occur) and 'codebook_perplexity'.
+  """
+  reconstruct = jax.jit(
+      lambda batch: vq.decode(params, config, vq.encode(params, config, batch)))
+  outputs = np.concatenate(
+      [np.asarray(reconstruct(batch)) for batch in _batches(images)])
+  error = (outputs - images) / 2
+  mean_square = np.mean(error ** 2, axis=(1, 2, 3))
+  counts = np.bincount(train_tokens.reshape(-1), minlength=config.codebook_size)
+  shares = counts[counts > 0] / counts.sum()
+  return {
+      'psnr': float(np.mean(-10 * np.log10(np.maximum(mean_square, 1e-12)))),
+      'l1': float(np.mean(np.abs(error))),
+      'codebook_used': float(np.mean(counts > 0)),
+      'codebook_perplexity': float(np.exp(-np.sum(shares * np.log(shares)))),
+  }
+
+
+def model(
+    params: Any,
+    config: llamagen.LlamaGenConfig,
+    tokens: np.ndarray,
+    labels: np.ndarray,
+    guidance_scale: float,
+) -> dict[str, Any]:
+  """Likelihood and entropy of a model's laws along given images.
+
+  Args:
+    params: the model's parameters.
+    config: its sizes.
+    tokens: `[N, T]` held-out images.
+    labels: `[N]` their classes.
+    guidance_scale: of the guided laws.
+
+  Returns:
+    'nll_nats' and 'nll_bits' per token given the label, 'nll_nats_no_label' and
+    'nll_bits_no_label' with the null class, and for the laws 'plain' and 'guided' a dictionary
+    with the token entropy's quantiles 'entropy_bits_q10', '_q50' and '_q90', the mean largest
+    probability 'top1_mean', the share of tokens whose largest probability is below 0.2,
+    'top1_below_0.2', and the mean of the sum of squared probabilities, 'collision'.
+  """
+  def measure(tokens, labels):
+    both = jnp.stack([
+        llamagen.logits(config, params, labels, tokens,
+                        drop_mask=jnp.full(labels.shape, dropped)) for dropped in (False, True)])
+    taken = jnp.take_along_axis(jax.nn.log_softmax(both), tokens[None, ..., None], axis=-1)
+    laws = {'plain': warp_lib.law(both[:1], warp_lib.Warp()),
+            'guided': warp_lib.law(both, warp_lib.Warp(guidance_scale=guidance_scale))}
+    stats = {name: (jnp.sum(jax.scipy.special.entr(law), -1) / _LN2, jnp.max(law, -1),
+                    jnp.sum(law * law, -1)) for name, law in laws.items()}
+    return -taken[..., 0], stats
+
+  compiled = jax.jit(measure)
+  parts = [jax.device_get(compiled(*batch)) for batch in _batches(tokens, labels)]
+  nll = np.concatenate([part[0] for part in parts], axis=1).mean(axis=(1, 2))
+  report = {'nll_nats': float(nll[0]), 'nll_bits': float(nll[0] / _LN2),
+            'nll_nats_no_label': float(nll[1]), 'nll_bits_no_label': float(nll[1] / _LN2)}
+  for name in ('plain', 'guided'):
+    entropy, top1, collision = (
+        np.concatenate([part[1][name][i] for part in parts]) for i in range(3))
+    report[name] = {
+        **{f'entropy_bits_q{q}': float(np.percentile(entropy, q)) for q in (10, 50, 90)},
+        'top1_mean': float(top1.mean()), 'top1_below_0.2': float(np.mean(top1 < 0.2)),
+        'collision': float(collision.mean())}
+  return report
+
+
+def _batches(*arrays: np.ndarray):
+  """Slices of `_BATCH` entries of each array; the last one may be shorter."""
+  for start in range(0, arrays[0].shape[0], _BATCH):
+    batch = tuple(array[start:start + _BATCH] for array in arrays)
+    yield batch if len(batch) > 1 else batch[0]

@@ -1,0 +1,164 @@
+"""Training step of the VQ tokenizer: reconstruction and codebook, without an adversary.
+
+The loss is the absolute error of pixels and of their horizontal and vertical differences (which
+keeps edges sharp), plus the two usual terms that pull codebook vectors and latents together
+(van den Oord et al., Neural Discrete Representation Learning, 2017, equation 3), between unit
+vectors as in LlamaGen. Codebook vectors that nothing uses are moved onto latents of the current
+batch (random restarts: Dhariwal et al., Jukebox, 2020, section 3.1), because the gradient never
+reaches them.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from cspd_jax.models import vq
+
+
+@dataclasses.dataclass(frozen=True)
+class VQTrainConfig:
+  """Optimisation of a tokenizer.
+
+  Attributes:
+    num_steps: optimiser steps.
+    batch_size: crops per step.
+    learning_rate: peak of the cosine schedule.
+    warmup_steps: steps of linear warm-up.
+    gradient_weight: weight of the error of pixel differences.
+    codebook_weight: weight of the codebook term.
+    commitment_weight: weight of the commitment term.
+    quantize_from: first step with quantisation; before it a plain autoencoder spreads its latents.
+    restart_every: steps between restarts of unused codebook vectors.
+    restart_until: fraction of `num_steps` after which vectors are no longer restarted.
+    restart_below: usage, relative to uniform use, below which a vector counts as unused.
+    seed: of the parameters, the crops and the restarts.
+  """
+
+  num_steps: int = 5000
+  batch_size: int = 4
+  learning_rate: float = 1e-3
+  warmup_steps: int = 100
+  gradient_weight: float = 0.5
+  codebook_weight: float = 1.0
+  commitment_weight: float = 0.25
+  quantize_from: int = 300
+  restart_every: int = 50
+  restart_until: float = 0.7
+  restart_below: float = 0.05
+  seed: int = 0
+
+
+class VQState(NamedTuple):
+  """What a step changes.
+
+  Attributes:
+    step: steps done, int32.
+    params: parameters of the tokenizer.
+    opt_state: state of the optimiser.
+    usage: `[codebook_size]` running use of each vector; 1 is uniform use.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+  usage: jax.Array
+
+
+def _optimizer(train: VQTrainConfig) -> optax.GradientTransformation:
+  schedule = optax.warmup_cosine_decay_schedule(
+      0.0, train.learning_rate, train.warmup_steps, max(train.num_steps, train.warmup_steps + 1))
+  return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, b2=0.99))
+
+
+def init(config: vq.VQConfig, train: VQTrainConfig) -> VQState:
+  """The state before the first step."""
+  params = vq.init(config, jax.random.key(train.seed))
+  return VQState(jnp.int32(0), params, _optimizer(train).init(params),
+                 jnp.zeros(config.codebook_size))
+
+
+def loss(
+    params,
+    config: vq.VQConfig,
+    train: VQTrainConfig,
+    images: jax.Array,
+    quantized: jax.Array | bool = True,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """The training loss of images `[B, H, W, C]` in [-1, 1].
+
+  Args:
+    params: parameters of the tokenizer.
+    config: its sizes.
+    train: the weights of the terms.
+    images: the batch.
+    quantized: False passes the latents to the decoder as they are.
+
+  Returns:
+    The loss and its parts: 'l1', 'psnr' (decibels for pixel values in [0, 1]), 'commitment', and
+    the batch's 'latents' `[B, h, w, codebook_dim]` and 'indices' `[B, h, w]`.
+  """
+  latents = vq.latents(params, config, images)
+  indices = vq.quantize(params, config, jax.lax.stop_gradient(latents))
+  vectors = vq.codebook(params, config)[indices]
+  # Straight through: the decoder sees the vector, the encoder gets the decoder's gradient.
+  passed = latents + jax.lax.stop_gradient(jnp.where(quantized, vectors - latents, 0.0))
+  output = vq.decode_vectors(params, config, passed)
+  error = output - images
+  l1 = jnp.mean(jnp.abs(error))
+  edges = (jnp.mean(jnp.abs(jnp.diff(error, axis=1))) +
+           jnp.mean(jnp.abs(jnp.diff(error, axis=2))))
+  codebook_term = jnp.mean((vectors - jax.lax.stop_gradient(latents)) ** 2)
+  commitment = jnp.mean((jax.lax.stop_gradient(vectors) - latents) ** 2)
+  total = (l1 + train.gradient_weight * edges + train.codebook_weight * codebook_term +
+           jnp.where(quantized, train.commitment_weight, 0.0) * commitment)
+  mean_square = jnp.mean((jnp.clip(output, -1, 1) - images) ** 2) / 4
+  return total, {'l1': l1, 'psnr': -10 * jnp.log10(mean_square), 'commitment': commitment,
+                 'latents': latents, 'indices': indices}
+
+
+def step(
+    state: VQState,
+    images: jax.Array,
+    config: vq.VQConfig,
+    train: VQTrainConfig,
+) -> tuple[VQState, dict[str, jax.Array]]:
+  """One optimiser step on images `[B, H, W, C]`; jit with `config` and `train` static.
+
+  Returns:
+    The next state and scalar metrics: 'loss', 'l1', 'psnr', 'commitment' and 'used', the fraction
+    of the codebook in use.
+  """
+  (total, parts), grads = jax.value_and_grad(loss, has_aux=True)(
+      state.params, config, train, images, state.step >= train.quantize_from)
+  updates, opt_state = _optimizer(train).update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  usage = _update_usage(state.usage, parts['indices'])
+  params, usage = _restart(state.step, params, usage, parts['latents'], train)
+  metrics = {'loss': total, 'l1': parts['l1'], 'psnr': parts['psnr'],
+             'commitment': parts['commitment'],
+             'used': jnp.mean(usage >= train.restart_below)}
+  return VQState(state.step + 1, params, opt_state, usage), metrics
+
+
+def _update_usage(usage: jax.Array, indices: jax.Array) -> jax.Array:
+  size = usage.shape[0]
+  counts = jnp.zeros(size).at[indices.reshape(-1)].add(1.0)
+  return 0.99 * usage + 0.01 * counts * size / indices.size
+
+
+def _restart(at, params, usage, latents, train):
+  """Moves unused vectors onto random latents; at `quantize_from`, all of them."""
+  pool = latents.reshape(-1, latents.shape[-1])
+  key = jax.random.fold_in(jax.random.key(train.seed + 1), at)
+  picks = pool[jax.random.randint(key, usage.shape, 0, pool.shape[0])]
+  first = at == train.quantize_from - 1
+  due = (at > train.quantize_from) & (at % train.restart_every == 0)
+  due &= at < train.restart_until * train.num_steps
+  unused = first | (due & (usage < train.restart_below))
+  old = params['codebook']['embedding']
+  embedding = jnp.where(unused[:, None], picks.astype(old.dtype), old)
+  # A restarted vector gets the benefit of the doubt until the next round.
+  return {**params, 'codebook': {'embedding': embedding}}, jnp.where(unused, 1.0, usage)

@@ -1,0 +1,120 @@
+"""Generates images with every decoder and shows what each of them costs.
+
+  python -m experiments.generate
+  python -m experiments.generate --prompt=cat,rocket --num_images=2 --seed=7
+  python -m experiments.generate --decoder=vanilla,sjd,seed_exact --window=8
+  python -m experiments.generate --model=checkpoints/c2i_b_256 --tokenizer=checkpoints/vq16 \\
+      --label=207,360 --guidance_scale=4 --config.dtype=bfloat16 --workdir=runs/llamagen
+
+Uses the small model that comes with the package, or any class-conditional
+LlamaGen checkpoint made by `experiments.convert`. Into --workdir go a grid of
+images per decoder (images_*.png), in which round each token was fixed
+(acceptance.png), bars of step compression and wall-clock (speed.png), and all
+figures (report.json). Times are for one image at a time, without compilation.
+
+What is not given on the command line comes from --config; every field of it can
+also be set as --config.field=value. Anything wrong with the input ends with one
+message and exit code 2, before anything is compiled or written.
+"""
+
+import dataclasses
+import os
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+from absl import app
+from absl import flags
+
+import cspd_jax
+from configs import demo
+from experiments import config_flags
+from experiments import generation
+from experiments import report as report_lib
+
+_CONFIG = config_flags.DEFINE_config(default='configs/demo.py')
+
+flags.declare_key_flag('config')
+
+_OPTIONS = {holder.name: holder for holder in (
+    flags.DEFINE_string(
+        'decoder', None, 'Decoders separated by commas, or all: ' + '; '.join(
+            f'{name}: {entry.summary}' for name, entry in cspd_jax.DECODERS.items()) + '.'),
+    flags.DEFINE_integer('num_images', None, 'Images per decoder; the classes take turns.'),
+    flags.DEFINE_string('prompt', None, 'Names of classes separated by commas, such as cat,rocket.'),
+    flags.DEFINE_string('label', None, 'Numbers of classes separated by commas, from 0.'),
+    flags.DEFINE_integer('seed', None, 'The same seed gives the same images.'),
+    flags.DEFINE_float('guidance_scale', None, 'Classifier-free guidance; 1 is none.'),
+    flags.DEFINE_float('temperature', None, 'Divides the logits; 0 is greedy.'),
+    flags.DEFINE_integer('top_k', None, 'Keeps the k most probable tokens; 0 keeps all.'),
+    flags.DEFINE_float('top_p', None, 'Keeps the most probable tokens up to this mass; 1 keeps all.'),
+    flags.DEFINE_integer('window', None, 'Tokens per forward pass of the Jacobi decoders.'),
+    flags.DEFINE_string('model', None, 'Checkpoint of the target: a shipped name or a folder.'),
+    flags.DEFINE_string(
+        'draft_model', None, 'Checkpoint of the draft model. Another --model has none by default, '
+        'which leaves out the decoders that need one.'),
+    flags.DEFINE_string('tokenizer', None, 'Checkpoint of the image tokenizer.'),
+    flags.DEFINE_string('workdir', None, 'Folder of the results.'),
+)}
+
+
+def resolve(config: Any, given: dict[str, Any]) -> Any:
+  """The configuration with the flags that were given.
+
+  Raises:
+    ValueError: if the configuration is not one for this program.
+  """
+  needed = [field.name for field in dataclasses.fields(demo.Config)]
+  if missing := [name for name in needed if not hasattr(config, name)]:
+    raise ValueError(
+        f'config is a {type(config).__name__} without {", ".join(missing)}; this program takes '
+        'one like configs/demo.py.')
+  if given.get('model', config.model) != config.model:
+    given = {'draft_model': '', **given}  # The draft model of another target would not fit.
+  return dataclasses.replace(config, **given)
+
+
+def open_workdir(workdir: str) -> pathlib.Path:
+  """Creates the folder if necessary.
+
+  Raises:
+    ValueError: if files cannot be written there.
+  """
+  try:
+    os.makedirs(workdir, exist_ok=True)
+    with tempfile.TemporaryFile(dir=workdir):
+      pass
+  except OSError as error:
+    raise ValueError(
+        f'workdir is {workdir!r}, where files cannot be written ({error.strerror}); give another '
+        'folder.') from error
+  return pathlib.Path(workdir)
+
+
+def main(argv: list[str]) -> int:
+  try:
+    if len(argv) > 1:
+      raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
+    given = {name: option.value for name, option in _OPTIONS.items() if option.value is not None}
+    config = resolve(_CONFIG.value(), given)
+    job = generation.prepare(config)
+    workdir = open_workdir(config.workdir)
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  print(f'{len(job.labels)} images of {job.model.config.num_tokens} tokens with '
+        f'{len(job.decoders)} decoders; model {config.model}, window {config.window}, guidance '
+        f'scale {config.guidance_scale}, temperature {config.temperature}', flush=True)
+  for name, reason in job.left_out.items():
+    print(f'{name} is left out: {reason}', flush=True)
+  measured = generation.measure(job, lambda line: print(line, flush=True))
+  images = generation.draw(job, measured)
+  report = report_lib.figures(config, job, measured)
+  report_lib.write(workdir, job, report, measured, images)
+  print(f'\n{report_lib.table(report)}\n\nPictures and report.json are in {workdir}.')
+  return 0
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=config_flags.parse)

@@ -1,0 +1,240 @@
+"""Generation with several decoders of one model, and what each of them costs.
+
+`prepare` checks everything that can be wrong before anything is compiled;
+`measure` and `draw` do the work.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import cspd_jax
+from cspd_jax import checkpoint
+from cspd_jax.models import llamagen
+from cspd_jax.models import vq
+
+_DTYPES = ('float32', 'bfloat16')
+
+
+class Job(NamedTuple):
+  """What `measure` and `draw` need.
+
+  Attributes:
+    model: the target's checkpoint.
+    draft_params: parameters of the draft model, None without one.
+    tokenizer: the image tokenizer's checkpoint.
+    decoders: by name.
+    left_out: decoders of the registry that cannot run, with the reason.
+    labels: `[N]` int32 the class of every image.
+    captions: what every image shows, for people.
+    warp: the sampling options.
+    seed: of the images' keys.
+    repeats: timed runs per image and decoder.
+  """
+
+  model: checkpoint.Loaded
+  draft_params: Any
+  tokenizer: checkpoint.Loaded
+  decoders: dict[str, cspd_jax.Decoder]
+  left_out: dict[str, str]
+  labels: np.ndarray
+  captions: list[str]
+  warp: cspd_jax.Warp
+  seed: int
+  repeats: int
+
+
+class Measured(NamedTuple):
+  """One decoder's result.
+
+  Attributes:
+    decoded: of all images, `B = N`, as NumPy arrays.
+    seconds: `[N]` wall-clock of an image at batch 1, median of the timed runs.
+    compile_seconds: time to trace and compile.
+  """
+
+  decoded: cspd_jax.Decoded
+  seconds: np.ndarray
+  compile_seconds: float
+
+
+def prepare(config: Any) -> Job:
+  """Loads the models and checks all options.
+
+  Args:
+    config: has the fields of `configs/demo.py`.
+
+  Raises:
+    ValueError: for anything that cannot work, naming the option.
+  """
+  _check_numbers(config)
+  names, left_out = _decoder_names(config)
+  model = _load(config, 'model', 'llamagen')
+  tokenizer = _load(config, 'tokenizer', 'vq')
+  _check_pair(config, 'tokenizer', 'codebook_size', tokenizer, 'vocab_size', model)
+  guided = config.guidance_scale != 1
+  target = llamagen.target(model.config, guided=guided)
+  draft_target, draft_params = None, None
+  if any(cspd_jax.DECODERS[name].needs_draft_model for name in names):
+    draft = _load(config, 'draft_model', 'llamagen')
+    for size in ('vocab_size', 'height', 'width', 'num_classes'):
+      _check_pair(config, 'draft_model', size, draft, size, model)
+    draft_target, draft_params = llamagen.target(draft.config, guided=guided), draft.params
+  labels, captions = _labels(config, model)
+  warp = cspd_jax.Warp(
+      guidance_scale=np.float32(config.guidance_scale), temperature=np.float32(config.temperature),
+      top_k=np.int32(config.top_k), top_p=np.float32(config.top_p))
+  decoders = {
+      name: cspd_jax.build(name, target, window=config.window, draft_target=draft_target,
+                           draft_length=config.draft_length)
+      for name in names}
+  for decoder in decoders.values():
+    decoder.check(labels, warp)
+  return Job(model, draft_params, tokenizer, decoders, left_out, labels.astype(np.int32), captions,
+             warp, config.seed, config.repeats)
+
+
+def measure(job: Job, show: Callable[[str], None] = print) -> dict[str, Measured]:
+  """Generates all images with all decoders, one image at a time.
+
+  The decoders take turns on every image, so that a change in the machine's load
+  meets all of them; the first turn is not timed.
+  """
+  keys = [jax.random.fold_in(jax.random.key(job.seed), i) for i in range(len(job.labels))]
+  compiled, compile_seconds = {}, {}
+
+  def arguments(name, i):
+    draft = job.draft_params if cspd_jax.DECODERS[name].needs_draft_model else None
+    return job.model.params, jnp.asarray(job.labels[i:i + 1]), keys[i], job.warp, draft
+
+  for name, decoder in job.decoders.items():
+    start = time.perf_counter()
+    compiled[name] = jax.jit(decoder).lower(*arguments(name, 0)).compile()
+    compile_seconds[name] = time.perf_counter() - start
+    show(f'compiled {name} in {compile_seconds[name]:.1f} s')
+
+  results = {name: [] for name in compiled}
+  seconds = {name: np.zeros((job.repeats, len(job.labels))) for name in compiled}
+  for i, caption in enumerate(job.captions):
+    for name, run in compiled.items():
+      results[name].append(jax.device_get(run(*arguments(name, i))))
+    rounds = ', '.join(f'{name} {int(results[name][i].rounds[0])}' for name in compiled)
+    show(f'image {i + 1} of {len(job.labels)}, {caption}: rounds of {rounds}')
+  for repeat in range(job.repeats):
+    show(f'timing, run {repeat + 1} of {job.repeats}')
+    for i in range(len(job.labels)):
+      for name, run in compiled.items():
+        args = arguments(name, i)
+        start = time.perf_counter()
+        jax.block_until_ready(run(*args))
+        seconds[name][repeat, i] = time.perf_counter() - start
+  return {
+      name: Measured(jax.tree.map(lambda *parts: np.concatenate(parts), *results[name]),
+                     np.median(seconds[name], axis=0), compile_seconds[name])
+      for name in compiled}
+
+
+def draw(job: Job, measured: Mapping[str, Measured]) -> dict[str, np.ndarray]:
+  """The images `[N, H, W, 3]` in [-1, 1] of every decoder's tokens."""
+  decode = jax.jit(lambda params, tokens: vq.decode(params, job.tokenizer.config, tokens))
+  grids = {name: token_grid(job, one.decoded.tokens) for name, one in measured.items()}
+  return {
+      name: np.concatenate([
+          np.asarray(decode(job.tokenizer.params, tokens[None])) for tokens in grid])
+      for name, grid in grids.items()}
+
+
+def token_grid(job: Job, values: np.ndarray) -> np.ndarray:
+  """`[N, T]` values of tokens in their places, `[N, height, width]`."""
+  return values.reshape(-1, job.model.config.height, job.model.config.width)
+
+
+def _check_numbers(config) -> None:
+  for name in ('num_images', 'window', 'draft_length', 'repeats'):
+    if getattr(config, name) < 1:
+      raise ValueError(f'{name} is {getattr(config, name)}; it must be at least 1.')
+  if not 0 <= config.seed < 2**32:
+    raise ValueError(f'seed is {config.seed}; it must be 0 to {2**32 - 1}.')
+  if config.dtype not in _DTYPES:
+    raise ValueError(f'dtype is {config.dtype!r}; it must be one of {", ".join(_DTYPES)}.')
+
+
+def _split(text: str) -> list[str]:
+  """The parts of a list in commas."""
+  return [part.strip() for part in text.split(',') if part.strip()]
+
+
+def _decoder_names(config) -> tuple[list[str], dict[str, str]]:
+  """Names of the decoders to run, and why others of 'all' are left out."""
+  known = cspd_jax.DECODERS
+  everything = config.decoder.strip() == 'all'
+  names = list(known) if everything else list(dict.fromkeys(_split(config.decoder)))
+  unknown = [name for name in names if name not in known]
+  if unknown or not names:
+    raise ValueError(
+        f'decoder is {config.decoder!r}; it must be all or, separated by commas, any of '
+        f'{", ".join(known)}.')
+  lacking = [] if config.draft_model else [n for n in names if known[n].needs_draft_model]
+  if lacking and not everything:
+    raise ValueError(f'decoder {lacking[0]} needs a draft model; give draft_model.')
+  return ([name for name in names if name not in lacking],
+          {name: 'there is no draft model; give draft_model' for name in lacking})
+
+
+def _load(config, role: str, kind: str) -> checkpoint.Loaded:
+  """The checkpoint that the option `role` names."""
+  name = getattr(config, role)
+  if not name:
+    raise ValueError(f'{role} is empty; give the name or the folder of a checkpoint.')
+  try:
+    loaded = checkpoint.load(name, dtype=config.dtype)
+  except checkpoint.CheckpointError as error:
+    raise ValueError(f'{role}: {error}') from error
+  if loaded.kind != kind:
+    raise ValueError(f'{role} is {name!r}, a {loaded.kind!r} checkpoint; it must be {kind!r}.')
+  if kind == 'llamagen' and loaded.config.conditioning != 'class':
+    raise ValueError(f'{role} is {name!r}, a text-conditional model; it must be a class model.')
+  return loaded
+
+
+def _check_pair(config, role, size, loaded, model_size, model) -> None:
+  """Raises ValueError unless two sizes that belong together are equal."""
+  ours, theirs = getattr(loaded.config, size), getattr(model.config, model_size)
+  if ours != theirs:
+    raise ValueError(
+        f'{size} of the {role} {getattr(config, role)!r} is {ours}, but {model_size} of the model '
+        f'{config.model!r} is {theirs}; they must be equal. Give the {role} that belongs to the '
+        'model.')
+
+
+def _labels(config, model: checkpoint.Loaded) -> tuple[np.ndarray, list[str]]:
+  """The class of every image `[N]`, and what it is called."""
+  names, count = model.metadata.get('class_names', []), model.config.num_classes
+  if config.prompt and config.label:
+    raise ValueError(
+        f'prompt is {config.prompt!r} and label is {config.label!r}; give only one of them.')
+  if config.prompt and not names:
+    raise ValueError(
+        f'prompt is {config.prompt!r}, but the classes of {config.model!r} have no names; give '
+        f'label, 0 to {count - 1}.')
+  chosen = list(range(count))
+  if text := config.prompt or config.label:
+    option = 'prompt' if config.prompt else 'label'
+    known = {name: i for i, name in enumerate(names if config.prompt else map(str, chosen))}
+    parts = _split(text)
+    if not parts or any(part not in known for part in parts):
+      allowed = ', '.join(names) if config.prompt else f'0 to {count - 1}'
+      raise ValueError(
+          f'{option} is {text!r}; it must be classes of {config.model!r} separated by commas: '
+          f'{allowed}.')
+    if len(parts) > config.num_images:
+      raise ValueError(
+          f'num_images is {config.num_images}, but {option} has {len(parts)} classes; it must be '
+          'at least as many.')
+    chosen = [known[part] for part in parts]
+  labels = np.resize(chosen, config.num_images)
+  return labels, [names[label] if names else f'class {label}' for label in labels]

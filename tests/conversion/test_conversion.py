@@ -1,0 +1,152 @@
+"""The strict driver, and the command line around it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from checkpoints_conversion import convert
+from cspd_jax import checkpoint
+from cspd_jax.models import llamagen
+from cspd_jax.models import vq
+
+_ROOT = pathlib.Path(__file__).parents[2]
+MODELS = {
+    'class': ('llamagen', llamagen.LlamaGenConfig(
+        height=2, width=2, dim=16, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24,
+        vocab_size=12, num_classes=3)),
+    'text': ('llamagen', llamagen.LlamaGenConfig(
+        conditioning='text', height=2, width=2, dim=16, num_layers=1, num_heads=2, ffn_dim=24,
+        vocab_size=12, caption_dim=6)),
+    'vq': ('llamagen_vq', vq.VQConfig(
+        ch_mult=(1, 2), num_res_blocks=1, z_channels=4, codebook_size=9, codebook_dim=2)),
+}
+OPTIONS = {'class': {'image_size': 32, 'num_heads': 2}, 'text': {'image_size': 32, 'num_heads': 2},
+           'vq': {}}
+
+
+def _published(name, seed=0):
+  family, config = MODELS[name]
+  rng, shapes = np.random.default_rng(seed), convert.published_shapes(
+      convert.FAMILIES[family], config)
+  return {key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_there_and_back_is_exact(name):
+  family, config = convert.FAMILIES[MODELS[name][0]], MODELS[name][1]
+  tensors = _published(name)
+  params = convert.convert(family, config, tensors)
+  expected = jax.eval_shape(
+      lambda: checkpoint.KINDS[family.kind].init(config, jax.random.key(0)))
+  assert jax.tree.map(lambda x: x.shape, params) == jax.tree.map(lambda x: x.shape, expected)
+  back = convert.publish(family, config, params)
+  assert back.keys() == tensors.keys()
+  for key, tensor in tensors.items():
+    np.testing.assert_array_equal(back[key], tensor)
+
+
+def test_everything_wrong_is_listed_at_once():
+  family, config = convert.FAMILIES['llamagen'], MODELS['class'][1]
+  tensors = _published('class')
+  del tensors['layers.1.attention.wo.weight'], tensors['norm.weight']
+  tensors['layers.2.attention.wo.weight'] = np.zeros((16, 16), np.float32)
+  tensors['output.bias'] = np.zeros(12, np.float32)
+  tensors['tok_embeddings.weight'] = np.zeros((13, 16), np.float32)
+  tensors['layers.0.ffn_norm.weight'] = np.zeros(16, np.int32)
+  with pytest.raises(convert.ConversionError) as caught:
+    convert.convert(family, config, tensors)
+  for line in ('missing: layers.1.attention.wo.weight (16, 16)', 'missing: norm.weight (16,)',
+               'unexpected: layers.2.attention.wo.weight (16, 16)', 'unexpected: output.bias',
+               'mis-shaped: tok_embeddings.weight is (13, 16), the model asks for (12, 16)',
+               'not floating-point: layers.0.ffn_norm.weight is int32'):
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize('name, leftovers', [
+    ('class', ['freqs_cis', 'causal_mask', 'layers.0.attention.kv_cache.k_cache',
+               'layers.0.attention.kv_cache.v_cache']),
+    ('vq', ['quantize.codebook_used'])])
+def test_known_leftovers_are_ignored_and_no_others(name, leftovers):
+  family, config = convert.FAMILIES[MODELS[name][0]], MODELS[name][1]
+  tensors = {**_published(name), **{key: np.zeros(3) for key in leftovers}}
+  convert.convert(family, config, tensors)
+  other = convert.FAMILIES['llamagen' if name == 'vq' else 'llamagen_vq']
+  with pytest.raises(convert.ConversionError) as caught:
+    convert.convert(family._replace(leftovers=other.leftovers), config, tensors)
+  assert all(f'unexpected: {key}' in str(caught.value) for key in leftovers)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_files_become_checkpoints_of_inferred_sizes(name, tmp_path):
+  family, config = MODELS[name]
+  tensors = _published(name)
+  safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
+  made = convert.convert_file(family, tmp_path / 'model.safetensors', tmp_path / 'out',
+                              options=OPTIONS[name])
+  assert made == config
+  loaded = checkpoint.load(tmp_path / 'out')
+  assert loaded.config == config
+  assert loaded.metadata['source'] == 'model.safetensors' and len(loaded.metadata['sha256']) == 64
+  back = convert.publish(convert.FAMILIES[family], config, loaded.params)
+  for key, tensor in tensors.items():
+    np.testing.assert_array_equal(back[key], tensor)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(family_name='gpt'), "family is 'gpt'.*llamagen, llamagen_vq"),
+    (dict(model='c2i_z'), "model is 'c2i_z'.*c2i_b_256"),
+    (dict(model='c2i_b_256'), 'unexpected|mis-shaped'),
+    (dict(model='c2i_b_256', options={'num_heads': 2}), 'num_heads: only without model'),
+    (dict(options={'image_size': 32}), 'num_heads cannot be told'),
+    (dict(options={'num_heads': 2}), 'image_size cannot be told'),
+    (dict(options={'num_heads': 3, 'image_size': 32}), 'num_heads is 3'),
+    (dict(options={'num_heads': 2, 'image_size': 30}), 'image_size is 30'),
+    (dict(family_name='llamagen_vq'), 'not a LlamaGen image tokenizer'),
+])
+def test_inputs_that_do_not_fit_are_explained(arguments, message, tmp_path):
+  source = tmp_path / 'model.safetensors'
+  safetensors.numpy.save_file(_published('class'), source)
+  arguments = {'family_name': 'llamagen', 'source': source, 'output': tmp_path / 'out', **arguments}
+  with pytest.raises(ValueError, match=message):
+    convert.convert_file(**arguments)
+  assert not (tmp_path / 'out').exists()
+
+
+def test_narrow_tokenizers_are_refused():
+  shapes = {key: tensor.shape for key, tensor in _published('vq').items()}
+  narrow = {**shapes, 'encoder.conv_blocks.0.res.0.conv1.weight': (64, 64, 3, 3)}
+  with pytest.raises(convert.ConversionError, match='64, 256'):
+    convert.infer_vq(narrow, {})
+
+
+def _run(*arguments):
+  # A stand-in for an installation without torch.
+  code = ("import sys; sys.modules['torch'] = None; sys.argv[0] = 'convert'; import runpy; "
+          "runpy.run_module('experiments.convert', run_name='__main__')")
+  return subprocess.run(
+      [sys.executable, '-c', code, *arguments], cwd=_ROOT, capture_output=True, text=True,
+      env={**os.environ, 'JAX_PLATFORMS': 'cpu'}, check=False)
+
+
+def test_command_line_converts_safetensors_without_torch(tmp_path):
+  safetensors.numpy.save_file(_published('class'), tmp_path / 'model.safetensors')
+  done = _run('--family=llamagen', f'--source={tmp_path}/model.safetensors',
+              f'--output={tmp_path}/out', '--image_size=32', '--num_heads=2', '--dtype=bfloat16')
+  assert done.returncode == 0, done.stderr
+  assert checkpoint.load(tmp_path / 'out').params['label_embedding'].dtype == 'bfloat16'
+
+
+def test_command_line_answers_bad_input_with_one_message_and_code_2(tmp_path):
+  (tmp_path / 'model.pt').write_bytes(b'PK')
+  common = ['--family=llamagen', f'--output={tmp_path}/out', f'--source={tmp_path}/model.pt']
+  for arguments, message in [(['--famly=x'], 'famly'), (common[:2], '--source must be given'),
+                             (common, 'torch is not installed')]:
+    done = _run(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1

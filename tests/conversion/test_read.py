@@ -1,0 +1,156 @@
+"""Reading weight files: safetensors with NumPy alone, pickles only if harmless."""
+
+import argparse
+import json
+import pathlib
+import pickle
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from checkpoints_conversion import read
+
+
+def _tensors(seed=0):
+  rng = np.random.default_rng(seed)
+  return {'a.weight': rng.standard_normal((3, 4)).astype(np.float32),
+          'b.bias': rng.standard_normal(5).astype(np.float16), 'empty': np.zeros((0, 2), np.int64)}
+
+
+def _assert_same(found, expected):
+  assert found.keys() == expected.keys()
+  for name, tensor in expected.items():
+    assert found[name].dtype == tensor.dtype
+    np.testing.assert_array_equal(found[name], tensor)
+
+
+def test_safetensors_are_read_without_torch(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'torch', None)
+  safetensors.numpy.save_file(_tensors(), tmp_path / 'x.safetensors', metadata={'format': 'pt'})
+  _assert_same(read.read(tmp_path / 'x.safetensors'), _tensors())
+
+
+def test_bfloat16_safetensors(tmp_path):
+  values = np.array([[1.5, -2.0], [0.25, 3.0]], ml_dtypes.bfloat16)
+  header = json.dumps({'w': {'dtype': 'BF16', 'shape': [2, 2], 'data_offsets': [0, 8]}}).encode()
+  (tmp_path / 'x.safetensors').write_bytes(
+      len(header).to_bytes(8, 'little') + header + values.tobytes())
+  _assert_same(read.read(tmp_path / 'x.safetensors'), {'w': values})
+
+
+def test_a_folder_of_shards_is_one_model(tmp_path):
+  first, second = {'a': np.ones(2)}, {'b': np.zeros(3)}
+  safetensors.numpy.save_file(first, tmp_path / '1.safetensors')
+  safetensors.numpy.save_file(second, tmp_path / '2.safetensors')
+  _assert_same(read.read(tmp_path), {**first, **second})
+  safetensors.numpy.save_file(first, tmp_path / '3.safetensors')
+  with pytest.raises(read.ReadError, match="repeats.*'a'"):
+    read.read(tmp_path)
+
+
+@pytest.mark.parametrize('keep', [0, 5, 40, -1])
+def test_truncated_safetensors_are_refused(tmp_path, keep):
+  path = tmp_path / 'x.safetensors'
+  safetensors.numpy.save_file(_tensors(), path)
+  path.write_bytes(path.read_bytes()[:keep])
+  with pytest.raises(read.ReadError, match='not a complete safetensors file'):
+    read.read(path)
+
+
+def test_missing_sources_and_parts_are_named(tmp_path):
+  with pytest.raises(read.ReadError, match='no such file'):
+    read.read(tmp_path / 'x.pt')
+  with pytest.raises(read.ReadError, match='without .safetensors'):
+    read.read(tmp_path)
+  safetensors.numpy.save_file(_tensors(), tmp_path / 'x.safetensors')
+  with pytest.raises(read.ReadError, match="key is 'ema'"):
+    read.read(tmp_path / 'x.safetensors', key='ema')
+
+
+def test_prefixes_of_wrapped_modules_are_stripped(tmp_path):
+  path = tmp_path / 'x.safetensors'
+  safetensors.numpy.save_file(
+      {'module._orig_mod.a': np.ones(2), '_orig_mod.b': np.ones(3), 'c.module.d': np.ones(1)}, path)
+  assert {'a', 'b', 'c.module.d'} == read.read(path).keys()
+  safetensors.numpy.save_file({'module.a': np.ones(2), 'a': np.ones(2)}, path)
+  with pytest.raises(read.ReadError, match='a more than once'):
+    read.read(path)
+
+
+def test_sha256_is_that_of_the_file(tmp_path):
+  (tmp_path / 'x.safetensors').write_bytes(b'abc')
+  expected = 'ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad'
+  assert read.sha256(tmp_path / 'x.safetensors') == read.sha256(tmp_path) == expected
+
+
+def test_pickles_without_torch_are_explained(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'torch', None)
+  (tmp_path / 'x.pt').write_bytes(b'anything')
+  with pytest.raises(read.ReadError, match='pip install torch'):
+    read.read(tmp_path / 'x.pt')
+
+
+class TestPickles:
+  """Needs torch, which only reading pickles does."""
+
+  @pytest.fixture
+  def torch(self):
+    return pytest.importorskip('torch')
+
+  def _state(self, torch):
+    return {name: torch.tensor(tensor) for name, tensor in _tensors().items()}
+
+  @pytest.mark.parametrize('legacy', [False, True])
+  @pytest.mark.parametrize('outer', [None, 'model', 'module', 'state_dict'])
+  def test_weights_are_found_at_the_known_places(self, torch, tmp_path, outer, legacy):
+    state = self._state(torch)
+    content = state if outer is None else {
+        outer: state, 'ema': {}, 'optimizer': {'lr': 0.1, 'state': {0: torch.ones(2)}},
+        'steps': 7, 'args': argparse.Namespace(dropout=0.1)}
+    torch.save(content, tmp_path / 'x.pt', _use_new_zipfile_serialization=not legacy)
+    _assert_same(read.read(tmp_path / 'x.pt'), _tensors())
+
+  def test_another_part_can_be_asked_for(self, torch, tmp_path):
+    torch.save({'model': {}, 'ema': self._state(torch)}, tmp_path / 'x.pt')
+    _assert_same(read.read(tmp_path / 'x.pt', key='ema'), _tensors())
+    with pytest.raises(read.ReadError, match='the parts of .* are: model, ema'):
+      read.read(tmp_path / 'x.pt', key='eam')
+
+  def test_bfloat16_keeps_its_dtype(self, torch, tmp_path):
+    torch.save({'w': torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}, tmp_path / 'x.pt')
+    _assert_same(read.read(tmp_path / 'x.pt'), {'w': np.array([1.5, -2.0], ml_dtypes.bfloat16)})
+
+  @pytest.mark.filterwarnings('ignore:Detected pickle protocol')
+  def test_foreign_objects_are_refused_and_not_run(self, torch, tmp_path):
+    marker = tmp_path / 'was_run'
+
+    class Foreign:
+
+      def __reduce__(self):
+        return pathlib.Path.touch, (marker,)
+
+    torch.save({'model': self._state(torch), 'extra': Foreign()}, tmp_path / 'x.pt')
+    with pytest.raises(read.ReadError, match='Python objects beside tensors'):
+      read.read(tmp_path / 'x.pt')
+    (tmp_path / 'y.pt').write_bytes(pickle.dumps(Foreign()))
+    with pytest.raises(read.ReadError):
+      read.read(tmp_path / 'y.pt')
+    assert not marker.exists()
+
+  @pytest.mark.parametrize('content, message', [
+      ([1, 2], 'holds a list'), ({'a': 3}, r'a \(int\)'), ({'model': {'a': 'x'}}, r'a \(str\)')])
+  def test_files_without_tensors_are_refused(self, torch, tmp_path, content, message):
+    torch.save(content, tmp_path / 'x.pt')
+    with pytest.raises(read.ReadError, match=message):
+      read.read(tmp_path / 'x.pt')
+
+  def test_truncated_files_are_refused(self, torch, tmp_path):
+    torch.save(self._state(torch), tmp_path / 'x.pt')
+    data = (tmp_path / 'x.pt').read_bytes()
+    for keep in (0, 10, len(data) // 2):
+      (tmp_path / 'x.pt').write_bytes(data[:keep])
+      with pytest.raises(read.ReadError):
+        read.read(tmp_path / 'x.pt')

@@ -1,0 +1,66 @@
+"""Crops of the photographs: deterministic, and split without overlap."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip('skimage')
+pytest.importorskip('sklearn')
+from PIL import Image  # pylint: disable=wrong-import-position
+
+from cspd_jax.data import photos  # pylint: disable=wrong-import-position
+
+
+@pytest.fixture(scope='module')
+def loaded():
+  return photos.load()
+
+
+def _striped():
+  """A photograph whose red channel tells the split: dark left of the border, bright from it."""
+  pixels = np.zeros((200, 480, 3), np.uint8)
+  pixels[:, int(photos.TRAIN_FRACTION * 480):] = 255
+  return (Image.fromarray(pixels),)
+
+
+def test_every_source_says_where_it_comes_from():
+  for source in photos.SOURCES:
+    assert all(source), source.name
+    assert source.licence in ('public domain', 'CC0', 'CC BY 2.0'), source.name
+  assert len(set(photos.NAMES)) == len(photos.NAMES)
+
+
+def test_photographs_are_large_colour_pictures(loaded):
+  assert len(loaded) == len(photos.NAMES)
+  for photo in loaded:
+    assert photo.mode == 'RGB' and 300 <= min(photo.size) <= 512
+
+
+def test_crops_have_the_promised_form(loaded):
+  images, labels = photos.crop_batch(loaded, 0, 0, 'train', 11)
+  assert images.shape == (11, 64, 64, 3) and images.dtype == np.float32
+  assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.1
+  assert labels.dtype == np.int32 and set(labels) == set(range(len(loaded)))
+
+
+def test_same_arguments_give_the_same_crops_and_others_do_not(loaded):
+  first, _ = photos.crop_batch(loaded, 1, 5, 'train', 4)
+  np.testing.assert_array_equal(first, photos.crop_batch(loaded, 1, 5, 'train', 4)[0])
+  for arguments in ((2, 5, 'train'), (1, 6, 'train'), (1, 5, 'held_out')):
+    assert (photos.crop_batch(loaded, *arguments, 4)[0] != first).any()
+
+
+@pytest.mark.parametrize('split, value', [('train', -1), ('held_out', 1)])
+def test_splits_do_not_overlap(split, value):
+  images, _ = photos.crop_batch(_striped(), 0, 0, split, 64, size=16)
+  np.testing.assert_array_equal(images, value)
+
+
+def test_unknown_split_is_refused(loaded):
+  with pytest.raises(ValueError, match="train, held_out, got 'test'"):
+    photos.crop_batch(loaded, 0, 0, 'test', 1)
+
+
+def test_missing_package_says_how_to_install_it(monkeypatch):
+  monkeypatch.setattr(photos.importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ImportError, match='skimage, which is not installed'):
+    photos.load()

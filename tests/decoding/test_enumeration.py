@@ -1,0 +1,106 @@
+"""Whole rounds enumerated over their discrete randomness: total variation below 1e-12."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.drafters.ancestral import ancestral
+from cspd_jax.decoding.drafters.fresh import KINDS
+from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.drafters.model import model
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing import mutants
+from cspd_jax.testing.enumerate import output_law
+from cspd_jax.testing.tabular import tabular
+
+JACOBI = lambda *args, **kwargs: lambda target: (jacobi(*args, **kwargs), exact())
+
+# name: vocabulary, rounds, parts. Two rounds also check the laws that are recorded.
+CASES = {
+    'ancestral': (3, 3, lambda target: (ancestral(), exact())),
+    'draft model': (3, 1, lambda target: (model(target, 2), exact())),
+    'draft model, two rounds': (2, 2, lambda target: (model(target, 2), exact())),
+    'deterministic jacobi': (2, 2, lambda target: (jacobi(3), match(seed_exact=False))),
+    'sjd': (2, 2, JACOBI(3, 'redraw')),
+    'sjd, three words': (3, 2, JACOBI(2, 'redraw')),
+    'sjd, long window': (3, 1, JACOBI(4, 'redraw')),
+    'maximal': (2, 2, JACOBI(3, 'maximal')),
+    'maximal, three words': (3, 2, JACOBI(2, 'maximal')),
+    'caterpillar': (3, 2, JACOBI(3, 'maximal', tree=trees.caterpillar(2, 1, 2))),
+    'three candidates': (3, 1, JACOBI(7, 'maximal', tree=trees.caterpillar(3, 2, 6))),
+    'paths': (3, 1, JACOBI(7, 'redraw', tree=trees.paths(3, 2, 6))),
+    'kary': (3, 1, JACOBI(7, 'maximal', tree=trees.kary(2, 3, 6))),
+    'kary, three candidates': (3, 1, JACOBI(5, 'maximal', tree=trees.kary(3, 2, 4))),
+    **{f'fresh {kind}': (2, 2, JACOBI(3, 'maximal', fresh=kind)) for kind in KINDS},
+}
+PLAIN = Warp(guidance_scale=1.5, temperature=0.9)
+CUT = Warp(guidance_scale=1.5, temperature=0.9, top_p=0.7)
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def total_variation(parts, vocab_size, rounds, warp, forced=None):
+  built = tabular(jax.random.key(0), vocab_size, 4, guided=True, row_width=2, forced=forced,
+                  dtype=jnp.float64)
+  decoder = make_decoder(built.target, *parts(built.target))
+  other = jax.random.normal(jax.random.key(1), built.params.shape)
+  law = output_law(decoder, built, warp, rounds=rounds, draft_params=other)
+  np.testing.assert_allclose(law.sum(), 1, atol=1e-12)
+  return 0.5 * np.abs(law - built.law(warp)).sum()
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_rounds_are_exact(name):
+  vocab_size, rounds, parts = CASES[name]
+  assert total_variation(parts, vocab_size, rounds, PLAIN) < 1e-12
+
+
+@pytest.mark.parametrize('name', ['maximal, three words', 'caterpillar', 'kary', 'draft model'])
+def test_supports_that_differ(name):
+  vocab_size, rounds, parts = CASES[name]
+  assert total_variation(parts, vocab_size, rounds, CUT) < 1e-12
+
+
+@pytest.mark.parametrize('name', ['sjd, three words', 'maximal, three words', 'caterpillar', 'kary',
+                                  'draft model'])
+def test_forced_tokens(name):
+  vocab_size, rounds, parts = CASES[name]
+  assert total_variation(parts, vocab_size, rounds, PLAIN, forced={1: 2, 3: 0}) < 1e-12
+
+
+@pytest.mark.parametrize('name,vocab_size,rounds', [
+    ('residual replaced by the target law', 2, 1),
+    ('stored law not updated after a kept token', 2, 2),
+    ('plain draft law for the second candidate', 3, 1),
+    ('temperature applied twice', 3, 1),
+    ('longest of several accepted paths', 3, 1),
+])
+def test_mutants_are_seen(name, vocab_size, rounds):
+  parts = {
+      'plain draft law for the second candidate': CASES['kary'][2],
+      'longest of several accepted paths': CASES['kary'][2],
+  }.get(name, JACOBI(3, 'maximal'))
+  with mutants.MUTANTS[name].patch():
+    assert total_variation(parts, vocab_size, rounds, PLAIN) > 1e-6
+
+
+def test_too_many_outcomes():
+  built = tabular(jax.random.key(0), 3, 4)
+  with pytest.raises(ValueError, match='more than max_outcomes = 1000'):
+    output_law(make_decoder(built.target, jacobi(4), exact()), built, rounds=2, max_outcomes=1000)
+
+
+def test_noise_of_positions_is_refused():
+  built = tabular(jax.random.key(0), 3, 4)
+  drafter = jacobi(3, 'noise', tree=trees.caterpillar(2, 1, 2))
+  with pytest.raises(ValueError, match='compare a seed-exact decoder with vanilla'):
+    output_law(make_decoder(built.target, drafter, match()), built)

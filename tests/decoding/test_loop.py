@@ -1,0 +1,192 @@
+"""Contracts of the loop: shapes, counts, batches, traces, the end of an image."""
+
+import functools
+
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import decoders
+from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.drafters.fresh import KINDS
+from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.drafters.model import model
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.random import row_keys
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing.tabular import tabular
+
+WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
+MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
+DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
+LABELS = jnp.asarray([0, 1, 2, 0, 1])
+
+
+def build(name, target=MODEL.target, window=5):
+  return decoders.build(name, target, window=window, draft_target=DRAFT.target, draft_length=3)
+
+
+@functools.cache
+def jitted(name):
+  return jax.jit(build(name))
+
+
+def decode(decoder, labels=LABELS, key=jax.random.key(7), warp=WARP):
+  """Decodes with a decoder, or with one of the registry by name."""
+  run = jitted(decoder) if isinstance(decoder, str) else jax.jit(decoder)
+  return run(MODEL.params, labels, key, warp, DRAFT.params)
+
+
+class LoopTest(chex.TestCase):
+
+  @parameterized.parameters(*decoders.DECODERS)
+  def test_result(self, name):
+    decoded = decode(name)
+    batch, length, depth = 5, 6, build(name).drafter.tree.max_depth
+    chex.assert_shape(decoded.tokens, (batch, length))
+    chex.assert_shape(decoded.accepted, (batch, depth + 2))
+    chex.assert_type(jax.tree.leaves(decoded), int)
+    self.assertTrue(((decoded.tokens >= 0) & (decoded.tokens < 4)).all())
+    # The histogram accounts for every round and every token after the prefill.
+    np.testing.assert_array_equal(decoded.accepted.sum(axis=1), decoded.rounds - 1)
+    np.testing.assert_array_equal(decoded.accepted @ np.arange(depth + 2), length - 1)
+    np.testing.assert_array_equal(decoded.accepted[:, 0], 0)
+    # Tokens are fixed in order, every round fixes some.
+    steps = np.diff(decoded.round_of_token, axis=1)
+    self.assertTrue(((steps == 0) | (steps == 1)).all())
+    np.testing.assert_array_equal(decoded.round_of_token[:, 0], 0)
+    np.testing.assert_array_equal(decoded.round_of_token[:, -1], decoded.rounds - 1)
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_with_and_without_jit(self):
+    decoded = self.variant(build('sjd_pac'))(MODEL.params, LABELS, jax.random.key(7), WARP)
+    chex.assert_trees_all_equal(decoded, decode('sjd_pac'))
+
+  @parameterized.parameters(*decoders.DECODERS)
+  def test_target_calls_equal_rounds_in_one_compilation(self, name):
+    calls = []
+
+    def counted(*args):
+      jax.debug.callback(lambda: calls.append(1))
+      return MODEL.target.score(*args)
+
+    chex.clear_trace_counter()
+    decoder = build(name, MODEL.target._replace(score=counted))
+    run = jax.jit(chex.assert_max_traces(decoder.__call__, n=1))
+    for seed, warp in enumerate([WARP, Warp(2.0, 0.0, 0, 1.0), Warp(1.0, 1.3, 2, 0.5)]):
+      calls.clear()
+      decoded = run(MODEL.params, LABELS[seed:seed + 1], jax.random.key(seed),
+                    jax.tree.map(jnp.float32, warp), DRAFT.params)
+      jax.effects_barrier()
+      self.assertEqual(len(calls) + 1, int(decoded.rounds[0]))  # The prefill is the other one.
+
+  @parameterized.parameters('speculative', 'sjd', 'sjd_pac', 'seed_exact')
+  def test_rows_do_not_know_each_other(self, name):
+    keys = jax.random.split(jax.random.key(3), 5)
+    together = decode(name, LABELS, keys)
+    for row in range(5):
+      alone = decode(name, LABELS[row:row + 1], keys[row:row + 1])
+      chex.assert_trees_all_equal(alone, jax.tree.map(lambda x: x[row:row + 1], together))
+    order = jnp.asarray([4, 2, 0, 1, 3])
+    chex.assert_trees_all_equal(
+        decode(name, LABELS[order], keys[order]), jax.tree.map(lambda x: x[order], together))
+
+  def test_one_key_serves_every_batch_size(self):
+    few = decode('sjd', LABELS[:1], jax.random.key(9))
+    many = decode('sjd', LABELS, jax.random.key(9))
+    chex.assert_trees_all_equal(few, jax.tree.map(lambda x: x[:1], many))
+
+  @parameterized.named_parameters(
+      ('window_of_one', jacobi(1, 'noise')),
+      ('chain', jacobi(4, 'noise')),
+      ('whole_image', jacobi(6, 'noise')),
+      ('tree', jacobi(13, 'noise', tree=trees.kary(3, 3, 12))),
+      ('draft_model', model(DRAFT.target, 3)),
+      ('maximal_coupling', jacobi(4, 'maximal')),
+  )
+  def test_any_drafter_gives_the_tokens_of_vanilla(self, drafter):
+    vanilla = decode('vanilla')
+    decoded = decode(make_decoder(MODEL.target, drafter, match()))
+    np.testing.assert_array_equal(decoded.tokens, vanilla.tokens)
+    self.assertLessEqual(int(decoded.rounds.sum()), int(vanilla.rounds.sum()))
+
+  @parameterized.parameters(*KINDS)
+  def test_greedy_is_the_same_for_every_window(self, fresh):
+    # At temperature 0 all laws are one-hot: every decoder gives the one most probable path.
+    greedy = Warp(guidance_scale=1.5, temperature=0.0)
+    vanilla = decode('vanilla', warp=greedy)
+    decoder = make_decoder(MODEL.target, jacobi(4, 'maximal', fresh=fresh), exact())
+    np.testing.assert_array_equal(decode(decoder, warp=greedy).tokens, vanilla.tokens)
+
+  @parameterized.parameters(*decoders.DECODERS)
+  def test_forced_tokens(self, name):
+    forced = {2: 3, 5: 1}
+    built = tabular(jax.random.key(0), 4, 6, guided=True, row_width=3, forced=forced)
+    decoder = build(name, built.target)
+    decoded = jax.jit(decoder)(
+        built.params, jnp.zeros(64, int), jax.random.key(0), WARP, DRAFT.params)
+    for position, token in forced.items():
+      np.testing.assert_array_equal(decoded.tokens[:, position], token)
+
+  def test_forced_tokens_are_drafted(self):
+    # Every second token is forced: a window commits it with its predecessor.
+    built = tabular(jax.random.key(0), 4, 6, forced={1: 0, 3: 0, 5: 0})
+    decoder = decoders.sjd(built.target, window=2)
+    decoded = jax.jit(decoder)(built.params, jnp.zeros(64, int), jax.random.key(0))
+    self.assertLessEqual(int(decoded.rounds.max()), 4)
+
+  def test_window_over_the_end(self):
+    # A draft equal to the target is always accepted, far past the last token.
+    parts = model(MODEL.target, 5)
+    decoder = make_decoder(MODEL.target, parts, exact())
+    decoded = jax.jit(decoder)(MODEL.params, LABELS, jax.random.key(0), WARP, MODEL.params)
+    np.testing.assert_array_equal(decoded.rounds, 2)
+    np.testing.assert_array_equal(decoded.accepted[:, 5], 1)
+
+  def test_draft_model_without_null_condition(self):
+    plain = tabular(jax.random.key(1), 4, 6, num_classes=3, row_width=3)
+    decoder = decoders.speculative(MODEL.target, plain.target, 2)
+    jax.jit(decoder)(MODEL.params, LABELS, jax.random.key(0), WARP, plain.params)
+
+  def test_steps_by_hand(self):
+    decoder = build('sjd')
+    state = decoder.start(MODEL.params, LABELS, row_keys(jax.random.key(7), 5), WARP)
+    step = jax.jit(lambda state: decoder.round(MODEL.params, state, WARP))
+    while (state.count < 6).any():
+      state = step(state)
+    chex.assert_trees_all_equal(decoder.finish(state), decode('sjd'))
+
+
+class ErrorsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (lambda: build('eagle'), "decoder is 'eagle'"),
+      (lambda: decoders.build('speculative', MODEL.target), 'needs a draft model'),
+      (lambda: build('sjd', window=0), 'window is 0'),
+      (lambda: build('sjd', window=7), 'at most 5'),
+      (lambda: jacobi(4, 'minimal'), "coupling is 'minimal'"),
+      (lambda: jacobi(4, fresh='zero'), "fresh is 'zero'"),
+      (lambda: jacobi(4, tree=trees.chain(2)), 'give it 3 nodes'),
+      (lambda: jacobi(4, tree=trees.Tree((-1, 0, 0, 2))), 'beyond the main chain'),
+      (lambda: model(DRAFT.target, 0), 'length is 0'),
+      (lambda: decoders.speculative(MODEL.target, tabular(jax.random.key(0), 3, 6).target),
+       'vocab_size of the draft model is 3, of the target 4'),
+      (lambda: decoders.speculative(MODEL.target, tabular(jax.random.key(0), 4, 5).target),
+       'num_tokens of the draft model is 5'),
+      (lambda: decode_eagerly(labels=jnp.asarray([0, 5])), 'classes go from 0 to 2'),
+      (lambda: decode_eagerly(warp=Warp(top_p=0.0)), 'top_p is 0'),
+      (lambda: decode_eagerly(key=jax.random.split(jax.random.key(0), 3)), r'key has shape \(3,\)'),
+      (lambda: decoders.vanilla(tabular(jax.random.key(0), 4, 6).target).check(
+          jnp.zeros(1, int), Warp(guidance_scale=3.0)), 'no null condition'),
+  )
+  def test_message(self, run, message):
+    with self.assertRaisesRegex(ValueError, message):
+      run()
+
+
+def decode_eagerly(labels=jnp.asarray([0, 1]), key=jax.random.key(0), warp=WARP):
+  return decoders.sjd(MODEL.target, 2)(MODEL.params, labels, key, warp)

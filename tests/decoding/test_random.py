@@ -1,0 +1,86 @@
+"""The race against its law, and what noise is keyed by."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import random
+from cspd_jax.testing import statistics
+
+
+def rows(count, seed=0):
+  return random.row_keys(jax.random.key(seed), count)
+
+
+@pytest.mark.parametrize('vocab_size', [3, 50])
+def test_draw_follows_the_weights(vocab_size):
+  weights = np.random.default_rng(0).gamma(0.5, size=vocab_size) * (np.arange(vocab_size) != 1)
+  draw = jax.vmap(lambda state: random.Keyed(state).draw(jnp.asarray([weights]))[0])
+  tokens = np.asarray(jax.jit(draw)(rows(200_000)))
+  fit = statistics.fit(np.bincount(tokens, minlength=vocab_size), weights / weights.sum())
+  assert fit.p_value > 1e-6
+
+
+def test_draw_distinct_is_sequential_sampling():
+  weights = np.array([0.5, 0.3, 0.2, 0.0])
+  draw = jax.vmap(lambda state: random.Keyed(state).draw_distinct(jnp.asarray([weights]), 2)[0])
+  tokens = np.asarray(jax.jit(draw)(rows(100_000)))
+  law = np.array([[0 if a == b else weights[a] * weights[b] / (1 - weights[a])
+                   for b in range(4)] for a in range(4)])
+  counts = np.bincount(tokens @ [4, 1], minlength=16)
+  assert statistics.fit(counts, law.ravel()).p_value > 1e-6
+
+
+def test_missing_candidates_are_marked():
+  rng = random.Keyed(jax.tree.map(lambda x: x[0], rows(1)))
+  weights = jnp.asarray([[0., 1., 0.], [0., 0., 0.], [1., 1., 1.]])
+  tokens = np.asarray(rng.draw_distinct(weights, 5))
+  np.testing.assert_array_equal(tokens[0], [1, -1, -1, -1, -1])
+  np.testing.assert_array_equal(tokens[1], [-1] * 5)
+  assert sorted(tokens[2, :3]) == [0, 1, 2] and list(tokens[2, 3:]) == [-1, -1]
+
+
+def test_accept_at_the_ends():
+  rng = random.Keyed(jax.tree.map(lambda x: x[0], rows(1)))
+  p, q = jnp.asarray([0., 1., .5, 0.]), jnp.asarray([.5, .5, .5, 0.])
+  np.testing.assert_array_equal(rng.accept(p, q), [False, True, True, False])
+
+
+def test_position_noise_is_keyed_by_position_alone():
+  state = jax.tree.map(lambda x: x[0], rows(1))
+  weights = jax.random.uniform(jax.random.key(1), (6, 40))
+  rng = random.Keyed(state)
+  first = rng.draw_at(jnp.arange(6), weights)
+  rng.draw(weights)  # Advances the stream, not the noise.
+  np.testing.assert_array_equal(rng.draw_at(jnp.arange(6)[::-1], weights[::-1]), first[::-1])
+  best = rng.best_at(jnp.arange(6), weights, 3)
+  np.testing.assert_array_equal(best[:, 0], first)
+  assert all(len(set(row)) == 3 for row in np.asarray(best))
+
+
+def test_stream_never_repeats():
+  rng = random.Keyed(jax.tree.map(lambda x: x[0], rows(1)))
+  weights = jnp.ones((1, 2**20))
+  tokens = [int(rng.draw(weights)[0]) for _ in range(20)]
+  assert len(set(tokens)) == 20
+
+
+def test_row_keys():
+  alone, many = rows(1), rows(3)
+  chex.assert_trees_all_equal(
+      jax.tree.map(jax.random.key_data, jax.tree.map(lambda x: x[:1], many)),
+      jax.tree.map(jax.random.key_data, alone))
+  with pytest.raises(ValueError, match=r'key has shape \(2,\)'):
+    random.row_keys(jax.random.split(jax.random.key(0)), 3)
+  raw = random.row_keys(jax.random.PRNGKey(0), 3)
+  chex.assert_trees_all_equal(*(jax.tree.map(jax.random.key_data, x) for x in (raw, many)))
+
+
+def test_race_has_no_ties_in_a_large_vocabulary():
+  times = np.asarray(random.exponential(jax.random.key(0), (64, 65536)))
+  assert np.isfinite(times).all() and (times > 0).all()
+  fastest = np.sort(times, axis=1)[:, :3]
+  assert (np.diff(fastest, axis=1) > 0).all()
+  np.testing.assert_allclose(times.mean(), 1, atol=3e-3)

@@ -1,0 +1,104 @@
+"""Laws against sorting references, and the order of the operations."""
+
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding.warp import Warp
+
+
+def reference(logits, guidance_scale, temperature, top_k, top_p):
+  """The usual pipeline by sorting, for one `[S, V]`, in float64."""
+  x = np.asarray(logits, np.float64)
+  x = x[1] + guidance_scale * (x[0] - x[1]) if len(x) == 2 else x[0]
+  if temperature == 0:
+    return np.eye(len(x))[np.argmax(x)]
+  x = x / temperature
+  if top_k:
+    x = np.where(x >= np.sort(x)[::-1][:top_k][-1], x, -np.inf)
+  p = np.exp(x - x.max())
+  p /= p.sum()
+  if top_p < 1:
+    order = np.argsort(-p, kind='stable')
+    before = np.cumsum(p[order]) - p[order]
+    keep = np.zeros(len(p), bool)
+    keep[order] = before <= top_p
+    p = np.where(keep, p, 0)
+  return p / p.sum()
+
+
+class WarpTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.product(
+      streams=[1, 2], temperature=[0, 0.7, 1.0, 1.4], top_k=[0, 1, 5, 64, 100],
+      top_p=[0.3, 0.9, 1.0])
+  def test_matches_sorting(self, streams, temperature, top_k, top_p):
+    logits = 2 * jax.random.normal(jax.random.key(top_k), (streams, 2, 3, 64))
+    guidance_scale = 1.5 if streams == 2 else 1.0
+    warp = Warp(guidance_scale, temperature, top_k, top_p)
+    got = self.variant(warp_lib.law)(logits, warp)
+    for row in range(2):
+      for node in range(3):
+        want = reference(logits[:, row, node], *warp)
+        np.testing.assert_allclose(got[row, node], want, atol=2e-6)
+        np.testing.assert_array_equal(got[row, node] > 0, want > 0)
+
+  def test_options_per_row(self):
+    logits = jax.random.normal(jax.random.key(0), (2, 3, 2, 16))
+    options = [Warp(1.0, 1.0, 0, 1.0), Warp(3.0, 0.0, 0, 0.5), Warp(2.0, 0.5, 4, 1.0)]
+    together = warp_lib.law(logits, Warp(*(jnp.asarray(x) for x in zip(*options))))
+    for row, warp in enumerate(options):
+      alone = warp_lib.law(logits[:, row:row + 1], warp)
+      np.testing.assert_allclose(together[row:row + 1], alone, atol=1e-6)
+
+  def test_ties_stay_together(self):
+    x = jnp.asarray([[0., -0., 1., -1., -2.]])
+    np.testing.assert_array_equal(
+        warp_lib.is_top_k(x, jnp.asarray(2)), [[True, True, True, False, False]])
+    p = jnp.asarray([[0.25, 0.25, 0.25, 0.25]])
+    self.assertTrue(warp_lib.is_top_p(p, jnp.asarray(0.1)).all())
+
+  def test_extremes_are_ordered(self):
+    x = jnp.asarray([[-jnp.inf, -1e30, -1e-30, 0., 1e-30, 3., jnp.inf]])
+    for k in range(1, 8):
+      np.testing.assert_array_equal(
+          warp_lib.is_top_k(x, jnp.asarray(k))[0], np.arange(7) >= 7 - k)
+
+  def test_forced_tokens(self):
+    logits = jax.random.normal(jax.random.key(0), (1, 1, 2, 5))
+    law = warp_lib.law(logits, Warp(), jnp.asarray([[-1, 3]]))
+    np.testing.assert_allclose(law[0, 0], jax.nn.softmax(logits[0, 0, 0]), atol=1e-6)
+    np.testing.assert_array_equal(law[0, 1], [0, 0, 0, 1, 0])
+
+  def test_float32_or_better(self):
+    logits = jnp.zeros((1, 1, 1, 4), jnp.bfloat16)
+    self.assertEqual(warp_lib.law(logits, Warp()).dtype, jnp.float32)
+    with jax.enable_x64(True):
+      logits = jnp.linspace(0, 1, 4, dtype=jnp.float64)[None, None, None]
+      law = warp_lib.law(logits, Warp(1., 0.9, 3, 0.8))
+      self.assertEqual(law.dtype, jnp.float64)
+      np.testing.assert_allclose(law[0, 0], reference(logits[:, 0, 0], 1, 0.9, 3, 0.8), atol=1e-15)
+
+  def test_one_compilation(self):
+    law = jax.jit(chex.assert_max_traces(warp_lib.law, n=1))
+    logits = jnp.zeros((2, 1, 1, 4))
+    for warp in (Warp(), Warp(2.0, 0.5, 3, 0.9), Warp(1.0, 0.0, 0, 1.0)):
+      law(logits, jax.tree.map(jnp.float32, warp))
+
+  @parameterized.parameters(
+      (Warp(temperature=-1.), 2, 'temperature is -1'),
+      (Warp(temperature=float('nan')), 2, 'temperature is nan'),
+      (Warp(top_k=-3), 2, 'top_k is -3'),
+      (Warp(top_k=1.5), 2, 'top_k is 1.5'),
+      (Warp(top_p=0.), 2, 'top_p is 0'),
+      (Warp(top_p=1.1), 2, 'top_p is 1.1'),
+      (Warp(guidance_scale=float('inf')), 2, 'guidance_scale is inf'),
+      (Warp(guidance_scale=2.), 1, 'no null condition'),
+  )
+  def test_errors(self, warp, streams, message):
+    with self.assertRaisesRegex(ValueError, message):
+      warp_lib.check(warp, streams)

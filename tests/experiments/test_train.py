@@ -1,0 +1,98 @@
+"""The training program end to end, on the smoke configuration."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip('skimage')
+pytest.importorskip('sklearn')
+
+from cspd_jax import checkpoint  # pylint: disable=wrong-import-position
+from cspd_jax.models import vq  # pylint: disable=wrong-import-position
+from cspd_jax.training import recipe as recipe_lib  # pylint: disable=wrong-import-position
+from experiments import config_flags  # pylint: disable=wrong-import-position
+from experiments import train  # pylint: disable=wrong-import-position
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module')
+def recipe():
+  return config_flags.load(str(ROOT / 'configs' / 'demo_train_smoke.py'))
+
+
+@pytest.fixture(scope='module')
+def finished(recipe, tmp_path_factory):
+  """A work folder in which one stage was done on its own, and then everything."""
+  workdir = tmp_path_factory.mktemp('whole')
+  train.run(recipe, workdir, 'vq', workdir / 'export')
+  train.run(recipe, workdir, 'all', workdir / 'export')
+  return workdir
+
+
+def _assert_equal(first, second):
+  jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_exported_models_can_be_used(finished, recipe):
+  tokenizer = checkpoint.load(finished / 'export' / 'demo_vq')
+  assert tokenizer.config == recipe.tokenizer
+  assert len(tokenizer.metadata['labels']) == recipe.target.num_classes
+  tokens = np.zeros((1, recipe.target.height, recipe.target.width), np.int32)
+  images = vq.decode(tokenizer.params, tokenizer.config, tokens)
+  assert images.shape == (1, recipe.image_size, recipe.image_size, 3)
+  for name in ('target', 'draft'):
+    loaded = checkpoint.load(finished / 'export' / f'demo_{name}')
+    assert loaded.config == getattr(recipe, name)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
+
+
+def test_report_and_pictures(finished, recipe):
+  report = json.loads((finished / 'report.json').read_text())
+  assert 0 < report['tokenizer']['codebook_used'] <= 1
+  uniform = np.log2(recipe.tokenizer.codebook_size)
+  for name in ('target', 'draft'):
+    found = report[name]
+    assert 0 < found['nll_bits'] < 1.5 * uniform
+    np.testing.assert_allclose(found['nll_bits'] * np.log(2), found['nll_nats'], rtol=1e-6)
+    for law in ('plain', 'guided'):
+      quantiles = [found[law][f'entropy_bits_q{q}'] for q in (10, 50, 90)]
+      assert 0 <= quantiles[0] <= quantiles[1] <= quantiles[2] <= uniform + 1e-3
+  for name in ('held_out', 'reconstructions', 'samples_target', 'samples_target_guided',
+               'samples_draft', 'samples_draft_guided'):
+    assert (finished / f'{name}.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_stopped_run_continues_to_the_same_parameters(finished, recipe, tmp_path, monkeypatch):
+  crop_batch = recipe_lib.photos_lib.crop_batch
+
+  def stop_at_step_4(photos, seed, step, split, *args):
+    if (step, split) == (4, 'train'):
+      raise KeyboardInterrupt
+    return crop_batch(photos, seed, step, split, *args)
+
+  monkeypatch.setattr(recipe_lib.photos_lib, 'crop_batch', stop_at_step_4)
+  with pytest.raises(KeyboardInterrupt):
+    recipe_lib.train_tokenizer(recipe, tmp_path)
+  monkeypatch.undo()
+  continued = recipe_lib.train_tokenizer(recipe, tmp_path)
+  _assert_equal(continued, recipe_lib.train_tokenizer(recipe, finished))
+
+
+def test_folder_refuses_another_configuration(recipe, tmp_path):
+  train._remember(recipe, tmp_path)
+  train._remember(recipe, tmp_path)
+  other = dataclasses.replace(recipe, guidance_scale=3.0)
+  with pytest.raises(ValueError, match='guidance_scale was 2.0, now 3.0'):
+    train._remember(other, tmp_path)
+
+
+def test_recipe_refuses_models_that_do_not_fit(recipe):
+  with pytest.raises(ValueError, match='draft.vocab_size is 99; .* it must be 32'):
+    dataclasses.replace(recipe, draft=dataclasses.replace(recipe.draft, vocab_size=99))
+  with pytest.raises(ValueError, match='multiple of the'):
+    dataclasses.replace(recipe, image_size=7)

@@ -1,0 +1,261 @@
+"""LlamaGen: agreement with the official modules, windows and trees, conditions.
+
+`tests/data/llamagen.npz` was recorded in float32 from the official PyTorch
+transformer at the sizes below, with the weights of `published.py`. Class
+model, weight seed 1: from `default_rng(2)`, tokens `integers(0, 48, (2, 100))`;
+labels 3 and 7; `c2i` `[2, 2, 100, 48]` holds the logits of the full forward with
+the labels, then with the null class. Text model, weight seed 3: from
+`default_rng(4)`, tokens `integers(0, 48, (3, 64))`, then captions
+`standard_normal((3, 120, 40))` as float32; the captions are padded on the left
+by 0, 37 and 117 tokens; the logits come from its cached generation, one given
+token at a time: `t2i_guided` `[3, 64, 48]` mixed with guidance scale 4,
+`t2i_null` those of the null captions.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import published
+import pytest
+
+from cspd_jax.decoding import tree as tree_lib
+from cspd_jax.models import llamagen
+
+C2I = llamagen.LlamaGenConfig(
+    height=10, width=10, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=192,
+    vocab_size=48, num_classes=10)
+T2I = llamagen.LlamaGenConfig(
+    conditioning='text', height=8, width=8, dim=64, num_layers=2, num_heads=4, ffn_dim=192,
+    vocab_size=48, caption_dim=40)
+GUIDANCE = 4.0
+
+_logits = jax.jit(
+    lambda config, params, condition, tokens, drop: llamagen.logits(
+        config, params, condition, tokens, drop_mask=drop), static_argnums=0)
+_TARGETS = {(config, guided): llamagen.target(config, guided=guided)
+            for config in (C2I, T2I) for guided in (False, True)}
+_PREFILL = {key: jax.jit(target.prefill, static_argnums=2) for key, target in _TARGETS.items()}
+_SCORE = {key: jax.jit(target.score, static_argnums=4) for key, target in _TARGETS.items()}
+
+
+@pytest.fixture(autouse=True)
+def _precise():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+def _class_case():
+  tokens = np.random.default_rng(2).integers(0, 48, (2, 100))
+  return C2I, published.params('llamagen', C2I, 1), jnp.array([3, 7]), jnp.asarray(tokens)
+
+
+def _text_case():
+  rng = np.random.default_rng(4)
+  tokens = rng.integers(0, 48, (3, 64))
+  captions = rng.standard_normal((3, 120, 40)).astype(np.float32)
+  mask = np.arange(120) >= np.array([[0], [37], [117]])
+  condition = llamagen.Caption(jnp.asarray(captions), jnp.asarray(mask))
+  return T2I, published.params('llamagen', T2I, 3), condition, jnp.asarray(tokens)
+
+
+CASES = {'class': _class_case, 'text': _text_case}
+
+
+@pytest.fixture(scope='module', params=list(CASES))
+def case(request):
+  return CASES[request.param]()
+
+
+def _full(case):
+  """Both streams' logits `[2, B, T, V]` from full forwards."""
+  config, params, condition, tokens = case
+  batch = tokens.shape[0]
+  return np.stack([_logits(config, params, condition, tokens, jnp.full((batch,), drop))
+                   for drop in (False, True)])
+
+
+def _cached(case):
+  """Both streams' logits `[2, B, T, V]`, one given token at a time."""
+  config, params, condition, tokens = case
+  target, chain = _TARGETS[config, True], tree_lib.chain(0)
+  first, cache = _PREFILL[config, True](params, condition, config.num_tokens)
+
+  def step(cache, k):
+    start = jnp.full((tokens.shape[0],), k)
+    logits, _, cache = target.score(params, cache, tokens[:, k][:, None], start, chain)
+    return cache, logits[:, :, 0]
+
+  _, rest = jax.jit(lambda cache: jax.lax.scan(
+      step, cache, jnp.arange(config.num_tokens - 1)))(cache)
+  return np.concatenate([first[:, :, None], jnp.moveaxis(rest, 0, 2)], axis=2)
+
+
+@pytest.mark.parametrize('run', [_full, _cached])
+def test_class_logits_agree_with_the_official_model(run):
+  np.testing.assert_allclose(
+      run(_class_case()), published.recorded('llamagen')['c2i'], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize('run', [_full, _cached])
+def test_text_logits_agree_with_the_official_model(run):
+  conditional, null = run(_text_case())
+  expected = published.recorded('llamagen')
+  np.testing.assert_allclose(null, expected['t2i_null'], atol=1e-4, rtol=0)
+  guided = null + (conditional - null) * GUIDANCE
+  np.testing.assert_allclose(guided, expected['t2i_guided'], atol=3e-4, rtol=0)
+
+
+TREES = {
+    'chain': tree_lib.chain(6),
+    'paths': tree_lib.paths(3, 2, 8),
+    'caterpillar': tree_lib.caterpillar(3, 2, 8),
+    'kary': tree_lib.kary(2, 4, 14),
+}
+
+
+@pytest.mark.parametrize('name', TREES)
+def test_windows_with_tree_masks_repeat_the_full_forward(case, name):
+  config, params, condition, tokens = case
+  tree, batch = TREES[name], tokens.shape[0]
+  start = np.array([config.num_tokens - 20, 17, 30])[:batch]
+  score = _SCORE[config, True]
+  _, cache = _PREFILL[config, True](params, condition, config.num_tokens + 15)
+
+  # Fill the committed slots in one window, then draft tokens that are not the image's own.
+  filled = tree_lib.chain(config.num_tokens - 1)
+  _, _, cache = score(params, cache, tokens, jnp.zeros((batch,), int), filled)
+  drafts = np.random.default_rng(7).integers(0, 48, (batch, tree.num_nodes + 1))
+  drafts[:, 0] = tokens[np.arange(batch), start]
+  out, features, cache = score(params, cache, jnp.asarray(drafts), jnp.asarray(start), tree)
+  assert out.shape == (2, batch, tree.num_nodes + 1, 48)
+  assert features.shape == (2, batch, tree.num_nodes + 1, config.dim)
+
+  # The branch to the last node, a side node of every tree but the chain.
+  path = tree.paths[-1]
+  branch = np.array(tokens)
+  for row in range(batch):
+    branch[row, start[row]:start[row] + tree.depth[-1] + 1] = (
+        drafts[row, path[:tree.depth[-1] + 1]])
+  for node in range(tree.num_nodes + 1):
+    sequence = np.array(tokens)
+    for row in range(batch):
+      sequence[row, start[row]:start[row] + tree.depth[node] + 1] = (
+          drafts[row, tree.paths[node, :tree.depth[node] + 1]])
+    full = _full((config, params, condition, jnp.asarray(sequence)))
+    for row in range(batch):
+      np.testing.assert_allclose(
+          out[:, row, node], full[:, row, start[row] + tree.depth[node] + 1], atol=1e-4)
+
+  if tree.side_depth:
+    moved = np.tile(path[1:tree.side_depth + 1], (batch, 1))
+    cache = jax.jit(_TARGETS[config, True].commit)(cache, jnp.asarray(start), jnp.asarray(moved))
+  after = start + tree.depth[-1]  # The last committed token is scored again as the root.
+  window = np.stack([branch[row, after[row]:after[row] + 4] for row in range(batch)])
+  out, _, _ = score(params, cache, jnp.asarray(window), jnp.asarray(after), tree_lib.chain(3))
+  full = _full((config, params, condition, jnp.asarray(branch)))
+  for row in range(batch):
+    np.testing.assert_allclose(
+        out[:, row], full[:, row, after[row] + 1:after[row] + 5], atol=1e-4)
+
+
+def test_without_guidance_there_is_one_stream(case):
+  config, params, condition, tokens = case
+  target = _TARGETS[config, False]
+  assert target.num_streams == 1 and target.row_width == config.width
+  first, cache = _PREFILL[config, False](params, condition, config.num_tokens)
+  start = jnp.zeros((tokens.shape[0],), int)
+  out, features, _ = _SCORE[config, False](
+      params, cache, tokens[:, :8], start, tree_lib.chain(7))
+  assert features.shape[0] == 1
+  both = np.concatenate([first[:, :, None], out], axis=2)
+  np.testing.assert_allclose(both, _full(case)[:1, :, :9], atol=1e-4)
+
+
+def test_token_numbers_past_the_end_stay_finite(case):
+  config, params, condition, tokens = case
+  _, cache = _PREFILL[config, True](params, condition, config.num_tokens + 15)
+  start = jnp.full((tokens.shape[0],), config.num_tokens - 1)
+  out, _, _ = _SCORE[config, True](params, cache, tokens[:, :7], start, tree_lib.chain(6))
+  assert np.isfinite(out).all()
+
+
+def test_dropped_conditions_are_chosen_per_image(case):
+  config, params, condition, tokens = case
+  drop = jnp.arange(tokens.shape[0]) == 1
+  mixed = _logits(config, params, condition, tokens, drop)
+  kept, dropped = _full(case)
+  np.testing.assert_allclose(mixed[0], kept[0], atol=1e-5)
+  np.testing.assert_allclose(mixed[1], dropped[1], atol=1e-5)
+
+
+def test_padding_of_a_caption_is_never_read():
+  config, params, condition, tokens = _text_case()
+  spoiled = llamagen.Caption(
+      jnp.where(condition.mask[..., None], condition.embeddings, jnp.nan), condition.mask)
+  for drop in (jnp.zeros(3, bool), jnp.ones(3, bool)):
+    np.testing.assert_array_equal(
+        _logits(config, params, spoiled, tokens, drop),
+        _logits(config, params, condition, tokens, drop))
+
+
+def test_a_new_model_predicts_the_uniform_law():
+  for config in (C2I, T2I):
+    params = llamagen.init(config, jax.random.key(0))
+    deviation = float(jnp.std(params['transformer']['layers_1']['gate']))
+    assert abs(deviation - 0.02) < 2e-3
+    assert not params['transformer']['output'].any()
+
+
+def test_bfloat16_parameters_give_bfloat16_caches_and_float32_logits(case):
+  config, params, condition, tokens = case
+  half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), params)
+  first, cache = _PREFILL[config, True](half, condition, config.num_tokens)
+  assert first.dtype == jnp.float32
+  assert all(part.dtype == jnp.bfloat16 for part in jax.tree.leaves(cache.layers))
+  np.testing.assert_allclose(first, _full(case)[:, :, 0], atol=0.2)
+
+
+def test_published_sizes():
+  assert len(llamagen.PRESETS) == 12
+  assert {name: (c.ffn_dim, c.num_tokens) for name, c in llamagen.PRESETS.items()
+          if name in ('c2i_b_256', 'c2i_3b_384', 't2i_xl_512')} == {
+              'c2i_b_256': (2048, 256), 'c2i_3b_384': (8704, 576), 't2i_xl_512': (3584, 1024)}
+
+
+@pytest.mark.parametrize('condition, message', [
+    (np.array([0, 10, -1]), r'class labels \[-1, 10\].*0 to 9'),
+    (np.array([0.5]), 'dtype float64'),
+    (np.array(3), r'shape \(\)'),
+])
+def test_unknown_class_labels_are_refused(condition, message):
+  with pytest.raises(ValueError, match=message):
+    llamagen.target(C2I, guided=True).check_condition(condition)
+
+
+@pytest.mark.parametrize('embeddings, mask, message', [
+    (np.zeros((1, 119, 40)), np.ones((1, 119)), 'takes .B, 120, 40.'),
+    (np.zeros((1, 120, 40)), np.ones((2, 120)), r'mask \(2, 120\)'),
+    (np.zeros((1, 120, 40)), np.arange(120)[None] < 5, 'padded on the left'),
+    (np.full((1, 120, 40), np.nan), np.ones((1, 120)), 'not finite'),
+])
+def test_unusable_captions_are_refused(embeddings, mask, message):
+  with pytest.raises(ValueError, match=message):
+    llamagen.target(T2I, guided=True).check_condition(llamagen.Caption(embeddings, mask))
+
+
+def test_conditions_of_the_right_kind_are_accepted():
+  for case in (_class_case(), _text_case()):
+    llamagen.target(case[0], guided=True).check_condition(case[2])
+  with pytest.raises(ValueError, match='llamagen.Caption'):
+    llamagen.target(T2I, guided=True).check_condition(np.array([1]))
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(conditioning='image'), "conditioning is 'image'"),
+    (dict(height=0), 'height is 0'),
+    (dict(dim=100), 'dim is 100'),
+    (dict(num_kv_heads=5), 'num_kv_heads is 5'),
+])
+def test_impossible_sizes_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    llamagen.LlamaGenConfig(**options)

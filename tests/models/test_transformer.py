@@ -1,0 +1,130 @@
+"""The shared transformer: rotary pairs, norms, cache writes, attention."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.models import transformer
+
+CONFIG = transformer.TransformerConfig(
+    vocab_size=11, dim=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6, ffn_dim=20)
+
+
+@pytest.fixture(autouse=True)
+def _precise():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+def _normal(seed, *shape):
+  return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def _rope(length, width=CONFIG.head_dim):
+  angles = np.arange(length)[None, :, None] * np.array([1.0, 0.3, 0.05])[:width // 2]
+  return transformer.Rope(jnp.asarray(np.cos(angles), jnp.float32),
+                          jnp.asarray(np.sin(angles), jnp.float32))
+
+
+def _params(seed=0):
+  model = transformer.Transformer(CONFIG)
+  shapes = jax.eval_shape(lambda: model.init(
+      jax.random.key(0), jnp.zeros((1, 1, CONFIG.dim)), _rope(1), transformer.causal_mask(1)))
+  leaves, treedef = jax.tree.flatten(shapes['params'])
+  return treedef.unflatten([0.4 * _normal(seed + i, *leaf.shape) + (leaf.ndim == 1)
+                            for i, leaf in enumerate(leaves)])
+
+
+def test_rotation_turns_neighbouring_pairs():
+  x = jnp.array([1.0, 0.0, 0.0, 2.0]).reshape(1, 1, 1, 4)
+  quarter = transformer.Rope(jnp.zeros((1, 1, 2)), jnp.ones((1, 1, 2)))
+  np.testing.assert_array_equal(
+      transformer.rotate(x, quarter).ravel(), [0.0, 1.0, -2.0, 0.0])
+
+
+def test_zero_rows_of_the_table_erase_queries_and_keys():
+  x = _normal(0, 1, 3, 2, 6)
+  zero = transformer.Rope(jnp.zeros((1, 3, 3)), jnp.zeros((1, 3, 3)))
+  assert not transformer.rotate(x, zero).any()
+
+
+def test_norm_casts_back_before_the_scale():
+  x = (_normal(1, 5, 64) * 3).astype(jnp.bfloat16)
+  scale = (1 + 0.2 * _normal(2, 64)).astype(jnp.bfloat16)
+  wide = np.asarray(x, np.float32)
+  normed = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
+  expected = jnp.asarray(normed).astype(jnp.bfloat16) * scale
+  out = transformer.RMSNorm(1e-5).apply({'params': {'scale': scale}}, x)
+  assert out.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(np.asarray(out, np.float32), np.asarray(expected, np.float32))
+
+
+@pytest.mark.parametrize('rows', [1, 8, 9, 12])
+def test_every_row_is_written_at_its_own_slot(rows):
+  cache, new = _normal(0, rows, 2, 15, 3), _normal(1, rows, 2, 4, 3)
+  start = np.arange(rows) % 12
+  out = jax.jit(transformer.write_slots)(cache, new, jnp.asarray(start))
+  expected = np.array(cache)
+  for row in range(rows):
+    expected[row, :, start[row]:start[row] + 4] = new[row]
+  np.testing.assert_array_equal(out, expected)
+
+
+def test_attention_is_softmax_over_what_is_visible():
+  query, keys, values = _normal(0, 2, 3, 4, 6), _normal(1, 2, 2, 5, 6), _normal(2, 2, 2, 5, 6)
+  mask = np.random.default_rng(3).random((2, 3, 5)) < 0.5
+  mask[..., 0] = True
+  out = transformer.attend(query, keys, values, jnp.asarray(mask))
+  for row, token, head in np.ndindex(2, 3, 4):
+    seen = mask[row, token]
+    scores = keys[row, head // 2][seen] @ query[row, token, head] / np.sqrt(6)
+    expected = jax.nn.softmax(scores) @ values[row, head // 2][seen]
+    np.testing.assert_allclose(out[row, token, head], expected, atol=1e-5)
+
+
+def test_cached_windows_repeat_the_full_forward():
+  model, params, length = transformer.Transformer(CONFIG), _params(), 9
+  apply = jax.jit(functools.partial(model.apply, {'params': params}), static_argnames='method')
+  tokens = jnp.asarray(np.random.default_rng(5).integers(0, 11, (2, length)))
+  embeddings, rope = apply(tokens, method='embed'), _rope(length)
+  full, features, own = apply(embeddings, rope, transformer.causal_mask(length))
+  assert full.shape == (2, length, 11) and features.shape == (2, length, 24)
+  assert own[0][0].shape == (2, 2, length, 6)
+
+  # The first row continues after 4 tokens, the second after 2; other slots hold garbage.
+  start, slots = np.array([4, 2]), 8
+  position = start[:, None] + np.arange(3)
+  committed = (np.arange(slots) < start[:, None])[:, None, :, None]
+  cache = jax.tree.map(
+      lambda x: jnp.where(committed, x[:, :, :slots], 77.0), own)
+  mask = np.arange(slots) <= position[..., None]
+  window = jnp.take_along_axis(embeddings, position[..., None], axis=1)
+  turned = transformer.Rope(*(part[0][position] for part in rope))
+  out, seen, cache = apply(window, turned, jnp.asarray(mask), cache, jnp.asarray(start))
+  for row in range(2):
+    np.testing.assert_allclose(out[row], full[row, position[row]], atol=2e-5)
+    np.testing.assert_allclose(seen[row], features[row, position[row]], atol=2e-5)
+    np.testing.assert_allclose(
+        cache[1][0][row, :, position[row]], own[1][0][row, :, position[row]], atol=2e-5)
+
+
+def test_activations_take_the_dtype_of_the_parameters():
+  model = transformer.Transformer(CONFIG)
+  params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), _params())
+  embeddings = model.apply({'params': params}, jnp.zeros((1, 4), int), method='embed')
+  logits, features, cache = jax.jit(model.apply)(
+      {'params': params}, embeddings, _rope(4), transformer.causal_mask(4))
+  assert logits.dtype == jnp.float32
+  assert features.dtype == cache[0][0].dtype == cache[0][1].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize('name, value', [
+    ('dim', 0), ('num_layers', 0), ('num_kv_heads', 3), ('head_dim', 5)])
+def test_impossible_sizes_are_refused(name, value):
+  sizes = dict(vocab_size=11, dim=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,
+               ffn_dim=20)
+  with pytest.raises(ValueError, match=f'{name} is {value}'):
+    transformer.TransformerConfig(**{**sizes, name: value})

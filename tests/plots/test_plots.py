@@ -1,0 +1,105 @@
+"""The pictures: valid PNG files, bad input refused, no half-written files."""
+
+import pathlib
+import tempfile
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from matplotlib import image as mpl_image
+from matplotlib import pyplot
+import numpy as np
+
+from cspd_jax.plots import acceptance
+from cspd_jax.plots import bars
+from cspd_jax.plots import canvas
+from cspd_jax.plots import grid
+
+
+class PlotsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    self.path = self.folder / 'picture.png'
+    self.images = np.random.default_rng(0).uniform(-1, 1, (3, 8, 12, 3)).astype(np.float32)
+    self.rounds = {
+        'vanilla': np.arange(24).reshape(1, 4, 6).repeat(3, 0),
+        'sjd': np.arange(24).reshape(1, 4, 6).repeat(3, 0) // 3}
+
+  def read(self):
+    """The picture's pixels, after a look that nothing else lies beside it."""
+    self.assertEqual([file.name for file in self.folder.iterdir()], ['picture.png'])
+    return mpl_image.imread(self.path)[..., :3]
+
+  @parameterized.parameters(1, 2, 3)
+  def test_grid(self, count):
+    grid.save_grid(self.path, self.images[:count], captions=['a'] * count, title='t')
+    picture = self.read()
+    self.assertGreater(picture.shape[1], 200 * count)
+    self.assertGreater(picture.std(), 0.05)
+
+  def test_grid_shows_the_images_colours(self):
+    image = np.broadcast_to(np.float32([1, 0, -1]), (1, 8, 8, 3))
+    grid.save_grid(self.path, image)
+    picture = self.read()
+    middle = picture[picture.shape[0] // 2, picture.shape[1] // 2]
+    np.testing.assert_allclose(middle, [1, 0.5, 0], atol=0.01)
+
+  @parameterized.parameters(False, True)
+  def test_acceptance_map(self, with_images):
+    images = {name: self.images for name in self.rounds} if with_images else None
+    acceptance.save_acceptance_map(
+        self.path, self.rounds, images=images, captions=['a', 'b', 'c'], title='t')
+    self.assertGreater(self.read().std(), 0.05)
+
+  def test_acceptance_map_of_one_token(self):
+    acceptance.save_acceptance_map(self.path, {'vanilla': np.zeros((1, 1, 1), int)})
+    self.read()
+
+  @parameterized.parameters('vanilla', 'none of them')
+  def test_bars(self, baseline):
+    panels = [bars.Panel('Speed', {'vanilla': 1.0, 'sjd': 2.5}, '{:.1f}x', 'note'),
+              bars.Panel('Time', {'vanilla': 0.0, 'sjd': 0.0})]
+    bars.save_bars(self.path, panels, baseline=baseline, title='t')
+    self.assertGreater(self.read().std(), 0.02)
+
+  def test_bad_input(self):
+    images, rounds = self.images, self.rounds
+    calls = [
+        ('shape', lambda: grid.save_grid(self.path, images[0])),
+        ('shape', lambda: grid.save_grid(self.path, images[:0])),
+        ('finite', lambda: grid.save_grid(self.path, images * np.nan)),
+        ('captions', lambda: grid.save_grid(self.path, images, captions=['a'])),
+        ('rounds', lambda: acceptance.save_acceptance_map(self.path, {})),
+        ('rounds', lambda: acceptance.save_acceptance_map(
+            self.path, dict(rounds, sjd=rounds['sjd'][:, :2]))),
+        ('captions', lambda: acceptance.save_acceptance_map(self.path, rounds, captions=['a'])),
+        ('images', lambda: acceptance.save_acceptance_map(
+            self.path, rounds, images={name: images[:1] for name in rounds})),
+        ('panels', lambda: bars.save_bars(self.path, [])),
+        ('panels', lambda: bars.save_bars(
+            self.path, [bars.Panel('a', {'x': 1.0}), bars.Panel('b', {'y': 1.0})])),
+        ('panel', lambda: bars.save_bars(self.path, [bars.Panel('a', {'x': float('nan')})])),
+    ]
+    for word, call in calls:
+      with self.subTest(word), self.assertRaisesRegex(ValueError, word):
+        call()
+    self.assertEmpty(list(self.folder.iterdir()))
+
+  def test_a_failed_write_leaves_the_older_file(self):
+    canvas.write(self.path, b'older')
+    with mock.patch.object(pathlib.Path, 'replace', side_effect=OSError('disk is full')):
+      with self.assertRaises(OSError):
+        canvas.write(self.path, b'newer')
+    self.assertEqual(self.path.read_bytes(), b'older')
+    self.assertLen(list(self.folder.iterdir()), 1)
+
+  def test_leaves_pyplot_alone(self):
+    before = pyplot.get_fignums(), pyplot.get_backend()
+    grid.save_grid(self.path, self.images)
+    self.assertEqual((pyplot.get_fignums(), pyplot.get_backend()), before)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,94 @@
+"""The training step of class-conditional models."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.models import llamagen
+from cspd_jax.training import autoregressive as ar
+
+CONFIG = llamagen.LlamaGenConfig(
+    height=2, width=3, dim=16, num_layers=1, num_heads=1, ffn_dim=16, vocab_size=8, num_classes=2)
+TRAIN = ar.ARTrainConfig(num_steps=80, batch_size=8, learning_rate=2e-2, warmup_steps=5)
+
+
+def _data():
+  """Class 0 counts up and class 1 counts down, from a random first token."""
+  labels = np.arange(16, dtype=np.int32) % 2
+  first = np.random.default_rng(0).integers(8, size=16)
+  direction = np.where(labels == 0, 1, -1)
+  tokens = (first[:, None] + direction[:, None] * np.arange(6)) % 8
+  return tokens.astype(np.int32), labels
+
+
+@pytest.fixture(scope='module')
+def trained():
+  step = jax.jit(lambda state, batch: ar.step(state, batch, CONFIG, TRAIN))
+  state = ar.init(CONFIG, TRAIN)
+  for index in range(TRAIN.num_steps):
+    state, metrics = step(state, ar.batch_of(*_data(), 0, index, TRAIN.batch_size))
+  return state, metrics
+
+
+def test_fresh_model_is_uniform():
+  tokens, labels = _data()
+  nll = ar.nll(ar.init(CONFIG, TRAIN).params, CONFIG, tokens, labels)
+  np.testing.assert_allclose(nll, np.log(8), rtol=1e-5)
+
+
+def test_nll_is_the_cross_entropy_of_the_logits(trained):
+  tokens, labels = _data()
+  state, _ = trained
+  logits = llamagen.logits(CONFIG, state.params, labels, tokens)
+  logits = np.asarray(logits, np.float64)
+  log_laws = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  expected = -np.take_along_axis(log_laws, tokens[..., None], -1)[..., 0]
+  np.testing.assert_allclose(ar.nll(state.params, CONFIG, tokens, labels), expected, atol=1e-5)
+
+
+def test_average_learns_and_uses_the_label(trained):
+  tokens, labels = _data()
+  state, _ = trained
+  given = ar.nll(state.average, CONFIG, tokens, labels)[:, 1:].mean()
+  wrong = ar.nll(state.average, CONFIG, tokens, 1 - labels)[:, 1].mean()
+  null = ar.nll(state.average, CONFIG, tokens, labels, jnp.ones(16, bool))[:, 1].mean()
+  assert given < 0.8
+  assert wrong > null > given
+
+
+def test_average_follows_the_parameters_slowly(trained):
+  state, _ = trained
+  batch = ar.batch_of(*_data(), 0, 0, TRAIN.batch_size)
+  following, _ = ar.step(state, batch, CONFIG, TRAIN)
+  decay = min(TRAIN.ema_decay, (1 + TRAIN.num_steps) / (10 + TRAIN.num_steps))
+  expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p,
+                          state.average, following.params)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+               following.average, expected)
+
+
+def test_labels_are_dropped_at_the_rate():
+  params = ar.init(CONFIG, TRAIN).params
+  always = ar.ARTrainConfig(drop_rate=1.0, warmup_steps=0)
+  state = ar.init(CONFIG, always)._replace(params={**params, 'transformer': {
+      **params['transformer'], 'output': jnp.ones_like(params['transformer']['output'])}})
+  state = state._replace(opt_state=ar._optimizer(always).init(state.params))
+  new, _ = ar.step(state, _data(), CONFIG, always)
+  # Weight decay moves every row alike; only the null row may get a gradient.
+  ratio = np.asarray(new.params['label_embedding'] / params['label_embedding'])
+  np.testing.assert_allclose(ratio[:2], ratio[0, 0], rtol=1e-4)
+
+
+def test_batches_visit_everything_once_per_epoch_in_a_new_order():
+  tokens = np.arange(12)[:, None]
+  epochs = [np.concatenate([ar.batch_of(tokens, tokens[:, 0], 3, i, 4)[1]
+                            for i in range(start, start + 3)]) for start in (0, 3)]
+  for epoch in epochs:
+    np.testing.assert_array_equal(np.sort(epoch), np.arange(12))
+  assert (epochs[0] != epochs[1]).any()
+
+
+def test_too_large_batch_is_refused():
+  with pytest.raises(ValueError, match='only 12 sequences'):
+    ar.batch_of(np.zeros((12, 1)), np.zeros(12), 0, 0, 13)

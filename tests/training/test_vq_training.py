@@ -1,0 +1,96 @@
+"""The tokenizer's training step, and the convolution gradients it rests on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.models import vq
+from cspd_jax.training import vq as vq_training
+
+CONFIG = vq.VQConfig(
+    ch=8, ch_mult=(1, 2), num_res_blocks=1, z_channels=8, codebook_size=16, codebook_dim=4)
+TRAIN = vq_training.VQTrainConfig(
+    num_steps=60, batch_size=4, learning_rate=5e-3, warmup_steps=5, quantize_from=10,
+    restart_every=5)
+
+
+def _images(seed=0):
+  """Smooth random images, which a few steps can learn."""
+  coarse = jax.random.uniform(jax.random.key(seed), (4, 2, 2, 3), minval=-1, maxval=1)
+  return jax.image.resize(coarse, (4, 8, 8, 3), 'linear')
+
+
+@pytest.fixture(scope='module')
+def trained():
+  step = jax.jit(lambda state, images: vq_training.step(state, images, CONFIG, TRAIN))
+  state, history = vq_training.init(CONFIG, TRAIN), []
+  for _ in range(TRAIN.num_steps):
+    state, metrics = step(state, _images())
+    history.append({key: float(value) for key, value in metrics.items()})
+  return state, history
+
+
+def test_convolution_gradients_equal_those_of_xla():
+  keys = jax.random.split(jax.random.key(0), 3)
+  x = jax.random.normal(keys[0], (2, 6, 5, 3))
+  kernel = jax.random.normal(keys[1], (3, 3, 3, 4))
+  weights = jax.random.normal(keys[2], (2, 6, 5, 4))
+
+  def gradients(conv):
+    return jax.grad(lambda *args: jnp.sum(weights * conv(*args)), (0, 1))(x, kernel)
+
+  with jax.default_matmul_precision('highest'):
+    plain, ours = gradients(vq._plain_conv), gradients(vq._conv_for_cpu)
+  for a, b in zip(plain, ours):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_loss_falls_once_quantised(trained):
+  _, history = trained
+  assert history[-1]['loss'] < 0.7 * history[TRAIN.quantize_from + 1]['loss']
+  assert all(np.isfinite(list(metrics.values())).all() for metrics in history)
+
+
+def test_straight_through_gradient_reaches_the_encoder():
+  params = vq.init(CONFIG, jax.random.key(0))
+  no_commitment = vq_training.VQTrainConfig(commitment_weight=0.0)
+  grads = jax.grad(lambda p: vq_training.loss(
+      p, CONFIG, no_commitment, _images())[0])(params)
+  for part in ('encoder', 'decoder', 'quant_conv', 'post_quant_conv', 'codebook'):
+    assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads[part])), part
+
+
+def test_decoder_sees_codebook_vectors_only_when_quantised():
+  params = vq.init(CONFIG, jax.random.key(0))
+  images = _images()
+  latents = vq.latents(params, CONFIG, images)
+  expected = {
+      True: vq.codebook(params, CONFIG)[vq.quantize(params, CONFIG, latents)], False: latents}
+  for quantized, vectors in expected.items():
+    _, parts = vq_training.loss(params, CONFIG, TRAIN, images, quantized)
+    output = vq.decode_vectors(params, CONFIG, vectors)
+    np.testing.assert_allclose(parts['l1'], np.abs(output - images).mean(), rtol=1e-5)
+
+
+def test_unused_vectors_restart_on_latents_and_used_ones_stay():
+  params = vq.init(CONFIG, jax.random.key(0))
+  latents = vq.latents(params, CONFIG, _images())
+  usage = jnp.arange(16) % 2.0
+  at = jnp.int32(TRAIN.quantize_from + TRAIN.restart_every)
+  moved, new_usage = vq_training._restart(at, params, usage, latents, TRAIN)
+  old, new = params['codebook']['embedding'], moved['codebook']['embedding']
+  np.testing.assert_array_equal(new[1::2], old[1::2])
+  flat = np.asarray(latents).reshape(-1, 4)
+  for vector in np.asarray(new[::2]):
+    assert (np.abs(flat - vector).max(axis=1) == 0).any()
+  np.testing.assert_array_equal(new_usage, np.ones(16))
+  unchanged, _ = vq_training._restart(at + 1, params, usage, latents, TRAIN)
+  np.testing.assert_array_equal(unchanged['codebook']['embedding'], old)
+
+
+def test_usage_of_uniform_use_is_one():
+  usage = jnp.zeros(16)
+  for _ in range(2000):
+    usage = vq_training._update_usage(usage, jnp.arange(64) % 16)
+  np.testing.assert_allclose(usage, 1, atol=1e-3)
