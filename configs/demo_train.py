@@ -22,8 +22,8 @@ def get_config() -> Recipe:
   return Recipe(
       tokenizer=tokenizer,
       tokenizer_train=VQTrainConfig(num_steps=5000, batch_size=4, learning_rate=1e-3),
-      target=LlamaGenConfig(dim=192, num_layers=6, num_heads=3, **shared),
-      target_train=ARTrainConfig(num_steps=2000, batch_size=8, learning_rate=1e-3),
+      target=LlamaGenConfig(dim=192, num_layers=8, num_heads=3, **shared),
+      target_train=ARTrainConfig(num_steps=2400, batch_size=8, learning_rate=1.5e-3),
       draft=LlamaGenConfig(dim=128, num_layers=2, num_heads=2, ffn_dim=384, **shared),
       draft_train=ARTrainConfig(num_steps=1200, batch_size=8, learning_rate=2e-3),
   )

@@ -111,12 +111,14 @@ def load(path: str) -> Any:
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)
-  except Exception as error:
+    if not hasattr(module, 'get_config'):
+      raise ConfigError(f'--config={path} has no function get_config(); it must define one that '
+                        'returns a dataclass.')
+    config = module.get_config()
+  except ConfigError:
+    raise
+  except Exception as error:  # A configuration is any Python, and may fail in any way.
     raise ConfigError(f'--config={path} cannot be run: {type(error).__name__}: {error}') from error
-  if not hasattr(module, 'get_config'):
-    raise ConfigError(f'--config={path} has no function get_config(); it must define one that '
-                      'returns a dataclass.')
-  config = module.get_config()
   if not dataclasses.is_dataclass(config) or isinstance(config, type):
     raise ConfigError(f'--config={path}: get_config() returned a {type(config).__name__}; '
                       'it must return an instance of a dataclass.')
@@ -124,44 +126,51 @@ def load(path: str) -> Any:
 
 
 def override(config: Any, overrides: Sequence[tuple[str, str]]) -> Any:
-  """`config` with each `(dotted name, text)` applied in order.
+  """`config` with every `(dotted name, text)` applied; the last one of a name counts.
+
+  Fields that must agree can be changed together: a dataclass sees all its new values at once.
 
   Raises:
     ConfigError: for an unknown field, a text that is not of the field's type, or a value that the
       dataclass itself refuses.
   """
-  for name, text in overrides:
-    config = _replace(config, name.split('.'), name, text)
-  return config
+  return _replace(config, '', {tuple(name.split('.')): text for name, text in overrides})
 
 
-def _replace(config: Any, path: list[str], name: str, text: str) -> Any:
+def _replace(config: Any, prefix: str, texts: dict[tuple[str, ...], str]) -> Any:
+  """`config`, reached by the dotted `prefix`, with the fields at the given paths replaced."""
   fields = {field.name for field in dataclasses.fields(config)}
-  if path[0] not in fields:
-    raise ConfigError(f'--{_PREFIX}{name}: {type(config).__name__} has no field {path[0]!r}; '
-                      f'it has: {", ".join(sorted(fields))}.')
-  old = getattr(config, path[0])
-  if dataclasses.is_dataclass(old):
-    if len(path) == 1:
-      inner = ', '.join(f'{name}.{field.name}' for field in dataclasses.fields(old))
-      raise ConfigError(f'--{_PREFIX}{name} is a group of fields; set one of: {inner}.')
-    new = _replace(old, path[1:], name, text)
-  elif len(path) > 1:
-    raise ConfigError(f'--{_PREFIX}{name}: {path[0]!r} is a value without fields of its own.')
-  else:
-    kind = typing.get_type_hints(type(config))[path[0]]
-    try:
-      new = _read(text, kind)
-    except (ValueError, SyntaxError) as error:
-      raise ConfigError(
-          f'--{_PREFIX}{name}={text}: the field takes {_describe(kind)}, such as {old!r}.'
-      ) from error
+  hints = typing.get_type_hints(type(config))
+  groups: dict[str, dict[tuple[str, ...], str]] = {}
+  for path, text in texts.items():
+    groups.setdefault(path[0], {})[path[1:]] = text
+  new = {}
+  for field, inner in groups.items():
+    name = f'{_PREFIX}{prefix}{field}'
+    if field not in fields:
+      raise ConfigError(f'--{name}: {type(config).__name__} has no field {field!r}; '
+                        f'it has: {", ".join(sorted(fields))}.')
+    old = getattr(config, field)
+    if dataclasses.is_dataclass(old):
+      if () in inner:
+        names = ', '.join(f'--{name}.{part.name}' for part in dataclasses.fields(old))
+        raise ConfigError(f'--{name} is a group of fields; set one of: {names}.')
+      new[field] = _replace(old, f'{prefix}{field}.', inner)
+    elif set(inner) != {()}:
+      raise ConfigError(f'--{name} is a value without fields of its own.')
+    else:
+      try:
+        new[field] = _read(inner[()], hints[field])
+      except (ValueError, SyntaxError) as error:
+        raise ConfigError(f'--{name}={inner[()]}: the field takes {_describe(hints[field])}, '
+                          f'such as {old!r}.') from error
   try:
-    return dataclasses.replace(config, **{path[0]: new})
+    return dataclasses.replace(config, **new)
   except ConfigError:
     raise
   except (ValueError, TypeError) as error:
-    raise ConfigError(f'--{_PREFIX}{name}={text}: {error}') from error
+    given = ' '.join(f'--{_PREFIX}{prefix}{".".join(path)}={text}' for path, text in texts.items())
+    raise ConfigError(f'{given}: {error}') from error
 
 
 def _read(text: str, kind: Any) -> Any:
@@ -178,7 +187,9 @@ def _read(text: str, kind: Any) -> Any:
         continue
     raise ValueError(text)
   if kind is bool:
-    return {'true': True, 'false': False, '1': True, '0': False}[_known_bool(text)]
+    if text.lower() not in ('true', 'false', '1', '0'):
+      raise ValueError(text)
+    return text.lower() in ('true', '1')
   if kind in (int, float, str):
     return kind(text)
   if kind is tuple or typing.get_origin(kind) is tuple:
@@ -192,12 +203,6 @@ def _read(text: str, kind: Any) -> Any:
       value = tuple(_read(str(item), k) for item, k in zip(value, each))
     return value
   raise ValueError(text)
-
-
-def _known_bool(text: str) -> str:
-  if text.lower() not in ('true', 'false', '1', '0'):
-    raise ValueError(text)
-  return text.lower()
 
 
 def _describe(kind: Any) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 
 from absl import app
 from absl import flags
+from absl import logging
 
 import cspd_jax
 from configs import demo
@@ -93,6 +94,8 @@ def open_workdir(workdir: str) -> pathlib.Path:
 
 
 def main(argv: list[str]) -> int:
+  if not flags.FLAGS['verbosity'].present:
+    logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
   try:
     if len(argv) > 1:
       raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')

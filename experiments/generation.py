@@ -213,7 +213,7 @@ def _check_pair(config, role, size, loaded, model_size, model) -> None:
 
 def _labels(config, model: checkpoint.Loaded) -> tuple[np.ndarray, list[str]]:
   """The class of every image `[N]`, and what it is called."""
-  names, count = model.metadata.get('class_names', []), model.config.num_classes
+  names, count = model.metadata.get('labels', []), model.config.num_classes
   if config.prompt and config.label:
     raise ValueError(
         f'prompt is {config.prompt!r} and label is {config.label!r}; give only one of them.')

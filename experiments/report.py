@@ -46,7 +46,7 @@ def figures(config: Any, job: Job, measured: Mapping[str, Measured]) -> dict[str
       model=config.model, num_images=len(job.labels), decoders=decoders, left_out=job.left_out,
       labels=job.labels.tolist(), captions=job.captions,
       tokens_per_image=job.model.config.num_tokens, settings=dataclasses.asdict(config),
-      device=f'{device.platform}: {device.device_kind}', jax_version=jax.__version__)
+      device=device.device_kind, jax_version=jax.__version__)
 
 
 def table(report: Mapping[str, Any]) -> str:

@@ -52,11 +52,12 @@ def main(argv: list[str]) -> int | None:
     return 2
   workdir = pathlib.Path(_WORKDIR.value).absolute()
   try:
+    photos_lib.load()
     _remember(recipe, workdir)
-    run(recipe, workdir, _STAGE.value, pathlib.Path(_EXPORT_DIR.value or workdir / 'export'))
   except (ImportError, FileNotFoundError, ValueError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
+  run(recipe, workdir, _STAGE.value, pathlib.Path(_EXPORT_DIR.value or workdir / 'export'))
 
 
 def run(recipe: recipe_lib.Recipe, workdir: pathlib.Path, stage: str, export: pathlib.Path) -> None:

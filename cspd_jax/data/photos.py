@@ -1,9 +1,9 @@
 """Random crops of the freely licensed photographs inside the scikit-image and scikit-learn wheels.
 
-Nothing is downloaded: `pip install 'cspd-jax[train]'` brings the two packages, and with them eight
-colour photographs, one per class. A crop is a square of random place, size and orientation, resized
-to a fixed side. The left three quarters of every photograph are for training and the rest is held
-out, so no held-out pixel is ever trained on.
+Nothing is downloaded: `pip install -e '.[train]'` brings the two packages, and with them eight
+colour photographs, one per class. A crop is a square of random place and size, mirrored half of
+the time, and resized to a fixed side. The left three quarters of every photograph are for training
+and the rest is held out, so no held-out pixel is ever trained on.
 
   photos = load()
   images, labels = crop_batch(photos, seed=0, step=0, split='train', batch_size=16)
@@ -89,7 +89,7 @@ def _open(source: Source):
   if missing:
     raise ImportError(
         f"The photograph '{source.name}' needs the package {missing[0]}, which is not installed; "
-        "run pip install 'cspd-jax[train]'.")
+        "run pip install -e '.[train]' in the repository.")
   from PIL import Image  # Only training needs it.
 
   root = pathlib.Path(importlib.util.find_spec(source.package).origin).parent
@@ -140,6 +140,8 @@ def crop_batch(
 
 def _crop(photo, rng: np.random.Generator, split: str, size: int) -> np.ndarray:
   """One crop `[size, size, 3]` uint8."""
+  from PIL import Image  # Only training needs it.
+
   width, height = photo.size
   border = int(TRAIN_FRACTION * width)
   left, right = (0, border) if split == 'train' else (border, width)
@@ -149,5 +151,6 @@ def _crop(photo, rng: np.random.Generator, split: str, size: int) -> np.ndarray:
   x = left + int(rng.integers(right - left - side + 1))
   y = int(rng.integers(height - side + 1))
   # Cut first: resizing with a box would let the filter look across the border between splits.
-  pixels = np.asarray(photo.crop((x, y, x + side, y + side)).resize((size, size), resample=1))
+  square = photo.crop((x, y, x + side, y + side))
+  pixels = np.asarray(square.resize((size, size), Image.Resampling.LANCZOS))
   return pixels[:, ::-1] if rng.integers(2) else pixels

@@ -64,7 +64,8 @@ def _draw(axes, panel: Panel, names: Sequence[str], baseline: str) -> None:
   for row, value in enumerate(values):
     axes.annotate(
         panel.form.format(value), (value, row), xytext=(4, 0), textcoords='offset points',
-        va='center', color=canvas.INK, fontsize=8)
+        va='center', color=canvas.INK, fontsize=8,
+        bbox=dict(facecolor='white', edgecolor='none', pad=1))  # Hides the dotted line.
   if baseline in names:
     axes.axvline(panel.values[baseline], color=canvas.FAINT, linewidth=0.8, linestyle=':')
   axes.set_xlim(0, 1.15 * max(values) or 1)

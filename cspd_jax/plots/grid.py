@@ -34,8 +34,8 @@ def save_grid(
     raise ValueError(f'captions has {len(captions)} entries for {len(images)} images.')
   columns = columns or min(len(images), max(4, math.ceil(math.sqrt(len(images)))))
   rows = math.ceil(len(images) / columns)
-  height = 2 * images.shape[1] / images.shape[2] + (0.2 if captions else 0.05)
-  figure = canvas.figure(2 * columns, height * rows + (0.3 if title else 0))
+  height = 2 * images.shape[1] / images.shape[2] + (0.15 if captions else 0.05)
+  figure = canvas.figure(2 * columns, height * rows + (0.2 if title else 0))
   if title:
     figure.suptitle(title, color=canvas.INK, fontsize=10)
   cells = figure.subplots(rows, columns, squeeze=False).ravel()

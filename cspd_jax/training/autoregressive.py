@@ -121,7 +121,7 @@ def step(
   count = state.step.astype(jnp.float32)
   decay = jnp.minimum(train.ema_decay, (1 + count) / (10 + count))
   average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, state.average, params)
-  metrics = {'loss': value, 'grad_norm': optax.global_norm(grads)}
+  metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
   return ARState(state.step + 1, params, opt_state, average), metrics
 
 

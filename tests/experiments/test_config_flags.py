@@ -27,6 +27,10 @@ class Outer:
   limit: int | None = 7
   pair: tuple[int, float] = (1, 2.0)
 
+  def __post_init__(self):
+    if (self.name == 'b') != (self.steps == 4):
+      raise ValueError('name b goes with 4 steps.')
+
 
 def _override(*words):
   return config_flags.override(Outer(), [tuple(word.split('=', 1)) for word in words])
@@ -47,11 +51,17 @@ def test_nested_fields_and_order():
   assert config == Outer(inner=Inner(rate=1e-3, shape=(4,)), steps=2)
 
 
+def test_fields_that_must_agree_can_be_changed_together():
+  assert _override('name=b', 'steps=4') == Outer(name='b', steps=4)
+  with pytest.raises(config_flags.ConfigError, match='--config.name=b: name b goes with 4 steps'):
+    _override('name=b')
+
+
 @pytest.mark.parametrize('word, message', [
     ('stepz=1', 'no field .stepz.; it has: fast, inner, limit, name, pair, steps'),
     ('inner.x=1', 'Inner has no field .x.; it has: rate, shape'),
-    ('inner=1', 'set one of: inner.rate, inner.shape'),
-    ('steps.x=1', 'without fields of its own'),
+    ('inner=1', 'set one of: --config.inner.rate, --config.inner.shape'),
+    ('steps.x=1', '--config.steps is a value without fields of its own'),
     ('steps=1.5', 'steps=1.5: the field takes a whole number, such as 3'),
     ('fast=yes', 'true or false'),
     ('limit=x', 'a whole number or none'),
@@ -67,6 +77,7 @@ def test_mistakes_say_what_is_allowed(word, message):
 @pytest.mark.parametrize('text, message', [
     (None, 'no such file'), ('x = 1', 'no function get_config'), ('1 / 0', 'ZeroDivisionError'),
     ('def get_config(): return 3', 'returned a int'),
+    ('def get_config(): return {}[0]', 'KeyError'),
 ])
 def test_unusable_files_are_explained(tmp_path, text, message):
   path = tmp_path / 'config.py'

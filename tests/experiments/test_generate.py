@@ -4,6 +4,7 @@ Programs define flags, and two programs cannot define the same one in one proces
 are made in one process of their own.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -17,6 +18,8 @@ import pytest
 from cspd_jax import checkpoint
 from cspd_jax.models import llamagen
 from cspd_jax.models import vq
+from configs import demo
+from experiments import generation
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _NAMES = ['cat', 'dog', 'owl']
@@ -67,8 +70,6 @@ _BAD = {
     'prompt without names': (
         ['--model={tmp}/unnamed', '--prompt=cat'], ['no names', 'label', '0 to 2']),
     'guidance not finite': (['--guidance_scale=inf'], ['guidance_scale is inf']),
-    'guidance without a null condition': (
-        ['--model={tmp}/unguided', '--guidance_scale=2'], ['guidance_scale is 2', 'null']),
     'negative temperature': (['--temperature=-1'], ['temperature is -1']),
     'negative top_k': (['--top_k=-1'], ['top_k is -1']),
     'top_p of 0': (['--top_p=0'], ['top_p is 0']),
@@ -103,10 +104,9 @@ def _save_models(folder: pathlib.Path) -> None:
         jax.eval_shape(lambda: llamagen.init(config, jax.random.key(0))))
     checkpoint.save(folder / name, 'llamagen', config, params, extra=extra)
 
-  save('target', {'class_names': _NAMES})
+  save('target', {'labels': _NAMES})
   save('draft', {}, dim=8)
   save('unnamed', {})
-  save('unguided', {'class_names': _NAMES, 'null_condition': False})
   save('truncated', {})
   save('other_vocabulary', {}, vocab_size=32)
   save('text', {}, conditioning='text')
@@ -122,12 +122,18 @@ def _save_models(folder: pathlib.Path) -> None:
 
 
 @pytest.fixture(scope='module')
-def calls(tmp_path_factory):
+def models(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('models')
+  _save_models(folder)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def calls(models, tmp_path_factory):
   """Results `(code, stdout, stderr)` of all calls by name, and the folder of each."""
-  tmp = tmp_path_factory.mktemp('generate')
-  _save_models(tmp)
-  models = [f'--config.model={tmp}/target', f'--config.draft_model={tmp}/draft',
-            f'--config.tokenizer={tmp}/tokenizer', '--config.window=5']
+  tmp, out = models, tmp_path_factory.mktemp('out')
+  tiny = [f'--config.model={tmp}/target', f'--config.draft_model={tmp}/draft',
+          f'--config.tokenizer={tmp}/tokenizer', '--config.window=5']
   commands = {name: words for name, (words, _) in _BAD.items()}
   commands['good'] = ['--decoder=vanilla,speculative,seed_exact', '--prompt=owl',
                       '--num_images=1', '--guidance_scale=1.5', '--seed=5']
@@ -136,14 +142,14 @@ def calls(tmp_path_factory):
   arguments = []
   for i, words in enumerate(commands.values()):
     # The last one of several equal flags counts.
-    words = [f'--workdir={tmp}/out{i}', *(word.format(tmp=tmp) for word in words)]
+    words = [f'--workdir={out}/out{i}', *(word.format(tmp=tmp) for word in words)]
     is_other = any(word.startswith('--config=') for word in words)
-    arguments.append(words if is_other else models + words)
+    arguments.append(words if is_other else tiny + words)
   done = subprocess.run(
       [sys.executable, '-c', _DRIVER], input=json.dumps(arguments), text=True, cwd=_ROOT,
       env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, check=True)
   results = json.loads(done.stdout)
-  return {name: (*result, tmp / f'out{i}')
+  return {name: (*result, out / f'out{i}')
           for i, (name, result) in enumerate(zip(commands, results))}
 
 
@@ -201,22 +207,20 @@ def test_without_vanilla_there_is_no_speedup(calls):
   assert ' - ' in out.splitlines()[-3]
 
 
-def test_left_out_decoders_are_named(tmp_path):
-  from configs import demo
-  from experiments import generation
-  import dataclasses
-  _save_models(tmp_path)
+def test_left_out_decoders_are_named(models):
   config = dataclasses.replace(
-      demo.get_config(), model=str(tmp_path / 'target'), draft_model='',
-      tokenizer=str(tmp_path / 'tokenizer'), window=5)
+      demo.get_config(), model=str(models / 'target'), draft_model='',
+      tokenizer=str(models / 'tokenizer'), window=5)
   job = generation.prepare(config)
   assert 'speculative' not in job.decoders and 'sjd_pac' in job.decoders
   assert 'draft_model' in job.left_out['speculative']
 
 
-def test_program_ends_with_code_2():
+def test_program_prints_one_message_and_ends_with_code_2(models):
   done = subprocess.run(
-      [sys.executable, '-m', 'experiments.generate', '--num_images=0'], cwd=_ROOT,
-      env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, text=True)
+      [sys.executable, '-m', 'experiments.generate', f'--model={models}/target',
+       f'--tokenizer={models}/tokenizer', '--window=99'],
+      cwd=_ROOT, env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, text=True)
   assert done.returncode == 2
-  assert done.stderr == 'error: num_images is 0; it must be at least 1.\n'
+  assert done.stderr.startswith('error: window is 99') and done.stderr.count('\n') == 1
+  assert not done.stdout

@@ -60,7 +60,7 @@ def test_average_learns_and_uses_the_label(trained):
 def test_average_follows_the_parameters_slowly(trained):
   state, _ = trained
   batch = ar.batch_of(*_data(), 0, 0, TRAIN.batch_size)
-  following, _ = ar.step(state, batch, CONFIG, TRAIN)
+  following, _ = jax.jit(lambda *args: ar.step(*args, CONFIG, TRAIN))(state, batch)
   decay = min(TRAIN.ema_decay, (1 + TRAIN.num_steps) / (10 + TRAIN.num_steps))
   expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p,
                           state.average, following.params)
@@ -74,7 +74,7 @@ def test_labels_are_dropped_at_the_rate():
   state = ar.init(CONFIG, always)._replace(params={**params, 'transformer': {
       **params['transformer'], 'output': jnp.ones_like(params['transformer']['output'])}})
   state = state._replace(opt_state=ar._optimizer(always).init(state.params))
-  new, _ = ar.step(state, _data(), CONFIG, always)
+  new, _ = jax.jit(lambda *args: ar.step(*args, CONFIG, always))(state, _data())
   # Weight decay moves every row alike; only the null row may get a gradient.
   ratio = np.asarray(new.params['label_embedding'] / params['label_embedding'])
   np.testing.assert_allclose(ratio[:2], ratio[0, 0], rtol=1e-4)
