@@ -15,6 +15,7 @@ from absl import flags
 from absl import logging
 
 from checkpoints_conversion import convert
+from experiments import config_flags
 
 _FAMILY = flags.DEFINE_string(
     'family', None, f'Architecture of the file: {", ".join(sorted(convert.FAMILIES))}.')
@@ -34,14 +35,6 @@ _KEY = flags.DEFINE_string(
     "of 'model', 'module' and 'state_dict', or the file itself.")
 _DTYPE = flags.DEFINE_enum(
     'dtype', None, ['float32', 'bfloat16'], 'What to store. Default: as published.')
-
-
-def _parse_flags(argv: list[str]) -> list[str]:
-  try:
-    return flags.FLAGS(argv)
-  except flags.Error as error:
-    print(f'convert: {error}', file=sys.stderr)
-    sys.exit(2)
 
 
 def main(argv: list[str]) -> int:
@@ -64,4 +57,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=_parse_flags)
+  app.run(main, flags_parser=config_flags.parse)

@@ -31,6 +31,7 @@ from cspd_jax.decoding import decoders
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import exactness
 from cspd_jax.testing.tabular import tabular
+from experiments import config_flags
 
 _VOCAB = flags.DEFINE_integer('vocab', 3, 'Vocabulary size of the tabular model.', lower_bound=2)
 _LENGTH = flags.DEFINE_integer('length', 5, 'Tokens per sequence.', lower_bound=2)
@@ -84,24 +85,24 @@ def run(vocab_size: int, length: int, window: int, seed: int, samples: int, show
   return rows
 
 
-def main(argv):
-  if len(argv) > 1:
-    raise app.UsageError(f'unexpected argument: {argv[1]}')
+def main(argv: list[str]) -> int:
   path = pathlib.Path(_JSON.value) if _JSON.value else None
-  if path is not None and not os.access(path.absolute().parent, os.W_OK):
-    raise app.UsageError(f'--json: {path.absolute().parent} is not a folder that can be written.')
   try:
+    if len(argv) > 1:
+      raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
+    if path is not None and not os.access(path.absolute().parent, os.W_OK):
+      raise ValueError(
+          f'json is {str(path)!r}; {path.absolute().parent} is not a folder that can be written.')
     rows = run(_VOCAB.value, _LENGTH.value, _WINDOW.value, _SEED.value, _SAMPLES.value)
   except ValueError as error:
     print(f'error: {error}', file=sys.stderr)
-    sys.exit(2)
+    return 2
   if path is not None:
     temporary = path.with_name(path.name + '.partial')
     temporary.write_text(json.dumps(rows, indent=2) + '\n')
     temporary.replace(path)
-  if not all(row['pass'] for row in rows):
-    sys.exit(1)
+  return 0 if all(row['pass'] for row in rows) else 1
 
 
 if __name__ == '__main__':
-  app.run(main)
+  app.run(main, flags_parser=config_flags.parse)

@@ -43,13 +43,13 @@ _OPTIONS = {holder.name: holder for holder in (
         'decoder', None, 'Decoders separated by commas, or all: ' + '; '.join(
             f'{name}: {entry.summary}' for name, entry in cspd_jax.DECODERS.items()) + '.'),
     flags.DEFINE_integer('num_images', None, 'Images per decoder; the classes take turns.'),
-    flags.DEFINE_string('prompt', None, 'Names of classes separated by commas, such as cat,rocket.'),
+    flags.DEFINE_string('prompt', None, 'Names of classes with commas between, as cat,rocket.'),
     flags.DEFINE_string('label', None, 'Numbers of classes separated by commas, from 0.'),
     flags.DEFINE_integer('seed', None, 'The same seed gives the same images.'),
     flags.DEFINE_float('guidance_scale', None, 'Classifier-free guidance; 1 is none.'),
     flags.DEFINE_float('temperature', None, 'Divides the logits; 0 is greedy.'),
     flags.DEFINE_integer('top_k', None, 'Keeps the k most probable tokens; 0 keeps all.'),
-    flags.DEFINE_float('top_p', None, 'Keeps the most probable tokens up to this mass; 1 keeps all.'),
+    flags.DEFINE_float('top_p', None, 'Keeps the likeliest tokens up to this mass; 1 keeps all.'),
     flags.DEFINE_integer('window', None, 'Tokens per forward pass of the Jacobi decoders.'),
     flags.DEFINE_string('model', None, 'Checkpoint of the target: a shipped name or a folder.'),
     flags.DEFINE_string(

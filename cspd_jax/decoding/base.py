@@ -64,6 +64,23 @@ class Target(NamedTuple):
   check_condition: Callable[[Condition], None] = lambda condition: None
 
 
+class Layout(NamedTuple):
+  """How the drafts of a round hang together; static.
+
+  Attributes:
+    tree: which draft follows which.
+    law_rows: row of `Draft.laws` for every node; length `N + 1`, entry 0 unused.
+    carried: for every leaf of a side branch, a node whose token is one more
+      candidate there although it was not scored in that place, or -1; length
+      `N + 1`. Its law must be true given all that is attached to the positions
+      before it, the side branch included.
+  """
+
+  tree: Tree
+  law_rows: tuple[int, ...]
+  carried: tuple[int, ...]
+
+
 class Draft(NamedTuple):
   """The proposal of one round.
 
@@ -71,7 +88,7 @@ class Draft(NamedTuple):
     tokens: `[B, N]` the token of every draft node; -1 is no candidate.
     laws: `[B, M, V]` laws the tokens were drawn from, or None if the verifier
       does not ask for them. Node `i` and its siblings use row
-      `drafter.law_rows[i]`: siblings are drawn from it without replacement.
+      `layout.law_rows[i]`: siblings are drawn from it without replacement.
   """
 
   tokens: jax.Array
@@ -98,8 +115,8 @@ class Verifier(NamedTuple):
   """Which drafts are accepted, and what follows the last of them.
 
   Attributes:
-    verify: `(rng, tree, law_rows, tokens [N + 1], laws [M, V], target_laws
-      [N + 1, V], positions [N + 1]) -> Verdict`, for one row. `tokens[0]` is the
+    verify: `(rng, layout, tokens [N + 1], laws [M, V], target_laws [N + 1, V],
+      positions [N + 1]) -> Verdict`, for one row. `tokens[0]` is the
       root; `target_laws[i]` is the law of the token after node `i`, which is
       token number `positions[i]`. Vectorised over the rows by the loop.
     exact: whether the output follows the target's law.
@@ -160,8 +177,7 @@ class Drafter(NamedTuple):
   """Where drafts come from.
 
   Attributes:
-    tree: the static topology of a round's drafts.
-    law_rows: row of `Draft.laws` for every node; length `N + 1`, entry 0 unused.
+    layout: the static topology of a round's drafts.
     init: `(env, condition, rng, outcome) -> (rng, state)`: the state after the
       prefill, which committed token 0. The outcome has one node, the prefill.
     propose: `(env, state, rng, root [B], start [B]) -> (rng, state, Draft)`.
@@ -170,12 +186,15 @@ class Drafter(NamedTuple):
     check: `target -> None`; raises ValueError if they do not fit together.
   """
 
-  tree: Tree
-  law_rows: tuple[int, ...]
+  layout: Layout
   init: Callable
   propose: Callable
   update: Callable
   check: Callable[[Target], None] = lambda target: None
+
+  @property
+  def tree(self) -> Tree:
+    return self.layout.tree
 
 
 class Decoded(NamedTuple):

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from cspd_jax.decoding import random as random_lib
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import Condition, Decoded, Drafter, Env, Outcome, Params
-from cspd_jax.decoding.base import Target, Verifier
+from cspd_jax.decoding.base import Condition, Decoded, Drafter, Env, Layout, Outcome
+from cspd_jax.decoding.base import Params, Target, Verifier
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
 
@@ -99,7 +99,8 @@ class Decoder:
     positions = jnp.zeros((batch, 1), jnp.int32)
     laws = self._laws(logits[:, :, None], positions, warp)
     no_drafts = laws[:, :0] if self.verifier.needs_laws else None
-    rng, verdict = self._verify(rng, chain(0), (0,), positions, no_drafts, laws, positions)
+    rng, verdict = self._verify(
+        rng, Layout(chain(0), (0,), (-1,)), positions, no_drafts, laws, positions)
 
     extent = target.num_tokens + tree.max_depth + 1
     tokens = jnp.zeros((batch, extent), jnp.int32).at[:, 0].set(verdict.token)
@@ -131,7 +132,7 @@ class Decoder:
 
     # Verify, and commit the accepted path and one more token.
     rng, verdict = self._verify(
-        rng, tree, drafter.law_rows, nodes, draft.laws, laws, positions)
+        rng, drafter.layout, nodes, draft.laws, laws, positions)
     accepted = jnp.asarray(tree.depth)[verdict.node]
     path = jnp.asarray(tree.paths)[verdict.node]
     new = jnp.take_along_axis(nodes, path[:, 1:], axis=1)
@@ -170,9 +171,9 @@ class Decoder:
     forced = None if self.target.forced is None else self.target.forced(positions)
     return warp_lib.law(logits, warp, forced)
 
-  def _verify(self, rng, tree, law_rows, nodes, laws, target_laws, positions):
+  def _verify(self, rng, layout, nodes, laws, target_laws, positions):
     def verify(rng, *args):
-      return self.verifier.verify(rng, tree, law_rows, *args)
+      return self.verifier.verify(rng, layout, *args)
     return self._rowwise(verify)(rng, nodes, laws, target_laws, positions)
 
   def _rowwise(self, fn):

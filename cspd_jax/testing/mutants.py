@@ -86,10 +86,10 @@ def _noise_of_pairs(self, positions, vocab_size):
   return _original_noise(self, positions // 2, vocab_size)
 
 
-def _late_bonus(node, topology, law_rows, tokens, laws, target_laws):
+def _late_bonus(node, layout, tokens, laws, target_laws):
   """The bonus token comes from the law one node too early."""
-  is_leaf = jnp.asarray(topology.children[:, 0] < 0)[node]
-  right = _original_stop_law(node, topology, law_rows, tokens, laws, target_laws)
+  is_leaf = jnp.asarray(layout.tree.children[:, 0] < 0)[node]
+  right = _original_stop_law(node, layout, tokens, laws, target_laws)
   return jnp.where(is_leaf, target_laws[jnp.maximum(node - 1, 0)], right)
 
 

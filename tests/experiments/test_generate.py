@@ -135,10 +135,10 @@ def calls(models, tmp_path_factory):
   tiny = [f'--config.model={tmp}/target', f'--config.draft_model={tmp}/draft',
           f'--config.tokenizer={tmp}/tokenizer', '--config.window=5']
   commands = {name: words for name, (words, _) in _BAD.items()}
-  commands['good'] = ['--decoder=vanilla,speculative,seed_exact', '--prompt=owl',
+  commands['good'] = ['--decoder=vanilla,seed_exact', '--prompt=owl',
                       '--num_images=1', '--guidance_scale=1.5', '--seed=5']
   commands['good without vanilla'] = [
-      '--decoder=sjd', '--label=2,0', '--num_images=3', '--guidance_scale=1']
+      '--decoder=speculative', '--label=2,0', '--num_images=3', '--guidance_scale=1']
   arguments = []
   for i, words in enumerate(commands.values()):
     # The last one of several equal flags counts.
@@ -168,7 +168,7 @@ def test_bad_input(calls, name):
 def test_writes_report_and_pictures(calls):
   code, out, err, folder = calls['good']
   assert code == 0, err
-  names = ['vanilla', 'speculative', 'seed_exact']
+  names = ['vanilla', 'seed_exact']
   files = {f'images_{name}.png' for name in names} | {'acceptance.png', 'speed.png', 'report.json'}
   assert {file.name for file in folder.iterdir()} == files
   for file in files - {'report.json'}:
@@ -179,7 +179,7 @@ def test_writes_report_and_pictures(calls):
   assert list(report['decoders']) == names
   assert report['settings']['guidance_scale'] == 1.5
   for name, row in report['decoders'].items():
-    assert row['guarantee'] == ('exact' if name == 'speculative' else 'seed-exact')
+    assert row['guarantee'] == 'seed-exact'
     assert 1 <= row['rounds_mean'] <= 16
     assert row['step_compression'] == pytest.approx(16 / row['rounds_mean'])
     assert 1 <= row['accepted_length_mean'] <= 5
@@ -194,7 +194,7 @@ def test_writes_report_and_pictures(calls):
   assert report['decoders']['vanilla']['tokens_equal_vanilla'] is True
   assert report['decoders']['seed_exact']['tokens_equal_vanilla'] is True
   table = out[out.index('decoder  '):].splitlines()
-  assert [line.split()[0] for line in table[2:5]] == names
+  assert [line.split()[0] for line in table[2:4]] == names
 
 
 def test_without_vanilla_there_is_no_speedup(calls):
@@ -202,7 +202,8 @@ def test_without_vanilla_there_is_no_speedup(calls):
   assert code == 0, err
   report = json.loads((folder / 'report.json').read_text())
   assert report['labels'] == [2, 0, 2]
-  row = report['decoders']['sjd']
+  row = report['decoders']['speculative']
+  assert row['guarantee'] == 'exact'
   assert row['speedup'] is None and row['tokens_equal_vanilla'] is None
   assert ' - ' in out.splitlines()[-3]
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from cspd_jax.decoding.base import Draft, Drafter
+from cspd_jax.decoding.base import Draft, Drafter, Layout
 from cspd_jax.decoding.tree import chain
 
 
@@ -16,8 +16,7 @@ def ancestral() -> Drafter:
     return rng, state, Draft(jnp.zeros((batch, 0), jnp.int32), laws)
 
   return Drafter(
-      tree=chain(0),
-      law_rows=(0,),
+      layout=Layout(chain(0), (0,), (-1,)),
       init=lambda env, condition, rng, outcome: (rng, ()),
       propose=propose,
       update=lambda env, state, rng, outcome: (rng, state))

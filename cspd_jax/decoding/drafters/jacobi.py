@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cspd_jax.decoding import accept
-from cspd_jax.decoding.base import Draft, Drafter, Env, Outcome, Target
+from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Target
 from cspd_jax.decoding.drafters import fresh as fresh_lib
 from cspd_jax.decoding.tree import Tree, chain
 
@@ -109,11 +110,23 @@ def jacobi(window: int, coupling: str = 'redraw', fresh: str = 'uniform',
 
   def update(env, state, rng, outcome):
     row = functools.partial(_update, env=env, tree=tree, coupling=coupling, fresh=fresh)
-    return env.rowwise(row)(rng, state, outcome)
+    return env.rowwise(row)(rng, state, outcome._replace(features=None))
 
   return Drafter(
-      tree=tree, law_rows=tuple(max(int(depth) - 1, 0) for depth in tree.depth),
+      layout=_layout(tree),
       init=init, propose=propose, update=update, check=check)
+
+
+def _layout(tree: Tree) -> Layout:
+  """A position has one law, and its main token is a candidate after every side branch.
+
+  Keeping that token where a branch ends keeps the context of the drafts behind it.
+  """
+  is_leaf = tree.children[:, 0] < 0
+  carried = np.where(is_leaf & (tree.depth < tree.main_length), tree.depth + 1, -1)
+  return Layout(
+      tree, tuple(int(depth) for depth in np.maximum(tree.depth - 1, 0)),
+      tuple(int(node) for node in carried))
 
 
 def _update(rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree, coupling, fresh):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import Draft, Drafter, Target
+from cspd_jax.decoding.base import Draft, Drafter, Layout, Target
 from cspd_jax.decoding.tree import chain
 
 
@@ -93,7 +93,7 @@ def model(draft_target: Target, length: int) -> Drafter:
     return rng, state._replace(previous=previous)
 
   return Drafter(
-      tree=chain(length), law_rows=(0,) + tuple(range(length)),
+      layout=Layout(chain(length), (0,) + tuple(range(length)), (-1,) * (length + 1)),
       init=init, propose=propose, update=update, check=check)
 
 

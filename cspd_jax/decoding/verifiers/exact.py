@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import accept
-from cspd_jax.decoding.base import Verdict, Verifier
-from cspd_jax.decoding.tree import Tree
+from cspd_jax.decoding.base import Layout, Verdict, Verifier
 from cspd_jax.decoding.verifiers import walk
 
 
@@ -23,17 +22,26 @@ def exact() -> Verifier:
   return Verifier(_verify, exact=True, needs_laws=True)
 
 
-def _verify(rng, tree, law_rows, tokens, laws, target_laws, positions):
+def _verify(rng, layout, tokens, laws, target_laws, positions):
   del positions  # Only noise that belongs to positions needs them.
-  accepted = _accept(rng, tree, law_rows, tokens, laws, target_laws)
-  node = walk.deepest(accepted, tree)
-  stop = _stop_law(node, tree, law_rows, tokens, laws, target_laws)
-  return Verdict(node, rng.draw(stop[None])[0], samples=None)
+  accepted = _accept(rng, layout, tokens, laws, target_laws)
+  node = walk.deepest(accepted, layout.tree)
+  law = _stop_law(node, layout, tokens, laws, target_laws)
+  if max(layout.carried) < 0:
+    return Verdict(node, rng.draw(law[None])[0], samples=None)
+  # At the end of a side branch there may be one more candidate, for the last token only.
+  carried = jnp.asarray(layout.carried)[node]
+  token = tokens[jnp.maximum(carried, 0)]
+  draft_law = laws[jnp.asarray(layout.law_rows)[jnp.maximum(carried, 0)]]
+  kept = rng.accept(law[token][None], draft_law[token][None])[0] & (carried >= 0)
+  law = jnp.where(carried >= 0, accept.residual(law, draft_law), law)
+  return Verdict(node, jnp.where(kept, token, rng.draw(law[None])[0]), samples=None)
 
 
-def _accept(rng, tree: Tree, law_rows, tokens, laws, target_laws) -> jax.Array:
+def _accept(rng, layout: Layout, tokens, laws, target_laws) -> jax.Array:
   """`[N + 1]` bool: would the node be accepted once it is its turn?"""
-  parents, rows = np.asarray(tree.parents), np.asarray(law_rows)
+  tree = layout.tree
+  parents, rows = np.asarray(tree.parents), np.asarray(layout.law_rows)
   accepted = jnp.zeros(tokens.shape, bool)
   nodes = tree.children[:, 0][tree.children[:, 0] > 0]
   if not nodes.size:
@@ -61,13 +69,13 @@ def _accept(rng, tree: Tree, law_rows, tokens, laws, target_laws) -> jax.Array:
   return accepted
 
 
-def _stop_law(node, tree: Tree, law_rows, tokens, laws, target_laws) -> jax.Array:
+def _stop_law(node, layout: Layout, tokens, laws, target_laws) -> jax.Array:
   """`[V]`: the law of the last token, all children of `node` having been refused."""
   p = target_laws[node]
-  if not tree.num_nodes:
+  if not layout.tree.num_nodes:
     return p
-  children = jnp.asarray(tree.children)[node]
-  q = laws[jnp.asarray(law_rows)[jnp.maximum(children[0], 0)]]
+  children = jnp.asarray(layout.tree.children)[node]
+  q = laws[jnp.asarray(layout.law_rows)[jnp.maximum(children[0], 0)]]
   for child in children:
     p, q = _refuse(p, q, jnp.where(child > 0, tokens[child], -1))
   return p

@@ -22,8 +22,9 @@ def match(seed_exact: bool = True) -> Verifier:
       Otherwise fresh noise every round.
   """
 
-  def verify(rng, tree, law_rows, tokens, laws, target_laws, positions):
-    del law_rows, laws
+  def verify(rng, layout, tokens, laws, target_laws, positions):
+    del laws
+    tree = layout.tree
     if seed_exact:
       samples = rng.draw_at(positions, target_laws)
     else:

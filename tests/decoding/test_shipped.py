@@ -1,0 +1,52 @@
+"""The decoders on the model that ships with the package."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax import checkpoint
+from cspd_jax.decoding import decoders
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.models import llamagen
+
+LABELS = jnp.asarray([1, 5, 3])
+KEYS = jax.random.split(jax.random.key(11), 3)
+WARP = Warp(guidance_scale=2.0)
+
+
+@functools.cache
+def model(name='demo_target'):
+  return checkpoint.load(name, dtype='float32')
+
+
+@functools.cache
+def jitted(name, window=16):
+  target, draft = (llamagen.target(model(which).config, guided=True)
+                   for which in ('demo_target', 'demo_draft'))
+  return jax.jit(decoders.build(name, target, window=window, draft_target=draft))
+
+
+def decode(name, window=16, order=(0, 1, 2)):
+  order = jnp.asarray(order)
+  return jitted(name, window)(
+      model().params, LABELS[order], KEYS[order], WARP, model('demo_draft').params)
+
+
+@pytest.mark.parametrize('window,order', [(16, (0, 1, 2)), (16, (2, 0, 1)), (16, (1,)), (40, (2, 1))])
+def test_seed_exact_equals_vanilla(window, order):
+  vanilla = np.asarray(decode('vanilla').tokens)
+  decoded = decode('seed_exact', window, order)
+  np.testing.assert_array_equal(decoded.tokens, vanilla[list(order)])
+  assert decoded.rounds.max() < 0.6 * vanilla.shape[1]
+
+
+@pytest.mark.parametrize('name', ['speculative', 'sjd_pac'])
+def test_fewer_rounds(name):
+  decoded = decode(name)
+  size = decoded.tokens.shape[1]
+  assert decoded.tokens.min() >= 0 and decoded.tokens.max() < model().config.vocab_size
+  assert decoded.rounds.max() < 0.8 * size
+  np.testing.assert_array_equal(decoded.accepted.sum(axis=1), decoded.rounds - 1)

@@ -1,0 +1,43 @@
+"""The exactness command: its rows, its file and its exit codes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cspd_jax.decoding import decoders
+
+
+def run(*flags):
+  return subprocess.run(
+      [sys.executable, '-m', 'experiments.exactness', *flags], capture_output=True, text=True,
+      check=False)
+
+
+def test_all_decoders_pass(tmp_path):
+  path = tmp_path / 'rows.json'
+  done = run('--samples=65536', f'--json={path}', '--seed=3')
+  assert done.returncode == 0, done.stderr
+  rows = json.loads(path.read_text())
+  assert [row['decoder'] for row in rows] == list(decoders.DECODERS)
+  for row in rows:
+    assert set(row) == {
+        'decoder', 'guarantee', 'tv', 'tv_expected', 'p_value', 'samples', 'pass'}
+    assert row['pass'] and row['samples'] == 65536
+    assert row['decoder'] in done.stdout
+
+
+@pytest.mark.parametrize('flag,message', [
+    ('--windw=3', "Unknown command line flag 'windw'"),
+    ('--window=0', 'window=0'),
+    ('--window=40', 'window is 40'),
+    ('--vocab=99', 'prefixes'),
+    ('--json=/no/such/folder/x.json', 'is not a folder that can be written'),
+    ('stray', "'stray' is not a flag"),
+])
+def test_bad_input(flag, message):
+  done = run(flag)
+  assert done.returncode == 2
+  assert message in done.stderr and 'Traceback' not in done.stderr
+  assert len(done.stderr.strip().splitlines()) == 1

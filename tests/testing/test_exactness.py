@@ -1,0 +1,88 @@
+"""Every pair of drafter and exact verifier passes, every mutant is rejected, by one test."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import decoders
+from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.drafters.ancestral import ancestral
+from cspd_jax.decoding.drafters.fresh import KINDS
+from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.drafters.model import model
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing import exactness
+from cspd_jax.testing.mutants import MUTANTS
+from cspd_jax.testing.tabular import tabular
+
+WARP = Warp(guidance_scale=1.3, temperature=0.7, top_p=0.95)
+make = functools.partial(
+    tabular, vocab_size=3, length=5, guided=True, num_classes=2, row_width=3, spread=1.0)
+MODEL, DRAFT = make(jax.random.key(0)), make(jax.random.key(1))
+LAWS = exactness.class_laws(MODEL, WARP)
+
+PAIRS = {
+    'ancestral, exact': lambda: (ancestral(), exact()),
+    'draft model, exact': lambda: (model(DRAFT.target, 3), exact()),
+    'draft model, match': lambda: (model(DRAFT.target, 3), match()),
+    'redraw, exact': lambda: (jacobi(4, 'redraw'), exact()),
+    'redraw, match': lambda: (jacobi(4, 'redraw'), match(seed_exact=False)),
+    'noise, exact': lambda: (jacobi(4, 'noise'), exact()),
+    'maximal, exact, whole image': lambda: (jacobi(5, 'maximal'), exact()),
+    'noise, match, tree': lambda: (jacobi(7, 'noise', tree=trees.kary(2, 3, 6)), match()),
+    'paths': lambda: (jacobi(7, 'maximal', tree=trees.paths(3, 2, 6)), exact()),
+    'caterpillar': lambda: (jacobi(7, 'maximal', tree=trees.caterpillar(3, 2, 6)), exact()),
+    'kary': lambda: (jacobi(9, 'redraw', tree=trees.kary(2, 3, 8)), exact()),
+    **{f'fresh {kind}': lambda kind=kind: (jacobi(4, 'maximal', fresh=kind), exact())
+       for kind in KINDS if kind != 'uniform'},
+}
+
+
+def check(decoder, **kwargs):
+  return exactness.check_decoder(
+      decoder, MODEL, LAWS, WARP, draft_params=DRAFT.params, samples=2**18, **kwargs)
+
+
+def test_the_problem_is_not_trivial():
+  assert (LAWS > 0).sum() > 100 and (LAWS == 0).sum() > 100
+  assert 0.5 * np.abs(LAWS[0] - LAWS[1]).sum() > 0.3
+
+
+@pytest.mark.parametrize('pair', PAIRS)
+def test_pair_is_exact(pair):
+  report = check(make_decoder(MODEL.target, *PAIRS[pair]()))
+  assert report.passed, report
+
+
+@pytest.mark.parametrize('mutant', MUTANTS)
+def test_mutant_is_rejected(mutant):
+  with MUTANTS[mutant].patch():
+    report = check(MUTANTS[mutant].build(MODEL.target))
+  assert not report.passed, report
+
+
+def test_rows_with_one_key_are_rejected():
+  decode = jax.jit(decoders.sjd(MODEL.target, 4))
+
+  def shared(key, labels):
+    keys = jax.numpy.repeat(jax.random.split(key, labels.shape[0] // 2), 2)
+    return decode(MODEL.params, labels, keys, WARP).tokens
+
+  assert not exactness.check_sampler(shared, LAWS, 3, samples=2**16).passed
+
+
+def test_any_sampler_can_be_checked():
+  cumulative = jax.numpy.cumsum(jax.numpy.asarray(LAWS), axis=1)
+
+  def sample(key, labels):
+    u = jax.random.uniform(key, labels.shape)
+    number = jax.vmap(jax.numpy.searchsorted)(cumulative[labels], u)
+    return number[:, None] // 3 ** jax.numpy.arange(4, -1, -1) % 3
+
+  assert exactness.check_sampler(jax.jit(sample), LAWS, 3).passed
+  assert not exactness.check_sampler(jax.jit(sample), LAWS[::-1], 3).passed
