@@ -23,6 +23,7 @@ import sys
 
 from absl import app
 from absl import flags
+from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,6 +87,7 @@ def run(vocab_size: int, length: int, window: int, seed: int, samples: int, show
 
 
 def main(argv: list[str]) -> int:
+  logging.set_verbosity(logging.WARNING)  # JAX and Orbax report every step they take.
   path = pathlib.Path(_JSON.value) if _JSON.value else None
   try:
     if len(argv) > 1:

@@ -76,6 +76,11 @@ def prepare(config: Any) -> Job:
   model = _load(config, 'model', 'llamagen')
   tokenizer = _load(config, 'tokenizer', 'vq')
   _check_pair(config, 'tokenizer', 'codebook_size', tokenizer, 'vocab_size', model)
+  for name in ('window', 'draft_length'):  # Before a tree of that size is built.
+    if getattr(config, name) > model.config.num_tokens:
+      raise ValueError(
+          f'{name} is {getattr(config, name)}; it may be at most {model.config.num_tokens}, the '
+          f'tokens of an image of {config.model!r}.')
   guided = config.guidance_scale != 1
   target = llamagen.target(model.config, guided=guided)
   draft_target, draft_params = None, None
@@ -85,9 +90,10 @@ def prepare(config: Any) -> Job:
       _check_pair(config, 'draft_model', size, draft, size, model)
     draft_target, draft_params = llamagen.target(draft.config, guided=guided), draft.params
   labels, captions = _labels(config, model)
-  warp = cspd_jax.Warp(
-      guidance_scale=np.float32(config.guidance_scale), temperature=np.float32(config.temperature),
-      top_k=np.int32(config.top_k), top_p=np.float32(config.top_p))
+  with np.errstate(over='ignore'):  # What becomes infinite is refused below.
+    warp = cspd_jax.Warp(
+        np.float32(config.guidance_scale), np.float32(config.temperature),
+        np.int32(config.top_k), np.float32(config.top_p))
   decoders = {
       name: cspd_jax.build(name, target, window=config.window, draft_target=draft_target,
                            draft_length=config.draft_length)
@@ -157,8 +163,9 @@ def _check_numbers(config) -> None:
   for name in ('num_images', 'window', 'draft_length', 'repeats'):
     if getattr(config, name) < 1:
       raise ValueError(f'{name} is {getattr(config, name)}; it must be at least 1.')
-  if not 0 <= config.seed < 2**32:
-    raise ValueError(f'seed is {config.seed}; it must be 0 to {2**32 - 1}.')
+  for name, limit in (('seed', 2**32), ('top_k', 2**31)):
+    if not 0 <= getattr(config, name) < limit:
+      raise ValueError(f'{name} is {getattr(config, name)}; it must be 0 to {limit - 1}.')
   if config.dtype not in _DTYPES:
     raise ValueError(f'dtype is {config.dtype!r}; it must be one of {", ".join(_DTYPES)}.')
 

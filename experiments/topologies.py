@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from absl import app
 from absl import flags
+from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +97,7 @@ def run(model: str, windows: list[int], num_images: int, guidance_scale: float, 
 
 
 def main(argv: list[str]) -> int:
+  logging.set_verbosity(logging.WARNING)  # JAX and Orbax report every step they take.
   try:
     if len(argv) > 1:
       raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')

@@ -18,11 +18,15 @@ import jax.numpy as jnp
 
 
 class RowKeys(NamedTuple):
-  """The random state of one row.
+  """The random state of one row: two Threefry keys as plain words.
+
+  Threefry is a function of its key that no two keys share, so counting in the key
+  gives as many independent streams as hashing would, without the cost of a hash per
+  stream, which is what a small model's round would mostly be made of on a CPU.
 
   Attributes:
-    noise: key of the noise that belongs to token positions; never advanced.
-    stream: key from which every other number is drawn; advanced by each use.
+    noise: `[2]` uint32; the noise of position `k` has key `noise + (k, 0)`.
+    stream: `[2]` uint32; use `c` of the numbers in step `s` has key `stream + (s, c)`.
   """
 
   noise: jax.Array
@@ -47,20 +51,26 @@ def row_keys(key: jax.Array, batch_size: int) -> RowKeys:
   if key.shape != (batch_size,):
     raise ValueError(
         f'key has shape {key.shape}; give a single key, or one key per row, ({batch_size},).')
-  noise, stream = jnp.moveaxis(jax.vmap(jax.random.split)(key), 1, 0)
-  return RowKeys(noise, stream)
+  words = jax.vmap(lambda key: jax.random.bits(key, (2, 2), jnp.uint32))(key)
+  return RowKeys(words[:, 0], words[:, 1])
+
+
+def as_key(words: jax.Array, first: jax.typing.ArrayLike, second: int) -> jax.Array:
+  """The key `words + (first, second)`."""
+  counter = jnp.stack([jnp.asarray(first, jnp.uint32), jnp.uint32(second)])
+  return jax.random.wrap_key_data(words + counter, impl='threefry2x32')
 
 
 class Keyed:
-  """Random numbers of one row; open it with a state, read `state` when done."""
+  """Random numbers of one row for one step; read `state` when done."""
 
   def __init__(self, state: RowKeys):
-    self.state = state
+    self._stream, self._uses = state.stream, 0
+    self.state = state._replace(stream=state.stream + jnp.array([1, 0], jnp.uint32))
 
   def _next(self) -> jax.Array:
-    stream, key = jax.random.split(self.state.stream)
-    self.state = self.state._replace(stream=stream)
-    return key
+    self._uses += 1
+    return as_key(self._stream, 0, self._uses)
 
   def accept(self, p: jax.Array, q: jax.Array) -> jax.Array:
     """True with probability `min(1, p / q)`; `p`, `q` of shape `[n]`.
@@ -99,8 +109,8 @@ class Keyed:
 
   def _position_noise(self, positions, vocab_size):
     return jax.vmap(
-        lambda position: exponential(
-            jax.random.fold_in(self.state.noise, position), (vocab_size,)))(positions)
+        lambda position: exponential(as_key(self.state.noise, position, 0), (vocab_size,)))(
+            positions)
 
 
 def exponential(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

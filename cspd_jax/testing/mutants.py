@@ -79,7 +79,7 @@ def _cut_to_minimum():
 
 def _same_uniforms(self, p, q):
   """Every accept test of a position uses one number for the whole decode."""
-  return jax.random.uniform(self.state.noise, p.shape) * q < p
+  return jax.random.uniform(random.as_key(self.state.noise, 0, 1), p.shape) * q < p
 
 
 def _noise_of_pairs(self, positions, vocab_size):
