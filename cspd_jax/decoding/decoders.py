@@ -65,10 +65,17 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None) -> De
 
 
 def default_tree(window: int) -> Tree:
-  """The tree of `sjd_pac` and `seed_exact` for a window, chosen by measurement."""
-  if window < 4:
-    return trees.chain(window - 1)
-  return trees.caterpillar(2, 1, window - 1)
+  """The tree of `sjd_pac` and `seed_exact` for a window.
+
+  Chosen by measurement on the embedded model (`experiments.topologies`): in a long
+  window the full ternary tree with three levels of SJD-PAC's released code, in a
+  short one three candidates for the first token only, and none in a tiny one.
+  """
+  if window >= 48:
+    return trees.kary(3, 3, window - 1)
+  if window >= 4:
+    return trees.caterpillar(3 if window >= 8 else 2, 1, window - 1)
+  return trees.chain(window - 1)
 
 
 class Named(NamedTuple):

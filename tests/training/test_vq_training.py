@@ -55,8 +55,8 @@ def test_loss_falls_once_quantised(trained):
 def test_straight_through_gradient_reaches_the_encoder():
   params = vq.init(CONFIG, jax.random.key(0))
   no_commitment = vq_training.VQTrainConfig(commitment_weight=0.0)
-  grads = jax.grad(lambda p: vq_training.loss(
-      p, CONFIG, no_commitment, _images())[0])(params)
+  grads = jax.jit(jax.grad(lambda p: vq_training.loss(
+      p, CONFIG, no_commitment, _images())[0]))(params)
   for part in ('encoder', 'decoder', 'quant_conv', 'post_quant_conv', 'codebook'):
     assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads[part])), part
 
