@@ -123,11 +123,17 @@ def attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
     `[R, L, H, E]`.
   """
   rows, length, heads, width = query.shape
-  query = query.reshape(rows, length, keys.shape[1], -1, width)
-  scores = jnp.einsum('rlkge,rkse->rkgls', query, keys, preferred_element_type=jnp.float32)
-  scores = jnp.where(mask[:, None, None], scores * width**-0.5, _MASKED)
+  kv_heads = keys.shape[1]
+  # Heads before tokens, so that both products come out as they are needed.
+  query = query.reshape(rows, length, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
+  query = query.reshape(rows, kv_heads, -1, width)
+  scores = jnp.einsum('rkqe,rkse->rkqs', query, keys, preferred_element_type=jnp.float32)
+  scores = scores.reshape(rows, kv_heads, -1, length, keys.shape[2]) * width**-0.5
+  scores = jnp.where(mask[:, None, None], scores, _MASKED)
   weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-  out = jnp.einsum('rkgls,rkse->rlkge', weights, values)
+  weights = weights.reshape(rows, kv_heads, -1, keys.shape[2])
+  out = jnp.einsum('rkqs,rkse->rkqe', weights, values)
+  out = out.reshape(rows, kv_heads, -1, length, width).transpose(0, 3, 1, 2, 4)
   return out.reshape(rows, length, heads, width)
 
 
