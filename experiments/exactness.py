@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import decoders
+from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import exactness
 from cspd_jax.testing.tabular import tabular
@@ -36,7 +37,7 @@ from experiments import config_flags
 
 _VOCAB = flags.DEFINE_integer('vocab', 3, 'Vocabulary size of the tabular model.', lower_bound=2)
 _LENGTH = flags.DEFINE_integer('length', 5, 'Tokens per sequence.', lower_bound=2)
-_WINDOW = flags.DEFINE_integer('window', 4, 'Tokens per forward pass.', lower_bound=1)
+_WINDOW = flags.DEFINE_integer('window', 4, 'Tokens per forward pass; trees get two more.', lower_bound=1)
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the model and of the samples.')
 _SAMPLES = flags.DEFINE_integer('samples', 2**19, 'Sequences per decoder.', lower_bound=1000)
 _JSON = flags.DEFINE_string('json', None, 'File to write the rows to, as JSON.')
@@ -58,6 +59,10 @@ def run(vocab_size: int, length: int, window: int, seed: int, samples: int, show
       name: decoders.build(name, model.target, window=window, draft_target=draft.target,
                            draft_length=min(window, length - 1))
       for name in decoders.DECODERS}
+  if window >= 3:  # The default tree of so short a window is a chain.
+    tree = trees.caterpillar(2, 2, window + 1)
+    for name in ('sjd_pac', 'seed_exact'):
+      built[name] = decoders.DECODERS[name].build(model.target, window + 2, tree)
   laws = exactness.class_laws(model, WARP)
   show(f'{vocab_size}^{length} sequences, {int((laws > 0).sum())} possible in 2 classes; '
        f'{samples} samples per decoder')

@@ -69,12 +69,13 @@ def default_tree(window: int) -> Tree:
 
   Chosen by measurement on the embedded model (`experiments.topologies`): in a long
   window the full ternary tree with three levels of SJD-PAC's released code, in a
-  short one three candidates for the first token only, and none in a tiny one.
+  middling one three candidates for the first token, in a short one none, because
+  there the main chain needs all the tokens.
   """
   if window >= 48:
     return trees.kary(3, 3, window - 1)
-  if window >= 4:
-    return trees.caterpillar(3 if window >= 8 else 2, 1, window - 1)
+  if window >= 16:
+    return trees.caterpillar(3, 1, window - 1)
   return trees.chain(window - 1)
 
 

@@ -27,6 +27,9 @@ LABELS = jnp.asarray([0, 1, 2, 0, 1])
 
 
 def build(name, target=MODEL.target, window=5):
+  if name in ('sjd_pac', 'seed_exact'):  # The default tree of so short a window is a chain.
+    tree = trees.caterpillar(2, 2, window + 1)
+    return decoders.DECODERS[name].build(target, window + 2, tree)
   return decoders.build(name, target, window=window, draft_target=DRAFT.target, draft_length=3)
 
 
