@@ -37,7 +37,8 @@ from experiments import config_flags
 
 _VOCAB = flags.DEFINE_integer('vocab', 3, 'Vocabulary size of the tabular model.', lower_bound=2)
 _LENGTH = flags.DEFINE_integer('length', 5, 'Tokens per sequence.', lower_bound=2)
-_WINDOW = flags.DEFINE_integer('window', 4, 'Tokens per forward pass; trees get two more.', lower_bound=1)
+_WINDOW = flags.DEFINE_integer(
+    'window', 4, 'Tokens per forward pass; trees get two more.', lower_bound=1)
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the model and of the samples.')
 _SAMPLES = flags.DEFINE_integer('samples', 2**19, 'Sequences per decoder.', lower_bound=1000)
 _JSON = flags.DEFINE_string('json', None, 'File to write the rows to, as JSON.')

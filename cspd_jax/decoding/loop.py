@@ -137,7 +137,8 @@ class Decoder:
     path = jnp.asarray(tree.paths)[verdict.node]
     new = jnp.take_along_axis(nodes, path[:, 1:], axis=1)
     new = jnp.concatenate([new, verdict.token[:, None]], axis=1)
-    new = jnp.where(jnp.arange(tree.max_depth + 1) == accepted[:, None], verdict.token[:, None], new)
+    is_last = jnp.arange(tree.max_depth + 1) == accepted[:, None]
+    new = jnp.where(is_last, verdict.token[:, None], new)
     length = self._length(state.count, accepted)
     count = state.count + length
     tokens = _append(state.tokens, state.count, new, length)

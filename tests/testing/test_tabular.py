@@ -13,7 +13,8 @@ from cspd_jax.testing.tabular import prefix_lengths, prefix_number, tabular
 
 
 def test_prefixes_are_numbered_shortest_first():
-  prefixes = [prefix for length in range(4) for prefix in itertools.product(range(3), repeat=length)]
+  prefixes = [
+      prefix for length in range(4) for prefix in itertools.product(range(3), repeat=length)]
   numbers = [int(prefix_number(np.array(prefix, int), 3)) for prefix in prefixes]
   assert numbers == list(range(len(prefixes)))
   np.testing.assert_array_equal(prefix_lengths(3, 4), [len(prefix) for prefix in prefixes])

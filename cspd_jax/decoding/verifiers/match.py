@@ -1,6 +1,5 @@
 """Verification by equality: draw the target's token, keep drafts that equal it."""
 
-import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding.base import Verdict, Verifier
