@@ -2,8 +2,9 @@
 
     python -m experiments.train --config=configs/demo_train.py --workdir=runs/demo_train
 
-Exactly what made cspd_jax/assets (with --export_dir=cspd_jax/assets). On two CPU cores, shared with
-other work: tokenizer 23 minutes, tokens 2, target 40, draft 2, report and pictures 1.
+The settings that made cspd_jax/assets, stage by stage (tokenizer, draft model, target). On two CPU
+cores, shared with other work: tokenizer 23 minutes, tokens 2, target 40, draft 2, report and
+pictures 1.
 
 Result on the held-out parts of the photographs: reconstructions of 29.2 dB, all 1024 codes in use,
 target 3.99 bits per token (median entropy of its laws 4.5), draft model 4.61.

@@ -31,6 +31,7 @@ import numpy as np
 from cspd_jax.decoding import decoders
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.plots import canvas
 from cspd_jax.testing import exactness
 from cspd_jax.testing.tabular import tabular
 from experiments import config_flags
@@ -106,9 +107,7 @@ def main(argv: list[str]) -> int:
     print(f'error: {error}', file=sys.stderr)
     return 2
   if path is not None:
-    temporary = path.with_name(path.name + '.partial')
-    temporary.write_text(json.dumps(rows, indent=2) + '\n')
-    temporary.replace(path)
+    canvas.write(path, (json.dumps(rows, indent=2) + '\n').encode())
   return 0 if all(row['pass'] for row in rows) else 1
 
 

@@ -10,7 +10,6 @@ share of rounds that commit one token. Counts only: wall-clock is the business o
 """
 
 import json
-import pathlib
 import sys
 from collections.abc import Iterator
 
@@ -31,6 +30,7 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.metrics import acceptance
 from cspd_jax.models import llamagen
+from cspd_jax.plots import canvas
 from experiments import config_flags
 
 _WINDOW = flags.DEFINE_list('window', ['16', '64'], 'Tokens per forward pass, several allowed.')
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
     print(f'error: {error}', file=sys.stderr)
     return 2
   if _JSON.value:
-    pathlib.Path(_JSON.value).write_text(json.dumps(rows, indent=2) + '\n')
+    canvas.write(_JSON.value, (json.dumps(rows, indent=2) + '\n').encode())
   return 0
 
 
