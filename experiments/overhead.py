@@ -35,7 +35,7 @@ def forward_passes(decoder: decoders.Decoder):
   target, tree = decoder.target, decoder.drafter.tree
 
   def run(params, labels, count):
-    logits, cache = target.prefill(params, labels, target.num_tokens + tree.num_nodes)
+    logits, _, cache = target.prefill(params, labels, target.num_tokens + tree.num_nodes)
     tokens = jnp.zeros((labels.shape[0], tree.num_nodes + 1), jnp.int32)
 
     def body(i, carry):

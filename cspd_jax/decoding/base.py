@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.decoding.tree import Tree
+from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree
 
 Params = Any
 Condition = Any
@@ -27,18 +27,22 @@ class Target(NamedTuple):
   hold leftovers of rejected drafts and must be ignored.
 
   Attributes:
-    prefill: `(params, condition, num_slots) -> (logits [S, B, V], cache)`: reads
-      the condition and returns the logits of token 0 and a cache with room for
-      `num_slots` image tokens (a static int).
+    prefill: `(params, condition, num_slots) -> (logits [S, B, V], features, cache)`:
+      reads the condition and returns the logits of token 0, the features of the
+      condition's tokens `[S, B, C, F]`, and a cache with room for `num_slots` image
+      tokens (a static int).
     score: `(params, cache, tokens [B, N + 1], start [B], tree) ->
       (logits [S, B, N + 1, V], features, cache)`: one forward pass. `tokens[b, 0]`
       is the committed token number `start[b]`, the others are draft nodes of
       the static `tree`; node `i` is token number `start + tree.depth[i]`, sees
-      the committed tokens `0 .. start - 1` and its own ancestors, and its logits
+      the committed tokens `0 .. start - 1` and its own ancestors (`tree` may also
+      be a `RuntimeTree`), and its logits
       predict the token that follows it. Node `i` is written to slot
       `start + i`. Token numbers at or past `num_tokens` occur at the end of
       an image; their logits are ignored but must be finite. Both streams read
-      the same tokens. `features`: what a drafter may read, `[S, B, N + 1, F]`.
+      the same tokens. `features`: what a drafter may read, `[S, B, N + 1, F]`: the
+      hidden states the logits are computed from. None if there are none, here and
+      in `prefill`.
     commit: `(cache, start [B], path [B, D]) -> cache`: moves the entry of node
       `path[b, d - 1]` into slot `start[b] + d` for every `d` in `1 .. D`, where
       `D` is the tree's `side_depth`. Entries for which `path[b, d - 1] == d`
@@ -53,8 +57,9 @@ class Target(NamedTuple):
       model does not know. Called on concrete values only.
   """
 
-  prefill: Callable[[Params, Condition, int], tuple[jax.Array, Cache]]
-  score: Callable[[Params, Cache, jax.Array, jax.Array, Tree], tuple[jax.Array, Any, Cache]]
+  prefill: Callable[[Params, Condition, int], tuple[jax.Array, Any, Cache]]
+  score: Callable[[Params, Cache, jax.Array, jax.Array, Tree | RuntimeTree],
+                  tuple[jax.Array, Any, Cache]]
   commit: Callable[[Cache, jax.Array, jax.Array], Cache]
   vocab_size: int
   num_tokens: int
@@ -64,21 +69,28 @@ class Target(NamedTuple):
   check_condition: Callable[[Condition], None] = lambda condition: None
 
 
+# How siblings come about: drawn one after the other without replacement, drawn
+# independently of each other, or chosen without randomness.
+DRAWS = ('distinct', 'iid', 'fixed')
+
+
 class Layout(NamedTuple):
   """How the drafts of a round hang together; static.
 
   Attributes:
-    tree: which draft follows which.
+    tree: which draft follows which; a `Budget` if that is known at run time only.
     law_rows: row of `Draft.laws` for every node; length `N + 1`, entry 0 unused.
     carried: for every leaf of a side branch, a node whose token is one more
       candidate there although it was not scored in that place, or -1; length
       `N + 1`. Its law must be true given all that is attached to the positions
       before it, the side branch included.
+    draws: one of `DRAWS`. A 'fixed' token has a one-hot law, and no other is recorded.
   """
 
-  tree: Tree
+  tree: Tree | Budget
   law_rows: tuple[int, ...]
   carried: tuple[int, ...]
+  draws: str = 'distinct'
 
 
 class Draft(NamedTuple):
@@ -88,11 +100,13 @@ class Draft(NamedTuple):
     tokens: `[B, N]` the token of every draft node; -1 is no candidate.
     laws: `[B, M, V]` laws the tokens were drawn from, or None if the verifier
       does not ask for them. Node `i` and its siblings use row
-      `layout.law_rows[i]`: siblings are drawn from it without replacement.
+      `layout.law_rows[i]`.
+    tree: the topology, if the layout gives its budget only.
   """
 
   tokens: jax.Array
   laws: jax.Array | None
+  tree: RuntimeTree | None = None
 
 
 class Verdict(NamedTuple):
@@ -104,11 +118,14 @@ class Verdict(NamedTuple):
     token: `[]` the one more token: residual or bonus.
     samples: `[N + 1]` the target's own token after every node, if the verifier
       drew one; None otherwise.
+    drift: `[N + 1]` what testing this node adds to the bound on total variation;
+      0 where the walk did not come. None if the verifier is exact.
   """
 
   node: jax.Array
   token: jax.Array
-  samples: jax.Array | None
+  samples: jax.Array | None = None
+  drift: jax.Array | None = None
 
 
 class Verifier(NamedTuple):
@@ -123,12 +140,18 @@ class Verifier(NamedTuple):
     needs_laws: whether the drafter has to record the laws of its tokens.
     seed_exact: whether the output equals, token for token, that of `vanilla`
       with the same key.
+    greedy: whether it decides, at temperature 0, by the target's law at
+      temperature 1 without cuts; it is then defined for temperature 0 only.
+    check: `(drafter, vocab_size) -> None`; raises ValueError if it cannot verify
+      the drafts of this drafter, with the reason.
   """
 
   verify: Callable[..., Verdict]
   exact: bool
   needs_laws: bool
   seed_exact: bool = False
+  greedy: bool = False
+  check: Callable[['Drafter', int], None] = lambda drafter, vocab_size: None
 
 
 class Env(NamedTuple):
@@ -137,6 +160,7 @@ class Env(NamedTuple):
   Attributes:
     target: the target.
     needs_laws: whether the verifier wants the laws of the drafts.
+    seed_exact: whether drafts should be drawn with the noise of their position.
     rowwise: `fn -> fn` that vectorises a function of one row; its first argument
       and result are the row's random numbers.
     warp: the sampling options.
@@ -145,6 +169,7 @@ class Env(NamedTuple):
 
   target: Target
   needs_laws: bool
+  seed_exact: bool
   rowwise: Callable
   warp: Any
   params: Params
@@ -160,7 +185,9 @@ class Outcome(NamedTuple):
     accepted: `[B]` number of drafts accepted in this round.
     nodes: `[B, N + 1]` the tokens that were scored.
     laws: `[B, N + 1, V]` the target's law after every node.
-    features: what the target's score returned for drafters.
+    features: what the target's score, or its prefill, returned for drafters.
+    path: `[B, D + 1]` the accepted path, node by node from the root; entries
+      beyond `accepted` mean nothing.
     verdict: the verdict, all fields with a leading `B`.
   """
 
@@ -170,6 +197,7 @@ class Outcome(NamedTuple):
   nodes: jax.Array
   laws: jax.Array
   features: Any
+  path: jax.Array
   verdict: Verdict
 
 
@@ -184,6 +212,7 @@ class Drafter(NamedTuple):
       `root` is the last committed token, number `start`.
     update: `(env, state, rng, outcome) -> (rng, state)`.
     check: `target -> None`; raises ValueError if they do not fit together.
+    keeps_drafts: whether drafts of one round return in the next.
   """
 
   layout: Layout
@@ -191,9 +220,10 @@ class Drafter(NamedTuple):
   propose: Callable
   update: Callable
   check: Callable[[Target], None] = lambda target: None
+  keeps_drafts: bool = False
 
   @property
-  def tree(self) -> Tree:
+  def tree(self) -> Tree | Budget:
     return self.layout.tree
 
 
@@ -207,9 +237,12 @@ class Decoded(NamedTuple):
       committed `n` tokens (accepted drafts plus one).
     round_of_token: `[B, T]` int32 the round that fixed a token; 0 is the
       prefill, which fixes the first token.
+    drift: `[B]` float32; its mean bounds the total variation between the law of the
+      image's tokens and the target's. 0 for exact decoders. See `verifiers.relaxed`.
   """
 
   tokens: jax.Array
   rounds: jax.Array
   accepted: jax.Array
   round_of_token: jax.Array
+  drift: jax.Array

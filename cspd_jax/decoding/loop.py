@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cspd_jax.decoding import random as random_lib
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import Condition, Decoded, Drafter, Env, Layout, Outcome
-from cspd_jax.decoding.base import Params, Target, Verifier
+from cspd_jax.decoding.base import Condition, Decoded, Draft, Drafter, Env, Layout
+from cspd_jax.decoding.base import Outcome, Params, Target, Verifier
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
 
@@ -24,6 +25,7 @@ class State(NamedTuple):
     round_of_token: `[B, T']` the round that fixed each.
     rounds: `[B]` forward passes so far, the prefill included.
     accepted: `[B, D + 2]` histogram of tokens committed per round.
+    drift: `[B]` the bound on total variation so far.
     cache: the target's cache.
     drafter: the drafter's state.
     rng: the rows' random numbers.
@@ -34,6 +36,7 @@ class State(NamedTuple):
   round_of_token: jax.Array
   rounds: jax.Array
   accepted: jax.Array
+  drift: jax.Array
   cache: Any
   drafter: Any
   rng: Any
@@ -64,6 +67,10 @@ class Decoder:
     For concrete values, before tracing; a traced call cannot look at values.
     """
     warp_lib.check(warp, self.target.num_streams)
+    if self.verifier.greedy and np.any(np.asarray(warp.temperature) != 0):
+      raise ValueError(
+          f'temperature is {warp.temperature}, but the verifier is the greedy variant of its '
+          'rule; set temperature to 0 or take the variant for sampling.')
     self.target.check_condition(condition)
 
   def __call__(self, params: Params, condition: Condition, key: jax.Array,
@@ -94,24 +101,29 @@ class Decoder:
     """The prefill: commits token 0 of every row. `rng`: see `random.row_keys`."""
     target, tree = self.target, self.drafter.tree
     env = self._env(warp, draft_params)
-    logits, cache = target.prefill(params, condition, target.num_tokens + tree.num_nodes)
+    logits, features, cache = target.prefill(
+        params, condition, target.num_tokens + tree.num_nodes)
     batch = logits.shape[1]
     positions = jnp.zeros((batch, 1), jnp.int32)
-    laws = self._laws(logits[:, :, None], positions, warp)
-    no_drafts = laws[:, :0] if self.verifier.needs_laws else None
+    logits = logits[:, :, None]
+    laws = self._laws(logits, positions, warp)
+    no_drafts = Draft(positions[:, :0], laws[:, :0] if self.verifier.needs_laws else None)
     rng, verdict = self._verify(
-        rng, Layout(chain(0), (0,), (-1,)), positions, no_drafts, laws, positions)
+        rng, Layout(chain(0), (0,), (-1,)), no_drafts, positions,
+        self._laws(logits, positions, _untempered(warp)) if self.verifier.greedy else laws,
+        positions)
 
     extent = target.num_tokens + tree.max_depth + 1
     tokens = jnp.zeros((batch, extent), jnp.int32).at[:, 0].set(verdict.token)
     count = jnp.ones((batch,), jnp.int32)
     outcome = Outcome(
         tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=positions,
-        laws=laws, features=None, verdict=verdict)
+        laws=laws, features=features, path=positions, verdict=verdict)
     rng, drafter_state = self.drafter.init(env, condition, rng, outcome)
     return State(
         count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
-        accepted=jnp.zeros((batch, tree.max_depth + 2), jnp.int32), cache=cache,
+        accepted=jnp.zeros((batch, tree.max_depth + 2), jnp.int32),
+        drift=jnp.zeros((batch,), jnp.float32), cache=cache,
         drafter=drafter_state, rng=rng)
 
   def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:
@@ -124,6 +136,7 @@ class Decoder:
 
     # Draft and score.
     rng, drafter_state, draft = drafter.propose(env, state.drafter, state.rng, root[:, 0], start)
+    tree = tree if draft.tree is None else draft.tree
     nodes = jnp.concatenate([root, draft.tokens], axis=1)
     logits, features, cache = target.score(
         params, state.cache, jnp.maximum(nodes, 0), start, tree)
@@ -132,9 +145,10 @@ class Decoder:
 
     # Verify, and commit the accepted path and one more token.
     rng, verdict = self._verify(
-        rng, drafter.layout, nodes, draft.laws, laws, positions)
-    accepted = jnp.asarray(tree.depth)[verdict.node]
-    path = jnp.asarray(tree.paths)[verdict.node]
+        rng, drafter.layout, draft, nodes,
+        self._laws(logits, positions, _untempered(warp)) if self.verifier.greedy else laws,
+        positions)
+    accepted, path = tree.reach(verdict.node)
     new = jnp.take_along_axis(nodes, path[:, 1:], axis=1)
     new = jnp.concatenate([new, verdict.token[:, None]], axis=1)
     is_last = jnp.arange(tree.max_depth + 1) == accepted[:, None]
@@ -147,7 +161,7 @@ class Decoder:
 
     outcome = Outcome(
         tokens=tokens, count=count, accepted=length - 1, nodes=nodes, laws=laws,
-        features=features, verdict=verdict)
+        features=features, path=path, verdict=verdict)
     rng, drafter_state = drafter.update(env, drafter_state, rng, outcome)
     rounds = jnp.broadcast_to(state.rounds[:, None], new.shape)
     return State(
@@ -155,6 +169,7 @@ class Decoder:
         round_of_token=_append(state.round_of_token, state.count, rounds, length),
         rounds=state.rounds + (length > 0),
         accepted=state.accepted.at[jnp.arange(batch), length].add(length > 0),
+        drift=state.drift + self._drift(verdict, positions, length),
         cache=cache, drafter=drafter_state, rng=rng)
 
   def finish(self, state: State) -> Decoded:
@@ -162,7 +177,7 @@ class Decoder:
     size = self.target.num_tokens
     return Decoded(
         tokens=state.tokens[:, :size], rounds=state.rounds, accepted=state.accepted,
-        round_of_token=state.round_of_token[:, :size])
+        round_of_token=state.round_of_token[:, :size], drift=state.drift)
 
   def _length(self, count, accepted):
     """`[B]` tokens to commit: the accepted ones and one more, 0 for a complete row."""
@@ -172,10 +187,19 @@ class Decoder:
     forced = None if self.target.forced is None else self.target.forced(positions)
     return warp_lib.law(logits, warp, forced)
 
-  def _verify(self, rng, layout, nodes, laws, target_laws, positions):
-    def verify(rng, *args):
-      return self.verifier.verify(rng, layout, *args)
-    return self._rowwise(verify)(rng, nodes, laws, target_laws, positions)
+  def _drift(self, verdict, positions, length):
+    """`[B]` what this round adds to the bound; drafts past the last token do not count."""
+    if verdict.drift is None:
+      return jnp.zeros(length.shape, jnp.float32)
+    counts = (positions <= self.target.num_tokens) & (length > 0)[:, None]
+    return jnp.sum(jnp.where(counts, verdict.drift, 0), axis=1)
+
+  def _verify(self, rng, layout, draft, nodes, target_laws, positions):
+    def verify(rng, tree, *args):
+      # A static tree is no array: it comes with the layout.
+      row = layout if tree is None else layout._replace(tree=tree)
+      return self.verifier.verify(rng, row, *args)
+    return self._rowwise(verify)(rng, draft.tree, nodes, draft.laws, target_laws, positions)
 
   def _rowwise(self, fn):
     """Vectorises `fn(rng, ...) -> result` over rows, passing the numbers' state on."""
@@ -186,17 +210,24 @@ class Decoder:
     return jax.vmap(row)
 
   def _env(self, warp, draft_params):
-    return Env(self.target, self.verifier.needs_laws, self._rowwise, warp, draft_params)
+    return Env(self.target, self.verifier.needs_laws, self.verifier.seed_exact, self._rowwise,
+               warp, draft_params)
 
 
 def make_decoder(target: Target, drafter: Drafter, verifier: Verifier) -> Decoder:
   """Puts a decoder together.
 
   Raises:
-    ValueError: if the drafter does not fit the target.
+    ValueError: if the drafter does not fit the target, or the verifier the drafter.
   """
   drafter.check(target)
+  verifier.check(drafter, target.vocab_size)
   return Decoder(target, drafter, verifier)
+
+
+def _untempered(warp: Warp) -> Warp:
+  """Guidance only: what a greedy rule looks at."""
+  return Warp(guidance_scale=warp.guidance_scale)
 
 
 def _append(buffer, start, values, length):

@@ -1,4 +1,4 @@
-"""Static draft trees: which draft token may follow which.
+"""Draft trees: which draft token may follow which.
 
 Node 0 is the root, the last committed token. Every other node is one draft
 token; its parent is the token it follows. The *main chain* is the run of nodes
@@ -6,12 +6,15 @@ token; its parent is the token it follows. The *main chain* is the run of nodes
 keys and values of an accepted main chain are already where they belong. All
 other nodes are *side* nodes. Siblings are tried in the order of their index.
 
-Everything here is NumPy, computed once per tree at trace time.
+A `Tree` is NumPy, computed once at trace time. A `RuntimeTree` has the same
+attributes as arrays, for topologies that depend on the drafts.
 """
 
 import dataclasses
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -111,6 +114,88 @@ class Tree:
         paths[node, self.depth[at]] = at
         at = self.parents[at]
     return paths
+
+  def reach(self, node: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Depth `[B]` of one node per row `[B]` and the path to it, `[B, D + 1]`."""
+    return jnp.asarray(self.depth)[node], jnp.asarray(self.paths)[node]
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+  """Size of a tree whose topology is known at run time only.
+
+  Attributes:
+    num_nodes: `N`, draft nodes.
+    max_depth: no node is deeper.
+    max_children: no node has more children.
+  """
+
+  num_nodes: int
+  max_depth: int
+  max_children: int
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RuntimeTree:
+  """The topology of one round's drafts as arrays, a different one per row.
+
+  Nodes are numbered as in `Tree`; parents come before their children. See `Tree`
+  for the attributes, which have a leading `B` here.
+  """
+
+  parents: jax.Array
+  depth: jax.Array
+  children: jax.Array
+  ancestors: jax.Array
+  paths: jax.Array
+
+  is_chain = False
+
+  @property
+  def num_nodes(self) -> int:
+    return self.depth.shape[-1] - 1
+
+  @property
+  def max_depth(self) -> int:
+    return self.paths.shape[-1] - 1
+
+  @property
+  def side_depth(self) -> int:
+    """Any node may lie beside the main chain."""
+    return self.max_depth
+
+  def reach(self, node: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Depth `[B]` of one node per row `[B]` and the path to it, `[B, D + 1]`."""
+    depth = jnp.take_along_axis(self.depth, node[:, None], axis=1)[:, 0]
+    return depth, jnp.take_along_axis(self.paths, node[:, None, None], axis=1)[:, 0]
+
+
+def runtime_tree(parents: jax.Array, budget: Budget) -> RuntimeTree:
+  """The tree with `parents` `[B, N + 1]`, as `Tree` takes them, -1 for the root."""
+  size, depths = budget.num_nodes + 1, budget.max_depth + 1
+  nodes = jnp.arange(size, dtype=jnp.int32)
+
+  def row(parents):
+    above = jnp.maximum(parents, 0)
+    # A node's line of ancestors, itself first; the root follows itself.
+    line = [nodes]
+    for _ in range(budget.max_depth):
+      line.append(above[line[-1]])
+    line = jnp.stack(line, axis=1)
+    depth = jnp.sum(line > 0, axis=1, dtype=jnp.int32)
+    ancestors = jnp.any(line[:, :, None] == nodes, axis=1)
+    earlier = (parents[:, None] == parents) & (nodes < nodes[:, None])
+    rank = jnp.sum(earlier, axis=1, dtype=jnp.int32)
+    children = jnp.full((size, budget.max_children), -1, jnp.int32)
+    children = children.at[parents[1:], rank[1:]].set(nodes[1:], mode='drop')
+    # From the root down, then in place, as a commit wants it.
+    at = jnp.arange(depths, dtype=jnp.int32)
+    steps = jnp.clip(depth[:, None] - at, 0, budget.max_depth)
+    paths = jnp.where(at <= depth[:, None], jnp.take_along_axis(line, steps, axis=1), at)
+    return RuntimeTree(parents, depth, children, ancestors, paths)
+
+  return jax.vmap(row)(parents)
 
 
 def chain(length: int) -> Tree:

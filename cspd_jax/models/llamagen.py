@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import base
-from cspd_jax.decoding.tree import Tree
+from cspd_jax.decoding.tree import RuntimeTree, Tree
 from cspd_jax.models import transformer
 
 Params = Any
@@ -198,7 +198,8 @@ class LlamaGen(nn.Module):
     """A forward pass over conditions and `tokens` `[B, L]`, which may be empty.
 
     Returns:
-      logits `[B, L + 1, V]` of tokens `0 .. L`; keys and values; visible `[B, C]`.
+      logits `[B, L + 1, V]` of tokens `0 .. L`; features `[B, C + L, D]`; keys and
+      values; visible `[B, C]`.
     """
     embeddings, visible = self.condition(condition, drop)
     count, length = embeddings.shape[1], embeddings.shape[1] + tokens.shape[1]
@@ -209,7 +210,7 @@ class LlamaGen(nn.Module):
     rope = transformer.Rope(
         *(jnp.asarray(part)[None, :length] for part in rope_table(self.config)))
     features, layers = self.transformer.features(embeddings, rope, mask)
-    return self.transformer.logits(features[:, count - 1:]), layers, visible
+    return self.transformer.logits(features[:, count - 1:]), features, layers, visible
 
   def score(self, tokens, rope, mask, layers, start):
     """Scores window tokens `[R, L]` on a cache; see `Transformer.__call__`."""
@@ -255,8 +256,22 @@ def logits(
   """
   if drop_mask is None:
     drop_mask = jnp.zeros((tokens.shape[0],), bool)
+  return logits_and_features(config, params, condition, tokens, drop_mask)[0]
+
+
+def logits_and_features(
+    config: LlamaGenConfig, params: Params, condition: Any, tokens: jax.Array,
+    drop_mask: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """As `logits`, with the features after the final norm.
+
+  Returns:
+    logits `[B, T, V]`, and features `[B, C + T - 1, D]` of the condition's tokens
+    and of all image tokens but the last; the logits of token `i` are those of
+    feature `C - 1 + i`.
+  """
   return LlamaGen(config).apply(
-      {'params': params}, condition, drop_mask, tokens[:, :-1], method='read')[0]
+      {'params': params}, condition, drop_mask, tokens[:, :-1], method='read')[:2]
 
 
 def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
@@ -282,16 +297,19 @@ def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
     batch = jax.tree.leaves(condition)[0].shape[0]
     drop = jnp.repeat(jnp.arange(streams) == 1, batch)
     condition = jax.tree.map(lambda x: jnp.concatenate([x] * streams), condition)
-    first, layers, visible = model.apply(
+    first, features, layers, visible = model.apply(
         {'params': params}, condition, drop, jnp.zeros((batch * streams, 0), jnp.int32),
         method='read')
     room = ((0, 0), (0, 0), (0, num_slots), (0, 0))
     layers = jax.tree.map(lambda x: jnp.pad(x, room), layers)
-    return split(first[:, 0]), Cache(layers, visible)
+    return split(first[:, 0]), split(features), Cache(layers, visible)
 
-  def score(params, cache, tokens, start, tree: Tree):
+  def score(params, cache, tokens, start, tree):
     tokens, start = jnp.tile(tokens, (streams, 1)), jnp.tile(start, streams)
-    position = start[:, None] + jnp.asarray(tree.depth)
+    depth = jnp.asarray(tree.depth)
+    if isinstance(tree, RuntimeTree):
+      depth = jnp.tile(depth, (streams, 1))
+    position = start[:, None] + depth
     position = count + jnp.minimum(position, config.num_tokens - 1)
     rope = transformer.Rope(*(jnp.asarray(part)[position] for part in table))
     new, features, layers = model.apply(
@@ -315,11 +333,16 @@ def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
       check_condition=lambda condition: _check_condition(config, condition))
 
 
-def _window_mask(cache: Cache, start: jax.Array, tree: Tree) -> jax.Array:
+def _window_mask(cache: Cache, start: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
   """`[R, N + 1, slots]` bool: condition, committed tokens, ancestors and oneself."""
   count, slots = cache.visible.shape[1], cache.layers[0][0].shape[2]
   node = jnp.arange(slots - count) - start[:, None]
-  related = jnp.asarray(tree.ancestors)[:, jnp.clip(node, 0, tree.num_nodes)].swapaxes(0, 1)
+  clipped = jnp.clip(node, 0, tree.num_nodes)
+  if isinstance(tree, RuntimeTree):
+    ancestors = jnp.tile(tree.ancestors, (start.shape[0] // tree.ancestors.shape[0], 1, 1))
+    related = jnp.take_along_axis(ancestors, clipped[:, None], axis=2)
+  else:
+    related = jnp.asarray(tree.ancestors)[:, clipped].swapaxes(0, 1)
   images = (node < 0)[:, None] | (related & (node <= tree.num_nodes)[:, None])
   visible = jnp.broadcast_to(cache.visible[:, None], (*images.shape[:2], count))
   return jnp.concatenate([visible, images], axis=2)

@@ -18,7 +18,7 @@ from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import vanilla
 from cspd_jax.decoding.drafters import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.decoding.verifiers import exact, walk
+from cspd_jax.decoding.verifiers import exact, rejection, walk
 
 
 class Mutant(NamedTuple):
@@ -86,10 +86,10 @@ def _noise_of_pairs(self, positions, vocab_size):
   return _original_noise(self, positions // 2, vocab_size)
 
 
-def _late_bonus(node, layout, tokens, laws, target_laws):
+def _late_bonus(rule, node, layout, tokens, laws, target_laws):
   """The bonus token comes from the law one node too early."""
   is_leaf = jnp.asarray(layout.tree.children[:, 0] < 0)[node]
-  right = _original_stop_law(node, layout, tokens, laws, target_laws)
+  right = _original_stop_law(rule, node, layout, tokens, laws, target_laws)
   return jnp.where(is_leaf, target_laws[jnp.maximum(node - 1, 0)], right)
 
 
@@ -102,7 +102,7 @@ def _longest(accepted, topology):
 _original_residual = accept.residual
 _original_couple = jacobi._couple  # pylint: disable=protected-access
 _original_noise = random.Keyed._position_noise  # pylint: disable=protected-access
-_original_stop_law = exact._stop_law  # pylint: disable=protected-access
+_original_stop_law = rejection._stop_law  # pylint: disable=protected-access
 
 MUTANTS = {
     'residual replaced by the target law': Mutant(
@@ -120,7 +120,7 @@ MUTANTS = {
     'temperature applied twice': Mutant(
         _patch(accept, 'residual', _residual_twice_warped), _jacobi('redraw')),
     'bonus token one position early': Mutant(
-        _patch(exact, '_stop_law', _late_bonus), _jacobi('redraw')),
+        _patch(rejection, '_stop_law', _late_bonus), _jacobi('redraw')),
     'longest of several accepted paths': Mutant(
         _patch(walk, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
 }

@@ -8,7 +8,6 @@ import numpy as np
 
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Target
-from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.warp import Warp
 
 
@@ -109,9 +108,9 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   def prefill(params, condition, num_slots):
     cache = condition, jnp.zeros((condition.shape[0], num_slots), jnp.int32)
     zero = jnp.zeros_like(condition)
-    return lookup(params, condition, zero, zero), cache
+    return lookup(params, condition, zero, zero), None, cache
 
-  def score(params, cache, tokens, start, tree: Tree):
+  def score(params, cache, tokens, start, tree):
     label, slots = cache
     before = jnp.where(jnp.arange(slots.shape[1]) < start[:, None], slots, 0)
     position = jnp.broadcast_to(start[:, None] + 1 + tree.depth, tokens.shape)
@@ -120,9 +119,10 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
     for slot in range(length):
       index = jnp.where(slot < start, index * vocab_size + before[:, slot], index)
     index = jnp.broadcast_to(index[:, None], tokens.shape)
+    paths = jnp.broadcast_to(tree.paths, (*tokens.shape, tree.max_depth + 1))
     for depth in range(tree.max_depth + 1):
-      on_path = tree.paths[:, depth]
-      index = jnp.where(depth <= tree.depth, index * vocab_size + tokens[:, on_path], index)
+      on_path = jnp.take_along_axis(tokens, paths[:, :, depth], axis=1)
+      index = jnp.where(depth <= tree.depth, index * vocab_size + on_path, index)
     slots = jax.vmap(jax.lax.dynamic_update_slice)(slots, tokens, start[:, None])
     return lookup(params, label, position, index), None, (label, slots)
 

@@ -78,7 +78,7 @@ def _cached(case):
   """Both streams' logits `[2, B, T, V]`, one given token at a time."""
   config, params, condition, tokens = case
   target, chain = _TARGETS[config, True], tree_lib.chain(0)
-  first, cache = _PREFILL[config, True](params, condition, config.num_tokens)
+  first, _, cache = _PREFILL[config, True](params, condition, config.num_tokens)
 
   def step(cache, k):
     start = jnp.full((tokens.shape[0],), k)
@@ -119,7 +119,7 @@ def test_windows_with_tree_masks_repeat_the_full_forward(case, name):
   tree, batch = TREES[name], tokens.shape[0]
   start = np.array([config.num_tokens - 20, 17, 30])[:batch]
   score = _SCORE[config, True]
-  _, cache = _PREFILL[config, True](params, condition, config.num_tokens + 15)
+  _, _, cache = _PREFILL[config, True](params, condition, config.num_tokens + 15)
 
   # Fill the committed slots in one window, then draft tokens that are not the image's own.
   filled = tree_lib.chain(config.num_tokens - 1)
@@ -162,7 +162,7 @@ def test_without_guidance_there_is_one_stream(case):
   config, params, condition, tokens = case
   target = _TARGETS[config, False]
   assert target.num_streams == 1 and target.row_width == config.width
-  first, cache = _PREFILL[config, False](params, condition, config.num_tokens)
+  first, _, cache = _PREFILL[config, False](params, condition, config.num_tokens)
   start = jnp.zeros((tokens.shape[0],), int)
   out, features, _ = _SCORE[config, False](
       params, cache, tokens[:, :8], start, tree_lib.chain(7))
@@ -173,7 +173,7 @@ def test_without_guidance_there_is_one_stream(case):
 
 def test_token_numbers_past_the_end_stay_finite(case):
   config, params, condition, tokens = case
-  _, cache = _PREFILL[config, True](params, condition, config.num_tokens + 15)
+  _, _, cache = _PREFILL[config, True](params, condition, config.num_tokens + 15)
   start = jnp.full((tokens.shape[0],), config.num_tokens - 1)
   out, _, _ = _SCORE[config, True](params, cache, tokens[:, :7], start, tree_lib.chain(6))
   assert np.isfinite(out).all()
@@ -209,7 +209,7 @@ def test_a_new_model_predicts_the_uniform_law():
 def test_bfloat16_parameters_give_bfloat16_caches_and_float32_logits(case):
   config, params, condition, tokens = case
   half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), params)
-  first, cache = _PREFILL[config, True](half, condition, config.num_tokens)
+  first, _, cache = _PREFILL[config, True](half, condition, config.num_tokens)
   assert first.dtype == jnp.float32
   assert all(part.dtype == jnp.bfloat16 for part in jax.tree.leaves(cache.layers))
   np.testing.assert_allclose(first, _full(case)[:, :, 0], atol=0.2)

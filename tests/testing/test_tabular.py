@@ -41,7 +41,7 @@ def test_score_and_commit_read_the_right_prefix(tree):
   model = tabular(jax.random.key(0), 3, 6)
   rng = np.random.default_rng(0)
   image = rng.integers(0, 3, 6)
-  _, cache = model.target.prefill(model.params, jnp.zeros(1, int), 12)
+  _, _, cache = model.target.prefill(model.params, jnp.zeros(1, int), 12)
   logits_of = lambda prefix: model.params[0, 0, prefix_number(np.asarray(prefix), 3)]
   for start in range(3):
     nodes = np.concatenate([[image[start]], rng.integers(0, 3, tree.num_nodes)])

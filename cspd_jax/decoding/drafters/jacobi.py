@@ -114,7 +114,7 @@ def jacobi(window: int, coupling: str = 'redraw', fresh: str = 'uniform',
 
   return Drafter(
       layout=_layout(tree),
-      init=init, propose=propose, update=update, check=check)
+      init=init, propose=propose, update=update, check=check, keeps_drafts=True)
 
 
 def _layout(tree: Tree) -> Layout:

@@ -28,9 +28,8 @@ def model(draft_target: Target, length: int) -> Drafter:
   were accepted the last of them is not in the cache yet, so a round begins by
   reading the last two committed tokens.
 
-  Drafts are drawn with the noise that belongs to their position: that is exact
-  under rejection tests (nothing before the position depends on it) and makes
-  most drafts agree with a seed-exact target.
+  For a seed-exact verifier drafts are drawn with the noise that belongs to their
+  position, which makes most of them agree with the target's tokens.
 
   Args:
     draft_target: the draft model, over the target's vocabulary and grid.
@@ -50,7 +49,7 @@ def model(draft_target: Target, length: int) -> Drafter:
             f'{name} of the draft model is {ours}, of the target {theirs}; they must be equal.')
 
   def init(env, condition, rng, outcome):
-    _, cache = draft_target.prefill(env.params, condition, env.target.num_tokens + length + 1)
+    _, _, cache = draft_target.prefill(env.params, condition, env.target.num_tokens + length + 1)
     return rng, ModelState(cache, outcome.tokens[:, 0])
 
   def propose(env, state, rng, root, start):
@@ -59,7 +58,7 @@ def model(draft_target: Target, length: int) -> Drafter:
       return warp_lib.law(logits[:, :, None], _streams(env.warp, draft_target), forced)
 
     def draw(rng, positions, law):
-      return rng.draw_at(positions[None], law)[0]
+      return (rng.draw_at(positions[None], law) if env.seed_exact else rng.draw(law))[0]
 
     # The last two tokens; in the first round there is one, and a filler after it.
     first = start == 0

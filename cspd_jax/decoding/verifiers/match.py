@@ -1,6 +1,6 @@
 """Verification by equality: draw the target's token, keep drafts that equal it."""
 
-import numpy as np
+import jax.numpy as jnp
 
 from cspd_jax.decoding.base import Verdict, Verifier
 from cspd_jax.decoding.verifiers import walk
@@ -28,7 +28,7 @@ def match(seed_exact: bool = True) -> Verifier:
       samples = rng.draw_at(positions, target_laws)
     else:
       samples = rng.draw(target_laws)
-    parents = np.maximum(np.asarray(tree.parents), 0)
+    parents = jnp.maximum(jnp.asarray(tree.parents), 0)
     node = walk.deepest(tokens == samples[parents], tree)
     return Verdict(node, samples[node], samples)
 

@@ -2,12 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from cspd_jax.decoding.tree import Tree
+from cspd_jax.decoding.tree import RuntimeTree, Tree
 
 
-def deepest(accepted: jax.Array, tree: Tree) -> jax.Array:
+def deepest(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
   """The last node of the accepted path.
 
   From the root, the walk goes to the first accepted child in the order of the
@@ -17,16 +16,28 @@ def deepest(accepted: jax.Array, tree: Tree) -> jax.Array:
   Args:
     accepted: `[N + 1]` bool, the outcome of the test of every node, given that
       its parent is reached and its earlier siblings were refused.
-    tree: the static draft tree.
+    tree: the draft tree; one row's if it is a `RuntimeTree`.
 
   Returns:
     Scalar int32, the index of a node (0 if nothing was accepted).
   """
-  chosen = accepted
-  if not tree.is_chain:
-    parents, nodes = np.asarray(tree.parents), np.arange(len(tree.parents))
-    earlier = (parents[:, None] == parents) & (nodes < nodes[:, None])
-    chosen = accepted & ~jnp.any(earlier & accepted, axis=1)
+  chosen = accepted & ~earlier_accepted(accepted, tree)
   chosen = chosen.at[0].set(True)
   reached = jnp.all(chosen | ~tree.ancestors, axis=1)
   return jnp.argmax(jnp.where(reached, tree.depth, -1)).astype(jnp.int32)
+
+
+def earlier_accepted(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
+  """`[N + 1]` bool: was an earlier sibling of the node accepted?"""
+  if tree.is_chain:
+    return jnp.zeros_like(accepted)
+  parents, nodes = jnp.asarray(tree.parents), jnp.arange(accepted.shape[0])
+  earlier = (parents[:, None] == parents) & (nodes < nodes[:, None])
+  return jnp.any(earlier & accepted, axis=1)
+
+
+def tested(node: jax.Array, accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
+  """`[N + 1]` bool: did the walk that stopped at `node` test this node?"""
+  on_path = jnp.asarray(tree.ancestors)[node]
+  parents = jnp.maximum(jnp.asarray(tree.parents), 0)
+  return on_path[parents] & ~earlier_accepted(accepted, tree) & (jnp.asarray(tree.parents) >= 0)

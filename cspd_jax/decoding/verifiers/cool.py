@@ -1,0 +1,121 @@
+"""Acceptance relaxed by a factor per depth, with the best residual (Cool-SD).
+
+Candidate `x` at depth `d` is accepted with probability `f = min(1, w_d p(x) / q(x))`
+and the residual law is `[p - q f]+`, normalised: the one that minimises the bound on
+total variation (Cool-SD, arXiv 2601.09212, Algorithm 1, Equation 10 and Theorem 2).
+The printed schedules fall below 1 at larger depths. There `f` accepts less than the
+exact test for no gain in fidelity; `clamp` raises such factors to 1, which leaves the
+law of a round as it is and accepts more.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import accept
+from cspd_jax.decoding.base import Verifier
+from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+
+
+def uniform(delta: float) -> Verifier:
+  """The same factor at every depth (UniformRSD of Cool-SD).
+
+  Args:
+    delta: the factor, at least 1; 1 is exact.
+
+  Raises:
+    ValueError: if `delta` is below 1.
+  """
+  if not 1 <= delta < np.inf:
+    raise ValueError(f'delta is {delta}; the factor must be at least 1 (1 is exact).')
+  return _relaxed(lambda depths: np.full(depths, float(delta)), clamp=True, length=None)
+
+
+def cool(delta: float, nu: float = 0.7, *, clamp: bool = True,
+         length: int | None = None) -> Verifier:
+  """Factors that fall exponentially with depth (Cool-SD, Section 4.3).
+
+  `w_d = delta L exp(-nu d) / sum_j exp(-nu j)` for depths `1 .. L`, so that they add
+  up to `delta L`.
+
+  Args:
+    delta: mean factor, above 0.
+    nu: rate of the fall, at least 0; 0 is `uniform`.
+    clamp: raise factors below 1 to 1. False is the schedule as printed.
+    length: `L`, the depth of the drafts by default. In a long Jacobi window give the
+      few depths that matter: the first factor grows with `L`. Deeper ones are 1.
+
+  Raises:
+    ValueError: for values outside their range.
+  """
+  _check(delta, length)
+  if not 0 <= nu < np.inf:
+    raise ValueError(f'nu is {nu}; the rate must be at least 0 (at 0 all factors are equal).')
+
+  def schedule(depths):
+    weights = np.exp(-nu * np.arange(depths))
+    return delta * depths * weights / weights.sum()
+
+  return _relaxed(schedule, clamp, length)
+
+
+def cool_linear(delta: float, l: int = 8, *, clamp: bool = True,
+                length: int | None = None) -> Verifier:
+  """Factors that fall linearly with depth: `w_d` in proportion to `l - d`.
+
+  Args:
+    delta: mean factor, above 0.
+    l: depth at which the factor would reach 0; larger than `L`.
+    clamp: raise factors below 1 to 1. False is the schedule as printed.
+    length: `L`; see `cool`.
+
+  Raises:
+    ValueError: for values outside their range, or if `l` is not larger than `L`,
+      which may only show when the decoder is put together.
+  """
+  _check(delta, length)
+
+  def schedule(depths):
+    if l <= depths:
+      raise ValueError(
+          f'l is {l}, but the factors are for depths 1 to {depths}: l must be larger, or length '
+          'smaller.')
+    weights = l - 1.0 - np.arange(depths)
+    return delta * depths * weights / weights.sum()
+
+  if length is not None:
+    schedule(length)
+  return _relaxed(schedule, clamp, length)
+
+
+def _check(delta: float, length: int | None) -> None:
+  if not 0 < delta < np.inf:
+    raise ValueError(f'delta is {delta}; the mean factor must be above 0 (1 or more relaxes).')
+  if length is not None and length < 1:
+    raise ValueError(f'length is {length}; the factors need at least 1 depth.')
+
+
+def _relaxed(schedule, clamp: bool, length: int | None) -> Verifier:
+  """A verifier with the factors `schedule(L)` `[L]`."""
+
+  def factors(max_depth):
+    depths = max_depth if length is None else min(length, max_depth)
+    found = np.ones(max_depth + 1)  # Entry 0 is the root, which is not tested.
+    if max_depth:
+      found[1:depths + 1] = schedule(max_depth if length is None else length)[:depths]
+    return np.maximum(found, 1) if clamp else found
+
+  def rule_for(max_depth):
+    table = factors(max_depth)
+    factor = lambda p, depth: jnp.asarray(table, p.dtype)[depth]
+    wide = lambda p, depth: factor(p, depth)[..., None] * p
+    return Rule(
+        mass=lambda p, q, token, depth: factor(p, depth) * accept.take(p, token),
+        residual=lambda p, q, token, depth: accept.residual(p, jnp.minimum(q, wide(p, depth))),
+        gap=lambda p, q, token, depth: jnp.sum(
+            jnp.maximum(jnp.minimum(q, wide(p, depth)) - p, 0), axis=-1))
+
+  def check(drafter, vocab_size):
+    del vocab_size
+    factors(drafter.tree.max_depth)
+
+  return rejection(rule_for, exact=False, check=check)
