@@ -279,6 +279,34 @@ def kary(num_candidates: int, levels: int, num_nodes: int) -> Tree:
   return Tree(tuple(parents))
 
 
+def branching(counts: str) -> Tree:
+  """A tree given by how many children its nodes have.
+
+  Args:
+    counts: the root's number of children, then `path:number` for every other node with
+      children, separated by spaces; a path is the ranks on the way from the root, one
+      digit each. `'2 0:2 00:1'` has 5 drafts: 0, 1, 00, 01 and 000.
+
+  Raises:
+    ValueError: if it does not read so, or a path leads to no node.
+  """
+  number = {}
+  for entry in counts.split():
+    path, _, children = entry.rpartition(':')
+    if not (path + children).isdecimal() or path in number or int(children) < 1:
+      raise ValueError(f'counts has the entry {entry!r}; give path:number once per path, a '
+                       'number of at least 1.')
+    number[path] = int(children)
+  found = ['']
+  for path in found:  # Grows while it is read.
+    found += [f'{path}{rank}' for rank in range(number.get(path, 0))]
+  if lost := sorted(number.keys() - set(found)):
+    raise ValueError(f'counts gives children to {", ".join(lost)}, which the tree does not have.')
+  # The main chain first, then by depth.
+  order = sorted(found, key=lambda path: (bool(path.strip('0')), len(path)))
+  return Tree(tuple(-1 if not path else order.index(path[:-1]) for path in order))
+
+
 def _check_size(name: str, value: int, least: int) -> None:
   if value < least:
     raise ValueError(f'{name} is {value}; it must be at least {least}.')

@@ -8,11 +8,14 @@ import numpy as np
 
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Target
+from cspd_jax.decoding.drafters import eagle, medusa
 from cspd_jax.decoding.warp import Warp
 
 
 class Tabular(NamedTuple):
   """A random autoregressive model in which every prefix has a law of its own.
+
+  Its features are the number of the prefix, one number per token.
 
   Attributes:
     target: the model as a `Target`; its condition is one class per row, `[B]`.
@@ -98,17 +101,17 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
     table[position] = token
 
   def lookup(params, label, position, index):
-    """`[S, B, ..., V]` logits; the table of a finished sequence is never needed."""
+    """Logits `[S, B, ..., V]` and features; the table of a finished sequence is never needed."""
     position = jnp.minimum(position, length - 1)
     first = (vocab_size**position - 1) // (vocab_size - 1)
     index = jnp.minimum(first + index, num_prefixes - 1)
-    label = label.reshape((-1,) + (1,) * (index.ndim - 1))
-    return jnp.moveaxis(params[label, :, index], -2, 0)
+    return _logits(params, label, index), jnp.stack([index] * streams)[..., None].astype(dtype)
 
   def prefill(params, condition, num_slots):
     cache = condition, jnp.zeros((condition.shape[0], num_slots), jnp.int32)
     zero = jnp.zeros_like(condition)
-    return lookup(params, condition, zero, zero), None, cache
+    logits, features = lookup(params, condition, zero, zero)
+    return logits, features[:, :, None], cache
 
   def score(params, cache, tokens, start, tree):
     label, slots = cache
@@ -124,7 +127,7 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
       on_path = jnp.take_along_axis(tokens, paths[:, :, depth], axis=1)
       index = jnp.where(depth <= tree.depth, index * vocab_size + on_path, index)
     slots = jax.vmap(jax.lax.dynamic_update_slice)(slots, tokens, start[:, None])
-    return lookup(params, label, position, index), None, (label, slots)
+    return *lookup(params, label, position, index), (label, slots)
 
   def commit(cache, start, path):
     label, slots = cache
@@ -143,3 +146,42 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
       forced=(lambda p: jnp.asarray(table)[jnp.clip(p, 0, length - 1)]) if forced else None,
       check_condition=check_condition)
   return Tabular(target, params, vocab_size, length)
+
+
+def _logits(params, label, prefix):
+  """`[S, B, ..., V]` the table's entries of prefixes `[B, ...]`."""
+  label = label.reshape((-1,) + (1,) * (prefix.ndim - 1))
+  return jnp.moveaxis(params[label, :, prefix], -2, 0)
+
+
+def network(tabular: Tabular) -> eagle.Network:
+  """A drafting network for `tabular`, with a table like its `params` as parameters.
+
+  The feature of a tabular model is the number of the prefix. The network appends the
+  token it is given to the prefix its feature says, so with the model's own table its
+  drafts have the model's own laws if and only if the two belong together. It drafts as
+  for class 0.
+  """
+  vocab = tabular.vocab_size
+
+  def step(params, cache, tokens, features, start, depth, visible):
+    del start, depth, visible
+    prefix = features[0, ..., 0].astype(jnp.int32) * vocab + 1 + tokens
+    prefix = jnp.minimum(prefix, params.shape[2] - 1)
+    features = jnp.stack([prefix] * params.shape[1])[..., None].astype(features.dtype)
+    return _logits(params, jnp.zeros_like(prefix[:, 0]), prefix), features, cache
+
+  return eagle.Network(
+      prefill=lambda params, features, num_slots: (), step=step,
+      vocab_size=vocab, num_tokens=tabular.length)
+
+
+def heads(tabular: Tabular, num_heads: int) -> medusa.Heads:
+  """Drafting heads for `tabular`, with parameters `[num_heads, C, S, P, V]`, tables like its own."""
+
+  def logits(params, features):
+    prefix = features[0, ..., 0].astype(jnp.int32)
+    label = jnp.zeros_like(prefix)
+    return jnp.stack([_logits(table, label, prefix) for table in params], axis=2)
+
+  return medusa.Heads(logits, num_heads, tabular.vocab_size)

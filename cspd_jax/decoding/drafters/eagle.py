@@ -44,3 +44,119 @@ class Network(NamedTuple):
   step: Callable[..., tuple[jax.Array, jax.Array, Cache]]
   vocab_size: int
   num_tokens: int
+
+
+class EagleState(NamedTuple):
+  """Attributes:
+    cache: the network's cache: entries of all committed tokens but the newest.
+    tokens: `[B, D + 1]` the newest committed tokens, the last of them the root.
+    features: `[S, B, D + 1, F]` the target's features that predicted them.
+    fresh: `[B]` how many of these are valid.
+  """
+
+  cache: Cache
+  tokens: jax.Array
+  features: jax.Array
+  fresh: jax.Array
+
+
+def eagle(network: Network, tree: Tree, draws: str = 'distinct') -> Drafter:
+  """Drafts along a static tree (EAGLE-1, arXiv 2401.15077).
+
+  Call the decoder with the network's parameters as `draft_params`.
+
+  Args:
+    network: the drafting network, trained for the target.
+    tree: topology of the drafts, such as `published_trees.EAGLE`.
+    draws: how siblings are chosen, one of `base.DRAWS`: 'distinct' draws them without
+      replacement, as EAGLE-1 does; 'iid' independently; 'fixed' takes the most
+      probable ones.
+
+  Raises:
+    ValueError: for unknown `draws` or a tree without drafts.
+  """
+  siblings.check_draws(draws)
+  if not tree.num_nodes:
+    raise ValueError('tree has no draft nodes; the network must draft at least 1 token.')
+  # Nodes with children are run through the network, level by level.
+  inner = np.flatnonzero(tree.children[:, 0] > 0)
+  inner = inner[np.argsort(tree.depth[inner], kind='stable')]
+  number = {int(node): i for i, node in enumerate(inner)}
+  levels = [inner[tree.depth[inner] == depth] for depth in range(tree.max_depth)]
+  law_rows = (0,) + tuple(number[parent] for parent in tree.parents[1:])
+
+  def propose(env, state, rng, root, start):
+    del root  # It is the last of the state's tokens.
+    logits, features, cache = _catch_up(env, network, state, start)
+    tokens = jnp.full((start.shape[0], tree.num_nodes), -1, jnp.int32)
+    laws = []
+    for depth, nodes in enumerate(levels):
+      places = jnp.broadcast_to(start[:, None] + 1 + depth, (start.shape[0], len(nodes)))
+      law = siblings.law(env, logits, places)
+      laws.append(law)
+      children = tree.children[nodes]
+      count = int((children > 0).sum(axis=1).max())
+      rng, candidates = siblings.choose(env, rng, law, places, count, draws)
+      at, rank = np.nonzero(children > 0)
+      tokens = tokens.at[:, children[at, rank] - 1].set(candidates[:, at, rank])
+      if depth + 1 < len(levels):
+        nodes_below, before = levels[depth + 1], sum(map(len, levels[1:depth + 2]))
+        above = np.searchsorted(nodes, np.asarray(tree.parents)[nodes_below])
+        logits, features, cache = network.step(
+            env.params, cache, jnp.maximum(tokens[:, nodes_below - 1], 0), features[:, :, above],
+            start + 1, np.full(len(nodes_below), depth),
+            tree.ancestors[np.ix_(nodes_below, inner[1:before + 1])])
+    laws = jnp.concatenate(laws, axis=1) if env.needs_laws and draws != 'fixed' else None
+    return rng, state._replace(cache=cache), Draft(tokens, laws)
+
+  return Drafter(
+      Layout(tree, law_rows, (-1,) * (tree.num_nodes + 1), draws),
+      init=lambda *args: _init(network, tree.max_depth, len(inner), *args),
+      propose=propose, update=_update, check=lambda target: check(network, target))
+
+
+def check(network: Network, target: Target) -> None:
+  """Raises ValueError if the network was not made for such a target."""
+  for name in ('vocab_size', 'num_tokens'):
+    ours, theirs = getattr(network, name), getattr(target, name)
+    if ours != theirs:
+      raise ValueError(
+          f'{name} of the drafting network is {ours}, of the target {theirs}; they must be equal.')
+
+
+def _init(network, max_depth, tree_slots, env, condition, rng, outcome):
+  """The state after the prefill."""
+  del condition
+  if outcome.features is None:
+    raise ValueError('The target returns no features; this drafter reads the target\'s features.')
+  slots = env.target.num_tokens + max(max_depth, tree_slots) + 1
+  cache = network.prefill(env.params, outcome.features, slots)
+  room = ((0, 0), (0, 0), (0, max_depth), (0, 0))
+  return rng, EagleState(
+      cache, tokens=jnp.pad(outcome.tokens[:, :1], room[1:3]),
+      features=jnp.pad(outcome.features[:, :, -1:], room),
+      fresh=jnp.ones_like(outcome.count))
+
+
+def _catch_up(env, network, state, start):
+  """Reads the committed tokens that are new; logits and feature after the root, one node."""
+  length = state.tokens.shape[1]
+  logits, features, cache = network.step(
+      env.params, state.cache, state.tokens, state.features, start + 1 - state.fresh,
+      np.arange(length), np.tri(length, dtype=bool))
+  last = jnp.maximum(state.fresh - 1, 0)[None, :, None, None]
+  return (jnp.take_along_axis(logits, last, axis=2),
+          jnp.take_along_axis(features, last, axis=2), cache)
+
+
+def _update(env, state, rng, outcome):
+  """Takes the target's features along the accepted path."""
+  del env
+  first = outcome.count - outcome.accepted - 1
+  numbers = first[:, None] + jnp.arange(state.tokens.shape[1])
+  last = outcome.tokens.shape[1] - 1
+  return rng, EagleState(
+      state.cache,
+      tokens=jnp.take_along_axis(outcome.tokens, jnp.minimum(numbers, last), axis=1),
+      features=jnp.take_along_axis(outcome.features, outcome.path[None, :, :, None], axis=2),
+      fresh=outcome.accepted + 1)

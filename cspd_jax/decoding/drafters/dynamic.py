@@ -1,0 +1,93 @@
+"""EAGLE-2: a tree that grows where the drafting network is confident."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import random as random_lib
+from cspd_jax.decoding.base import Draft, Drafter, Layout
+from cspd_jax.decoding.drafters import eagle, siblings
+from cspd_jax.decoding.tree import Budget, runtime_tree
+
+
+def eagle2(network: eagle.Network, num_nodes: int = 58, width: int = 10,
+           depth: int = 5) -> Drafter:
+  """Drafts along a tree chosen anew every round (EAGLE-2, arXiv 2406.16858).
+
+  A beam of the `width` most probable paths is grown `depth` tokens deep; of all tokens
+  seen on the way the `num_nodes` whose paths are most probable are drafted. They are
+  chosen, not drawn, so their law is one-hot. That is exact, but on flat laws few are
+  accepted: the target's mass on them, not the overlap of the two laws.
+
+  Args:
+    network: the drafting network, trained for the target.
+    num_nodes: drafts per round; EAGLE's 59 and 60 count the root.
+    width: size of the beam, and children per node at most.
+    depth: depth of the tree.
+
+  Raises:
+    ValueError: if a number is below 1, or there are more nodes than the beam meets.
+  """
+  for name, value in dict(num_nodes=num_nodes, width=width, depth=depth).items():
+    if value < 1:
+      raise ValueError(f'{name} is {value}; it must be at least 1.')
+  pool = width + (depth - 1) * width**2
+  if num_nodes > pool:
+    raise ValueError(
+        f'num_nodes is {num_nodes}, but a beam of width {width} and depth {depth} meets {pool} '
+        'tokens; take fewer nodes or a larger beam.')
+  budget = Budget(num_nodes, depth, width)
+
+  def children(env, logits, score, start, level):
+    """Tokens and scores `[B, n, width]` of the best children of nodes with `score` `[B, n]`."""
+    places = jnp.broadcast_to(start[:, None] + 1 + level, score.shape)
+    law = siblings.law(env, logits, places)
+    tokens = random_lib.winners(law, width)
+    mass = jnp.take_along_axis(law, jnp.maximum(tokens, 0), axis=2)
+    # A law may exceed 1 by rounding; a child must never beat its parent.
+    return tokens, score[..., None] + jnp.where(
+        tokens < 0, -jnp.inf, jnp.minimum(jnp.log(jnp.maximum(mass, 1e-37)), 0))
+
+  def propose(env, state, rng, root, start):
+    del root
+    batch = start.shape[0]
+    pick = lambda x, index: jnp.take_along_axis(x, index, axis=1)
+    logits, features, cache = eagle._catch_up(env, network, state, start)  # pylint: disable=protected-access
+    tokens, scores = children(env, logits, jnp.zeros((batch, 1)), start, 0)
+    pool_tokens, pool_scores = [tokens[:, 0]], [scores[:, 0]]
+    pool_parents = [jnp.full((batch, width), -1, jnp.int32)]
+    beam = jnp.broadcast_to(jnp.arange(width), (batch, width))  # Places in the pool.
+    features = jnp.repeat(features, width, axis=2)
+    visible = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
+    for level in range(1, depth):
+      token, score = (pick(jnp.concatenate(x, axis=1), beam) for x in (pool_tokens, pool_scores))
+      logits, features, cache = network.step(
+          env.params, cache, jnp.maximum(token, 0), features, start + 1,
+          np.full(width, level - 1), visible)
+      tokens, scores = children(env, logits, score, start, level)
+      before = sum(x.shape[1] for x in pool_tokens)
+      pool_tokens.append(tokens.reshape(batch, -1))
+      pool_scores.append(scores.reshape(batch, -1))
+      pool_parents.append(jnp.repeat(beam, width, axis=1).astype(jnp.int32))
+      best = jax.lax.top_k(pool_scores[-1], width)[1]
+      beam, above = before + best, best // width
+      features = jnp.take_along_axis(features, above[None, :, :, None], axis=2)
+      visible = jnp.concatenate(
+          [pick(visible, above[:, :, None]),
+           jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))], axis=2)
+
+    tokens, scores, parents = (
+        jnp.concatenate(x, axis=1) for x in (pool_tokens, pool_scores, pool_parents))
+    # No child scores above its parent, and of equals `top_k` takes the first, so that a
+    # node is never chosen without its parent.
+    chosen = jnp.sort(jax.lax.top_k(scores, num_nodes)[1], axis=1)
+    parent = pick(parents, chosen)
+    parent = jnp.where(parent < 0, 0, 1 + jax.vmap(jnp.searchsorted)(chosen, parent))
+    parent = jnp.pad(parent.astype(jnp.int32), ((0, 0), (1, 0)), constant_values=-1)
+    return rng, state._replace(cache=cache), Draft(
+        pick(tokens, chosen), None, runtime_tree(parent, budget))
+
+  return Drafter(
+      Layout(budget, (0,) * (num_nodes + 1), (-1,) * (num_nodes + 1), 'fixed'),
+      init=lambda *args: eagle._init(network, depth, (depth - 1) * width, *args),
+      propose=propose, update=eagle._update, check=lambda target: eagle.check(network, target))

@@ -1,0 +1,79 @@
+"""Medusa drafts: heads on the target's last feature (arXiv 2401.10774)."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.decoding.base import Draft, Drafter, Layout, Params, Target
+from cspd_jax.decoding.drafters import siblings
+from cspd_jax.decoding.tree import Tree
+
+
+class Heads(NamedTuple):
+  """Attributes:
+    logits: `(params, features [S, B, F]) -> [S, B, H, V]`: of the feature that
+      predicted token `k`, head `h` predicts token `k + 1 + h`.
+    num_heads: `H`.
+    vocab_size: `V`.
+  """
+
+  logits: Callable[[Params, jax.Array], jax.Array]
+  num_heads: int
+  vocab_size: int
+
+
+def medusa(heads: Heads, tree: Tree, draws: str = 'distinct') -> Drafter:
+  """Drafts whose laws depend on the depth only, along a static tree.
+
+  All nodes of one depth and rank hold the same token, the tree is the Cartesian
+  product of the heads' candidates or a part of it. Only one path is ever taken, so
+  paths may share their candidates.
+
+  Args:
+    heads: the heads, trained for the target.
+    tree: topology of the drafts, such as `published_trees.MEDUSA`; not deeper than
+      there are heads.
+    draws: how siblings are chosen, one of `base.DRAWS`; 'fixed', the most probable
+      tokens, is the paper's choice.
+
+  Raises:
+    ValueError: for unknown `draws` or a tree that is too deep or empty.
+  """
+  siblings.check_draws(draws)
+  if not 1 <= tree.max_depth <= heads.num_heads:
+    raise ValueError(
+        f'tree is {tree.max_depth} deep; with {heads.num_heads} heads it may be 1 to '
+        f'{heads.num_heads}.')
+  depth, rank = tree.depth[1:], tree.rank[1:]
+
+  def init(env, condition, rng, outcome):
+    del env, condition
+    if outcome.features is None:
+      raise ValueError("The target returns no features; this drafter reads the target's features.")
+    return rng, outcome.features[:, :, -1]
+
+  def propose(env, state, rng, root, start):
+    del root
+    logits = heads.logits(env.params, state)[:, :, :tree.max_depth]
+    places = start[:, None] + 1 + jnp.arange(tree.max_depth)
+    laws = siblings.law(env, logits, places)
+    rng, candidates = siblings.choose(env, rng, laws, places, int(rank.max()) + 1, draws)
+    needs_laws = env.needs_laws and draws != 'fixed'
+    return rng, state, Draft(candidates[:, depth - 1, rank], laws if needs_laws else None)
+
+  def update(env, state, rng, outcome):
+    del env, state
+    node = outcome.verdict.node[None, :, None, None]
+    return rng, jnp.take_along_axis(outcome.features, node, axis=2)[:, :, 0]
+
+  def check(target: Target) -> None:
+    if heads.vocab_size != target.vocab_size:
+      raise ValueError(
+          f'vocab_size of the heads is {heads.vocab_size}, of the target {target.vocab_size}; '
+          'they must be equal.')
+
+  return Drafter(
+      Layout(tree, (0,) + tuple(int(d) - 1 for d in depth), (-1,) * (tree.num_nodes + 1), draws),
+      init=init, propose=propose, update=update, check=check)

@@ -1,0 +1,57 @@
+"""Candidates that compete for one place, chosen from its draft law."""
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.decoding import random as random_lib
+from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding.base import DRAWS, Env
+
+
+def check_draws(draws: str) -> None:
+  """Raises ValueError for an unknown kind of draws."""
+  if draws not in DRAWS:
+    raise ValueError(f'draws is {draws!r}; it must be one of {", ".join(DRAWS)}.')
+
+
+def law(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
+  """`[B, n, V]` draft laws of logits `[S, B, n, V]` for tokens number `positions` `[B, n]`.
+
+  At temperature 0 the law of temperature 1: the candidates are then its most probable
+  tokens, of which the one-hot law would know only the first. No verifier minds: with a
+  one-hot target law the right token is accepted whatever its draft law.
+  """
+  temperature = jnp.asarray(env.warp.temperature)
+  warp = env.warp._replace(temperature=jnp.where(temperature == 0, 1, temperature))
+  forced = None if env.target.forced is None else env.target.forced(positions)
+  return warp_lib.law(logits, warp, forced)
+
+
+def choose(env: Env, rng, laws: jax.Array, positions: jax.Array, count: int, draws: str):
+  """Candidates for every place, in the order in which they are to be tested.
+
+  Args:
+    env: the decode's environment.
+    rng: the rows' random numbers.
+    laws: `[B, n, V]`.
+    positions: `[B, n]` token numbers of the places.
+    count: candidates per place.
+    draws: one of `base.DRAWS`.
+
+  Returns:
+    The rows' random numbers, and tokens `[B, n, count]`, -1 where the law has no more.
+  """
+  best = random_lib.winners(laws, count)
+  if draws == 'fixed':
+    return rng, best
+
+  def row(rng, laws, positions):
+    if env.seed_exact:  # The runners-up under the noise that will decide.
+      return rng.best_at(positions, laws, count)
+    if draws == 'iid':
+      return rng.draw(jnp.repeat(laws, count, axis=0)).reshape(-1, count)
+    return rng.draw_distinct(laws, count)
+
+  rng, drawn = env.rowwise(row)(rng, laws, positions)
+  greedy = jnp.reshape(jnp.asarray(env.warp.temperature) == 0, (-1, 1, 1))
+  return rng, jnp.where(greedy, best, drawn)

@@ -1,0 +1,185 @@
+"""EAGLE, EAGLE-2 and Medusa drafts on tabular models: exact, and aligned with the features."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import decoders, published_trees
+from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.drafters.dynamic import eagle2
+from cspd_jax.decoding.drafters.eagle import eagle
+from cspd_jax.decoding.drafters.medusa import medusa
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing import tabular as tables
+from cspd_jax.testing.enumerate import output_law
+from cspd_jax.testing.exactness import check_decoder, class_laws
+
+WARP = Warp(guidance_scale=1.5, temperature=0.9)
+CUT = WARP._replace(top_p=0.7)
+BUSHY = trees.branching('2 0:2 1:1 00:2')
+SMALL = trees.branching('2 0:1')
+
+
+def build(vocab_size=3, length=4, forced=None, dtype=jnp.float64):
+  return tables.tabular(jax.random.key(0), vocab_size, length, guided=True, forced=forced,
+                        dtype=dtype, num_classes=1)
+
+
+def other(model, num_heads=None):
+  shape = model.params.shape if num_heads is None else (num_heads, *model.params.shape)
+  return jax.random.normal(jax.random.key(1), shape, model.params.dtype)
+
+
+# name: (drafter, verifier, parameters)
+def parts(name, model):
+  network, heads = tables.network(model), tables.heads(model, 2)
+  return {
+      'eagle': lambda: (eagle(network, BUSHY), exact(), other(model)),
+      'eagle small': lambda: (eagle(network, SMALL), exact(), other(model)),
+      'eagle iid': lambda: (eagle(network, SMALL, 'iid'), exact(), other(model)),
+      'eagle fixed': lambda: (eagle(network, BUSHY, 'fixed'), exact(), other(model)),
+      'eagle2': lambda: (eagle2(network, 5, 2, 3), exact(), other(model)),
+      'eagle2 match': lambda: (eagle2(network, 5, 2, 3), match(False), other(model)),
+      'medusa': lambda: (medusa(heads, SMALL), exact(), other(model, 2)),
+      'medusa product': lambda: (medusa(heads, trees.branching('2 0:2 1:2')), exact(),
+                                 other(model, 2)),
+      'medusa fixed': lambda: (medusa(heads, SMALL, 'fixed'), exact(), other(model, 2)),
+  }[name]()
+
+
+def total_variation(name, warp, rounds, vocab_size=3, forced=None):
+  with jax.enable_x64(True):
+    model = build(vocab_size, forced=forced)
+    drafter, verifier, params = parts(name, model)
+    decoder = make_decoder(model.target, drafter, verifier)
+    law = output_law(decoder, model, warp, rounds=rounds, draft_params=params)
+    np.testing.assert_allclose(law.sum(), 1, atol=1e-12)
+    return 0.5 * np.abs(law - model.law(warp)).sum()
+
+
+@pytest.mark.parametrize('name,rounds,vocab_size', [
+    ('eagle', 1, 2), ('eagle small', 1, 3), ('eagle small', 2, 2), ('eagle iid', 1, 3),
+    ('eagle fixed', 1, 3), ('eagle2', 1, 3), ('eagle2 match', 2, 2), ('medusa', 1, 3),
+    ('medusa product', 1, 3), ('medusa product', 2, 2), ('medusa fixed', 2, 2)])
+@pytest.mark.parametrize('warp', [WARP, CUT], ids=['plain', 'cut'])
+def test_rounds_are_exact(name, rounds, vocab_size, warp):
+  assert total_variation(name, warp, rounds, vocab_size) < 1e-12
+
+
+@pytest.mark.parametrize('name', ['eagle small', 'eagle2', 'medusa'])
+def test_forced_tokens(name):
+  assert total_variation(name, WARP, 1, forced={1: 2, 3: 0}) < 1e-12
+
+
+@pytest.mark.parametrize('name', ['eagle', 'eagle fixed', 'eagle2', 'medusa'])
+def test_whole_images_in_batches(name):
+  model = tables.tabular(jax.random.key(0), 3, 5, guided=True, num_classes=2)
+  drafter, verifier, params = parts(name, model)
+  decoder = make_decoder(model.target, drafter, verifier)
+  report = check_decoder(
+      decoder, model, class_laws(model, CUT), CUT, draft_params=params, samples=2**16)
+  assert report.passed, report
+
+
+@pytest.mark.parametrize('name', ['eagle', 'eagle fixed', 'eagle2', 'medusa'])
+def test_seed_exact(name):
+  model = tables.tabular(jax.random.key(0), 5, 6, guided=True, num_classes=2)
+  drafter, _, params = parts(name, model)
+  labels, key = jnp.arange(64) % 2, jax.random.key(3)
+  mine = jax.jit(make_decoder(model.target, drafter, match()))(
+      model.params, labels, key, CUT, params)
+  vanilla = jax.jit(decoders.vanilla(model.target))(model.params, labels, key, CUT)
+  np.testing.assert_array_equal(mine.tokens, vanilla.tokens)
+  assert mine.rounds.mean() < vanilla.rounds.mean()
+
+
+class AlignmentTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_perfect_network_is_always_accepted(self):
+    model = build(4, 7, dtype=jnp.float32)
+    drafter = eagle(tables.network(model), trees.branching('2 0:1 00:2'))
+    decoder = make_decoder(model.target, drafter, exact())
+    decoded = self.variant(decoder)(
+        model.params, jnp.zeros(9, int), jax.random.key(0), WARP, model.params)
+    # 7 tokens: the prefill's, then 4 and 2.
+    np.testing.assert_array_equal(decoded.rounds, 3)
+
+  def test_perfect_beam_holds_the_greedy_path(self):
+    model = build(4, 7, dtype=jnp.float32)
+    drafter = eagle2(tables.network(model), 6, 2, 3)
+    decoded = jax.jit(make_decoder(model.target, drafter, exact()))(
+        model.params, jnp.zeros(3, int), jax.random.key(0), WARP._replace(temperature=0.0),
+        model.params)
+    vanilla = jax.jit(decoders.vanilla(model.target))(
+        model.params, jnp.zeros(3, int), jax.random.key(0), WARP._replace(temperature=0.0))
+    np.testing.assert_array_equal(decoded.tokens, vanilla.tokens)
+    assert (decoded.rounds <= 4).all()
+
+  def test_perfect_heads(self):
+    # A model of independent tokens, so that heads can know it.
+    model = build(3, 5, dtype=jnp.float32)
+    params = jnp.broadcast_to(model.params[:, :, :1], model.params.shape)
+    decoder = make_decoder(model.target, medusa(tables.heads(model, 2), trees.chain(2)), exact())
+    decoded = jax.jit(decoder)(
+        params, jnp.zeros(9, int), jax.random.key(0), WARP, jnp.stack([params] * 2))
+    np.testing.assert_array_equal(decoded.rounds, 3)
+
+
+@pytest.mark.parametrize('draws', ['distinct', 'iid', 'fixed'])
+def test_greedy(draws):
+  model = build(5, 6, dtype=jnp.float32)
+  greedy = WARP._replace(temperature=0.0)
+  decoder = make_decoder(model.target, eagle(tables.network(model), BUSHY, draws), exact())
+  decoded = jax.jit(decoder)(model.params, jnp.zeros(4, int), jax.random.key(0), greedy,
+                             model.params)
+  vanilla = jax.jit(decoders.vanilla(model.target))(
+      model.params, jnp.zeros(4, int), jax.random.key(5), greedy)
+  np.testing.assert_array_equal(decoded.tokens, vanilla.tokens)
+  np.testing.assert_array_equal(decoded.rounds, 3)  # 1 + 4 + 1 tokens.
+
+
+@pytest.mark.parametrize('make,message', [
+    (lambda m: eagle(tables.network(m), trees.chain(0)), 'no draft nodes'),
+    (lambda m: eagle(tables.network(m), BUSHY, 'some'), "draws is 'some'; it must be one of"),
+    (lambda m: eagle2(tables.network(m), 0), 'num_nodes is 0; it must be at least 1'),
+    (lambda m: eagle2(tables.network(m), 9, 2, 2), 'num_nodes is 9, but a beam .* meets 6'),
+    (lambda m: medusa(tables.heads(m, 2), trees.chain(3)), 'tree is 3 deep; with 2 heads'),
+    (lambda m: make_decoder(m.target, eagle(tables.network(build(5)), BUSHY), exact()),
+     'vocab_size of the drafting network is 5, of the target 3'),
+    (lambda m: make_decoder(m.target, medusa(tables.heads(build(5), 2), SMALL), exact()),
+     'vocab_size of the heads is 5'),
+])
+def test_bad_options(make, message):
+  with pytest.raises(ValueError, match=message):
+    make(build(dtype=jnp.float32))
+
+
+def test_published_trees():
+  sizes = {'EAGLE': (4, 8, 8, 3, 2), 'LANTERN': (5, 13, 16, 14, 9), 'BALANCED': (3, 8, 9, 3, 2),
+           'REVERSE_BALANCED': (3, 4, 6, 5, 7), 'MEDUSA': (10, 23, 23, 7)}
+  for name, levels in sizes.items():
+    tree = getattr(published_trees, name)
+    assert tuple(np.bincount(tree.depth)[1:]) == levels
+    assert tree.main_length == len(levels)
+
+
+@pytest.mark.parametrize('counts,message', [
+    ('2 5:1', 'gives children to 5'), ('2 0:x', "entry '0:x'"), ('2 0:1 0:2', "entry '0:2'"),
+    ('2 0:0', "entry '0:0'")])
+def test_bad_branching(counts, message):
+  with pytest.raises(ValueError, match=message):
+    trees.branching(counts)
+
+
+def test_runtime_tree_agrees_with_static():
+  for tree in (published_trees.EAGLE, published_trees.MEDUSA, BUSHY, trees.chain(4)):
+    budget = trees.Budget(tree.num_nodes, tree.max_depth, tree.children.shape[1])
+    built = trees.runtime_tree(jnp.asarray([tree.parents] * 2, jnp.int32), budget)
+    for name in ('depth', 'children', 'ancestors', 'paths'):
+      np.testing.assert_array_equal(getattr(built, name)[1], getattr(tree, name), err_msg=name)
