@@ -21,6 +21,8 @@ class Config:
     model: checkpoint of the target: a shipped name or a folder.
     draft_model: checkpoint of the draft model; '' for none, which leaves out
       the decoders that need one.
+    eagle: checkpoint of an EAGLE network for the target, likewise.
+    medusa: checkpoint of Medusa heads for the target, likewise.
     tokenizer: checkpoint of the image tokenizer.
     decoder: names separated by commas, or 'all'.
     num_images: images per decoder; the classes take turns.
@@ -33,7 +35,8 @@ class Config:
     top_p: keeps the most probable tokens up to this mass; 1 keeps all.
     window: tokens per forward pass of the Jacobi decoders; `get_config` chooses it for
       the machine.
-    draft_length: tokens the draft model drafts per round.
+    draft_length: tokens drafted per round as a chain: by a draft model, by EAGLE in
+      windows below 26, by Medusa.
     repeats: timed runs per image and decoder; the median counts.
     dtype: dtype of the parameters. Floating-point numbers of less than 32 bits
       round differently for other windows, so that seed_exact may leave vanilla.
@@ -42,6 +45,8 @@ class Config:
 
   model: str = 'demo_target'
   draft_model: str = 'demo_draft'
+  eagle: str = 'demo_eagle'
+  medusa: str = 'demo_medusa'
   tokenizer: str = 'demo_vq'
   decoder: str = 'all'
   num_images: int = 4

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from cspd_jax.models import eagle
 from cspd_jax.models import llamagen
+from cspd_jax.models import medusa
 from cspd_jax.models import vq
 
 Params = Any
@@ -47,7 +49,9 @@ class Kind(NamedTuple):
 
 # What `kind` may be; a new model family is one more entry.
 KINDS: dict[str, Kind] = {
+    'eagle': Kind(eagle.EagleConfig, eagle.init),
     'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init),
+    'medusa': Kind(medusa.MedusaConfig, medusa.init),
     'vq': Kind(vq.VQConfig, vq.init),
 }
 

@@ -33,7 +33,7 @@ from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.plots import canvas
 from cspd_jax.testing import exactness
-from cspd_jax.testing.tabular import tabular
+from cspd_jax.testing import tabular as tabular_lib
 from experiments import config_flags
 
 _VOCAB = flags.DEFINE_integer('vocab', 3, 'Vocabulary size of the tabular model.', lower_bound=2)
@@ -54,32 +54,41 @@ def run(vocab_size: int, length: int, window: int, seed: int, samples: int, show
     ValueError: for sizes that do not fit together.
   """
   key, draft_key = jax.random.split(jax.random.key(seed))
-  make = lambda key: tabular(
+  make = lambda key: tabular_lib.tabular(
       key, vocab_size, length, guided=True, num_classes=2, spread=1.0)
   model, draft = make(key), make(draft_key)
+  drafts = {'model': draft.target, 'eagle': tabular_lib.network(model),
+            'medusa': tabular_lib.heads(model, 2)}
+  draft_params = {'model': draft.params, 'eagle': draft.params,
+                  'medusa': jnp.stack([draft.params] * 2)}
   built = {
-      name: decoders.build(name, model.target, window=window, draft_target=draft.target,
+      name: decoders.build(name, model.target, window=window, drafts=drafts,
                            draft_length=min(window, length - 1))
       for name in decoders.DECODERS}
-  if window >= 3:  # The default tree of so short a window is a chain.
+  if window >= 3:  # The defaults of so short a window are chains.
     tree = trees.caterpillar(2, 2, window + 1)
     for name in ('sjd_pac', 'seed_exact'):
-      built[name] = decoders.DECODERS[name].build(model.target, window + 2, tree)
+      built[name] = getattr(decoders, name)(model.target, window + 2, tree)
+    built['eagle'] = decoders.eagle(model.target, drafts['eagle'], trees.kary(2, 3, 6))
+    built['medusa'] = decoders.medusa(model.target, drafts['medusa'], trees.kary(2, 3, 6))
   laws = exactness.class_laws(model, WARP)
   show(f'{vocab_size}^{length} sequences, {int((laws > 0).sum())} possible in 2 classes; '
        f'{samples} samples per decoder')
   show(f'{"decoder":<12} {"guarantee":<11} {"TV":>8} {"expected":>8} {"p-value":>9}  verdict')
 
   labels = jnp.arange(4096) % 2
+  def params_of(name):
+    return draft_params.get(decoders.DECODERS[name].drafts)
+
   def some_tokens(name):
     return jax.jit(built[name])(
-        model.params, labels, jax.random.key(seed), WARP, draft.params).tokens
+        model.params, labels, jax.random.key(seed), WARP, params_of(name)).tokens
 
   rows, vanilla = [], np.asarray(some_tokens('vanilla'))
   for name, decoder in built.items():
     guarantee = decoders.DECODERS[name].guarantee
     report = exactness.check_decoder(
-        decoder, model, laws, WARP, draft_params=draft.params, samples=samples, seed=seed,
+        decoder, model, laws, WARP, draft_params=params_of(name), samples=samples, seed=seed,
         false_alarm=exactness.FALSE_ALARM / len(built))
     passed = report.passed
     if guarantee == 'seed-exact':

@@ -55,6 +55,8 @@ _OPTIONS = {holder.name: holder for holder in (
     flags.DEFINE_string(
         'draft_model', None, 'Checkpoint of the draft model. Another --model has none by default, '
         'which leaves out the decoders that need one.'),
+    flags.DEFINE_string('eagle', None, 'Checkpoint of an EAGLE network; likewise.'),
+    flags.DEFINE_string('medusa', None, 'Checkpoint of Medusa heads; likewise.'),
     flags.DEFINE_string('tokenizer', None, 'Checkpoint of the image tokenizer.'),
     flags.DEFINE_string('workdir', None, 'Folder of the results.'),
 )}
@@ -72,7 +74,8 @@ def resolve(config: Any, given: dict[str, Any]) -> Any:
         f'config is a {type(config).__name__} without {", ".join(missing)}; this program takes '
         'one like configs/demo.py.')
   if given.get('model', config.model) != config.model:
-    given = {'draft_model': '', **given}  # The draft model of another target would not fit.
+    # What drafts for another target would not fit.
+    given = {'draft_model': '', 'eagle': '', 'medusa': '', **given}
   return dataclasses.replace(config, **given)
 
 

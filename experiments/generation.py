@@ -14,9 +14,18 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import checkpoint
+from cspd_jax.models import eagle
 from cspd_jax.models import llamagen
+from cspd_jax.models import medusa
 from cspd_jax.models import vq
 
+# The option that names the checkpoint of a source of drafts, its kind, and the sizes it
+# shares with the target.
+_CHECKPOINTS = {
+    'model': ('draft_model', 'llamagen', ('vocab_size', 'height', 'width', 'num_classes')),
+    'eagle': ('eagle', 'eagle', ('vocab_size', 'num_tokens', 'dim')),
+    'medusa': ('medusa', 'medusa', ('vocab_size', 'dim')),
+}
 _DTYPES = ('float32', 'bfloat16')
 
 
@@ -25,7 +34,7 @@ class Job(NamedTuple):
 
   Attributes:
     model: the target's checkpoint.
-    draft_params: parameters of the draft model, None without one.
+    draft_params: parameters of the drafting models, by source.
     tokenizer: the image tokenizer's checkpoint.
     decoders: by name.
     left_out: decoders of the registry that cannot run, with the reason.
@@ -37,7 +46,7 @@ class Job(NamedTuple):
   """
 
   model: checkpoint.Loaded
-  draft_params: Any
+  draft_params: dict[str, Any]
   tokenizer: checkpoint.Loaded
   decoders: dict[str, cspd_jax.Decoder]
   left_out: dict[str, str]
@@ -83,25 +92,23 @@ def prepare(config: Any) -> Job:
           f'tokens of an image of {config.model!r}.')
   guided = config.guidance_scale != 1
   target = llamagen.target(model.config, guided=guided)
-  draft_target, draft_params = None, None
-  if any(cspd_jax.DECODERS[name].needs_draft_model for name in names):
-    draft = _load(config, 'draft_model', 'llamagen')
-    for size in ('vocab_size', 'height', 'width', 'num_classes'):
-      _check_pair(config, 'draft_model', size, draft, size, model)
-    draft_target, draft_params = llamagen.target(draft.config, guided=guided), draft.params
+  sources = {cspd_jax.DECODERS[name].drafts for name in names} - {None}
+  drafting = {source: _drafting(config, source, model, guided) for source in sorted(sources)}
   labels, captions = _labels(config, model)
   with np.errstate(over='ignore'):  # What becomes infinite is refused below.
     warp = cspd_jax.Warp(
         np.float32(config.guidance_scale), np.float32(config.temperature),
         np.int32(config.top_k), np.float32(config.top_p))
   decoders = {
-      name: cspd_jax.build(name, target, window=config.window, draft_target=draft_target,
-                           draft_length=config.draft_length)
+      name: cspd_jax.build(
+          name, target, window=config.window, draft_length=config.draft_length,
+          drafts={source: drafts for source, (drafts, _) in drafting.items()})
       for name in names}
   for decoder in decoders.values():
     decoder.check(labels, warp)
-  return Job(model, draft_params, tokenizer, decoders, left_out, labels.astype(np.int32), captions,
-             warp, config.seed, config.repeats)
+  return Job(
+      model, {source: params for source, (_, params) in drafting.items()}, tokenizer, decoders,
+      left_out, labels.astype(np.int32), captions, warp, config.seed, config.repeats)
 
 
 def measure(job: Job, show: Callable[[str], None] = print) -> dict[str, Measured]:
@@ -114,7 +121,7 @@ def measure(job: Job, show: Callable[[str], None] = print) -> dict[str, Measured
   compiled, compile_seconds = {}, {}
 
   def arguments(name, i):
-    draft = job.draft_params if cspd_jax.DECODERS[name].needs_draft_model else None
+    draft = job.draft_params.get(cspd_jax.DECODERS[name].drafts)
     return job.model.params, jnp.asarray(job.labels[i:i + 1]), keys[i], job.warp, draft
 
   for name, decoder in job.decoders.items():
@@ -185,11 +192,14 @@ def _decoder_names(config) -> tuple[list[str], dict[str, str]]:
     raise ValueError(
         f'decoder is {config.decoder!r}; it must be all or, separated by commas, any of '
         f'{", ".join(known)}.')
-  lacking = [] if config.draft_model else [n for n in names if known[n].needs_draft_model]
+  lacking = {name: known[name].drafts for name in names
+             if known[name].drafts and not getattr(config, _CHECKPOINTS[known[name].drafts][0])}
+  reasons = {name: f'it needs {cspd_jax.SOURCES[source]}; give {_CHECKPOINTS[source][0]}'
+             for name, source in lacking.items()}
   if lacking and not everything:
-    raise ValueError(f'decoder {lacking[0]} needs a draft model; give draft_model.')
-  return ([name for name in names if name not in lacking],
-          {name: 'there is no draft model; give draft_model' for name in lacking})
+    name = next(iter(lacking))
+    raise ValueError(f'decoder {name} cannot run: {reasons[name]}.')
+  return [name for name in names if name not in lacking], reasons
 
 
 def _load(config, role: str, kind: str) -> checkpoint.Loaded:
@@ -206,6 +216,19 @@ def _load(config, role: str, kind: str) -> checkpoint.Loaded:
   if kind == 'llamagen' and loaded.config.conditioning != 'class':
     raise ValueError(f'{role} is {name!r}, a text-conditional model; it must be a class model.')
   return loaded
+
+
+def _drafting(config, source: str, model: checkpoint.Loaded, guided: bool) -> tuple[Any, Any]:
+  """What drafts for `model`, and its parameters."""
+  role, kind, sizes = _CHECKPOINTS[source]
+  loaded = _load(config, role, kind)
+  for size in sizes:
+    _check_pair(config, role, size, loaded, size, model)
+  if source == 'model':
+    return llamagen.target(loaded.config, guided=guided), loaded.params
+  if source == 'eagle':
+    return eagle.network(loaded.config), eagle.attach(model.params, loaded.params)
+  return medusa.drafting_heads(loaded.config), loaded.params
 
 
 def _check_pair(config, role, size, loaded, model_size, model) -> None:

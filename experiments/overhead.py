@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
     loaded = checkpoint.load(_MODEL.value, dtype='float32')
     target = llamagen.target(loaded.config, guided=True)
     built = {name: decoders.build(name, target, window=_WINDOW.value)
-             for name, named in decoders.DECODERS.items() if not named.needs_draft_model}
+             for name, named in decoders.DECODERS.items() if named.drafts is None}
   except ValueError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2

@@ -1,12 +1,19 @@
 """The named decoders: well-known combinations of a drafter and a verifier."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from cspd_jax.decoding import published_trees
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.drafters.ancestral import ancestral
+from cspd_jax.decoding.drafters.dynamic import eagle2 as eagle2_drafter
+from cspd_jax.decoding.drafters.eagle import eagle as eagle_drafter
+from cspd_jax.decoding.drafters.eagle import Network
 from cspd_jax.decoding.drafters.jacobi import jacobi as jacobi_drafter
+from cspd_jax.decoding.drafters.medusa import Heads
+from cspd_jax.decoding.drafters.medusa import medusa as medusa_drafter
 from cspd_jax.decoding.drafters.model import model
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
@@ -79,47 +86,103 @@ def default_tree(window: int) -> Tree:
   return trees.chain(window - 1)
 
 
+def eagle(target: Target, network: Network, tree: Tree = published_trees.EAGLE) -> Decoder:
+  """Drafts of a network that continues the target's features (EAGLE, arXiv 2401.15077).
+
+  Call the decoder with the network's parameters as `draft_params`.
+  """
+  return make_decoder(target, eagle_drafter(network, tree), exact())
+
+
+def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 10,
+           depth: int = 5) -> Decoder:
+  """EAGLE with a tree chosen anew every round (EAGLE-2, arXiv 2406.16858).
+
+  Drafts that are chosen and not drawn can be verified by drawing the target's token and
+  looking for it among them, which gives the tokens of `vanilla`.
+  """
+  return make_decoder(target, eagle2_drafter(network, num_nodes, width, depth), match())
+
+
+def medusa(target: Target, heads: Heads, tree: Tree | None = None) -> Decoder:
+  """Drafts of heads on the target's last feature (Medusa, arXiv 2401.10774).
+
+  Args:
+    target: the target.
+    heads: the heads; call the decoder with their parameters as `draft_params`.
+    tree: not deeper than there are heads; a chain through all of them by default.
+  """
+  tree = trees.chain(heads.num_heads) if tree is None else tree
+  return make_decoder(target, medusa_drafter(heads, tree), exact())
+
+
 class Named(NamedTuple):
   """An entry of the registry.
 
   Attributes:
-    build: the function of this module that builds the decoder.
     guarantee: 'exact', the output has the target's law; or 'seed-exact', it
       equals the output of `vanilla` with the same key, token for token.
-    needs_draft_model: whether `build` takes a draft model instead of a window.
+    drafts: what drafts: None, the target itself; or one of `SOURCES`.
     summary: one line for tables.
   """
 
-  build: Callable[..., Decoder]
   guarantee: str
-  needs_draft_model: bool
+  drafts: str | None
   summary: str
 
 
+# Trained models that draft: what `build` takes for them, in words.
+SOURCES = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads'}
+
 DECODERS = {
-    'vanilla': Named(vanilla, 'seed-exact', False, 'one token per forward pass'),
-    'speculative': Named(speculative, 'exact', True, 'a smaller model drafts'),
-    'jacobi': Named(jacobi, 'exact', False, 'drafts kept if redrawn alike'),
-    'sjd': Named(sjd, 'exact', False, 'Jacobi window, probabilistic acceptance'),
-    'mc_sjd': Named(mc_sjd, 'exact', False, 'SJD with maximally coupled drafts'),
-    'sjd_pac': Named(sjd_pac, 'exact', False, 'coupled drafts and a candidate tree'),
-    'seed_exact': Named(seed_exact, 'seed-exact', False, 'the same image as vanilla'),
+    'vanilla': Named('seed-exact', None, 'one token per forward pass'),
+    'speculative': Named('exact', 'model', 'a smaller model drafts'),
+    'jacobi': Named('exact', None, 'drafts kept if redrawn alike'),
+    'sjd': Named('exact', None, 'Jacobi window, probabilistic acceptance'),
+    'mc_sjd': Named('exact', None, 'SJD with maximally coupled drafts'),
+    'sjd_pac': Named('exact', None, 'coupled drafts and a candidate tree'),
+    'seed_exact': Named('seed-exact', None, 'the same image as vanilla'),
+    'eagle': Named('exact', 'eagle', "a layer on the target's features drafts"),
+    'eagle2': Named('seed-exact', 'eagle', 'EAGLE along its most probable paths'),
+    'medusa': Named('exact', 'medusa', "heads on the target's last feature draft"),
 }
 
 
-def build(name: str, target: Target, *, window: int = 16, draft_target: Target | None = None,
-          draft_length: int = 4) -> Decoder:
-  """Builds a decoder of the registry by name.
+def build(name: str, target: Target, *, window: int = 16, draft_length: int = 4,
+          drafts: Mapping[str, Any] = MappingProxyType({})) -> Decoder:
+  """Builds a decoder of the registry by name, in a size that suits the machine.
+
+  Args:
+    name: a key of `DECODERS`.
+    target: the target.
+    window: tokens a forward pass should have at most: the window of the Jacobi
+      decoders. From 26 on EAGLE drafts along its published tree, below along a chain.
+    draft_length: length of drafted chains.
+    drafts: by the keys of `SOURCES`: a `Target`, a `Network`, `Heads`.
 
   Raises:
-    ValueError: for an unknown name, a missing draft model or options that do
+    ValueError: for an unknown name, a missing drafting model or options that do
       not fit the target.
   """
   if name not in DECODERS:
     raise ValueError(f'decoder is {name!r}; it must be one of {", ".join(DECODERS)}.')
-  named = DECODERS[name]
-  if named.needs_draft_model:
-    if draft_target is None:
-      raise ValueError(f'decoder {name} needs a draft model; give draft_target.')
-    return named.build(target, draft_target, draft_length)
-  return named.build(target) if named.build is vanilla else named.build(target, window)
+  source = DECODERS[name].drafts
+  if source is not None and source not in drafts:
+    raise ValueError(f'decoder {name} needs {SOURCES[source]}; give drafts[{source!r}].')
+  published = window > published_trees.EAGLE.num_nodes
+  return {
+      'vanilla': lambda: vanilla(target),
+      'speculative': lambda: speculative(target, drafts['model'], draft_length),
+      'jacobi': lambda: jacobi(target, window),
+      'sjd': lambda: sjd(target, window),
+      'mc_sjd': lambda: mc_sjd(target, window),
+      'sjd_pac': lambda: sjd_pac(target, window),
+      'seed_exact': lambda: seed_exact(target, window),
+      'eagle': lambda: eagle(
+          target, drafts['eagle'],
+          published_trees.EAGLE if published else trees.chain(draft_length)),
+      'eagle2': lambda: eagle2(target, drafts['eagle'], *(
+          (window - 1, 10, 5) if published else (max(window - 1, 1), max(window // 2, 1), 3))),
+      'medusa': lambda: medusa(
+          target, drafts['medusa'], trees.chain(min(draft_length, drafts['medusa'].num_heads))),
+  }[name]()

@@ -18,19 +18,26 @@ from cspd_jax.decoding.random import row_keys
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing.tabular import tabular
+from cspd_jax.testing.tabular import heads, network, tabular
 
 WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
 DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
+DRAFTS = {'model': DRAFT.target, 'eagle': network(MODEL), 'medusa': heads(MODEL, 2)}
 LABELS = jnp.asarray([0, 1, 2, 0, 1])
 
 
 def build(name, target=MODEL.target, window=5):
   if name in ('sjd_pac', 'seed_exact'):  # The default tree of so short a window is a chain.
     tree = trees.caterpillar(2, 2, window + 1)
-    return decoders.DECODERS[name].build(target, window + 2, tree)
-  return decoders.build(name, target, window=window, draft_target=DRAFT.target, draft_length=3)
+    return getattr(decoders, name)(target, window + 2, tree)
+  return decoders.build(name, target, window=window, drafts=DRAFTS, draft_length=3)
+
+
+def draft_params(name):
+  """Parameters of what drafts for a decoder of the registry."""
+  source = decoders.DECODERS[name].drafts
+  return jnp.stack([DRAFT.params] * 2) if source == 'medusa' else DRAFT.params
 
 
 @functools.cache
@@ -40,8 +47,9 @@ def jitted(name):
 
 def decode(decoder, labels=LABELS, key=jax.random.key(7), warp=WARP):
   """Decodes with a decoder, or with one of the registry by name."""
-  run = jitted(decoder) if isinstance(decoder, str) else jax.jit(decoder)
-  return run(MODEL.params, labels, key, warp, DRAFT.params)
+  if isinstance(decoder, str):
+    return jitted(decoder)(MODEL.params, labels, key, warp, draft_params(decoder))
+  return jax.jit(decoder)(MODEL.params, labels, key, warp, DRAFT.params)
 
 
 class LoopTest(chex.TestCase):
@@ -84,11 +92,12 @@ class LoopTest(chex.TestCase):
     for seed, warp in enumerate([WARP, Warp(2.0, 0.0, 0, 1.0), Warp(1.0, 1.3, 2, 0.5)]):
       calls.clear()
       decoded = run(MODEL.params, LABELS[seed:seed + 1], jax.random.key(seed),
-                    jax.tree.map(jnp.float32, warp), DRAFT.params)
+                    jax.tree.map(jnp.float32, warp), draft_params(name))
       jax.effects_barrier()
       self.assertEqual(len(calls) + 1, int(decoded.rounds[0]))  # The prefill is the other one.
 
-  @parameterized.parameters('speculative', 'sjd', 'sjd_pac', 'seed_exact')
+  @parameterized.parameters('speculative', 'sjd', 'sjd_pac', 'seed_exact', 'eagle', 'eagle2',
+                            'medusa')
   def test_rows_do_not_know_each_other(self, name):
     keys = jax.random.split(jax.random.key(3), 5)
     together = decode(name, LABELS, keys)
@@ -132,7 +141,7 @@ class LoopTest(chex.TestCase):
     built = tabular(jax.random.key(0), 4, 6, guided=True, row_width=3, forced=forced)
     decoder = build(name, built.target)
     decoded = jax.jit(decoder)(
-        built.params, jnp.zeros(64, int), jax.random.key(0), WARP, DRAFT.params)
+        built.params, jnp.zeros(64, int), jax.random.key(0), WARP, draft_params(name))
     for position, token in forced.items():
       np.testing.assert_array_equal(decoded.tokens[:, position], token)
 
@@ -168,7 +177,8 @@ class LoopTest(chex.TestCase):
 class ErrorsTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (lambda: build('eagle'), "decoder is 'eagle'"),
+      (lambda: build('falcon'), "decoder is 'falcon'"),
+      (lambda: decoders.build('eagle', MODEL.target), 'needs an EAGLE network'),
       (lambda: decoders.build('speculative', MODEL.target), 'needs a draft model'),
       (lambda: build('sjd', window=0), 'window is 0'),
       (lambda: build('sjd', window=7), 'at most 5'),

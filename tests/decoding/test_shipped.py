@@ -26,7 +26,7 @@ def model(name='demo_target'):
 def jitted(name, window=16):
   target, draft = (llamagen.target(model(which).config, guided=True)
                    for which in ('demo_target', 'demo_draft'))
-  return jax.jit(decoders.build(name, target, window=window, draft_target=draft))
+  return jax.jit(decoders.build(name, target, window=window, drafts={'model': draft}))
 
 
 def decode(name, window=16, order=(0, 1, 2)):

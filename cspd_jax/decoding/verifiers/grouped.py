@@ -1,0 +1,111 @@
+"""Acceptance by the mass of tokens about as probable (Grouped Speculative Decoding).
+
+Candidate `x` stands for a cluster `C` of tokens with similar probability under the
+target, and is accepted with probability `f = min(1, p(C) / q(C))` (GSD, arXiv
+2508.07747). After a refusal the law is `[p - q]+`, normalised.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import accept, random
+from cspd_jax.decoding.base import Verifier
+from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+
+
+def grouped(group: int, p_threshold: float = 0.15, *, embeddings: np.ndarray | None = None,
+            d_threshold: float | None = None, clamp: bool = True) -> Verifier:
+  """A cluster is a window of ranks around the candidate.
+
+  The tokens of positive probability are ranked by the target's law, or by what the
+  refusals of earlier siblings have left of it. The window has the `group // 2` tokens
+  next below `x`, the `(group - 1) // 2` next above, and `x`. Of these the cluster keeps
+  those whose probability differs from `p(x)` by less than `p_threshold` and, if
+  embeddings are given, whose squared distance to `x` is below `d_threshold`.
+
+  A cluster can speak against its candidate: `p(C) / q(C)` may be below `p(x) / q(x)`.
+  `clamp` takes the larger of the two. That adds nothing to the bound on the drift and
+  accepts more, and it makes `[p - q]+` the residual law that leaves least drift. False is
+  the rule as released.
+
+  Args:
+    group: size of the window, at least 1 (exact). The released code has 14.
+    p_threshold: as above, above 0.
+    embeddings: `[V, D]` rows of the codebook or of the model's input table. The
+      released code uses the latter, with `d_threshold` 0.5.
+    d_threshold: as above, above 0; together with `embeddings` only.
+    clamp: never accept less than the exact test.
+
+  Raises:
+    ValueError: for options outside their range.
+  """
+  if group < 1:
+    raise ValueError(f'group is {group}; it must be at least 1 (1 is exact).')
+  if not p_threshold > 0:
+    raise ValueError(f'p_threshold is {p_threshold}; it must be above 0.')
+  if (embeddings is None) != (d_threshold is None):
+    raise ValueError(
+        f'd_threshold is {d_threshold} and embeddings are '
+        f'{"missing" if embeddings is None else "given"}; give both or neither.')
+  if embeddings is not None:
+    embeddings = np.asarray(embeddings)
+    if embeddings.ndim != 2:
+      raise ValueError(f'embeddings have shape {embeddings.shape}; they must be [V, D].')
+    if not d_threshold > 0:
+      raise ValueError(f'd_threshold is {d_threshold}; it must be above 0.')
+
+  def mass(p, q, token, depth):
+    del depth
+    cluster, own = _window(p, token, group), accept.take(p, token)
+    members = jnp.maximum(cluster, 0)
+    mates = jnp.take_along_axis(p, members, axis=-1)
+    kept = (cluster >= 0) & (jnp.abs(mates - own[..., None]) < p_threshold)
+    if embeddings is not None:
+      rows = jnp.asarray(embeddings, p.dtype)
+      apart = jnp.sum((rows[members] - rows[token][..., None, :])**2, axis=-1)
+      kept &= apart < d_threshold
+    drawn = accept.take(q, token)
+    p_sum = own + jnp.sum(jnp.where(kept, mates, 0), axis=-1)
+    q_sum = drawn + jnp.sum(
+        jnp.where(kept, jnp.take_along_axis(q, members, axis=-1), 0), axis=-1)
+    spoken = jnp.where(own > 0, drawn * p_sum / jnp.where(q_sum > 0, q_sum, 1), 0)
+    return jnp.maximum(spoken, own) if clamp else spoken
+
+  def gap(p, q, token, depth):
+    """`|f - g|` at the token, `g` being the exact test's probability.
+
+    Its mean bounds the total variation of the test and `[p - q]+` together, since the
+    exact test with this residual has none. If `f >= g` it is the sum over the
+    vocabulary, which would take a cluster for every token.
+    """
+    drawn = accept.take(q, token)
+    share = lambda mass: jnp.minimum(1, mass / jnp.where(drawn > 0, drawn, 1))
+    return jnp.abs(share(mass(p, q, token, depth)) - share(accept.take(p, token)))
+
+  def check(drafter, vocab_size):
+    del drafter
+    if group > vocab_size:
+      raise ValueError(
+          f'group is {group}, but the target has {vocab_size} tokens; it must be at most that.')
+    if embeddings is not None and len(embeddings) != vocab_size:
+      raise ValueError(
+          f'embeddings have {len(embeddings)} rows, but the target has {vocab_size} tokens; give '
+          'one row per token.')
+
+  rule = Rule(mass=mass, residual=lambda p, q, token, depth: accept.residual(p, q), gap=gap)
+  return rejection(lambda max_depth: rule, exact=False, check=check)
+
+
+def _window(p: jax.Array, token: jax.Array, group: int) -> jax.Array:
+  """`[..., group - 1]` the tokens next to `token` in the order of `p` `[..., V]`; -1 for none.
+
+  Two short searches, no sort of the vocabulary.
+  """
+  tokens, own = jnp.arange(p.shape[-1]), accept.take(p, token)[..., None]
+  token = token[..., None]
+  is_above = (p > own) | ((p == own) & (tokens < token))
+  # The smallest of those above; the scores are positive, and 0 is no candidate.
+  above = random.winners(jnp.where(is_above, 1 / jnp.where(p > 0, p, 1), 0), (group - 1) // 2)
+  below = random.winners(jnp.where(is_above | (tokens == token), 0, p), group // 2)
+  return jnp.concatenate([above, below], axis=-1)

@@ -1,0 +1,86 @@
+"""K-SEQ: several candidates drawn independently, one threshold for all (exact)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import accept
+from cspd_jax.decoding.base import Verdict, Verifier
+from cspd_jax.decoding.tree import Tree
+from cspd_jax.decoding.verifiers import walk
+
+
+def kseq() -> Verifier:
+  """Accepts the first of `k` independent siblings that passes (SpecTr, arXiv 2310.15141).
+
+  Each passes with probability `min(1, p / (r q))`, with one factor `r` for all. With
+  `b = sum_x min(q, p / r)` one is accepted with probability `a = 1 - (1 - b)^k`, and
+  otherwise the token follows `p - min(q, p / r) a / b`, normalised (Algorithm 2 and Theorem
+  2). That is a law if `a <= r b`; the smallest such `r`, between 1 and `k`, accepts most.
+  """
+
+  def verify(rng, layout, tokens, laws, target_laws, positions):
+    del positions
+    tree = layout.tree
+    is_inner = tree.children[:, 0] > 0
+    inner = np.flatnonzero(is_inner)
+    if not inner.size:
+      return Verdict(jnp.int32(0), rng.draw(target_laws[:1])[0])
+    children = tree.children[inner]
+    p, q = target_laws[inner], laws[np.asarray(layout.law_rows)[children[:, 0]]]
+    count = jnp.sum((children > 0) & (tokens[children] >= 0), axis=1)
+    factor = _factor(p, q, count)
+    # Every test is the same for all siblings, so all nodes are tested at once.
+    parents, token = np.searchsorted(inner, tree.parents[1:]), jnp.maximum(tokens[1:], 0)
+    passed = rng.accept(p[parents, token] / factor[parents], q[parents, token])
+    node = walk.deepest(jnp.append(False, passed & (tokens[1:] >= 0)), tree)
+    row = jnp.asarray(np.cumsum(is_inner) - 1)[node]
+    left = _left(p[row], q[row], factor[row], count[row])
+    law = jnp.where(jnp.asarray(is_inner)[node], left, target_laws[node])
+    return Verdict(node, rng.draw(law[None])[0])
+
+  return Verifier(verify, exact=True, needs_laws=True, check=_check)
+
+
+def _shares(p, q, factor, count):
+  """`min(q, p / r)` `[..., V]`, its sum `b` `[...]` and `1 - (1 - b)^k` `[...]`."""
+  common = jnp.minimum(q, p / factor[..., None])
+  one = jnp.minimum(jnp.sum(common, axis=-1), 1)
+  return common, one, 1 - (1 - one) ** count
+
+
+def _factor(p: jax.Array, q: jax.Array, count: jax.Array) -> jax.Array:
+  """The smallest `r` `[...]` with `1 - (1 - b)^k <= r b`, by bisection, from above.
+
+  `r b = sum_x min(r q, p)` rises with `r` and the left side falls, so there is one sign
+  change; at `r = k` the inequality is Bernoulli's.
+  """
+  def halve(_, bounds):
+    low, high = bounds
+    middle = (low + high) / 2
+    _, one, any_ = _shares(p, q, middle, count)
+    holds = any_ <= middle * one
+    return jnp.where(holds, low, middle), jnp.where(holds, middle, high)
+
+  high = jnp.maximum(count, 1).astype(p.dtype)
+  steps = jnp.finfo(p.dtype).nmant + 1
+  return jax.lax.fori_loop(0, steps, halve, (jnp.ones_like(high), high))[1]
+
+
+def _left(p, q, factor, count):
+  """`[..., V]` the law after all `k` candidates were refused."""
+  common, one, any_ = _shares(p, q, factor, count)
+  scale = any_ / jnp.where(one > 0, one, 1)
+  return accept.residual(p, common * scale[..., None])
+
+
+def _check(drafter, vocab_size) -> None:
+  del vocab_size
+  if drafter.layout.draws != 'iid':
+    raise ValueError(
+        f"draws of the drafter is {drafter.layout.draws!r}; kseq needs siblings drawn independently "
+        "of each other, 'iid'. Use exact().")
+  if not isinstance(drafter.tree, Tree):
+    raise ValueError(
+        f'the drafter has {drafter.tree}, a topology known at run time only; kseq is for static '
+        'trees. Use exact().')

@@ -1,0 +1,118 @@
+"""The nearest codebook rows of every token, for verifiers that let neighbours stand in."""
+
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+import zipfile
+
+import numpy as np
+
+DISTANCES = ('l2', 'cosine', 'random')
+
+# Distances held at a time: 64 MiB of float64.
+_CHUNK = 2**23
+
+
+def neighbour_table(codebook: np.ndarray, k: int, distance: str = 'l2', normalize: bool = False,
+                    seed: int = 0) -> np.ndarray:
+  """The `k` nearest other rows of every codebook row, the nearest first.
+
+  Args:
+    codebook: `[V, D]` embedding of every image token.
+    k: neighbours per token, 1 to `V - 1`; the token itself is not one.
+    distance: 'l2', 'cosine', or 'random': others in random order, a control.
+    normalize: divide rows by their norm first, for tokenizers that do so when they
+      decode (LlamaGen's). LANTERN's released tables do not.
+    seed: of the 'random' order.
+
+  Returns:
+    `[V, k]` int32.
+
+  Raises:
+    ValueError: if the codebook is no finite matrix, a row that needs a direction is
+      zero, or an option is not allowed.
+  """
+  codebook = _check(codebook, k, distance, normalize)
+  size = len(codebook)
+  if normalize or distance == 'cosine':
+    codebook = codebook / np.linalg.norm(codebook, axis=1, keepdims=True)
+  squares, random = np.sum(codebook**2, axis=1), np.random.default_rng(seed)
+  table, step = np.empty((size, k), np.int32), max(1, _CHUNK // size)
+  for begin in range(0, size, step):
+    rows = np.arange(begin, min(begin + step, size))
+    if distance == 'random':
+      far = random.random((len(rows), size))
+    else:  # Up to the row's own norm, which does not change its order.
+      far = squares - 2 * codebook[rows] @ codebook.T
+    far[np.arange(len(rows)), rows] = np.inf
+    near = np.sort(np.argpartition(far, k - 1, axis=1)[:, :k], axis=1)
+    order = np.argsort(np.take_along_axis(far, near, axis=1), axis=1, kind='stable')
+    table[rows] = np.take_along_axis(near, order, axis=1)
+  return table
+
+
+def load_or_build(codebook: np.ndarray, k: int, distance: str = 'l2', normalize: bool = False,
+                  seed: int = 0, *, cache_dir: str | os.PathLike) -> np.ndarray:
+  """`neighbour_table`, kept on disk under the codebook's fingerprint.
+
+  Args:
+    codebook, k, distance, normalize, seed: see `neighbour_table`.
+    cache_dir: folder of the tables; made if missing.
+
+  Returns:
+    `[V, k]` int32.
+
+  Raises:
+    ValueError: as `neighbour_table`, or if the file under this name is broken or was
+      made from another codebook or with other options.
+  """
+  codebook = _check(codebook, k, distance, normalize)
+  options = dict(k=k, distance=distance, normalize=normalize, seed=seed, shape=codebook.shape)
+  fingerprint = hashlib.sha256(json.dumps(options).encode() + codebook.tobytes()).hexdigest()
+  path = pathlib.Path(cache_dir) / f'neighbours_{distance}_{k}_{fingerprint[:16]}.npz'
+  if path.exists():
+    return _read(path, fingerprint)
+  table = neighbour_table(codebook, k, distance, normalize, seed)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  # Under another name first, so that no reader and no later run sees half a file.
+  with tempfile.NamedTemporaryFile(dir=path.parent, suffix='.part', delete=False) as file:
+    np.savez(file, table=table, fingerprint=fingerprint)
+  os.replace(file.name, path)
+  return table
+
+
+def _read(path: pathlib.Path, fingerprint: str) -> np.ndarray:
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      table, found = file['table'], str(file['fingerprint'])
+  except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    raise ValueError(f'{path} is not a readable neighbour table ({error}); delete it.') from error
+  if found != fingerprint:
+    raise ValueError(
+        f'{path} holds the table of another codebook or of other options: its fingerprint is '
+        f'{found[:16]}, expected {fingerprint[:16]}. Delete it or give another cache_dir.')
+  return table
+
+
+def _check(codebook, k: int, distance: str, normalize: bool) -> np.ndarray:
+  """The codebook in float64."""
+  codebook = np.asarray(codebook).astype(np.float64)
+  if codebook.ndim != 2 or len(codebook) < 2 or not np.all(np.isfinite(codebook)):
+    raise ValueError(
+        f'codebook has shape {codebook.shape}; it must be a finite matrix [V, D] with at least '
+        '2 rows.')
+  if not 1 <= k < len(codebook):
+    raise ValueError(
+        f'k is {k}; a codebook of {len(codebook)} rows has 1 to {len(codebook) - 1} neighbours '
+        'per token.')
+  if distance not in DISTANCES:
+    raise ValueError(f'distance is {distance!r}; it must be one of {", ".join(DISTANCES)}.')
+  if normalize or distance == 'cosine':
+    zero = np.flatnonzero(~codebook.any(axis=1))
+    if zero.size:
+      raise ValueError(
+          f'codebook rows {zero[:8].tolist()} are zero and have no direction; use distance '
+          "'l2' with normalize=False.")
+  return codebook

@@ -1,0 +1,44 @@
+"""Typical acceptance (Medusa, arXiv 2401.10774): a threshold on the target's probability."""
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.decoding import accept
+from cspd_jax.decoding.base import Verifier
+from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+
+
+def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
+  """Accepts candidate `x` if `p(x) > min(epsilon, delta exp(-H(p)))`, without chance.
+
+  `H` is the entropy in nats. Relaxed: no values make it exact. The draft law does not
+  enter the test, but it does enter what makes the best of it: the residual law is
+  `[p - q f]+`, normalised, with `f` 1 for typical tokens and 0 for others (Cool-SD, arXiv
+  2601.09212, Equation 10). So tokens that the test never lets through are still
+  generated, and the drift is known. `p` is what the refusals of earlier siblings have left
+  of the target's law.
+
+  Args:
+    epsilon: a token above it is always accepted; above 0, below 1. The defaults are those
+      of Medusa's code.
+    delta: factor of the threshold for flat laws; above 0, at most 1, so that the most
+      probable token is always typical.
+
+  Raises:
+    ValueError: for values outside their range.
+  """
+  if not 0 < epsilon < 1:
+    raise ValueError(f'epsilon is {epsilon}; it must be above 0 and below 1.')
+  if not 0 < delta <= 1:
+    raise ValueError(f'delta is {delta}; it must be above 0 and at most 1.')
+
+  def accepted(p, q):
+    """`[..., V]`: `q f`."""
+    entropy = jnp.sum(jax.scipy.special.entr(p), axis=-1, keepdims=True)
+    return jnp.where(p > jnp.minimum(epsilon, delta * jnp.exp(-entropy)), q, 0)
+
+  rule = Rule(
+      mass=lambda p, q, token, depth: accept.take(accepted(p, q), token),
+      residual=lambda p, q, token, depth: accept.residual(p, accepted(p, q)),
+      gap=lambda p, q, token, depth: jnp.sum(jnp.maximum(accepted(p, q) - p, 0), axis=-1))
+  return rejection(lambda max_depth: rule, exact=False)
