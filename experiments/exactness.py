@@ -57,8 +57,8 @@ def run(vocab_size: int, length: int, window: int, seed: int, samples: int, show
   make = lambda key: tabular_lib.tabular(
       key, vocab_size, length, guided=True, num_classes=2, spread=1.0)
   model, draft = make(key), make(draft_key)
-  drafts = {'model': draft.target, 'eagle': tabular_lib.network(model),
-            'medusa': tabular_lib.heads(model, 2)}
+  drafts = {'model': draft.target, 'eagle': tabular_lib.network(model.target),
+            'medusa': tabular_lib.heads(model.target, 2)}
   draft_params = {'model': draft.params, 'eagle': draft.params,
                   'medusa': jnp.stack([draft.params] * 2)}
   built = {

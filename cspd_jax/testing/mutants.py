@@ -16,9 +16,10 @@ import numpy as np
 from cspd_jax.decoding import accept, random, tree
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import vanilla
-from cspd_jax.decoding.drafters import jacobi
+from cspd_jax.decoding.drafters import eagle, jacobi, siblings
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers import exact, rejection, walk
+from cspd_jax.testing import tabular
 
 
 class Mutant(NamedTuple):
@@ -26,7 +27,8 @@ class Mutant(NamedTuple):
 
   Attributes:
     patch: `() -> context manager`; trace the decoder inside it.
-    build: `target -> Decoder`, to be called inside the patch.
+    build: `target -> Decoder`, to be called inside the patch. A tabular target; some
+      draft from another table, to be given as `draft_params`.
   """
 
   patch: Callable[[], contextlib.AbstractContextManager]
@@ -37,6 +39,11 @@ def _jacobi(coupling: str, topology: tree.Tree | None = None):
   window = 4 if topology is None else topology.num_nodes + 1
   return lambda target: make_decoder(
       target, jacobi.jacobi(window, coupling, tree=topology), exact.exact())
+
+
+def _eagle(draws: str):
+  return lambda target: make_decoder(
+      target, eagle.eagle(tabular.network(target), tree.kary(2, 3, 6), draws), exact.exact())
 
 
 def _patch(owner, name, replacement):
@@ -99,6 +106,15 @@ def _longest(accepted, topology):
   return jnp.argmax(jnp.where(reached, np.asarray(topology.depth), -1)).astype(jnp.int32)
 
 
+def _independent(self, weights, count):
+  return jnp.stack([self.draw(weights) for _ in range(count)], axis=1)
+
+
+def _most_probable(env, rng, laws, positions, count, draws):
+  del env, positions, draws
+  return rng, random.winners(laws, count)
+
+
 _original_residual = accept.residual
 _original_couple = jacobi._couple  # pylint: disable=protected-access
 _original_noise = random.Keyed._position_noise  # pylint: disable=protected-access
@@ -123,4 +139,11 @@ MUTANTS = {
         _patch(rejection, '_stop_law', _late_bonus), _jacobi('redraw')),
     'longest of several accepted paths': Mutant(
         _patch(walk, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
+    'siblings drawn independently, tested as distinct': Mutant(
+        _patch(random.Keyed, 'draw_distinct', _independent), _eagle('distinct')),
+    'most probable tokens tested as if drawn': Mutant(
+        _patch(siblings, 'choose', _most_probable), _eagle('distinct')),
+    'chosen token not removed from the law': Mutant(
+        _patch(rejection, '_refuse', lambda rule, layout, p, q, token, depth: (p, q)),
+        _eagle('fixed')),
 }

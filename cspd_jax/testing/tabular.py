@@ -154,15 +154,15 @@ def _logits(params, label, prefix):
   return jnp.moveaxis(params[label, :, prefix], -2, 0)
 
 
-def network(tabular: Tabular) -> eagle.Network:
-  """A drafting network for `tabular`, with a table like its `params` as parameters.
+def network(target: Target) -> eagle.Network:
+  """A drafting network for a tabular target, with a table like its as parameters.
 
   The feature of a tabular model is the number of the prefix. The network appends the
   token it is given to the prefix its feature says, so with the model's own table its
   drafts have the model's own laws if and only if the two belong together. It drafts as
   for class 0.
   """
-  vocab = tabular.vocab_size
+  vocab = target.vocab_size
 
   def step(params, cache, tokens, features, start, depth, visible):
     del start, depth, visible
@@ -173,15 +173,15 @@ def network(tabular: Tabular) -> eagle.Network:
 
   return eagle.Network(
       prefill=lambda params, features, num_slots: (), step=step,
-      vocab_size=vocab, num_tokens=tabular.length)
+      vocab_size=vocab, num_tokens=target.num_tokens)
 
 
-def heads(tabular: Tabular, num_heads: int) -> medusa.Heads:
-  """Drafting heads for `tabular`, with parameters `[num_heads, C, S, P, V]`, tables like its own."""
+def heads(target: Target, num_heads: int) -> medusa.Heads:
+  """Drafting heads for a tabular target; their parameters are a table for each, stacked."""
 
   def logits(params, features):
     prefix = features[0, ..., 0].astype(jnp.int32)
     label = jnp.zeros_like(prefix)
     return jnp.stack([_logits(table, label, prefix) for table in params], axis=2)
 
-  return medusa.Heads(logits, num_heads, tabular.vocab_size)
+  return medusa.Heads(logits, num_heads, target.vocab_size)

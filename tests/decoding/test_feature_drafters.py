@@ -37,7 +37,7 @@ def other(model, num_heads=None):
 
 # name: (drafter, verifier, parameters)
 def parts(name, model):
-  network, heads = tables.network(model), tables.heads(model, 2)
+  network, heads = tables.network(model.target), tables.heads(model.target, 2)
   return {
       'eagle': lambda: (eagle(network, BUSHY), exact(), other(model)),
       'eagle small': lambda: (eagle(network, SMALL), exact(), other(model)),
@@ -103,7 +103,7 @@ class AlignmentTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
   def test_perfect_network_is_always_accepted(self):
     model = build(4, 7, dtype=jnp.float32)
-    drafter = eagle(tables.network(model), trees.branching('2 0:1 00:2'))
+    drafter = eagle(tables.network(model.target), trees.branching('2 0:1 00:2'))
     decoder = make_decoder(model.target, drafter, exact())
     decoded = self.variant(decoder)(
         model.params, jnp.zeros(9, int), jax.random.key(0), WARP, model.params)
@@ -112,7 +112,7 @@ class AlignmentTest(chex.TestCase):
 
   def test_perfect_beam_holds_the_greedy_path(self):
     model = build(4, 7, dtype=jnp.float32)
-    drafter = eagle2(tables.network(model), 6, 2, 3)
+    drafter = eagle2(tables.network(model.target), 6, 2, 3)
     decoded = jax.jit(make_decoder(model.target, drafter, exact()))(
         model.params, jnp.zeros(3, int), jax.random.key(0), WARP._replace(temperature=0.0),
         model.params)
@@ -125,7 +125,7 @@ class AlignmentTest(chex.TestCase):
     # A model of independent tokens, so that heads can know it.
     model = build(3, 5, dtype=jnp.float32)
     params = jnp.broadcast_to(model.params[:, :, :1], model.params.shape)
-    decoder = make_decoder(model.target, medusa(tables.heads(model, 2), trees.chain(2)), exact())
+    decoder = make_decoder(model.target, medusa(tables.heads(model.target, 2), trees.chain(2)), exact())
     decoded = jax.jit(decoder)(
         params, jnp.zeros(9, int), jax.random.key(0), WARP, jnp.stack([params] * 2))
     np.testing.assert_array_equal(decoded.rounds, 3)
@@ -135,7 +135,7 @@ class AlignmentTest(chex.TestCase):
 def test_greedy(draws):
   model = build(5, 6, dtype=jnp.float32)
   greedy = WARP._replace(temperature=0.0)
-  decoder = make_decoder(model.target, eagle(tables.network(model), BUSHY, draws), exact())
+  decoder = make_decoder(model.target, eagle(tables.network(model.target), BUSHY, draws), exact())
   decoded = jax.jit(decoder)(model.params, jnp.zeros(4, int), jax.random.key(0), greedy,
                              model.params)
   vanilla = jax.jit(decoders.vanilla(model.target))(
@@ -145,14 +145,14 @@ def test_greedy(draws):
 
 
 @pytest.mark.parametrize('make,message', [
-    (lambda m: eagle(tables.network(m), trees.chain(0)), 'no draft nodes'),
-    (lambda m: eagle(tables.network(m), BUSHY, 'some'), "draws is 'some'; it must be one of"),
-    (lambda m: eagle2(tables.network(m), 0), 'num_nodes is 0; it must be at least 1'),
-    (lambda m: eagle2(tables.network(m), 9, 2, 2), 'num_nodes is 9, but a beam .* meets 6'),
-    (lambda m: medusa(tables.heads(m, 2), trees.chain(3)), 'tree is 3 deep; with 2 heads'),
-    (lambda m: make_decoder(m.target, eagle(tables.network(build(5)), BUSHY), exact()),
+    (lambda m: eagle(tables.network(m.target), trees.chain(0)), 'no draft nodes'),
+    (lambda m: eagle(tables.network(m.target), BUSHY, 'some'), "draws is 'some'; it must be one of"),
+    (lambda m: eagle2(tables.network(m.target), 0), 'num_nodes is 0; it must be at least 1'),
+    (lambda m: eagle2(tables.network(m.target), 9, 2, 2), 'num_nodes is 9, but a beam .* meets 6'),
+    (lambda m: medusa(tables.heads(m.target, 2), trees.chain(3)), 'tree is 3 deep; with 2 heads'),
+    (lambda m: make_decoder(m.target, eagle(tables.network(build(5).target), BUSHY), exact()),
      'vocab_size of the drafting network is 5, of the target 3'),
-    (lambda m: make_decoder(m.target, medusa(tables.heads(build(5), 2), SMALL), exact()),
+    (lambda m: make_decoder(m.target, medusa(tables.heads(build(5).target, 2), SMALL), exact()),
      'vocab_size of the heads is 5'),
 ])
 def test_bad_options(make, message):

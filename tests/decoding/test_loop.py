@@ -23,7 +23,7 @@ from cspd_jax.testing.tabular import heads, network, tabular
 WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
 DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
-DRAFTS = {'model': DRAFT.target, 'eagle': network(MODEL), 'medusa': heads(MODEL, 2)}
+DRAFTS = {'model': DRAFT.target, 'eagle': network(MODEL.target), 'medusa': heads(MODEL.target, 2)}
 LABELS = jnp.asarray([0, 1, 2, 0, 1])
 
 

@@ -9,6 +9,8 @@ import pytest
 from cspd_jax.decoding import decoders
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.ancestral import ancestral
+from cspd_jax.decoding.drafters.dynamic import eagle2
+from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.fresh import KINDS
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.model import model
@@ -18,7 +20,7 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import exactness
 from cspd_jax.testing.mutants import MUTANTS
-from cspd_jax.testing.tabular import tabular
+from cspd_jax.testing.tabular import network, tabular
 
 WARP = Warp(guidance_scale=1.3, temperature=0.7, top_p=0.95)
 make = functools.partial(
@@ -29,6 +31,10 @@ LAWS = exactness.class_laws(MODEL, WARP)
 PAIRS = {
     'ancestral, exact': lambda: (ancestral(), exact()),
     'draft model, exact': lambda: (model(DRAFT.target, 3), exact()),
+    'eagle, tree': lambda: (eagle(network(MODEL.target), trees.kary(2, 3, 6)), exact()),
+    'eagle, iid': lambda: (eagle(network(MODEL.target), trees.kary(2, 3, 6), 'iid'), exact()),
+    'eagle, fixed': lambda: (eagle(network(MODEL.target), trees.kary(2, 3, 6), 'fixed'), exact()),
+    'eagle2': lambda: (eagle2(network(MODEL.target), 5, 2, 3), exact()),
     'draft model, match': lambda: (model(DRAFT.target, 3), match()),
     'redraw, exact': lambda: (jacobi(4, 'redraw'), exact()),
     'redraw, match': lambda: (jacobi(4, 'redraw'), match(seed_exact=False)),
