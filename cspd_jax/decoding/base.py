@@ -101,7 +101,7 @@ class Draft(NamedTuple):
     laws: `[B, M, V]` laws the tokens were drawn from, or None if the verifier
       does not ask for them. Node `i` and its siblings use row
       `layout.law_rows[i]`.
-    tree: the topology, if the layout gives its budget only.
+    tree: the topology, if the layout gives its budget only; its draws must be 'fixed'.
   """
 
   tokens: jax.Array
@@ -238,7 +238,7 @@ class Decoded(NamedTuple):
     round_of_token: `[B, T]` int32 the round that fixed a token; 0 is the
       prefill, which fixes the first token.
     drift: `[B]` float32; its mean bounds the total variation between the law of the
-      image's tokens and the target's. 0 for exact decoders. See `verifiers.relaxed`.
+      image's tokens and the target's. 0 for exact decoders. See `verifiers.rejection`.
   """
 
   tokens: jax.Array

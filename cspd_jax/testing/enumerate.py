@@ -14,9 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.decoding.base import Layout, Verifier
 from cspd_jax.decoding.loop import Decoder
+from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing import drafters
 from cspd_jax.testing.tabular import Tabular, prefix_number
+
+# For programs that run once: optimising them would take longer than running them.
+_UNOPTIMISED = {'xla_backend_optimization_level': 0}
 
 
 class _Answers(NamedTuple):
@@ -84,12 +90,32 @@ class _Enumerated:
         'vanilla, token for token, instead.')
 
 
-def output_law(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, rounds: int = 1,
-               draft_params=None, max_outcomes: int = 2**24, chunk: int = 2**16) -> np.ndarray:
-  """The exact law of a sequence after a prefill and `rounds` rounds of a decoder.
+class Rounds(NamedTuple):
+  """What a prefill and some rounds do, in exact figures.
+
+  Attributes:
+    law: `[V**T]` law of the sequence, in the order of `tabular.sequences()`; what is not
+      committed by then is completed with the target's own laws.
+    drift: mean of the decoder's bound on total variation.
+    length: mean number of committed tokens, that of the prefill included.
+  """
+
+  law: np.ndarray
+  drift: float
+  length: float
+
+
+def output_law(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), **kwargs) -> np.ndarray:
+  """`[V**T]` the law of `enumerate_rounds`, which has the arguments and what is raised."""
+  return enumerate_rounds(decoder, tabular, warp, **kwargs).law
+
+
+def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, rounds: int = 1,
+                     draft_params=None, max_outcomes: int = 2**24, chunk: int = 2**16) -> Rounds:
+  """Runs a prefill and `rounds` rounds of a decoder through all their outcomes.
 
   What is not committed by then is completed with the target's own laws, so the
-  result equals `tabular.law(warp)` if and only if the rounds are exact. Two rounds
+  law equals `tabular.law(warp)` if and only if the rounds are exact. Two rounds
   also prove that the drafter records the true laws of its drafts. Noise that
   belongs to positions is taken as fresh in every use, so a verifier or drafter
   that uses one position's noise twice in these rounds is outside this proof.
@@ -106,7 +132,7 @@ def output_law(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, round
     chunk: outcomes per batch.
 
   Returns:
-    `[V**T]` probabilities in the order of `tabular.sequences()`.
+    A `Rounds`.
 
   Raises:
     ValueError: if there are more than `max_outcomes` outcomes.
@@ -125,7 +151,7 @@ def output_law(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, round
     for number in range(rounds):
       step = (final if number == rounds - 1 else first).round
       state = step(tabular.params, state, warp, draft_params)
-    return state.tokens, state.count, state.rng.weight
+    return state.tokens, state.count, state.rng.weight, state.drift
 
   jax.eval_shape(run, jax.ShapeDtypeStruct((1,), jnp.arange(1).dtype))  # Counts the questions.
   total = int(np.prod([float(radix) for radix in radices]))
@@ -133,17 +159,21 @@ def output_law(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, round
     raise ValueError(
         f'There are {total} outcomes, more than max_outcomes = {max_outcomes}; take a smaller '
         'vocabulary, window or number of rounds.')
-  return _accumulate(jax.jit(run), total, min(chunk, total), tabular, warp)
+  options = _UNOPTIMISED if total <= chunk else None
+  run = jax.jit(run, compiler_options=options)
+  return _accumulate(run, total, min(chunk, total), tabular, warp)
 
 
-def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: Warp) -> np.ndarray:
+def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: Warp) -> Rounds:
   """Sums the outcomes by what they committed, then completes the sequences."""
   vocab, length, sequences = tabular.vocab_size, tabular.length, tabular.sequences()
   target = tabular.law(warp)
   committed = [np.zeros(vocab**k) for k in range(length + 1)]
+  mean_drift = 0.0
   for begin in range(0, total, chunk):
-    tokens, count, weight = map(np.asarray, run(begin + jnp.arange(chunk)))
+    tokens, count, weight, drift = map(np.asarray, run(begin + jnp.arange(chunk)))
     weight = np.where(begin + np.arange(chunk) < total, weight, 0)
+    mean_drift += float(weight @ drift)
     for k in range(1, length + 1):
       rows = count == k
       first = (vocab**k - 1) // (vocab - 1)
@@ -158,4 +188,61 @@ def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: W
     # A prefix the target cannot produce has no completion: count it as it is.
     impossible = np.where(prefix_law > 0, 0, committed[k])
     np.add.at(law, np.arange(vocab**k) * vocab ** (length - k), impossible)
-  return law
+  mean_length = sum(k * float(mass.sum()) for k, mass in enumerate(committed))
+  return Rounds(law, mean_drift, mean_length)
+
+
+class Stage(NamedTuple):
+  """What a verifier makes of one group of siblings, for `n` pairs of laws.
+
+  Attributes:
+    law: `[n, V]` law of the token that comes out.
+    drift: `[n]` mean of the verifier's bound on total variation; 0 if it gives none.
+    accepted: `[n]` probability that a candidate is accepted.
+  """
+
+  law: np.ndarray
+  drift: np.ndarray
+  accepted: np.ndarray
+
+
+def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int = 1,
+                    draws: str = 'distinct') -> Stage:
+  """Runs a verifier through all outcomes of one group of siblings.
+
+  A quick look at a rule for many laws at once; `enumerate_rounds` is the whole thing.
+
+  Args:
+    verifier: what to try.
+    p: `[n, V]` laws of the target.
+    q: `[n, V]` laws the candidates are drawn from.
+    count: number of siblings.
+    draws: how they are drawn, one of `base.DRAWS`.
+
+  Returns:
+    A `Stage`.
+  """
+  layout = Layout(
+      Tree((-1,) + (0,) * count), (0,) * (count + 1), (-1,) * (count + 1), draws)
+  radices: list[int] = []
+
+  def run(index, p, q):
+    radices.clear()
+    rng = _Enumerated(radices, _Answers(index, jnp.ones((), p.dtype)))
+    tokens = jnp.append(0, drafters.siblings(rng, q, count, draws))
+    verdict = verifier.verify(
+        rng, layout, tokens, None if draws == 'fixed' else q[None],
+        jnp.broadcast_to(p, (count + 1, p.shape[0])), jnp.minimum(jnp.arange(count + 1), 1))
+    first = jnp.where(verdict.node > 0, tokens[verdict.node], verdict.token)
+    drift = 0 if verdict.drift is None else jnp.sum(verdict.drift)
+    came = jax.nn.one_hot(first, p.shape[0], dtype=p.dtype)
+    return rng.state.weight * jnp.append(came, jnp.stack([drift, verdict.node > 0]))
+
+  p, q = jnp.asarray(p), jnp.asarray(q)
+  run = jax.jit(run)  # So that it is traced once.
+  jax.eval_shape(run, jnp.arange(1)[0], p[0], q[0])  # Counts the questions.
+  every = jnp.arange(int(np.prod(radices)))
+  outcomes = jax.vmap(jax.vmap(run, (0, None, None)), (None, 0, 0))
+  outcomes = jax.jit(outcomes, compiler_options=_UNOPTIMISED)
+  total = np.asarray(outcomes(every, p, q)).sum(axis=1)
+  return Stage(total[:, :-2], total[:, -2], total[:, -1])

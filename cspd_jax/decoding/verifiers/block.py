@@ -14,9 +14,9 @@ def block() -> Verifier:
 
   With `w_0 = 1`, `w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i))` and the laws `p`, `q` of token
   `i + 1`, length `i` passes with probability `s / (s + 1 - w_i)`, `s = sum_x [w_i p - q]+`,
-  and the token after the longest passing prefix follows `[w_i p - q]+`, normalised
-  (Sun et al., Algorithm 2). Lossless, and never shorter on average than testing token by
-  token. For chains of fresh drafts with recorded laws.
+  and the token after the longest passing prefix follows `[w_i p - q]+`, normalised.
+  Lossless, and on average never shorter than testing token by token (Sun et al.). For
+  chains of fresh drafts with recorded laws.
   """
 
   def verify(rng, layout, tokens, laws, target_laws, positions):

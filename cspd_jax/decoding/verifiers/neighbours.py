@@ -69,17 +69,19 @@ def load_or_build(codebook: np.ndarray, k: int, distance: str = 'l2', normalize:
       made from another codebook or with other options.
   """
   codebook = _check(codebook, k, distance, normalize)
-  options = dict(k=k, distance=distance, normalize=normalize, seed=seed, shape=codebook.shape)
+  options = dict(k=int(k), distance=distance, normalize=bool(normalize), seed=int(seed),
+                 shape=codebook.shape)
   fingerprint = hashlib.sha256(json.dumps(options).encode() + codebook.tobytes()).hexdigest()
   path = pathlib.Path(cache_dir) / f'neighbours_{distance}_{k}_{fingerprint[:16]}.npz'
   if path.exists():
     return _read(path, fingerprint)
   table = neighbour_table(codebook, k, distance, normalize, seed)
   path.parent.mkdir(parents=True, exist_ok=True)
-  # Under another name first, so that no reader and no later run sees half a file.
-  with tempfile.NamedTemporaryFile(dir=path.parent, suffix='.part', delete=False) as file:
-    np.savez(file, table=table, fingerprint=fingerprint)
-  os.replace(file.name, path)
+  # Written elsewhere and moved, so that no reader and no later run sees half a file.
+  with tempfile.TemporaryDirectory(dir=path.parent, prefix='part_') as folder:
+    part = pathlib.Path(folder) / path.name
+    np.savez(part, table=table, fingerprint=fingerprint)
+    os.replace(part, path)
   return table
 
 

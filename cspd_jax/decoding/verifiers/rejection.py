@@ -86,7 +86,7 @@ def _accept(rng, rule: Rule, layout: Layout, tokens, laws, target_laws):
   for rank in range(tree.children.shape[1] if tree.num_nodes else 0):
     # Few nodes have many children: the running laws are carried for those only.
     children = tree.children[:, rank]
-    if isinstance(tree, RuntimeTree):
+    if isinstance(tree, RuntimeTree):  # Its drafts are fixed: `q` is not needed.
       nodes = jnp.where(children > 0, children, tokens.shape[0])  # Out of range: none.
       if rank == 0:
         p = target_laws

@@ -1,0 +1,169 @@
+"""Block verification and K-SEQ are exact, and so is `exact` however siblings are drawn."""
+
+from unittest import mock
+
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import accept
+from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.loop import Decoder, make_decoder
+from cspd_jax.decoding.verifiers import kseq as kseq_lib
+from cspd_jax.decoding.verifiers.block import block
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.kseq import kseq
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing.drafters import tabular_drafter
+from cspd_jax.testing.enumerate import enumerate_rounds, enumerate_stage
+from cspd_jax.testing.tabular import tabular
+
+TREE = trees.Tree((-1, 0, 1, 0, 1))
+PAIR = trees.Tree((-1, 0, 0))
+CHAIN = trees.chain(2)
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def run(build, vocab_size=3, rounds=1, warp=Warp(), forced=None):
+  """Total variation after some rounds, and the mean number of tokens; `build(other)`."""
+  model, other = (tabular(jax.random.key(seed), vocab_size, 4, forced=forced, dtype=jnp.float64)
+                  for seed in (0, 1))
+  drafter, verifier = build(other)
+  # Put together by hand, so that combinations that are refused can be tried too.
+  decoder = Decoder(model.target, drafter, verifier)
+  result = enumerate_rounds(decoder, model, warp, rounds=rounds, draft_params=other.params)
+  np.testing.assert_allclose(result.law.sum(), 1, atol=1e-12)
+  return 0.5 * np.abs(result.law - model.law(warp)).sum(), result.length
+
+
+def parts(tree, draws, verifier):
+  return lambda other: (tabular_drafter(other, tree, draws), verifier())
+
+
+@pytest.mark.parametrize('name,build,options', [
+    ('block', parts(trees.chain(3), 'distinct', block), {}),
+    ('block, rounds', parts(CHAIN, 'iid', block), {'vocab_size': 2, 'rounds': 2}),
+    ('block, cut', parts(CHAIN, 'iid', block), {'warp': Warp(top_p=0.7), 'forced': {2: 1}}),
+    ('kseq, rounds', parts(PAIR, 'iid', kseq), {'vocab_size': 2, 'rounds': 2}),
+    ('kseq, cut', parts(TREE, 'iid', kseq), {'warp': Warp(top_p=0.7), 'forced': {2: 1}}),
+    ('exact, iid', parts(TREE, 'iid', exact), {}),
+    ('exact, fixed', parts(TREE, 'fixed', exact), {}),
+])
+def test_rounds_are_exact(name, build, options):
+  distance, length = run(build, **options)
+  assert distance < 1e-12
+  if name == 'block':
+    assert length > run(parts(trees.chain(3), 'distinct', exact))[1] + 1e-3  # More than one by one.
+
+
+def unnormalised(q, token):
+  """What is left of `q` without its new sum."""
+  return jnp.where(jnp.arange(q.shape[-1]) == token[..., None], 0, q)
+
+
+_residual = accept.residual
+
+
+def mistaken_draws(draws, said):
+  """A drafter that draws siblings one way and says another."""
+  def build(other):
+    drafter = tabular_drafter(other, TREE, draws)
+    return drafter._replace(layout=drafter.layout._replace(draws=said)), exact()
+  return build
+
+
+@pytest.mark.parametrize('patch,build,options', [
+    pytest.param((accept, 'without', unnormalised), parts(TREE, 'distinct', exact), {},
+                 id='draft law not renormalised for the second sibling'),
+    pytest.param(None, mistaken_draws('iid', 'distinct'), {},
+                 id='independent siblings verified as distinct ones'),
+    pytest.param((accept, 'residual', lambda p, q: _residual(p / p.sum(), q)),
+                 parts(CHAIN, 'distinct', block), {},
+                 id='plain residual after block verification'),
+    pytest.param((kseq_lib, '_factor', lambda p, q, count: jnp.ones(p.shape[:-1], p.dtype)),
+                 parts(TREE, 'iid', kseq), {}, id='factor 1 in kseq'),
+    pytest.param(None, lambda other: (jacobi(3, 'maximal'), block()),
+                 {'vocab_size': 2, 'rounds': 2}, id='block verification of drafts that are kept'),
+])
+def test_mistakes_are_seen(patch, build, options):
+  if patch is None:
+    assert run(build, **options)[0] > 1e-6
+  else:
+    with mock.patch.object(*patch):
+      assert run(build, **options)[0] > 1e-6
+
+
+def random_laws(count=40, vocab_size=4):
+  rng = np.random.default_rng(1)
+  p, q = (rng.dirichlet(np.full(vocab_size, 0.7), count) for _ in range(2))
+  p[::5, 0], q[::7, 1] = 0, 0
+  p[1], q[2] = np.eye(vocab_size)[1], np.eye(vocab_size)[2]
+  p[3] = q[3]
+  return p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize('verifier,count', [(block, 1), (kseq, 1), (kseq, 3)])
+def test_one_group_of_siblings(verifier, count):
+  p, q = random_laws()
+  stage = enumerate_stage(verifier(), p, q, count, 'iid')
+  np.testing.assert_allclose(stage.law, p, atol=1e-12)
+  if count == 1:
+    np.testing.assert_allclose(stage.accepted, np.minimum(p, q).sum(1), atol=1e-12)
+
+
+def test_kseq_factor():
+  p, q = random_laws()
+  for count in (1, 2, 5):
+    factor = kseq_lib._factor(jnp.asarray(p), jnp.asarray(q), jnp.full(40, count))
+    assert np.all((factor >= 1) & (factor <= count))
+    share = np.minimum(q, p / factor[:, None]).sum(1)
+    accepted = 1 - (1 - share) ** count
+    assert np.all(accepted <= factor * share + 1e-15)  # What is left is a law.
+    inside = (factor > 1) & (factor < count)
+    np.testing.assert_allclose(accepted[inside], (factor * share)[inside], atol=1e-12)
+    # At least 1 - 1/e of the best that any rule can accept with so many drafts.
+    best = np.minimum(p, 1 - (1 - q) ** count).sum(1)
+    assert np.all(accepted >= (1 - 1 / np.e) * best - 1e-12)
+
+
+class RefusedTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('block_tree', block, TREE, 'distinct', 'block verification is for chains.*exact'),
+      ('block_fixed', block, CHAIN, 'fixed', "draws is 'fixed'.*records none"),
+      ('kseq_distinct', kseq, TREE, 'distinct', "draws of the drafter is 'distinct'.*'iid'"),
+      ('kseq_fixed', kseq, TREE, 'fixed', "'fixed'; kseq needs"),
+  )
+  def test_draws_and_trees(self, verifier, tree, draws, words):
+    model = tabular(jax.random.key(0), 3, 4)
+    with self.assertRaisesRegex(ValueError, words):
+      make_decoder(model.target, tabular_drafter(model, tree, draws), verifier())
+
+  def test_topologies_known_at_run_time(self):
+    model = tabular(jax.random.key(0), 3, 4)
+    drafter = tabular_drafter(model, CHAIN, 'iid')
+    drafter = drafter._replace(layout=drafter.layout._replace(tree=trees.Budget(2, 2, 1)))
+    with self.assertRaisesRegex(ValueError, 'block verification is for chains.*Budget'):
+      make_decoder(model.target, drafter, block())
+    with self.assertRaisesRegex(ValueError, 'Budget.*run time'):
+      make_decoder(model.target, drafter, kseq())
+
+  def test_kept_drafts(self):
+    model = tabular(jax.random.key(0), 3, 4)
+    with self.assertRaisesRegex(ValueError, 'keeps drafts.*depends on later ones'):
+      make_decoder(model.target, jacobi(3), block())
+
+  def test_drafter(self):
+    model = tabular(jax.random.key(0), 3, 4)
+    with self.assertRaisesRegex(ValueError, "draws is 'all'"):
+      tabular_drafter(model, CHAIN, 'all')
+    with self.assertRaisesRegex(ValueError, 'other has 2 tokens and length 4, the target 3'):
+      make_decoder(model.target, tabular_drafter(tabular(jax.random.key(0), 2, 4), CHAIN), exact())

@@ -1,0 +1,233 @@
+"""The theory of Cool-SD (arXiv 2601.09212), by enumeration and in closed form."""
+
+import functools
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import accept
+from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers import cool as cool_lib
+from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
+from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing.drafters import tabular_drafter
+from cspd_jax.testing.enumerate import enumerate_rounds, enumerate_stage
+from cspd_jax.testing.tabular import tabular
+
+VOCAB = 3
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+  with jax.enable_x64(True):
+    yield
+
+
+def rule_of(build, max_depth):
+  """The `Rule` behind a verifier."""
+  with mock.patch.object(cool_lib, 'rejection', lambda rule_for, **kwargs: rule_for(max_depth)):
+    return build()
+
+
+def factors(build, length):
+  """`[L]` the factors `w_1 .. w_L`."""
+  rule, ones = rule_of(build, length), jnp.ones((length, 1))
+  return np.asarray(rule.mass(ones, ones, jnp.zeros(length, int), jnp.arange(1, length + 1)))
+
+
+@pytest.mark.parametrize('length,exponential,linear', [
+    (4, [2.144, 1.0647, 0.5287, 0.2626], [1.2727, 1.0909, 0.9091, 0.7273]),
+    (5, [2.5954, 1.2889, 0.6400, 0.3178, 0.1578], [1.4, 1.2, 1.0, 0.8, 0.6]),
+    (6, [3.0665, 1.5228, 0.7562, 0.3755, 0.1865, 0.0926],
+     [1.5556, 1.3333, 1.1111, 0.8889, 0.6667, 0.4444]),
+    (7, [3.5503, 1.763, 0.8755, 0.4348, 0.2159, 0.1072, 0.0532],
+     [1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25]),
+])
+def test_schedules(length, exponential, linear):
+  for delta in (1, 1.1):
+    printed = factors(lambda delta=delta: cool(delta, clamp=False), length)
+    np.testing.assert_allclose(printed, np.multiply(delta, exponential), atol=6e-5 * delta)
+    np.testing.assert_allclose(printed.sum(), delta * length)  # Equation 16.
+    np.testing.assert_allclose(
+        factors(lambda delta=delta: cool_linear(delta, clamp=False), length),
+        np.multiply(delta, linear), atol=6e-5 * delta)
+    np.testing.assert_allclose(
+        factors(lambda delta=delta: cool(delta), length), np.maximum(printed, 1))
+  np.testing.assert_allclose(factors(lambda: cool(1.3, nu=0), length), 1.3)
+  np.testing.assert_allclose(factors(lambda: uniform(1.3), length), 1.3)
+  # A given length serves deeper drafts, which are then exact, and shallower ones.
+  shorter = factors(lambda: cool(1.1, length=4), length)
+  np.testing.assert_allclose(shorter[:4], factors(lambda: cool(1.1), 4))
+  np.testing.assert_allclose(shorter[4:], 1)
+  np.testing.assert_allclose(
+      factors(lambda: cool(1.1, length=length), 3), factors(lambda: cool(1.1), length)[:3])
+
+
+@functools.cache
+def models(length):
+  """Target and drafter with room for a whole round of `length` drafts."""
+  return tuple(tabular(jax.random.key(seed), VOCAB, length + 2, spread=1.2, dtype=jnp.float64)
+               for seed in (2, 3))
+
+
+@functools.cache
+def one_round(length, schedule):
+  """What a round of a chain does, and its total variation to the target."""
+  verifier = {'falling': lambda: cool(0.95, clamp=False), 'raised': lambda: cool(0.95),
+              'uniform': lambda: uniform(1.4)}[schedule]()
+  model, other = models(length)
+  decoder = make_decoder(model.target, tabular_drafter(other, trees.chain(length)), verifier)
+  result = enumerate_rounds(decoder, model, draft_params=other.params)
+  np.testing.assert_allclose(result.law.sum(), 1, atol=1e-12)
+  return result, 0.5 * np.abs(result.law - model.law(Warp())).sum()
+
+
+def conditionals(length):
+  """`p`, `q` `[V, .., V]` per depth: laws of draft `i` given the tokens before it.
+
+  The first axis is the token of the prefill.
+  """
+  model, other = models(length)
+  result, first = [], 1
+  for depth in range(1, length + 1):
+    count = VOCAB**depth
+    rows = slice(first, first + count)
+    result.append(tuple(table.laws(Warp())[rows].reshape((VOCAB,) * (depth + 1))
+                        for table in (model, other)))
+    first += count
+  return result, model.laws(Warp())[0]
+
+
+def theorem_two(length, omega):
+  """Mean number of tokens and the bound of Theorem 2, Equations 7 to 9, summed directly."""
+  laws, reach = conditionals(length)
+  mean, bound = 1.0, 0.0
+  for (p, q), factor in zip(laws, omega):
+    f = np.minimum(1, factor * p / q)
+    best = np.maximum(p - q * f, 0)
+    mass = best.sum(axis=-1, keepdims=True)
+    best = np.divide(best, mass, out=np.zeros_like(best), where=mass > 0)
+    refused = ((1 - f) * q).sum(axis=-1, keepdims=True)
+    bound += 0.5 * np.sum(reach[..., None] * np.abs(q * f - p + best * refused))
+    reach = reach[..., None] * q * f
+    mean += reach.sum()
+  return mean, bound
+
+
+@pytest.mark.parametrize('length,schedule,omega', [
+    (1, 'uniform', [1.4]),
+    (3, 'falling', 0.95 * 3 * np.exp(-0.7 * np.arange(3)) / np.exp(-0.7 * np.arange(3)).sum())])
+def test_theorem_two(length, schedule, omega):
+  result, distance = one_round(length, schedule)
+  mean, bound = theorem_two(length, omega)
+  np.testing.assert_allclose(result.length - 1, mean, atol=1e-12)  # Without the prefill's token.
+  np.testing.assert_allclose(result.drift, bound, atol=1e-12)  # The certificate is the bound.
+  assert 1e-3 < distance <= bound + 1e-12
+  if length == 1:
+    np.testing.assert_allclose(distance, bound, atol=1e-12)
+  else:
+    assert distance > 0.5 * bound
+
+
+def test_clamped_factors_give_the_same_round_with_more_tokens():
+  # Factors 1.67, 0.83, 0.41: two are raised to 1.
+  (printed, _), (raised, _) = one_round(3, 'falling'), one_round(3, 'raised')
+  np.testing.assert_allclose(raised.law, printed.law, atol=1e-12)
+  np.testing.assert_allclose(raised.drift, printed.drift, atol=1e-12)
+  assert raised.length > printed.length + 0.02
+
+
+def random_laws(*shape):
+  return np.random.default_rng(0).dirichlet(np.full(5, 0.7), shape)
+
+
+def test_small_factors_are_lossless_only_with_the_best_residual():
+  p, q = random_laws(2, 40)
+  small = cool(0.6, nu=0, clamp=False)
+  stage = enumerate_stage(small, p, q, 2)
+  np.testing.assert_allclose(stage.law, p, atol=1e-12)
+  np.testing.assert_allclose(stage.drift, 0, atol=1e-12)
+  # Equation 11 in place of Equation 10, as Algorithm 1 may be read.
+  vanilla = rejection(lambda max_depth: Rule(
+      mass=lambda p, q, token, depth: 0.6 * accept.take(p, token),
+      residual=lambda p, q, token, depth: accept.residual(p, q)), exact=False)
+  stage = enumerate_stage(vanilla, p, q)
+  assert 0.5 * np.abs(stage.law - p).sum(1).mean() > 0.05
+
+
+def test_proposition_one():
+  p, q = random_laws(2, 100)
+  plain, token = accept.residual(p, q), jnp.zeros(100, int)
+  for omega, same in ((1, True), (1.3, True), (3, True), (0.4, False)):
+    rule = rule_of(lambda omega=omega: cool(omega, nu=0, clamp=False), 1)
+    best = rule.residual(jnp.asarray(p), jnp.asarray(q), token, jnp.ones(100, int))
+    assert (np.abs(best - plain).max() < 1e-12) == same
+    if not same:
+      assert np.abs(best - plain).max() > 0.3
+
+
+def test_no_residual_does_better():
+  p, q = random_laws(2, 20)
+  for omega in (0.5, 2):
+    f = np.minimum(1, omega * p / q)
+    rule = rule_of(lambda omega=omega: cool(omega, nu=0, clamp=False), 1)
+    laws = jnp.asarray(p), jnp.asarray(q), jnp.zeros(20, int), jnp.ones(20, int)
+    distance = lambda law: 0.5 * np.abs(
+        q * f - p + law * ((1 - f) * q).sum(-1, keepdims=True)).sum(-1)
+    best = distance(rule.residual(*laws))
+    np.testing.assert_allclose(best, rule.gap(*laws), atol=1e-12)  # The closed form.
+    others = np.random.default_rng(1).dirichlet(np.full(5, 0.5), (100, 1))
+    assert np.all(best <= distance(others) + 1e-12)
+
+
+def two_steps(trials):
+  """Random laws of two drafts, and relaxed probabilities `f >= f_van` for them."""
+  rng = np.random.default_rng(0)
+  laws = lambda *shape: rng.dirichlet(np.ones(VOCAB), (trials, *shape))
+  p, q = (laws(), laws(VOCAB)), (laws(), laws(VOCAB))
+  f = tuple(np.minimum(1, rng.uniform(1, 2, (trials,) + (1,) * (a.ndim - 1)) * a / b)
+            for a, b in zip(p, q))
+  return p, q, f
+
+
+def bound_of(p, q, f):
+  """Theorem 2's bound with the best residual, for two drafts; `f` may leave [0, 1]."""
+  excess = [np.maximum(b * c - a, 0).sum(-1) for a, b, c in zip(p, q, f)]
+  return excess[0] + (q[0] * f[0] * excess[1]).sum(-1)
+
+
+def test_when_early_relaxation_is_better():
+  # Proposition 2 assumes its answer; this condition is exact to first order.
+  (p1, p2), (q1, q2), (f1, f2) = p, q, f = two_steps(2000)
+  mean_f1, mean_f2 = (q1 * f1).sum(-1), (q1 * (q2 * f2).sum(-1)).sum(-1)
+  share1 = (q1 * (p1 < q1 * f1)).sum(-1)
+  share2 = (q1 * f1 * (q2 * (p2 < q2 * f2)).sum(-1)).sum(-1) / mean_f1
+  excess2 = (q1 * np.maximum(q2 * f2 - p2, 0).sum(-1)).sum(-1)
+  early_is_better = share2 > (share1 + excess2) / (1 + mean_f2)
+
+  c2 = -1e-7  # Less relaxed at the second draft, more at the first, at equal mean length.
+  c1 = -mean_f1 * c2 / (1 + mean_f2 + c2)
+  moved = f1 + c1[:, None], f2 + c2
+  length = lambda f: (q1 * f[0]).sum(-1) + (q1 * f[0] * (q2 * f[1]).sum(-1)).sum(-1)
+  np.testing.assert_allclose(length(moved), length(f), atol=1e-14)
+  # Where an entry of q f is as good as p the bound has a kink, and the side matters.
+  smooth = np.all([np.abs(b * c - a).reshape(2000, -1).min(1) > 1e-6
+                   for a, b, c in zip(p, q, f)], axis=0)
+  change = (bound_of(p, q, moved) - bound_of(p, q, f))[smooth]
+  assert smooth.sum() > 1000
+  np.testing.assert_array_equal(change < 0, early_is_better[smooth])
+  assert 0.02 < early_is_better[smooth].mean() < 0.98  # Both answers occur.
+
+
+def test_proposition_five():
+  (_, p2), (q1, q2), (_, f2) = two_steps(2000)
+  near = (0.5 * np.abs(p2 - q2).sum(-1)).max(-1) <= 0.4  # Assumption 2.
+  mean_f2 = (q1 * (q2 * f2).sum(-1)).sum(-1)
+  excess2 = (q1 * np.maximum(q2 * f2 - p2, 0).sum(-1)).sum(-1)
+  assert near.sum() > 50
+  assert np.all((mean_f2 >= 2 * excess2 + 0.2)[near])

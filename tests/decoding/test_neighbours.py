@@ -1,0 +1,107 @@
+"""Neighbour tables and their cache on disk."""
+
+from unittest import mock
+
+from absl.testing import parameterized
+import numpy as np
+import pytest
+
+from cspd_jax.decoding.verifiers import neighbours
+from cspd_jax.decoding.verifiers.neighbours import load_or_build, neighbour_table
+
+CODEBOOK = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+
+
+def by_sorting(codebook, k):
+  """The same from all distances at once."""
+  codebook = codebook.astype(np.float64)
+  distance = np.linalg.norm(codebook[:, None] - codebook, axis=-1)
+  np.fill_diagonal(distance, np.inf)
+  return np.argsort(distance, axis=1, kind='stable')[:, :k]
+
+
+class TableTest(parameterized.TestCase):
+
+  @parameterized.parameters(1, 7, 49)
+  def test_nearest_first_without_itself(self, k):
+    table = neighbour_table(CODEBOOK, k)
+    self.assertEqual(table.dtype, np.int32)
+    np.testing.assert_array_equal(table, by_sorting(CODEBOOK, k))
+
+  def test_chunks_make_no_difference(self):
+    with mock.patch.object(neighbours, '_CHUNK', 350):
+      np.testing.assert_array_equal(neighbour_table(CODEBOOK, 7), by_sorting(CODEBOOK, 7))
+
+  def test_directions(self):
+    unit = CODEBOOK / np.linalg.norm(CODEBOOK, axis=1, keepdims=True)
+    np.testing.assert_array_equal(
+        neighbour_table(CODEBOOK, 7, normalize=True), by_sorting(unit, 7))
+    np.testing.assert_array_equal(
+        neighbour_table(CODEBOOK, 7, 'cosine'), neighbour_table(CODEBOOK, 7, normalize=True))
+
+  def test_random_control(self):
+    table = neighbour_table(CODEBOOK, 49, 'random', seed=1)
+    for row in range(50):
+      self.assertCountEqual(table[row], np.delete(np.arange(50), row))
+    np.testing.assert_array_equal(table, neighbour_table(CODEBOOK, 49, 'random', seed=1))
+    self.assertTrue(np.any(table != neighbour_table(CODEBOOK, 49, 'random', seed=2)))
+
+  @parameterized.named_parameters(
+      ('k', dict(k=50), 'k is 50; a codebook of 50 rows has 1 to 49'),
+      ('no_k', dict(k=0), 'k is 0'),
+      ('distance', dict(k=3, distance='l1'), "distance is 'l1'.*l2, cosine, random"),
+      ('shape', dict(codebook=CODEBOOK[0], k=3), r'shape \(4,\)'),
+      ('finite', dict(codebook=CODEBOOK * np.inf, k=3), 'finite matrix'),
+      ('zero', dict(codebook=CODEBOOK * (np.arange(50) != 5)[:, None], k=3, distance='cosine'),
+       r'rows \[5\] are zero'),
+  )
+  def test_refused(self, options, words):
+    with self.assertRaisesRegex(ValueError, words):
+      neighbour_table(**{'codebook': CODEBOOK, **options})
+
+
+def test_built_once(tmp_path):
+  table = load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
+  np.testing.assert_array_equal(table, neighbour_table(CODEBOOK, 7))
+  with mock.patch.object(neighbours, 'neighbour_table') as build:
+    np.testing.assert_array_equal(load_or_build(CODEBOOK, 7, cache_dir=tmp_path), table)
+    build.assert_not_called()
+
+
+def test_every_option_has_its_own_file(tmp_path):
+  changes = (dict(), dict(k=6), dict(distance='cosine'), dict(normalize=True), dict(seed=1),
+             dict(codebook=CODEBOOK + 1))
+  for options in changes:
+    load_or_build(**{'codebook': CODEBOOK, 'k': 7, **options}, cache_dir=tmp_path / 'new')
+  names = [path.name for path in (tmp_path / 'new').iterdir()]
+  assert len(names) == len(changes)
+  assert all(name.endswith('.npz') for name in names)  # Nothing half-written is left.
+
+
+def test_table_of_another_codebook(tmp_path):
+  load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
+  [path] = tmp_path.iterdir()
+  load_or_build(CODEBOOK + 1, 7, cache_dir=tmp_path)
+  [other] = set(tmp_path.iterdir()) - {path}
+  other.rename(path)
+  with pytest.raises(ValueError, match='table of another codebook'):
+    load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize('content', [b'', b'not a zip', 'cut', 'objects'])
+def test_broken_file(tmp_path, content):
+  load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
+  [path] = tmp_path.iterdir()
+  if content == 'objects':
+    np.savez(path, table=np.array([{}], object), fingerprint='')
+  else:
+    path.write_bytes(path.read_bytes()[:-100] if content == 'cut' else content)
+  with pytest.raises(ValueError, match='not a readable neighbour table.*delete it'):
+    load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
+
+
+def test_failed_write_leaves_nothing(tmp_path):
+  with mock.patch.object(np, 'savez', side_effect=OSError('disk full')):
+    with pytest.raises(OSError, match='disk full'):
+      load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
+  assert not list(tmp_path.iterdir())

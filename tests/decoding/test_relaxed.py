@@ -1,0 +1,258 @@
+"""Relaxed verifiers: how far they leave the target's law, and that their drift says so."""
+
+import functools
+from unittest import mock
+
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers import lantern as lantern_lib
+from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.grouped import grouped
+from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp
+from cspd_jax.decoding.verifiers.neighbours import neighbour_table
+from cspd_jax.decoding.verifiers.typical import typical
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing.drafters import tabular_drafter
+from cspd_jax.testing.enumerate import enumerate_rounds, enumerate_stage
+from cspd_jax.testing.tabular import prefix_number, tabular
+
+CODEBOOK = np.random.default_rng(0).normal(size=(4, 2))
+TABLE = neighbour_table(CODEBOOK, 3)
+
+# name: a verifier, and the same with the value that makes it exact.
+VERIFIERS = {
+    'uniform': (uniform(1.5), uniform(1)),
+    'cool': (cool(1.4), cool(0.9)),
+    'cool, printed': (cool(1.4, clamp=False), None),
+    'cool_linear': (cool_linear(1.4, 3), None),
+    'typical': (typical(0.3, 0.5), None),
+    'lantern': (lantern(TABLE, 0.3, k=2), lantern(TABLE, 0)),
+    'lantern, jsd': (lantern(TABLE, 0.2, metric='jsd'), lantern(TABLE, 0, metric='jsd')),
+    'lantern_pp': (lantern_pp(TABLE, 2), lantern_pp(TABLE, 1)),
+    'grouped': (grouped(3, 0.4), grouped(1)),
+    'grouped, released': (grouped(3, 0.4, clamp=False), grouped(1, clamp=False)),
+    'grouped, close': (grouped(3, 0.4, embeddings=CODEBOOK, d_threshold=2.0), None),
+    **{f'lantern, {kind}': (lantern(TABLE, 0.3, k=2, residual=kind), None)
+       for kind in RESIDUALS[1:]},
+}
+
+
+def random_laws(count=40, vocab_size=4):
+  """Laws `[n, V]` of a target and a drafter; some tokens are impossible, some certain."""
+  rng = np.random.default_rng(1)
+  p, q = (rng.dirichlet(np.full(vocab_size, 0.7), count) for _ in range(2))
+  p[::5, 0], q[::7, 1] = 0, 0
+  p[1], q[2] = np.eye(vocab_size)[1], np.eye(vocab_size)[2]
+  p[3] = q[3]
+  return p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
+
+
+def total_variation(law, other):
+  return 0.5 * np.abs(law - other).sum(axis=-1)
+
+
+@functools.cache
+def stage_of(name, count=1, draws='distinct', exact_value=False):
+  """What a verifier makes of `random_laws`."""
+  with jax.enable_x64(True):
+    return enumerate_stage(VERIFIERS[name][exact_value], *random_laws(), count, draws)
+
+
+def check_bound(stage, least):
+  """The drift is never below the distance, and on average not too far above."""
+  np.testing.assert_allclose(stage.law.sum(1), 1, atol=1e-12)
+  distance = total_variation(stage.law, random_laws()[0])
+  assert np.all(distance <= stage.drift + 1e-12)
+  assert least < distance.mean() / stage.drift.mean() <= 1
+
+
+@pytest.mark.parametrize('name', [n for n in VERIFIERS if not n.startswith('lantern, released')])
+def test_drift_bounds_the_law_of_siblings(name):
+  check_bound(stage_of(name, 2), 0.8)
+
+
+@pytest.mark.parametrize('name', ['cool', 'typical', 'lantern', 'grouped'])
+def test_drift_is_the_distance_of_one_candidate(name):
+  stage = stage_of(name)
+  np.testing.assert_allclose(
+      stage.drift, total_variation(stage.law, random_laws()[0]), atol=1e-12)
+  assert stage.drift.max() > 0.1
+
+
+@pytest.mark.parametrize('name,draws', [
+    ('uniform', 'iid'), ('typical', 'fixed'), ('grouped', 'fixed'),
+    ('lantern, released_dynamic', 'fixed')])
+def test_drift_however_siblings_are_drawn(name, draws):
+  check_bound(stage_of(name, 2, draws), 0.5)
+
+
+@pytest.mark.parametrize('name', [n for n, (_, limit) in VERIFIERS.items() if limit is not None])
+def test_some_value_is_exact(name):
+  stage = stage_of(name, 2, exact_value=True)
+  np.testing.assert_allclose(stage.law, random_laws()[0], atol=1e-12)
+  np.testing.assert_allclose(stage.drift, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize('kind', RESIDUALS[1:])
+def test_best_residual_has_the_least_drift(kind):
+  best, other = stage_of('lantern'), stage_of(f'lantern, {kind}')
+  check_bound(other, 0.8)
+  np.testing.assert_allclose(other.accepted, best.accepted, atol=1e-12)
+  assert np.all(best.drift <= other.drift + 1e-12)
+  assert best.drift.mean() < other.drift.mean() - 1e-3
+  assert np.all(best.drift <= total_variation(other.law, random_laws()[0]) + 1e-12)
+
+
+def test_clamped_groups_accept_more_for_no_drift():
+  clamped, released = stage_of('grouped'), stage_of('grouped, released')
+  assert np.all(clamped.drift <= total_variation(released.law, random_laws()[0]) + 1e-12)
+  assert np.all(clamped.accepted >= released.accepted - 1e-12)
+  assert clamped.accepted.mean() > released.accepted.mean() + 0.01
+  assert clamped.drift.mean() < released.drift.mean() - 0.01
+
+
+TREE = trees.Tree((-1, 0, 1, 0, 1))
+SWAP = np.array([[1], [0]])
+OTHER = lambda vocab, tree, draws='distinct': lambda: tabular_drafter(
+    tabular(jax.random.key(1), vocab, 4, dtype=jnp.float64), tree, draws)
+
+# name: vocabulary, rounds, drafter, verifier. The Jacobi windows keep drafts.
+ROUNDS = {
+    'tree, lantern': (3, 1, OTHER(3, TREE), lambda: lantern(
+        neighbour_table(CODEBOOK[:3], 2), 0.4, residual='paper')),
+    'tree, grouped': (3, 1, OTHER(3, TREE, 'fixed'), lambda: grouped(3, 0.5, clamp=False)),
+    'jacobi, typical': (2, 2, lambda: jacobi(3, 'redraw'), lambda: typical(0.2, 0.7)),
+    'jacobi, lantern_pp': (2, 2, lambda: jacobi(3, 'maximal'), lambda: lantern_pp(SWAP, 4)),
+    'jacobi with paths, uniform': (
+        3, 1, lambda: jacobi(4, 'maximal', tree=trees.paths(2, 1, 3)), lambda: uniform(2)),
+}
+
+
+@pytest.mark.parametrize('name', ROUNDS)
+def test_drift_bounds_the_law_of_rounds(name):
+  vocab_size, rounds, drafter, verifier = ROUNDS[name]
+  with jax.enable_x64(True):
+    model, other = (tabular(jax.random.key(seed), vocab_size, 4, dtype=jnp.float64)
+                    for seed in (0, 1))
+    decoder = make_decoder(model.target, drafter(), verifier())
+    result = enumerate_rounds(decoder, model, rounds=rounds, draft_params=other.params)
+    distance = total_variation(result.law, model.law(Warp()))
+  np.testing.assert_allclose(result.law.sum(), 1, atol=1e-12)
+  assert 0.3 * result.drift < distance <= result.drift + 1e-12
+  assert distance > 1e-3
+
+
+FOUR = np.array([[1, 2, 3], [0, 2, 3], [3, 1, 0], [2, 1, 0]])
+MODEL = tabular(jax.random.key(0), 4, 6)
+DRAFT = tabular(jax.random.key(1), 4, 6)
+LABELS = jnp.zeros((8,), jnp.int32)
+
+
+class LanternTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_group(self):
+    # Half the mass is at the nearest neighbour of token 0, a tenth at the next.
+    for delta, mass in ((0.0, 0.3), (0.49, 0.3), (0.5, 0.8), (0.59, 0.8), (0.61, 0.9)):
+      self._check_mass(lambda delta=delta: lantern(FOUR, delta), 0, mass)
+    # Token 2: its neighbours add 0.1, 0.5, 0.3 to its own 0.1.
+    for lam, mass in ((1, 0.1), (1.99, 0.1), (2.01, 0.2), (6.9, 0.2), (7.1, 0.7), (10.1, 1.0)):
+      self._check_mass(lambda lam=lam: lantern_pp(FOUR, lam), 2, mass)
+
+  @chex.variants(with_jit=True, without_jit=True)
+  def test_divergence(self):
+    # Against the definition: bounds just below and above the true divergence.
+    p, moved = np.array([0.3, 0.5, 0.1, 0.1]), np.array([0.9, 0.0, 0.0, 0.1])
+    middle = (p + moved) / 2
+    relative = lambda law: np.sum(law[law > 0] * np.log((law / middle)[law > 0]))
+    divergence = (relative(p) + relative(moved)) / 2
+    for delta, mass in ((divergence - 1e-5, 0.8), (divergence + 1e-5, 0.9)):
+      self._check_mass(lambda delta=delta: lantern(FOUR, delta, k=2, metric='jsd'), 0, mass)
+
+  def _check_mass(self, build, token, expected):
+    """Compares the mass that speaks for `token`."""
+    p = jnp.array([0.3, 0.5, 0.1, 0.1])
+    with mock.patch.object(lantern_lib, 'rejection', lambda rule_for, **kwargs: rule_for(1)):
+      rule = build()
+    mass = self.variant(rule.mass)(p, p, jnp.int32(token), jnp.int32(1))
+    np.testing.assert_allclose(mass, expected, rtol=1e-6)
+
+  @parameterized.parameters(1, 8)
+  def test_greedy(self, lam):
+    drafter = tabular_drafter(DRAFT, trees.kary(2, 3, 6), 'fixed') if lam > 1 else jacobi(4)
+    decoder = make_decoder(MODEL.target, drafter, lantern_pp(TABLE, lam, greedy=True))
+    decoded = jax.jit(decoder)(
+        MODEL.params, LABELS, jax.random.key(0), Warp(temperature=0.0), DRAFT.params)
+    # The drift counts the tokens that are not the most probable after their prefix.
+    best = MODEL.laws(Warp()).argmax(axis=-1)
+    tokens = np.asarray(decoded.tokens)
+    others = sum(tokens[:, k] != best[prefix_number(tokens[:, :k], 4)] for k in range(6))
+    np.testing.assert_array_equal(decoded.drift, others)
+    self.assertEqual(others.sum() > 0, lam > 1)
+
+
+class OptionsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ('delta', lambda: lantern(TABLE, 1.0), 'delta is 1.0.* at least 0 .*below 1'),
+      ('negative_delta', lambda: lantern(TABLE, -0.1), 'delta is -0.1'),
+      ('jsd', lambda: lantern(TABLE, 0.7, metric='jsd'), "metric 'jsd' .*below 0.693"),
+      ('metric', lambda: lantern(TABLE, 0.1, metric='kld'), "metric is 'kld'.*tvd, jsd"),
+      ('lam', lambda: lantern_pp(TABLE, 0.9), 'lam is 0.9; it must be at least 1'),
+      ('k', lambda: lantern(TABLE, 0.1, k=4), 'k is 4; with a table of 3 .*must be 1 to 3'),
+      ('no_k', lambda: lantern(TABLE, 0.1, k=0), 'k is 0'),
+      ('released_k', lambda: lantern_pp(TABLE, 2, residual='released_lumina'),
+       r'1 to 2, because the released code sets k \+ 1'),
+      ('residual', lambda: lantern(TABLE, 0.1, residual='van'), "residual is 'van'.*gstar, paper"),
+      ('greedy', lambda: lantern(TABLE, 0.1, residual='paper', greedy=True), 'leave it out'),
+      ('table_shape', lambda: lantern(TABLE[0], 0.1), 'must be integers'),
+      ('table_type', lambda: lantern(TABLE * 1.0, 0.1), 'type float64; it must be integers'),
+      ('table_range', lambda: lantern(TABLE + 1, 0.1), 'must be tokens, 0 to 3'),
+      ('table_self', lambda: lantern(np.array([[1], [1]]), 0.1), 'row 1 contains 1 itself'),
+      ('group', lambda: grouped(0), 'group is 0; it must be at least 1'),
+      ('p_threshold', lambda: grouped(3, 0.0), 'p_threshold is 0.0; it must be above 0'),
+      ('d_threshold', lambda: grouped(3, d_threshold=1.0), 'embeddings are missing'),
+      ('embeddings', lambda: grouped(3, embeddings=CODEBOOK), 'd_threshold is None'),
+      ('flat', lambda: grouped(3, embeddings=CODEBOOK[0], d_threshold=1.0), r'must be \[V, D\]'),
+      ('no_distance', lambda: grouped(3, embeddings=CODEBOOK, d_threshold=0.0), 'd_threshold is'),
+      ('epsilon', lambda: typical(1.0), 'epsilon is 1.0; it must be above 0 and below 1'),
+      ('typical_delta', lambda: typical(0.1, 0.0), 'delta is 0.0'),
+      ('factor', lambda: uniform(0.9), 'delta is 0.9; the factor must be at least 1'),
+      ('cool_delta', lambda: cool(0.0), 'delta is 0.0'),
+      ('nu', lambda: cool(1.1, -0.1), 'nu is -0.1; the rate must be at least 0'),
+      ('length', lambda: cool(1.1, length=0), 'length is 0'),
+      ('l', lambda: cool_linear(1.1, 5, length=5), 'l is 5, .*depths 1 to 5: l must be larger'),
+  )
+  def test_refused(self, build, words):
+    with self.assertRaisesRegex(ValueError, words):
+      build()
+
+  @parameterized.named_parameters(
+      ('table', lambda: lantern(TABLE[:3, :1] % 3, 0.1), 'table has 3 rows, .* 4 tokens'),
+      ('group', lambda: grouped(5), 'group is 5, but the target has 4 tokens'),
+      ('embeddings', lambda: grouped(3, embeddings=CODEBOOK[:3], d_threshold=1.0),
+       'embeddings have 3 rows, .* 4 tokens'),
+      ('l', lambda: cool_linear(1.1, 3), 'l is 3, .*depths 1 to 3'),
+  )
+  def test_refused_with_a_target(self, build, words):
+    with self.assertRaisesRegex(ValueError, words):
+      make_decoder(MODEL.target, jacobi(4), build())
+
+  def test_greedy_needs_temperature_zero(self):
+    decoder = make_decoder(MODEL.target, jacobi(4), lantern(TABLE, 0.1, greedy=True))
+    with self.assertRaisesRegex(ValueError, 'temperature is 1.0'):
+      decoder.check(LABELS)
+
+  def test_only_exact_verifiers_say_so(self):
+    self.assertTrue(exact().exact)
+    for verifier, _ in VERIFIERS.values():
+      self.assertFalse(verifier.exact)
