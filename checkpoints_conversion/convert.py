@@ -5,6 +5,8 @@ leftovers, every parameter must be made, and every shape must fit; all that is
 wrong is reported at once.
 """
 
+import functools
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +18,10 @@ import numpy as np
 from checkpoints_conversion import read as read_lib
 from checkpoints_conversion import rules as rules_lib
 from cspd_jax import checkpoint
+from cspd_jax.models import eagle
+from cspd_jax.models import mar
+from cspd_jax.models.eagle import EagleConfig
+from cspd_jax.models.kl_vae import KLVAEConfig
 from cspd_jax.models.llamagen import LlamaGenConfig
 from cspd_jax.models.llamagen import PRESETS
 from cspd_jax.models.vq import VQConfig
@@ -40,6 +46,7 @@ class Family(NamedTuple):
       shapes of its published tensors and from what only a person can know.
     presets: published models by name.
     leftovers: a regular expression for names of tensors that are not weights.
+    prefer: see `read.read`.
   """
 
   kind: str
@@ -47,6 +54,7 @@ class Family(NamedTuple):
   infer: Callable[[Shapes, Mapping[str, Any]], Any]
   presets: Mapping[str, Any]
   leftovers: str
+  prefer: str | None = None
 
 
 def convert(family: Family, config: Any, tensors: Mapping[str, np.ndarray]) -> Params:
@@ -95,7 +103,7 @@ def publish(family: Family, config: Any, params: Params) -> dict[str, np.ndarray
 def published_shapes(family: Family, config: Any) -> dict[str, tuple[int, ...]]:
   """Names and shapes of the published tensors of a model of any size, nothing allocated."""
   rules, (paths, _) = _rules(family, config)
-  leaves = dict(zip(paths, jax.tree.leaves(_template(family, config))))
+  leaves = dict(zip(paths, jax.tree.leaves(_template(family.kind, config))))
   return {rule.source: jax.eval_shape(
       rule.transform.inverse, *(leaves[path] for path in rule.destinations)).shape
           for rule in rules}
@@ -141,7 +149,7 @@ def convert_file(
   if model is not None and options:
     raise ConversionError(
         f'{", ".join(sorted(options))}: only without model, which sets the sizes itself.')
-  tensors = read_lib.read(source, key=key)
+  tensors = read_lib.read(source, key=key, prefer=family.prefer)
   shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
   config = family.presets[model] if model else family.infer(shapes, options)
   params = convert(family, config, tensors)
@@ -213,11 +221,7 @@ def infer_vq(shapes: Shapes, options: Mapping[str, Any]) -> VQConfig:
   widths = [_shape(shapes, f'encoder.conv_blocks.{i}.res.0.conv1.weight', 4, what)[0]
             for i in range(levels)]
   codebook_size, codebook_dim = _shape(shapes, 'quantize.embedding.weight', 2, what)
-  if min(widths, default=0) < 128:
-    # The published architecture normalises in 32 groups whatever the width is.
-    raise ConversionError(
-        f'The levels of the tokenizer are {widths} channels wide; below 128 channels its '
-        'normalisation groups differ from those of cspd_jax, and it cannot be converted.')
+  _refuse_narrow(widths)
   return VQConfig(
       in_channels=in_channels, ch=ch, ch_mult=tuple(width // ch for width in widths),
       num_res_blocks=_count(shapes, r'encoder\.conv_blocks\.0\.res\.(\d+)\.conv1\.weight'),
@@ -225,7 +229,169 @@ def infer_vq(shapes: Shapes, options: Mapping[str, Any]) -> VQConfig:
       codebook_size=codebook_size, codebook_dim=codebook_dim)
 
 
+def infer_mar(shapes: Shapes, options: Mapping[str, Any]) -> mar.MARConfig:
+  """Sizes of a MAR transformer with its diffusion head.
+
+  Args:
+    shapes: of its published tensors.
+    options: `num_heads`, where width and depth are not those of a published size.
+
+  Raises:
+    ConversionError: if the shapes and options do not tell all sizes.
+  """
+  what = 'a MAR model'
+  if unknown := options.keys() - {'num_heads'}:
+    raise ConversionError(f'{", ".join(sorted(unknown))}: not for {what}, whose shapes tell it.')
+  num_classes, dim = _shape(shapes, 'class_emb.weight', 2, what)
+  num_tokens = _shape(shapes, 'diffusion_pos_embed_learned', 3, what)[1]
+  side = math.isqrt(num_tokens)
+  if side**2 != num_tokens:
+    raise ConversionError(f'The model has {num_tokens} tokens; only square grids are known.')
+  num_layers = _count(shapes, r'encoder_blocks\.(\d+)\.norm1\.weight')
+  num_heads = options.get('num_heads') or {
+      (preset.dim, preset.num_layers): preset.num_heads for preset in mar.PRESETS.values()
+  }.get((dim, num_layers))
+  if num_heads is None:
+    raise ConversionError(
+        f'num_heads cannot be told from the weights, and width {dim} with {num_layers} layers is '
+        'not a published size; give it.')
+  return mar.MARConfig(
+      height=side, width=side, token_dim=_shape(shapes, 'z_proj.weight', 2, what)[1], dim=dim,
+      num_layers=num_layers, num_heads=num_heads,
+      head_width=_shape(shapes, 'diffloss.net.cond_embed.weight', 2, what)[0],
+      head_layers=_count(shapes, r'diffloss\.net\.res_blocks\.(\d+)\.in_ln\.weight'),
+      num_classes=num_classes,
+      buffer_size=_shape(shapes, 'encoder_pos_embed_learned', 3, what)[1] - num_tokens)
+
+
+def infer_kl_vae(shapes: Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
+  """Sizes of a variational autoencoder; the scale of its latents is taken to be KL-16's.
+
+  Args:
+    shapes: of its published tensors.
+    options: must be empty; the shapes tell everything.
+
+  Raises:
+    ConversionError: if the shapes are not those of such an autoencoder.
+  """
+  what = 'a variational autoencoder'
+  if options:
+    raise ConversionError(f'{", ".join(sorted(options))}: not for {what}, whose shapes tell all.')
+  ch, in_channels = _shape(shapes, 'encoder.conv_in.weight', 4, what)[:2]
+  levels = _count(shapes, r'encoder\.down\.(\d+)\.block\.0\.conv1\.weight')
+  widths = [_shape(shapes, f'encoder.down.{i}.block.0.conv1.weight', 4, what)[0]
+            for i in range(levels)]
+  _refuse_narrow(widths)
+  return KLVAEConfig(
+      in_channels=in_channels, ch=ch, ch_mult=tuple(width // ch for width in widths),
+      num_res_blocks=_count(shapes, r'encoder\.down\.0\.block\.(\d+)\.conv1\.weight'),
+      z_channels=_shape(shapes, 'post_quant_conv.weight', 4, what)[0])
+
+
+def _refuse_narrow(widths: list[int]) -> None:
+  """Raises ConversionError for convolutional tokenizers that cspd_jax would run differently."""
+  if min(widths, default=0) < 128:
+    # The published architectures normalise in 32 groups whatever the width is.
+    raise ConversionError(
+        f'The levels of the tokenizer are {widths} channels wide; below 128 channels its '
+        'normalisation groups differ from those of cspd_jax, and it cannot be converted.')
+
+
+def infer_eagle(form: str, shapes: Shapes, options: Mapping[str, Any]) -> EagleConfig:
+  """Sizes of an EAGLE drafter.
+
+  Args:
+    form: the model it drafts for: 'llamagen', 'anole' or 'lumina_mgpt'.
+    shapes: of its published tensors.
+    options: `image_size` in pixels; `num_heads`, where neither shapes nor a published width tell.
+
+  Raises:
+    ConversionError: if the shapes and options do not tell all sizes.
+  """
+  what = f'an EAGLE drafter for {form}'
+  vocab_size, dim = _shape(shapes, 'embed_tokens.weight', 2, what)
+  projections = {name: _shape(shapes, f'layers.0.self_attn.{name}_proj.weight', 2, what)[0]
+                 for name in ('q', 'k')}
+  ffn_dim = _shape(shapes, 'layers.0.mlp.gate_proj.weight', 2, what)[0]
+  if form == 'llamagen':
+    family, norm_eps = 'llamagen', 1e-6
+    known = {preset.dim: preset.num_heads for preset in eagle.PRESETS.values()
+             if preset.family == 'llamagen'}
+    num_heads = options.get('num_heads', known.get(dim))
+    if num_heads is None:
+      raise ConversionError(
+          f'num_heads cannot be told from the weights, and {dim} is not a published width; '
+          'give it.')
+    if num_heads < 1 or dim % num_heads:
+      raise ConversionError(f'num_heads is {num_heads}; it must divide the width, {dim}.')
+    head_dim = dim // num_heads
+  else:
+    family, norm_eps = 'chameleon', 1e-5
+    if 'num_heads' in options:
+      raise ConversionError(f'num_heads: not for {what}, whose shapes tell it.')
+    head_dim = _shape(shapes, 'layers.0.self_attn.q_norm.weight', 2, what)[1]
+  image_size = options.get('image_size')
+  if image_size is None:
+    raise ConversionError(
+        'image_size cannot be told from the weights; give it in pixels, or give model, one of: '
+        f'{", ".join(_drafters(form))}.')
+  if image_size < 16 or image_size % 16:
+    raise ConversionError(f'image_size is {image_size}; it must be a positive multiple of 16.')
+  side = image_size // 16
+  # Lumina-mGPT ends rows and the image with tokens of their own.
+  width, ends = (side + 1, 1) if form == 'lumina_mgpt' else (side, 0)
+  return EagleConfig(
+      family=family, num_tokens=side * width + ends, row_width=width, dim=dim,
+      num_heads=projections['q'] // head_dim, num_kv_heads=projections['k'] // head_dim,
+      ffn_dim=ffn_dim, vocab_size=vocab_size, norm_eps=norm_eps, own_embedding=True)
+
+
+def compare_embedding(params: Params, target_params: Params) -> dict[str, float]:
+  """Which of its target's tables a drafter's own token embedding is.
+
+  The published LlamaGen drafters may hold the output matrix in this place.
+
+  Args:
+    params: a converted EAGLE drafter with a token embedding of its own.
+    target_params: the converted target.
+
+  Returns:
+    For 'token_embedding' and 'output', the largest difference to that table of the target in
+    units of its largest number. 0 means equal; the rounding of bfloat16 is below 0.004.
+
+  Raises:
+    ConversionError: if the sizes differ.
+  """
+  own = np.asarray(params['token_embedding'], np.float32)
+  tables, differences = target_params['transformer'], {}
+  for name in ('token_embedding', 'output'):
+    table = np.asarray(tables[name], np.float32)
+    table = table.T if name == 'output' else table
+    if table.shape != own.shape:
+      raise ConversionError(
+          f"The drafter's token embedding is {own.shape}, but the target's {name} is for "
+          f'{table.shape}; this drafter belongs to another target.')
+    differences[name] = float(np.abs(own - table).max() / np.abs(table).max())
+  return differences
+
+
+def _drafters(form: str) -> dict[str, EagleConfig]:
+  return {name: preset for name, preset in eagle.PRESETS.items() if name.startswith(form)}
+
+
+def _eagle_family(form: str, num_norm_shards: int | None = None) -> Family:
+  return Family(
+      kind='eagle', rules=functools.partial(rules_lib.eagle, num_norm_shards=num_norm_shards),
+      infer=functools.partial(infer_eagle, form), presets=_drafters(form), leftovers=r'(?!)')
+
+
 FAMILIES: dict[str, Family] = {
+    'eagle_llamagen': _eagle_family('llamagen'),
+    'eagle_anole': _eagle_family('anole'),
+    'eagle_lumina_mgpt': _eagle_family('lumina_mgpt', num_norm_shards=1),
+    'kl_vae': Family(
+        kind='kl_vae', rules=rules_lib.kl_vae, infer=infer_kl_vae,
+        presets={'kl_16': KLVAEConfig()}, leftovers=r'loss\..*'),
     'llamagen': Family(
         kind='llamagen', rules=rules_lib.llamagen, infer=infer_llamagen, presets=PRESETS,
         leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)'),
@@ -233,6 +399,10 @@ FAMILIES: dict[str, Family] = {
         kind='vq', rules=rules_lib.vq, infer=infer_vq,
         presets={'vq_16': VQConfig(), 'vq_8': VQConfig(ch_mult=(1, 2, 2, 4))},
         leftovers=r'quantize\.codebook_used'),
+    'mar': Family(
+        kind='mar', rules=rules_lib.mar, infer=infer_mar, presets=mar.PRESETS,
+        # The averaged weights are the ones that the published results use.
+        leftovers=r'(?!)', prefer='model_ema'),
 }
 
 
@@ -250,13 +420,14 @@ def _count(shapes: Shapes, pattern: str) -> int:
   return max(numbers, default=-1) + 1
 
 
-def _template(family: Family, config: Any) -> Params:
-  init = checkpoint.KINDS[family.kind].init
+@functools.lru_cache(maxsize=8)  # Tracing a big model takes seconds.
+def _template(kind: str, config: Any) -> Params:
+  init = checkpoint.KINDS[kind].init
   return jax.eval_shape(lambda: init(config, jax.random.key(0)))
 
 
 def _rules(family: Family, config: Any):
   """The rules of one model; its parameters' paths and tree structure."""
-  flat, treedef = jax.tree_util.tree_flatten_with_path(_template(family, config))
+  flat, treedef = jax.tree_util.tree_flatten_with_path(_template(family.kind, config))
   paths = ['/'.join(key.key for key in path) for path, _ in flat]
   return rules_lib.expand(family.rules(config), paths), (paths, treedef)

@@ -31,13 +31,16 @@ class ReadError(ValueError):
   """A weight file that cannot be read."""
 
 
-def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.ndarray]:
+def read(
+    path: str | os.PathLike, *, key: str | None = None, prefer: str | None = None,
+) -> dict[str, np.ndarray]:
   """Reads the tensors of a weight file.
 
   Args:
     path: a `.safetensors` file, a folder of those, or a file that `torch.save` wrote.
     key: which part of a PyTorch file holds the weights, for instance 'ema'. None
-      takes the first of 'model', 'module' and 'state_dict', or the file itself.
+      takes `prefer` or the first of 'model', 'module' and 'state_dict', or the file itself.
+    prefer: the part to take, where there is one of this name and `key` is None.
 
   Returns:
     Arrays by name, without the prefixes of compiled and wrapped modules.
@@ -53,7 +56,7 @@ def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.nda
   if not files:
     raise ReadError(f'source is {path}, a folder without .safetensors files.')
   if files[0].suffix != '.safetensors':
-    return _strip(path, _read_torch(path, key))
+    return _strip(path, _read_torch(path, key, prefer))
   if key is not None:
     raise ReadError(f'key is {key!r}, but {path} is safetensors and has no parts; leave it out.')
   tensors: dict[str, np.ndarray] = {}
@@ -96,7 +99,8 @@ def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
         f'{path} is not a complete safetensors file ({error}); download it again.') from error
 
 
-def _read_torch(path: pathlib.Path, key: str | None) -> dict[str, np.ndarray]:
+def _read_torch(
+    path: pathlib.Path, key: str | None, prefer: str | None) -> dict[str, np.ndarray]:
   """Reads tensors and plain values; the weights may lie one level down."""
   try:
     import torch
@@ -123,7 +127,7 @@ def _read_torch(path: pathlib.Path, key: str | None) -> dict[str, np.ndarray]:
     raise ReadError(f'{path} holds a {type(content).__name__}, not tensors by name.')
   parts = [name for name, part in content.items() if isinstance(part, Mapping)]
   if key is None:
-    key = next((name for name in _OUTER_KEYS if name in parts), None)
+    key = next((name for name in (prefer, *_OUTER_KEYS) if name in parts), None)
   elif key not in parts:
     raise ReadError(f'key is {key!r}; the parts of {path} are: {", ".join(map(str, parts))}.')
   tensors = content if key is None else content[key]

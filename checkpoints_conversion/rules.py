@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cspd_jax.models.eagle import EagleConfig
+from cspd_jax.models.kl_vae import KLVAEConfig
 from cspd_jax.models.llamagen import LlamaGenConfig
+from cspd_jax.models.mar import MARConfig
 from cspd_jax.models.vq import VQConfig
 
 
@@ -76,6 +79,52 @@ def join_heads(num_heads: int, head_dim: int) -> Transform:
                    lambda x: x.reshape(num_heads * head_dim, -1).T)
 
 
+def split_head_biases(num_heads: int) -> Transform:
+  """`[3 H E]`, query then key then value, to three `[H, E]`."""
+
+  def forward(fused):
+    return tuple(fused.reshape(3, num_heads, -1))
+
+  def inverse(*parts):
+    library = parts[0].__array_namespace__()
+    return library.concatenate([part.reshape(-1) for part in parts])
+
+  return Transform(forward, inverse)
+
+
+def separate_heads(num_heads: int, head_dim: int, halves: bool) -> Transform:
+  """`[H E, D]` to `[D, H, E]`; with `halves`, from rotated halves to rotated pairs.
+
+  Some published models rotate number `i` of a head together with number `i + E / 2`, here it is
+  `2 i` with `2 i + 1`. The same order of queries and keys leaves their products as they are.
+  """
+  def forward(x):
+    x = x.reshape(num_heads, head_dim, -1)
+    return ((_to_pairs(x) if halves else x).transpose(2, 0, 1),)
+
+  def inverse(x):
+    x = x.transpose(1, 2, 0)
+    return (_to_halves(x) if halves else x).reshape(num_heads * head_dim, -1)
+
+  return Transform(forward, inverse)
+
+
+def head_norm(num_heads: int, num_shards: int) -> Transform:
+  """`[num_shards, E]`, a row for the heads of a shard, to `[H, E]`, from halves to pairs."""
+  repeats = num_heads // num_shards
+  return Transform(lambda x: (_to_pairs(x).repeat(repeats, axis=0),),
+                   lambda x: _to_halves(x[::repeats]))
+
+
+def _to_pairs(x):
+  """Axis 1 from first half and second half to pairs of both."""
+  return x.reshape(x.shape[0], 2, -1, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def _to_halves(x):
+  return x.reshape(x.shape[0], -1, 2, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
+
+
 def llamagen(config: LlamaGenConfig) -> list[Rule]:
   """LlamaGen's transformers, class- and text-conditional."""
   sizes = config.transformer
@@ -104,6 +153,44 @@ def llamagen(config: LlamaGenConfig) -> list[Rule]:
   ]
 
 
+def eagle(config: EagleConfig, num_norm_shards: int | None = None) -> list[Rule]:
+  """EAGLE drafters as LANTERN publishes them.
+
+  Args:
+    config: the drafter's sizes.
+    num_norm_shards: rows of the norms of queries and keys, 'chameleon' only; None means one for
+      every head.
+  """
+  chameleon, width = config.family == 'chameleon', config.head_dim
+  source = 'layers.0.'
+  rules = [
+      Rule('fc.weight', ('fc/kernel',), MATRIX),
+      Rule('fc.bias', ('fc/bias',), KEEP),
+      Rule(source + 'self_attn.q_proj.weight', ('layer/query',),
+           separate_heads(config.num_heads, width, chameleon)),
+      Rule(source + 'self_attn.k_proj.weight', ('layer/key',),
+           separate_heads(config.num_kv_heads, width, chameleon)),
+      Rule(source + 'self_attn.v_proj.weight', ('layer/value',),
+           separate_heads(config.num_kv_heads, width, False)),
+      Rule(source + 'self_attn.o_proj.weight', ('layer/out',), join_heads(config.num_heads, width)),
+      Rule(source + 'post_attention_layernorm.weight', ('layer/ffn_norm/scale',), KEEP),
+      Rule(source + 'mlp.gate_proj.weight', ('layer/gate',), MATRIX),
+      Rule(source + 'mlp.up_proj.weight', ('layer/up',), MATRIX),
+      Rule(source + 'mlp.down_proj.weight', ('layer/down',), MATRIX),
+      Rule('embed_tokens.weight', ('token_embedding',), KEEP),
+  ]
+  if not chameleon:
+    return rules
+  rules.append(
+      Rule(source + 'input_layernorm.weight', ('layer/attention_norm/scale',), KEEP))
+  for theirs, ours, count in (('q', 'query', config.num_heads), ('k', 'key', config.num_kv_heads)):
+    transform = head_norm(count, num_norm_shards or count)
+    norm = f'{source}self_attn.{theirs}_norm.'
+    rules += [Rule(norm + 'weight', (f'layer/{ours}_norm/scale',), transform),
+              Rule(norm + 'bias', (f'layer/{ours}_norm/bias',), transform)]
+  return rules
+
+
 def vq(config: VQConfig) -> list[Rule]:
   """LlamaGen's image tokenizers."""
   del config
@@ -120,6 +207,67 @@ def vq(config: VQConfig) -> list[Rule]:
     rules += _residual(f'{part}.mid.0', f'{part}/mid/res_0')
     rules += _attention(f'{part}.mid.1', f'{part}/mid/attn_0')
     rules += _residual(f'{part}.mid.2', f'{part}/mid/res_1')
+    rules += _norm(f'{part}.norm_out', f'{part}/norm_out')
+    rules += _layer(f'{part}.conv_out', f'{part}/conv_out', CONVOLUTION)
+  return rules
+
+
+def mar(config: MARConfig) -> list[Rule]:
+  """MAR's transformers with their diffusion heads."""
+  heads, head_dim = config.num_heads, config.dim // config.num_heads
+  names = {
+      'class_emb.weight': 'class_embedding', 'fake_latent': 'null_embedding',
+      'encoder_pos_embed_learned': 'encoder_positions', 'mask_token': 'mask_token',
+      'decoder_pos_embed_learned': 'decoder_positions',
+      'diffusion_pos_embed_learned': 'z_positions',
+  }
+  rules = [Rule(theirs, (ours,), KEEP) for theirs, ours in names.items()]
+  rules += _layer('z_proj', 'token_in', MATRIX) + _norm('z_proj_ln', 'token_norm')
+  rules += _layer('decoder_embed', 'decoder_in', MATRIX)
+  for part in ('encoder', 'decoder'):
+    block, layer = f'{part}_blocks.{{i}}', f'{part}_layers_{{i}}'
+    parts = [f'{layer}/{name}' for name in ('query', 'key', 'value')]
+    rules += [
+        Rule(f'{block}.attn.qkv.weight', tuple(f'{path}/kernel' for path in parts),
+             split_heads(heads, heads, head_dim)),
+        Rule(f'{block}.attn.qkv.bias', tuple(f'{path}/bias' for path in parts),
+             split_head_biases(heads)),
+    ]
+    rules += _layer(f'{block}.attn.proj', f'{layer}/out', join_heads(heads, head_dim))
+    rules += _layer(f'{block}.mlp.fc1', f'{layer}/mlp_in', MATRIX)
+    rules += _layer(f'{block}.mlp.fc2', f'{layer}/mlp_out', MATRIX)
+    rules += _norm(f'{block}.norm1', f'{layer}/attention_norm')
+    rules += _norm(f'{block}.norm2', f'{layer}/mlp_norm') + _norm(f'{part}_norm', f'{part}_norm')
+  names = {
+      'time_embed.mlp.0': 'time_in', 'time_embed.mlp.2': 'time_out', 'cond_embed': 'condition',
+      'input_proj': 'state', 'res_blocks.{i}.mlp.0': 'mlp_in_{i}',
+      'res_blocks.{i}.mlp.2': 'mlp_out_{i}',
+      'res_blocks.{i}.adaLN_modulation.1': 'modulation_{i}',
+      'final_layer.adaLN_modulation.1': 'out_modulation', 'final_layer.linear': 'out',
+  }
+  for theirs, ours in names.items():
+    rules += _layer(f'diffloss.net.{theirs}', f'head/{ours}', MATRIX)
+  return rules + _norm('diffloss.net.res_blocks.{i}.in_ln', 'head/norm_{i}')
+
+
+def kl_vae(config: KLVAEConfig) -> list[Rule]:
+  """Variational autoencoders of latent diffusion."""
+  rules = _layer('quant_conv', 'quant_conv', POINTWISE)
+  rules += _layer('post_quant_conv', 'post_quant_conv', POINTWISE)
+  levels = range(len(config.ch_mult))
+  # The published decoder numbers its levels like the encoder's, ours in execution order.
+  for part, theirs, ours, resample in (
+      ('encoder', 'down', [f'down_{level}' for level in levels], 'downsample'),
+      ('decoder', 'up', [f'up_{level}' for level in reversed(levels)], 'upsample')):
+    rules += _layer(f'{part}.conv_in', f'{part}/conv_in', CONVOLUTION)
+    for level in levels:
+      source, destination = f'{part}.{theirs}.{level}', f'{part}/{ours[level]}'
+      rules += _residual(f'{source}.block.{{j}}', f'{destination}/res_{{j}}')
+      rules += _attention(f'{source}.attn.{{j}}', f'{destination}/attn_{{j}}')
+      rules += _layer(f'{source}.{resample}.conv', f'{destination}/{resample}', CONVOLUTION)
+    rules += _residual(f'{part}.mid.block_1', f'{part}/mid/res_0')
+    rules += _attention(f'{part}.mid.attn_1', f'{part}/mid/attn_0')
+    rules += _residual(f'{part}.mid.block_2', f'{part}/mid/res_1')
     rules += _norm(f'{part}.norm_out', f'{part}/norm_out')
     rules += _layer(f'{part}.conv_out', f'{part}/conv_out', CONVOLUTION)
   return rules

@@ -21,7 +21,9 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from cspd_jax.models import eagle
+from cspd_jax.models import kl_vae
 from cspd_jax.models import llamagen
+from cspd_jax.models import mar
 from cspd_jax.models import medusa
 from cspd_jax.models import vq
 
@@ -50,7 +52,9 @@ class Kind(NamedTuple):
 # What `kind` may be; a new model family is one more entry.
 KINDS: dict[str, Kind] = {
     'eagle': Kind(eagle.EagleConfig, eagle.init),
+    'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init),
     'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init),
+    'mar': Kind(mar.MARConfig, mar.init),
     'medusa': Kind(medusa.MedusaConfig, medusa.init),
     'vq': Kind(vq.VQConfig, vq.init),
 }

@@ -11,8 +11,8 @@ norms of queries and keys, head by head.
 
 In the shape descriptions `B` is the number of images, `S` of guidance streams, `R` of rows (`S B`),
 `C` of condition tokens, `n` of new entries, `F` the width of a feature and `V` the size of the
-vocabulary. Entry `j` of the network's sequence pairs token `j + 1` of the target's with feature `j`,
-so the condition has `C - 1` entries of its own.
+vocabulary. Entry `j` of the network's sequence pairs token `j + 1` of the target's with feature
+`j`, so the condition has `C - 1` entries of its own.
 """
 
 import dataclasses
@@ -293,7 +293,8 @@ def network(config: EagleConfig) -> Network:
     rows, count = tokens.shape
     if not count:
       shape = (rows, config.num_kv_heads, num_slots, config.head_dim)
-      return Cache((jnp.zeros(shape, features.dtype),) * 2, visible, origin)
+      layer = jnp.zeros(shape, features.dtype), jnp.zeros(shape, features.dtype)
+      return Cache(layer, visible, origin)
     _, _, layer = model.apply(
         {'params': params}, tokens, features[:, :count],
         _rope(config, origin[:, None] + jnp.arange(-count, 0)), _causal(visible))
@@ -362,4 +363,5 @@ def _rope(config: EagleConfig, position: jax.Array) -> transformer.Rope:
   angles = jnp.concatenate([part[..., None] * frequencies for part in cell], axis=-1)
   # As in the target, rows of zeros make the keys of the condition vanish.
   image = (position >= 0)[..., None]
-  return transformer.Rope(jnp.where(image, jnp.cos(angles), 0), jnp.where(image, jnp.sin(angles), 0))
+  cos, sin = jnp.cos(angles), jnp.sin(angles)
+  return transformer.Rope(jnp.where(image, cos, 0), jnp.where(image, sin, 0))

@@ -17,6 +17,7 @@ import numpy as np
 
 from cspd_jax.decoding import base
 from cspd_jax.decoding.tree import RuntimeTree, Tree
+from cspd_jax.models import class_labels
 from cspd_jax.models import transformer
 
 Params = Any
@@ -351,16 +352,7 @@ def _window_mask(cache: Cache, start: jax.Array, tree: Tree | RuntimeTree) -> ja
 def _check_condition(config: LlamaGenConfig, condition: Any) -> None:
   """Raises ValueError for a condition that the model does not know."""
   if config.conditioning == 'class':
-    labels = np.asarray(condition)
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-      raise ValueError(
-          f'condition has shape {labels.shape} and dtype {labels.dtype}; '
-          'this model takes one integer class label per image, shape [B].')
-    wrong = labels[(labels < 0) | (labels >= config.num_classes)]
-    if wrong.size:
-      raise ValueError(
-          f'condition holds the class labels {np.unique(wrong).tolist()}; '
-          f'this model knows 0 to {config.num_classes - 1}.')
+    class_labels.check(condition, config.num_classes)
     return
   if not isinstance(condition, Caption):
     raise ValueError(

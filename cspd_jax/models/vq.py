@@ -216,6 +216,7 @@ class Decoder(nn.Module):
   """Features `[B, h, w, z_channels]` to an image `[B, h * f, w * f, C]`, not clipped."""
 
   config: VQConfig
+  attention: bool = True  # At the lowest resolution, beside that of the middle.
 
   @nn.compact
   def __call__(self, x):
@@ -224,7 +225,7 @@ class Decoder(nn.Module):
     x = Middle(name='mid')(x)
     last = len(c.ch_mult) - 1
     for i, multiple in enumerate(reversed(c.ch_mult)):
-      x = Level(c.ch * multiple, c.num_res_blocks + 1, attention=i == 0,
+      x = Level(c.ch * multiple, c.num_res_blocks + 1, attention=self.attention and i == 0,
                 resample=None if i == last else 'up', name=f'up_{i}')(x)
     return _conv(c.in_channels, 'conv_out')(nn.swish(_norm(x.shape[-1], 'norm_out')(x)))
 

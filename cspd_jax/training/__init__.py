@@ -1,1 +1,1 @@
-"""Training of tokenizers (`vq`) and autoregressive models (`autoregressive`) on one `loop`."""
+"""Training of tokenizers, autoregressive models, drafters and masked models on one `loop`."""

@@ -28,8 +28,8 @@ def _published_model(path):
 
 def test_every_preset_has_a_manifest():
   named = {(family.kind, name) for family, name, _ in map(_published_model, _MANIFESTS)}
-  assert named == {(family.kind, name) for family in convert.FAMILIES.values()
-                   for name in family.presets}
+  families = [convert.FAMILIES[name] for name in ('llamagen', 'llamagen_vq')]
+  assert named == {(family.kind, name) for family in families for name in family.presets}
 
 
 @pytest.mark.parametrize('path', _MANIFESTS, ids=lambda path: path.name.split('.')[0])

@@ -1,0 +1,1 @@
+"""Continuous image tokens: masked bidirectional models with a diffusion head."""

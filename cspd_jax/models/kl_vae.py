@@ -1,0 +1,169 @@
+"""The image tokenizer of MAR: a variational autoencoder with continuous latents.
+
+The convolutional networks of `vq` around a grid of Gaussians in place of a codebook. With the
+default configuration this is the published KL-16 (one latent of 16 channels per 16x16 pixels).
+Latents outside of this file are scaled to a variance of about one. Everything is NHWC and a pure
+function of `(params, config)`.
+
+  config = KLVAEConfig()
+  params = init(config, jax.random.key(0))
+  latents = sample(config, encode(params, config, images), key)   # [B, H / 16, W / 16, 16]
+  images = decode(params, config, latents)                        # [B, H, W, 3] in [-1, 1]
+
+Parameter tree: `encoder`, `decoder`, `quant_conv` and `post_quant_conv` as in `vq`, without the
+attention in `decoder/up_0`.
+
+References: Rombach et al., High-Resolution Image Synthesis with Latent Diffusion Models, 2022
+(arXiv:2112.10752), appendix G; Li et al., Autoregressive Image Generation without Vector
+Quantization, 2024 (arXiv:2406.11838), section 4.1.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.models import vq
+
+
+@dataclasses.dataclass(frozen=True)
+class KLVAEConfig:
+  """Sizes of a tokenizer; the defaults are KL-16.
+
+  Attributes:
+    in_channels: image channels.
+    ch: width at full resolution.
+    ch_mult: width of each resolution as a multiple of `ch`; each level after the first halves
+      height and width.
+    num_res_blocks: residual blocks per level in the encoder; the decoder has one more.
+    z_channels: channels of a latent.
+    scale: what makes the latents of the training images vary by one: latents are multiplied by it
+      after encoding and divided by it before decoding.
+  """
+
+  in_channels: int = 3
+  ch: int = 128
+  ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
+  num_res_blocks: int = 2
+  z_channels: int = 16
+  scale: float = 0.2325
+
+  def __post_init__(self):
+    # A checkpoint's JSON gives a list back; a static jit argument must be hashable.
+    object.__setattr__(self, 'ch_mult', tuple(self.ch_mult))
+    if not self.scale > 0:
+      raise ValueError(f'KLVAEConfig.scale must be positive, got {self.scale}.')
+    self.network(self.z_channels)  # Checks the other sizes.
+
+  @property
+  def factor(self) -> int:
+    """Pixels per latent along each side of the image."""
+    return 2 ** (len(self.ch_mult) - 1)
+
+  def network(self, z_channels: int) -> vq.VQConfig:
+    """Sizes of the encoder or decoder, with `z_channels` at their narrow end."""
+    return vq.VQConfig(in_channels=self.in_channels, ch=self.ch, ch_mult=self.ch_mult,
+                       num_res_blocks=self.num_res_blocks, z_channels=z_channels)
+
+
+class Posterior(NamedTuple):
+  """Independent Gaussians over latents, before scaling.
+
+  Attributes:
+    mean: `[B, h, w, z_channels]` float32.
+    log_variance: `[B, h, w, z_channels]` float32, from -30 to 20.
+  """
+
+  mean: jax.Array
+  log_variance: jax.Array
+
+
+class Tokenizer(nn.Module):
+  """All parameters of a tokenizer; use the functions of this file to run it."""
+
+  config: KLVAEConfig
+
+  def setup(self):
+    c = self.config
+    self.encoder = vq.Encoder(c.network(2 * c.z_channels))
+    self.decoder = vq.Decoder(c.network(c.z_channels), attention=False)
+    self.quant_conv = nn.Dense(2 * c.z_channels)
+    self.post_quant_conv = nn.Dense(c.z_channels)
+
+  def moments(self, images):
+    return self.quant_conv(self.encoder(images))
+
+  def images(self, latents):
+    return self.decoder(self.post_quant_conv(latents))
+
+  def __call__(self, images):
+    return self.images(self.moments(images)[..., :self.config.z_channels])
+
+
+def init(config: KLVAEConfig, key: jax.Array) -> dict:
+  """Returns fresh float32 parameters for `config`."""
+  side = config.factor
+  images = jnp.zeros((1, side, side, config.in_channels), jnp.float32)
+  return Tokenizer(config).init(key, images)['params']
+
+
+def encode(params, config: KLVAEConfig, images: jax.Array) -> Posterior:
+  """What the encoder knows about the latents of images.
+
+  Args:
+    params: parameters from `init`, training or a checkpoint.
+    config: their sizes.
+    images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
+
+  Returns:
+    Gaussians over latents `[B, H / factor, W / factor, z_channels]`.
+
+  Raises:
+    ValueError: if the shape of `images` does not fit `config`.
+  """
+  if images.ndim != 4 or images.shape[-1] != config.in_channels:
+    raise ValueError(
+        f'images must be [batch, height, width, {config.in_channels}], got {images.shape}.')
+  if images.shape[1] % config.factor or images.shape[2] % config.factor:
+    raise ValueError(
+        f'Height and width of images must be multiples of {config.factor}, got '
+        f'{images.shape[1]}x{images.shape[2]}; crop or resize them first.')
+  moments = Tokenizer(config).apply(
+      {'params': params}, images.astype(_dtype(params)), method='moments').astype(jnp.float32)
+  mean, log_variance = jnp.split(moments, 2, axis=-1)
+  return Posterior(mean, jnp.clip(log_variance, -30.0, 20.0))
+
+
+def sample(config: KLVAEConfig, posterior: Posterior, key: jax.Array) -> jax.Array:
+  """Scaled latents `[B, h, w, z_channels]`, float32, drawn from `posterior`."""
+  noise = jax.random.normal(key, posterior.mean.shape)
+  return (posterior.mean + jnp.exp(0.5 * posterior.log_variance) * noise) * config.scale
+
+
+def decode_unclipped(params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
+  """Images `[B, H, W, C]`, float32, as they leave the decoder, of scaled latents.
+
+  Raises:
+    ValueError: if `latents` is not `[B, h, w, z_channels]`.
+  """
+  if latents.ndim != 4 or latents.shape[-1] != config.z_channels:
+    raise ValueError(
+        f'latents must be [batch, height, width, {config.z_channels}], got {latents.shape}.')
+  latents = (latents / config.scale).astype(_dtype(params))
+  images = Tokenizer(config).apply({'params': params}, latents, method='images')
+  return images.astype(jnp.float32)
+
+
+def decode(params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
+  """Images `[B, h * factor, w * factor, C]` in [-1, 1], float32, of scaled latents `[B, h, w, Z]`.
+
+  Raises:
+    ValueError: if `latents` is not `[B, h, w, z_channels]`.
+  """
+  return jnp.clip(decode_unclipped(params, config, latents), -1.0, 1.0)
+
+
+def _dtype(params):
+  return params['quant_conv']['kernel'].dtype

@@ -1,0 +1,305 @@
+"""MAR: a masked image model of continuous tokens (arXiv 2406.11838).
+
+A transformer encoder reads the visible tokens behind a buffer of rows that hold
+the class; a decoder of the same size gives a vector `z` for every position; and
+a small diffusion model, the head, turns `z` into a token. The tokens are the
+latents of `kl_vae`, in raster order.
+
+The published code drops hidden tokens from the encoder, so that all images of a
+batch must hide equally many. Here they stay in place and no query sees them,
+which gives the same result for any mask per image with static shapes.
+
+In the shape descriptions, `B` is the number of images, `R` of rows (images times
+guidance streams), `T` of tokens, `C` the length of a token, `L` the number of
+rows of a sequence (buffer, then tokens), `D` the width of the transformer, `W`
+that of the head and `N` any number of states.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import base
+from cspd_jax.models import class_labels
+
+Params = Any
+
+_NORM_EPS = 1e-6
+_TIME_FEATURES = 256
+_TABLE = nn.initializers.normal(0.02)
+_XAVIER = nn.initializers.xavier_uniform()
+
+
+@dataclasses.dataclass(frozen=True)
+class MARConfig:
+  """Sizes of a MAR model; the defaults are MAR-B.
+
+  Attributes:
+    height: rows of the token grid.
+    width: tokens of one row.
+    token_dim: `C`, channels of the image tokenizer's latents.
+    dim: `D`.
+    num_layers: blocks of the encoder; the decoder has as many.
+    num_heads: attention heads.
+    head_width: `W`.
+    head_layers: residual blocks of the diffusion head.
+    num_classes: number of classes; the null class comes on top.
+    buffer_size: rows before the tokens that hold the class.
+  """
+
+  height: int = 16
+  width: int = 16
+  token_dim: int = 16
+  dim: int = 768
+  num_layers: int = 12
+  num_heads: int = 12
+  head_width: int = 1024
+  head_layers: int = 6
+  num_classes: int = 1000
+  buffer_size: int = 64
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      if getattr(self, field.name) < 1:
+        raise ValueError(f'{field.name} is {getattr(self, field.name)}; it must be at least 1.')
+    if self.dim % self.num_heads:
+      raise ValueError(f'num_heads is {self.num_heads}; it must divide dim ({self.dim}).')
+
+  @property
+  def num_tokens(self) -> int:
+    """`T`."""
+    return self.height * self.width
+
+
+# The published models, with the diffusion heads they were released with.
+PRESETS: dict[str, MARConfig] = {
+    'mar_b': MARConfig(),
+    'mar_l': MARConfig(dim=1024, num_layers=16, num_heads=16, head_width=1280, head_layers=8),
+    'mar_h': MARConfig(dim=1280, num_layers=20, num_heads=16, head_width=1536, head_layers=12),
+}
+
+
+def _dense(features: int, name: str) -> nn.Dense:
+  return nn.Dense(features, kernel_init=_XAVIER, name=name)
+
+
+def _norm(name: str) -> nn.LayerNorm:
+  return nn.LayerNorm(epsilon=_NORM_EPS, use_fast_variance=False, name=name)
+
+
+class Block(nn.Module):
+  """A pre-norm layer of a vision transformer, with biases: attention, then GELU layers."""
+
+  num_heads: int
+  dropout: float
+
+  @nn.compact
+  def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """`x` is `[R, L, D]`; `mask` `[R, 1, 1, L]` bool says which rows may be seen."""
+    dim, heads = x.shape[-1], self.num_heads
+    drop = nn.Dropout(self.dropout, deterministic=self.dropout == 0)
+    # One kernel per projection, heads apart, each drawn as a third of the fused one.
+    third = nn.initializers.variance_scaling(0.5, 'fan_avg', 'uniform')
+
+    normed = _norm('attention_norm')(x)
+    query, key, value = (
+        nn.DenseGeneral((heads, dim // heads), kernel_init=third, name=name)(normed)
+        for name in ('query', 'key', 'value'))
+    scores = jnp.einsum('rqhe,rkhe->rhqk', query, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask, scores * (dim // heads)**-0.5, -jnp.inf)
+    weights = drop(jax.nn.softmax(scores, axis=-1).astype(x.dtype))
+    attended = jnp.einsum('rhqk,rkhe->rqhe', weights, value)
+    out = nn.DenseGeneral(dim, axis=(-2, -1), kernel_init=_XAVIER, name='out')(attended)
+    x = x + drop(out)
+
+    h = _dense(4 * dim, 'mlp_in')(_norm('mlp_norm')(x))
+    h = drop(jax.nn.gelu(h, approximate=False))
+    return x + drop(_dense(dim, 'mlp_out')(h))
+
+
+class Head(nn.Module):
+  """The diffusion head: noise and variance of a state, given `z`; always float32.
+
+  A residual network on the state, each block shifted, scaled and gated by the
+  step and `z` (the adaLN of DiT, arXiv 2212.09748).
+  """
+
+  width: int
+  num_layers: int
+
+  @nn.compact
+  def __call__(
+      self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """See `continuous.base.Target.denoise`."""
+
+    def dense(features, name, init=_XAVIER):
+      return nn.Dense(features, kernel_init=init, dtype=jnp.float32, name=name)
+
+    def norm(**options):
+      return nn.LayerNorm(
+          epsilon=_NORM_EPS, use_fast_variance=False, dtype=jnp.float32, **options)
+
+    zeros = nn.initializers.zeros
+    token_dim, width = x.shape[-1], self.width
+    h = dense(width, 'state')(x)
+    y = dense(width, 'time_in', _TABLE)(_time_features(step))
+    y = dense(width, 'time_out', _TABLE)(jax.nn.silu(y))
+    y = jax.nn.silu(y + dense(width, 'condition')(z))
+    for i in range(self.num_layers):
+      shift, scale, gate = jnp.split(dense(3 * width, f'modulation_{i}', zeros)(y), 3, axis=-1)
+      inner = norm(name=f'norm_{i}')(h) * (1 + scale) + shift
+      inner = dense(width, f'mlp_out_{i}')(jax.nn.silu(dense(width, f'mlp_in_{i}')(inner)))
+      h = h + gate * inner
+    shift, scale = jnp.split(dense(2 * width, 'out_modulation', zeros)(y), 2, axis=-1)
+    h = norm(use_scale=False, use_bias=False)(h) * (1 + scale) + shift
+    eps, v = jnp.split(dense(2 * token_dim, 'out', zeros)(h), 2, axis=-1)
+    return eps, v
+
+
+def _time_features(step: jax.Array) -> jax.Array:
+  """Cosines, then sines, of steps `[N]` at 128 frequencies, `[N, 256]` float32."""
+  half = _TIME_FEATURES // 2
+  # Rounded to float32 where the published code does, or angles, up to 999, are off by 1e-4.
+  exponents = np.float32(-math.log(10000)) * np.arange(half, dtype=np.float32) / np.float32(half)
+  frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
+  angles = step[:, None].astype(jnp.float32) * frequencies
+  return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+
+
+class MAR(nn.Module):
+  """All parameters of a model; activations take their dtype, except in the head.
+
+  Attributes:
+    config: the model's sizes.
+    dropout: rate of the transformer's dropout, for training only.
+  """
+
+  config: MARConfig
+  dropout: float = 0.0
+
+  def setup(self):
+    c = self.config
+    length = c.buffer_size + c.num_tokens
+    self.class_embedding = self.param('class_embedding', _TABLE, (c.num_classes, c.dim))
+    self.null_embedding = self.param('null_embedding', _TABLE, (1, c.dim))
+    self.token_in = nn.Dense(c.dim, kernel_init=_XAVIER)
+    self.token_norm = nn.LayerNorm(epsilon=_NORM_EPS, use_fast_variance=False)
+    self.encoder_positions = self.param('encoder_positions', _TABLE, (1, length, c.dim))
+    self.encoder_layers = [Block(c.num_heads, self.dropout) for _ in range(c.num_layers)]
+    self.encoder_norm = nn.LayerNorm(epsilon=_NORM_EPS, use_fast_variance=False)
+    self.decoder_in = nn.Dense(c.dim, kernel_init=_XAVIER)
+    self.mask_token = self.param('mask_token', _TABLE, (1, 1, c.dim))
+    self.decoder_positions = self.param('decoder_positions', _TABLE, (1, length, c.dim))
+    self.decoder_layers = [Block(c.num_heads, self.dropout) for _ in range(c.num_layers)]
+    self.decoder_norm = nn.LayerNorm(epsilon=_NORM_EPS, use_fast_variance=False)
+    self.z_positions = self.param('z_positions', _TABLE, (1, c.num_tokens, c.dim))
+    self.head = Head(c.head_width, c.head_layers)
+
+  def encode(
+      self, labels: jax.Array, drop: jax.Array, tokens: jax.Array, visible: jax.Array,
+  ) -> jax.Array:
+    """The encoder's output `[R, L, D]`; rows of hidden tokens mean nothing.
+
+    Args:
+      labels: `[R]` int classes.
+      drop: `[R]` bool; True takes the null class instead.
+      tokens: `[R, T, C]`; hidden ones may hold anything.
+      visible: `[R, T]` bool.
+    """
+    c = self.config
+    # Hidden tokens may also hold NaN, which a mask on the attention would let through.
+    tokens = jnp.where(visible[..., None], tokens, 0).astype(self.mask_token.dtype)
+    condition = jnp.where(
+        drop[:, None], self.null_embedding, jnp.take(self.class_embedding, labels, axis=0))
+    buffer = jnp.broadcast_to(condition[:, None], (tokens.shape[0], c.buffer_size, c.dim))
+    x = jnp.concatenate([buffer, self.token_in(tokens)], axis=1)
+    x = self.token_norm(x + self.encoder_positions)
+    mask = self._with_buffer(visible)[:, None, None]
+    for layer in self.encoder_layers:
+      x = layer(x, mask)
+    return self.encoder_norm(x)
+
+  def decode(self, encoded: jax.Array, visible: jax.Array) -> jax.Array:
+    """Vectors `z` `[R, T, D]` from the encoder's output."""
+    x = self.decoder_in(encoded)
+    x = jnp.where(self._with_buffer(visible)[..., None], x, self.mask_token)
+    x = x + self.decoder_positions
+    everything = jnp.ones((1, 1, 1, 1), bool)
+    for layer in self.decoder_layers:
+      x = layer(x, everything)
+    return self.decoder_norm(x)[:, self.config.buffer_size:] + self.z_positions
+
+  def _with_buffer(self, visible: jax.Array) -> jax.Array:
+    """`[R, L]` bool: the buffer is always visible."""
+    return jnp.pad(visible, ((0, 0), (self.config.buffer_size, 0)), constant_values=True)
+
+  def transform(self, labels, drop, tokens, visible):
+    """Vectors `z` `[R, T, D]`; the arguments are those of `encode`."""
+    return self.decode(self.encode(labels, drop, tokens, visible), visible)
+
+  def denoise(self, x, step, z):
+    """The head's noise and variance; see `continuous.base.Target.denoise`."""
+    return self.head(x, step, z)
+
+  def __call__(self, labels, drop, tokens, visible):
+    z = self.transform(labels, drop, tokens, visible)
+    return self.denoise(tokens[:, 0], jnp.zeros(labels.shape, jnp.int32), z[:, 0])
+
+
+def init(config: MARConfig, key: jax.Array) -> Params:
+  """Random float32 parameters as MAR starts training with.
+
+  Tables are normal with deviation 0.02, matrices Xavier-uniform; the head's
+  modulations and output are zero, so that it predicts no noise at first.
+  """
+  tokens = jnp.zeros((1, config.num_tokens, config.token_dim))
+  run = lambda key: MAR(config).init(
+      key, jnp.zeros((1,), jnp.int32), jnp.zeros((1,), bool), tokens,
+      jnp.ones(tokens.shape[:2], bool))
+  return jax.jit(run)(key)['params']
+
+
+def target(config: MARConfig, *, guided: bool) -> base.Target:
+  """The model as a decoding target.
+
+  Args:
+    config: the model's sizes.
+    guided: whether to run the null class beside the classes.
+
+  Returns:
+    The target; its condition is class labels `[B]` int.
+  """
+  model, streams = MAR(config), 2 if guided else 1
+
+  def transform(params, labels, tokens, visible):
+    drop = jnp.repeat(jnp.arange(streams) == 1, labels.shape[0])
+    z = model.apply(
+        {'params': params}, jnp.tile(labels, streams), drop, jnp.tile(tokens, (streams, 1, 1)),
+        jnp.tile(visible, (streams, 1)), method='transform')
+    return z.reshape(streams, -1, *z.shape[1:])
+
+  def denoise(params, x, step, z):
+    # No shorter products, as accelerators like to take for float32: the first kernel
+    # multiplies an error of the noise by 316.
+    with jax.default_matmul_precision('highest'):
+      return model.apply({'params': params}, x, step, z, method='denoise')
+
+  return base.Target(
+      transform=transform, denoise=denoise, num_tokens=config.num_tokens,
+      token_dim=config.token_dim, num_streams=streams,
+      check_condition=lambda condition: class_labels.check(condition, config.num_classes))
+
+
+def patchify(config: MARConfig, latents: jax.Array) -> jax.Array:
+  """Tokens `[B, T, C]` in raster order of scaled latents `[B, height, width, C]`."""
+  return latents.reshape(-1, config.num_tokens, config.token_dim)
+
+
+def unpatchify(config: MARConfig, tokens: jax.Array) -> jax.Array:
+  """Scaled latents `[B, height, width, C]`, which `kl_vae.decode` takes, of tokens `[B, T, C]`."""
+  return tokens.reshape(-1, config.height, config.width, config.token_dim)

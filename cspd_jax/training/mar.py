@@ -1,0 +1,243 @@
+"""Training step of a MAR model on continuous tokens.
+
+A random part of an image's tokens is hidden and the diffusion head learns to denoise them: squared
+error of the predicted noise, plus the variational bound for the learned variance alone. For some
+images the label is replaced by the null class, which is what guidance needs. The optimiser is the
+published one: AdamW with warm-up to a constant rate, without decay of biases, norms and the head;
+the parameters to use are an exponential moving average over the steps.
+
+References: Li et al., Autoregressive Image Generation without Vector Quantization, 2024
+(arXiv:2406.11838), sections 3.2 and 4; Nichol & Dhariwal, Improved Denoising Diffusion
+Probabilistic Models, 2021 (arXiv:2102.09672), section 3.1.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.models import mar
+
+# The hidden fraction is normal around 1 with this deviation, cut to [0.7, 1].
+_MASK_DEVIATION = 0.25
+_MIN_MASK = 0.7
+
+
+@dataclasses.dataclass(frozen=True)
+class MARTrainConfig:
+  """Optimisation of a MAR model; the defaults are the published ones where there are any.
+
+  Attributes:
+    num_steps: optimiser steps.
+    batch_size: images per step.
+    learning_rate: rate after the warm-up.
+    warmup_steps: steps of linear warm-up.
+    weight_decay: of AdamW, on the transformer's matrices and tables only.
+    dropout: rate in the transformer.
+    drop_rate: probability that an image's label is replaced by the null class.
+    draws: steps and noises that every hidden token is denoised with per optimiser step, because
+      the head costs little beside the transformer.
+    ema_decay: of the moving average, once it has run for a while.
+    seed: of the parameters and of everything a step draws.
+  """
+
+  num_steps: int = 2000
+  batch_size: int = 16
+  learning_rate: float = 1e-4
+  warmup_steps: int = 100
+  weight_decay: float = 0.02
+  dropout: float = 0.1
+  drop_rate: float = 0.1
+  draws: int = 4
+  ema_decay: float = 0.9999
+  seed: int = 0
+
+
+class MARState(NamedTuple):
+  """What a step changes.
+
+  Attributes:
+    step: steps done, int32.
+    params: parameters of the model.
+    opt_state: state of the optimiser.
+    average: moving average of `params`.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+  average: Any
+
+
+class Draws(NamedTuple):
+  """The random numbers of one loss; `M` is `MARTrainConfig.draws`.
+
+  Attributes:
+    hidden: `[B, T]` bool, equally many per image.
+    drop: `[B]` bool, images that get the null class.
+    step: `[M, B, T]` int, 0 to 999.
+    noise: `[M, B, T, C]`.
+  """
+
+  hidden: jax.Array
+  drop: jax.Array
+  step: jax.Array
+  noise: jax.Array
+
+
+def draw(key: jax.Array, shape: tuple[int, int, int], train: MARTrainConfig) -> Draws:
+  """Random numbers for tokens of `shape` `(B, T, C)`."""
+  batch, length, _ = shape
+  keys = jax.random.split(key, 5)
+  rate = 1 + _MASK_DEVIATION * jax.random.truncated_normal(
+      keys[0], (_MIN_MASK - 1) / _MASK_DEVIATION, 0.0)
+  ranks = jnp.argsort(jax.random.uniform(keys[1], (batch, length)), axis=1)
+  repeated = (train.draws, batch, length)
+  return Draws(
+      hidden=ranks < jnp.ceil(length * rate),
+      drop=jax.random.bernoulli(keys[2], train.drop_rate, (batch,)),
+      step=jax.random.randint(keys[3], repeated, 0, schedule_lib.NUM_STEPS),
+      noise=jax.random.normal(keys[4], (train.draws, *shape)))
+
+
+def token_losses(
+    x0: jax.Array, step: jax.Array, noise: jax.Array, x: jax.Array, eps: jax.Array, v: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """The two terms of the diffusion loss, per token.
+
+  Args:
+    x0: `[..., C]` tokens.
+    step: `[...]` steps of the full process.
+    noise: `[..., C]` the noise in the states.
+    x: `[..., C]` the states, `schedule.diffuse` of the above.
+    eps: `[..., C]` the head's noise.
+    v: `[..., C]` the head's variance.
+
+  Returns:
+    The squared error of the noise, and the variational bound in bits per
+    dimension, which has no gradient with respect to `eps`; `[...]` each.
+  """
+  full = schedule_lib.make(schedule_lib.NUM_STEPS)
+  mean, _ = schedule_lib.posterior(full, step, x, jax.lax.stop_gradient(eps), v)
+  log_variance = schedule_lib.log_variance(full, step, v)
+  true_mean = schedule_lib.mean(full, step, x, x0)
+  true_log_variance = schedule_lib.log_variance(full, step, -jnp.ones_like(v))
+  divergence = 0.5 * (log_variance - true_log_variance - 1 + jnp.exp(
+      true_log_variance - log_variance) + (true_mean - mean)**2 * jnp.exp(-log_variance))
+  bound = jnp.where(
+      (step == 0)[..., None], _discretized_nll(x0, mean, 0.5 * log_variance), divergence)
+  return jnp.mean((eps - noise)**2, axis=-1), jnp.mean(bound, axis=-1) / math.log(2)
+
+
+def _discretized_nll(x: jax.Array, mean: jax.Array, log_std: jax.Array) -> jax.Array:
+  """Negative log-likelihood in nats of `x` as one of 256 pixel values in [-1, 1].
+
+  Tokens are not pixels; the published loss treats them as such all the same.
+  """
+  def cdf(offset):
+    scaled = (x - mean + offset) * jnp.exp(-log_std)
+    return 0.5 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (scaled + 0.044715 * scaled**3)))
+
+  above, below = cdf(1 / 255), cdf(-1 / 255)
+  mass = jnp.where(x < -0.999, above, jnp.where(x > 0.999, 1 - below, above - below))
+  return -jnp.log(jnp.maximum(mass, 1e-12))
+
+
+def loss(
+    params: Any,
+    config: mar.MARConfig,
+    tokens: jax.Array,
+    labels: jax.Array,
+    draws: Draws,
+    *,
+    dropout: float = 0.0,
+    dropout_key: jax.Array | None = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """The training loss.
+
+  Args:
+    params: parameters of the model.
+    config: its sizes.
+    tokens: `[B, T, C]` scaled latents.
+    labels: `[B]` int classes.
+    draws: the random numbers.
+    dropout: rate in the transformer.
+    dropout_key: of the dropout; needed unless its rate is 0.
+
+  Returns:
+    The loss, averaged over the hidden tokens, and its two terms 'mse' and 'vlb'.
+  """
+  model = mar.MAR(config, dropout)
+  rngs = None if dropout_key is None else {'dropout': dropout_key}
+  z = model.apply({'params': params}, labels, draws.drop, tokens, ~draws.hidden, rngs=rngs,
+                  method='transform')
+  full = schedule_lib.make(schedule_lib.NUM_STEPS)
+  x0 = jnp.broadcast_to(tokens, draws.noise.shape).astype(jnp.float32)
+  x = schedule_lib.diffuse(full, draws.step, x0, draws.noise)
+  eps, v = model.apply(
+      {'params': params}, x.reshape(-1, config.token_dim), draws.step.reshape(-1),
+      jnp.broadcast_to(z, (*x.shape[:-1], z.shape[-1])).reshape(-1, z.shape[-1]),
+      method='denoise')
+  terms = token_losses(x0, draws.step, draws.noise, x, eps.reshape(x.shape), v.reshape(x.shape))
+  weight = draws.hidden / (jnp.sum(draws.hidden) * x.shape[0])
+  mse, vlb = (jnp.sum(term * weight) for term in terms)
+  return mse + vlb, {'mse': mse, 'vlb': vlb}
+
+
+def _optimizer(train: MARTrainConfig) -> optax.GradientTransformation:
+  schedule = optax.linear_schedule(0.0, train.learning_rate, max(train.warmup_steps, 1))
+  return optax.chain(
+      optax.clip_by_global_norm(3.0),
+      optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=train.weight_decay, mask=_decayed))
+
+
+def _decayed(params: Any) -> Any:
+  """Which parameters decay: not the head's, and no biases or norms."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, _: path[0].key != 'head' and path[-1].key not in ('bias', 'scale'), params)
+
+
+def init(config: mar.MARConfig, train: MARTrainConfig) -> MARState:
+  """The state before the first step."""
+  params = mar.init(config, jax.random.key(train.seed))
+  # The step gives its input's memory to its output, so the average needs memory of its own.
+  average = jax.tree.map(jnp.copy, params)
+  return MARState(jnp.int32(0), params, _optimizer(train).init(params), average)
+
+
+def step(
+    state: MARState,
+    batch: tuple[jax.Array, jax.Array],
+    config: mar.MARConfig,
+    train: MARTrainConfig,
+) -> tuple[MARState, dict[str, jax.Array]]:
+  """One optimiser step; jit with `config` and `train` static.
+
+  Args:
+    state: the state to start from.
+    batch: tokens `[B, T, C]` (scaled latents) and labels `[B]` int32.
+    config: the model's sizes.
+    train: the optimisation.
+
+  Returns:
+    The next state and the scalar metrics 'loss', 'mse', 'vlb' and 'grad_norm'.
+  """
+  tokens, labels = batch
+  key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
+  draw_key, dropout_key = jax.random.split(key)
+  draws = draw(draw_key, tokens.shape, train)
+  run = lambda params: loss(params, config, tokens, labels, draws,
+                            dropout=train.dropout, dropout_key=dropout_key)
+  (value, terms), grads = jax.value_and_grad(run, has_aux=True)(state.params)
+  updates, opt_state = _optimizer(train).update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  # Early on the average follows fast, so that the random first parameters are forgotten.
+  count = state.step.astype(jnp.float32)
+  decay = jnp.minimum(train.ema_decay, (1 + count) / (10 + count))
+  average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, state.average, params)
+  metrics = {'loss': value, **terms, 'grad_norm': optax.tree.norm(grads)}
+  return MARState(state.step + 1, params, opt_state, average), metrics

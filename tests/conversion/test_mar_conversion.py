@@ -1,0 +1,143 @@
+"""Conversion of MAR and its image tokenizer: every published tensor, and the files' forms."""
+
+import argparse
+import gzip
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from checkpoints_conversion import convert
+from checkpoints_conversion import read
+from cspd_jax import checkpoint
+from cspd_jax.models import kl_vae
+from cspd_jax.models import mar
+
+_MANIFESTS = pathlib.Path(__file__).parent.parent / 'data' / 'manifests'
+MODELS = {
+    'mar': mar.MARConfig(
+        height=3, width=3, token_dim=4, dim=8, num_layers=1, num_heads=2, head_width=12,
+        head_layers=1, num_classes=3, buffer_size=2),
+    'kl_vae': kl_vae.KLVAEConfig(ch_mult=(1, 2), num_res_blocks=1, z_channels=2),
+}
+OPTIONS = {'mar': {'num_heads': 2}, 'kl_vae': {}}
+_FULL_SIZES = [('mar', name) for name in mar.PRESETS] + [('kl_vae', 'kl_16')]
+
+
+def _published(name, seed=0):
+  rng = np.random.default_rng(seed)
+  shapes = convert.published_shapes(convert.FAMILIES[name], MODELS[name])
+  return {key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
+
+
+def _assert_same(found, expected):
+  assert found.keys() == expected.keys()
+  for name, tensor in expected.items():
+    np.testing.assert_array_equal(found[name], tensor)
+
+
+def test_every_preset_is_compared():
+  assert set(_FULL_SIZES) == {
+      (family, name) for family in MODELS for name in convert.FAMILIES[family].presets}
+
+
+@pytest.mark.parametrize('family, name', _FULL_SIZES)
+def test_published_tensors_are_exactly_those_of_the_model(family, name):
+  manifest = json.loads(gzip.decompress((_MANIFESTS / f'{name}.json.gz').read_bytes()))
+  shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}
+  family = convert.FAMILIES[family]
+  assert convert.published_shapes(family, family.presets[name]) == shapes
+  assert family.infer(shapes, {}) == family.presets[name]
+  assert sum(map(math.prod, shapes.values())) == manifest['parameters']
+
+
+def test_parameter_counts_are_the_published_ones():
+  parts = {'mar_b': (207_924_768, 35_749_920), 'mar_l': (478_326_304, 72_230_432),
+           'mar_h': (942_403_104, 151_206_944)}
+  for name, (total, head) in parts.items():
+    shapes = json.loads(gzip.decompress((_MANIFESTS / f'{name}.json.gz').read_bytes()))['tensors']
+    assert sum(map(math.prod, shapes.values())) == total
+    assert sum(math.prod(shape) for key, shape in shapes.items()
+               if key.startswith('diffloss.')) == head
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_there_and_back_is_exact(name, tmp_path):
+  tensors = _published(name)
+  safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
+  made = convert.convert_file(
+      name, tmp_path / 'model.safetensors', tmp_path / 'out', options=OPTIONS[name])
+  assert made == MODELS[name]
+  loaded = checkpoint.load(tmp_path / 'out')
+  assert loaded.kind == name and loaded.config == made
+  _assert_same(convert.publish(convert.FAMILIES[name], made, loaded.params), tensors)
+
+
+def test_anything_else_in_a_file_is_refused():
+  tensors = {**_published('mar'), 'rope.freqs': np.zeros(3, np.float32)}
+  del tensors['diffloss.net.res_blocks.0.in_ln.bias']
+  with pytest.raises(convert.ConversionError) as caught:
+    convert.convert(convert.FAMILIES['mar'], MODELS['mar'], tensors)
+  assert 'unexpected: rope.freqs (3,)' in str(caught.value)
+  assert 'missing: diffloss.net.res_blocks.0.in_ln.bias (12,)' in str(caught.value)
+  # Attention in the decoder's levels is another autoencoder of the same family.
+  tensors = {**_published('kl_vae'), 'decoder.up.1.attn.0.q.bias': np.zeros(128, np.float32)}
+  with pytest.raises(convert.ConversionError, match='unexpected: decoder.up.1.attn.0.q.bias'):
+    convert.convert(convert.FAMILIES['kl_vae'], MODELS['kl_vae'], tensors)
+
+
+def test_the_training_losses_of_an_autoencoder_are_left_out():
+  tensors = {**_published('kl_vae'), 'loss.discriminator.main.0.weight': np.zeros(3)}
+  convert.convert(convert.FAMILIES['kl_vae'], MODELS['kl_vae'], tensors)
+
+
+@pytest.mark.parametrize('changes, options, message', [
+    ({}, {}, 'num_heads cannot be told.*width 8 with 1 layers'),
+    ({}, {'num_heads': 3}, 'num_heads is 3'),
+    ({}, {'image_size': 256}, 'image_size: not for a MAR model'),
+    ({'diffusion_pos_embed_learned': (1, 8, 8)}, {'num_heads': 2}, '8 tokens; only square'),
+    ({'class_emb.weight': (3,)}, {'num_heads': 2}, 'not a MAR model: class_emb.weight is'),
+])
+def test_sizes_that_cannot_be_told_are_explained(changes, options, message):
+  shapes = {key: tensor.shape for key, tensor in _published('mar').items()} | changes
+  with pytest.raises(ValueError, match=message):
+    convert.infer_mar(shapes, options)
+
+
+def test_narrow_autoencoders_are_refused():
+  shapes = {key: tensor.shape for key, tensor in _published('kl_vae').items()}
+  with pytest.raises(convert.ConversionError, match='64, 256'):
+    convert.infer_kl_vae({**shapes, 'encoder.down.0.block.0.conv1.weight': (64, 64, 3, 3)}, {})
+  with pytest.raises(convert.ConversionError, match='num_heads: not for'):
+    convert.infer_kl_vae(shapes, {'num_heads': 2})
+
+
+class TestTrainingFiles:
+  """Needs torch: files as the official training script and download hold them."""
+
+  @pytest.fixture
+  def save(self, tmp_path):
+    torch = pytest.importorskip('torch')
+
+    def save(**parts):
+      state = lambda seed: {key: torch.tensor(x) for key, x in _published('mar', seed).items()}
+      torch.save({name: state(part) if isinstance(part, int) else part
+                  for name, part in parts.items()}, tmp_path / 'last.pth')
+      return tmp_path / 'last.pth'
+
+    return save
+
+  def test_the_averaged_weights_are_taken_unless_asked_otherwise(self, save, tmp_path):
+    source = save(model=0, model_ema=1, optimizer={'state': {}}, epoch=3, scaler={},
+                  args=argparse.Namespace(lr=1e-4, output_dir='x'))
+    config = convert.convert_file('mar', source, tmp_path / 'out', options={'num_heads': 2})
+    loaded = checkpoint.load(tmp_path / 'out')
+    _assert_same(convert.publish(convert.FAMILIES['mar'], config, loaded.params),
+                 _published('mar', 1))
+    _assert_same(read.read(source, key='model', prefer='model_ema'), _published('mar', 0))
+
+  def test_files_without_averaged_weights_are_taken_as_they_are(self, save):
+    _assert_same(read.read(save(model=2, epoch=3), prefer='model_ema'), _published('mar', 2))

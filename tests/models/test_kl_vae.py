@@ -1,0 +1,96 @@
+"""The variational autoencoder: agreement with the official module, shapes, errors.
+
+`tests/data/kl_vae.npz` was recorded in float32 from the official PyTorch autoencoder with level
+multiples (1, 2) and attention at the lowest level of its encoder alone, as KL-16 has it, and with
+the weights of `published.py` with seed 21: `mean` and `log_variance` `[2, 8, 10, 16]` for two
+images `[2, 16, 20, 3]` of `default_rng(22).uniform(-1, 1)` as float32, and the decoded `pixels`
+(not clipped) of latents `default_rng(23).standard_normal((2, 8, 10, 16))` as float32, divided by
+0.2325.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import published
+import pytest
+
+from cspd_jax.models import kl_vae
+
+CONFIG = kl_vae.KLVAEConfig(ch_mult=(1, 2))
+IMAGES = np.random.default_rng(22).uniform(-1, 1, (2, 16, 20, 3)).astype(np.float32)
+
+_ENCODE = jax.jit(kl_vae.encode, static_argnums=1)
+
+
+@pytest.fixture(scope='module')
+def params():
+  return jax.tree.map(jnp.asarray, published.params('kl_vae', CONFIG, 21))
+
+
+@pytest.fixture(scope='module')
+def expected():
+  return published.recorded('kl_vae')
+
+
+def test_encoding_agrees_with_the_official_autoencoder(params, expected):
+  with jax.default_matmul_precision('highest'):
+    posterior = _ENCODE(params, CONFIG, IMAGES)
+  np.testing.assert_allclose(posterior.mean, expected['mean'], atol=1e-4)
+  np.testing.assert_allclose(posterior.log_variance, expected['log_variance'], atol=1e-4)
+
+
+def test_decoding_agrees_with_the_official_autoencoder(params, expected):
+  latents = jnp.asarray(
+      np.random.default_rng(23).standard_normal((2, 8, 10, 16)), jnp.float32)
+  with jax.default_matmul_precision('highest'):
+    pixels, clipped = (jax.jit(run, static_argnums=1)(params, CONFIG, latents)
+                       for run in (kl_vae.decode_unclipped, kl_vae.decode))
+  np.testing.assert_allclose(pixels, expected['pixels'], atol=1e-4)
+  np.testing.assert_allclose(clipped, np.clip(expected['pixels'], -1, 1), atol=1e-4)
+
+
+def test_samples_follow_the_posterior_and_are_scaled():
+  posterior = kl_vae.Posterior(jnp.full((1, 100, 100, 1), 3.0), jnp.full((1, 100, 100, 1), -2.0))
+  sample = kl_vae.sample(CONFIG, posterior, jax.random.key(0)) / CONFIG.scale
+  assert abs(sample.mean() - 3.0) < 0.02 and abs(sample.std() - np.exp(-1)) < 0.01
+  certain = posterior._replace(log_variance=jnp.full((1, 100, 100, 1), -30.0))
+  np.testing.assert_allclose(
+      kl_vae.sample(CONFIG, certain, jax.random.key(0)), 3.0 * 0.2325, rtol=1e-5)
+
+
+def test_small_tokenizers_and_half_precision():
+  config = kl_vae.KLVAEConfig(ch=8, ch_mult=(1, 1, 2), num_res_blocks=1)
+
+  def run(images):
+    params = kl_vae.init(config, jax.random.key(0))
+    assert 'attn_0' in params['encoder']['down_2'] and 'attn_0' not in params['decoder']['up_0']
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    posterior = kl_vae.encode(half, config, images)
+    return posterior, kl_vae.decode(half, config, posterior.mean)
+
+  posterior, images = jax.eval_shape(run, jnp.zeros((1, 16, 8, 3)))
+  assert posterior.mean.shape == posterior.log_variance.shape == (1, 4, 2, 16)
+  assert images.shape == (1, 16, 8, 3)
+  assert posterior.mean.dtype == posterior.log_variance.dtype == images.dtype == jnp.float32
+
+
+def test_log_variances_stay_in_their_range(params):
+  for bias, limit in ((100.0, 20.0), (-100.0, -30.0)):
+    moved = {**params, 'quant_conv': {**params['quant_conv'], 'bias': jnp.full(32, bias)}}
+    np.testing.assert_array_equal(_ENCODE(moved, CONFIG, IMAGES).log_variance, limit)
+
+
+def test_impossible_inputs_are_refused(params):
+  for shape, message in (((2, 16, 20), r'3\], got'), ((2, 16, 21, 3), 'multiples of 2, got 16x21')):
+    with pytest.raises(ValueError, match=message):
+      kl_vae.encode(params, CONFIG, jnp.zeros(shape))
+  with pytest.raises(ValueError, match=r'16\], got \(1, 4, 4, 8\)'):
+    kl_vae.decode(params, CONFIG, jnp.zeros((1, 4, 4, 8)))
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(scale=0.0), 'scale must be positive, got 0.0'), (dict(ch_mult=()), 'ch_mult'),
+    (dict(z_channels=0), 'z_channels'), (dict(ch=130), 'normalisation groups')])
+def test_impossible_sizes_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    kl_vae.KLVAEConfig(**options)

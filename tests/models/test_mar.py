@@ -1,0 +1,255 @@
+"""MAR: agreement with the official modules and loss, masks, conditions.
+
+`tests/data/mar.npz` was recorded in float32 from the official PyTorch model (with the blocks of
+timm 0.9.12) at the sizes below, without dropout, and with the weights of `published.py` for seed
+11. Everything random comes from `default_rng(seed)` in the order given; normal numbers are cast to
+float32.
+
+Seed 12: tokens `standard_normal((3, 64, 16))`, then three times `permutation(64)`; labels 3, 7 and
+0; image `b` hides the first 64, 44 and 7 entries of its permutation. `z` `[2, 3, 64, 64]` is the
+decoder's output with the labels, then with the null class; `encoded` `[26, 64]` the encoder's for
+image 1 with its label: the buffer, then the visible tokens in raster order.
+
+Seed 13: states `standard_normal((100, 16))`, then conditions `standard_normal((100, 64))`; row `i`
+is at level `i` of 100. `head` `[100, 32]` holds the two outputs of the head; `mean` and
+`log_variance` those of the reverse step, without clipping.
+
+Seed 14: `permutation(64)` for either image, then `standard_normal((2, 64, 101, 16))`: the noise of
+a token's kernel at level `i`, and its starting state at 100. `sampled` `[2, 16, 8, 8]` is the
+official sampler's result for labels 4 and 9 in 4 steps with guidance 3 (linear) and temperature
+1000: the head is not trained, the states grow to 1e5, and noise of size 1 would not be seen.
+
+Seed 15: tokens 0.8 `standard_normal((4, 64, 16))`; four times `permutation(64)`, whose first 52
+entries are hidden; steps `integers(1, 1000, (4, 4, 64))`; noise `standard_normal((4, 4, 64, 16))`.
+The labels are 1, 2, 3 and 8, the second replaced by the null class. `loss` is the official training
+loss, and `grad.NAME` its gradient by published name.
+
+Seed 16: four times `standard_normal((64, 16))`: tokens (times 0.8), noise, what the head's noise is
+off by (times 0.5), and the head's variance; steps `integers(0, 1000, 64)`, of which the first 16
+are set to 0. `mse` and `vlb` `[64]` are the terms of the official loss. (Its likelihood at step 0
+is lost in float32 rounding for tokens many deviations away, as an untrained head makes them.)
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import published
+import pytest
+
+from checkpoints_conversion import convert
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.models import mar
+from cspd_jax.training import mar as training
+
+CONFIG = mar.MARConfig(
+    height=8, width=8, dim=64, num_layers=2, num_heads=4, head_width=80, head_layers=3,
+    num_classes=10, buffer_size=6)
+LEVELS = schedule_lib.make(100)
+
+_TARGETS = {guided: mar.target(CONFIG, guided=guided) for guided in (False, True)}
+_TRANSFORM = jax.jit(_TARGETS[True].transform)
+_DENOISE = jax.jit(_TARGETS[True].denoise)
+
+
+@pytest.fixture(autouse=True)
+def _precise():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+@pytest.fixture(scope='module')
+def params():
+  return jax.tree.map(jnp.asarray, published.params('mar', CONFIG, 11))
+
+
+@pytest.fixture(scope='module')
+def expected():
+  return published.recorded('mar')
+
+
+@pytest.fixture(scope='module')
+def images():
+  """Labels, tokens and masks with a different number of visible tokens in every row."""
+  rng = np.random.default_rng(12)
+  tokens = rng.standard_normal((3, 64, 16)).astype(np.float32)
+  visible = np.ones((3, 64), bool)
+  for row, hidden in enumerate((64, 44, 7)):
+    visible[row, rng.permutation(64)[:hidden]] = False
+  return jnp.array([3, 7, 0]), tokens, visible
+
+
+def test_the_transformer_agrees_with_the_official_one(params, expected, images):
+  z = _TRANSFORM(params, *images)
+  np.testing.assert_allclose(z, expected['z'], atol=1e-4, rtol=0)
+  labels, tokens, visible = (part[1:2] for part in images)
+  encoded = jax.jit(lambda *args: mar.MAR(CONFIG).apply(
+      {'params': params}, *args, method='encode'))(labels, jnp.zeros(1, bool), tokens, visible)
+  kept = np.concatenate([np.ones(6, bool), visible[0]])
+  np.testing.assert_allclose(encoded[0, kept], expected['encoded'], atol=1e-4, rtol=0)
+
+
+def test_the_head_agrees_with_the_official_one(params, expected):
+  rng = np.random.default_rng(13)
+  x, z = (rng.standard_normal((100, size)).astype(np.float32) for size in (16, 64))
+  head = np.concatenate(_DENOISE(params, x, jnp.asarray(LEVELS.steps), z), axis=-1)
+  np.testing.assert_allclose(head, expected['head'], atol=1e-5, rtol=0)
+
+
+def test_reverse_steps_agree_with_the_official_ones_at_every_level(expected):
+  x = np.random.default_rng(13).standard_normal((100, 16)).astype(np.float32)
+  eps, v = np.split(expected['head'], 2, axis=-1)
+  mean, std = schedule_lib.posterior(LEVELS, jnp.arange(100), x, eps, v)
+  np.testing.assert_allclose(mean, expected['mean'], atol=1e-6, rtol=1e-6)
+  np.testing.assert_allclose(2 * np.log(std), expected['log_variance'], atol=5e-6, rtol=0)
+
+
+def test_whole_guided_images_agree_with_the_official_sampler(params, expected):
+  rng = np.random.default_rng(14)
+  order = np.stack([rng.permutation(64) for _ in range(2)])
+  noise = jnp.asarray(rng.standard_normal((2, 64, 101, 16)), jnp.float32)
+  rank = np.argsort(order, axis=1)
+  labels, scale, temperature, rows = jnp.array([4, 9]), 3.0, 1000.0, 2 * 64
+
+  @jax.jit
+  def fill(tokens, hidden, hidden_after):
+    z = _TARGETS[True].transform(params, labels, tokens, rank >= hidden)
+    guidance = schedule_lib.guidance_scale(scale, 'linear', 64, hidden_after)
+
+    steps = jnp.asarray(LEVELS.steps)
+
+    def walk(x, level):
+      eps, v = _TARGETS[True].denoise(
+          params, jnp.tile(x, (2, 1)), jnp.full(2 * rows, steps[level]), z.reshape(2 * rows, -1))
+      eps = eps[rows:] + guidance * (eps[:rows] - eps[rows:])
+      mean, std = schedule_lib.posterior(LEVELS, level, x, eps, v[:rows])
+      xi = noise[:, :, level].reshape(rows, 16)
+      return mean + jnp.where(level > 0, temperature * std * xi, 0), None
+
+    x, _ = jax.lax.scan(walk, noise[:, :, 100].reshape(rows, 16), jnp.arange(99, -1, -1))
+    chosen = (rank < hidden) & (rank >= hidden_after)
+    return jnp.where(chosen[..., None], x.reshape(2, 64, 16), tokens)
+
+  tokens, hidden = jnp.full((2, 64, 16), jnp.nan), 64
+  for hidden_after in schedule_lib.mask_lengths(64, 4):
+    tokens, hidden = fill(tokens, hidden, hidden_after), hidden_after
+  latents = mar.unpatchify(CONFIG, tokens).transpose(0, 3, 1, 2)
+  largest = np.abs(expected['sampled']).max()
+  np.testing.assert_allclose(latents / largest, expected['sampled'] / largest, atol=1e-5, rtol=0)
+
+
+def test_the_training_loss_and_its_gradient_agree_with_the_official_ones(params, expected):
+  rng = np.random.default_rng(15)
+  tokens = 0.8 * rng.standard_normal((4, 64, 16))
+  hidden = np.zeros((4, 64), bool)
+  for row in hidden:
+    row[rng.permutation(64)[:52]] = True
+  step = rng.integers(1, 1000, (4, 4, 64))
+  noise = rng.standard_normal((4, 4, 64, 16))
+  tokens, noise = jnp.asarray(tokens, jnp.float32), jnp.asarray(noise, jnp.float32)
+  draws = training.Draws(jnp.asarray(hidden), jnp.arange(4) == 1, jnp.asarray(step), noise)
+  run = jax.jit(jax.value_and_grad(
+      lambda params: training.loss(params, CONFIG, tokens, jnp.array([1, 2, 3, 8]), draws)[0]),
+      compiler_options={'xla_backend_optimization_level': 0})  # Compiling takes longest.
+  value, grads = run(params)
+  np.testing.assert_allclose(value, expected['loss'], rtol=1e-5)
+  grads = convert.publish(convert.FAMILIES['mar'], CONFIG, grads)
+  compared = [name for name in expected if name.startswith('grad.')]
+  assert len(compared) == 5
+  for name in compared:
+    np.testing.assert_allclose(
+        grads[name.removeprefix('grad.')], expected[name], atol=1e-5, rtol=1e-4, err_msg=name)
+
+
+def test_the_terms_of_the_loss_agree_with_the_official_ones(expected):
+  rng = np.random.default_rng(16)
+  x0, noise, off, v = (rng.standard_normal((64, 16)).astype(np.float32) for _ in range(4))
+  x0, eps = np.float32(0.8) * x0, noise + np.float32(0.5) * off
+  step = rng.integers(0, 1000, 64)
+  step[:16] = 0
+  x = schedule_lib.diffuse(schedule_lib.make(1000), step, x0, noise)
+  mse, vlb = training.token_losses(x0, step, noise, x, eps, v)
+  np.testing.assert_allclose(mse, expected['mse'], rtol=1e-5)
+  np.testing.assert_allclose(vlb, expected['vlb'], rtol=1e-4, atol=1e-5)
+
+
+def test_hidden_tokens_are_not_read(params, images):
+  labels, tokens, visible = images
+  spoiled = np.where(visible[..., None], tokens, np.nan)
+  np.testing.assert_array_equal(
+      _TRANSFORM(params, labels, spoiled, visible),
+      _TRANSFORM(params, *images))
+
+
+def test_without_guidance_there_is_one_stream(params, images):
+  assert _TARGETS[False].num_streams == 1 and _TARGETS[True].num_streams == 2
+  assert jax.eval_shape(_TARGETS[False].transform, params, *images).shape == (1, 3, 64, 64)
+
+
+def test_the_head_is_float32_in_full_precision_whatever_the_dtype(params):
+  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+  target = _TARGETS[False]
+  x, z = jnp.ones((2, 16)), jnp.ones((2, 64), jnp.bfloat16)
+  with jax.default_matmul_precision('default'):
+    jaxpr = jax.make_jaxpr(target.denoise)(half, x, jnp.arange(2), z)
+  products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == 'dot_general']
+  assert len(products) == 4 + 3 * 3 + 2
+  for eqn in products:
+    assert set(eqn.params['precision']) == {jax.lax.Precision.HIGHEST}
+    assert all(var.aval.dtype == jnp.float32 for var in eqn.invars)
+  assert {var.aval.dtype for var in jaxpr.jaxpr.outvars} == {np.dtype('float32')}
+  shape = jax.eval_shape(target.transform, half, jnp.zeros(2, int), jnp.zeros((2, 64, 16)),
+                         jnp.ones((2, 64), bool))
+  assert shape.dtype == jnp.bfloat16
+
+
+def test_a_new_model_predicts_no_noise_and_starts_as_published():
+  config = dataclasses.replace(CONFIG, num_layers=1, head_layers=1)
+  params = mar.init(config, jax.random.key(0))
+  eps, v = jax.jit(mar.target(config, guided=False).denoise)(
+      params, jnp.ones((5, 16)), jnp.arange(5), jnp.ones((5, 64)))
+  assert not eps.any() and not v.any()
+  layer, head = params['encoder_layers_0'], params['head']
+  # Three projections of D x D are drawn as one of D x 3 D.
+  for kernel, limit in ((layer['query']['kernel'], (6 / (4 * 64))**0.5),
+                        (layer['out']['kernel'], (6 / (2 * 64))**0.5),
+                        (layer['mlp_in']['kernel'], (6 / (5 * 64))**0.5),
+                        (head['mlp_in_0']['kernel'], (6 / (2 * 80))**0.5)):
+    assert 0.97 * limit < jnp.abs(kernel).max() <= limit
+  for table in (params['encoder_positions'], params['class_embedding'],
+                head['time_in']['kernel']):
+    assert abs(float(table.std()) - 0.02) < 2e-3
+
+
+def test_tokens_and_latents_are_in_raster_order():
+  tokens = jnp.arange(2 * 64 * 16.0).reshape(2, 64, 16)
+  latents = mar.unpatchify(CONFIG, tokens)
+  np.testing.assert_array_equal(latents[1, 2, 3], tokens[1, 2 * 8 + 3])
+  np.testing.assert_array_equal(mar.patchify(CONFIG, latents), tokens)
+
+
+def test_published_sizes():
+  sizes = {name: (c.dim, c.num_layers, c.num_heads, c.head_width, c.head_layers)
+           for name, c in mar.PRESETS.items()}
+  assert sizes == {'mar_b': (768, 12, 12, 1024, 6), 'mar_l': (1024, 16, 16, 1280, 8),
+                   'mar_h': (1280, 20, 16, 1536, 12)}
+  assert {c.num_tokens for c in mar.PRESETS.values()} == {256}
+
+
+@pytest.mark.parametrize('condition, message', [
+    (np.array([0, 10, -1]), r'class labels \[-1, 10\].*0 to 9'),
+    (np.array([0.5]), 'dtype float64'),
+    (np.array(3), r'shape \(\)'),
+])
+def test_unknown_class_labels_are_refused(condition, message):
+  _TARGETS[True].check_condition(np.array([0, 9]))
+  with pytest.raises(ValueError, match=message):
+    _TARGETS[True].check_condition(condition)
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(buffer_size=0), 'buffer_size is 0'), (dict(num_heads=7), 'num_heads is 7.*768')])
+def test_impossible_sizes_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    mar.MARConfig(**options)
