@@ -7,13 +7,12 @@ in the network's cache, predicted ones serve while drafting only.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Cache, Draft, Drafter, Layout, Params, Target
 from cspd_jax.decoding.drafters import siblings
 from cspd_jax.decoding.tree import Tree

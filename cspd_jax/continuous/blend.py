@@ -1,0 +1,138 @@
+"""The drafter of the diffusion head: its last true output, carried on to lower levels.
+
+What the head knows about a token changes slowly along the chain. At high levels its
+guess of the clean token barely moves, at low levels its guess of the noise barely does;
+a drafter that holds one of the two is good at one end only. The blend takes
+
+    x0 = rho x0_last + (1 - rho) (x - sqrt(1 - alpha_bar) eps_last) / sqrt(alpha_bar)
+
+with one number `rho` per level. `rho` decides about speed only, never about the law.
+The frozen drafter without the blend is in De Bortoli et al., Accelerated Diffusion Models
+via Speculative Sampling, 2025 (arXiv:2501.05370).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import sampling as sampling_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.base import Condition, Params
+from cspd_jax.continuous.sample import Decoder
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.decoding.random import as_key, row_keys
+
+# Least-squares fit on heads trained on mixtures of Gaussians in 16 dimensions: step, rho.
+_DEFAULT = np.array([(0, 0), (20, .08), (50, .25), (101, .52), (202, .80), (303, .90),
+                     (505, .96), (706, .98), (908, 1), (999, 1)])
+
+
+class Frozen(NamedTuple):
+  """The head's last true output for a token, leaves `[N, C]`: all the drafter knows.
+
+  Attributes:
+    eps: the guided noise.
+    x0: the clean token it means.
+    v: place of the log-variance in its range.
+  """
+
+  eps: jax.Array
+  x0: jax.Array
+  v: jax.Array
+
+
+def frozen_start(x: jax.Array) -> Frozen:
+  """Before the first call: the first state `x` `[N, C]` is all noise, the token is near 0."""
+  return Frozen(x, jnp.zeros_like(x), jnp.zeros_like(x))
+
+
+def draft_kernel(schedule: Schedule, rho: np.ndarray, frozen: Frozen, x: jax.Array,
+                 level: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The drafter's kernel for states `x` `[N, C]` at `level` `[N]`: mean and std `[N, C]`."""
+  share = jnp.asarray(rho, jnp.float32)[level][:, None]
+  x0 = share * frozen.x0 + (1 - share) * schedule_lib.predict_x0(schedule, level, x, frozen.eps)
+  return (schedule_lib.mean(schedule, level, x, x0),
+          jnp.exp(0.5 * schedule_lib.log_variance(schedule, level, frozen.v)))
+
+
+def default_rho(schedule: Schedule) -> np.ndarray:
+  """`[num_levels]` numbers that suit heads which were not looked at."""
+  return np.interp(schedule.steps, *_DEFAULT.T)
+
+
+class Trajectories(NamedTuple):
+  """Ordinary chains of a head: states and guided noise at every level, `[num_levels, N, C]`."""
+
+  x: jax.Array
+  eps: jax.Array
+
+
+def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Array,
+           sampling: Sampling = Sampling()) -> Trajectories:
+  """Ordinary chains of a model: one token per row, at a random place of its own image.
+
+  Args:
+    decoder: `sample.mar` for the model, with the number of steps that will be used.
+    params: the model's parameters.
+    condition: a few hundred rows.
+    key: as for the decoder.
+    sampling: the options that will be used.
+  """
+  target, schedule = decoder.target, decoder.schedule
+  generated = decoder(params, condition, key, sampling)
+  num_rows, size = generated.order.shape
+  rows = row_keys(key, num_rows)
+  known = jax.vmap(
+      lambda words: jax.random.randint(as_key(words, 0, 1), (1,), 0, size))(rows.stream)
+  visible = jnp.argsort(generated.order, axis=1) < known
+  z = target.transform(params, condition, generated.tokens, visible)
+  positions = jnp.take_along_axis(generated.order, known, axis=1)
+  scale = sampling_lib.scale(sampling, decoder.guidance, size, size - 1 - known)
+  batch = head_lib.batch(rows, head_lib.pick(z, positions), positions, scale,
+                         sampling.temperature, jnp.ones(positions.shape, bool))
+
+  def step(x, level):
+    level = jnp.full((num_rows,), level)
+    k = head_lib.kernel(target, schedule, params, batch, x, level)
+    noise = random_lib.normal(batch.keys, random_lib.STEP, level, target.token_dim)
+    return k.mean + k.std * noise, Trajectories(x, k.eps)
+
+  levels = jnp.arange(schedule.num_levels - 1, -1, -1)
+  trajectories = jax.lax.scan(step, head_lib.start(batch, target), levels)[1]
+  return jax.tree.map(lambda leaf: leaf[::-1], trajectories)
+
+
+def fit_rho(schedule: Schedule, trajectories: Trajectories, length: int = 8) -> np.ndarray:
+  """The blend that predicts best, by least squares.
+
+  For every level the clean token that the head's output means is predicted from its output
+  1 to `length` levels above. About 300 chains of the model at hand are enough.
+
+  Args:
+    schedule: the levels of the chains.
+    trajectories: from `record`.
+    length: drafts per round.
+
+  Returns:
+    `[num_levels]` float64; the last, which nothing precedes, is 1.
+
+  Raises:
+    ValueError: if the chains have another number of levels.
+  """
+  x, eps = (np.asarray(leaf, np.float64) for leaf in trajectories)
+  if len(x) != schedule.num_levels:
+    raise ValueError(f'trajectories have {len(x)} levels; the schedule has {schedule.num_levels}.')
+  token = lambda level, eps: schedule.x_to_x0[level] * x[level] - schedule.eps_to_x0[level] * eps
+  rho = np.ones(len(x))
+  for level in range(len(x) - 1):
+    above = range(level + 1, min(level + length, len(x) - 1) + 1)
+    by_noise = np.stack([token(level, eps[i]) for i in above])
+    toward = np.stack([token(i, eps[i]) for i in above]) - by_noise
+    missing = token(level, eps[level]) - by_noise
+    rho[level] = np.sum(missing * toward) / np.maximum(np.sum(toward * toward), 1e-30)
+  return rho

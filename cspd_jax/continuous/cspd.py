@@ -1,0 +1,184 @@
+"""Continuous speculative decoding as published, as released, and as a bounded relaxation.
+
+None of these keeps the target's law; `exact_head` and `exact_path` do.
+
+`cspd_paper` is Algorithm 1 of the paper. Its factor Sigma makes up for densities taken
+at two different points, each model's own trajectory; given the shared noise both
+trajectories are constants and the right factor is 1. So with learned variances the law
+is biased; where both models have the same variances Sigma is 1 and it is exact.
+
+`cspd_released` does what the released code does: verification in blocks, a test softened
+42 times, Sigma inverted, and a token of zeros if 100 proposals fail. Its speed is that
+of its schedule of passes, whatever is accepted: compare with `sample.parallel` at equal
+numbers of target passes.
+
+`cspd_relaxed` keeps a draft with probability `exp(-d^2 / (2 kappa^2))`, `d` the distance of
+the two models' tokens under the same noise in units of the last kernel's standard
+deviation `s`, else emits the target's own token. Then the mean squared distance to that
+token is at most `(2 / e) kappa^2 s^2` per token, for any two models: a bound in
+Wasserstein distance to the block-parallel law, not equality in law.
+
+Reference: Wang et al., Continuous Speculative Decoding for Autoregressive Image
+Generation, 2024 (arXiv:2411.11925), and its released code.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import block, couple, exact_path
+from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import sampling as sampling_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.base import Target
+from cspd_jax.continuous.schedule import Schedule
+
+SIGMA = ('off', 'paper', 'inverted')
+# Proposals for a rejected token in the released code.
+RELEASED_TRIALS = 100
+
+
+def cspd_paper(target: Target, draft: Target, length: int = 4,
+               schedule: Schedule | None = None, *, guidance: str = 'linear',
+               orders: Callable = random_lib.random_orders) -> exact_path.Decoder:
+  """Algorithm 1: true contexts, stop at the first rejection, Sigma (equation 4).
+
+  The residual loop, unbounded in the paper, ends after `couple.MAX_TRIALS` proposals.
+  Arguments as for `exact_path.exact_path`.
+
+  Raises:
+    ValueError: for options out of range or models that do not fit together.
+  """
+  decoder = exact_path.exact_path(target, draft, length, schedule, split=0, eta=1.0,
+                                  guidance=guidance, orders=orders)
+  return dataclasses.replace(
+      decoder, sigma=True,
+      guarantee='biased where the models have different learned variances')
+
+
+def cspd_released(
+    target: Target, draft: Target, length: int = 8, schedule: Schedule | None = None, *,
+    prefill: float = 0.15, kappa: float = 42.0, sigma: str = 'inverted',
+    zero_fallback: bool = True, guidance_of_last: bool = True, num_iter: int | None = None,
+    guidance: str = 'linear', orders: Callable = random_lib.random_orders) -> block.Decoder:
+  """The released code, every departure from the paper behind its own switch.
+
+  Args:
+    target: verifies.
+    draft: the draft model.
+    length: `gamma`, drafts per block.
+    schedule: the levels of both heads; 100 by default.
+    prefill: share of the tokens that the target fixes alone.
+    kappa: multiplies both models' standard deviations in the test, but not in the
+      residual.
+    sigma: 'inverted' as released, 'paper', or 'off'.
+    zero_fallback: whether a token becomes zero when all proposals fail; else it becomes
+      the target's own token.
+    guidance_of_last: whether a block is verified with the guidance scale of its last token.
+    num_iter: must be the number of tokens, one per step.
+    guidance: as for `sample.mar`.
+    orders: as for `sample.mar`.
+
+  Raises:
+    ValueError: for options out of range or models that do not fit together.
+  """
+  if sigma not in SIGMA:
+    raise ValueError(f'sigma is {sigma!r}; it must be one of: {", ".join(SIGMA)}.')
+  sign = {'off': 0, 'paper': 1, 'inverted': -1}[sigma]
+
+  def rule(batch, theirs, own, pending):
+    log_sigma = sign * (theirs.log_std - own.log_std)
+    log_ratio = (log_sigma + jnp.sum(jnp.log(theirs.std) - jnp.log(own.std), axis=-1) -
+                 _softened(theirs, own, kappa))
+    accepted = couple.accept(
+        log_ratio, random_lib.log_uniform(batch.keys, random_lib.ACCEPT, 0), 1.0)
+    failed = pending & ~accepted
+    keys = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
+    theirs_wide, own_wide = (jax.tree.map(lambda leaf: leaf[:, None], end) for end in (theirs, own))
+
+    def propose(trials):
+      noise = random_lib.normal(keys, random_lib.PROPOSE, 0, own.mean.shape[-1], trials[None])
+      y = own_wide.mean + own_wide.std * noise
+      log_ratio = (log_sigma[:, None] + couple.log_density(y, own_wide.mean, own_wide.std) -
+                   couple.log_density(y, theirs_wide.mean, theirs_wide.std))
+      log_uniform = random_lib.log_uniform(keys, random_lib.RESIDUAL, 0, trials[None])
+      # Past the last trial nothing is taken.
+      return y, log_ratio, jnp.where(trials < RELEASED_TRIALS, log_uniform, jnp.inf)
+
+    drawn, trials, missed = couple.residual(propose, failed, 1.0)
+    last = jnp.zeros_like(own.mean) if zero_fallback else own.mean
+    replaced = jnp.where(missed[:, None], last, drawn)
+    return (jnp.where(accepted[:, None], theirs.mean, replaced), accepted,
+            jnp.minimum(trials, RELEASED_TRIALS))
+
+  return _blocks(
+      target, draft, length, schedule, prefill, kappa, rule, guidance_of_last, num_iter, guidance,
+      orders, 'none: behaves as the released code, which keeps no law')
+
+
+def cspd_relaxed(
+    target: Target, draft: Target, length: int = 8, schedule: Schedule | None = None, *,
+    prefill: float = 0.15, kappa: float = 42.0, num_iter: int | None = None,
+    guidance: str = 'linear', orders: Callable = random_lib.random_orders) -> block.Decoder:
+  """The same control flow with a plain test that bounds the error.
+
+  Args:
+    target: verifies.
+    draft: the draft model.
+    length: `gamma`, drafts per block.
+    schedule: the levels of both heads; 100 by default.
+    prefill: share of the tokens that the target fixes alone.
+    kappa: tolerance in units of the last kernel's standard deviation, 0.0064.
+    num_iter: must be the number of tokens, one per step.
+    guidance: as for `sample.mar`.
+    orders: as for `sample.mar`.
+
+  Raises:
+    ValueError: for options out of range or models that do not fit together.
+  """
+  def rule(batch, theirs, own, pending):
+    del pending
+    accepted = couple.accept(
+        -_softened(theirs, own, kappa),
+        random_lib.log_uniform(batch.keys, random_lib.ACCEPT, 0), 1.0)
+    tokens = jnp.where(accepted[:, None], theirs.mean, own.mean)
+    return tokens, accepted, jnp.zeros(accepted.shape, jnp.int32)
+
+  return _blocks(
+      target, draft, length, schedule, prefill, kappa, rule, False, num_iter, guidance, orders,
+      'mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2')
+
+
+def expected_speedup(cost: float, length: int) -> float:
+  """Speed of block verification over the target: `1 / (cost + 1 / length)`, whatever is accepted.
+
+  Args:
+    cost: time of a draft step over time of a target step.
+    length: `gamma`.
+  """
+  return 1 / (cost + 1 / length)
+
+
+def _softened(theirs: block.Ends, own: block.Ends, kappa: float) -> jax.Array:
+  """`[N]` half the squared distance of the two tokens, in units of `kappa` deviations."""
+  return 0.5 * jnp.sum(jnp.square((theirs.mean - own.mean) / (kappa * own.std)), axis=-1)
+
+
+def _blocks(target, draft, length, schedule, prefill, kappa, rule, guidance_of_last, num_iter,
+            guidance, orders, guarantee):
+  size = target.num_tokens
+  exact_path.check_pair(target, draft)
+  blocks = block.blocks(size, length, prefill)
+  if num_iter not in (None, size):
+    raise ValueError(f'num_iter is {num_iter}; drafts come one per step, so it must be the number '
+                     f'of tokens, {size}.')
+  if not (np.isfinite(kappa) and kappa > 0):
+    raise ValueError(f'kappa is {kappa}; it must be finite and above 0.')
+  sampling_lib.check_guidance(guidance)
+  return block.Decoder(
+      target, draft, schedule_lib.make() if schedule is None else schedule, blocks, rule, guidance,
+      guidance_of_last, orders,
+      f'parallel generation in blocks of {length}, last kernel without noise', guarantee)

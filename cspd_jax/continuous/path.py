@@ -1,0 +1,106 @@
+"""A token as the end of a path: the states of the denoising chain from some kernel on.
+
+Draft model and target share the noise of the first kernels, which fixes each one's own
+state before kernel `split`; the kernels `split .. 0` are a path with a density. Kernel 0
+must add its noise, else the path has none.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.continuous import couple
+from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous.base import Params, Target
+from cspd_jax.continuous.head import Batch
+from cspd_jax.continuous.schedule import Schedule
+
+
+class Shared(NamedTuple):
+  """Where a model's chain is before kernel `split`.
+
+  Attributes:
+    x: `[N, C]` its state.
+    log_std: `[N]` sum of the logarithms of all standard deviations of the kernels above.
+  """
+
+  x: jax.Array
+  log_std: jax.Array
+
+
+class Path(NamedTuple):
+  """What the kernels `split .. 0` produced.
+
+  Attributes:
+    states: `[N, split + 1, C]` the state after each kernel; the last is the token.
+    log_density: `[N]` under the model that drew it, without the constant.
+  """
+
+  states: jax.Array
+  log_density: jax.Array
+
+
+def shared(target: Target, schedule: Schedule, params: Params, batch: Batch,
+           split: int) -> Shared:
+  """Runs the kernels above `split` under the noise of the positions."""
+  def step(i, carry):
+    x, log_std = carry
+    level = jnp.full(x.shape[:1], schedule.num_levels - 1 - i)
+    k = head_lib.kernel(target, schedule, params, batch, x, level)
+    x = k.mean + k.std * random_lib.normal(batch.keys, random_lib.STEP, level, target.token_dim)
+    return Shared(x, log_std + jnp.sum(jnp.log(k.std), axis=-1))
+
+  x = head_lib.start(batch, target)
+  return jax.lax.fori_loop(
+      0, schedule.num_levels - 1 - split, step, Shared(x, jnp.zeros(x.shape[:1], x.dtype)))
+
+
+def draw(target: Target, schedule: Schedule, params: Params, batch: Batch, x: jax.Array,
+         split: int, purpose: int, trial: jax.typing.ArrayLike = 0) -> Path:
+  """A path of the model from its state `x` `[N, C]`.
+
+  Args:
+    target: the model.
+    schedule: the levels.
+    params: its parameters.
+    batch: the tokens `[N]`.
+    x: the states before kernel `split`.
+    split: the first kernel of the path.
+    purpose: what the noise is for; see `random`.
+    trial: a number or `[N]`; which of several paths.
+  """
+  def step(x, level):
+    level = jnp.full(x.shape[:1], level)
+    k = head_lib.kernel(target, schedule, params, batch, x, level)
+    x = k.mean + k.std * random_lib.normal(
+        batch.keys, purpose, level, target.token_dim, trial)
+    return x, (x, couple.log_density(x, k.mean, k.std))
+
+  states, log_density = jax.lax.scan(step, x, jnp.arange(split, -1, -1))[1]
+  return Path(states.swapaxes(0, 1), jnp.sum(log_density, axis=0))
+
+
+def score(target: Target, schedule: Schedule, params: Params, batch: Batch, x: jax.Array,
+          states: jax.Array) -> jax.Array:
+  """`[N]` log density of a path of another model under this one; one head call.
+
+  Args:
+    target: the model.
+    schedule: the levels.
+    params: its parameters.
+    batch: the tokens `[N]`.
+    x: `[N, C]` this model's own state before the first kernel of the path.
+    states: `[N, split + 1, C]` the path.
+  """
+  before = jnp.concatenate([x[:, None], states[:, :-1]], axis=1)
+  level = jnp.broadcast_to(jnp.arange(states.shape[1] - 1, -1, -1), states.shape[:2])
+  k = head_lib.kernel(target, schedule, params, batch, before, level)
+  return jnp.sum(couple.log_density(states, k.mean, k.std), axis=1)
+
+
+def repeat(batch: Batch, num: int) -> Batch:
+  """Every token of `batch` `num` times in a row."""
+  return jax.tree.map(lambda leaf: jnp.repeat(leaf, num, axis=0), batch._replace(
+      z=batch.z.swapaxes(0, 1)))._replace(z=jnp.repeat(batch.z, num, axis=1))

@@ -1,0 +1,89 @@
+"""The noise of continuous tokens, keyed by row, position, purpose and kernel.
+
+Every number a decoder draws for a token has a key made of the row's key, the token's
+position in the image, what the number is for, and the denoising kernel that uses it.
+So the noise of a token depends neither on who else is in the batch, nor on the draft
+length, nor on the round in which the token is drawn.
+
+A draft that is thrown away gives its noise back: what is decided about a token never
+looks at the noise of later tokens, and what is decided at a kernel never looks at the
+noise of later kernels, so noise that no decision has looked at is as good as new.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.decoding.random import RowKeys, as_key, exponential
+
+# What a number is for.
+START = 0  # The first state of the chain, x_T.
+STEP = 1  # The noise of the target's own kernels; shared by the draft model.
+DRAFT = 2  # The noise of a drafter's kernels.
+ACCEPT = 3
+PROPOSE = 4  # Proposals for a residual draw,
+RESIDUAL = 5  # and whether they are taken.
+
+MAX_LEVELS = 2**10
+MAX_TRIALS = 2**16
+
+
+class TokenKeys(NamedTuple):
+  """The random state of some tokens.
+
+  Attributes:
+    words: `[..., 2]` uint32, the key of the token's row.
+    position: `[...]` the token's position in the image.
+  """
+
+  words: jax.Array
+  position: jax.Array
+
+
+def token_keys(rows: RowKeys, positions: jax.Array) -> TokenKeys:
+  """Keys of the tokens at `positions` `[B, ...]` of the rows `[B]`."""
+  words = rows.noise.reshape(rows.noise.shape[:1] + (1,) * (positions.ndim - 1) + (2,))
+  return TokenKeys(jnp.broadcast_to(words, (*positions.shape, 2)), positions)
+
+
+def normal(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike, size: int,
+           trial: jax.typing.ArrayLike = 0) -> jax.Array:
+  """Standard normal noise, `[..., size]`.
+
+  Args:
+    keys: the tokens `[...]`; `level` and `trial` broadcast against them.
+    purpose: one of the constants of this module.
+    level: the kernel the noise is for, below `MAX_LEVELS`.
+    size: numbers per token and kernel.
+    trial: which of several draws for one purpose, below `MAX_TRIALS`.
+  """
+  return _map(lambda key: jax.random.normal(key, (size,)), keys, purpose, level, trial)
+
+
+def log_uniform(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike,
+                trial: jax.typing.ArrayLike = 0) -> jax.Array:
+  """Logarithm of a uniform number, `[...]`, finite and negative. Arguments as for `normal`."""
+  return _map(lambda key: -exponential(key, ()), keys, purpose, level, trial)
+
+
+def random_orders(rows: RowKeys, num_tokens: int) -> jax.Array:
+  """`[B, T]` an independent random order of the positions per row."""
+  order = lambda stream: jax.random.permutation(as_key(stream, 0, 0), num_tokens)
+  return jax.vmap(order)(rows.stream).astype(jnp.int32)
+
+
+def raster_orders(rows: RowKeys, num_tokens: int) -> jax.Array:
+  """`[B, T]` the positions from first to last; what a causal model needs."""
+  return jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32),
+                          (rows.stream.shape[0], num_tokens))
+
+
+def _map(draw, keys, purpose, level, trial):
+  code = (purpose << 26) | (jnp.asarray(level, jnp.int32) << 16) | jnp.asarray(trial, jnp.int32)
+  position, code = jnp.broadcast_arrays(keys.position, code)
+  counter = jnp.stack([position, code], axis=-1).astype(jnp.uint32)
+  shape = position.shape
+  single = jax.random.wrap_key_data((keys.words + counter).reshape(-1, 2), impl='threefry2x32')
+  noise = jax.vmap(draw)(single)
+  return noise.reshape(shape + noise.shape[1:])

@@ -1,0 +1,179 @@
+"""The published sampler of masked diffusion models, and parallel decoding.
+
+One program: a loop over autoregressive steps, and in it the head's loop over kernels.
+The tokens of a step are independent given the visible ones, so a step is one forward
+pass of the transformer, over all rows with hidden positions masked out, and one run of
+the head over only the tokens the step fixes.
+
+Reference: Li et al., Autoregressive Image Generation without Vector Quantization, 2024
+(arXiv:2406.11838), and its released code for what the paper leaves open.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import sampling as sampling_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.base import Condition, Params, Target
+from cspd_jax.continuous.head import Head
+from cspd_jax.continuous.result import Generated, empty_result
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.decoding.random import row_keys
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decoder:
+  """A masked model with a head sampler: `decoder(params, condition, key)`.
+
+  A pure function of arrays, to be jitted whole: `jax.jit(decoder)`.
+
+  Attributes:
+    target: the model whose law is sampled.
+    schedule: the levels of the head.
+    hidden: how many tokens are hidden after each autoregressive step; the last is 0.
+    guidance: one of `schedule.GUIDANCE_SCHEDULES`.
+    head: samples the tokens of a step.
+    orders: `(RowKeys [B], T) -> [B, T]` the order in which a row's positions are fixed.
+    law: the law that is sampled, in words.
+    guarantee: how close the samples are to it, in words.
+  """
+
+  target: Target
+  schedule: Schedule
+  hidden: tuple[int, ...]
+  guidance: str
+  head: Head
+  orders: Callable
+  law: str
+  guarantee: str
+
+  def check(self, condition: Condition, sampling: Sampling = Sampling()) -> None:
+    """Raises ValueError for a condition or options that cannot work; for concrete values."""
+    sampling_lib.check(sampling, self.target)
+    self.target.check_condition(condition)
+
+  def __call__(self, params: Params, condition: Condition, key: jax.Array,
+               sampling: Sampling = Sampling(), draft_params: Params = None) -> Generated:
+    """Generates one image's tokens per row of `condition`.
+
+    Args:
+      params: the target's parameters.
+      condition: what the target's `transform` takes, with leading axis `B`.
+      key: one random key, or one per row `[B]`. A row's result depends on its own key
+        and condition only.
+      sampling: guidance and temperature; run-time values.
+      draft_params: not used: there is no draft model.
+
+    Returns:
+      A `Generated`.
+    """
+    del draft_params
+    if sampling_lib.is_concrete(condition, sampling):
+      self.check(condition, sampling)
+    target = self.target
+    size, batch = target.num_tokens, jax.tree.leaves(condition)[0].shape[0]
+    rows = row_keys(key, batch)
+    order = self.orders(rows, size)
+    place = jnp.argsort(order, axis=1)
+    # Places `first[k] .. stop[k] - 1` of the order are fixed in step `k`.
+    stop = size - np.array(self.hidden)
+    first = np.append(0, stop[:-1])
+    width = int(np.max(stop - first))
+    order_padded = jnp.pad(order, [(0, 0), (0, width)])
+
+    def step(k, generated):
+      start, end = jnp.asarray(first)[k], jnp.asarray(stop)[k]
+      z = target.transform(params, condition, generated.tokens, place < start)
+      active = jnp.broadcast_to(start + jnp.arange(width) < end, (batch, width))
+      positions = jax.lax.dynamic_slice_in_dim(order_padded, start, width, axis=1)
+      scale = sampling_lib.scale(
+          sampling, self.guidance, size, jnp.full((batch, width), size - end))
+      sampled = self.head.sample(params, head_lib.batch(
+          rows, head_lib.pick(z, positions), positions, scale, sampling.temperature, active))
+      return _add(generated, k, sampled, jnp.where(active, positions, size))
+
+    empty = empty_result(target, order, len(self.hidden), self.head.columns)
+    generated = jax.lax.fori_loop(0, len(self.hidden), step, empty)
+    step_of_place = np.searchsorted(stop, np.arange(size), side='right').astype(np.int32)
+    return generated._replace(round_of_token=jnp.asarray(step_of_place)[place])
+
+
+def mar(target: Target, num_iter: int | None = None, schedule: Schedule | None = None, *,
+        guidance: str = 'linear', last_noise: bool = False,
+        orders: Callable = random_lib.random_orders) -> Decoder:
+  """MAR's own sampler: random orders, few tokens at first and many at the end.
+
+  Args:
+    target: the model.
+    num_iter: autoregressive steps; one token per step by default.
+    schedule: the levels of the head; 100 by default.
+    guidance: 'linear', as in the paper's results, or 'constant', as in the released demo.
+    last_noise: whether the last kernel adds its noise. It does not in MAR; the law with
+      noise is the one that speculation over tokens can sample exactly.
+    orders: `random_orders`, or `raster_orders`.
+
+  Raises:
+    ValueError: for options out of range.
+  """
+  num_iter = target.num_tokens if num_iter is None else num_iter
+  hidden = schedule_lib.mask_lengths(target.num_tokens, num_iter)
+  return _ancestral(target, hidden, schedule, guidance, last_noise, orders,
+                    f'masked generation in {num_iter} steps')
+
+
+def parallel(target: Target, tokens_per_step: int, schedule: Schedule | None = None, *,
+             guidance: str = 'linear', last_noise: bool = False,
+             orders: Callable = random_lib.random_orders) -> Decoder:
+  """The target alone with the same number of tokens in every step.
+
+  What verification of whole blocks samples from, whatever the draft model, if its test
+  is valid: so the baseline for any such decoder is this one, at the same number of
+  target passes. Arguments as for `mar`.
+
+  Raises:
+    ValueError: for options out of range.
+  """
+  size = target.num_tokens
+  if not 1 <= tokens_per_step <= size:
+    raise ValueError(
+        f'tokens_per_step is {tokens_per_step}; it must be from 1 to the number of tokens, {size}.')
+  hidden = tuple(max(0, size - n) for n in range(tokens_per_step, size + tokens_per_step,
+                                                 tokens_per_step))
+  return _ancestral(target, hidden, schedule, guidance, last_noise, orders,
+                    f'parallel generation, {tokens_per_step} tokens per step')
+
+
+def _ancestral(target, hidden, schedule, guidance, last_noise, orders, law):
+  sampling_lib.check_guidance(guidance)
+  schedule = schedule_lib.make() if schedule is None else schedule
+  law += ', last kernel with noise' if last_noise else ', last kernel without noise'
+  return Decoder(target, schedule, hidden, guidance,
+                 head_lib.ancestral(target, schedule, last_noise), orders, law,
+                 'exact: this is the sampler that defines the law')
+
+
+def _add(generated, k, sampled, positions):
+  """The result after step `k`, which sampled tokens for `positions` `[B, n]`; `T` is none."""
+  batch, size = generated.order.shape
+  wanted = positions < size
+  sampled = jax.tree.map(
+      lambda leaf: leaf.reshape(*positions.shape, *leaf.shape[1:]), sampled)
+  count = lambda leaf: jnp.where(
+      wanted.reshape(wanted.shape + (1,) * (leaf.ndim - 2)), leaf, 0)
+  return generated._replace(
+      tokens=generated.tokens.at[jnp.arange(batch)[:, None], positions].set(
+          sampled.tokens, mode='drop'),
+      rounds=generated.rounds + 1,
+      target_passes=generated.target_passes + 1,
+      head_calls=generated.head_calls.at[:, k].set(count(sampled.calls).max(axis=1)),
+      head_rows=generated.head_rows + count(sampled.rows).sum(axis=1),
+      tested=generated.tested + count(sampled.tested).sum(axis=1),
+      accepted=generated.accepted + count(sampled.accepted).sum(axis=1),
+      trials=generated.trials + count(sampled.trials).sum(axis=1))

@@ -1,0 +1,272 @@
+"""Models of continuous tokens whose laws are known: exact heads for Gaussian mixtures.
+
+If a clean token is a mixture of Gaussians, so is every noisy state, and the best
+prediction of the noise is a formula. The transformer of such a model only has to name
+the mixture of every position; `z` is its parameters, packed. Draft models are the same
+model with other parameters.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.base import Target
+from cspd_jax.continuous.schedule import Schedule
+
+
+class Mixture(NamedTuple):
+  """A mixture of `K` isotropic Gaussians.
+
+  Attributes:
+    log_weights: `[..., K]`, up to a constant.
+    means: `[..., K, C]`.
+    stds: `[..., K]`.
+  """
+
+  log_weights: jax.Array
+  means: jax.Array
+  stds: jax.Array
+
+
+class Analytic(NamedTuple):
+  """A model with an exact head.
+
+  Attributes:
+    target: the model; its condition is one class per row, `[B]`.
+    params: its parameters.
+    schedule: the levels it is exact for.
+  """
+
+  target: Target
+  params: NamedTuple
+  schedule: Schedule
+
+
+class ContextParams(NamedTuple):
+  """Parameters of `mixtures`; `E` is the length of a context vector.
+
+  Attributes:
+    classes: `[num_classes + 1, E]` the last row is the null class.
+    places: `[T, E]`.
+    read: `[C, E]` how the visible tokens enter.
+    log_weights: `[E, K]`.
+    means: `[K, C]`.
+    shifts: `[E, K, C]` how the context moves the means.
+    stds: `[K]`.
+  """
+
+  classes: jax.Array
+  places: jax.Array
+  read: jax.Array
+  log_weights: jax.Array
+  means: jax.Array
+  shifts: jax.Array
+  stds: jax.Array
+
+
+class ChainParams(NamedTuple):
+  """Parameters of `gaussian_chain`.
+
+  Attributes:
+    correlation: `[]` of neighbours in raster order.
+    means: `[num_classes]` mean of every token of a class.
+  """
+
+  correlation: jax.Array
+  means: jax.Array
+
+
+class VarianceParams(NamedTuple):
+  """Parameters of `variance_chain`.
+
+  Attributes:
+    mean: `[]` mean of every token.
+    offset: `[]` of `v`.
+    slope: `[]` how `v` varies with the state.
+  """
+
+  mean: jax.Array
+  offset: jax.Array
+  slope: jax.Array
+
+
+def pack(mixture: Mixture) -> jax.Array:
+  """`[..., K (C + 2)]` the parameters in one vector."""
+  flat = mixture.means.reshape(*mixture.means.shape[:-2], -1)
+  return jnp.concatenate([mixture.log_weights, flat, mixture.stds], axis=-1)
+
+
+def unpack(z: jax.Array, token_dim: int) -> Mixture:
+  """The inverse of `pack`."""
+  num = z.shape[-1] // (token_dim + 2)
+  log_weights, means, stds = jnp.split(z, [num, num * (token_dim + 1)], axis=-1)
+  return Mixture(log_weights, means.reshape(*z.shape[:-1], num, token_dim), stds)
+
+
+def exact_denoise(schedule: Schedule, token_dim: int) -> Callable:
+  """The head, `Target.denoise`, of a model whose `z` are packed mixtures.
+
+  `eps` is the expected noise given the state. `v` gives the kernel the variance of the
+  next state given this one, averaged over dimensions; for a single Gaussian the chain
+  then has the token's law exactly, whatever the number of levels, up to what the
+  noise-free last kernel takes away (a variance of about 4e-5).
+  """
+  level_of_step = np.full(schedule_lib.NUM_STEPS, -1)
+  level_of_step[schedule.steps] = np.arange(schedule.num_levels)
+  tables = [jnp.asarray(table, jnp.float32) for table in (
+      schedule.alpha_bar, 1 - schedule.alpha_bar, schedule.x0_to_mean,
+      schedule.min_log_variance, schedule.max_log_variance - schedule.min_log_variance)]
+
+  def denoise(params, x, step, z):
+    del params  # They went into z.
+    level = jnp.asarray(level_of_step)[step]
+    keep, noise, weight, log_least, span = (table[level][:, None] for table in tables)
+    mixture = unpack(z, token_dim)
+    variance = jnp.square(mixture.stds)
+    total = keep * variance + noise  # [N, K] variance of the state.
+    gap = x[:, None] - jnp.sqrt(keep)[..., None] * mixture.means
+    share = jax.nn.softmax(mixture.log_weights - 0.5 * (
+        jnp.sum(gap * gap, axis=-1) / total + token_dim * jnp.log(total)), axis=-1)[..., None]
+    eps_of = jnp.sqrt(noise)[..., None] * gap / total[..., None]
+    eps = jnp.sum(share * eps_of, axis=1)
+    # Variance of the token given the state: within the components and between them.
+    spread = (noise / keep)[..., None] * jnp.square(eps_of - eps[:, None])
+    inner = (variance * noise / total)[..., None]
+    token_variance = jnp.mean(jnp.sum(share * (inner + spread), axis=1), axis=-1, keepdims=True)
+    # Of the kernel, over the least one. At level 0 there is no other variance than the token's.
+    over_least = token_variance * jnp.square(weight) * jnp.exp(-log_least)
+    log_variance = jnp.where(level[:, None] > 0, jnp.log1p(over_least), jnp.log(over_least))
+    v = 2 * log_variance / span - 1
+    return eps, jnp.broadcast_to(v, eps.shape)
+
+  return denoise
+
+
+def mixtures(key: jax.Array, num_tokens: int = 4, token_dim: int = 16, *,
+             schedule: Schedule | None = None, guided: bool = False, num_classes: int = 3,
+             components: int = 4, context_dim: int = 8) -> Analytic:
+  """A random model with a mixture per context: class, position and the visible tokens.
+
+  Args:
+    key: draws the parameters.
+    num_tokens: `T`.
+    token_dim: `C`.
+    schedule: the levels; 100 by default.
+    guided: whether there is a null stream.
+    num_classes: number of classes.
+    components: `K`.
+    context_dim: length of a context vector.
+  """
+  schedule = schedule_lib.make() if schedule is None else schedule
+  keys = jax.random.split(key, 6)
+  normal = lambda key, scale, *shape: scale * jax.random.normal(key, shape)
+  params = ContextParams(
+      classes=normal(keys[0], 1.0, num_classes + 1, context_dim),
+      places=normal(keys[1], 1.0, num_tokens, context_dim),
+      read=normal(keys[2], 1.0, token_dim, context_dim),
+      log_weights=normal(keys[3], 0.3, context_dim, components),
+      means=normal(keys[4], 0.9, components, token_dim),
+      shifts=normal(keys[5], 0.1, context_dim, components, token_dim),
+      stds=jnp.linspace(0.12, 0.32, components))
+
+  def transform(params, condition, tokens, visible):
+    shown = jnp.where(visible[..., None], tokens, 0)
+    mean = shown.sum(axis=1) / jnp.maximum(visible.sum(axis=1), 1)[:, None]
+    null = jnp.full_like(condition, num_classes)
+    labels = jnp.stack([condition, null] if guided else [condition])
+    context = jnp.tanh(
+        params.classes[labels][:, :, None] + params.places + (mean @ params.read)[:, None])
+    return pack(Mixture(
+        context @ params.log_weights,
+        params.means + jnp.einsum('sbte,ekc->sbtkc', context, params.shifts),
+        jnp.broadcast_to(params.stds, (*context.shape[:3], components))))
+
+  target = Target(transform, exact_denoise(schedule, token_dim), num_tokens, token_dim,
+                  2 if guided else 1, _check_classes(num_classes))
+  return Analytic(target, params, schedule)
+
+
+def gaussian_chain(num_tokens: int = 16, correlation: float = 0.9, *,
+                   schedule: Schedule | None = None,
+                   means: tuple[float, ...] = (0.0,)) -> Analytic:
+  """Tokens of one number each, jointly normal with `correlation**|i - j|` and variance 1.
+
+  In every order, one token per step, the sampled law is this one.
+
+  Args:
+    num_tokens: `T`.
+    correlation: of neighbours in raster order.
+    schedule: the levels; 100 by default.
+    means: mean of the tokens for every class.
+  """
+  schedule = schedule_lib.make() if schedule is None else schedule
+
+  def neighbour(visible, tokens):
+    """The nearest visible token before each position and its distance, `[B, T]` each."""
+    index = jnp.where(visible, jnp.arange(num_tokens), -1)
+    nearest = jnp.pad(jax.lax.cummax(index, axis=1), [(0, 0), (1, 0)], constant_values=-1)[:, :-1]
+    value = jnp.take_along_axis(tokens, jnp.maximum(nearest, 0), axis=1)
+    distance = jnp.arange(num_tokens) - nearest
+    return jnp.where(nearest >= 0, value, 0), jnp.where(nearest >= 0, distance, jnp.inf)
+
+  def transform(params, condition, tokens, visible):
+    # The law is Markov: only the nearest visible token on either side matters.
+    shift = params.means[condition][:, None]
+    centred = tokens[..., 0] - shift
+    before, left = neighbour(visible, centred)
+    after, right = (leaf[:, ::-1] for leaf in neighbour(visible[:, ::-1], centred[:, ::-1]))
+    a, b = params.correlation**left, params.correlation**right
+    scale = 1 - jnp.square(a * b)
+    mean = (a * (1 - b * b) * before + b * (1 - a * a) * after) / scale
+    std = jnp.sqrt((1 - a * a) * (1 - b * b) / scale)
+    return pack(Mixture(jnp.zeros_like(mean)[..., None], (mean + shift)[..., None, None],
+                        std[..., None]))[None]
+
+  target = Target(transform, exact_denoise(schedule, 1), num_tokens, 1, 1,
+                  _check_classes(len(means)))
+  return Analytic(target, ChainParams(jnp.float32(correlation), jnp.asarray(means)), schedule)
+
+
+def variance_chain(num_tokens: int = 1, num_levels: int = 6, mean: float = 0.0,
+                   offset: float = 0.0, slope: float = 1.0) -> Analytic:
+  """Independent tokens of one number from a chain with wide, learned standard deviations.
+
+  All kernels, the last one too, have standard deviations from 0.2 to 0.4 that depend on the
+  state through `v = offset + slope tanh(x)`: where rules for learned variances differ.
+
+  Args:
+    num_tokens: `T`.
+    num_levels: kernels.
+    mean: of the clean token.
+    offset: of `v`; 0 is the middle.
+    slope: of `v`; 0 makes the standard deviations constant.
+  """
+  schedule = schedule_lib.make(num_levels)
+  schedule = schedule._replace(min_log_variance=np.full(num_levels, 2 * np.log(0.2)),
+                               max_log_variance=np.full(num_levels, 2 * np.log(0.4)))
+  exact = exact_denoise(schedule, 1)
+
+  def transform(params, condition, tokens, visible):
+    del visible
+    z = jnp.stack([params.mean, params.offset, params.slope])
+    return jnp.broadcast_to(z, (1, condition.shape[0], tokens.shape[1], 3))
+
+  def denoise(params, x, step, z):
+    mixture = Mixture(jnp.zeros_like(z[:, :1]), z[:, :1, None], jnp.full_like(z[:, :1], 0.5))
+    eps, _ = exact(params, x, step, pack(mixture))
+    return eps, z[:, 1:2] + z[:, 2:] * jnp.tanh(x)
+
+  target = Target(transform, denoise, num_tokens, 1, 1, _check_classes(1))
+  return Analytic(target, VarianceParams(*map(jnp.float32, (mean, offset, slope))), schedule)
+
+
+def _check_classes(num_classes):
+  def check(condition):
+    labels = np.asarray(condition)
+    if np.any((labels < 0) | (labels >= num_classes)):
+      raise ValueError(f'condition is {labels}; classes go from 0 to {num_classes - 1}.')
+  return check

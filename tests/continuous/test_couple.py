@@ -1,0 +1,119 @@
+"""The test and its residual keep the target's law; noise is keyed as promised."""
+
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import couple
+from cspd_jax.continuous import random as random_lib
+from cspd_jax.decoding.random import row_keys
+from cspd_jax.testing.samples import compare
+
+NUM = 30000
+
+
+def keys_of(num):
+  return random_lib.token_keys(row_keys(jax.random.key(3), num), jnp.zeros((num,), jnp.int32))
+
+
+def couple_once(eta, gap, log_ratio_of_std, num=NUM):
+  """Draft from one Gaussian, test against another, replace; `[num, 2]` and statistics."""
+  keys = keys_of(num)
+  q = jnp.full((num, 2), gap), jnp.exp(jnp.full((num, 2), log_ratio_of_std))
+  p = jnp.zeros((num, 2)), jnp.ones((num, 2))
+  log_ratio = lambda x, shape: (
+      couple.log_density(x, *(leaf.reshape(shape) for leaf in p)) -
+      couple.log_density(x, *(leaf.reshape(shape) for leaf in q)))
+  draft = q[0] + q[1] * random_lib.normal(keys, random_lib.DRAFT, 0, 2)
+  passed = couple.accept(log_ratio(draft, draft.shape),
+                         random_lib.log_uniform(keys, random_lib.ACCEPT, 0), eta)
+  wide = jax.tree.map(lambda leaf: leaf[:, None], keys)
+
+  def propose(trials):
+    y = random_lib.normal(wide, random_lib.PROPOSE, 0, 2, trials[None])
+    return (y, log_ratio(y, (num, 1, 2)),
+            random_lib.log_uniform(wide, random_lib.RESIDUAL, 0, trials[None]))
+
+  drawn, trials, _ = couple.residual(propose, ~passed, eta)
+  return jnp.where(passed[:, None], draft, drawn), passed, trials
+
+
+class CoupleTest(chex.TestCase):
+
+  @parameterized.parameters((1.0, 0.7, 0.0), (0.5, 0.1, -0.1))
+  def test_law_acceptance_and_number_of_proposals(self, eta, gap, log_std):
+    out, passed, trials = jax.jit(couple_once, static_argnums=(0, 1, 2))(eta, gap, log_std)
+    target = np.random.default_rng(0).standard_normal((NUM, 2))
+    self.assertTrue(compare(np.asarray(out), target).passed)
+    # One proposal per test on average, whatever the laws.
+    self.assertAlmostEqual(float(trials.mean()), 1.0, delta=0.06)
+    if log_std == 0:  # The overlap of two Gaussians, 2 Phi(-D / 2).
+      overlap = 2 * jax.scipy.stats.norm.cdf(-gap * np.sqrt(2) / 2)
+      self.assertAlmostEqual(float(passed.mean()), float(overlap), delta=0.012)
+
+  def test_equal_laws(self):
+    out, passed, trials = jax.jit(couple_once, static_argnums=(0, 1, 2))(1.0, 0.0, 0.0)
+    self.assertTrue(passed.all())
+    self.assertEqual(int(trials.sum()), 0)
+    self.assertTrue(np.isfinite(out).all())
+
+  def test_fallback_is_a_draw_of_the_target(self):
+    # Equal laws: no proposal is ever taken. The released code would emit zeros.
+    keys = jax.tree.map(lambda leaf: leaf[:, None], keys_of(1000))
+    propose = lambda trials: (
+        random_lib.normal(keys, random_lib.PROPOSE, 0, 2, trials[None]),
+        jnp.zeros((1000, len(trials))), jnp.full((1000, len(trials)), -1.0))
+    pending = jnp.arange(1000) > 0
+    drawn, trials, missed = jax.jit(lambda: couple.residual(propose, pending, 1.0))()
+    np.testing.assert_array_equal(missed, pending)
+    np.testing.assert_array_equal(trials[1:], couple.MAX_TRIALS)
+    self.assertEqual(int(trials[0]), 0)
+    np.testing.assert_array_equal(drawn[0], 0)
+    self.assertTrue(
+        compare(np.asarray(drawn[1:]), np.random.default_rng(0).standard_normal((999, 2))).passed)
+
+  def test_densities_of_tiny_variances(self):
+    std = jnp.full((1, 16), 0.0062)
+    value = couple.log_density(std, jnp.zeros_like(std), std)
+    np.testing.assert_allclose(value, -16 * (0.5 + np.log(0.0062)), rtol=1e-6)
+
+  def test_leading(self):
+    passed = jnp.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], bool)
+    np.testing.assert_array_equal(couple.leading(passed), [2, 0, 4])
+
+  @parameterized.parameters(0.0, -1.0, 1.5, float('nan'))
+  def test_eta_out_of_range(self, eta):
+    with self.assertRaisesRegex(ValueError, f'eta is {eta}; it must be above 0 and at most 1'):
+      couple.check_eta(eta)
+
+
+class RandomTest(chex.TestCase):
+
+  def test_every_use_has_its_own_noise(self):
+    rows = row_keys(jax.random.key(0), 4)
+    keys = random_lib.token_keys(rows, jnp.tile(jnp.arange(5), (4, 1)))
+    draws = [random_lib.normal(keys, purpose, level, 3, trial)
+             for purpose in (random_lib.START, random_lib.STEP, random_lib.PROPOSE)
+             for level in (0, 1, 999) for trial in (0, 1, 1023)]
+    values = np.stack(draws).ravel()
+    self.assertLen(np.unique(values), len(values))
+
+  def test_noise_of_a_token_is_its_own(self):
+    rows = row_keys(jax.random.key(0), 4)
+    positions = jnp.tile(jnp.arange(5), (4, 1))
+    whole = random_lib.normal(random_lib.token_keys(rows, positions), random_lib.STEP, 7, 3)
+    some = jax.tree.map(lambda leaf: leaf[2:], rows)
+    part = random_lib.normal(
+        random_lib.token_keys(some, positions[2:, 3:]), random_lib.STEP, 7, 3)
+    np.testing.assert_array_equal(whole[2:, 3:], part)
+
+  def test_orders(self):
+    rows = row_keys(jax.random.key(0), 3000)
+    order = np.asarray(random_lib.random_orders(rows, 4))
+    np.testing.assert_array_equal(np.sort(order, axis=1), np.tile(np.arange(4), (3000, 1)))
+    counts = np.unique(order, axis=0, return_counts=True)[1]
+    self.assertLen(counts, 24)
+    self.assertLess(np.abs(counts / 125 - 1).max(), 0.4)
+    np.testing.assert_array_equal(random_lib.raster_orders(rows, 3)[7], [0, 1, 2])

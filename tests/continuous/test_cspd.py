@@ -1,0 +1,159 @@
+"""CSpD as published and released: what it does, biases included, and what it costs."""
+
+import dataclasses
+import functools
+
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import block, cspd, exact_path, sample
+from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.head import Batch
+from cspd_jax.decoding.random import row_keys
+from cspd_jax.testing import analytic
+from cspd_jax.testing.samples import compare
+
+NUM = 20000
+LEVELS = schedule_lib.make(6)
+CHAIN = analytic.gaussian_chain(8, 0.9, schedule=LEVELS)
+DRAFT = analytic.ChainParams(jnp.float32(0.8), jnp.array([0.1]))
+LABELS = jnp.zeros(NUM, jnp.int32)
+
+
+@functools.cache
+def mar():
+  """Images of the target alone, for 50 rows."""
+  return run(sample.mar(CHAIN.target, schedule=LEVELS), num=50)
+
+
+def run(decoder, model=CHAIN, draft=DRAFT, num=NUM, seed=1):
+  return jax.tree.map(np.asarray, jax.jit(decoder)(
+      model.params, LABELS[:num], jax.random.key(seed), draft_params=draft))
+
+
+class PaperTest(chex.TestCase):
+  """One token from a chain with learned variances, against the target's own sampler."""
+
+  @parameterized.parameters(
+      (cspd.cspd_paper, 1.0, False), (exact_path.exact_path, 1.0, True),
+      (cspd.cspd_paper, 0.0, True))
+  def test_sigma_biases_learned_variances(self, build, slope, same):
+    model = analytic.variance_chain(slope=slope)
+    reference = run(sample.mar(model.target, schedule=model.schedule, last_noise=True),
+                    model, seed=2).tokens
+    options = {} if build is cspd.cspd_paper else {'split': 0, 'eta': 1.0}
+    # Without a bonus the only token is drafted and tested.
+    decoder = dataclasses.replace(
+        build(model.target, model.target, 1, model.schedule, **options), bonus=False)
+    draft = model.params._replace(mean=jnp.float32(0.2))
+    if slope:
+      draft = draft._replace(offset=jnp.float32(-0.3))
+    generated = run(decoder, model, draft)
+    self.assertBetween(generated.accepted.mean(), 0.3, 0.99)
+    self.assertEqual(compare(generated.tokens, reference).passed, same)
+
+
+class BlockTest(chex.TestCase):
+
+  @parameterized.parameters(
+      (0.0, 32, 1, 255, 8, (32, 32, 31)), (0.05, 32, 13, 243, 8, (20, 32, 31)),
+      (0.05, 8, 13, 243, 31, (4, 8, 7)), (0.05, 4, 13, 243, 61, (4, 4, 3)),
+      (0.15, 32, 39, 217, 7, (26, 32, 31)))
+  def test_published_schedule_of_passes(self, prefill, length, first, drafts, passes, sizes):
+    (_, stop), *verified = block.blocks(256, length, prefill)
+    self.assertEqual(stop, first)
+    self.assertEqual(sum(b - a for a, b in verified), drafts)
+    self.assertLen(verified, passes)
+    widths = [b - a for a, b in verified]
+    self.assertEqual((widths[0], widths[1], widths[-1]), sizes)
+
+  @parameterized.parameters(cspd.cspd_released, cspd.cspd_relaxed)
+  def test_equal_models(self, build):
+    """The same model drafts: all accepted, so the images are those of the draft model."""
+    generated = run(build(CHAIN.target, CHAIN.target, 3, LEVELS, prefill=0.0, kappa=1e4,
+                          **({'sigma': 'off'} if build is cspd.cspd_released else {})),
+                    draft=CHAIN.params, num=50)
+    accepted = generated.accepted.sum() / generated.tested.sum()
+    self.assertGreater(accepted, 0.999)
+    np.testing.assert_allclose(generated.tokens, mar().tokens, atol=2e-3)
+    np.testing.assert_array_equal(generated.tested, [[0] + [1] * 7] * 50)
+    # Blocks 1-3, 4-6 and 7; the first token is the target's.
+    in_order = np.take_along_axis(generated.round_of_token, generated.order, axis=1)
+    np.testing.assert_array_equal(in_order, [[0, 1, 1, 1, 2, 2, 2, 3]] * 50)
+    np.testing.assert_array_equal(generated.target_passes, 4)
+    np.testing.assert_array_equal(generated.draft_passes, 7)
+
+  def test_all_rejected_is_parallel_decoding(self):
+    """With no tolerance every token is the target's, from its block-parallel law."""
+    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=0.0, kappa=1e-6,
+                                orders=random_lib.raster_orders)
+    tokens = run(decoder).tokens[..., 0]
+    correlation = np.mean(tokens[:, 1:] * tokens[:, :-1], axis=0)
+    # Blocks: token 0, tokens 1-4, tokens 5-7; a block sees the token before it only.
+    expected = [0.9, 0.9**3, 0.9**5, 0.9**7, 0.9, 0.9**3, 0.9**5]
+    np.testing.assert_allclose(correlation, expected, atol=0.04)
+
+  def test_bound_on_the_distance(self):
+    kappa = 42.0
+    build = lambda kappa: cspd.cspd_relaxed(
+        CHAIN.target, CHAIN.target, 7, LEVELS, prefill=0.0, kappa=kappa)
+    generated, own = run(build(kappa)), run(build(1e-6))
+    # One block: both see the same first token, so `own` holds the target's own tokens.
+    distance = np.square(generated.tokens - own.tokens).sum(axis=-1).mean(axis=0)
+    variance = np.exp(LEVELS.max_log_variance[0])
+    self.assertLessEqual(distance.max(), 2 / np.e * kappa**2 * variance)
+    self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.1, 0.9)
+
+  def test_zero_trap(self):
+    """A draft equal to the target but for Sigma: rejections that no proposal ends."""
+    num = 8000
+    keys = random_lib.token_keys(
+        row_keys(jax.random.key(0), num), jnp.zeros((num,), jnp.int32))
+    batch = Batch(z=None, scale=None, temperature=None, keys=keys, active=None)
+    own = block.Ends(jnp.ones((num, 2)), jnp.ones((num, 2)), jnp.zeros((num,)))
+    theirs = own._replace(log_std=own.log_std + 0.1)
+    results = {}
+    for zero in (True, False):
+      decoder = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, zero_fallback=zero)
+      results[zero] = jax.jit(decoder.rule)(batch, theirs, own, jnp.ones((num,), bool))
+    tokens, accepted, trials = results[True]
+    rejected = 1 - np.exp(-0.1)
+    self.assertAlmostEqual(float(1 - accepted.mean()), rejected, delta=0.015)
+    self.assertAlmostEqual(float((tokens == 0).all(axis=1).mean()), rejected, delta=0.015)
+    self.assertEqual(int(trials.max()), cspd.RELEASED_TRIALS)
+    np.testing.assert_array_equal(results[False][0], 1)
+
+  def test_published_speedups_follow_from_the_schedule(self):
+    # Table 1, H with draft B, batch 256; the ratio of costs is fitted.
+    for length, speedup in ((4, 1.62), (8, 1.96), (16, 2.20), (32, 2.33)):
+      self.assertAlmostEqual(cspd.expected_speedup(0.391, length), speedup, delta=0.07)
+
+
+class OptionsTest(chex.TestCase):
+
+  @parameterized.parameters(
+      (dict(length=0), 'length is 0; at least 1 token must be drafted'),
+      (dict(prefill=-0.1), 'prefill is -0.1; it must be from 0 to 1'),
+      (dict(prefill=1.1), 'prefill is 1.1'),
+      (dict(num_iter=64), 'num_iter is 64; .* it must be the number of tokens, 8'),
+      (dict(kappa=0.0), 'kappa is 0.0; it must be finite and above 0'),
+      (dict(guidance='cosine'), "guidance is 'cosine'"))
+  def test_bad_options(self, options, message):
+    for build in (cspd.cspd_released, cspd.cspd_relaxed):
+      with self.assertRaisesRegex(ValueError, message):
+        build(CHAIN.target, CHAIN.target, **options)
+
+  def test_more(self):
+    with self.assertRaisesRegex(ValueError, "sigma is 'on'; it must be one of: off, paper"):
+      cspd.cspd_released(CHAIN.target, CHAIN.target, sigma='on')
+    with self.assertRaisesRegex(ValueError, 'draft has 4 tokens per image'):
+      cspd.cspd_released(CHAIN.target, CHAIN.target._replace(num_tokens=4))
+
+  def test_everything_prefilled(self):
+    generated = run(cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=1.0), num=50)
+    np.testing.assert_allclose(generated.tokens, mar().tokens, atol=1e-3)
+    self.assertEqual(generated.tested.sum(), 0)

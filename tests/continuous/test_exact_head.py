@@ -1,0 +1,162 @@
+"""Speculation in the diffusion head leaves the law as it is; broken versions do not."""
+
+import functools
+from unittest import mock
+
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import blend, couple, exact_head, sample
+from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.decoding.random import row_keys
+from cspd_jax.testing import analytic
+from cspd_jax.testing.samples import compare
+
+LEVELS = schedule_lib.make(10)
+MODEL = analytic.mixtures(
+    jax.random.key(1), 3, 2, schedule=LEVELS, guided=True, components=2)
+ONE = analytic.mixtures(jax.random.key(1), 1, 3, schedule=LEVELS)
+WIDE = analytic.mixtures(jax.random.key(1), 1, 16)  # 100 levels.
+BAD_RHO = np.random.default_rng(0).uniform(-0.5, 1.5, 10)
+NUM = 20000
+
+
+def token_batch(model, num, seed):
+  """`num` copies of the first token of class 0, each with its own noise."""
+  target, ones = model.target, jnp.ones((num, 1))
+  z = target.transform(model.params, jnp.array([0]),
+                       jnp.zeros((1, target.num_tokens, target.token_dim)),
+                       jnp.zeros((1, target.num_tokens), bool))
+  return head_lib.batch(
+      row_keys(jax.random.key(seed), num), jnp.repeat(z[:, :, :1], num, axis=1),
+      jnp.zeros((num, 1), jnp.int32), ones, 0.9, ones > 0)
+
+
+def run(head, num=NUM, seed=1, model=ONE):
+  batch = token_batch(model, num, seed)
+  return jax.tree.map(np.asarray, jax.jit(head.sample)(model.params, batch))
+
+
+@functools.cache
+def reference():
+  return run(head_lib.ancestral(ONE.target, LEVELS), seed=0).tokens
+
+
+def speculative(length=4, rho=None, eta=0.98):
+  return exact_head.speculative(ONE.target, LEVELS, length, rho, eta)
+
+
+def mean_for_residual(batch, level, kernel, draft_mean, draft_std, pending, eta):
+  del batch, level, draft_mean, draft_std, eta
+  return kernel.mean, pending.astype(jnp.int32)
+
+
+def reused_noise(batch, level, kernel, draft_mean, draft_std, pending, eta):
+  del draft_mean, draft_std, eta
+  noise = random_lib.normal(batch.keys, random_lib.DRAFT, jnp.maximum(level, 0), 3)
+  return kernel.mean + kernel.std * noise, pending.astype(jnp.int32)
+
+
+def continued(passed):
+  """Old drafts after a failure still count."""
+  return jnp.max(jnp.where(passed, 1 + jnp.arange(passed.shape[1]), 0), axis=1)
+
+
+ACCEPT, TAKE = couple.accept, couple.take
+# What is broken, how, and the eta at which it shows.
+MUTANTS = {
+    'mean for residual': (exact_head, 'kernel_residual', mean_for_residual, 0.98),
+    'target draw for residual': (couple, 'take', lambda ratio, u, eta: ratio == ratio, 0.98),
+    'noise of the draft in the residual': (exact_head, 'kernel_residual', reused_noise, 0.98),
+    'eta forgotten in the test':
+        (couple, 'accept', lambda ratio, u, eta: ACCEPT(ratio, u, 1.0), 0.5),
+    'eta forgotten in the residual':
+        (couple, 'take', lambda ratio, u, eta: TAKE(ratio, u, 1.0), 0.5),
+    'round continued after a failure': (couple, 'leading', continued, 0.98),
+}
+
+
+class LawTest(chex.TestCase):
+
+  @parameterized.parameters(
+      (4, None, 0.98), (10, BAD_RHO, 0.5))
+  def test_same_law(self, length, rho, eta):
+    sampled = run(speculative(length, rho, eta))
+    self.assertTrue(compare(sampled.tokens, reference()).passed)
+    self.assertAlmostEqual(sampled.trials.sum() / sampled.tested.sum(), 1.0, delta=0.1)
+
+  @parameterized.parameters(*MUTANTS)
+  def test_mutants_are_found(self, name):
+    *place, eta = MUTANTS[name]
+    with mock.patch.object(*place):
+      sampled = run(speculative(eta=eta), 8000)
+    self.assertFalse(compare(sampled.tokens, reference()).passed)
+
+  def test_whole_images(self):
+    """Several tokens per step, guidance, temperature: joint law of all tokens."""
+    labels, sampling = jnp.zeros(NUM, jnp.int32), Sampling(2.0, 0.9)
+    decoders = (sample.mar(MODEL.target, 2, LEVELS),
+                exact_head.exact_head(MODEL.target, 4, 2, LEVELS, eta=0.8))
+    images = [
+        np.asarray(jax.jit(decoder)(
+            MODEL.params, labels, jax.random.key(seed), sampling).tokens)
+        for seed, decoder in enumerate(decoders)]
+    self.assertTrue(compare(*images).passed)
+
+
+class SpeedTest(chex.TestCase):
+
+  @parameterized.parameters((4, 27.2), (8, 15.7), (16, 10.7))
+  def test_rounds_at_100_levels(self, length, rounds):
+    sampled = run(exact_head.speculative(WIDE.target, WIDE.schedule, length), 400, model=WIDE)
+    self.assertAlmostEqual(sampled.calls.mean(), rounds, delta=0.04 * rounds)
+    self.assertTrue(((sampled.calls >= 100 / length) & (sampled.calls <= 100)).all())
+    self.assertTrue((sampled.rows >= 100).all())
+    self.assertTrue((sampled.rows <= sampled.calls * length).all())
+    # Every kernel but the last is tested exactly once per token, whatever the rounds.
+    np.testing.assert_array_equal(sampled.tested[:, 0], 0)
+    np.testing.assert_array_equal(sampled.tested[:, 1:], 1)
+
+  def test_fitted_blend(self):
+    trajectories = jax.jit(blend.record, static_argnums=0)(
+        sample.mar(WIDE.target), WIDE.params, jnp.zeros(300, jnp.int32), jax.random.key(0))
+    rho = blend.fit_rho(WIDE.schedule, trajectories)
+    default = blend.default_rho(WIDE.schedule)
+    levels = [5, 10, 20, 30, 50, 70]
+    np.testing.assert_allclose(rho[levels], default[levels], atol=0.1)
+    np.testing.assert_allclose(default[[2, 10, 90]], [0.08, 0.52, 1.0], atol=0.03)
+
+
+class ContractsTest(chex.TestCase):
+
+  def test_row_does_not_depend_on_the_batch(self):
+    # One component: a linear head, in which differences of rounding do not grow.
+    model = analytic.mixtures(
+        jax.random.key(1), 3, 3, schedule=LEVELS, guided=True, components=1)
+    decoder = jax.jit(exact_head.exact_head(model.target, 4, 2, LEVELS))
+    keys, labels = jax.random.split(jax.random.key(0), 3), jnp.array([0, 1, 2])
+    whole = decoder(model.params, labels, keys)
+    chex.assert_trees_all_equal(whole, decoder(model.params, labels, keys))
+    alone = decoder(model.params, labels[1:2], keys[1:2])
+    chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1:2], whole), alone, atol=2e-3)
+    self.assertIn('exact', exact_head.exact_head(MODEL.target).guarantee)
+
+  @parameterized.parameters(
+      (dict(length=0), 'length is 0; it must be from 1 to the number of levels, 10'),
+      (dict(length=11), 'length is 11'),
+      (dict(eta=0.0), 'eta is 0.0'), (dict(eta=1.1), 'eta is 1.1'),
+      (dict(rho=np.ones(9)), r'rho has shape \(9,\)'),
+      (dict(rho=np.full(10, np.nan)), 'one finite number per level'))
+  def test_bad_options(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      exact_head.exact_head(MODEL.target, **{'length': 4, 'schedule': LEVELS, **options})
+
+  def test_trajectories_of_another_schedule(self):
+    with self.assertRaisesRegex(ValueError, 'trajectories have 3 levels; the schedule has 10'):
+      blend.fit_rho(LEVELS, blend.Trajectories(np.zeros((3, 1, 1)), np.zeros((3, 1, 1))))

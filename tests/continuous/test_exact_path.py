@@ -1,0 +1,162 @@
+"""Speculation with a draft model and the path test: law, counts, contracts."""
+
+import functools
+from unittest import mock
+
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import couple, exact_path, path, sample
+from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.decoding.random import row_keys
+from cspd_jax.testing import analytic
+from cspd_jax.testing.samples import compare
+
+LEVELS = schedule_lib.make(6)
+SIZE, NUM = 5, 20000
+CHAIN = analytic.gaussian_chain(SIZE, 0.9, schedule=LEVELS, means=(0.0, 1.0))
+# A draft model that thinks neighbours less alike, and is biased.
+DRAFT = analytic.ChainParams(jnp.float32(0.8), jnp.array([0.1, 1.1]))
+LABELS = jnp.zeros(NUM, jnp.int32)
+
+
+@functools.cache
+def jitted(**options):
+  return jax.jit(exact_path.exact_path(
+      CHAIN.target, CHAIN.target, schedule=LEVELS, **options))
+
+
+def run(decoder, draft=DRAFT, labels=LABELS, key=jax.random.key(1)):
+  return jax.tree.map(
+      np.asarray, decoder(CHAIN.params, labels, key, Sampling(), draft))
+
+
+@functools.cache
+def truth():
+  distance = np.abs(np.subtract.outer(np.arange(SIZE), np.arange(SIZE)))
+  return np.random.default_rng(0).multivariate_normal(
+      np.zeros(SIZE), 0.9**distance, 2 * NUM)[..., None]
+
+
+def early_contexts(self, params, condition, ahead, tokens):
+  """All drafts are verified given the fixed tokens only, as the released code does."""
+  z = self.target.transform(params, condition, tokens, ahead.place < ahead.count[:, None])
+  return head_lib.pick(z, ahead.positions)
+
+
+# More of them, for the test of one draft, are in `test_exact_head`.
+MUTANTS = {
+    'target draw for residual': (couple, 'take', lambda ratio, u, eta: ratio == ratio),
+    'contexts without the drafts': (exact_path.Decoder, '_contexts', early_contexts),
+    'drafts after a failure kept': (
+        couple, 'leading', lambda passed: jnp.sum(passed, axis=1, dtype=jnp.int32)),
+}
+
+
+class LawTest(chex.TestCase):
+
+  @parameterized.parameters(
+      dict(length=2, split=5, eta=1.0),
+      dict(length=3, split=1, orders=random_lib.raster_orders),
+      dict(length=1, split=0, bonus=False))
+  def test_same_law(self, **options):
+    generated = run(jitted(**options))
+    self.assertTrue(compare(generated.tokens, truth()).passed)
+    self.assertAlmostEqual(generated.trials.sum() / generated.tested.sum(), 1.0, delta=0.05)
+    tokens = generated.tokens[..., 0]
+    correlation = np.mean(tokens[:, 1:] * tokens[:, :-1])
+    self.assertAlmostEqual(correlation, 0.9, delta=0.02)
+
+  @parameterized.parameters(*MUTANTS)
+  def test_mutants_are_found(self, name):
+    with mock.patch.object(*MUTANTS[name]):
+      tokens = run(jax.jit(exact_path.exact_path(
+          CHAIN.target, CHAIN.target, 2, LEVELS, split=5, eta=1.0))).tokens
+    self.assertFalse(compare(tokens, truth()).passed)
+
+  def test_guidance_and_temperature(self):
+    """Two streams, against the target's own sampler with last noise."""
+    model = analytic.mixtures(
+        jax.random.key(1), 2, 2, schedule=LEVELS, guided=True, components=2)
+    draft = model.params._replace(means=model.params.means + 0.05)
+    sampling = Sampling(1.8, 0.9)
+    decoder = jax.jit(exact_path.exact_path(
+        model.target, model.target, 1, LEVELS, split=4, eta=0.8))
+    tokens = decoder(model.params, LABELS, jax.random.key(1), sampling, draft).tokens
+    reference = jax.jit(sample.mar(model.target, schedule=LEVELS, last_noise=True))(
+        model.params, LABELS, jax.random.key(2), sampling).tokens
+    self.assertTrue(compare(np.asarray(tokens), np.asarray(reference)).passed)
+
+
+class CountsTest(chex.TestCase):
+
+  def test_equal_models(self):
+    """All is accepted: whole rounds of drafts and a bonus."""
+    generated = run(jitted(length=2, split=3, eta=1.0), CHAIN.params, jnp.array([0, 1, 0]))
+    np.testing.assert_array_equal(generated.accepted, [[1, 1, 0, 1, 0]] * 3)
+    np.testing.assert_array_equal(generated.tested, generated.accepted)
+    in_order = np.take_along_axis(generated.round_of_token, generated.order, axis=1)
+    np.testing.assert_array_equal(in_order, [[0, 0, 0, 1, 1]] * 3)
+    np.testing.assert_array_equal(generated.rounds, 2)
+    np.testing.assert_array_equal(generated.target_passes, 3 + 2)
+    np.testing.assert_array_equal(generated.draft_passes, 3)
+    np.testing.assert_array_equal(generated.draft_head_calls, 3 * 6)
+    # Kernels 5 and 4 are shared, one call scores, the bonus needs kernels 3 to 0.
+    np.testing.assert_array_equal(generated.head_calls, [[2 + 1 + 4] * 2 + [0] * 3] * 3)
+    np.testing.assert_array_equal(
+        generated.head_rows, (3 + 2) * 2 + (2 + 1) * 4 + 2 * couple.TRIALS_PER_PASS * 4)
+    np.testing.assert_array_equal(generated.trials, 0)
+
+  def test_score_of_own_path_is_its_density(self):
+    z = CHAIN.target.transform(
+        CHAIN.params, LABELS[:9], jnp.zeros((9, SIZE, 1)), jnp.zeros((9, SIZE), bool))
+    positions = jnp.zeros((9, 1), jnp.int32)
+    batch = head_lib.batch(
+        row_keys(jax.random.key(0), 9), head_lib.pick(z, positions), positions,
+        jnp.ones((9, 1)), 1.0, jnp.ones((9, 1), bool))
+    x = path.shared(CHAIN.target, LEVELS, CHAIN.params, batch, 2).x
+    drawn = path.draw(CHAIN.target, LEVELS, CHAIN.params, batch, x, 2, random_lib.DRAFT)
+    chex.assert_shape(drawn.states, (9, 3, 1))
+    again = path.score(CHAIN.target, LEVELS, CHAIN.params, batch, x, drawn.states)
+    np.testing.assert_allclose(drawn.log_density, again, atol=1e-4)
+
+
+class ContractsTest(chex.TestCase):
+
+  def test_images_depend_neither_on_the_batch_nor_on_the_draft_length(self):
+    keys, labels = jax.random.split(jax.random.key(0), 64), jnp.arange(64) % 2
+    one, four = (jitted(length=length, split=3, bonus=False) for length in (1, 4))
+    whole = run(four, labels=labels, key=keys)
+    chex.assert_trees_all_equal(whole, run(four, labels=labels, key=keys))
+    alone = run(four, labels=labels[1:2], key=keys[1:2])
+    chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1:2], whole), alone, atol=1e-3)
+    other = run(one, labels=labels, key=keys)
+    np.testing.assert_allclose(whole.tokens, other.tokens, atol=1e-3)
+    self.assertLess(whole.rounds.mean(), 3.5)
+    np.testing.assert_array_equal(other.rounds, SIZE)
+
+  @parameterized.parameters(
+      (dict(length=0), 'length is 0; at least 1 token must be drafted'),
+      (dict(eta=0.0), 'eta is 0.0'), (dict(eta=2.0), 'eta is 2.0'),
+      (dict(split=-1), 'split is -1; it must be from 0 to .* 5'), (dict(split=6), 'split is 6'),
+      (dict(guidance='none'), "guidance is 'none'"))
+  def test_bad_options(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      exact_path.exact_path(CHAIN.target, CHAIN.target, **{'schedule': LEVELS, **options})
+
+  @parameterized.parameters(
+      (dict(num_tokens=4), 'draft has 4 tokens per image, the target 5; they must be equal'),
+      (dict(token_dim=2), 'draft has 2 numbers per token, the target 1'))
+  def test_models_that_do_not_fit(self, change, message):
+    with self.assertRaisesRegex(ValueError, message):
+      exact_path.exact_path(CHAIN.target, CHAIN.target._replace(**change))
+
+  def test_condition(self):
+    with self.assertRaisesRegex(ValueError, 'classes go from 0 to 1'):
+      jitted(length=1).__wrapped__.check(jnp.array([2]))
