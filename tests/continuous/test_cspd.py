@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cspd_jax.continuous import block, cspd, exact_path, sample
 from cspd_jax.continuous import random as random_lib
@@ -38,6 +39,7 @@ def run(decoder, model=CHAIN, draft=DRAFT, num=NUM, seed=1):
 class PaperTest(chex.TestCase):
   """One token from a chain with learned variances, against the target's own sampler."""
 
+  @pytest.mark.slow
   @parameterized.parameters(
       (cspd.cspd_paper, 1.0, False), (exact_path.exact_path, 1.0, True),
       (cspd.cspd_paper, 0.0, True))
@@ -71,6 +73,7 @@ class BlockTest(chex.TestCase):
     widths = [b - a for a, b in verified]
     self.assertEqual((widths[0], widths[1], widths[-1]), sizes)
 
+  @pytest.mark.slow
   @parameterized.parameters(cspd.cspd_released, cspd.cspd_relaxed)
   def test_equal_models(self, build):
     """The same model drafts: all accepted, so the images are those of the draft model."""
@@ -87,6 +90,7 @@ class BlockTest(chex.TestCase):
     np.testing.assert_array_equal(generated.target_passes, 4)
     np.testing.assert_array_equal(generated.draft_passes, 7)
 
+  @pytest.mark.slow
   def test_all_rejected_is_parallel_decoding(self):
     """With no tolerance every token is the target's, from its block-parallel law."""
     decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=0.0, kappa=1e-6,
@@ -97,6 +101,7 @@ class BlockTest(chex.TestCase):
     expected = [0.9, 0.9**3, 0.9**5, 0.9**7, 0.9, 0.9**3, 0.9**5]
     np.testing.assert_allclose(correlation, expected, atol=0.04)
 
+  @pytest.mark.slow
   def test_bound_on_the_distance(self):
     kappa = 42.0
     build = lambda kappa: cspd.cspd_relaxed(
@@ -108,6 +113,7 @@ class BlockTest(chex.TestCase):
     self.assertLessEqual(distance.max(), 2 / np.e * kappa**2 * variance)
     self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.1, 0.9)
 
+  @pytest.mark.slow
   def test_zero_trap(self):
     """A draft equal to the target but for Sigma: rejections that no proposal ends."""
     num = 8000
@@ -153,6 +159,7 @@ class OptionsTest(chex.TestCase):
     with self.assertRaisesRegex(ValueError, 'draft has 4 tokens per image'):
       cspd.cspd_released(CHAIN.target, CHAIN.target._replace(num_tokens=4))
 
+  @pytest.mark.slow
   def test_everything_prefilled(self):
     generated = run(cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=1.0), num=50)
     np.testing.assert_allclose(generated.tokens, mar().tokens, atol=1e-3)

@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cspd_jax.continuous import blend, couple, exact_head, sample
 from cspd_jax.continuous import head as head_lib
@@ -91,6 +92,7 @@ class LawTest(chex.TestCase):
     self.assertTrue(compare(sampled.tokens, reference()).passed)
     self.assertAlmostEqual(sampled.trials.sum() / sampled.tested.sum(), 1.0, delta=0.1)
 
+  @pytest.mark.slow
   @parameterized.parameters(*MUTANTS)
   def test_mutants_are_found(self, name):
     *place, eta = MUTANTS[name]
@@ -98,6 +100,7 @@ class LawTest(chex.TestCase):
       sampled = run(speculative(eta=eta), 8000)
     self.assertFalse(compare(sampled.tokens, reference()).passed)
 
+  @pytest.mark.slow
   def test_whole_images(self):
     """Several tokens per step, guidance, temperature: joint law of all tokens."""
     labels, sampling = jnp.zeros(NUM, jnp.int32), Sampling(2.0, 0.9)
@@ -135,6 +138,7 @@ class SpeedTest(chex.TestCase):
 
 class ContractsTest(chex.TestCase):
 
+  @pytest.mark.slow
   def test_row_does_not_depend_on_the_batch(self):
     # One component: a linear head, in which differences of rounding do not grow.
     model = analytic.mixtures(

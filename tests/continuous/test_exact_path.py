@@ -8,6 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cspd_jax.continuous import couple, exact_path, path, sample
 from cspd_jax.continuous import head as head_lib
@@ -61,6 +62,7 @@ MUTANTS = {
 
 class LawTest(chex.TestCase):
 
+  @pytest.mark.slow
   @parameterized.parameters(
       dict(length=2, split=5, eta=1.0),
       dict(length=3, split=1, orders=random_lib.raster_orders),
@@ -73,6 +75,7 @@ class LawTest(chex.TestCase):
     correlation = np.mean(tokens[:, 1:] * tokens[:, :-1])
     self.assertAlmostEqual(correlation, 0.9, delta=0.02)
 
+  @pytest.mark.slow
   @parameterized.parameters(*MUTANTS)
   def test_mutants_are_found(self, name):
     with mock.patch.object(*MUTANTS[name]):
@@ -80,6 +83,7 @@ class LawTest(chex.TestCase):
           CHAIN.target, CHAIN.target, 2, LEVELS, split=5, eta=1.0))).tokens
     self.assertFalse(compare(tokens, truth()).passed)
 
+  @pytest.mark.slow
   def test_guidance_and_temperature(self):
     """Two streams, against the target's own sampler with last noise."""
     model = analytic.mixtures(
@@ -113,6 +117,7 @@ class CountsTest(chex.TestCase):
         generated.head_rows, (3 + 2) * 2 + (2 + 1) * 4 + 2 * couple.TRIALS_PER_PASS * 4)
     np.testing.assert_array_equal(generated.trials, 0)
 
+  @pytest.mark.slow
   def test_score_of_own_path_is_its_density(self):
     z = CHAIN.target.transform(
         CHAIN.params, LABELS[:9], jnp.zeros((9, SIZE, 1)), jnp.zeros((9, SIZE), bool))
@@ -129,6 +134,7 @@ class CountsTest(chex.TestCase):
 
 class ContractsTest(chex.TestCase):
 
+  @pytest.mark.slow
   def test_images_depend_neither_on_the_batch_nor_on_the_draft_length(self):
     keys, labels = jax.random.split(jax.random.key(0), 64), jnp.arange(64) % 2
     one, four = (jitted(length=length, split=3, bonus=False) for length in (1, 4))

@@ -5,6 +5,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import sample
@@ -112,6 +113,7 @@ class MarTest(chex.TestCase):
     std = np.exp(0.5 * LEVELS.max_log_variance[0])  # 0.0064
     self.assertBetween(gap, 0.7 * std, 1.3 * std)
 
+  @pytest.mark.slow
   def test_row_does_not_depend_on_the_batch(self):
     decoder = jax.jit(sample.mar(MODEL.target, 3, LEVELS))
     keys = jax.random.split(jax.random.key(0), 3)
