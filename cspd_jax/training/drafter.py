@@ -1,0 +1,270 @@
+"""Training of drafters that read a target's features: EAGLE (arXiv 2401.15077) and Medusa heads
+(arXiv 2401.10774).
+
+The target is frozen and its features are computed in the step. With features `f_0, f_1, ...`, where
+`f_k` predicts image token `x_k`, EAGLE reads `(x_k, f_k)` and predicts `f_{k+1}`, and Medusa's head
+`h` reads `f_k` and predicts `x_{k+1+h}`; both from the first token on. For some images the features
+are those of the null condition, because a guided decoder drafts for both streams. AdamW with
+warm-up and a cosine schedule; the parameters to ship are an exponential moving average.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.models import eagle
+from cspd_jax.models import llamagen
+from cspd_jax.models import medusa
+from cspd_jax.training.autoregressive import ARState
+
+Params = Any
+DrafterConfig = eagle.EagleConfig | medusa.MedusaConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterTrainConfig:
+  """Optimisation of a drafter.
+
+  Attributes:
+    num_steps: optimiser steps.
+    batch_size: images per step.
+    learning_rate: peak of the cosine schedule.
+    warmup_steps: steps of linear warm-up.
+    weight_decay: of AdamW, on matrices only.
+    drop_rate: probability that an image's features are those of the null condition.
+    law_weight: EAGLE: weight of the cross-entropy of laws beside the regression of features.
+    noise: EAGLE: half the width of the uniform noise on the features that are read; it stands for
+      the errors of predicted features.
+    head_decay: Medusa: weight of a head relative to the one before.
+    labels: Medusa: 'laws' for the target's laws along the images, or 'tokens' for their tokens.
+    ema_decay: of the moving average, once it has run for a while.
+    seed: of the parameters, the order of the images, the noise and the dropped conditions.
+  """
+
+  num_steps: int = 2000
+  batch_size: int = 16
+  learning_rate: float = 1e-3
+  warmup_steps: int = 100
+  weight_decay: float = 0.01
+  drop_rate: float = 0.1
+  law_weight: float = 0.1
+  noise: float = 0.1
+  head_decay: float = 0.8
+  labels: str = 'laws'
+  ema_decay: float = 0.99
+  seed: int = 0
+
+  def __post_init__(self):
+    if self.labels not in ('laws', 'tokens'):
+      raise ValueError(f"labels is {self.labels!r}; it must be 'laws' or 'tokens'.")
+
+
+def _optimizer(train: DrafterTrainConfig) -> optax.GradientTransformation:
+  schedule = optax.warmup_cosine_decay_schedule(
+      0.0, train.learning_rate, train.warmup_steps, max(train.num_steps, train.warmup_steps + 1))
+  decayed = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
+  return optax.chain(
+      optax.clip_by_global_norm(1.0),
+      optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=train.weight_decay, mask=decayed))
+
+
+def init(config: DrafterConfig, train: DrafterTrainConfig, target_params: Params) -> ARState:
+  """The state before the first step."""
+  if isinstance(config, medusa.MedusaConfig):
+    params = medusa.from_target(config, target_params)
+  else:
+    params = eagle.init(config, jax.random.key(train.seed))
+    # Features have numbers around 1 and embeddings far smaller ones; both should count.
+    embedding = eagle.attach(target_params, params)['token_embedding']
+    kernel = params['fc']['kernel']
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(embedding)))
+    params['fc']['kernel'] = kernel.at[:config.dim].multiply(scale)
+  average = jax.tree.map(jnp.copy, params)
+  return ARState(jnp.int32(0), params, _optimizer(train).init(params), average)
+
+
+def eagle_loss(
+    params: Params,
+    config: eagle.EagleConfig,
+    train: DrafterTrainConfig,
+    target_params: Params,
+    tokens: jax.Array,
+    features: jax.Array,
+    laws: jax.Array,
+    key: jax.Array,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """SmoothL1 of the next features, and cross-entropy with the target's laws.
+
+  Args:
+    params: the drafter's own parameters.
+    config: its sizes.
+    train: weights and noise.
+    target_params: the frozen target.
+    tokens: `[B, T]`.
+    features: `[B, C + T - 1, F]` of the target, the condition's first.
+    laws: `[B, T, V]` of the target, those of tokens `0 .. T - 1`.
+    key: of the noise.
+
+  Returns:
+    The loss and its parts: 'regression' and 'cross_entropy' (nats per token).
+  """
+  noise = jax.random.uniform(key, features.shape, minval=-train.noise, maxval=train.noise)
+  logits, predicted = eagle.predict(
+      config, eagle.attach(target_params, params), tokens[:, :-1], (features + noise)[:, :-1])
+  wanted = features[:, features.shape[1] - predicted.shape[1]:]
+  regression = jnp.mean(optax.huber_loss(predicted, wanted))
+  cross_entropy = jnp.mean(optax.softmax_cross_entropy(logits, laws[:, 1:]))
+  parts = {'regression': regression, 'cross_entropy': cross_entropy}
+  return regression + train.law_weight * cross_entropy, parts
+
+
+def medusa_loss(
+    params: Params,
+    config: medusa.MedusaConfig,
+    train: DrafterTrainConfig,
+    tokens: jax.Array,
+    features: jax.Array,
+    laws: jax.Array,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Cross-entropy of every head, later ones with less weight; arguments as in `eagle_loss`."""
+  wanted = laws if train.labels == 'laws' else jax.nn.one_hot(tokens, config.vocab_size)
+  logits = medusa.heads(params, features[:, -tokens.shape[1]:])
+  entropies = [
+      jnp.mean(optax.softmax_cross_entropy(logits[:, :-1 - h, h], wanted[:, 1 + h:]))
+      for h in range(config.num_heads)]
+  total = sum(train.head_decay**h * entropy for h, entropy in enumerate(entropies))
+  return total, {'cross_entropy': entropies[0], 'cross_entropy_last': entropies[-1]}
+
+
+def step(
+    state: ARState,
+    batch: tuple[jax.Array, jax.Array],
+    target_params: Params,
+    config: DrafterConfig,
+    train: DrafterTrainConfig,
+    target_config: llamagen.LlamaGenConfig,
+) -> tuple[ARState, dict[str, jax.Array]]:
+  """One optimiser step; jit with the three configurations static.
+
+  Args:
+    state: the state to start from.
+    batch: tokens `[B, T]` and labels `[B]`, int32.
+    target_params: the frozen target.
+    config: the drafter's sizes.
+    train: the optimisation.
+    target_config: the target's sizes.
+
+  Returns:
+    The next state and scalar metrics: 'loss', its parts and 'grad_norm'.
+  """
+  tokens, labels = batch
+  drop_key, noise_key = jax.random.split(
+      jax.random.fold_in(jax.random.key(train.seed + 1), state.step))
+  drop = jax.random.bernoulli(drop_key, train.drop_rate, labels.shape)
+  logits, features = llamagen.logits_and_features(
+      target_config, target_params, labels, tokens, drop)
+  laws = jax.nn.softmax(logits)
+
+  def loss(params):
+    if isinstance(config, medusa.MedusaConfig):
+      return medusa_loss(params, config, train, tokens, features, laws)
+    return eagle_loss(params, config, train, target_params, tokens, features, laws, noise_key)
+
+  (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+  updates, opt_state = _optimizer(train).update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  # Early on the average follows fast, so that the first parameters are forgotten.
+  count = state.step.astype(jnp.float32)
+  decay = jnp.minimum(train.ema_decay, (1 + count) / (10 + count))
+  average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, state.average, params)
+  metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
+  return ARState(state.step + 1, params, opt_state, average), metrics
+
+
+def measure(
+    params: Params,
+    target_params: Params,
+    batch: tuple[jax.Array, jax.Array],
+    config: DrafterConfig,
+    target_config: llamagen.LlamaGenConfig,
+    guidance_scale: float,
+    num_depths: int,
+    stride: int = 7,
+) -> dict[str, jax.Array]:
+  """How well a drafter's laws agree with the target's along given images, by depth.
+
+  Depth 1 is the token after the last one known; EAGLE's deeper laws continue with predicted
+  features and the image's own tokens, as if all drafts before had been accepted.
+
+  Args:
+    params: the drafter's own parameters.
+    target_params: the target's.
+    batch: tokens `[B, T]` and labels `[B]`.
+    config: the drafter's sizes.
+    target_config: the target's.
+    guidance_scale: of the laws of both.
+    num_depths: depths to measure; at most the number of heads.
+    stride: EAGLE: every how many tokens a draft begins.
+
+  Returns:
+    For every depth `d`: 'top1_d' and 'top3_d', how often the image's token is the drafter's first
+    or among its first three, and 'overlap_d', the mean of `sum min(p, q)`: the acceptance rate of a
+    drafted token.
+  """
+  tokens, labels = batch
+  both = [llamagen.logits_and_features(
+      target_config, target_params, labels, tokens, jnp.full(labels.shape, drop))
+          for drop in (False, True)]
+  logits, features = (jnp.stack(parts) for parts in zip(*both))
+  warp = warp_lib.Warp(guidance_scale=guidance_scale)
+  laws = warp_lib.law(logits, warp)
+  if isinstance(config, medusa.MedusaConfig):
+    drafts = medusa.heads(params, features[:, :, -tokens.shape[1]:])
+    at = [jnp.arange(tokens.shape[1] - 1 - h) for h in range(num_depths)]
+    drafts = [drafts[:, :, where, h] for h, where in enumerate(at)]
+  else:
+    starts = jnp.arange(0, tokens.shape[1] - num_depths, stride)
+    at = [starts] * num_depths
+    drafts = _eagle_drafts(
+        eagle.attach(target_params, params), config, tokens, features, starts, num_depths)
+  metrics = {}
+  for depth, (where, found) in enumerate(zip(at, drafts), start=1):
+    law = warp_lib.law(found, warp)
+    place = jnp.sum(law > jnp.take_along_axis(
+        law, tokens[:, where + depth, None], axis=-1), axis=-1)
+    metrics |= {
+        f'top1_{depth}': jnp.mean(place < 1), f'top3_{depth}': jnp.mean(place < 3),
+        f'overlap_{depth}': jnp.mean(
+            jnp.sum(jnp.minimum(law, laws[:, where + depth]), axis=-1))}
+  return metrics
+
+
+def _eagle_drafts(params, config, tokens, features, starts, num_depths):
+  """Logits `[S, B, len(starts), V]` of every depth, drafting after each of the tokens `starts`."""
+  network, batch = eagle.network(config), tokens.shape[0]
+  count = features.shape[2] - tokens.shape[1] + 1
+  cache = network.prefill(params, features[:, :, :count], tokens.shape[1] + num_depths)
+  known = features[:, :, count - 1:]
+  length = tokens.shape[1]
+  _, _, cache = network.step(
+      params, cache, tokens, known, jnp.zeros(batch, jnp.int32), np.arange(length),
+      np.tril(np.ones((length, length), bool)))
+
+  def draft(start):
+    rows, found = jnp.full((batch,), start), []
+    feature = jax.lax.dynamic_slice_in_dim(known, start, 1, axis=2)
+    mine = cache
+    for depth in range(num_depths):
+      token = jax.lax.dynamic_slice_in_dim(tokens, start + depth, 1, axis=1)
+      logits, feature, mine = network.step(
+          params, mine, token, feature, rows, np.array([depth]), np.ones((1, depth + 1), bool))
+      found.append(logits[:, :, 0])
+    return found
+
+  found = jax.lax.map(draft, starts)
+  return [jnp.moveaxis(logits, 0, 2) for logits in found]

@@ -1,0 +1,297 @@
+"""Training of EAGLE drafters and Medusa heads: alignment, learning, measuring, continuing."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax import checkpoint
+from cspd_jax.decoding import tree as tree_lib
+from cspd_jax.models import eagle
+from cspd_jax.models import llamagen
+from cspd_jax.models import medusa
+from cspd_jax.training import drafter
+from cspd_jax.training import drafter_recipe
+from experiments import config_flags
+from experiments import train_drafter
+
+ROOT = pathlib.Path(__file__).parents[2]
+_sizes = dict(height=3, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10)
+TARGETS = {'class': llamagen.LlamaGenConfig(num_classes=2, **_sizes),
+           'text': llamagen.LlamaGenConfig('text', caption_dim=6, **_sizes)}
+TARGET = TARGETS['class']
+EAGLE = eagle.EagleConfig(num_tokens=12, row_width=4, dim=16, num_heads=2, ffn_dim=24,
+                          vocab_size=10)
+DRAFTERS = {'eagle': EAGLE, 'medusa': medusa.MedusaConfig(num_heads=3, dim=16, vocab_size=10)}
+TRAIN = drafter.DrafterTrainConfig(num_steps=60, batch_size=4, learning_rate=1e-2, warmup_steps=5)
+
+
+@pytest.fixture(autouse=True)
+def _precise():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+def _target_params(config=TARGET):
+  shapes = jax.eval_shape(lambda: llamagen.init(config, jax.random.key(0)))
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda leaf: jnp.asarray(
+      rng.standard_normal(leaf.shape) / np.sqrt(leaf.shape[0]), jnp.float32), shapes)
+  params['transformer']['output'] *= 4  # Laws that are far from uniform.
+  return params
+
+
+_of_target = jax.jit(llamagen.logits_and_features, static_argnums=0)
+_predict = jax.jit(eagle.predict, static_argnums=0)
+
+
+def _batch(size=4):
+  rng = np.random.default_rng(1)
+  return (jnp.asarray(rng.integers(0, 10, (size, 12)), jnp.int32),
+          jnp.arange(size, dtype=jnp.int32) % 2)
+
+
+def _step(config, train, params):
+  return jax.jit(lambda state, batch: drafter.step(state, batch, params, config, train, TARGET))
+
+
+@pytest.mark.parametrize('conditioning', TARGETS)
+def test_what_is_learnt_is_the_feature_of_the_next_token(conditioning, monkeypatch):
+  """The features of every token, one by one from the decoding target, are a perfect drafter."""
+  config, (tokens, condition) = TARGETS[conditioning], _batch(2)
+  if conditioning == 'text':
+    rng = np.random.default_rng(2)
+    condition = llamagen.Caption(
+        jnp.asarray(rng.standard_normal((2, 120, 6)), jnp.float32), jnp.ones((2, 120), bool))
+  params = _target_params(config)
+  target = llamagen.target(config, guided=False)
+  logits, features, cache = jax.jit(target.prefill, static_argnums=2)(params, condition, 12)
+  score = jax.jit(target.score, static_argnums=4)
+  of_token, laws_of = [features[0, :, -1]], [jax.nn.softmax(logits[0])]
+  for k in range(11):
+    logits, features, cache = score(
+        params, cache, tokens[:, k:k + 1], jnp.full(2, k), tree_lib.chain(0))
+    of_token.append(features[0, :, 0])
+    laws_of.append(jax.nn.softmax(logits[0, :, 0]))
+  of_token, laws_of = jnp.stack(of_token, axis=1), jnp.stack(laws_of, axis=1)
+
+  def perfect(_, attached, read_tokens, read_features):
+    # Token k comes with the feature whose logits are those of token k.
+    np.testing.assert_array_equal(read_tokens, tokens[:, :11])
+    np.testing.assert_allclose(read_features[:, -11:], of_token[:, :11], atol=1e-5)
+    assert read_features.shape[1] == config.num_condition_tokens - 1 + 11
+    return of_token[:, 1:] @ attached['output'], of_token[:, 1:]
+
+  monkeypatch.setattr(eagle, 'predict', perfect)
+  logits, features = _of_target(
+      config, params, condition, tokens, jnp.zeros(2, bool))
+  loss, parts = drafter.eagle_loss(
+      eagle.init(EAGLE, jax.random.key(0)), EAGLE, dataclasses.replace(TRAIN, noise=0.0), params,
+      tokens, features, jax.nn.softmax(logits), jax.random.key(0))
+  entropy = jax.scipy.special.entr(laws_of[:, 1:]).sum(-1).mean()
+  np.testing.assert_allclose(parts['regression'], 0, atol=1e-9)
+  np.testing.assert_allclose(parts['cross_entropy'], entropy, rtol=1e-5)
+  np.testing.assert_allclose(loss, 0.1 * entropy, rtol=1e-5)
+
+
+@pytest.mark.parametrize('labels', ['laws', 'tokens'])
+def test_head_h_learns_the_token_h_plus_one_later(labels, monkeypatch):
+  (tokens, classes), params = _batch(2), _target_params()
+  logits, features = _of_target(
+      TARGET, params, classes, tokens, jnp.zeros(2, bool))
+  laws = jax.nn.softmax(logits)
+  wanted = laws if labels == 'laws' else jax.nn.one_hot(tokens, 10)
+
+  def perfect(_, read):
+    assert read.shape == (2, 12, 16)
+    np.testing.assert_allclose(read @ params['transformer']['output'], logits, atol=1e-5)
+    shifted = [jnp.pad(wanted[:, 1 + h:], ((0, 0), (0, 1 + h), (0, 0))) for h in range(3)]
+    return jnp.log(jnp.stack(shifted, axis=2) + 1e-12)
+
+  monkeypatch.setattr(medusa, 'heads', perfect)
+  train = dataclasses.replace(TRAIN, labels=labels)
+  loss, _ = drafter.medusa_loss({}, DRAFTERS['medusa'], train, tokens, features, laws)
+  entropies = [jax.scipy.special.entr(wanted[:, 1 + h:]).sum(-1).mean() for h in range(3)]
+  np.testing.assert_allclose(
+      loss, entropies[0] + 0.8 * entropies[1] + 0.64 * entropies[2], atol=1e-4)
+
+
+@pytest.mark.parametrize('name', DRAFTERS)
+def test_loss_falls_on_one_batch(name):
+  params, batch = _target_params(), _batch()
+  train = dataclasses.replace(TRAIN, drop_rate=0.0)
+  step, state = _step(DRAFTERS[name], train, params), drafter.init(DRAFTERS[name], train, params)
+  losses = []
+  for _ in range(TRAIN.num_steps):
+    state, metrics = step(state, batch)
+    losses.append(float(metrics['loss']))
+  assert int(state.step) == TRAIN.num_steps
+  assert np.mean(losses[-5:]) < 0.95 * losses[0]
+  assert state.average.keys() == state.params.keys() and 'output' not in state.params
+
+
+def test_dropped_conditions_use_the_features_of_the_null_condition():
+  params, (tokens, labels) = _target_params(), _batch()
+  train = dataclasses.replace(TRAIN, drop_rate=1.0, noise=0.0)
+  state = drafter.init(EAGLE, train, params)
+  _, metrics = _step(EAGLE, train, params)(state, (tokens, labels))
+  loss, found = jax.jit(drafter.eagle_loss, static_argnums=(1, 2)), []
+  for drop in (True, False):
+    logits, features = _of_target(
+        TARGET, params, labels, tokens, jnp.full(4, drop))
+    found.append(loss(
+        state.params, EAGLE, train, params, tokens, features, jax.nn.softmax(logits),
+        jax.random.key(0))[0])
+  np.testing.assert_allclose(metrics['loss'], found[0], rtol=1e-5)
+  assert abs(metrics['loss'] - found[1]) > 1e-3
+
+
+def test_both_halves_of_the_input_weigh_alike_at_first():
+  params = _target_params()
+  state = drafter.init(EAGLE, TRAIN, params)
+  kernel, table = state.params['fc']['kernel'], params['transformer']['token_embedding']
+  np.testing.assert_allclose(
+      jnp.std(table @ kernel[:16]), jnp.std(jax.random.normal(jax.random.key(0), (500, 16)) @
+                                            kernel[16:]), rtol=0.3)
+
+
+def test_measured_laws_chain_predicted_features():
+  params, (tokens, labels) = _target_params(), _batch()
+  own = drafter.init(EAGLE, TRAIN, params).params
+  attached = eagle.attach(params, own)
+  found = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TARGET, 2.0, 3, stride=4))(
+      own, params, (tokens, labels))
+  streams = [_of_target(TARGET, params, labels, tokens, jnp.full(4, drop))
+             for drop in (False, True)]
+  guided = lambda pair: jax.nn.softmax(pair[1] + 2.0 * (pair[0] - pair[1]))
+  laws = guided([logits for logits, _ in streams])
+  overlaps, hits = np.zeros((3, 3)), np.zeros((3, 3))
+  for i, start in enumerate((0, 4, 8)):
+    known = [features[:, :start + 1] for _, features in streams]
+    for depth in range(1, 4):
+      made = [_predict(EAGLE, attached, tokens[:, :start + depth], part) for part in known]
+      known = [jnp.concatenate([part, predicted[:, -1:]], axis=1)
+               for part, (_, predicted) in zip(known, made)]
+      law = guided([logits[:, -1] for logits, _ in made])
+      overlaps[depth - 1, i] = jnp.minimum(law, laws[:, start + depth]).sum(-1).mean()
+      best = np.argsort(-law, axis=-1)[:, :3]
+      hits[depth - 1, i] = (best == tokens[:, start + depth, None]).any(-1).mean()
+  for depth in range(1, 4):
+    np.testing.assert_allclose(found[f'overlap_{depth}'], overlaps[depth - 1].mean(), atol=1e-5)
+    np.testing.assert_allclose(found[f'top3_{depth}'], hits[depth - 1].mean(), atol=1e-6)
+
+
+def test_measured_heads_are_compared_with_the_laws_they_predict():
+  params, (tokens, labels) = _target_params(), _batch()
+  own = medusa.from_target(DRAFTERS['medusa'], params)  # Every head repeats the law before.
+  found = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TARGET, 1.0, 3))(
+      own, params, (tokens, labels))
+  laws = jax.nn.softmax(llamagen.logits(TARGET, params, labels, tokens))
+  for h in range(3):
+    overlap = jnp.minimum(laws[:, :-1 - h], laws[:, 1 + h:]).sum(-1).mean()
+    np.testing.assert_allclose(found[f'overlap_{h + 1}'], overlap, atol=1e-5)
+    top1 = (laws[:, :-1 - h].argmax(-1) == tokens[:, 1 + h:]).mean()
+    np.testing.assert_allclose(found[f'top1_{h + 1}'], top1, atol=1e-6)
+
+
+@pytest.fixture(scope='module')
+def target_folder(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('target')
+  checkpoint.save(folder, 'llamagen', TARGET, _target_params())
+  return str(folder)
+
+
+def _recipe(target_folder, name):
+  return drafter_recipe.DrafterRecipe(
+      drafter=DRAFTERS[name], train=dataclasses.replace(TRAIN, num_steps=6), target=target_folder,
+      num_train_images=12, num_held_out_images=4, num_depths=1, log_every=2, checkpoint_every=2,
+      evaluate_every=3)
+
+
+@pytest.mark.parametrize('name', DRAFTERS)
+def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_path, monkeypatch):
+  recipe = _recipe(target_folder, name)
+  target = drafter_recipe.load_target(recipe)
+  whole, report = drafter_recipe.train(recipe, target, tmp_path / 'whole')
+  (tmp_path / 'stopped').mkdir()
+  for split in ('train', 'held_out'):
+    shutil.copy(tmp_path / 'whole' / f'tokens_{split}.npz', tmp_path / 'stopped')
+  assert report.keys() == {'top1_1', 'top3_1', 'overlap_1'}
+  batch_of = drafter_recipe.batch_of
+
+  def stop_at_step_4(tokens, labels, seed, index, size):
+    if index == 4:
+      raise KeyboardInterrupt
+    return batch_of(tokens, labels, seed, index, size)
+
+  monkeypatch.setattr(drafter_recipe, 'batch_of', stop_at_step_4)
+  with pytest.raises(KeyboardInterrupt):
+    drafter_recipe.train(recipe, target, tmp_path / 'stopped')
+  monkeypatch.undo()
+  continued, _ = drafter_recipe.train(recipe, target, tmp_path / 'stopped')
+  jax.tree.map(np.testing.assert_array_equal, continued, whole)
+  lines = [json.loads(line) for line in
+           (tmp_path / 'stopped' / f'{name}.jsonl').read_text().splitlines()]
+  assert [line['step'] for line in lines] == [2, 3, 4, 6]
+
+
+def test_images_of_the_splits_differ_and_are_kept(target_folder, tmp_path):
+  recipe = _recipe(target_folder, 'eagle')
+  target = drafter_recipe.load_target(recipe)
+  tokens, labels = drafter_recipe.images(recipe, target, 'train', tmp_path)
+  assert tokens.shape == (12, 12) and labels.tolist() == [0, 1] * 6
+  held_out, _ = drafter_recipe.images(recipe, target, 'held_out', tmp_path)
+  assert (held_out != tokens[:4]).any()
+  again, _ = drafter_recipe.images(recipe, None, 'train', tmp_path)
+  np.testing.assert_array_equal(again, tokens)
+
+
+def test_photographs_are_tokenised(tmp_path):
+  pytest.importorskip('skimage')
+  pytest.importorskip('sklearn')
+  recipe = dataclasses.replace(
+      config_flags.load(str(ROOT / 'configs' / 'eagle_demo_smoke.py')), data='photos')
+  target = drafter_recipe.load_target(recipe)
+  tokens, labels = drafter_recipe.images(recipe, target, 'held_out', tmp_path)
+  assert tokens.shape == (2, 256) and 0 <= labels.min() <= labels.max() < 8
+
+
+def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
+  recipe = config_flags.load(str(ROOT / 'configs' / 'eagle_demo_smoke.py'))
+  train_drafter.run(recipe, tmp_path, tmp_path / 'export', 'bfloat16')
+  loaded = checkpoint.load(tmp_path / 'export')
+  assert (loaded.kind, loaded.config) == ('eagle', recipe.drafter)
+  assert loaded.metadata['target'] == 'demo_target'
+  assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
+  assert json.loads((tmp_path / 'report.json').read_text())['overlap_2'] > 0
+  with pytest.raises(ValueError, match='seed was 0, now 1'):
+    train_drafter.run(dataclasses.replace(recipe, seed=1), tmp_path, tmp_path / 'export', 'float32')
+
+
+@pytest.mark.parametrize('name', ['eagle', 'medusa'])
+def test_shipped_drafters_fit_the_shipped_target(name):
+  recipe = config_flags.load(str(ROOT / 'configs' / f'{name}_demo.py'))
+  drafter_recipe.load_target(recipe)
+  loaded = checkpoint.load(f'demo_{name}')
+  assert (loaded.kind, loaded.config) == (name, recipe.drafter)
+
+
+def test_recipes_that_do_not_fit_are_refused(target_folder):
+  recipe = _recipe(target_folder, 'eagle')
+  for changed, message in (
+      (dict(data='text'), "data is 'text'"), (dict(num_depths=12), 'must be 1 to 11'),
+      (dict(drafter=DRAFTERS['medusa'], num_depths=4), 'must be 1 to 3')):
+    with pytest.raises(ValueError, match=message):
+      dataclasses.replace(recipe, **changed)
+  other = dataclasses.replace(recipe, drafter=dataclasses.replace(EAGLE, vocab_size=11))
+  with pytest.raises(ValueError, match='drafter.vocab_size is 11; .* it must be 10'):
+    drafter_recipe.load_target(other)
+  with pytest.raises(ValueError, match='demo_vq.*not a class-conditional'):
+    drafter_recipe.load_target(dataclasses.replace(recipe, target='demo_vq'))
+  with pytest.raises(ValueError, match="labels is 'soft'"):
+    drafter.DrafterTrainConfig(labels='soft')
