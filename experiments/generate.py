@@ -17,12 +17,7 @@ also be set as --config.field=value. Anything wrong with the input ends with one
 message and exit code 2, before anything is compiled or written.
 """
 
-import dataclasses
-import os
-import pathlib
 import sys
-import tempfile
-from typing import Any
 
 from absl import app
 from absl import flags
@@ -32,6 +27,7 @@ import cspd_jax
 from configs import demo
 from experiments import config_flags
 from experiments import generation
+from experiments import options
 from experiments import report as report_lib
 
 _CONFIG = config_flags.DEFINE_config(default='configs/demo.py')
@@ -62,40 +58,6 @@ _OPTIONS = {holder.name: holder for holder in (
 )}
 
 
-def resolve(config: Any, given: dict[str, Any]) -> Any:
-  """The configuration with the flags that were given.
-
-  Raises:
-    ValueError: if the configuration is not one for this program.
-  """
-  needed = [field.name for field in dataclasses.fields(demo.Config)]
-  if missing := [name for name in needed if not hasattr(config, name)]:
-    raise ValueError(
-        f'config is a {type(config).__name__} without {", ".join(missing)}; this program takes '
-        'one like configs/demo.py.')
-  if given.get('model', config.model) != config.model:
-    # What drafts for another target would not fit.
-    given = {'draft_model': '', 'eagle': '', 'medusa': '', **given}
-  return dataclasses.replace(config, **given)
-
-
-def open_workdir(workdir: str) -> pathlib.Path:
-  """Creates the folder if necessary.
-
-  Raises:
-    ValueError: if files cannot be written there.
-  """
-  try:
-    os.makedirs(workdir, exist_ok=True)
-    with tempfile.TemporaryFile(dir=workdir):
-      pass
-  except OSError as error:
-    raise ValueError(
-        f'workdir is {workdir!r}, where files cannot be written ({error.strerror}); give another '
-        'folder.') from error
-  return pathlib.Path(workdir)
-
-
 def main(argv: list[str]) -> int:
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
@@ -103,9 +65,9 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
       raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
     given = {name: option.value for name, option in _OPTIONS.items() if option.value is not None}
-    config = resolve(_CONFIG.value(), given)
+    config = options.resolve(_CONFIG.value(), given, demo.Config, 'configs/demo.py')
     job = generation.prepare(config)
-    workdir = open_workdir(config.workdir)
+    workdir = options.open_workdir(config.workdir)
   except ValueError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2

@@ -21,7 +21,7 @@ from cspd_jax.models import vq
 
 # The option that names the checkpoint of a source of drafts, its kind, and the sizes it
 # shares with the target.
-_CHECKPOINTS = {
+CHECKPOINTS = {
     'model': ('draft_model', 'llamagen', ('vocab_size', 'height', 'width', 'num_classes')),
     'eagle': ('eagle', 'eagle', ('vocab_size', 'num_tokens', 'dim')),
     'medusa': ('medusa', 'medusa', ('vocab_size', 'dim')),
@@ -93,7 +93,7 @@ def prepare(config: Any) -> Job:
   guided = config.guidance_scale != 1
   target = llamagen.target(model.config, guided=guided)
   sources = {cspd_jax.DECODERS[name].drafts for name in names} - {None}
-  drafting = {source: _drafting(config, source, model, guided) for source in sorted(sources)}
+  loaded = {source: drafting(config, source, model, guided) for source in sorted(sources)}
   labels, captions = _labels(config, model)
   with np.errstate(over='ignore'):  # What becomes infinite is refused below.
     warp = cspd_jax.Warp(
@@ -102,12 +102,12 @@ def prepare(config: Any) -> Job:
   decoders = {
       name: cspd_jax.build(
           name, target, window=config.window, draft_length=config.draft_length,
-          drafts={source: drafts for source, (drafts, _) in drafting.items()})
+          drafts={source: drafts for source, (drafts, _) in loaded.items()})
       for name in names}
   for decoder in decoders.values():
     decoder.check(labels, warp)
   return Job(
-      model, {source: params for source, (_, params) in drafting.items()}, tokenizer, decoders,
+      model, {source: params for source, (_, params) in loaded.items()}, tokenizer, decoders,
       left_out, labels.astype(np.int32), captions, warp, config.seed, config.repeats)
 
 
@@ -193,8 +193,8 @@ def _decoder_names(config) -> tuple[list[str], dict[str, str]]:
         f'decoder is {config.decoder!r}; it must be all or, separated by commas, any of '
         f'{", ".join(known)}.')
   lacking = {name: known[name].drafts for name in names
-             if known[name].drafts and not getattr(config, _CHECKPOINTS[known[name].drafts][0])}
-  reasons = {name: f'it needs {cspd_jax.SOURCES[source]}; give {_CHECKPOINTS[source][0]}'
+             if known[name].drafts and not getattr(config, CHECKPOINTS[known[name].drafts][0])}
+  reasons = {name: f'it needs {cspd_jax.SOURCES[source]}; give {CHECKPOINTS[source][0]}'
              for name, source in lacking.items()}
   if lacking and not everything:
     name = next(iter(lacking))
@@ -218,9 +218,9 @@ def _load(config, role: str, kind: str) -> checkpoint.Loaded:
   return loaded
 
 
-def _drafting(config, source: str, model: checkpoint.Loaded, guided: bool) -> tuple[Any, Any]:
+def drafting(config, source: str, model: checkpoint.Loaded, guided: bool) -> tuple[Any, Any]:
   """What drafts for `model`, and its parameters."""
-  role, kind, sizes = _CHECKPOINTS[source]
+  role, kind, sizes = CHECKPOINTS[source]
   loaded = _load(config, role, kind)
   for size in sizes:
     _check_pair(config, role, size, loaded, size, model)

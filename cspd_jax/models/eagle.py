@@ -283,12 +283,14 @@ def predict(
 def network(config: EagleConfig) -> Network:
   """The drafter for `decoding.drafters.eagle`; its parameters are those of `attach`.
 
-  `prefill` of a 'chameleon' drafter takes the `Prompt` as a fourth argument.
+  The condition that `prefill` takes is a `Prompt` for a 'chameleon' drafter; the others ignore
+  it.
   """
   model = Eagle(config)
 
-  def prefill(params, features, num_slots, prompt=None):
+  def prefill(params, condition, features, num_slots):
     features = features.reshape(-1, *features.shape[2:])
+    prompt = condition if config.family == 'chameleon' else None
     tokens, visible, origin = _condition(config, features, prompt)
     rows, count = tokens.shape
     if not count:

@@ -172,7 +172,7 @@ def network(target: Target) -> eagle.Network:
     return _logits(params, jnp.zeros_like(prefix[:, 0]), prefix), features, cache
 
   return eagle.Network(
-      prefill=lambda params, features, num_slots: (), step=step,
+      prefill=lambda params, condition, features, num_slots: (), step=step,
       vocab_size=vocab, num_tokens=target.num_tokens)
 
 

@@ -248,7 +248,7 @@ def _eagle_drafts(params, config, tokens, features, starts, num_depths):
   """Logits `[S, B, len(starts), V]` of every depth, drafting after each of the tokens `starts`."""
   network, batch = eagle.network(config), tokens.shape[0]
   count = features.shape[2] - tokens.shape[1] + 1
-  cache = network.prefill(params, features[:, :, :count], tokens.shape[1] + num_depths)
+  cache = network.prefill(params, None, features[:, :, :count], tokens.shape[1] + num_depths)
   known = features[:, :, count - 1:]
   length = tokens.shape[1]
   _, _, cache = network.step(

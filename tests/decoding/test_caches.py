@@ -49,7 +49,7 @@ def test_caches_hold_the_accepted_sequence(name):
   start = jnp.zeros(2, jnp.int32)
   _, condition, cache = target.prefill(model.params, LABELS, length)
   _, features, cache = target.score(model.params, cache, tokens, start, chain(length - 1))
-  fresh = network.prefill(params, condition, length)
+  fresh = network.prefill(params, LABELS, condition, length)
   # Entry `k` pairs token `k` with the feature that predicted it.
   shifted = jnp.concatenate([condition[:, :, -1:], features[:, :, :-1]], axis=2)
   _, _, fresh = network.step(

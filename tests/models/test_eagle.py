@@ -108,9 +108,9 @@ def _predict(case, inputs, length=80):
 def _filled(case, inputs):
   """Cache with the tokens before `FILLED`, and the features predicted on the way."""
   network = eagle.network(case.config)
-  extra = () if inputs.prompt is None else (inputs.prompt,)
   cache = network.prefill(
-      inputs.params, inputs.features[:, :, :case.condition], case.config.num_tokens + 8, *extra)
+      inputs.params, inputs.prompt, inputs.features[:, :, :case.condition],
+      case.config.num_tokens + 8)
   step, found = jax.jit(network.step), []
   for first, last in ((0, 1), (1, FILLED - 5), (FILLED - 5, FILLED)):
     entries = slice(case.condition - 1 + first, case.condition - 1 + last)

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding.base import Cache, Draft, Drafter, Layout, Params, Target
+from cspd_jax.decoding.base import Cache, Condition, Draft, Drafter, Layout
+from cspd_jax.decoding.base import Params, Target
 from cspd_jax.decoding.drafters import siblings
 from cspd_jax.decoding.tree import Tree
 
@@ -26,8 +27,9 @@ class Network(NamedTuple):
   feature of the condition's last token.
 
   Attributes:
-    prefill: `(params, features [S, B, C, F], num_slots) -> cache`: reads all but the
-      last of the condition's features and makes room for `num_slots` image tokens.
+    prefill: `(params, condition, features [S, B, C, F], num_slots) -> cache`: reads all
+      but the last of the features of the condition's tokens and makes room for
+      `num_slots` image tokens.
     step: `(params, cache, tokens [B, n], features [S, B, n, F], start [B], depth,
       visible) -> (logits [S, B, n, V], features [S, B, n, F], cache)`. Entry `i` is
       image token number `start + depth[i]` (`[n]` or `[B, n]`) with the feature that
@@ -39,7 +41,7 @@ class Network(NamedTuple):
     num_tokens: tokens of an image.
   """
 
-  prefill: Callable[[Params, jax.Array, int], Cache]
+  prefill: Callable[[Params, Condition, jax.Array, int], Cache]
   step: Callable[..., tuple[jax.Array, jax.Array, Cache]]
   vocab_size: int
   num_tokens: int
@@ -125,11 +127,10 @@ def check(network: Network, target: Target) -> None:
 
 def _init(network, max_depth, tree_slots, env, condition, rng, outcome):
   """The state after the prefill."""
-  del condition
   if outcome.features is None:
     raise ValueError('The target returns no features; this drafter reads the target\'s features.')
   slots = env.target.num_tokens + max(max_depth, tree_slots) + 1
-  cache = network.prefill(env.params, outcome.features, slots)
+  cache = network.prefill(env.params, condition, outcome.features, slots)
   room = ((0, 0), (0, 0), (0, max_depth), (0, 0))
   return rng, EagleState(
       cache, tokens=jnp.pad(outcome.tokens[:, :1], room[1:3]),

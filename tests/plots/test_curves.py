@@ -1,0 +1,65 @@
+"""Trade-off curves: valid files, styles that tell curves apart, bad input refused."""
+
+import pathlib
+import tempfile
+from xml.etree import ElementTree
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from matplotlib import image as mpl_image
+
+from cspd_jax.plots import curves
+from cspd_jax.plots.curves import Curve, Panel
+
+
+def panels():
+  lines = {'cool': Curve([1, 2, 3], [0, 0.1, 0.4], [0, 0.01, 0.02]),
+           'cool, printed': Curve([1, 2], [0.2, 0.5], like='cool'), 'uniform': Curve([2], [0.3])}
+  return [[Panel('chain', 'drift', lines), Panel('chain', 'distance', lines, floor=0.1)],
+          [Panel('tree', 'drift', {'uniform': Curve([4], [0.7])}), Panel('tree', 'distance', {})]]
+
+
+class CurvesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+  def test_png(self):
+    curves.save_curves(self.folder / 'a.png', panels(), xlabel='length', title='t')
+    self.assertEqual([file.name for file in self.folder.iterdir()], ['a.png'])
+    self.assertGreater(mpl_image.imread(self.folder / 'a.png')[..., :3].std(), 0.05)
+
+  def test_svg(self):
+    curves.save_curves(self.folder / 'a.svg', panels(), xlabel='length')
+    self.assertEqual(ElementTree.parse(self.folder / 'a.svg').getroot().tag,
+                     '{http://www.w3.org/2000/svg}svg')
+
+  def test_variants_share_the_colour_and_nothing_else_does(self):
+    styles = curves._styles([panel for row in panels() for panel in row])  # pylint: disable=protected-access
+    self.assertEqual(list(styles), ['cool', 'cool, printed', 'uniform'])
+    self.assertEqual(styles['cool']['color'], styles['cool, printed']['color'])
+    self.assertNotEqual(styles['cool']['linestyle'], styles['cool, printed']['linestyle'])
+    for part in ('color', 'marker'):
+      self.assertNotEqual(styles['cool'][part], styles['uniform'][part])
+
+  @parameterized.parameters(
+      ('path', 'a.jpg', panels()),
+      ('rows of', 'a.png', []),
+      ('rows of', 'a.png', [[Panel('a', 'b', {'c': Curve([1], [1])})], []]),
+      ('no curves', 'a.png', [[Panel('a', 'b', {})]]),
+      ("curve 'c'", 'a.png', [[Panel('a', 'b', {'c': Curve([1, 2], [1])})]]),
+      ("curve 'c'", 'a.png', [[Panel('a', 'b', {'c': Curve([1], [1], [1, 2])})]]),
+      ("curve 'c'", 'a.png', [[Panel('a', 'b', {'c': Curve([], [])})]]),
+      ("curve 'c'", 'a.png', [[Panel('a', 'b', {'c': Curve([1], [float('inf')])})]]),
+      ("like 'd'", 'a.png', [[Panel('a', 'b', {'c': Curve([1], [1], like='d'),
+                                               'e': Curve([1], [1])})]]),
+      ('8 curves', 'a.png', [[Panel('a', 'b', {str(i): Curve([1], [1]) for i in range(8)})]]))
+  def test_bad_input(self, words, name, wrong):
+    with self.assertRaisesRegex(ValueError, words):
+      curves.save_curves(self.folder / name, wrong, xlabel='x')
+    self.assertEmpty(list(self.folder.iterdir()))
+
+
+if __name__ == '__main__':
+  absltest.main()
