@@ -2,7 +2,7 @@
 
   python -m experiments.benchmark
 
-Runtime: about a quarter of an hour on two CPU cores.
+Runtime: 25 minutes on two busy CPU cores, a third of it compilation; less on idle ones.
 Result: in runs/benchmark, a table of all pairs (benchmark.csv), the points of the trade-off
 curves (curves.csv) with their picture (curves.png, curves.svg), and all of it with the
 conclusions (report.json).

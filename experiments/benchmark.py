@@ -34,8 +34,7 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import app
 from absl import flags
@@ -49,6 +48,7 @@ from cspd_jax.plots import curves as curves_plot
 from configs import benchmark as default
 from experiments import benchmark_conclusions as conclusions
 from experiments import benchmark_parts as parts_lib
+from experiments import benchmark_plan as plan_lib
 from experiments import benchmark_report as report_lib
 from experiments import benchmark_runs as runs_lib
 from experiments import config_flags
@@ -58,10 +58,8 @@ _CONFIG = config_flags.DEFINE_config(default='configs/benchmark.py')
 
 flags.declare_key_flag('config')
 
-_SUITES = ('pairs', 'curves')
-
 _OPTIONS = {holder.name: holder for holder in (
-    flags.DEFINE_string('suite', None, f'Any of {", ".join(_SUITES)}, separated by commas.'),
+    flags.DEFINE_string('suite', None, 'pairs, curves, or all.'),
     flags.DEFINE_string('drafter', None, 'Drafters of the pairs, separated by commas, or all: '
                         f'{", ".join(parts_lib.DRAFTERS)}.'),
     flags.DEFINE_string('verifier', None, 'Verifiers of the pairs, separated by commas, or all: '
@@ -86,80 +84,14 @@ _OPTIONS = {holder.name: holder for holder in (
 )}
 
 
-def names(config: Any, option: str, known: Sequence[str], everything: Sequence[str],
-          lacking: Mapping[str, str]) -> list[str]:
-  """What an option lists.
-
-  Args:
-    config: has the option.
-    option: its name.
-    known: what may be listed.
-    everything: what 'all' stands for, apart from what is lacking.
-    lacking: what cannot run, with the reason.
-
-  Raises:
-    ValueError: for an unknown name, or one that cannot run.
-  """
-  text = getattr(config, option)
-  if text.strip() == 'all':
-    return [name for name in everything if name not in lacking]
-  chosen = list(dict.fromkeys(part.strip() for part in text.split(',') if part.strip()))
-  if not chosen or any(name not in known for name in chosen):
-    raise ValueError(
-        f'{option} is {text!r}; it must be all or, separated by commas, any of {", ".join(known)}.')
-  if wrong := [name for name in chosen if name in lacking]:
-    raise ValueError(f'{option} {wrong[0]} cannot run: {lacking[wrong[0]]}.')
-  return chosen
-
-
-class Plan(NamedTuple):
-  """What is measured.
-
-  Attributes:
-    bench: what all decoders share.
-    pairs: groups of the table.
-    curves: groups of the curves.
-    left_out: drafters, or drafters with verifiers, that cannot work, with the reason.
-  """
-
-  bench: runs_lib.Bench
-  pairs: list[runs_lib.Group]
-  curves: list[runs_lib.Group]
-  left_out: dict[str, str]
-
-
-def plan(config: Any) -> Plan:
-  """Loads the models and checks everything.
-
-  Raises:
-    ValueError: for anything that cannot work, naming the option.
-  """
-  suites = names(config, 'suite', _SUITES, _SUITES, {})
-  bench, lacking = runs_lib.prepare(config)
-  drafters, verifiers = list(parts_lib.DRAFTERS), list(parts_lib.VERIFIERS)
-  left_out = dict(lacking)
-  pairs, curves = [], []
-  if 'pairs' in suites:
-    pairs, refused = runs_lib.pairs(
-        bench, names(config, 'drafter', drafters, drafters, lacking),
-        names(config, 'verifier', verifiers, verifiers, {}))
-    left_out |= {f'{drafter} + {verifier}': why for (drafter, verifier), why in refused.items()}
-  if 'curves' in suites:
-    curves = [runs_lib.curves(bench, name) for name in names(
-        config, 'curve_drafter', drafters, parts_lib.CURVE_DRAFTERS, lacking)]
-  if not pairs and not curves:
-    raise ValueError(f'nothing can run: {"; ".join(f"{k}: {v}" for k, v in left_out.items())}')
-  return Plan(bench, pairs, curves, left_out)
-
-
-def measure(plan: Plan, sets: int, workdir: pathlib.Path) -> dict[str, Any]:
+def measure(plan: plan_lib.Plan, sets: int, workdir: pathlib.Path) -> dict[str, Any]:
   """Runs everything; rows are printed and written when they are finished.
 
   Returns:
     The content of report.json, without settings.
   """
   bench, look = plan.bench, runs_lib.viewer(plan.bench)
-  alone = runs_lib.Group('vanilla', None, ancestral(), {'match': match()})
+  alone = plan_lib.Group('vanilla', None, ancestral(), {'match': match()})
   runs = runs_lib.Runs(bench, alone)
   vanilla = functools.partial(runs, 'match')
   reference = runs_lib.reference(bench, vanilla, look, sets)
@@ -183,10 +115,10 @@ def measure(plan: Plan, sets: int, workdir: pathlib.Path) -> dict[str, Any]:
           runs_lib.seconds(bench, [vanilla, decode])
         seconds = runs_lib.seconds(bench, [vanilla, decode])
         figures |= report_lib.times(sample.decoded.rounds[:bench.timed_images], seconds)
-      rows.append(report_lib.Row(group.drafter, name, value, figures, sample))
+      rows.append(report_lib.Row(group.name, name, value, figures, sample))
       print(report_lib.line(rows[-1]), flush=True)
       report_lib.write_csv(path, report_lib.entries(rows))
-    compile_seconds[f'{group.drafter}, {len(group.verifiers)} verifiers'] = runs.seconds
+    compile_seconds[f'{group.name}, {len(group.verifiers)} verifiers'] = runs.seconds
     return rows
 
   pairs, curves = [], {}
@@ -196,7 +128,7 @@ def measure(plan: Plan, sets: int, workdir: pathlib.Path) -> dict[str, Any]:
     pairs = rows_of(group, runs_lib.Runs(bench, group), True, workdir / 'benchmark.csv', pairs)
   for group in plan.curves:
     earlier = [row for rows in curves.values() for row in rows]
-    curves[group.drafter] = rows_of(
+    curves[group.name] = rows_of(
         group, runs_lib.Runs(bench, group), False, workdir / 'curves.csv', earlier)[len(earlier):]
 
   for name, why in plan.left_out.items():
@@ -206,7 +138,7 @@ def measure(plan: Plan, sets: int, workdir: pathlib.Path) -> dict[str, Any]:
   for one in found:
     print(f'  {one.answer:<8} {one.claim}: {one.numbers}')
   if curves:
-    titles = {group.drafter: f'{group.drafter}, {group.build.tree.num_nodes} drafts'
+    titles = {group.name: f'{group.name}, {group.drafter.tree.num_nodes} drafts'
               for group in plan.curves}
     panels = report_lib.panels(
         {titles[name]: rows for name, rows in curves.items()}, reference)
@@ -229,7 +161,7 @@ def main(argv: list[str]) -> int:
       raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
     given = {name: option.value for name, option in _OPTIONS.items() if option.value is not None}
     config = options.resolve(_CONFIG.value(), given, default.Config, 'configs/benchmark.py')
-    todo = plan(config)
+    todo = plan_lib.make(config)
     workdir = options.open_workdir(config.workdir)
   except ValueError as error:
     print(f'error: {error}', file=sys.stderr)

@@ -78,13 +78,14 @@ def _curve(rows: Sequence[Row], method: str) -> tuple[np.ndarray, np.ndarray, in
 
 def _at(curve, lengths: np.ndarray, kept: np.ndarray) -> np.ndarray:
   """Drift per token at accepted lengths, interpolated, from the images `kept` `[N]` bool."""
-  rounds, drift, tokens = curve
+  _, drift, tokens = curve
   x, y = _lengths(curve, kept), drift[:, kept].mean(axis=1) / tokens
   order = np.argsort(x)
   return np.interp(lengths, x[order], y[order])
 
 
 def _lengths(curve, kept: np.ndarray) -> np.ndarray:
+  """Accepted lengths of the points, from the images `kept`."""
   rounds, _, tokens = curve
   return (tokens - 1) / rounds[:, kept].mean(axis=1)
 

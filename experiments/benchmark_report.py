@@ -16,7 +16,8 @@ from cspd_jax.metrics import likelihood
 from cspd_jax.plots import canvas
 from cspd_jax.plots import curves as curves_plot
 from experiments import benchmark_parts as parts_lib
-from experiments.benchmark_runs import Bench, Reference, Sample
+from experiments.benchmark_plan import Bench
+from experiments.benchmark_runs import Reference, Sample
 
 # Heading and form of the columns on the console; the files hold everything.
 _CONSOLE = {
@@ -74,6 +75,7 @@ def figures(bench: Bench, verifier: Verifier, sample: Sample, reference: Referen
           summary.accepted_length_mean * error(later_rounds) / float(later_rounds.mean())),
       drift=float(decoded.drift.mean()), drift_error=error(decoded.drift),
       drift_per_token=float(decoded.drift.mean()) / length,
+      drift_per_token_error=error(decoded.drift / length),
       nll=float(sample.nll.mean()),
       nll_difference=float(difference.mean()), nll_difference_error=error(difference),
       nll_excess=float(np.mean(sample.nll - sample.entropy)),
@@ -147,7 +149,7 @@ def panels(points: Mapping[str, Sequence[Row]],
     reference: tells what noise amounts to.
   """
   measures = (
-      ('drift_per_token', '', 'bound on the drift per token', None),
+      ('drift_per_token', 'drift_per_token_error', 'bound on the drift per token', None),
       ('nll_excess', 'nll_excess_error', 'NLL above the entropy, nats per token', None),
       ('frechet', '', 'Frechet distance to vanilla', sum(reference.frechet_noise)))
   result = []

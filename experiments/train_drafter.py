@@ -8,19 +8,16 @@ when the command is repeated, to the same result. The folder remembers its confi
 another one.
 """
 
-import dataclasses
-import json
 import pathlib
 import sys
 
 from absl import app
 from absl import flags
 from absl import logging
-import jax.numpy as jnp
 
-from cspd_jax import checkpoint
 from cspd_jax.training import drafter_recipe
 from experiments import config_flags
+from experiments import drafter_training
 
 _CONFIG = config_flags.DEFINE_config(default='configs/eagle_demo.py')
 _WORKDIR = flags.DEFINE_string(
@@ -44,45 +41,10 @@ def main(argv: list[str]) -> int | None:
   default = pathlib.Path('runs') / pathlib.Path(_CONFIG.flag.value).stem
   workdir = pathlib.Path(_WORKDIR.value or default).absolute()
   try:
-    run(recipe, workdir, pathlib.Path(_EXPORT.value or workdir / 'export'), _DTYPE.value)
+    drafter_training.run(recipe, workdir, pathlib.Path(_EXPORT.value or workdir / 'export'), _DTYPE.value)
   except (ImportError, OSError, ValueError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-
-
-def run(
-    recipe: drafter_recipe.DrafterRecipe,
-    workdir: pathlib.Path,
-    export: pathlib.Path,
-    dtype: str,
-) -> None:
-  """Trains in `workdir` or continues, and writes the report and the checkpoint."""
-  target = drafter_recipe.load_target(recipe)
-  _remember(recipe, workdir)
-  params, report = drafter_recipe.train(recipe, target, workdir)
-  (workdir / 'report.json').write_text(json.dumps(report, indent=2) + '\n')
-  logging.info('report: %s', json.dumps(report))
-  checkpoint.save(
-      export, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
-      extra={'target': recipe.target})
-  size = sum(file.stat().st_size for file in export.rglob('*') if file.is_file())
-  logging.info('wrote %s, %.2f MB', export, size / 1e6)
-
-
-def _remember(recipe: drafter_recipe.DrafterRecipe, workdir: pathlib.Path) -> None:
-  """Writes the configuration into a new work folder, or checks that it is the folder's own."""
-  path = workdir / 'config.json'
-  new = json.loads(json.dumps(dataclasses.asdict(recipe)))
-  if not path.exists():
-    workdir.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(new, indent=2) + '\n')
-    return
-  old = json.loads(path.read_text())
-  changed = [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
-             for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-  if changed:
-    raise ValueError(f'--workdir={workdir} holds a run with another configuration '
-                     f'({"; ".join(changed)}); give another --workdir.')
 
 
 if __name__ == '__main__':

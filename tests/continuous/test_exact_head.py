@@ -115,6 +115,7 @@ class LawTest(chex.TestCase):
 
 class SpeedTest(chex.TestCase):
 
+  @pytest.mark.slow
   @parameterized.parameters((4, 27.2), (8, 15.7), (16, 10.7))
   def test_rounds_at_100_levels(self, length, rounds):
     sampled = run(exact_head.speculative(WIDE.target, WIDE.schedule, length), 400, model=WIDE)

@@ -76,6 +76,7 @@ def test_forced_tokens(name):
   assert total_variation(name, WARP, 1, forced={1: 2, 3: 0}) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['eagle', 'eagle fixed', 'eagle2', 'medusa'])
 def test_whole_images_in_batches(name):
   model = tables.tabular(jax.random.key(0), 3, 5, guided=True, num_classes=2)

@@ -29,6 +29,7 @@ from cspd_jax.models import vq
 from cspd_jax.testing import tabular
 from experiments import benchmark_conclusions as conclusions
 from experiments import benchmark_parts as parts_lib
+from experiments import benchmark_plan as plan_lib
 from experiments import benchmark_report as report_lib
 from experiments import benchmark_runs as runs_lib
 
@@ -63,7 +64,8 @@ _BAD = {
     'unknown drafter': (['--drafter=eagle,falcon'], ['falcon', 'eagle_tree']),
     'no verifier': (['--verifier='], ["verifier is ''", 'lantern_pp']),
     'unknown drafter of curves': (['--curve_drafter=falcon'], ['curve_drafter', 'falcon']),
-    'drafter without its model': (['--medusa=', '--drafter=medusa'], ['medusa cannot run', 'heads']),
+    'drafter without its model': (
+        ['--medusa=', '--drafter=medusa'], ['medusa cannot run', 'heads']),
     'curves without their model': (
         ['--eagle=', '--suite=curves'], ['nothing can run', 'eagle', 'give eagle']),
     'a pair that cannot work': (
@@ -204,7 +206,7 @@ def test_the_switch_makes_no_difference():
 
 
 def test_samples_of_any_number_are_decoded_in_equal_batches():
-  bench = runs_lib.Bench(*[None] * len(runs_lib.Bench._fields))._replace(
+  bench = plan_lib.Bench(*[None] * len(plan_lib.Bench._fields))._replace(
       labels=np.arange(3, dtype=np.int32), seed=0, batch_size=2)
   seen = []
 

@@ -36,7 +36,8 @@ class CurvesTest(parameterized.TestCase):
                      '{http://www.w3.org/2000/svg}svg')
 
   def test_variants_share_the_colour_and_nothing_else_does(self):
-    styles = curves._styles([panel for row in panels() for panel in row])  # pylint: disable=protected-access
+    every_panel = [panel for row in panels() for panel in row]
+    styles = curves._styles(every_panel)  # pylint: disable=protected-access
     self.assertEqual(list(styles), ['cool', 'cool, printed', 'uniform'])
     self.assertEqual(styles['cool']['color'], styles['cool, printed']['color'])
     self.assertNotEqual(styles['cool']['linestyle'], styles['cool, printed']['linestyle'])

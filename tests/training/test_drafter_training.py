@@ -18,7 +18,7 @@ from cspd_jax.models import medusa
 from cspd_jax.training import drafter
 from cspd_jax.training import drafter_recipe
 from experiments import config_flags
-from experiments import train_drafter
+from experiments import drafter_training
 
 ROOT = pathlib.Path(__file__).parents[2]
 _sizes = dict(height=3, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10)
@@ -263,14 +263,14 @@ def test_photographs_are_tokenised(tmp_path):
 
 def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
   recipe = config_flags.load(str(ROOT / 'configs' / 'eagle_demo_smoke.py'))
-  train_drafter.run(recipe, tmp_path, tmp_path / 'export', 'bfloat16')
+  drafter_training.run(recipe, tmp_path, tmp_path / 'export', 'bfloat16')
   loaded = checkpoint.load(tmp_path / 'export')
   assert (loaded.kind, loaded.config) == ('eagle', recipe.drafter)
   assert loaded.metadata['target'] == 'demo_target'
   assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
   assert json.loads((tmp_path / 'report.json').read_text())['overlap_2'] > 0
   with pytest.raises(ValueError, match='seed was 0, now 1'):
-    train_drafter.run(dataclasses.replace(recipe, seed=1), tmp_path, tmp_path / 'export', 'float32')
+    drafter_training.run(dataclasses.replace(recipe, seed=1), tmp_path, tmp_path / 'export', 'float32')
 
 
 @pytest.mark.parametrize('name', ['eagle', 'medusa'])
