@@ -140,6 +140,25 @@ def save(
     shutil.rmtree(temporary, ignore_errors=True)
 
 
+def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
+  """Adds to the metadata of a checkpoint; the parameters stay as they are.
+
+  Args:
+    path_or_name: a folder written by `save`, or the name of a shipped model.
+    extra: entries that JSON can hold; they replace entries of the same name.
+
+  Raises:
+    CheckpointError: if there is no such checkpoint, or it is damaged.
+  """
+  folder = _find(path_or_name)
+  _read_description(folder)
+  description = json.loads((folder / 'model.json').read_text())
+  description['metadata'] |= extra
+  temporary = folder / 'model.json.new'
+  temporary.write_text(json.dumps(description, indent=2) + '\n')
+  temporary.replace(folder / 'model.json')
+
+
 def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = None) -> Loaded:
   """Loads a model.
 

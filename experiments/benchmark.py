@@ -160,7 +160,8 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
       raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
     given = {name: option.value for name, option in _OPTIONS.items() if option.value is not None}
-    config = options.resolve(_CONFIG.value(), given, default.Config, 'configs/benchmark.py')
+    config, _ = options.resolve(
+        _CONFIG.value(), given, [options.Family(default.Config, 'configs/benchmark.py')])
     todo = plan_lib.make(config)
     workdir = options.open_workdir(config.workdir)
   except ValueError as error:

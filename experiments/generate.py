@@ -5,11 +5,13 @@
   python -m experiments.generate --decoder=vanilla,sjd,seed_exact --window=8
   python -m experiments.generate --model=checkpoints/c2i_b_256 --tokenizer=checkpoints/vq16 \\
       --label=207,360 --guidance_scale=4 --config.dtype=bfloat16 --workdir=runs/llamagen
+  python -m experiments.generate --config=configs/mar_demo.py
 
-Uses the small model that comes with the package, or any class-conditional
-LlamaGen checkpoint made by `experiments.convert`. Into --workdir go a grid of
-images per decoder (images_*.png), in which round each token was fixed
-(acceptance.png), bars of step compression and wall-clock (speed.png), and all
+Uses the small models that come with the package, or any class-conditional
+LlamaGen or, with configs/mar_demo.py, MAR checkpoint made by
+`experiments.convert`. Into --workdir go a grid of images per decoder
+(images_*.png), in which round each token was fixed
+(acceptance.png), bars of the work and the wall-clock (speed.png), and all
 figures (report.json). Times are for one image at a time, without compilation.
 
 What is not given on the command line comes from --config; every field of it can
@@ -24,20 +26,29 @@ from absl import flags
 from absl import logging
 
 import cspd_jax
+from cspd_jax.continuous import decoders
 from configs import demo
+from configs import mar_demo
 from experiments import config_flags
 from experiments import generation
+from experiments import mar_generation
+from experiments import mar_report
 from experiments import options
-from experiments import report as report_lib
+from experiments import report
 
 _CONFIG = config_flags.DEFINE_config(default='configs/demo.py')
 
 flags.declare_key_flag('config')
 
+_FAMILIES = (
+    options.Family(demo.Config, 'configs/demo.py', (generation, report)),
+    options.Family(mar_demo.Config, 'configs/mar_demo.py', (mar_generation, mar_report)))
+
 _OPTIONS = {holder.name: holder for holder in (
     flags.DEFINE_string(
         'decoder', None, 'Decoders separated by commas, or all: ' + '; '.join(
-            f'{name}: {entry.summary}' for name, entry in cspd_jax.DECODERS.items()) + '.'),
+            f'{name}: {entry.summary}'
+            for name, entry in (cspd_jax.DECODERS | decoders.DECODERS).items()) + '.'),
     flags.DEFINE_integer('num_images', None, 'Images per decoder; the classes take turns.'),
     flags.DEFINE_string('prompt', None, 'Names of classes with commas between, as cat,rocket.'),
     flags.DEFINE_string('label', None, 'Numbers of classes separated by commas, from 0.'),
@@ -65,22 +76,20 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
       raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
     given = {name: option.value for name, option in _OPTIONS.items() if option.value is not None}
-    config = options.resolve(_CONFIG.value(), given, demo.Config, 'configs/demo.py')
-    job = generation.prepare(config)
+    config, (work, report_lib) = options.resolve(_CONFIG.value(), given, _FAMILIES)
+    job = work.prepare(config)
     workdir = options.open_workdir(config.workdir)
   except ValueError as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  print(f'{len(job.labels)} images of {job.model.config.num_tokens} tokens with '
-        f'{len(job.decoders)} decoders; model {config.model}, window {config.window}, guidance '
-        f'scale {config.guidance_scale}, temperature {config.temperature}', flush=True)
+  print(work.headline(config, job), flush=True)
   for name, reason in job.left_out.items():
     print(f'{name} is left out: {reason}', flush=True)
-  measured = generation.measure(job, lambda line: print(line, flush=True))
-  images = generation.draw(job, measured)
-  report = report_lib.figures(config, job, measured)
-  report_lib.write(workdir, job, report, measured, images)
-  print(f'\n{report_lib.table(report)}\n\nPictures and report.json are in {workdir}.')
+  measured = work.measure(job, lambda line: print(line, flush=True))
+  images = work.draw(job, measured)
+  figures = report_lib.figures(config, job, measured)
+  report_lib.write(workdir, job, figures, measured, images)
+  print(f'\n{report_lib.table(figures)}\n\nPictures and report.json are in {workdir}.')
   return 0
 
 

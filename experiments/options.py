@@ -4,30 +4,56 @@ import dataclasses
 import os
 import pathlib
 import tempfile
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 
-def resolve(config: Any, given: dict[str, Any], default: type, example: str) -> Any:
+class Family(NamedTuple):
+  """A kind of model that a program works with.
+
+  Attributes:
+    config: the configuration class.
+    example: the file with its default configuration.
+    work: what else the program needs to know.
+  """
+
+  config: type
+  example: str
+  work: Any = None
+
+
+def resolve(config: Any, given: dict[str, Any], families: Sequence[Family]) -> tuple[Any, Any]:
   """The configuration with the flags that were given.
 
   Args:
-    config: the configuration, with the fields of `default`.
+    config: the configuration, with the fields of one of the families.
     given: values by name; another 'model' has no drafting models unless they are given.
-    default: the program's configuration class.
-    example: the file with its default configuration.
+    families: the first one whose fields the configuration has is taken.
+
+  Returns:
+    The configuration, and the family's `work`.
 
   Raises:
-    ValueError: if the configuration is not one for this program.
+    ValueError: if the configuration is not one for this program, or has no such fields.
   """
-  needed = [field.name for field in dataclasses.fields(default)]
-  if missing := [name for name in needed if not hasattr(config, name)]:
+  missing = {family: [field.name for field in dataclasses.fields(family.config)
+                      if not hasattr(config, field.name)] for family in families}
+  family = next((family for family in families if not missing[family]), None)
+  if family is None:
+    nearest = min(missing, key=lambda family: len(missing[family]))
+    examples = ' or '.join(family.example for family in families)
     raise ValueError(
-        f'config is a {type(config).__name__} without {", ".join(missing)}; this program takes '
-        f'one like {example}.')
+        f'config is a {type(config).__name__} without {", ".join(missing[nearest])}; this program '
+        f'takes one like {examples}.')
+  fields = [field.name for field in dataclasses.fields(config)]
+  if unknown := [name for name in given if name not in fields]:
+    raise ValueError(
+        f'{unknown[0]} is not an option of models as in {family.example}; options are '
+        f'{", ".join(fields)}.')
   if given.get('model', config.model) != config.model:
     # What drafts for another target would not fit.
-    given = {'draft_model': '', 'eagle': '', 'medusa': '', **given}
-  return dataclasses.replace(config, **given)
+    given = {name: '' for name in ('draft_model', 'eagle', 'medusa') if name in fields} | given
+  return dataclasses.replace(config, **given), family.work
 
 
 def open_workdir(workdir: str) -> pathlib.Path:

@@ -16,7 +16,9 @@ from cspd_jax.plots import acceptance as acceptance_plot
 from cspd_jax.plots import bars
 from cspd_jax.plots import canvas
 from cspd_jax.plots import grid
-from experiments.generation import Job, Measured, token_grid
+from experiments import text_table
+from experiments.generation import Job, token_grid
+from experiments.turns import Measured
 
 # More images than these would make the acceptance map too wide to read.
 _MAPPED_IMAGES = 4
@@ -57,24 +59,10 @@ def table(report: Mapping[str, Any]) -> str:
       'one-token': '{one_token_rounds:.0%}', 'ms/round': '{ms_per_round:.2f}',
       's/image': '{seconds_per_image:.3f}', 'speed-up': '{speedup:.2f}x',
       '= vanilla': '{equal}', 'compile s': '{compile_seconds:.1f}'}
-  rows = [list(columns)]
-  for name, one in report['decoders'].items():
-    equal = {True: 'yes', False: 'no', None: None}[one['tokens_equal_vanilla']]
-    values = {key: _Dash() if value is None else value
-              for key, value in dict(one, name=name, equal=equal).items()}
-    rows.append([form.format(**values) for form in columns.values()])
-  widths = [max(map(len, column)) for column in zip(*rows)]
-  lines = ['  '.join(
-      cell.ljust(width) if i < 2 else cell.rjust(width)
-      for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows]
-  return '\n'.join([lines[0], '-' * len(lines[0]), *lines[1:]])
-
-
-class _Dash:
-  """Stands for a figure that there is not."""
-
-  def __format__(self, form: str) -> str:
-    return '-'
+  equal = {True: 'yes', False: 'no', None: None}
+  return text_table.render(columns, [
+      dict(one, name=name, equal=equal[one['tokens_equal_vanilla']])
+      for name, one in report['decoders'].items()])
 
 
 def write(workdir: pathlib.Path, job: Job, report: Mapping[str, Any],

@@ -11,7 +11,8 @@ The frozen drafter without the blend is in De Bortoli et al., Accelerated Diffus
 via Speculative Sampling, 2025 (arXiv:2501.05370).
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,10 @@ from cspd_jax.decoding.random import as_key, row_keys
 # Least-squares fit on heads trained on mixtures of Gaussians in 16 dimensions: step, rho.
 _DEFAULT = np.array([(0, 0), (20, .08), (50, .25), (101, .52), (202, .80), (303, .90),
                      (505, .96), (706, .98), (908, 1), (999, 1)])
+
+
+# Where a checkpoint's metadata holds its blends.
+_METADATA = 'head_drafter'
 
 
 class Frozen(NamedTuple):
@@ -63,6 +68,24 @@ def draft_kernel(schedule: Schedule, rho: np.ndarray, frozen: Frozen, x: jax.Arr
 def default_rho(schedule: Schedule) -> np.ndarray:
   """`[num_levels]` numbers that suit heads which were not looked at."""
   return np.interp(schedule.steps, *_DEFAULT.T)
+
+
+def stored_rho(schedule: Schedule, metadata: Mapping[str, Any], guided: bool) -> np.ndarray | None:
+  """`[num_levels]` the blend that was fitted to a checkpoint, or None if there is none.
+
+  Args:
+    schedule: the levels to be used; the blend is interpolated between those it was fitted at.
+    metadata: of the checkpoint; `describe_rho` writes what is read here.
+    guided: whether there is guidance.
+  """
+  found = metadata.get(_METADATA, {}).get('guided' if guided else 'plain')
+  return found and np.interp(schedule.steps, found['steps'], found['rho'])
+
+
+def describe_rho(schedule: Schedule, plain: np.ndarray, guided: np.ndarray) -> dict[str, Any]:
+  """Metadata for a checkpoint: blends `[num_levels]` without and with guidance."""
+  entry = lambda rho: {'steps': schedule.steps.tolist(), 'rho': np.round(rho, 4).tolist()}
+  return {_METADATA: {'plain': entry(plain), 'guided': entry(guided)}}
 
 
 class Trajectories(NamedTuple):

@@ -6,21 +6,22 @@ target verifies all tokens since the last verification. That pass does not see t
 drafts: it is the target's parallel law of the block. Every draft is kept or replaced by
 itself, none is discarded, so the number of passes, and with it the speed, does not
 depend on acceptance. With a valid test the law would be that of `sample.parallel`,
-which needs no draft model; the tests here are not valid, see `cspd`.
+which needs no draft model; the tests here are not valid, see `cspd`. Either can be had
+the other way: true contexts, and an end at the first rejection.
 
 Tests look at the two heads' means at kernel 0, the tokens that each would emit under the
 shared noise of the position.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from cspd_jax.continuous import context
+from cspd_jax.continuous import couple
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import path
 from cspd_jax.continuous import sampling as sampling_lib
@@ -29,7 +30,7 @@ from cspd_jax.continuous.head import Batch
 from cspd_jax.continuous.result import Generated, empty_result
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.decoding.random import row_keys
+from cspd_jax.decoding.random import RowKeys, row_keys
 
 
 class Ends(NamedTuple):
@@ -59,25 +60,38 @@ def ends(target: Target, schedule: Schedule, params: Params, batch: Batch) -> En
   return Ends(k.mean, k.std, shared.log_std)
 
 
-def blocks(num_tokens: int, length: int, prefill: float) -> tuple[tuple[int, int], ...]:
-  """The places `(first, stop)` of every block, the first one fixed by the target alone.
+class Round(NamedTuple):
+  """What a round is about; place `p` is the `p`-th position to be fixed.
 
-  Args:
-    num_tokens: `T`.
-    length: `gamma`.
-    prefill: share of the tokens; one more than this share is fixed by the target, so at
-      least one.
-
-  Raises:
-    ValueError: if `length` is below 1 or `prefill` not from 0 to 1.
+  Attributes:
+    rows: `[B]` random state.
+    place: `[B, T]` place of every position.
+    count: `[B]` fixed tokens.
+    stop: `[B]` place where the round's block ends; `count` for rows that are complete.
+    at: `[B, width]` places of the drafts.
+    positions: `[B, width]` their positions; those past the end repeat the last.
+    scale: `[B, width]` their guidance scale when drafted.
+    temperature: a scalar or `[B]`.
   """
-  if length < 1:
-    raise ValueError(f'length is {length}; at least 1 token must be drafted per round.')
-  if not 0 <= prefill <= 1:
-    raise ValueError(f'prefill is {prefill}; it must be from 0 to 1.')
-  first = min(math.floor(prefill * num_tokens) + 1, num_tokens)
-  stops = [k + 1 for k in range(first, num_tokens) if k % length == 0 or k == num_tokens - 1]
-  return tuple(zip([0, first, *stops[:-1]], [first, *stops]))
+
+  rows: RowKeys
+  place: jax.Array
+  count: jax.Array
+  stop: jax.Array
+  at: jax.Array
+  positions: jax.Array
+  scale: jax.Array
+  temperature: jax.Array
+
+  @property
+  def wanted(self) -> jax.Array:
+    """`[B, width]` which drafts there are."""
+    return self.at < self.stop[:, None]
+
+  def batch(self, z: jax.Array, scale: jax.Array) -> Batch:
+    """All drafts for the head; `z` is `[S, B, width, D]` and `scale` `[B, width]`."""
+    return head_lib.batch(
+        self.rows, z, self.positions, scale, self.temperature, self.wanted)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,10 +104,14 @@ class Decoder:
     target: verifies.
     draft: the draft model.
     schedule: the levels of both heads.
-    blocks: see the function of this name.
+    blocks: `schedule.blocks`.
     rule: keeps or replaces drafts.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`.
     guidance_of_last: whether a block is verified with the guidance scale of its last token.
+    block_context: whether verification sees only the tokens before the block; else it
+      sees the drafts before each draft, which takes a pass of the target per draft.
+    keep_after_reject: whether drafts after a replaced one are kept where their own test
+      says so; else the round ends there, and the block is drafted anew from there.
     orders: as for `sample.Decoder`.
     law: what the samples come near to, in words.
     guarantee: how near, in words.
@@ -106,6 +124,8 @@ class Decoder:
   rule: Rule
   guidance: str
   guidance_of_last: bool
+  block_context: bool
+  keep_after_reject: bool
   orders: Callable
   law: str
   guarantee: str
@@ -120,87 +140,119 @@ class Decoder:
                sampling: Sampling = Sampling(), draft_params: Params = None) -> Generated:
     """Generates one image's tokens per row; arguments and result as for `exact_path`.
 
-    A round of the result is a target pass: one token of the pre-fill, or a block.
+    A round of the result is one token of the pre-fill, or a block.
     """
     if sampling_lib.is_concrete(condition, sampling):
       self.check(condition, sampling)
-    target, draft, schedule = self.target, self.draft, self.schedule
-    size, num_rows = target.num_tokens, jax.tree.leaves(condition)[0].shape[0]
+    size, num_rows = self.target.num_tokens, jax.tree.leaves(condition)[0].shape[0]
     rows = row_keys(key, num_rows)
     order = self.orders(rows, size)
     place = jnp.argsort(order, axis=1)
     (_, prefill), *verified = self.blocks
-    width = max([stop - first for first, stop in verified], default=1)
-    order_padded = jnp.pad(order, [(0, 0), (0, width)])
+    rounds = prefill + (len(verified) if self.keep_after_reject else size - prefill)
 
-    def batch(z, first, num, scale_at):
-      """Tokens at places `first .. first + num - 1`, and their positions."""
-      positions = jax.lax.dynamic_slice_in_dim(order_padded, first, num, axis=1)
-      scale = sampling_lib.scale(
-          sampling, self.guidance, size, jnp.broadcast_to(size - 1 - scale_at, positions.shape))
-      return positions, head_lib.batch(
-          rows, head_lib.pick(z, positions), positions, scale, sampling.temperature,
-          jnp.ones(positions.shape, bool))
+    def prefill_step(k, generated):
+      count = jnp.full((num_rows,), k)
+      ahead = self._open(rows, order, place, count, count[:1] + 1, 1, sampling)
+      z = self.target.transform(params, condition, generated.tokens, place < k)
+      own = ends(self.target, self.schedule, params,
+                 ahead.batch(head_lib.pick(z, ahead.positions), ahead.scale))
+      return self._count(generated, ahead, ahead.stop, own.mean[:, None])
 
-    def one_token(model, params, k, tokens):
-      """The model's own token number `k`."""
-      z = model.transform(params, condition, tokens, place < k)
-      positions, b = batch(z, k, 1, k)
-      end = ends(model, schedule, params, b)
-      return tokens.at[jnp.arange(num_rows), positions[:, 0]].set(end.mean), end
+    def block_step(carry):
+      count, generated = carry
+      ahead = self._open(rows, order, place, count, stops, width, sampling)
+      tokens, theirs = self._draft(draft_params, condition, ahead, generated.tokens)
+      z = self._contexts(params, condition, ahead, tokens)
+      last = sampling_lib.scale(
+          sampling, self.guidance, size,
+          jnp.broadcast_to(size - ahead.stop[:, None], ahead.at.shape))
+      batch = ahead.batch(z, last if self.guidance_of_last else ahead.scale)
+      own = ends(self.target, self.schedule, params, batch)
+      flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
+      verdict = self.rule(batch, jax.tree.map(flat, theirs), own, batch.active)
+      fixed, accepted, trials = (leaf.reshape(num_rows, width, *leaf.shape[1:]) for leaf in verdict)
+      count = ahead.stop
+      if not self.keep_after_reject:
+        count = jnp.minimum(count, ahead.count + couple.leading(accepted) + 1)
+      return count, self._count(generated, ahead, count, fixed, accepted, trials)
 
-    def draft_step(k, carry):
-      tokens, drafted = carry
-      tokens, end = one_token(draft, draft_params, k, tokens)
-      return tokens, jax.tree.map(lambda old, new: old.at[:, k].set(new), drafted, end)
-
-    def block_step(index, carry):
-      tokens, drafted, generated = carry
-      first, stop = (jnp.asarray(bounds)[index] for bounds in np.array(verified).T)
-      known = tokens
-      tokens, drafted = jax.lax.fori_loop(first, stop, draft_step, (tokens, drafted))
-      z = target.transform(params, condition, known, place < first)
-      at = first + jnp.arange(width)
-      positions, b = batch(z, first, width, stop - 1 if self.guidance_of_last else at)
-      own = ends(target, schedule, params, b)
-      theirs = jax.tree.map(lambda leaf: _window(leaf, first, width), drafted)
-      wanted = jnp.broadcast_to(at < stop, (num_rows, width))
-      fixed, accepted, trials = self.rule(b, theirs, own, wanted.reshape(-1))
-      shape = lambda leaf: leaf.reshape(num_rows, width, *leaf.shape[1:])
-      tokens = tokens.at[jnp.arange(num_rows)[:, None], jnp.where(wanted, positions, size)].set(
-          shape(fixed), mode='drop')
-      add = lambda old, new: old.at[:, at].add(
-          jnp.where(wanted, new, 0).astype(jnp.int32), mode='drop')
-      return tokens, drafted, generated._replace(
-          tested=add(generated.tested, wanted), accepted=add(generated.accepted, shape(accepted)),
-          trials=generated.trials + jnp.sum(jnp.where(wanted, shape(trials), 0), axis=1))
-
-    generated = empty_result(target, order, prefill + len(verified), size)
-    tokens = jax.lax.fori_loop(
-        0, prefill, lambda k, tokens: one_token(target, params, k, tokens)[0], generated.tokens)
-    zeros = jnp.zeros((num_rows, size, target.token_dim), jnp.float32)
+    generated = empty_result(self.target, order, rounds, size)
+    generated = jax.lax.fori_loop(0, prefill, prefill_step, generated)
     if verified:
-      tokens, _, generated = jax.lax.fori_loop(
-          0, len(verified), block_step, (tokens, Ends(zeros, zeros + 1, zeros[..., 0]), generated))
-    return self._count(generated._replace(tokens=tokens), place, prefill, verified)
+      stops = jnp.array([stop for _, stop in verified], jnp.int32)
+      width = max(stop - first for first, stop in verified)
+      _, generated = jax.lax.while_loop(
+          lambda carry: jnp.any(carry[0] < size), block_step,
+          (jnp.full((num_rows,), prefill, jnp.int32), generated))
+    return generated
 
-  def _count(self, generated, place, prefill, verified):
-    """Fills in what does not depend on the samples."""
+  def _open(self, rows, order, place, count, stops, width, sampling) -> Round:
+    size = self.target.num_tokens
+    stop = jnp.append(stops, size)[jnp.sum(count[:, None] >= stops, axis=1)]
+    at = count[:, None] + jnp.arange(width)
+    return Round(
+        rows=rows, place=place, count=count, stop=stop, at=at,
+        positions=jnp.take_along_axis(order, jnp.minimum(at, size - 1), axis=1),
+        scale=sampling_lib.scale(sampling, self.guidance, size, size - 1 - at),
+        temperature=sampling.temperature)
+
+  def _draft(self, params, condition, ahead: Round, tokens):
+    """The draft model's own sampler, token by token; the image and `Ends` `[B, width]`."""
+    draft, num_rows = self.draft, tokens.shape[0]
+
+    def step(j, carry):
+      tokens, drafted = carry
+      z = draft.transform(params, condition, tokens, ahead.place < ahead.count[:, None] + j)
+      column = lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, j, 1, axis=1)
+      position = column(ahead.positions)
+      end = ends(draft, self.schedule, params, head_lib.batch(
+          ahead.rows, head_lib.pick(z, position), position, column(ahead.scale),
+          ahead.temperature, column(ahead.wanted)))
+      target_position = jnp.where(column(ahead.wanted), position, tokens.shape[1])[:, 0]
+      tokens = tokens.at[jnp.arange(num_rows), target_position].set(end.mean, mode='drop')
+      return tokens, jax.tree.map(lambda old, new: old.at[:, j].set(new), drafted, end)
+
+    zeros = jnp.zeros((*ahead.at.shape, tokens.shape[-1]), jnp.float32)
+    # Standard deviations of 1 where there is no draft, so that no density is infinite.
+    return jax.lax.fori_loop(
+        0, jnp.max(ahead.stop - ahead.count), step,
+        (tokens, Ends(zeros, zeros + 1, zeros[..., 0])))
+
+  def _contexts(self, params, condition, ahead: Round, tokens):
+    """`[S, B, width, D]`: what the target's transformer returns for the drafts."""
+    if self.block_context:
+      z = self.target.transform(params, condition, tokens, ahead.place < ahead.count[:, None])
+      return head_lib.pick(z, ahead.positions)
+    return context.true_contexts(
+        self.target, params, condition, tokens, ahead.place, ahead.at, ahead.positions)
+
+  def _count(self, generated: Generated, ahead: Round, count, fixed, accepted=None,
+             trials=None) -> Generated:
+    """The result after a round that fixed the tokens `fixed` `[B, width, C]` up to `count`."""
     size, levels = self.target.num_tokens, self.schedule.num_levels
-    passes = prefill + len(verified)
-    number = lambda value: jnp.full_like(generated.rounds, value)
-    round_of_place = np.concatenate([np.arange(prefill)] + [
-        np.full(stop - first, prefill + i) for i, (first, stop) in enumerate(verified)])
+    by_row = jnp.arange(count.shape[0])[:, None]
+    done = ahead.at < count[:, None]
+    active = ahead.count < size
+    drafts = ahead.stop - ahead.count
+    verified = accepted is not None
+    passes = active.astype(jnp.int32) if self.block_context or not verified else drafts
+    in_round = (ahead.place >= ahead.count[:, None]) & (ahead.place < count[:, None])
+    generated = generated._replace(
+        tokens=generated.tokens.at[by_row, jnp.where(done, ahead.positions, size)].set(
+            fixed, mode='drop'),
+        round_of_token=jnp.where(in_round, generated.rounds[:, None], generated.round_of_token),
+        rounds=generated.rounds + active,
+        target_passes=generated.target_passes + passes,
+        head_calls=generated.head_calls.at[by_row[:, 0], generated.rounds].add(
+            jnp.where(active, levels, 0), mode='drop'),
+        head_rows=generated.head_rows + self.target.num_streams * levels * drafts)
+    if not verified:
+      return generated
+    add = lambda old, new: old.at[by_row, ahead.at].add(
+        (done & new).astype(jnp.int32), mode='drop')
     return generated._replace(
-        round_of_token=jnp.asarray(round_of_place, jnp.int32)[place],
-        rounds=number(passes), target_passes=number(passes), draft_passes=number(size - prefill),
-        head_calls=jnp.full_like(generated.head_calls, levels),
-        head_rows=number(self.target.num_streams * size * levels),
-        draft_head_calls=number((size - prefill) * levels))
-
-
-def _window(leaf, first, width):
-  """`[B width, ...]` the places `first .. first + width - 1` of `leaf` `[B, T, ...]`."""
-  padded = jnp.pad(leaf, [(0, 0), (0, width)] + [(0, 0)] * (leaf.ndim - 2), constant_values=1)
-  window = jax.lax.dynamic_slice_in_dim(padded, first, width, axis=1)
-  return window.reshape(-1, *leaf.shape[2:])
+        draft_passes=generated.draft_passes + drafts,
+        draft_head_calls=generated.draft_head_calls + drafts * levels,
+        tested=add(generated.tested, jnp.bool_(True)), accepted=add(generated.accepted, accepted),
+        trials=generated.trials + jnp.sum(jnp.where(done, trials, 0), axis=1))

@@ -16,7 +16,8 @@ numbers of target passes.
 the two models' tokens under the same noise in units of the last kernel's standard
 deviation `s`, else emits the target's own token. Then the mean squared distance to that
 token is at most `(2 / e) kappa^2 s^2` per token, for any two models: a bound in
-Wasserstein distance to the block-parallel law, not equality in law.
+Wasserstein distance to the block-parallel law, or with true contexts to that of one token
+per step; not equality in law.
 
 Reference: Wang et al., Continuous Speculative Decoding for Autoregressive Image
 Generation, 2024 (arXiv:2411.11925), and its released code.
@@ -62,7 +63,8 @@ def cspd_paper(target: Target, draft: Target, length: int = 4,
 def cspd_released(
     target: Target, draft: Target, length: int = 8, schedule: Schedule | None = None, *,
     prefill: float = 0.15, kappa: float = 42.0, sigma: str = 'inverted',
-    zero_fallback: bool = True, guidance_of_last: bool = True, num_iter: int | None = None,
+    zero_fallback: bool = True, guidance_of_last: bool = True, block_context: bool = True,
+    keep_after_reject: bool = True, num_iter: int | None = None,
     guidance: str = 'linear', orders: Callable = random_lib.random_orders) -> block.Decoder:
   """The released code, every departure from the paper behind its own switch.
 
@@ -78,6 +80,8 @@ def cspd_released(
     zero_fallback: whether a token becomes zero when all proposals fail; else it becomes
       the target's own token.
     guidance_of_last: whether a block is verified with the guidance scale of its last token.
+    block_context: whether verification does not see the block's own drafts.
+    keep_after_reject: whether drafts after a replaced one may stay.
     num_iter: must be the number of tokens, one per step.
     guidance: as for `sample.mar`.
     orders: as for `sample.mar`.
@@ -115,15 +119,16 @@ def cspd_released(
             jnp.minimum(trials, RELEASED_TRIALS))
 
   return _blocks(
-      target, draft, length, schedule, prefill, kappa, rule, guidance_of_last, num_iter, guidance,
-      orders, 'none: behaves as the released code, which keeps no law')
+      target, draft, length, schedule, prefill, kappa, rule, guidance_of_last, block_context,
+      keep_after_reject, num_iter, guidance, orders, 'none: behaves as the released code, which keeps no law')
 
 
 def cspd_relaxed(
     target: Target, draft: Target, length: int = 8, schedule: Schedule | None = None, *,
-    prefill: float = 0.15, kappa: float = 42.0, num_iter: int | None = None,
-    guidance: str = 'linear', orders: Callable = random_lib.random_orders) -> block.Decoder:
-  """The same control flow with a plain test that bounds the error.
+    prefill: float = 0.15, kappa: float = 42.0, block_context: bool = True,
+    num_iter: int | None = None, guidance: str = 'linear',
+    orders: Callable = random_lib.random_orders) -> block.Decoder:
+  """A plain test that bounds the error, in the released code's control flow or a true one.
 
   Args:
     target: verifies.
@@ -132,6 +137,9 @@ def cspd_relaxed(
     schedule: the levels of both heads; 100 by default.
     prefill: share of the tokens that the target fixes alone.
     kappa: tolerance in units of the last kernel's standard deviation, 0.0064.
+    block_context: True for one pass of the target per block, which does not see the drafts:
+      the bound is to the block-parallel law. False for a pass per draft and an end at the
+      first rejection: the bound is to the law of one token per step.
     num_iter: must be the number of tokens, one per step.
     guidance: as for `sample.mar`.
     orders: as for `sample.mar`.
@@ -148,8 +156,8 @@ def cspd_relaxed(
     return tokens, accepted, jnp.zeros(accepted.shape, jnp.int32)
 
   return _blocks(
-      target, draft, length, schedule, prefill, kappa, rule, False, num_iter, guidance, orders,
-      'mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2')
+      target, draft, length, schedule, prefill, kappa, rule, False, block_context, block_context,
+      num_iter, guidance, orders, 'mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2')
 
 
 def expected_speedup(cost: float, length: int) -> float:
@@ -167,18 +175,20 @@ def _softened(theirs: block.Ends, own: block.Ends, kappa: float) -> jax.Array:
   return 0.5 * jnp.sum(jnp.square((theirs.mean - own.mean) / (kappa * own.std)), axis=-1)
 
 
-def _blocks(target, draft, length, schedule, prefill, kappa, rule, guidance_of_last, num_iter,
-            guidance, orders, guarantee):
+def _blocks(target, draft, length, schedule, prefill, kappa, rule, guidance_of_last, block_context,
+            keep_after_reject, num_iter, guidance, orders, guarantee):
   size = target.num_tokens
   exact_path.check_pair(target, draft)
-  blocks = block.blocks(size, length, prefill)
+  blocks = schedule_lib.blocks(size, length, prefill)
   if num_iter not in (None, size):
     raise ValueError(f'num_iter is {num_iter}; drafts come one per step, so it must be the number '
                      f'of tokens, {size}.')
   if not (np.isfinite(kappa) and kappa > 0):
     raise ValueError(f'kappa is {kappa}; it must be finite and above 0.')
   sampling_lib.check_guidance(guidance)
+  law = f'parallel generation in blocks of {length}' if block_context else (
+      f'masked generation in {size} steps')
   return block.Decoder(
       target, draft, schedule_lib.make() if schedule is None else schedule, blocks, rule, guidance,
-      guidance_of_last, orders,
-      f'parallel generation in blocks of {length}, last kernel without noise', guarantee)
+      guidance_of_last, block_context, keep_after_reject, orders,
+      f'{law}, last kernel without noise', guarantee)

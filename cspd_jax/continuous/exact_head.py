@@ -159,7 +159,7 @@ def propose(schedule: Schedule, rho: np.ndarray, length: int, batch: Batch,
 def walk(schedule: Schedule, target: Target, eta: float, batch: Batch, state: State,
          drafts: Drafts, kernel: Kernel) -> State:
   """Accepts transitions up to the first failure and replaces that one."""
-  length, levels = drafts.level.shape[1], schedule.num_levels
+  length = drafts.level.shape[1]
   keys = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
   # Kernel 0 is not drafted: it has no noise.
   testable = drafts.level > 0

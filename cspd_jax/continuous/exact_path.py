@@ -28,7 +28,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import couple, path
+from cspd_jax.continuous import context, couple, path
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import sampling as sampling_lib
@@ -182,7 +182,8 @@ class Decoder:
     """Scores, walks and commits; returns the new counts and result."""
     target, length, split = self.target, self.length, self.split
     num_rows = ahead.count.shape[0]
-    z = self._contexts(params, condition, ahead, drafted.tokens)
+    z = context.true_contexts(
+        target, params, condition, drafted.tokens, ahead.place, ahead.at, ahead.positions)
     index = jnp.broadcast_to(jnp.arange(length + 1), ahead.at.shape)
     shared = path.shared(target, self.schedule, params, ahead.batch(z, index), split)
     shared = jax.tree.map(
@@ -244,17 +245,6 @@ class Decoder:
         tested=add(generated.tested, tested),
         accepted=add(generated.accepted, index < accepted[:, None]),
         trials=generated.trials + jnp.where(failed, trials, 0))
-
-  def _contexts(self, params, condition, ahead: Round, tokens):
-    """`[S, B, gamma + 1, D]`: `z` of each token given the fixed ones and earlier drafts."""
-    num_rows, num = ahead.at.shape
-    wide = lambda leaf: jnp.repeat(leaf, num, axis=0)
-    visible = ahead.place[:, None] < ahead.at[:, :, None]
-    z = self.target.transform(
-        params, jax.tree.map(wide, condition), wide(tokens),
-        visible.reshape(-1, visible.shape[-1]))
-    picked = head_lib.pick(z, ahead.positions.reshape(-1, 1))
-    return picked.reshape(z.shape[0], num_rows, num, -1)
 
   def _finish(self, params, draft_params, ahead: Round, drafted: Drafted, z, x, log_sigma,
               accepted, failed, extra):

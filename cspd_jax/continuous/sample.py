@@ -129,13 +129,23 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | None =
 
 
 def parallel(target: Target, tokens_per_step: int, schedule: Schedule | None = None, *,
-             guidance: str = 'linear', last_noise: bool = False,
+             prefill: float | None = None, guidance: str = 'linear', last_noise: bool = False,
              orders: Callable = random_lib.random_orders) -> Decoder:
   """The target alone with the same number of tokens in every step.
 
   What verification of whole blocks samples from, whatever the draft model, if its test
   is valid: so the baseline for any such decoder is this one, at the same number of
-  target passes. Arguments as for `mar`.
+  target passes.
+
+  Args:
+    target: the model.
+    tokens_per_step: tokens fixed by a step.
+    schedule: the levels of the head; 100 by default.
+    prefill: for the target passes of `cspd.cspd_released` with the same number of drafts and
+      pre-fill: one token per step first, then its blocks. None for equal steps.
+    guidance: as for `mar`.
+    last_noise: as for `mar`.
+    orders: as for `mar`.
 
   Raises:
     ValueError: for options out of range.
@@ -144,10 +154,15 @@ def parallel(target: Target, tokens_per_step: int, schedule: Schedule | None = N
   if not 1 <= tokens_per_step <= size:
     raise ValueError(
         f'tokens_per_step is {tokens_per_step}; it must be from 1 to the number of tokens, {size}.')
-  hidden = tuple(max(0, size - n) for n in range(tokens_per_step, size + tokens_per_step,
-                                                 tokens_per_step))
-  return _ancestral(target, hidden, schedule, guidance, last_noise, orders,
-                    f'parallel generation, {tokens_per_step} tokens per step')
+  law = f'parallel generation, {tokens_per_step} tokens per step'
+  if prefill is None:
+    stops = (*range(tokens_per_step, size, tokens_per_step), size)
+  else:
+    (_, first), *blocks = schedule_lib.blocks(size, tokens_per_step, prefill)
+    stops = (*range(1, first + 1), *(stop for _, stop in blocks))
+    law += f' after the first {first}'
+  return _ancestral(target, tuple(size - stop for stop in stops), schedule, guidance, last_noise,
+                    orders, law)
 
 
 def _ancestral(target, hidden, schedule, guidance, last_noise, orders, law):

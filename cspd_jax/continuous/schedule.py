@@ -167,6 +167,27 @@ def mask_lengths(num_tokens: int, num_iter: int) -> tuple[int, ...]:
   return (*lengths, 0)
 
 
+def blocks(num_tokens: int, length: int, prefill: float) -> tuple[tuple[int, int], ...]:
+  """The places `(first, stop)` of CSpD's blocks, the first one fixed by the target alone.
+
+  Args:
+    num_tokens: `T`.
+    length: `gamma`.
+    prefill: share of the tokens; one more than this share is fixed by the target, so at
+      least one.
+
+  Raises:
+    ValueError: if `length` is below 1 or `prefill` not from 0 to 1.
+  """
+  if length < 1:
+    raise ValueError(f'length is {length}; at least 1 token must be drafted per round.')
+  if not 0 <= prefill <= 1:
+    raise ValueError(f'prefill is {prefill}; it must be from 0 to 1.')
+  first = min(math.floor(prefill * num_tokens) + 1, num_tokens)
+  stops = [k + 1 for k in range(first, num_tokens) if k % length == 0 or k == num_tokens - 1]
+  return tuple(zip([0, first, *stops[:-1]], [first, *stops]))
+
+
 def guidance_scale(
     scale: float, schedule: str, num_tokens: int, hidden: jax.Array | int,
 ) -> jax.Array:

@@ -42,7 +42,8 @@ class MARConfig:
   Attributes:
     height: rows of the token grid.
     width: tokens of one row.
-    token_dim: `C`, channels of the image tokenizer's latents.
+    token_dim: `C`, numbers per token.
+    patch_size: latents of the image tokenizer per token along each side; 1 in the published models.
     dim: `D`.
     num_layers: blocks of the encoder; the decoder has as many.
     num_heads: attention heads.
@@ -55,6 +56,7 @@ class MARConfig:
   height: int = 16
   width: int = 16
   token_dim: int = 16
+  patch_size: int = 1
   dim: int = 768
   num_layers: int = 12
   num_heads: int = 12
@@ -69,11 +71,19 @@ class MARConfig:
         raise ValueError(f'{field.name} is {getattr(self, field.name)}; it must be at least 1.')
     if self.dim % self.num_heads:
       raise ValueError(f'num_heads is {self.num_heads}; it must divide dim ({self.dim}).')
+    if self.token_dim % self.patch_size**2:
+      raise ValueError(f'token_dim is {self.token_dim}; it must be a multiple of the '
+                       f'{self.patch_size**2} latents per token.')
 
   @property
   def num_tokens(self) -> int:
     """`T`."""
     return self.height * self.width
+
+  @property
+  def latent_channels(self) -> int:
+    """Channels of the image tokenizer's latents."""
+    return self.token_dim // self.patch_size**2
 
 
 # The published models, with the diffusion heads they were released with.
@@ -296,10 +306,18 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
 
 
 def patchify(config: MARConfig, latents: jax.Array) -> jax.Array:
-  """Tokens `[B, T, C]` in raster order of scaled latents `[B, height, width, C]`."""
-  return latents.reshape(-1, config.num_tokens, config.token_dim)
+  """Tokens `[B, T, C]` in raster order of scaled latents `[B, height p, width p, C / p^2]`.
+
+  `p` is the patch size. Within a token the channel varies slowest, then the row.
+  """
+  p = config.patch_size
+  grid = latents.reshape(-1, config.height, p, config.width, p, config.latent_channels)
+  return grid.transpose(0, 1, 3, 5, 2, 4).reshape(-1, config.num_tokens, config.token_dim)
 
 
 def unpatchify(config: MARConfig, tokens: jax.Array) -> jax.Array:
-  """Scaled latents `[B, height, width, C]`, which `kl_vae.decode` takes, of tokens `[B, T, C]`."""
-  return tokens.reshape(-1, config.height, config.width, config.token_dim)
+  """Scaled latents as `kl_vae.decode` takes them: the inverse of `patchify`."""
+  p = config.patch_size
+  grid = tokens.reshape(-1, config.height, config.width, config.latent_channels, p, p)
+  return grid.transpose(0, 1, 4, 2, 5, 3).reshape(
+      -1, config.height * p, config.width * p, config.latent_channels)

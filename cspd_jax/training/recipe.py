@@ -173,3 +173,11 @@ def train_model(
       log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every,
       evaluate=evaluate, evaluate_every=recipe.evaluate_every)
   return state.average
+
+
+def exports(recipe: Recipe, tokenizer: Any, models: dict[str, Any], data: Any) -> list[tuple]:
+  """Name, kind, sizes and parameters of every checkpoint that a run makes."""
+  del data
+  return [('demo_vq', 'vq', recipe.tokenizer, tokenizer),
+          ('demo_target', 'llamagen', recipe.target, models['target']),
+          ('demo_draft', 'llamagen', recipe.draft, models['draft'])]

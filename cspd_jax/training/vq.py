@@ -1,11 +1,10 @@
 """Training step of the VQ tokenizer: reconstruction and codebook, without an adversary.
 
-The loss is the absolute error of pixels and of their horizontal and vertical differences (which
-keeps edges sharp), plus the two usual terms that pull codebook vectors and latents together
-(van den Oord et al., Neural Discrete Representation Learning, 2017, equation 3), between unit
-vectors as in LlamaGen. Codebook vectors that nothing uses are moved onto latents of the current
-batch (random restarts: Dhariwal et al., Jukebox, 2020, section 3.1), because the gradient never
-reaches them.
+The loss is the error of pixels and of their differences, plus the two usual terms that pull
+codebook vectors and latents together (van den Oord et al., Neural Discrete Representation
+Learning, 2017, equation 3), between unit vectors as in LlamaGen. Codebook vectors that nothing
+uses are moved onto latents of the current batch (random restarts: Dhariwal et al., Jukebox, 2020,
+section 3.1), because the gradient never reaches them.
 """
 
 import dataclasses
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from cspd_jax.models import vq
+from cspd_jax.training import reconstruction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,17 +106,13 @@ def loss(
   # Straight through: the decoder sees the vector, the encoder gets the decoder's gradient.
   passed = latents + jax.lax.stop_gradient(jnp.where(quantized, vectors - latents, 0.0))
   output = vq.decode_vectors(params, config, passed)
-  error = output - images
-  l1 = jnp.mean(jnp.abs(error))
-  edges = (jnp.mean(jnp.abs(jnp.diff(error, axis=1))) +
-           jnp.mean(jnp.abs(jnp.diff(error, axis=2))))
+  error, metrics = reconstruction.error(output, images, train.gradient_weight)
   codebook_term = jnp.mean((vectors - jax.lax.stop_gradient(latents)) ** 2)
   commitment = jnp.mean((jax.lax.stop_gradient(vectors) - latents) ** 2)
-  total = (l1 + train.gradient_weight * edges + train.codebook_weight * codebook_term +
+  total = (error + train.codebook_weight * codebook_term +
            jnp.where(quantized, train.commitment_weight, 0.0) * commitment)
-  mean_square = jnp.mean((jnp.clip(output, -1, 1) - images) ** 2) / 4
-  return total, {'l1': l1, 'psnr': -10 * jnp.log10(mean_square), 'commitment': commitment,
-                 'latents': latents, 'indices': indices}
+  return total, {
+      **metrics, 'commitment': commitment, 'latents': latents, 'indices': indices}
 
 
 def step(

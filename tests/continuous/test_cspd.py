@@ -66,7 +66,7 @@ class BlockTest(chex.TestCase):
       (0.05, 8, 13, 243, 31, (4, 8, 7)), (0.05, 4, 13, 243, 61, (4, 4, 3)),
       (0.15, 32, 39, 217, 7, (26, 32, 31)))
   def test_published_schedule_of_passes(self, prefill, length, first, drafts, passes, sizes):
-    (_, stop), *verified = block.blocks(256, length, prefill)
+    (_, stop), *verified = schedule_lib.blocks(256, length, prefill)
     self.assertEqual(stop, first)
     self.assertEqual(sum(b - a for a, b in verified), drafts)
     self.assertLen(verified, passes)
@@ -100,6 +100,36 @@ class BlockTest(chex.TestCase):
     # Blocks: token 0, tokens 1-4, tokens 5-7; a block sees the token before it only.
     expected = [0.9, 0.9**3, 0.9**5, 0.9**7, 0.9, 0.9**3, 0.9**5]
     np.testing.assert_allclose(correlation, expected, atol=0.04)
+
+  def test_true_contexts(self):
+    """With no tolerance every token is the target's, in its own context: `mar` token for token."""
+    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=0.0, kappa=1e-6,
+                                block_context=False)
+    generated = run(decoder, num=50)
+    np.testing.assert_allclose(generated.tokens, mar().tokens, atol=2e-3)
+    # The first token is the target's; then every round ends at its first draft. Blocks end
+    # after places 4 and 7, so there are 4, 3, 2, 1 and 3, 2, 1 drafts left to verify.
+    np.testing.assert_array_equal(generated.rounds, 8)
+    np.testing.assert_array_equal(generated.draft_passes, 16)
+    np.testing.assert_array_equal(generated.target_passes, 17)
+    np.testing.assert_array_equal(generated.tested, [[0] + [1] * 7] * 50)
+
+  def test_stop_at_the_first_rejection(self):
+    """Rows stop at different places, and still every draft kept is one that was accepted."""
+    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=0.0, kappa=60.0,
+                                block_context=False)
+    generated = run(decoder, num=50)
+    self.assertGreater(len(set(generated.rounds.tolist())), 1)
+    rejected = (generated.tested - generated.accepted).sum(axis=1)
+    # One round for the pre-fill; a round ends at a rejection or at the end of one of 2 blocks.
+    self.assertTrue(np.all(generated.rounds <= 1 + rejected + 2))
+    self.assertTrue(np.all(generated.rounds >= 1 + np.maximum(rejected, 2)))
+    alone = jax.tree.map(np.asarray, jax.jit(decoder)(
+        CHAIN.params, LABELS[:1], jax.random.split(jax.random.key(1), 1), draft_params=DRAFT))
+    again = jax.tree.map(np.asarray, jax.jit(decoder)(
+        CHAIN.params, LABELS[:3], jax.random.split(jax.random.key(1), 1)[np.zeros(3, int)],
+        draft_params=DRAFT))
+    np.testing.assert_allclose(again.tokens[1], alone.tokens[0], atol=1e-5)
 
   @pytest.mark.slow
   def test_bound_on_the_distance(self):

@@ -18,6 +18,7 @@ from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle as eagle_models
 from cspd_jax.models import llamagen
+from tests.marks import representative
 
 WARP = Warp(guidance_scale=2.0)
 LABELS = jnp.asarray([1, 5])
@@ -28,7 +29,7 @@ def load(name):
   return checkpoint.load(name, dtype='float32')
 
 
-@pytest.mark.parametrize('name', ['eagle', 'eagle2'])
+@pytest.mark.parametrize('name', representative(['eagle', 'eagle2'], 'eagle'))
 def test_caches_hold_the_accepted_sequence(name):
   model = load('demo_target')
   target = llamagen.target(model.config, guided=True)

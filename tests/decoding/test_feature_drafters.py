@@ -18,6 +18,7 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import tabular as tables
 from cspd_jax.testing.enumerate import output_law
 from cspd_jax.testing.exactness import check_decoder, class_laws
+from tests.marks import representative
 
 WARP = Warp(guidance_scale=1.5, temperature=0.9)
 CUT = WARP._replace(top_p=0.7)
@@ -62,13 +63,22 @@ def total_variation(name, warp, rounds, vocab_size=3, forced=None):
     return 0.5 * np.abs(law - model.law(warp)).sum()
 
 
-@pytest.mark.parametrize('name,rounds,vocab_size', [
+@pytest.mark.parametrize('name,rounds,vocab_size', representative([
     ('eagle', 1, 2), ('eagle small', 1, 3), ('eagle small', 2, 2), ('eagle iid', 1, 3),
     ('eagle fixed', 1, 3), ('eagle2', 1, 3), ('eagle2 match', 2, 2), ('medusa', 1, 3),
-    ('medusa product', 1, 3), ('medusa product', 2, 2), ('medusa fixed', 2, 2)])
-@pytest.mark.parametrize('warp', [WARP, CUT], ids=['plain', 'cut'])
-def test_rounds_are_exact(name, rounds, vocab_size, warp):
-  assert total_variation(name, warp, rounds, vocab_size) < 1e-12
+    ('medusa product', 1, 3), ('medusa product', 2, 2), ('medusa fixed', 2, 2)],
+    ('eagle', 1, 2), ('eagle small', 2, 2), ('eagle iid', 1, 3), ('eagle fixed', 1, 3),
+    ('eagle2', 1, 3), ('eagle2 match', 2, 2), ('medusa', 1, 3)))
+def test_rounds_are_exact(name, rounds, vocab_size):
+  assert total_variation(name, WARP, rounds, vocab_size) < 1e-12
+
+
+@pytest.mark.parametrize('name,rounds,vocab_size', representative([
+    ('eagle', 1, 2), ('eagle small', 2, 2), ('eagle iid', 1, 3), ('eagle fixed', 1, 3),
+    ('eagle2', 1, 3), ('eagle2 match', 2, 2), ('medusa', 1, 3), ('medusa product', 2, 2),
+    ('medusa fixed', 2, 2)], ('eagle', 1, 2), ('medusa', 1, 3)))
+def test_rounds_with_supports_that_differ_are_exact(name, rounds, vocab_size):
+  assert total_variation(name, CUT, rounds, vocab_size) < 1e-12
 
 
 @pytest.mark.parametrize('name', ['eagle small', 'eagle2', 'medusa'])
@@ -87,7 +97,8 @@ def test_whole_images_in_batches(name):
   assert report.passed, report
 
 
-@pytest.mark.parametrize('name', ['eagle', 'eagle fixed', 'eagle2', 'medusa'])
+@pytest.mark.parametrize('name', representative(
+    ['eagle', 'eagle fixed', 'eagle2', 'medusa'], 'eagle'))
 def test_seed_exact(name):
   model = tables.tabular(jax.random.key(0), 5, 6, guided=True, num_classes=2)
   drafter, _, params = parts(name, model)
@@ -178,6 +189,7 @@ def test_bad_branching(counts, message):
     trees.branching(counts)
 
 
+@pytest.mark.slow
 def test_runtime_tree_agrees_with_static():
   for tree in (published_trees.EAGLE, published_trees.MEDUSA, BUSHY, trees.chain(4)):
     budget = trees.Budget(tree.num_nodes, tree.max_depth, tree.children.shape[1])

@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cspd_jax.decoding import decoders
 from cspd_jax.decoding import tree as trees
@@ -96,9 +97,16 @@ class LoopTest(chex.TestCase):
       jax.effects_barrier()
       self.assertEqual(len(calls) + 1, int(decoded.rounds[0]))  # The prefill is the other one.
 
-  @parameterized.parameters('speculative', 'sjd', 'sjd_pac', 'seed_exact', 'eagle', 'eagle2',
-                            'medusa')
+  @parameterized.parameters('sjd_pac', 'seed_exact', 'eagle')
   def test_rows_do_not_know_each_other(self, name):
+    self._check_rows(name)
+
+  @pytest.mark.slow
+  @parameterized.parameters('speculative', 'sjd', 'eagle2', 'medusa')
+  def test_rows_of_the_others_do_not_know_each_other(self, name):
+    self._check_rows(name)
+
+  def _check_rows(self, name):
     keys = jax.random.split(jax.random.key(3), 5)
     together = decode(name, LABELS, keys)
     for row in range(5):

@@ -1,14 +1,7 @@
-"""`python -m experiments.benchmark` from end to end on a tiny model, and its parts.
-
-As for `experiments.generate`, all calls of the program are made in one process of their own.
-"""
+"""`python -m experiments.benchmark` from end to end on a tiny model, and its parts."""
 
 import csv
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -32,28 +25,7 @@ from experiments import benchmark_parts as parts_lib
 from experiments import benchmark_plan as plan_lib
 from experiments import benchmark_report as report_lib
 from experiments import benchmark_runs as runs_lib
-
-_ROOT = pathlib.Path(__file__).parents[2]
-
-# Calls `main` for every list of arguments on stdin and prints what came of each.
-_DRIVER = '''
-import contextlib, io, json, sys
-from absl.testing import flagsaver
-from experiments import benchmark, config_flags
-
-results = []
-for arguments in json.load(sys.stdin):
-  out, err = io.StringIO(), io.StringIO()
-  saved = flagsaver.save_flag_values()
-  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    try:
-      code = benchmark.main(config_flags.parse(['benchmark', *arguments]))
-    except SystemExit as stop:
-      code = stop.code
-  flagsaver.restore_flag_values(saved)
-  results.append([code, out.getvalue(), err.getvalue()])
-json.dump(results, sys.stdout)
-'''
+from tests.experiments import programs
 
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
@@ -120,29 +92,14 @@ def calls(models, tmp_path_factory):
   commands = {name: words for name, (words, _) in _BAD.items()}
   commands['good'] = ['--drafter=mc_jacobi', '--verifier=exact,match,block,cool_printed',
                       '--curve_drafter=model', '--seed=3', '--guidance_scale=1.5']
-  arguments = []
-  for i, words in enumerate(commands.values()):
-    # The last one of several equal flags counts.
-    words = [f'--workdir={out}/out{i}', *(word.format(tmp=models) for word in words)]
-    is_other = any(word.startswith('--config=') for word in words)
-    arguments.append(words if is_other else tiny + words)
-  done = subprocess.run(
-      [sys.executable, '-c', _DRIVER], input=json.dumps(arguments), text=True, cwd=_ROOT,
-      env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, check=True)
-  return {name: (*result, out / f'out{i}')
-          for i, (name, result) in enumerate(zip(commands, json.loads(done.stdout)))}
+  commands = {name: [word.format(tmp=models) for word in words]
+              for name, words in commands.items()}
+  return programs.run('benchmark', commands, tiny, out)
 
 
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(calls, name):
-  code, out, err, folder = calls[name]
-  assert code == 2, out
-  assert err.startswith('error: ') and err.count('\n') == 1 or name == 'unknown flag', err
-  assert 'Traceback' not in err
-  for word in _BAD[name][1]:
-    assert word in err, err
-  assert out == '', 'nothing is compiled before the input is checked'
-  assert not folder.exists()
+  programs.check_refused(calls[name], _BAD[name][1])
 
 
 def test_pairs(calls):
@@ -190,6 +147,7 @@ def test_curves(calls):
     assert claim in out
 
 
+@pytest.mark.slow
 def test_the_switch_makes_no_difference():
   model = tabular.tabular(jax.random.key(0), vocab_size=4, length=6)
   verifiers, labels, key = [exact(), uniform(2.0)], jnp.zeros((16,), jnp.int32), jax.random.key(2)

@@ -1,8 +1,4 @@
-"""`python -m experiments.generate` from end to end on a tiny model, and with wrong input.
-
-Programs define flags, and two programs cannot define the same one in one process, so all calls
-are made in one process of their own.
-"""
+"""`python -m experiments.generate` from end to end on a tiny model, and with wrong input."""
 
 import dataclasses
 import json
@@ -20,30 +16,9 @@ from cspd_jax.models import llamagen
 from cspd_jax.models import vq
 from configs import demo
 from experiments import generation
+from tests.experiments import programs
 
-_ROOT = pathlib.Path(__file__).parents[2]
 _NAMES = ['cat', 'dog', 'owl']
-
-# Calls `main` for every list of arguments on stdin and prints what came of each.
-_DRIVER = '''
-import contextlib, io, json, sys
-from absl import flags
-from absl.testing import flagsaver
-from experiments import config_flags, generate
-
-results = []
-for arguments in json.load(sys.stdin):
-  out, err = io.StringIO(), io.StringIO()
-  saved = flagsaver.save_flag_values()
-  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    try:
-      code = generate.main(config_flags.parse(['generate', *arguments]))
-    except SystemExit as stop:
-      code = stop.code
-  flagsaver.restore_flag_values(saved)
-  results.append([code, out.getvalue(), err.getvalue()])
-json.dump(results, sys.stdout)
-'''
 
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
@@ -146,31 +121,13 @@ def calls(models, tmp_path_factory):
                       '--num_images=1', '--guidance_scale=1.5', '--seed=5']
   commands['good without vanilla'] = [
       '--decoder=speculative', '--label=2,0', '--num_images=3', '--guidance_scale=1']
-  arguments = []
-  for i, words in enumerate(commands.values()):
-    # The last one of several equal flags counts.
-    words = [f'--workdir={out}/out{i}', *(word.format(tmp=tmp) for word in words)]
-    is_other = any(word.startswith('--config=') for word in words)
-    arguments.append(words if is_other else tiny + words)
-  done = subprocess.run(
-      [sys.executable, '-c', _DRIVER], input=json.dumps(arguments), text=True, cwd=_ROOT,
-      env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, check=False)
-  assert done.returncode == 0, done.stderr
-  results = json.loads(done.stdout)
-  return {name: (*result, out / f'out{i}')
-          for i, (name, result) in enumerate(zip(commands, results))}
+  commands = {name: [word.format(tmp=tmp) for word in words] for name, words in commands.items()}
+  return programs.run('generate', commands, tiny, out)
 
 
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(calls, name):
-  code, out, err, folder = calls[name]
-  assert code == 2
-  assert err.startswith('error: ') and err.count('error: ') == 1, err
-  assert 'Traceback' not in err
-  for word in _BAD[name][1]:
-    assert word in err, err
-  assert out == '', 'nothing is compiled before the input is checked'
-  assert not folder.exists()
+  programs.check_refused(calls[name], _BAD[name][1])
 
 
 def test_writes_report_and_pictures(calls):
@@ -231,7 +188,7 @@ def test_program_prints_one_message_and_ends_with_code_2(models):
   done = subprocess.run(
       [sys.executable, '-m', 'experiments.generate', f'--model={models}/target',
        f'--tokenizer={models}/tokenizer', '--window=99'],
-      cwd=_ROOT, env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, text=True)
+      cwd=programs.ROOT, env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, text=True)
   assert done.returncode == 2
   assert done.stderr.startswith('error: window is 99') and done.stderr.count('\n') == 1
   assert not done.stdout

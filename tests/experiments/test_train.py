@@ -29,7 +29,7 @@ def recipe():
 def finished(recipe, tmp_path_factory):
   """A work folder in which one stage was done on its own, and then everything."""
   workdir = tmp_path_factory.mktemp('whole')
-  train.run(recipe, workdir, 'vq', workdir / 'export')
+  train.run(recipe, workdir, 'tokenizer', workdir / 'export')
   train.run(recipe, workdir, 'all', workdir / 'export')
   return workdir
 
@@ -67,6 +67,7 @@ def test_report_and_pictures(finished, recipe):
     assert (finished / f'{name}.png').read_bytes().startswith(b'\x89PNG')
 
 
+@pytest.mark.slow
 def test_stopped_run_continues_to_the_same_parameters(finished, recipe, tmp_path, monkeypatch):
   crop_batch = recipe_lib.photos_lib.crop_batch
 

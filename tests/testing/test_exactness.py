@@ -21,6 +21,7 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import exactness
 from cspd_jax.testing.mutants import MUTANTS
 from cspd_jax.testing.tabular import network, tabular
+from tests.marks import representative
 
 WARP = Warp(guidance_scale=1.3, temperature=0.7, top_p=0.95)
 make = functools.partial(
@@ -59,7 +60,8 @@ def test_the_problem_is_not_trivial():
   assert 0.5 * np.abs(LAWS[0] - LAWS[1]).sum() > 0.3
 
 
-@pytest.mark.parametrize('pair', PAIRS)
+@pytest.mark.parametrize('pair', representative(
+    PAIRS, 'eagle, tree', 'eagle2', 'maximal, exact, whole image', 'noise, match, tree', 'kary'))
 def test_pair_is_exact(pair):
   report = check(make_decoder(MODEL.target, *PAIRS[pair]()))
   assert report.passed, report

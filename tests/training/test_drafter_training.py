@@ -135,6 +135,7 @@ def test_loss_falls_on_one_batch(name):
   assert state.average.keys() == state.params.keys() and 'output' not in state.params
 
 
+@pytest.mark.slow
 def test_dropped_conditions_use_the_features_of_the_null_condition():
   params, (tokens, labels) = _target_params(), _batch()
   train = dataclasses.replace(TRAIN, drop_rate=1.0, noise=0.0)
@@ -160,6 +161,7 @@ def test_both_halves_of_the_input_weigh_alike_at_first():
                                             kernel[16:]), rtol=0.3)
 
 
+@pytest.mark.slow
 def test_measured_laws_chain_predicted_features():
   params, (tokens, labels) = _target_params(), _batch()
   own = drafter.init(EAGLE, TRAIN, params).params
@@ -186,6 +188,7 @@ def test_measured_laws_chain_predicted_features():
     np.testing.assert_allclose(found[f'top3_{depth}'], hits[depth - 1].mean(), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_measured_heads_are_compared_with_the_laws_they_predict():
   params, (tokens, labels) = _target_params(), _batch()
   own = medusa.from_target(DRAFTERS['medusa'], params)  # Every head repeats the law before.
@@ -213,6 +216,7 @@ def _recipe(target_folder, name):
       evaluate_every=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', DRAFTERS)
 def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_path, monkeypatch):
   recipe = _recipe(target_folder, name)

@@ -52,6 +52,7 @@ def test_loss_falls_once_quantised(trained):
   assert all(np.isfinite(list(metrics.values())).all() for metrics in history)
 
 
+@pytest.mark.slow
 def test_straight_through_gradient_reaches_the_encoder():
   params = vq.init(CONFIG, jax.random.key(0))
   no_commitment = vq_training.VQTrainConfig(commitment_weight=0.0)

@@ -1,0 +1,65 @@
+"""Images from the shipped MAR pair with every decoder of continuous tokens.
+
+  python -m experiments.generate --config=configs/mar_demo.py
+
+Result: in runs/mar_demo, a grid of images per decoder, the acceptance maps, bars of head calls and
+wall-clock, and report.json. `mar` and `exact_head` draw from one law; what the others draw from is
+printed below the table.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What to generate, with which models and decoders.
+
+  Attributes:
+    model: checkpoint of the target: a shipped name or a folder.
+    draft_model: checkpoint of the draft model; '' for none, which leaves out
+      the decoders that need one.
+    tokenizer: checkpoint of the image tokenizer.
+    decoder: names separated by commas, or 'all'.
+    num_images: images per decoder; the classes take turns.
+    prompt: names of classes separated by commas; '' for all classes.
+    label: numbers of classes separated by commas; '' for all classes.
+    seed: image `i` has the key `i` of this seed, with every decoder.
+    guidance_scale: of classifier-free guidance; 1 is none.
+    guidance: 'linear', from none to the scale as the image fills up, or 'constant'.
+    temperature: multiplies the noise of every denoising kernel.
+    num_iter: autoregressive steps of mar and exact_head; 0 for one per token.
+    num_levels: denoising kernels of the head.
+    head_length: kernels per head call of exact_head.
+    path_length: drafts per round of exact_path and cspd_paper.
+    length: drafts per block of cspd_released and cspd_relaxed.
+    prefill: their share of tokens that the target fixes alone.
+    repeats: timed runs per image and decoder; the median counts.
+    dtype: dtype of the parameters; the head computes in float32 whatever it is.
+    workdir: folder of the results.
+  """
+
+  model: str = 'mar_demo_target'
+  draft_model: str = 'mar_demo_draft'
+  tokenizer: str = 'mar_demo_vae'
+  decoder: str = 'all'
+  num_images: int = 4
+  prompt: str = ''
+  label: str = ''
+  seed: int = 0
+  guidance_scale: float = 2.0
+  guidance: str = 'linear'
+  temperature: float = 1.0
+  num_iter: int = 0
+  num_levels: int = 100
+  head_length: int = 8
+  path_length: int = 2
+  length: int = 8
+  prefill: float = 0.15
+  repeats: int = 3
+  dtype: str = 'float32'
+  workdir: str = 'runs/mar_demo'
+
+
+def get_config() -> Config:
+  """The configuration of `experiments.generate`."""
+  return Config()

@@ -1,0 +1,31 @@
+"""The shipped MAR models: KL tokenizer, target and draft model of 64x64 crops of photographs.
+
+    python -m experiments.train --config=configs/mar_demo_train.py --workdir=runs/mar_demo_train
+"""
+
+from cspd_jax.data import photos
+from cspd_jax.models.kl_vae import KLVAEConfig
+from cspd_jax.models.mar import MARConfig
+from cspd_jax.training.kl_vae import KLVAETrainConfig
+from cspd_jax.training.mar import MARTrainConfig
+from cspd_jax.training.mar_recipe import MARRecipe
+
+
+def get_config() -> MARRecipe:
+  """The configuration."""
+  tokenizer = KLVAEConfig(
+      ch=32, ch_mult=(1, 1, 2), num_res_blocks=1, z_channels=4, scale=1.0)
+  shared = dict(
+      height=8, width=8, token_dim=16, patch_size=2, num_classes=len(photos.NAMES), buffer_size=8)
+  return MARRecipe(
+      tokenizer=tokenizer,
+      tokenizer_train=KLVAETrainConfig(num_steps=4000, batch_size=4, learning_rate=1.5e-3, kl_weight=1e-4),
+      target=MARConfig(dim=128, num_layers=4, num_heads=4, head_width=256, head_layers=4, **shared),
+      target_train=MARTrainConfig(
+          num_steps=4000, batch_size=16, learning_rate=1e-3, dropout=0.0, draws=2,
+          ema_decay=0.998),
+      draft=MARConfig(dim=64, num_layers=2, num_heads=2, head_width=128, head_layers=2, **shared),
+      draft_train=MARTrainConfig(
+          num_steps=4000, batch_size=16, learning_rate=2e-3, dropout=0.0, draws=2,
+          ema_decay=0.998),
+  )

@@ -1,0 +1,97 @@
+"""The decoders of continuous tokens by name, for programs that run several of them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cspd_jax.continuous import cspd
+from cspd_jax.continuous.base import Target
+from cspd_jax.continuous.exact_head import exact_head
+from cspd_jax.continuous.exact_path import exact_path
+from cspd_jax.continuous.sample import mar
+from cspd_jax.continuous.sample import parallel
+from cspd_jax.continuous.schedule import Schedule
+
+
+class Named(NamedTuple):
+  """A decoder of the registry.
+
+  Attributes:
+    guarantee: one or two words on how near to the decoder's law its samples are; the
+      decoder's own `law` and `guarantee` say it in full.
+    drafts: whether it needs a draft model.
+    summary: what it does, in a line.
+  """
+
+  guarantee: str
+  drafts: bool
+  summary: str
+
+
+DECODERS: dict[str, Named] = {
+    'mar': Named('exact', False, "MAR's own sampler, the baseline"),
+    'parallel': Named('exact', False, 'the target alone with the passes of cspd_released'),
+    'exact_head': Named('exact', False, 'mar with speculation inside the diffusion head'),
+    'exact_path': Named('exact', True, 'drafts by a smaller model and the path test'),
+    'cspd_paper': Named('biased', True, 'Algorithm 1 of CSpD as printed'),
+    'cspd_released': Named('none', True, "the control flow of CSpD's published code"),
+    'cspd_relaxed': Named('W2 bound', True, 'the same blocks with a plain test'),
+}
+
+
+class Options(NamedTuple):
+  """What decoders may be asked for; those it does not concern ignore a field.
+
+  Attributes:
+    num_iter: autoregressive steps of `mar` and `exact_head`; None for one per token.
+    schedule: the levels of the heads; None for 100.
+    guidance: one of `schedule.GUIDANCE_SCHEDULES`.
+    head_length: kernels per head call of `exact_head`.
+    rho: `[num_levels]` the blend of its drafter; None for one that suits most heads.
+    path_length: drafts per round of `exact_path` and `cspd_paper`, which take one pass of
+      the target each.
+    length: drafts per block of `cspd_released` and `cspd_relaxed`.
+    prefill: their share of tokens that the target fixes alone.
+  """
+
+  num_iter: int | None = None
+  schedule: Schedule | None = None
+  guidance: str = 'linear'
+  head_length: int = 8
+  rho: np.ndarray | None = None
+  path_length: int = 2
+  length: int = 8
+  prefill: float = 0.15
+
+
+def build(name: str, target: Target, *, draft: Target | None = None,
+          options: Options = Options()):
+  """The decoder `name`.
+
+  Args:
+    name: a key of `DECODERS`.
+    target: the model.
+    draft: the draft model, for those that need one.
+    options: what to ask for.
+
+  Raises:
+    ValueError: if there is no such decoder, its draft model is missing, or an option is
+      out of range.
+  """
+  if name not in DECODERS:
+    raise ValueError(f'name is {name!r}; it must be one of: {", ".join(DECODERS)}.')
+  if DECODERS[name].drafts and draft is None:
+    raise ValueError(f'draft is None, but {name} needs a draft model.')
+  o = options
+  shared = dict(schedule=o.schedule, guidance=o.guidance)
+  blocks = dict(shared, prefill=o.prefill)
+  return {
+      'mar': lambda: mar(target, o.num_iter, **shared),
+      'parallel': lambda: parallel(target, o.length, **blocks),
+      'exact_head': lambda: exact_head(
+          target, o.head_length, o.num_iter, rho=o.rho, **shared),
+      'exact_path': lambda: exact_path(target, draft, o.path_length, **shared),
+      'cspd_paper': lambda: cspd.cspd_paper(target, draft, o.path_length, **shared),
+      'cspd_released': lambda: cspd.cspd_released(target, draft, o.length, **blocks),
+      'cspd_relaxed': lambda: cspd.cspd_relaxed(target, draft, o.length, **blocks),
+  }[name]()

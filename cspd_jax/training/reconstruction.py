@@ -1,0 +1,27 @@
+"""How far a tokenizer's images are from the originals."""
+
+import jax
+import jax.numpy as jnp
+
+
+def error(
+    output: jax.Array, images: jax.Array, gradient_weight: float,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """The reconstruction term of a tokenizer's loss, without an adversary.
+
+  The absolute error of pixels and of their horizontal and vertical differences, which keeps edges
+  sharp.
+
+  Args:
+    output: `[B, H, W, C]` what the decoder returned, not clipped.
+    images: `[B, H, W, C]` in [-1, 1].
+    gradient_weight: weight of the error of pixel differences.
+
+  Returns:
+    The term, and the metrics 'l1' and 'psnr' (decibels for pixel values in [0, 1]).
+  """
+  difference = output - images
+  l1 = jnp.mean(jnp.abs(difference))
+  edges = sum(jnp.mean(jnp.abs(jnp.diff(difference, axis=axis))) for axis in (1, 2))
+  mean_square = jnp.mean((jnp.clip(output, -1, 1) - images) ** 2) / 4
+  return l1 + gradient_weight * edges, {'l1': l1, 'psnr': -10 * jnp.log10(mean_square)}

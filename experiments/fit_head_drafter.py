@@ -1,0 +1,90 @@
+"""Fits the drafter of the diffusion head to a MAR checkpoint and stores it there.
+
+  python -m experiments.fit_head_drafter --model=checkpoints/mar_b --guidance_scale=2.9
+
+The drafter of `exact_head` guesses the head's next outputs from its last one; one number per noise
+level says how. They are fitted by least squares on a few hundred ordinary chains of the model and
+go into the checkpoint's metadata, where `experiments.generate` finds them. They decide about speed
+only: the law of the images is the same with any numbers.
+"""
+
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax import checkpoint
+from cspd_jax.continuous import blend
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.exact_head import exact_head
+from cspd_jax.continuous.sample import mar as mar_decoder
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.models import mar
+
+_MODEL = flags.DEFINE_string('model', 'mar_demo_target', 'Checkpoint: a shipped name or a folder.')
+_SCALE = flags.DEFINE_float('guidance_scale', 2.0, 'Scale of the fit with guidance.')
+_CHAINS = flags.DEFINE_integer('num_chains', 256, 'Chains to fit on.', lower_bound=32)
+_LENGTH = flags.DEFINE_integer('length', 8, 'Kernels per head call to fit for.', lower_bound=2)
+_ITER = flags.DEFINE_integer(
+    'num_iter', 16, 'Autoregressive steps of the images that the chains are taken from.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Of the chains.')
+
+
+def main(argv: list[str]) -> int:
+  if not flags.FLAGS['verbosity'].present:
+    logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
+  try:
+    if len(argv) > 1:
+      raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
+    loaded = checkpoint.load(_MODEL.value, dtype=jnp.float32)
+    if loaded.kind != 'mar':
+      raise ValueError(f"model is a {loaded.kind!r} checkpoint; it must be 'mar'.")
+    mar_decoder(mar.target(loaded.config, guided=False), _ITER.value)  # Checks num_iter.
+    if not (np.isfinite(_SCALE.value) and _SCALE.value != 1):
+      raise ValueError(f'guidance_scale is {_SCALE.value}; it must be finite and not 1.')
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  schedule = schedule_lib.make()
+  fitted = []
+  for guided in (False, True):
+    rho, rounds = fit(loaded, schedule, guided)
+    fitted.append(rho)
+    print(f'{"with" if guided else "without"} guidance: rho at steps '
+          + ', '.join(f'{schedule.steps[i]}: {rho[i]:.2f}' for i in range(0, 100, 11))
+          + '; head calls per token at batch 1, default and fitted: {:.1f}, {:.1f}'.format(*rounds),
+          flush=True)
+  checkpoint.annotate(_MODEL.value, blend.describe_rho(schedule, *fitted))
+  print(f'stored in {_MODEL.value}')
+  return 0
+
+
+def fit(loaded: checkpoint.Loaded, schedule: schedule_lib.Schedule, guided: bool
+        ) -> tuple[np.ndarray, list[float]]:
+  """The blend, and the head calls per token with the default and with it."""
+  target = mar.target(loaded.config, guided=guided)
+  sampling = Sampling(_SCALE.value if guided else 1.0)
+  decoder = mar_decoder(target, _ITER.value, schedule)
+  labels = lambda num: jnp.arange(num) % loaded.config.num_classes
+  record = jax.jit(lambda params, labels, key: blend.record(decoder, params, labels, key, sampling))
+  num = min(_CHAINS.value, 64)
+  parts = [record(loaded.params, labels(num), jax.random.key(_SEED.value + i))
+           for i in range(-(-_CHAINS.value // num))]
+  chains = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
+  rho = blend.fit_rho(schedule, chains, _LENGTH.value)
+  # One token per row and step: calls of a row by itself. Other images than those of the fit.
+  calls = []
+  for blend_used in (None, rho):
+    speculative = jax.jit(exact_head(target, _LENGTH.value, None, schedule, rho=blend_used))
+    generated = speculative(
+        loaded.params, labels(8), jax.random.key(_SEED.value + 2**20), sampling)
+    calls.append(float(generated.head_calls.sum() / generated.tokens[..., 0].size))
+  return rho, calls
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,124 @@
+"""Generation with several decoders of one MAR model, and what each of them costs.
+
+The counterpart of `generation` for continuous tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax import checkpoint
+from cspd_jax.continuous import decoders as decoders_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.blend import stored_rho
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.models import kl_vae
+from cspd_jax.models import mar
+from experiments import inputs
+from experiments import turns
+from experiments.turns import Measured
+
+_SIZES = ('height', 'width', 'token_dim', 'num_classes')
+
+
+class Job(NamedTuple):
+  """What `measure` and `draw` need.
+
+  Attributes:
+    model: the target's checkpoint.
+    draft_params: parameters of the draft model, or None.
+    tokenizer: the image tokenizer's checkpoint.
+    decoders: by name.
+    left_out: decoders of the registry that cannot run, with the reason.
+    labels: `[N]` int32 the class of every image.
+    captions: what every image shows, for people.
+    sampling: the sampling options.
+    seed: of the images' keys.
+    repeats: timed runs per image and decoder.
+  """
+
+  model: checkpoint.Loaded
+  draft_params: Any
+  tokenizer: checkpoint.Loaded
+  decoders: dict[str, Callable]
+  left_out: dict[str, str]
+  labels: np.ndarray
+  captions: list[str]
+  sampling: Sampling
+  seed: int
+  repeats: int
+
+
+def prepare(config: Any) -> Job:
+  """Loads the models and checks all options.
+
+  Args:
+    config: has the fields of `configs/mar_demo.py`.
+
+  Raises:
+    ValueError: for anything that cannot work, naming the option.
+  """
+  inputs.check_numbers(
+      config, ('num_images', 'head_length', 'path_length', 'length', 'repeats'),
+      {'seed': 2**32, 'num_iter': 2**31})
+  known = decoders_lib.DECODERS
+  names, left_out = inputs.decoder_names(config, list(known), {
+      name: ('draft_model', 'a draft model') for name, entry in known.items() if entry.drafts})
+  model = inputs.load(config, 'model', 'mar')
+  tokenizer = inputs.load(config, 'tokenizer', 'kl_vae')
+  inputs.check_pair(config, 'tokenizer', 'z_channels', tokenizer, 'latent_channels', model)
+  guided = config.guidance_scale != 1
+  draft, draft_params = None, None
+  if any(known[name].drafts for name in names):
+    loaded = inputs.load(config, 'draft_model', 'mar')
+    for size in _SIZES:
+      inputs.check_pair(config, 'draft_model', size, loaded, size, model)
+    draft, draft_params = mar.target(loaded.config, guided=guided), loaded.params
+  labels, captions = inputs.labels(config, model)
+  schedule = schedule_lib.make(config.num_levels)
+  options = decoders_lib.Options(
+      num_iter=config.num_iter or None, schedule=schedule, guidance=config.guidance,
+      head_length=config.head_length, rho=stored_rho(schedule, model.metadata, guided),
+      path_length=config.path_length, length=config.length, prefill=config.prefill)
+  with np.errstate(over='ignore'):  # What becomes infinite is refused below.
+    sampling = Sampling(np.float32(config.guidance_scale), np.float32(config.temperature))
+  target = mar.target(model.config, guided=guided)
+  decoders = {name: decoders_lib.build(name, target, draft=draft, options=options)
+              for name in names}
+  for decoder in decoders.values():
+    decoder.check(labels, sampling)
+  return Job(model, draft_params, tokenizer, decoders, left_out, labels, captions, sampling,
+             config.seed, config.repeats)
+
+
+def headline(config: Any, job: Job) -> str:
+  """What is about to be done, in a line."""
+  return (f'{len(job.labels)} images of {job.model.config.num_tokens} continuous tokens with '
+          f'{len(job.decoders)} decoders; model {config.model}, guidance scale '
+          f'{config.guidance_scale}, temperature {config.temperature}')
+
+
+def measure(job: Job, show: Callable[[str], None] = print) -> dict[str, Measured]:
+  """Generates all images with all decoders; see `turns.measure`."""
+  keys = [jax.random.fold_in(jax.random.key(job.seed), i) for i in range(len(job.labels))]
+
+  def arguments(name, i):
+    draft_params = job.draft_params if decoders_lib.DECODERS[name].drafts else None
+    return (job.model.params, jnp.asarray(job.labels[i:i + 1]), keys[i], job.sampling,
+            draft_params)
+
+  return turns.measure(job.decoders, arguments, job.captions, job.repeats, show)
+
+
+def draw(job: Job, measured: Mapping[str, Measured]) -> dict[str, np.ndarray]:
+  """The images `[N, H, W, 3]` in [-1, 1] of every decoder's tokens."""
+  @jax.jit
+  def decode(params, tokens):
+    return kl_vae.decode(params, job.tokenizer.config, mar.unpatchify(job.model.config, tokens))
+
+  return {name: np.concatenate([
+      np.asarray(decode(job.tokenizer.params, tokens[None])) for tokens in one.decoded.tokens])
+          for name, one in measured.items()}

@@ -1,0 +1,117 @@
+"""`python -m experiments.generate` with a MAR model, and the fit of its head's drafter."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from cspd_jax import checkpoint
+from cspd_jax.continuous import blend
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.decoders import DECODERS
+from cspd_jax.models import kl_vae
+from cspd_jax.models import mar
+from tests.experiments import programs
+
+# What is wrong with the input: arguments, and words that the message must hold.
+_BAD = {
+    'option of other models': (['--window=3'], ['window is not an option', 'head_length']),
+    'unknown decoder': (['--decoder=vanilla'], ['vanilla', 'exact_head']),
+    'no draft model': (['--draft_model=', '--decoder=exact_path'], ['exact_path', 'draft_model']),
+    'draft model of other tokens': (['--draft_model={tmp}/narrow'], ['token_dim', '3', '4']),
+    'tokenizer of other tokens': (['--tokenizer={tmp}/other_vae'], ['z_channels', '2', '4']),
+    'model of another kind': (['--model={tmp}/vae'], ["'kl_vae'", "'mar'"]),
+    'label out of range': (['--label=3'], ["label is '3'", '0 to 2']),
+    'temperature of 0': (['--temperature=0'], ['temperature is 0.0', 'above 0']),
+    'guidance not finite': (['--guidance_scale=inf'], ['guidance_scale is inf']),
+    'unknown guidance': (['--config.guidance=cosine'], ['cosine', 'linear, constant']),
+    'one level': (['--config.num_levels=1'], ['num_levels is 1', '2 to 1000']),
+    'too many steps': (['--config.num_iter=5'], ['num_iter is 5', '4']),
+    'no drafts': (['--config.length=0'], ['length is 0']),
+    'too many kernels': (['--config.head_length=9'], ['length is 9', '4']),
+    'pre-fill above 1': (['--config.prefill=1.5'], ['prefill is 1.5']),
+}
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory):
+  """Tiny models with random weights."""
+  folder = tmp_path_factory.mktemp('models')
+
+  def save(name, kind, config):
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda leaf: rng.normal(0, 0.2, leaf.shape).astype(np.float32),
+        jax.eval_shape(lambda: checkpoint.KINDS[kind].init(config, jax.random.key(0))))
+    checkpoint.save(folder / name, kind, config, params)
+
+  for name, dim, token_dim in (('target', 16, 4), ('draft', 8, 4), ('narrow', 8, 3)):
+    save(name, 'mar', mar.MARConfig(
+        height=2, width=2, token_dim=token_dim, dim=dim, num_layers=1, num_heads=2, head_width=8,
+        head_layers=1, num_classes=3, buffer_size=2))
+  for name, channels in (('vae', 4), ('other_vae', 2)):
+    save(name, 'kl_vae', kl_vae.KLVAEConfig(
+        ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=channels))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def calls(models, tmp_path_factory):
+  config = ['--config=configs/mar_demo.py', f'--model={models}/target',
+            f'--draft_model={models}/draft', f'--tokenizer={models}/vae',
+            '--config.num_levels=4', '--config.head_length=3', '--config.length=2',
+            '--config.path_length=1', '--config.repeats=1', '--num_images=2']
+  commands = {name: words for name, (words, _) in _BAD.items()}
+  commands['good'] = ['--guidance_scale=1.5', '--seed=5']
+  commands['without draft model'] = ['--draft_model=', '--guidance_scale=1', '--config.num_iter=2']
+  commands = {name: config + [word.format(tmp=models) for word in words]
+              for name, words in commands.items()}
+  return programs.run('generate', commands, [], tmp_path_factory.mktemp('out'))
+
+
+@pytest.mark.parametrize('name', _BAD)
+def test_bad_input(calls, name):
+  programs.check_refused(calls[name], _BAD[name][1])
+
+
+def test_every_decoder(calls):
+  code, out, err, folder = calls['good']
+  assert code == 0, err
+  report = json.loads((folder / 'report.json').read_text())
+  assert list(report['decoders']) == list(DECODERS)
+  rows = report['decoders']
+  assert rows['mar']['target_passes'] == 4 and rows['mar']['head_calls'] == 4 * 4
+  assert rows['mar']['head_rows'] == 2 * rows['mar']['head_calls']
+  # Pre-fill of one token, then blocks that end after places 2 and 3.
+  for name in ('parallel', 'cspd_released', 'cspd_relaxed'):
+    assert rows[name]['target_passes'] == 3
+  for name, row in rows.items():
+    assert (row['acceptance'] is None) == (name in ('mar', 'parallel'))
+    assert (row['draft_passes'] > 0) == DECODERS[name].drafts
+    assert row['law'] in out and row['seconds_per_image'] > 0
+    assert (folder / row['images']).read_bytes().startswith(b'\x89PNG')
+  assert np.shape(rows['cspd_relaxed']['acceptance_by_position']) == (2, 2)
+  assert 'accept' not in out[:out.index('mar: ')], 'acceptance rates share no column'
+
+
+def test_without_draft_model(calls):
+  code, out, err, folder = calls['without draft model']
+  assert code == 0, err
+  report = json.loads((folder / 'report.json').read_text())
+  assert list(report['decoders']) == ['mar', 'parallel', 'exact_head']
+  assert 'exact_path is left out' in out
+  assert report['decoders']['exact_head']['target_passes'] == 2
+
+
+def test_fit_is_stored_and_used(models):
+  schedule = schedule_lib.make()
+  checkpoint.annotate(models / 'draft', blend.describe_rho(
+      schedule, np.linspace(0, 1, 100), np.linspace(1, 0, 100)))
+  loaded = checkpoint.load(models / 'draft')
+  coarse = schedule_lib.make(10)
+  for guided, ends in ((False, (0, 1)), (True, (1, 0))):
+    rho = blend.stored_rho(coarse, loaded.metadata, guided)
+    np.testing.assert_allclose(rho[[0, -1]], ends)
+    assert rho.shape == (10,)
+  assert blend.stored_rho(schedule, checkpoint.load(models / 'target').metadata, True) is None
