@@ -53,6 +53,7 @@ from experiments import benchmark_report as report_lib
 from experiments import benchmark_runs as runs_lib
 from experiments import config_flags
 from experiments import options
+from experiments import text_table
 
 _CONFIG = config_flags.DEFINE_config(default='configs/benchmark.py')
 
@@ -117,7 +118,7 @@ def measure(plan: plan_lib.Plan, sets: int, workdir: pathlib.Path) -> dict[str, 
         figures |= report_lib.times(sample.decoded.rounds[:bench.timed_images], seconds)
       rows.append(report_lib.Row(group.name, name, value, figures, sample))
       print(report_lib.line(rows[-1]), flush=True)
-      report_lib.write_csv(path, report_lib.entries(rows))
+      text_table.write_csv(path, report_lib.entries(rows))
     compile_seconds[f'{group.name}, {len(group.verifiers)} verifiers'] = runs.seconds
     return rows
 

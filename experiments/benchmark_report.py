@@ -1,9 +1,6 @@
 """What `experiments.benchmark` tells: figures, tables and pictures."""
 
-import csv
-import io
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +10,6 @@ from cspd_jax.decoding.base import Verifier
 from cspd_jax.metrics import acceptance
 from cspd_jax.metrics import frechet
 from cspd_jax.metrics import likelihood
-from cspd_jax.plots import canvas
 from cspd_jax.plots import curves as curves_plot
 from experiments import benchmark_parts as parts_lib
 from experiments.benchmark_plan import Bench
@@ -98,16 +94,6 @@ def entries(rows: Sequence[Row]) -> list[dict[str, Any]]:
   finite = lambda x: None if isinstance(x, float) and not math.isfinite(x) else x
   return [dict(drafter=row.drafter, verifier=row.verifier, value=row.value,
                **{name: finite(x) for name, x in row.figures.items()}) for row in rows]
-
-
-def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
-  """Writes rows with all the columns that one of them has; empty for None."""
-  columns = dict.fromkeys(name for row in rows for name in row)
-  text = io.StringIO()
-  writer = csv.DictWriter(text, columns, lineterminator='\n')
-  writer.writeheader()
-  writer.writerows(rows)
-  canvas.write(path, text.getvalue().encode())
 
 
 def heading() -> str:

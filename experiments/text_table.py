@@ -1,7 +1,12 @@
-"""Tables as plain text."""
+"""Tables as plain text, and as files for other programs."""
 
-from collections.abc import Iterable, Mapping
+import csv
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from cspd_jax.plots import canvas
 
 
 def render(columns: Mapping[str, str], entries: Iterable[Mapping[str, Any]]) -> str:
@@ -20,6 +25,16 @@ def render(columns: Mapping[str, str], entries: Iterable[Mapping[str, Any]]) -> 
       cell.ljust(width) if i < 2 else cell.rjust(width)
       for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows]
   return '\n'.join([lines[0], '-' * len(lines[0]), *lines[1:]])
+
+
+def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> None:
+  """Writes rows with all the columns that one of them has; empty for None."""
+  columns = dict.fromkeys(name for row in rows for name in row)
+  text = io.StringIO()
+  writer = csv.DictWriter(text, columns, lineterminator='\n')
+  writer.writeheader()
+  writer.writerows(rows)
+  canvas.write(path, text.getvalue().encode())
 
 
 class _Dash:

@@ -52,9 +52,10 @@ class Ends(NamedTuple):
 Rule = Callable[[Batch, Ends, Ends, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
 
 
-def ends(target: Target, schedule: Schedule, params: Params, batch: Batch) -> Ends:
-  """Runs the whole chain; `num_levels` head calls."""
-  shared = path.shared(target, schedule, params, batch, 0)
+def ends(target: Target, schedule: Schedule, params: Params, batch: Batch,
+         aligned: bool = True) -> Ends:
+  """Runs the whole chain, `num_levels` head calls; `aligned` as for `path.shared`."""
+  shared = path.shared(target, schedule, params, batch, 0, aligned)
   level = jnp.zeros(shared.log_std.shape, jnp.int32)
   k = head_lib.kernel(target, schedule, params, batch, shared.x, level)
   return Ends(k.mean, k.std, shared.log_std)
@@ -112,6 +113,7 @@ class Decoder:
       sees the drafts before each draft, which takes a pass of the target per draft.
     keep_after_reject: whether drafts after a replaced one are kept where their own test
       says so; else the round ends there, and the block is drafted anew from there.
+    aligned: whether the draft model uses the target's noise.
     orders: as for `sample.Decoder`.
     law: what the samples come near to, in words.
     guarantee: how near, in words.
@@ -126,6 +128,7 @@ class Decoder:
   guidance_of_last: bool
   block_context: bool
   keep_after_reject: bool
+  aligned: bool
   orders: Callable
   law: str
   guarantee: str
@@ -208,7 +211,7 @@ class Decoder:
       position = column(ahead.positions)
       end = ends(draft, self.schedule, params, head_lib.batch(
           ahead.rows, head_lib.pick(z, position), position, column(ahead.scale),
-          ahead.temperature, column(ahead.wanted)))
+          ahead.temperature, column(ahead.wanted)), self.aligned)
       target_position = jnp.where(column(ahead.wanted), position, tokens.shape[1])[:, 0]
       tokens = tokens.at[jnp.arange(num_rows), target_position].set(end.mean, mode='drop')
       return tokens, jax.tree.map(lambda old, new: old.at[:, j].set(new), drafted, end)

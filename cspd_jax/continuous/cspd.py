@@ -43,7 +43,8 @@ RELEASED_TRIALS = 100
 
 
 def cspd_paper(target: Target, draft: Target, length: int = 4,
-               schedule: Schedule | None = None, *, guidance: str = 'linear',
+               schedule: Schedule | None = None, *, prefill: float = 0.0, aligned: bool = True,
+               guidance: str = 'linear',
                orders: Callable = random_lib.random_orders) -> exact_path.Decoder:
   """Algorithm 1: true contexts, stop at the first rejection, Sigma (equation 4).
 
@@ -54,7 +55,8 @@ def cspd_paper(target: Target, draft: Target, length: int = 4,
     ValueError: for options out of range or models that do not fit together.
   """
   decoder = exact_path.exact_path(target, draft, length, schedule, split=0, eta=1.0,
-                                  guidance=guidance, orders=orders)
+                                  prefill=prefill, aligned=aligned, guidance=guidance,
+                                  orders=orders)
   return dataclasses.replace(
       decoder, sigma=True,
       guarantee='biased where the models have different learned variances')
@@ -64,7 +66,7 @@ def cspd_released(
     target: Target, draft: Target, length: int = 8, schedule: Schedule | None = None, *,
     prefill: float = 0.15, kappa: float = 42.0, sigma: str = 'inverted',
     zero_fallback: bool = True, guidance_of_last: bool = True, block_context: bool = True,
-    keep_after_reject: bool = True, num_iter: int | None = None,
+    keep_after_reject: bool = True, aligned: bool = True, num_iter: int | None = None,
     guidance: str = 'linear', orders: Callable = random_lib.random_orders) -> block.Decoder:
   """The released code, every departure from the paper behind its own switch.
 
@@ -82,6 +84,7 @@ def cspd_released(
     guidance_of_last: whether a block is verified with the guidance scale of its last token.
     block_context: whether verification does not see the block's own drafts.
     keep_after_reject: whether drafts after a replaced one may stay.
+    aligned: whether the draft model uses the target's noise.
     num_iter: must be the number of tokens, one per step.
     guidance: as for `sample.mar`.
     orders: as for `sample.mar`.
@@ -120,13 +123,13 @@ def cspd_released(
 
   return _blocks(
       target, draft, length, schedule, prefill, kappa, rule, guidance_of_last, block_context,
-      keep_after_reject, num_iter, guidance, orders, 'none: behaves as the released code, which keeps no law')
+      keep_after_reject, aligned, num_iter, guidance, orders, 'none: behaves as the released code, which keeps no law')
 
 
 def cspd_relaxed(
     target: Target, draft: Target, length: int = 8, schedule: Schedule | None = None, *,
     prefill: float = 0.15, kappa: float = 42.0, block_context: bool = True,
-    num_iter: int | None = None, guidance: str = 'linear',
+    aligned: bool = True, num_iter: int | None = None, guidance: str = 'linear',
     orders: Callable = random_lib.random_orders) -> block.Decoder:
   """A plain test that bounds the error, in the released code's control flow or a true one.
 
@@ -140,6 +143,7 @@ def cspd_relaxed(
     block_context: True for one pass of the target per block, which does not see the drafts:
       the bound is to the block-parallel law. False for a pass per draft and an end at the
       first rejection: the bound is to the law of one token per step.
+    aligned: whether the draft model uses the target's noise.
     num_iter: must be the number of tokens, one per step.
     guidance: as for `sample.mar`.
     orders: as for `sample.mar`.
@@ -157,7 +161,7 @@ def cspd_relaxed(
 
   return _blocks(
       target, draft, length, schedule, prefill, kappa, rule, False, block_context, block_context,
-      num_iter, guidance, orders, 'mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2')
+      aligned, num_iter, guidance, orders, 'mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2')
 
 
 def expected_speedup(cost: float, length: int) -> float:
@@ -176,7 +180,7 @@ def _softened(theirs: block.Ends, own: block.Ends, kappa: float) -> jax.Array:
 
 
 def _blocks(target, draft, length, schedule, prefill, kappa, rule, guidance_of_last, block_context,
-            keep_after_reject, num_iter, guidance, orders, guarantee):
+            keep_after_reject, aligned, num_iter, guidance, orders, guarantee):
   size = target.num_tokens
   exact_path.check_pair(target, draft)
   blocks = schedule_lib.blocks(size, length, prefill)
@@ -190,5 +194,5 @@ def _blocks(target, draft, length, schedule, prefill, kappa, rule, guidance_of_l
       f'masked generation in {size} steps')
   return block.Decoder(
       target, draft, schedule_lib.make() if schedule is None else schedule, blocks, rule, guidance,
-      guidance_of_last, block_context, keep_after_reject, orders,
+      guidance_of_last, block_context, keep_after_reject, aligned, orders,
       f'{law}, last kernel without noise', guarantee)

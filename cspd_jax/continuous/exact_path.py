@@ -22,6 +22,7 @@ take a forward pass each: at large batch this decoder is slower than the target 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -103,6 +104,8 @@ class Decoder:
   eta: float
   sigma: bool
   bonus: bool
+  prefill: float
+  aligned: bool
   guidance: str
   orders: Callable
   law: str
@@ -142,10 +145,34 @@ class Decoder:
       drafted = self._draft(draft_params, condition, ahead, generated.tokens)
       return self._verify(params, draft_params, condition, ahead, drafted, generated)
 
-    generated = empty_result(self.target, order, size, size)
+    prefill = math.floor(self.prefill * size)
+    generated = jax.lax.fori_loop(
+        0, prefill,
+        lambda k, generated: self._prefill(params, condition, rows, order, place, k, sampling,
+                                           generated),
+        empty_result(self.target, order, size, size))
     return jax.lax.while_loop(
         lambda carry: jnp.any(carry[0] < size), one_round,
-        (jnp.zeros_like(generated.rounds), generated))[1]
+        (jnp.full_like(generated.rounds, prefill), generated))[1]
+
+  def _prefill(self, params, condition, rows, order, place, k, sampling, generated) -> Generated:
+    """The target's own token number `k`."""
+    target, levels, num_rows = self.target, self.schedule.num_levels, order.shape[0]
+    position = jax.lax.dynamic_slice_in_dim(order, k, 1, axis=1)
+    z = target.transform(params, condition, generated.tokens, place < k)
+    scale = sampling_lib.scale(
+        sampling, self.guidance, target.num_tokens,
+        jnp.full(position.shape, target.num_tokens - 1 - k))
+    batch = head_lib.batch(rows, head_lib.pick(z, position), position, scale,
+                           sampling.temperature, jnp.ones(position.shape, bool))
+    sampled = head_lib.ancestral(target, self.schedule, last_noise=True).sample(params, batch)
+    return generated._replace(
+        tokens=_write(generated.tokens, position[:, 0], jnp.ones((num_rows,), bool),
+                      sampled.tokens),
+        round_of_token=jnp.where(place == k, generated.rounds[:, None], generated.round_of_token),
+        rounds=generated.rounds + 1, target_passes=generated.target_passes + 1,
+        head_calls=generated.head_calls.at[:, k].set(levels),
+        head_rows=generated.head_rows + sampled.rows)
 
   def _open(self, rows, order, place, count, sampling) -> Round:
     size = self.target.num_tokens
@@ -167,7 +194,7 @@ class Decoder:
       position = jnp.take_along_axis(ahead.positions, index, axis=1)
       z = head_lib.pick(draft.transform(params, condition, tokens, visible), position)
       batch = ahead.batch(z, index)
-      shared = path.shared(draft, schedule, params, batch, self.split)
+      shared = path.shared(draft, schedule, params, batch, self.split, self.aligned)
       drawn = path.draw(
           draft, schedule, params, batch, shared.x, self.split, random_lib.DRAFT)
       tokens = _write(tokens, position[:, 0], j < ahead.drafts, drawn.states[:, -1])
@@ -275,7 +302,7 @@ class Decoder:
 
 def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedule | None = None,
                *, split: int | None = None, eta: float = 0.95, bonus: bool = True,
-               guidance: str = 'linear',
+               prefill: float = 0.0, aligned: bool = True, guidance: str = 'linear',
                orders: Callable = random_lib.random_orders) -> Decoder:
   """Speculative sampling with a draft model, one token per autoregressive step.
 
@@ -291,6 +318,8 @@ def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedul
     bonus: whether a round with all drafts accepted adds a token of the target. Without,
       every token goes through the same draft and test whatever `length` is, so the images
       of a key do not depend on it.
+    prefill: share of the tokens that the target fixes alone.
+    aligned: whether the draft model uses the target's noise above `split`.
     guidance: as for `mar`.
     orders: as for `mar`.
 
@@ -301,13 +330,15 @@ def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedul
   split = schedule.num_levels // 5 if split is None else split
   check_pair(target, draft)
   check_length(length)
+  schedule_lib.check_prefill(prefill)
   if not 0 <= split < schedule.num_levels:
     raise ValueError(f'split is {split}; it must be from 0 to the last of the '
                      f'{schedule.num_levels} levels, {schedule.num_levels - 1}.')
   couple.check_eta(eta)
   sampling_lib.check_guidance(guidance)
   return Decoder(
-      target, draft, schedule, length, split, eta, False, bonus, guidance, orders,
+      target, draft, schedule, length, split, eta, False, bonus, prefill, aligned, guidance,
+      orders,
       f'masked generation in {target.num_tokens} steps, last kernel with noise',
       'exact up to rounding')
 

@@ -43,16 +43,31 @@ class Path(NamedTuple):
 
 
 def shared(target: Target, schedule: Schedule, params: Params, batch: Batch,
-           split: int) -> Shared:
-  """Runs the kernels above `split` under the noise of the positions."""
+           split: int, aligned: bool = True) -> Shared:
+  """Runs the kernels above `split`.
+
+  Args:
+    target: the model.
+    schedule: the levels.
+    params: its parameters.
+    batch: the tokens `[N]`.
+    split: the first kernel that is left out.
+    aligned: whether the noise is that of the positions, which the target uses; else it is a
+      drafter's own.
+  """
+  purpose = random_lib.STEP if aligned else random_lib.DRAFT
+
   def step(i, carry):
     x, log_std = carry
     level = jnp.full(x.shape[:1], schedule.num_levels - 1 - i)
     k = head_lib.kernel(target, schedule, params, batch, x, level)
-    x = k.mean + k.std * random_lib.normal(batch.keys, random_lib.STEP, level, target.token_dim)
+    x = k.mean + k.std * random_lib.normal(batch.keys, purpose, level, target.token_dim)
     return Shared(x, log_std + jnp.sum(jnp.log(k.std), axis=-1))
 
-  x = head_lib.start(batch, target)
+  if aligned:
+    x = head_lib.start(batch, target)
+  else:
+    x = random_lib.normal(batch.keys, purpose, schedule.num_levels, target.token_dim)
   return jax.lax.fori_loop(
       0, schedule.num_levels - 1 - split, step, Shared(x, jnp.zeros(x.shape[:1], x.dtype)))
 

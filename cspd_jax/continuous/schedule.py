@@ -181,11 +181,16 @@ def blocks(num_tokens: int, length: int, prefill: float) -> tuple[tuple[int, int
   """
   if length < 1:
     raise ValueError(f'length is {length}; at least 1 token must be drafted per round.')
-  if not 0 <= prefill <= 1:
-    raise ValueError(f'prefill is {prefill}; it must be from 0 to 1.')
+  check_prefill(prefill)
   first = min(math.floor(prefill * num_tokens) + 1, num_tokens)
   stops = [k + 1 for k in range(first, num_tokens) if k % length == 0 or k == num_tokens - 1]
   return tuple(zip([0, first, *stops[:-1]], [first, *stops]))
+
+
+def check_prefill(prefill: float) -> None:
+  """Raises ValueError unless it is a share."""
+  if not 0 <= prefill <= 1:
+    raise ValueError(f'prefill is {prefill}; it must be from 0 to 1.')
 
 
 def guidance_scale(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import couple, exact_path, path, sample
+from cspd_jax.continuous import context, couple, exact_path, path, sample
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import schedule as schedule_lib
@@ -45,16 +45,16 @@ def truth():
       np.zeros(SIZE), 0.9**distance, 2 * NUM)[..., None]
 
 
-def early_contexts(self, params, condition, ahead, tokens):
+def early_contexts(target, params, condition, tokens, place, at, positions):
   """All drafts are verified given the fixed tokens only, as the released code does."""
-  z = self.target.transform(params, condition, tokens, ahead.place < ahead.count[:, None])
-  return head_lib.pick(z, ahead.positions)
+  z = target.transform(params, condition, tokens, place < at[:, :1])
+  return head_lib.pick(z, positions)
 
 
 # More of them, for the test of one draft, are in `test_exact_head`.
 MUTANTS = {
     'target draw for residual': (couple, 'take', lambda ratio, u, eta: ratio == ratio),
-    'contexts without the drafts': (exact_path.Decoder, '_contexts', early_contexts),
+    'contexts without the drafts': (context, 'true_contexts', early_contexts),
     'drafts after a failure kept': (
         couple, 'leading', lambda passed: jnp.sum(passed, axis=1, dtype=jnp.int32)),
 }
@@ -66,7 +66,8 @@ class LawTest(chex.TestCase):
   @parameterized.parameters(
       dict(length=2, split=5, eta=1.0),
       dict(length=3, split=1, orders=random_lib.raster_orders),
-      dict(length=1, split=0, bonus=False))
+      dict(length=1, split=0, bonus=False),
+      dict(length=2, split=2, prefill=0.4, aligned=False))
   def test_same_law(self, **options):
     generated = run(jitted(**options))
     self.assertTrue(compare(generated.tokens, truth()).passed)
@@ -151,6 +152,7 @@ class ContractsTest(chex.TestCase):
       (dict(length=0), 'length is 0; at least 1 token must be drafted'),
       (dict(eta=0.0), 'eta is 0.0'), (dict(eta=2.0), 'eta is 2.0'),
       (dict(split=-1), 'split is -1; it must be from 0 to .* 5'), (dict(split=6), 'split is 6'),
+      (dict(prefill=2.0), 'prefill is 2.0; it must be from 0 to 1'),
       (dict(guidance='none'), "guidance is 'none'"))
   def test_bad_options(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -1,0 +1,56 @@
+"""The tables and figures of the CSpD paper, on the shipped MAR pair.
+
+  python -m experiments.mar_tables --config=configs/mar_tables.py
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What to measure.
+
+  Attributes:
+    model: checkpoint of the target: a shipped name or a folder.
+    draft_model: checkpoint of the draft model.
+    tokenizer: checkpoint of the image tokenizer, for Figure 16.
+    suite: parts separated by commas, or 'all': table1, table3, table4, figures, head.
+    decoder: decoders with a draft model, separated by commas, or 'all'.
+    num_images: images per cell; the classes take turns.
+    seed: of the images' keys.
+    guidance_scale: of classifier-free guidance, growing linearly over an image.
+    temperature: multiplies the noise of every kernel.
+    lengths: draft lengths, gamma.
+    prefill: share of tokens that the target fixes alone in Tables 1 and 3 and the figures.
+    prefills: shares of Table 4 and Figure 11.
+    batch_sizes: of Table 1; the paper has 1, 8, 128 and 256.
+    scales: guidance scales of Figure 13.
+    temperatures: of Figure 14.
+    head_lengths: kernels per head call of exact_head.
+    repeats: timed runs; the median counts.
+    workdir: folder of the results.
+  """
+
+  model: str = 'mar_demo_target'
+  draft_model: str = 'mar_demo_draft'
+  tokenizer: str = 'mar_demo_vae'
+  suite: str = 'all'
+  decoder: str = 'all'
+  num_images: int = 16
+  seed: int = 0
+  guidance_scale: float = 2.0
+  temperature: float = 1.0
+  lengths: tuple[int, ...] = (4, 8, 16, 32)
+  prefill: float = 0.05
+  prefills: tuple[float, ...] = (0.0, 0.05, 0.15)
+  batch_sizes: tuple[int, ...] = (1, 8)
+  scales: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0)
+  temperatures: tuple[float, ...] = (0.9, 0.95, 1.0, 1.05)
+  head_lengths: tuple[int, ...] = (2, 4, 8, 16)
+  repeats: int = 3
+  workdir: str = 'runs/mar_tables'
+
+
+def get_config() -> Config:
+  """The configuration of `experiments.mar_tables`."""
+  return Config()

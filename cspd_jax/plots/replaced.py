@@ -1,0 +1,64 @@
+"""Images with the tokens that were drafted and kept, or drafted and replaced, marked."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cspd_jax.plots import canvas
+from cspd_jax.plots import grid
+
+# Colours that the colour-blind can tell apart.
+KEPT, REPLACED = '#56b4e9', '#d55e00'
+
+
+def save_replaced_map(
+    path: str | os.PathLike,
+    images: Mapping[str, np.ndarray],
+    tested: Mapping[str, np.ndarray],
+    accepted: Mapping[str, np.ndarray],
+    *,
+    captions: Sequence[str] | None = None,
+    title: str = '',
+) -> None:
+  """Writes one row per decoder: every image, and beside it the same with its tokens marked.
+
+  Args:
+    path: the file to write.
+    images: by decoder, `[N, height, width, 3]` in [-1, 1].
+    tested: by decoder, `[N, H, W]` which tokens were drafted and tested.
+    accepted: by decoder, `[N, H, W]` which of them were kept.
+    captions: one line above every image.
+    title: a line above all.
+
+  Raises:
+    ValueError: if there is nothing to draw, or the decoders or numbers of images differ.
+  """
+  counts = {name: (len(images[name]), len(tested.get(name, ())), len(accepted.get(name, ())))
+            for name in images}
+  sizes = set(sum(counts.values(), ()))
+  if len(sizes) != 1 or 0 in sizes or captions is not None and {len(captions)} != sizes:
+    raise ValueError(f'images, tested and accepted have {counts} entries, captions '
+                     f'{captions and len(captions)}; they must be equal and not 0.')
+  count = sizes.pop()
+  figure = canvas.figure(1.3 + 2.7 * count, 1.4 * len(images) + 0.6)
+  if title:
+    figure.suptitle(title, color=canvas.INK, fontsize=10)
+  cells = figure.subplots(len(images), 2 * count, squeeze=False)
+  for row, name in zip(cells, images):
+    for i, picture in enumerate(grid.to_unit(images[name])):
+      extent = (-0.5, tested[name][i].shape[1] - 0.5, tested[name][i].shape[0] - 0.5, -0.5)
+      for axes in row[2 * i:2 * i + 2]:
+        canvas.bare(axes)
+        axes.imshow(picture, interpolation='bicubic', extent=extent)
+      for color, chosen in ((KEPT, accepted[name][i]), (REPLACED, ~accepted[name][i])):
+        y, x = np.nonzero(tested[name][i] & chosen)
+        row[2 * i + 1].scatter(x, y, marker='s', s=14, color=color, alpha=0.75, linewidths=0)
+    row[0].set_ylabel(name, rotation=0, ha='right', va='center', fontsize=9, color=canvas.INK)
+  for i, caption in enumerate(captions or ()):
+    cells[0, 2 * i].set_title(caption, fontsize=8.5, color=canvas.INK)
+  handles = [cells[0, 1].scatter([], [], marker='s', s=20, color=color)
+             for color in (KEPT, REPLACED)]
+  figure.legend(handles, ['draft kept', 'draft replaced'], loc='outside lower center', fontsize=8,
+                ncols=2, frameon=False, labelcolor=canvas.INK)
+  canvas.save(figure, path)
