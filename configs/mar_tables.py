@@ -28,6 +28,7 @@ class Config:
     temperatures: of Figure 14.
     head_lengths: kernels per head call of exact_head.
     repeats: timed runs; the median counts.
+    dtype: dtype of the parameters; the head computes in float32 whatever it is.
     workdir: folder of the results.
   """
 
@@ -48,6 +49,7 @@ class Config:
   temperatures: tuple[float, ...] = (0.9, 0.95, 1.0, 1.05)
   head_lengths: tuple[int, ...] = (2, 4, 8, 16)
   repeats: int = 3
+  dtype: str = 'float32'
   workdir: str = 'runs/mar_tables'
 
 

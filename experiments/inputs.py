@@ -41,19 +41,27 @@ def decoder_names(
   Raises:
     ValueError: for unknown names, or a named decoder whose checkpoint is not given.
   """
-  everything = config.decoder.strip() == 'all'
-  names = list(known) if everything else list(dict.fromkeys(_split(config.decoder)))
-  unknown = [name for name in names if name not in known]
-  if unknown or not names:
-    raise ValueError(
-        f'decoder is {config.decoder!r}; it must be all or, separated by commas, any of '
-        f'{", ".join(known)}.')
+  names = choices(config, 'decoder', known)
   reasons = {name: f'it needs {needs[name][1]}; give {needs[name][0]}' for name in names
              if name in needs and not getattr(config, needs[name][0])}
-  if reasons and not everything:
+  if reasons and config.decoder.strip() != 'all':
     name, reason = next(iter(reasons.items()))
     raise ValueError(f'decoder {name} cannot run: {reason}.')
   return [name for name in names if name not in reasons], reasons
+
+
+def choices(config: Any, option: str, known: Sequence[str]) -> list[str]:
+  """The names that an option holds, separated by commas, or all.
+
+  Raises:
+    ValueError: for unknown names, or none.
+  """
+  text = getattr(config, option)
+  names = list(known) if text.strip() == 'all' else list(dict.fromkeys(_split(text)))
+  if not names or any(name not in known for name in names):
+    raise ValueError(f'{option} is {text!r}; it must be all or, separated by commas, any of '
+                     f'{", ".join(known)}.')
+  return names
 
 
 def load(config: Any, role: str, kind: str) -> checkpoint.Loaded:
