@@ -15,6 +15,22 @@ Params = Any
 Condition = Any
 
 
+class Modulation(NamedTuple):
+  """A diffusion head in two parts: what depends on the step and `z` alone, and the rest.
+
+  The first part is most of a head with adaptive layer norms. Done once per token and
+  level, it is not repeated for every state, and its weights are not read at every kernel.
+
+  Attributes:
+    make: `(params, step [N], z [N, D]) -> modulation`, a pytree with leaves `[N, ...]`.
+    apply: `(params, x [N, C], modulation) -> (eps [N, C], v [N, C])`; with the above, this
+      is `Target.denoise`.
+  """
+
+  make: Callable[[Params, jax.Array, jax.Array], Any]
+  apply: Callable[[Params, jax.Array, Any], tuple[jax.Array, jax.Array]]
+
+
 class Target(NamedTuple):
   """A masked model of continuous tokens with a diffusion head, as pure functions.
 
@@ -39,6 +55,7 @@ class Target(NamedTuple):
     num_tokens: `T`.
     token_dim: `C`.
     num_streams: `S`; 2 if the model runs a null condition for guidance.
+    modulation: `denoise` in two parts, if it has them.
     check_condition: `condition -> None`; raises ValueError for a condition the
       model does not know. Called on concrete values only.
   """
@@ -48,4 +65,5 @@ class Target(NamedTuple):
   num_tokens: int
   token_dim: int
   num_streams: int = 1
+  modulation: Modulation | None = None
   check_condition: Callable[[Condition], None] = lambda condition: None

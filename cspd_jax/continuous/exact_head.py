@@ -126,6 +126,7 @@ def speculative(target: Target, schedule: Schedule, length: int = 8,
     return walk(schedule, target, eta, batch, state, drafts, kernel)
 
   def sample(params, batch):
+    batch = head_lib.modulated(target, schedule, params, batch)
     x = head_lib.start(batch, target)
     count = jnp.zeros(batch.active.shape, jnp.int32)
     per_level = jnp.zeros((*count.shape, levels), jnp.int32)

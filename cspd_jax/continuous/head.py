@@ -4,8 +4,9 @@ In the shape descriptions, `N` is the number of tokens sampled side by side and 
 the number of levels.
 """
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,10 @@ from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.decoding.random import RowKeys
 
 
+# More than this is not kept for the sake of speed.
+_MODULATION_BYTES = 2**30
+
+
 class Batch(NamedTuple):
   """Tokens to be sampled, as the head sees them.
 
@@ -28,6 +33,8 @@ class Batch(NamedTuple):
     temperature: `[N]`.
     keys: `[N]` random state.
     active: `[N]` which tokens are wanted; the others need not be finished.
+    modulation: what the head makes of every level and `z`, leaves `[S, N, levels, ...]`, or
+      None to make it at every call; see `modulated`.
   """
 
   z: jax.Array
@@ -35,6 +42,7 @@ class Batch(NamedTuple):
   temperature: jax.Array
   keys: TokenKeys
   active: jax.Array
+  modulation: Any = None
 
 
 def batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Array,
@@ -59,6 +67,22 @@ def batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Array,
 def pick(z: jax.Array, positions: jax.Array) -> jax.Array:
   """`[S, B, n, D]` the entries at `positions` `[B, n]` of `z` `[S, B, T, D]`."""
   return jnp.take_along_axis(z, positions[None, :, :, None], axis=2)
+
+
+def modulated(target: Target, schedule: Schedule, params: Params, batch: Batch) -> Batch:
+  """The batch with `modulation` for all levels, if the head has one and memory allows."""
+  if target.modulation is None:
+    return batch
+  levels, shape = schedule.num_levels, batch.z.shape[:2]
+  steps = jnp.broadcast_to(jnp.asarray(schedule.steps), (*shape, levels)).reshape(-1)
+  z = jnp.broadcast_to(batch.z[:, :, None], (*shape, levels, batch.z.shape[-1]))
+  make = lambda: target.modulation.make(params, steps, z.reshape(-1, z.shape[-1]))
+  size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize
+             for leaf in jax.tree.leaves(jax.eval_shape(make)))
+  if size > _MODULATION_BYTES:
+    return batch
+  return batch._replace(modulation=jax.tree.map(
+      lambda leaf: leaf.reshape(*shape, levels, *leaf.shape[1:]), make()))
 
 
 class Sampled(NamedTuple):
@@ -120,7 +144,15 @@ def kernel(target: Target, schedule: Schedule, params: Params, batch: Batch, x: 
   streams = target.num_streams
   states = jnp.broadcast_to(x, (streams, *x.shape)).reshape(-1, x.shape[-1])
   steps = jnp.broadcast_to(jnp.asarray(schedule.steps)[level], (streams, *level.shape)).reshape(-1)
-  eps, v = target.denoise(params, states, steps, spread(batch.z))
+  if batch.modulation is None:
+    eps, v = target.denoise(params, states, steps, spread(batch.z))
+  else:
+    # `[S, N, levels, ...]` at `level` `[N, ...]`, then side by side like the states.
+    at = level.reshape(level.shape[0], -1)
+    pick = lambda leaf: jnp.take_along_axis(
+        leaf, at.reshape(1, *at.shape, *(1,) * (leaf.ndim - 3)), axis=2)
+    eps, v = target.modulation.apply(params, states, jax.tree.map(
+        lambda leaf: pick(leaf).reshape(-1, *leaf.shape[3:]), batch.modulation))
   eps, v = (leaf.reshape(streams, *x.shape) for leaf in (eps, v))
   per_token = lambda leaf: leaf.reshape(-1, *(1,) * level.ndim)
   if streams == 2:
@@ -144,6 +176,7 @@ def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> H
 
   def sample(params, batch):
     num = batch.active.shape[0]
+    batch = modulated(target, schedule, params, batch)
 
     def step(i, x):
       level = jnp.full((num,), levels - 1 - i)

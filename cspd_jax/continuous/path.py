@@ -56,6 +56,7 @@ def shared(target: Target, schedule: Schedule, params: Params, batch: Batch,
       drafter's own.
   """
   purpose = random_lib.STEP if aligned else random_lib.DRAFT
+  batch = head_lib.modulated(target, schedule, params, batch)
 
   def step(i, carry):
     x, log_std = carry

@@ -141,34 +141,54 @@ class Head(nn.Module):
 
   width: int
   num_layers: int
+  token_dim: int
 
-  @nn.compact
-  def __call__(
-      self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """See `continuous.base.Target.denoise`."""
+  def setup(self):
+    width, zeros = self.width, nn.initializers.zeros
 
-    def dense(features, name, init=_XAVIER):
-      return nn.Dense(features, kernel_init=init, dtype=jnp.float32, name=name)
+    def dense(features, init=_XAVIER):
+      return nn.Dense(features, kernel_init=init, dtype=jnp.float32)
 
     def norm(**options):
       return nn.LayerNorm(
           epsilon=_NORM_EPS, use_fast_variance=False, dtype=jnp.float32, **options)
 
-    zeros = nn.initializers.zeros
-    token_dim, width = x.shape[-1], self.width
-    h = dense(width, 'state')(x)
-    y = dense(width, 'time_in', _TABLE)(_time_features(step))
-    y = dense(width, 'time_out', _TABLE)(jax.nn.silu(y))
-    y = jax.nn.silu(y + dense(width, 'condition')(z))
-    for i in range(self.num_layers):
-      shift, scale, gate = jnp.split(dense(3 * width, f'modulation_{i}', zeros)(y), 3, axis=-1)
-      inner = norm(name=f'norm_{i}')(h) * (1 + scale) + shift
-      inner = dense(width, f'mlp_out_{i}')(jax.nn.silu(dense(width, f'mlp_in_{i}')(inner)))
-      h = h + gate * inner
-    shift, scale = jnp.split(dense(2 * width, 'out_modulation', zeros)(y), 2, axis=-1)
-    h = norm(use_scale=False, use_bias=False)(h) * (1 + scale) + shift
-    eps, v = jnp.split(dense(2 * token_dim, 'out', zeros)(h), 2, axis=-1)
+    def layers(make):
+      return [make() for _ in range(self.num_layers)]
+
+    self.state = dense(width)
+    self.time_in, self.time_out = dense(width, _TABLE), dense(width, _TABLE)
+    self.condition = dense(width)
+    self.modulation = layers(lambda: dense(3 * width, zeros))
+    self.norm = layers(norm)
+    self.mlp_in, self.mlp_out = (layers(lambda: dense(width)) for _ in range(2))
+    self.out_modulation = dense(2 * width, zeros)
+    self.out_norm = norm(use_scale=False, use_bias=False)
+    self.out = dense(2 * self.token_dim, zeros)
+
+  def modulate(self, step: jax.Array, z: jax.Array) -> list[jax.Array]:
+    """Shifts, scales and gates of every block `[N, 3 W]`, and of the output `[N, 2 W]`."""
+    y = self.time_out(jax.nn.silu(self.time_in(_time_features(step))))
+    y = jax.nn.silu(y + self.condition(z))
+    return [layer(y) for layer in (*self.modulation, self.out_modulation)]
+
+  def apply_modulated(
+      self, x: jax.Array, modulation: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """See `continuous.base.Modulation.apply`."""
+    *blocks, last = modulation
+    h = self.state(x)
+    for norm, mlp_in, mlp_out, block in zip(self.norm, self.mlp_in, self.mlp_out, blocks):
+      shift, scale, gate = jnp.split(block, 3, axis=-1)
+      inner = norm(h) * (1 + scale) + shift
+      h = h + gate * mlp_out(jax.nn.silu(mlp_in(inner)))
+    shift, scale = jnp.split(last, 2, axis=-1)
+    eps, v = jnp.split(self.out(self.out_norm(h) * (1 + scale) + shift), 2, axis=-1)
     return eps, v
+
+  def __call__(
+      self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """See `continuous.base.Target.denoise`."""
+    return self.apply_modulated(x, self.modulate(step, z))
 
 
 def _time_features(step: jax.Array) -> jax.Array:
@@ -208,7 +228,7 @@ class MAR(nn.Module):
     self.decoder_layers = [Block(c.num_heads, self.dropout) for _ in range(c.num_layers)]
     self.decoder_norm = nn.LayerNorm(epsilon=_NORM_EPS, use_fast_variance=False)
     self.z_positions = self.param('z_positions', _TABLE, (1, c.num_tokens, c.dim))
-    self.head = Head(c.head_width, c.head_layers)
+    self.head = Head(c.head_width, c.head_layers, c.token_dim)
 
   def encode(
       self, labels: jax.Array, drop: jax.Array, tokens: jax.Array, visible: jax.Array,
@@ -256,6 +276,14 @@ class MAR(nn.Module):
     """The head's noise and variance; see `continuous.base.Target.denoise`."""
     return self.head(x, step, z)
 
+  def modulate(self, step, z):
+    """The part of `denoise` that does not see the state; see `continuous.base.Modulation`."""
+    return self.head.modulate(step, z)
+
+  def denoise_modulated(self, x, modulation):
+    """The rest of `denoise`."""
+    return self.head.apply_modulated(x, modulation)
+
   def __call__(self, labels, drop, tokens, visible):
     z = self.transform(labels, drop, tokens, visible)
     return self.denoise(tokens[:, 0], jnp.zeros(labels.shape, jnp.int32), z[:, 0])
@@ -293,15 +321,20 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
         jnp.tile(visible, (streams, 1)), method='transform')
     return z.reshape(streams, -1, *z.shape[1:])
 
-  def denoise(params, x, step, z):
-    # No shorter products, as accelerators like to take for float32: the first kernel
-    # multiplies an error of the noise by 316.
-    with jax.default_matmul_precision('highest'):
-      return model.apply({'params': params}, x, step, z, method='denoise')
+  def exactly(method):
+    """A method of the head without shorter products, as accelerators like to take for float32.
+
+    The first kernel multiplies an error of the noise by 316.
+    """
+    def run(params, *args):
+      with jax.default_matmul_precision('highest'):
+        return model.apply({'params': params}, *args, method=method)
+    return run
 
   return base.Target(
-      transform=transform, denoise=denoise, num_tokens=config.num_tokens,
+      transform=transform, denoise=exactly('denoise'), num_tokens=config.num_tokens,
       token_dim=config.token_dim, num_streams=streams,
+      modulation=base.Modulation(exactly('modulate'), exactly('denoise_modulated')),
       check_condition=lambda condition: class_labels.check(condition, config.num_classes))
 
 
