@@ -55,9 +55,9 @@ class Target(NamedTuple):
     num_tokens: `T`.
     token_dim: `C`.
     num_streams: `S`; 2 if the model runs a null condition for guidance.
-    modulation: `denoise` in two parts, if it has them.
     check_condition: `condition -> None`; raises ValueError for a condition the
       model does not know. Called on concrete values only.
+    modulation: `denoise` in two parts, if it has them.
   """
 
   transform: Callable[[Params, Condition, jax.Array, jax.Array], jax.Array]
@@ -65,5 +65,5 @@ class Target(NamedTuple):
   num_tokens: int
   token_dim: int
   num_streams: int = 1
-  modulation: Modulation | None = None
   check_condition: Callable[[Condition], None] = lambda condition: None
+  modulation: Modulation | None = None

@@ -1,6 +1,9 @@
 """`python -m experiments.generate` with a MAR model, and the fit of its head's drafter."""
 
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -115,3 +118,43 @@ def test_fit_is_stored_and_used(models):
     np.testing.assert_allclose(rho[[0, -1]], ends)
     assert rho.shape == (10,)
   assert blend.stored_rho(schedule, checkpoint.load(models / 'target').metadata, True) is None
+
+
+@pytest.mark.slow
+def test_program_fits(models):
+  done = subprocess.run(
+      [sys.executable, '-m', 'experiments.fit_head_drafter', f'--model={models}/narrow',
+       '--num_chains=64', '--num_iter=2', '--length=4'],
+      cwd=programs.ROOT, env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert 'head calls per token at batch 1, default and fitted' in done.stdout
+  metadata = checkpoint.load(models / 'narrow').metadata
+  assert blend.stored_rho(schedule_lib.make(), metadata, True).shape == (100,)
+
+
+@pytest.mark.slow
+def test_tables(models, tmp_path):
+  config = [f'--config.model={models}/target', f'--config.draft_model={models}/draft',
+            f'--config.tokenizer={models}/vae', '--num_images=3', '--config.lengths=2',
+            '--config.prefills=0,0.3', '--config.scales=1,2', '--config.temperatures=0.9,1',
+            '--config.batch_sizes=1', '--config.head_lengths=2', '--config.repeats=1',
+            '--decoder=cspd_relaxed']
+  calls = programs.run('mar_tables', {
+      'good': config, 'unknown suite': [*config, '--suite=table2'],
+      'no lengths': [*config, '--config.lengths=()'],
+      'pre-fill above 1': [*config, '--config.prefills=2.0'],
+      'unknown decoder': [*config, '--decoder=mar']}, [], tmp_path)
+  programs.check_refused(calls['unknown suite'], ["suite is 'table2'", 'table1, table3'])
+  programs.check_refused(calls['no lengths'], ['lengths is empty'])
+  programs.check_refused(calls['pre-fill above 1'], ['prefill is 2.0'])
+  programs.check_refused(calls['unknown decoder'], ["decoder is 'mar'", 'cspd_paper'])
+  code, out, err, folder = calls['good']
+  assert code == 0, err
+  rows = json.loads((folder / 'report.json').read_text())['rows']
+  assert {row['suite'] for row in rows} == {'table1', 'table3', 'table4', 'figures', 'head'}
+  table1 = next(row for row in rows if row['suite'] == 'table1')
+  assert table1['target_passes'] == 3 and table1['draft_passes'] == 3
+  assert table1['speed_1'] > 0 and table1['parallel_speed_1'] > 0
+  for number in (8, 11, 13, 14, 16):
+    assert (folder / f'figure_{number}.png').read_bytes().startswith(b'\x89PNG')
+  assert 'Table 3, cspd_relaxed' in out and 'exact_head without guidance' in out

@@ -39,7 +39,10 @@ import published
 import pytest
 
 from checkpoints_conversion import convert
+from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.decoding.random import row_keys
 from cspd_jax.models import mar
 from cspd_jax.training import mar as training
 
@@ -253,3 +256,38 @@ def test_unknown_class_labels_are_refused(condition, message):
 def test_impossible_sizes_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     mar.MARConfig(**options)
+
+
+@pytest.mark.parametrize('guided', [False, True])
+def test_the_head_in_two_parts_gives_the_same_kernels(params, guided, monkeypatch):
+  target, rng = _TARGETS[guided], np.random.default_rng(20)
+  z = jnp.asarray(rng.standard_normal((target.num_streams, 3, CONFIG.dim)), jnp.float32)
+  keys = random_lib.token_keys(row_keys(jax.random.key(0), 3), jnp.arange(3))
+  batch = head_lib.Batch(z, jnp.full(3, 2.0), jnp.ones(3), keys, jnp.ones(3, bool))
+  level = jnp.array([[99, 50], [7, 6], [0, 98]])
+  x = jnp.asarray(rng.standard_normal((3, 2, 16)), jnp.float32)
+
+  def kernel():
+    made = head_lib.modulated(target, LEVELS, params, batch)
+    return made, head_lib.kernel(target, LEVELS, params, made, x, level)
+
+  made, split = kernel()
+  assert {leaf.shape[:3] for leaf in jax.tree.leaves(made.modulation)} == {
+      (target.num_streams, 3, 100)}
+  monkeypatch.setattr(head_lib, '_MODULATION_BYTES', 1000)
+  made, whole = kernel()
+  assert made.modulation is None
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=2e-5), split, whole)
+
+
+def test_patches():
+  """As MAR cuts them: a token is a patch, its channels one after the other."""
+  config = mar.MARConfig(height=2, width=3, token_dim=12, patch_size=2)
+  latents = np.random.default_rng(0).standard_normal((2, 4, 6, 3))
+  tokens = mar.patchify(config, latents)
+  assert tokens.shape == (2, 6, 12) and config.latent_channels == 3
+  np.testing.assert_array_equal(
+      tokens[1, 4].reshape(3, 2, 2), latents[1, 2:4, 2:4].transpose(2, 0, 1))
+  np.testing.assert_array_equal(mar.unpatchify(config, tokens), latents)
+  with pytest.raises(ValueError, match='token_dim is 6; it must be a multiple of the 4 latents'):
+    mar.MARConfig(token_dim=6, patch_size=2)

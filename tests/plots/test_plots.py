@@ -9,11 +9,13 @@ from absl.testing import parameterized
 from matplotlib import image as mpl_image
 from matplotlib import pyplot
 import numpy as np
+import pytest
 
 from cspd_jax.plots import acceptance
 from cspd_jax.plots import bars
 from cspd_jax.plots import canvas
 from cspd_jax.plots import grid
+from cspd_jax.plots import replaced
 
 
 class PlotsTest(parameterized.TestCase):
@@ -103,3 +105,13 @@ class PlotsTest(parameterized.TestCase):
 
 if __name__ == '__main__':
   absltest.main()
+
+
+def test_replaced_map(tmp_path):
+  rng = np.random.default_rng(0)
+  images = {'one': rng.uniform(-1, 1, (2, 8, 8, 3)), 'two': rng.uniform(-1, 1, (2, 8, 8, 3))}
+  marks = {name: rng.random((2, 4, 4)) < 0.5 for name in images}
+  replaced.save_replaced_map(tmp_path / 'map.png', images, marks, marks, captions=['a', 'b'])
+  assert (tmp_path / 'map.png').read_bytes().startswith(b'\x89PNG')
+  with pytest.raises(ValueError, match='must be equal'):
+    replaced.save_replaced_map(tmp_path / 'map.png', images, {'one': marks['one']}, marks)

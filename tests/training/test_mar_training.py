@@ -1,5 +1,7 @@
 """The training step of MAR; `tests/models/test_mar.py` compares its loss with the official one."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,3 +136,17 @@ def test_dropout_is_in_every_block_and_only_there(fresh):
 def test_the_same_state_and_batch_give_the_same_step(fresh):
   first, second = (_STEP(fresh, _data(), CONFIG, TRAIN)[0] for _ in range(2))
   jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_draws_at_the_last_step_weigh_more():
+  tokens, labels = _data()
+  train = dataclasses.replace(TRAIN, last_share=0.5)
+  draws = _DRAW(jax.random.key(2), tokens.shape, train)
+  at_last = np.asarray(draws.step == 999)
+  assert 0.4 < at_last.mean() < 0.6
+  params = mar.init(CONFIG, TRAIN).params
+  plain, metrics = _LOSS(params, CONFIG, tokens, labels, draws)
+  weighted, _ = _LOSS(params, CONFIG, tokens, labels, draws, last_weight=jnp.float32(11.0))
+  share = float((at_last & np.asarray(draws.hidden)).sum() / (
+      np.asarray(draws.hidden).sum() * train.draws))
+  np.testing.assert_allclose(weighted - plain, 10 * share * metrics['last_mse'], rtol=1e-4)

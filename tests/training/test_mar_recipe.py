@@ -1,0 +1,95 @@
+"""The recipe of the shipped MAR models, without training them."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip('skimage')
+pytest.importorskip('sklearn')
+
+from cspd_jax import checkpoint  # pylint: disable=wrong-import-position
+from cspd_jax.models import kl_vae  # pylint: disable=wrong-import-position
+from cspd_jax.models import mar  # pylint: disable=wrong-import-position
+from cspd_jax.training import kl_vae as kl_vae_training  # pylint: disable=wrong-import-position
+from cspd_jax.training import mar_recipe  # pylint: disable=wrong-import-position
+from experiments import config_flags  # pylint: disable=wrong-import-position
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module')
+def recipe():
+  return config_flags.load(str(ROOT / 'configs' / 'mar_demo_train_smoke.py'))
+
+
+def _moments(recipe, count=64):
+  rng = np.random.default_rng(0)
+  mean = 3 * rng.standard_normal((count, 4, 4, recipe.tokenizer.z_channels))
+  return np.stack([mean, np.full_like(mean, -2.0)], axis=1).astype(np.float32)
+
+
+def test_tokens_have_a_variance_of_one_and_are_drawn_anew(recipe):
+  moments, labels = _moments(recipe), np.arange(64, dtype=np.int32) % 8
+  config = mar_recipe.scaled_tokenizer(recipe, {'train': (moments, labels)})
+  assert config.scale == pytest.approx(1 / np.sqrt(9 + np.exp(-2)), rel=0.03)
+  batch = lambda index: mar_recipe.batch_of(
+      recipe.target, moments, labels, config.scale, 0, index, 256)
+  tokens, chosen = batch(0)
+  assert tokens.shape == (256, 4, 16) and tokens.dtype == np.float32
+  assert tokens.std() == pytest.approx(1, rel=0.05)
+  np.testing.assert_array_equal(batch(0)[0], tokens)
+  assert not np.array_equal(batch(1)[1], chosen)
+  # The latents come back, up to the noise of their Gaussians.
+  latents = mar.unpatchify(recipe.target, tokens) / config.scale
+  nearest = np.abs(latents[:, None] - moments[None, :, 0]).mean((2, 3, 4)).min(axis=1)
+  assert nearest.max() < 2 * np.exp(-1)
+
+
+def test_models_that_do_not_fit_are_refused(recipe):
+  with pytest.raises(ValueError, match='draft.token_dim is 8; .* it must be 16'):
+    dataclasses.replace(recipe, draft=dataclasses.replace(recipe.draft, token_dim=8))
+  with pytest.raises(ValueError, match='multiple of the'):
+    dataclasses.replace(recipe, image_size=7)
+
+
+def test_tokenizer_learns():
+  config = kl_vae.KLVAEConfig(ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=2, scale=1.0)
+  train = kl_vae_training.KLVAETrainConfig(num_steps=40, learning_rate=5e-3, warmup_steps=5)
+  coarse = jax.random.uniform(jax.random.key(0), (4, 2, 2, 3), minval=-1, maxval=1)
+  images = jax.image.resize(coarse, (4, 8, 8, 3), 'linear')
+  step = jax.jit(lambda state: kl_vae_training.step(state, images, config, train))
+  state, losses = kl_vae_training.init(config, train), []
+  for _ in range(train.num_steps):
+    state, metrics = step(state)
+    losses.append(float(metrics['loss']))
+  assert losses[-1] < 0.7 * losses[0] and int(state.step) == 40
+  # The KL term is that of the definition.
+  posterior = kl_vae.encode(state.params, config, images)
+  loss = lambda weight: kl_vae_training.loss(
+      state.params, config, dataclasses.replace(train, kl_weight=weight), images,
+      jax.random.key(1))
+  (with_kl, metrics), (without, _) = loss(1.0), loss(0.0)
+  deviation = np.exp(0.5 * np.asarray(posterior.log_variance, np.float64))
+  expected = np.mean(0.5 * (np.square(posterior.mean) + deviation**2 - 1) - np.log(deviation))
+  np.testing.assert_allclose(with_kl - without, expected, rtol=1e-3)
+  np.testing.assert_allclose(metrics['kl'], expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_program_trains_and_exports(recipe, tmp_path):
+  from experiments import train  # pylint: disable=import-outside-toplevel
+
+  train.run(recipe, tmp_path, 'all', tmp_path / 'export')
+  vae = checkpoint.load(tmp_path / 'export' / 'mar_demo_vae', dtype=jnp.float32)
+  for name in ('target', 'draft'):
+    loaded = checkpoint.load(tmp_path / 'export' / f'mar_demo_{name}', dtype=jnp.float32)
+    assert loaded.config == getattr(recipe, name)
+  tokens = np.zeros((1, 4, 16), np.float32)
+  images = kl_vae.decode(vae.params, vae.config, mar.unpatchify(recipe.target, tokens))
+  assert images.shape == (1, recipe.image_size, recipe.image_size, 3)
+  for name in ('held_out', 'reconstructions', 'samples_target', 'samples_draft_guided'):
+    assert (tmp_path / f'{name}.png').read_bytes().startswith(b'\x89PNG')
