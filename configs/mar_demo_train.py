@@ -24,7 +24,7 @@ def get_config() -> MARRecipe:
       tokenizer_train=KLVAETrainConfig(num_steps=4000, batch_size=4, learning_rate=1.5e-3, kl_weight=1e-4),
       target=MARConfig(dim=128, num_layers=4, num_heads=4, head_width=256, head_layers=4, **shared),
       target_train=MARTrainConfig(
-          num_steps=7000, learning_rate=1e-3, **train),
+          num_steps=4000, learning_rate=1e-3, **train),
       draft=MARConfig(dim=64, num_layers=2, num_heads=2, head_width=128, head_layers=2, **shared),
       draft_train=MARTrainConfig(
           num_steps=3000, learning_rate=2e-3, **train),

@@ -4,8 +4,9 @@
 
 The drafter of `exact_head` guesses the head's next outputs from its last one; one number per noise
 level says how. They are fitted by least squares on a few hundred ordinary chains of the model and
-go into the checkpoint's metadata, where `experiments.generate` finds them. They decide about speed
-only: the law of the images is the same with any numbers.
+go into the checkpoint's metadata, where `experiments.generate` finds them, if they save head calls over
+the default ones on other images. They decide about speed only: the law of the images is the same with
+any numbers.
 """
 
 import sys
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
   fitted = []
   for guided in (False, True):
     rho, rounds = fit(loaded, schedule, guided)
-    fitted.append(rho)
+    fitted.append(rho if rounds[1] < rounds[0] else blend.default_rho(schedule))
     print(f'{"with" if guided else "without"} guidance: rho at steps '
           + ', '.join(f'{schedule.steps[i]}: {rho[i]:.2f}' for i in range(0, 100, 11))
           + '; head calls per token at batch 1, default and fitted: {:.1f}, {:.1f}'.format(*rounds),

@@ -39,10 +39,10 @@ def run(decoder, model=CHAIN, draft=DRAFT, num=NUM, seed=1):
 class PaperTest(chex.TestCase):
   """One token from a chain with learned variances, against the target's own sampler."""
 
-  @pytest.mark.slow
   @parameterized.parameters(
       (cspd.cspd_paper, 1.0, False), (exact_path.exact_path, 1.0, True),
       (cspd.cspd_paper, 0.0, True))
+  @pytest.mark.slow
   def test_sigma_biases_learned_variances(self, build, slope, same):
     model = analytic.variance_chain(slope=slope)
     reference = run(sample.mar(model.target, schedule=model.schedule, last_noise=True),
@@ -73,8 +73,8 @@ class BlockTest(chex.TestCase):
     widths = [b - a for a, b in verified]
     self.assertEqual((widths[0], widths[1], widths[-1]), sizes)
 
-  @pytest.mark.slow
   @parameterized.parameters(cspd.cspd_released, cspd.cspd_relaxed)
+  @pytest.mark.slow
   def test_equal_models(self, build):
     """The same model drafts: all accepted, so the images are those of the draft model."""
     generated = run(build(CHAIN.target, CHAIN.target, 3, LEVELS, prefill=0.0, kappa=1e4,

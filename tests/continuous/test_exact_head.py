@@ -92,8 +92,8 @@ class LawTest(chex.TestCase):
     self.assertTrue(compare(sampled.tokens, reference()).passed)
     self.assertAlmostEqual(sampled.trials.sum() / sampled.tested.sum(), 1.0, delta=0.1)
 
-  @pytest.mark.slow
   @parameterized.parameters(*MUTANTS)
+  @pytest.mark.slow
   def test_mutants_are_found(self, name):
     *place, eta = MUTANTS[name]
     with mock.patch.object(*place):
@@ -115,8 +115,8 @@ class LawTest(chex.TestCase):
 
 class SpeedTest(chex.TestCase):
 
-  @pytest.mark.slow
   @parameterized.parameters((4, 27.2), (8, 15.7), (16, 10.7))
+  @pytest.mark.slow
   def test_rounds_at_100_levels(self, length, rounds):
     sampled = run(exact_head.speculative(WIDE.target, WIDE.schedule, length), 400, model=WIDE)
     self.assertAlmostEqual(sampled.calls.mean(), rounds, delta=0.04 * rounds)

@@ -62,12 +62,12 @@ MUTANTS = {
 
 class LawTest(chex.TestCase):
 
-  @pytest.mark.slow
   @parameterized.parameters(
       dict(length=2, split=5, eta=1.0),
       dict(length=3, split=1, orders=random_lib.raster_orders),
       dict(length=1, split=0, bonus=False),
       dict(length=2, split=2, prefill=0.4, aligned=False))
+  @pytest.mark.slow
   def test_same_law(self, **options):
     generated = run(jitted(**options))
     self.assertTrue(compare(generated.tokens, truth()).passed)
@@ -76,8 +76,8 @@ class LawTest(chex.TestCase):
     correlation = np.mean(tokens[:, 1:] * tokens[:, :-1])
     self.assertAlmostEqual(correlation, 0.9, delta=0.02)
 
-  @pytest.mark.slow
   @parameterized.parameters(*MUTANTS)
+  @pytest.mark.slow
   def test_mutants_are_found(self, name):
     with mock.patch.object(*MUTANTS[name]):
       tokens = run(jax.jit(exact_path.exact_path(

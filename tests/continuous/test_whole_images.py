@@ -12,6 +12,7 @@ from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import energy_test
+from tests.marks import representative
 
 NUM = 1500
 LEVELS = schedule_lib.make(8)
@@ -37,7 +38,8 @@ def run(name, seed):
   return np.concatenate([np.asarray(tokens).reshape(NUM, -1), LABELS[:, None]], axis=1)
 
 
-@pytest.mark.parametrize('name,reference', [('exact_head', 'mar'), ('exact_path', 'noised')])
+@pytest.mark.parametrize('name,reference', representative(
+    [('exact_head', 'mar'), ('exact_path', 'noised')], ('exact_head', 'mar')))
 def test_whole_images_have_the_law(name, reference):
   assert energy_test(run(name, 1), run(reference, 2), permutations=SPLITS).p_value > ALARM
 

@@ -143,7 +143,7 @@ class AlignmentTest(chex.TestCase):
     np.testing.assert_array_equal(decoded.rounds, 3)
 
 
-@pytest.mark.parametrize('draws', ['distinct', 'iid', 'fixed'])
+@pytest.mark.parametrize('draws', representative(['distinct', 'iid', 'fixed'], 'distinct'))
 def test_greedy(draws):
   model = build(5, 6, dtype=jnp.float32)
   greedy = WARP._replace(temperature=0.0)

@@ -26,6 +26,9 @@ MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3
 DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
 DRAFTS = {'model': DRAFT.target, 'eagle': network(MODEL.target), 'medusa': heads(MODEL.target, 2)}
 LABELS = jnp.asarray([0, 1, 2, 0, 1])
+# One decoder of each kind; the thorough run takes the others too.
+FIRST = ('vanilla', 'speculative', 'sjd_pac', 'seed_exact', 'eagle')
+OTHERS = tuple(name for name in decoders.DECODERS if name not in FIRST)
 
 
 def build(name, target=MODEL.target, window=5):
@@ -79,8 +82,16 @@ class LoopTest(chex.TestCase):
     decoded = self.variant(build('sjd_pac'))(MODEL.params, LABELS, jax.random.key(7), WARP)
     chex.assert_trees_all_equal(decoded, decode('sjd_pac'))
 
-  @parameterized.parameters(*decoders.DECODERS)
+  @parameterized.parameters(*FIRST)
   def test_target_calls_equal_rounds_in_one_compilation(self, name):
+    self._check_calls(name)
+
+  @parameterized.parameters(*OTHERS)
+  @pytest.mark.slow
+  def test_target_calls_of_the_others(self, name):
+    self._check_calls(name)
+
+  def _check_calls(self, name):
     calls = []
 
     def counted(*args):
@@ -101,8 +112,8 @@ class LoopTest(chex.TestCase):
   def test_rows_do_not_know_each_other(self, name):
     self._check_rows(name)
 
-  @pytest.mark.slow
   @parameterized.parameters('speculative', 'sjd', 'eagle2', 'medusa')
+  @pytest.mark.slow
   def test_rows_of_the_others_do_not_know_each_other(self, name):
     self._check_rows(name)
 
@@ -143,8 +154,16 @@ class LoopTest(chex.TestCase):
     decoder = make_decoder(MODEL.target, jacobi(4, 'maximal', fresh=fresh), exact())
     np.testing.assert_array_equal(decode(decoder, warp=greedy).tokens, vanilla.tokens)
 
-  @parameterized.parameters(*decoders.DECODERS)
+  @parameterized.parameters(*FIRST)
   def test_forced_tokens(self, name):
+    self._check_forced(name)
+
+  @parameterized.parameters(*OTHERS)
+  @pytest.mark.slow
+  def test_forced_tokens_of_the_others(self, name):
+    self._check_forced(name)
+
+  def _check_forced(self, name):
     forced = {2: 3, 5: 1}
     built = tabular(jax.random.key(0), 4, 6, guided=True, row_width=3, forced=forced)
     decoder = build(name, built.target)

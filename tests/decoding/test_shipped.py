@@ -44,6 +44,7 @@ def test_seed_exact_equals_vanilla(window, order):
   assert decoded.rounds.max() < 0.6 * vanilla.shape[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['speculative', 'sjd_pac'])
 def test_fewer_rounds(name):
   decoded = decode(name)

@@ -80,30 +80,38 @@ def models(tmp_path_factory):
   return folder
 
 
-@pytest.fixture(scope='module')
-def calls(models, tmp_path_factory):
-  """Results `(code, stdout, stderr)` of all calls by name, and the folder of each."""
-  out = tmp_path_factory.mktemp('out')
+def _run(commands, models, out):
   tiny = [f'--config.model={models}/target', f'--config.draft_model={models}/draft',
           f'--config.eagle={models}/eagle', '--config.medusa=',
           f'--config.tokenizer={models}/tokenizer', '--config.window=4',
           '--config.draft_length=2', '--config.num_images=3', '--config.batch_size=1',
           '--config.reference_sets=2', '--config.timed_images=1']
-  commands = {name: words for name, (words, _) in _BAD.items()}
-  commands['good'] = ['--drafter=mc_jacobi', '--verifier=exact,match,block,cool_printed',
-                      '--curve_drafter=model', '--seed=3', '--guidance_scale=1.5']
   commands = {name: [word.format(tmp=models) for word in words]
               for name, words in commands.items()}
   return programs.run('benchmark', commands, tiny, out)
 
 
+@pytest.fixture(scope='module')
+def refused(models, tmp_path_factory):
+  commands = {name: words for name, (words, _) in _BAD.items()}
+  return _run(commands, models, tmp_path_factory.mktemp('refused'))
+
+
+@pytest.fixture(scope='module')
+def good(models, tmp_path_factory):
+  words = ['--drafter=mc_jacobi', '--verifier=exact,match,block,cool_printed',
+           '--curve_drafter=model', '--seed=3', '--guidance_scale=1.5']
+  return _run({'good': words}, models, tmp_path_factory.mktemp('good'))['good']
+
+
 @pytest.mark.parametrize('name', _BAD)
-def test_bad_input(calls, name):
-  programs.check_refused(calls[name], _BAD[name][1])
+def test_bad_input(refused, name):
+  programs.check_refused(refused[name], _BAD[name][1])
 
 
-def test_pairs(calls):
-  code, out, err, folder = calls['good']
+@pytest.mark.slow
+def test_pairs(good):
+  code, out, err, folder = good
   assert code == 0, err
   rows = list(csv.DictReader((folder / 'benchmark.csv').open()))
   guarantees = {(row['drafter'], row['verifier']): row['guarantee'] for row in rows}
@@ -128,8 +136,9 @@ def test_pairs(calls):
   assert abs(float(rows[0]['nll_difference'])) < 6 * float(rows[0]['nll_difference_error']) + 0.5
 
 
-def test_curves(calls):
-  code, out, err, folder = calls['good']
+@pytest.mark.slow
+def test_curves(good):
+  code, out, err, folder = good
   assert code == 0, err
   rows = list(csv.DictReader((folder / 'curves.csv').open()))
   points = [(row['verifier'], row['value'] and float(row['value'])) for row in rows]

@@ -59,18 +59,22 @@ def models(tmp_path_factory):
   return folder
 
 
-@pytest.fixture(scope='module')
-def calls(models, tmp_path_factory):
+def _run(commands, models, out):
   config = ['--config=configs/mar_demo.py', f'--model={models}/target',
             f'--draft_model={models}/draft', f'--tokenizer={models}/vae',
             '--config.num_levels=4', '--config.head_length=3', '--config.length=2',
             '--config.path_length=1', '--config.repeats=1', '--num_images=2']
-  commands = {name: words for name, (words, _) in _BAD.items()}
-  commands['good'] = ['--guidance_scale=1.5', '--seed=5']
-  commands['without draft model'] = ['--draft_model=', '--guidance_scale=1', '--config.num_iter=2']
   commands = {name: config + [word.format(tmp=models) for word in words]
               for name, words in commands.items()}
-  return programs.run('generate', commands, [], tmp_path_factory.mktemp('out'))
+  return programs.run('generate', commands, [], out)
+
+
+@pytest.fixture(scope='module')
+def calls(models, tmp_path_factory):
+  commands = {name: words for name, (words, _) in _BAD.items()}
+  commands['without draft model'] = ['--draft_model=', '--guidance_scale=1', '--config.num_iter=2',
+                                     '--decoder=mar,exact_head']
+  return _run(commands, models, tmp_path_factory.mktemp('out'))
 
 
 @pytest.mark.parametrize('name', _BAD)
@@ -78,8 +82,10 @@ def test_bad_input(calls, name):
   programs.check_refused(calls[name], _BAD[name][1])
 
 
-def test_every_decoder(calls):
-  code, out, err, folder = calls['good']
+@pytest.mark.slow
+def test_every_decoder(models, tmp_path):
+  code, out, err, folder = _run(
+      {'good': ['--guidance_scale=1.5', '--seed=5']}, models, tmp_path)['good']
   assert code == 0, err
   report = json.loads((folder / 'report.json').read_text())
   assert list(report['decoders']) == list(DECODERS)
@@ -102,8 +108,11 @@ def test_without_draft_model(calls):
   code, out, err, folder = calls['without draft model']
   assert code == 0, err
   report = json.loads((folder / 'report.json').read_text())
-  assert list(report['decoders']) == ['mar', 'parallel', 'exact_head']
-  assert 'exact_path is left out' in out
+  assert list(report['decoders']) == ['mar', 'exact_head']
+  rows = report['decoders']
+  assert rows['mar']['head_calls'] == 2 * 4 and rows['mar']['head_rows'] == 4 * 4
+  assert rows['exact_head']['acceptance'] > 0 and rows['mar']['acceptance'] is None
+  assert 'accepts' in out and 'accept' not in out[:out.index('mar: ')]
   assert report['decoders']['exact_head']['target_passes'] == 2
 
 

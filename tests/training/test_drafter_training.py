@@ -265,6 +265,7 @@ def test_photographs_are_tokenised(tmp_path):
   assert tokens.shape == (2, 256) and 0 <= labels.min() <= labels.max() < 8
 
 
+@pytest.mark.slow
 def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
   recipe = config_flags.load(str(ROOT / 'configs' / 'eagle_demo_smoke.py'))
   drafter_training.run(recipe, tmp_path, tmp_path / 'export', 'bfloat16')

@@ -46,6 +46,7 @@ def test_convolution_gradients_equal_those_of_xla():
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_loss_falls_once_quantised(trained):
   _, history = trained
   assert history[-1]['loss'] < 0.7 * history[TRAIN.quantize_from + 1]['loss']
@@ -62,6 +63,7 @@ def test_straight_through_gradient_reaches_the_encoder():
     assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads[part])), part
 
 
+@pytest.mark.slow
 def test_decoder_sees_codebook_vectors_only_when_quantised():
   params = vq.init(CONFIG, jax.random.key(0))
   images = _images()
