@@ -10,6 +10,7 @@ Reference: Li et al., Autoregressive Image Generation without Vector Quantizatio
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -85,10 +86,9 @@ class Decoder:
     # Places `first[k] .. stop[k] - 1` of the order are fixed in step `k`.
     stop = size - np.array(self.hidden)
     first = np.append(0, stop[:-1])
-    width = int(np.max(stop - first))
-    order_padded = jnp.pad(order, [(0, 0), (0, width)])
+    order_padded = jnp.pad(order, [(0, 0), (0, int(np.max(stop - first)))])
 
-    def step(k, generated):
+    def step(width, k, generated):
       start, end = jnp.asarray(first)[k], jnp.asarray(stop)[k]
       z = target.transform(params, condition, generated.tokens, place < start)
       active = jnp.broadcast_to(start + jnp.arange(width) < end, (batch, width))
@@ -100,7 +100,13 @@ class Decoder:
       return _add(generated, k, sampled, jnp.where(active, positions, size))
 
     empty = empty_result(target, order, len(self.hidden), self.head.columns)
-    generated = jax.lax.fori_loop(0, len(self.hidden), step, empty)
+    # Steps of one token at the start do not pay for the width of the others.
+    single = int(np.argmax(np.append(stop - first, 2) > 1))
+    generated = empty
+    for begin, end in ((0, single), (single, len(self.hidden))):
+      if begin < end:
+        width = int(np.max((stop - first)[begin:end]))
+        generated = jax.lax.fori_loop(begin, end, functools.partial(step, width), generated)
     step_of_place = np.searchsorted(stop, np.arange(size), side='right').astype(np.int32)
     return generated._replace(round_of_token=jnp.asarray(step_of_place)[place])
 
