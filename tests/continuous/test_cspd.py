@@ -114,6 +114,7 @@ class BlockTest(chex.TestCase):
     np.testing.assert_array_equal(generated.target_passes, 17)
     np.testing.assert_array_equal(generated.tested, [[0] + [1] * 7] * 50)
 
+  @pytest.mark.slow
   def test_stop_at_the_first_rejection(self):
     """Rows stop at different places, and still every draft kept is one that was accepted."""
     decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=0.0, kappa=60.0,

@@ -60,6 +60,7 @@ def doubled_batch(model, labels, key, num_iter, scale, temperature):
 
 class MarTest(chex.TestCase):
 
+  @pytest.mark.slow
   def test_equals_the_doubled_batch(self):
     num_iter = 3
     decoder = jax.jit(sample.mar(MODEL.target, num_iter, LEVELS))

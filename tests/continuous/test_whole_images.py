@@ -44,6 +44,7 @@ def test_whole_images_have_the_law(name, reference):
   assert energy_test(run(name, 1), run(reference, 2), permutations=SPLITS).p_value > ALARM
 
 
+@pytest.mark.slow
 def test_the_test_would_notice():
   """Tokens that do not see each other, and a shift by a tenth of a deviation."""
   reference = run('mar', 2)

@@ -30,6 +30,7 @@ def load(name):
 
 
 @pytest.mark.parametrize('name', representative(['eagle', 'eagle2'], 'eagle'))
+@pytest.mark.slow
 def test_caches_hold_the_accepted_sequence(name):
   model = load('demo_target')
   target = llamagen.target(model.config, guided=True)

@@ -132,6 +132,7 @@ def test_features_agree_with_the_official_module(name):
 
 
 @pytest.mark.parametrize('per_row', [False, True])
+@pytest.mark.slow
 def test_cached_windows_and_trees_agree_with_the_official_module(name, per_row):
   case = CASES[name]
   inputs = _inputs(case)

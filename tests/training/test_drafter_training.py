@@ -61,6 +61,7 @@ def _step(config, train, params):
 
 
 @pytest.mark.parametrize('conditioning', TARGETS)
+@pytest.mark.slow
 def test_what_is_learnt_is_the_feature_of_the_next_token(conditioning, monkeypatch):
   """The features of every token, one by one from the decoding target, are a perfect drafter."""
   config, (tokens, condition) = TARGETS[conditioning], _batch(2)
@@ -122,6 +123,7 @@ def test_head_h_learns_the_token_h_plus_one_later(labels, monkeypatch):
 
 
 @pytest.mark.parametrize('name', DRAFTERS)
+@pytest.mark.slow
 def test_loss_falls_on_one_batch(name):
   params, batch = _target_params(), _batch()
   train = dataclasses.replace(TRAIN, drop_rate=0.0)

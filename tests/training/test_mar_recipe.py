@@ -56,6 +56,7 @@ def test_models_that_do_not_fit_are_refused(recipe):
     dataclasses.replace(recipe, image_size=7)
 
 
+@pytest.mark.slow
 def test_tokenizer_learns():
   config = kl_vae.KLVAEConfig(ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=2, scale=1.0)
   train = kl_vae_training.KLVAETrainConfig(num_steps=40, learning_rate=5e-3, warmup_steps=5)

@@ -76,6 +76,7 @@ def test_decoder_sees_codebook_vectors_only_when_quantised():
     np.testing.assert_allclose(parts['l1'], np.abs(output - images).mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_unused_vectors_restart_on_latents_and_used_ones_stay():
   params = vq.init(CONFIG, jax.random.key(0))
   latents = vq.latents(params, CONFIG, _images())
