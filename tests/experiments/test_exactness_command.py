@@ -13,6 +13,7 @@ def run(*flags):
       check=False)
 
 
+@pytest.mark.slow
 def test_decoders_pass(tmp_path):
   path = tmp_path / 'rows.json'
   names = ['vanilla', 'seed_exact', 'eagle', 'mc_sjd + cool']
