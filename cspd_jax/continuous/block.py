@@ -55,6 +55,7 @@ Rule = Callable[[Batch, Ends, Ends, jax.Array], tuple[jax.Array, jax.Array, jax.
 def ends(target: Target, schedule: Schedule, params: Params, batch: Batch,
          aligned: bool = True) -> Ends:
   """Runs the whole chain, `num_levels` head calls; `aligned` as for `path.shared`."""
+  batch = head_lib.modulated(target, schedule, params, batch)
   shared = path.shared(target, schedule, params, batch, 0, aligned)
   level = jnp.zeros(shared.log_std.shape, jnp.int32)
   k = head_lib.kernel(target, schedule, params, batch, shared.x, level)

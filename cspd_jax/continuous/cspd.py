@@ -122,8 +122,10 @@ def cspd_released(
             jnp.minimum(trials, RELEASED_TRIALS))
 
   return _blocks(
-      target, draft, length, schedule, prefill, kappa, rule, guidance_of_last, block_context,
-      keep_after_reject, aligned, num_iter, guidance, orders, 'none: behaves as the released code, which keeps no law')
+      target, draft, length, schedule, prefill, kappa, num_iter, rule=rule, guidance=guidance,
+      guidance_of_last=guidance_of_last, block_context=block_context,
+      keep_after_reject=keep_after_reject, aligned=aligned, orders=orders,
+      guarantee='none: behaves as the released code, which keeps no law')
 
 
 def cspd_relaxed(
@@ -160,8 +162,10 @@ def cspd_relaxed(
     return tokens, accepted, jnp.zeros(accepted.shape, jnp.int32)
 
   return _blocks(
-      target, draft, length, schedule, prefill, kappa, rule, False, block_context, block_context,
-      aligned, num_iter, guidance, orders, 'mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2')
+      target, draft, length, schedule, prefill, kappa, num_iter, rule=rule, guidance=guidance,
+      guidance_of_last=False, block_context=block_context, keep_after_reject=block_context,
+      aligned=aligned, orders=orders,
+      guarantee='mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2')
 
 
 def expected_speedup(cost: float, length: int) -> float:
@@ -179,8 +183,8 @@ def _softened(theirs: block.Ends, own: block.Ends, kappa: float) -> jax.Array:
   return 0.5 * jnp.sum(jnp.square((theirs.mean - own.mean) / (kappa * own.std)), axis=-1)
 
 
-def _blocks(target, draft, length, schedule, prefill, kappa, rule, guidance_of_last, block_context,
-            keep_after_reject, aligned, num_iter, guidance, orders, guarantee):
+def _blocks(target, draft, length, schedule, prefill, kappa, num_iter, **fields) -> block.Decoder:
+  """Checks the options; `fields` are those of `block.Decoder`."""
   size = target.num_tokens
   exact_path.check_pair(target, draft)
   blocks = schedule_lib.blocks(size, length, prefill)
@@ -189,10 +193,9 @@ def _blocks(target, draft, length, schedule, prefill, kappa, rule, guidance_of_l
                      f'of tokens, {size}.')
   if not (np.isfinite(kappa) and kappa > 0):
     raise ValueError(f'kappa is {kappa}; it must be finite and above 0.')
-  sampling_lib.check_guidance(guidance)
-  law = f'parallel generation in blocks of {length}' if block_context else (
+  sampling_lib.check_guidance(fields['guidance'])
+  law = f'parallel generation in blocks of {length}' if fields['block_context'] else (
       f'masked generation in {size} steps')
   return block.Decoder(
-      target, draft, schedule_lib.make() if schedule is None else schedule, blocks, rule, guidance,
-      guidance_of_last, block_context, keep_after_reject, aligned, orders,
-      f'{law}, last kernel without noise', guarantee)
+      target, draft, schedule_lib.make() if schedule is None else schedule, blocks,
+      law=f'{law}, last kernel without noise', **fields)

@@ -71,7 +71,7 @@ def pick(z: jax.Array, positions: jax.Array) -> jax.Array:
 
 def modulated(target: Target, schedule: Schedule, params: Params, batch: Batch) -> Batch:
   """The batch with `modulation` for all levels, if the head has one and memory allows."""
-  if target.modulation is None:
+  if target.modulation is None or batch.modulation is not None:
     return batch
   levels, shape = schedule.num_levels, batch.z.shape[:2]
   steps = jnp.broadcast_to(jnp.asarray(schedule.steps), (*shape, levels)).reshape(-1)

@@ -54,16 +54,10 @@ class KLVAEState(NamedTuple):
   opt_state: Any
 
 
-def _optimizer(train: KLVAETrainConfig) -> optax.GradientTransformation:
-  schedule = optax.warmup_cosine_decay_schedule(
-      0.0, train.learning_rate, train.warmup_steps, max(train.num_steps, train.warmup_steps + 1))
-  return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, b2=0.99))
-
-
 def init(config: kl_vae.KLVAEConfig, train: KLVAETrainConfig) -> KLVAEState:
   """The state before the first step."""
   params = kl_vae.init(config, jax.random.key(train.seed))
-  return KLVAEState(jnp.int32(0), params, _optimizer(train).init(params))
+  return KLVAEState(jnp.int32(0), params, reconstruction.optimizer(train).init(params))
 
 
 def loss(
@@ -108,6 +102,6 @@ def step(
   key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
   (total, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, images, key)
-  updates, opt_state = _optimizer(train).update(grads, state.opt_state, state.params)
+  updates, opt_state = reconstruction.optimizer(train).update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   return KLVAEState(state.step + 1, params, opt_state), {'loss': total, **metrics}

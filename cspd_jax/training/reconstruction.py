@@ -1,7 +1,17 @@
-"""How far a tokenizer's images are from the originals."""
+"""What the tokenizers' training steps share: the error of their images, and the optimiser."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
+
+
+def optimizer(train: Any) -> optax.GradientTransformation:
+  """Adam with warm-up and a cosine decay to 0; `train` has the fields that say how long."""
+  schedule = optax.warmup_cosine_decay_schedule(
+      0.0, train.learning_rate, train.warmup_steps, max(train.num_steps, train.warmup_steps + 1))
+  return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, b2=0.99))
 
 
 def error(

@@ -67,16 +67,10 @@ class VQState(NamedTuple):
   usage: jax.Array
 
 
-def _optimizer(train: VQTrainConfig) -> optax.GradientTransformation:
-  schedule = optax.warmup_cosine_decay_schedule(
-      0.0, train.learning_rate, train.warmup_steps, max(train.num_steps, train.warmup_steps + 1))
-  return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, b2=0.99))
-
-
 def init(config: vq.VQConfig, train: VQTrainConfig) -> VQState:
   """The state before the first step."""
   params = vq.init(config, jax.random.key(train.seed))
-  return VQState(jnp.int32(0), params, _optimizer(train).init(params),
+  return VQState(jnp.int32(0), params, reconstruction.optimizer(train).init(params),
                  jnp.zeros(config.codebook_size))
 
 
@@ -129,7 +123,7 @@ def step(
   """
   (total, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, images, state.step >= train.quantize_from)
-  updates, opt_state = _optimizer(train).update(grads, state.opt_state, state.params)
+  updates, opt_state = reconstruction.optimizer(train).update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   usage = _update_usage(state.usage, parts['indices'])
   params, usage = _restart(state.step, params, usage, parts['latents'], train)
