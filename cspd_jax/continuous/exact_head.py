@@ -85,6 +85,24 @@ class State(NamedTuple):
   sampled: Sampled
 
 
+class Noise(NamedTuple):
+  """What chains are drafted and tested with, drawn before the first round.
+
+  Attributes:
+    draft: `[N, levels, C]` noise of the drafter's kernels.
+    log_uniform: `[N, levels]` logarithms of the tests' uniform numbers.
+  """
+
+  draft: jax.Array
+  log_uniform: jax.Array
+
+  def at(self, level: jax.Array) -> 'Noise':
+    """That of the kernels at `level` `[N, L]`, leaves `[N, L, ...]`."""
+    level = jnp.maximum(level, 0)
+    return Noise(jnp.take_along_axis(self.draft, level[:, :, None], axis=1),
+                 jnp.take_along_axis(self.log_uniform, level, axis=1))
+
+
 class Drafts(NamedTuple):
   """Drafted transitions, from state `x` at `level` to state `next`.
 
@@ -94,6 +112,7 @@ class Drafts(NamedTuple):
     level: `[N, L]`; negative where there is no such level.
     mean: `[N, L, C]` of the drafter's kernel.
     std: `[N, L, C]` of the drafter's kernel.
+    log_uniform: `[N, L]` of the transition's test.
   """
 
   x: jax.Array
@@ -101,6 +120,7 @@ class Drafts(NamedTuple):
   level: jax.Array
   mean: jax.Array
   std: jax.Array
+  log_uniform: jax.Array
 
 
 def speculative(target: Target, schedule: Schedule, length: int = 8,
@@ -119,55 +139,55 @@ def speculative(target: Target, schedule: Schedule, length: int = 8,
         f'rho has shape {rho.shape}, values {rho}; it must have one finite number per level, '
         f'({levels},).')
 
-  def one_round(params, batch, state):
-    drafts = propose(schedule, rho, length, batch, state)
+  def one_round(params, batch, noise, state):
+    drafts = propose(schedule, rho, length, batch, noise, state)
     kernel = head_lib.kernel(
         target, schedule, params, batch, drafts.x, jnp.maximum(drafts.level, 0))
     return walk(schedule, target, eta, batch, state, drafts, kernel)
 
   def sample(params, batch):
     batch = head_lib.modulated(target, schedule, params, batch)
+    wide = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
+    noise = Noise(
+        random_lib.chain_normal(batch.keys, random_lib.DRAFT, levels, target.token_dim),
+        random_lib.log_uniform(wide, random_lib.ACCEPT, jnp.arange(levels)))
     x = head_lib.start(batch, target)
     count = jnp.zeros(batch.active.shape, jnp.int32)
     per_level = jnp.zeros((*count.shape, levels), jnp.int32)
     state = State(x, jnp.where(batch.active, levels - 1, -1), blend.frozen_start(x),
                   Sampled(jnp.zeros_like(x), count, count, per_level, per_level, count))
     state = jax.lax.while_loop(lambda state: jnp.any(state.level >= 0),
-                               lambda state: one_round(params, batch, state), state)
+                               lambda state: one_round(params, batch, noise, state), state)
     return state.sampled
 
   return Head(sample, levels)
 
 
-def propose(schedule: Schedule, rho: np.ndarray, length: int, batch: Batch,
+def propose(schedule: Schedule, rho: np.ndarray, length: int, batch: Batch, noise: Noise,
             state: State) -> Drafts:
   """Drafts `length` transitions; no network is asked."""
-  level = state.level[:, None] - jnp.arange(length)
-  keys = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
-  noise = random_lib.normal(keys, random_lib.DRAFT, jnp.maximum(level, 0), state.x.shape[-1])
-
-  def step(x, inputs):
-    level, noise = inputs
+  levels = state.level[:, None] - jnp.arange(length)
+  noise = noise.at(levels)
+  x, drafts = state.x, []
+  for j in range(length):  # Unrolled: as steps of a loop these few products cost a head call.
+    level = levels[:, j]
     mean, std = blend.draft_kernel(schedule, rho, state.frozen, x, jnp.maximum(level, 0))
     std = batch.temperature[:, None] * std
-    following = mean + std * noise
-    return following, Drafts(x, following, level, mean, std)
-
-  drafts = jax.lax.scan(step, state.x, (level.T, noise.swapaxes(0, 1)))[1]
-  return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), drafts)
+    following = mean + std * noise.draft[:, j]
+    drafts.append(Drafts(x, following, level, mean, std, noise.log_uniform[:, j]))
+    x = following
+  return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *drafts)
 
 
 def walk(schedule: Schedule, target: Target, eta: float, batch: Batch, state: State,
          drafts: Drafts, kernel: Kernel) -> State:
   """Accepts transitions up to the first failure and replaces that one."""
   length = drafts.level.shape[1]
-  keys = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
   # Kernel 0 is not drafted: it has no noise.
   testable = drafts.level > 0
   log_ratio = (couple.log_density(drafts.next, kernel.mean, kernel.std) -
                couple.log_density(drafts.next, drafts.mean, drafts.std))
-  log_uniform = random_lib.log_uniform(keys, random_lib.ACCEPT, jnp.maximum(drafts.level, 0))
-  passed = testable & couple.accept(log_ratio, log_uniform, eta)
+  passed = testable & couple.accept(log_ratio, drafts.log_uniform, eta)
   accepted = couple.leading(passed)
   # The last state that is true and known to the head.
   last = jnp.minimum(accepted, length - 1)
@@ -184,19 +204,19 @@ def walk(schedule: Schedule, target: Target, eta: float, batch: Batch, state: St
   frozen = Frozen(
       kernel.eps, schedule_lib.predict_x0(
           schedule, jnp.maximum(drafts_last.level, 0), drafts_last.x, kernel.eps), kernel.v)
-  index = jnp.arange(length)
-  tested = testable & active[:, None] & (index <= accepted[:, None])
-  count = lambda old, new: old.at[jnp.arange(active.shape[0])[:, None], drafts.level].add(
-      new.astype(jnp.int32), mode='drop', wrap_negative_indices=False)
   done = state.sampled
+  # Transition number `index` of the round is at this level; there are none for other levels.
+  index = state.level[:, None] - jnp.arange(schedule.num_levels)
+  tested = (jnp.arange(schedule.num_levels) > 0) & active[:, None] & (index >= 0) & (
+      index <= last[:, None])
   known = target.num_streams * jnp.minimum(length, state.level + 1)
   return State(
       x=x, level=jnp.where(active, drafts_last.level - 1, -1), frozen=frozen,
       sampled=Sampled(
           tokens=jnp.where(complete[:, None], kernel.mean, done.tokens),
           calls=done.calls + active, rows=done.rows + jnp.where(active, known, 0),
-          tested=count(done.tested, tested),
-          accepted=count(done.accepted, tested & (index < accepted[:, None])),
+          tested=done.tested + tested,
+          accepted=done.accepted + (tested & (index < accepted[:, None])),
           trials=done.trials + trials))
 
 

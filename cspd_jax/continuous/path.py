@@ -58,19 +58,22 @@ def shared(target: Target, schedule: Schedule, params: Params, batch: Batch,
   purpose = random_lib.STEP if aligned else random_lib.DRAFT
   batch = head_lib.modulated(target, schedule, params, batch)
 
+  levels = schedule.num_levels
+  noise = random_lib.chain_normal(batch.keys, purpose, levels, target.token_dim)
+
   def step(i, carry):
     x, log_std = carry
-    level = jnp.full(x.shape[:1], schedule.num_levels - 1 - i)
-    k = head_lib.kernel(target, schedule, params, batch, x, level)
-    x = k.mean + k.std * random_lib.normal(batch.keys, purpose, level, target.token_dim)
+    level = levels - 1 - i
+    k = head_lib.kernel(target, schedule, params, batch, x, jnp.full(x.shape[:1], level))
+    x = k.mean + k.std * noise[:, level]
     return Shared(x, log_std + jnp.sum(jnp.log(k.std), axis=-1))
 
   if aligned:
     x = head_lib.start(batch, target)
   else:
-    x = random_lib.normal(batch.keys, purpose, schedule.num_levels, target.token_dim)
+    x = random_lib.normal(batch.keys, purpose, levels, target.token_dim)
   return jax.lax.fori_loop(
-      0, schedule.num_levels - 1 - split, step, Shared(x, jnp.zeros(x.shape[:1], x.dtype)))
+      0, levels - 1 - split, step, Shared(x, jnp.zeros(x.shape[:1], x.dtype)))
 
 
 def draw(target: Target, schedule: Schedule, params: Params, batch: Batch, x: jax.Array,
@@ -87,11 +90,11 @@ def draw(target: Target, schedule: Schedule, params: Params, batch: Batch, x: ja
     purpose: what the noise is for; see `random`.
     trial: a number or `[N]`; which of several paths.
   """
+  noise = random_lib.chain_normal(batch.keys, purpose, split + 1, target.token_dim, trial)
+
   def step(x, level):
-    level = jnp.full(x.shape[:1], level)
-    k = head_lib.kernel(target, schedule, params, batch, x, level)
-    x = k.mean + k.std * random_lib.normal(
-        batch.keys, purpose, level, target.token_dim, trial)
+    k = head_lib.kernel(target, schedule, params, batch, x, jnp.full(x.shape[:1], level))
+    x = k.mean + k.std * noise[:, level]
     return x, (x, couple.log_density(x, k.mean, k.std))
 
   states, log_density = jax.lax.scan(step, x, jnp.arange(split, -1, -1))[1]

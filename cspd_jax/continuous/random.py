@@ -61,6 +61,17 @@ def normal(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike, size: int
   return _map(lambda key: jax.random.normal(key, (size,)), keys, purpose, level, trial)
 
 
+def chain_normal(keys: TokenKeys, purpose: int, num_levels: int, size: int,
+                 trial: jax.typing.ArrayLike = 0) -> jax.Array:
+  """`[N, num_levels, size]`: `normal` for all kernels of the tokens `[N]` at once.
+
+  Drawing kernel by kernel in a loop takes as long as a small head; `trial` is a number or `[N]`.
+  """
+  wide = lambda leaf: jnp.asarray(leaf)[:, None]
+  trial = jnp.broadcast_to(trial, keys.position.shape)
+  return normal(jax.tree.map(wide, keys), purpose, jnp.arange(num_levels), size, wide(trial))
+
+
 def log_uniform(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike,
                 trial: jax.typing.ArrayLike = 0) -> jax.Array:
   """Logarithm of a uniform number, `[...]`, finite and negative. Arguments as for `normal`."""

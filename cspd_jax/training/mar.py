@@ -17,15 +17,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.models import mar
-
-# The hidden fraction is normal around 1 with this deviation, cut to [0.7, 1].
-_MASK_DEVIATION = 0.25
-_MIN_MASK = 0.7
-
 
 @dataclasses.dataclass(frozen=True)
 class MARTrainConfig:
@@ -36,15 +32,21 @@ class MARTrainConfig:
     batch_size: images per step.
     learning_rate: rate after the warm-up.
     warmup_steps: steps of linear warm-up.
+    cooldown_steps: steps at the end over which the rate falls to 0.
     weight_decay: of AdamW, on the transformer's matrices and tables only.
     dropout: rate in the transformer.
+    min_hidden: the hidden share of the tokens is normal around 1, cut to [min_hidden, 1];
+    hidden_deviation: with this standard deviation before the cut.
     drop_rate: probability that an image's label is replaced by the null class.
     draws: steps and noises that every hidden token is denoised with per optimiser step, because
       the head costs little beside the transformer.
     last_share: share of the draws that are put at the last step, 999.
-    last_weight: weight of the squared error there. The sampler's first kernel multiplies an
+    last_weight: weight of the squared error there, for the head's parameters. The sampler's first kernel multiplies an
       error of the noise by 316, so the head must know to a thousandth that the state is all
       noise; long training teaches it that with equal weights, short training does not.
+    sine_positions: whether the tables of positions start as sines and cosines of row and column.
+      From the published start, almost zero, a short training learns what an image's colours are,
+      and not which tokens are neighbours.
     ema_decay: of the moving average, once it has run for a while.
     seed: of the parameters and of everything a step draws.
   """
@@ -53,12 +55,16 @@ class MARTrainConfig:
   batch_size: int = 16
   learning_rate: float = 1e-4
   warmup_steps: int = 100
+  cooldown_steps: int = 0
   weight_decay: float = 0.02
   dropout: float = 0.1
+  min_hidden: float = 0.7
+  hidden_deviation: float = 0.25
   drop_rate: float = 0.1
   draws: int = 4
   last_share: float = 0.0
   last_weight: float = 1.0
+  sine_positions: bool = False
   ema_decay: float = 0.9999
   seed: int = 0
 
@@ -99,8 +105,8 @@ def draw(key: jax.Array, shape: tuple[int, int, int], train: MARTrainConfig) -> 
   """Random numbers for tokens of `shape` `(B, T, C)`."""
   batch, length, _ = shape
   keys = jax.random.split(key, 6)
-  rate = 1 + _MASK_DEVIATION * jax.random.truncated_normal(
-      keys[0], (_MIN_MASK - 1) / _MASK_DEVIATION, 0.0)
+  rate = 1 + train.hidden_deviation * jax.random.truncated_normal(
+      keys[0], (train.min_hidden - 1) / train.hidden_deviation, 0.0)
   ranks = jnp.argsort(jax.random.uniform(keys[1], (batch, length)), axis=1)
   repeated = (train.draws, batch, length)
   last = jax.random.bernoulli(keys[5], train.last_share, repeated)
@@ -189,21 +195,28 @@ def loss(
   full = schedule_lib.make(schedule_lib.NUM_STEPS)
   x0 = jnp.broadcast_to(tokens, draws.noise.shape).astype(jnp.float32)
   x = schedule_lib.diffuse(full, draws.step, x0, draws.noise)
+  is_last = draws.step == schedule_lib.NUM_STEPS - 1
+  # The weight is for the head: what it has to say of pure noise does not depend on `z`, and heavy
+  # errors there would drown what the transformer can learn from the other steps.
+  fixed = jax.lax.stop_gradient(z)
+  z = fixed + (z - fixed) / jnp.where(is_last, last_weight, 1.0)[..., None]
   eps, v = model.apply(
       {'params': params}, x.reshape(-1, config.token_dim), draws.step.reshape(-1),
-      jnp.broadcast_to(z, (*x.shape[:-1], z.shape[-1])).reshape(-1, z.shape[-1]),
-      method='denoise')
+      z.reshape(-1, z.shape[-1]), method='denoise')
   terms = token_losses(x0, draws.step, draws.noise, x, eps.reshape(x.shape), v.reshape(x.shape))
   weight = draws.hidden / (jnp.sum(draws.hidden) * x.shape[0])
   mse, vlb = (jnp.sum(term * weight) for term in terms)
-  at_last = weight * (draws.step == schedule_lib.NUM_STEPS - 1)
+  at_last = weight * is_last
   last = jnp.sum(terms[0] * at_last)
   metrics = {'mse': mse, 'vlb': vlb, 'last_mse': last / jnp.maximum(jnp.sum(at_last), 1e-9)}
   return mse + vlb + (last_weight - 1) * last, metrics
 
 
 def _optimizer(train: MARTrainConfig) -> optax.GradientTransformation:
-  schedule = optax.linear_schedule(0.0, train.learning_rate, max(train.warmup_steps, 1))
+  schedule = optax.join_schedules(
+      [optax.linear_schedule(0.0, train.learning_rate, max(train.warmup_steps, 1)),
+       optax.linear_schedule(train.learning_rate, 0.0, max(train.cooldown_steps, 1))],
+      [train.num_steps - train.cooldown_steps])
   return optax.chain(
       optax.clip_by_global_norm(3.0),
       optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=train.weight_decay, mask=_decayed))
@@ -215,9 +228,26 @@ def _decayed(params: Any) -> Any:
       lambda path, _: path[0].key != 'head' and path[-1].key not in ('bias', 'scale'), params)
 
 
+def _sines(config: mar.MARConfig) -> np.ndarray:
+  """`[T, D]`: a quarter of the numbers each for sine and cosine of row and column.
+
+  The tables of masked autoencoders (arXiv:2111.06377), with periods up to hundreds of tokens.
+  """
+  quarter = -(-config.dim // 4)
+  frequencies = 100.0**(-np.arange(quarter) / quarter)
+  rows, columns = (axis.reshape(-1, 1) * frequencies
+                   for axis in np.mgrid[:config.height, :config.width])
+  parts = [np.sin(rows), np.cos(rows), np.sin(columns), np.cos(columns)]
+  return np.concatenate(parts, axis=1)[:, :config.dim].astype(np.float32)
+
+
 def init(config: mar.MARConfig, train: MARTrainConfig) -> MARState:
   """The state before the first step."""
   params = mar.init(config, jax.random.key(train.seed))
+  if train.sine_positions:
+    sines = _sines(config)
+    for table in ('encoder_positions', 'decoder_positions', 'z_positions'):
+      params[table] = params[table].at[:, -config.num_tokens:].set(sines)
   # The step gives its input's memory to its output, so the average needs memory of its own.
   average = jax.tree.map(jnp.copy, params)
   return MARState(jnp.int32(0), params, _optimizer(train).init(params), average)

@@ -1,6 +1,7 @@
 """The training step of MAR; `tests/models/test_mar.py` compares its loss with the official one."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -150,3 +151,50 @@ def test_draws_at_the_last_step_weigh_more():
   share = float((at_last & np.asarray(draws.hidden)).sum() / (
       np.asarray(draws.hidden).sum() * train.draws))
   np.testing.assert_allclose(weighted - plain, 10 * share * metrics['last_mse'], rtol=1e-4)
+
+
+def test_the_weight_of_the_last_step_is_for_the_head_alone(trained):
+  params = trained[0].params
+  tokens, labels = _data()
+  draws = _DRAW(jax.random.key(2), tokens.shape, TRAIN)
+  draws = draws._replace(step=jnp.full_like(draws.step, 999))
+  gradient = jax.jit(jax.grad(
+      lambda params, weight: mar.loss(params, CONFIG, tokens, labels, draws, last_weight=weight)[0]
+      - mar.loss(params, CONFIG, tokens, labels, draws)[1]['vlb']))
+  plain, weighted = gradient(params, 1.0), gradient(params, 100.0)
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6)
+  head, transformer = ({name: leaf for name, leaf in weighted.items() if (name == 'head') == part}
+                       for part in (True, False))
+  jax.tree.map(close, transformer, {name: plain[name] for name in transformer})
+  jax.tree.map(close, head, {'head': jax.tree.map(lambda leaf: 100 * leaf, plain['head'])})
+  assert jax.tree.reduce(lambda total, leaf: total + jnp.abs(leaf).sum(), transformer, 0.0) > 0
+
+
+def test_sine_positions_tell_neighbours_from_others():
+  config = dataclasses.replace(CONFIG, height=6, width=6, dim=32)
+  params = mar.init(config, dataclasses.replace(TRAIN, sine_positions=True)).params
+  for name in ('encoder_positions', 'decoder_positions', 'z_positions'):
+    table = np.asarray(params[name])[0, -36:].reshape(6, 6, 32)
+    likeness = np.einsum('d,hwd->hw', table[2, 3], table)
+    below = np.sort(likeness.ravel())[-6]
+    for row, column in ((1, 3), (3, 3), (2, 2), (2, 4)):
+      assert below < likeness[row, column] < likeness[2, 3], name
+    # The rows before the tokens start as published.
+    assert np.abs(np.asarray(params[name])[0, :-36]).max(initial=0) < 0.1
+
+
+def test_hidden_shares_can_go_far_down():
+  train = dataclasses.replace(TRAIN, min_hidden=0.1, hidden_deviation=0.5)
+  draw = jax.jit(jax.vmap(lambda key: mar.draw(key, (1, 256, 1), train).hidden))
+  shares = np.asarray(draw(jax.random.split(jax.random.key(0), 300))).mean(axis=2)
+  assert 0.1 <= shares.min() < 0.25 and shares.max() > 0.97
+
+
+def test_the_rate_falls_to_nothing_at_the_end(fresh):
+  train = dataclasses.replace(TRAIN, num_steps=40, cooldown_steps=20)
+  change = lambda count: float(jnp.abs(_STEP(
+      fresh._replace(opt_state=jax.tree.map(
+          lambda leaf: jnp.int32(count) if leaf.dtype == jnp.int32 else leaf, fresh.opt_state)),
+      _data(), CONFIG, train)[0].params['class_embedding'] - fresh.params['class_embedding']).max())
+  full = change(20)
+  np.testing.assert_allclose([change(30), change(39)], [full / 2, full / 20], rtol=0.01)
