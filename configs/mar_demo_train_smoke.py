@@ -17,8 +17,8 @@ def get_config() -> MARRecipe:
   """The configuration."""
   tokenizer = KLVAEConfig(ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, scale=1.0)
   model = MARConfig(
-      height=2, width=2, token_dim=16, patch_size=2, dim=16, num_layers=1, num_heads=1, head_width=16,
-      head_layers=1, num_classes=len(photos.NAMES), buffer_size=2)
+      height=2, width=2, token_dim=16, patch_size=2, dim=16, num_layers=1, num_heads=1,
+      head_width=16, head_layers=1, num_classes=len(photos.NAMES), buffer_size=2)
   train = MARTrainConfig(num_steps=6, batch_size=4, warmup_steps=2)
   return MARRecipe(
       tokenizer=tokenizer,

@@ -30,20 +30,16 @@ What is not given on the command line comes from --config.
 
 import dataclasses
 import functools
-import json
 import pathlib
-import sys
 import time
 from typing import Any
 
 from absl import app
 from absl import flags
-from absl import logging
 import jax
 
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.plots import canvas
 from cspd_jax.plots import curves as curves_plot
 from configs import benchmark as default
 from experiments import benchmark_conclusions as conclusions
@@ -52,6 +48,7 @@ from experiments import benchmark_plan as plan_lib
 from experiments import benchmark_report as report_lib
 from experiments import benchmark_runs as runs_lib
 from experiments import config_flags
+from experiments import json_file
 from experiments import options
 from experiments import text_table
 
@@ -155,19 +152,10 @@ def measure(plan: plan_lib.Plan, sets: int, workdir: pathlib.Path) -> dict[str, 
 
 
 def main(argv: list[str]) -> int:
-  if not flags.FLAGS['verbosity'].present:
-    logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
-  try:
-    if len(argv) > 1:
-      raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
-    given = {name: option.value for name, option in _OPTIONS.items() if option.value is not None}
-    config, _ = options.resolve(
-        _CONFIG.value(), given, [options.Family(default.Config, 'configs/benchmark.py')])
-    todo = plan_lib.make(config)
-    workdir = options.open_workdir(config.workdir)
-  except ValueError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+  begun = options.begin(
+      argv, _CONFIG, _OPTIONS, [options.Family(default.Config, 'configs/benchmark.py')],
+      lambda config, _: plan_lib.make(config))
+  config, todo, workdir = begun.config, begun.prepared, begun.workdir
   start = time.perf_counter()
   print(f'{config.num_images} images of {todo.bench.target.num_tokens} tokens per decoder; model '
         f'{config.model}, guidance scale {config.guidance_scale}, window {config.window}, chains '
@@ -176,8 +164,7 @@ def main(argv: list[str]) -> int:
   report |= dict(
       settings=dataclasses.asdict(config), minutes=(time.perf_counter() - start) / 60,
       device=jax.devices()[0].device_kind, jax_version=jax.__version__)
-  text = json.dumps(report, indent=2, allow_nan=False) + '\n'
-  canvas.write(workdir / 'report.json', text.encode())
+  json_file.write(workdir / 'report.json', report)
   print(f'\n{report["minutes"]:.1f} minutes; tables, pictures and report.json are in {workdir}.')
   return 0
 

@@ -141,7 +141,7 @@ def _prepare(config: Any) -> tuple[Bench, dict[str, str]]:
       target=llamagen.target(job.model.config, guided=guided), params=job.model.params,
       draft_params=draft_params, tokenizer=job.tokenizer,
       grid=(job.model.config.height, job.model.config.width), parts=parts, labels=job.labels,
-      warp=job.warp, seed=config.seed, batch_size=min(config.batch_size, config.num_images),
+      warp=job.sampling, seed=config.seed, batch_size=min(config.batch_size, config.num_images),
       timed_images=min(config.timed_images, config.num_images))
   return bench, lacking
 

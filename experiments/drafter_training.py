@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from cspd_jax import checkpoint
 from cspd_jax.training import drafter_recipe
+from experiments import json_file
 
 
 def run(
@@ -21,7 +22,7 @@ def run(
   target = drafter_recipe.load_target(recipe)
   _remember(recipe, workdir)
   params, report = drafter_recipe.train(recipe, target, workdir)
-  (workdir / 'report.json').write_text(json.dumps(report, indent=2) + '\n')
+  json_file.write(workdir / 'report.json', report)
   logging.info('report: %s', json.dumps(report))
   checkpoint.save(
       export, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),

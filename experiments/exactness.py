@@ -18,7 +18,6 @@ Relaxed verifiers are compared with their own bound, the mean of `Decoded.drift`
 Exits with 1 if a decoder fails.
 """
 
-import json
 import os
 import pathlib
 import sys
@@ -48,10 +47,10 @@ from cspd_jax.decoding.verifiers.lantern import lantern, lantern_pp
 from cspd_jax.decoding.verifiers.neighbours import neighbour_table
 from cspd_jax.decoding.verifiers.typical import typical
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.plots import canvas
 from cspd_jax.testing import exactness
 from cspd_jax.testing import tabular as tabular_lib
 from experiments import config_flags
+from experiments import json_file
 
 _VOCAB = flags.DEFINE_integer('vocab', 3, 'Vocabulary size of the tabular model.', lower_bound=2)
 _LENGTH = flags.DEFINE_integer('length', 5, 'Tokens per sequence.', lower_bound=2)
@@ -191,7 +190,7 @@ def main(argv: list[str]) -> int:
     print(f'error: {error}', file=sys.stderr)
     return 2
   if path is not None:
-    canvas.write(path, (json.dumps(rows, indent=2) + '\n').encode())
+    json_file.write(path, rows)
   return 0 if all(row['pass'] for row in rows) else 1
 
 

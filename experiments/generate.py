@@ -19,11 +19,8 @@ also be set as --config.field=value. Anything wrong with the input ends with one
 message and exit code 2, before anything is compiled or written.
 """
 
-import sys
-
 from absl import app
 from absl import flags
-from absl import logging
 
 import cspd_jax
 from cspd_jax.continuous import decoders
@@ -35,6 +32,8 @@ from experiments import mar_generation
 from experiments import mar_report
 from experiments import options
 from experiments import report
+from experiments import report_files
+from experiments import turns
 
 _CONFIG = config_flags.DEFINE_config(default='configs/demo.py')
 
@@ -70,26 +69,17 @@ _OPTIONS = {holder.name: holder for holder in (
 
 
 def main(argv: list[str]) -> int:
-  if not flags.FLAGS['verbosity'].present:
-    logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
-  try:
-    if len(argv) > 1:
-      raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
-    given = {name: option.value for name, option in _OPTIONS.items() if option.value is not None}
-    config, (work, report_lib) = options.resolve(_CONFIG.value(), given, _FAMILIES)
-    job = work.prepare(config)
-    workdir = options.open_workdir(config.workdir)
-  except ValueError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  print(work.headline(config, job), flush=True)
+  begun = options.begin(
+      argv, _CONFIG, _OPTIONS, _FAMILIES, lambda config, work: work[0].prepare(config))
+  (work, report_lib), job = begun.work, begun.prepared
+  print(work.headline(begun.config, job), flush=True)
   for name, reason in job.left_out.items():
     print(f'{name} is left out: {reason}', flush=True)
-  measured = work.measure(job, lambda line: print(line, flush=True))
+  measured = turns.measure(job, lambda line: print(line, flush=True))
   images = work.draw(job, measured)
-  figures = report_lib.figures(config, job, measured)
-  report_lib.write(workdir, job, figures, measured, images)
-  print(f'\n{report_lib.table(figures)}\n\nPictures and report.json are in {workdir}.')
+  report = report_lib.figures(begun.config, job, measured)
+  report_files.write(begun.workdir, job, report, measured, images, report_lib)
+  print(f'\n{report_lib.table(report)}\n\nPictures and report.json are in {begun.workdir}.')
   return 0
 
 

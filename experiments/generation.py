@@ -1,14 +1,12 @@
 """Generation with several decoders of one model, and what each of them costs.
 
-`prepare` checks everything that can be wrong before anything is compiled;
-`measure` and `draw` do the work.
+`prepare` checks everything that can be wrong before anything is compiled.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import cspd_jax
@@ -18,8 +16,7 @@ from cspd_jax.models import llamagen
 from cspd_jax.models import medusa
 from cspd_jax.models import vq
 from experiments import inputs
-from experiments import turns
-from experiments.turns import Measured
+from experiments.turns import Job, Measured
 
 # The option that names the checkpoint of a source of drafts, its kind, and the sizes it
 # shares with the target.
@@ -28,34 +25,6 @@ CHECKPOINTS = {
     'eagle': ('eagle', 'eagle', ('vocab_size', 'num_tokens', 'dim')),
     'medusa': ('medusa', 'medusa', ('vocab_size', 'dim')),
 }
-
-
-class Job(NamedTuple):
-  """What `measure` and `draw` need.
-
-  Attributes:
-    model: the target's checkpoint.
-    draft_params: parameters of the drafting models, by source.
-    tokenizer: the image tokenizer's checkpoint.
-    decoders: by name.
-    left_out: decoders of the registry that cannot run, with the reason.
-    labels: `[N]` int32 the class of every image.
-    captions: what every image shows, for people.
-    warp: the sampling options.
-    seed: of the images' keys.
-    repeats: timed runs per image and decoder.
-  """
-
-  model: checkpoint.Loaded
-  draft_params: dict[str, Any]
-  tokenizer: checkpoint.Loaded
-  decoders: dict[str, cspd_jax.Decoder]
-  left_out: dict[str, str]
-  labels: np.ndarray
-  captions: list[str]
-  warp: cspd_jax.Warp
-  seed: int
-  repeats: int
 
 
 def prepare(config: Any) -> Job:
@@ -68,7 +37,7 @@ def prepare(config: Any) -> Job:
     ValueError: for anything that cannot work, naming the option.
   """
   inputs.check_numbers(config, ('num_images', 'window', 'draft_length', 'repeats'),
-                         {'seed': 2**32, 'top_k': 2**31})
+                       {'seed': 2**32, 'top_k': 2**31})
   needs = {name: (CHECKPOINTS[entry.drafts][0], cspd_jax.SOURCES[entry.drafts])
            for name, entry in cspd_jax.DECODERS.items() if entry.drafts}
   names, left_out = inputs.decoder_names(config, list(cspd_jax.DECODERS), needs)
@@ -82,8 +51,9 @@ def prepare(config: Any) -> Job:
           f'tokens of an image of {config.model!r}.')
   guided = config.guidance_scale != 1
   target = llamagen.target(model.config, guided=guided)
-  sources = {cspd_jax.DECODERS[name].drafts for name in names} - {None}
-  loaded = {source: drafting(config, source, model, guided) for source in sorted(sources)}
+  sources = {name: cspd_jax.DECODERS[name].drafts for name in names}
+  loaded = {source: drafting(config, source, model, guided)
+            for source in sorted(set(sources.values()) - {None})}
   labels, captions = inputs.labels(config, model)
   with np.errstate(over='ignore'):  # What becomes infinite is refused below.
     warp = cspd_jax.Warp(
@@ -94,11 +64,11 @@ def prepare(config: Any) -> Job:
           name, target, window=config.window, draft_length=config.draft_length,
           drafts={source: drafts for source, (drafts, _) in loaded.items()})
       for name in names}
+  draft_params = {name: loaded[source][1] if source else None for name, source in sources.items()}
   for decoder in decoders.values():
     decoder.check(labels, warp)
-  return Job(
-      model, {source: params for source, (_, params) in loaded.items()}, tokenizer, decoders,
-      left_out, labels, captions, warp, config.seed, config.repeats)
+  return Job(model, draft_params, tokenizer, decoders, left_out, labels, captions, warp,
+             config.seed, config.repeats)
 
 
 def headline(config: Any, job: Job) -> str:
@@ -108,30 +78,14 @@ def headline(config: Any, job: Job) -> str:
           f'scale {config.guidance_scale}, temperature {config.temperature}')
 
 
-def measure(job: Job, show: Callable[[str], None] = print) -> dict[str, Measured]:
-  """Generates all images with all decoders; see `turns.measure`."""
-  keys = [jax.random.fold_in(jax.random.key(job.seed), i) for i in range(len(job.labels))]
-
-  def arguments(name, i):
-    draft = job.draft_params.get(cspd_jax.DECODERS[name].drafts)
-    return job.model.params, jnp.asarray(job.labels[i:i + 1]), keys[i], job.warp, draft
-
-  return turns.measure(job.decoders, arguments, job.captions, job.repeats, show)
-
-
 def draw(job: Job, measured: Mapping[str, Measured]) -> dict[str, np.ndarray]:
   """The images `[N, H, W, 3]` in [-1, 1] of every decoder's tokens."""
   decode = jax.jit(lambda params, tokens: vq.decode(params, job.tokenizer.config, tokens))
-  grids = {name: token_grid(job, one.decoded.tokens) for name, one in measured.items()}
+  grids = {name: job.grid(one.decoded.tokens) for name, one in measured.items()}
   return {
       name: np.concatenate([
           np.asarray(decode(job.tokenizer.params, tokens[None])) for tokens in grid])
       for name, grid in grids.items()}
-
-
-def token_grid(job: Job, values: np.ndarray) -> np.ndarray:
-  """`[N, T]` values of tokens in their places, `[N, height, width]`."""
-  return values.reshape(-1, job.model.config.height, job.model.config.width)
 
 
 def _load(config, role: str, kind: str) -> checkpoint.Loaded:

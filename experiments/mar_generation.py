@@ -3,14 +3,12 @@
 The counterpart of `generation` for continuous tokens.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import checkpoint
 from cspd_jax.continuous import decoders as decoders_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.blend import stored_rho
@@ -18,38 +16,9 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.models import kl_vae
 from cspd_jax.models import mar
 from experiments import inputs
-from experiments import turns
-from experiments.turns import Measured
+from experiments.turns import Job, Measured
 
 _SIZES = ('height', 'width', 'token_dim', 'num_classes')
-
-
-class Job(NamedTuple):
-  """What `measure` and `draw` need.
-
-  Attributes:
-    model: the target's checkpoint.
-    draft_params: parameters of the draft model, or None.
-    tokenizer: the image tokenizer's checkpoint.
-    decoders: by name.
-    left_out: decoders of the registry that cannot run, with the reason.
-    labels: `[N]` int32 the class of every image.
-    captions: what every image shows, for people.
-    sampling: the sampling options.
-    seed: of the images' keys.
-    repeats: timed runs per image and decoder.
-  """
-
-  model: checkpoint.Loaded
-  draft_params: Any
-  tokenizer: checkpoint.Loaded
-  decoders: dict[str, Callable]
-  left_out: dict[str, str]
-  labels: np.ndarray
-  captions: list[str]
-  sampling: Sampling
-  seed: int
-  repeats: int
 
 
 def prepare(config: Any) -> Job:
@@ -90,8 +59,9 @@ def prepare(config: Any) -> Job:
               for name in names}
   for decoder in decoders.values():
     decoder.check(labels, sampling)
-  return Job(model, draft_params, tokenizer, decoders, left_out, labels, captions, sampling,
-             config.seed, config.repeats)
+  return Job(
+      model, {name: draft_params if known[name].drafts else None for name in names}, tokenizer,
+      decoders, left_out, labels, captions, sampling, config.seed, config.repeats)
 
 
 def headline(config: Any, job: Job) -> str:
@@ -99,18 +69,6 @@ def headline(config: Any, job: Job) -> str:
   return (f'{len(job.labels)} images of {job.model.config.num_tokens} continuous tokens with '
           f'{len(job.decoders)} decoders; model {config.model}, guidance scale '
           f'{config.guidance_scale}, temperature {config.temperature}')
-
-
-def measure(job: Job, show: Callable[[str], None] = print) -> dict[str, Measured]:
-  """Generates all images with all decoders; see `turns.measure`."""
-  keys = [jax.random.fold_in(jax.random.key(job.seed), i) for i in range(len(job.labels))]
-
-  def arguments(name, i):
-    draft_params = job.draft_params if decoders_lib.DECODERS[name].drafts else None
-    return (job.model.params, jnp.asarray(job.labels[i:i + 1]), keys[i], job.sampling,
-            draft_params)
-
-  return turns.measure(job.decoders, arguments, job.captions, job.repeats, show)
 
 
 def draw(job: Job, measured: Mapping[str, Measured]) -> dict[str, np.ndarray]:

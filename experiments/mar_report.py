@@ -5,8 +5,6 @@ So acceptance rates are listed one per line, each with what it counts, and not i
 """
 
 import dataclasses
-import json
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,16 +12,9 @@ import jax
 import numpy as np
 
 from cspd_jax.continuous.decoders import DECODERS
-from cspd_jax.plots import acceptance as acceptance_plot
-from cspd_jax.plots import bars
-from cspd_jax.plots import canvas
-from cspd_jax.plots import grid
 from experiments import text_table
-from experiments.mar_generation import Job
-from experiments.turns import Measured
+from experiments.turns import Job, Measured
 
-# More images than these would make the acceptance map too wide to read.
-_MAPPED_IMAGES = 4
 # What the columns of `Generated.tested` stand for.
 _TESTED = {'exact_head': 'denoising kernels', 'exact_path': 'drafts with the path test',
            'cspd_paper': "drafts with the paper's test",
@@ -93,29 +84,12 @@ def table(report: Mapping[str, Any]) -> str:
   return '\n'.join(lines)
 
 
-def write(workdir: pathlib.Path, job: Job, report: Mapping[str, Any],
-          measured: Mapping[str, Measured], images: Mapping[str, np.ndarray]) -> None:
-  """Writes the pictures, and report.json last."""
-  decoders = report['decoders']
-  for name, one in decoders.items():
-    grid.save_grid(
-        workdir / one['images'], images[name], captions=job.captions,
-        title=f'{name}: {one["target_passes"]:.0f} passes of the target, '
-              f'{one["head_calls"]:.0f} head calls, {one["seconds_per_image"]:.2f} s per image')
-  config = job.model.config
-  acceptance_plot.save_acceptance_map(
-      workdir / 'acceptance.png',
-      {name: one.decoded.round_of_token[:_MAPPED_IMAGES].reshape(-1, config.height, config.width)
-       for name, one in measured.items()},
-      images={name: value[:_MAPPED_IMAGES] for name, value in images.items()},
-      captions=job.captions[:_MAPPED_IMAGES], title='In which round each token was fixed')
-  values = lambda key: {name: one[key] for name, one in decoders.items()}
-  bars.save_bars(
-      workdir / 'speed.png',
-      [bars.Panel('Head calls', values('head_calls'), '{:.0f}',
-                  "calls of the target's diffusion head, one after the other; shorter is better"),
-       bars.Panel('Seconds per image', values('seconds_per_image'), '{:.3f} s',
-                  'wall-clock at batch 1 without compilation; shorter is better')],
-      title=f'{report["model"]} on {report["device"]}')
-  text = json.dumps(report, indent=2, allow_nan=False) + '\n'
-  canvas.write(workdir / 'report.json', text.encode())
+def title(name: str, figures: Mapping[str, Any]) -> str:
+  """Of a decoder's images."""
+  return (f'{name}: {figures["target_passes"]:.0f} passes of the target, '
+          f'{figures["head_calls"]:.0f} head calls, {figures["seconds_per_image"]:.2f} s per image')
+
+
+# What the bars beside the wall-clock show.
+WORK = ('head_calls', 'Head calls', '{:.0f}',
+        "calls of the target's diffusion head, one after the other; shorter is better")

@@ -21,20 +21,17 @@ of them. Speeds are wall-clock ratios to `mar` at the same batch size, without c
 """
 
 import dataclasses
-import json
-import sys
 import time
 from typing import Any
 
 from absl import app
 from absl import flags
-from absl import logging
 import jax
 
 from cspd_jax.continuous.cspd import expected_speedup
-from cspd_jax.plots import canvas
 from configs import mar_tables as default
 from experiments import config_flags
+from experiments import json_file
 from experiments import mar_tables_figures as figures_lib
 from experiments import mar_tables_runs as runs_lib
 from experiments import options
@@ -57,19 +54,10 @@ _OPTIONS = {holder.name: holder for holder in (
 
 
 def main(argv: list[str]) -> int:
-  if not flags.FLAGS['verbosity'].present:
-    logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
-  try:
-    if len(argv) > 1:
-      raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
-    given = {name: option.value for name, option in _OPTIONS.items() if option.value is not None}
-    config, _ = options.resolve(
-        _CONFIG.value(), given, [options.Family(default.Config, 'configs/mar_tables.py')])
-    bench = runs_lib.prepare(config)
-    workdir = options.open_workdir(config.workdir)
-  except ValueError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+  begun = options.begin(
+      argv, _CONFIG, _OPTIONS, [options.Family(default.Config, 'configs/mar_tables.py')],
+      lambda config, _: runs_lib.prepare(config))
+  config, bench, workdir = begun.config, begun.prepared, begun.workdir
   start = time.perf_counter()
   runner, rows = runs_lib.Runner(bench), []
   parts = dict(table1=_table1, table3=_table3, table4=_table4, figures=figures_lib.write,
@@ -80,8 +68,8 @@ def main(argv: list[str]) -> int:
   report = dict(
       rows=rows, settings=dataclasses.asdict(config), minutes=(time.perf_counter() - start) / 60,
       device=jax.devices()[0].device_kind, jax_version=jax.__version__)
-  canvas.write(workdir / 'report.json', (json.dumps(report, indent=2) + '\n').encode())
-  print(f'\n{report["minutes"]:.1f} minutes; tables.csv, report.json and pictures are in {workdir}.')
+  json_file.write(workdir / 'report.json', report)
+  print(f'\n{report["minutes"]:.1f} minutes; tables.csv, report.json, pictures are in {workdir}.')
   return 0
 
 

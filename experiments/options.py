@@ -3,9 +3,13 @@
 import dataclasses
 import os
 import pathlib
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from absl import flags
+from absl import logging
 
 
 class Family(NamedTuple):
@@ -20,6 +24,51 @@ class Family(NamedTuple):
   config: type
   example: str
   work: Any = None
+
+
+class Begun(NamedTuple):
+  """A program that may start its work.
+
+  Attributes:
+    config: the configuration with the flags that were given.
+    work: of the family it belongs to.
+    prepared: what the program made of it.
+    workdir: folder of the results; it exists.
+  """
+
+  config: Any
+  work: Any
+  prepared: Any
+  workdir: pathlib.Path
+
+
+def begin(argv: Sequence[str], config: Any, flag_holders: Mapping[str, flags.FlagHolder],
+          families: Sequence[Family], prepare: Callable[[Any, Any], Any]) -> Begun:
+  """Reads the command line and checks everything; ends the program if something is wrong.
+
+  Args:
+    argv: what is left of the command line, the program first.
+    config: holder of the flag --config.
+    flag_holders: by name, the flags that replace fields of the configuration.
+    families: see `resolve`.
+    prepare: `(config, work) -> prepared`; loads and checks what there is, and raises
+      ValueError for anything that cannot work.
+
+  Raises:
+    SystemExit: with code 2, after one message, before anything is compiled or written.
+  """
+  if not flags.FLAGS['verbosity'].present:
+    logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
+  try:
+    if len(argv) > 1:
+      raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
+    given = {name: holder.value for name, holder in flag_holders.items()
+             if holder.value is not None}
+    resolved, work = resolve(config.value(), given, families)
+    return Begun(resolved, work, prepare(resolved, work), open_workdir(resolved.workdir))
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    sys.exit(2)
 
 
 def resolve(config: Any, given: dict[str, Any], families: Sequence[Family]) -> tuple[Any, Any]:

@@ -1,9 +1,7 @@
-"""What `experiments.generate` tells: a table, pictures and report.json."""
+"""What `experiments.generate` tells about decoders of discrete tokens."""
 
 import dataclasses
-import json
 import math
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,16 +10,8 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax.metrics import acceptance
-from cspd_jax.plots import acceptance as acceptance_plot
-from cspd_jax.plots import bars
-from cspd_jax.plots import canvas
-from cspd_jax.plots import grid
 from experiments import text_table
-from experiments.generation import Job, token_grid
-from experiments.turns import Measured
-
-# More images than these would make the acceptance map too wide to read.
-_MAPPED_IMAGES = 4
+from experiments.turns import Job, Measured
 
 
 def figures(config: Any, job: Job, measured: Mapping[str, Measured]) -> dict[str, Any]:
@@ -65,28 +55,12 @@ def table(report: Mapping[str, Any]) -> str:
       for name, one in report['decoders'].items()])
 
 
-def write(workdir: pathlib.Path, job: Job, report: Mapping[str, Any],
-          measured: Mapping[str, Measured], images: Mapping[str, np.ndarray]) -> None:
-  """Writes the pictures, and report.json last."""
-  decoders = report['decoders']
-  for name, one in decoders.items():
-    grid.save_grid(
-        workdir / one['images'], images[name], captions=job.captions,
-        title=f'{name}: {one["rounds_mean"]:.0f} forward passes per image, '
-              f'{one["seconds_per_image"]:.2f} s')
-  acceptance_plot.save_acceptance_map(
-      workdir / 'acceptance.png',
-      {name: token_grid(job, one.decoded.round_of_token)[:_MAPPED_IMAGES]
-       for name, one in measured.items()},
-      images={name: value[:_MAPPED_IMAGES] for name, value in images.items()},
-      captions=job.captions[:_MAPPED_IMAGES], title='In which round each token was fixed')
-  values = lambda key: {name: one[key] for name, one in decoders.items()}
-  bars.save_bars(
-      workdir / 'speed.png',
-      [bars.Panel('Step compression', values('step_compression'), '{:.2f}x',
-                  'tokens per forward pass of the target; longer is better'),
-       bars.Panel('Seconds per image', values('seconds_per_image'), '{:.3f} s',
-                  'wall-clock at batch 1 without compilation; shorter is better')],
-      title=f'{report["model"]} on {report["device"]}')
-  text = json.dumps(report, indent=2, allow_nan=False) + '\n'
-  canvas.write(workdir / 'report.json', text.encode())
+def title(name: str, figures: Mapping[str, Any]) -> str:
+  """Of a decoder's images."""
+  return (f'{name}: {figures["rounds_mean"]:.0f} forward passes per image, '
+          f'{figures["seconds_per_image"]:.2f} s')
+
+
+# What the bars beside the wall-clock show.
+WORK = ('step_compression', 'Step compression', '{:.2f}x',
+        'tokens per forward pass of the target; longer is better')

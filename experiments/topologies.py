@@ -9,7 +9,6 @@ share of rounds that commit one token. Counts only: wall-clock is the business o
 `experiments.generate`.
 """
 
-import json
 import sys
 from collections.abc import Iterator
 
@@ -30,8 +29,8 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.metrics import acceptance
 from cspd_jax.models import llamagen
-from cspd_jax.plots import canvas
 from experiments import config_flags
+from experiments import json_file
 
 _WINDOW = flags.DEFINE_list('window', ['16', '64'], 'Tokens per forward pass, several allowed.')
 _NUM_IMAGES = flags.DEFINE_integer('num_images', 16, 'Images per variant.', lower_bound=2)
@@ -108,7 +107,7 @@ def main(argv: list[str]) -> int:
     print(f'error: {error}', file=sys.stderr)
     return 2
   if _JSON.value:
-    canvas.write(_JSON.value, (json.dumps(rows, indent=2) + '\n').encode())
+    json_file.write(_JSON.value, rows)
   return 0
 
 

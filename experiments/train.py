@@ -24,6 +24,7 @@ from cspd_jax.data import photos as photos_lib
 from cspd_jax.training import mar_recipe
 from cspd_jax.training import recipe as llamagen_recipe
 from experiments import config_flags
+from experiments import json_file
 from experiments import llamagen_training_report
 from experiments import mar_training_report
 
@@ -81,7 +82,7 @@ def run(recipe: Any, workdir: pathlib.Path, stage: str, export: pathlib.Path) ->
     _export(recipe, recipe_lib.exports(recipe, tokenizer, models, data), export)
   if 'eval' in wanted:
     report = report_lib.write(recipe, tokenizer, models, data, workdir)
-    (workdir / 'report.json').write_text(json.dumps(report, indent=2) + '\n')
+    json_file.write(workdir / 'report.json', report)
     logging.info('report: %s', json.dumps(report))
 
 

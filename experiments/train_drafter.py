@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int | None:
   default = pathlib.Path('runs') / pathlib.Path(_CONFIG.flag.value).stem
   workdir = pathlib.Path(_WORKDIR.value or default).absolute()
   try:
-    drafter_training.run(recipe, workdir, pathlib.Path(_EXPORT.value or workdir / 'export'), _DTYPE.value)
+    export = pathlib.Path(_EXPORT.value or workdir / 'export')
+    drafter_training.run(recipe, workdir, export, _DTYPE.value)
   except (ImportError, OSError, ValueError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2

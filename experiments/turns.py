@@ -1,11 +1,46 @@
 """Runs several decoders on the same images, in turns, and times them."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from cspd_jax import checkpoint
+
+
+class Job(NamedTuple):
+  """What is to be generated.
+
+  Attributes:
+    model: the target's checkpoint.
+    draft_params: by decoder, the parameters of what drafts for it, or None.
+    tokenizer: the image tokenizer's checkpoint.
+    decoders: by name; their result has a field `rounds`.
+    left_out: decoders of the registry that cannot run, with the reason.
+    labels: `[N]` int32 the class of every image.
+    captions: what every image shows, for people.
+    sampling: the sampling options.
+    seed: of the images' keys.
+    repeats: timed runs per image and decoder.
+  """
+
+  model: checkpoint.Loaded
+  draft_params: dict[str, Any]
+  tokenizer: checkpoint.Loaded
+  decoders: dict[str, Callable]
+  left_out: dict[str, str]
+  labels: np.ndarray
+  captions: list[str]
+  sampling: Any
+  seed: int
+  repeats: int
+
+  def grid(self, values: np.ndarray) -> np.ndarray:
+    """`[N, T]` values of tokens in their places, `[N, height, width]`."""
+    return values.reshape(-1, self.model.config.height, self.model.config.width)
 
 
 class Measured(NamedTuple):
@@ -22,38 +57,39 @@ class Measured(NamedTuple):
   compile_seconds: float
 
 
-def measure(decoders: Mapping[str, Callable], arguments: Callable[[str, int], tuple],
-            captions: Sequence[str], repeats: int, show: Callable[[str], None]
-            ) -> dict[str, Measured]:
+def measure(job: Job, show: Callable[[str], None] = print) -> dict[str, Measured]:
   """Generates all images with all decoders, one image at a time.
 
   The decoders take turns on every image, so that a change in the machine's load
   meets all of them; the first turn is not timed.
 
   Args:
-    decoders: by name; their result has a field `rounds`.
-    arguments: `(name, i)` to the arguments for image `i`; same shapes for all images.
-    captions: what every image shows.
-    repeats: timed runs per image and decoder.
+    job: what to generate.
     show: called with a line about every step.
   """
+  keys = [jax.random.fold_in(jax.random.key(job.seed), i) for i in range(len(job.labels))]
+
+  def arguments(name, i):
+    return (job.model.params, jnp.asarray(job.labels[i:i + 1]), keys[i], job.sampling,
+            job.draft_params[name])
+
   compiled, compile_seconds = {}, {}
-  for name, decoder in decoders.items():
+  for name, decoder in job.decoders.items():
     start = time.perf_counter()
     compiled[name] = jax.jit(decoder).lower(*arguments(name, 0)).compile()
     compile_seconds[name] = time.perf_counter() - start
     show(f'compiled {name} in {compile_seconds[name]:.1f} s')
 
   results = {name: [] for name in compiled}
-  seconds = {name: np.zeros((repeats, len(captions))) for name in compiled}
-  for i, caption in enumerate(captions):
+  seconds = {name: np.zeros((job.repeats, len(job.captions))) for name in compiled}
+  for i, caption in enumerate(job.captions):
     for name, run in compiled.items():
       results[name].append(jax.device_get(run(*arguments(name, i))))
     rounds = ', '.join(f'{name} {int(results[name][i].rounds[0])}' for name in compiled)
-    show(f'image {i + 1} of {len(captions)}, {caption}: rounds of {rounds}')
-  for repeat in range(repeats):
-    show(f'timing, run {repeat + 1} of {repeats}')
-    for i in range(len(captions)):
+    show(f'image {i + 1} of {len(job.captions)}, {caption}: rounds of {rounds}')
+  for repeat in range(job.repeats):
+    show(f'timing, run {repeat + 1} of {job.repeats}')
+    for i in range(len(job.captions)):
       for name, run in compiled.items():
         args = arguments(name, i)
         start = time.perf_counter()

@@ -24,6 +24,7 @@ from cspd_jax.continuous import context
 from cspd_jax.continuous import couple
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import path
+from cspd_jax.continuous import sample as sample_lib
 from cspd_jax.continuous import sampling as sampling_lib
 from cspd_jax.continuous.base import Condition, Params, Target
 from cspd_jax.continuous.head import Batch
@@ -155,14 +156,6 @@ class Decoder:
     (_, prefill), *verified = self.blocks
     rounds = prefill + (len(verified) if self.keep_after_reject else size - prefill)
 
-    def prefill_step(k, generated):
-      count = jnp.full((num_rows,), k)
-      ahead = self._open(rows, order, place, count, count[:1] + 1, 1, sampling)
-      z = self.target.transform(params, condition, generated.tokens, place < k)
-      own = ends(self.target, self.schedule, params,
-                 ahead.batch(head_lib.pick(z, ahead.positions), ahead.scale))
-      return self._count(generated, ahead, ahead.stop, own.mean[:, None])
-
     def block_step(carry):
       count, generated = carry
       ahead = self._open(rows, order, place, count, stops, width, sampling)
@@ -181,8 +174,9 @@ class Decoder:
         count = jnp.minimum(count, ahead.count + couple.leading(accepted) + 1)
       return count, self._count(generated, ahead, count, fixed, accepted, trials)
 
-    generated = empty_result(self.target, order, rounds, size)
-    generated = jax.lax.fori_loop(0, prefill, prefill_step, generated)
+    alone = sample_lib.prefill(self.target, prefill, self.schedule, self.guidance, False)
+    generated = alone.fix(params, condition, rows, order, sampling,
+                          empty_result(self.target, order, rounds, size))
     if verified:
       stops = jnp.array([stop for _, stop in verified], jnp.int32)
       width = max(stop - first for first, stop in verified)
@@ -231,18 +225,19 @@ class Decoder:
     return context.true_contexts(
         self.target, params, condition, tokens, ahead.place, ahead.at, ahead.positions)
 
-  def _count(self, generated: Generated, ahead: Round, count, fixed, accepted=None,
-             trials=None) -> Generated:
+  def _count(self, generated: Generated, ahead: Round, count, fixed, accepted,
+             trials) -> Generated:
     """The result after a round that fixed the tokens `fixed` `[B, width, C]` up to `count`."""
     size, levels = self.target.num_tokens, self.schedule.num_levels
     by_row = jnp.arange(count.shape[0])[:, None]
     done = ahead.at < count[:, None]
     active = ahead.count < size
     drafts = ahead.stop - ahead.count
-    verified = accepted is not None
-    passes = active.astype(jnp.int32) if self.block_context or not verified else drafts
+    passes = active.astype(jnp.int32) if self.block_context else drafts
     in_round = (ahead.place >= ahead.count[:, None]) & (ahead.place < count[:, None])
-    generated = generated._replace(
+    add = lambda old, new: old.at[by_row, ahead.at].add(
+        (done & new).astype(jnp.int32), mode='drop')
+    return generated._replace(
         tokens=generated.tokens.at[by_row, jnp.where(done, ahead.positions, size)].set(
             fixed, mode='drop'),
         round_of_token=jnp.where(in_round, generated.rounds[:, None], generated.round_of_token),
@@ -250,12 +245,7 @@ class Decoder:
         target_passes=generated.target_passes + passes,
         head_calls=generated.head_calls.at[by_row[:, 0], generated.rounds].add(
             jnp.where(active, levels, 0), mode='drop'),
-        head_rows=generated.head_rows + self.target.num_streams * levels * drafts)
-    if not verified:
-      return generated
-    add = lambda old, new: old.at[by_row, ahead.at].add(
-        (done & new).astype(jnp.int32), mode='drop')
-    return generated._replace(
+        head_rows=generated.head_rows + self.target.num_streams * levels * drafts,
         draft_passes=generated.draft_passes + drafts,
         draft_head_calls=generated.draft_head_calls + drafts * levels,
         tested=add(generated.tested, jnp.bool_(True)), accepted=add(generated.accepted, accepted),

@@ -11,31 +11,19 @@ from cspd_jax.continuous.exact_path import exact_path
 from cspd_jax.continuous.sample import mar
 from cspd_jax.continuous.sample import parallel
 from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.decoding.decoders import Named
 
 
-class Named(NamedTuple):
-  """A decoder of the registry.
-
-  Attributes:
-    guarantee: one or two words on how near to the decoder's law its samples are; the
-      decoder's own `law` and `guarantee` say it in full.
-    drafts: whether it needs a draft model.
-    summary: what it does, in a line.
-  """
-
-  guarantee: str
-  drafts: bool
-  summary: str
-
-
+# `guarantee` is one or two words on how near to the decoder's own law its samples are; the
+# decoder's `law` and `guarantee` say it in full.
 DECODERS: dict[str, Named] = {
-    'mar': Named('exact', False, "MAR's own sampler, the baseline"),
-    'parallel': Named('exact', False, 'the target alone with the passes of cspd_released'),
-    'exact_head': Named('exact', False, 'mar with speculation inside the diffusion head'),
-    'exact_path': Named('exact', True, 'drafts by a smaller model and the path test'),
-    'cspd_paper': Named('biased', True, 'Algorithm 1 of CSpD as printed'),
-    'cspd_released': Named('none', True, "the control flow of CSpD's published code"),
-    'cspd_relaxed': Named('W2 bound', True, 'the same blocks with a plain test'),
+    'mar': Named('exact', None, "MAR's own sampler, the baseline"),
+    'parallel': Named('exact', None, 'the target alone with the passes of cspd_released'),
+    'exact_head': Named('exact', None, 'mar with speculation inside the diffusion head'),
+    'exact_path': Named('exact', 'model', 'drafts by a smaller model and the path test'),
+    'cspd_paper': Named('biased', 'model', 'Algorithm 1 of CSpD as printed'),
+    'cspd_released': Named('none', 'model', "the control flow of CSpD's published code"),
+    'cspd_relaxed': Named('W2 bound', 'model', 'the same blocks with a plain test'),
 }
 
 

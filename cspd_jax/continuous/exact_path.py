@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from cspd_jax.continuous import context, couple, path
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import sample as sample_lib
 from cspd_jax.continuous import sampling as sampling_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Condition, Params, Target
@@ -145,34 +146,12 @@ class Decoder:
       drafted = self._draft(draft_params, condition, ahead, generated.tokens)
       return self._verify(params, draft_params, condition, ahead, drafted, generated)
 
-    prefill = math.floor(self.prefill * size)
-    generated = jax.lax.fori_loop(
-        0, prefill,
-        lambda k, generated: self._prefill(params, condition, rows, order, place, k, sampling,
-                                           generated),
-        empty_result(self.target, order, size, size))
+    first = math.floor(self.prefill * size)
+    generated = sample_lib.prefill(self.target, first, self.schedule, self.guidance, True).fix(
+        params, condition, rows, order, sampling, empty_result(self.target, order, size, size))
     return jax.lax.while_loop(
         lambda carry: jnp.any(carry[0] < size), one_round,
-        (jnp.full_like(generated.rounds, prefill), generated))[1]
-
-  def _prefill(self, params, condition, rows, order, place, k, sampling, generated) -> Generated:
-    """The target's own token number `k`."""
-    target, levels, num_rows = self.target, self.schedule.num_levels, order.shape[0]
-    position = jax.lax.dynamic_slice_in_dim(order, k, 1, axis=1)
-    z = target.transform(params, condition, generated.tokens, place < k)
-    scale = sampling_lib.scale(
-        sampling, self.guidance, target.num_tokens,
-        jnp.full(position.shape, target.num_tokens - 1 - k))
-    batch = head_lib.batch(rows, head_lib.pick(z, position), position, scale,
-                           sampling.temperature, jnp.ones(position.shape, bool))
-    sampled = head_lib.ancestral(target, self.schedule, last_noise=True).sample(params, batch)
-    return generated._replace(
-        tokens=_write(generated.tokens, position[:, 0], jnp.ones((num_rows,), bool),
-                      sampled.tokens),
-        round_of_token=jnp.where(place == k, generated.rounds[:, None], generated.round_of_token),
-        rounds=generated.rounds + 1, target_passes=generated.target_passes + 1,
-        head_calls=generated.head_calls.at[:, k].set(levels),
-        head_rows=generated.head_rows + sampled.rows)
+        (jnp.full_like(generated.rounds, first), generated))[1]
 
   def _open(self, rows, order, place, count, sampling) -> Round:
     size = self.target.num_tokens

@@ -26,7 +26,7 @@ from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.result import Generated, empty_result
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.decoding.random import row_keys
+from cspd_jax.decoding.random import RowKeys, row_keys
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,15 +78,30 @@ class Decoder:
     del draft_params
     if sampling_lib.is_concrete(condition, sampling):
       self.check(condition, sampling)
+    rows = row_keys(key, jax.tree.leaves(condition)[0].shape[0])
+    order = self.orders(rows, self.target.num_tokens)
+    return self.fix(params, condition, rows, order, sampling, empty_result(
+        self.target, order, len(self.hidden), self.head.columns))
+
+  def fix(self, params: Params, condition: Condition, rows: RowKeys, order: jax.Array,
+          sampling: Sampling, generated: Generated) -> Generated:
+    """Adds the steps to a result in which nothing is fixed yet.
+
+    Args:
+      params: as for a call.
+      condition: as for a call.
+      rows: `[B]` random state.
+      order: `[B, T]` in which positions are fixed.
+      sampling: as for a call.
+      generated: with room for the steps; others may follow.
+    """
     target = self.target
-    size, batch = target.num_tokens, jax.tree.leaves(condition)[0].shape[0]
-    rows = row_keys(key, batch)
-    order = self.orders(rows, size)
+    batch, size = order.shape
     place = jnp.argsort(order, axis=1)
     # Places `first[k] .. stop[k] - 1` of the order are fixed in step `k`.
     stop = size - np.array(self.hidden)
-    first = np.append(0, stop[:-1])
-    order_padded = jnp.pad(order, [(0, 0), (0, int(np.max(stop - first)))])
+    first = np.append(0, stop)[:-1]
+    order_padded = jnp.pad(order, [(0, 0), (0, int(np.max(stop - first, initial=0)))])
 
     def step(width, k, generated):
       start, end = jnp.asarray(first)[k], jnp.asarray(stop)[k]
@@ -97,18 +112,17 @@ class Decoder:
           sampling, self.guidance, size, jnp.full((batch, width), size - end))
       sampled = self.head.sample(params, head_lib.batch(
           rows, head_lib.pick(z, positions), positions, scale, sampling.temperature, active))
-      return _add(generated, k, sampled, jnp.where(active, positions, size))
+      generated = _add(generated, k, sampled, jnp.where(active, positions, size))
+      return generated._replace(round_of_token=jnp.where(
+          (place >= start) & (place < end), k, generated.round_of_token))
 
-    empty = empty_result(target, order, len(self.hidden), self.head.columns)
     # Steps of one token at the start do not pay for the width of the others.
     single = int(np.argmax(np.append(stop - first, 2) > 1))
-    generated = empty
     for begin, end in ((0, single), (single, len(self.hidden))):
       if begin < end:
         width = int(np.max((stop - first)[begin:end]))
         generated = jax.lax.fori_loop(begin, end, functools.partial(step, width), generated)
-    step_of_place = np.searchsorted(stop, np.arange(size), side='right').astype(np.int32)
-    return generated._replace(round_of_token=jnp.asarray(step_of_place)[place])
+    return generated
 
 
 def mar(target: Target, num_iter: int | None = None, schedule: Schedule | None = None, *,
@@ -171,6 +185,14 @@ def parallel(target: Target, tokens_per_step: int, schedule: Schedule | None = N
                     orders, law)
 
 
+def prefill(target: Target, num_tokens: int, schedule: Schedule, guidance: str,
+            last_noise: bool) -> Decoder:
+  """The target alone for the first `num_tokens`, one per step; for `Decoder.fix`."""
+  hidden = tuple(target.num_tokens - 1 - k for k in range(num_tokens))
+  return _ancestral(target, hidden, schedule, guidance, last_noise, random_lib.random_orders,
+                    f'the first {num_tokens} tokens')
+
+
 def _ancestral(target, hidden, schedule, guidance, last_noise, orders, law):
   sampling_lib.check_guidance(guidance)
   schedule = schedule_lib.make() if schedule is None else schedule
@@ -188,6 +210,10 @@ def _add(generated, k, sampled, positions):
       lambda leaf: leaf.reshape(*positions.shape, *leaf.shape[1:]), sampled)
   count = lambda leaf: jnp.where(
       wanted.reshape(wanted.shape + (1,) * (leaf.ndim - 2)), leaf, 0)
+  if sampled.tested.shape[-1]:
+    generated = generated._replace(
+        tested=generated.tested + count(sampled.tested).sum(axis=1),
+        accepted=generated.accepted + count(sampled.accepted).sum(axis=1))
   return generated._replace(
       tokens=generated.tokens.at[jnp.arange(batch)[:, None], positions].set(
           sampled.tokens, mode='drop'),
@@ -195,6 +221,4 @@ def _add(generated, k, sampled, positions):
       target_passes=generated.target_passes + 1,
       head_calls=generated.head_calls.at[:, k].set(count(sampled.calls).max(axis=1)),
       head_rows=generated.head_rows + count(sampled.rows).sum(axis=1),
-      tested=generated.tested + count(sampled.tested).sum(axis=1),
-      accepted=generated.accepted + count(sampled.accepted).sum(axis=1),
       trials=generated.trials + count(sampled.trials).sum(axis=1))

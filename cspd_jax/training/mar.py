@@ -41,9 +41,10 @@ class MARTrainConfig:
     draws: steps and noises that every hidden token is denoised with per optimiser step, because
       the head costs little beside the transformer.
     last_share: share of the draws that are put at the last step, 999.
-    last_weight: weight of the squared error there, for the head's parameters. The sampler's first kernel multiplies an
-      error of the noise by 316, so the head must know to a thousandth that the state is all
-      noise; long training teaches it that with equal weights, short training does not.
+    last_weight: weight of the squared error there, for the head's parameters. The sampler's
+      first kernel multiplies an error of the noise by 316, so the head must know to a thousandth
+      that the state is all noise; long training teaches it that with equal weights, short
+      training does not.
     sine_positions: whether the tables of positions start as sines and cosines of row and column.
       From the published start, almost zero, a short training learns what an image's colours are,
       and not which tokens are neighbours.

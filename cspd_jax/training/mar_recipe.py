@@ -8,7 +8,6 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from absl import logging
 import jax
 import numpy as np
 
@@ -18,16 +17,13 @@ from cspd_jax.models import mar
 from cspd_jax.training import kl_vae as kl_vae_training
 from cspd_jax.training import loop
 from cspd_jax.training import mar as mar_training
+from cspd_jax.training import stages
 from cspd_jax.training.kl_vae import KLVAETrainConfig
 from cspd_jax.training.mar import MARTrainConfig
 
-# Crops that the encoder reads at once.
-_ENCODE_BATCH = 32
-
-
 @dataclasses.dataclass(frozen=True)
-class MARRecipe:
-  """Everything that determines the shipped MAR models.
+class MARRecipe(stages.Stages):
+  """Everything that determines the shipped MAR models; more in `stages.Stages`.
 
   Attributes:
     tokenizer: sizes of the tokenizer; its `scale` is replaced by what the training crops ask for.
@@ -36,14 +32,6 @@ class MARRecipe:
     target_train: its optimisation.
     draft: sizes of the draft model; the same tokens and classes as the target.
     draft_train: its optimisation.
-    image_size: side of a crop in pixels.
-    num_train_images: crops that are encoded for training.
-    num_held_out_images: crops of the held-out parts to evaluate on.
-    guidance_scale: for the guided samples.
-    seed: of the crops that are encoded.
-    log_every: steps between lines of the log.
-    checkpoint_every: steps between checkpoints.
-    evaluate_every: steps between held-out evaluations.
   """
 
   tokenizer: kl_vae.KLVAEConfig
@@ -52,56 +40,29 @@ class MARRecipe:
   target_train: MARTrainConfig
   draft: mar.MARConfig
   draft_train: MARTrainConfig
-  image_size: int = 64
-  num_train_images: int = 16384
-  num_held_out_images: int = 256
-  guidance_scale: float = 2.0
-  seed: int = 0
-  log_every: int = 50
-  checkpoint_every: int = 250
-  evaluate_every: int = 250
 
   def __post_init__(self):
-    if self.image_size % self.tokenizer.factor:
-      raise ValueError(f'image_size is {self.image_size}; it must be a multiple of the '
-                       f"tokenizer's {self.tokenizer.factor} pixels per token.")
-    side = self.image_size // self.tokenizer.factor
-    for model in ('target', 'draft'):
-      config = getattr(self, model)
-      wanted = {'patch_size': self.target.patch_size, 'height': side // config.patch_size,
-                'width': side // config.patch_size, 'num_classes': len(photos_lib.NAMES),
-                'token_dim': self.tokenizer.z_channels * config.patch_size**2}
-      for name, value in wanted.items():
-        found = getattr(config, name)
-        if found != value:
-          raise ValueError(f'{model}.{name} is {found!r}; with this tokenizer, image size and '
-                           f'set of photographs it must be {value!r}.')
+    side = self.side(self.tokenizer.factor)
+    for role in ('target', 'draft'):
+      config = getattr(self, role)
+      stages.check_model(role, config, {
+          'patch_size': self.target.patch_size, 'height': side // config.patch_size,
+          'width': side // config.patch_size, 'num_classes': len(photos_lib.NAMES),
+          'token_dim': self.tokenizer.z_channels * config.patch_size**2})
 
 
 def train_tokenizer(recipe: MARRecipe, workdir: pathlib.Path) -> Any:
   """Trains the tokenizer in `workdir` or continues; returns its parameters."""
   config, train = recipe.tokenizer, recipe.tokenizer_train
-  photos = photos_lib.load()
-
-  def batch(index):
-    return photos_lib.crop_batch(
-        photos, train.seed, index, 'train', train.batch_size, recipe.image_size)[0]
-
-  held_out = [photos_lib.crop_batch(photos, recipe.seed, index, 'held_out', train.batch_size,
-                                    recipe.image_size)[0] for index in range(4)]
+  crops = lambda seed, index, split: recipe.crops(seed, index, split, train.batch_size)[0]
+  held_out = [crops(recipe.seed, index, 'held_out') for index in range(4)]
   compiled_loss = jax.jit(lambda params, images: kl_vae_training.loss(
       params, config, train, images, jax.random.key(recipe.seed))[1])
-
-  def evaluate(state):
-    parts = [compiled_loss(state.params, images) for images in held_out]
-    return loop.mean_metrics([
-        {f'held_out_{key}': value for key, value in part.items()} for part in parts])
-
-  state = loop.run(
-      kl_vae_training.init(config, train), loop.jit_step(kl_vae_training.step, config, train),
-      batch, num_steps=train.num_steps, batch_size=train.batch_size, workdir=workdir,
-      name='tokenizer', log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every,
-      evaluate=evaluate, evaluate_every=recipe.evaluate_every)
+  state = recipe.train(
+      'tokenizer', kl_vae_training.init(config, train),
+      loop.jit_step(kl_vae_training.step, config, train),
+      lambda index: crops(train.seed, index, 'train'), train.num_steps, train.batch_size, workdir,
+      lambda state: [compiled_loss(state.params, images) for images in held_out])
   return state.params
 
 
@@ -113,30 +74,13 @@ def tokenize(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Gaussians of the latents of random crops, and labels `[N]` int32; kept in `workdir`.
 
-  The crops are chosen as `recipe.tokenize` chooses them.
-
   Returns:
     `[N, 2, h, w, z_channels]` float32 means and log-variances before scaling, and the labels.
   """
-  count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
-  path = workdir / f'latents_{split}.npz'
-  if path.exists():
-    with np.load(path) as stored:
-      if stored['moments'].shape[0] == count:
-        return stored['moments'], stored['labels']
-  photos = photos_lib.load()
   encode = jax.jit(lambda images: kl_vae.encode(params, recipe.tokenizer, images))
-  moments, labels = [], []
-  for index in range(-(-count // _ENCODE_BATCH)):
-    images, batch_labels = photos_lib.crop_batch(
-        photos, recipe.seed + 1, index, split, _ENCODE_BATCH, recipe.image_size)
-    moments.append(np.stack(jax.device_get(encode(images)), axis=1))
-    labels.append(batch_labels)
-    if index % 50 == 0:
-      logging.info('latents of %s: %d of %d crops', split, index * _ENCODE_BATCH, count)
-  moments, labels = np.concatenate(moments)[:count], np.concatenate(labels)[:count]
-  np.savez(path, moments=moments, labels=labels)
-  return moments, labels
+  return recipe.encoded(
+      workdir / f'latents_{split}.npz', 'moments', split,
+      lambda images: np.stack(jax.device_get(encode(images)), axis=1))
 
 
 def scaled_tokenizer(
@@ -186,17 +130,12 @@ def train_model(
 
   def evaluate(state):
     # The same masks, steps and noises every time.
-    parts = [compiled_loss(state.average, batch, jax.random.key(index))
-             for index, batch in enumerate(held_out)]
-    return loop.mean_metrics([
-        {f'held_out_{key}': value for key, value in part.items()} for part in parts])
+    return [compiled_loss(state.average, batch, jax.random.key(index))
+            for index, batch in enumerate(held_out)]
 
-  state = loop.run(
-      mar_training.init(config, train), loop.jit_step(mar_training.step, config, train),
-      lambda index: draw('train', index), num_steps=train.num_steps, batch_size=train.batch_size,
-      workdir=workdir, name=name, log_every=recipe.log_every,
-      checkpoint_every=recipe.checkpoint_every, evaluate=evaluate,
-      evaluate_every=recipe.evaluate_every)
+  state = recipe.train(
+      name, mar_training.init(config, train), loop.jit_step(mar_training.step, config, train),
+      lambda index: draw('train', index), train.num_steps, train.batch_size, workdir, evaluate)
   return state.average
 
 

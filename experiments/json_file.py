@@ -1,0 +1,12 @@
+"""Files of JSON."""
+
+import json
+import os
+from typing import Any
+
+from cspd_jax.plots import canvas
+
+
+def write(path: str | os.PathLike, content: Any) -> None:
+  """Writes a file that is complete whenever it is there; without NaN, which is no JSON."""
+  canvas.write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
