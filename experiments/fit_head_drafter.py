@@ -3,10 +3,10 @@
   python -m experiments.fit_head_drafter --model=checkpoints/mar_b --guidance_scale=2.9
 
 The drafter of `exact_head` guesses the head's next outputs from its last one; one number per noise
-level says how. They are fitted by least squares on a few hundred ordinary chains of the model and
-go into the checkpoint's metadata, where `experiments.generate` finds them, if they save head calls over
-the default ones on other images. They decide about speed only: the law of the images is the same with
-any numbers.
+level says how. They are fitted by least squares on a few hundred ordinary chains of the model, to
+outputs one or several levels away. Of these fits and the default numbers, the ones that take fewest
+head calls on other images go into the checkpoint's metadata, where `experiments.generate` finds
+them. They decide about speed only: the law of the images is the same with any numbers.
 """
 
 import sys
@@ -51,22 +51,23 @@ def main(argv: list[str]) -> int:
     print(f'error: {error}', file=sys.stderr)
     return 2
   schedule = schedule_lib.make()
-  fitted = []
+  best = []
   for guided in (False, True):
-    rho, rounds = fit(loaded, schedule, guided)
-    fitted.append(rho if rounds[1] < rounds[0] else blend.default_rho(schedule))
-    print(f'{"with" if guided else "without"} guidance: rho at steps '
-          + ', '.join(f'{schedule.steps[i]}: {rho[i]:.2f}' for i in range(0, 100, 11))
-          + '; head calls per token at batch 1, default and fitted: {:.1f}, {:.1f}'.format(*rounds),
+    blends, calls = fit(loaded, schedule, guided)
+    best.append(blends[min(calls, key=calls.get)])
+    print(f'{"with" if guided else "without"} guidance, head calls per token at batch 1: '
+          + ', '.join(f'{name} {value:.1f}' for name, value in calls.items())
+          + '; rho at steps '
+          + ', '.join(f'{schedule.steps[i]}: {best[-1][i]:.2f}' for i in range(0, 100, 11)),
           flush=True)
-  checkpoint.annotate(_MODEL.value, blend.describe_rho(schedule, *fitted))
+  checkpoint.annotate(_MODEL.value, blend.describe_rho(schedule, *best))
   print(f'stored in {_MODEL.value}')
   return 0
 
 
 def fit(loaded: checkpoint.Loaded, schedule: schedule_lib.Schedule, guided: bool
-        ) -> tuple[np.ndarray, list[float]]:
-  """The blend, and the head calls per token with the default and with it."""
+        ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+  """By name, blends to choose from and the head calls per token with each of them."""
   target = mar.target(loaded.config, guided=guided)
   sampling = Sampling(_SCALE.value if guided else 1.0)
   decoder = mar_decoder(target, _ITER.value, schedule)
@@ -76,15 +77,17 @@ def fit(loaded: checkpoint.Loaded, schedule: schedule_lib.Schedule, guided: bool
   parts = [record(loaded.params, labels(num), jax.random.key(_SEED.value + i))
            for i in range(-(-_CHAINS.value // num))]
   chains = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
-  rho = blend.fit_rho(schedule, chains, _LENGTH.value)
+  reaches = sorted({1, 2, 4, _LENGTH.value})
+  blends = {'default': blend.default_rho(schedule)} | {
+      f'fitted to {reach} levels': blend.fit_rho(schedule, chains, reach) for reach in reaches}
   # One token per row and step: calls of a row by itself. Other images than those of the fit.
-  calls = []
-  for blend_used in (None, rho):
-    speculative = jax.jit(exact_head(target, _LENGTH.value, None, schedule, rho=blend_used))
+  calls = {}
+  for name, rho in blends.items():
+    speculative = jax.jit(exact_head(target, _LENGTH.value, None, schedule, rho=rho))
     generated = speculative(
         loaded.params, labels(8), jax.random.key(_SEED.value + 2**20), sampling)
-    calls.append(float(generated.head_calls.sum() / generated.tokens[..., 0].size))
-  return rho, calls
+    calls[name] = float(generated.head_calls.sum() / generated.tokens[..., 0].size)
+  return blends, calls
 
 
 if __name__ == '__main__':

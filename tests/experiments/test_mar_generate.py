@@ -136,7 +136,8 @@ def test_program_fits(models):
        '--num_chains=64', '--num_iter=2', '--length=4'],
       cwd=programs.ROOT, env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
-  assert 'head calls per token at batch 1, default and fitted' in done.stdout
+  assert 'without guidance, head calls per token at batch 1: default ' in done.stdout
+  assert 'fitted to 4 levels' in done.stdout
   metadata = checkpoint.load(models / 'narrow').metadata
   assert blend.stored_rho(schedule_lib.make(), metadata, True).shape == (100,)
 

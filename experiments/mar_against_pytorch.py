@@ -1,0 +1,166 @@
+"""Times an autoregressive step of MAR against the official PyTorch code on the same machine.
+
+  git clone https://github.com/LTH14/mar
+  pip install torch 'timm<1' scipy
+  python -m experiments.mar_against_pytorch --repo=mar
+  python -m experiments.mar_against_pytorch --repo=mar --model=mar_l --tokens=4
+
+The official modules get random weights, which are converted, so that both compute the same; how
+far the vectors for the head differ is printed. One image, half of its tokens visible; the official
+encoder reads those alone. Both run on the CPU with as many threads as there are cores, in turns; medians
+are shown, without compilation. The official head runs eagerly, 100 calls.
+"""
+
+import importlib
+import os
+import pathlib
+import sys
+import time
+
+from absl import app
+from absl import flags
+from absl import logging
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints_conversion import convert
+from cspd_jax.continuous import exact_head
+from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.decoding.random import row_keys
+from cspd_jax.models import mar
+from experiments import config_flags
+from experiments import text_table
+
+_REPO = flags.DEFINE_string('repo', None, 'Folder of the official code.', required=True)
+_MODEL = flags.DEFINE_enum('model', 'mar_b', list(mar.PRESETS), 'Sizes of the model.')
+_TOKENS = flags.DEFINE_integer('tokens', 1, 'Tokens that the step fixes.', lower_bound=1)
+_LENGTH = flags.DEFINE_integer('head_length', 8, 'Kernels per head call of exact_head.',
+                               lower_bound=1)
+_REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed runs of each.', lower_bound=1)
+
+_SCALE = 2.9
+# Names of the official constructors.
+_OFFICIAL = {'mar_b': 'mar_base', 'mar_l': 'mar_large', 'mar_h': 'mar_huge'}
+
+
+def official(repo: str, name: str):
+  """The official model with random weights, and PyTorch.
+
+  Raises:
+    ValueError: if the code or what it needs is not there.
+  """
+  if not (pathlib.Path(repo) / 'models' / 'mar.py').exists():
+    raise ValueError(f'repo is {repo!r}, where there is no models/mar.py; give a clone of '
+                     'https://github.com/LTH14/mar.')
+  sys.path.insert(0, repo)
+  try:
+    torch, module = importlib.import_module('torch'), importlib.import_module('models.mar')
+  except ImportError as error:
+    raise ValueError(f'the official code cannot be imported ({error}); it needs '
+                     "pip install torch 'timm<1' scipy.") from error
+  torch.set_num_threads(os.cpu_count())
+  torch.Tensor.cuda = lambda self, *args, **kwargs: self  # Its sampler moves noise to a GPU.
+  config = mar.PRESETS[name]
+  model = getattr(module, _OFFICIAL[name])(
+      img_size=256, vae_stride=16, patch_size=1, vae_embed_dim=16, class_num=config.num_classes,
+      buffer_size=config.buffer_size, diffloss_w=config.head_width,
+      diffloss_d=config.head_layers, num_sampling_steps='100').eval()
+  for parameter in model.parameters():
+    if not parameter.abs().max():
+      torch.nn.init.normal_(parameter, std=0.02)  # A head of zeros would accept every draft.
+  return model, torch
+
+
+def steps(model, torch, config: mar.MARConfig, params, guided: bool, num: int, length: int):
+  """Functions to be timed, by name, and the difference of the two transformers' results."""
+  target, schedule = mar.target(config, guided=guided), schedule_lib.make()
+  rng, size = np.random.default_rng(0), config.num_tokens
+  visible = np.zeros((1, size), bool)
+  visible[:, rng.permutation(size)[:size // 2]] = True
+  tokens = rng.standard_normal((1, size, config.token_dim)).astype(np.float32)
+  positions = np.flatnonzero(~visible[0])[None, :num]
+  labels = jnp.zeros((1,), jnp.int32)
+
+  transform = jax.jit(lambda params: target.transform(params, labels, tokens, visible))
+  z = head_lib.pick(transform(params), positions)
+  batch = head_lib.batch(row_keys(jax.random.key(0), 1), z, positions,
+                         jnp.full((1, num), _SCALE), 1.0, jnp.ones((1, num), bool))
+  heads = {'mar': head_lib.ancestral(target, schedule),
+           'exact_head': exact_head.speculative(target, schedule, length)}
+  compiled = {name: jax.jit(head.sample) for name, head in heads.items()}
+
+  streams = target.num_streams
+  with torch.no_grad():
+    classes = torch.cat([model.class_emb(torch.zeros(1, dtype=torch.long)), model.fake_latent])
+  inputs = torch.tensor(np.repeat(tokens, streams, 0))
+  mask = torch.tensor(np.repeat(~visible, streams, 0).astype(np.float32))
+
+  def their_transform():
+    with torch.no_grad():
+      return model.forward_mae_decoder(
+          model.forward_mae_encoder(inputs, mask, classes[:streams]), mask)
+
+  theirs = their_transform()[:, positions[0]]
+  difference = float(np.abs(theirs.numpy() - np.asarray(z[:, 0])).max())
+  theirs = theirs.reshape(-1, theirs.shape[-1])
+
+  def their_head():
+    with torch.no_grad():
+      return model.diffloss.sample(theirs, 1.0, _SCALE if guided else 1.0)
+
+  runs = {'transformer': lambda: jax.block_until_ready(transform(params)),
+          'PyTorch transformer': their_transform, 'PyTorch head': their_head}
+  runs |= {f'{name} head': lambda run=run: jax.block_until_ready(run(params, batch))
+           for name, run in compiled.items()}
+  return runs, difference
+
+
+def times(runs, repeats: int) -> dict[str, float]:
+  """Median milliseconds of functions that take turns; the first turn is not timed."""
+  seconds = {name: [] for name in runs}
+  for _ in range(repeats + 1):
+    for name, run in runs.items():
+      start = time.perf_counter()
+      run()
+      seconds[name].append(time.perf_counter() - start)
+  return {name: 1e3 * float(np.median(values[1:])) for name, values in seconds.items()}
+
+
+def main(argv: list[str]) -> int:
+  logging.set_verbosity(logging.WARNING)
+  try:
+    if len(argv) > 1:
+      raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
+    config = mar.PRESETS[_MODEL.value]
+    if _TOKENS.value > config.num_tokens // 2:
+      raise ValueError(f'tokens is {_TOKENS.value}; half of the tokens are visible, so it may be '
+                       f'at most {config.num_tokens // 2}.')
+    model, torch = official(_REPO.value, _MODEL.value)
+  except ValueError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  params = jax.tree.map(jnp.asarray, convert.convert(
+      convert.FAMILIES['mar'], config,
+      {name: tensor.numpy() for name, tensor in model.state_dict().items()}))
+  rows = []
+  for guided in (False, True):
+    runs, difference = steps(model, torch, config, params, guided, _TOKENS.value, _LENGTH.value)
+    found = times(runs, _REPEATS.value)
+    print(f'{"with" if guided else "without"} guidance: the vectors for the head differ by '
+          f'{difference:.1e} at most', flush=True)
+    whole = found['PyTorch transformer'] + found['PyTorch head']
+    for name, kind in (('PyTorch', 'PyTorch '), ('mar', ''), ('exact_head', '')):
+      transformer, head = found[f'{kind}transformer'], found[f'{name} head']
+      rows.append(dict(name=name, guided='yes' if guided else 'no', transformer=transformer,
+                       head=head, step=transformer + head, speed=whole / (transformer + head)))
+  print(f'\n{_MODEL.value}, {_TOKENS.value} of {config.num_tokens} tokens per step\n')
+  print(text_table.render(
+      {'': '{name}', 'guidance': '{guided}', 'transformer ms': '{transformer:.0f}',
+       'head ms': '{head:.0f}', 'step ms': '{step:.0f}', 'speed-up': '{speed:.2f}x'}, rows))
+  return 0
+
+
+if __name__ == '__main__':
+  app.run(main, flags_parser=config_flags.parse)
