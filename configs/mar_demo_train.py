@@ -23,9 +23,9 @@ def get_config() -> MARRecipe:
       ch=32, ch_mult=(1, 1, 2), num_res_blocks=1, z_channels=4, scale=1.0)
   shared = dict(
       height=8, width=8, token_dim=16, patch_size=2, num_classes=len(photos.NAMES), buffer_size=8)
-  # The published recipe relies on hundreds of epochs of a million images. With a few thousand steps of
-  # few images, neighbours are learnt from masks that leave some in sight and from tables that say
-  # where they are.
+  # The published recipe relies on hundreds of epochs of a million images. With a few thousand steps
+  # of few images, neighbours are learnt from masks that leave some in sight and from tables that
+  # say where they are.
   train = dict(batch_size=24, dropout=0.0, draws=1, min_hidden=0.1, hidden_deviation=0.5,
                sine_positions=True, ema_decay=0.998, last_share=0.125, last_weight=1000.0)
   return MARRecipe(

@@ -22,13 +22,13 @@ def run(
   target = drafter_recipe.load_target(recipe)
   _remember(recipe, workdir)
   params, report = drafter_recipe.train(recipe, target, workdir)
-  json_file.write(workdir / 'report.json', report)
-  logging.info('report: %s', json.dumps(report))
   checkpoint.save(
       export, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
       extra={'target': recipe.target})
   size = sum(file.stat().st_size for file in export.rglob('*') if file.is_file())
   logging.info('wrote %s, %.2f MB', export, size / 1e6)
+  logging.info('report: %s', json.dumps(report))
+  json_file.write(workdir / 'report.json', report)
 
 
 def _remember(recipe: drafter_recipe.DrafterRecipe, workdir: pathlib.Path) -> None:

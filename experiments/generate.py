@@ -78,7 +78,8 @@ def main(argv: list[str]) -> int:
   measured = turns.measure(job, lambda line: print(line, flush=True))
   images = work.draw(job, measured)
   report = report_lib.figures(begun.config, job, measured)
-  report_files.write(begun.workdir, job, report, measured, images, report_lib)
+  report_files.write(
+      begun.workdir, job, report, measured, images, report_lib.title, report_lib.BAR)
   print(f'\n{report_lib.table(report)}\n\nPictures and report.json are in {begun.workdir}.')
   return 0
 

@@ -8,5 +8,9 @@ from cspd_jax.plots import canvas
 
 
 def write(path: str | os.PathLike, content: Any) -> None:
-  """Writes a file that is complete whenever it is there; without NaN, which is no JSON."""
+  """Writes a file that is complete whenever it is there.
+
+  Raises:
+    ValueError: if a number is not finite, which JSON has no word for.
+  """
   canvas.write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())

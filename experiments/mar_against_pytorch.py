@@ -7,8 +7,10 @@
 
 The official modules get random weights, which are converted, so that both compute the same; how
 far the vectors for the head differ is printed. One image, half of its tokens visible; the official
-encoder reads those alone. Both run on the CPU with as many threads as there are cores, in turns; medians
-are shown, without compilation. The official head runs eagerly, 100 calls.
+encoder reads those alone. Both run on the CPU with as many threads as there are cores, in turns;
+medians are shown, without compilation. The official head runs eagerly, 100 calls. How many calls
+`exact_head` needs depends on the weights; the count with these is shown, trained heads of the same
+size may need fewer or more.
 """
 
 import importlib
@@ -74,7 +76,12 @@ def official(repo: str, name: str):
 
 
 def steps(model, torch, config: mar.MARConfig, params, guided: bool, num: int, length: int):
-  """Functions to be timed, by name, and the difference of the two transformers' results."""
+  """What is to be compared.
+
+  Returns:
+    Functions to be timed, by name; head calls by decoder; the greatest difference between the two
+    transformers' results.
+  """
   target, schedule = mar.target(config, guided=guided), schedule_lib.make()
   rng, size = np.random.default_rng(0), config.num_tokens
   visible = np.zeros((1, size), bool)
@@ -110,11 +117,12 @@ def steps(model, torch, config: mar.MARConfig, params, guided: bool, num: int, l
     with torch.no_grad():
       return model.diffloss.sample(theirs, 1.0, _SCALE if guided else 1.0)
 
+  calls = {name: float(run(params, batch).calls.max()) for name, run in compiled.items()}
   runs = {'transformer': lambda: jax.block_until_ready(transform(params)),
           'PyTorch transformer': their_transform, 'PyTorch head': their_head}
   runs |= {f'{name} head': lambda run=run: jax.block_until_ready(run(params, batch))
            for name, run in compiled.items()}
-  return runs, difference
+  return runs, calls, difference
 
 
 def times(runs, repeats: int) -> dict[str, float]:
@@ -130,6 +138,7 @@ def times(runs, repeats: int) -> dict[str, float]:
 
 def main(argv: list[str]) -> int:
   logging.set_verbosity(logging.WARNING)
+  jax.config.update('jax_platforms', 'cpu')
   try:
     if len(argv) > 1:
       raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
@@ -146,7 +155,8 @@ def main(argv: list[str]) -> int:
       {name: tensor.numpy() for name, tensor in model.state_dict().items()}))
   rows = []
   for guided in (False, True):
-    runs, difference = steps(model, torch, config, params, guided, _TOKENS.value, _LENGTH.value)
+    runs, calls, difference = steps(
+        model, torch, config, params, guided, _TOKENS.value, _LENGTH.value)
     found = times(runs, _REPEATS.value)
     print(f'{"with" if guided else "without"} guidance: the vectors for the head differ by '
           f'{difference:.1e} at most', flush=True)
@@ -154,11 +164,13 @@ def main(argv: list[str]) -> int:
     for name, kind in (('PyTorch', 'PyTorch '), ('mar', ''), ('exact_head', '')):
       transformer, head = found[f'{kind}transformer'], found[f'{name} head']
       rows.append(dict(name=name, guided='yes' if guided else 'no', transformer=transformer,
-                       head=head, step=transformer + head, speed=whole / (transformer + head)))
+                       head=head, calls=calls.get(name, 100),
+                       step=transformer + head, speed=whole / (transformer + head)))
   print(f'\n{_MODEL.value}, {_TOKENS.value} of {config.num_tokens} tokens per step\n')
   print(text_table.render(
       {'': '{name}', 'guidance': '{guided}', 'transformer ms': '{transformer:.0f}',
-       'head ms': '{head:.0f}', 'step ms': '{step:.0f}', 'speed-up': '{speed:.2f}x'}, rows))
+       'head calls': '{calls:.0f}', 'head ms': '{head:.0f}', 'step ms': '{step:.0f}',
+       'speed-up': '{speed:.2f}x'}, rows))
   return 0
 
 

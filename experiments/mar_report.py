@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from cspd_jax.continuous.decoders import DECODERS
+from experiments import report_files
 from experiments import text_table
 from experiments.turns import Job, Measured
 
@@ -84,12 +85,12 @@ def table(report: Mapping[str, Any]) -> str:
   return '\n'.join(lines)
 
 
-def title(name: str, figures: Mapping[str, Any]) -> str:
+def title(name: str, one: Mapping[str, Any]) -> str:
   """Of a decoder's images."""
-  return (f'{name}: {figures["target_passes"]:.0f} passes of the target, '
-          f'{figures["head_calls"]:.0f} head calls, {figures["seconds_per_image"]:.2f} s per image')
+  return (f'{name}: {one["target_passes"]:.0f} passes of the target, '
+          f'{one["head_calls"]:.0f} head calls, {one["seconds_per_image"]:.2f} s per image')
 
 
-# What the bars beside the wall-clock show.
-WORK = ('head_calls', 'Head calls', '{:.0f}',
-        "calls of the target's diffusion head, one after the other; shorter is better")
+BAR = report_files.Bar(
+    'head_calls', 'Head calls', '{:.0f}',
+    "calls of the target's diffusion head, one after the other; shorter is better")

@@ -10,6 +10,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax.metrics import acceptance
+from experiments import report_files
 from experiments import text_table
 from experiments.turns import Job, Measured
 
@@ -55,12 +56,12 @@ def table(report: Mapping[str, Any]) -> str:
       for name, one in report['decoders'].items()])
 
 
-def title(name: str, figures: Mapping[str, Any]) -> str:
+def title(name: str, one: Mapping[str, Any]) -> str:
   """Of a decoder's images."""
-  return (f'{name}: {figures["rounds_mean"]:.0f} forward passes per image, '
-          f'{figures["seconds_per_image"]:.2f} s')
+  return (f'{name}: {one["rounds_mean"]:.0f} forward passes per image, '
+          f'{one["seconds_per_image"]:.2f} s')
 
 
-# What the bars beside the wall-clock show.
-WORK = ('step_compression', 'Step compression', '{:.2f}x',
-        'tokens per forward pass of the target; longer is better')
+BAR = report_files.Bar(
+    'step_compression', 'Step compression', '{:.2f}x',
+    'tokens per forward pass of the target; longer is better')

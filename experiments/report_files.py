@@ -1,8 +1,8 @@
 """Writes the pictures and the figures of a report."""
 
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,18 @@ from experiments.turns import Job, Measured
 _MAPPED_IMAGES = 4
 
 
+class Bar(NamedTuple):
+  """A figure that is drawn as bars: its key, its name, its format and what it means."""
+
+  key: str
+  name: str
+  form: str
+  meaning: str
+
+
 def write(workdir: pathlib.Path, job: Job, report: Mapping[str, Any],
-          measured: Mapping[str, Measured], images: Mapping[str, np.ndarray], words: Any) -> None:
+          measured: Mapping[str, Measured], images: Mapping[str, np.ndarray],
+          title: Callable[[str, Mapping[str, Any]], str], bar: Bar) -> None:
   """Writes what `experiments.generate` leaves behind, report.json last.
 
   Args:
@@ -26,13 +36,13 @@ def write(workdir: pathlib.Path, job: Job, report: Mapping[str, Any],
     report: the content of report.json; a decoder's `images` is the name of their file.
     measured: the decoders' results.
     images: `[N, H, W, 3]` in [-1, 1] by decoder.
-    words: `title(name, figures)` for a decoder's images; `WORK`: the figure that the bars show, its
-      name, format and meaning.
+    title: `(name, figures)` of a decoder to the title of its images.
+    bar: the figure that is drawn beside the wall-clock.
   """
   decoders = report['decoders']
   for name, one in decoders.items():
     grid.save_grid(workdir / one['images'], images[name], captions=job.captions,
-                   title=words.title(name, one))
+                   title=title(name, one))
   acceptance.save_acceptance_map(
       workdir / 'acceptance.png',
       {name: job.grid(one.decoded.round_of_token)[:_MAPPED_IMAGES]
@@ -40,10 +50,9 @@ def write(workdir: pathlib.Path, job: Job, report: Mapping[str, Any],
       images={name: value[:_MAPPED_IMAGES] for name, value in images.items()},
       captions=job.captions[:_MAPPED_IMAGES], title='In which round each token was fixed')
   values = lambda key: {name: one[key] for name, one in decoders.items()}
-  key, *work = words.WORK
   bars.save_bars(
       workdir / 'speed.png',
-      [bars.Panel(work[0], values(key), *work[1:]),
+      [bars.Panel(bar.name, values(bar.key), bar.form, bar.meaning),
        bars.Panel('Seconds per image', values('seconds_per_image'), '{:.3f} s',
                   'wall-clock at batch 1 without compilation; shorter is better')],
       title=f'{report["model"]} on {report["device"]}')

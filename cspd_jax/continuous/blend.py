@@ -119,27 +119,28 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
   batch = head_lib.batch(rows, head_lib.pick(z, positions), positions, scale,
                          sampling.temperature, jnp.ones(positions.shape, bool))
 
+  noise = random_lib.chain_normal(
+      batch.keys, random_lib.STEP, schedule.num_levels, target.token_dim)
+
   def step(x, level):
-    level = jnp.full((num_rows,), level)
-    k = head_lib.kernel(target, schedule, params, batch, x, level)
-    noise = random_lib.normal(batch.keys, random_lib.STEP, level, target.token_dim)
-    return k.mean + k.std * noise, Trajectories(x, k.eps)
+    k = head_lib.kernel(target, schedule, params, batch, x, jnp.full((num_rows,), level))
+    return k.mean + k.std * noise[:, level], Trajectories(x, k.eps)
 
   levels = jnp.arange(schedule.num_levels - 1, -1, -1)
   trajectories = jax.lax.scan(step, head_lib.start(batch, target), levels)[1]
   return jax.tree.map(lambda leaf: leaf[::-1], trajectories)
 
 
-def fit_rho(schedule: Schedule, trajectories: Trajectories, length: int = 8) -> np.ndarray:
+def fit_rho(schedule: Schedule, trajectories: Trajectories, reach: int = 2) -> np.ndarray:
   """The blend that predicts best, by least squares.
 
   For every level the clean token that the head's output means is predicted from its output
-  1 to `length` levels above. About 300 chains of the model at hand are enough.
+  1 to `reach` levels above. About 300 chains of the model at hand are enough.
 
   Args:
     schedule: the levels of the chains.
     trajectories: from `record`.
-    length: drafts per round.
+    reach: how far the drafter is to see; a short reach is best, as most drafts fail early.
 
   Returns:
     `[num_levels]` float64; the last, which nothing precedes, is 1.
@@ -153,7 +154,7 @@ def fit_rho(schedule: Schedule, trajectories: Trajectories, length: int = 8) -> 
   token = lambda level, eps: schedule.x_to_x0[level] * x[level] - schedule.eps_to_x0[level] * eps
   rho = np.ones(len(x))
   for level in range(len(x) - 1):
-    above = range(level + 1, min(level + length, len(x) - 1) + 1)
+    above = range(level + 1, min(level + reach, len(x) - 1) + 1)
     by_noise = np.stack([token(level, eps[i]) for i in above])
     toward = np.stack([token(i, eps[i]) for i in above]) - by_noise
     missing = token(level, eps[level]) - by_noise

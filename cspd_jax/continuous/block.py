@@ -174,9 +174,10 @@ class Decoder:
         count = jnp.minimum(count, ahead.count + couple.leading(accepted) + 1)
       return count, self._count(generated, ahead, count, fixed, accepted, trials)
 
-    alone = sample_lib.prefill(self.target, prefill, self.schedule, self.guidance, False)
-    generated = alone.fix(params, condition, rows, order, sampling,
-                          empty_result(self.target, order, rounds, size))
+    generated = sample_lib.first_tokens(
+        self.target, prefill, self.schedule, self.guidance, last_noise=False).run(
+            params, condition, rows, order, sampling,
+            empty_result(self.target, order, rounds, size))
     if verified:
       stops = jnp.array([stop for _, stop in verified], jnp.int32)
       width = max(stop - first for first, stop in verified)

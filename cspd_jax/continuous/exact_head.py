@@ -96,7 +96,7 @@ class Noise(NamedTuple):
   draft: jax.Array
   log_uniform: jax.Array
 
-  def at(self, level: jax.Array) -> 'Noise':
+  def of(self, level: jax.Array) -> 'Noise':
     """That of the kernels at `level` `[N, L]`, leaves `[N, L, ...]`."""
     level = jnp.maximum(level, 0)
     return Noise(jnp.take_along_axis(self.draft, level[:, :, None], axis=1),
@@ -147,10 +147,9 @@ def speculative(target: Target, schedule: Schedule, length: int = 8,
 
   def sample(params, batch):
     batch = head_lib.modulated(target, schedule, params, batch)
-    wide = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
     noise = Noise(
         random_lib.chain_normal(batch.keys, random_lib.DRAFT, levels, target.token_dim),
-        random_lib.log_uniform(wide, random_lib.ACCEPT, jnp.arange(levels)))
+        random_lib.chain_log_uniform(batch.keys, random_lib.ACCEPT, levels))
     x = head_lib.start(batch, target)
     count = jnp.zeros(batch.active.shape, jnp.int32)
     per_level = jnp.zeros((*count.shape, levels), jnp.int32)
@@ -167,7 +166,7 @@ def propose(schedule: Schedule, rho: np.ndarray, length: int, batch: Batch, nois
             state: State) -> Drafts:
   """Drafts `length` transitions; no network is asked."""
   levels = state.level[:, None] - jnp.arange(length)
-  noise = noise.at(levels)
+  noise = noise.of(levels)
   x, drafts = state.x, []
   for j in range(length):  # Unrolled: as steps of a loop these few products cost a head call.
     level = levels[:, j]

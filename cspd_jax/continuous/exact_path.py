@@ -147,8 +147,9 @@ class Decoder:
       return self._verify(params, draft_params, condition, ahead, drafted, generated)
 
     first = math.floor(self.prefill * size)
-    generated = sample_lib.prefill(self.target, first, self.schedule, self.guidance, True).fix(
-        params, condition, rows, order, sampling, empty_result(self.target, order, size, size))
+    generated = sample_lib.first_tokens(
+        self.target, first, self.schedule, self.guidance, last_noise=True).run(
+            params, condition, rows, order, sampling, empty_result(self.target, order, size, size))
     return jax.lax.while_loop(
         lambda carry: jnp.any(carry[0] < size), one_round,
         (jnp.full_like(generated.rounds, first), generated))[1]

@@ -72,6 +72,12 @@ def chain_normal(keys: TokenKeys, purpose: int, num_levels: int, size: int,
   return normal(jax.tree.map(wide, keys), purpose, jnp.arange(num_levels), size, wide(trial))
 
 
+def chain_log_uniform(keys: TokenKeys, purpose: int, num_levels: int) -> jax.Array:
+  """`[N, num_levels]`: `log_uniform` for all kernels of the tokens `[N]` at once."""
+  wide = jax.tree.map(lambda leaf: leaf[:, None], keys)
+  return log_uniform(wide, purpose, jnp.arange(num_levels))
+
+
 def log_uniform(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike,
                 trial: jax.typing.ArrayLike = 0) -> jax.Array:
   """Logarithm of a uniform number, `[...]`, finite and negative. Arguments as for `normal`."""

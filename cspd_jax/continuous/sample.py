@@ -12,6 +12,7 @@ Reference: Li et al., Autoregressive Image Generation without Vector Quantizatio
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,63 @@ from cspd_jax.continuous.result import Generated, empty_result
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.decoding.random import RowKeys, row_keys
+
+
+class Steps(NamedTuple):
+  """Autoregressive steps of the target alone.
+
+  Attributes:
+    target: the model.
+    hidden: how many tokens are hidden after each step.
+    guidance: one of `schedule.GUIDANCE_SCHEDULES`.
+    head: samples the tokens of a step.
+  """
+
+  target: Target
+  hidden: tuple[int, ...]
+  guidance: str
+  head: Head
+
+  def run(self, params: Params, condition: Condition, rows: RowKeys, order: jax.Array,
+          sampling: Sampling, generated: Generated) -> Generated:
+    """Adds the steps to a result in which nothing is fixed yet.
+
+    Args:
+      params: of the target.
+      condition: leading axis `B`.
+      rows: `[B]` random state.
+      order: `[B, T]` in which positions are fixed.
+      sampling: guidance and temperature.
+      generated: with room for the steps; others may follow.
+    """
+    target = self.target
+    batch, size = order.shape
+    place = jnp.argsort(order, axis=1)
+    # Places `first[k] .. stop[k] - 1` of the order are fixed in step `k`.
+    stop = size - np.array(self.hidden)
+    first = np.append(0, stop)[:-1]
+    order_padded = jnp.pad(order, [(0, 0), (0, int(np.max(stop - first, initial=0)))])
+
+    def step(width, k, generated):
+      start, end = jnp.asarray(first)[k], jnp.asarray(stop)[k]
+      z = target.transform(params, condition, generated.tokens, place < start)
+      active = jnp.broadcast_to(start + jnp.arange(width) < end, (batch, width))
+      positions = jax.lax.dynamic_slice_in_dim(order_padded, start, width, axis=1)
+      scale = sampling_lib.scale(
+          sampling, self.guidance, size, jnp.full((batch, width), size - end))
+      sampled = self.head.sample(params, head_lib.batch(
+          rows, head_lib.pick(z, positions), positions, scale, sampling.temperature, active))
+      generated = _add(generated, k, sampled, jnp.where(active, positions, size))
+      return generated._replace(round_of_token=jnp.where(
+          (place >= start) & (place < end), k, generated.round_of_token))
+
+    # Steps of one token at the start do not pay for the width of the others.
+    single = int(np.argmax(np.append(stop - first, 2) > 1))
+    for begin, end in ((0, single), (single, len(self.hidden))):
+      if begin < end:
+        width = int(np.max((stop - first)[begin:end]))
+        generated = jax.lax.fori_loop(begin, end, functools.partial(step, width), generated)
+    return generated
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,49 +138,9 @@ class Decoder:
       self.check(condition, sampling)
     rows = row_keys(key, jax.tree.leaves(condition)[0].shape[0])
     order = self.orders(rows, self.target.num_tokens)
-    return self.fix(params, condition, rows, order, sampling, empty_result(
+    steps = Steps(self.target, self.hidden, self.guidance, self.head)
+    return steps.run(params, condition, rows, order, sampling, empty_result(
         self.target, order, len(self.hidden), self.head.columns))
-
-  def fix(self, params: Params, condition: Condition, rows: RowKeys, order: jax.Array,
-          sampling: Sampling, generated: Generated) -> Generated:
-    """Adds the steps to a result in which nothing is fixed yet.
-
-    Args:
-      params: as for a call.
-      condition: as for a call.
-      rows: `[B]` random state.
-      order: `[B, T]` in which positions are fixed.
-      sampling: as for a call.
-      generated: with room for the steps; others may follow.
-    """
-    target = self.target
-    batch, size = order.shape
-    place = jnp.argsort(order, axis=1)
-    # Places `first[k] .. stop[k] - 1` of the order are fixed in step `k`.
-    stop = size - np.array(self.hidden)
-    first = np.append(0, stop)[:-1]
-    order_padded = jnp.pad(order, [(0, 0), (0, int(np.max(stop - first, initial=0)))])
-
-    def step(width, k, generated):
-      start, end = jnp.asarray(first)[k], jnp.asarray(stop)[k]
-      z = target.transform(params, condition, generated.tokens, place < start)
-      active = jnp.broadcast_to(start + jnp.arange(width) < end, (batch, width))
-      positions = jax.lax.dynamic_slice_in_dim(order_padded, start, width, axis=1)
-      scale = sampling_lib.scale(
-          sampling, self.guidance, size, jnp.full((batch, width), size - end))
-      sampled = self.head.sample(params, head_lib.batch(
-          rows, head_lib.pick(z, positions), positions, scale, sampling.temperature, active))
-      generated = _add(generated, k, sampled, jnp.where(active, positions, size))
-      return generated._replace(round_of_token=jnp.where(
-          (place >= start) & (place < end), k, generated.round_of_token))
-
-    # Steps of one token at the start do not pay for the width of the others.
-    single = int(np.argmax(np.append(stop - first, 2) > 1))
-    for begin, end in ((0, single), (single, len(self.hidden))):
-      if begin < end:
-        width = int(np.max((stop - first)[begin:end]))
-        generated = jax.lax.fori_loop(begin, end, functools.partial(step, width), generated)
-    return generated
 
 
 def mar(target: Target, num_iter: int | None = None, schedule: Schedule | None = None, *,
@@ -185,12 +203,11 @@ def parallel(target: Target, tokens_per_step: int, schedule: Schedule | None = N
                     orders, law)
 
 
-def prefill(target: Target, num_tokens: int, schedule: Schedule, guidance: str,
-            last_noise: bool) -> Decoder:
-  """The target alone for the first `num_tokens`, one per step; for `Decoder.fix`."""
+def first_tokens(target: Target, num_tokens: int, schedule: Schedule, guidance: str,
+                 last_noise: bool) -> Steps:
+  """The first `num_tokens` of an image, one per step; the arguments are those of `mar`."""
   hidden = tuple(target.num_tokens - 1 - k for k in range(num_tokens))
-  return _ancestral(target, hidden, schedule, guidance, last_noise, random_lib.random_orders,
-                    f'the first {num_tokens} tokens')
+  return Steps(target, hidden, guidance, head_lib.ancestral(target, schedule, last_noise))
 
 
 def _ancestral(target, hidden, schedule, guidance, last_noise, orders, law):
@@ -210,7 +227,7 @@ def _add(generated, k, sampled, positions):
       lambda leaf: leaf.reshape(*positions.shape, *leaf.shape[1:]), sampled)
   count = lambda leaf: jnp.where(
       wanted.reshape(wanted.shape + (1,) * (leaf.ndim - 2)), leaf, 0)
-  if sampled.tested.shape[-1]:
+  if sampled.tested.shape[-1]:  # The columns may also be those of other tests, later on.
     generated = generated._replace(
         tested=generated.tested + count(sampled.tested).sum(axis=1),
         accepted=generated.accepted + count(sampled.accepted).sum(axis=1))

@@ -4,7 +4,8 @@ A random part of an image's tokens is hidden and the diffusion head learns to de
 error of the predicted noise, plus the variational bound for the learned variance alone. For some
 images the label is replaced by the null class, which is what guidance needs. The optimiser is the
 published one: AdamW with warm-up to a constant rate, without decay of biases, norms and the head;
-the parameters to use are an exponential moving average over the steps.
+the parameters to use are an exponential moving average over the steps. What a short training needs
+besides, `MARTrainConfig` has as options, which are off by default.
 
 References: Li et al., Autoregressive Image Generation without Vector Quantization, 2024
 (arXiv:2406.11838), sections 3.2 and 4; Nichol & Dhariwal, Improved Denoising Diffusion
@@ -23,6 +24,7 @@ import optax
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.models import mar
 
+
 @dataclasses.dataclass(frozen=True)
 class MARTrainConfig:
   """Optimisation of a MAR model; the defaults are the published ones where there are any.
@@ -35,8 +37,9 @@ class MARTrainConfig:
     cooldown_steps: steps at the end over which the rate falls to 0.
     weight_decay: of AdamW, on the transformer's matrices and tables only.
     dropout: rate in the transformer.
-    min_hidden: the hidden share of the tokens is normal around 1, cut to [min_hidden, 1];
-    hidden_deviation: with this standard deviation before the cut.
+    min_hidden: least share of the tokens that is hidden; the share is normal around 1, cut to
+      what lies from here to 1.
+    hidden_deviation: standard deviation of that normal law before the cut.
     drop_rate: probability that an image's label is replaced by the null class.
     draws: steps and noises that every hidden token is denoised with per optimiser step, because
       the head costs little beside the transformer.
@@ -68,6 +71,17 @@ class MARTrainConfig:
   sine_positions: bool = False
   ema_decay: float = 0.9999
   seed: int = 0
+
+  def __post_init__(self):
+    for name, allowed, words in (
+        ('min_hidden', 0 <= self.min_hidden < 1, 'from 0 to below 1'),
+        ('hidden_deviation', self.hidden_deviation > 0, 'above 0'),
+        ('last_share', 0 <= self.last_share <= 1, 'from 0 to 1'),
+        ('last_weight', self.last_weight > 0, 'above 0'),
+        ('cooldown_steps', 0 <= self.cooldown_steps <= self.num_steps,
+         f'from 0 to num_steps, {self.num_steps}')):
+      if not allowed:
+        raise ValueError(f'{name} is {getattr(self, name)}; it must be {words}.')
 
 
 class MARState(NamedTuple):
@@ -198,7 +212,8 @@ def loss(
   x = schedule_lib.diffuse(full, draws.step, x0, draws.noise)
   is_last = draws.step == schedule_lib.NUM_STEPS - 1
   # The weight is for the head: what it has to say of pure noise does not depend on `z`, and heavy
-  # errors there would drown what the transformer can learn from the other steps.
+  # errors there would drown what the transformer can learn from the other steps. (What it could
+  # learn from the bound there, next to nothing, is divided as well.)
   fixed = jax.lax.stop_gradient(z)
   z = fixed + (z - fixed) / jnp.where(is_last, last_weight, 1.0)[..., None]
   eps, v = model.apply(

@@ -21,6 +21,7 @@ from cspd_jax.training import stages
 from cspd_jax.training.kl_vae import KLVAETrainConfig
 from cspd_jax.training.mar import MARTrainConfig
 
+
 @dataclasses.dataclass(frozen=True)
 class MARRecipe(stages.Stages):
   """Everything that determines the shipped MAR models; more in `stages.Stages`.

@@ -20,6 +20,7 @@ from cspd_jax.training import vq as vq_training
 from cspd_jax.training.autoregressive import ARTrainConfig
 from cspd_jax.training.vq import VQTrainConfig
 
+
 @dataclasses.dataclass(frozen=True)
 class Recipe(stages.Stages):
   """Everything that determines the shipped models; more in `stages.Stages`.

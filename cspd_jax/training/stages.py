@@ -26,7 +26,7 @@ class Stages:
     image_size: side of a crop in pixels.
     num_train_images: crops that are tokenised for training.
     num_held_out_images: crops of the held-out parts to evaluate on.
-    guidance_scale: for the guided samples.
+    guidance_scale: for the guided samples and figures of the report.
     seed: of the crops that are tokenised.
     log_every: steps between lines of the log.
     checkpoint_every: steps between checkpoints.

@@ -168,3 +168,11 @@ def test_tables(models, tmp_path):
   for number in (8, 11, 13, 14, 16):
     assert (folder / f'figure_{number}.png').read_bytes().startswith(b'\x89PNG')
   assert 'Table 3, cspd_relaxed' in out and 'exact_head without guidance' in out
+
+
+def test_the_official_code_is_asked_for(tmp_path):
+  done = subprocess.run(
+      [sys.executable, '-m', 'experiments.mar_against_pytorch', f'--repo={tmp_path}'],
+      cwd=programs.ROOT, env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, text=True)
+  assert done.returncode == 2 and done.stdout == ''
+  assert 'there is no models/mar.py' in done.stderr and 'Traceback' not in done.stderr

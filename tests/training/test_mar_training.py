@@ -192,9 +192,19 @@ def test_hidden_shares_can_go_far_down():
 
 def test_the_rate_falls_to_nothing_at_the_end(fresh):
   train = dataclasses.replace(TRAIN, num_steps=40, cooldown_steps=20)
+  # A fresh head gives the transformer no gradient: what moves is the rate times the weight decay.
   change = lambda count: float(jnp.abs(_STEP(
       fresh._replace(opt_state=jax.tree.map(
           lambda leaf: jnp.int32(count) if leaf.dtype == jnp.int32 else leaf, fresh.opt_state)),
       _data(), CONFIG, train)[0].params['class_embedding'] - fresh.params['class_embedding']).max())
   full = change(20)
   np.testing.assert_allclose([change(30), change(39)], [full / 2, full / 20], rtol=0.01)
+
+
+@pytest.mark.parametrize('name, value, words', [
+    ('min_hidden', 1.0, 'from 0 to below 1'), ('hidden_deviation', 0.0, 'above 0'),
+    ('last_share', 1.5, 'from 0 to 1'), ('last_weight', 0.0, 'above 0'),
+    ('cooldown_steps', 151, 'num_steps, 150')])
+def test_options_out_of_range(name, value, words):
+  with pytest.raises(ValueError, match=f'{name} is {value}; it must be .*{words}'):
+    dataclasses.replace(TRAIN, **{name: value})
