@@ -6,8 +6,9 @@ a small diffusion model, the head, turns `z` into a token. The tokens are the
 latents of `kl_vae`, in raster order.
 
 The published code drops hidden tokens from the encoder, so that all images of a
-batch must hide equally many. Here they stay in place and no query sees them,
-which gives the same result for any mask per image with static shapes.
+batch must hide equally many. Here no query sees them, which gives the same result
+for any mask per image, and the encoder has a few static lengths, of which it takes
+the least that holds the visible tokens of every image.
 
 In the shape descriptions, `B` is the number of images, `R` of rows (images times
 guidance streams), `T` of tokens, `C` the length of a token, `L` the number of
@@ -16,6 +17,7 @@ that of the head and `N` any number of states.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -31,6 +33,8 @@ Params = Any
 
 _NORM_EPS = 1e-6
 _TIME_FEATURES = 256
+# The encoder is compiled for so many visible tokens, twice as many, and so on.
+_LENGTH_STEP = 64
 _TABLE = nn.initializers.normal(0.02)
 _XAVIER = nn.initializers.xavier_uniform()
 
@@ -249,10 +253,26 @@ class MAR(nn.Module):
     buffer = jnp.broadcast_to(condition[:, None], (tokens.shape[0], c.buffer_size, c.dim))
     x = jnp.concatenate([buffer, self.token_in(tokens)], axis=1)
     x = self.token_norm(x + self.encoder_positions)
-    mask = self._with_buffer(visible)[:, None, None]
+    mask = self._with_buffer(visible)
+    branches = [functools.partial(MAR._encode_first, length=c.buffer_size + tokens)
+                for tokens in range(_LENGTH_STEP, c.num_tokens, _LENGTH_STEP)]
+    enough = (visible.sum(axis=1).max() - 1) // _LENGTH_STEP
+    return nn.switch(enough, [*branches, MAR._encode_rows], self, x, mask)
+
+  def _encode_rows(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """The layers on rows `[R, any, D]`, of which `mask` `[R, any]` says which are visible."""
     for layer in self.encoder_layers:
-      x = layer(x, mask)
+      x = layer(x, mask[:, None, None])
     return self.encoder_norm(x)
+
+  def _encode_first(self, x: jax.Array, mask: jax.Array, length: int) -> jax.Array:
+    """The same on the visible rows alone, at most `length`, each back in its place."""
+    order = jnp.argsort(~mask, axis=1, stable=True)
+    place = jnp.argsort(order, axis=1)
+    pick = lambda x, rows: jnp.take_along_axis(x, rows[..., None], axis=1)
+    first = order[:, :length]
+    x = self._encode_rows(pick(x, first), jnp.take_along_axis(mask, first, axis=1))
+    return pick(x, jnp.minimum(place, length - 1))
 
   def decode(self, encoded: jax.Array, visible: jax.Array) -> jax.Array:
     """Vectors `z` `[R, T, D]` from the encoder's output."""

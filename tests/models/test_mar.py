@@ -93,6 +93,17 @@ def test_the_transformer_agrees_with_the_official_one(params, expected, images):
   np.testing.assert_allclose(encoded[0, kept], expected['encoded'], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize('step', [16, 20, 63])
+def test_the_encoder_reads_as_few_rows_as_hold_the_visible_tokens(
+    params, expected, images, monkeypatch, step):
+  monkeypatch.setattr(mar, '_LENGTH_STEP', step)
+  transform = jax.jit(mar.target(CONFIG, guided=True).transform)
+  for image in range(3):  # Alone, as the fullest image decides: 0, 20 and 57 visible tokens.
+    z = transform(params, *(part[image:image + 1] for part in images))
+    np.testing.assert_allclose(z[:, 0], expected['z'][:, image], atol=1e-4, rtol=0)
+  np.testing.assert_allclose(transform(params, *images), expected['z'], atol=1e-4, rtol=0)
+
+
 def test_the_head_agrees_with_the_official_one(params, expected):
   rng = np.random.default_rng(13)
   x, z = (rng.standard_normal((100, size)).astype(np.float32) for size in (16, 64))
