@@ -35,5 +35,5 @@ def get_config() -> MARRecipe:
       target=MARConfig(dim=128, num_layers=4, num_heads=4, head_width=256, head_layers=4, **shared),
       target_train=MARTrainConfig(num_steps=9000, cooldown_steps=2500, learning_rate=1e-3, **train),
       draft=MARConfig(dim=64, num_layers=2, num_heads=2, head_width=128, head_layers=2, **shared),
-      draft_train=MARTrainConfig(num_steps=5000, cooldown_steps=1500, learning_rate=2e-3, **train),
+      draft_train=MARTrainConfig(num_steps=9000, cooldown_steps=3000, learning_rate=1.5e-3, **train),
   )
