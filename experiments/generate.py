@@ -11,8 +11,8 @@ Uses the small models that come with the package, or any class-conditional
 LlamaGen or, with configs/mar_demo.py, MAR checkpoint made by
 `experiments.convert`. Into --workdir go a grid of images per decoder
 (images_*.png), in which round each token was fixed
-(acceptance.png), bars of the work and the wall-clock (speed.png), and all
-figures (report.json). Times are for one image at a time, without compilation.
+(acceptance.png), for MAR what was accepted (accepted.png), bars of the work
+and the wall-clock (speed.png), and all figures (report.json). Times are for one image at a time, without compilation.
 
 What is not given on the command line comes from --config; every field of it can
 also be set as --config.field=value. Anything wrong with the input ends with one
@@ -53,7 +53,9 @@ _OPTIONS = {holder.name: holder for holder in (
     flags.DEFINE_string('label', None, 'Numbers of classes separated by commas, from 0.'),
     flags.DEFINE_integer('seed', None, 'The same seed gives the same images.'),
     flags.DEFINE_float('guidance_scale', None, 'Classifier-free guidance; 1 is none.'),
-    flags.DEFINE_float('temperature', None, 'Divides the logits; 0 is greedy.'),
+    flags.DEFINE_float(
+        'temperature', None,
+        'Divides the logits, 0 is greedy; for MAR multiplies the noise of the kernels.'),
     flags.DEFINE_integer('top_k', None, 'Keeps the k most probable tokens; 0 keeps all.'),
     flags.DEFINE_float('top_p', None, 'Keeps the likeliest tokens up to this mass; 1 keeps all.'),
     flags.DEFINE_integer('window', None, 'Tokens per forward pass of the Jacobi decoders.'),
@@ -78,6 +80,8 @@ def main(argv: list[str]) -> int:
   measured = turns.measure(job, lambda line: print(line, flush=True))
   images = work.draw(job, measured)
   report = report_lib.figures(begun.config, job, measured)
+  if report_lib is mar_report:
+    mar_report.draw_accepted(begun.workdir, job, measured, images)
   report_files.write(
       begun.workdir, job, report, measured, images, report_lib.title, report_lib.BAR)
   print(f'\n{report_lib.table(report)}\n\nPictures and report.json are in {begun.workdir}.')

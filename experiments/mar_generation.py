@@ -19,6 +19,9 @@ from experiments import inputs
 from experiments.turns import Job, Measured
 
 _SIZES = ('height', 'width', 'token_dim', 'num_classes')
+# Fields of the configuration that are options of the decoders as they are.
+_SAME = ('length', 'prefill', 'aligned', 'kappa', 'block_context', 'sigma', 'zero_fallback',
+         'guidance_of_last', 'keep_after_reject')
 
 
 def prepare(config: Any) -> Job:
@@ -32,7 +35,7 @@ def prepare(config: Any) -> Job:
   """
   inputs.check_numbers(
       config, ('num_images', 'head_length', 'path_length', 'length', 'repeats'),
-      {'seed': 2**32, 'num_iter': 2**31})
+      {'seed': 2**32, 'num_iter': 2**31, 'max_trials': 2**31})
   known = decoders_lib.DECODERS
   names, left_out = inputs.decoder_names(config, list(known), {
       name: ('draft_model', 'a draft model') for name, entry in known.items() if entry.drafts})
@@ -46,12 +49,15 @@ def prepare(config: Any) -> Job:
     for size in _SIZES:
       inputs.check_pair(config, 'draft_model', size, loaded, size, model)
     draft, draft_params = mar.target(loaded.config, guided=guided), loaded.params
+  names, left_out = _one_token_per_step(config, model.config.num_tokens, names, left_out)
   labels, captions = inputs.labels(config, model)
   schedule = schedule_lib.make(config.num_levels)
   options = decoders_lib.Options(
       num_iter=config.num_iter or None, schedule=schedule, guidance=config.guidance,
       head_length=config.head_length, rho=stored_rho(schedule, model.metadata, guided),
-      path_length=config.path_length, length=config.length, prefill=config.prefill)
+      path_length=config.path_length, split=None if config.split == -1 else config.split,
+      eta=config.eta or None, max_trials=config.max_trials or None,
+      **{name: getattr(config, name) for name in _SAME})
   with np.errstate(over='ignore'):  # What becomes infinite is refused below.
     sampling = Sampling(np.float32(config.guidance_scale), np.float32(config.temperature))
   target = mar.target(model.config, guided=guided)
@@ -62,6 +68,19 @@ def prepare(config: Any) -> Job:
   return Job(
       model, {name: draft_params if known[name].drafts else None for name in names}, tokenizer,
       decoders, left_out, labels, captions, sampling, config.seed, config.repeats)
+
+
+def _one_token_per_step(config: Any, num_tokens: int, names: list[str],
+                        left_out: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+  """Leaves the decoders that draft out of 'all' if there are fewer steps than tokens.
+
+  Named by name they are kept, and refuse `num_iter` themselves.
+  """
+  if config.decoder.strip() != 'all' or config.num_iter in (0, num_tokens):
+    return names, left_out
+  reasons = {name: f'it drafts one token per step; num_iter is {config.num_iter}, not {num_tokens}'
+             for name in names if decoders_lib.DECODERS[name].drafts}
+  return [name for name in names if name not in reasons], left_out | reasons
 
 
 def headline(config: Any, job: Job) -> str:

@@ -5,6 +5,7 @@ So acceptance rates are listed one per line, each with what it counts, and not i
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +13,13 @@ import jax
 import numpy as np
 
 from cspd_jax.continuous.decoders import DECODERS
+from cspd_jax.continuous.result import Generated
+from cspd_jax.plots import replaced
 from experiments import report_files
 from experiments import text_table
 from experiments.turns import Job, Measured
 
-# What the columns of `Generated.tested` stand for.
+# What `Generated.tested` counts.
 _TESTED = {'exact_head': 'denoising kernels', 'exact_path': 'drafts with the path test',
            'cspd_paper': "drafts with the paper's test",
            'cspd_released': "drafts with the released code's test",
@@ -32,18 +35,16 @@ def figures(config: Any, job: Job, measured: Mapping[str, Measured]) -> dict[str
   decoders = {}
   for name, one in measured.items():
     g, decoder = one.decoded, job.decoders[name]
-    tested, accepted = g.tested.sum(axis=0), g.accepted.sum(axis=0)
     mean = lambda leaf: float(np.mean(leaf))
     decoders[name] = dict(
         guarantee=DECODERS[name].guarantee, law=decoder.law, guarantee_in_words=decoder.guarantee,
         rounds_mean=mean(g.rounds), target_passes=mean(g.target_passes),
         draft_passes=mean(g.draft_passes), head_calls=mean(g.head_calls.sum(axis=1)),
         head_rows=mean(g.head_rows), draft_head_calls=mean(g.draft_head_calls),
-        tested=_TESTED.get(name), acceptance=float(accepted.sum() / tested.sum())
-        if tested.sum() else None,
-        acceptance_by_column=[float(a / t) if t else None for a, t in zip(accepted, tested)],
-        acceptance_by_position=_by_position(g, job) if name != 'exact_head' else None,
-        residual_trials=mean(g.trials),
+        tested=_TESTED.get(name), **_acceptance(g, job),
+        residual_trials=mean(g.trials), residual_missed=mean(g.missed),
+        squared_error=mean(g.error) if g.error.size else None,
+        squared_error_bound=mean(g.error_bound) if g.error.size else None,
         seconds_per_image=mean(one.seconds),
         speedup=mar and float(mar.seconds.mean() / one.seconds.mean()),
         tokens_equal_mar=mar and bool(np.allclose(g.tokens, mar.decoded.tokens, atol=1e-3)),
@@ -55,17 +56,40 @@ def figures(config: Any, job: Job, measured: Mapping[str, Measured]) -> dict[str
       device=jax.devices()[0].device_kind, jax_version=jax.__version__)
 
 
-def _by_position(generated, job: Job) -> list[list[float | None]] | None:
-  """Share of accepted drafts per position of the grid; None where nothing was tested."""
-  if not generated.tested.shape[1]:
-    return None
-  rows = np.arange(len(generated.order))[:, None]
-  counts = []
-  for leaf in (generated.accepted, generated.tested):
-    count = np.zeros_like(leaf)
-    count[rows, generated.order] = leaf  # Columns are places in the order.
-    counts.append(count.sum(axis=0).reshape(job.model.config.height, job.model.config.width))
-  return [[float(a / t) if t else None for a, t in zip(*lines)] for lines in zip(*counts)]
+def _acceptance(generated: Generated, job: Job) -> dict[str, Any]:
+  """Shares of accepted drafts; None where nothing was tested.
+
+  By position of the grid, by autoregressive step (the place of a token in its order), and by
+  level of the denoising kernels.
+  """
+  tested, accepted = generated.tested, generated.accepted
+  at = lambda leaf: np.take_along_axis(leaf, generated.order, axis=1)
+  by_position = _shares(accepted.sum(axis=0), tested.sum(axis=0))
+  width = job.model.config.width
+  return dict(
+      acceptance=_shares(accepted.sum(keepdims=True), tested.sum(keepdims=True))[0],
+      acceptance_by_position=[by_position[i:i + width] for i in range(0, len(by_position), width)],
+      acceptance_by_step=_shares(at(accepted).sum(axis=0), at(tested).sum(axis=0)),
+      acceptance_by_level=_shares(
+          generated.accepted_kernels.sum(axis=0), generated.tested_kernels.sum(axis=0)))
+
+
+def _shares(accepted: np.ndarray, tested: np.ndarray) -> list[float | None]:
+  return [float(a / t) if t else None for a, t in zip(accepted.ravel(), tested.ravel())]
+
+
+def draw_accepted(workdir: pathlib.Path, job: Job, measured: Mapping[str, Measured],
+                  images: Mapping[str, np.ndarray]) -> None:
+  """Writes accepted.png: the share of drafts that was kept at every token."""
+  tests = {name: one.decoded for name, one in measured.items() if one.decoded.tested.any()}
+  if not tests:
+    return
+  shown = report_files.MAPPED_IMAGES
+  count = lambda key: {name: job.grid(getattr(g, key))[:shown] for name, g in tests.items()}
+  replaced.save_replaced_map(
+      workdir / 'accepted.png', {name: images[name][:shown] for name in tests}, count('tested'),
+      count('accepted'), captions=job.captions[:shown],
+      title='What was accepted: tokens, and kernels of the head in exact_head')
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -81,6 +105,11 @@ def table(report: Mapping[str, Any]) -> str:
   for name, one in report['decoders'].items():
     rate = '' if one['acceptance'] is None else (
         f'; accepts {one["acceptance"]:.1%} of its {one["tested"]}')
+    if one['squared_error_bound'] is not None:
+      rate += (f'; squared distance {one["squared_error"]:.4f}, bound '
+               f'{one["squared_error_bound"]:.4f}')
+    if one['residual_missed']:
+      rate += f'; {one["residual_missed"]:.2f} residual draws per image failed'
     lines.append(f'{name}: {one["law"]}; {one["guarantee_in_words"]}{rate}')
   return '\n'.join(lines)
 

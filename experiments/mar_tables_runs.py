@@ -230,15 +230,14 @@ def figures(generated: Generated) -> dict[str, float | None]:
 
 def by_place(generated: Generated) -> np.ndarray:
   """`[T]` share of accepted drafts at every place of the order; NaN where none was tested."""
-  tested = generated.tested.sum(axis=0)
-  return np.where(tested > 0, generated.accepted.sum(axis=0) / np.maximum(tested, 1), np.nan)
+  tested, accepted = (np.take_along_axis(leaf, generated.order, axis=1).sum(axis=0)
+                      for leaf in (generated.tested, generated.accepted))
+  return np.where(tested > 0, accepted / np.maximum(tested, 1), np.nan)
 
 
-def in_grid(bench: Bench, generated: Generated, leaf: np.ndarray) -> np.ndarray:
-  """`[N, H, W]` bool: whether a count by place `[N, T]` is positive, in the positions."""
-  placed = np.zeros(leaf.shape, bool)
-  placed[np.arange(len(leaf))[:, None], generated.order] = leaf > 0
-  return placed.reshape(-1, bench.model.config.height, bench.model.config.width)
+def in_grid(bench: Bench, leaf: np.ndarray) -> np.ndarray:
+  """`[N, H, W]`: counts by position `[N, T]` in the grid."""
+  return leaf.reshape(-1, bench.model.config.height, bench.model.config.width)
 
 
 def row(cell: Cell, generated: Generated, **more: Any) -> dict[str, Any]:

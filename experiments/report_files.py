@@ -13,7 +13,7 @@ from experiments import json_file
 from experiments.turns import Job, Measured
 
 # More images than these would make the acceptance map too wide to read.
-_MAPPED_IMAGES = 4
+MAPPED_IMAGES = 4
 
 
 class Bar(NamedTuple):
@@ -45,10 +45,10 @@ def write(workdir: pathlib.Path, job: Job, report: Mapping[str, Any],
                    title=title(name, one))
   acceptance.save_acceptance_map(
       workdir / 'acceptance.png',
-      {name: job.grid(one.decoded.round_of_token)[:_MAPPED_IMAGES]
+      {name: job.grid(one.decoded.round_of_token)[:MAPPED_IMAGES]
        for name, one in measured.items()},
-      images={name: value[:_MAPPED_IMAGES] for name, value in images.items()},
-      captions=job.captions[:_MAPPED_IMAGES], title='In which round each token was fixed')
+      images={name: value[:MAPPED_IMAGES] for name, value in images.items()},
+      captions=job.captions[:MAPPED_IMAGES], title='In which round each token was fixed')
   values = lambda key: {name: one[key] for name, one in decoders.items()}
   bars.save_bars(
       workdir / 'speed.png',

@@ -48,9 +48,28 @@ class Ends(NamedTuple):
   log_std: jax.Array
 
 
-# `(Batch [N], draft's Ends, target's Ends, pending [N]) -> (tokens [N, C], accepted [N],
-# trials [N])`: keeps the draft's token or replaces it.
-Rule = Callable[[Batch, Ends, Ends, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+class Verdict(NamedTuple):
+  """What became of drafts; see `result.Generated`.
+
+  Attributes:
+    tokens: `[N, C]` kept or replaced.
+    accepted: `[N]` bool.
+    trials: `[N]` int32.
+    missed: `[N]` bool or int32.
+    error: `[N]`, or None if there is no bound.
+    error_bound: `[N]`, or None.
+  """
+
+  tokens: jax.Array
+  accepted: jax.Array
+  trials: jax.Array
+  missed: jax.Array
+  error: jax.Array | None = None
+  error_bound: jax.Array | None = None
+
+
+# `(Batch [N], draft's Ends, target's Ends, pending [N]) -> Verdict`.
+Rule = Callable[[Batch, Ends, Ends, jax.Array], Verdict]
 
 
 def ends(target: Target, schedule: Schedule, params: Params, batch: Batch,
@@ -115,6 +134,7 @@ class Decoder:
       sees the drafts before each draft, which takes a pass of the target per draft.
     keep_after_reject: whether drafts after a replaced one are kept where their own test
       says so; else the round ends there, and the block is drafted anew from there.
+    bounded: whether the rule has a bound on its error.
     aligned: whether the draft model uses the target's noise.
     orders: as for `sample.Decoder`.
     law: what the samples come near to, in words.
@@ -130,6 +150,7 @@ class Decoder:
   guidance_of_last: bool
   block_context: bool
   keep_after_reject: bool
+  bounded: bool
   aligned: bool
   orders: Callable
   law: str
@@ -168,16 +189,17 @@ class Decoder:
       own = ends(self.target, self.schedule, params, batch)
       flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
       verdict = self.rule(batch, jax.tree.map(flat, theirs), own, batch.active)
-      fixed, accepted, trials = (leaf.reshape(num_rows, width, *leaf.shape[1:]) for leaf in verdict)
+      verdict = jax.tree.map(
+          lambda leaf: leaf.reshape(num_rows, width, *leaf.shape[1:]), verdict)
       count = ahead.stop
       if not self.keep_after_reject:
-        count = jnp.minimum(count, ahead.count + couple.leading(accepted) + 1)
-      return count, self._count(generated, ahead, count, fixed, accepted, trials)
+        count = jnp.minimum(count, ahead.count + couple.leading(verdict.accepted) + 1)
+      return count, self._count(generated, ahead, count, verdict)
 
     generated = sample_lib.first_tokens(
         self.target, prefill, self.schedule, self.guidance, last_noise=False).run(
             params, condition, rows, order, sampling,
-            empty_result(self.target, order, rounds, size))
+            empty_result(self.target, order, rounds, bounded=self.bounded))
     if verified:
       stops = jnp.array([stop for _, stop in verified], jnp.int32)
       width = max(stop - first for first, stop in verified)
@@ -226,9 +248,8 @@ class Decoder:
     return context.true_contexts(
         self.target, params, condition, tokens, ahead.place, ahead.at, ahead.positions)
 
-  def _count(self, generated: Generated, ahead: Round, count, fixed, accepted,
-             trials) -> Generated:
-    """The result after a round that fixed the tokens `fixed` `[B, width, C]` up to `count`."""
+  def _count(self, generated: Generated, ahead: Round, count, verdict: Verdict) -> Generated:
+    """The result after a round that fixed tokens up to `count`; `verdict` is `[B, width]`."""
     size, levels = self.target.num_tokens, self.schedule.num_levels
     by_row = jnp.arange(count.shape[0])[:, None]
     done = ahead.at < count[:, None]
@@ -236,11 +257,15 @@ class Decoder:
     drafts = ahead.stop - ahead.count
     passes = active.astype(jnp.int32) if self.block_context else drafts
     in_round = (ahead.place >= ahead.count[:, None]) & (ahead.place < count[:, None])
-    add = lambda old, new: old.at[by_row, ahead.at].add(
-        (done & new).astype(jnp.int32), mode='drop')
+    write = lambda old, new: old.at[by_row, jnp.where(done, ahead.positions, size)].set(
+        new, mode='drop')
+    add = lambda old, new: old + jnp.sum(jnp.where(done, new, 0), axis=1)
+    if self.bounded:
+      generated = generated._replace(
+          error=write(generated.error, verdict.error),
+          error_bound=write(generated.error_bound, verdict.error_bound))
     return generated._replace(
-        tokens=generated.tokens.at[by_row, jnp.where(done, ahead.positions, size)].set(
-            fixed, mode='drop'),
+        tokens=write(generated.tokens, verdict.tokens),
         round_of_token=jnp.where(in_round, generated.rounds[:, None], generated.round_of_token),
         rounds=generated.rounds + active,
         target_passes=generated.target_passes + passes,
@@ -249,5 +274,7 @@ class Decoder:
         head_rows=generated.head_rows + self.target.num_streams * levels * drafts,
         draft_passes=generated.draft_passes + drafts,
         draft_head_calls=generated.draft_head_calls + drafts * levels,
-        tested=add(generated.tested, jnp.bool_(True)), accepted=add(generated.accepted, accepted),
-        trials=generated.trials + jnp.sum(jnp.where(done, trials, 0), axis=1))
+        tested=write(generated.tested, 1),
+        accepted=write(generated.accepted, verdict.accepted.astype(jnp.int32)),
+        trials=add(generated.trials, verdict.trials),
+        missed=add(generated.missed, verdict.missed))

@@ -15,7 +15,7 @@ least `eta` on acceptance. On average one proposal is drawn per test, whatever t
 
 Continuous speculative decoding (CSpD, arXiv 2411.11925, equations 9 to 11) is the case
 `eta = 1`; its released code stops after 100 proposals and emits zeros. Here, if
-`MAX_TRIALS` proposals fail, the last of them is emitted: a draw from the target.
+`max_trials` proposals fail, the last of them is emitted: a draw from the target.
 """
 
 from collections.abc import Callable
@@ -25,15 +25,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Proposals per pass, and at most. With the default eta = 0.98 all fail with probability 1e-9.
+# Proposals per pass.
 TRIALS_PER_PASS = 8
+# Proposals at most, by default. With eta = 0.98 all fail with probability 1e-9.
 MAX_TRIALS = 1024
+# Less than this, and that residual draws may fail does not count.
+_NEGLIGIBLE = 1e-6
 
 
 def check_eta(eta: float) -> None:
   """Raises ValueError unless `0 < eta <= 1`."""
   if not 0 < eta <= 1:
     raise ValueError(f'eta is {eta}; it must be above 0 and at most 1.')
+
+
+def check_max_trials(max_trials: int) -> None:
+  """Raises ValueError unless there is at least one proposal."""
+  if max_trials < 1:
+    raise ValueError(f'max_trials is {max_trials}; a residual draw needs at least 1 proposal.')
+
+
+def guarantee(eta: float, max_trials: int) -> str:
+  """How exact the rule is, in words."""
+  if eta**max_trials < _NEGLIGIBLE:
+    return 'exact up to rounding'
+  return (f'exact up to rounding and residual draws of which {max_trials} proposals fail, which '
+          '`missed` counts')
 
 
 def log_density(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
@@ -70,7 +87,8 @@ def take(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Array:
 
 
 def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
-             pending: jax.Array, eta: float) -> tuple[Any, jax.Array, jax.Array]:
+             pending: jax.Array, eta: float, max_trials: int,
+             ) -> tuple[Any, jax.Array, jax.Array]:
   """Draws from the residual law where `pending` `[N]`.
 
   Args:
@@ -79,6 +97,7 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
       `log p - log q` of each and the uniform numbers of their tests.
     pending: the tokens that need a draw.
     eta: the one of the test that rejected the draft.
+    max_trials: proposals at most; then the last of them is the draw.
 
   Returns:
     The draws, leaves `[N, ...]` (zero where not pending), the number of proposals looked
@@ -88,10 +107,12 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
 
   def one_pass(carry):
     index, pending, draws, trials = carry
-    proposals, log_ratio, log_uniform = propose(index * num + jnp.arange(num))
-    taken = take(log_ratio, log_uniform, eta)
+    trial = index * num + jnp.arange(num)
+    proposals, log_ratio, log_uniform = propose(trial)
+    taken = take(log_ratio, log_uniform, eta) & (trial < max_trials)
     found = jnp.any(taken, axis=1)
-    first = jnp.where(found, jnp.argmax(taken, axis=1), num - 1)
+    last = jnp.minimum(num, max_trials - index * num) - 1
+    first = jnp.where(found, jnp.argmax(taken, axis=1), last)
     draws = jax.tree.map(
         lambda old, new: _where(pending, _pick(new, first), old), draws, proposals)
     trials = trials + jnp.where(pending, first + 1, 0)
@@ -101,7 +122,7 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
   draws = jax.tree.map(lambda leaf: jnp.zeros((leaf.shape[0], *leaf.shape[2:]), leaf.dtype), shapes)
   carry = jnp.int32(0), pending, draws, jnp.zeros(pending.shape, jnp.int32)
   carry = jax.lax.while_loop(
-      lambda carry: jnp.any(carry[1]) & (carry[0] < MAX_TRIALS // num), one_pass, carry)
+      lambda carry: jnp.any(carry[1]) & (carry[0] * num < max_trials), one_pass, carry)
   _, missed, draws, trials = carry
   return draws, trials, missed
 

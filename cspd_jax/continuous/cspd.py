@@ -38,25 +38,24 @@ from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.schedule import Schedule
 
 SIGMA = ('off', 'paper', 'inverted')
-# Proposals for a rejected token in the released code.
-RELEASED_TRIALS = 100
 
 
 def cspd_paper(target: Target, draft: Target, length: int = 4,
-               schedule: Schedule | None = None, *, prefill: float = 0.0, aligned: bool = True,
+               schedule: Schedule | None = None, *, max_trials: int = couple.MAX_TRIALS,
+               prefill: float = 0.0, aligned: bool = True, num_iter: int | None = None,
                guidance: str = 'linear',
                orders: Callable = random_lib.random_orders) -> exact_path.Decoder:
   """Algorithm 1: true contexts, stop at the first rejection, Sigma (equation 4).
 
-  The residual loop, unbounded in the paper, ends after `couple.MAX_TRIALS` proposals.
+  The residual loop, unbounded in the paper, ends after `max_trials` proposals.
   Arguments as for `exact_path.exact_path`.
 
   Raises:
     ValueError: for options out of range or models that do not fit together.
   """
   decoder = exact_path.exact_path(target, draft, length, schedule, split=0, eta=1.0,
-                                  prefill=prefill, aligned=aligned, guidance=guidance,
-                                  orders=orders)
+                                  max_trials=max_trials, prefill=prefill, aligned=aligned,
+                                  num_iter=num_iter, guidance=guidance, orders=orders)
   return dataclasses.replace(
       decoder, sigma=True,
       guarantee='biased where the models have different learned variances')
@@ -65,9 +64,9 @@ def cspd_paper(target: Target, draft: Target, length: int = 4,
 def cspd_released(
     target: Target, draft: Target, length: int = 8, schedule: Schedule | None = None, *,
     prefill: float = 0.15, kappa: float = 42.0, sigma: str = 'inverted',
-    zero_fallback: bool = True, guidance_of_last: bool = True, block_context: bool = True,
-    keep_after_reject: bool = True, aligned: bool = True, num_iter: int | None = None,
-    guidance: str = 'linear', orders: Callable = random_lib.random_orders) -> block.Decoder:
+    max_trials: int = 100, zero_fallback: bool = True, guidance_of_last: bool = True,
+    block_context: bool = True, keep_after_reject: bool = True, aligned: bool = True,
+    num_iter: int | None = None, guidance: str = 'linear', orders: Callable = random_lib.random_orders) -> block.Decoder:
   """The released code, every departure from the paper behind its own switch.
 
   Args:
@@ -79,6 +78,7 @@ def cspd_released(
     kappa: multiplies both models' standard deviations in the test, but not in the
       residual.
     sigma: 'inverted' as released, 'paper', or 'off'.
+    max_trials: proposals for a rejected token at most.
     zero_fallback: whether a token becomes zero when all proposals fail; else it becomes
       the target's own token.
     guidance_of_last: whether a block is verified with the guidance scale of its last token.
@@ -94,6 +94,7 @@ def cspd_released(
   """
   if sigma not in SIGMA:
     raise ValueError(f'sigma is {sigma!r}; it must be one of: {", ".join(SIGMA)}.')
+  couple.check_max_trials(max_trials)
   sign = {'off': 0, 'paper': 1, 'inverted': -1}[sigma]
 
   def rule(batch, theirs, own, pending):
@@ -111,20 +112,18 @@ def cspd_released(
       y = own_wide.mean + own_wide.std * noise
       log_ratio = (log_sigma[:, None] + couple.log_density(y, own_wide.mean, own_wide.std) -
                    couple.log_density(y, theirs_wide.mean, theirs_wide.std))
-      log_uniform = random_lib.log_uniform(keys, random_lib.RESIDUAL, 0, trials[None])
-      # Past the last trial nothing is taken.
-      return y, log_ratio, jnp.where(trials < RELEASED_TRIALS, log_uniform, jnp.inf)
+      return y, log_ratio, random_lib.log_uniform(keys, random_lib.RESIDUAL, 0, trials[None])
 
-    drawn, trials, missed = couple.residual(propose, failed, 1.0)
+    drawn, trials, missed = couple.residual(propose, failed, 1.0, max_trials)
     last = jnp.zeros_like(own.mean) if zero_fallback else own.mean
     replaced = jnp.where(missed[:, None], last, drawn)
-    return (jnp.where(accepted[:, None], theirs.mean, replaced), accepted,
-            jnp.minimum(trials, RELEASED_TRIALS))
+    return block.Verdict(
+        jnp.where(accepted[:, None], theirs.mean, replaced), accepted, trials, missed)
 
   return _blocks(
       target, draft, length, schedule, prefill, kappa, num_iter, rule=rule, guidance=guidance,
       guidance_of_last=guidance_of_last, block_context=block_context,
-      keep_after_reject=keep_after_reject, aligned=aligned, orders=orders,
+      keep_after_reject=keep_after_reject, bounded=False, aligned=aligned, orders=orders,
       guarantee='none: behaves as the released code, which keeps no law')
 
 
@@ -159,13 +158,17 @@ def cspd_relaxed(
         -_softened(theirs, own, kappa),
         random_lib.log_uniform(batch.keys, random_lib.ACCEPT, 0), 1.0)
     tokens = jnp.where(accepted[:, None], theirs.mean, own.mean)
-    return tokens, accepted, jnp.zeros(accepted.shape, jnp.int32)
+    none = jnp.zeros(accepted.shape, jnp.int32)
+    bound = 2 / np.e * kappa**2 * jnp.max(jnp.square(own.std), axis=-1)
+    return block.Verdict(
+        tokens, accepted, none, none, jnp.sum(jnp.square(tokens - own.mean), axis=-1), bound)
 
   return _blocks(
       target, draft, length, schedule, prefill, kappa, num_iter, rule=rule, guidance=guidance,
       guidance_of_last=False, block_context=block_context, keep_after_reject=block_context,
-      aligned=aligned, orders=orders,
-      guarantee='mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2')
+      bounded=True, aligned=aligned, orders=orders,
+      guarantee='mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2, '
+                'which `error_bound` gives')
 
 
 def expected_speedup(cost: float, length: int) -> float:
@@ -187,10 +190,8 @@ def _blocks(target, draft, length, schedule, prefill, kappa, num_iter, **fields)
   """Checks the options; `fields` are those of `block.Decoder`."""
   size = target.num_tokens
   exact_path.check_pair(target, draft)
+  exact_path.check_num_iter(target, num_iter)
   blocks = schedule_lib.blocks(size, length, prefill)
-  if num_iter not in (None, size):
-    raise ValueError(f'num_iter is {num_iter}; drafts come one per step, so it must be the number '
-                     f'of tokens, {size}.')
   if not (np.isfinite(kappa) and kappa > 0):
     raise ValueError(f'kappa is {kappa}; it must be finite and above 0.')
   sampling_lib.check_guidance(fields['guidance'])

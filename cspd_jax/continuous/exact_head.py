@@ -45,7 +45,8 @@ from cspd_jax.continuous.schedule import Schedule
 
 def exact_head(target: Target, length: int = 8, num_iter: int | None = None,
                schedule: Schedule | None = None, *, rho: np.ndarray | None = None,
-               eta: float = 0.98, guidance: str = 'linear',
+               eta: float = 0.98, max_trials: int = couple.MAX_TRIALS,
+               guidance: str = 'linear',
                orders: Callable = random_lib.random_orders) -> Decoder:
   """`sample.mar` with a speculative head.
 
@@ -56,6 +57,7 @@ def exact_head(target: Target, length: int = 8, num_iter: int | None = None,
     schedule: as for `mar`.
     rho: `[num_levels]` the drafter's blend; see `blend.fit_rho`.
     eta: see `couple`.
+    max_trials: proposals per residual draw at most; see `couple`.
     guidance: as for `mar`.
     orders: as for `mar`.
 
@@ -63,10 +65,10 @@ def exact_head(target: Target, length: int = 8, num_iter: int | None = None,
     ValueError: for options out of range.
   """
   schedule = schedule_lib.make() if schedule is None else schedule
-  head = speculative(target, schedule, length, rho, eta)
+  head = speculative(target, schedule, length, rho, eta, max_trials)
   return dataclasses.replace(
       mar(target, num_iter, schedule, guidance=guidance, orders=orders), head=head,
-      guarantee='exact up to rounding: the same law, fewer head calls in sequence')
+      guarantee=f'{couple.guarantee(eta, max_trials)}: the same law, fewer head calls in sequence')
 
 
 class State(NamedTuple):
@@ -124,7 +126,8 @@ class Drafts(NamedTuple):
 
 
 def speculative(target: Target, schedule: Schedule, length: int = 8,
-                rho: np.ndarray | None = None, eta: float = 0.98) -> Head:
+                rho: np.ndarray | None = None, eta: float = 0.98,
+                max_trials: int = couple.MAX_TRIALS) -> Head:
   """A head sampler with the law of `head.ancestral` without last noise.
 
   Arguments as for `exact_head`.
@@ -133,6 +136,7 @@ def speculative(target: Target, schedule: Schedule, length: int = 8,
   if not 1 <= length <= levels:
     raise ValueError(f'length is {length}; it must be from 1 to the number of levels, {levels}.')
   couple.check_eta(eta)
+  couple.check_max_trials(max_trials)
   rho = blend.default_rho(schedule) if rho is None else np.asarray(rho, np.float64)
   if rho.shape != (levels,) or not np.all(np.isfinite(rho)):
     raise ValueError(
@@ -143,7 +147,7 @@ def speculative(target: Target, schedule: Schedule, length: int = 8,
     drafts = propose(schedule, rho, length, batch, noise, state)
     kernel = head_lib.kernel(
         target, schedule, params, batch, drafts.x, jnp.maximum(drafts.level, 0))
-    return walk(schedule, target, eta, batch, state, drafts, kernel)
+    return walk(schedule, target, eta, max_trials, batch, state, drafts, kernel)
 
   def sample(params, batch):
     batch = head_lib.modulated(target, schedule, params, batch)
@@ -154,7 +158,7 @@ def speculative(target: Target, schedule: Schedule, length: int = 8,
     count = jnp.zeros(batch.active.shape, jnp.int32)
     per_level = jnp.zeros((*count.shape, levels), jnp.int32)
     state = State(x, jnp.where(batch.active, levels - 1, -1), blend.frozen_start(x),
-                  Sampled(jnp.zeros_like(x), count, count, per_level, per_level, count))
+                  Sampled(jnp.zeros_like(x), count, count, per_level, per_level, count, count))
     state = jax.lax.while_loop(lambda state: jnp.any(state.level >= 0),
                                lambda state: one_round(params, batch, noise, state), state)
     return state.sampled
@@ -178,8 +182,8 @@ def propose(schedule: Schedule, rho: np.ndarray, length: int, batch: Batch, nois
   return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *drafts)
 
 
-def walk(schedule: Schedule, target: Target, eta: float, batch: Batch, state: State,
-         drafts: Drafts, kernel: Kernel) -> State:
+def walk(schedule: Schedule, target: Target, eta: float, max_trials: int, batch: Batch,
+         state: State, drafts: Drafts, kernel: Kernel) -> State:
   """Accepts transitions up to the first failure and replaces that one."""
   length = drafts.level.shape[1]
   # Kernel 0 is not drafted: it has no noise.
@@ -196,8 +200,8 @@ def walk(schedule: Schedule, target: Target, eta: float, batch: Batch, state: St
   active = state.level >= 0
   complete = active & (drafts_last.level == 0)
   failed = active & (accepted < length) & ~complete
-  replaced, trials = kernel_residual(
-      batch, drafts_last.level, kernel, drafts_last.mean, drafts_last.std, failed, eta)
+  replaced, trials, missed = kernel_residual(
+      batch, drafts_last.level, kernel, drafts_last.mean, drafts_last.std, failed, eta, max_trials)
 
   x = jnp.where(failed[:, None], replaced, drafts_last.next)
   frozen = Frozen(
@@ -216,12 +220,12 @@ def walk(schedule: Schedule, target: Target, eta: float, batch: Batch, state: St
           calls=done.calls + active, rows=done.rows + jnp.where(active, known, 0),
           tested=done.tested + tested,
           accepted=done.accepted + (tested & (index < accepted[:, None])),
-          trials=done.trials + trials))
+          trials=done.trials + trials, missed=done.missed + missed))
 
 
 def kernel_residual(
     batch: Batch, level: jax.Array, kernel: Kernel, draft_mean: jax.Array, draft_std: jax.Array,
-    pending: jax.Array, eta: float) -> tuple[jax.Array, jax.Array]:
+    pending: jax.Array, eta: float, max_trials: int) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Draws the next state from the residual of one kernel; see `couple.residual`.
 
   Args:
@@ -232,6 +236,7 @@ def kernel_residual(
     draft_std: `[N, C]` of the drafter's kernel.
     pending: `[N]` which tokens need one.
     eta: the one of the test.
+    max_trials: see `couple`.
   """
   keys = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
   level = jnp.maximum(level, 0)[:, None]
@@ -245,4 +250,4 @@ def kernel_residual(
                  couple.log_density(y, wide(draft_mean), wide(draft_std)))
     return y, log_ratio, random_lib.log_uniform(keys, random_lib.RESIDUAL, level, trials[None])
 
-  return couple.residual(proposals, pending, eta)[:2]
+  return couple.residual(proposals, pending, eta, max_trials)

@@ -103,6 +103,7 @@ class Decoder:
   length: int
   split: int
   eta: float
+  max_trials: int
   sigma: bool
   bonus: bool
   prefill: float
@@ -131,7 +132,7 @@ class Decoder:
       draft_params: the draft model's parameters.
 
     Returns:
-      A `Generated`; the columns of `tested` are places in the order.
+      A `Generated`.
     """
     if sampling_lib.is_concrete(condition, sampling):
       self.check(condition, sampling)
@@ -149,7 +150,7 @@ class Decoder:
     first = math.floor(self.prefill * size)
     generated = sample_lib.first_tokens(
         self.target, first, self.schedule, self.guidance, last_noise=True).run(
-            params, condition, rows, order, sampling, empty_result(self.target, order, size, size))
+            params, condition, rows, order, sampling, empty_result(self.target, order, size))
     return jax.lax.while_loop(
         lambda carry: jnp.any(carry[0] < size), one_round,
         (jnp.full_like(generated.rounds, first), generated))[1]
@@ -215,8 +216,9 @@ class Decoder:
     extra = failed | (active & self.bonus)
 
     # One more token: the residual of the failed draft, or the target's own next one.
-    end, trials = self._finish(
+    end, trials, missed = self._finish(
         params, draft_params, ahead, drafted, z, shared.x, log_sigma, accepted, failed, extra)
+    generated = generated._replace(missed=generated.missed + (failed & missed))
     position = jnp.take_along_axis(ahead.positions, accepted[:, None], axis=1)[:, 0]
     tokens = _write(drafted.tokens, position, extra, end)
     count = ahead.count + jnp.where(active, accepted + extra, 0)
@@ -231,8 +233,9 @@ class Decoder:
     index = jnp.arange(length)
     fixed = (ahead.place >= ahead.count[:, None]) & (ahead.place < count[:, None])
     tested = (index <= accepted[:, None]) & (index < ahead.drafts[:, None])
-    add = lambda old, new: old.at[jnp.arange(num_rows)[:, None], ahead.at[:, :length]].add(
-        new.astype(jnp.int32), mode='drop')
+    # Past the end positions repeat, but nothing is tested there.
+    add = lambda old, new: old.at[
+        jnp.arange(num_rows)[:, None], ahead.positions[:, :length]].add(new.astype(jnp.int32))
     # Head calls: shared kernels, one to score, the path's kernels in every pass.
     above, own = self.schedule.num_levels - 1 - self.split, self.split + 1
     contexts = ahead.drafts + (active & self.bonus)
@@ -255,7 +258,7 @@ class Decoder:
 
   def _finish(self, params, draft_params, ahead: Round, drafted: Drafted, z, x, log_sigma,
               accepted, failed, extra):
-    """The token after the accepted drafts, `[B, C]`, and the number of proposals, `[B]`."""
+    """The token after the accepted drafts `[B, C]`; number of proposals and misses `[B]`."""
     num = couple.TRIALS_PER_PASS
     # Rows without a failed draft look at some draft; their proposals are taken as they are.
     draft_index = jnp.minimum(accepted, self.length - 1)[:, None]
@@ -277,12 +280,13 @@ class Decoder:
       rows = lambda leaf: leaf.reshape(-1, num, *leaf.shape[1:])
       return rows(drawn.states[:, -1]), rows(log_ratio), rows(log_uniform)
 
-    return couple.residual(propose, extra, self.eta)[:2]
+    return couple.residual(propose, extra, self.eta, self.max_trials)
 
 
 def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedule | None = None,
-               *, split: int | None = None, eta: float = 0.95, bonus: bool = True,
-               prefill: float = 0.0, aligned: bool = True, guidance: str = 'linear',
+               *, split: int | None = None, eta: float = 0.95,
+               max_trials: int = couple.MAX_TRIALS, bonus: bool = True, prefill: float = 0.0,
+               aligned: bool = True, num_iter: int | None = None, guidance: str = 'linear',
                orders: Callable = random_lib.random_orders) -> Decoder:
   """Speculative sampling with a draft model, one token per autoregressive step.
 
@@ -295,11 +299,13 @@ def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedul
       noise is shared. Low values accept less; high ones suffer where heads disagree at
       the first kernels, which magnify errors most. The law is the same for all.
     eta: see `couple`.
+    max_trials: proposals per residual draw at most; see `couple`.
     bonus: whether a round with all drafts accepted adds a token of the target. Without,
       every token goes through the same draft and test whatever `length` is, so the images
       of a key do not depend on it.
     prefill: share of the tokens that the target fixes alone.
     aligned: whether the draft model uses the target's noise above `split`.
+    num_iter: must be the number of tokens, one per step.
     guidance: as for `mar`.
     orders: as for `mar`.
 
@@ -309,18 +315,20 @@ def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedul
   schedule = schedule_lib.make() if schedule is None else schedule
   split = schedule.num_levels // 5 if split is None else split
   check_pair(target, draft)
+  check_num_iter(target, num_iter)
   check_length(length)
   schedule_lib.check_prefill(prefill)
   if not 0 <= split < schedule.num_levels:
     raise ValueError(f'split is {split}; it must be from 0 to the last of the '
                      f'{schedule.num_levels} levels, {schedule.num_levels - 1}.')
   couple.check_eta(eta)
+  couple.check_max_trials(max_trials)
   sampling_lib.check_guidance(guidance)
   return Decoder(
-      target, draft, schedule, length, split, eta, False, bonus, prefill, aligned, guidance,
-      orders,
+      target, draft, schedule, length, split, eta, max_trials, False, bonus, prefill, aligned,
+      guidance, orders,
       f'masked generation in {target.num_tokens} steps, last kernel with noise',
-      'exact up to rounding')
+      couple.guarantee(eta, max_trials))
 
 
 def check_length(length: int) -> None:
@@ -329,9 +337,20 @@ def check_length(length: int) -> None:
     raise ValueError(f'length is {length}; at least 1 token must be drafted per round.')
 
 
+def check_num_iter(target: Target, num_iter: int | None) -> None:
+  """Raises ValueError unless it is None or one step per token."""
+  if num_iter not in (None, target.num_tokens):
+    raise ValueError(f'num_iter is {num_iter}; drafts come one per step, so it must be the number '
+                     f'of tokens, {target.num_tokens}.')
+
+
 def check_pair(target: Target, draft: Target) -> None:
-  """Raises ValueError if the two models' tokens differ."""
-  for name, words in (('num_tokens', 'tokens per image'), ('token_dim', 'numbers per token')):
+  """Raises ValueError if the two models' tokens or guidance streams differ.
+
+  Schedules cannot differ: a decoder runs both heads on its own.
+  """
+  for name, words in (('num_tokens', 'tokens per image'), ('token_dim', 'numbers per token'),
+                      ('num_streams', 'guidance streams')):
     ours, theirs = getattr(target, name), getattr(draft, name)
     if ours != theirs:
       raise ValueError(f'draft has {theirs} {words}, the target {ours}; they must be equal.')

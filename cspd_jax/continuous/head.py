@@ -92,9 +92,10 @@ class Sampled(NamedTuple):
     tokens: `[N, C]`.
     calls: `[N]` head calls until the token was complete.
     rows: `[N]` states the head was asked about.
-    tested: `[N, M]` drafts tested.
+    tested: `[N, M]` drafts tested, by level.
     accepted: `[N, M]` drafts accepted.
     trials: `[N]` proposals for residual draws.
+    missed: `[N]` residual draws of which no proposal was taken.
   """
 
   tokens: jax.Array
@@ -103,6 +104,7 @@ class Sampled(NamedTuple):
   tested: jax.Array
   accepted: jax.Array
   trials: jax.Array
+  missed: jax.Array
 
 
 class Head(NamedTuple):
@@ -188,8 +190,8 @@ def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> H
     x = start(batch, target)
     x = jax.lax.fori_loop(0, levels, step, x)
     count = jnp.full((num,), levels, jnp.int32)
-    nothing = jnp.zeros((num, 0), jnp.int32)
-    return Sampled(x, count, target.num_streams * count, nothing, nothing, jnp.zeros_like(count))
+    nothing, none = jnp.zeros((num, 0), jnp.int32), jnp.zeros_like(count)
+    return Sampled(x, count, target.num_streams * count, nothing, nothing, none, none)
 
   return Head(sample, 0)
 

@@ -27,11 +27,17 @@ class Generated(NamedTuple):
     head_rows: `[B]` int32 states the target's head was asked about; with guidance a
       state counts once per stream.
     draft_head_calls: `[B]` int32 calls of the draft model's head, one after the other.
-    tested: `[B, M]` int32 how many drafts were tested. What the columns stand for
-      differs between decoders: kernels (`exact_head`), places in the order
-      (`exact_path`), nothing (`M = 0`) without tests.
-    accepted: `[B, M]` int32 how many of them were accepted.
+    tested: `[B, T]` int32 how many drafts of a position were tested: of kernels of its head
+      (`exact_head`), or of its token. Rates of different decoders do not compare.
+    accepted: `[B, T]` int32 how many of them were accepted.
+    tested_kernels: `[B, M]` int32 tests by level, all positions together; `exact_head`
+      has `M` levels, others none.
+    accepted_kernels: `[B, M]` int32 how many of them were accepted.
     trials: `[B]` int32 proposals looked at for residual draws.
+    missed: `[B]` int32 residual draws of which no proposal was taken.
+    error: `[B, E]` float32 by position, squared distance of the token to the one that the
+      target would have emitted; `E = T` for `cspd_relaxed`, others have none.
+    error_bound: `[B, E]` float32 what its expectation is bounded by.
   """
 
   tokens: jax.Array
@@ -45,22 +51,32 @@ class Generated(NamedTuple):
   draft_head_calls: jax.Array
   tested: jax.Array
   accepted: jax.Array
+  tested_kernels: jax.Array
+  accepted_kernels: jax.Array
   trials: jax.Array
+  missed: jax.Array
+  error: jax.Array
+  error_bound: jax.Array
 
 
-def empty_result(target: Target, order: jax.Array, rounds: int, columns: int) -> Generated:
+def empty_result(target: Target, order: jax.Array, rounds: int, kernels: int = 0,
+                 bounded: bool = False) -> Generated:
   """The result before the first round.
 
   Args:
     target: the model.
     order: `[B, T]` the positions in the order in which they will be fixed.
     rounds: `R`, the most rounds there can be.
-    columns: `M`.
+    kernels: `M`.
+    bounded: whether there are errors.
   """
   batch, size = order.shape
   zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
+  error = jnp.zeros((batch, size if bounded else 0), jnp.float32)
   return Generated(
       tokens=jnp.zeros((batch, size, target.token_dim), jnp.float32), order=order,
       round_of_token=zeros(size), rounds=zeros(), target_passes=zeros(), draft_passes=zeros(),
       head_calls=zeros(rounds), head_rows=zeros(), draft_head_calls=zeros(),
-      tested=zeros(columns), accepted=zeros(columns), trials=zeros())
+      tested=zeros(size), accepted=zeros(size), tested_kernels=zeros(kernels),
+      accepted_kernels=zeros(kernels), trials=zeros(), missed=zeros(), error=error,
+      error_bound=error)

@@ -227,15 +227,17 @@ def _add(generated, k, sampled, positions):
       lambda leaf: leaf.reshape(*positions.shape, *leaf.shape[1:]), sampled)
   count = lambda leaf: jnp.where(
       wanted.reshape(wanted.shape + (1,) * (leaf.ndim - 2)), leaf, 0)
-  if sampled.tested.shape[-1]:  # The columns may also be those of other tests, later on.
-    generated = generated._replace(
-        tested=generated.tested + count(sampled.tested).sum(axis=1),
-        accepted=generated.accepted + count(sampled.accepted).sum(axis=1))
+  write = lambda leaf, value: leaf.at[jnp.arange(batch)[:, None], positions].set(
+      value, mode='drop')
   return generated._replace(
-      tokens=generated.tokens.at[jnp.arange(batch)[:, None], positions].set(
-          sampled.tokens, mode='drop'),
+      tokens=write(generated.tokens, sampled.tokens),
       rounds=generated.rounds + 1,
       target_passes=generated.target_passes + 1,
       head_calls=generated.head_calls.at[:, k].set(count(sampled.calls).max(axis=1)),
       head_rows=generated.head_rows + count(sampled.rows).sum(axis=1),
-      trials=generated.trials + count(sampled.trials).sum(axis=1))
+      tested=write(generated.tested, sampled.tested.sum(axis=-1)),
+      accepted=write(generated.accepted, sampled.accepted.sum(axis=-1)),
+      tested_kernels=generated.tested_kernels + count(sampled.tested).sum(axis=1),
+      accepted_kernels=generated.accepted_kernels + count(sampled.accepted).sum(axis=1),
+      trials=generated.trials + count(sampled.trials).sum(axis=1),
+      missed=generated.missed + count(sampled.missed).sum(axis=1))

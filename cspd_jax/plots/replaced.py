@@ -1,8 +1,9 @@
-"""Images with the tokens that were drafted and kept, or drafted and replaced, marked."""
+"""Images with the tokens whose drafts were kept or replaced marked."""
 
 import os
 from collections.abc import Mapping, Sequence
 
+from matplotlib import colors
 import numpy as np
 
 from cspd_jax.plots import canvas
@@ -10,6 +11,7 @@ from cspd_jax.plots import grid
 
 # Colours that the colour-blind can tell apart.
 KEPT, REPLACED = '#56b4e9', '#d55e00'
+_SHARES = colors.LinearSegmentedColormap.from_list('shares', [REPLACED, KEPT])
 
 
 def save_replaced_map(
@@ -26,8 +28,9 @@ def save_replaced_map(
   Args:
     path: the file to write.
     images: by decoder, `[N, height, width, 3]` in [-1, 1].
-    tested: by decoder, `[N, H, W]` which tokens were drafted and tested.
-    accepted: by decoder, `[N, H, W]` which of them were kept.
+    tested: by decoder, `[N, H, W]` how many drafts of a token were tested.
+    accepted: by decoder, `[N, H, W]` how many of them were kept; colours between the two are
+      for shares.
     captions: one line above every image.
     title: a line above all.
 
@@ -51,9 +54,10 @@ def save_replaced_map(
       for axes in row[2 * i:2 * i + 2]:
         canvas.bare(axes)
         axes.imshow(picture, interpolation='bicubic', extent=extent)
-      for color, chosen in ((KEPT, accepted[name][i]), (REPLACED, ~accepted[name][i])):
-        y, x = np.nonzero(tested[name][i] & chosen)
-        row[2 * i + 1].scatter(x, y, marker='s', s=14, color=color, alpha=0.75, linewidths=0)
+      y, x = np.nonzero(tested[name][i])
+      share = accepted[name][i][y, x] / tested[name][i][y, x]
+      row[2 * i + 1].scatter(
+          x, y, c=share, cmap=_SHARES, vmin=0, vmax=1, marker='s', s=14, alpha=0.75, linewidths=0)
     row[0].set_ylabel(name, rotation=0, ha='right', va='center', fontsize=9, color=canvas.INK)
   for i, caption in enumerate(captions or ()):
     cells[0, 2 * i].set_title(caption, fontsize=8.5, color=canvas.INK)

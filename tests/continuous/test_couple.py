@@ -36,7 +36,7 @@ def couple_once(eta, gap, log_ratio_of_std, num=NUM):
     return (y, log_ratio(y, (num, 1, 2)),
             random_lib.log_uniform(wide, random_lib.RESIDUAL, 0, trials[None]))
 
-  drawn, trials, _ = couple.residual(propose, ~passed, eta)
+  drawn, trials, _ = couple.residual(propose, ~passed, eta, couple.MAX_TRIALS)
   return jnp.where(passed[:, None], draft, drawn), passed, trials
 
 
@@ -66,9 +66,11 @@ class CoupleTest(chex.TestCase):
         random_lib.normal(keys, random_lib.PROPOSE, 0, 2, trials[None]),
         jnp.zeros((1000, len(trials))), jnp.full((1000, len(trials)), -1.0))
     pending = jnp.arange(1000) > 0
-    drawn, trials, missed = jax.jit(lambda: couple.residual(propose, pending, 1.0))()
+    # Not a multiple of the proposals per pass.
+    drawn, trials, missed = jax.jit(lambda: couple.residual(propose, pending, 1.0, 101))()
     np.testing.assert_array_equal(missed, pending)
-    np.testing.assert_array_equal(trials[1:], couple.MAX_TRIALS)
+    np.testing.assert_array_equal(trials[1:], 101)
+    np.testing.assert_array_equal(drawn[1:], propose(jnp.array([100]))[0][1:, 0])
     self.assertEqual(int(trials[0]), 0)
     np.testing.assert_array_equal(drawn[0], 0)
     self.assertTrue(

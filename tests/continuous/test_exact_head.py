@@ -53,15 +53,15 @@ def speculative(length=4, rho=None, eta=0.98):
   return exact_head.speculative(ONE.target, LEVELS, length, rho, eta)
 
 
-def mean_for_residual(batch, level, kernel, draft_mean, draft_std, pending, eta):
-  del batch, level, draft_mean, draft_std, eta
-  return kernel.mean, pending.astype(jnp.int32)
+def mean_for_residual(batch, level, kernel, draft_mean, draft_std, pending, eta, max_trials):
+  del batch, level, draft_mean, draft_std, eta, max_trials
+  return kernel.mean, pending.astype(jnp.int32), jnp.zeros_like(pending)
 
 
-def reused_noise(batch, level, kernel, draft_mean, draft_std, pending, eta):
-  del draft_mean, draft_std, eta
+def reused_noise(batch, level, kernel, draft_mean, draft_std, pending, eta, max_trials):
+  del draft_mean, draft_std, eta, max_trials
   noise = random_lib.normal(batch.keys, random_lib.DRAFT, jnp.maximum(level, 0), 3)
-  return kernel.mean + kernel.std * noise, pending.astype(jnp.int32)
+  return kernel.mean + kernel.std * noise, pending.astype(jnp.int32), jnp.zeros_like(pending)
 
 
 def continued(passed):
