@@ -3,8 +3,8 @@
   python -m experiments.generate --config=configs/mar_demo.py
 
 Result: in runs/mar_demo, a grid of images per decoder, maps of when tokens were fixed and of what
-was accepted, bars of head calls and wall-clock, and report.json. `mar` and `exact_head` draw from one law; what the others draw from is
-printed below the table.
+was accepted, bars of head calls and wall-clock, and report.json. `mar` and `exact_head` draw from
+one law; what the others draw from is printed below the table.
 """
 
 import dataclasses

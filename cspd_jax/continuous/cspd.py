@@ -66,7 +66,8 @@ def cspd_released(
     prefill: float = 0.15, kappa: float = 42.0, sigma: str = 'inverted',
     max_trials: int = 100, zero_fallback: bool = True, guidance_of_last: bool = True,
     block_context: bool = True, keep_after_reject: bool = True, aligned: bool = True,
-    num_iter: int | None = None, guidance: str = 'linear', orders: Callable = random_lib.random_orders) -> block.Decoder:
+    num_iter: int | None = None, guidance: str = 'linear',
+    orders: Callable = random_lib.random_orders) -> block.Decoder:
   """The released code, every departure from the paper behind its own switch.
 
   Args:
