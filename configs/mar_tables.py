@@ -17,17 +17,20 @@ class Config:
     suite: parts separated by commas, or 'all': table1, table3, table4, figures, head.
     decoder: decoders with a draft model, separated by commas, or 'all'.
     num_images: images per cell; the classes take turns.
+    images_at_once: images of a cell that are decoded together, and the batch size of the speeds
+      in Table 4. If Table 1 has the same batch size, nothing is compiled twice.
     seed: of the images' keys.
-    guidance_scale: of classifier-free guidance, growing linearly over an image.
+    guidance_scale: of classifier-free guidance.
+    guidance: 'linear', from none to the scale as the image fills up, or 'constant'.
     temperature: multiplies the noise of every kernel.
     lengths: draft lengths, gamma.
     prefill: share of tokens that the target fixes alone in Tables 1 and 3 and the figures.
     prefills: shares of Table 4 and Figure 11.
-    batch_sizes: of Table 1; the paper has 1, 8, 128 and 256.
+    batch_sizes: of the speeds in Table 1; the paper has 1, 8, 128 and 256.
     scales: guidance scales of Figure 13.
     temperatures: of Figure 14.
     head_lengths: kernels per head call of exact_head.
-    repeats: timed runs; the median counts.
+    repeats: timed runs, of which the median counts; one if a run takes more than ten seconds.
     dtype: dtype of the parameters; the head computes in float32 whatever it is.
     workdir: folder of the results.
   """
@@ -38,8 +41,10 @@ class Config:
   suite: str = 'all'
   decoder: str = 'all'
   num_images: int = 16
+  images_at_once: int = 8
   seed: int = 0
   guidance_scale: float = 2.0
+  guidance: str = 'linear'
   temperature: float = 1.0
   lengths: tuple[int, ...] = (4, 8, 16, 32)
   prefill: float = 0.05

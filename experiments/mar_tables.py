@@ -8,16 +8,29 @@
 Uses the MAR pair that comes with the package, or converted checkpoints.
 
   table1    acceptance and speed over draft lengths and batch sizes, next to the target alone
-            with as many passes (`parallel`) and to speculation inside its head
+            with as many passes (`parallel`)
   table3    acceptance with and without shared noise
-  table4    acceptance and passes with more of the image pre-filled
+  table4    acceptance, passes and speed with more of the image pre-filled
   figures   Figures 8, 11, 13 to 16: acceptance over draft length, autoregressive step, guidance
             scale and temperature, draws per replaced token, and where tokens are replaced
   head      head calls per token of `exact_head`, with and without guidance, and its speed
 
-Every decoder is a table and a panel of its own: what is accepted is not the same thing in any two
-of them. Speeds are wall-clock ratios to `mar` at the same batch size, without compilation. Into
---workdir go tables.csv, report.json and the figures.
+Every decoder is a table and a panel of its own, and has a column `acceptance_<decoder>` of its own
+in tables.csv: what is accepted is not the same thing in any two of them. Every row says which law
+its images come near to, under which guarantee, and with which settings. Speeds are wall-clock
+ratios to `mar` at the same batch size, without compilation. Into --workdir go tables.csv,
+report.json and the figures.
+
+Two columns stand beside the speed of `cspd_released` and `cspd_relaxed`, which keep to a schedule
+of passes: `expected` counts the passes that were made, with pre-fill and the last block, and takes
+a pass of the draft model to cost what it costs alone; the paper's `1/(c+1/gamma)` leaves out both.
+
+The paper's batch of 128 takes one decode of a minute or more per decoder and length on two CPU
+cores, sixteen times that of a batch of 8, as nothing is left idle at 8; and `exact_path` and
+`cspd_paper` pass gamma + 1 contexts per image. So take it for some decoders only:
+
+  python -m experiments.mar_tables --suite=table1 --decoder=cspd_released,cspd_relaxed \\
+      --config.batch_sizes=128 --config.lengths=8,32
 """
 
 import dataclasses
@@ -84,57 +97,73 @@ def _cells(bench: runs_lib.Bench, mode: str, **changes: Any) -> list[Cell]:
           for length in c.lengths]
 
 
-_COSTS = {'target passes': '{target_passes:.1f}', 'draft passes': '{draft_passes:.1f}'}
+_COSTS = {'target passes': '{target_passes:.1f}', 'draft passes': '{draft_passes:.1f}',
+          'head calls': '{head_calls:.0f}'}
+
+
+def _accepted(mode: str, **more: str) -> dict[str, str]:
+  return more | {'gamma': '{length}', 'accepted': f'{{acceptance_{mode}:.3f}}'}
 
 
 def _table1(bench: runs_lib.Bench, runner: runs_lib.Runner, workdir) -> list[dict[str, Any]]:
   del workdir
   config, found = bench.config, []
   for mode in bench.modes:
-    cells = _cells(bench, mode)
-    rows = [runs_lib.row(cell, runner.cell(cell)) for cell in cells]
-    columns = {'gamma': '{length}', 'accepted': '{acceptance:.3f}', **_COSTS}
-    for batch in config.batch_sizes:
-      what = {'mar': ('mar', True), 'draft': ('draft', True)}
-      for cell in cells:
-        what |= {f'own {cell.length}': cell.what,
-                 f'parallel {cell.length}': ('parallel', cell.length, cell.prefill, True)}
-      seconds = runner.seconds(what, batch)
-      cost = seconds['draft'] / seconds['mar']
-      for row in rows:
-        row |= {f'speed_{batch}': seconds['mar'] / seconds[f'own {row["length"]}'],
-                f'parallel_speed_{batch}': seconds['mar'] / seconds[f'parallel {row["length"]}'],
-                f'schedule_speed_{batch}': expected_speedup(cost, row['length'])}
-      columns |= {f'speed, batch {batch}': f'{{speed_{batch}:.2f}}',
-                  f'1/(c+1/gamma), {batch}': f'{{schedule_speed_{batch}:.2f}}',
-                  f'parallel, {batch}': f'{{parallel_speed_{batch}:.2f}}'}
+    rows = [row for batch in config.batch_sizes for row in _speed_rows(bench, runner, mode, batch)]
+    columns = _accepted(mode, batch='{batch}') | _COSTS | {'speed': '{speed:.2f}'}
+    if mode in runs_lib.BLOCK_MODES:
+      columns |= {'expected': '{expected_speed:.2f}',
+                  "paper's 1/(c+1/gamma)": '{paper_identity_speed:.2f}',
+                  'parallel': '{parallel_speed:.2f}'}
     _show(f'Table 1, {mode}, pre-fill {config.prefill:.0%}', columns, rows)
     found += rows
   return found
+
+
+def _speed_rows(bench: runs_lib.Bench, runner: runs_lib.Runner, mode: str,
+                batch: int) -> list[dict[str, Any]]:
+  """Rows of Table 1 at one batch size."""
+  cells = _cells(bench, mode)
+  if mode not in runs_lib.BLOCK_MODES:
+    speeds = runner.speeds([cell.what for cell in cells], batch)
+    return [runs_lib.row(bench, cell, runner.cell(cell), batch, speed=speed)
+            for cell, speed in zip(cells, speeds)]
+  draft, *speeds = runner.speeds([('draft', True)] + [
+      what for cell in cells for what in (
+          cell.what, ('parallel', cell.length, cell.prefill, True))], batch)
+  return [runs_lib.row(
+      bench, cell, runner.cell(cell), batch, speed=speed, parallel_speed=parallel,
+      draft_step_cost=1 / draft, expected_speed=runs_lib.expected_speed(runner.cell(cell), draft),
+      paper_identity_speed=expected_speedup(1 / draft, cell.length))
+          for cell, speed, parallel in zip(cells, speeds[::2], speeds[1::2])]
 
 
 def _table3(bench: runs_lib.Bench, runner: runs_lib.Runner, workdir) -> list[dict[str, Any]]:
   del workdir
   found = []
   for mode in bench.modes:
-    rows = []
-    for cell, other in zip(_cells(bench, mode), _cells(bench, mode, aligned=False)):
-      rows.append(runs_lib.row(cell, runner.cell(cell)))
-      rows[-1]['acceptance_unaligned'] = runs_lib.figures(runner.cell(other))['acceptance']
-    _show(f'Table 3, {mode}', {'gamma': '{length}', 'unaligned': '{acceptance_unaligned:.3f}',
-                               'aligned': '{acceptance:.3f}'}, rows)
-    found += rows
+    rows, others = ([runs_lib.row(bench, cell, runner.cell(cell), runner.batch_size)
+                     for cell in _cells(bench, mode, aligned=aligned)] for aligned in (True, False))
+    rate = f'acceptance_{mode}'
+    _show(f'Table 3, {mode}',
+          {'gamma': '{length}', 'unaligned': '{unaligned:.3f}', 'aligned': f'{{{rate}:.3f}}'},
+          [row | {'unaligned': other[rate]} for row, other in zip(rows, others)])
+    found += rows + others
   return found
 
 
 def _table4(bench: runs_lib.Bench, runner: runs_lib.Runner, workdir) -> list[dict[str, Any]]:
   del workdir
-  found = []
+  found, batch = [], runner.batch_size
   for mode in bench.modes:
-    rows = [runs_lib.row(cell, runner.cell(cell)) for prefill in bench.config.prefills
-            for cell in _cells(bench, mode, prefill=prefill)]
-    _show(f'Table 4, {mode}', {'pre-fill': '{prefill:.0%}', 'gamma': '{length}',
-                               'accepted': '{acceptance:.3f}', **_COSTS}, rows)
+    cells = [cell for prefill in bench.config.prefills
+             for cell in _cells(bench, mode, prefill=prefill)]
+    generated = [runner.cell(cell) for cell in cells]
+    speeds = runner.speeds([cell.what for cell in cells], batch)
+    rows = [runs_lib.row(bench, cell, images, batch, speed=speed)
+            for cell, images, speed in zip(cells, generated, speeds)]
+    _show(f'Table 4, {mode}, batch {batch}', {'pre-fill': '{prefill:.0%}'} | _accepted(mode) |
+          _COSTS | {'speed': '{speed:.2f}'}, rows)
     found += rows
   return found
 
@@ -143,26 +172,24 @@ def _head(bench: runs_lib.Bench, runner: runs_lib.Runner, workdir) -> list[dict[
   del workdir
   config, found = bench.config, []
   for guided in (False, True):
-    seconds = runner.seconds(
-        {'mar': ('mar', guided)} |
-        {str(length): ('exact_head', length, guided) for length in config.head_lengths}, 1)
+    decoders = [('exact_head', length, guided) for length in config.head_lengths]
     rows = []
-    for length in config.head_lengths:
-      generated = runner.head(length, guided)
+    for what, speed in zip(decoders, runner.speeds(decoders, 1)):
+      generated = runner.head(what[1], guided)
       tokens = generated.order.size
       rows.append(dict(
-          mode='exact_head', length=length, guided=guided,
+          mode='exact_head', length=what[1], guided=guided,
           guidance_scale=config.guidance_scale if guided else 1.0,
-          temperature=config.temperature,
+          temperature=config.temperature, **runs_lib.statement(bench, what, 1),
+          acceptance_exact_head=runs_lib.acceptance(generated), **runs_lib.costs(generated),
           calls_per_token=float(generated.head_calls.sum() / tokens),
           rows_per_token=float(generated.head_rows.sum() / tokens),
-          draws_per_test=float(generated.trials.sum() / generated.tested.sum()),
-          acceptance=float(generated.accepted.sum() / generated.tested.sum()),
-          speed_1=seconds['mar'] / seconds[str(length)]))
-    _show(f'exact_head {"with" if guided else "without"} guidance; mar takes 100 calls per token',
+          draws_per_test=float(generated.trials.sum() / generated.tested.sum()), speed=speed))
+    _show(f'exact_head {"with" if guided else "without"} guidance; mar takes '
+          f'{rows[0]["num_levels"]} calls per token',
           {'L': '{length}', 'calls/token': '{calls_per_token:.1f}',
-           'rows/token': '{rows_per_token:.0f}', 'kernels accepted': '{acceptance:.3f}',
-           'speed, batch 1': '{speed_1:.2f}'}, rows)
+           'rows/token': '{rows_per_token:.0f}', 'kernels accepted': '{acceptance_exact_head:.3f}',
+           'speed, batch 1': '{speed:.2f}'}, rows)
     found += rows
   return found
 

@@ -27,9 +27,11 @@ def write(bench: Bench, runner: Runner, workdir: pathlib.Path) -> list[dict[str,
       mode, length, c.prefill, c.guidance_scale, c.temperature)._replace(**changes)
 
   def acceptance(cells: list[Cell]) -> list[float]:
-    rows = [runs_lib.row(cell, runner.cell(cell)) for cell in cells]
-    found.extend(rows)
-    return [np.nan if row['acceptance'] is None else row['acceptance'] for row in rows]
+    generated = [runner.cell(cell) for cell in cells]
+    found.extend(runs_lib.row(bench, cell, images, runner.batch_size)
+                 for cell, images in zip(cells, generated))
+    rates = [runs_lib.acceptance(images) for images in generated]
+    return [np.nan if rate is None else rate for rate in rates]
 
   def figure(number: int, xlabel: str, title: str, lines: Callable[[str], Mapping[str, Curve]],
              ylabel: str = 'share of drafts accepted') -> None:
@@ -59,7 +61,7 @@ def write(bench: Bench, runner: Runner, workdir: pathlib.Path) -> list[dict[str,
                                          ('without guidance', False, 1.0))}))
   figure(15, 'draft length', 'Draws from the target until one replaces a draft',
          lambda mode: _curves({'mean': (c.lengths, [
-             runs_lib.figures(runner.cell(cell(mode, length)))['draws_per_replaced_token'] or np.nan
+             runs_lib.costs(runner.cell(cell(mode, length)))['draws_per_replaced_token'] or np.nan
              for length in c.lengths])}) if mode != 'cspd_relaxed' else {},
          'draws per replaced token')
 

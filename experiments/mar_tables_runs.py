@@ -1,7 +1,7 @@
 """Runs of decoders of continuous tokens, and what is counted in them."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,29 +10,34 @@ import numpy as np
 
 from cspd_jax import checkpoint
 from cspd_jax.continuous import cspd
-from cspd_jax.continuous import exact_head as exact_head_lib
 from cspd_jax.continuous import sample as sample_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.blend import stored_rho
+from cspd_jax.continuous.exact_head import exact_head
 from cspd_jax.continuous.exact_path import exact_path
 from cspd_jax.continuous.result import Generated
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.models import mar
 from experiments import inputs
 
-# Decoders with a draft model: `(target, draft, gamma, pre-fill share, aligned)` to a decoder.
+# Decoders with a draft model.
 MODES: dict[str, Callable] = {
-    'cspd_released': lambda target, draft, length, prefill, aligned: cspd.cspd_released(
-        target, draft, length, prefill=prefill, aligned=aligned),
-    'cspd_relaxed': lambda target, draft, length, prefill, aligned: cspd.cspd_relaxed(
-        target, draft, length, prefill=prefill, aligned=aligned),
-    'cspd_paper': lambda target, draft, length, prefill, aligned: cspd.cspd_paper(
-        target, draft, length, prefill=prefill, aligned=aligned),
-    'exact_path': lambda target, draft, length, prefill, aligned: exact_path(
-        target, draft, length, prefill=prefill, aligned=aligned),
-}
+    'cspd_released': cspd.cspd_released, 'cspd_relaxed': cspd.cspd_relaxed,
+    'cspd_paper': cspd.cspd_paper, 'exact_path': exact_path}
+# Those that keep to a schedule of passes, whatever is accepted.
+BLOCK_MODES = ('cspd_released', 'cspd_relaxed')
+# What an acceptance rate is a share of; no two of them can be compared.
+ACCEPTED = {
+    'cspd_released': "drafts of a block that the released code's softened test keeps",
+    'cspd_relaxed': 'drafts of a block that the bounded test keeps',
+    'cspd_paper': "drafts up to the first rejection that the paper's test of the last kernel keeps",
+    'exact_path': 'drafts up to the first rejection that the path test keeps',
+    'exact_head': 'denoising kernels up to the first rejection that the test of one kernel keeps'}
 SUITES = ('table1', 'table3', 'table4', 'figures', 'head')
+
+# Seconds beyond which one timed run is enough.
+_SLOW = 10.0
 
 
 class Bench(NamedTuple):
@@ -101,7 +106,7 @@ def prepare(config: Any) -> Bench:
   Raises:
     ValueError: for anything that cannot work, naming the option.
   """
-  inputs.check_numbers(config, ('num_images', 'repeats'), {'seed': 2**32})
+  inputs.check_numbers(config, ('num_images', 'images_at_once', 'repeats'), {'seed': 2**32})
   suites = inputs.choices(config, 'suite', SUITES)
   modes = inputs.choices(config, 'decoder', list(MODES))
   for name in ('lengths', 'prefills', 'batch_sizes', 'scales', 'temperatures', 'head_lengths'):
@@ -124,108 +129,165 @@ def prepare(config: Any) -> Bench:
   for length in config.lengths:
     for prefill in {config.prefill, *config.prefills}:
       for mode in modes:
-        MODES[mode](bench.target, bench.draft, length, prefill, True)
+        build(bench, Cell(mode, length, prefill, config.guidance_scale, config.temperature).what)
   for length in config.head_lengths:
-    exact_head(bench, length, True)
+    build(bench, ('exact_head', length, True))
   for scale in config.scales:
     for temperature in config.temperatures:
-      decoder = sample_lib.mar(bench.target)
+      decoder = build(bench, ('mar', True))
       decoder.check(labels, Sampling(scale, temperature))
       decoder.check(labels, Sampling(config.guidance_scale, config.temperature))
   return bench
 
 
-def exact_head(bench: Bench, length: int, guided: bool):
-  """The decoder of this name with the blend that the checkpoint holds."""
-  schedule = schedule_lib.make()
-  return exact_head_lib.exact_head(
-      bench.target if guided else bench.plain, length, None, schedule,
-      rho=stored_rho(schedule, bench.model.metadata, guided))
+def build(bench: Bench, what: tuple):
+  """The decoder that a tuple describes.
+
+  Args:
+    bench: the models and the configuration.
+    what: as in `Cell.what`; also ('mar', guided), ('draft', guided): the draft model alone,
+      ('parallel', length, prefill, guided) and ('exact_head', length, guided).
+  """
+  name, *options, guided = what
+  target, draft = ((bench.target, bench.draft) if guided else (bench.plain, bench.plain_draft))
+  shared = dict(guidance=bench.config.guidance)
+  if name in MODES:
+    length, prefill, aligned = options
+    return MODES[name](target, draft, length, prefill=prefill, aligned=aligned, **shared)
+  if name == 'exact_head':
+    schedule = schedule_lib.make()
+    return exact_head(target, options[0], None, schedule, rho=stored_rho(
+        schedule, bench.model.metadata, guided), **shared)
+  if name == 'parallel':
+    return sample_lib.parallel(target, options[0], prefill=options[1], **shared)
+  return sample_lib.mar(draft if name == 'draft' else target, **shared)
 
 
 class Runner:
-  """Decodes, and compiles every decoder once per batch size."""
+  """Decodes; compiles every decoder once per batch size, and decodes or times nothing twice."""
 
   def __init__(self, bench: Bench):
     self._bench, self._compiled, self._done = bench, {}, {}
+    self._first, self._speeds = {}, {}  # By decoder and batch size: seconds of a run; speeds.
+
+  @property
+  def batch_size(self) -> int:
+    """Images of a cell that are decoded together."""
+    return min(self._bench.config.images_at_once, len(self._bench.labels))
 
   def cell(self, cell: Cell) -> Generated:
-    """All images of a cell, as one batch; computed once."""
-    if cell not in self._done:
-      run = self._run(cell.what, len(self._bench.labels))
-      self._done[cell] = jax.device_get(run(cell.guidance_scale, cell.temperature))
-    return self._done[cell]
+    """All images of a cell."""
+    return self._images(cell.what, cell.guidance_scale, cell.temperature)
 
   def head(self, length: int, guided: bool) -> Generated:
     """All images by `exact_head`."""
-    scale = self._bench.config.guidance_scale if guided else 1.0
-    run = self._run(('exact_head', length, guided), len(self._bench.labels))
-    return jax.device_get(run(scale, self._bench.config.temperature))
+    return self._images(('exact_head', length, guided), *self._sampling(guided))
 
-  def seconds(self, names: Mapping[str, tuple], batch_size: int) -> dict[str, float]:
-    """Wall-clock per image of several decoders in turns, compilation apart.
+  def speeds(self, decoders: Sequence[tuple], batch_size: int) -> list[float]:
+    """Seconds of `mar` per second of each decoder, compilation apart.
+
+    They take turns with `mar`. For a batch larger than the number of images there are further
+    images of the same classes, so that all of the batch are different.
 
     Args:
-      names: by name, a decoder as in `Cell.what`; also ('mar', guided),
-        ('draft', guided): the draft model alone, ('parallel', length, prefill, guided) and
-        ('exact_head', length, guided).
+      decoders: as for `build`; either all with guidance or all without.
       batch_size: images that are decoded together.
     """
+    mar_too = ('mar', decoders[0][-1])
+    new = [what for what in decoders if (what, batch_size) not in self._speeds]
+    if new:
+      seconds = self._seconds([mar_too, *new], batch_size)
+      self._speeds |= {
+          (what, batch_size): seconds[mar_too] / seconds[what] for what in new}
+    return [self._speeds[what, batch_size] for what in decoders]
+
+  def _seconds(self, decoders: Sequence[tuple], batch_size: int) -> dict[tuple, float]:
+    """Median seconds of a run of every decoder."""
+    for what in decoders:
+      if (what, batch_size) not in self._first:
+        self._run(what, batch_size, 0, *self._sampling(what[-1]))  # A first run is slower.
+    times = {what: [] for what in decoders}
+    for turn in range(self._bench.config.repeats):
+      for what, found in times.items():
+        if turn == 0 or self._first[what, batch_size] < _SLOW:
+          found.append(self._run(what, batch_size, 0, *self._sampling(what[-1]))[1])
+    return {what: float(np.median(found)) for what, found in times.items()}
+
+  def _sampling(self, guided: bool) -> tuple[float, float]:
     config = self._bench.config
-    runs = {name: self._run(what, batch_size) for name, what in names.items()}
-    arguments = lambda what: (config.guidance_scale if what[-1] else 1.0, config.temperature)
-    for name, run in runs.items():
-      jax.block_until_ready(run(*arguments(names[name])))
-    times = {name: [] for name in runs}
-    for _ in range(config.repeats):
-      for name, run in runs.items():
-        start = time.perf_counter()
-        jax.block_until_ready(run(*arguments(names[name])))
-        times[name].append((time.perf_counter() - start) / batch_size)
-    return {name: float(np.median(values)) for name, values in times.items()}
+    return config.guidance_scale if guided else 1.0, config.temperature
 
-  def _decoder(self, what: tuple):
-    """The decoder that `seconds` describes."""
-    b = self._bench
-    name, *options, guided = what
-    target, draft = (b.target, b.draft) if guided else (b.plain, b.plain_draft)
-    if name in MODES:
-      return MODES[name](target, draft, *options)
-    if name == 'exact_head':
-      return exact_head(b, *options, guided)
-    if name == 'draft':
-      return sample_lib.mar(draft)
-    if name == 'parallel':
-      return sample_lib.parallel(target, options[0], prefill=options[1])
-    return sample_lib.mar(target)
+  def _images(self, what: tuple, scale: float, temperature: float) -> Generated:
+    """All images, some at a time; what does not fill the last batch is cut off."""
+    if (what, scale, temperature) not in self._done:
+      count = len(self._bench.labels)
+      parts = [self._run(what, self.batch_size, first, scale, temperature)[0]
+               for first in range(0, count, self.batch_size)]
+      self._done[what, scale, temperature] = jax.tree.map(
+          lambda *leaves: np.concatenate(leaves)[:count], *parts)
+    return self._done[what, scale, temperature]
 
-  def _run(self, what: tuple, batch_size: int):
+  def _run(self, what: tuple, batch_size: int, first: int, scale: float,
+           temperature: float) -> tuple[Generated, float]:
+    """The images from number `first` on, and the seconds that they took."""
     b = self._bench
-    labels = jnp.resize(b.labels, batch_size)
-    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(b.config.seed), i))(
-        jnp.arange(batch_size))
+    numbers = jnp.arange(first, first + batch_size)
+    labels = jnp.asarray(b.labels)[numbers % len(b.labels)]
+    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(b.config.seed), i))(numbers)
     params = b.draft_params if what[0] == 'draft' else b.model.params
     draft_params = b.draft_params if what[0] in MODES else None
+    arguments = (params, labels, keys, Sampling(jnp.float32(scale), jnp.float32(temperature)),
+                 draft_params)
     if (what, batch_size) not in self._compiled:
-      self._compiled[what, batch_size] = jax.jit(self._decoder(what)).lower(
-          params, labels, keys, Sampling(jnp.float32(1), jnp.float32(1)),
-          draft_params).compile()
-    run = self._compiled[what, batch_size]
-    return lambda scale, temperature: run(
-        params, labels, keys, Sampling(jnp.float32(scale), jnp.float32(temperature)),
-        draft_params)
+      self._compiled[what, batch_size] = jax.jit(build(b, what)).lower(*arguments).compile()
+    start = time.perf_counter()
+    generated = jax.device_get(self._compiled[what, batch_size](*arguments))
+    seconds = time.perf_counter() - start
+    self._first.setdefault((what, batch_size), seconds)
+    return generated, seconds
 
 
-def figures(generated: Generated) -> dict[str, float | None]:
-  """Means over images: acceptance of what the decoder tests, and its costs."""
+def statement(bench: Bench, what: tuple, batch_size: int) -> dict[str, Any]:
+  """What a row says about how it came about; `what` as for `build`."""
+  decoder, guided = build(bench, what), what[-1]
+  block = getattr(decoder, 'block_context', False)
+  return dict(
+      law=decoder.law, guarantee=decoder.guarantee, acceptance_is_share_of=ACCEPTED[what[0]],
+      contexts='block: drafts are verified without sight of the block they are in' if block else
+      'true: every token is verified given all tokens before it',
+      num_iter=bench.model.config.num_tokens, num_levels=decoder.schedule.num_levels,
+      guidance=decoder.guidance if guided else 'none', dtype=bench.config.dtype, compiled='yes',
+      num_images=len(bench.labels), batch=batch_size)
+
+
+def acceptance(generated: Generated) -> float | None:
+  """Share of accepted ones among what the decoder tests."""
   tested, accepted = int(generated.tested.sum()), int(generated.accepted.sum())
+  return accepted / tested if tested else None
+
+
+def costs(generated: Generated) -> dict[str, float | None]:
+  """Means over images of what was done."""
+  replaced = int(generated.tested.sum() - generated.accepted.sum())
   mean = lambda leaf: float(np.mean(leaf))
   return dict(
-      acceptance=accepted / tested if tested else None, rounds=mean(generated.rounds),
-      target_passes=mean(generated.target_passes), draft_passes=mean(generated.draft_passes),
+      rounds=mean(generated.rounds), target_passes=mean(generated.target_passes),
+      draft_passes=mean(generated.draft_passes),
       head_calls=mean(generated.head_calls.sum(axis=1)), head_rows=mean(generated.head_rows),
-      draws_per_replaced_token=float(generated.trials.sum() / (tested - accepted))
-      if tested > accepted else None)
+      draws_per_replaced_token=float(generated.trials.sum() / replaced) if replaced else None)
+
+
+def expected_speed(generated: Generated, draft_speed: float) -> float:
+  """Speed over the target alone, if only passes cost anything.
+
+  All passes count, so the pre-fill and a last block that is not full do too.
+
+  Args:
+    generated: the images.
+    draft_speed: speed of the draft model alone over the target alone.
+  """
+  passes = generated.target_passes + generated.draft_passes / draft_speed
+  return float(generated.order.shape[1] / np.mean(passes))
 
 
 def by_place(generated: Generated) -> np.ndarray:
@@ -240,6 +302,9 @@ def in_grid(bench: Bench, leaf: np.ndarray) -> np.ndarray:
   return leaf.reshape(-1, bench.model.config.height, bench.model.config.width)
 
 
-def row(cell: Cell, generated: Generated, **more: Any) -> dict[str, Any]:
-  """A line of the tables."""
-  return cell._asdict() | figures(generated) | more
+def row(bench: Bench, cell: Cell, generated: Generated, batch_size: int,
+        **more: Any) -> dict[str, Any]:
+  """A line of the tables; `acceptance_<mode>` is a column of its own for every mode."""
+  rate = {f'acceptance_{cell.mode}': acceptance(generated)}
+  return (cell._asdict() | statement(bench, cell.what, batch_size) | rate | costs(generated) |
+          more)

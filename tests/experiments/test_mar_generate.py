@@ -1,5 +1,6 @@
 """`python -m experiments.generate` with a MAR model, and the fit of its head's drafter."""
 
+import csv
 import json
 import os
 import subprocess
@@ -35,6 +36,9 @@ _BAD = {
     'too many kernels': (['--config.head_length=9'], ['length is 9', '4']),
     'pre-fill above 1': (['--config.prefill=1.5'], ['prefill is 1.5']),
 }
+
+# Decoders that verify whole blocks.
+_BLOCKS = ('cspd_released', 'cspd_relaxed')
 
 
 @pytest.fixture(scope='module')
@@ -148,26 +152,61 @@ def test_tables(models, tmp_path):
             f'--config.tokenizer={models}/vae', '--num_images=3', '--config.lengths=2',
             '--config.prefills=0,0.3', '--config.scales=1,2', '--config.temperatures=0.9,1',
             '--config.batch_sizes=1', '--config.head_lengths=2', '--config.repeats=1',
-            '--decoder=cspd_relaxed']
+            '--config.images_at_once=2', '--config.guidance=constant',
+            '--decoder=cspd_released']
   calls = programs.run('mar_tables', {
-      'good': config, 'unknown suite': [*config, '--suite=table2'],
+      'good': config, 'others': [*config, '--suite=table1', '--decoder=cspd_relaxed,exact_path'],
+      'unknown suite': [*config, '--suite=table2'],
       'no lengths': [*config, '--config.lengths=()'],
       'pre-fill above 1': [*config, '--config.prefills=2.0'],
+      'unknown guidance': [*config, '--config.guidance=cosine'],
       'unknown decoder': [*config, '--decoder=mar']}, [], tmp_path)
   programs.check_refused(calls['unknown suite'], ["suite is 'table2'", 'table1, table3'])
   programs.check_refused(calls['no lengths'], ['lengths is empty'])
   programs.check_refused(calls['pre-fill above 1'], ['prefill is 2.0'])
+  programs.check_refused(calls['unknown guidance'], ['cosine', 'linear, constant'])
   programs.check_refused(calls['unknown decoder'], ["decoder is 'mar'", 'cspd_paper'])
   code, out, err, folder = calls['good']
   assert code == 0, err
   rows = json.loads((folder / 'report.json').read_text())['rows']
   assert {row['suite'] for row in rows} == {'table1', 'table3', 'table4', 'figures', 'head'}
-  table1 = next(row for row in rows if row['suite'] == 'table1')
-  assert table1['target_passes'] == 3 and table1['draft_passes'] == 3
-  assert table1['speed_1'] > 0 and table1['parallel_speed_1'] > 0
-  for number in (8, 11, 13, 14, 16):
+  others = calls['others']
+  assert others.code == 0, others.err
+  rows += json.loads((others.folder / 'report.json').read_text())['rows']
+  _check_rows(rows)
+  with open(folder / 'tables.csv', newline='') as file:
+    columns = next(csv.reader(file))
+  assert 'acceptance_exact_head' in columns and 'acceptance' not in columns
+  for number in (8, 11, 13, 14, 15, 16):
     assert (folder / f'figure_{number}.png').read_bytes().startswith(b'\x89PNG')
-  assert 'Table 3, cspd_relaxed' in out and 'exact_head without guidance' in out
+  assert 'Table 3, cspd_released' in out and 'exact_head without guidance' in out
+  assert 'Table 1, exact_path' in others.out
+  assert others.out.count("paper's 1/(c+1/gamma)") == 1, 'only decoders with a schedule of passes'
+
+
+def _check_rows(rows):
+  for row in rows:
+    # Acceptance of one decoder never shares a column with that of another.
+    rates = [name for name in row if name.startswith('acceptance_')]
+    assert rates == ['acceptance_is_share_of', f'acceptance_{row["mode"]}']
+    assert row['law'] and row['guarantee'] and row['compiled'] == 'yes' and row['num_images'] == 3
+    assert row['num_iter'] == 4 and row['num_levels'] == 100 and row['dtype'] == 'float32'
+    assert row['guidance'] == ('constant' if row['guided'] else 'none')
+    assert row['contexts'].startswith('block' if row['mode'] in _BLOCKS else 'true')
+    assert min(row['temperature'], row['guidance_scale'], row['target_passes'], row['head_calls'],
+               row['batch']) > 0 and row['draft_passes'] >= 0
+    if row['suite'] in ('table1', 'table4', 'head'):
+      assert row['speed'] > 0
+  for row in (row for row in rows if row['suite'] == 'table1'):
+    assert row['batch'] == 1 and ('parallel_speed' in row) == (row['mode'] in _BLOCKS)
+    if row['mode'] in _BLOCKS:
+      # 4 tokens in a pre-fill of one and two blocks, with 3 drafts.
+      assert row['target_passes'] == 3 and row['draft_passes'] == 3
+      np.testing.assert_allclose(row['expected_speed'], 4 / (3 + 3 * row['draft_step_cost']))
+      np.testing.assert_allclose(
+          row['paper_identity_speed'], 1 / (row['draft_step_cost'] + 1 / 2))
+  assert {(row['mode'], row['aligned']) for row in rows if row['suite'] == 'table3'} == {
+      ('cspd_released', True), ('cspd_released', False)}
 
 
 def test_the_official_code_is_asked_for(tmp_path):
