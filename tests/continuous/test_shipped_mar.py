@@ -1,0 +1,78 @@
+"""The shipped MAR pair with its tokenizer: it loads, is small, and gives tokens and pictures."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from configs import mar_demo
+from cspd_jax import checkpoint
+from cspd_jax.continuous import blend
+from cspd_jax.continuous import exact_head
+from cspd_jax.continuous import sample
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.models import kl_vae
+from cspd_jax.models import mar
+from experiments import mar_generation
+
+_KINDS = {'mar_demo_target': 'mar', 'mar_demo_draft': 'mar', 'mar_demo_vae': 'kl_vae'}
+_ASSETS = pathlib.Path(cspd_jax.__file__).parent / 'assets'
+
+
+@pytest.fixture(scope='module')
+def models():
+  return {name: checkpoint.load(name, dtype='float32') for name in _KINDS}
+
+
+def test_the_models_belong_together(models):
+  target, draft, tokenizer = models.values()
+  assert {name: loaded.kind for name, loaded in models.items()} == _KINDS
+  assert draft.config.latent_channels == tokenizer.config.z_channels
+  for size in ('height', 'width', 'token_dim', 'patch_size', 'num_classes'):
+    assert getattr(draft.config, size) == getattr(target.config, size)
+  assert len(target.metadata['labels']) == target.config.num_classes
+
+
+def test_they_are_small():
+  files = [path for name in _KINDS for path in (_ASSETS / name).rglob('*') if path.is_file()]
+  assert sum(path.stat().st_size for path in files) <= 8e6
+
+
+@pytest.mark.parametrize('scale', [1.0, 2.0])
+def test_the_fitted_drafter_is_used(models, monkeypatch, scale):
+  used, speculative = [], exact_head.speculative
+
+  def watched(target, schedule, length, rho, eta):
+    used.append(rho)
+    return speculative(target, schedule, length, rho, eta)
+
+  monkeypatch.setattr(exact_head, 'speculative', watched)
+  mar_generation.prepare(dataclasses.replace(
+      mar_demo.Config(), decoder='exact_head', guidance_scale=scale))
+  entry = models['mar_demo_target'].metadata['head_drafter']['plain' if scale == 1 else 'guided']
+  np.testing.assert_allclose(used, [entry['rho']])
+  assert np.max(np.abs(used[0] - blend.default_rho(schedule_lib.make()))) > 0.02
+
+
+def test_tokens_and_pictures_have_a_sensible_scale(models):
+  model, tokenizer = models['mar_demo_target'], models['mar_demo_vae']
+  decoder = sample.parallel(mar.target(model.config, guided=True), 16)
+  labels = jnp.arange(4) % model.config.num_classes
+
+  @jax.jit
+  def generate(params, tokenizer_params, key):
+    tokens = decoder(params, labels, key, Sampling(2.0)).tokens
+    latents = mar.unpatchify(model.config, tokens)
+    return tokens, kl_vae.decode(tokenizer_params, tokenizer.config, latents)
+
+  tokens, pictures = jax.device_get(
+      generate(model.params, tokenizer.params, jax.random.key(0)))
+  assert tokens.shape == (4, model.config.num_tokens, model.config.token_dim)
+  assert np.isfinite(tokens).all() and 0.5 < tokens.std() < 2 and np.abs(tokens).max() < 10
+  assert pictures.shape == (4, *[model.metadata['image_size']] * 2, 3)
+  assert np.isfinite(pictures).all() and pictures.std() > 0.1
