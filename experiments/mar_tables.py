@@ -22,8 +22,11 @@ ratios to `mar` at the same batch size, without compilation. Into --workdir go t
 report.json and the figures.
 
 Two columns stand beside the speed of `cspd_released` and `cspd_relaxed`, which keep to a schedule
-of passes: `expected` counts the passes that were made, with pre-fill and the last block, and takes
-a pass of the draft model to cost what it costs alone; the paper's `1/(c+1/gamma)` leaves out both.
+of passes: `expected` counts the passes that were made, with pre-fill and the last block, as if
+those of the target cost a step of `mar` each and those of the draft model a step of it alone. The
+paper's `1/(c+1/gamma)` has the same costs and leaves out pre-fill and the last block. Where the
+machine is busy at one token already, as a CPU is, the head's work for a whole block costs more than
+that for a token, and both columns promise too much.
 
 The paper's batch of 128 takes one decode of a minute or more per decoder and length on two CPU
 cores, sixteen times that of a batch of 8, as nothing is left idle at 8; and `exact_path` and

@@ -132,11 +132,11 @@ def prepare(config: Any) -> Bench:
         build(bench, Cell(mode, length, prefill, config.guidance_scale, config.temperature).what)
   for length in config.head_lengths:
     build(bench, ('exact_head', length, True))
+  decoder = build(bench, ('mar', True))
+  decoder.check(labels, Sampling(config.guidance_scale, config.temperature))
   for scale in config.scales:
     for temperature in config.temperatures:
-      decoder = build(bench, ('mar', True))
       decoder.check(labels, Sampling(scale, temperature))
-      decoder.check(labels, Sampling(config.guidance_scale, config.temperature))
   return bench
 
 
@@ -248,7 +248,14 @@ class Runner:
 
 
 def statement(bench: Bench, what: tuple, batch_size: int) -> dict[str, Any]:
-  """What a row says about how it came about; `what` as for `build`."""
+  """What a row says about how it came about.
+
+  Args:
+    bench: the models and the configuration.
+    what: as for `build`.
+    batch_size: images that are decoded together when times are taken. Counts are those of every
+      image by itself and the same at any batch size.
+  """
   decoder, guided = build(bench, what), what[-1]
   block = getattr(decoder, 'block_context', False)
   return dict(

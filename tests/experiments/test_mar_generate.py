@@ -152,10 +152,12 @@ def test_tables(models, tmp_path):
             f'--config.tokenizer={models}/vae', '--num_images=3', '--config.lengths=2',
             '--config.prefills=0,0.3', '--config.scales=1,2', '--config.temperatures=0.9,1',
             '--config.batch_sizes=1', '--config.head_lengths=2', '--config.repeats=1',
-            '--config.images_at_once=2', '--config.guidance=constant',
+            '--config.images_at_once=1', '--config.guidance=constant',
             '--decoder=cspd_released']
   calls = programs.run('mar_tables', {
-      'good': config, 'others': [*config, '--suite=table1', '--decoder=cspd_relaxed,exact_path'],
+      'good': config,
+      'others': [*config, '--suite=table1', '--decoder=cspd_relaxed,exact_path',
+                 '--config.images_at_once=2'],
       'unknown suite': [*config, '--suite=table2'],
       'no lengths': [*config, '--config.lengths=()'],
       'pre-fill above 1': [*config, '--config.prefills=2.0'],
