@@ -47,9 +47,9 @@ def test_they_are_small():
 def test_the_fitted_drafter_is_used(models, monkeypatch, scale):
   used, speculative = [], exact_head.speculative
 
-  def watched(target, schedule, length, rho, eta):
+  def watched(target, schedule, length, rho, *more):
     used.append(rho)
-    return speculative(target, schedule, length, rho, eta)
+    return speculative(target, schedule, length, rho, *more)
 
   monkeypatch.setattr(exact_head, 'speculative', watched)
   mar_generation.prepare(dataclasses.replace(
