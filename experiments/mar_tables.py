@@ -28,8 +28,8 @@ paper's `1/(c+1/gamma)` has the same costs and leaves out pre-fill and the last 
 machine is busy at one token already, as a CPU is, the head's work for a whole block costs more than
 that for a token, and both columns promise too much.
 
-The paper's batch of 128 takes roughly a minute per decode on two CPU cores, sixteen times a batch of
-8, which keeps them busy already. Each decoder and length is decoded twice, to warm up and to be
+The paper's batch of 128 takes roughly a minute per decode on two CPU cores, sixteen times a batch
+of 8, which keeps them busy already. Each decoder and length is decoded twice, to warm up and to be
 timed, so the two decoders below take about half an hour. With `exact_path` and `cspd_paper` every
 image is gamma + 1 contexts: at 128 these are for accelerators. Acceptance stays that of
 `num_images`, as it does not depend on the batch.
