@@ -41,7 +41,9 @@ import pytest
 from checkpoints_conversion import convert
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import sample
 from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.decoding.random import row_keys
 from cspd_jax.models import mar
 from cspd_jax.training import mar as training
@@ -119,36 +121,25 @@ def test_reverse_steps_agree_with_the_official_ones_at_every_level(expected):
   np.testing.assert_allclose(2 * np.log(std), expected['log_variance'], atol=5e-6, rtol=0)
 
 
-def test_whole_guided_images_agree_with_the_official_sampler(params, expected):
+def test_whole_guided_images_agree_with_the_official_sampler(params, expected, monkeypatch):
+  """The library's own sampler, in the recorded order and with the recorded noise."""
   rng = np.random.default_rng(14)
-  order = np.stack([rng.permutation(64) for _ in range(2)])
+  hidden_first = np.stack([rng.permutation(64) for _ in range(2)])
   noise = jnp.asarray(rng.standard_normal((2, 64, 101, 16)), jnp.float32)
-  rank = np.argsort(order, axis=1)
-  labels, scale, temperature, rows = jnp.array([4, 9]), 3.0, 1000.0, 2 * 64
 
-  @jax.jit
-  def fill(tokens, hidden, hidden_after):
-    z = _TARGETS[True].transform(params, labels, tokens, rank >= hidden)
-    guidance = schedule_lib.guidance_scale(scale, 'linear', 64, hidden_after)
+  def recorded(keys, purpose, level, size, trial=0):
+    # The first half of the tokens is that of the first image; the start is recorded at level 100.
+    assert size == 16 and purpose in (random_lib.START, random_lib.STEP)
+    image = jnp.arange(len(keys.position)) * 2 // len(keys.position)
+    level = 100 if purpose == random_lib.START else level
+    return noise[image.reshape(-1, *(1,) * (keys.position.ndim - 1)), keys.position, level]
 
-    steps = jnp.asarray(LEVELS.steps)
-
-    def walk(x, level):
-      eps, v = _TARGETS[True].denoise(
-          params, jnp.tile(x, (2, 1)), jnp.full(2 * rows, steps[level]), z.reshape(2 * rows, -1))
-      eps = eps[rows:] + guidance * (eps[:rows] - eps[rows:])
-      mean, std = schedule_lib.posterior(LEVELS, level, x, eps, v[:rows])
-      xi = noise[:, :, level].reshape(rows, 16)
-      return mean + jnp.where(level > 0, temperature * std * xi, 0), None
-
-    x, _ = jax.lax.scan(walk, noise[:, :, 100].reshape(rows, 16), jnp.arange(99, -1, -1))
-    chosen = (rank < hidden) & (rank >= hidden_after)
-    return jnp.where(chosen[..., None], x.reshape(2, 64, 16), tokens)
-
-  tokens, hidden = jnp.full((2, 64, 16), jnp.nan), 64
-  for hidden_after in schedule_lib.mask_lengths(64, 4):
-    tokens, hidden = fill(tokens, hidden, hidden_after), hidden_after
-  latents = mar.unpatchify(CONFIG, tokens).transpose(0, 3, 1, 2)
+  monkeypatch.setattr(random_lib, 'normal', recorded)
+  decoder = sample.mar(
+      _TARGETS[True], 4, LEVELS, orders=lambda rows, size: jnp.asarray(hidden_first[:, ::-1]))
+  generated = jax.jit(decoder)(
+      params, jnp.array([4, 9]), jax.random.key(0), Sampling(3.0, 1000.0))
+  latents = mar.unpatchify(CONFIG, generated.tokens).transpose(0, 3, 1, 2)
   largest = np.abs(expected['sampled']).max()
   np.testing.assert_allclose(latents / largest, expected['sampled'] / largest, atol=1e-5, rtol=0)
 
