@@ -88,6 +88,7 @@ def test_blocks_lose_correlation_like_parallel_decoding(length, published):
   assert abs(correlation(baseline) - expected) < 0.015
 
 
+@pytest.mark.slow
 def test_true_contexts_keep_the_correlation():
   """The same test and drafts, but contexts that see the drafts before: one token per step."""
   generated = run(verified(4, block_context=False, keep_after_reject=False), 200)

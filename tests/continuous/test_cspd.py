@@ -14,14 +14,15 @@ from cspd_jax.continuous import block, cspd, exact_path, sample
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.head import Batch
+from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.decoding.random import row_keys
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import compare
 
 NUM = 20000
 LEVELS = schedule_lib.make(6)
-CHAIN = analytic.gaussian_chain(8, 0.9, schedule=LEVELS)
-DRAFT = analytic.ChainParams(jnp.float32(0.8), jnp.array([0.1]))
+CHAIN = analytic.gaussian_chain(8, 0.9, schedule=LEVELS, means=(0.0, 1.0))
+DRAFT = analytic.ChainParams(jnp.float32(0.8), jnp.array([0.1, 1.1]))
 LABELS = jnp.zeros(NUM, jnp.int32)
 
 
@@ -31,8 +32,14 @@ def mar():
   return run(sample.mar(CHAIN.target, schedule=LEVELS), num=50)
 
 
+def quick(function):
+  """Jitted for few rows, where compiling takes longest."""
+  return jax.jit(function, compiler_options={'xla_backend_optimization_level': 0})
+
+
 def run(decoder, model=CHAIN, draft=DRAFT, num=NUM, seed=1):
-  return jax.tree.map(np.asarray, jax.jit(decoder)(
+  jitted = quick(decoder) if num <= 3000 else jax.jit(decoder)
+  return jax.tree.map(np.asarray, jitted(
       model.params, LABELS[:num], jax.random.key(seed), draft_params=draft))
 
 
@@ -57,6 +64,90 @@ class PaperTest(chex.TestCase):
     generated = run(decoder, model, draft)
     self.assertBetween(generated.accepted.mean(), 0.3, 0.99)
     self.assertEqual(compare(generated.tokens, reference).passed, same)
+
+  def test_bias_with_few_samples(self):
+    """A draft model whose variances are far off is believed, as Sigma is large."""
+    model = analytic.variance_chain(slope=0.0)
+    draft = model.params._replace(mean=jnp.float32(0.5), offset=jnp.float32(0.4))
+    reference = run(sample.mar(model.target, schedule=model.schedule, last_noise=True),
+                    model, num=3000, seed=2).tokens
+    tokens = {}
+    for name, build, options in (('exact', exact_path.exact_path, {'split': 0, 'eta': 1.0}),
+                                 ('paper', cspd.cspd_paper, {})):
+      decoder = dataclasses.replace(
+          build(model.target, model.target, 1, model.schedule, **options), bonus=False)
+      tokens[name] = run(decoder, model, draft, num=3000).tokens
+    self.assertTrue(compare(tokens['exact'], reference).passed)
+    self.assertFalse(compare(tokens['paper'], reference).passed)
+
+  def test_equal_fixed_variances_make_it_exact(self):
+    """Sigma is 1: the very tokens of the exact rule."""
+    model = analytic.variance_chain(4, slope=0.0)
+    draft = model.params._replace(mean=jnp.float32(0.3))
+    paper = run(cspd.cspd_paper(model.target, model.target, 2, model.schedule), model, draft, 500)
+    exact = run(exact_path.exact_path(
+        model.target, model.target, 2, model.schedule, split=0, eta=1.0), model, draft, 500)
+    self.assertBetween(paper.accepted.sum() / paper.tested.sum(), 0.3, 0.95)
+    chex.assert_trees_all_close(paper, exact, atol=1e-5)
+
+  @parameterized.parameters(
+      (dict(length=0), 'length is 0; at least 1 token must be drafted'),
+      (dict(prefill=-0.1), 'prefill is -0.1; it must be from 0 to 1'),
+      (dict(prefill=1.1), 'prefill is 1.1'),
+      (dict(guidance='cosine'), "guidance is 'cosine'"))
+  def test_bad_options(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      cspd.cspd_paper(CHAIN.target, CHAIN.target, **options)
+
+
+def rows_of(num):
+  """Random state for `num` tokens, as a rule reads it."""
+  keys = random_lib.token_keys(row_keys(jax.random.key(0), num), jnp.zeros((num,), jnp.int32))
+  return Batch(z=None, scale=None, temperature=None, keys=keys, active=None)
+
+
+def ends(num, mean, std, log_std=0.0):
+  """The same end of a chain for `num` tokens; `mean` and `std` have one entry per dimension."""
+  wide = lambda leaf: jnp.broadcast_to(jnp.asarray(leaf, jnp.float32), (num, len(leaf)))
+  return block.Ends(wide(mean), wide(std), jnp.full((num,), log_std))
+
+
+class ReleasedRuleTest(chex.TestCase):
+  """The test and the residual of the released code, for two given ends."""
+
+  @parameterized.parameters(
+      ('off', 1.0, -0.693), ('paper', 1.35, -0.393), ('inverted', 1 / 1.35, -0.993),
+      ('paper', 20.0, 0.0), ('inverted', 0.05, 0.0))
+  def test_acceptance(self, sigma, factor, expected):
+    """`factor` is the one of the test: with the paper's Sigma, `prod(s_q) / prod(s_p)`."""
+    num = 20000
+    ratio = 1 / factor if sigma == 'inverted' else factor
+    s_q, s_p = np.array([0.5, 1.5]), np.array([1.0, 1.2])
+    m_q, m_p = np.array([20.0, 6.0]), np.array([0.0, 0.0])
+    theirs = ends(num, m_q, s_q, np.log(ratio if sigma != 'off' else 3.0) + 0.7)
+    own = ends(num, m_p, s_p, 0.7)
+    rule = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, sigma=sigma).rule
+    _, accepted, _ = jax.jit(rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
+    distance = np.sum(np.square((m_q - m_p) / s_p))
+    wanted = min(1, factor * np.prod(s_q / s_p) * np.exp(-distance / (2 * 42**2)))
+    error = np.sqrt(wanted * (1 - wanted) / num)
+    self.assertLessEqual(abs(float(accepted.mean()) - wanted), 4 * error)
+
+  @parameterized.parameters(('off', 1.0), ('paper', 1.3), ('inverted', 1 / 1.3))
+  def test_residual_is_not_softened(self, sigma, factor):
+    """Replaced tokens have the density `max(0, p - q / factor)` of the untempered Gaussians."""
+    num = 8000
+    theirs = ends(num, [0.8], [0.4], np.log(1.3))
+    own = ends(num, [0.0], [1.0])
+    rule = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, sigma=sigma).rule
+    tokens, accepted, _ = jax.jit(rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
+    grid = np.linspace(-5, 5, 20001)
+    gauss = lambda mean, std: np.exp(-0.5 * np.square((grid - mean) / std)) / std
+    density = np.maximum(0, gauss(0, 1) - gauss(0.8, 0.4) / factor)
+    reference = np.random.default_rng(0).choice(grid, 20000, p=density / density.sum())
+    replaced = np.asarray(tokens)[~np.asarray(accepted)]
+    self.assertGreater(len(replaced), 0.4 * num)
+    self.assertTrue(compare(replaced, reference[:, None]).passed)
 
 
 class BlockTest(chex.TestCase):
@@ -90,6 +181,49 @@ class BlockTest(chex.TestCase):
     np.testing.assert_array_equal(in_order, [[0, 1, 1, 1, 2, 2, 2, 3]] * 50)
     np.testing.assert_array_equal(generated.target_passes, 4)
     np.testing.assert_array_equal(generated.draft_passes, 7)
+
+  @parameterized.parameters(dict(length=1), dict(length=4, block_context=False))
+  def test_equal_models_pass_the_released_test(self, **options):
+    """The default test, and Sigma: where contexts are equal, every draft is accepted."""
+    generated = run(
+        cspd.cspd_released(CHAIN.target, CHAIN.target, schedule=LEVELS, prefill=0.0, **options),
+        draft=CHAIN.params, num=200)
+    self.assertEqual(generated.tested.sum(), 200 * 7)
+    self.assertEqual(generated.accepted.sum(), generated.tested.sum())
+    self.assertEqual(generated.trials.sum(), 0)
+
+  @pytest.mark.slow
+  def test_guidance_of_the_last_token(self):
+    """Without tolerance the block is the target's own, but for noise of 0.006."""
+    model = analytic.mixtures(
+        jax.random.key(1), 4, 3, schedule=LEVELS, guided=True, components=1)
+    generate = lambda decoder: jax.tree.map(np.asarray, quick(decoder)(
+        model.params, jnp.arange(50) % 3, jax.random.key(1), Sampling(4.0), model.params))
+    first, second = (generate(cspd.cspd_released(
+        model.target, model.target, 3, LEVELS, prefill=0.0, kappa=1e-6, zero_fallback=False,
+        guidance_of_last=last))
+                     for last in (True, False))
+    self.assertEqual(first.accepted.sum(), 0)
+    # Parallel decoding, too, guides all tokens of a step alike.
+    parallel = generate(sample.parallel(model.target, 3, LEVELS, prefill=0.0))
+    np.testing.assert_allclose(first.tokens, parallel.tokens, atol=0.05)
+    gap = np.abs(first.tokens - second.tokens).max(axis=2)
+    gap = np.take_along_axis(gap, first.order, axis=1)
+    # The target's first token and the last of the block have the same scale either way, and
+    # the last but one, as the scale stops growing when one token is hidden.
+    np.testing.assert_allclose(gap[:, [0, 2, 3]], 0, atol=1e-3)
+    self.assertGreater(gap[:, 1].mean(), 0.1)
+
+  @pytest.mark.slow
+  def test_drafts_after_a_rejection(self):
+    """Without tolerance: all of a block at once, or its first and a new block from there."""
+    keep, stop = (run(cspd.cspd_released(
+        CHAIN.target, CHAIN.target, 7, LEVELS, prefill=0.0, kappa=1e-6, zero_fallback=False,
+        keep_after_reject=keep), num=50) for keep in (True, False))
+    np.testing.assert_array_equal(keep.rounds, 2)
+    np.testing.assert_array_equal(stop.rounds, 8)
+    np.testing.assert_allclose(stop.tokens, mar().tokens, atol=0.1)
+    self.assertGreater(np.abs(keep.tokens - stop.tokens).mean(), 0.2)
 
   @pytest.mark.slow
   def test_all_rejected_is_parallel_decoding(self):
@@ -127,19 +261,29 @@ class BlockTest(chex.TestCase):
     # One round for the pre-fill; a round ends at a rejection or at the end of one of 2 blocks.
     self.assertTrue(np.all(generated.rounds <= 1 + rejected + 2))
     self.assertTrue(np.all(generated.rounds >= 1 + np.maximum(rejected, 2)))
-    alone = jax.tree.map(np.asarray, jax.jit(decoder)(
-        CHAIN.params, LABELS[:1], jax.random.split(jax.random.key(1), 1), draft_params=DRAFT))
-    again = jax.tree.map(np.asarray, jax.jit(decoder)(
-        CHAIN.params, LABELS[:3], jax.random.split(jax.random.key(1), 1)[np.zeros(3, int)],
-        draft_params=DRAFT))
-    np.testing.assert_allclose(again.tokens[1], alone.tokens[0], atol=1e-5)
 
-  @pytest.mark.slow
+  def test_row_does_not_depend_on_the_batch(self):
+    """Rows of other classes, keys and temperatures, which take another number of rounds."""
+    decoder = quick(cspd.cspd_relaxed(
+        CHAIN.target, CHAIN.target, 4, LEVELS, prefill=0.0, kappa=60.0, block_context=False))
+    keys, labels = jax.random.split(jax.random.key(1), 6), jnp.arange(6) % 2
+    temperature = jnp.linspace(0.7, 1.2, 6)
+    decode = lambda rows: decoder(
+        CHAIN.params, labels[rows], keys[rows], Sampling(1.0, temperature[rows]), DRAFT)
+    whole = decode(np.arange(6))
+    self.assertGreater(len(set(whole.rounds.tolist())), 1)
+    for row in (int(whole.rounds.argmin()), int(whole.rounds.argmax())):
+      pick = lambda result, index: jax.tree.map(lambda leaf: leaf[index], result)
+      # Bit for bit whoever the others are; another size of the batch rounds differently.
+      chex.assert_trees_all_equal(pick(whole, row), pick(decode(np.full(6, row)), row))
+      chex.assert_trees_all_close(
+          pick(whole, row), pick(decode(np.array([row])), 0), atol=1e-3)
+
   def test_bound_on_the_distance(self):
     kappa = 42.0
     build = lambda kappa: cspd.cspd_relaxed(
         CHAIN.target, CHAIN.target, 7, LEVELS, prefill=0.0, kappa=kappa)
-    generated, own = run(build(kappa)), run(build(1e-6))
+    generated, own = (run(build(k), num=2000) for k in (kappa, 1e-6))
     # One block: both see the same first token, so `own` holds the target's own tokens.
     distance = np.square(generated.tokens - own.tokens).sum(axis=-1)
     np.testing.assert_allclose(generated.error, distance, atol=1e-4)
@@ -149,23 +293,19 @@ class BlockTest(chex.TestCase):
     self.assertGreater(distance.mean(), 0.1 * generated.error_bound.mean())
     self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.1, 0.9)
 
-  @pytest.mark.slow
   def test_zero_trap(self):
     """A draft equal to the target but for Sigma: rejections that no proposal ends."""
-    num = 8000
-    keys = random_lib.token_keys(
-        row_keys(jax.random.key(0), num), jnp.zeros((num,), jnp.int32))
-    batch = Batch(z=None, scale=None, temperature=None, keys=keys, active=None)
-    own = block.Ends(jnp.ones((num, 2)), jnp.ones((num, 2)), jnp.zeros((num,)))
+    num = 2000
+    own = ends(num, [1.0, 1.0], [1.0, 1.0])
     theirs = own._replace(log_std=own.log_std + 0.1)
     results = {}
     for zero in (True, False):
       decoder = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, zero_fallback=zero)
-      results[zero] = jax.jit(decoder.rule)(batch, theirs, own, jnp.ones((num,), bool))
+      results[zero] = jax.jit(decoder.rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
     tokens, accepted, trials, missed = results[True][:4]
     rejected = 1 - np.exp(-0.1)
-    self.assertAlmostEqual(float(1 - accepted.mean()), rejected, delta=0.015)
-    self.assertAlmostEqual(float((tokens == 0).all(axis=1).mean()), rejected, delta=0.015)
+    self.assertAlmostEqual(float(1 - accepted.mean()), rejected, delta=0.026)  # Four errors.
+    self.assertAlmostEqual(float((tokens == 0).all(axis=1).mean()), rejected, delta=0.026)
     self.assertEqual(int(trials.max()), 100)
     np.testing.assert_array_equal(missed, (tokens == 0).all(axis=1))
     np.testing.assert_array_equal(results[False].tokens, 1)

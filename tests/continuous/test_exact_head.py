@@ -69,7 +69,7 @@ def continued(passed):
   return jnp.max(jnp.where(passed, 1 + jnp.arange(passed.shape[1]), 0), axis=1)
 
 
-ACCEPT, TAKE = couple.accept, couple.take
+ACCEPT, TAKE, DRAFT_KERNEL = couple.accept, couple.take, blend.draft_kernel
 # What is broken, how, and the eta at which it shows.
 MUTANTS = {
     'mean for residual': (exact_head, 'kernel_residual', mean_for_residual, 0.98),
@@ -91,6 +91,32 @@ class LawTest(chex.TestCase):
     sampled = run(speculative(length, rho, eta))
     self.assertTrue(compare(sampled.tokens, reference()).passed)
     self.assertAlmostEqual(sampled.trials.sum() / sampled.tested.sum(), 1.0, delta=0.1)
+
+  def test_a_mutant_is_found_by_few_samples(self):
+    *place, eta = MUTANTS['eta forgotten in the residual']
+    with mock.patch.object(*place):
+      sampled = run(speculative(eta=eta), 2000)
+    self.assertFalse(compare(sampled.tokens, reference()).passed)
+
+  @parameterized.parameters(False, True)
+  @pytest.mark.slow
+  def test_100_levels_of_16_dimensions(self, bad):
+    """Also with a drafter whose variances and blend are wrong.
+
+    `compare` takes the 99.9 % value for all 216 tests together, by Bonferroni.
+    """
+    def wrong(schedule, rho, frozen, x, level):
+      return DRAFT_KERNEL(schedule, rho, frozen._replace(v=frozen.v + 2), x, level)
+
+    rho = np.random.default_rng(0).uniform(-0.5, 1.5, 100) if bad else None
+    with mock.patch.object(blend, 'draft_kernel', wrong if bad else DRAFT_KERNEL):
+      # Fewer drafts where most of them fail.
+      sampled = run(exact_head.speculative(WIDE.target, WIDE.schedule, 2 if bad else 8, rho),
+                    model=WIDE)
+    ancestral = run(head_lib.ancestral(WIDE.target, WIDE.schedule), seed=0, model=WIDE)
+    self.assertTrue(compare(sampled.tokens, ancestral.tokens, projections=200).passed)
+    accepted = sampled.accepted.sum() / sampled.tested.sum()
+    self.assertBetween(accepted, *(0.05, 0.7) if bad else (0.8, 0.99))
 
   @parameterized.parameters(*MUTANTS)
   @pytest.mark.slow

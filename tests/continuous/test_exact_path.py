@@ -26,16 +26,26 @@ CHAIN = analytic.gaussian_chain(SIZE, 0.9, schedule=LEVELS, means=(0.0, 1.0))
 DRAFT = analytic.ChainParams(jnp.float32(0.8), jnp.array([0.1, 1.1]))
 LABELS = jnp.zeros(NUM, jnp.int32)
 
+# Levels that end early: the last kernel is so wide that two models agree on it.
+with mock.patch.object(
+    schedule_lib, '_kept_steps', lambda num: np.linspace(200, 999, num).astype(np.int32)):
+  COARSE = schedule_lib.make(6)
+
 
 @functools.cache
-def jitted(**options):
-  return jax.jit(exact_path.exact_path(
-      CHAIN.target, CHAIN.target, schedule=LEVELS, **options))
+def jitted(schedule=LEVELS, **options):
+  schedule = COARSE if schedule == 'coarse' else LEVELS
+  model = analytic.gaussian_chain(SIZE, 0.9, schedule=schedule, means=(0.0, 1.0))
+  return jax.jit(exact_path.exact_path(model.target, model.target, schedule=schedule, **options))
 
 
 def run(decoder, draft=DRAFT, labels=LABELS, key=jax.random.key(1)):
   return jax.tree.map(
       np.asarray, decoder(CHAIN.params, labels, key, Sampling(), draft))
+
+
+def few():
+  return run(jitted.__wrapped__('coarse', length=2, split=0, eta=1.0), labels=LABELS[:3000])
 
 
 @functools.cache
@@ -65,16 +75,27 @@ class LawTest(chex.TestCase):
   @parameterized.parameters(
       dict(length=2, split=5, eta=1.0),
       dict(length=3, split=1, orders=random_lib.raster_orders),
-      dict(length=1, split=0, bonus=False),
+      dict(schedule='coarse', length=1, split=0, bonus=False),
       dict(length=2, split=2, prefill=0.4, aligned=False))
   @pytest.mark.slow
   def test_same_law(self, **options):
     generated = run(jitted(**options))
     self.assertTrue(compare(generated.tokens, truth()).passed)
+    # Both the test and the residual have their share in the law.
+    self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.2, 0.95)
     self.assertAlmostEqual(generated.trials.sum() / generated.tested.sum(), 1.0, delta=0.05)
     tokens = generated.tokens[..., 0]
     correlation = np.mean(tokens[:, 1:] * tokens[:, :-1])
     self.assertAlmostEqual(correlation, 0.9, delta=0.02)
+
+  def test_law_of_few_samples(self):
+    generated = few()
+    self.assertTrue(compare(generated.tokens, truth()).passed)
+    self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.2, 0.95)
+
+  def test_a_mutant_is_found_by_few_samples(self):
+    with mock.patch.object(*MUTANTS['contexts without the drafts']):
+      self.assertFalse(compare(few().tokens, truth()).passed)
 
   @parameterized.parameters(*MUTANTS)
   @pytest.mark.slow
@@ -154,6 +175,7 @@ class ContractsTest(chex.TestCase):
       (dict(eta=0.0), 'eta is 0.0'), (dict(eta=2.0), 'eta is 2.0'),
       (dict(split=-1), 'split is -1; it must be from 0 to .* 5'), (dict(split=6), 'split is 6'),
       (dict(prefill=2.0), 'prefill is 2.0; it must be from 0 to 1'),
+      (dict(prefill=-0.1), 'prefill is -0.1; it must be from 0 to 1'),
       (dict(guidance='none'), "guidance is 'none'"))
   def test_bad_options(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

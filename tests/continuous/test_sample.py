@@ -69,6 +69,16 @@ class MarTest(chex.TestCase):
     np.testing.assert_allclose(
         generated.tokens, doubled_batch(MODEL, LABELS, key, num_iter, 2.5, 0.9), atol=TOLERANCE)
 
+  def test_constant_guidance(self):
+    """In a single step the linear schedule is a constant, one token short of its scale."""
+    linear, constant = (
+        jax.jit(sample.mar(MODEL.target, 1, LEVELS, guidance=guidance))
+        for guidance in ('linear', 'constant'))
+    tokens = [decoder(MODEL.params, LABELS, jax.random.key(5), Sampling(scale)).tokens
+              for decoder, scale in ((linear, 2.75), (constant, 2.5), (constant, 2.75))]
+    np.testing.assert_allclose(tokens[0], tokens[1], atol=TOLERANCE)
+    self.assertGreater(np.abs(tokens[1] - tokens[2]).max(), 20 * TOLERANCE)
+
   def test_known_law_in_every_order(self):
     decoder = jax.jit(sample.mar(CHAIN.target, schedule=LEVELS))
     labels = jnp.arange(20000) % 2
