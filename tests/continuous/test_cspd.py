@@ -133,11 +133,11 @@ class ReleasedRuleTest(chex.TestCase):
     error = np.sqrt(wanted * (1 - wanted) / num)
     self.assertLessEqual(abs(float(accepted.mean()) - wanted), 4 * error)
 
-  @parameterized.parameters(('off', 1.0), ('paper', 1.3), ('inverted', 1 / 1.3))
+  @parameterized.parameters(('off', 1.0), ('paper', 1.6), ('inverted', 1 / 1.6))
   def test_residual_is_not_softened(self, sigma, factor):
     """Replaced tokens have the density `max(0, p - q / factor)` of the untempered Gaussians."""
     num = 8000
-    theirs = ends(num, [0.8], [0.4], np.log(1.3))
+    theirs = ends(num, [0.8], [0.4], np.log(1.6))
     own = ends(num, [0.0], [1.0])
     rule = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, sigma=sigma).rule
     tokens, accepted, _ = jax.jit(rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
@@ -146,7 +146,7 @@ class ReleasedRuleTest(chex.TestCase):
     density = np.maximum(0, gauss(0, 1) - gauss(0.8, 0.4) / factor)
     reference = np.random.default_rng(0).choice(grid, 20000, p=density / density.sum())
     replaced = np.asarray(tokens)[~np.asarray(accepted)]
-    self.assertGreater(len(replaced), 0.4 * num)
+    self.assertGreater(len(replaced), 0.3 * num)
     self.assertTrue(compare(replaced, reference[:, None]).passed)
 
 

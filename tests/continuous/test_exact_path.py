@@ -33,8 +33,8 @@ with mock.patch.object(
 
 
 @functools.cache
-def jitted(schedule=LEVELS, **options):
-  schedule = COARSE if schedule == 'coarse' else LEVELS
+def jitted(coarse=False, **options):
+  schedule = COARSE if coarse else LEVELS
   model = analytic.gaussian_chain(SIZE, 0.9, schedule=schedule, means=(0.0, 1.0))
   return jax.jit(exact_path.exact_path(model.target, model.target, schedule=schedule, **options))
 
@@ -45,7 +45,9 @@ def run(decoder, draft=DRAFT, labels=LABELS, key=jax.random.key(1)):
 
 
 def few():
-  return run(jitted.__wrapped__('coarse', length=2, split=0, eta=1.0), labels=LABELS[:3000])
+  """Few images, with drafts of which half are rejected: an error in the law shows all the same."""
+  draft = analytic.ChainParams(jnp.float32(0.6), jnp.array([0.4, 1.4]))
+  return run(jitted.__wrapped__(coarse=True, length=2, split=0, eta=1.0), draft, LABELS[:3000])
 
 
 @functools.cache
@@ -75,7 +77,7 @@ class LawTest(chex.TestCase):
   @parameterized.parameters(
       dict(length=2, split=5, eta=1.0),
       dict(length=3, split=1, orders=random_lib.raster_orders),
-      dict(schedule='coarse', length=1, split=0, bonus=False),
+      dict(coarse=True, length=1, split=0, bonus=False),
       dict(length=2, split=2, prefill=0.4, aligned=False))
   @pytest.mark.slow
   def test_same_law(self, **options):
@@ -91,10 +93,10 @@ class LawTest(chex.TestCase):
   def test_law_of_few_samples(self):
     generated = few()
     self.assertTrue(compare(generated.tokens, truth()).passed)
-    self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.2, 0.95)
+    self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.4, 0.6)
 
   def test_a_mutant_is_found_by_few_samples(self):
-    with mock.patch.object(*MUTANTS['contexts without the drafts']):
+    with mock.patch.object(*MUTANTS['drafts after a failure kept']):
       self.assertFalse(compare(few().tokens, truth()).passed)
 
   @parameterized.parameters(*MUTANTS)
@@ -163,10 +165,12 @@ class ContractsTest(chex.TestCase):
     one, four = (jitted(length=length, split=3, bonus=False) for length in (1, 4))
     whole = run(four, labels=labels, key=keys)
     chex.assert_trees_all_equal(whole, run(four, labels=labels, key=keys))
+    # A batch of one row is rounded otherwise.
     alone = run(four, labels=labels[1:2], key=keys[1:2])
     chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1:2], whole), alone, atol=1e-3)
     other = run(one, labels=labels, key=keys)
-    np.testing.assert_allclose(whole.tokens, other.tokens, atol=1e-3)
+    # Bit for bit: all this model does is elementwise, and 64 rows fill the processor's vectors.
+    np.testing.assert_array_equal(whole.tokens, other.tokens)
     self.assertLess(whole.rounds.mean(), 3.5)
     np.testing.assert_array_equal(other.rounds, SIZE)
 
