@@ -127,7 +127,7 @@ class ReleasedRuleTest(chex.TestCase):
     theirs = ends(num, m_q, s_q, np.log(ratio if sigma != 'off' else 3.0) + 0.7)
     own = ends(num, m_p, s_p, 0.7)
     rule = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, sigma=sigma).rule
-    _, accepted, _ = jax.jit(rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
+    _, accepted, *_ = jax.jit(rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
     distance = np.sum(np.square((m_q - m_p) / s_p))
     wanted = min(1, factor * np.prod(s_q / s_p) * np.exp(-distance / (2 * 42**2)))
     error = np.sqrt(wanted * (1 - wanted) / num)
@@ -140,7 +140,7 @@ class ReleasedRuleTest(chex.TestCase):
     theirs = ends(num, [0.8], [0.4], np.log(1.6))
     own = ends(num, [0.0], [1.0])
     rule = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, sigma=sigma).rule
-    tokens, accepted, _ = jax.jit(rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
+    tokens, accepted, *_ = jax.jit(rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
     grid = np.linspace(-5, 5, 20001)
     gauss = lambda mean, std: np.exp(-0.5 * np.square((grid - mean) / std)) / std
     density = np.maximum(0, gauss(0, 1) - gauss(0.8, 0.4) / factor)
