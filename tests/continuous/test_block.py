@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import couple, cspd, sample
+from cspd_jax.continuous import block, couple, cspd, sample
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.testing import analytic
@@ -49,8 +49,10 @@ def valid(length):
       log_uniform = random_lib.log_uniform(keys, random_lib.RESIDUAL, 0, trials[None])
       return y[..., None], log_ratio(y), log_uniform
 
-    drawn, trials = couple.residual(propose, pending & ~accepted, 1.0)[:2]
-    return jnp.where(accepted[:, None], theirs.mean, drawn), accepted, trials
+    drawn, trials, missed = couple.residual(
+        propose, pending & ~accepted, 1.0, couple.MAX_TRIALS)
+    return block.Verdict(
+        jnp.where(accepted[:, None], theirs.mean, drawn), accepted, trials, missed)
 
   return rule
 
