@@ -2,11 +2,12 @@
 
     python -m experiments.train --config=configs/mar_demo_train.py --workdir=runs/mar_demo_train
 
-The settings that made the MAR models in cspd_jax/assets, stage by stage. On two CPU cores: tokenizer
-11 minutes, target 23 beside the draft model's 8, report and pictures 1.
+The settings that made the MAR models in cspd_jax/assets, stage by stage. On two CPU cores:
+tokenizer 11 minutes, target 55, draft model 11, report and pictures 1.
 
 Result on the held-out parts of the photographs: reconstructions of 29.1 dB; squared error of the
-predicted noise 0.138 (target) and 0.144 (draft model), without label 0.142 and 0.148.
+predicted noise, with 10 to 100 % of the tokens hidden, 0.117 (target) and 0.119 (draft model),
+without label 0.119 and 0.121.
 """
 
 from cspd_jax.data import photos
@@ -35,5 +36,6 @@ def get_config() -> MARRecipe:
       target=MARConfig(dim=128, num_layers=4, num_heads=4, head_width=256, head_layers=4, **shared),
       target_train=MARTrainConfig(num_steps=9000, cooldown_steps=2500, learning_rate=1e-3, **train),
       draft=MARConfig(dim=64, num_layers=2, num_heads=2, head_width=128, head_layers=2, **shared),
-      draft_train=MARTrainConfig(num_steps=9000, cooldown_steps=3000, learning_rate=1.5e-3, **train),
+      draft_train=MARTrainConfig(
+          num_steps=9000, cooldown_steps=3000, learning_rate=1.5e-3, **train),
   )
