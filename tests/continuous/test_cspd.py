@@ -80,6 +80,7 @@ class PaperTest(chex.TestCase):
     self.assertTrue(compare(tokens['exact'], reference).passed)
     self.assertFalse(compare(tokens['paper'], reference).passed)
 
+  @pytest.mark.slow
   def test_equal_fixed_variances_make_it_exact(self):
     """Sigma is 1: the very tokens of the exact rule."""
     model = analytic.variance_chain(4, slope=0.0)

@@ -67,7 +67,9 @@ def test_pair_is_exact(pair):
   assert report.passed, report
 
 
-@pytest.mark.parametrize('mutant', MUTANTS)
+@pytest.mark.parametrize('mutant', representative(
+    MUTANTS, 'most probable tokens tested as if drawn', 'longest of several accepted paths',
+    'stored law not updated after a kept token', 'bonus token one position early'))
 def test_mutant_is_rejected(mutant):
   with MUTANTS[mutant].patch():
     report = check(MUTANTS[mutant].build(MODEL.target))
