@@ -108,11 +108,11 @@ class LoopTest(chex.TestCase):
       jax.effects_barrier()
       self.assertEqual(len(calls) + 1, int(decoded.rounds[0]))  # The prefill is the other one.
 
-  @parameterized.parameters('sjd_pac', 'seed_exact', 'eagle')
+  @parameterized.parameters('eagle')
   def test_rows_do_not_know_each_other(self, name):
     self._check_rows(name)
 
-  @parameterized.parameters('speculative', 'sjd', 'eagle2', 'medusa')
+  @parameterized.parameters('speculative', 'sjd', 'sjd_pac', 'seed_exact', 'eagle2', 'medusa')
   @pytest.mark.slow
   def test_rows_of_the_others_do_not_know_each_other(self, name):
     self._check_rows(name)
