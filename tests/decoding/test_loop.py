@@ -108,7 +108,7 @@ class LoopTest(chex.TestCase):
       jax.effects_barrier()
       self.assertEqual(len(calls) + 1, int(decoded.rounds[0]))  # The prefill is the other one.
 
-  @parameterized.parameters('eagle')
+  @parameterized.parameters(['eagle'])
   def test_rows_do_not_know_each_other(self, name):
     self._check_rows(name)
 
