@@ -218,15 +218,15 @@ class Decoder:
     # One more token: the residual of the failed draft, or the target's own next one.
     end, trials, missed = self._finish(
         params, draft_params, ahead, drafted, z, shared.x, log_sigma, accepted, failed, extra)
-    generated = generated._replace(missed=generated.missed + (failed & missed))
     position = jnp.take_along_axis(ahead.positions, accepted[:, None], axis=1)[:, 0]
     tokens = _write(drafted.tokens, position, extra, end)
     count = ahead.count + jnp.where(active, accepted + extra, 0)
 
     return count, self._count(
-        generated._replace(tokens=tokens), ahead, count, accepted, failed, trials)
+        generated._replace(tokens=tokens), ahead, count, accepted, failed, trials, missed)
 
-  def _count(self, generated, ahead: Round, count, accepted, failed, trials) -> Generated:
+  def _count(self, generated, ahead: Round, count, accepted, failed, trials,
+             missed) -> Generated:
     """Adds a round to the counts."""
     num_rows, length = ahead.count.shape[0], self.length
     active = count > ahead.count
@@ -254,7 +254,8 @@ class Decoder:
             ahead.drafts * self.schedule.num_levels + jnp.where(failed, passes, 0)),
         tested=add(generated.tested, tested),
         accepted=add(generated.accepted, index < accepted[:, None]),
-        trials=generated.trials + jnp.where(failed, trials, 0))
+        trials=generated.trials + jnp.where(failed, trials, 0),
+        missed=generated.missed + (failed & missed))
 
   def _finish(self, params, draft_params, ahead: Round, drafted: Drafted, z, x, log_sigma,
               accepted, failed, extra):
