@@ -42,8 +42,24 @@ def decoder_names(
     ValueError: for unknown names, or a named decoder whose checkpoint is not given.
   """
   names = choices(config, 'decoder', known)
-  reasons = {name: f'it needs {needs[name][1]}; give {needs[name][0]}' for name in names
-             if name in needs and not getattr(config, needs[name][0])}
+  return able(config, names, {
+      name: f'it needs {words}; give {field}' for name, (field, words) in needs.items()
+      if not getattr(config, field)})
+
+
+def able(config: Any, names: Sequence[str], unable: Mapping[str, str],
+         ) -> tuple[list[str], dict[str, str]]:
+  """The decoders that can run, and why others of 'all' are left out.
+
+  Args:
+    config: its field `decoder` is 'all' or names separated by commas.
+    names: of decoders.
+    unable: by decoder, why it cannot run.
+
+  Raises:
+    ValueError: if one of them is named in `decoder`.
+  """
+  reasons = {name: unable[name] for name in names if name in unable}
   if reasons and config.decoder.strip() != 'all':
     name, reason = next(iter(reasons.items()))
     raise ValueError(f'decoder {name} cannot run: {reason}.')

@@ -49,7 +49,12 @@ def prepare(config: Any) -> Job:
     for size in _SIZES:
       inputs.check_pair(config, 'draft_model', size, loaded, size, model)
     draft, draft_params = mar.target(loaded.config, guided=guided), loaded.params
-  names, left_out = _one_token_per_step(config, model.config.num_tokens, names, left_out)
+  num_tokens = model.config.num_tokens
+  if config.num_iter not in (0, num_tokens):
+    names, more = inputs.able(config, names, {
+        name: f'it drafts one token per step; num_iter is {config.num_iter}, not {num_tokens}'
+        for name, entry in known.items() if entry.drafts})
+    left_out |= more
   labels, captions = inputs.labels(config, model)
   schedule = schedule_lib.make(config.num_levels)
   options = decoders_lib.Options(
@@ -68,19 +73,6 @@ def prepare(config: Any) -> Job:
   return Job(
       model, {name: draft_params if known[name].drafts else None for name in names}, tokenizer,
       decoders, left_out, labels, captions, sampling, config.seed, config.repeats)
-
-
-def _one_token_per_step(config: Any, num_tokens: int, names: list[str],
-                        left_out: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-  """Leaves the decoders that draft out of 'all' if there are fewer steps than tokens.
-
-  Named by name they are kept, and refuse `num_iter` themselves.
-  """
-  if config.decoder.strip() != 'all' or config.num_iter in (0, num_tokens):
-    return names, left_out
-  reasons = {name: f'it drafts one token per step; num_iter is {config.num_iter}, not {num_tokens}'
-             for name in names if decoders_lib.DECODERS[name].drafts}
-  return [name for name in names if name not in reasons], left_out | reasons
 
 
 def headline(config: Any, job: Job) -> str:

@@ -76,3 +76,12 @@ def test_tokens_and_pictures_have_a_sensible_scale(models):
   assert np.isfinite(tokens).all() and 0.5 < tokens.std() < 2 and np.abs(tokens).max() < 10
   assert pictures.shape == (4, *[model.metadata['image_size']] * 2, 3)
   assert np.isfinite(pictures).all() and pictures.std() > 0.1
+
+
+def test_decoders_that_draft_take_one_token_per_step():
+  config = dataclasses.replace(mar_demo.Config(), num_iter=16)
+  job = mar_generation.prepare(config)
+  assert list(job.decoders) == ['mar', 'parallel', 'exact_head'] and len(job.left_out) == 4
+  with pytest.raises(ValueError, match='decoder exact_path cannot run: .* num_iter is 16, not 64'):
+    mar_generation.prepare(dataclasses.replace(config, decoder='mar,exact_path'))
+  assert len(mar_generation.prepare(dataclasses.replace(config, num_iter=64)).decoders) == 7
