@@ -149,7 +149,7 @@ def convert_file(
   if model is not None and options:
     raise ConversionError(
         f'{", ".join(sorted(options))}: only without model, which sets the sizes itself.')
-  tensors = read_lib.read(source, key=key, prefer=family.prefer)
+  tensors, key = read_lib.read(source, key=key, prefer=family.prefer)
   shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
   config = family.presets[model] if model else family.infer(shapes, options)
   params = convert(family, config, tensors)

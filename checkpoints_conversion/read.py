@@ -12,7 +12,7 @@ import os
 import pathlib
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -31,9 +31,21 @@ class ReadError(ValueError):
   """A weight file that cannot be read."""
 
 
+class Weights(NamedTuple):
+  """What was read.
+
+  Attributes:
+    tensors: arrays by name, without the prefixes of compiled and wrapped modules.
+    key: the part of the file that they were in; None if they were the file.
+  """
+
+  tensors: dict[str, np.ndarray]
+  key: str | None
+
+
 def read(
     path: str | os.PathLike, *, key: str | None = None, prefer: str | None = None,
-) -> dict[str, np.ndarray]:
+) -> Weights:
   """Reads the tensors of a weight file.
 
   Args:
@@ -41,9 +53,6 @@ def read(
     key: which part of a PyTorch file holds the weights, for instance 'ema'. None
       takes `prefer` or the first of 'model', 'module' and 'state_dict', or the file itself.
     prefer: the part to take, where there is one of this name and `key` is None.
-
-  Returns:
-    Arrays by name, without the prefixes of compiled and wrapped modules.
 
   Raises:
     ReadError: if there is no such file, or it is damaged, holds something else
@@ -56,7 +65,8 @@ def read(
   if not files:
     raise ReadError(f'source is {path}, a folder without .safetensors files.')
   if files[0].suffix != '.safetensors':
-    return _strip(path, _read_torch(path, key, prefer))
+    tensors, key = _read_torch(path, key, prefer)
+    return Weights(_strip(path, tensors), key)
   if key is not None:
     raise ReadError(f'key is {key!r}, but {path} is safetensors and has no parts; leave it out.')
   tensors: dict[str, np.ndarray] = {}
@@ -65,7 +75,7 @@ def read(
     if twice := sorted(tensors.keys() & part.keys()):
       raise ReadError(f'{file} repeats tensors of another file of the folder: {twice}.')
     tensors.update(part)
-  return _strip(path, tensors)
+  return Weights(_strip(path, tensors), None)
 
 
 def sha256(path: str | os.PathLike) -> str:
@@ -99,8 +109,7 @@ def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
         f'{path} is not a complete safetensors file ({error}); download it again.') from error
 
 
-def _read_torch(
-    path: pathlib.Path, key: str | None, prefer: str | None) -> dict[str, np.ndarray]:
+def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weights:
   """Reads tensors and plain values; the weights may lie one level down."""
   try:
     import torch
@@ -134,7 +143,7 @@ def _read_torch(
   if other := [f'{name} ({type(value).__name__})' for name, value in tensors.items()
                if not isinstance(value, torch.Tensor)]:
     raise ReadError(f'{path} holds other things than tensors: {", ".join(other)}.')
-  return {str(name): _to_numpy(value) for name, value in tensors.items()}
+  return Weights({str(name): _to_numpy(value) for name, value in tensors.items()}, key)
 
 
 def _to_numpy(tensor: Any) -> np.ndarray:

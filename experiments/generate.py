@@ -12,7 +12,8 @@ LlamaGen or, with configs/mar_demo.py, MAR checkpoint made by
 `experiments.convert`. Into --workdir go a grid of images per decoder
 (images_*.png), in which round each token was fixed
 (acceptance.png), for MAR what was accepted (accepted.png), bars of the work
-and the wall-clock (speed.png), and all figures (report.json). Times are for one image at a time, without compilation.
+and the wall-clock (speed.png), and all figures (report.json). Times are for one
+image at a time, without compilation.
 
 What is not given on the command line comes from --config; every field of it can
 also be set as --config.field=value. Anything wrong with the input ends with one

@@ -30,7 +30,7 @@ def _assert_same(found, expected):
 def test_safetensors_are_read_without_torch(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, 'torch', None)
   safetensors.numpy.save_file(_tensors(), tmp_path / 'x.safetensors', metadata={'format': 'pt'})
-  _assert_same(read.read(tmp_path / 'x.safetensors'), _tensors())
+  _assert_same(read.read(tmp_path / 'x.safetensors').tensors, _tensors())
 
 
 def test_bfloat16_safetensors(tmp_path):
@@ -38,14 +38,14 @@ def test_bfloat16_safetensors(tmp_path):
   header = json.dumps({'w': {'dtype': 'BF16', 'shape': [2, 2], 'data_offsets': [0, 8]}}).encode()
   (tmp_path / 'x.safetensors').write_bytes(
       len(header).to_bytes(8, 'little') + header + values.tobytes())
-  _assert_same(read.read(tmp_path / 'x.safetensors'), {'w': values})
+  _assert_same(read.read(tmp_path / 'x.safetensors').tensors, {'w': values})
 
 
 def test_a_folder_of_shards_is_one_model(tmp_path):
   first, second = {'a': np.ones(2)}, {'b': np.zeros(3)}
   safetensors.numpy.save_file(first, tmp_path / '1.safetensors')
   safetensors.numpy.save_file(second, tmp_path / '2.safetensors')
-  _assert_same(read.read(tmp_path), {**first, **second})
+  _assert_same(read.read(tmp_path).tensors, {**first, **second})
   safetensors.numpy.save_file(first, tmp_path / '3.safetensors')
   with pytest.raises(read.ReadError, match="repeats.*'a'"):
     read.read(tmp_path)
@@ -74,7 +74,7 @@ def test_prefixes_of_wrapped_modules_are_stripped(tmp_path):
   path = tmp_path / 'x.safetensors'
   safetensors.numpy.save_file(
       {'module._orig_mod.a': np.ones(2), '_orig_mod.b': np.ones(3), 'c.module.d': np.ones(1)}, path)
-  assert {'a', 'b', 'c.module.d'} == read.read(path).keys()
+  assert {'a', 'b', 'c.module.d'} == read.read(path).tensors.keys()
   safetensors.numpy.save_file({'module.a': np.ones(2), 'a': np.ones(2)}, path)
   with pytest.raises(read.ReadError, match='a more than once'):
     read.read(path)
@@ -111,17 +111,18 @@ class TestPickles:
         outer: state, 'ema': {}, 'optimizer': {'lr': 0.1, 'state': {0: torch.ones(2)}},
         'steps': 7, 'args': argparse.Namespace(dropout=0.1)}
     torch.save(content, tmp_path / 'x.pt', _use_new_zipfile_serialization=not legacy)
-    _assert_same(read.read(tmp_path / 'x.pt'), _tensors())
+    _assert_same(read.read(tmp_path / 'x.pt').tensors, _tensors())
 
   def test_another_part_can_be_asked_for(self, torch, tmp_path):
     torch.save({'model': {}, 'ema': self._state(torch)}, tmp_path / 'x.pt')
-    _assert_same(read.read(tmp_path / 'x.pt', key='ema'), _tensors())
+    _assert_same(read.read(tmp_path / 'x.pt', key='ema').tensors, _tensors())
     with pytest.raises(read.ReadError, match='the parts of .* are: model, ema'):
       read.read(tmp_path / 'x.pt', key='eam')
 
   def test_bfloat16_keeps_its_dtype(self, torch, tmp_path):
     torch.save({'w': torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}, tmp_path / 'x.pt')
-    _assert_same(read.read(tmp_path / 'x.pt'), {'w': np.array([1.5, -2.0], ml_dtypes.bfloat16)})
+    _assert_same(read.read(tmp_path / 'x.pt').tensors,
+                 {'w': np.array([1.5, -2.0], ml_dtypes.bfloat16)})
 
   @pytest.mark.filterwarnings('ignore:Detected pickle protocol')
   def test_foreign_objects_are_refused_and_not_run(self, torch, tmp_path):

@@ -1,4 +1,4 @@
-"""After rounds along trees, the caches hold what a fresh pass over the image would have put there."""
+"""After rounds along trees, caches hold what a fresh pass over the image would have put there."""
 
 import functools
 

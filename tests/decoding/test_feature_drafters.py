@@ -137,7 +137,8 @@ class AlignmentTest(chex.TestCase):
     # A model of independent tokens, so that heads can know it.
     model = build(3, 5, dtype=jnp.float32)
     params = jnp.broadcast_to(model.params[:, :, :1], model.params.shape)
-    decoder = make_decoder(model.target, medusa(tables.heads(model.target, 2), trees.chain(2)), exact())
+    drafter = medusa(tables.heads(model.target, 2), trees.chain(2))
+    decoder = make_decoder(model.target, drafter, exact())
     decoded = jax.jit(decoder)(
         params, jnp.zeros(9, int), jax.random.key(0), WARP, jnp.stack([params] * 2))
     np.testing.assert_array_equal(decoded.rounds, 3)
@@ -158,7 +159,8 @@ def test_greedy(draws):
 
 @pytest.mark.parametrize('make,message', [
     (lambda m: eagle(tables.network(m.target), trees.chain(0)), 'no draft nodes'),
-    (lambda m: eagle(tables.network(m.target), BUSHY, 'some'), "draws is 'some'; it must be one of"),
+    (lambda m: eagle(tables.network(m.target), BUSHY, 'some'),
+     "draws is 'some'; it must be one of"),
     (lambda m: eagle2(tables.network(m.target), 0), 'num_nodes is 0; it must be at least 1'),
     (lambda m: eagle2(tables.network(m.target), 9, 2, 2), 'num_nodes is 9, but a beam .* meets 6'),
     (lambda m: medusa(tables.heads(m.target, 2), trees.chain(3)), 'tree is 3 deep; with 2 heads'),

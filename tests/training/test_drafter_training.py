@@ -277,7 +277,8 @@ def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
   assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
   assert json.loads((tmp_path / 'report.json').read_text())['overlap_2'] > 0
   with pytest.raises(ValueError, match='seed was 0, now 1'):
-    drafter_training.run(dataclasses.replace(recipe, seed=1), tmp_path, tmp_path / 'export', 'float32')
+    drafter_training.run(
+        dataclasses.replace(recipe, seed=1), tmp_path, tmp_path / 'export', 'float32')
 
 
 @pytest.mark.parametrize('name', ['eagle', 'medusa'])

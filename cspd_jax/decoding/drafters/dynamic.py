@@ -52,7 +52,7 @@ def eagle2(network: eagle.Network, num_nodes: int = 58, width: int = 10,
     del root
     batch = start.shape[0]
     pick = lambda x, index: jnp.take_along_axis(x, index, axis=1)
-    logits, features, cache = eagle._catch_up(env, network, state, start)  # pylint: disable=protected-access
+    logits, features, cache = eagle.catch_up(env, network, state, start)
     tokens, scores = children(env, logits, jnp.zeros((batch, 1)), start, 0)
     pool_tokens, pool_scores = [tokens[:, 0]], [scores[:, 0]]
     pool_parents = [jnp.full((batch, width), -1, jnp.int32)]

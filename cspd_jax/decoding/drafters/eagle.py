@@ -88,7 +88,7 @@ def eagle(network: Network, tree: Tree, draws: str = 'distinct') -> Drafter:
 
   def propose(env, state, rng, root, start):
     del root  # It is the last of the state's tokens.
-    logits, features, cache = _catch_up(env, network, state, start)
+    logits, features, cache = catch_up(env, network, state, start)
     tokens = jnp.full((start.shape[0], tree.num_nodes), -1, jnp.int32)
     laws = []
     for depth, nodes in enumerate(levels):
@@ -138,8 +138,18 @@ def _init(network, max_depth, tree_slots, env, condition, rng, outcome):
       fresh=jnp.ones_like(outcome.count))
 
 
-def _catch_up(env, network, state, start):
-  """Reads the committed tokens that are new; logits and feature after the root, one node."""
+def catch_up(env, network, state, start):
+  """Reads the committed tokens that are new.
+
+  Args:
+    env: what drafters know of the round.
+    network: the drafting network.
+    state: what the last round left.
+    start: `[B]` int32, the root's position.
+
+  Returns:
+    Logits and features after the root, of one node, and the cache with the new tokens in it.
+  """
   length = state.tokens.shape[1]
   logits, features, cache = network.step(
       env.params, state.cache, state.tokens, state.features, start + 1 - state.fresh,
