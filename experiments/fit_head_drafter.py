@@ -44,7 +44,10 @@ def main(argv: list[str]) -> int:
     loaded = checkpoint.load(_MODEL.value, dtype=jnp.float32)
     if loaded.kind != 'mar':
       raise ValueError(f"model is a {loaded.kind!r} checkpoint; it must be 'mar'.")
-    mar_decoder(mar.target(loaded.config, guided=False), _ITER.value)  # Checks num_iter.
+    # Building checks num_iter and length.
+    plain = mar.target(loaded.config, guided=False)
+    mar_decoder(plain, _ITER.value)
+    exact_head(plain, _LENGTH.value)
     if not (np.isfinite(_SCALE.value) and _SCALE.value != 1):
       raise ValueError(f'guidance_scale is {_SCALE.value}; it must be finite and not 1.')
   except ValueError as error:

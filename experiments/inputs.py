@@ -109,6 +109,12 @@ def check_pair(config: Any, role: str, size: str, loaded: checkpoint.Loaded, mod
         'model.')
 
 
+def check_mar_pair(config: Any, draft: checkpoint.Loaded, model: checkpoint.Loaded) -> None:
+  """Raises ValueError unless two MAR models have the same tokens and classes."""
+  for size in ('height', 'width', 'token_dim', 'patch_size', 'num_classes'):
+    check_pair(config, 'draft_model', size, draft, size, model)
+
+
 def labels(config: Any, model: checkpoint.Loaded) -> tuple[np.ndarray, list[str]]:
   """The class of every image `[N]` int32, and what it is called.
 

@@ -18,7 +18,9 @@ from cspd_jax.models import mar
 from experiments import inputs
 from experiments.turns import Job, Measured
 
-_SIZES = ('height', 'width', 'token_dim', 'num_classes')
+# Which length a decoder drafts with.
+_LENGTHS = dict(parallel='length', exact_head='head_length', exact_path='path_length',
+                cspd_paper='path_length', cspd_released='length', cspd_relaxed='length')
 # Fields of the configuration that are options of the decoders as they are.
 _SAME = ('length', 'prefill', 'aligned', 'kappa', 'block_context', 'sigma', 'zero_fallback',
          'guidance_of_last', 'keep_after_reject')
@@ -46,8 +48,7 @@ def prepare(config: Any) -> Job:
   draft, draft_params = None, None
   if any(known[name].drafts for name in names):
     loaded = inputs.load(config, 'draft_model', 'mar')
-    for size in _SIZES:
-      inputs.check_pair(config, 'draft_model', size, loaded, size, model)
+    inputs.check_mar_pair(config, loaded, model)
     draft, draft_params = mar.target(loaded.config, guided=guided), loaded.params
   num_tokens = model.config.num_tokens
   if config.num_iter not in (0, num_tokens):
@@ -55,8 +56,13 @@ def prepare(config: Any) -> Job:
         name: f'it drafts one token per step; num_iter is {config.num_iter}, not {num_tokens}'
         for name, entry in known.items() if entry.drafts})
     left_out |= more
-  labels, captions = inputs.labels(config, model)
   schedule = schedule_lib.make(config.num_levels)
+  for name in names:
+    length, most = _LENGTHS.get(name), num_tokens if name != 'exact_head' else config.num_levels
+    if length and getattr(config, length) > most:
+      raise ValueError(f'{length} is {getattr(config, length)}; for {name} it must be at most '
+                       f'{most}, the number of {"kernels" if name == "exact_head" else "tokens"}.')
+  labels, captions = inputs.labels(config, model)
   options = decoders_lib.Options(
       num_iter=config.num_iter or None, schedule=schedule, guidance=config.guidance,
       head_length=config.head_length, rho=stored_rho(schedule, model.metadata, guided),

@@ -29,7 +29,7 @@ _TESTED = {'exact_head': 'denoising kernels', 'exact_path': 'drafts with the pat
 def figures(config: Any, job: Job, measured: Mapping[str, Measured]) -> dict[str, Any]:
   """The content of report.json.
 
-  Speed-ups and equality with mar are None unless mar ran as well.
+  Speed-ups are None unless mar ran as well.
   """
   mar = measured.get('mar')
   decoders = {}
@@ -43,11 +43,9 @@ def figures(config: Any, job: Job, measured: Mapping[str, Measured]) -> dict[str
         head_rows=mean(g.head_rows), draft_head_calls=mean(g.draft_head_calls),
         tested=_TESTED.get(name), **_acceptance(g, job),
         residual_trials=mean(g.trials), residual_missed=mean(g.missed),
-        squared_error=mean(g.error) if g.error.size else None,
-        squared_error_bound=mean(g.error_bound) if g.error.size else None,
+        squared_error=_per_test(g, g.error), squared_error_bound=_per_test(g, g.error_bound),
         seconds_per_image=mean(one.seconds),
         speedup=mar and float(mar.seconds.mean() / one.seconds.mean()),
-        tokens_equal_mar=mar and bool(np.allclose(g.tokens, mar.decoded.tokens, atol=1e-3)),
         compile_seconds=one.compile_seconds, images=f'images_{name}.png')
   return dict(
       model=config.model, num_images=len(job.labels), decoders=decoders, left_out=job.left_out,
@@ -72,6 +70,12 @@ def _acceptance(generated: Generated, job: Job) -> dict[str, Any]:
       acceptance_by_step=_shares(at(accepted).sum(axis=0), at(tested).sum(axis=0)),
       acceptance_by_level=_shares(
           generated.accepted_kernels.sum(axis=0), generated.tested_kernels.sum(axis=0)))
+
+
+def _per_test(generated: Generated, leaf: np.ndarray) -> float | None:
+  """Mean over the tokens that were tested; None if there are none, or no such number."""
+  tested = generated.tested.sum()
+  return float(leaf.sum() / tested) if leaf.size and tested else None
 
 
 def _shares(accepted: np.ndarray, tested: np.ndarray) -> list[float | None]:

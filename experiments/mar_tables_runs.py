@@ -118,8 +118,7 @@ def prepare(config: Any) -> Bench:
   loaded = inputs.load(config, 'draft_model', 'mar')
   tokenizer = inputs.load(config, 'tokenizer', 'kl_vae')
   inputs.check_pair(config, 'tokenizer', 'z_channels', tokenizer, 'latent_channels', model)
-  for size in ('height', 'width', 'token_dim', 'patch_size', 'num_classes'):
-    inputs.check_pair(config, 'draft_model', size, loaded, size, model)
+  inputs.check_mar_pair(config, loaded, model)
   make = lambda config, guided: mar.target(config, guided=guided)
   labels = np.arange(config.num_images, dtype=np.int32) % model.config.num_classes
   bench = Bench(

@@ -14,6 +14,7 @@ shared noise of the position.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -92,7 +93,8 @@ class Round(NamedTuple):
     stop: `[B]` place where the round's block ends; `count` for rows that are complete.
     at: `[B, width]` places of the drafts.
     positions: `[B, width]` their positions; those past the end repeat the last.
-    scale: `[B, width]` their guidance scale when drafted.
+    draft_scale: `[B, width]` their guidance scale when drafted,
+    scale: `[B, width]` and when verified.
     temperature: a scalar or `[B]`.
   """
 
@@ -102,6 +104,7 @@ class Round(NamedTuple):
   stop: jax.Array
   at: jax.Array
   positions: jax.Array
+  draft_scale: jax.Array
   scale: jax.Array
   temperature: jax.Array
 
@@ -129,7 +132,10 @@ class Decoder:
     blocks: `schedule.blocks`.
     rule: keeps or replaces drafts.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`.
-    guidance_of_last: whether a block is verified with the guidance scale of its last token.
+    guidance_of_last: whether a block is verified with the guidance scale of its last token,
+      as `sample.parallel` has it; else every token has that of its own place.
+    drafts_alike: whether drafts are made with the scale that they are verified with; else each
+      has that of its own place.
     block_context: whether verification sees only the tokens before the block; else it
       sees the drafts before each draft, which takes a pass of the target per draft.
     keep_after_reject: whether drafts after a replaced one are kept where their own test
@@ -148,6 +154,7 @@ class Decoder:
   rule: Rule
   guidance: str
   guidance_of_last: bool
+  drafts_alike: bool
   block_context: bool
   keep_after_reject: bool
   bounded: bool
@@ -158,9 +165,7 @@ class Decoder:
 
   def check(self, condition: Condition, sampling: Sampling = Sampling()) -> None:
     """Raises ValueError for a condition or options that cannot work; for concrete values."""
-    sampling_lib.check(sampling, self.target)
-    self.target.check_condition(condition)
-    self.draft.check_condition(condition)
+    sampling_lib.check(condition, sampling, self.target, self.draft)
 
   def __call__(self, params: Params, condition: Condition, key: jax.Array,
                sampling: Sampling = Sampling(), draft_params: Params = None) -> Generated:
@@ -168,6 +173,8 @@ class Decoder:
 
     A round of the result is one token of the pre-fill, or a block.
     """
+    if draft_params is None:
+      raise ValueError("draft_params is None; it must be the draft model's parameters.")
     if sampling_lib.is_concrete(condition, sampling):
       self.check(condition, sampling)
     size, num_rows = self.target.num_tokens, jax.tree.leaves(condition)[0].shape[0]
@@ -182,10 +189,7 @@ class Decoder:
       ahead = self._open(rows, order, place, count, stops, width, sampling)
       tokens, theirs = self._draft(draft_params, condition, ahead, generated.tokens)
       z = self._contexts(params, condition, ahead, tokens)
-      last = sampling_lib.scale(
-          sampling, self.guidance, size,
-          jnp.broadcast_to(size - ahead.stop[:, None], ahead.at.shape))
-      batch = ahead.batch(z, last if self.guidance_of_last else ahead.scale)
+      batch = ahead.batch(z, ahead.scale)
       own = ends(self.target, self.schedule, params, batch)
       flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
       verdict = self.rule(batch, jax.tree.map(flat, theirs), own, batch.active)
@@ -212,10 +216,13 @@ class Decoder:
     size = self.target.num_tokens
     stop = jnp.append(stops, size)[jnp.sum(count[:, None] >= stops, axis=1)]
     at = count[:, None] + jnp.arange(width)
+    scale = functools.partial(sampling_lib.scale, sampling, self.guidance, size)
+    own, last = scale(size - 1 - at), scale(jnp.broadcast_to(size - stop[:, None], at.shape))
+    verified = last if self.guidance_of_last else own
     return Round(
         rows=rows, place=place, count=count, stop=stop, at=at,
         positions=jnp.take_along_axis(order, jnp.minimum(at, size - 1), axis=1),
-        scale=sampling_lib.scale(sampling, self.guidance, size, size - 1 - at),
+        draft_scale=verified if self.drafts_alike else own, scale=verified,
         temperature=sampling.temperature)
 
   def _draft(self, params, condition, ahead: Round, tokens):
@@ -228,7 +235,7 @@ class Decoder:
       column = lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, j, 1, axis=1)
       position = column(ahead.positions)
       end = ends(draft, self.schedule, params, head_lib.batch(
-          ahead.rows, head_lib.pick(z, position), position, column(ahead.scale),
+          ahead.rows, head_lib.pick(z, position), position, column(ahead.draft_scale),
           ahead.temperature, column(ahead.wanted)), self.aligned)
       target_position = jnp.where(column(ahead.wanted), position, tokens.shape[1])[:, 0]
       tokens = tokens.at[jnp.arange(num_rows), target_position].set(end.mean, mode='drop')

@@ -25,10 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.continuous import random as random_lib
+
 # Proposals per pass.
 TRIALS_PER_PASS = 8
 # Proposals at most, by default. With eta = 0.98 all fail with probability 1e-9.
-MAX_TRIALS = 1024
+DEFAULT_TRIALS = 1024
 # Less than this, and that residual draws may fail does not count.
 _NEGLIGIBLE = 1e-6
 
@@ -40,9 +42,10 @@ def check_eta(eta: float) -> None:
 
 
 def check_max_trials(max_trials: int) -> None:
-  """Raises ValueError unless there is at least one proposal."""
-  if max_trials < 1:
-    raise ValueError(f'max_trials is {max_trials}; a residual draw needs at least 1 proposal.')
+  """Raises ValueError unless there is at least one proposal, and each has noise of its own."""
+  if not 1 <= max_trials <= random_lib.MAX_TRIALS:
+    raise ValueError(f'max_trials is {max_trials}; a residual draw needs at least 1 proposal, and '
+                     f'there is noise for {random_lib.MAX_TRIALS}.')
 
 
 def guarantee(eta: float, max_trials: int) -> str:

@@ -15,9 +15,10 @@ numbers of target passes.
 `cspd_relaxed` keeps a draft with probability `exp(-d^2 / (2 kappa^2))`, `d` the distance of
 the two models' tokens under the same noise in units of the last kernel's standard
 deviation `s`, else emits the target's own token. Then the mean squared distance to that
-token is at most `(2 / e) kappa^2 s^2` per token, for any two models: a bound in
-Wasserstein distance to the block-parallel law, or with true contexts to that of one token
-per step; not equality in law.
+token is at most `(2 / e) kappa^2 s^2`, for any two models: given the tokens before it, a
+token's law is so near in Wasserstein distance to that of `sample.parallel` with the same
+blocks, or with true contexts to that of `sample.mar`. It is not equality in law, and no
+bound for whole images, whose later tokens follow on the earlier ones.
 
 Reference: Wang et al., Continuous Speculative Decoding for Autoregressive Image
 Generation, 2024 (arXiv:2411.11925), and its released code.
@@ -32,6 +33,7 @@ import numpy as np
 
 from cspd_jax.continuous import block, couple, exact_path
 from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import sample as sample_lib
 from cspd_jax.continuous import sampling as sampling_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Target
@@ -41,7 +43,7 @@ SIGMA = ('off', 'paper', 'inverted')
 
 
 def cspd_paper(target: Target, draft: Target, length: int = 4,
-               schedule: Schedule | None = None, *, max_trials: int = couple.MAX_TRIALS,
+               schedule: Schedule | None = None, *, max_trials: int = couple.DEFAULT_TRIALS,
                prefill: float = 0.0, aligned: bool = True, num_iter: int | None = None,
                guidance: str = 'linear',
                orders: Callable = random_lib.random_orders) -> exact_path.Decoder:
@@ -58,7 +60,8 @@ def cspd_paper(target: Target, draft: Target, length: int = 4,
                                   num_iter=num_iter, guidance=guidance, orders=orders)
   return dataclasses.replace(
       decoder, sigma=True,
-      guarantee='biased where the models have different learned variances')
+      guarantee='biased where the models have different learned variances; elsewhere '
+                f'{decoder.guarantee}')
 
 
 def cspd_released(
@@ -123,7 +126,7 @@ def cspd_released(
 
   return _blocks(
       target, draft, length, schedule, prefill, kappa, num_iter, rule=rule, guidance=guidance,
-      guidance_of_last=guidance_of_last, block_context=block_context,
+      guidance_of_last=guidance_of_last, drafts_alike=False, block_context=block_context,
       keep_after_reject=keep_after_reject, bounded=False, aligned=aligned, orders=orders,
       guarantee='none: behaves as the released code, which keeps no law')
 
@@ -143,8 +146,9 @@ def cspd_relaxed(
     prefill: share of the tokens that the target fixes alone.
     kappa: tolerance in units of the last kernel's standard deviation, 0.0064.
     block_context: True for one pass of the target per block, which does not see the drafts:
-      the bound is to the block-parallel law. False for a pass per draft and an end at the
-      first rejection: the bound is to the law of one token per step.
+      the bound is to the law of `sample.parallel`, so all of a block has the guidance scale
+      of its last token. False for a pass per draft and an end at the first rejection: the
+      bound is to the law of one token per step.
     aligned: whether the draft model uses the target's noise.
     num_iter: must be the number of tokens, one per step.
     guidance: as for `sample.mar`.
@@ -166,8 +170,8 @@ def cspd_relaxed(
 
   return _blocks(
       target, draft, length, schedule, prefill, kappa, num_iter, rule=rule, guidance=guidance,
-      guidance_of_last=False, block_context=block_context, keep_after_reject=block_context,
-      bounded=True, aligned=aligned, orders=orders,
+      guidance_of_last=block_context, drafts_alike=True, block_context=block_context,
+      keep_after_reject=block_context, bounded=True, aligned=aligned, orders=orders,
       guarantee='mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2, '
                 'which `error_bound` gives')
 
@@ -196,8 +200,7 @@ def _blocks(target, draft, length, schedule, prefill, kappa, num_iter, **fields)
   if not (np.isfinite(kappa) and kappa > 0):
     raise ValueError(f'kappa is {kappa}; it must be finite and above 0.')
   sampling_lib.check_guidance(fields['guidance'])
-  law = f'parallel generation in blocks of {length}' if fields['block_context'] else (
-      f'masked generation in {size} steps')
-  return block.Decoder(
-      target, draft, schedule_lib.make() if schedule is None else schedule, blocks,
-      law=f'{law}, last kernel without noise', **fields)
+  schedule = schedule_lib.make() if schedule is None else schedule
+  baseline = (sample_lib.parallel(target, length, schedule, prefill=prefill)
+              if fields['block_context'] else sample_lib.mar(target, schedule=schedule))
+  return block.Decoder(target, draft, schedule, blocks, law=baseline.law, **fields)

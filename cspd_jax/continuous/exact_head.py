@@ -45,7 +45,7 @@ from cspd_jax.continuous.schedule import Schedule
 
 def exact_head(target: Target, length: int = 8, num_iter: int | None = None,
                schedule: Schedule | None = None, *, rho: np.ndarray | None = None,
-               eta: float = 0.98, max_trials: int = couple.MAX_TRIALS,
+               eta: float = 0.98, max_trials: int = couple.DEFAULT_TRIALS,
                guidance: str = 'linear',
                orders: Callable = random_lib.random_orders) -> Decoder:
   """`sample.mar` with a speculative head.
@@ -127,7 +127,7 @@ class Drafts(NamedTuple):
 
 def speculative(target: Target, schedule: Schedule, length: int = 8,
                 rho: np.ndarray | None = None, eta: float = 0.98,
-                max_trials: int = couple.MAX_TRIALS) -> Head:
+                max_trials: int = couple.DEFAULT_TRIALS) -> Head:
   """A head sampler with the law of `head.ancestral` without last noise.
 
   Arguments as for `exact_head`.

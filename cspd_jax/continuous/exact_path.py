@@ -115,9 +115,7 @@ class Decoder:
 
   def check(self, condition: Condition, sampling: Sampling = Sampling()) -> None:
     """Raises ValueError for a condition or options that cannot work; for concrete values."""
-    sampling_lib.check(sampling, self.target)
-    self.target.check_condition(condition)
-    self.draft.check_condition(condition)
+    sampling_lib.check(condition, sampling, self.target, self.draft)
 
   def __call__(self, params: Params, condition: Condition, key: jax.Array,
                sampling: Sampling = Sampling(), draft_params: Params = None) -> Generated:
@@ -133,7 +131,12 @@ class Decoder:
 
     Returns:
       A `Generated`.
+
+    Raises:
+      ValueError: if `draft_params` is not given, or from `check`.
     """
+    if draft_params is None:
+      raise ValueError("draft_params is None; it must be the draft model's parameters.")
     if sampling_lib.is_concrete(condition, sampling):
       self.check(condition, sampling)
     size = self.target.num_tokens
@@ -286,7 +289,7 @@ class Decoder:
 
 def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedule | None = None,
                *, split: int | None = None, eta: float = 0.95,
-               max_trials: int = couple.MAX_TRIALS, bonus: bool = True, prefill: float = 0.0,
+               max_trials: int = couple.DEFAULT_TRIALS, bonus: bool = True, prefill: float = 0.0,
                aligned: bool = True, num_iter: int | None = None, guidance: str = 'linear',
                orders: Callable = random_lib.random_orders) -> Decoder:
   """Speculative sampling with a draft model, one token per autoregressive step.
@@ -317,7 +320,7 @@ def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedul
   split = schedule.num_levels // 5 if split is None else split
   check_pair(target, draft)
   check_num_iter(target, num_iter)
-  check_length(length)
+  schedule_lib.check_length(length, target.num_tokens)
   schedule_lib.check_prefill(prefill)
   if not 0 <= split < schedule.num_levels:
     raise ValueError(f'split is {split}; it must be from 0 to the last of the '
@@ -330,12 +333,6 @@ def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedul
       guidance, orders,
       f'masked generation in {target.num_tokens} steps, last kernel with noise',
       couple.guarantee(eta, max_trials))
-
-
-def check_length(length: int) -> None:
-  """Raises ValueError unless at least one token is drafted per round."""
-  if length < 1:
-    raise ValueError(f'length is {length}; at least 1 token must be drafted per round.')
 
 
 def check_num_iter(target: Target, num_iter: int | None) -> None:

@@ -115,8 +115,7 @@ class Decoder:
 
   def check(self, condition: Condition, sampling: Sampling = Sampling()) -> None:
     """Raises ValueError for a condition or options that cannot work; for concrete values."""
-    sampling_lib.check(sampling, self.target)
-    self.target.check_condition(condition)
+    sampling_lib.check(condition, sampling, self.target)
 
   def __call__(self, params: Params, condition: Condition, key: jax.Array,
                sampling: Sampling = Sampling(), draft_params: Params = None) -> Generated:

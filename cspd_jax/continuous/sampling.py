@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.continuous.base import Target
+from cspd_jax.continuous.base import Condition, Target
 
 
 class Sampling(NamedTuple):
@@ -27,14 +27,27 @@ class Sampling(NamedTuple):
   temperature: jax.typing.ArrayLike = 1.0
 
 
-def check(sampling: Sampling, target: Target) -> None:
-  """Raises ValueError for values outside their range. For concrete values."""
+def check(condition: Condition, sampling: Sampling, *models: Target) -> None:
+  """Raises ValueError for what the models cannot work with. For concrete values.
+
+  Args:
+    condition: what every model's `transform` takes, with leading axis `B`.
+    sampling: the options.
+    *models: the target and, if there is one, the draft model.
+  """
+  for model in models:
+    model.check_condition(condition)
+  num_rows = jax.tree.leaves(condition)[0].shape[0]
   scale, temperature = map(np.asarray, sampling)
+  for name, value in sampling._asdict().items():
+    if np.shape(value) not in ((), (num_rows,)):
+      raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number or, for these '
+                       f'{num_rows} rows, have shape ({num_rows},).')
   if not np.all(np.isfinite(scale)):
     raise ValueError(f'guidance_scale is {scale}; it must be finite.')
   if not np.all(np.isfinite(temperature) & (temperature > 0)):
     raise ValueError(f'temperature is {temperature}; it must be finite and above 0.')
-  if target.num_streams == 1 and np.any(scale != 1):
+  if models[0].num_streams == 1 and np.any(scale != 1):
     raise ValueError(
         f'guidance_scale is {scale}, but the model has no null condition to guide away from; '
         'set guidance_scale to 1 or build the target with guidance.')

@@ -177,14 +177,20 @@ def blocks(num_tokens: int, length: int, prefill: float) -> tuple[tuple[int, int
       least one.
 
   Raises:
-    ValueError: if `length` is below 1 or `prefill` not from 0 to 1.
+    ValueError: if `length` is not from 1 to `num_tokens` or `prefill` not from 0 to 1.
   """
-  if length < 1:
-    raise ValueError(f'length is {length}; at least 1 token must be drafted per round.')
+  check_length(length, num_tokens)
   check_prefill(prefill)
   first = min(math.floor(prefill * num_tokens) + 1, num_tokens)
   stops = [k + 1 for k in range(first, num_tokens) if k % length == 0 or k == num_tokens - 1]
   return tuple(zip([0, first, *stops[:-1]], [first, *stops]))
+
+
+def check_length(length: int, num_tokens: int) -> None:
+  """Raises ValueError unless so many tokens of an image can be drafted per round."""
+  if not 1 <= length <= num_tokens:
+    raise ValueError(f'length is {length}; at least 1 token must be drafted per round and at most '
+                     f'all of an image, {num_tokens}.')
 
 
 def check_prefill(prefill: float) -> None:

@@ -50,7 +50,7 @@ def valid(length):
       return y[..., None], log_ratio(y), log_uniform
 
     drawn, trials, missed = couple.residual(
-        propose, pending & ~accepted, 1.0, couple.MAX_TRIALS)
+        propose, pending & ~accepted, 1.0, couple.DEFAULT_TRIALS)
     return block.Verdict(
         jnp.where(accepted[:, None], theirs.mean, drawn), accepted, trials, missed)
 

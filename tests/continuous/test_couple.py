@@ -36,7 +36,7 @@ def couple_once(eta, gap, log_ratio_of_std, num=NUM):
     return (y, log_ratio(y, (num, 1, 2)),
             random_lib.log_uniform(wide, random_lib.RESIDUAL, 0, trials[None]))
 
-  drawn, trials, _ = couple.residual(propose, ~passed, eta, couple.MAX_TRIALS)
+  drawn, trials, _ = couple.residual(propose, ~passed, eta, couple.DEFAULT_TRIALS)
   return jnp.where(passed[:, None], draft, drawn), passed, trials
 
 

@@ -32,6 +32,15 @@ def mar():
   return run(sample.mar(CHAIN.target, schedule=LEVELS), num=50)
 
 
+GUIDED = analytic.mixtures(
+    jax.random.key(1), 4, 3, schedule=LEVELS, guided=True, components=1)
+
+
+def generate_guided(decoder, draft=GUIDED.params):
+  return jax.tree.map(np.asarray, quick(decoder)(
+      GUIDED.params, jnp.arange(50) % 3, jax.random.key(1), Sampling(4.0), draft))
+
+
 def quick(function):
   """Jitted for few rows, where compiling takes longest."""
   return jax.jit(function, compiler_options={'xla_backend_optimization_level': 0})
@@ -193,13 +202,28 @@ class BlockTest(chex.TestCase):
     self.assertEqual(generated.accepted.sum(), generated.tested.sum())
     self.assertEqual(generated.trials.sum(), 0)
 
+  def test_relaxed_blocks_are_guided_as_parallel_decoding(self):
+    """Without tolerance they are its tokens, whatever was drafted."""
+    draft = GUIDED.params._replace(means=GUIDED.params.means + 0.05)
+    relaxed = generate_guided(cspd.cspd_relaxed(
+        GUIDED.target, GUIDED.target, 3, LEVELS, prefill=0.0, kappa=1e-6), draft)
+    self.assertEqual(relaxed.accepted.sum(), 0)
+    baseline = sample.parallel(GUIDED.target, 3, LEVELS, prefill=0.0)
+    np.testing.assert_allclose(relaxed.tokens, generate_guided(baseline).tokens, atol=1e-4)
+
+  def test_relaxed_drafts_have_the_guidance_of_the_block(self):
+    """The same model, which reads no other token: all drafts are accepted."""
+    blind = GUIDED.target._replace(transform=lambda params, condition, tokens, visible:
+                                   GUIDED.target.transform(params, condition, 0 * tokens, visible))
+    generated = generate_guided(cspd.cspd_relaxed(
+        blind, blind, 3, LEVELS, prefill=0.0, kappa=1.0))
+    self.assertEqual(generated.tested.sum(), 50 * 3)
+    self.assertEqual(generated.accepted.sum(), generated.tested.sum())
+
   @pytest.mark.slow
   def test_guidance_of_the_last_token(self):
     """Without tolerance the block is the target's own, but for noise of 0.006."""
-    model = analytic.mixtures(
-        jax.random.key(1), 4, 3, schedule=LEVELS, guided=True, components=1)
-    generate = lambda decoder: jax.tree.map(np.asarray, quick(decoder)(
-        model.params, jnp.arange(50) % 3, jax.random.key(1), Sampling(4.0), model.params))
+    model, generate = GUIDED, generate_guided
     first, second = (generate(cspd.cspd_released(
         model.target, model.target, 3, LEVELS, prefill=0.0, kappa=1e-6, zero_fallback=False,
         guidance_of_last=last))
@@ -323,6 +347,7 @@ class OptionsTest(chex.TestCase):
       (dict(length=0), 'length is 0; at least 1 token must be drafted'),
       (dict(prefill=-0.1), 'prefill is -0.1; it must be from 0 to 1'),
       (dict(prefill=1.1), 'prefill is 1.1'),
+      (dict(length=9), 'length is 9; .* at most all of an image, 8'),
       (dict(num_iter=64), 'num_iter is 64; .* it must be the number of tokens, 8'),
       (dict(kappa=0.0), 'kappa is 0.0; it must be finite and above 0'),
       (dict(guidance='cosine'), "guidance is 'cosine'"))
@@ -334,6 +359,10 @@ class OptionsTest(chex.TestCase):
   def test_more(self):
     with self.assertRaisesRegex(ValueError, "sigma is 'on'; it must be one of: off, paper"):
       cspd.cspd_released(CHAIN.target, CHAIN.target, sigma='on')
+    with self.assertRaisesRegex(ValueError, 'max_trials is 65537; .* noise for 65536'):
+      cspd.cspd_released(CHAIN.target, CHAIN.target, max_trials=2**16 + 1)
+    with self.assertRaisesRegex(ValueError, 'draft_params is None'):
+      cspd.cspd_relaxed(CHAIN.target, CHAIN.target)(CHAIN.params, LABELS[:3], jax.random.key(0))
     with self.assertRaisesRegex(ValueError, 'draft has 4 tokens per image'):
       cspd.cspd_released(CHAIN.target, CHAIN.target._replace(num_tokens=4))
 

@@ -25,6 +25,7 @@ CHAIN = analytic.gaussian_chain(SIZE, 0.9, schedule=LEVELS, means=(0.0, 1.0))
 # A draft model that thinks neighbours less alike, and is biased.
 DRAFT = analytic.ChainParams(jnp.float32(0.8), jnp.array([0.1, 1.1]))
 LABELS = jnp.zeros(NUM, jnp.int32)
+WIDE = analytic.mixtures(jax.random.key(1), 1, 16)  # 100 levels.
 
 # Levels that end early: the last kernel is so wide that two models agree on it.
 with mock.patch.object(
@@ -72,6 +73,23 @@ MUTANTS = {
 }
 
 
+@functools.cache
+def wide_truth():
+  return np.asarray(jax.jit(sample.mar(WIDE.target, last_noise=True))(
+      WIDE.params, LABELS, jax.random.key(2)).tokens)
+
+
+def wide(split, shift):
+  """One token per image, drafted by a model whose means are off by `shift` in every number."""
+  decoder = exact_path.exact_path(WIDE.target, WIDE.target, 1, split=split, bonus=False)
+  draft = WIDE.params._replace(means=WIDE.params.means + shift)
+  decoder = jax.jit(decoder)
+  # Not all at once: paths of 100 kernels and their proposals are large.
+  parts = [decoder(WIDE.params, LABELS[:NUM // 8], jax.random.key(10 + i), draft_params=draft)
+           for i in range(8)]
+  return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
 class LawTest(chex.TestCase):
 
   @parameterized.parameters(
@@ -94,6 +112,27 @@ class LawTest(chex.TestCase):
     generated = few()
     self.assertTrue(compare(generated.tokens, truth()).passed)
     self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.4, 0.6)
+
+  def test_law_of_paths_with_few_samples(self):
+    """Paths of three kernels, with contexts that see the drafts, and residual paths."""
+    generated = run(jitted(length=2, split=2), labels=LABELS[:3000])
+    self.assertTrue(compare(generated.tokens, truth()).passed)
+    self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.2, 0.95)
+
+  @parameterized.parameters((99, 0.1), (20, 0.03), (0, 0.002))
+  @pytest.mark.slow
+  def test_100_levels_of_16_dimensions(self, split, shift):
+    """`compare` takes the 99.9 % value for all 216 tests together, by Bonferroni."""
+    generated = wide(split, shift)
+    self.assertTrue(compare(generated.tokens, wide_truth(), projections=200).passed)
+    self.assertBetween(generated.accepted.mean(), 0.2, 0.8)
+    self.assertAlmostEqual(generated.trials.mean() / generated.tested.mean(), 1.0, delta=0.1)
+
+  @pytest.mark.slow
+  def test_a_mutant_is_found_at_100_levels(self):
+    with mock.patch.object(*MUTANTS['target draw for residual']):
+      tokens = wide(99, 0.1).tokens
+    self.assertFalse(compare(tokens, wide_truth(), projections=200).passed)
 
   def test_a_mutant_is_found_by_few_samples(self):
     with mock.patch.object(*MUTANTS['drafts after a failure kept']):
@@ -176,6 +215,10 @@ class ContractsTest(chex.TestCase):
 
   @parameterized.parameters(
       (dict(length=0), 'length is 0; at least 1 token must be drafted'),
+      (dict(length=6), 'length is 6; .* at most all of an image, 5'),
+      (dict(num_iter=4), 'num_iter is 4; .* it must be the number of tokens, 5'),
+      (dict(max_trials=0), 'max_trials is 0; .* at least 1 proposal'),
+      (dict(max_trials=2**16 + 1), 'max_trials is 65537; .* noise for 65536'),
       (dict(eta=0.0), 'eta is 0.0'), (dict(eta=2.0), 'eta is 2.0'),
       (dict(split=-1), 'split is -1; it must be from 0 to .* 5'), (dict(split=6), 'split is 6'),
       (dict(prefill=2.0), 'prefill is 2.0; it must be from 0 to 1'),
@@ -187,10 +230,21 @@ class ContractsTest(chex.TestCase):
 
   @parameterized.parameters(
       (dict(num_tokens=4), 'draft has 4 tokens per image, the target 5; they must be equal'),
-      (dict(token_dim=2), 'draft has 2 numbers per token, the target 1'))
+      (dict(token_dim=2), 'draft has 2 numbers per token, the target 1'),
+      (dict(num_streams=2), 'draft has 2 guidance streams, the target 1'))
   def test_models_that_do_not_fit(self, change, message):
     with self.assertRaisesRegex(ValueError, message):
       exact_path.exact_path(CHAIN.target, CHAIN.target._replace(**change))
+
+  def test_the_draft_models_parameters_are_asked_for(self):
+    with self.assertRaisesRegex(ValueError, 'draft_params is None'):
+      jitted(length=2, split=2)(CHAIN.params, LABELS[:3000], jax.random.key(1))
+
+  @parameterized.parameters('guidance_scale', 'temperature')
+  def test_sampling_of_other_rows(self, option):
+    with self.assertRaisesRegex(ValueError, option + r' has shape \(2,\); .* these 3 rows'):
+      jitted(length=1).__wrapped__.check(
+          LABELS[:3], Sampling(**{option: np.ones(2, np.float32)}))
 
   def test_condition(self):
     with self.assertRaisesRegex(ValueError, 'classes go from 0 to 1'):

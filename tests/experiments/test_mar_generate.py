@@ -33,7 +33,11 @@ _BAD = {
     'one level': (['--config.num_levels=1'], ['num_levels is 1', '2 to 1000']),
     'too many steps': (['--config.num_iter=5'], ['num_iter is 5', '4']),
     'no drafts': (['--config.length=0'], ['length is 0']),
-    'too many kernels': (['--config.head_length=9'], ['length is 9', '4']),
+    'too many kernels': (['--config.head_length=9'], ['head_length is 9', 'at most 4']),
+    'too many drafts': (['--config.length=5'], ['length is 5', 'at most 4, the number of tokens']),
+    'too many drafts of a path': (['--config.path_length=5'], ['path_length is 5', 'at most 4']),
+    'too many residual draws': (['--config.max_trials=70000'], ['max_trials is 70000', '65536']),
+    'draft model of other patches': (['--draft_model={tmp}/patches'], ['patch_size', '2', '1']),
     'pre-fill above 1': (['--config.prefill=1.5'], ['prefill is 1.5']),
 }
 
@@ -53,10 +57,11 @@ def models(tmp_path_factory):
         jax.eval_shape(lambda: checkpoint.KINDS[kind].init(config, jax.random.key(0))))
     checkpoint.save(folder / name, kind, config, params)
 
-  for name, dim, token_dim in (('target', 16, 4), ('draft', 8, 4), ('narrow', 8, 3)):
+  for name, dim, token_dim, patch_size in (
+      ('target', 16, 4, 1), ('draft', 8, 4, 1), ('narrow', 8, 3, 1), ('patches', 8, 4, 2)):
     save(name, 'mar', mar.MARConfig(
-        height=2, width=2, token_dim=token_dim, dim=dim, num_layers=1, num_heads=2, head_width=8,
-        head_layers=1, num_classes=3, buffer_size=2))
+        height=2, width=2, token_dim=token_dim, patch_size=patch_size, dim=dim, num_layers=1,
+        num_heads=2, head_width=8, head_layers=1, num_classes=3, buffer_size=2))
   for name, channels in (('vae', 4), ('other_vae', 2)):
     save(name, 'kl_vae', kl_vae.KLVAEConfig(
         ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=channels))
@@ -160,11 +165,13 @@ def test_tables(models, tmp_path):
                  '--config.images_at_once=2'],
       'unknown suite': [*config, '--suite=table2'],
       'no lengths': [*config, '--config.lengths=()'],
+      'too many drafts': [*config, '--config.lengths=2,5'],
       'pre-fill above 1': [*config, '--config.prefills=2.0'],
       'unknown guidance': [*config, '--config.guidance=cosine'],
       'unknown decoder': [*config, '--decoder=mar']}, [], tmp_path)
   programs.check_refused(calls['unknown suite'], ["suite is 'table2'", 'table1, table3'])
   programs.check_refused(calls['no lengths'], ['lengths is empty'])
+  programs.check_refused(calls['too many drafts'], ['length is 5', 'all of an image, 4'])
   programs.check_refused(calls['pre-fill above 1'], ['prefill is 2.0'])
   programs.check_refused(calls['unknown guidance'], ['cosine', 'linear, constant'])
   programs.check_refused(calls['unknown decoder'], ["decoder is 'mar'", 'cspd_paper'])
