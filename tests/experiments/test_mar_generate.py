@@ -1,6 +1,7 @@
 """`python -m experiments.generate` with a MAR model, and the fit of its head's drafter."""
 
 import csv
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,12 +11,14 @@ import jax
 import numpy as np
 import pytest
 
+from configs import mar_tables
 from cspd_jax import checkpoint
 from cspd_jax.continuous import blend
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.decoders import DECODERS
 from cspd_jax.models import kl_vae
 from cspd_jax.models import mar
+from experiments import mar_tables_runs
 from tests.experiments import programs
 
 # What is wrong with the input: arguments, and words that the message must hold.
@@ -216,6 +219,19 @@ def _check_rows(rows):
           row['paper_identity_speed'], 1 / (row['draft_step_cost'] + 1 / 2))
   assert {(row['mode'], row['aligned']) for row in rows if row['suite'] == 'table3'} == {
       ('cspd_released', True), ('cspd_released', False)}
+
+
+def test_few_programs_are_kept(models, monkeypatch):
+  """Memory maps of all of them are more than a process gets."""
+  config = dataclasses.replace(
+      mar_tables.get_config(), model=str(models / 'target'), draft_model=str(models / 'draft'),
+      tokenizer=str(models / 'vae'), num_images=1, repeats=1, lengths=(2,))
+  runner = mar_tables_runs.Runner(mar_tables_runs.prepare(config))
+  monkeypatch.setattr(mar_tables_runs, '_PROGRAMS', 2)
+  speeds = runner.speeds([('parallel', length, 0.0, True) for length in (1, 2, 3)], 1)
+  assert min(speeds) > 0
+  kept = [name for (name, *_), _ in runner._compiled]  # pylint: disable=protected-access
+  assert kept == ['parallel', 'parallel']
 
 
 def test_the_official_code_is_asked_for(tmp_path):
