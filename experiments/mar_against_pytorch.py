@@ -57,6 +57,11 @@ _VISIBLE = 3 / 8  # Of the tokens; an eighth below one of our encoder's static l
 _OFFICIAL = {'mar_b': 'mar_base', 'mar_l': 'mar_large', 'mar_h': 'mar_huge'}
 
 
+def num_visible(config: mar.MARConfig) -> int:
+  """Tokens that are visible in the step that is timed."""
+  return int(_VISIBLE * config.num_tokens)
+
+
 def official(repo: str, name: str):
   """The official model with random weights, and PyTorch.
 
@@ -95,7 +100,7 @@ def steps(model, torch, config: mar.MARConfig, params, guided: bool, num: int, l
   target, schedule = mar.target(config, guided=guided), schedule_lib.make()
   rng, size = np.random.default_rng(0), config.num_tokens
   visible = np.zeros((1, size), bool)
-  visible[:, rng.permutation(size)[:int(_VISIBLE * size)]] = True
+  visible[:, rng.permutation(size)[:num_visible(config)]] = True
   tokens = rng.standard_normal((1, size, config.token_dim)).astype(np.float32)
   positions = np.flatnonzero(~visible[0])[None, :num]
   labels = jnp.zeros((1,), jnp.int32)
@@ -171,7 +176,7 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
       raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
     config = mar.PRESETS[_MODEL.value]
-    hidden = config.num_tokens - int(_VISIBLE * config.num_tokens)
+    hidden = config.num_tokens - num_visible(config)
     if _TOKENS.value > hidden:
       raise ValueError(f'tokens is {_TOKENS.value}; it may be at most the hidden ones, {hidden}.')
     exact_head.speculative(mar.target(config, guided=False), schedule_lib.make(), _LENGTH.value)
@@ -192,7 +197,7 @@ def main(argv: list[str]) -> int:
        'over PyTorch': '{speedup_over_pytorch:.2f}x', 'over mar': '{speedup_over_mar:.2f}x'}, rows))
   json_file.write(workdir / 'report.json', dict(
       model=_MODEL.value, tokens_per_step=_TOKENS.value, tokens_per_image=config.num_tokens,
-      tokens_visible=int(_VISIBLE * config.num_tokens), head_length=_LENGTH.value,
+      tokens_visible=num_visible(config), head_length=_LENGTH.value,
       repeats=_REPEATS.value, guidance_scale=_SCALE, batch=1,
       dtype='float32', rows=rows, device=jax.devices()[0].device_kind, threads=os.cpu_count(),
       platform=platform.platform(), jax_version=jax.__version__,

@@ -57,11 +57,14 @@ def prepare(config: Any) -> Job:
         for name, entry in known.items() if entry.drafts})
     left_out |= more
   schedule = schedule_lib.make(config.num_levels)
+  # Decoders check this as well, but call every one of them `length`.
   for name in names:
-    length, most = _LENGTHS.get(name), num_tokens if name != 'exact_head' else config.num_levels
-    if length and getattr(config, length) > most:
-      raise ValueError(f'{length} is {getattr(config, length)}; for {name} it must be at most '
-                       f'{most}, the number of {"kernels" if name == "exact_head" else "tokens"}.')
+    field, most, what = _LENGTHS.get(name), num_tokens, 'tokens'
+    if field == 'head_length':
+      most, what = config.num_levels, 'kernels'
+    if field and getattr(config, field) > most:
+      raise ValueError(f'{field} is {getattr(config, field)}; for {name} it must be at most '
+                       f'{most}, the number of {what}.')
   labels, captions = inputs.labels(config, model)
   options = decoders_lib.Options(
       num_iter=config.num_iter or None, schedule=schedule, guidance=config.guidance,
