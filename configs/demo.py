@@ -4,7 +4,7 @@
 
 Runtime: two to three minutes on two CPU cores, half of it compilation.
 Result: in runs/demo, a grid of images per decoder, the acceptance maps, bars of step
-compression and wall-clock, and report.json. Every decoder draws from the same law; vanilla
+compression and wall-clock, and report.json. Every decoder draws from the same distribution; vanilla
 and seed_exact draw the same images.
 """
 

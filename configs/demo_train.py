@@ -7,7 +7,7 @@ cores, shared with other work: tokenizer 23 minutes, tokens 2, target 40, draft 
 pictures 1.
 
 Result on the held-out parts of the photographs: reconstructions of 29.2 dB, all 1024 codes in use,
-target 3.99 bits per token (median entropy of its laws 4.5), draft model 4.61.
+target 3.99 bits per token (median entropy of its distributions 4.5), draft model 4.61.
 """
 
 from cspd_jax.data import photos

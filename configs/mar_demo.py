@@ -4,7 +4,7 @@
 
 Result: in runs/mar_demo, a grid of images per decoder, maps of when tokens were fixed and of what
 was accepted, bars of head calls and wall-clock, and report.json. `mar` and `exact_head` draw from
-one law; what the others draw from is printed below the table.
+one distribution; what the others draw from is printed below the table.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Config:
     path_length: drafts per round of exact_path and cspd_paper.
     split: first kernel of the tested path of exact_path, from the end; -1 for its default.
     length: drafts per block of cspd_released and cspd_relaxed.
-    prefill: share of tokens that the target fixes alone, in all decoders with a draft model.
+    prefix_share: share of tokens that the target fixes alone, in all decoders with a draft model.
     aligned: whether the draft model uses the target's noise.
     eta: of the tests of exact_head and exact_path, up to 1; 0 for their defaults.
     max_trials: proposals per residual draw at most; 0 for the decoders' defaults.
@@ -66,7 +66,7 @@ class Config:
   path_length: int = 2
   split: int = -1
   length: int = 8
-  prefill: float = 0.15
+  prefix_share: float = 0.15
   aligned: bool = True
   eta: float = 0.0
   max_trials: int = 0

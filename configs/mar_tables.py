@@ -24,8 +24,8 @@ class Config:
     guidance: 'linear', from none to the scale as the image fills up, or 'constant'.
     temperature: multiplies the noise of every kernel.
     lengths: draft lengths, gamma.
-    prefill: share of tokens that the target fixes alone in Tables 1 and 3 and the figures.
-    prefills: shares of Table 4 and Figure 11.
+    prefix_share: share of tokens that the target fixes alone in Tables 1 and 3 and the figures.
+    prefix_shares: shares of Table 4 and Figure 11.
     batch_sizes: of the speeds in Table 1; the paper has 1, 8, 128 and 256.
     scales: guidance scales of Figure 13.
     temperatures: of Figure 14.
@@ -47,8 +47,8 @@ class Config:
   guidance: str = 'linear'
   temperature: float = 1.0
   lengths: tuple[int, ...] = (4, 8, 16, 32)
-  prefill: float = 0.05
-  prefills: tuple[float, ...] = (0.0, 0.05, 0.15)
+  prefix_share: float = 0.05
+  prefix_shares: tuple[float, ...] = (0.0, 0.05, 0.15)
   batch_sizes: tuple[int, ...] = (1, 8)
   scales: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0)
   temperatures: tuple[float, ...] = (0.9, 0.95, 1.0, 1.05)

@@ -5,9 +5,9 @@
 The settings that made cspd_jax/assets/demo_medusa. Training took 15 minutes on two CPU cores beside
 other work; the images are those of eagle_demo.
 
-Result on 64 held-out images of the target at guidance scale 2, heads 1 to 4: overlap of the laws
-0.56, 0.44, 0.37, 0.34; token among the first three 0.30, 0.24, 0.21, 0.18 (the first: 0.16, 0.13,
-0.11, 0.10).
+Result on 64 held-out images of the target at guidance scale 2, heads 1 to 4: overlap of the
+distributions 0.56, 0.44, 0.37, 0.34; token among the first three 0.30, 0.24, 0.21, 0.18 (the
+first: 0.16, 0.13, 0.11, 0.10).
 """
 
 from cspd_jax.models.medusa import MedusaConfig

@@ -14,12 +14,13 @@ to strong on a chain and on a tree (Figures 3 to 5 of Cool-SD, 5 of LANTERN). Fo
   step compr.    tokens per forward pass of the target, over a whole image
   acc. length    tokens per round after the prefill: accepted drafts and one more
   speed          wall-clock of `vanilla` over its own, one image at a time, without compilation
-  drift, /token  bound on the total variation of an image's law, and its share per token; the
-                 bound on whole images says something below 1 only
-  NLL - vanilla  mean negative log-likelihood per token under the target's guided law, above
-                 that of vanilla's images of the same classes
-  NLL - entropy  the same above the entropy of the laws along the very images; 0 for all exact
-                 decoders, and much sharper
+  TV bound       bound on the total variation between the distribution of the images and the
+                 target's; it says something below 1 only
+  /token         the same bound per token
+  NLL - vanilla  mean negative log-likelihood per token under the target's guided distribution,
+                 above that of vanilla's images of the same classes
+  NLL - entropy  the same above the entropy of the distributions along the very images; 0 for all
+                 exact decoders, and much sharper
   Frechet        distance to vanilla's images in the features of the tokenizer's encoder; to
                  be held against the distance that noise alone makes, which is told as well
 

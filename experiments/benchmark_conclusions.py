@@ -60,26 +60,27 @@ def of_pairs(rows: Sequence[Row]) -> list[Conclusion]:
 def of_curves(points: Mapping[str, Sequence[Row]]) -> list[Conclusion]:
   """What the trade-off curves say, by drafter."""
   claims = (
-      ('clamped Cool-SD drifts less than uniform relaxation', 'Cool-SD', 'uniform'),
-      ('clamped Cool-SD drifts less than the printed one', 'Cool-SD', 'Cool-SD, printed'),
-      ('LANTERN++ drifts less with G* than with the released residual', 'LANTERN++, G*',
+      ('clamped Cool-SD is closer to the target than uniform relaxation', 'Cool-SD', 'uniform'),
+      ('clamped Cool-SD is closer to the target than the printed one', 'Cool-SD',
+       'Cool-SD, printed'),
+      ('LANTERN++ is closer to the target with G* than with the released residual', 'LANTERN++, G*',
        'LANTERN++, released'))
   return [_compare(f'{claim}, {drafter}', _curve(rows, better), _curve(rows, worse))
           for claim, better, worse in claims for drafter, rows in points.items()]
 
 
 def _curve(rows: Sequence[Row], method: str) -> tuple[np.ndarray, np.ndarray, int]:
-  """Rounds and drift `[points, N]` of a method, and the tokens of an image."""
+  """Rounds and `tv_bound`, both `[points, N]`, of a method, and the tokens of an image."""
   wanted = {method, 'exact'} if parts_lib.METHODS[method].from_exact else {method}
   decoded = [row.sample.decoded for row in rows if row.verifier in wanted]
   return (np.array([one.rounds - 1 for one in decoded], np.float64),
-          np.array([one.drift for one in decoded], np.float64), decoded[0].tokens.shape[1])
+          np.array([one.tv_bound for one in decoded], np.float64), decoded[0].tokens.shape[1])
 
 
 def _at(curve, lengths: np.ndarray, kept: np.ndarray) -> np.ndarray:
-  """Drift per token at accepted lengths, interpolated, from the images `kept` `[N]` bool."""
-  _, drift, tokens = curve
-  x, y = _lengths(curve, kept), drift[:, kept].mean(axis=1) / tokens
+  """`tv_bound` per token at accepted lengths, interpolated, from the images `kept` `[N]` bool."""
+  _, tv_bound, tokens = curve
+  x, y = _lengths(curve, kept), tv_bound[:, kept].mean(axis=1) / tokens
   order = np.argsort(x)
   return np.interp(lengths, x[order], y[order])
 

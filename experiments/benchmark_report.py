@@ -20,7 +20,8 @@ _CONSOLE = {
     'drafter': '{drafter:<12}', 'verifier': '{verifier:<27}', 'guarantee': '{guarantee:<10}',
     'step compr.': '{step_compression:5.2f} +-{step_compression_error:5.2f}',
     'acc. length': '{accepted_length:5.2f} +-{accepted_length_error:5.2f}',
-    'speed': '{speedup:4.2f}x', 'drift': '{drift:6.2f}', '/token': '{drift_per_token:6.4f}',
+    'speed': '{speedup:4.2f}x', 'TV bound': '{tv_bound:6.2f}',
+    '/token': '{tv_bound_per_token:6.4f}',
     'NLL - vanilla': '{nll_difference:+6.3f} +-{nll_difference_error:6.3f}',
     'NLL - entropy': '{nll_excess:+6.3f} +-{nll_excess_error:6.3f}',
     'Frechet': '{frechet:7.4f}'}
@@ -69,9 +70,9 @@ def figures(bench: Bench, verifier: Verifier, sample: Sample, reference: Referen
       # Of a quotient of means, to first order.
       accepted_length_error=(
           summary.accepted_length_mean * error(later_rounds) / float(later_rounds.mean())),
-      drift=float(decoded.drift.mean()), drift_error=error(decoded.drift),
-      drift_per_token=float(decoded.drift.mean()) / length,
-      drift_per_token_error=error(decoded.drift / length),
+      tv_bound=float(decoded.tv_bound.mean()), tv_bound_error=error(decoded.tv_bound),
+      tv_bound_per_token=float(decoded.tv_bound.mean()) / length,
+      tv_bound_per_token_error=error(decoded.tv_bound / length),
       nll=float(sample.nll.mean()),
       nll_difference=float(difference.mean()), nll_difference_error=error(difference),
       nll_excess=float(np.mean(sample.nll - sample.entropy)),
@@ -135,7 +136,8 @@ def panels(points: Mapping[str, Sequence[Row]],
     reference: tells what noise amounts to.
   """
   measures = (
-      ('drift_per_token', 'drift_per_token_error', 'bound on the drift per token', None),
+      ('tv_bound_per_token', 'tv_bound_per_token_error', 'bound on total variation per token',
+       None),
       ('nll_excess', 'nll_excess_error', 'NLL above the entropy, nats per token', None),
       ('frechet', '', 'Frechet distance to vanilla', sum(reference.frechet_noise)))
   result = []

@@ -65,14 +65,14 @@ def one_of(verifiers: Sequence[Verifier], index: jax.Array) -> Verifier:
       def run():
         # Each draws the numbers that it would draw alone.
         verdict = verifier.verify(copy.copy(rng), layout, tokens, *args)
-        drift = jnp.zeros(tokens.shape) if verdict.drift is None else verdict.drift
-        return verdict._replace(drift=drift)
+        tv_bound = jnp.zeros(tokens.shape) if verdict.tv_bound is None else verdict.tv_bound
+        return verdict._replace(tv_bound=tv_bound)
       return run
     return jax.lax.switch(index, [branch(verifier) for verifier in verifiers])
 
   return Verifier(
       verify, exact=all(verifier.exact for verifier in verifiers),
-      needs_laws=any(verifier.needs_laws for verifier in verifiers),
+      needs_probs=any(verifier.needs_probs for verifier in verifiers),
       seed_exact=verifiers[0].seed_exact)
 
 
@@ -149,10 +149,10 @@ def reference(bench: Bench, decode: Callable, look: Callable, sets: int) -> Refe
   """`sets` times the images with `vanilla`, for each of two seeds."""
   first, second = (sample(bench, decode, look, sets, stream) for stream in (1, 2))
   split = lambda x: x.reshape(sets, len(bench.labels), *x.shape[1:])
-  law, vocab = frechet.gaussian(first.features), bench.target.vocab_size
+  gaussian, vocab = frechet.gaussian(first.features), bench.target.vocab_size
   return Reference(
-      nll=np.concatenate([split(first.nll), split(second.nll)]), features=law,
-      tokens=first.decoded.tokens, frechet_noise=frechet.noise(split(second.features), law),
+      nll=np.concatenate([split(first.nll), split(second.nll)]), features=gaussian,
+      tokens=first.decoded.tokens, frechet_noise=frechet.noise(split(second.features), gaussian),
       unigram_noise=float(np.mean([
           likelihood.unigram_distance(tokens, first.decoded.tokens, vocab)
           for tokens in split(second.decoded.tokens)])))

@@ -1,20 +1,20 @@
-"""Shows that the decoders are exact: their output law against the enumerated one.
+"""Shows that the decoders are exact: their output distribution against the enumerated one.
 
 Every decoder of the registry decodes a random tabular model (every prefix has a
-law of its own, supports are cut so that they differ, guidance is on, rows of a
-batch have different classes) through the library's own jitted path; the law of
+distribution of its own, supports are cut so that they differ, guidance is on, rows of a
+batch have different classes) through the library's own jitted path; the distribution of
 whole sequences is compared with the enumerated one.
 
   python -m experiments.exactness
   python -m experiments.exactness --vocab=4 --length=4 --window=3 --samples=1000000
   python -m experiments.exactness --decoder=eagle,medusa --json=exactness.json
 
-Printed per decoder: total variation (TV) to the exact law, the TV an exact
+Printed per decoder: total variation (TV) to the exact distribution, the TV an exact
 sampler has on average with as many samples, the p-value of a G-test, and a
 verdict; a correct decoder fails anywhere with probability 1e-6 at most. For a
 seed-exact decoder the tokens must also equal those of `vanilla`, one by one.
 Beside the registry, pairs of exact verifiers and drafters that it does not name.
-Relaxed verifiers are compared with their own bound, the mean of `Decoded.drift`.
+Relaxed verifiers are compared with their own bound, the mean of `Decoded.tv_bound`.
 Exits with 1 if a decoder fails.
 """
 
@@ -141,8 +141,8 @@ def run(vocab_size: int, length: int, window: int, seed: int, samples: int, name
         f'decoder is {names!r}, but there is no {unknown[0]!r}; it must be all or some of: '
         f'{", ".join(known)}.')
   built = {name: known[name] for name in chosen}
-  laws = exactness.class_laws(model, WARP)
-  show(f'{vocab_size}^{length} sequences, {int((laws > 0).sum())} possible in 2 classes; '
+  probs = exactness.class_probs(model, WARP)
+  show(f'{vocab_size}^{length} sequences, {int((probs > 0).sum())} possible in 2 classes; '
        f'{samples} samples per decoder')
   show(f'{"decoder":<22} {"guarantee":<11} {"TV":>8} {"expected":>8} {"bound":>8} {"p-value":>9}  '
        'verdict')
@@ -157,14 +157,14 @@ def run(vocab_size: int, length: int, window: int, seed: int, samples: int, name
   rows, vanilla = [], np.asarray(decode('vanilla').tokens)
   for name, case in built.items():
     report = exactness.check_decoder(
-        case.decoder, model, laws, WARP, draft_params=case.draft_params, samples=samples,
+        case.decoder, model, probs, WARP, draft_params=case.draft_params, samples=samples,
         seed=seed, false_alarm=exactness.FALSE_ALARM / len(built))
     passed, bound = report.passed, 0.0
     if case.guarantee == 'seed-exact':
       passed = passed and np.array_equal(decode(name).tokens, vanilla)
     if case.guarantee == 'relaxed':
       # A hundredth for the noise of both figures, which is well below.
-      bound = float(decode(name).drift.mean())
+      bound = float(decode(name).tv_bound.mean())
       passed = report.tv - report.tv_expected <= bound + 0.01
     rows.append({
         'decoder': name, 'guarantee': case.guarantee, 'tv': report.tv,

@@ -6,7 +6,7 @@ The drafter of `exact_head` guesses the head's next outputs from its last one; o
 level says how. They are fitted by least squares on a few hundred ordinary chains of the model, to
 outputs one or several levels away. Of these fits and the default numbers, the ones that take fewest
 head calls on other images go into the checkpoint's metadata, where `experiments.generate` finds
-them. They decide about speed only: the law of the images is the same with any numbers.
+them. They decide about speed only: the distribution of the images is the same with any numbers.
 """
 
 import sys

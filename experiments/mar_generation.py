@@ -22,7 +22,7 @@ from experiments.turns import Job, Measured
 _LENGTHS = dict(parallel='length', exact_head='head_length', exact_path='path_length',
                 cspd_paper='path_length', cspd_released='length', cspd_relaxed='length')
 # Fields of the configuration that are options of the decoders as they are.
-_SAME = ('length', 'prefill', 'aligned', 'kappa', 'block_context', 'sigma', 'zero_fallback',
+_SAME = ('length', 'prefix_share', 'aligned', 'kappa', 'block_context', 'sigma', 'zero_fallback',
          'guidance_of_last', 'keep_after_reject')
 
 

@@ -37,7 +37,8 @@ def figures(config: Any, job: Job, measured: Mapping[str, Measured]) -> dict[str
     g, decoder = one.decoded, job.decoders[name]
     mean = lambda leaf: float(np.mean(leaf))
     decoders[name] = dict(
-        guarantee=DECODERS[name].guarantee, law=decoder.law, guarantee_in_words=decoder.guarantee,
+        guarantee=DECODERS[name].guarantee, distribution=decoder.distribution,
+        guarantee_in_words=decoder.guarantee,
         rounds_mean=mean(g.rounds), target_passes=mean(g.target_passes),
         draft_passes=mean(g.draft_passes), head_calls=mean(g.head_calls.sum(axis=1)),
         head_rows=mean(g.head_rows), draft_head_calls=mean(g.draft_head_calls),
@@ -114,7 +115,7 @@ def table(report: Mapping[str, Any]) -> str:
                f'{one["squared_error_bound"]:.4f}')
     if one['residual_missed']:
       rate += f'; {one["residual_missed"]:.2f} residual draws per image failed'
-    lines.append(f'{name}: {one["law"]}; {one["guarantee_in_words"]}{rate}')
+    lines.append(f'{name}: {one["distribution"]}; {one["guarantee_in_words"]}{rate}')
   return '\n'.join(lines)
 
 

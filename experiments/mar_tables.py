@@ -10,21 +10,21 @@ Uses the MAR pair that comes with the package, or converted checkpoints.
   table1    acceptance and speed over draft lengths and batch sizes, next to the target alone
             with as many passes (`parallel`)
   table3    acceptance with and without shared noise
-  table4    acceptance, passes and speed with more of the image pre-filled
+  table4    acceptance, passes and speed with a larger share of tokens that the target fixes alone
   figures   Figures 8, 11, 13 to 16: acceptance over draft length, autoregressive step, guidance
             scale and temperature, draws per replaced token, and where tokens are replaced
   head      head calls per token of `exact_head`, with and without guidance, and its speed
 
 Every decoder is a table and a panel of its own, and has a column `acceptance_<decoder>` of its own
-in tables.csv: what is accepted is not the same thing in any two of them. Every row says which law
-its images come near to, under which guarantee, and with which settings. Speeds are wall-clock
-ratios to `mar` at the same batch size, without compilation. Into --workdir go tables.csv,
-report.json and the figures.
+in tables.csv: what is accepted is not the same thing in any two of them. Every row says which
+distribution its images come near to, under which guarantee, and with which settings. Speeds are
+wall-clock ratios to `mar` at the same batch size, without compilation. Into --workdir go
+tables.csv, report.json and the figures.
 
 Two columns stand beside the speed of `cspd_released` and `cspd_relaxed`, which keep to a schedule
-of passes: `expected` counts the passes that were made, with pre-fill and the last block, as if
+of passes: `expected` counts the passes that were made, with the prefix and the last block, as if
 those of the target cost a step of `mar` each and those of the draft model a step of it alone. The
-paper's `1/(c+1/gamma)` has the same costs and leaves out pre-fill and the last block. Where the
+paper's `1/(c+1/gamma)` has the same costs and leaves out the prefix and the last block. Where the
 machine is busy at one token already, as a CPU is, the head's work for a whole block costs more than
 that for a token, and both columns promise too much.
 
@@ -98,7 +98,7 @@ def _show(title: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> No
 def _cells(bench: runs_lib.Bench, mode: str, **changes: Any) -> list[Cell]:
   """One cell per draft length."""
   c = bench.config
-  return [Cell(mode, length, c.prefill, c.guidance_scale, c.temperature)._replace(**changes)
+  return [Cell(mode, length, c.prefix_share, c.guidance_scale, c.temperature)._replace(**changes)
           for length in c.lengths]
 
 
@@ -120,7 +120,7 @@ def _table1(bench: runs_lib.Bench, runner: runs_lib.Runner, workdir) -> list[dic
       columns |= {'expected': '{expected_speed:.2f}',
                   "paper's 1/(c+1/gamma)": '{paper_identity_speed:.2f}',
                   'parallel': '{parallel_speed:.2f}'}
-    _show(f'Table 1, {mode}, pre-fill {config.prefill:.0%}', columns, rows)
+    _show(f'Table 1, {mode}, prefix share {config.prefix_share:.0%}', columns, rows)
     found += rows
   return found
 
@@ -135,7 +135,7 @@ def _speed_rows(bench: runs_lib.Bench, runner: runs_lib.Runner, mode: str,
             for cell, speed in zip(cells, speeds)]
   draft, *speeds = runner.speeds([('draft', True)] + [
       what for cell in cells for what in (
-          cell.what, ('parallel', cell.length, cell.prefill, True))], batch)
+          cell.what, ('parallel', cell.length, cell.prefix_share, True))], batch)
   return [runs_lib.row(
       bench, cell, runner.cell(cell), batch, speed=speed, parallel_speed=parallel,
       draft_step_cost=1 / draft, expected_speed=runs_lib.expected_speed(runner.cell(cell), draft),
@@ -161,14 +161,14 @@ def _table4(bench: runs_lib.Bench, runner: runs_lib.Runner, workdir) -> list[dic
   del workdir
   found, batch = [], runner.batch_size
   for mode in bench.modes:
-    cells = [cell for prefill in bench.config.prefills
-             for cell in _cells(bench, mode, prefill=prefill)]
+    cells = [cell for prefix_share in bench.config.prefix_shares
+             for cell in _cells(bench, mode, prefix_share=prefix_share)]
     generated = [runner.cell(cell) for cell in cells]
     speeds = runner.speeds([cell.what for cell in cells], batch)
     rows = [runs_lib.row(bench, cell, images, batch, speed=speed)
             for cell, images, speed in zip(cells, generated, speeds)]
-    _show(f'Table 4, {mode}, batch {batch}', {'pre-fill': '{prefill:.0%}'} | _accepted(mode) |
-          _COSTS | {'speed': '{speed:.2f}'}, rows)
+    columns = {'prefix share': '{prefix_share:.0%}'} | _accepted(mode) | _COSTS
+    _show(f'Table 4, {mode}, batch {batch}', columns | {'speed': '{speed:.2f}'}, rows)
     found += rows
   return found
 

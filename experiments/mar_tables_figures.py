@@ -24,7 +24,7 @@ def write(bench: Bench, runner: Runner, workdir: pathlib.Path) -> list[dict[str,
   c, found = bench.config, []
   middle = c.lengths[len(c.lengths) // 2 - 1] if len(c.lengths) > 1 else c.lengths[0]
   cell = lambda mode, length=middle, **changes: Cell(
-      mode, length, c.prefill, c.guidance_scale, c.temperature)._replace(**changes)
+      mode, length, c.prefix_share, c.guidance_scale, c.temperature)._replace(**changes)
 
   def acceptance(cells: list[Cell]) -> list[float]:
     generated = [runner.cell(cell) for cell in cells]
@@ -46,8 +46,9 @@ def write(bench: Bench, runner: Runner, workdir: pathlib.Path) -> list[dict[str,
       'all images': (c.lengths, acceptance([cell(mode, length) for length in c.lengths]))}))
   figure(11, 'token, in the order of generation',
          f'Acceptance over the image, draft length {middle}', lambda mode: _curves({
-             f'pre-fill {prefill:.0%}': _smooth(runs_lib.by_place(
-                 runner.cell(cell(mode, prefill=prefill)))) for prefill in c.prefills}))
+             f'prefix share {prefix_share:.0%}': _smooth(runs_lib.by_place(
+                 runner.cell(cell(mode, prefix_share=prefix_share))))
+             for prefix_share in c.prefix_shares}))
   figure(13, 'guidance scale', 'Acceptance over the guidance scale', lambda mode: _curves({
       f'draft length {length}': (c.scales, acceptance(
           [cell(mode, length, guidance_scale=scale) for scale in c.scales]))

@@ -79,7 +79,7 @@ class Cell(NamedTuple):
   Attributes:
     mode: a key of `MODES`.
     length: gamma.
-    prefill: share of tokens that the target fixes alone.
+    prefix_share: share of tokens that the target fixes alone.
     aligned: whether the models share their noise.
     guidance_scale: of classifier-free guidance.
     temperature: of the kernels.
@@ -88,7 +88,7 @@ class Cell(NamedTuple):
 
   mode: str
   length: int
-  prefill: float
+  prefix_share: float
   guidance_scale: float
   temperature: float
   aligned: bool = True
@@ -97,7 +97,7 @@ class Cell(NamedTuple):
   @property
   def what(self) -> tuple:
     """The decoder's name, its options, and last whether there is guidance."""
-    return self.mode, self.length, self.prefill, self.aligned, self.guided
+    return self.mode, self.length, self.prefix_share, self.aligned, self.guided
 
 
 def prepare(config: Any) -> Bench:
@@ -112,7 +112,7 @@ def prepare(config: Any) -> Bench:
   inputs.check_numbers(config, ('num_images', 'images_at_once', 'repeats'), {'seed': 2**32})
   suites = inputs.choices(config, 'suite', SUITES)
   modes = inputs.choices(config, 'decoder', list(MODES))
-  for name in ('lengths', 'prefills', 'batch_sizes', 'scales', 'temperatures', 'head_lengths'):
+  for name in ('lengths', 'prefix_shares', 'batch_sizes', 'scales', 'temperatures', 'head_lengths'):
     if not getattr(config, name):
       raise ValueError(f'{name} is empty; give at least one value.')
   if min(config.batch_sizes) < 1:
@@ -129,9 +129,10 @@ def prepare(config: Any) -> Bench:
       make(model.config, False), make(loaded.config, True), make(loaded.config, False), labels)
   # Building checks the options of the decoders.
   for length in config.lengths:
-    for prefill in {config.prefill, *config.prefills}:
+    for prefix_share in {config.prefix_share, *config.prefix_shares}:
       for mode in modes:
-        build(bench, Cell(mode, length, prefill, config.guidance_scale, config.temperature).what)
+        cell = Cell(mode, length, prefix_share, config.guidance_scale, config.temperature)
+        build(bench, cell.what)
   for length in config.head_lengths:
     build(bench, ('exact_head', length, True))
   decoder = build(bench, ('mar', True))
@@ -148,20 +149,20 @@ def build(bench: Bench, what: tuple):
   Args:
     bench: the models and the configuration.
     what: as in `Cell.what`; also ('mar', guided), ('draft', guided): the draft model alone,
-      ('parallel', length, prefill, guided) and ('exact_head', length, guided).
+      ('parallel', length, prefix_share, guided) and ('exact_head', length, guided).
   """
   name, *options, guided = what
   target, draft = ((bench.target, bench.draft) if guided else (bench.plain, bench.plain_draft))
   shared = dict(guidance=bench.config.guidance)
   if name in MODES:
-    length, prefill, aligned = options
-    return MODES[name](target, draft, length, prefill=prefill, aligned=aligned, **shared)
+    length, prefix_share, aligned = options
+    return MODES[name](target, draft, length, prefix_share=prefix_share, aligned=aligned, **shared)
   if name == 'exact_head':
     schedule = schedule_lib.make()
     return exact_head(target, options[0], None, schedule, rho=stored_rho(
         schedule, bench.model.metadata, guided), **shared)
   if name == 'parallel':
-    return sample_lib.parallel(target, options[0], prefill=options[1], **shared)
+    return sample_lib.parallel(target, options[0], prefix_share=options[1], **shared)
   return sample_lib.mar(draft if name == 'draft' else target, **shared)
 
 
@@ -265,7 +266,8 @@ def statement(bench: Bench, what: tuple, batch_size: int) -> dict[str, Any]:
   decoder, guided = build(bench, what), what[-1]
   block = getattr(decoder, 'block_context', False)
   return dict(
-      law=decoder.law, guarantee=decoder.guarantee, acceptance_is_share_of=ACCEPTED[what[0]],
+      distribution=decoder.distribution, guarantee=decoder.guarantee,
+      acceptance_is_share_of=ACCEPTED[what[0]],
       contexts='block: drafts are verified without sight of the block they are in' if block else
       'true: every token is verified given all tokens before it',
       num_iter=bench.model.config.num_tokens, num_levels=decoder.schedule.num_levels,
@@ -293,7 +295,7 @@ def costs(generated: Generated) -> dict[str, float | None]:
 def expected_speed(generated: Generated, draft_speed: float) -> float:
   """Speed over the target alone, if only passes cost anything.
 
-  All passes count, so the pre-fill and a last block that is not full do too.
+  All passes count, so the prefix and a last block that is not full do too.
 
   Args:
     generated: the images.

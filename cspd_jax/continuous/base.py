@@ -34,7 +34,7 @@ class Modulation(NamedTuple):
 class Target(NamedTuple):
   """A masked model of continuous tokens with a diffusion head, as pure functions.
 
-  The law of a hidden token given the visible ones is that of a chain of Gaussian
+  The distribution of a hidden token given the visible ones is that of a chain of Gaussian
   kernels, `schedule.posterior` of the head's two outputs, from pure noise down to
   level 0. With guidance there is one state per token: the head is asked once
   with either stream's `z`, the guided noise is `eps_u + w (eps_c - eps_u)`, and

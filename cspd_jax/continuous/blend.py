@@ -6,7 +6,7 @@ a drafter that holds one of the two is good at one end only. The blend takes
 
     x0 = rho x0_last + (1 - rho) (x - sqrt(1 - alpha_bar) eps_last) / sqrt(alpha_bar)
 
-with one number `rho` per level. `rho` decides about speed only, never about the law.
+with one number `rho` per level. `rho` decides about speed only, never about the distribution.
 The frozen drafter without the blend is in De Bortoli et al., Accelerated Diffusion Models
 via Speculative Sampling, 2025 (arXiv:2501.05370).
 """

@@ -1,11 +1,11 @@
 """The control flow of CSpD's released code: drafts are verified in whole blocks.
 
-The target fixes the first tokens alone (pre-filling). Then the draft model goes on token
+The target fixes the first tokens alone (the prefix). Then the draft model goes on token
 by token, and at every step number divisible by `gamma`, and at the last, one pass of the
 target verifies all tokens since the last verification. That pass does not see the
-drafts: it is the target's parallel law of the block. Every draft is kept or replaced by
+drafts: it is the target's parallel distribution of the block. Every draft is kept or replaced by
 itself, none is discarded, so the number of passes, and with it the speed, does not
-depend on acceptance. With a valid test the law would be that of `sample.parallel`,
+depend on acceptance. With a valid test the distribution would be that of `sample.parallel`,
 which needs no draft model; the tests here are not valid, see `cspd`. Either can be had
 the other way: true contexts, and an end at the first rejection.
 
@@ -143,7 +143,7 @@ class Decoder:
     bounded: whether the rule has a bound on its error.
     aligned: whether the draft model uses the target's noise.
     orders: as for `sample.Decoder`.
-    law: what the samples come near to, in words.
+    distribution: what the samples come near to, in words.
     guarantee: how near, in words.
   """
 
@@ -160,7 +160,7 @@ class Decoder:
   bounded: bool
   aligned: bool
   orders: Callable
-  law: str
+  distribution: str
   guarantee: str
 
   def check(self, condition: Condition, sampling: Sampling = Sampling()) -> None:
@@ -171,7 +171,7 @@ class Decoder:
                sampling: Sampling = Sampling(), draft_params: Params = None) -> Generated:
     """Generates one image's tokens per row; arguments and result as for `exact_path`.
 
-    A round of the result is one token of the pre-fill, or a block.
+    A round of the result is one token of the prefix, or a block.
     """
     if draft_params is None:
       raise ValueError("draft_params is None; it must be the draft model's parameters.")
@@ -181,8 +181,8 @@ class Decoder:
     rows = row_keys(key, num_rows)
     order = self.orders(rows, size)
     place = jnp.argsort(order, axis=1)
-    (_, prefill), *verified = self.blocks
-    rounds = prefill + (len(verified) if self.keep_after_reject else size - prefill)
+    (_, prefix), *verified = self.blocks
+    rounds = prefix + (len(verified) if self.keep_after_reject else size - prefix)
 
     def block_step(carry):
       count, generated = carry
@@ -201,7 +201,7 @@ class Decoder:
       return count, self._count(generated, ahead, count, verdict)
 
     generated = sample_lib.first_tokens(
-        self.target, prefill, self.schedule, self.guidance, last_noise=False).run(
+        self.target, prefix, self.schedule, self.guidance, last_noise=False).run(
             params, condition, rows, order, sampling,
             empty_result(self.target, order, rounds, bounded=self.bounded))
     if verified:
@@ -209,7 +209,7 @@ class Decoder:
       width = max(stop - first for first, stop in verified)
       _, generated = jax.lax.while_loop(
           lambda carry: jnp.any(carry[0] < size), block_step,
-          (jnp.full((num_rows,), prefill, jnp.int32), generated))
+          (jnp.full((num_rows,), prefix, jnp.int32), generated))
     return generated
 
   def _open(self, rows, order, place, count, stops, width, sampling) -> Round:

@@ -1,7 +1,7 @@
-"""The exactness kernel: accept a draft or replace it, so that the target's law is kept.
+"""The exactness kernel: accept a draft or replace it, so that the target's distribution is kept.
 
 A draft `x` with density `q` is accepted with probability `min(1, eta p(x) / q(x))`, `p`
-the target's density; otherwise the residual law, proportional to
+the target's density; otherwise the residual distribution, proportional to
 `p (1 - min(eta, q / p))`, is drawn from. Accepted mass `min(q, eta p)` plus residual
 mass `p - min(q, eta p)` is `p`: exact for every `eta` in (0, 1].
 
@@ -9,9 +9,9 @@ The residual is drawn by rejection: propose from `p`, take the proposal with
 probability `1 - min(eta, q / p)`. This is at least `1 - eta`, so with `eta < 1` the
 number of proposals is bounded in practice: none of `n` is taken with probability at
 most `eta^n`. With `eta = 1`, the rule of speculative sampling, there is no such bound:
-a draft law very close to the target's is hardly ever rejected, but then the residual
+a draft distribution very close to the target's is hardly ever rejected, but then the residual
 is a sliver that almost every proposal misses. The price of `eta < 1` is a factor of at
-least `eta` on acceptance. On average one proposal is drawn per test, whatever the laws.
+least `eta` on acceptance. On average one proposal is drawn per test, whatever the distributions.
 
 Continuous speculative decoding (CSpD, arXiv 2411.11925, equations 9 to 11) is the case
 `eta = 1`; its released code stops after 100 proposals and emits zeros. Here, if
@@ -92,7 +92,7 @@ def take(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Array:
 def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
              pending: jax.Array, eta: float, max_trials: int,
              ) -> tuple[Any, jax.Array, jax.Array]:
-  """Draws from the residual law where `pending` `[N]`.
+  """Draws from the residual distribution where `pending` `[N]`.
 
   Args:
     propose: `trials [R] -> (proposals, log_ratio [N, R], log_uniform [N, R])`: draws

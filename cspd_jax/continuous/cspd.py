@@ -1,10 +1,10 @@
 """Continuous speculative decoding as published, as released, and as a bounded relaxation.
 
-None of these keeps the target's law; `exact_head` and `exact_path` do.
+None of these keeps the target's distribution; `exact_head` and `exact_path` do.
 
 `cspd_paper` is Algorithm 1 of the paper. Its factor Sigma makes up for densities taken
 at two different points, each model's own trajectory; given the shared noise both
-trajectories are constants and the right factor is 1. So with learned variances the law
+trajectories are constants and the right factor is 1. So with learned variances the distribution
 is biased; where both models have the same variances Sigma is 1 and it is exact.
 
 `cspd_released` does what the released code does: verification in blocks, a test softened
@@ -16,8 +16,8 @@ numbers of target passes.
 the two models' tokens under the same noise in units of the last kernel's standard
 deviation `s`, else emits the target's own token. Then the mean squared distance to that
 token is at most `(2 / e) kappa^2 s^2`, for any two models: given the tokens before it, a
-token's law is so near in Wasserstein distance to that of `sample.parallel` with the same
-blocks, or with true contexts to that of `sample.mar`. It is not equality in law, and no
+token's distribution is so near in Wasserstein distance to that of `sample.parallel` with the same
+blocks, or with true contexts to that of `sample.mar`. It is not equality in distribution, and no
 bound for whole images, whose later tokens follow on the earlier ones.
 
 Reference: Wang et al., Continuous Speculative Decoding for Autoregressive Image
@@ -44,7 +44,7 @@ SIGMA = ('off', 'paper', 'inverted')
 
 def cspd_paper(target: Target, draft: Target, length: int = 4,
                schedule: Schedule | None = None, *, max_trials: int = couple.DEFAULT_TRIALS,
-               prefill: float = 0.0, aligned: bool = True, num_iter: int | None = None,
+               prefix_share: float = 0.0, aligned: bool = True, num_iter: int | None = None,
                guidance: str = 'linear',
                orders: Callable = random_lib.random_orders) -> exact_path.Decoder:
   """Algorithm 1: true contexts, stop at the first rejection, Sigma (equation 4).
@@ -56,7 +56,7 @@ def cspd_paper(target: Target, draft: Target, length: int = 4,
     ValueError: for options out of range or models that do not fit together.
   """
   decoder = exact_path.exact_path(target, draft, length, schedule, split=0, eta=1.0,
-                                  max_trials=max_trials, prefill=prefill, aligned=aligned,
+                                  max_trials=max_trials, prefix_share=prefix_share, aligned=aligned,
                                   num_iter=num_iter, guidance=guidance, orders=orders)
   return dataclasses.replace(
       decoder, sigma=True,
@@ -66,7 +66,7 @@ def cspd_paper(target: Target, draft: Target, length: int = 4,
 
 def cspd_released(
     target: Target, draft: Target, length: int = 8, schedule: Schedule | None = None, *,
-    prefill: float = 0.15, kappa: float = 42.0, sigma: str = 'inverted',
+    prefix_share: float = 0.15, kappa: float = 42.0, sigma: str = 'inverted',
     max_trials: int = 100, zero_fallback: bool = True, guidance_of_last: bool = True,
     block_context: bool = True, keep_after_reject: bool = True, aligned: bool = True,
     num_iter: int | None = None, guidance: str = 'linear',
@@ -78,7 +78,7 @@ def cspd_released(
     draft: the draft model.
     length: `gamma`, drafts per block.
     schedule: the levels of both heads; 100 by default.
-    prefill: share of the tokens that the target fixes alone.
+    prefix_share: share of the tokens that the target fixes alone.
     kappa: multiplies both models' standard deviations in the test, but not in the
       residual.
     sigma: 'inverted' as released, 'paper', or 'off'.
@@ -125,15 +125,15 @@ def cspd_released(
         jnp.where(accepted[:, None], theirs.mean, replaced), accepted, trials, missed)
 
   return _blocks(
-      target, draft, length, schedule, prefill, kappa, num_iter, rule=rule, guidance=guidance,
+      target, draft, length, schedule, prefix_share, kappa, num_iter, rule=rule, guidance=guidance,
       guidance_of_last=guidance_of_last, drafts_alike=False, block_context=block_context,
       keep_after_reject=keep_after_reject, bounded=False, aligned=aligned, orders=orders,
-      guarantee='none: behaves as the released code, which keeps no law')
+      guarantee='none: behaves as the released code, which keeps no distribution')
 
 
 def cspd_relaxed(
     target: Target, draft: Target, length: int = 8, schedule: Schedule | None = None, *,
-    prefill: float = 0.15, kappa: float = 42.0, block_context: bool = True,
+    prefix_share: float = 0.15, kappa: float = 42.0, block_context: bool = True,
     aligned: bool = True, num_iter: int | None = None, guidance: str = 'linear',
     orders: Callable = random_lib.random_orders) -> block.Decoder:
   """A plain test that bounds the error, in the released code's control flow or a true one.
@@ -143,12 +143,12 @@ def cspd_relaxed(
     draft: the draft model.
     length: `gamma`, drafts per block.
     schedule: the levels of both heads; 100 by default.
-    prefill: share of the tokens that the target fixes alone.
+    prefix_share: share of the tokens that the target fixes alone.
     kappa: tolerance in units of the last kernel's standard deviation, 0.0064.
     block_context: True for one pass of the target per block, which does not see the drafts:
-      the bound is to the law of `sample.parallel`, so all of a block has the guidance scale
-      of its last token. False for a pass per draft and an end at the first rejection: the
-      bound is to the law of one token per step.
+      the bound is to the distribution of `sample.parallel`, so all of a block has the guidance
+      scale of its last token. False for a pass per draft and an end at the first rejection: the
+      bound is to the distribution of one token per step.
     aligned: whether the draft model uses the target's noise.
     num_iter: must be the number of tokens, one per step.
     guidance: as for `sample.mar`.
@@ -169,7 +169,7 @@ def cspd_relaxed(
         tokens, accepted, none, none, jnp.sum(jnp.square(tokens - own.mean), axis=-1), bound)
 
   return _blocks(
-      target, draft, length, schedule, prefill, kappa, num_iter, rule=rule, guidance=guidance,
+      target, draft, length, schedule, prefix_share, kappa, num_iter, rule=rule, guidance=guidance,
       guidance_of_last=block_context, drafts_alike=True, block_context=block_context,
       keep_after_reject=block_context, bounded=True, aligned=aligned, orders=orders,
       guarantee='mean squared distance to the target\'s own token at most (2 / e) kappa^2 s^2, '
@@ -191,16 +191,18 @@ def _softened(theirs: block.Ends, own: block.Ends, kappa: float) -> jax.Array:
   return 0.5 * jnp.sum(jnp.square((theirs.mean - own.mean) / (kappa * own.std)), axis=-1)
 
 
-def _blocks(target, draft, length, schedule, prefill, kappa, num_iter, **fields) -> block.Decoder:
+def _blocks(
+    target, draft, length, schedule, prefix_share, kappa, num_iter, **fields) -> block.Decoder:
   """Checks the options; `fields` are those of `block.Decoder`."""
   size = target.num_tokens
   exact_path.check_pair(target, draft)
   exact_path.check_num_iter(target, num_iter)
-  blocks = schedule_lib.blocks(size, length, prefill)
+  blocks = schedule_lib.blocks(size, length, prefix_share)
   if not (np.isfinite(kappa) and kappa > 0):
     raise ValueError(f'kappa is {kappa}; it must be finite and above 0.')
   sampling_lib.check_guidance(fields['guidance'])
   schedule = schedule_lib.make() if schedule is None else schedule
-  baseline = (sample_lib.parallel(target, length, schedule, prefill=prefill)
+  baseline = (sample_lib.parallel(target, length, schedule, prefix_share=prefix_share)
               if fields['block_context'] else sample_lib.mar(target, schedule=schedule))
-  return block.Decoder(target, draft, schedule, blocks, law=baseline.law, **fields)
+  return block.Decoder(
+      target, draft, schedule, blocks, distribution=baseline.distribution, **fields)

@@ -14,8 +14,8 @@ from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.decoding.decoders import Named
 
 
-# `guarantee` is one or two words on how near to the decoder's own law its samples are; the
-# decoder's `law` and `guarantee` say it in full.
+# `guarantee` is one or two words on how near to the decoder's own distribution its samples are; the
+# decoder's `distribution` and `guarantee` say it in full.
 DECODERS: dict[str, Named] = {
     'mar': Named('exact', None, "MAR's own sampler, the baseline"),
     'parallel': Named('exact', None, 'the target alone with the passes of cspd_released'),
@@ -40,7 +40,7 @@ class Options(NamedTuple):
       the target each.
     split: first kernel of the tested path of `exact_path`; None for its default.
     length: drafts per block of `cspd_released` and `cspd_relaxed`.
-    prefill: share of tokens that the target fixes alone before drafts.
+    prefix_share: share of tokens that the target fixes alone before drafts.
     aligned: whether the draft model uses the target's noise.
     eta: of the tests of `exact_head` and `exact_path`; None for their defaults.
     max_trials: proposals per residual draw at most; None for the defaults.
@@ -60,7 +60,7 @@ class Options(NamedTuple):
   path_length: int = 2
   split: int | None = None
   length: int = 8
-  prefill: float = 0.15
+  prefix_share: float = 0.15
   aligned: bool = True
   eta: float | None = None
   max_trials: int | None = None
@@ -92,13 +92,13 @@ def build(name: str, target: Target, *, draft: Target | None = None,
     raise ValueError(f'draft is None, but {name} needs a draft model.')
   o = options
   shared = dict(schedule=o.schedule, guidance=o.guidance)
-  drafted = dict(shared, prefill=o.prefill, aligned=o.aligned, num_iter=o.num_iter)
+  drafted = dict(shared, prefix_share=o.prefix_share, aligned=o.aligned, num_iter=o.num_iter)
   blocks = dict(drafted, kappa=o.kappa, block_context=o.block_context)
   eta = {} if o.eta is None else dict(eta=o.eta)
   trials = {} if o.max_trials is None else dict(max_trials=o.max_trials)
   return {
       'mar': lambda: mar(target, o.num_iter, **shared),
-      'parallel': lambda: parallel(target, o.length, prefill=o.prefill, **shared),
+      'parallel': lambda: parallel(target, o.length, prefix_share=o.prefix_share, **shared),
       'exact_head': lambda: exact_head(
           target, o.head_length, o.num_iter, rho=o.rho, **eta, **trials, **shared),
       'exact_path': lambda: exact_path(

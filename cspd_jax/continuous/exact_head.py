@@ -1,4 +1,4 @@
-"""Speculation inside the diffusion head: the same law with fewer head calls in sequence.
+"""Speculation inside the diffusion head: the same distribution with fewer head calls in sequence.
 
 The chain of denoising states is a sequence like any other: draft the next `L` states,
 ask the head about all of them in one call, keep those that pass the test of
@@ -12,9 +12,9 @@ A round, for a token at level `l` with state `y_0`:
     walk    accept transitions until one fails; draw that one's residual
     token   if a state at level 0 is reached and known: the mean of its kernel
 
-Tokens advance each by itself; every one has its own level. The law is that of
+Tokens advance each by itself; every one has its own level. The distribution is that of
 `head.ancestral`, with any guidance, temperature and number of levels, because each
-transition, accepted or not, has the law of the true kernel given the state before it.
+transition, accepted or not, has the distribution of the true kernel given the state before it.
 
 The noise of a kernel has one key whatever the round (see `random`). This needs that the
 drafter's memory comes from states that were kept, never from discarded ones.
@@ -68,7 +68,8 @@ def exact_head(target: Target, length: int = 8, num_iter: int | None = None,
   head = speculative(target, schedule, length, rho, eta, max_trials)
   return dataclasses.replace(
       mar(target, num_iter, schedule, guidance=guidance, orders=orders), head=head,
-      guarantee=f'{couple.guarantee(eta, max_trials)}: the same law, fewer head calls in sequence')
+      guarantee=f'{couple.guarantee(eta, max_trials)}: the same distribution, fewer head calls in '
+                'sequence')
 
 
 class State(NamedTuple):
@@ -128,7 +129,7 @@ class Drafts(NamedTuple):
 def speculative(target: Target, schedule: Schedule, length: int = 8,
                 rho: np.ndarray | None = None, eta: float = 0.98,
                 max_trials: int = couple.DEFAULT_TRIALS) -> Head:
-  """A head sampler with the law of `head.ancestral` without last noise.
+  """A head sampler with the distribution of `head.ancestral` without last noise.
 
   Arguments as for `exact_head`.
   """

@@ -106,11 +106,11 @@ class Decoder:
   max_trials: int
   sigma: bool
   bonus: bool
-  prefill: float
+  prefix_share: float
   aligned: bool
   guidance: str
   orders: Callable
-  law: str
+  distribution: str
   guarantee: str
 
   def check(self, condition: Condition, sampling: Sampling = Sampling()) -> None:
@@ -150,7 +150,7 @@ class Decoder:
       drafted = self._draft(draft_params, condition, ahead, generated.tokens)
       return self._verify(params, draft_params, condition, ahead, drafted, generated)
 
-    first = math.floor(self.prefill * size)
+    first = math.floor(self.prefix_share * size)
     generated = sample_lib.first_tokens(
         self.target, first, self.schedule, self.guidance, last_noise=True).run(
             params, condition, rows, order, sampling, empty_result(self.target, order, size))
@@ -289,25 +289,26 @@ class Decoder:
 
 def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedule | None = None,
                *, split: int | None = None, eta: float = 0.95,
-               max_trials: int = couple.DEFAULT_TRIALS, bonus: bool = True, prefill: float = 0.0,
+               max_trials: int = couple.DEFAULT_TRIALS, bonus: bool = True,
+               prefix_share: float = 0.0,
                aligned: bool = True, num_iter: int | None = None, guidance: str = 'linear',
                orders: Callable = random_lib.random_orders) -> Decoder:
   """Speculative sampling with a draft model, one token per autoregressive step.
 
   Args:
-    target: the model whose law is sampled: that of `mar` with `last_noise`.
+    target: the model whose distribution is sampled: that of `mar` with `last_noise`.
     draft: the draft model; it has the same tokens and reads the same condition.
     length: `gamma`, drafts per round.
     schedule: the levels of both heads; 100 by default.
     split: first kernel of the tested path, a fifth of the way up by default. Above it the
       noise is shared. Low values accept less; high ones suffer where heads disagree at
-      the first kernels, which magnify errors most. The law is the same for all.
+      the first kernels, which magnify errors most. The distribution is the same for all.
     eta: see `couple`.
     max_trials: proposals per residual draw at most; see `couple`.
     bonus: whether a round with all drafts accepted adds a token of the target. Without,
       every token goes through the same draft and test whatever `length` is, so the images
       of a key do not depend on it.
-    prefill: share of the tokens that the target fixes alone.
+    prefix_share: share of the tokens that the target fixes alone.
     aligned: whether the draft model uses the target's noise above `split`.
     num_iter: must be the number of tokens, one per step.
     guidance: as for `mar`.
@@ -321,7 +322,7 @@ def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedul
   check_pair(target, draft)
   check_num_iter(target, num_iter)
   schedule_lib.check_length(length, target.num_tokens)
-  schedule_lib.check_prefill(prefill)
+  schedule_lib.check_prefix_share(prefix_share)
   if not 0 <= split < schedule.num_levels:
     raise ValueError(f'split is {split}; it must be from 0 to the last of the '
                      f'{schedule.num_levels} levels, {schedule.num_levels - 1}.')
@@ -329,7 +330,7 @@ def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedul
   couple.check_max_trials(max_trials)
   sampling_lib.check_guidance(guidance)
   return Decoder(
-      target, draft, schedule, length, split, eta, max_trials, False, bonus, prefill, aligned,
+      target, draft, schedule, length, split, eta, max_trials, False, bonus, prefix_share, aligned,
       guidance, orders,
       f'masked generation in {target.num_tokens} steps, last kernel with noise',
       couple.guarantee(eta, max_trials))

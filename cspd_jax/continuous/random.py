@@ -1,4 +1,4 @@
-"""The noise of continuous tokens, keyed by row, position, purpose and kernel.
+"""The noise of continuous tokens: a function of row, position, purpose and kernel.
 
 Every number a decoder draws for a token has a key made of the row's key, the token's
 position in the image, what the number is for, and the denoising kernel that uses it.

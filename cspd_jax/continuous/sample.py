@@ -94,13 +94,13 @@ class Decoder:
   A pure function of arrays, to be jitted whole: `jax.jit(decoder)`.
 
   Attributes:
-    target: the model whose law is sampled.
+    target: the model whose distribution is sampled.
     schedule: the levels of the head.
     hidden: how many tokens are hidden after each autoregressive step; the last is 0.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`.
     head: samples the tokens of a step.
     orders: `(RowKeys [B], T) -> [B, T]` the order in which a row's positions are fixed.
-    law: the law that is sampled, in words.
+    distribution: the distribution that is sampled, in words.
     guarantee: how close the samples are to it, in words.
   """
 
@@ -110,7 +110,7 @@ class Decoder:
   guidance: str
   head: Head
   orders: Callable
-  law: str
+  distribution: str
   guarantee: str
 
   def check(self, condition: Condition, sampling: Sampling = Sampling()) -> None:
@@ -152,7 +152,7 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | None =
     num_iter: autoregressive steps; one token per step by default.
     schedule: the levels of the head; 100 by default.
     guidance: 'linear', as in the paper's results, or 'constant', as in the released demo.
-    last_noise: whether the last kernel adds its noise. It does not in MAR; the law with
+    last_noise: whether the last kernel adds its noise. It does not in MAR; the distribution with
       noise is the one that speculation over tokens can sample exactly.
     orders: `random_orders`, or `raster_orders`.
 
@@ -166,7 +166,7 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | None =
 
 
 def parallel(target: Target, tokens_per_step: int, schedule: Schedule | None = None, *,
-             prefill: float | None = None, guidance: str = 'linear', last_noise: bool = False,
+             prefix_share: float | None = None, guidance: str = 'linear', last_noise: bool = False,
              orders: Callable = random_lib.random_orders) -> Decoder:
   """The target alone with the same number of tokens in every step.
 
@@ -178,8 +178,8 @@ def parallel(target: Target, tokens_per_step: int, schedule: Schedule | None = N
     target: the model.
     tokens_per_step: tokens fixed by a step.
     schedule: the levels of the head; 100 by default.
-    prefill: for the target passes of `cspd.cspd_released` with the same number of drafts and
-      pre-fill: one token per step first, then its blocks. None for equal steps.
+    prefix_share: for the target passes of `cspd.cspd_released` with the same number of drafts and
+      prefix share: one token per step first, then its blocks. None for equal steps.
     guidance: as for `mar`.
     last_noise: as for `mar`.
     orders: as for `mar`.
@@ -191,15 +191,15 @@ def parallel(target: Target, tokens_per_step: int, schedule: Schedule | None = N
   if not 1 <= tokens_per_step <= size:
     raise ValueError(
         f'tokens_per_step is {tokens_per_step}; it must be from 1 to the number of tokens, {size}.')
-  law = f'parallel generation, {tokens_per_step} tokens per step'
-  if prefill is None:
+  distribution = f'parallel generation, {tokens_per_step} tokens per step'
+  if prefix_share is None:
     stops = (*range(tokens_per_step, size, tokens_per_step), size)
   else:
-    (_, first), *blocks = schedule_lib.blocks(size, tokens_per_step, prefill)
+    (_, first), *blocks = schedule_lib.blocks(size, tokens_per_step, prefix_share)
     stops = (*range(1, first + 1), *(stop for _, stop in blocks))
-    law += f' after the first {first}'
+    distribution += f' after the first {first}'
   return _ancestral(target, tuple(size - stop for stop in stops), schedule, guidance, last_noise,
-                    orders, law)
+                    orders, distribution)
 
 
 def first_tokens(target: Target, num_tokens: int, schedule: Schedule, guidance: str,
@@ -209,13 +209,13 @@ def first_tokens(target: Target, num_tokens: int, schedule: Schedule, guidance: 
   return Steps(target, hidden, guidance, head_lib.ancestral(target, schedule, last_noise))
 
 
-def _ancestral(target, hidden, schedule, guidance, last_noise, orders, law):
+def _ancestral(target, hidden, schedule, guidance, last_noise, orders, distribution):
   sampling_lib.check_guidance(guidance)
   schedule = schedule_lib.make() if schedule is None else schedule
-  law += ', last kernel with noise' if last_noise else ', last kernel without noise'
+  distribution += ', last kernel with noise' if last_noise else ', last kernel without noise'
   return Decoder(target, schedule, hidden, guidance,
-                 head_lib.ancestral(target, schedule, last_noise), orders, law,
-                 'exact: this is the sampler that defines the law')
+                 head_lib.ancestral(target, schedule, last_noise), orders, distribution,
+                 'exact: this is the sampler that defines the distribution')
 
 
 def _add(generated, k, sampled, positions):

@@ -11,7 +11,7 @@ from cspd_jax.continuous.base import Condition, Target
 
 
 class Sampling(NamedTuple):
-  """How the head's output becomes the law that is sampled.
+  """How the head's output becomes the distribution that is sampled.
 
   Every field is a scalar or has one value per row, `[B]`; all are run-time values:
   changing them does not compile anew.

@@ -167,21 +167,21 @@ def mask_lengths(num_tokens: int, num_iter: int) -> tuple[int, ...]:
   return (*lengths, 0)
 
 
-def blocks(num_tokens: int, length: int, prefill: float) -> tuple[tuple[int, int], ...]:
+def blocks(num_tokens: int, length: int, prefix_share: float) -> tuple[tuple[int, int], ...]:
   """The places `(first, stop)` of CSpD's blocks, the first one fixed by the target alone.
 
   Args:
     num_tokens: `T`.
     length: `gamma`.
-    prefill: share of the tokens; one more than this share is fixed by the target, so at
+    prefix_share: share of the tokens; one more than this share is fixed by the target, so at
       least one.
 
   Raises:
-    ValueError: if `length` is not from 1 to `num_tokens` or `prefill` not from 0 to 1.
+    ValueError: if `length` is not from 1 to `num_tokens` or `prefix_share` not from 0 to 1.
   """
   check_length(length, num_tokens)
-  check_prefill(prefill)
-  first = min(math.floor(prefill * num_tokens) + 1, num_tokens)
+  check_prefix_share(prefix_share)
+  first = min(math.floor(prefix_share * num_tokens) + 1, num_tokens)
   stops = [k + 1 for k in range(first, num_tokens) if k % length == 0 or k == num_tokens - 1]
   return tuple(zip([0, first, *stops[:-1]], [first, *stops]))
 
@@ -193,10 +193,10 @@ def check_length(length: int, num_tokens: int) -> None:
                      f'all of an image, {num_tokens}.')
 
 
-def check_prefill(prefill: float) -> None:
+def check_prefix_share(prefix_share: float) -> None:
   """Raises ValueError unless it is a share."""
-  if not 0 <= prefill <= 1:
-    raise ValueError(f'prefill is {prefill}; it must be from 0 to 1.')
+  if not 0 <= prefix_share <= 1:
+    raise ValueError(f'prefix_share is {prefix_share}; it must be from 0 to 1.')
 
 
 def guidance_scale(

@@ -1,10 +1,10 @@
-"""The exactness kernel: what remains of a law after a candidate was refused.
+"""The exactness kernel: what remains of a distribution after a candidate was refused.
 
 A candidate `x ~ q` is accepted with probability `min(1, p(x) / q(x))`; if it is
 refused, the next candidate or the final token follows `residual(p, q)`. The
-token that comes out has law `p` (Leviathan et al., arXiv 2211.17192, Theorem
+token that comes out has distribution `p` (Leviathan et al., arXiv 2211.17192, Theorem
 A.1; Chen et al., arXiv 2302.01318). With several candidates drawn without
-replacement the rule is repeated on the running laws (SpecInfer, arXiv
+replacement the rule is repeated on the running distributions (SpecInfer, arXiv
 2305.09781; SJD-PAC, arXiv 2603.18599, Theorem 2).
 """
 
@@ -24,10 +24,10 @@ def residual(p: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def without(q: jax.Array, token: jax.Array) -> jax.Array:
-  """The law of the next draw without replacement: `q` given that it is not `token`.
+  """The distribution of the next draw without replacement: `q` given that it is not `token`.
 
   Args:
-    q: `[..., V]` law of the draw that gave `token`.
+    q: `[..., V]` distribution of the draw that gave `token`.
     token: `[...]` the token drawn.
 
   Returns:
@@ -38,6 +38,6 @@ def without(q: jax.Array, token: jax.Array) -> jax.Array:
   return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1), 0)
 
 
-def take(law: jax.Array, token: jax.Array) -> jax.Array:
-  """`law[..., token]`: the probability of `token` `[...]` under `law` `[..., V]`."""
-  return jnp.take_along_axis(law, token[..., None], axis=-1)[..., 0]
+def take(distribution: jax.Array, token: jax.Array) -> jax.Array:
+  """The probability of `token` `[...]` under `distribution` `[..., V]`."""
+  return jnp.take_along_axis(distribution, token[..., None], axis=-1)[..., 0]

@@ -79,17 +79,17 @@ class Layout(NamedTuple):
 
   Attributes:
     tree: which draft follows which; a `Budget` if that is known at run time only.
-    law_rows: row of `Draft.laws` for every node; length `N + 1`, entry 0 unused.
-    carried: for every leaf of a side branch, a node whose token is one more
+    probs_rows: row of `Draft.probs` for every node; length `N + 1`, entry 0 unused.
+    leaf_candidate: for every leaf of a side branch, a node whose token is one more
       candidate there although it was not scored in that place, or -1; length
-      `N + 1`. Its law must be true given all that is attached to the positions
+      `N + 1`. Its distribution must be true given all that is attached to the positions
       before it, the side branch included.
-    draws: one of `DRAWS`. A 'fixed' token has a one-hot law, and no other is recorded.
+    draws: one of `DRAWS`. A 'fixed' token has a one-hot distribution, and no other is recorded.
   """
 
   tree: Tree | Budget
-  law_rows: tuple[int, ...]
-  carried: tuple[int, ...]
+  probs_rows: tuple[int, ...]
+  leaf_candidate: tuple[int, ...]
   draws: str = 'distinct'
 
 
@@ -98,14 +98,14 @@ class Draft(NamedTuple):
 
   Attributes:
     tokens: `[B, N]` the token of every draft node; -1 is no candidate.
-    laws: `[B, M, V]` laws the tokens were drawn from, or None if the verifier
+    probs: `[B, M, V]` distributions the tokens were drawn from, or None if the verifier
       does not ask for them. Node `i` and its siblings use row
-      `layout.law_rows[i]`.
+      `layout.probs_rows[i]`.
     tree: the topology, if the layout gives its budget only; its draws must be 'fixed'.
   """
 
   tokens: jax.Array
-  laws: jax.Array | None
+  probs: jax.Array | None
   tree: RuntimeTree | None = None
 
 
@@ -118,29 +118,29 @@ class Verdict(NamedTuple):
     token: `[]` the one more token: residual or bonus.
     samples: `[N + 1]` the target's own token after every node, if the verifier
       drew one; None otherwise.
-    drift: `[N + 1]` what testing this node adds to the bound on total variation;
+    tv_bound: `[N + 1]` what testing this node adds to the bound on total variation;
       0 where the walk did not come. None if the verifier is exact.
   """
 
   node: jax.Array
   token: jax.Array
   samples: jax.Array | None = None
-  drift: jax.Array | None = None
+  tv_bound: jax.Array | None = None
 
 
 class Verifier(NamedTuple):
   """Which drafts are accepted, and what follows the last of them.
 
   Attributes:
-    verify: `(rng, layout, tokens [N + 1], laws [M, V], target_laws [N + 1, V],
+    verify: `(rng, layout, tokens [N + 1], probs [M, V], target_probs [N + 1, V],
       positions [N + 1]) -> Verdict`, for one row. `tokens[0]` is the
-      root; `target_laws[i]` is the law of the token after node `i`, which is
+      root; `target_probs[i]` is the distribution of the token after node `i`, which is
       token number `positions[i]`. Vectorised over the rows by the loop.
-    exact: whether the output follows the target's law.
-    needs_laws: whether the drafter has to record the laws of its tokens.
+    exact: whether the output follows the target's distribution.
+    needs_probs: whether the drafter has to record the distributions of its tokens.
     seed_exact: whether the output equals, token for token, that of `vanilla`
       with the same key.
-    greedy: whether it decides, at temperature 0, by the target's law at
+    greedy: whether it decides, at temperature 0, by the target's distribution at
       temperature 1 without cuts; it is then defined for temperature 0 only.
     check: `(drafter, vocab_size) -> None`; raises ValueError if it cannot verify
       the drafts of this drafter, with the reason.
@@ -148,7 +148,7 @@ class Verifier(NamedTuple):
 
   verify: Callable[..., Verdict]
   exact: bool
-  needs_laws: bool
+  needs_probs: bool
   seed_exact: bool = False
   greedy: bool = False
   check: Callable[['Drafter', int], None] = lambda drafter, vocab_size: None
@@ -159,7 +159,7 @@ class Env(NamedTuple):
 
   Attributes:
     target: the target.
-    needs_laws: whether the verifier wants the laws of the drafts.
+    needs_probs: whether the verifier wants the distributions of the drafts.
     seed_exact: whether drafts should be drawn with the noise of their position.
     rowwise: `fn -> fn` that vectorises a function of one row; its first argument
       and result are the row's random numbers.
@@ -168,7 +168,7 @@ class Env(NamedTuple):
   """
 
   target: Target
-  needs_laws: bool
+  needs_probs: bool
   seed_exact: bool
   rowwise: Callable
   warp: Any
@@ -184,7 +184,7 @@ class Outcome(NamedTuple):
     count: `[B]` number of committed tokens.
     accepted: `[B]` number of drafts accepted in this round.
     nodes: `[B, N + 1]` the tokens that were scored.
-    laws: `[B, N + 1, V]` the target's law after every node.
+    probs: `[B, N + 1, V]` the target's distribution after every node.
     features: what the target's score, or its prefill, returned for drafters.
     path: `[B, D + 1]` the accepted path, node by node from the root; entries
       beyond `accepted` mean nothing.
@@ -195,7 +195,7 @@ class Outcome(NamedTuple):
   count: jax.Array
   accepted: jax.Array
   nodes: jax.Array
-  laws: jax.Array
+  probs: jax.Array
   features: Any
   path: jax.Array
   verdict: Verdict
@@ -237,12 +237,12 @@ class Decoded(NamedTuple):
       committed `n` tokens (accepted drafts plus one).
     round_of_token: `[B, T]` int32 the round that fixed a token; 0 is the
       prefill, which fixes the first token.
-    drift: `[B]` float32; its mean bounds the total variation between the law of the
-      image's tokens and the target's. 0 for exact decoders. See `verifiers.rejection`.
+    tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of
+      the image's tokens and the target's. 0 for exact decoders. See `verifiers.rejection`.
   """
 
   tokens: jax.Array
   rounds: jax.Array
   accepted: jax.Array
   round_of_token: jax.Array
-  drift: jax.Array
+  tv_bound: jax.Array

@@ -120,9 +120,9 @@ class Named(NamedTuple):
   """An entry of the registry.
 
   Attributes:
-    guarantee: in a word or two. 'exact': the output has the target's law; 'seed-exact': it
+    guarantee: in a word or two. 'exact': the output has the target's distribution; 'seed-exact': it
       equals the output of `vanilla` with the same key, token for token; any other word says
-      that it does not have the law (continuous tokens only).
+      that it does not have the distribution (continuous tokens only).
     drafts: what drafts: None, the target itself; or one of `SOURCES`.
     summary: one line for tables.
   """

@@ -25,7 +25,7 @@ class State(NamedTuple):
     round_of_token: `[B, T']` the round that fixed each.
     rounds: `[B]` forward passes so far, the prefill included.
     accepted: `[B, D + 2]` histogram of tokens committed per round.
-    drift: `[B]` the bound on total variation so far.
+    tv_bound: `[B]` the bound on total variation so far.
     cache: the target's cache.
     drafter: the drafter's state.
     rng: the rows' random numbers.
@@ -36,7 +36,7 @@ class State(NamedTuple):
   round_of_token: jax.Array
   rounds: jax.Array
   accepted: jax.Array
-  drift: jax.Array
+  tv_bound: jax.Array
   cache: Any
   drafter: Any
   rng: Any
@@ -50,7 +50,7 @@ class Decoder:
   `round` and `finish` are its pieces, for those who want to watch it work.
 
   Attributes:
-    target: the model whose law is sampled.
+    target: the model whose distribution is sampled.
     drafter: proposes tokens.
     verifier: decides which of them stay.
     open_rng: opens a row's random numbers; tests replace it.
@@ -59,7 +59,7 @@ class Decoder:
   target: Target
   drafter: Drafter
   verifier: Verifier
-  open_rng: Callable = random_lib.Keyed
+  open_rng: Callable = random_lib.RowRandom
 
   def check(self, condition: Condition, warp: Warp = Warp()) -> None:
     """Raises ValueError for a condition or options that cannot work.
@@ -106,11 +106,11 @@ class Decoder:
     batch = logits.shape[1]
     positions = jnp.zeros((batch, 1), jnp.int32)
     logits = logits[:, :, None]
-    laws = self._laws(logits, positions, warp)
-    no_drafts = Draft(positions[:, :0], laws[:, :0] if self.verifier.needs_laws else None)
+    probs = self._probs(logits, positions, warp)
+    no_drafts = Draft(positions[:, :0], probs[:, :0] if self.verifier.needs_probs else None)
     rng, verdict = self._verify(
         rng, Layout(chain(0), (0,), (-1,)), no_drafts, positions,
-        self._laws(logits, positions, _untempered(warp)) if self.verifier.greedy else laws,
+        self._probs(logits, positions, _untempered(warp)) if self.verifier.greedy else probs,
         positions)
 
     extent = target.num_tokens + tree.max_depth + 1
@@ -118,12 +118,12 @@ class Decoder:
     count = jnp.ones((batch,), jnp.int32)
     outcome = Outcome(
         tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=positions,
-        laws=laws, features=features, path=positions, verdict=verdict)
+        probs=probs, features=features, path=positions, verdict=verdict)
     rng, drafter_state = self.drafter.init(env, condition, rng, outcome)
     return State(
         count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
         accepted=jnp.zeros((batch, tree.max_depth + 2), jnp.int32),
-        drift=jnp.zeros((batch,), jnp.float32), cache=cache,
+        tv_bound=jnp.zeros((batch,), jnp.float32), cache=cache,
         drafter=drafter_state, rng=rng)
 
   def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:
@@ -141,12 +141,12 @@ class Decoder:
     logits, features, cache = target.score(
         params, state.cache, jnp.maximum(nodes, 0), start, tree)
     positions = start[:, None] + 1 + tree.depth
-    laws = self._laws(logits, positions, warp)
+    probs = self._probs(logits, positions, warp)
 
     # Verify, and commit the accepted path and one more token.
     rng, verdict = self._verify(
         rng, drafter.layout, draft, nodes,
-        self._laws(logits, positions, _untempered(warp)) if self.verifier.greedy else laws,
+        self._probs(logits, positions, _untempered(warp)) if self.verifier.greedy else probs,
         positions)
     accepted, path = tree.reach(verdict.node)
     new = jnp.take_along_axis(nodes, path[:, 1:], axis=1)
@@ -160,7 +160,7 @@ class Decoder:
       cache = target.commit(cache, start, path[:, 1:tree.side_depth + 1])
 
     outcome = Outcome(
-        tokens=tokens, count=count, accepted=length - 1, nodes=nodes, laws=laws,
+        tokens=tokens, count=count, accepted=length - 1, nodes=nodes, probs=probs,
         features=features, path=path, verdict=verdict)
     rng, drafter_state = drafter.update(env, drafter_state, rng, outcome)
     rounds = jnp.broadcast_to(state.rounds[:, None], new.shape)
@@ -169,7 +169,7 @@ class Decoder:
         round_of_token=_append(state.round_of_token, state.count, rounds, length),
         rounds=state.rounds + (length > 0),
         accepted=state.accepted.at[jnp.arange(batch), length].add(length > 0),
-        drift=state.drift + self._drift(verdict, positions, length),
+        tv_bound=state.tv_bound + self._tv_bound(verdict, positions, length),
         cache=cache, drafter=drafter_state, rng=rng)
 
   def finish(self, state: State) -> Decoded:
@@ -177,29 +177,29 @@ class Decoder:
     size = self.target.num_tokens
     return Decoded(
         tokens=state.tokens[:, :size], rounds=state.rounds, accepted=state.accepted,
-        round_of_token=state.round_of_token[:, :size], drift=state.drift)
+        round_of_token=state.round_of_token[:, :size], tv_bound=state.tv_bound)
 
   def _length(self, count, accepted):
     """`[B]` tokens to commit: the accepted ones and one more, 0 for a complete row."""
     return jnp.minimum(accepted + 1, self.target.num_tokens - count)
 
-  def _laws(self, logits, positions, warp):
+  def _probs(self, logits, positions, warp):
     forced = None if self.target.forced is None else self.target.forced(positions)
-    return warp_lib.law(logits, warp, forced)
+    return warp_lib.probabilities(logits, warp, forced)
 
-  def _drift(self, verdict, positions, length):
+  def _tv_bound(self, verdict, positions, length):
     """`[B]` what this round adds to the bound; drafts past the last token do not count."""
-    if verdict.drift is None:
+    if verdict.tv_bound is None:
       return jnp.zeros(length.shape, jnp.float32)
     counts = (positions <= self.target.num_tokens) & (length > 0)[:, None]
-    return jnp.sum(jnp.where(counts, verdict.drift, 0), axis=1)
+    return jnp.sum(jnp.where(counts, verdict.tv_bound, 0), axis=1)
 
-  def _verify(self, rng, layout, draft, nodes, target_laws, positions):
+  def _verify(self, rng, layout, draft, nodes, target_probs, positions):
     def verify(rng, tree, *args):
       # A static tree is no array: it comes with the layout.
       row = layout if tree is None else layout._replace(tree=tree)
       return self.verifier.verify(rng, row, *args)
-    return self._rowwise(verify)(rng, draft.tree, nodes, draft.laws, target_laws, positions)
+    return self._rowwise(verify)(rng, draft.tree, nodes, draft.probs, target_probs, positions)
 
   def _rowwise(self, fn):
     """Vectorises `fn(rng, ...) -> result` over rows, passing the numbers' state on."""
@@ -210,7 +210,7 @@ class Decoder:
     return jax.vmap(row)
 
   def _env(self, warp, draft_params):
-    return Env(self.target, self.verifier.needs_laws, self.verifier.seed_exact, self._rowwise,
+    return Env(self.target, self.verifier.needs_probs, self.verifier.seed_exact, self._rowwise,
                warp, draft_params)
 
 

@@ -1,7 +1,7 @@
 """The two kinds of randomness a decoder uses: accept tests and draws.
 
-All randomness of a decoder goes through the few methods of `Keyed`, for two
-reasons. A row's stream is keyed by the row alone, so a row does not know
+All randomness of a decoder goes through the few methods of `RowRandom`, for two
+reasons. A row's stream depends on the row alone, so a row does not know
 who else is in its batch. And a test can put an object with the same methods in
 its place that runs through every outcome and multiplies the probabilities
 (`cspd_jax.testing.enumerate`), which proves a decoder exact without sampling.
@@ -61,7 +61,7 @@ def as_key(words: jax.Array, first: jax.typing.ArrayLike, second: int) -> jax.Ar
   return jax.random.wrap_key_data(words + counter, impl='threefry2x32')
 
 
-class Keyed:
+class RowRandom:
   """Random numbers of one row for one step; read `state` when done."""
 
   def __init__(self, state: RowKeys):

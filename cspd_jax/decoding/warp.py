@@ -1,6 +1,6 @@
-"""From logits to a law: guidance, temperature, top-k, top-p, forced tokens.
+"""From logits to a distribution: guidance, temperature, top-k, top-p, forced tokens.
 
-Target, draft model and every stored law go through the one function `law`, in
+Target, draft model and every stored distribution go through the one function `probabilities`, in
 float32 or better, so that what is recorded is what was sampled from.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Warp(NamedTuple):
-  """How logits are turned into the law that is sampled.
+  """How logits are turned into the distribution that is sampled.
 
   Every field is a scalar or has one value per row, `[B]`; all are run-time
   values: changing them does not compile anew.
@@ -49,8 +49,8 @@ def check(warp: Warp, num_streams: int) -> None:
         'guide away from; set guidance_scale to 1 or build the target with guidance.')
 
 
-def law(logits: jax.Array, warp: Warp, forced: jax.Array | None = None) -> jax.Array:
-  """The law that is sampled at every node.
+def probabilities(logits: jax.Array, warp: Warp, forced: jax.Array | None = None) -> jax.Array:
+  """The distribution that is sampled at every node.
 
   Args:
     logits: `[S, B, N, V]`; with two streams the conditional one comes first.
@@ -95,7 +95,7 @@ def is_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def is_top_p(p: jax.Array, mass: jax.Array) -> jax.Array:
-  """Which entries of the law `p` `[..., V]` have at most `mass` before them.
+  """Which entries of the distribution `p` `[..., V]` have at most `mass` before them.
 
   "Before" are the strictly more probable ones, so that ties stay together.
   """

@@ -1,4 +1,4 @@
-"""Finds the relaxation that meets a goal: so much drift, or so long a round."""
+"""Finds the relaxation that meets a goal: such a bound on total variation, or so long a round."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,17 +30,17 @@ def calibrate(measure: Callable[[float, Any], np.ndarray], low: float, high: flo
   random numbers: the noise moves the curve as a whole but hardly bends it, and a curve
   that rises in the mean rises as measured, nearly. What noise remains is told by `error`.
 
-    def drift(delta, key):
+    def tv_bound(delta, key):
       decoder = make_decoder(target, drafter, cool(delta))
-      return jax.jit(decoder)(params, condition, key).drift
+      return jax.jit(decoder)(params, condition, key).tv_bound
 
-    found = calibrate(drift, 1.0, 3.0, goal=0.1, key=jax.random.key(0))
+    found = calibrate(tv_bound, 1.0, 3.0, goal=0.1, key=jax.random.key(0))
 
   Options of a verifier are static, so every step compiles a decoder.
 
   Args:
     measure: `(value, key) -> [n]`: one figure per image, with a mean that is monotone in
-      the value; `Decoded.drift`, or tokens per round.
+      the value; `Decoded.tv_bound`, or tokens per round.
     low: one end of the range.
     high: the other end, above `low`.
     goal: the mean that is wanted.

@@ -82,7 +82,7 @@ def distance(a: Gaussian, b: Gaussian) -> float:
 
 
 def noise(sets: np.ndarray, reference: Gaussian) -> tuple[float, float]:
-  """How far samples of one size are from a reference although the law is the same.
+  """How far samples of one size are from a reference although the distribution is the same.
 
   Args:
     sets: `[K, N, F]` features of `K` samples of the reference's own decoder, with other

@@ -2,7 +2,8 @@
 
 A relaxed decoder accepts tokens that the target would not have drawn, so the target finds
 its images less likely than its own, or more likely if it keeps to the probable tokens. One
-forward pass over the finished tokens gives every law that the target would have drawn from.
+forward pass over the finished tokens gives every distribution that the target would have drawn
+from.
 """
 
 from typing import Any, NamedTuple
@@ -21,10 +22,10 @@ class Likelihood(NamedTuple):
   """Per image, mean over its tokens, in nats.
 
   Attributes:
-    nll: `[B]` negative log-likelihood under the law that is sampled; inf if the law
-      excludes a token, which cuts can bring about. Its mean over vanilla's images is the
-      entropy rate of the model.
-    entropy: `[B]` entropy of the same laws. Along the images of an exact decoder
+    nll: `[B]` negative log-likelihood under the distribution that is sampled; inf if the
+      distribution excludes a token, which cuts can bring about. Its mean over vanilla's images is
+      the entropy rate of the model.
+    entropy: `[B]` entropy of the same distributions. Along the images of an exact decoder
       `nll - entropy` has mean 0, whatever the images show: the noise of the images, which
       makes up most of that of `nll`, is not in it.
   """
@@ -35,7 +36,7 @@ class Likelihood(NamedTuple):
 
 def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Array,
                warp: warp_lib.Warp) -> Likelihood:
-  """Likelihood of whole images under the target's warped law; to be jitted.
+  """Likelihood of whole images under the target's warped distribution; to be jitted.
 
   Args:
     target: the model, with the guidance stream if it is used.
@@ -56,18 +57,18 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
         params, cache, tokens[:, :-1], start, chain(target.num_tokens - 2))
     logits = jnp.concatenate([logits, rest], axis=2)
   positions = jnp.broadcast_to(jnp.arange(target.num_tokens), tokens.shape)
-  law = warp_lib.law(
+  distribution = warp_lib.probabilities(
       logits, warp, None if target.forced is None else target.forced(positions))
-  entropy = jnp.sum(jax.scipy.special.entr(law), axis=-1)
-  return Likelihood(
-      nll=jnp.mean(-jnp.log(accept.take(law, tokens)), axis=1), entropy=jnp.mean(entropy, axis=1))
+  entropy = jnp.sum(jax.scipy.special.entr(distribution), axis=-1)
+  nll = -jnp.log(accept.take(distribution, tokens))
+  return Likelihood(nll=jnp.mean(nll, axis=1), entropy=jnp.mean(entropy, axis=1))
 
 
 def unigram_distance(tokens: np.ndarray, others: np.ndarray, vocab_size: int) -> float:
   """Total variation between how often two sets of images `[N, T]` use each token.
 
-  From few tokens it is well above 0 even if the laws are equal; compare it with that of two
-  equally large samples of one decoder.
+  From few tokens it is well above 0 even if the distributions are equal; compare it with that of
+  two equally large samples of one decoder.
   """
   shares = [np.bincount(np.asarray(part).reshape(-1), minlength=vocab_size) / np.size(part)
             for part in (tokens, others)]

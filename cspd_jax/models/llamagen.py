@@ -222,7 +222,7 @@ def init(config: LlamaGenConfig, key: jax.Array) -> Params:
   """Random float32 parameters as LlamaGen starts training with.
 
   Normal with deviation 0.02, norms one and the output matrix zero, so that the
-  first laws are uniform.
+  first distributions are uniform.
   """
   condition = jnp.zeros((1,), jnp.int32)
   if config.conditioning == 'text':

@@ -69,7 +69,7 @@ def init(config: MedusaConfig, key: jax.Array) -> Params:
 
 
 def from_target(config: MedusaConfig, target_params: Params) -> Params:
-  """Float32 parameters with which every head repeats the target's own law.
+  """Float32 parameters with which every head repeats the target's own distribution.
 
   Args:
     config: the sizes.

@@ -1,4 +1,4 @@
-"""Models of continuous tokens whose laws are known: exact heads for Gaussian mixtures.
+"""Models of continuous tokens whose distributions are known: exact heads for Gaussian mixtures.
 
 If a clean token is a mixture of Gaussians, so is every noisy state, and the best
 prediction of the noise is a formula. The transformer of such a model only has to name
@@ -112,7 +112,7 @@ def exact_denoise(schedule: Schedule, token_dim: int) -> Callable:
 
   `eps` is the expected noise given the state. `v` gives the kernel the variance of the
   next state given this one, averaged over dimensions; for a single Gaussian the chain
-  then has the token's law exactly, whatever the number of levels, up to what the
+  then has the token's distribution exactly, whatever the number of levels, up to what the
   noise-free last kernel takes away (a variance of about 4e-5).
   """
   level_of_step = np.full(schedule_lib.NUM_STEPS, -1)
@@ -195,7 +195,7 @@ def gaussian_chain(num_tokens: int = 16, correlation: float = 0.9, *,
                    means: tuple[float, ...] = (0.0,)) -> Analytic:
   """Tokens of one number each, jointly normal with `correlation**|i - j|` and variance 1.
 
-  In every order, one token per step, the sampled law is this one.
+  In every order, one token per step, the sampled distribution is this one.
 
   Args:
     num_tokens: `T`.
@@ -214,7 +214,7 @@ def gaussian_chain(num_tokens: int = 16, correlation: float = 0.9, *,
     return jnp.where(nearest >= 0, value, 0), jnp.where(nearest >= 0, distance, jnp.inf)
 
   def transform(params, condition, tokens, visible):
-    # The law is Markov: only the nearest visible token on either side matters.
+    # The distribution is Markov: only the nearest visible token on either side matters.
     shift = params.means[condition][:, None]
     centred = tokens[..., 0] - shift
     before, left = neighbour(visible, centred)

@@ -1,4 +1,4 @@
-"""A drafter whose laws are a second table: any tree, any way to draw siblings."""
+"""A drafter whose distributions are a second table: any tree, any way to draw siblings."""
 
 from typing import NamedTuple
 
@@ -26,14 +26,14 @@ class TabularState(NamedTuple):
 def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Drafter:
   """Drafts from the table `other`, level by level, anew in every round.
 
-  The law of a node depends on the whole path to it. Call the decoder with
+  The distribution of a node depends on the whole path to it. Call the decoder with
   `draft_params=other.params`, or another table of that shape.
 
   Args:
     other: a model over the target's vocabulary and length.
     tree: topology of the drafts.
     draws: how siblings are drawn, one of `base.DRAWS`. 'fixed' takes the most probable
-      tokens and records no laws.
+      tokens and records no distributions.
 
   Raises:
     ValueError: for an unknown `draws`.
@@ -41,7 +41,7 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
   if draws not in DRAWS:
     raise ValueError(f'draws is {draws!r}; it must be one of {", ".join(DRAWS)}.')
   inner = np.flatnonzero(tree.children[:, 0] > 0)
-  law_rows = (0,) + tuple(int(row) for row in np.searchsorted(inner, tree.parents[1:]))
+  probs_rows = (0,) + tuple(int(row) for row in np.searchsorted(inner, tree.parents[1:]))
 
   def check(target):
     if (target.vocab_size, target.num_tokens) != (other.vocab_size, other.length):
@@ -61,20 +61,20 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
     forced = None if env.target.forced is None else env.target.forced(positions)
     streams = other.target.num_streams
     warp = env.warp if streams == 2 else env.warp._replace(guidance_scale=1.0)
-    laws = None
+    probs = None
     for depth in range(tree.max_depth):
       logits, _, _ = other.target.score(
           env.params, state, jnp.maximum(nodes, 0), start, tree)
-      laws = warp_lib.law(logits, warp, forced)
+      probs = warp_lib.probabilities(logits, warp, forced)
       for parent in inner[tree.depth[inner] == depth]:
         children = tree.children[parent][tree.children[parent] > 0]
-        draw = lambda rng, law, count=len(children): siblings(rng, law, count, draws)
-        rng, tokens = env.rowwise(draw)(rng, laws[:, parent])
+        draw = lambda rng, q, count=len(children): siblings(rng, q, count, draws)
+        rng, tokens = env.rowwise(draw)(rng, probs[:, parent])
         nodes = nodes.at[:, children].set(tokens)
     recorded = None
-    if env.needs_laws and draws != 'fixed':
-      # A node's law depends on its ancestors only: the last pass has those of all.
-      recorded = laws[:, inner] if inner.size else jnp.zeros(
+    if env.needs_probs and draws != 'fixed':
+      # A node's distribution depends on its ancestors only: the last pass has those of all.
+      recorded = probs[:, inner] if inner.size else jnp.zeros(
           (root.shape[0], 0, other.vocab_size), env.params.dtype)
     return rng, state, Draft(nodes[:, 1:], recorded)
 
@@ -84,14 +84,14 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
     return rng, state._replace(tokens=state.tokens.at[:, :known].set(outcome.tokens))
 
   return Drafter(
-      layout=Layout(tree, law_rows, (-1,) * (tree.num_nodes + 1), draws),
+      layout=Layout(tree, probs_rows, (-1,) * (tree.num_nodes + 1), draws),
       init=init, propose=propose, update=update, check=check)
 
 
-def siblings(rng, law: jax.Array, count: int, draws: str) -> jax.Array:
-  """`[count]` tokens from one law `[V]`, drawn one of the ways in `base.DRAWS`."""
+def siblings(rng, distribution: jax.Array, count: int, draws: str) -> jax.Array:
+  """`[count]` tokens from one distribution `[V]`, drawn one of the ways in `base.DRAWS`."""
   if draws == 'fixed':
-    return winners(law, count)
+    return winners(distribution, count)
   if draws == 'iid':
-    return rng.draw(jnp.broadcast_to(law, (count, law.shape[0])))
-  return rng.draw_distinct(law[None], count)[0]
+    return rng.draw(jnp.broadcast_to(distribution, (count, distribution.shape[0])))
+  return rng.draw_distinct(distribution[None], count)[0]

@@ -3,7 +3,7 @@
 A decoder asks for randomness in a few ways only (`decoding/random.py`). Here
 every such question is answered from a list of digits, one row of the batch per
 list, and the probability of each answer is multiplied up. Summing the rows gives
-the decoder's output law exactly, through the very code that runs in production.
+the decoder's output distribution exactly, through the very code that runs in production.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class _Answers(NamedTuple):
 
 
 class _Enumerated:
-  """Has the methods of `random.Keyed`; every outcome is one row."""
+  """Has the methods of `random.RowRandom`; every outcome is one row."""
 
   def __init__(self, radices: list[int], state: _Answers):
     self._radices = radices  # Of all questions asked so far, over all rows alike.
@@ -94,29 +94,30 @@ class Rounds(NamedTuple):
   """What a prefill and some rounds do, in exact figures.
 
   Attributes:
-    law: `[V**T]` law of the sequence, in the order of `tabular.sequences()`; what is not
-      committed by then is completed with the target's own laws.
-    drift: mean of the decoder's bound on total variation.
+    distribution: `[V**T]` distribution of the sequence, in the order of `tabular.sequences()`;
+      what is not committed by then is completed with the target's own distributions.
+    tv_bound: mean of the decoder's bound on total variation.
     length: mean number of committed tokens, that of the prefill included.
   """
 
-  law: np.ndarray
-  drift: float
+  distribution: np.ndarray
+  tv_bound: float
   length: float
 
 
-def output_law(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), **kwargs) -> np.ndarray:
-  """`[V**T]` the law of `enumerate_rounds`, which has the arguments and what is raised."""
-  return enumerate_rounds(decoder, tabular, warp, **kwargs).law
+def output_distribution(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(),
+                        **kwargs) -> np.ndarray:
+  """`[V**T]` the `distribution` of `enumerate_rounds`; arguments and errors are the same."""
+  return enumerate_rounds(decoder, tabular, warp, **kwargs).distribution
 
 
 def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, rounds: int = 1,
                      draft_params=None, max_outcomes: int = 2**24, chunk: int = 2**16) -> Rounds:
   """Runs a prefill and `rounds` rounds of a decoder through all their outcomes.
 
-  What is not committed by then is completed with the target's own laws, so the
-  law equals `tabular.law(warp)` if and only if the rounds are exact. Two rounds
-  also prove that the drafter records the true laws of its drafts. Noise that
+  What is not committed by then is completed with the target's own distributions, so the
+  distribution equals `tabular.distribution(warp)` if and only if the rounds are exact. Two rounds
+  also prove that the drafter records the true distributions of its drafts. Noise that
   belongs to positions is taken as fresh in every use, so a verifier or drafter
   that uses one position's noise twice in these rounds is outside this proof.
   Randomness inside a `lax` loop that runs more than once is asked for once, while
@@ -151,7 +152,7 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
     for number in range(rounds):
       step = (final if number == rounds - 1 else first).round
       state = step(tabular.params, state, warp, draft_params)
-    return state.tokens, state.count, state.rng.weight, state.drift
+    return state.tokens, state.count, state.rng.weight, state.tv_bound
 
   jax.eval_shape(run, jax.ShapeDtypeStruct((1,), jnp.arange(1).dtype))  # Counts the questions.
   total = int(np.prod([float(radix) for radix in radices]))
@@ -167,42 +168,43 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
 def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: Warp) -> Rounds:
   """Sums the outcomes by what they committed, then completes the sequences."""
   vocab, length, sequences = tabular.vocab_size, tabular.length, tabular.sequences()
-  target = tabular.law(warp)
+  target = tabular.distribution(warp)
   committed = [np.zeros(vocab**k) for k in range(length + 1)]
-  mean_drift = 0.0
+  mean_tv_bound = 0.0
   for begin in range(0, total, chunk):
-    tokens, count, weight, drift = map(np.asarray, run(begin + jnp.arange(chunk)))
+    tokens, count, weight, tv_bound = map(np.asarray, run(begin + jnp.arange(chunk)))
     weight = np.where(begin + np.arange(chunk) < total, weight, 0)
-    mean_drift += float(weight @ drift)
+    mean_tv_bound += float(weight @ tv_bound)
     for k in range(1, length + 1):
       rows = count == k
       first = (vocab**k - 1) // (vocab - 1)
       np.add.at(committed[k], prefix_number(tokens[rows, :k], vocab) - first, weight[rows])
 
-  law = np.zeros(len(sequences))
+  distribution = np.zeros(len(sequences))
   for k in range(1, length + 1):
-    prefix_law = target.reshape(vocab**k, -1).sum(axis=1)
+    prefix_probs = target.reshape(vocab**k, -1).sum(axis=1)
     prefix = np.arange(len(sequences)) // vocab ** (length - k)
-    share = np.divide(committed[k], prefix_law, out=np.zeros_like(prefix_law), where=prefix_law > 0)
-    law += share[prefix] * target
+    share = np.divide(
+        committed[k], prefix_probs, out=np.zeros_like(prefix_probs), where=prefix_probs > 0)
+    distribution += share[prefix] * target
     # A prefix the target cannot produce has no completion: count it as it is.
-    impossible = np.where(prefix_law > 0, 0, committed[k])
-    np.add.at(law, np.arange(vocab**k) * vocab ** (length - k), impossible)
+    impossible = np.where(prefix_probs > 0, 0, committed[k])
+    np.add.at(distribution, np.arange(vocab**k) * vocab ** (length - k), impossible)
   mean_length = sum(k * float(mass.sum()) for k, mass in enumerate(committed))
-  return Rounds(law, mean_drift, mean_length)
+  return Rounds(distribution, mean_tv_bound, mean_length)
 
 
 class Stage(NamedTuple):
-  """What a verifier makes of one group of siblings, for `n` pairs of laws.
+  """What a verifier makes of one group of siblings, for `n` pairs of distributions.
 
   Attributes:
-    law: `[n, V]` law of the token that comes out.
-    drift: `[n]` mean of the verifier's bound on total variation; 0 if it gives none.
+    distribution: `[n, V]` distribution of the token that comes out.
+    tv_bound: `[n]` mean of the verifier's bound on total variation; 0 if it gives none.
     accepted: `[n]` probability that a candidate is accepted.
   """
 
-  law: np.ndarray
-  drift: np.ndarray
+  distribution: np.ndarray
+  tv_bound: np.ndarray
   accepted: np.ndarray
 
 
@@ -210,12 +212,12 @@ def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int
                     draws: str = 'distinct') -> Stage:
   """Runs a verifier through all outcomes of one group of siblings.
 
-  A quick look at a rule for many laws at once; `enumerate_rounds` is the whole thing.
+  A quick look at a rule for many distributions at once; `enumerate_rounds` is the whole thing.
 
   Args:
     verifier: what to try.
-    p: `[n, V]` laws of the target.
-    q: `[n, V]` laws the candidates are drawn from.
+    p: `[n, V]` distributions of the target.
+    q: `[n, V]` distributions the candidates are drawn from.
     count: number of siblings.
     draws: how they are drawn, one of `base.DRAWS`.
 
@@ -234,9 +236,9 @@ def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int
         rng, layout, tokens, None if draws == 'fixed' else q[None],
         jnp.broadcast_to(p, (count + 1, p.shape[0])), jnp.minimum(jnp.arange(count + 1), 1))
     first = jnp.where(verdict.node > 0, tokens[verdict.node], verdict.token)
-    drift = 0 if verdict.drift is None else jnp.sum(verdict.drift)
+    tv_bound = 0 if verdict.tv_bound is None else jnp.sum(verdict.tv_bound)
     came = jax.nn.one_hot(first, p.shape[0], dtype=p.dtype)
-    return rng.state.weight * jnp.append(came, jnp.stack([drift, verdict.node > 0]))
+    return rng.state.weight * jnp.append(came, jnp.stack([tv_bound, verdict.node > 0]))
 
   p, q = jnp.asarray(p), jnp.asarray(q)
   run = jax.jit(run)  # So that it is traced once.

@@ -1,4 +1,4 @@
-"""Statistical proof that a sampler follows a law: jitted path, joint law, batches."""
+"""Statistical proof that a sampler is exact: jitted path, joint distribution, batches."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Report(NamedTuple):
   """The outcome of a check; see `statistics.Fit` for the numbers.
 
   Attributes:
-    tv: total variation to the law, over whole sequences and classes.
+    tv: total variation to the distribution, over whole sequences and classes.
     tv_expected: its mean for an exact sampler.
     p_value: of the worst of the tests, corrected for their number.
     samples: number of sequences.
@@ -34,18 +34,18 @@ class Report(NamedTuple):
   passed: bool
 
 
-def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], laws: np.ndarray,
+def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np.ndarray,
                   vocab_size: int, *, samples: int = 2**19, batch_size: int = 2**14,
                   seed: int = 0, false_alarm: float = FALSE_ALARM) -> Report:
-  """Tests any sampler of sequences against their enumerated laws.
+  """Tests any sampler of sequences against their enumerated distributions.
 
   Rows of one batch have different classes, so that they advance at different
-  speeds. Tested are the joint law of the whole sequence and its class, and that
+  speeds. Tested are the joint distribution of the whole sequence and its class, and that
   neighbouring rows are independent.
 
   Args:
     sample: `(key, labels [B]) -> tokens [B, T]`; jit it yourself.
-    laws: `[C, V**T]` law of a sequence for every class, in lexicographic order.
+    probs: `[C, V**T]` distribution of a sequence for every class, in lexicographic order.
     vocab_size: `V`.
     samples: number of sequences, rounded up to whole batches.
     batch_size: `B`, even.
@@ -55,8 +55,8 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], laws: np.
   Returns:
     A `Report`.
   """
-  laws = np.asarray(laws, np.float64)
-  num_classes, cells = laws.shape
+  probs = np.asarray(probs, np.float64)
+  num_classes, cells = probs.shape
   length = int(round(np.log(cells) / np.log(vocab_size)))
   place = vocab_size ** np.arange(length - 1, -1, -1)
   labels = np.arange(batch_size) % num_classes
@@ -70,32 +70,32 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], laws: np.
     first = labels[::2] == 0
     np.add.at(pairs, (tokens[::2, -1][first], tokens[1::2, -1][first]), 1)
 
-  whole = statistics.fit(counts.ravel(), (laws / laws.sum() * (
+  whole = statistics.fit(counts.ravel(), (probs / probs.sum() * (
       counts.sum(axis=1, keepdims=True) * num_classes / counts.sum())).ravel())
-  last = laws.reshape(num_classes, -1, vocab_size).sum(axis=1)
+  last = probs.reshape(num_classes, -1, vocab_size).sum(axis=1)
   other = last[1 % num_classes]
   pair = statistics.fit(pairs.ravel(), np.outer(last[0], other).ravel())
   p_value = min(1.0, 2 * min(whole.p_value, pair.p_value))
   return Report(whole.tv, whole.tv_expected, p_value, whole.samples, p_value >= false_alarm)
 
 
-def check_decoder(decoder: Decoder, tabular: Tabular, laws: np.ndarray, warp: Warp = Warp(), *,
+def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray, warp: Warp = Warp(), *,
                   draft_params=None, **kwargs) -> Report:
   """Tests a decoder, through its jitted path, on a tabular model.
 
   Args:
     decoder: built on `tabular.target`.
     tabular: the model.
-    laws: `[C, V**T]` what to compare with; `class_laws(tabular, warp)`.
+    probs: `[C, V**T]` what to compare with; `class_probs(tabular, warp)`.
     warp: sampling options.
     draft_params: parameters of the drafter, if any.
     **kwargs: see `check_sampler`.
   """
   decode = jax.jit(decoder)
   sample = lambda key, labels: decode(tabular.params, labels, key, warp, draft_params).tokens
-  return check_sampler(sample, laws, tabular.vocab_size, **kwargs)
+  return check_sampler(sample, probs, tabular.vocab_size, **kwargs)
 
 
-def class_laws(tabular: Tabular, warp: Warp = Warp()) -> np.ndarray:
-  """`[C, V**T]` the law of whole sequences for every class of a tabular model."""
-  return np.stack([tabular.law(warp, label) for label in range(tabular.params.shape[0])])
+def class_probs(tabular: Tabular, warp: Warp = Warp()) -> np.ndarray:
+  """`[C, V**T]` the distribution of whole sequences for every class of a tabular model."""
+  return np.stack([tabular.distribution(warp, label) for label in range(tabular.params.shape[0])])

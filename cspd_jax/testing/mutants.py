@@ -55,19 +55,19 @@ def _residual_twice_warped(p, q):
   return sharper / jnp.sum(sharper, axis=-1, keepdims=True)
 
 
-def _stale_laws(rng, state, outcome, first, length, coupling):
-  """Kept tokens stay with the law they were drawn from two rounds ago."""
-  tokens, laws = _original_couple(rng, state, outcome, first, length, coupling)
+def _stale_probs(rng, state, outcome, first, length, coupling):
+  """Kept tokens stay with the distribution they were drawn from two rounds ago."""
+  tokens, probs = _original_couple(rng, state, outcome, first, length, coupling)
   kept = (tokens[:-1] == state.tokens)[:, None]
-  return tokens, jnp.concatenate([jnp.where(kept, state.laws, laws[:-1]), laws[-1:]])
+  return tokens, jnp.concatenate([jnp.where(kept, state.probs, probs[:-1]), probs[-1:]])
 
 
-def _accepted_keep_their_laws(rng, state, outcome, first, length, coupling):
-  """Tokens accepted but cut off are verified again with the same law."""
-  tokens, laws = _original_couple(rng, state, outcome, first, length, coupling)
+def _accepted_keep_their_probs(rng, state, outcome, first, length, coupling):
+  """Tokens accepted but cut off are verified again with the same distribution."""
+  tokens, probs = _original_couple(rng, state, outcome, first, length, coupling)
   accepted = jnp.arange(length) < outcome.verdict.node  # A chain: node is depth.
   return (jnp.concatenate([jnp.where(accepted, state.tokens, tokens[:-1]), tokens[-1:]]),
-          jnp.concatenate([jnp.where(accepted[:, None], state.laws, laws[:-1]), laws[-1:]]))
+          jnp.concatenate([jnp.where(accepted[:, None], state.probs, probs[:-1]), probs[-1:]]))
 
 
 def _shortest_of_pairs(self, count, accepted):
@@ -80,7 +80,7 @@ def _shortest_of_pairs(self, count, accepted):
 @contextlib.contextmanager
 def _cut_to_minimum():
   with (mock.patch.object(Decoder, '_length', _shortest_of_pairs),
-        mock.patch.object(jacobi, '_couple', _accepted_keep_their_laws)):
+        mock.patch.object(jacobi, '_couple', _accepted_keep_their_probs)):
     yield
 
 
@@ -93,11 +93,11 @@ def _noise_of_pairs(self, positions, vocab_size):
   return _original_noise(self, positions // 2, vocab_size)
 
 
-def _late_bonus(rule, node, layout, tokens, laws, target_laws):
-  """The bonus token comes from the law one node too early."""
+def _late_bonus(rule, node, layout, tokens, probs, target_probs):
+  """The bonus token comes from the distribution one node too early."""
   is_leaf = jnp.asarray(layout.tree.children[:, 0] < 0)[node]
-  right = _original_stop_law(rule, node, layout, tokens, laws, target_laws)
-  return jnp.where(is_leaf, target_laws[jnp.maximum(node - 1, 0)], right)
+  right = _original_stop_distribution(rule, node, layout, tokens, probs, target_probs)
+  return jnp.where(is_leaf, target_probs[jnp.maximum(node - 1, 0)], right)
 
 
 def _longest(accepted, topology):
@@ -110,40 +110,40 @@ def _independent(self, weights, count):
   return jnp.stack([self.draw(weights) for _ in range(count)], axis=1)
 
 
-def _most_probable(env, rng, laws, positions, count, draws):
+def _most_probable(env, rng, probs, positions, count, draws):
   del env, positions, draws
-  return rng, random.winners(laws, count)
+  return rng, random.winners(probs, count)
 
 
 _original_residual = accept.residual
 _original_couple = jacobi._couple  # pylint: disable=protected-access
-_original_noise = random.Keyed._position_noise  # pylint: disable=protected-access
-_original_stop_law = rejection._stop_law  # pylint: disable=protected-access
+_original_noise = random.RowRandom._position_noise  # pylint: disable=protected-access
+_original_stop_distribution = rejection._stop_distribution  # pylint: disable=protected-access
 
 MUTANTS = {
-    'residual replaced by the target law': Mutant(
+    'residual replaced by the target distribution': Mutant(
         _patch(accept, 'residual', lambda p, q: p), _jacobi('redraw')),
-    'plain draft law for the second candidate': Mutant(
+    'plain draft distribution for the second candidate': Mutant(
         _patch(accept, 'without', lambda q, token: q),
         _jacobi('maximal', tree.caterpillar(2, 2, 5))),
-    'stored law not updated after a kept token': Mutant(
-        _patch(jacobi, '_couple', _stale_laws), _jacobi('maximal')),
+    'stored distribution not updated after a kept token': Mutant(
+        _patch(jacobi, '_couple', _stale_probs), _jacobi('maximal')),
     'batch cut to its minimum': Mutant(_cut_to_minimum, _jacobi('redraw')),
     'one uniform used twice': Mutant(
-        _patch(random.Keyed, 'accept', _same_uniforms), _jacobi('maximal')),
+        _patch(random.RowRandom, 'accept', _same_uniforms), _jacobi('maximal')),
     'noise shared by two positions': Mutant(
-        _patch(random.Keyed, '_position_noise', _noise_of_pairs), vanilla),
+        _patch(random.RowRandom, '_position_noise', _noise_of_pairs), vanilla),
     'temperature applied twice': Mutant(
         _patch(accept, 'residual', _residual_twice_warped), _jacobi('redraw')),
     'bonus token one position early': Mutant(
-        _patch(rejection, '_stop_law', _late_bonus), _jacobi('redraw')),
+        _patch(rejection, '_stop_distribution', _late_bonus), _jacobi('redraw')),
     'longest of several accepted paths': Mutant(
         _patch(walk, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
     'siblings drawn independently, tested as distinct': Mutant(
-        _patch(random.Keyed, 'draw_distinct', _independent), _eagle('distinct')),
+        _patch(random.RowRandom, 'draw_distinct', _independent), _eagle('distinct')),
     'most probable tokens tested as if drawn': Mutant(
         _patch(siblings, 'choose', _most_probable), _eagle('distinct')),
-    'chosen token not removed from the law': Mutant(
+    'chosen token not removed from the distribution': Mutant(
         _patch(rejection, '_refuse', lambda rule, layout, p, q, token, depth: (p, q)),
         _eagle('fixed')),
 }

@@ -1,4 +1,4 @@
-"""Do two samples of vectors follow one law? For samplers of continuous tokens."""
+"""Do two samples of vectors follow one distribution? For samplers of continuous tokens."""
 
 from typing import NamedTuple
 
@@ -10,8 +10,8 @@ class Distance(NamedTuple):
 
   Attributes:
     worst: the largest KS statistic over coordinates and projections.
-    limit: what a pair of samples of one law stays below, but for the false-alarm rate.
-    mean: the mean KS statistic; about 0.87 sqrt(1/n + 1/m) for samples of one law.
+    limit: what a pair of samples of one distribution stays below, but for the false-alarm rate.
+    mean: the mean KS statistic; about 0.87 sqrt(1/n + 1/m) for samples of one distribution.
     samples: size of the smaller sample.
     passed: whether `worst` is below `limit`.
   """
@@ -34,7 +34,7 @@ def compare(first: np.ndarray, second: np.ndarray, *, projections: int = 24,
     first: `[n, ...]` samples; flattened to vectors.
     second: `[m, ...]` samples of the same shape.
     projections: number of random directions, each scaled by the coordinates' spread.
-    false_alarm: probability with which samples of one law fail.
+    false_alarm: probability with which samples of one distribution fail.
     seed: of the directions.
 
   Raises:
@@ -66,7 +66,7 @@ def ks_statistic(first: np.ndarray, second: np.ndarray) -> float:
 
 
 class Energy(NamedTuple):
-  """The energy distance of two samples, and how rare it is among samples of one law.
+  """The energy distance of two samples, and how rare it is among samples of one distribution.
 
   Attributes:
     statistic: twice the mean distance between the samples less the mean distances within.
@@ -79,10 +79,10 @@ class Energy(NamedTuple):
 
 def energy_test(first: np.ndarray, second: np.ndarray, *, permutations: int = 999,
                 seed: int = 0) -> Energy:
-  """A permutation test of whole vectors; it sees any difference of laws, if samples suffice.
+  """A permutation test of whole vectors; with enough samples it sees any difference.
 
-  The energy distance is 0 for equal laws only (Székely & Rizzo, Energy statistics, 2013). All
-  pairwise distances are held in memory: a few thousand samples are the limit.
+  The energy distance is 0 for equal distributions only (Székely & Rizzo, Energy statistics, 2013).
+  All pairwise distances are held in memory: a few thousand samples are the limit.
 
   Args:
     first: `[n, ...]` samples; flattened to vectors.

@@ -1,4 +1,4 @@
-"""Does a sample follow a law? The numbers behind a verdict."""
+"""Does a sample follow a distribution? The numbers behind a verdict."""
 
 from typing import NamedTuple
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 class Fit(NamedTuple):
-  """How well counts fit a law.
+  """How well counts fit a distribution.
 
   Attributes:
-    tv: total variation between the empirical and the given law.
+    tv: total variation between the empirical and the given distribution.
     tv_expected: what an exact sampler has on average with as many samples.
     p_value: of the G-test; the probability of a fit this bad by chance.
     samples: number of samples.
@@ -23,28 +23,31 @@ class Fit(NamedTuple):
   samples: int
 
 
-def fit(counts: np.ndarray, law: np.ndarray, min_expected: float = 5.0) -> Fit:
-  """G-test (log-likelihood ratio) of `counts` `[cells]` against `law` `[cells]`.
+def fit(counts: np.ndarray, distribution: np.ndarray, min_expected: float = 5.0) -> Fit:
+  """G-test (log-likelihood ratio) of `counts` `[cells]` against `distribution` `[cells]`.
 
   Cells in which fewer than `min_expected` samples are expected are pooled. A
-  sample in a cell of probability zero refutes the law at once.
+  sample in a cell of probability zero refutes the distribution at once.
 
   Raises:
-    ValueError: if the shapes differ or the law is not normalised.
+    ValueError: if the shapes differ or the distribution is not normalised.
   """
-  counts, law = np.asarray(counts, np.float64), np.asarray(law, np.float64)
-  if counts.shape != law.shape or counts.ndim != 1:
-    raise ValueError(f'counts and law have shapes {counts.shape} and {law.shape}; '
-                     'both must be [cells].')
-  if abs(law.sum() - 1) > 1e-6 or law.min() < 0:
-    raise ValueError(f'law sums to {law.sum()} with minimum {law.min()}; it must be a law.')
+  counts, distribution = np.asarray(counts, np.float64), np.asarray(distribution, np.float64)
+  if counts.shape != distribution.shape or counts.ndim != 1:
+    raise ValueError(
+        f'counts and distribution have shapes {counts.shape} and {distribution.shape}; both must '
+        'be [cells].')
+  if abs(distribution.sum() - 1) > 1e-6 or distribution.min() < 0:
+    raise ValueError(
+        f'distribution sums to {distribution.sum()} with minimum {distribution.min()}; it must sum '
+        'to 1, with no entry below 0.')
   samples = counts.sum()
-  tv = 0.5 * np.abs(counts / samples - law).sum()
+  tv = 0.5 * np.abs(counts / samples - distribution).sum()
   # E|X - np| of a binomial, in its normal approximation.
-  tv_expected = 0.5 * np.sqrt(2 / np.pi * law * (1 - law) / samples).sum()
-  if np.any(counts[law == 0] > 0):
+  tv_expected = 0.5 * np.sqrt(2 / np.pi * distribution * (1 - distribution) / samples).sum()
+  if np.any(counts[distribution == 0] > 0):
     return Fit(float(tv), float(tv_expected), 0.0, int(samples))
-  expected = law * samples
+  expected = distribution * samples
   large = expected >= min_expected
   observed = np.append(counts[large], counts[~large].sum())
   expected = np.append(expected[large], expected[~large].sum())
@@ -57,7 +60,7 @@ def fit(counts: np.ndarray, law: np.ndarray, min_expected: float = 5.0) -> Fit:
 
 
 def chi2_sf(statistic: float, degrees: int) -> float:
-  """Upper tail of the chi-square law, in double precision."""
+  """Upper tail of the chi-square distribution, in double precision."""
   if degrees < 1:
     return 1.0
   with jax.enable_x64(True):

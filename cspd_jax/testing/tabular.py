@@ -13,7 +13,7 @@ from cspd_jax.decoding.warp import Warp
 
 
 class Tabular(NamedTuple):
-  """A random autoregressive model in which every prefix has a law of its own.
+  """A random autoregressive model in which every prefix has a distribution of its own.
 
   Its features are the number of the prefix, one number per token.
 
@@ -35,22 +35,22 @@ class Tabular(NamedTuple):
     grid = np.indices((self.vocab_size,) * self.length)
     return grid.reshape(self.length, -1).T
 
-  def laws(self, warp: Warp, label: int = 0) -> np.ndarray:
-    """`[P, V]` the law after every prefix, with forced tokens; float64 if params are."""
+  def probs(self, warp: Warp, label: int = 0) -> np.ndarray:
+    """`[P, V]` the distribution after every prefix, with forced tokens; float64 if params are."""
     logits = self.params[label][:, None]
     forced = None
     if self.target.forced is not None:
       forced = self.target.forced(jnp.asarray(prefix_lengths(self.vocab_size, self.length)))[None]
-    return np.asarray(warp_lib.law(logits, warp, forced)[0])
+    return np.asarray(warp_lib.probabilities(logits, warp, forced)[0])
 
-  def law(self, warp: Warp, label: int = 0) -> np.ndarray:
-    """`[V**T]` the law of whole sequences, in the order of `sequences`."""
-    laws, sequences = self.laws(warp, label).astype(np.float64), self.sequences()
-    laws /= laws.sum(axis=-1, keepdims=True)
+  def distribution(self, warp: Warp, label: int = 0) -> np.ndarray:
+    """`[V**T]` the distribution of whole sequences, in the order of `sequences`."""
+    probs, sequences = self.probs(warp, label).astype(np.float64), self.sequences()
+    probs /= probs.sum(axis=-1, keepdims=True)
     probability = np.ones(len(sequences))
     for k in range(self.length):
       prefix = prefix_number(sequences[:, :k], self.vocab_size)
-      probability *= laws[prefix, sequences[:, k]]
+      probability *= probs[prefix, sequences[:, k]]
     return probability
 
 
@@ -159,7 +159,7 @@ def network(target: Target) -> eagle.Network:
 
   The feature of a tabular model is the number of the prefix. The network appends the
   token it is given to the prefix its feature says, so with the model's own table its
-  drafts have the model's own laws if and only if the two belong together. It drafts as
+  drafts have the model's own distributions if and only if the two belong together. It drafts as
   for class 0.
   """
   vocab = target.vocab_size

@@ -37,11 +37,13 @@ class DrafterTrainConfig:
     warmup_steps: steps of linear warm-up.
     weight_decay: of AdamW, on matrices only.
     drop_rate: probability that an image's features are those of the null condition.
-    law_weight: EAGLE: weight of the cross-entropy of laws beside the regression of features.
+    distribution_weight: EAGLE: weight of the cross-entropy of distributions beside the regression
+      of features.
     noise: EAGLE: half the width of the uniform noise on the features that are read; it stands for
       the errors of predicted features.
     head_decay: Medusa: weight of a head relative to the one before.
-    labels: Medusa: 'laws' for the target's laws along the images, or 'tokens' for their tokens.
+    labels: Medusa: 'probs' for the target's distributions along the images, or 'tokens' for their
+      tokens.
     ema_decay: of the moving average, once it has run for a while.
     seed: of the parameters, the order of the images, the noise and the dropped conditions.
   """
@@ -52,16 +54,16 @@ class DrafterTrainConfig:
   warmup_steps: int = 100
   weight_decay: float = 0.01
   drop_rate: float = 0.1
-  law_weight: float = 0.1
+  distribution_weight: float = 0.1
   noise: float = 0.1
   head_decay: float = 0.8
-  labels: str = 'laws'
+  labels: str = 'probs'
   ema_decay: float = 0.99
   seed: int = 0
 
   def __post_init__(self):
-    if self.labels not in ('laws', 'tokens'):
-      raise ValueError(f"labels is {self.labels!r}; it must be 'laws' or 'tokens'.")
+    if self.labels not in ('probs', 'tokens'):
+      raise ValueError(f"labels is {self.labels!r}; it must be 'probs' or 'tokens'.")
 
 
 def _optimizer(train: DrafterTrainConfig) -> optax.GradientTransformation:
@@ -95,10 +97,10 @@ def eagle_loss(
     target_params: Params,
     tokens: jax.Array,
     features: jax.Array,
-    laws: jax.Array,
+    probs: jax.Array,
     key: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """SmoothL1 of the next features, and cross-entropy with the target's laws.
+  """SmoothL1 of the next features, and cross-entropy with the target's distributions.
 
   Args:
     params: the drafter's own parameters.
@@ -107,7 +109,7 @@ def eagle_loss(
     target_params: the frozen target.
     tokens: `[B, T]`.
     features: `[B, C + T - 1, F]` of the target, the condition's first.
-    laws: `[B, T, V]` of the target, those of tokens `0 .. T - 1`.
+    probs: `[B, T, V]` of the target, those of tokens `0 .. T - 1`.
     key: of the noise.
 
   Returns:
@@ -118,9 +120,9 @@ def eagle_loss(
       config, eagle.attach(target_params, params), tokens[:, :-1], (features + noise)[:, :-1])
   wanted = features[:, features.shape[1] - predicted.shape[1]:]
   regression = jnp.mean(optax.huber_loss(predicted, wanted))
-  cross_entropy = jnp.mean(optax.softmax_cross_entropy(logits, laws[:, 1:]))
+  cross_entropy = jnp.mean(optax.softmax_cross_entropy(logits, probs[:, 1:]))
   parts = {'regression': regression, 'cross_entropy': cross_entropy}
-  return regression + train.law_weight * cross_entropy, parts
+  return regression + train.distribution_weight * cross_entropy, parts
 
 
 def medusa_loss(
@@ -129,10 +131,10 @@ def medusa_loss(
     train: DrafterTrainConfig,
     tokens: jax.Array,
     features: jax.Array,
-    laws: jax.Array,
+    probs: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Cross-entropy of every head, later ones with less weight; arguments as in `eagle_loss`."""
-  wanted = laws if train.labels == 'laws' else jax.nn.one_hot(tokens, config.vocab_size)
+  wanted = probs if train.labels == 'probs' else jax.nn.one_hot(tokens, config.vocab_size)
   logits = medusa.heads(params, features[:, -tokens.shape[1]:])
   entropies = [
       jnp.mean(optax.softmax_cross_entropy(logits[:, :-1 - h, h], wanted[:, 1 + h:]))
@@ -168,12 +170,12 @@ def step(
   drop = jax.random.bernoulli(drop_key, train.drop_rate, labels.shape)
   logits, features = llamagen.logits_and_features(
       target_config, target_params, labels, tokens, drop)
-  laws = jax.nn.softmax(logits)
+  probs = jax.nn.softmax(logits)
 
   def loss(params):
     if isinstance(config, medusa.MedusaConfig):
-      return medusa_loss(params, config, train, tokens, features, laws)
-    return eagle_loss(params, config, train, target_params, tokens, features, laws, noise_key)
+      return medusa_loss(params, config, train, tokens, features, probs)
+    return eagle_loss(params, config, train, target_params, tokens, features, probs, noise_key)
 
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
   updates, opt_state = _optimizer(train).update(grads, state.opt_state, state.params)
@@ -196,10 +198,10 @@ def measure(
     num_depths: int,
     stride: int = 7,
 ) -> dict[str, jax.Array]:
-  """How well a drafter's laws agree with the target's along given images, by depth.
+  """How well a drafter's distributions agree with the target's along given images, by depth.
 
-  Depth 1 is the token after the last one known; EAGLE's deeper laws continue with predicted
-  features and the image's own tokens, as if all drafts before had been accepted.
+  Depth 1 is the token after the last one known; EAGLE's deeper distributions continue with
+  predicted features and the image's own tokens, as if all drafts before had been accepted.
 
   Args:
     params: the drafter's own parameters.
@@ -207,7 +209,7 @@ def measure(
     batch: tokens `[B, T]` and labels `[B]`.
     config: the drafter's sizes.
     target_config: the target's.
-    guidance_scale: of the laws of both.
+    guidance_scale: of the distributions of both.
     num_depths: depths to measure; at most the number of heads.
     stride: EAGLE: every how many tokens a draft begins.
 
@@ -222,7 +224,7 @@ def measure(
           for drop in (False, True)]
   logits, features = (jnp.stack(parts) for parts in zip(*both))
   warp = warp_lib.Warp(guidance_scale=guidance_scale)
-  laws = warp_lib.law(logits, warp)
+  probs = warp_lib.probabilities(logits, warp)
   if isinstance(config, medusa.MedusaConfig):
     drafts = medusa.heads(params, features[:, :, -tokens.shape[1]:])
     at = [jnp.arange(tokens.shape[1] - 1 - h) for h in range(num_depths)]
@@ -234,13 +236,13 @@ def measure(
         eagle.attach(target_params, params), config, tokens, features, starts, num_depths)
   metrics = {}
   for depth, (where, found) in enumerate(zip(at, drafts), start=1):
-    law = warp_lib.law(found, warp)
-    place = jnp.sum(law > jnp.take_along_axis(
-        law, tokens[:, where + depth, None], axis=-1), axis=-1)
+    distribution = warp_lib.probabilities(found, warp)
+    place = jnp.sum(distribution > jnp.take_along_axis(
+        distribution, tokens[:, where + depth, None], axis=-1), axis=-1)
     metrics |= {
         f'top1_{depth}': jnp.mean(place < 1), f'top3_{depth}': jnp.mean(place < 3),
         f'overlap_{depth}': jnp.mean(
-            jnp.sum(jnp.minimum(law, laws[:, where + depth]), axis=-1))}
+            jnp.sum(jnp.minimum(distribution, probs[:, where + depth]), axis=-1))}
   return metrics
 
 

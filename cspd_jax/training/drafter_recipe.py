@@ -45,7 +45,7 @@ class DrafterRecipe:
       tokenised crops of the embedded photographs.
     num_train_images: images to learn from.
     num_held_out_images: images to measure on.
-    guidance_scale: of the generated images and of the laws that are measured.
+    guidance_scale: of the generated images and of the distributions that are measured.
     num_depths: depths to measure.
     seed: of the images.
     log_every: steps between lines of the log.

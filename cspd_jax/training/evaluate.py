@@ -55,20 +55,20 @@ def model(
     labels: np.ndarray,
     guidance_scale: float,
 ) -> dict[str, Any]:
-  """Likelihood and entropy of a model's laws along given images.
+  """Likelihood and entropy of a model's distributions along given images.
 
   Args:
     params: the model's parameters.
     config: its sizes.
     tokens: `[N, T]` held-out images.
     labels: `[N]` their classes.
-    guidance_scale: of the guided laws.
+    guidance_scale: of the guided distributions.
 
   Returns:
     'nll_nats' and 'nll_bits' per token given the label, 'nll_nats_no_label' and
-    'nll_bits_no_label' with the null class, and for the laws 'plain' and 'guided' a dictionary
-    with the token entropy's quantiles 'entropy_bits_q10', '_q50' and '_q90', the mean largest
-    probability 'top1_mean', the share of tokens whose largest probability is below 0.2,
+    'nll_bits_no_label' with the null class, and for the distributions 'plain' and 'guided' a
+    dictionary with the token entropy's quantiles 'entropy_bits_q10', '_q50' and '_q90', the mean
+    largest probability 'top1_mean', the share of tokens whose largest probability is below 0.2,
     'top1_below_0.2', and the mean of the sum of squared probabilities, 'collision'.
   """
   def measure(tokens, labels):
@@ -76,10 +76,10 @@ def model(
         llamagen.logits(config, params, labels, tokens,
                         drop_mask=jnp.full(labels.shape, dropped)) for dropped in (False, True)])
     taken = jnp.take_along_axis(jax.nn.log_softmax(both), tokens[None, ..., None], axis=-1)
-    laws = {'plain': warp_lib.law(both[:1], warp_lib.Warp()),
-            'guided': warp_lib.law(both, warp_lib.Warp(guidance_scale=guidance_scale))}
-    stats = {name: (jnp.sum(jax.scipy.special.entr(law), -1) / _LN2, jnp.max(law, -1),
-                    jnp.sum(law * law, -1)) for name, law in laws.items()}
+    probs = {'plain': warp_lib.probabilities(both[:1], warp_lib.Warp()),
+             'guided': warp_lib.probabilities(both, warp_lib.Warp(guidance_scale=guidance_scale))}
+    stats = {name: (jnp.sum(jax.scipy.special.entr(p), -1) / _LN2, jnp.max(p, -1),
+                    jnp.sum(p * p, -1)) for name, p in probs.items()}
     return -taken[..., 0], stats
 
   compiled = jax.jit(measure)

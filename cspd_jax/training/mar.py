@@ -39,7 +39,7 @@ class MARTrainConfig:
     dropout: rate in the transformer.
     min_hidden: least share of the tokens that is hidden; the share is normal around 1, cut to
       what lies from here to 1.
-    hidden_deviation: standard deviation of that normal law before the cut.
+    hidden_deviation: standard deviation of that normal distribution before the cut.
     drop_rate: probability that an image's label is replaced by the null class.
     draws: steps and noises that every hidden token is denoised with per optimiser step, because
       the head costs little beside the transformer.

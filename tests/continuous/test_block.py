@@ -1,4 +1,4 @@
-"""The law of block verification if its test is valid: that of parallel decoding, no better."""
+"""Block verification with a valid test has the distribution of parallel decoding, no better."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ LEVELS = schedule_lib.make(6)
 CORRELATION, OF_DRAFT = 0.9, 0.6
 # One token of the target, then 64: whole blocks of every length.
 CHAIN = analytic.gaussian_chain(1 + 64, CORRELATION, schedule=LEVELS)
-OPTIONS = dict(prefill=0.0, orders=random_lib.raster_orders)
+OPTIONS = dict(prefix_share=0.0, orders=random_lib.raster_orders)
 # Length of a block and the correlation of neighbours that is left.
 PARALLEL = [(4, 0.68), (8, 0.49), (16, 0.29)]
 
@@ -25,7 +25,7 @@ PARALLEL = [(4, 0.68), (8, 0.49), (16, 0.29)]
 def valid(length):
   """A rule that is speculative sampling, for drafts of a chain with another correlation.
 
-  `Ends` do not tell the draft model's law, but in raster order it follows from the token
+  `Ends` do not tell the draft model's distribution, but in raster order it follows from the token
   before, which for the first draft of a block can be read off the target's mean.
   """
   def rule(batch, theirs, own, pending):

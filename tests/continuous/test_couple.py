@@ -1,4 +1,4 @@
-"""The test and its residual keep the target's law; noise is keyed as promised."""
+"""The test and its residual keep the target's distribution; noise depends on what it should."""
 
 from absl.testing import parameterized
 import chex
@@ -43,24 +43,24 @@ def couple_once(eta, gap, log_ratio_of_std, num=NUM):
 class CoupleTest(chex.TestCase):
 
   @parameterized.parameters((1.0, 0.7, 0.0), (0.5, 0.1, -0.1))
-  def test_law_acceptance_and_number_of_proposals(self, eta, gap, log_std):
+  def test_distribution_acceptance_and_number_of_proposals(self, eta, gap, log_std):
     out, passed, trials = jax.jit(couple_once, static_argnums=(0, 1, 2))(eta, gap, log_std)
     target = np.random.default_rng(0).standard_normal((NUM, 2))
     self.assertTrue(compare(np.asarray(out), target).passed)
-    # One proposal per test on average, whatever the laws.
+    # One proposal per test on average, whatever the distributions.
     self.assertAlmostEqual(float(trials.mean()), 1.0, delta=0.06)
     if log_std == 0:  # The overlap of two Gaussians, 2 Phi(-D / 2).
       overlap = 2 * jax.scipy.stats.norm.cdf(-gap * np.sqrt(2) / 2)
       self.assertAlmostEqual(float(passed.mean()), float(overlap), delta=0.012)
 
-  def test_equal_laws(self):
+  def test_equal_distributions(self):
     out, passed, trials = jax.jit(couple_once, static_argnums=(0, 1, 2))(1.0, 0.0, 0.0)
     self.assertTrue(passed.all())
     self.assertEqual(int(trials.sum()), 0)
     self.assertTrue(np.isfinite(out).all())
 
   def test_fallback_is_a_draw_of_the_target(self):
-    # Equal laws: no proposal is ever taken. The released code would emit zeros.
+    # Equal distributions: no proposal is ever taken. The released code would emit zeros.
     keys = jax.tree.map(lambda leaf: leaf[:, None], keys_of(1000))
     propose = lambda trials: (
         random_lib.normal(keys, random_lib.PROPOSE, 0, 2, trials[None]),

@@ -102,8 +102,8 @@ class PaperTest(chex.TestCase):
 
   @parameterized.parameters(
       (dict(length=0), 'length is 0; at least 1 token must be drafted'),
-      (dict(prefill=-0.1), 'prefill is -0.1; it must be from 0 to 1'),
-      (dict(prefill=1.1), 'prefill is 1.1'),
+      (dict(prefix_share=-0.1), 'prefix_share is -0.1; it must be from 0 to 1'),
+      (dict(prefix_share=1.1), 'prefix_share is 1.1'),
       (dict(guidance='cosine'), "guidance is 'cosine'"))
   def test_bad_options(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -166,8 +166,8 @@ class BlockTest(chex.TestCase):
       (0.0, 32, 1, 255, 8, (32, 32, 31)), (0.05, 32, 13, 243, 8, (20, 32, 31)),
       (0.05, 8, 13, 243, 31, (4, 8, 7)), (0.05, 4, 13, 243, 61, (4, 4, 3)),
       (0.15, 32, 39, 217, 7, (26, 32, 31)))
-  def test_published_schedule_of_passes(self, prefill, length, first, drafts, passes, sizes):
-    (_, stop), *verified = schedule_lib.blocks(256, length, prefill)
+  def test_published_schedule_of_passes(self, prefix_share, length, first, drafts, passes, sizes):
+    (_, stop), *verified = schedule_lib.blocks(256, length, prefix_share)
     self.assertEqual(stop, first)
     self.assertEqual(sum(b - a for a, b in verified), drafts)
     self.assertLen(verified, passes)
@@ -178,7 +178,7 @@ class BlockTest(chex.TestCase):
   @pytest.mark.slow
   def test_equal_models(self, build):
     """The same model drafts: all accepted, so the images are those of the draft model."""
-    generated = run(build(CHAIN.target, CHAIN.target, 3, LEVELS, prefill=0.0, kappa=1e4,
+    generated = run(build(CHAIN.target, CHAIN.target, 3, LEVELS, prefix_share=0.0, kappa=1e4,
                           **({'sigma': 'off'} if build is cspd.cspd_released else {})),
                     draft=CHAIN.params, num=50)
     accepted = generated.accepted.sum() / generated.tested.sum()
@@ -196,7 +196,8 @@ class BlockTest(chex.TestCase):
   def test_equal_models_pass_the_released_test(self, **options):
     """The default test, and Sigma: where contexts are equal, every draft is accepted."""
     generated = run(
-        cspd.cspd_released(CHAIN.target, CHAIN.target, schedule=LEVELS, prefill=0.0, **options),
+        cspd.cspd_released(
+            CHAIN.target, CHAIN.target, schedule=LEVELS, prefix_share=0.0, **options),
         draft=CHAIN.params, num=200)
     self.assertEqual(generated.tested.sum(), 200 * 7)
     self.assertEqual(generated.accepted.sum(), generated.tested.sum())
@@ -206,9 +207,9 @@ class BlockTest(chex.TestCase):
     """Without tolerance they are its tokens, whatever was drafted."""
     draft = GUIDED.params._replace(means=GUIDED.params.means + 0.05)
     relaxed = generate_guided(cspd.cspd_relaxed(
-        GUIDED.target, GUIDED.target, 3, LEVELS, prefill=0.0, kappa=1e-6), draft)
+        GUIDED.target, GUIDED.target, 3, LEVELS, prefix_share=0.0, kappa=1e-6), draft)
     self.assertEqual(relaxed.accepted.sum(), 0)
-    baseline = sample.parallel(GUIDED.target, 3, LEVELS, prefill=0.0)
+    baseline = sample.parallel(GUIDED.target, 3, LEVELS, prefix_share=0.0)
     np.testing.assert_allclose(relaxed.tokens, generate_guided(baseline).tokens, atol=1e-4)
 
   def test_relaxed_drafts_have_the_guidance_of_the_block(self):
@@ -216,7 +217,7 @@ class BlockTest(chex.TestCase):
     blind = GUIDED.target._replace(transform=lambda params, condition, tokens, visible:
                                    GUIDED.target.transform(params, condition, 0 * tokens, visible))
     generated = generate_guided(cspd.cspd_relaxed(
-        blind, blind, 3, LEVELS, prefill=0.0, kappa=1.0))
+        blind, blind, 3, LEVELS, prefix_share=0.0, kappa=1.0))
     self.assertEqual(generated.tested.sum(), 50 * 3)
     self.assertEqual(generated.accepted.sum(), generated.tested.sum())
 
@@ -225,12 +226,12 @@ class BlockTest(chex.TestCase):
     """Without tolerance the block is the target's own, but for noise of 0.006."""
     model, generate = GUIDED, generate_guided
     first, second = (generate(cspd.cspd_released(
-        model.target, model.target, 3, LEVELS, prefill=0.0, kappa=1e-6, zero_fallback=False,
+        model.target, model.target, 3, LEVELS, prefix_share=0.0, kappa=1e-6, zero_fallback=False,
         guidance_of_last=last))
                      for last in (True, False))
     self.assertEqual(first.accepted.sum(), 0)
     # Parallel decoding, too, guides all tokens of a step alike.
-    parallel = generate(sample.parallel(model.target, 3, LEVELS, prefill=0.0))
+    parallel = generate(sample.parallel(model.target, 3, LEVELS, prefix_share=0.0))
     np.testing.assert_allclose(first.tokens, parallel.tokens, atol=0.05)
     gap = np.abs(first.tokens - second.tokens).max(axis=2)
     gap = np.take_along_axis(gap, first.order, axis=1)
@@ -243,7 +244,7 @@ class BlockTest(chex.TestCase):
   def test_drafts_after_a_rejection(self):
     """Without tolerance: all of a block at once, or its first and a new block from there."""
     keep, stop = (run(cspd.cspd_released(
-        CHAIN.target, CHAIN.target, 7, LEVELS, prefill=0.0, kappa=1e-6, zero_fallback=False,
+        CHAIN.target, CHAIN.target, 7, LEVELS, prefix_share=0.0, kappa=1e-6, zero_fallback=False,
         keep_after_reject=keep), num=50) for keep in (True, False))
     np.testing.assert_array_equal(keep.rounds, 2)
     np.testing.assert_array_equal(stop.rounds, 8)
@@ -252,8 +253,8 @@ class BlockTest(chex.TestCase):
 
   @pytest.mark.slow
   def test_all_rejected_is_parallel_decoding(self):
-    """With no tolerance every token is the target's, from its block-parallel law."""
-    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=0.0, kappa=1e-6,
+    """With no tolerance every token is the target's, from its block-parallel distribution."""
+    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=0.0, kappa=1e-6,
                                 orders=random_lib.raster_orders)
     tokens = run(decoder).tokens[..., 0]
     correlation = np.mean(tokens[:, 1:] * tokens[:, :-1], axis=0)
@@ -263,7 +264,7 @@ class BlockTest(chex.TestCase):
 
   def test_true_contexts(self):
     """With no tolerance every token is the target's, in its own context: `mar` token for token."""
-    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=0.0, kappa=1e-6,
+    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=0.0, kappa=1e-6,
                                 block_context=False)
     generated = run(decoder, num=50)
     np.testing.assert_allclose(generated.tokens, mar().tokens, atol=2e-3)
@@ -278,19 +279,19 @@ class BlockTest(chex.TestCase):
   @pytest.mark.slow
   def test_stop_at_the_first_rejection(self):
     """Rows stop at different places, and still every draft kept is one that was accepted."""
-    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=0.0, kappa=60.0,
+    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=0.0, kappa=60.0,
                                 block_context=False)
     generated = run(decoder, num=50)
     self.assertGreater(len(set(generated.rounds.tolist())), 1)
     rejected = (generated.tested - generated.accepted).sum(axis=1)
-    # One round for the pre-fill; a round ends at a rejection or at the end of one of 2 blocks.
+    # One round for the prefix; a round ends at a rejection or at the end of one of 2 blocks.
     self.assertTrue(np.all(generated.rounds <= 1 + rejected + 2))
     self.assertTrue(np.all(generated.rounds >= 1 + np.maximum(rejected, 2)))
 
   def test_row_does_not_depend_on_the_batch(self):
     """Rows of other classes, keys and temperatures, which take another number of rounds."""
     decoder = quick(cspd.cspd_relaxed(
-        CHAIN.target, CHAIN.target, 4, LEVELS, prefill=0.0, kappa=60.0, block_context=False))
+        CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=0.0, kappa=60.0, block_context=False))
     keys, labels = jax.random.split(jax.random.key(1), 6), jnp.arange(6) % 2
     temperature = jnp.linspace(0.7, 1.2, 6)
     decode = lambda rows: decoder(
@@ -307,7 +308,7 @@ class BlockTest(chex.TestCase):
   def test_bound_on_the_distance(self):
     kappa = 42.0
     build = lambda kappa: cspd.cspd_relaxed(
-        CHAIN.target, CHAIN.target, 7, LEVELS, prefill=0.0, kappa=kappa)
+        CHAIN.target, CHAIN.target, 7, LEVELS, prefix_share=0.0, kappa=kappa)
     generated, own = (run(build(k), num=2000) for k in (kappa, 1e-6))
     # One block: both see the same first token, so `own` holds the target's own tokens.
     distance = np.square(generated.tokens - own.tokens).sum(axis=-1)
@@ -345,8 +346,8 @@ class OptionsTest(chex.TestCase):
 
   @parameterized.parameters(
       (dict(length=0), 'length is 0; at least 1 token must be drafted'),
-      (dict(prefill=-0.1), 'prefill is -0.1; it must be from 0 to 1'),
-      (dict(prefill=1.1), 'prefill is 1.1'),
+      (dict(prefix_share=-0.1), 'prefix_share is -0.1; it must be from 0 to 1'),
+      (dict(prefix_share=1.1), 'prefix_share is 1.1'),
       (dict(length=9), 'length is 9; .* at most all of an image, 8'),
       (dict(num_iter=64), 'num_iter is 64; .* it must be the number of tokens, 8'),
       (dict(kappa=0.0), 'kappa is 0.0; it must be finite and above 0'),
@@ -367,7 +368,8 @@ class OptionsTest(chex.TestCase):
       cspd.cspd_released(CHAIN.target, CHAIN.target._replace(num_tokens=4))
 
   @pytest.mark.slow
-  def test_everything_prefilled(self):
-    generated = run(cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, prefill=1.0), num=50)
+  def test_the_target_fixes_everything(self):
+    decoder = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=1.0)
+    generated = run(decoder, num=50)
     np.testing.assert_allclose(generated.tokens, mar().tokens, atol=1e-3)
     self.assertEqual(generated.tested.sum(), 0)

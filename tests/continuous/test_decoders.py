@@ -8,7 +8,7 @@ from cspd_jax.testing import analytic
 
 LEVELS = schedule_lib.make(6)
 CHAIN = analytic.gaussian_chain(8, 0.9, schedule=LEVELS)
-OPTIONS = decoders.Options(schedule=LEVELS, head_length=3, length=4, prefill=0.0)
+OPTIONS = decoders.Options(schedule=LEVELS, head_length=3, length=4, prefix_share=0.0)
 
 
 @pytest.mark.parametrize('name', decoders.DECODERS)
@@ -16,7 +16,7 @@ def test_build(name):
   needs = decoders.DECODERS[name].drafts
   decoder = decoders.build(
       name, CHAIN.target, draft=CHAIN.target if needs else None, options=OPTIONS)
-  assert decoder.law and decoder.guarantee
+  assert decoder.distribution and decoder.guarantee
   if needs:
     with pytest.raises(ValueError, match=f'{name} needs a draft model'):
       decoders.build(name, CHAIN.target, options=OPTIONS)

@@ -1,4 +1,4 @@
-"""Speculation in the diffusion head leaves the law as it is; broken versions do not."""
+"""Speculation in the diffusion head leaves the distribution as it is; broken versions do not."""
 
 import functools
 from unittest import mock
@@ -83,11 +83,11 @@ MUTANTS = {
 }
 
 
-class LawTest(chex.TestCase):
+class DistributionTest(chex.TestCase):
 
   @parameterized.parameters(
       (4, None, 0.98), (10, BAD_RHO, 0.5))
-  def test_same_law(self, length, rho, eta):
+  def test_same_distribution(self, length, rho, eta):
     sampled = run(speculative(length, rho, eta))
     self.assertTrue(compare(sampled.tokens, reference()).passed)
     self.assertAlmostEqual(sampled.trials.sum() / sampled.tested.sum(), 1.0, delta=0.1)
@@ -104,7 +104,7 @@ class LawTest(chex.TestCase):
     """Also with a drafter whose variances and blend are wrong.
 
     `compare` takes the 99.9 % value for all 216 tests together, by Bonferroni. Plain draws of
-    the target for the residual change the law too little to be seen here, but show in the
+    the target for the residual change the distribution too little to be seen here, but show in the
     number of proposals, which is 1 per test on average.
     """
     def wrong(schedule, rho, frozen, x, level):
@@ -131,7 +131,7 @@ class LawTest(chex.TestCase):
 
   @pytest.mark.slow
   def test_whole_images(self):
-    """Several tokens per step, guidance, temperature: joint law of all tokens."""
+    """Several tokens per step, guidance, temperature: joint distribution of all tokens."""
     labels, sampling = jnp.zeros(NUM, jnp.int32), Sampling(2.0, 0.9)
     decoders = (sample.mar(MODEL.target, 2, LEVELS),
                 exact_head.exact_head(MODEL.target, 4, 2, LEVELS, eta=0.8))

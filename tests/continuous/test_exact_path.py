@@ -1,4 +1,4 @@
-"""Speculation with a draft model and the path test: law, counts, contracts."""
+"""Speculation with a draft model and the path test: distribution, counts, contracts."""
 
 import functools
 from unittest import mock
@@ -46,7 +46,7 @@ def run(decoder, draft=DRAFT, labels=LABELS, key=jax.random.key(1)):
 
 
 def few():
-  """Few images, with drafts of which half are rejected: an error in the law shows all the same."""
+  """Few images, with drafts of which half are rejected: a wrong distribution still shows."""
   draft = analytic.ChainParams(jnp.float32(0.6), jnp.array([0.4, 1.4]))
   return run(jitted.__wrapped__(coarse=True, length=2, split=0, eta=1.0), draft, LABELS[:3000])
 
@@ -90,30 +90,30 @@ def wide(split, shift):
   return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-class LawTest(chex.TestCase):
+class DistributionTest(chex.TestCase):
 
   @parameterized.parameters(
       dict(length=2, split=5, eta=1.0),
       dict(length=3, split=1, orders=random_lib.raster_orders),
       dict(coarse=True, length=1, split=0, bonus=False),
-      dict(length=2, split=2, prefill=0.4, aligned=False))
+      dict(length=2, split=2, prefix_share=0.4, aligned=False))
   @pytest.mark.slow
-  def test_same_law(self, **options):
+  def test_same_distribution(self, **options):
     generated = run(jitted(**options))
     self.assertTrue(compare(generated.tokens, truth()).passed)
-    # Both the test and the residual have their share in the law.
+    # Both the test and the residual have their share in the distribution.
     self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.2, 0.95)
     self.assertAlmostEqual(generated.trials.sum() / generated.tested.sum(), 1.0, delta=0.05)
     tokens = generated.tokens[..., 0]
     correlation = np.mean(tokens[:, 1:] * tokens[:, :-1])
     self.assertAlmostEqual(correlation, 0.9, delta=0.02)
 
-  def test_law_of_few_samples(self):
+  def test_distribution_of_few_samples(self):
     generated = few()
     self.assertTrue(compare(generated.tokens, truth()).passed)
     self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.4, 0.6)
 
-  def test_law_of_paths_with_few_samples(self):
+  def test_distribution_of_paths_with_few_samples(self):
     """Paths of three kernels, with contexts that see the drafts, and residual paths."""
     generated = run(jitted(length=2, split=2), labels=LABELS[:3000])
     self.assertTrue(compare(generated.tokens, truth()).passed)
@@ -221,8 +221,8 @@ class ContractsTest(chex.TestCase):
       (dict(max_trials=2**16 + 1), 'max_trials is 65537; .* noise for 65536'),
       (dict(eta=0.0), 'eta is 0.0'), (dict(eta=2.0), 'eta is 2.0'),
       (dict(split=-1), 'split is -1; it must be from 0 to .* 5'), (dict(split=6), 'split is 6'),
-      (dict(prefill=2.0), 'prefill is 2.0; it must be from 0 to 1'),
-      (dict(prefill=-0.1), 'prefill is -0.1; it must be from 0 to 1'),
+      (dict(prefix_share=2.0), 'prefix_share is 2.0; it must be from 0 to 1'),
+      (dict(prefix_share=-0.1), 'prefix_share is -0.1; it must be from 0 to 1'),
       (dict(guidance='none'), "guidance is 'none'"))
   def test_bad_options(self, options, message):
     with self.assertRaisesRegex(ValueError, message):

@@ -1,4 +1,4 @@
-"""MAR's sampler against a plain program, known laws, and the decoder's contracts."""
+"""MAR's sampler against a plain program, known distributions, and the decoder's contracts."""
 
 from absl.testing import parameterized
 import chex
@@ -79,7 +79,7 @@ class MarTest(chex.TestCase):
     np.testing.assert_allclose(tokens[0], tokens[1], atol=TOLERANCE)
     self.assertGreater(np.abs(tokens[1] - tokens[2]).max(), 20 * TOLERANCE)
 
-  def test_known_law_in_every_order(self):
+  def test_known_distribution_in_every_order(self):
     decoder = jax.jit(sample.mar(CHAIN.target, schedule=LEVELS))
     labels = jnp.arange(20000) % 2
     tokens = np.asarray(decoder(CHAIN.params, labels, jax.random.key(0)).tokens)[..., 0]

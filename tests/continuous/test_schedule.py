@@ -56,7 +56,7 @@ def test_level_0_gives_the_predicted_token():
 
 
 def test_kernels_with_the_true_token_keep_the_noise_process():
-  # If level i has the law N(sqrt(a_i) x0, 1 - a_i), so has level i - 1 after one kernel.
+  # If level i has the distribution N(sqrt(a_i) x0, 1 - a_i), so has level i - 1 after one kernel.
   for schedule in (LEVELS, FULL, schedule_lib.make(7)):
     kept, signal = schedule.alpha_bar, np.sqrt(schedule.alpha_bar)
     mean = schedule.x0_to_mean + schedule.x_to_mean * signal

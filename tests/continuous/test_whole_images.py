@@ -1,4 +1,4 @@
-"""The law of whole images on a toy MAR, by energy distance with permutations."""
+"""The distribution of whole images on a toy MAR, by energy distance with permutations."""
 
 import functools
 
@@ -34,13 +34,13 @@ def run(name, seed):
   tokens = jax.jit(decoder)(
       MODEL.params, LABELS, jax.random.key(seed), Sampling(1.5),
       draft if name == 'exact_path' else None).tokens
-  # The class belongs to what is compared: it is part of the joint law.
+  # The class belongs to what is compared: it is part of the joint distribution.
   return np.concatenate([np.asarray(tokens).reshape(NUM, -1), LABELS[:, None]], axis=1)
 
 
 @pytest.mark.parametrize('name,reference', representative(
     [('exact_head', 'mar'), ('exact_path', 'noised')], ('exact_head', 'mar')))
-def test_whole_images_have_the_law(name, reference):
+def test_whole_images_have_the_distribution(name, reference):
   assert energy_test(run(name, 1), run(reference, 2), permutations=SPLITS).p_value > ALARM
 
 

@@ -40,8 +40,8 @@ def run(build, vocab_size=3, rounds=1, warp=Warp(), forced=None):
   # Put together by hand, so that combinations that are refused can be tried too.
   decoder = Decoder(model.target, drafter, verifier)
   result = enumerate_rounds(decoder, model, warp, rounds=rounds, draft_params=other.params)
-  np.testing.assert_allclose(result.law.sum(), 1, atol=1e-12)
-  return 0.5 * np.abs(result.law - model.law(warp)).sum(), result.length
+  np.testing.assert_allclose(result.distribution.sum(), 1, atol=1e-12)
+  return 0.5 * np.abs(result.distribution - model.distribution(warp)).sum(), result.length
 
 
 def parts(tree, draws, verifier):
@@ -82,7 +82,7 @@ def mistaken_draws(draws, said):
 
 @pytest.mark.parametrize('patch,build,options', [
     pytest.param((accept, 'without', unnormalised), parts(TREE, 'distinct', exact), {},
-                 id='draft law not renormalised for the second sibling'),
+                 id='draft distribution not renormalised for the second sibling'),
     pytest.param(None, mistaken_draws('iid', 'distinct'), {},
                  id='independent siblings verified as distinct ones'),
     pytest.param((accept, 'residual', lambda p, q: _residual(p / p.sum(), q)),
@@ -101,7 +101,7 @@ def test_mistakes_are_seen(patch, build, options):
       assert run(build, **options)[0] > 1e-6
 
 
-def random_laws(count=40, vocab_size=4):
+def random_probs(count=40, vocab_size=4):
   rng = np.random.default_rng(1)
   p, q = (rng.dirichlet(np.full(vocab_size, 0.7), count) for _ in range(2))
   p[::5, 0], q[::7, 1] = 0, 0
@@ -112,21 +112,21 @@ def random_laws(count=40, vocab_size=4):
 
 @pytest.mark.parametrize('verifier,count', [(block, 1), (kseq, 1), (kseq, 3)])
 def test_one_group_of_siblings(verifier, count):
-  p, q = random_laws()
+  p, q = random_probs()
   stage = enumerate_stage(verifier(), p, q, count, 'iid')
-  np.testing.assert_allclose(stage.law, p, atol=1e-12)
+  np.testing.assert_allclose(stage.distribution, p, atol=1e-12)
   if count == 1:
     np.testing.assert_allclose(stage.accepted, np.minimum(p, q).sum(1), atol=1e-12)
 
 
 def test_kseq_factor():
-  p, q = random_laws()
+  p, q = random_probs()
   for count in (1, 2, 5):
     factor = kseq_lib._factor(jnp.asarray(p), jnp.asarray(q), jnp.full(40, count))
     assert np.all((factor >= 1) & (factor <= count))
     share = np.minimum(q, p / factor[:, None]).sum(1)
     accepted = 1 - (1 - share) ** count
-    assert np.all(accepted <= factor * share + 1e-15)  # What is left is a law.
+    assert np.all(accepted <= factor * share + 1e-15)  # What is left is a distribution.
     inside = (factor > 1) & (factor < count)
     np.testing.assert_allclose(accepted[inside], (factor * share)[inside], atol=1e-12)
     # At least 1 - 1/e of the best that any rule can accept with so many drafts.

@@ -83,12 +83,12 @@ def one_round(length, schedule):
   model, other = models(length)
   decoder = make_decoder(model.target, tabular_drafter(other, trees.chain(length)), verifier)
   result = enumerate_rounds(decoder, model, draft_params=other.params)
-  np.testing.assert_allclose(result.law.sum(), 1, atol=1e-12)
-  return result, 0.5 * np.abs(result.law - model.law(Warp())).sum()
+  np.testing.assert_allclose(result.distribution.sum(), 1, atol=1e-12)
+  return result, 0.5 * np.abs(result.distribution - model.distribution(Warp())).sum()
 
 
 def conditionals(length):
-  """`p`, `q` `[V, .., V]` per depth: laws of draft `i` given the tokens before it.
+  """`p`, `q` `[V, .., V]` per depth: distributions of draft `i` given the tokens before it.
 
   The first axis is the token of the prefill.
   """
@@ -97,17 +97,17 @@ def conditionals(length):
   for depth in range(1, length + 1):
     count = VOCAB**depth
     rows = slice(first, first + count)
-    result.append(tuple(table.laws(Warp())[rows].reshape((VOCAB,) * (depth + 1))
+    result.append(tuple(table.probs(Warp())[rows].reshape((VOCAB,) * (depth + 1))
                         for table in (model, other)))
     first += count
-  return result, model.laws(Warp())[0]
+  return result, model.probs(Warp())[0]
 
 
 def theorem_two(length, omega):
   """Mean number of tokens and the bound of Theorem 2, Equations 7 to 9, summed directly."""
-  laws, reach = conditionals(length)
+  probs, reach = conditionals(length)
   mean, bound = 1.0, 0.0
-  for (p, q), factor in zip(laws, omega):
+  for (p, q), factor in zip(probs, omega):
     f = np.minimum(1, factor * p / q)
     best = np.maximum(p - q * f, 0)
     mass = best.sum(axis=-1, keepdims=True)
@@ -126,7 +126,7 @@ def test_theorem_two(length, schedule, omega):
   result, distance = one_round(length, schedule)
   mean, bound = theorem_two(length, omega)
   np.testing.assert_allclose(result.length - 1, mean, atol=1e-12)  # Without the prefill's token.
-  np.testing.assert_allclose(result.drift, bound, atol=1e-12)  # The certificate is the bound.
+  np.testing.assert_allclose(result.tv_bound, bound, atol=1e-12)  # The certificate is the bound.
   assert 1e-3 < distance <= bound + 1e-12
   if length == 1:
     np.testing.assert_allclose(distance, bound, atol=1e-12)
@@ -137,31 +137,31 @@ def test_theorem_two(length, schedule, omega):
 def test_clamped_factors_give_the_same_round_with_more_tokens():
   # Factors 1.67, 0.83, 0.41: two are raised to 1.
   (printed, _), (raised, _) = one_round(3, 'falling'), one_round(3, 'raised')
-  np.testing.assert_allclose(raised.law, printed.law, atol=1e-12)
-  np.testing.assert_allclose(raised.drift, printed.drift, atol=1e-12)
+  np.testing.assert_allclose(raised.distribution, printed.distribution, atol=1e-12)
+  np.testing.assert_allclose(raised.tv_bound, printed.tv_bound, atol=1e-12)
   assert raised.length > printed.length + 0.02
 
 
-def random_laws(*shape):
+def random_probs(*shape):
   return np.random.default_rng(0).dirichlet(np.full(5, 0.7), shape)
 
 
 def test_small_factors_are_lossless_only_with_the_best_residual():
-  p, q = random_laws(2, 40)
+  p, q = random_probs(2, 40)
   small = cool(0.6, nu=0, clamp=False)
   stage = enumerate_stage(small, p, q, 2)
-  np.testing.assert_allclose(stage.law, p, atol=1e-12)
-  np.testing.assert_allclose(stage.drift, 0, atol=1e-12)
+  np.testing.assert_allclose(stage.distribution, p, atol=1e-12)
+  np.testing.assert_allclose(stage.tv_bound, 0, atol=1e-12)
   # Equation 11 in place of Equation 10, as Algorithm 1 may be read.
   vanilla = rejection(lambda max_depth: Rule(
       mass=lambda p, q, token, depth: 0.6 * accept.take(p, token),
       residual=lambda p, q, token, depth: accept.residual(p, q)), exact=False)
   stage = enumerate_stage(vanilla, p, q)
-  assert 0.5 * np.abs(stage.law - p).sum(1).mean() > 0.05
+  assert 0.5 * np.abs(stage.distribution - p).sum(1).mean() > 0.05
 
 
 def test_proposition_one():
-  p, q = random_laws(2, 100)
+  p, q = random_probs(2, 100)
   plain, token = accept.residual(p, q), jnp.zeros(100, int)
   for omega, same in ((1, True), (1.3, True), (3, True), (0.4, False)):
     rule = rule_of(lambda omega=omega: cool(omega, nu=0, clamp=False), 1)
@@ -172,24 +172,24 @@ def test_proposition_one():
 
 
 def test_no_residual_does_better():
-  p, q = random_laws(2, 20)
+  p, q = random_probs(2, 20)
   for omega in (0.5, 2):
     f = np.minimum(1, omega * p / q)
     rule = rule_of(lambda omega=omega: cool(omega, nu=0, clamp=False), 1)
-    laws = jnp.asarray(p), jnp.asarray(q), jnp.zeros(20, int), jnp.ones(20, int)
-    distance = lambda law: 0.5 * np.abs(
-        q * f - p + law * ((1 - f) * q).sum(-1, keepdims=True)).sum(-1)
-    best = distance(rule.residual(*laws))
-    np.testing.assert_allclose(best, rule.gap(*laws), atol=1e-12)  # The closed form.
+    probs = jnp.asarray(p), jnp.asarray(q), jnp.zeros(20, int), jnp.ones(20, int)
+    distance = lambda distribution: 0.5 * np.abs(
+        q * f - p + distribution * ((1 - f) * q).sum(-1, keepdims=True)).sum(-1)
+    best = distance(rule.residual(*probs))
+    np.testing.assert_allclose(best, rule.gap(*probs), atol=1e-12)  # The closed form.
     others = np.random.default_rng(1).dirichlet(np.full(5, 0.5), (100, 1))
     assert np.all(best <= distance(others) + 1e-12)
 
 
 def two_steps(trials):
-  """Random laws of two drafts, and relaxed probabilities `f >= f_van` for them."""
+  """Random distributions of two drafts, and relaxed probabilities `f >= f_van` for them."""
   rng = np.random.default_rng(0)
-  laws = lambda *shape: rng.dirichlet(np.ones(VOCAB), (trials, *shape))
-  p, q = (laws(), laws(VOCAB)), (laws(), laws(VOCAB))
+  probs = lambda *shape: rng.dirichlet(np.ones(VOCAB), (trials, *shape))
+  p, q = (probs(), probs(VOCAB)), (probs(), probs(VOCAB))
   f = tuple(np.minimum(1, rng.uniform(1, 2, (trials,) + (1,) * (a.ndim - 1)) * a / b)
             for a, b in zip(p, q))
   return p, q, f

@@ -15,13 +15,13 @@ from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import mutants
-from cspd_jax.testing.enumerate import output_law
+from cspd_jax.testing.enumerate import output_distribution
 from cspd_jax.testing.tabular import tabular
 from tests.marks import representative
 
 JACOBI = lambda *args, **kwargs: lambda target: (jacobi(*args, **kwargs), exact())
 
-# name: vocabulary, rounds, parts. Two rounds also check the laws that are recorded.
+# name: vocabulary, rounds, parts. Two rounds also check the distributions that are recorded.
 CASES = {
     'ancestral': (3, 3, lambda target: (ancestral(), exact())),
     'draft model': (3, 1, lambda target: (model(target, 2), exact())),
@@ -54,9 +54,9 @@ def total_variation(parts, vocab_size, rounds, warp, forced=None):
                   dtype=jnp.float64)
   decoder = make_decoder(built.target, *parts(built.target))
   other = jax.random.normal(jax.random.key(1), built.params.shape)
-  law = output_law(decoder, built, warp, rounds=rounds, draft_params=other)
-  np.testing.assert_allclose(law.sum(), 1, atol=1e-12)
-  return 0.5 * np.abs(law - built.law(warp)).sum()
+  distribution = output_distribution(decoder, built, warp, rounds=rounds, draft_params=other)
+  np.testing.assert_allclose(distribution.sum(), 1, atol=1e-12)
+  return 0.5 * np.abs(distribution - built.distribution(warp)).sum()
 
 
 @pytest.mark.parametrize('name', representative(CASES, *(
@@ -82,15 +82,15 @@ def test_forced_tokens(name):
 
 
 @pytest.mark.parametrize('name,vocab_size,rounds', [
-    ('residual replaced by the target law', 2, 1),
-    ('stored law not updated after a kept token', 2, 2),
-    ('plain draft law for the second candidate', 3, 1),
+    ('residual replaced by the target distribution', 2, 1),
+    ('stored distribution not updated after a kept token', 2, 2),
+    ('plain draft distribution for the second candidate', 3, 1),
     ('temperature applied twice', 3, 1),
     ('longest of several accepted paths', 3, 1),
 ])
 def test_mutants_are_seen(name, vocab_size, rounds):
   parts = {
-      'plain draft law for the second candidate': CASES['kary'][2],
+      'plain draft distribution for the second candidate': CASES['kary'][2],
       'longest of several accepted paths': CASES['kary'][2],
   }.get(name, JACOBI(3, 'maximal'))
   with mutants.MUTANTS[name].patch():
@@ -100,11 +100,12 @@ def test_mutants_are_seen(name, vocab_size, rounds):
 def test_too_many_outcomes():
   built = tabular(jax.random.key(0), 3, 4)
   with pytest.raises(ValueError, match='more than max_outcomes = 1000'):
-    output_law(make_decoder(built.target, jacobi(4), exact()), built, rounds=2, max_outcomes=1000)
+    output_distribution(
+        make_decoder(built.target, jacobi(4), exact()), built, rounds=2, max_outcomes=1000)
 
 
 def test_noise_of_positions_is_refused():
   built = tabular(jax.random.key(0), 3, 4)
   drafter = jacobi(3, 'noise', tree=trees.caterpillar(2, 1, 2))
   with pytest.raises(ValueError, match='compare a seed-exact decoder with vanilla'):
-    output_law(make_decoder(built.target, drafter, match()), built)
+    output_distribution(make_decoder(built.target, drafter, match()), built)

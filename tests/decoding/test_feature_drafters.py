@@ -16,8 +16,8 @@ from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import tabular as tables
-from cspd_jax.testing.enumerate import output_law
-from cspd_jax.testing.exactness import check_decoder, class_laws
+from cspd_jax.testing.enumerate import output_distribution
+from cspd_jax.testing.exactness import check_decoder, class_probs
 from tests.marks import representative
 
 WARP = Warp(guidance_scale=1.5, temperature=0.9)
@@ -58,9 +58,9 @@ def total_variation(name, warp, rounds, vocab_size=3, forced=None):
     model = build(vocab_size, forced=forced)
     drafter, verifier, params = parts(name, model)
     decoder = make_decoder(model.target, drafter, verifier)
-    law = output_law(decoder, model, warp, rounds=rounds, draft_params=params)
-    np.testing.assert_allclose(law.sum(), 1, atol=1e-12)
-    return 0.5 * np.abs(law - model.law(warp)).sum()
+    distribution = output_distribution(decoder, model, warp, rounds=rounds, draft_params=params)
+    np.testing.assert_allclose(distribution.sum(), 1, atol=1e-12)
+    return 0.5 * np.abs(distribution - model.distribution(warp)).sum()
 
 
 @pytest.mark.parametrize('name,rounds,vocab_size', representative([
@@ -93,7 +93,7 @@ def test_whole_images_in_batches(name):
   drafter, verifier, params = parts(name, model)
   decoder = make_decoder(model.target, drafter, verifier)
   report = check_decoder(
-      decoder, model, class_laws(model, CUT), CUT, draft_params=params, samples=2**16)
+      decoder, model, class_probs(model, CUT), CUT, draft_params=params, samples=2**16)
   assert report.passed, report
 
 

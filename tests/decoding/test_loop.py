@@ -65,7 +65,7 @@ class LoopTest(chex.TestCase):
     chex.assert_shape(decoded.tokens, (batch, length))
     chex.assert_shape(decoded.accepted, (batch, depth + 2))
     chex.assert_type(jax.tree.leaves(decoded), [int, int, int, int, float])
-    np.testing.assert_array_equal(decoded.drift, 0)
+    np.testing.assert_array_equal(decoded.tv_bound, 0)
     self.assertTrue(((decoded.tokens >= 0) & (decoded.tokens < 4)).all())
     # The histogram accounts for every round and every token after the prefill.
     np.testing.assert_array_equal(decoded.accepted.sum(axis=1), decoded.rounds - 1)
@@ -148,7 +148,7 @@ class LoopTest(chex.TestCase):
 
   @parameterized.parameters(*KINDS)
   def test_greedy_is_the_same_for_every_window(self, fresh):
-    # At temperature 0 all laws are one-hot: every decoder gives the one most probable path.
+    # At temperature 0 all distributions are one-hot: every decoder gives the most probable path.
     greedy = Warp(guidance_scale=1.5, temperature=0.0)
     vanilla = decode('vanilla', warp=greedy)
     decoder = make_decoder(MODEL.target, jacobi(4, 'maximal', fresh=fresh), exact())

@@ -1,4 +1,4 @@
-"""The race against its law, and what noise is keyed by."""
+"""The race against its distribution, and what noise depends on."""
 
 import chex
 import jax
@@ -17,7 +17,7 @@ def rows(count, seed=0):
 @pytest.mark.parametrize('vocab_size', [3, 50])
 def test_draw_follows_the_weights(vocab_size):
   weights = np.random.default_rng(0).gamma(0.5, size=vocab_size) * (np.arange(vocab_size) != 1)
-  draw = jax.vmap(lambda state: random.Keyed(state).draw(jnp.asarray([weights]))[0])
+  draw = jax.vmap(lambda state: random.RowRandom(state).draw(jnp.asarray([weights]))[0])
   tokens = np.asarray(jax.jit(draw)(rows(200_000)))
   fit = statistics.fit(np.bincount(tokens, minlength=vocab_size), weights / weights.sum())
   assert fit.p_value > 1e-6
@@ -25,16 +25,16 @@ def test_draw_follows_the_weights(vocab_size):
 
 def test_draw_distinct_is_sequential_sampling():
   weights = np.array([0.5, 0.3, 0.2, 0.0])
-  draw = jax.vmap(lambda state: random.Keyed(state).draw_distinct(jnp.asarray([weights]), 2)[0])
+  draw = jax.vmap(lambda state: random.RowRandom(state).draw_distinct(jnp.asarray([weights]), 2)[0])
   tokens = np.asarray(jax.jit(draw)(rows(100_000)))
-  law = np.array([[0 if a == b else weights[a] * weights[b] / (1 - weights[a])
+  distribution = np.array([[0 if a == b else weights[a] * weights[b] / (1 - weights[a])
                    for b in range(4)] for a in range(4)])
   counts = np.bincount(tokens @ [4, 1], minlength=16)
-  assert statistics.fit(counts, law.ravel()).p_value > 1e-6
+  assert statistics.fit(counts, distribution.ravel()).p_value > 1e-6
 
 
 def test_missing_candidates_are_marked():
-  rng = random.Keyed(jax.tree.map(lambda x: x[0], rows(1)))
+  rng = random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
   weights = jnp.asarray([[0., 1., 0.], [0., 0., 0.], [1., 1., 1.]])
   tokens = np.asarray(rng.draw_distinct(weights, 5))
   np.testing.assert_array_equal(tokens[0], [1, -1, -1, -1, -1])
@@ -43,7 +43,7 @@ def test_missing_candidates_are_marked():
 
 
 def test_accept_at_the_ends():
-  rng = random.Keyed(jax.tree.map(lambda x: x[0], rows(1)))
+  rng = random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
   p, q = jnp.asarray([0., 1., .5, 0.]), jnp.asarray([.5, .5, .5, 0.])
   np.testing.assert_array_equal(rng.accept(p, q), [False, True, True, False])
 
@@ -51,7 +51,7 @@ def test_accept_at_the_ends():
 def test_position_noise_is_keyed_by_position_alone():
   state = jax.tree.map(lambda x: x[0], rows(1))
   weights = jax.random.uniform(jax.random.key(1), (6, 40))
-  rng = random.Keyed(state)
+  rng = random.RowRandom(state)
   first = rng.draw_at(jnp.arange(6), weights)
   rng.draw(weights)  # Advances the stream, not the noise.
   np.testing.assert_array_equal(rng.draw_at(jnp.arange(6)[::-1], weights[::-1]), first[::-1])
@@ -61,7 +61,7 @@ def test_position_noise_is_keyed_by_position_alone():
 
 
 def test_stream_never_repeats():
-  rng = random.Keyed(jax.tree.map(lambda x: x[0], rows(1)))
+  rng = random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
   weights = jnp.ones((1, 2**20))
   tokens = [int(rng.draw(weights)[0]) for _ in range(20)]
   assert len(set(tokens)) == 20
@@ -85,19 +85,19 @@ def test_race_has_no_ties_in_a_large_vocabulary():
 
 
 def test_counted_keys_are_independent():
-  # Neighbouring positions, uses and steps: the joint of two draws is the product of their laws.
+  # Neighbouring positions, uses and steps: two draws are independent.
   weights = jnp.asarray([[0.1, 0.2, 0.3, 0.4]] * 2)
 
   def draws(state):
-    first = random.Keyed(state)
-    second = random.Keyed(first.state)
+    first = random.RowRandom(state)
+    second = random.RowRandom(first.state)
     at = first.draw_at(jnp.asarray([5, 6]), weights)
     return jnp.stack([at[0], at[1], *first.draw(weights), first.draw(weights)[0],
                       second.draw(weights)[0]])
 
   tokens = np.asarray(jax.jit(jax.vmap(draws))(rows(100_000)))
-  law = np.outer(weights[0], weights[0]).ravel()
+  distribution = np.outer(weights[0], weights[0]).ravel()
   for i in range(tokens.shape[1]):
     for j in range(i):
       counts = np.bincount(4 * tokens[:, i] + tokens[:, j], minlength=16)
-      assert statistics.fit(counts, law / law.sum()).p_value > 1e-7, (i, j)
+      assert statistics.fit(counts, distribution / distribution.sum()).p_value > 1e-7, (i, j)

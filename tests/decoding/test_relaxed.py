@@ -1,4 +1,4 @@
-"""Relaxed verifiers: how far they leave the target's law, and that their drift says so."""
+"""Relaxed verifiers: how far they leave the target's distribution, and that `tv_bound` says so."""
 
 import functools
 from unittest import mock
@@ -46,8 +46,8 @@ VERIFIERS = {
 }
 
 
-def random_laws(count=40, vocab_size=4):
-  """Laws `[n, V]` of a target and a drafter; some tokens are impossible, some certain."""
+def random_probs(count=40, vocab_size=4):
+  """Distributions `[n, V]` of a target and a drafter; some tokens are impossible, some certain."""
   rng = np.random.default_rng(1)
   p, q = (rng.dirichlet(np.full(vocab_size, 0.7), count) for _ in range(2))
   p[::5, 0], q[::7, 1] = 0, 0
@@ -56,68 +56,69 @@ def random_laws(count=40, vocab_size=4):
   return p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
 
 
-def total_variation(law, other):
-  return 0.5 * np.abs(law - other).sum(axis=-1)
+def total_variation(distribution, other):
+  return 0.5 * np.abs(distribution - other).sum(axis=-1)
 
 
 @functools.cache
 def stage_of(name, count=1, draws='distinct', exact_value=False):
-  """What a verifier makes of `random_laws`."""
+  """What a verifier makes of `random_probs`."""
   with jax.enable_x64(True):
-    return enumerate_stage(VERIFIERS[name][exact_value], *random_laws(), count, draws)
+    return enumerate_stage(VERIFIERS[name][exact_value], *random_probs(), count, draws)
 
 
 def check_bound(stage, least):
-  """The drift is never below the distance, and on average not too far above."""
-  np.testing.assert_allclose(stage.law.sum(1), 1, atol=1e-12)
-  distance = total_variation(stage.law, random_laws()[0])
-  assert np.all(distance <= stage.drift + 1e-12)
-  assert least < distance.mean() / stage.drift.mean() <= 1
+  """The bound is never below the distance, and on average not too far above."""
+  np.testing.assert_allclose(stage.distribution.sum(1), 1, atol=1e-12)
+  distance = total_variation(stage.distribution, random_probs()[0])
+  assert np.all(distance <= stage.tv_bound + 1e-12)
+  assert least < distance.mean() / stage.tv_bound.mean() <= 1
 
 
 @pytest.mark.parametrize('name', [n for n in VERIFIERS if not n.startswith('lantern, released')])
-def test_drift_bounds_the_law_of_siblings(name):
+def test_tv_bound_holds_for_siblings(name):
   check_bound(stage_of(name, 2), 0.8)
 
 
 @pytest.mark.parametrize('name', ['cool', 'typical', 'lantern', 'grouped'])
-def test_drift_is_the_distance_of_one_candidate(name):
+def test_tv_bound_is_the_distance_of_one_candidate(name):
   stage = stage_of(name)
   np.testing.assert_allclose(
-      stage.drift, total_variation(stage.law, random_laws()[0]), atol=1e-12)
-  assert stage.drift.max() > 0.1
+      stage.tv_bound, total_variation(stage.distribution, random_probs()[0]), atol=1e-12)
+  assert stage.tv_bound.max() > 0.1
 
 
 @pytest.mark.parametrize('name,draws', [
     ('uniform', 'iid'), ('typical', 'fixed'), ('grouped', 'fixed'),
     ('lantern, released_dynamic', 'fixed')])
-def test_drift_however_siblings_are_drawn(name, draws):
+def test_tv_bound_holds_however_siblings_are_drawn(name, draws):
   check_bound(stage_of(name, 2, draws), 0.5)
 
 
 @pytest.mark.parametrize('name', [n for n, (_, limit) in VERIFIERS.items() if limit is not None])
 def test_some_value_is_exact(name):
   stage = stage_of(name, 2, exact_value=True)
-  np.testing.assert_allclose(stage.law, random_laws()[0], atol=1e-12)
-  np.testing.assert_allclose(stage.drift, 0, atol=1e-12)
+  np.testing.assert_allclose(stage.distribution, random_probs()[0], atol=1e-12)
+  np.testing.assert_allclose(stage.tv_bound, 0, atol=1e-12)
 
 
 @pytest.mark.parametrize('kind', RESIDUALS[1:])
-def test_best_residual_has_the_least_drift(kind):
+def test_best_residual_has_the_least_tv_bound(kind):
   best, other = stage_of('lantern'), stage_of(f'lantern, {kind}')
   check_bound(other, 0.8)
   np.testing.assert_allclose(other.accepted, best.accepted, atol=1e-12)
-  assert np.all(best.drift <= other.drift + 1e-12)
-  assert best.drift.mean() < other.drift.mean() - 1e-3
-  assert np.all(best.drift <= total_variation(other.law, random_laws()[0]) + 1e-12)
+  assert np.all(best.tv_bound <= other.tv_bound + 1e-12)
+  assert best.tv_bound.mean() < other.tv_bound.mean() - 1e-3
+  assert np.all(best.tv_bound <= total_variation(other.distribution, random_probs()[0]) + 1e-12)
 
 
-def test_clamped_groups_accept_more_for_no_drift():
+def test_clamped_groups_accept_more_for_no_larger_tv_bound():
   clamped, released = stage_of('grouped'), stage_of('grouped, released')
-  assert np.all(clamped.drift <= total_variation(released.law, random_laws()[0]) + 1e-12)
+  distance = total_variation(released.distribution, random_probs()[0])
+  assert np.all(clamped.tv_bound <= distance + 1e-12)
   assert np.all(clamped.accepted >= released.accepted - 1e-12)
   assert clamped.accepted.mean() > released.accepted.mean() + 0.01
-  assert clamped.drift.mean() < released.drift.mean() - 0.01
+  assert clamped.tv_bound.mean() < released.tv_bound.mean() - 0.01
 
 
 TREE = trees.Tree((-1, 0, 1, 0, 1))
@@ -138,16 +139,16 @@ ROUNDS = {
 
 
 @pytest.mark.parametrize('name', ROUNDS)
-def test_drift_bounds_the_law_of_rounds(name):
+def test_tv_bound_holds_for_rounds(name):
   vocab_size, rounds, drafter, verifier = ROUNDS[name]
   with jax.enable_x64(True):
     model, other = (tabular(jax.random.key(seed), vocab_size, 4, dtype=jnp.float64)
                     for seed in (0, 1))
     decoder = make_decoder(model.target, drafter(), verifier())
     result = enumerate_rounds(decoder, model, rounds=rounds, draft_params=other.params)
-    distance = total_variation(result.law, model.law(Warp()))
-  np.testing.assert_allclose(result.law.sum(), 1, atol=1e-12)
-  assert 0.3 * result.drift < distance <= result.drift + 1e-12
+    distance = total_variation(result.distribution, model.distribution(Warp()))
+  np.testing.assert_allclose(result.distribution.sum(), 1, atol=1e-12)
+  assert 0.3 * result.tv_bound < distance <= result.tv_bound + 1e-12
   assert distance > 1e-3
 
 
@@ -173,7 +174,7 @@ class LanternTest(chex.TestCase):
     # Against the definition: bounds just below and above the true divergence.
     p, moved = np.array([0.3, 0.5, 0.1, 0.1]), np.array([0.9, 0.0, 0.0, 0.1])
     middle = (p + moved) / 2
-    relative = lambda law: np.sum(law[law > 0] * np.log((law / middle)[law > 0]))
+    relative = lambda p: np.sum(p[p > 0] * np.log((p / middle)[p > 0]))
     divergence = (relative(p) + relative(moved)) / 2
     for delta, mass in ((divergence - 1e-5, 0.8), (divergence + 1e-5, 0.9)):
       self._check_mass(lambda delta=delta: lantern(FOUR, delta, k=2, metric='jsd'), 0, mass)
@@ -192,11 +193,11 @@ class LanternTest(chex.TestCase):
     decoder = make_decoder(MODEL.target, drafter, lantern_pp(TABLE, lam, greedy=True))
     decoded = jax.jit(decoder)(
         MODEL.params, LABELS, jax.random.key(0), Warp(temperature=0.0), DRAFT.params)
-    # The drift counts the tokens that are not the most probable after their prefix.
-    best = MODEL.laws(Warp()).argmax(axis=-1)
+    # The bound counts the tokens that are not the most probable after their prefix.
+    best = MODEL.probs(Warp()).argmax(axis=-1)
     tokens = np.asarray(decoded.tokens)
     others = sum(tokens[:, k] != best[prefix_number(tokens[:, :k], 4)] for k in range(6))
-    np.testing.assert_array_equal(decoded.drift, others)
+    np.testing.assert_array_equal(decoded.tv_bound, others)
     self.assertEqual(others.sum() > 0, lam > 1)
 
 

@@ -1,4 +1,4 @@
-"""Laws against sorting references, and the order of the operations."""
+"""Distributions against sorting references, and the order of the operations."""
 
 from absl.testing import parameterized
 import chex
@@ -40,7 +40,7 @@ class WarpTest(chex.TestCase):
     logits = 2 * jax.random.normal(jax.random.key(top_k), (streams, 2, 3, 64))
     guidance_scale = 1.5 if streams == 2 else 1.0
     warp = Warp(guidance_scale, temperature, top_k, top_p)
-    got = self.variant(warp_lib.law)(logits, warp)
+    got = self.variant(warp_lib.probabilities)(logits, warp)
     for row in range(2):
       for node in range(3):
         want = reference(logits[:, row, node], *warp)
@@ -50,9 +50,9 @@ class WarpTest(chex.TestCase):
   def test_options_per_row(self):
     logits = jax.random.normal(jax.random.key(0), (2, 3, 2, 16))
     options = [Warp(1.0, 1.0, 0, 1.0), Warp(3.0, 0.0, 0, 0.5), Warp(2.0, 0.5, 4, 1.0)]
-    together = warp_lib.law(logits, Warp(*(jnp.asarray(x) for x in zip(*options))))
+    together = warp_lib.probabilities(logits, Warp(*(jnp.asarray(x) for x in zip(*options))))
     for row, warp in enumerate(options):
-      alone = warp_lib.law(logits[:, row:row + 1], warp)
+      alone = warp_lib.probabilities(logits[:, row:row + 1], warp)
       np.testing.assert_allclose(together[row:row + 1], alone, atol=1e-6)
 
   def test_ties_stay_together(self):
@@ -70,24 +70,25 @@ class WarpTest(chex.TestCase):
 
   def test_forced_tokens(self):
     logits = jax.random.normal(jax.random.key(0), (1, 1, 2, 5))
-    law = warp_lib.law(logits, Warp(), jnp.asarray([[-1, 3]]))
-    np.testing.assert_allclose(law[0, 0], jax.nn.softmax(logits[0, 0, 0]), atol=1e-6)
-    np.testing.assert_array_equal(law[0, 1], [0, 0, 0, 1, 0])
+    distribution = warp_lib.probabilities(logits, Warp(), jnp.asarray([[-1, 3]]))
+    np.testing.assert_allclose(distribution[0, 0], jax.nn.softmax(logits[0, 0, 0]), atol=1e-6)
+    np.testing.assert_array_equal(distribution[0, 1], [0, 0, 0, 1, 0])
 
   def test_float32_or_better(self):
     logits = jnp.zeros((1, 1, 1, 4), jnp.bfloat16)
-    self.assertEqual(warp_lib.law(logits, Warp()).dtype, jnp.float32)
+    self.assertEqual(warp_lib.probabilities(logits, Warp()).dtype, jnp.float32)
     with jax.enable_x64(True):
       logits = jnp.linspace(0, 1, 4, dtype=jnp.float64)[None, None, None]
-      law = warp_lib.law(logits, Warp(1., 0.9, 3, 0.8))
-      self.assertEqual(law.dtype, jnp.float64)
-      np.testing.assert_allclose(law[0, 0], reference(logits[:, 0, 0], 1, 0.9, 3, 0.8), atol=1e-15)
+      distribution = warp_lib.probabilities(logits, Warp(1., 0.9, 3, 0.8))
+      self.assertEqual(distribution.dtype, jnp.float64)
+      np.testing.assert_allclose(
+          distribution[0, 0], reference(logits[:, 0, 0], 1, 0.9, 3, 0.8), atol=1e-15)
 
   def test_one_compilation(self):
-    law = jax.jit(chex.assert_max_traces(warp_lib.law, n=1))
+    probabilities = jax.jit(chex.assert_max_traces(warp_lib.probabilities, n=1))
     logits = jnp.zeros((2, 1, 1, 4))
     for warp in (Warp(), Warp(2.0, 0.5, 3, 0.9), Warp(1.0, 0.0, 0, 1.0)):
-      law(logits, jax.tree.map(jnp.float32, warp))
+      probabilities(logits, jax.tree.map(jnp.float32, warp))
 
   @parameterized.parameters(
       (Warp(temperature=-1.), 2, 'temperature is -1'),

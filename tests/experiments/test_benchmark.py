@@ -120,8 +120,8 @@ def test_pairs(good):
       ('mc_jacobi', 'cool_printed'): 'relaxed', ('mc_jacobi', 'match'): 'seed-exact'}
   for row in rows:
     assert 1 <= float(row['step_compression']) and float(row['accepted_length']) <= 4
-    assert (float(row['drift']) > 0) == (row['guarantee'] == 'relaxed')
-    assert float(row['drift_per_token']) == pytest.approx(float(row['drift']) / 16)
+    assert (float(row['tv_bound']) > 0) == (row['guarantee'] == 'relaxed')
+    assert float(row['tv_bound_per_token']) == pytest.approx(float(row['tv_bound']) / 16)
     assert row['equal_to_vanilla'] == ('1.0' if row['guarantee'] == 'seed-exact' else '')
     assert float(row['speedup']) > 0 and float(row['ms_per_round']) > 0
     assert float(row['nll']) > 0 and float(row['frechet']) >= 0
@@ -168,8 +168,8 @@ def test_the_switch_makes_no_difference():
   for index, verifier in enumerate(verifiers):
     alone, got = jax.jit(lambda verifier=verifier: decode(verifier))(), chosen(index)
     np.testing.assert_array_equal(got.tokens, alone.tokens)
-    np.testing.assert_allclose(got.drift, alone.drift, rtol=1e-5)
-    assert (float(got.drift.mean()) > 0) == (index > 0)
+    np.testing.assert_allclose(got.tv_bound, alone.tv_bound, rtol=1e-5)
+    assert (float(got.tv_bound.mean()) > 0) == (index > 0)
 
 
 def test_samples_of_any_number_are_decoded_in_equal_batches():
@@ -205,27 +205,28 @@ def test_cut(depth):
   assert parts_lib.cut(trees.chain(3), 2) == trees.chain(2)
 
 
-def row(verifier, value, length, drift, noise=0.0):
-  """A point of a curve with this accepted length and drift per token, of 8 images."""
+def row(verifier, value, length, tv_bound, noise=0.0):
+  """A point of a curve, of 8 images, with this accepted length and bound per token."""
   rng = np.random.default_rng(len(verifier))
   rounds = 100 / length + 1 + noise * rng.normal(size=8)
   decoded = Decoded(
-      np.zeros((8, 101), int), rounds, None, None, 101 * drift * (1 + noise * rng.normal(size=8)))
+      np.zeros((8, 101), int), rounds, None, None,
+      101 * tv_bound * (1 + noise * rng.normal(size=8)))
   sample = runs_lib.Sample(decoded, None, None, None)
   return report_lib.Row('chain', verifier, value, {}, sample)
 
 
-def points(released_drift, noise=0.0):
+def points(released_tv_bound, noise=0.0):
   rows = [row('exact', None, 2, 0)]
   for method, slope in (('uniform', 0.1), ('Cool-SD', 0.06), ('Cool-SD, printed', 0.08),
-                        ('LANTERN++, G*', 0.05), ('LANTERN++, released', released_drift)):
+                        ('LANTERN++, G*', 0.05), ('LANTERN++, released', released_tv_bound)):
     rows += [row(method, x, x, slope * (x - 2), noise) for x in (2.5, 3, 4)]
   return {'chain': rows}
 
 
-@pytest.mark.parametrize('drift,answer', [(0.07, 'yes'), (0.04, 'no'), (0.05, 'unclear')])
-def test_conclusions_of_curves(drift, answer):
-  found = conclusions.of_curves(points(drift))
+@pytest.mark.parametrize('tv_bound,answer', [(0.07, 'yes'), (0.04, 'no'), (0.05, 'unclear')])
+def test_conclusions_of_curves(tv_bound, answer):
+  found = conclusions.of_curves(points(tv_bound))
   assert [one.answer for one in found] == ['yes', 'yes', answer]
   # Straight lines from length 2 to 4: at 3 the drifts are the slopes.
   assert '0.0600 against 0.1000 per token at length 3.00' in found[0].numbers

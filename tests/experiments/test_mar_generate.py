@@ -41,7 +41,7 @@ _BAD = {
     'too many drafts of a path': (['--config.path_length=5'], ['path_length is 5', 'at most 4']),
     'too many residual draws': (['--config.max_trials=70000'], ['max_trials is 70000', '65536']),
     'draft model of other patches': (['--draft_model={tmp}/patches'], ['patch_size', '2', '1']),
-    'pre-fill above 1': (['--config.prefill=1.5'], ['prefill is 1.5']),
+    'prefix share above 1': (['--config.prefix_share=1.5'], ['prefix_share is 1.5']),
 }
 
 # Decoders that verify whole blocks.
@@ -104,13 +104,13 @@ def test_every_decoder(models, tmp_path):
   rows = report['decoders']
   assert rows['mar']['target_passes'] == 4 and rows['mar']['head_calls'] == 4 * 4
   assert rows['mar']['head_rows'] == 2 * rows['mar']['head_calls']
-  # Pre-fill of one token, then blocks that end after places 2 and 3.
+  # A prefix of one token, then blocks that end after places 2 and 3.
   for name in ('parallel', 'cspd_released', 'cspd_relaxed'):
     assert rows[name]['target_passes'] == 3
   for name, row in rows.items():
     assert (row['acceptance'] is None) == (name in ('mar', 'parallel'))
     assert (row['draft_passes'] > 0) == (DECODERS[name].drafts is not None)
-    assert row['law'] in out and row['seconds_per_image'] > 0
+    assert row['distribution'] in out and row['seconds_per_image'] > 0
     assert (folder / row['images']).read_bytes().startswith(b'\x89PNG')
   assert np.shape(rows['cspd_relaxed']['acceptance_by_position']) == (2, 2)
   assert 'accept' not in out[:out.index('mar: ')], 'acceptance rates share no column'
@@ -158,7 +158,7 @@ def test_program_fits(models):
 def test_tables(models, tmp_path):
   config = [f'--config.model={models}/target', f'--config.draft_model={models}/draft',
             f'--config.tokenizer={models}/vae', '--num_images=3', '--config.lengths=2',
-            '--config.prefills=0,0.3', '--config.scales=1,2', '--config.temperatures=0.9,1',
+            '--config.prefix_shares=0,0.3', '--config.scales=1,2', '--config.temperatures=0.9,1',
             '--config.batch_sizes=1', '--config.head_lengths=2', '--config.repeats=1',
             '--config.images_at_once=1', '--config.guidance=constant',
             '--decoder=cspd_released']
@@ -169,13 +169,13 @@ def test_tables(models, tmp_path):
       'unknown suite': [*config, '--suite=table2'],
       'no lengths': [*config, '--config.lengths=()'],
       'too many drafts': [*config, '--config.lengths=2,5'],
-      'pre-fill above 1': [*config, '--config.prefills=2.0'],
+      'prefix share above 1': [*config, '--config.prefix_shares=2.0'],
       'unknown guidance': [*config, '--config.guidance=cosine'],
       'unknown decoder': [*config, '--decoder=mar']}, [], tmp_path)
   programs.check_refused(calls['unknown suite'], ["suite is 'table2'", 'table1, table3'])
   programs.check_refused(calls['no lengths'], ['lengths is empty'])
   programs.check_refused(calls['too many drafts'], ['length is 5', 'all of an image, 4'])
-  programs.check_refused(calls['pre-fill above 1'], ['prefill is 2.0'])
+  programs.check_refused(calls['prefix share above 1'], ['prefix_share is 2.0'])
   programs.check_refused(calls['unknown guidance'], ['cosine', 'linear, constant'])
   programs.check_refused(calls['unknown decoder'], ["decoder is 'mar'", 'cspd_paper'])
   code, out, err, folder = calls['good']
@@ -201,7 +201,8 @@ def _check_rows(rows):
     # Acceptance of one decoder never shares a column with that of another.
     rates = [name for name in row if name.startswith('acceptance_')]
     assert rates == ['acceptance_is_share_of', f'acceptance_{row["mode"]}']
-    assert row['law'] and row['guarantee'] and row['compiled'] == 'yes' and row['num_images'] == 3
+    assert row['distribution'] and row['guarantee']
+    assert row['compiled'] == 'yes' and row['num_images'] == 3
     assert row['num_iter'] == 4 and row['num_levels'] == 100 and row['dtype'] == 'float32'
     assert row['guidance'] == ('constant' if row['guided'] else 'none')
     assert row['contexts'].startswith('block' if row['mode'] in _BLOCKS else 'true')
@@ -212,7 +213,7 @@ def _check_rows(rows):
   for row in (row for row in rows if row['suite'] == 'table1'):
     assert row['batch'] == 1 and ('parallel_speed' in row) == (row['mode'] in _BLOCKS)
     if row['mode'] in _BLOCKS:
-      # 4 tokens in a pre-fill of one and two blocks, with 3 drafts.
+      # 4 tokens in a prefix of one and two blocks, with 3 drafts.
       assert row['target_passes'] == 3 and row['draft_passes'] == 3
       np.testing.assert_allclose(row['expected_speed'], 4 / (3 + 3 * row['draft_step_cost']))
       np.testing.assert_allclose(

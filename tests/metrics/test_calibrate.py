@@ -38,9 +38,9 @@ class CalibrateTest(parameterized.TestCase):
     self.assertEqual((found.value, found.mean), (8, 1))
     self.assertTrue(np.isnan(found.error))
 
-  def test_drift_of_a_verifier(self):
+  def test_tv_bound_of_a_verifier(self):
     p, q = np.random.default_rng(0).dirichlet(np.ones(4), (2, 50))
-    measure = lambda delta, key: enumerate_stage(uniform(delta), p, q).drift
+    measure = lambda delta, key: enumerate_stage(uniform(delta), p, q).tv_bound
     found = calibrate(measure, 1.0, 2.0, 0.1, key=None, steps=4)
     self.assertLess(abs(found.mean - 0.1), 0.03)
     np.testing.assert_allclose(found.history[0], (1, 0), atol=1e-6)

@@ -73,7 +73,7 @@ class GaussianTest(parameterized.TestCase):
     self.assertGreater(mean, 0)
     self.assertLess(mean, fewer)
     self.assertGreater(spread, 0)
-    # Another law is further away than noise explains.
+    # Another distribution is further away than noise explains.
     other = frechet.distance(frechet.gaussian(rng.normal(1, 1, size=(40, 4))), reference)
     self.assertGreater(other, mean + 5 * spread)
     with self.assertRaisesRegex(ValueError, 'at least 2'):

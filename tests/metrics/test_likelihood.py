@@ -1,4 +1,4 @@
-"""Likelihoods against the enumerated law of tabular models and a plain forward pass."""
+"""Likelihoods against the enumerated distribution of tabular models and a plain forward pass."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -16,42 +16,42 @@ from cspd_jax.testing import tabular
 class LikelihoodTest(parameterized.TestCase):
 
   def measure(self, model, warp, label=0):
-    """`(sequences, law, Likelihood)` of all sequences of a tabular model."""
+    """`(sequences, distribution, Likelihood)` of all sequences of a tabular model."""
     sequences = model.sequences()
     labels = jnp.full((len(sequences),), label, jnp.int32)
     got = jax.jit(lambda tokens: likelihood.likelihood(
         model.target, model.params, labels, tokens, warp))(jnp.asarray(sequences, jnp.int32))
-    return sequences, model.law(warp, label), jax.tree.map(np.asarray, got)
+    return sequences, model.distribution(warp, label), jax.tree.map(np.asarray, got)
 
   @parameterized.parameters(1, 2, 4)
-  def test_equals_the_law_of_sequences(self, length):
+  def test_equals_the_distribution_of_sequences(self, length):
     model = tabular.tabular(jax.random.key(0), length=length, guided=True, num_classes=2)
-    _, law, got = self.measure(model, Warp(guidance_scale=2.0, temperature=0.8), label=1)
-    np.testing.assert_allclose(got.nll, -np.log(law) / length, rtol=1e-4)
+    _, distribution, got = self.measure(model, Warp(guidance_scale=2.0, temperature=0.8), label=1)
+    np.testing.assert_allclose(got.nll, -np.log(distribution) / length, rtol=1e-4)
 
   def test_mean_is_the_entropy_rate(self):
     model = tabular.tabular(jax.random.key(1), length=4)
-    _, law, got = self.measure(model, Warp())
-    rate = -np.sum(law * np.log(law)) / 4
-    self.assertAlmostEqual(law @ got.nll, rate, places=5)
-    self.assertAlmostEqual(law @ got.entropy, rate, places=5)
+    _, distribution, got = self.measure(model, Warp())
+    rate = -np.sum(distribution * np.log(distribution)) / 4
+    self.assertAlmostEqual(distribution @ got.nll, rate, places=5)
+    self.assertAlmostEqual(distribution @ got.entropy, rate, places=5)
     # Less noise, which is why it is there.
-    spread = lambda x: law @ x**2 - (law @ x)**2
+    spread = lambda x: distribution @ x**2 - (distribution @ x)**2
     self.assertLess(spread(got.nll - got.entropy), spread(got.nll))
 
   @parameterized.parameters(0.5, 2.0)
   def test_shows_a_bias(self, temperature):
     model = tabular.tabular(jax.random.key(2), length=4)
     _, _, got = self.measure(model, Warp())
-    biased = model.law(Warp(temperature=temperature))
+    biased = model.distribution(Warp(temperature=temperature))
     excess = biased @ (got.nll - got.entropy)
     self.assertGreater(excess * (1 if temperature > 1 else -1), 0.1)
 
   def test_forced_tokens_cost_nothing(self):
     model = tabular.tabular(jax.random.key(3), length=3, forced={1: 2})
-    sequences, law, got = self.measure(model, Warp())
+    sequences, distribution, got = self.measure(model, Warp())
     allowed = sequences[:, 1] == 2
-    np.testing.assert_allclose(got.nll[allowed], -np.log(law[allowed]) / 3, rtol=1e-4)
+    np.testing.assert_allclose(got.nll[allowed], -np.log(distribution[allowed]) / 3, rtol=1e-4)
     self.assertTrue(np.all(np.isinf(got.nll[~allowed])))
 
   def test_equals_a_plain_forward_pass(self):
@@ -72,10 +72,11 @@ class LikelihoodTest(parameterized.TestCase):
               for dropped in (False, True)])
 
     got, both = jax.jit(run)(tokens)
-    law = np.asarray(warp_lib.law(both, warp))
-    taken = np.take_along_axis(law, np.asarray(tokens)[..., None], axis=-1)[..., 0]
+    distribution = np.asarray(warp_lib.probabilities(both, warp))
+    taken = np.take_along_axis(distribution, np.asarray(tokens)[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(got.nll, -np.log(taken).mean(1), rtol=1e-4)
-    np.testing.assert_allclose(got.entropy, -(law * np.log(law)).sum(-1).mean(1), rtol=1e-4)
+    entropy = -(distribution * np.log(distribution)).sum(-1).mean(1)
+    np.testing.assert_allclose(got.entropy, entropy, rtol=1e-4)
 
 
 class UnigramTest(absltest.TestCase):

@@ -198,7 +198,7 @@ def test_padding_of_a_caption_is_never_read():
         _logits(config, params, condition, tokens, drop))
 
 
-def test_a_new_model_predicts_the_uniform_law():
+def test_a_new_model_predicts_the_uniform_distribution():
   for config in (C2I, T2I):
     params = llamagen.init(config, jax.random.key(0))
     deviation = float(jnp.std(params['transformer']['layers_1']['gate']))

@@ -29,7 +29,7 @@ def test_logits_follow_the_formula_head_by_head():
     np.testing.assert_allclose(logits[:, :, h], expected, atol=1e-4)
 
 
-def test_heads_begin_as_the_targets_own_law():
+def test_heads_begin_as_the_targets_own_distribution():
   rng = np.random.default_rng(2)
   output = jnp.asarray(rng.standard_normal((8, 12)), jnp.bfloat16)
   params = medusa.from_target(CONFIG, {'transformer': {'output': output}})

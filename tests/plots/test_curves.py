@@ -15,8 +15,9 @@ from cspd_jax.plots.curves import Curve, Panel
 def panels():
   lines = {'cool': Curve([1, 2, 3], [0, 0.1, 0.4], [0, 0.01, 0.02]),
            'cool, printed': Curve([1, 2], [0.2, 0.5], like='cool'), 'uniform': Curve([2], [0.3])}
-  return [[Panel('chain', 'drift', lines), Panel('chain', 'distance', lines, floor=0.1)],
-          [Panel('tree', 'drift', {'uniform': Curve([4], [0.7])}), Panel('tree', 'distance', {})]]
+  return [[Panel('chain', 'tv_bound', lines), Panel('chain', 'distance', lines, floor=0.1)],
+          [Panel('tree', 'tv_bound', {'uniform': Curve([4], [0.7])}),
+           Panel('tree', 'distance', {})]]
 
 
 class CurvesTest(parameterized.TestCase):

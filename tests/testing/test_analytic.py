@@ -44,7 +44,7 @@ class AnalyticTest(chex.TestCase):
       log_variance = schedule_lib.log_variance(levels, jnp.array([level]), v)
       self.assertAlmostEqual(float(log_variance[0, 0]), np.log(variance), delta=0.05)
 
-  def test_conditional_laws_of_the_chain(self):
+  def test_conditional_distributions_of_the_chain(self):
     chain = analytic.gaussian_chain(5, 0.7, means=(0.5,))
     distance = np.abs(np.subtract.outer(np.arange(5), np.arange(5)))
     covariance = 0.7**distance

@@ -27,7 +27,7 @@ WARP = Warp(guidance_scale=1.3, temperature=0.7, top_p=0.95)
 make = functools.partial(
     tabular, vocab_size=3, length=5, guided=True, num_classes=2, row_width=3, spread=1.0)
 MODEL, DRAFT = make(jax.random.key(0)), make(jax.random.key(1))
-LAWS = exactness.class_laws(MODEL, WARP)
+PROBS = exactness.class_probs(MODEL, WARP)
 
 PAIRS = {
     'ancestral, exact': lambda: (ancestral(), exact()),
@@ -52,12 +52,12 @@ PAIRS = {
 
 def check(decoder, **kwargs):
   return exactness.check_decoder(
-      decoder, MODEL, LAWS, WARP, draft_params=DRAFT.params, samples=2**18, **kwargs)
+      decoder, MODEL, PROBS, WARP, draft_params=DRAFT.params, samples=2**18, **kwargs)
 
 
 def test_the_problem_is_not_trivial():
-  assert (LAWS > 0).sum() > 100 and (LAWS == 0).sum() > 100
-  assert 0.5 * np.abs(LAWS[0] - LAWS[1]).sum() > 0.3
+  assert (PROBS > 0).sum() > 100 and (PROBS == 0).sum() > 100
+  assert 0.5 * np.abs(PROBS[0] - PROBS[1]).sum() > 0.3
 
 
 @pytest.mark.parametrize('pair', representative(
@@ -69,7 +69,7 @@ def test_pair_is_exact(pair):
 
 @pytest.mark.parametrize('mutant', representative(
     MUTANTS, 'most probable tokens tested as if drawn', 'longest of several accepted paths',
-    'stored law not updated after a kept token'))
+    'stored distribution not updated after a kept token'))
 def test_mutant_is_rejected(mutant):
   with MUTANTS[mutant].patch():
     report = check(MUTANTS[mutant].build(MODEL.target))
@@ -83,16 +83,16 @@ def test_rows_with_one_key_are_rejected():
     keys = jax.numpy.repeat(jax.random.split(key, labels.shape[0] // 2), 2)
     return decode(MODEL.params, labels, keys, WARP).tokens
 
-  assert not exactness.check_sampler(shared, LAWS, 3, samples=2**16).passed
+  assert not exactness.check_sampler(shared, PROBS, 3, samples=2**16).passed
 
 
 def test_any_sampler_can_be_checked():
-  cumulative = jax.numpy.cumsum(jax.numpy.asarray(LAWS), axis=1)
+  cumulative = jax.numpy.cumsum(jax.numpy.asarray(PROBS), axis=1)
 
   def sample(key, labels):
     u = jax.random.uniform(key, labels.shape)
     number = jax.vmap(jax.numpy.searchsorted)(cumulative[labels], u)
     return number[:, None] // 3 ** jax.numpy.arange(4, -1, -1) % 3
 
-  assert exactness.check_sampler(jax.jit(sample), LAWS, 3).passed
-  assert not exactness.check_sampler(jax.jit(sample), LAWS[::-1], 3).passed
+  assert exactness.check_sampler(jax.jit(sample), PROBS, 3).passed
+  assert not exactness.check_sampler(jax.jit(sample), PROBS[::-1], 3).passed

@@ -1,4 +1,4 @@
-"""The statistics against scipy and against known laws."""
+"""The statistics against scipy and against known distributions."""
 
 import numpy as np
 import pytest
@@ -15,37 +15,40 @@ def test_chi2_sf_matches_scipy():
 
 def test_g_test_matches_scipy():
   rng = np.random.default_rng(0)
-  law = rng.dirichlet(10 * np.ones(20))
-  counts = rng.multinomial(100_000, law)
-  fit = statistics.fit(counts, law)
-  want = scipy.stats.power_divergence(counts, law * 100_000, lambda_='log-likelihood')
+  distribution = rng.dirichlet(10 * np.ones(20))
+  counts = rng.multinomial(100_000, distribution)
+  fit = statistics.fit(counts, distribution)
+  want = scipy.stats.power_divergence(counts, distribution * 100_000, lambda_='log-likelihood')
   np.testing.assert_allclose(fit.p_value, want.pvalue, rtol=1e-6)
   assert fit.samples == 100_000
 
 
 def test_expected_distance():
   rng = np.random.default_rng(1)
-  law = rng.dirichlet(np.ones(30))
-  distances = [statistics.fit(rng.multinomial(20_000, law), law) for _ in range(50)]
+  distribution = rng.dirichlet(np.ones(30))
+  distances = [
+      statistics.fit(rng.multinomial(20_000, distribution), distribution) for _ in range(50)]
   np.testing.assert_allclose(
       np.mean([fit.tv for fit in distances]), distances[0].tv_expected, rtol=0.1)
 
 
-def test_p_values_are_uniform_under_the_law():
+def test_p_values_are_uniform_under_the_distribution():
   rng = np.random.default_rng(2)
-  law = rng.dirichlet(np.ones(12))
-  p_values = [statistics.fit(rng.multinomial(5_000, law), law).p_value for _ in range(300)]
+  distribution = rng.dirichlet(np.ones(12))
+  p_values = [
+      statistics.fit(rng.multinomial(5_000, distribution), distribution).p_value
+      for _ in range(300)]
   assert scipy.stats.kstest(p_values, 'uniform').pvalue > 1e-4
 
 
 def test_a_percent_of_total_variation_is_seen():
   rng = np.random.default_rng(3)
-  law = rng.dirichlet(np.ones(200))
-  wrong = law.copy()
-  order = np.argsort(law)
+  distribution = rng.dirichlet(np.ones(200))
+  wrong = distribution.copy()
+  order = np.argsort(distribution)
   wrong[order[-1]] -= 0.01
   wrong[order[:100]] += 0.01 / 100
-  assert statistics.fit(rng.multinomial(2**19, wrong), law).p_value < 1e-6
+  assert statistics.fit(rng.multinomial(2**19, wrong), distribution).p_value < 1e-6
 
 
 def test_impossible_samples_refute():
@@ -53,11 +56,11 @@ def test_impossible_samples_refute():
   assert statistics.fit(np.array([1000, 0]), np.array([1.0, 0.0])).p_value == 1
 
 
-@pytest.mark.parametrize('counts,law,message', [
+@pytest.mark.parametrize('counts,distribution,message', [
     ([1, 2], [0.5, 0.25, 0.25], 'have shapes'),
-    ([1, 2], [0.5, 0.6], 'must be a law'),
-    ([1, 2], [1.5, -0.5], 'must be a law'),
+    ([1, 2], [0.5, 0.6], 'must sum to 1'),
+    ([1, 2], [1.5, -0.5], 'must sum to 1'),
 ])
-def test_errors(counts, law, message):
+def test_errors(counts, distribution, message):
   with pytest.raises(ValueError, match=message):
-    statistics.fit(np.array(counts), np.array(law))
+    statistics.fit(np.array(counts), np.array(distribution))

@@ -1,4 +1,4 @@
-"""The tabular model: its enumerated law, and that its target reads the right prefixes."""
+"""The tabular model: its enumerated distribution, and that its target reads the right prefixes."""
 
 import itertools
 
@@ -20,13 +20,13 @@ def test_prefixes_are_numbered_shortest_first():
   np.testing.assert_array_equal(prefix_lengths(3, 4), [len(prefix) for prefix in prefixes])
 
 
-def test_law_is_the_product_of_conditionals():
+def test_distribution_is_the_product_of_conditionals():
   model = tabular(jax.random.key(0), 3, 3, guided=True, num_classes=2, forced={1: 2})
   warp = Warp(guidance_scale=1.4, temperature=0.8)
-  law = model.law(warp, label=1)
-  np.testing.assert_allclose(law.sum(), 1)
+  distribution = model.distribution(warp, label=1)
+  np.testing.assert_allclose(distribution.sum(), 1)
   logits = np.asarray(model.params[1], np.float64)
-  for sequence, probability in zip(model.sequences(), law):
+  for sequence, probability in zip(model.sequences(), distribution):
     want = 1.0
     for k, token in enumerate(sequence):
       number = prefix_number(sequence[:k], 3)

@@ -42,8 +42,8 @@ def test_nll_is_the_cross_entropy_of_the_logits(trained):
   state, _ = trained
   logits = llamagen.logits(CONFIG, state.params, labels, tokens)
   logits = np.asarray(logits, np.float64)
-  log_laws = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-  expected = -np.take_along_axis(log_laws, tokens[..., None], -1)[..., 0]
+  log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  expected = -np.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]
   np.testing.assert_allclose(ar.nll(state.params, CONFIG, tokens, labels), expected, atol=1e-5)
 
 

@@ -42,7 +42,7 @@ def _target_params(config=TARGET):
   rng = np.random.default_rng(0)
   params = jax.tree.map(lambda leaf: jnp.asarray(
       rng.standard_normal(leaf.shape) / np.sqrt(leaf.shape[0]), jnp.float32), shapes)
-  params['transformer']['output'] *= 4  # Laws that are far from uniform.
+  params['transformer']['output'] *= 4  # Distributions that are far from uniform.
   return params
 
 
@@ -73,13 +73,13 @@ def test_what_is_learnt_is_the_feature_of_the_next_token(conditioning, monkeypat
   target = llamagen.target(config, guided=False)
   logits, features, cache = jax.jit(target.prefill, static_argnums=2)(params, condition, 12)
   score = jax.jit(target.score, static_argnums=4)
-  of_token, laws_of = [features[0, :, -1]], [jax.nn.softmax(logits[0])]
+  of_token, probs_of = [features[0, :, -1]], [jax.nn.softmax(logits[0])]
   for k in range(11):
     logits, features, cache = score(
         params, cache, tokens[:, k:k + 1], jnp.full(2, k), tree_lib.chain(0))
     of_token.append(features[0, :, 0])
-    laws_of.append(jax.nn.softmax(logits[0, :, 0]))
-  of_token, laws_of = jnp.stack(of_token, axis=1), jnp.stack(laws_of, axis=1)
+    probs_of.append(jax.nn.softmax(logits[0, :, 0]))
+  of_token, probs_of = jnp.stack(of_token, axis=1), jnp.stack(probs_of, axis=1)
 
   def perfect(_, attached, read_tokens, read_features):
     # Token k comes with the feature whose logits are those of token k.
@@ -94,19 +94,19 @@ def test_what_is_learnt_is_the_feature_of_the_next_token(conditioning, monkeypat
   loss, parts = drafter.eagle_loss(
       eagle.init(EAGLE, jax.random.key(0)), EAGLE, dataclasses.replace(TRAIN, noise=0.0), params,
       tokens, features, jax.nn.softmax(logits), jax.random.key(0))
-  entropy = jax.scipy.special.entr(laws_of[:, 1:]).sum(-1).mean()
+  entropy = jax.scipy.special.entr(probs_of[:, 1:]).sum(-1).mean()
   np.testing.assert_allclose(parts['regression'], 0, atol=1e-9)
   np.testing.assert_allclose(parts['cross_entropy'], entropy, rtol=1e-5)
   np.testing.assert_allclose(loss, 0.1 * entropy, rtol=1e-5)
 
 
-@pytest.mark.parametrize('labels', ['laws', 'tokens'])
+@pytest.mark.parametrize('labels', ['probs', 'tokens'])
 def test_head_h_learns_the_token_h_plus_one_later(labels, monkeypatch):
   (tokens, classes), params = _batch(2), _target_params()
   logits, features = _of_target(
       TARGET, params, classes, tokens, jnp.zeros(2, bool))
-  laws = jax.nn.softmax(logits)
-  wanted = laws if labels == 'laws' else jax.nn.one_hot(tokens, 10)
+  probs = jax.nn.softmax(logits)
+  wanted = probs if labels == 'probs' else jax.nn.one_hot(tokens, 10)
 
   def perfect(_, read):
     assert read.shape == (2, 12, 16)
@@ -116,7 +116,7 @@ def test_head_h_learns_the_token_h_plus_one_later(labels, monkeypatch):
 
   monkeypatch.setattr(medusa, 'heads', perfect)
   train = dataclasses.replace(TRAIN, labels=labels)
-  loss, _ = drafter.medusa_loss({}, DRAFTERS['medusa'], train, tokens, features, laws)
+  loss, _ = drafter.medusa_loss({}, DRAFTERS['medusa'], train, tokens, features, probs)
   entropies = [jax.scipy.special.entr(wanted[:, 1 + h:]).sum(-1).mean() for h in range(3)]
   np.testing.assert_allclose(
       loss, entropies[0] + 0.8 * entropies[1] + 0.64 * entropies[2], atol=1e-4)
@@ -164,7 +164,7 @@ def test_both_halves_of_the_input_weigh_alike_at_first():
 
 
 @pytest.mark.slow
-def test_measured_laws_chain_predicted_features():
+def test_measured_probs_chain_predicted_features():
   params, (tokens, labels) = _target_params(), _batch()
   own = drafter.init(EAGLE, TRAIN, params).params
   attached = eagle.attach(params, own)
@@ -173,7 +173,7 @@ def test_measured_laws_chain_predicted_features():
   streams = [_of_target(TARGET, params, labels, tokens, jnp.full(4, drop))
              for drop in (False, True)]
   guided = lambda pair: jax.nn.softmax(pair[1] + 2.0 * (pair[0] - pair[1]))
-  laws = guided([logits for logits, _ in streams])
+  probs = guided([logits for logits, _ in streams])
   overlaps, hits = np.zeros((3, 3)), np.zeros((3, 3))
   for i, start in enumerate((0, 4, 8)):
     known = [features[:, :start + 1] for _, features in streams]
@@ -181,9 +181,9 @@ def test_measured_laws_chain_predicted_features():
       made = [_predict(EAGLE, attached, tokens[:, :start + depth], part) for part in known]
       known = [jnp.concatenate([part, predicted[:, -1:]], axis=1)
                for part, (_, predicted) in zip(known, made)]
-      law = guided([logits[:, -1] for logits, _ in made])
-      overlaps[depth - 1, i] = jnp.minimum(law, laws[:, start + depth]).sum(-1).mean()
-      best = np.argsort(-law, axis=-1)[:, :3]
+      distribution = guided([logits[:, -1] for logits, _ in made])
+      overlaps[depth - 1, i] = jnp.minimum(distribution, probs[:, start + depth]).sum(-1).mean()
+      best = np.argsort(-distribution, axis=-1)[:, :3]
       hits[depth - 1, i] = (best == tokens[:, start + depth, None]).any(-1).mean()
   for depth in range(1, 4):
     np.testing.assert_allclose(found[f'overlap_{depth}'], overlaps[depth - 1].mean(), atol=1e-5)
@@ -191,16 +191,17 @@ def test_measured_laws_chain_predicted_features():
 
 
 @pytest.mark.slow
-def test_measured_heads_are_compared_with_the_laws_they_predict():
+def test_measured_heads_are_compared_with_the_probs_they_predict():
   params, (tokens, labels) = _target_params(), _batch()
-  own = medusa.from_target(DRAFTERS['medusa'], params)  # Every head repeats the law before.
+  # Every head repeats the distribution of the token before.
+  own = medusa.from_target(DRAFTERS['medusa'], params)
   found = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TARGET, 1.0, 3))(
       own, params, (tokens, labels))
-  laws = jax.nn.softmax(llamagen.logits(TARGET, params, labels, tokens))
+  probs = jax.nn.softmax(llamagen.logits(TARGET, params, labels, tokens))
   for h in range(3):
-    overlap = jnp.minimum(laws[:, :-1 - h], laws[:, 1 + h:]).sum(-1).mean()
+    overlap = jnp.minimum(probs[:, :-1 - h], probs[:, 1 + h:]).sum(-1).mean()
     np.testing.assert_allclose(found[f'overlap_{h + 1}'], overlap, atol=1e-5)
-    top1 = (laws[:, :-1 - h].argmax(-1) == tokens[:, 1 + h:]).mean()
+    top1 = (probs[:, :-1 - h].argmax(-1) == tokens[:, 1 + h:]).mean()
     np.testing.assert_allclose(found[f'top1_{h + 1}'], top1, atol=1e-6)
 
 

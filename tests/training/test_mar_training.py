@@ -75,7 +75,7 @@ def test_the_average_follows_the_parameters_slowly(trained):
                following.average, expected)
 
 
-def test_draws_have_the_published_laws():
+def test_draws_have_the_published_distributions():
   draw = jax.jit(jax.vmap(lambda key: mar.draw(key, (2, 256, 1), TRAIN).hidden))
   hidden = np.asarray(draw(jax.random.split(jax.random.key(0), 200)))
   counts = hidden.sum(axis=2)

@@ -12,8 +12,8 @@ def ancestral() -> Drafter:
   def propose(env, state, rng, root, start):
     del start
     batch, vocab = root.shape[0], env.target.vocab_size
-    laws = jnp.zeros((batch, 0, vocab), jnp.float32) if env.needs_laws else None
-    return rng, state, Draft(jnp.zeros((batch, 0), jnp.int32), laws)
+    probs = jnp.zeros((batch, 0, vocab), jnp.float32) if env.needs_probs else None
+    return rng, state, Draft(jnp.zeros((batch, 0), jnp.int32), probs)
 
   return Drafter(
       layout=Layout(chain(0), (0,), (-1,)),

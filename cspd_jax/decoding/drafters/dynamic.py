@@ -16,8 +16,8 @@ def eagle2(network: eagle.Network, num_nodes: int = 58, width: int = 10,
 
   A beam of the `width` most probable paths is grown `depth` tokens deep; of all tokens
   seen on the way the `num_nodes` whose paths are most probable are drafted. They are
-  chosen, not drawn, so their law is one-hot. That is exact, but on flat laws few are
-  accepted: the target's mass on them, not the overlap of the two laws.
+  chosen, not drawn, so their distribution is one-hot. That is exact, but on flat distributions
+  few are accepted: the target's mass on them, not the overlap of the two distributions.
 
   Args:
     network: the drafting network, trained for the target.
@@ -41,10 +41,10 @@ def eagle2(network: eagle.Network, num_nodes: int = 58, width: int = 10,
   def children(env, logits, score, start, level):
     """Tokens and scores `[B, n, width]` of the best children of nodes with `score` `[B, n]`."""
     places = jnp.broadcast_to(start[:, None] + 1 + level, score.shape)
-    law = siblings.law(env, logits, places)
-    tokens = random_lib.winners(law, width)
-    mass = jnp.take_along_axis(law, jnp.maximum(tokens, 0), axis=2)
-    # A law may exceed 1 by rounding; a child must never beat its parent.
+    distribution = siblings.probabilities(env, logits, places)
+    tokens = random_lib.winners(distribution, width)
+    mass = jnp.take_along_axis(distribution, jnp.maximum(tokens, 0), axis=2)
+    # A distribution may exceed 1 by rounding; a child must never beat its parent.
     return tokens, score[..., None] + jnp.where(
         tokens < 0, -jnp.inf, jnp.minimum(jnp.log(jnp.maximum(mass, 1e-37)), 0))
 

@@ -1,7 +1,7 @@
 """EAGLE drafts: one small layer continues the target's own features.
 
 The network reads a token together with the feature it was predicted from and
-predicts the next feature; the target's output matrix turns that into a law
+predicts the next feature; the target's output matrix turns that into a distribution
 (EAGLE, arXiv 2401.15077). The target's true features of all committed tokens stay
 in the network's cache, predicted ones serve while drafting only.
 """
@@ -84,20 +84,20 @@ def eagle(network: Network, tree: Tree, draws: str = 'distinct') -> Drafter:
   inner = inner[np.argsort(tree.depth[inner], kind='stable')]
   number = {int(node): i for i, node in enumerate(inner)}
   levels = [inner[tree.depth[inner] == depth] for depth in range(tree.max_depth)]
-  law_rows = (0,) + tuple(number[parent] for parent in tree.parents[1:])
+  probs_rows = (0,) + tuple(number[parent] for parent in tree.parents[1:])
 
   def propose(env, state, rng, root, start):
     del root  # It is the last of the state's tokens.
     logits, features, cache = catch_up(env, network, state, start)
     tokens = jnp.full((start.shape[0], tree.num_nodes), -1, jnp.int32)
-    laws = []
+    probs = []
     for depth, nodes in enumerate(levels):
       places = jnp.broadcast_to(start[:, None] + 1 + depth, (start.shape[0], len(nodes)))
-      law = siblings.law(env, logits, places)
-      laws.append(law)
+      distribution = siblings.probabilities(env, logits, places)
+      probs.append(distribution)
       children = tree.children[nodes]
       count = int((children > 0).sum(axis=1).max())
-      rng, candidates = siblings.choose(env, rng, law, places, count, draws)
+      rng, candidates = siblings.choose(env, rng, distribution, places, count, draws)
       at, rank = np.nonzero(children > 0)
       tokens = tokens.at[:, children[at, rank] - 1].set(candidates[:, at, rank])
       if depth + 1 < len(levels):
@@ -107,11 +107,11 @@ def eagle(network: Network, tree: Tree, draws: str = 'distinct') -> Drafter:
             env.params, cache, jnp.maximum(tokens[:, nodes_below - 1], 0), features[:, :, above],
             start + 1, np.full(len(nodes_below), depth),
             tree.ancestors[np.ix_(nodes_below, inner[1:before + 1])])
-    laws = jnp.concatenate(laws, axis=1) if env.needs_laws and draws != 'fixed' else None
-    return rng, state._replace(cache=cache), Draft(tokens, laws)
+    probs = jnp.concatenate(probs, axis=1) if env.needs_probs and draws != 'fixed' else None
+    return rng, state._replace(cache=cache), Draft(tokens, probs)
 
   return Drafter(
-      Layout(tree, law_rows, (-1,) * (tree.num_nodes + 1), draws),
+      Layout(tree, probs_rows, (-1,) * (tree.num_nodes + 1), draws),
       init=lambda *args: _init(network, tree.max_depth, len(inner), *args),
       propose=propose, update=_update, check=lambda target: check(network, target))
 

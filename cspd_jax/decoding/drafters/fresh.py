@@ -1,6 +1,6 @@
 """Fresh tokens: what stands where a Jacobi window has no draft yet.
 
-Any choice is exact as long as its true law is recorded. The names are those of
+Any choice is exact as long as its true distribution is recorded. The names are those of
 SJD (arXiv 2410.01699, section 3.3), whose neighbours are those in the image.
 """
 
@@ -17,47 +17,47 @@ class Known(NamedTuple):
 
   Attributes:
     token: `[]` the token at the last known position (committed or draft).
-    law: `[V]` the law it was last drawn from.
+    distribution: `[V]` the distribution it was last drawn from.
     position: `[]` that position; every later one is fresh.
     tokens: `[R]` tokens by position; valid up to `position`.
-    laws: `[R, V]` laws by position, or None (kept for 'resample-above' only).
+    probs: `[R, V]` distributions by position, or None (kept for 'resample-above' only).
   """
 
   token: jax.Array
-  law: jax.Array
+  distribution: jax.Array
   position: jax.Array
   tokens: jax.Array
-  laws: jax.Array | None
+  probs: jax.Array | None
 
 
-def tokens_and_laws(rng, kind: str, positions, known: Known, row_width: int, vocab_size: int):
-  """Fresh tokens for `positions` `[L]` of one row, and their laws.
+def tokens_and_probs(rng, kind: str, positions, known: Known, row_width: int, vocab_size: int):
+  """Fresh tokens for `positions` `[L]` of one row, and their distributions.
 
   A position without the neighbour that `kind` asks for gets a uniform token.
 
   Returns:
-    `([L] tokens, [L, V] laws)`; the laws follow the tokens' true distribution:
-    one-hot for a copy, the neighbour's law for a resampled one.
+    `([L] tokens, [L, V] distributions)`; the distributions follow the tokens' true distribution:
+    one-hot for a copy, the neighbour's distribution for a resampled one.
   """
   length = positions.shape[0]
   tokens = rng.integers(length, vocab_size)
-  laws = jnp.full((length, vocab_size), 1 / vocab_size, known.law.dtype)
+  probs = jnp.full((length, vocab_size), 1 / vocab_size, known.distribution.dtype)
   if kind == 'uniform':
-    return tokens, laws
+    return tokens, probs
 
   if kind.endswith('left'):
     has_neighbour = positions // row_width == known.position // row_width
     near_tokens = jnp.broadcast_to(known.token, (length,))
-    near_laws = jnp.broadcast_to(known.law, laws.shape)
+    near_probs = jnp.broadcast_to(known.distribution, probs.shape)
   else:
     source = positions - row_width
     has_neighbour = (source >= 0) & (source <= known.position)
     source = jnp.clip(source, 0, known.tokens.shape[0] - 1)
     near_tokens = known.tokens[source]
-    near_laws = None if known.laws is None else known.laws[source]
+    near_probs = None if known.probs is None else known.probs[source]
   if kind.startswith('repeat'):
-    near_laws = jax.nn.one_hot(near_tokens, vocab_size, dtype=laws.dtype)
+    near_probs = jax.nn.one_hot(near_tokens, vocab_size, dtype=probs.dtype)
   else:
-    near_tokens = rng.draw(near_laws)
+    near_tokens = rng.draw(near_probs)
   return (jnp.where(has_neighbour, near_tokens, tokens),
-          jnp.where(has_neighbour[:, None], near_laws, laws))
+          jnp.where(has_neighbour[:, None], near_probs, probs))

@@ -25,7 +25,7 @@ class Heads(NamedTuple):
 
 
 def medusa(heads: Heads, tree: Tree, draws: str = 'distinct') -> Drafter:
-  """Drafts whose laws depend on the depth only, along a static tree.
+  """Drafts whose distributions depend on the depth only, along a static tree.
 
   All nodes of one depth and rank hold the same token, the tree is the Cartesian
   product of the heads' candidates or a part of it. Only one path is ever taken, so
@@ -58,10 +58,10 @@ def medusa(heads: Heads, tree: Tree, draws: str = 'distinct') -> Drafter:
     del root
     logits = heads.logits(env.params, state)[:, :, :tree.max_depth]
     places = start[:, None] + 1 + jnp.arange(tree.max_depth)
-    laws = siblings.law(env, logits, places)
-    rng, candidates = siblings.choose(env, rng, laws, places, int(rank.max()) + 1, draws)
-    needs_laws = env.needs_laws and draws != 'fixed'
-    return rng, state, Draft(candidates[:, depth - 1, rank], laws if needs_laws else None)
+    probs = siblings.probabilities(env, logits, places)
+    rng, candidates = siblings.choose(env, rng, probs, places, int(rank.max()) + 1, draws)
+    needs_probs = env.needs_probs and draws != 'fixed'
+    return rng, state, Draft(candidates[:, depth - 1, rank], probs if needs_probs else None)
 
   def update(env, state, rng, outcome):
     del env, state

@@ -23,7 +23,7 @@ class ModelState(NamedTuple):
 def model(draft_target: Target, length: int) -> Drafter:
   """`length` tokens sampled one by one from `draft_target`, a chain.
 
-  The draft law goes through the same warp as the target's. After a refusal the
+  The draft distribution goes through the same warp as the target's. After a refusal the
   draft model's cache needs no repair: slots are overwritten. When all drafts
   were accepted the last of them is not in the cache yet, so a round begins by
   reading the last two committed tokens.
@@ -53,12 +53,14 @@ def model(draft_target: Target, length: int) -> Drafter:
     return rng, ModelState(cache, outcome.tokens[:, 0])
 
   def propose(env, state, rng, root, start):
-    def law_of(logits, positions):
+    def distribution_of(logits, positions):
       forced = None if env.target.forced is None else env.target.forced(positions[:, None])
-      return warp_lib.law(logits[:, :, None], _streams(env.warp, draft_target), forced)
+      return warp_lib.probabilities(logits[:, :, None], _streams(env.warp, draft_target), forced)
 
-    def draw(rng, positions, law):
-      return (rng.draw_at(positions[None], law) if env.seed_exact else rng.draw(law))[0]
+    def draw(rng, positions, distribution):
+      drawn = (rng.draw_at(positions[None], distribution) if env.seed_exact
+               else rng.draw(distribution))
+      return drawn[0]
 
     # The last two tokens; in the first round there is one, and a filler after it.
     first = start == 0
@@ -70,20 +72,20 @@ def model(draft_target: Target, length: int) -> Drafter:
 
     def step(carry, _):
       rng, cache, logits, at = carry
-      law = law_of(logits, at)
-      rng, token = env.rowwise(draw)(rng, at, law)
+      distribution = distribution_of(logits, at)
+      rng, token = env.rowwise(draw)(rng, at, distribution)
       logits, _, cache = draft_target.score(env.params, cache, token[:, None], at, chain(0))
-      return (rng, cache, logits[:, :, 0], at + 1), (token, law[:, 0])
+      return (rng, cache, logits[:, :, 0], at + 1), (token, distribution[:, 0])
 
     # The last token needs no forward pass of its own.
     carry = (rng, cache, logits, start + 1)
-    carry, (tokens, laws) = jax.lax.scan(step, carry, length=length - 1)
+    carry, (tokens, probs) = jax.lax.scan(step, carry, length=length - 1)
     rng, cache, logits, at = carry
-    law = law_of(logits, at)
-    rng, token = env.rowwise(draw)(rng, at, law)
+    distribution = distribution_of(logits, at)
+    rng, token = env.rowwise(draw)(rng, at, distribution)
     tokens = jnp.concatenate([tokens, token[None]]).swapaxes(0, 1)
-    laws = jnp.concatenate([laws, law.swapaxes(0, 1)]).swapaxes(0, 1)
-    return rng, state._replace(cache=cache), Draft(tokens, laws if env.needs_laws else None)
+    probs = jnp.concatenate([probs, distribution.swapaxes(0, 1)]).swapaxes(0, 1)
+    return rng, state._replace(cache=cache), Draft(tokens, probs if env.needs_probs else None)
 
   def update(env, state, rng, outcome):
     del env

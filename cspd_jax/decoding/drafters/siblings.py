@@ -1,4 +1,4 @@
-"""Candidates that compete for one place, chosen from its draft law."""
+"""Candidates that compete for one place, chosen from its draft distribution."""
 
 import jax
 import jax.numpy as jnp
@@ -14,44 +14,49 @@ def check_draws(draws: str) -> None:
     raise ValueError(f'draws is {draws!r}; it must be one of {", ".join(DRAWS)}.')
 
 
-def law(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
-  """`[B, n, V]` draft laws of logits `[S, B, n, V]` for tokens number `positions` `[B, n]`.
+def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
+  """`[B, n, V]` draft distributions of the tokens at `positions` `[B, n]`.
 
-  At temperature 0 the law of temperature 1: the candidates are then its most probable
-  tokens, of which the one-hot law would know only the first. No verifier minds: with a
-  one-hot target law the right token is accepted whatever its draft law.
+  At temperature 0 this is the distribution at temperature 1: the candidates are then its most
+  probable tokens, of which the one-hot distribution would know only the first. No verifier minds:
+  with a one-hot target distribution the right token is accepted whatever its draft distribution.
+
+  Args:
+    env: the decode's environment.
+    logits: `[S, B, n, V]`.
+    positions: `[B, n]` token numbers.
   """
   temperature = jnp.asarray(env.warp.temperature)
   warp = env.warp._replace(temperature=jnp.where(temperature == 0, 1, temperature))
   forced = None if env.target.forced is None else env.target.forced(positions)
-  return warp_lib.law(logits, warp, forced)
+  return warp_lib.probabilities(logits, warp, forced)
 
 
-def choose(env: Env, rng, laws: jax.Array, positions: jax.Array, count: int, draws: str):
+def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, draws: str):
   """Candidates for every place, in the order in which they are to be tested.
 
   Args:
     env: the decode's environment.
     rng: the rows' random numbers.
-    laws: `[B, n, V]`.
+    probs: `[B, n, V]` draft distributions.
     positions: `[B, n]` token numbers of the places.
     count: candidates per place.
     draws: one of `base.DRAWS`.
 
   Returns:
-    The rows' random numbers, and tokens `[B, n, count]`, -1 where the law has no more.
+    The rows' random numbers, and tokens `[B, n, count]`, -1 where the distribution has no more.
   """
-  best = random_lib.winners(laws, count)
+  best = random_lib.winners(probs, count)
   if draws == 'fixed':
     return rng, best
 
-  def row(rng, laws, positions):
+  def row(rng, probs, positions):
     if env.seed_exact:  # The runners-up under the noise that will decide.
-      return rng.best_at(positions, laws, count)
+      return rng.best_at(positions, probs, count)
     if draws == 'iid':
-      return rng.draw(jnp.repeat(laws, count, axis=0)).reshape(-1, count)
-    return rng.draw_distinct(laws, count)
+      return rng.draw(jnp.repeat(probs, count, axis=0)).reshape(-1, count)
+    return rng.draw_distinct(probs, count)
 
-  rng, drawn = env.rowwise(row)(rng, laws, positions)
+  rng, drawn = env.rowwise(row)(rng, probs, positions)
   greedy = jnp.reshape(jnp.asarray(env.warp.temperature) == 0, (-1, 1, 1))
   return rng, jnp.where(greedy, best, drawn)

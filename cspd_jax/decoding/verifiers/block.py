@@ -12,18 +12,18 @@ from cspd_jax.decoding.tree import Tree
 def block() -> Verifier:
   """Accepts the longest draft prefix that passes, testing every length (arXiv 2403.10444).
 
-  With `w_0 = 1`, `w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i))` and the laws `p`, `q` of token
-  `i + 1`, length `i` passes with probability `s / (s + 1 - w_i)`, `s = sum_x [w_i p - q]+`,
+  With `w_0 = 1`, `w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i))` and the distributions `p`, `q` of
+  token `i + 1`, length `i` passes with probability `s / (s + 1 - w_i)`, `s = sum_x [w_i p - q]+`,
   and the token after the longest passing prefix follows `[w_i p - q]+`, normalised.
   Lossless, and on average never shorter than testing token by token (Sun et al.). For
-  chains of fresh drafts with recorded laws.
+  chains of fresh drafts with recorded distributions.
   """
 
-  def verify(rng, layout, tokens, laws, target_laws, positions):
+  def verify(rng, layout, tokens, probs, target_probs, positions):
     del positions
-    p, nodes = target_laws, jnp.arange(tokens.shape[0])
+    p, nodes = target_probs, jnp.arange(tokens.shape[0])
     is_candidate, token = tokens[1:] >= 0, jnp.maximum(tokens[1:], 0)
-    q = laws[np.asarray(layout.law_rows[1:], int)]
+    q = probs[np.asarray(layout.probs_rows[1:], int)]
     drawn = accept.take(q, token)
     ratio = jnp.where(is_candidate & (drawn > 0),
                       accept.take(p[:-1], token) / jnp.where(drawn > 0, drawn, 1), 0)
@@ -35,10 +35,10 @@ def block() -> Verifier:
     excess = jnp.sum(jnp.maximum(weights[:, None] * p - q, 0), axis=-1)
     passed = rng.accept(excess, excess + 1 - weights)
     node = jnp.max(jnp.where(passed, nodes, 0)).astype(jnp.int32)
-    law = accept.residual(weights[node] * p[node], q[node])
-    return Verdict(node, rng.draw(law[None])[0])
+    distribution = accept.residual(weights[node] * p[node], q[node])
+    return Verdict(node, rng.draw(distribution[None])[0])
 
-  return Verifier(verify, exact=True, needs_laws=True, check=_check)
+  return Verifier(verify, exact=True, needs_probs=True, check=_check)
 
 
 def _check(drafter, vocab_size) -> None:
@@ -49,10 +49,10 @@ def _check(drafter, vocab_size) -> None:
         'exact() for trees.')
   if drafter.layout.draws == 'fixed':
     raise ValueError(
-        "block verification needs the laws the drafts were drawn from, but draws is 'fixed': the "
-        'drafter records none; use exact().')
+        'block verification needs the distributions the drafts were drawn from, but draws is '
+        "'fixed': the drafter records none; use exact().")
   if drafter.keeps_drafts:
     raise ValueError(
         'block verification cannot follow a drafter that keeps drafts from round to round: whether '
         'an early draft is accepted depends on later ones, so those that stay no longer follow '
-        'their recorded laws; use exact().')
+        'their recorded distributions; use exact().')

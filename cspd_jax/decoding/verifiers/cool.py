@@ -1,11 +1,11 @@
 """Acceptance relaxed by a factor per depth, with the best residual (Cool-SD).
 
 Candidate `x` at depth `d` is accepted with probability `f = min(1, w_d p(x) / q(x))`
-and the residual law is `[p - q f]+`, normalised: the one that minimises the bound on
+and the residual distribution is `[p - q f]+`, normalised: the one that minimises the bound on
 total variation (Cool-SD, arXiv 2601.09212, Algorithm 1, Equation 10 and Theorem 2).
 The printed schedules fall below 1 at larger depths. There `f` accepts less than the
 exact test for no gain in fidelity; `clamp` raises such factors to 1, which leaves the
-law of a round as it is and accepts more.
+distribution of a round as it is and accepts more.
 """
 
 import jax.numpy as jnp

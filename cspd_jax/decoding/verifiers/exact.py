@@ -1,4 +1,4 @@
-"""Exact verification: the output follows the target's law."""
+"""Exact verification: the output follows the target's distribution."""
 
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Verifier
@@ -9,10 +9,10 @@ def exact() -> Verifier:
   """Multi-candidate speculative verification along a tree.
 
   Candidate `k` of a group of siblings is accepted with probability `min(1, p / q)`,
-  where `p` is the residual target law after `k - 1` refusals and `q` the draft law
-  without the earlier candidates (the same law if candidates are drawn
-  independently). Lossless: Leviathan et al., arXiv 2211.17192, and for trees
-  SJD-PAC, arXiv 2603.18599, Theorem 2.
+  where `p` is the residual target distribution after `k - 1` refusals and `q` the draft
+  distribution without the earlier candidates (the same distribution if candidates are drawn
+  independently). Lossless: Leviathan et al., arXiv 2211.17192, and for trees SJD-PAC, arXiv
+  2603.18599, Theorem 2.
   """
   return rejection(lambda max_depth: _RULE, exact=True)
 

@@ -2,7 +2,7 @@
 
 Candidate `x` stands for a cluster `C` of tokens with similar probability under the
 target, and is accepted with probability `f = min(1, p(C) / q(C))` (GSD, arXiv
-2508.07747). After a refusal the law is `[p - q]+`, normalised.
+2508.07747). After a refusal the distribution is `[p - q]+`, normalised.
 """
 
 import jax
@@ -18,15 +18,15 @@ def grouped(group: int, p_threshold: float = 0.15, *, embeddings: np.ndarray | N
             d_threshold: float | None = None, clamp: bool = True) -> Verifier:
   """A cluster is a window of ranks around the candidate.
 
-  The tokens of positive probability are ranked by the target's law, or by what the
+  The tokens of positive probability are ranked by the target's distribution, or by what the
   refusals of earlier siblings have left of it. The window has the `group // 2` tokens
   next below `x`, the `(group - 1) // 2` next above, and `x`. Of these the cluster keeps
   those whose probability differs from `p(x)` by less than `p_threshold` and, if
   embeddings are given, whose squared distance to `x` is below `d_threshold`.
 
   A cluster can speak against its candidate: `p(C) / q(C)` may be below `p(x) / q(x)`.
-  `clamp` takes the larger of the two. That adds nothing to the bound on the drift and
-  accepts more, and it makes `[p - q]+` the residual law that leaves least drift. False is
+  `clamp` takes the larger of the two. That accepts more and adds nothing to the bound on total
+  variation; it also makes `[p - q]+` the residual distribution with the smallest bound. False is
   the rule as released.
 
   Args:

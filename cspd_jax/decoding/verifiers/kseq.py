@@ -15,20 +15,20 @@ def kseq() -> Verifier:
 
   Each passes with probability `min(1, p / (r q))`, with one factor `r` for all. With
   `b = sum_x min(q, p / r)` one is accepted with probability `a = 1 - (1 - b)^k`, and
-  otherwise the token follows `p - min(q, p / r) a / b`, normalised. That is a law if
+  otherwise the token follows `p - min(q, p / r) a / b`, normalised. That is a distribution if
   `a <= r b`; the smallest such `r`, between 1 and `k`, accepts most, and no rule accepts
   more often than `1 / (1 - 1 / e)` times as much. For drafters with 'iid' draws.
   """
 
-  def verify(rng, layout, tokens, laws, target_laws, positions):
+  def verify(rng, layout, tokens, probs, target_probs, positions):
     del positions
     tree = layout.tree
     is_inner = tree.children[:, 0] > 0
     inner = np.flatnonzero(is_inner)
     if not inner.size:
-      return Verdict(jnp.int32(0), rng.draw(target_laws[:1])[0])
+      return Verdict(jnp.int32(0), rng.draw(target_probs[:1])[0])
     children = tree.children[inner]
-    p, q = target_laws[inner], laws[np.asarray(layout.law_rows)[children[:, 0]]]
+    p, q = target_probs[inner], probs[np.asarray(layout.probs_rows)[children[:, 0]]]
     count = jnp.sum((children > 0) & (tokens[children] >= 0), axis=1)
     factor = _factor(p, q, count)
     # Every test is the same for all siblings, so all nodes are tested at once.
@@ -37,10 +37,10 @@ def kseq() -> Verifier:
     node = walk.deepest(jnp.append(False, passed & (tokens[1:] >= 0)), tree)
     row = jnp.asarray(np.cumsum(is_inner) - 1)[node]
     left = _left(p[row], q[row], factor[row], count[row])
-    law = jnp.where(jnp.asarray(is_inner)[node], left, target_laws[node])
-    return Verdict(node, rng.draw(law[None])[0])
+    distribution = jnp.where(jnp.asarray(is_inner)[node], left, target_probs[node])
+    return Verdict(node, rng.draw(distribution[None])[0])
 
-  return Verifier(verify, exact=True, needs_laws=True, check=_check)
+  return Verifier(verify, exact=True, needs_probs=True, check=_check)
 
 
 def _shares(p, q, factor, count):
@@ -69,7 +69,7 @@ def _factor(p: jax.Array, q: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def _left(p, q, factor, count):
-  """`[..., V]` the law after all `k` candidates were refused."""
+  """`[..., V]` the distribution after all `k` candidates were refused."""
   common, passes, accepted = _shares(p, q, factor, count)
   scale = accepted / jnp.where(passes > 0, passes, 1)
   return accept.residual(p, common * scale[..., None])

@@ -4,12 +4,12 @@ Tokens of images are often interchangeable with their neighbours in the tokenize
 codebook. Candidate `x` is accepted with probability `f = min(1, (p(x) + p(A)) / q(x))`,
 where `A` is the longest run of `x`'s nearest neighbours whose mass stays within a bound
 (LANTERN, arXiv 2410.03355; with a bound relative to `p(x)` LANTERN++, arXiv 2502.06352).
-`p` is what the refusals of earlier siblings have left of the target's law.
+`p` is what the refusals of earlier siblings have left of the target's distribution.
 
-`f` is never below the exact test's probability, so the residual law that leaves least
-drift is the exact test's own, `[p - q]+` (Cool-SD, arXiv 2601.09212, Equation 10 and
-Proposition 1). The residual laws of the paper and of its released code differ from it
-and from each other; they are here for comparison:
+`f` is never below the exact test's probability, so the residual distribution with the smallest
+bound on total variation is the exact test's own, `[p - q]+` (Cool-SD, arXiv 2601.09212, Equation
+10 and Proposition 1). The residual distributions of the paper and of its released code differ from
+it and from each other; they are here for comparison:
 
   'gstar'             `[p - q]+`, the default
   'paper'             `[p_A - q]+`, where `p_A` is `p` with the mass of `A` moved onto `x`
@@ -18,7 +18,8 @@ and from each other; they are here for comparison:
   'released_dynamic'  `p` set to zero there and on `x`
 
 The released ones change `p` and `q` only where `A` is not empty, as the code does. Where
-they leave nothing the law stays `p`; the code goes on with the uniform law instead.
+they leave nothing the distribution stays `p`; the code goes on with the uniform distribution
+instead.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,7 @@ RESIDUALS = ('gstar', 'paper', 'released_llamagen', 'released_lumina', 'released
 
 def lantern(table: np.ndarray, delta: float, *, k: int | None = None, metric: str = 'tvd',
             residual: str = 'gstar', greedy: bool = False) -> Verifier:
-  """Neighbours stand in as long as moving their mass changes the law by at most `delta`.
+  """Neighbours stand in as long as moving their mass changes the distribution by at most `delta`.
 
   Args:
     table: `[V, K]` neighbours of every token, nearest first, itself excluded; see
@@ -49,11 +50,12 @@ def lantern(table: np.ndarray, delta: float, *, k: int | None = None, metric: st
       divergence in nats.
     residual: one of `RESIDUALS`.
     greedy: the variant for temperature 0: a candidate is accepted if with its
-      neighbours' mass it is the most probable token, by the law at temperature 1
+      neighbours' mass it is the most probable token, by the distribution at temperature 1
       without cuts, and the last token is the most probable one. Siblings are tried in
-      order, so an earlier neighbour goes before the most probable token itself. The
-      drift is then the number of accepted tokens that are not the most probable one
-      (ties apart): the target's law has a single token, so each is a total variation of 1.
+      order, so an earlier neighbour goes before the most probable token itself. The bound on
+      total variation is then the number of accepted tokens that are not the most probable one
+      (ties apart): the target's distribution has a single token, so each adds a total
+      variation of 1.
 
   Raises:
     ValueError: for options outside their range or a table that is none.
@@ -128,7 +130,7 @@ def _neighbour_rule(table, k: int | None, within: Callable, residual: str,
 
   mass = lambda p, token: group(p, token)[2]
   if greedy:
-    return Verifier(_greedy(mass), exact=False, needs_laws=False, greedy=True, check=check)
+    return Verifier(_greedy(mass), exact=False, needs_probs=False, greedy=True, check=check)
 
   def gap(p, q, token, depth):
     """From the token alone: the sum over the vocabulary would take `V k` look-ups."""
@@ -146,14 +148,14 @@ def _neighbour_rule(table, k: int | None, within: Callable, residual: str,
     if residual == 'paper':
       p_moved = jnp.put_along_axis(_cleared(p, near, kept), token[..., None],
                                    joined[..., None], axis=-1, inplace=False)
-      return _law(p_moved - q, p)
+      return _distribution(p_moved - q, p)
     zeroed, some = jnp.asarray(table[:, :k + 1])[token], kept[..., :1]
     if residual == 'released_llamagen':
-      return _law(p - _cleared(q, zeroed, some), p)
+      return _distribution(p - _cleared(q, zeroed, some), p)
     p_cleared = _cleared(p, zeroed, some)
     if residual == 'released_lumina':
-      return _law(p_cleared - q, p)
-    return _law(_cleared(p_cleared, token[..., None], True), p)
+      return _distribution(p_cleared - q, p)
+    return _distribution(_cleared(p_cleared, token[..., None], True), p)
 
   def offset(p, q, token, depth):
     return 0.5 * jnp.sum(jnp.abs(left(p, q, token, depth) - accept.residual(p, q)), axis=-1)
@@ -166,28 +168,28 @@ def _neighbour_rule(table, k: int | None, within: Callable, residual: str,
 def _greedy(mass: Callable) -> Callable:
   """`verify` at temperature 0, with `mass(p [..., V], token [...]) -> [...]`."""
 
-  def verify(rng, layout, tokens, laws, target_laws, positions):
-    del rng, laws, positions
+  def verify(rng, layout, tokens, probs, target_probs, positions):
+    del rng, probs, positions
     tree = layout.tree
     parents = jnp.maximum(jnp.asarray(tree.parents), 0)
-    p = target_laws[parents]
+    p = target_probs[parents]
     accepted = (tokens >= 0) & (mass(p, jnp.maximum(tokens, 0)) >= jnp.max(p, axis=-1))
     node = walk.deepest(accepted, tree)
-    best = random.winner(target_laws)
+    best = random.winner(target_probs)
     on_path = jnp.asarray(tree.ancestors)[node].at[0].set(False)
-    drift = (on_path & (tokens != best[parents])).astype(target_laws.dtype)
-    return Verdict(node, best[node], best, drift)
+    tv_bound = (on_path & (tokens != best[parents])).astype(target_probs.dtype)
+    return Verdict(node, best[node], best, tv_bound)
 
   return verify
 
 
-def _cleared(law: jax.Array, tokens: jax.Array, where) -> jax.Array:
-  """`law` `[..., V]` with zeros at `tokens` `[..., n]` where it says so."""
-  values = jnp.where(where, 0, jnp.take_along_axis(law, tokens, axis=-1))
-  return jnp.put_along_axis(law, tokens, values, axis=-1, inplace=False)
+def _cleared(distribution: jax.Array, tokens: jax.Array, where) -> jax.Array:
+  """`distribution` `[..., V]` with zeros at `tokens` `[..., n]` where it says so."""
+  values = jnp.where(where, 0, jnp.take_along_axis(distribution, tokens, axis=-1))
+  return jnp.put_along_axis(distribution, tokens, values, axis=-1, inplace=False)
 
 
-def _law(weights: jax.Array, p: jax.Array) -> jax.Array:
+def _distribution(weights: jax.Array, p: jax.Array) -> jax.Array:
   """The positive part of `weights`, normalised; `p` if there is none."""
   weights = jnp.maximum(weights, 0)
   mass = jnp.sum(weights, axis=-1, keepdims=True)
@@ -213,7 +215,8 @@ def _check(table, k: int | None, residual: str, greedy: bool) -> tuple[np.ndarra
     raise ValueError(f'residual is {residual!r}; it must be one of {", ".join(RESIDUALS)}.')
   if greedy and residual != 'gstar':
     raise ValueError(
-        f'residual is {residual!r}, but greedy decoding draws from no residual law; leave it out.')
+        f'residual is {residual!r}, but greedy decoding draws from no residual distribution; '
+        'leave it out.')
   k = width if k is None else k
   most = width - residual.startswith('released')
   if not 1 <= k <= most:

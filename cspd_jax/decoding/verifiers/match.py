@@ -7,9 +7,9 @@ from cspd_jax.decoding.verifiers import walk
 
 
 def match(seed_exact: bool = True) -> Verifier:
-  """Draws one token from the target's law at every node and follows the matches.
+  """Draws one token from the target's distribution at every node and follows the matches.
 
-  What is committed is always a draw from the target's law, so the law is exact
+  What is committed is always a draw from the target's distribution, so the distribution is exact
   whatever was drafted (deterministic Jacobi decoding, Song et al., arXiv
   2002.03629, with sampling).
 
@@ -21,15 +21,15 @@ def match(seed_exact: bool = True) -> Verifier:
       Otherwise fresh noise every round.
   """
 
-  def verify(rng, layout, tokens, laws, target_laws, positions):
-    del laws
+  def verify(rng, layout, tokens, probs, target_probs, positions):
+    del probs
     tree = layout.tree
     if seed_exact:
-      samples = rng.draw_at(positions, target_laws)
+      samples = rng.draw_at(positions, target_probs)
     else:
-      samples = rng.draw(target_laws)
+      samples = rng.draw(target_probs)
     parents = jnp.maximum(jnp.asarray(tree.parents), 0)
     node = walk.deepest(tokens == samples[parents], tree)
     return Verdict(node, samples[node], samples)
 
-  return Verifier(verify, exact=True, needs_laws=False, seed_exact=seed_exact)
+  return Verifier(verify, exact=True, needs_probs=False, seed_exact=seed_exact)

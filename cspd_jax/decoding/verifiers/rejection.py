@@ -1,9 +1,9 @@
 """Multi-candidate rejection tests along a tree, with any rule.
 
-Every group of siblings is tested in order, each with the law that is left of the
+Every group of siblings is tested in order, each with the distribution that is left of the
 target's after the refusals before it. At the node where the walk stops one more
-token is drawn: from what is left of the law if it has children, from the target's
-law (the bonus token) if it has none.
+token is drawn: from what is left of the distribution if it has children, from the target's
+distribution (the bonus token) if it has none.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ from cspd_jax.decoding.verifiers import walk
 
 
 class Rule(NamedTuple):
-  """When a candidate is accepted and what is left of the law if it is not.
+  """When a candidate is accepted and what is left of the distribution if it is not.
 
   All functions take `(p [..., V], q [..., V], token [...], depth [...])`: the target's
-  law and the draft law, both after the refusals of earlier siblings, the candidate,
-  and its depth in the tree, from 1. In the formulas `f(x) = min(1, mass(x) / q(x))`.
+  distribution and the draft distribution, both after the refusals of earlier siblings, the
+  candidate, and its depth in the tree, from 1. In the formulas `f(x) = min(1, mass(x) / q(x))`.
 
   Attributes:
     mass: `-> [...]`: the target mass that speaks for the token, not negative; it is
       accepted with probability `f(token)`.
-    residual: `-> [..., V]`: the law that is left after a refusal.
+    residual: `-> [..., V]`: the distribution that is left after a refusal.
     gap: `-> [...]`: a number whose mean over the token is `sum_x [q f - p]+`: how far
-      the test alone leaves the target's law. None if that is 0 for every law.
-    offset: `-> [...]`: total variation between `residual` and the best residual law,
+      the test alone leaves the target's distribution. None if that is always 0.
+    offset: `-> [...]`: total variation between `residual` and the best residual distribution,
       `[p - q f]+` normalised. None if it is the best.
   """
 
@@ -45,57 +45,58 @@ class Rule(NamedTuple):
 def rejection(rule_for: Callable[[int], Rule], exact: bool, **kwargs) -> Verifier:
   """A verifier from a rule.
 
-  The verdict's drift is the certificate of Theorem 2 of Cool-SD (arXiv 2601.09212)
+  The verdict's `tv_bound` is the certificate of Theorem 2 of Cool-SD (arXiv 2601.09212)
   in its running form: for every test on the way the rule's gap, and for every
   refusal its offset. Its mean is an upper bound on the total variation between the
-  law of the output and the target's, on chains and on trees.
+  distribution of the output and the target's, on chains and on trees.
 
   Args:
     rule_for: `max_depth -> Rule`: the rule for drafts of this depth.
-    exact: whether the rule leaves the target's law as it is.
+    exact: whether the rule leaves the target's distribution as it is.
     **kwargs: further fields of the `Verifier`.
   """
-  def verify(rng, layout, tokens, laws, target_laws, positions):
+  def verify(rng, layout, tokens, probs, target_probs, positions):
     del positions  # Only noise that belongs to positions needs them.
     rule = rule_for(layout.tree.max_depth)
-    accepted, costs = _accept(rng, rule, layout, tokens, laws, target_laws)
+    accepted, costs = _accept(rng, rule, layout, tokens, probs, target_probs)
     node = walk.deepest(accepted, layout.tree)
-    law = _stop_law(rule, node, layout, tokens, laws, target_laws)
-    drift = None
+    distribution = _stop_distribution(rule, node, layout, tokens, probs, target_probs)
+    tv_bound = None
     if rule.gap is not None:
-      drift = jnp.where(walk.tested(node, accepted, layout.tree), costs, 0)
-    if max(layout.carried) < 0:
-      return Verdict(node, rng.draw(law[None])[0], drift=drift)
+      tv_bound = jnp.where(walk.tested(node, accepted, layout.tree), costs, 0)
+    if max(layout.leaf_candidate) < 0:
+      return Verdict(node, rng.draw(distribution[None])[0], tv_bound=tv_bound)
     # At the end of a side branch there may be one more candidate, for the last token only.
-    carried = jnp.asarray(layout.carried)[node]
-    token = tokens[jnp.maximum(carried, 0)]
-    draft_law = laws[jnp.asarray(layout.law_rows)[jnp.maximum(carried, 0)]]
-    kept = rng.accept(law[token][None], draft_law[token][None])[0] & (carried >= 0)
-    law = jnp.where(carried >= 0, accept.residual(law, draft_law), law)
-    return Verdict(node, jnp.where(kept, token, rng.draw(law[None])[0]), drift=drift)
+    leaf = jnp.asarray(layout.leaf_candidate)[node]
+    is_candidate, leaf = leaf >= 0, jnp.maximum(leaf, 0)
+    token = tokens[leaf]
+    drafted = probs[jnp.asarray(layout.probs_rows)[leaf]]
+    kept = rng.accept(distribution[token][None], drafted[token][None])[0] & is_candidate
+    distribution = jnp.where(is_candidate, accept.residual(distribution, drafted), distribution)
+    return Verdict(node, jnp.where(kept, token, rng.draw(distribution[None])[0]), tv_bound=tv_bound)
 
-  return Verifier(verify, exact=exact, needs_laws=True, **kwargs)
+  return Verifier(verify, exact=exact, needs_probs=True, **kwargs)
 
 
-def _accept(rng, rule: Rule, layout: Layout, tokens, laws, target_laws):
-  """`[N + 1]` each: would the node be accepted in its turn, and its share of the drift."""
+def _accept(rng, rule: Rule, layout: Layout, tokens, probs, target_probs):
+  """`[N + 1]` each: would the node be accepted in its turn, and its share of `tv_bound`."""
   tree = layout.tree
   accepted = jnp.zeros(tokens.shape, bool)
-  costs = jnp.zeros(tokens.shape, target_laws.dtype)
+  costs = jnp.zeros(tokens.shape, target_probs.dtype)
   p = q = parents = None
   for rank in range(tree.children.shape[1] if tree.num_nodes else 0):
-    # Few nodes have many children: the running laws are carried for those only.
+    # Few nodes have many children: the running distributions are carried for those only.
     children = tree.children[:, rank]
     if isinstance(tree, RuntimeTree):  # Its drafts are fixed: `q` is not needed.
       nodes = jnp.where(children > 0, children, tokens.shape[0])  # Out of range: none.
       if rank == 0:
-        p = target_laws
+        p = target_probs
     else:
       still = np.flatnonzero(children > 0)
       nodes = children[still]
       if rank == 0:
-        p = _rows(target_laws, still)
-        q = None if laws is None else _rows(laws, np.asarray(layout.law_rows)[nodes])
+        p = _rows(target_probs, still)
+        q = None if probs is None else _rows(probs, np.asarray(layout.probs_rows)[nodes])
       else:
         left = np.searchsorted(parents, still)
         p, q = p[left], None if q is None else q[left]
@@ -103,7 +104,7 @@ def _accept(rng, rule: Rule, layout: Layout, tokens, laws, target_laws):
     token = tokens.at[nodes].get(mode='fill', fill_value=-1)
     depth = jnp.asarray(tree.depth).at[nodes].get(mode='fill', fill_value=1)
     is_candidate, candidate = token >= 0, jnp.maximum(token, 0)
-    q_now = _draft_law(layout, q, candidate, p)
+    q_now = _draft_distribution(layout, q, candidate, p)
     kept = rng.accept(rule.mass(p, q_now, candidate, depth),
                       accept.take(q_now, candidate)) & is_candidate
     accepted = accepted.at[nodes].set(kept, mode='drop')
@@ -117,39 +118,39 @@ def _accept(rng, rule: Rule, layout: Layout, tokens, laws, target_laws):
   return accepted, costs
 
 
-def _stop_law(rule: Rule, node, layout: Layout, tokens, laws, target_laws) -> jax.Array:
-  """`[V]`: the law of the last token, all children of `node` having been refused."""
-  p = target_laws[node]
+def _stop_distribution(rule: Rule, node, layout: Layout, tokens, probs, target_probs) -> jax.Array:
+  """`[V]`: the distribution of the last token, all children of `node` having been refused."""
+  p = target_probs[node]
   if not layout.tree.num_nodes:
     return p
   children = jnp.asarray(layout.tree.children)[node]
   depth = jnp.asarray(layout.tree.depth)[node] + 1
   q = None
-  if laws is not None:
-    q = laws[jnp.asarray(layout.law_rows)[jnp.maximum(children[0], 0)]]
+  if probs is not None:
+    q = probs[jnp.asarray(layout.probs_rows)[jnp.maximum(children[0], 0)]]
   for child in children:
     p, q = _refuse(rule, layout, p, q, jnp.where(child > 0, tokens[child], -1), depth)
   return p
 
 
 def _refuse(rule: Rule, layout: Layout, p, q, token, depth):
-  """The running laws after `token` `[...]` was refused; -1 is no candidate."""
+  """The running distributions after `token` `[...]` was refused; -1 is no candidate."""
   is_candidate, candidate = (token >= 0)[..., None], jnp.maximum(token, 0)
-  left = rule.residual(p, _draft_law(layout, q, candidate, p), candidate, depth)
+  left = rule.residual(p, _draft_distribution(layout, q, candidate, p), candidate, depth)
   if layout.draws == 'distinct':
     q = jnp.where(is_candidate, accept.without(q, token), q)
   return jnp.where(is_candidate, left, p), q
 
 
-def _draft_law(layout: Layout, q, token, p) -> jax.Array:
-  """`q`, or the law of a candidate that was not drawn."""
+def _draft_distribution(layout: Layout, q, token, p) -> jax.Array:
+  """`q`, or the distribution of a candidate that was not drawn."""
   if layout.draws == 'fixed':
     return jax.nn.one_hot(token, p.shape[-1], dtype=p.dtype)
   return q
 
 
-def _rows(laws: jax.Array, index: np.ndarray) -> jax.Array:
-  """`laws[index]`, as a slice where it is one."""
+def _rows(probs: jax.Array, index: np.ndarray) -> jax.Array:
+  """`probs[index]`, as a slice where it is one."""
   if np.array_equal(index, np.arange(len(index))):
-    return laws[:len(index)]
-  return laws[index]
+    return probs[:len(index)]
+  return probs[index]

@@ -11,17 +11,17 @@ from cspd_jax.decoding.verifiers.rejection import Rule, rejection
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   """Accepts candidate `x` if `p(x) > min(epsilon, delta exp(-H(p)))`, without chance.
 
-  `H` is the entropy in nats. Relaxed: no values make it exact. The draft law does not
-  enter the test, but it does enter what makes the best of it: the residual law is
+  `H` is the entropy in nats. Relaxed: no values make it exact. The draft distribution does not
+  enter the test, but it does enter what makes the best of it: the residual distribution is
   `[p - q f]+`, normalised, with `f` 1 for typical tokens and 0 for others (Cool-SD, arXiv
   2601.09212, Equation 10). So tokens that the test never lets through are still
-  generated, and the drift is known. `p` is what the refusals of earlier siblings have left
-  of the target's law.
+  generated, and a bound on total variation is known. `p` is what the refusals of earlier
+  siblings have left of the target's distribution.
 
   Args:
     epsilon: a token above it is always accepted; above 0, below 1. The defaults are those
       of Medusa's code.
-    delta: factor of the threshold for flat laws; above 0, at most 1, so that the most
+    delta: factor of the threshold for flat distributions; above 0, at most 1, so that the most
       probable token is always typical.
 
   Raises:

@@ -11,7 +11,7 @@ def deepest(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
 
   From the root, the walk goes to the first accepted child in the order of the
   siblings, never to a later one whose continuation is longer: that choice would
-  depend on tokens further on and bias the law.
+  depend on tokens further on and bias the distribution.
 
   Args:
     accepted: `[N + 1]` bool, the outcome of the test of every node, given that
