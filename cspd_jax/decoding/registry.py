@@ -160,8 +160,8 @@ def _embeddings(codebook, arguments):
     return {}
   if codebook is None:
     raise ValueError(
-        "codebook is None, but d_threshold needs distances in it; give the codebook of the target's "
-        'image tokenizer, or leave d_threshold out.')
+        'codebook is None, but d_threshold needs distances in it; give the codebook of the '
+        "target's image tokenizer, or leave d_threshold out.")
   return {'embeddings': codebook}
 
 

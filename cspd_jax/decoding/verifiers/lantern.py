@@ -71,8 +71,8 @@ def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metr
       table, k, lambda own, moved: distance(own, moved) <= delta, residual, greedy)
 
 
-def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None, residual: str = 'gstar',
-               greedy: bool = False) -> Verifier:
+def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
+               residual: str = 'gstar', greedy: bool = False) -> Verifier:
   """Neighbours stand in as long as `p(x) + p(A)` is at most `lam p(x)`.
 
   `lam` is that of the released code: the neighbours add at most `(lam - 1) p(x)`.
