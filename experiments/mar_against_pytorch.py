@@ -36,7 +36,7 @@ from checkpoints_conversion import convert
 from cspd_jax.continuous import exact_head
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.decoding.random import row_keys
+from cspd_jax.core.random import row_keys
 from cspd_jax.models import mar
 from experiments import config_flags
 from experiments import json_file

@@ -26,7 +26,7 @@ from cspd_jax.continuous.base import Condition, Params
 from cspd_jax.continuous.sample import Decoder
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.decoding.random import as_key, row_keys
+from cspd_jax.core.random import as_key, row_keys
 
 # Least-squares fit on heads trained on mixtures of Gaussians in 16 dimensions: step, rho.
 _DEFAULT = np.array([(0, 0), (20, .08), (50, .25), (101, .52), (202, .80), (303, .90),

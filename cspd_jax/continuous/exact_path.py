@@ -40,7 +40,7 @@ from cspd_jax.continuous.path import Path, Shared
 from cspd_jax.continuous.result import Generated, empty_result
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.decoding.random import RowKeys, row_keys
+from cspd_jax.core.random import RowKeys, row_keys
 
 
 class Round(NamedTuple):

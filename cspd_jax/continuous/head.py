@@ -17,7 +17,7 @@ from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.random import TokenKeys
 from cspd_jax.continuous.sampling import per_row
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.decoding.random import RowKeys
+from cspd_jax.core.random import RowKeys
 
 
 # More than this is not kept for the sake of speed.

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import random as random_lib
+from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Condition, Decoded, Draft, Drafter, Env, Layout
 from cspd_jax.decoding.base import Outcome, Params, Target, Verifier
+from cspd_jax.decoding.random import RowRandom
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
 
@@ -59,7 +60,7 @@ class Decoder:
   target: Target
   drafter: Drafter
   verifier: Verifier
-  open_rng: Callable = random_lib.RowRandom
+  open_rng: Callable = RowRandom
 
   def check(self, condition: Condition, warp: Warp = Warp()) -> None:
     """Raises ValueError for a condition or options that cannot work.
@@ -90,7 +91,7 @@ class Decoder:
     """
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((condition, warp))):
       self.check(condition, warp)
-    rng = random_lib.row_keys(key, jax.tree.leaves(condition)[0].shape[0])
+    rng = row_keys(key, jax.tree.leaves(condition)[0].shape[0])
     state = self.start(params, condition, rng, warp, draft_params)
     state = jax.lax.while_loop(
         lambda state: jnp.any(state.count < self.target.num_tokens),
@@ -98,7 +99,7 @@ class Decoder:
     return self.finish(state)
 
   def start(self, params, condition, rng, warp=Warp(), draft_params=None) -> State:
-    """The prefill: commits token 0 of every row. `rng`: see `random.row_keys`."""
+    """The prefill: commits token 0 of every row. `rng`: see `core.random.row_keys`."""
     target, tree = self.target, self.drafter.tree
     env = self._env(warp, draft_params)
     logits, features, cache = target.prefill(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cspd_jax.core import registry as core
-from cspd_jax.core.spec import Call, parse, Part, Spec, Value
+from cspd_jax.core.spec import Call, Part, Spec, Value, parse
 from cspd_jax.decoding import published_trees
 from cspd_jax.decoding import tree_values
 from cspd_jax.decoding.base import Drafter, Target, Verifier

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core.random import as_key
 from cspd_jax.decoding import accept, random, tree
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import vanilla
@@ -86,7 +87,7 @@ def _cut_to_minimum():
 
 def _same_uniforms(self, p, q):
   """Every accept test of a position uses one number for the whole decode."""
-  return jax.random.uniform(random.as_key(self.state.noise, 0, 1), p.shape) * q < p
+  return jax.random.uniform(as_key(self.state.noise, 0, 1), p.shape) * q < p
 
 
 def _noise_of_pairs(self, positions, vocab_size):

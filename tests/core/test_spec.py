@@ -2,7 +2,7 @@
 
 import pytest
 
-from cspd_jax.core.spec import Call, parse, Part, Spec
+from cspd_jax.core.spec import Call, Part, Spec, parse
 
 READ = {
     'vanilla': [Part('vanilla')],

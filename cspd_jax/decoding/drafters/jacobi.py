@@ -18,7 +18,7 @@ import numpy as np
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Target
 from cspd_jax.decoding.drafters import fresh as fresh_lib
-from cspd_jax.decoding.tree import chain, check_size, Tree
+from cspd_jax.decoding.tree import Tree, chain, check_size
 
 COUPLINGS = ('redraw', 'maximal', 'noise')
 

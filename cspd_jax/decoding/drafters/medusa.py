@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from cspd_jax.decoding.base import Draft, Drafter, Layout, Params, Target
 from cspd_jax.decoding.drafters import siblings
-from cspd_jax.decoding.tree import chain, Tree
+from cspd_jax.decoding.tree import Tree, chain
 
 
 class Heads(NamedTuple):
