@@ -64,6 +64,6 @@ def test_caches_hold_the_accepted_sequence(name):
         np.testing.assert_allclose(
             mine[stream, :, :count], theirs[stream, :, :count], atol=2e-4)
       known = count - int(state.drafter.fresh[row])
-      for mine, theirs in zip(state.drafter.cache.layer, fresh.layer):
+      for mine, theirs in zip(state.drafter.cache.layers[0], fresh.layers[0]):
         np.testing.assert_allclose(
             mine[stream, :, :known], theirs[stream, :, :known], atol=2e-4)
