@@ -55,7 +55,7 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray]) 
     raise ConversionError(
         f'The tensors do not belong to this {family.kind} model ({config}):\n  ' +
         '\n  '.join(problems))
-  made = {}
+  made: dict[str, np.ndarray] = {}
   for rule in rules:
     parts = rule.transform.forward(tensors[rule.source])
     made.update(zip(rule.destinations, parts, strict=True))
@@ -108,17 +108,17 @@ def convert_file(
     ValueError: (or a subclass) for anything that is wrong with the input.
   """
   family = rules_lib.get(family_name)
-  options = {name: value for name, value in (options or {}).items() if value is not None}
+  given = {name: value for name, value in (options or {}).items() if value is not None}
   if model is not None and model not in family.presets:
     raise ConversionError(
         f'model is {model!r}; the published {family_name} models are: '
         f'{", ".join(sorted(family.presets))}. Leave it out to infer the sizes from the file.')
-  if model is not None and options:
+  if model is not None and given:
     raise ConversionError(
-        f'{", ".join(sorted(options))}: only without model, which sets the sizes itself.')
+        f'{", ".join(sorted(given))}: only without model, which sets the sizes itself.')
   tensors, key = read_lib.read(source, key=key, prefer=family.prefer)
   shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-  config = family.presets[model] if model else family_lib.infer(family, shapes, options)
+  config = family.presets[model] if model else family_lib.infer(family, shapes, given)
   params = convert(family, config, tensors)
   extra = {'source': os.path.basename(os.path.abspath(source)), 'model': model, 'key': key,
            'sha256': read_lib.sha256(source), 'converter': _VERSION}

@@ -144,8 +144,9 @@ def expand(rules: Iterable[Rule], paths: Iterable[str]) -> list[Rule]:
   Raises:
     ValueError: if a parameter is made by no rule, or by more than one.
   """
-  rules, found, made = list(rules), [], []
-  paths = list(paths)
+  rules, paths = list(rules), list(paths)
+  found: list[Rule] = []
+  made: list[str] = []
   patterns = [_pattern(rule.destinations[0]) for rule in rules]
   for path in paths:
     for rule, pattern in zip(rules, patterns, strict=True):

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 from checkpoints_conversion.rules import base
 from checkpoints_conversion.rules import family
@@ -61,8 +62,8 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
       options, known.get((dim, num_layers)), dim, f'width {dim} with {num_layers} layers')
   side = family.tokens_per_side(options, list(PRESETS))
   if 'cls_embedding.uncond_embedding' in shapes:
-    condition = {'conditioning': 'text',
-                 'caption_dim': shape('cls_embedding.uncond_embedding', 2)[1]}
+    condition: dict[str, Any] = {
+        'conditioning': 'text', 'caption_dim': shape('cls_embedding.uncond_embedding', 2)[1]}
   else:
     table = shape('cls_embedding.embedding_table.weight', 2)
     condition = {'conditioning': 'class', 'num_classes': table[0] - 1}
