@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints_conversion import convert
+from checkpoints_conversion import rules
 from cspd_jax.continuous import exact_head
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import schedule as schedule_lib
@@ -186,7 +187,7 @@ def main(argv: list[str]) -> int:
     print(f'error: {error}', file=sys.stderr)
     return 2
   params = jax.tree.map(jnp.asarray, convert.convert(
-      convert.FAMILIES['mar'], config,
+      rules.FAMILIES['mar'], config,
       {name: tensor.numpy() for name, tensor in model.state_dict().items()}))
   rows = [row for guided in (False, True)
           for row in compare(model, torch, config, params, guided)]

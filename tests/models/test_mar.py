@@ -39,6 +39,7 @@ import published
 import pytest
 
 from checkpoints_conversion import convert
+from checkpoints_conversion import rules
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import sample
@@ -160,7 +161,7 @@ def test_the_training_loss_and_its_gradient_agree_with_the_official_ones(params,
       compiler_options={'xla_backend_optimization_level': 0})  # Compiling takes longest.
   value, grads = run(params)
   np.testing.assert_allclose(value, expected['loss'], rtol=1e-5)
-  grads = convert.publish(convert.FAMILIES['mar'], CONFIG, grads)
+  grads = convert.publish(rules.FAMILIES['mar'], CONFIG, grads)
   compared = [name for name in expected if name.startswith('grad.')]
   assert len(compared) == 5
   for name in compared:
