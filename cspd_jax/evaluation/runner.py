@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.evaluation import shards as shards_lib
 from cspd_jax.evaluation import timing
-
-# Programs that a model keeps; every one holds memory maps, of which Linux grants a process 65530.
-_MOST_PROGRAMS = 16
 
 # `(done, total) -> None`, called with numbers of images.
 Progress = Callable[[int, int], None]
@@ -41,15 +39,6 @@ def keys(seed: int | jax.Array | Sequence[int], numbers: Sequence[int]) -> jax.A
 def is_guided(sampling: Any) -> bool:
   """Whether an image is drawn with guidance, and the null condition runs at all."""
   return bool(np.any(np.asarray(sampling.guidance_scale) != 1))
-
-
-def kept(model: Any, name: tuple, make: Callable[[], Any]) -> Any:
-  """What a model keeps under a name, made when it is first asked for; the oldest go."""
-  programs = model.programs
-  programs[name] = programs.pop(name) if name in programs else make()
-  while len(programs) > _MOST_PROGRAMS:
-    del programs[next(iter(programs))]
-  return programs[name]
 
 
 class Program:
@@ -79,7 +68,7 @@ class Program:
     self.decoder = model.decoder(self.specification, guided=is_guided(sampling))
     self._params = model.params
     self._draft_params = model.draft_params(self.specification)
-    self._jitted = kept(
+    self._jitted = programs.kept(
         model, (str(self.specification), is_guided(sampling)), lambda: jax.jit(self.decoder))
 
   def __call__(self, condition: Any, row_keys: jax.Array, sampling: Any) -> Any:

@@ -7,8 +7,7 @@ their tables and keep it in their reports without knowing it.
 import dataclasses
 import functools
 import math
-import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import jax
@@ -60,7 +59,7 @@ class Sample:
   Attributes:
     decoded: what the decoder returned, `N` rows of NumPy arrays; see `evaluation.runner`.
     condition: what the images show, as the model's target takes it, with leading axis `N`.
-    sampling: the sampling options.
+    sampling: the sampling options, each a number or one per image.
     reference: images of the same distribution as the target's, drawn by an exact decoder with
       other seeds: a multiple `K N` of the images, `K` times the same conditions in their order.
       None if there are none.
@@ -82,7 +81,7 @@ class Sample:
   def images(self, model: Any) -> np.ndarray:
     """`[N, H, W, 3]` in [-1, 1]: the pixels of the images."""
     return self.once('images', lambda: self.batched(
-        lambda condition, tokens: model.pixels(tokens)))
+        lambda condition, tokens, sampling: model.pixels(tokens)))
 
   def once(self, name: str, compute: Callable[[], Any]) -> Any:
     """What `compute` returns, computed when it is first asked for; metrics share it by name."""
@@ -90,8 +89,8 @@ class Sample:
       self._cache[name] = compute()
     return self._cache[name]
 
-  def batched(self, function: Callable[[Any, np.ndarray], Any]) -> Any:
-    """`function(condition, tokens)` of all images, some at a time, as NumPy arrays.
+  def batched(self, function: Callable[[Any, np.ndarray, Any], Any]) -> Any:
+    """`function(condition, tokens, sampling)` of all images, some at a time, as NumPy arrays.
 
     The last batch is filled up with other images, so that a jitted function is compiled once.
     """
@@ -99,9 +98,15 @@ class Sample:
     size, parts = min(self.batch_size, count), []
     for first in range(0, count, size):
       rows = np.arange(first, first + size) % count
-      take = functools.partial(jax.tree.map, lambda leaf: np.asarray(leaf)[rows])  # pylint: disable=cell-var-from-loop
-      parts.append(jax.device_get(function(take(self.condition), take(self.tokens))))
+      condition, tokens, sampling = jax.tree.map(
+          functools.partial(_rows, rows=rows), (self.condition, self.tokens, self.sampling))
+      parts.append(jax.device_get(function(condition, tokens, sampling)))
     return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:count], *parts)
+
+
+def _rows(leaf: Any, rows: np.ndarray) -> Any:
+  """The rows of what belongs to images; what all of them share stays as it is."""
+  return np.asarray(leaf)[rows] if np.ndim(leaf) else leaf
 
 
 class Metric(NamedTuple):
@@ -153,20 +158,3 @@ def columns(metrics: Sequence[Metric], errors: bool = False) -> dict[str, str]:
       form += ' +- ' + metric.form.replace('{:+', '{:').replace('{:', f'{{{metric.name}_error:')
     result[metric.heading] = form
   return result
-
-
-_programs: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def jitted(model: Any, name: Hashable, build: Callable[[], Callable]) -> Callable:
-  """`jax.jit(build())`, made once per model and name.
-
-  Args:
-    model: the model; its compiled functions go when it goes.
-    name: of the function.
-    build: makes the function, which must not hold the model or its parameters.
-  """
-  programs = _programs.setdefault(model, {})
-  if name not in programs:
-    programs[name] = jax.jit(build())
-  return programs[name]

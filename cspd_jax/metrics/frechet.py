@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.metrics import base
 from cspd_jax.metrics.base import Metric
 from cspd_jax.models import vq
@@ -108,14 +109,10 @@ def of_sample(sample: base.Sample, model: Any) -> np.ndarray | None:
   tokenizer = model.tokenizer
   if tokenizer is None or tokenizer.features is None:
     return None
-
-  def build():
-    decode, look = tokenizer.decode, tokenizer.features
-    return lambda params, tokens: look(params, decode(params, tokens))
-
-  run = base.jitted(model, 'features', build)
+  run = programs.kept(model, 'features', lambda: jax.jit(
+      lambda params, tokens: tokenizer.features(params, tokenizer.decode(params, tokens))))
   return sample.once('features', lambda: sample.batched(
-      lambda condition, tokens: run(tokenizer.params, tokens)))
+      lambda condition, tokens, sampling: run(tokenizer.params, tokens)))
 
 
 def _frechet(sample: base.Sample, model: Any) -> base.Value:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.decoding import accept
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Condition, Target
@@ -81,14 +82,11 @@ def of_sample(sample: base.Sample, model: Any) -> Likelihood:
   """The likelihood of a sample's images, `[N]` NumPy arrays, computed once per sample."""
   guided = bool(np.any(np.asarray(sample.sampling.guidance_scale) != 1))
 
-  def build():
-    target = model.target(guided=guided)
-    return lambda params, condition, tokens, warp: likelihood(
-        target, params, condition, tokens, warp)
-
-  run = base.jitted(model, ('likelihood', guided), build)
+  target = model.target(guided=guided)
+  run = programs.kept(model, ('likelihood', guided), lambda: jax.jit(
+      lambda *arguments: likelihood(target, *arguments)))
   return sample.once('likelihood', lambda: sample.batched(
-      lambda condition, tokens: run(model.params, condition, tokens, sample.sampling)))
+      lambda condition, tokens, sampling: run(model.params, condition, tokens, sampling)))
 
 
 def _nll(sample: base.Sample, model: Any) -> base.Value:
