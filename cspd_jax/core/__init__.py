@@ -1,0 +1,1 @@
+"""What both engines and everything above them share."""
