@@ -9,6 +9,7 @@ from cspd_jax.families.family import Family
 from cspd_jax.families.family import FAMILIES
 from cspd_jax.families.family import Parts
 from cspd_jax.families.family import register
+from cspd_jax.families.folder import decoder
 from cspd_jax.families.folder import load
 from cspd_jax.families.folder import save
 from cspd_jax.families.folder import shipped
@@ -20,7 +21,7 @@ from cspd_jax.families.model import Tokenizer
 
 __all__ = (
     'Conditions', 'Drafts', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Tokenizer',
-    'load', 'register', 'save', 'shipped')
+    'decoder', 'load', 'register', 'save', 'shipped')
 
 for _one in (llamagen.FAMILY, mar.FAMILY):
   register(_one)

@@ -147,3 +147,13 @@ def _find(name_or_folder: str | os.PathLike) -> pathlib.Path:
         f'name_or_folder is {str(name_or_folder)!r}, which {what}; give one of the shipped models '
         f'({", ".join(shipped())}) or a folder that cspd-convert wrote.')
   return folder
+
+
+def decoder(specification: Any, model: Model, *, guided: bool = True) -> Any:
+  """A decoder of a model by specification; see `Model.decoder`.
+
+  Example:
+    decode = jax.jit(cspd_jax.decoder('jacobi(window=16, coupling=maximal)+exact', model))
+    out = decode(model.params, model.condition(['cat']), jax.random.key(0), model.sampling())
+  """
+  return model.decoder(specification, guided=guided)
