@@ -18,7 +18,7 @@ from absl import logging
 
 from checkpoints_conversion import convert
 from checkpoints_conversion import rules
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> int:

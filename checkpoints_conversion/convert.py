@@ -20,7 +20,7 @@ from checkpoints_conversion import rules as rules_lib
 from checkpoints_conversion.rules import base
 from checkpoints_conversion.rules import family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 
 Params = Any
 

@@ -13,7 +13,7 @@ import safetensors.numpy
 from checkpoints_conversion import convert
 from checkpoints_conversion import rules
 from checkpoints_conversion.rules import family as family_lib
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.models import llamagen
 from cspd_jax.models import vq
 
