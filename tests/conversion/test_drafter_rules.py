@@ -22,7 +22,7 @@ from checkpoints_conversion import rules
 from checkpoints_conversion.rules import base
 from checkpoints_conversion.rules import eagle as eagle_rules
 from checkpoints_conversion.rules import family as family_lib
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.models import eagle
 from cspd_jax.models import llamagen
 from cspd_jax.models import transformer

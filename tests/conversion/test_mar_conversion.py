@@ -14,7 +14,7 @@ from checkpoints_conversion import convert
 from checkpoints_conversion import read
 from checkpoints_conversion import rules
 from checkpoints_conversion.rules import family as family_lib
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.models import kl_vae
 from cspd_jax.models import mar
 
