@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints_conversion import read as read_lib
-from checkpoints_conversion import rules as rules_lib
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import family as family_lib
+from checkpoints_conversion import read as read_lib, rules as rules_lib
+from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax.core import checkpoint
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import jax
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
 from cspd_jax.core import checkpoint

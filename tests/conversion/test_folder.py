@@ -8,16 +8,11 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import convert
-from checkpoints_conversion import folder
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, folder, rules
 from checkpoints_conversion.rules import imagenet
 from cspd_jax.continuous import registry
 from cspd_jax.core import checkpoint
-from cspd_jax.models import eagle
-from cspd_jax.models import llamagen
-from cspd_jax.models import mar
-from cspd_jax.models import vq
+from cspd_jax.models import eagle, llamagen, mar, vq
 
 TARGET = llamagen.LlamaGenConfig(
     height=2, width=2, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=9, num_classes=3)
