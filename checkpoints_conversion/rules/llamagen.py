@@ -79,7 +79,7 @@ def metadata(config: LlamaGenConfig) -> dict[str, Any]:
   return imagenet.metadata(config.num_classes) if config.conditioning == 'class' else {}
 
 
-def sampling(config: LlamaGenConfig) -> dict[str, family.Defaults]:
+def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
   """Returns the options of the official sampling scripts, all of which guide every token.
 
   'pictures' are those of the demonstrations, 'fid' those of the published FID.

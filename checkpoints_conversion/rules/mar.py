@@ -86,7 +86,7 @@ def metadata(config: MARConfig) -> dict[str, Any]:
   return imagenet.metadata(config.num_classes)
 
 
-def sampling(config: MARConfig) -> dict[str, family.Defaults]:
+def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
   """Returns the official options.
 
   'pictures' are those of the notebook, 'fid' those of the published FID.
