@@ -17,8 +17,7 @@ from typing import NoReturn
 
 from absl import logging
 
-from checkpoints_conversion import folder
-from checkpoints_conversion import rules
+from checkpoints_conversion import folder, rules
 from cspd_jax.core import checkpoint
 
 

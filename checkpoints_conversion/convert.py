@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints_conversion import read as read_lib
-from checkpoints_conversion import rules as rules_lib
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import family as family_lib
+from checkpoints_conversion import read as read_lib, rules as rules_lib
+from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax.core import checkpoint
 
@@ -144,9 +142,9 @@ def convert_source(
   shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
   config = family.presets[model] if model else family_lib.infer(family, shapes, given)
   params = convert(family, config, tensors)
-  origin = {'source': os.path.basename(os.path.abspath(source)), 'model': model, 'key': key,
-            'sha256': read_lib.sha256(source), 'converter': _VERSION}
-  return checkpoint.Loaded(family.kind, config, params, origin | family.metadata(config))
+  metadata = {'source': os.path.basename(os.path.abspath(source)), 'model': model, 'key': key,
+              'sha256': read_lib.sha256(source), 'converter': _VERSION, **family.metadata(config)}
+  return checkpoint.Loaded(family.kind, config, params, metadata)
 
 
 @functools.lru_cache(maxsize=8)  # Tracing a big network takes seconds.

@@ -10,8 +10,7 @@ from typing import Any
 
 import jax
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
 from cspd_jax.core import checkpoint
@@ -51,34 +50,34 @@ def convert_part(
       not belong to the others of the model. Nothing has been written then.
   """
   family, folder = rules.get(family_name), pathlib.Path(output).expanduser().absolute()
-  role = _role(family, role)
-  place = folder / role if role else folder
-  others = _parts(folder, family, role) if role else {}
+  if family.model is None:
+    if role or sampling:
+      raise ConversionError(f'{family.what} is a part of no model that cspd_jax has; leave role '
+                            'and sampling out.')
+    return folder, convert.convert_file(family_name, source, folder, dtype=dtype, **arguments)
+  model = families.FAMILIES[family.model]
+  role = _role(family, model, role)
+  others = _parts(folder, model.name, role)
   made = convert.convert_source(family_name, source, **arguments)
   defaults = _defaults(family, made.config, role, sampling)
-  if role:
-    _check(folder.name, family, {**others, role: made._replace(params=_shapes(made.params))})
-  checkpoint.save(place, made.kind, made.config, made.params, dtype=dtype, extra=made.metadata)
-  if role:
-    families.save(folder, family.model, {role: role}, defaults)
-  return place, made.config
+  parts = {**others, role: made._replace(params=_shapes(made.params))}
+  if 'target' in parts:
+    model.build(families.Parts(folder.name, parts, {}))  # Refuses what does not belong together.
+  checkpoint.save(folder / role, made.kind, made.config, made.params, dtype=dtype,
+                  extra=made.metadata)
+  families.save(folder, model.name, {role: role}, defaults)
+  return folder / role, made.config
 
 
-def _role(family: FileFamily, role: str | None) -> str | None:
-  """Returns the role of a network in its family of models; None if it stands alone."""
-  if family.model is None:
-    if role is not None:
-      raise ConversionError(f'role is {role!r}, but {family.what} is a part of no model that '
-                            'cspd_jax has; leave it out.')
-    return None
-  roles = [name for name, kinds in families.FAMILIES[family.model].roles.items()
-           if family.kind in kinds]
+def _role(family: FileFamily, model: families.Family, role: str | None) -> str:
+  """Returns the role of a network in its family of models."""
+  roles = [name for name, kinds in model.roles.items() if family.kind in kinds]
   if role is not None and role not in roles:
     raise ConversionError(f'role is {role!r}; {family.what} can be: {", ".join(roles)}.')
   return roles[0] if role is None else role
 
 
-def _defaults(family: FileFamily, config: Any, role: str | None, sampling: str | None,
+def _defaults(family: FileFamily, config: Any, role: str, sampling: str | None,
               ) -> Mapping[str, Any]:
   """Returns the defaults that a network brings to its model."""
   presets = family.sampling(config) if role == 'target' else {}
@@ -91,7 +90,7 @@ def _defaults(family: FileFamily, config: Any, role: str | None, sampling: str |
   return presets[sampling]
 
 
-def _parts(folder: pathlib.Path, family: FileFamily, role: str) -> dict[str, checkpoint.Loaded]:
+def _parts(folder: pathlib.Path, model: str, role: str) -> dict[str, checkpoint.Loaded]:
   """Describes the networks that a model has beside the one that is to come, without parameters."""
   if not (folder / 'model.json').exists():
     return {}
@@ -101,18 +100,12 @@ def _parts(folder: pathlib.Path, family: FileFamily, role: str) -> dict[str, che
     raise
   except ValueError:  # A network that is not the target of any model.
     description = {'family': None}
-  if description['family'] != family.model or '.' in description['parts'].values():
+  if description['family'] != model or '.' in description['parts'].values():
     raise ConversionError(
         f'output is {folder}, which holds a network of its own or a model of another family; give '
-        f'another folder for a {family.model!r} model.')
+        f'another folder for a {model!r} model.')
   return {name: checkpoint.describe(folder / part)
           for name, part in description['parts'].items() if name != role}
-
-
-def _check(name: str, family: FileFamily, parts: Mapping[str, checkpoint.Loaded]) -> None:
-  """Raises ValueError if the networks of a model do not belong together."""
-  if 'target' in parts:
-    families.FAMILIES[family.model].build(families.Parts(name, parts, {}))
 
 
 def _shapes(params: Any) -> Any:

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import family
+from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
-from cspd_jax.models.eagle import EagleConfig
-from cspd_jax.models.eagle import PRESETS
+from cspd_jax.models.eagle import PRESETS, EagleConfig
 
 Params = Any
 

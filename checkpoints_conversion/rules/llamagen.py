@@ -4,12 +4,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import family
-from checkpoints_conversion.rules import imagenet
+from checkpoints_conversion.rules import base, family, imagenet
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
-from cspd_jax.models.llamagen import LlamaGenConfig
-from cspd_jax.models.llamagen import PRESETS
+from cspd_jax.models.llamagen import PRESETS, LlamaGenConfig
 
 _WHAT = 'a LlamaGen transformer'
 # Guidance scales of the official evaluation of class-conditional models, by width and depth.
@@ -82,7 +79,7 @@ def metadata(config: LlamaGenConfig) -> dict[str, Any]:
   return imagenet.metadata(config.num_classes) if config.conditioning == 'class' else {}
 
 
-def sampling(config: LlamaGenConfig) -> dict[str, family.Defaults]:
+def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
   """Returns the options of the official sampling scripts, all of which guide every token.
 
   'pictures' are those of the demonstrations, 'fid' those of the published FID.

@@ -5,12 +5,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import family
-from checkpoints_conversion.rules import imagenet
+from checkpoints_conversion.rules import base, family, imagenet
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
-from cspd_jax.models.mar import MARConfig
-from cspd_jax.models.mar import PRESETS
+from cspd_jax.models.mar import PRESETS, MARConfig
 
 _WHAT = 'a MAR model'
 # Guidance scales of the official evaluation, by width and depth.
@@ -89,7 +86,7 @@ def metadata(config: MARConfig) -> dict[str, Any]:
   return imagenet.metadata(config.num_classes)
 
 
-def sampling(config: MARConfig) -> dict[str, family.Defaults]:
+def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
   """Returns the official options.
 
   'pictures' are those of the notebook, 'fid' those of the published FID.

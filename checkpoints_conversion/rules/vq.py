@@ -3,9 +3,7 @@
 import functools
 from collections.abc import Mapping
 
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import blocks
-from checkpoints_conversion.rules import family
+from checkpoints_conversion.rules import base, blocks, family
 from checkpoints_conversion.rules.base import CONVOLUTION, POINTWISE
 from cspd_jax.models.vq import VQConfig
 

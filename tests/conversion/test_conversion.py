@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import family as family_lib
 from cspd_jax.core import checkpoint
-from cspd_jax.models import llamagen
-from cspd_jax.models import vq
+from cspd_jax.models import llamagen, vq
 
 _ROOT = pathlib.Path(__file__).parents[2]
 MODELS = {

@@ -8,16 +8,11 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import convert
-from checkpoints_conversion import folder
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, folder, rules
 from checkpoints_conversion.rules import imagenet
 from cspd_jax.continuous import registry
 from cspd_jax.core import checkpoint
-from cspd_jax.models import eagle
-from cspd_jax.models import llamagen
-from cspd_jax.models import mar
-from cspd_jax.models import vq
+from cspd_jax.models import eagle, llamagen, mar, vq
 
 TARGET = llamagen.LlamaGenConfig(
     height=2, width=2, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=9, num_classes=3)
@@ -74,7 +69,7 @@ def test_a_role_may_be_chosen(tmp_path):
   assert model.config == TARGET and set(model.drafts) == {'model'}
   with pytest.raises(ValueError, match="role is 'tokenizer'; .* can be: target, draft"):
     _convert(tmp_path, 'llamagen', role='tokenizer')
-  with pytest.raises(ValueError, match='a part of no model'):
+  with pytest.raises(ValueError, match='a part of no model.*leave role'):
     _convert(tmp_path, 'eagle_anole', role='eagle')
 
 

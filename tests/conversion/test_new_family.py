@@ -6,8 +6,7 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import command
-from checkpoints_conversion import rules
+from checkpoints_conversion import command, rules
 from checkpoints_conversion.rules.base import KEEP, Rule
 from checkpoints_conversion.rules.family import FileFamily
 from cspd_jax import families
