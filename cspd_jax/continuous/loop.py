@@ -19,7 +19,7 @@ from cspd_jax.continuous.result import Costs, Decoded, Tests
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import open_span, Span
-from cspd_jax.decoding.random import row_keys, RowKeys
+from cspd_jax.core.random import row_keys, RowKeys
 
 
 class State(NamedTuple):
@@ -122,7 +122,7 @@ class Decoder:
     return self.finish(state)
 
   def start(self, params, condition, rng, sampling=Sampling(), draft_params=None) -> State:
-    """Before the first round, with no token fixed. `rng`: see `decoding.random.row_keys`."""
+    """Before the first round, with no token fixed. `rng`: see `core.random.row_keys`."""
     del params, sampling
     if self.drafter is not None and draft_params is None:
       raise ValueError("draft_params is None; it must be the draft model's parameters.")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import sampling as sampling_lib
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.decoding.random import RowKeys
+from cspd_jax.core.random import RowKeys
 
 
 class Span(NamedTuple):
