@@ -1,28 +1,33 @@
 """What the distribution says of itself is what is there."""
 
 import ast
+import configparser
 import fnmatch
 import importlib
 import pathlib
 import re
 import sys
-import tomllib
 
 import pytest
 
 import cspd_jax
 
 ROOT = pathlib.Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())
+PROJECT = configparser.ConfigParser()
+PROJECT.read(ROOT / 'setup.cfg')
 PACKAGES = ('cspd_jax', 'checkpoints_conversion')
 # Distributions that are not called like what is imported.
 NAMES = {'absl': 'absl-py', 'orbax': 'orbax-checkpoint', 'PIL': 'pillow', 'skimage': 'scikit-image',
          'sklearn': 'scikit-learn', 'xdist': 'pytest-xdist'}
 
 
+def _lines(section, name):
+  return [line for line in PROJECT[section][name].split('\n') if line and line[0] != '#']
+
+
 def _required(extra=None):
-  project = PROJECT['project']
-  listed = project['optional-dependencies'][extra] if extra else project['dependencies']
+  listed = (_lines('options.extras_require', extra) if extra else
+            _lines('options', 'install_requires'))
   return {re.split(r'[<>=!~ ;\[]', one)[0] for one in listed}
 
 
@@ -39,8 +44,9 @@ def _imported(*folders):
   return {NAMES.get(name, name) for name in found - ours - set(sys.stdlib_module_names)}
 
 
-@pytest.mark.parametrize('name, target', PROJECT['project']['scripts'].items())
-def test_console_scripts_exist(name, target):
+@pytest.mark.parametrize('line', _lines('options.entry_points', 'console_scripts'))
+def test_console_scripts_exist(line):
+  name, target = line.split(' = ')
   module, function = target.split(':')
   assert module.split('.')[0] in PACKAGES, f'{name} is not in the wheel'
   assert callable(getattr(importlib.import_module(module), function))
@@ -54,7 +60,8 @@ def test_what_is_imported_is_required_and_the_other_way_round():
 
 
 def test_every_file_of_the_packages_is_shipped():
-  patterns = PROJECT['tool']['setuptools']['package-data']
+  patterns = {package: found.split(', ')
+              for package, found in PROJECT['options.package_data'].items()}
   for package in PACKAGES:
     assert (ROOT / package / 'py.typed').is_file()
     names = [path.relative_to(ROOT / package).as_posix() for path in (ROOT / package).rglob('*')
@@ -72,6 +79,5 @@ def test_the_source_distribution_holds_every_folder():
 
 
 def test_the_version_is_written_once():
-  assert PROJECT['tool']['setuptools']['dynamic']['version'] == {
-      'attr': 'cspd_jax.version.__version__'}
+  assert PROJECT['metadata']['version'] == 'attr: cspd_jax.version.__version__'
   assert re.fullmatch(r'\d+\.\d+\.\d+', cspd_jax.__version__)
