@@ -133,12 +133,12 @@ class DistributionTest(chex.TestCase):
   def test_whole_images(self):
     """Several tokens per step, guidance, temperature: joint distribution of all tokens."""
     labels, sampling = jnp.zeros(NUM, jnp.int32), Sampling(2.0, 0.9)
-    decoders = (decoders.mar(MODEL.target, 2, LEVELS),
-                decoders.exact_head(MODEL.target, 4, 2, LEVELS, eta=0.8))
+    both = (decoders.mar(MODEL.target, 2, LEVELS),
+            decoders.exact_head(MODEL.target, 4, 2, LEVELS, eta=0.8))
     images = [
         np.asarray(jax.jit(decoder)(
             MODEL.params, labels, jax.random.key(seed), sampling).tokens)
-        for seed, decoder in enumerate(decoders)]
+        for seed, decoder in enumerate(both)]
     self.assertTrue(compare(*images).passed)
 
 
