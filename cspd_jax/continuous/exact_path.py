@@ -290,9 +290,8 @@ class Decoder:
 def exact_path(target: Target, draft: Target, length: int = 2, schedule: Schedule | None = None,
                *, split: int | None = None, eta: float = 0.95,
                max_trials: int = couple.DEFAULT_TRIALS, bonus: bool = True,
-               prefix_share: float = 0.0,
-               aligned: bool = True, num_iter: int | None = None, guidance: str = 'linear',
-               orders: Callable = random_lib.random_orders) -> Decoder:
+               prefix_share: float = 0.0, aligned: bool = True, num_iter: int | None = None,
+               guidance: str = 'linear', orders: Callable = random_lib.random_orders) -> Decoder:
   """Speculative sampling with a draft model, one token per autoregressive step.
 
   Args:

@@ -178,8 +178,9 @@ def parallel(target: Target, tokens_per_step: int, schedule: Schedule | None = N
     target: the model.
     tokens_per_step: tokens fixed by a step.
     schedule: the levels of the head; 100 by default.
-    prefix_share: for the target passes of `cspd.cspd_released` with the same number of drafts and
-      prefix share: one token per step first, then its blocks. None for equal steps.
+    prefix_share: if given, the target's passes are those of `cspd.cspd_released` with
+      `tokens_per_step` drafts and this prefix share: one token per step first, then its blocks.
+      None for equal steps.
     guidance: as for `mar`.
     last_noise: as for `mar`.
     orders: as for `mar`.
