@@ -18,6 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 
+# No tree has more drafts: more than a forward pass of any model takes.
+MAX_NODES = 2**14
+
+
 @dataclasses.dataclass(frozen=True)
 class Tree:
   """A draft tree with `N` draft nodes and a root; hashable, so a static argument.
@@ -200,11 +204,11 @@ def runtime_tree(parents: jax.Array, budget: Budget) -> RuntimeTree:
 
 def chain(length: int) -> Tree:
   """`length` draft tokens, one after the other (0: no draft at all)."""
-  _check_size('length', length, 0)
+  check_size('length', length, 0)
   return Tree(tuple(range(-1, length)))
 
 
-def paths(num_paths: int, depth: int, num_nodes: int) -> Tree:
+def paths(num_paths: int, depth: int, num_nodes: int | None = None) -> Tree:
   """Disjoint paths from the root; the first one goes on as the main chain.
 
   One reading of SJD-PAC's proactive drafting (arXiv 2603.18599): `num_paths`
@@ -213,12 +217,11 @@ def paths(num_paths: int, depth: int, num_nodes: int) -> Tree:
   Args:
     num_paths: number of first tokens that compete, at least 1.
     depth: length of the paths beside the main chain, at least 1.
-    num_nodes: draft tokens in all.
+    num_nodes: draft tokens in all; the least there can be by default.
   """
-  _check_size('num_paths', num_paths, 1)
-  _check_size('depth', depth, 1)
-  main = num_nodes - (num_paths - 1) * depth
-  _check_main('paths', main, depth, num_nodes, (num_paths - 1) * depth)
+  check_size('num_paths', num_paths, 1)
+  check_size('depth', depth, 1)
+  main = _main_length('paths', depth, num_nodes, (num_paths - 1) * depth)
   parents = list(range(-1, main))
   for _ in range(num_paths - 1):
     parents.append(0)
@@ -226,7 +229,7 @@ def paths(num_paths: int, depth: int, num_nodes: int) -> Tree:
   return Tree(tuple(parents))
 
 
-def caterpillar(num_candidates: int, depth: int, num_nodes: int) -> Tree:
+def caterpillar(num_candidates: int, depth: int, num_nodes: int | None = None) -> Tree:
   """A main chain whose first `depth` tokens each have competing siblings.
 
   The other reading of SJD-PAC: `num_candidates` children at every depth
@@ -235,19 +238,18 @@ def caterpillar(num_candidates: int, depth: int, num_nodes: int) -> Tree:
   Args:
     num_candidates: children per node of the spine, at least 1.
     depth: number of depths with siblings, at least 1.
-    num_nodes: draft tokens in all.
+    num_nodes: draft tokens in all; the least there can be by default.
   """
-  _check_size('num_candidates', num_candidates, 1)
-  _check_size('depth', depth, 1)
-  main = num_nodes - (num_candidates - 1) * depth
-  _check_main('caterpillar', main, depth, num_nodes, (num_candidates - 1) * depth)
+  check_size('num_candidates', num_candidates, 1)
+  check_size('depth', depth, 1)
+  main = _main_length('caterpillar', depth, num_nodes, (num_candidates - 1) * depth)
   parents = list(range(-1, main))
   for spine in range(depth):
     parents.extend([spine] * (num_candidates - 1))
   return Tree(tuple(parents))
 
 
-def kary(num_candidates: int, levels: int, num_nodes: int) -> Tree:
+def kary(num_candidates: int, levels: int, num_nodes: int | None = None) -> Tree:
   """The full `num_candidates`-ary tree with `levels` levels, the root being one.
 
   The main chain runs through the first children and takes the nodes left over;
@@ -256,14 +258,13 @@ def kary(num_candidates: int, levels: int, num_nodes: int) -> Tree:
   Args:
     num_candidates: children of every inner node, at least 1.
     levels: levels of the full tree counting the root, at least 2.
-    num_nodes: draft tokens in all.
+    num_nodes: draft tokens in all; those of the full tree by default.
   """
-  _check_size('num_candidates', num_candidates, 1)
-  _check_size('levels', levels, 2)
-  full = sum(num_candidates**level for level in range(1, levels))
-  side = full - (levels - 1)
-  main = num_nodes - side
-  _check_main('kary', main, levels - 1, num_nodes, side)
+  check_size('num_candidates', num_candidates, 1)
+  check_size('levels', levels, 2)
+  # From the 15th level on a tree that branches is too large in any case.
+  full = sum(num_candidates**min(level, 15) for level in range(1, levels))
+  main = _main_length('kary', levels - 1, num_nodes, full - (levels - 1))
   parents = list(range(-1, main))
   level = [0]
   for depth in range(1, levels):
@@ -307,13 +308,29 @@ def branching(counts: str) -> Tree:
   return Tree(tuple(-1 if not path else order.index(path[:-1]) for path in order))
 
 
-def _check_size(name: str, value: int, least: int) -> None:
+def cut(tree: Tree, depth: int) -> Tree:
+  """The tree without its nodes deeper than `depth`."""
+  check_size('depth', depth, 0)
+  kept = np.flatnonzero(tree.depth <= depth)
+  return Tree((-1,) + tuple(
+      int(np.searchsorted(kept, tree.parents[node])) for node in kept[1:]))
+
+
+def check_size(name: str, value: int, least: int) -> None:
+  """Raises ValueError for a number of drafts below `least` or above `MAX_NODES`."""
   if value < least:
     raise ValueError(f'{name} is {value}; it must be at least {least}.')
+  if value > MAX_NODES:
+    raise ValueError(f'{name} is {value}; it may be at most {MAX_NODES}.')
 
 
-def _check_main(kind: str, main: int, depth: int, num_nodes: int, side: int) -> None:
-  if main < depth:
+def _main_length(kind: str, depth: int, num_nodes: int | None, side: int) -> int:
+  """The length of the main chain, at least `depth`, beside `side` side nodes."""
+  num_nodes = side + depth if num_nodes is None else num_nodes
+  if max(num_nodes, side) > MAX_NODES:
+    raise ValueError(f'{kind}: the tree has more than {MAX_NODES} nodes; give a smaller one.')
+  if num_nodes - side < depth:
     raise ValueError(
         f'{kind}: num_nodes is {num_nodes}, but the tree has {side} side nodes and needs a '
         f'main chain of at least {depth}; give at least {side + depth} nodes or a smaller tree.')
+  return num_nodes - side

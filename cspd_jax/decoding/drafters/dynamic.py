@@ -7,7 +7,7 @@ import numpy as np
 from cspd_jax.decoding import random as random_lib
 from cspd_jax.decoding.base import Draft, Drafter, Layout
 from cspd_jax.decoding.drafters import eagle, siblings
-from cspd_jax.decoding.tree import Budget, runtime_tree
+from cspd_jax.decoding.tree import Budget, check_size, runtime_tree
 
 
 def eagle2(network: eagle.Network, num_nodes: int = 58, width: int = 10,
@@ -26,11 +26,10 @@ def eagle2(network: eagle.Network, num_nodes: int = 58, width: int = 10,
     depth: depth of the tree.
 
   Raises:
-    ValueError: if a number is below 1, or there are more nodes than the beam meets.
+    ValueError: if a number is out of range, or there are more nodes than the beam meets.
   """
   for name, value in dict(num_nodes=num_nodes, width=width, depth=depth).items():
-    if value < 1:
-      raise ValueError(f'{name} is {value}; it must be at least 1.')
+    check_size(name, value, 1)
   pool = width + (depth - 1) * width**2
   if num_nodes > pool:
     raise ValueError(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.decoding import published_trees
 from cspd_jax.decoding.base import Cache, Condition, Draft, Drafter, Layout
 from cspd_jax.decoding.base import Params, Target
 from cspd_jax.decoding.drafters import siblings
@@ -61,14 +62,15 @@ class EagleState(NamedTuple):
   fresh: jax.Array
 
 
-def eagle(network: Network, tree: Tree, draws: str = 'distinct') -> Drafter:
+def eagle(network: Network, tree: Tree = published_trees.EAGLE,
+          draws: str = 'distinct') -> Drafter:
   """Drafts along a static tree (EAGLE-1, arXiv 2401.15077).
 
   Call the decoder with the network's parameters as `draft_params`.
 
   Args:
     network: the drafting network, trained for the target.
-    tree: topology of the drafts, such as `published_trees.EAGLE`.
+    tree: topology of the drafts; that of EAGLE-1 by default.
     draws: how siblings are chosen, one of `base.DRAWS`: 'distinct' draws them without
       replacement, as EAGLE-1 does; 'iid' independently; 'fixed' takes the most
       probable ones.

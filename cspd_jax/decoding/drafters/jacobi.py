@@ -18,7 +18,7 @@ import numpy as np
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Target
 from cspd_jax.decoding.drafters import fresh as fresh_lib
-from cspd_jax.decoding.tree import Tree, chain
+from cspd_jax.decoding.tree import chain, check_size, Tree
 
 COUPLINGS = ('redraw', 'maximal', 'noise')
 
@@ -40,7 +40,7 @@ class JacobiState(NamedTuple):
   history: jax.Array | None
 
 
-def jacobi(window: int, coupling: str = 'redraw', fresh: str = 'uniform',
+def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
            tree: Tree | None = None) -> Drafter:
   """Drafts from the previous forward pass.
 
@@ -63,8 +63,7 @@ def jacobi(window: int, coupling: str = 'redraw', fresh: str = 'uniform',
   Raises:
     ValueError: for a window below 1, unknown names, or a tree that does not fit.
   """
-  if window < 1:
-    raise ValueError(f'window is {window}; it must be at least 1 (1 drafts nothing).')
+  check_size('window', window, 1)
   if coupling not in COUPLINGS:
     raise ValueError(f'coupling is {coupling!r}; it must be one of {", ".join(COUPLINGS)}.')
   if fresh not in fresh_lib.KINDS:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from cspd_jax.decoding.base import Draft, Drafter, Layout, Params, Target
 from cspd_jax.decoding.drafters import siblings
-from cspd_jax.decoding.tree import Tree
+from cspd_jax.decoding.tree import chain, Tree
 
 
 class Heads(NamedTuple):
@@ -24,7 +24,8 @@ class Heads(NamedTuple):
   vocab_size: int
 
 
-def medusa(heads: Heads, tree: Tree, draws: str = 'distinct') -> Drafter:
+def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
+           length: int | None = None) -> Drafter:
   """Drafts whose distributions depend on the depth only, along a static tree.
 
   All nodes of one depth and rank hold the same token, the tree is the Cartesian
@@ -34,14 +35,20 @@ def medusa(heads: Heads, tree: Tree, draws: str = 'distinct') -> Drafter:
   Args:
     heads: the heads, trained for the target.
     tree: topology of the drafts, such as `published_trees.MEDUSA`; not deeper than
-      there are heads.
+      there are heads. A chain by default.
     draws: how siblings are chosen, one of `base.DRAWS`; 'fixed', the most probable
       tokens, is the paper's choice.
+    length: of the chain, if no tree is given; never more than there are heads, all of
+      them by default.
 
   Raises:
-    ValueError: for unknown `draws` or a tree that is too deep or empty.
+    ValueError: for unknown `draws`, a tree that is too deep or empty, or a `length` beside it.
   """
   siblings.check_draws(draws)
+  if tree is not None and length is not None:
+    raise ValueError(f'length is {length}, the length of a chain, but a tree is given; give one.')
+  if tree is None:
+    tree = chain(heads.num_heads if length is None else min(length, heads.num_heads))
   if not 1 <= tree.max_depth <= heads.num_heads:
     raise ValueError(
         f'tree is {tree.max_depth} deep; with {heads.num_heads} heads it may be 1 to '

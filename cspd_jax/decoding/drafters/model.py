@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Draft, Drafter, Layout, Target
-from cspd_jax.decoding.tree import chain
+from cspd_jax.decoding.tree import chain, check_size
 
 
 class ModelState(NamedTuple):
@@ -20,7 +20,7 @@ class ModelState(NamedTuple):
   previous: jax.Array
 
 
-def model(draft_target: Target, length: int) -> Drafter:
+def model(draft_target: Target, length: int = 4) -> Drafter:
   """`length` tokens sampled one by one from `draft_target`, a chain.
 
   The draft distribution goes through the same warp as the target's. After a refusal the
@@ -36,10 +36,9 @@ def model(draft_target: Target, length: int) -> Drafter:
     length: drafts per round, at least 1.
 
   Raises:
-    ValueError: if `length` is below 1.
+    ValueError: if `length` is out of range.
   """
-  if length < 1:
-    raise ValueError(f'length is {length}; the draft model must draft at least 1 token.')
+  check_size('length', length, 1)
 
   def check(target: Target) -> None:
     for name in ('vocab_size', 'num_tokens', 'row_width'):

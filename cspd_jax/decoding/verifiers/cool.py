@@ -16,7 +16,7 @@ from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.verifiers.rejection import Rule, rejection
 
 
-def uniform(delta: float) -> Verifier:
+def uniform(delta: float = 1.1) -> Verifier:
   """The same factor at every depth (UniformRSD of Cool-SD).
 
   Args:
@@ -30,7 +30,7 @@ def uniform(delta: float) -> Verifier:
   return _relaxed(lambda depths: np.full(depths, float(delta)), clamp=True, length=None)
 
 
-def cool(delta: float, nu: float = 0.7, *, clamp: bool = True,
+def cool(delta: float = 1.1, nu: float = 0.7, *, clamp: bool = True,
          length: int | None = None) -> Verifier:
   """Factors that fall exponentially with depth (Cool-SD, Section 4.3).
 
@@ -58,7 +58,7 @@ def cool(delta: float, nu: float = 0.7, *, clamp: bool = True,
   return _relaxed(schedule, clamp, length)
 
 
-def cool_linear(delta: float, l: int = 8, *, clamp: bool = True,
+def cool_linear(delta: float = 1.1, l: int = 8, *, clamp: bool = True,
                 length: int | None = None) -> Verifier:
   """Factors that fall linearly with depth: `w_d` in proportion to `l - d`.
 

@@ -14,7 +14,7 @@ from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.verifiers.rejection import Rule, rejection
 
 
-def grouped(group: int, p_threshold: float = 0.15, *, embeddings: np.ndarray | None = None,
+def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarray | None = None,
             d_threshold: float | None = None, clamp: bool = True) -> Verifier:
   """A cluster is a window of ranks around the candidate.
 

@@ -36,7 +36,7 @@ from cspd_jax.decoding.verifiers.rejection import Rule, rejection
 RESIDUALS = ('gstar', 'paper', 'released_llamagen', 'released_lumina', 'released_dynamic')
 
 
-def lantern(table: np.ndarray, delta: float, *, k: int | None = None, metric: str = 'tvd',
+def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metric: str = 'tvd',
             residual: str = 'gstar', greedy: bool = False) -> Verifier:
   """Neighbours stand in as long as moving their mass changes the distribution by at most `delta`.
 
@@ -71,7 +71,7 @@ def lantern(table: np.ndarray, delta: float, *, k: int | None = None, metric: st
       table, k, lambda own, moved: distance(own, moved) <= delta, residual, greedy)
 
 
-def lantern_pp(table: np.ndarray, lam: float, *, k: int | None = None, residual: str = 'gstar',
+def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None, residual: str = 'gstar',
                greedy: bool = False) -> Verifier:
   """Neighbours stand in as long as `p(x) + p(A)` is at most `lam p(x)`.
 

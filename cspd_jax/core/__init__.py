@@ -1,0 +1,1 @@
+"""What both engines, discrete and continuous, are built on."""

@@ -1,0 +1,182 @@
+"""Specifications: decoders as text.
+
+A specification is one part, or two joined by `+`; a part is a name with parameters in
+parentheses, in the syntax of Python:
+
+  mc_sjd(window=32)
+  eagle(tree=LANTERN)+lantern_pp(lam=2)
+  jacobi(window=16, coupling=maximal, tree=kary(3, 3))+exact
+
+Text is read here and never evaluated. What the names mean is the business of a registry.
+"""
+
+import ast
+import dataclasses
+import keyword
+import math
+import re
+
+# Bare text: names, also joined by hyphens.
+_BARE = re.compile(r'[A-Za-z_]\w*(-[A-Za-z_]\w*)*', re.ASCII)
+_MOST = 1000
+_VALUES = ('a number, True, False, None, a name, a text in quotes, a call such as kary(3, 3), or '
+           'numbers in parentheses')
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+  """A value that is a call, such as the tree `kary(3, 3)`.
+
+  Attributes:
+    name: what is called.
+    positional: its arguments without a name.
+    arguments: its arguments by name.
+  """
+
+  name: str
+  positional: tuple['Value', ...]
+  arguments: dict[str, 'Value']
+
+  def __str__(self) -> str:
+    named = [f'{name}={_text(value)}' for name, value in sorted(self.arguments.items())]
+    return f'{self.name}({", ".join([_text(value) for value in self.positional] + named)})'
+
+
+Value = int | float | bool | None | str | tuple[int | float, ...] | Call
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A name with parameters.
+
+  Attributes:
+    name: of a decoder, a drafter or a verifier.
+    arguments: the parameters that are given, by name.
+  """
+
+  name: str
+  arguments: dict[str, Value] = dataclasses.field(default_factory=dict)
+
+  def __str__(self) -> str:
+    return str(Call(self.name, (), self.arguments)) if self.arguments else self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+  """A decoder in words; `str` gives its canonical text, which `parse` reads.
+
+  Attributes:
+    parts: a named decoder or a drafter; or a drafter and a verifier.
+  """
+
+  parts: tuple[Part, ...]
+
+  def __str__(self) -> str:
+    return '+'.join(map(str, self.parts))
+
+
+def parse(text: str | Spec) -> Spec:
+  """Reads a specification; one that has been read is given back.
+
+  Raises:
+    ValueError: if the text does not read so, with the place that is wrong.
+  """
+  if isinstance(text, Spec):
+    return text
+  if not isinstance(text, str) or len(text) > _MOST:
+    raise ValueError(
+        f'decoder is {text!r:.80}; it must be a text of at most {_MOST} characters, such as '
+        'mc_sjd(window=32).')
+  try:
+    node = ast.parse(text.strip(), mode='eval').body
+  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    raise ValueError(
+        f'decoder is {text!r}, which does not read like mc_sjd(window=32) or '
+        'eagle(tree=LANTERN)+exact.') from error
+  return _Reader(text.strip()).spec(node)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+  """From syntax to values; `text` is for errors."""
+
+  text: str
+
+  def spec(self, node: ast.expr) -> Spec:
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)):
+      return Spec((self.part(node),))
+    if isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Add):
+      raise ValueError(
+          f'decoder is {self.text!r}; it has at most two parts, a drafter and a verifier.')
+    return Spec((self.part(node.left), self.part(node.right)))
+
+  def part(self, node: ast.expr) -> Part:
+    if isinstance(node, ast.Name):
+      return Part(node.id)
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+      raise ValueError(
+          f'decoder is {self.text!r}; {self.source(node)} must be a name, or a name with '
+          'parameters, such as mc_sjd(window=32).')
+    if node.args:
+      raise ValueError(
+          f'decoder is {self.text!r}; {self.source(node.args[0])} has no name: give parameters by '
+          f'name, such as {node.func.id}(window=32).')
+    return Part(node.func.id, self.arguments(node))
+
+  def arguments(self, node: ast.Call) -> dict[str, Value]:
+    arguments = {}
+    for argument in node.keywords:
+      if argument.arg is None or argument.arg in arguments:
+        raise ValueError(
+            f'{self.source(node)} must have name=value once for every parameter that it gives.')
+      arguments[argument.arg] = self.value(argument.arg, argument.value)
+    return arguments
+
+  def value(self, name: str, node: ast.expr) -> Value:
+    """The value of the parameter `name`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+      positional = tuple(self.value(name, argument) for argument in node.args)
+      return Call(node.func.id, positional, self.arguments(node))
+    if isinstance(node, ast.Tuple | ast.List):
+      return tuple(self.number(name, element) for element in node.elts)
+    if isinstance(node, ast.Constant) and (
+        node.value is None or isinstance(node.value, bool | str)):
+      return node.value
+    bare = _bare(node)
+    return self.number(name, node) if bare is None else bare
+
+  def number(self, name: str, node: ast.expr) -> int | float:
+    sign, operand = 1, node
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+      sign, operand = (-1 if isinstance(node.op, ast.USub) else 1), node.operand
+    value = operand.value if isinstance(operand, ast.Constant) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+      raise ValueError(f'{name} is {self.source(node)}; it must be {_VALUES}.')
+    if not (abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)):
+      raise ValueError(f'{name} is {self.source(node)}; it must be finite and below 2**63.')
+    return sign * value
+
+  def source(self, node: ast.AST) -> str:
+    return repr(ast.get_source_segment(self.text, node))
+
+
+def _bare(node: ast.expr) -> str | None:
+  """The text of a name, or of names joined by hyphens; None for anything else."""
+  names = []
+  while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+    names.append(node.right)
+    node = node.left
+  names.append(node)
+  if not all(isinstance(name, ast.Name) for name in names):
+    return None
+  return '-'.join(name.id for name in reversed(names))
+
+
+def _text(value: Value) -> str:
+  """A value as `parse` reads it."""
+  if isinstance(value, str):
+    is_bare = _BARE.fullmatch(value) and not any(map(keyword.iskeyword, value.split('-')))
+    return value if is_bare else repr(value)
+  if isinstance(value, tuple):
+    return f'[{", ".join(map(_text, value))}]'
+  return str(value)

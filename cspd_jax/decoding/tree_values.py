@@ -1,0 +1,54 @@
+"""Draft trees as values of specifications: `EAGLE`, `kary(3, 3)`, `(-1, 0, 0)`."""
+
+from cspd_jax.core import registry
+from cspd_jax.core.spec import Call, Part, Value
+from cspd_jax.decoding import published_trees
+from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.decoders import default_tree
+from cspd_jax.decoding.tree import Tree
+
+PUBLISHED: dict[str, Tree] = {
+    name: tree for name, tree in vars(published_trees).items() if isinstance(tree, Tree)}
+CALLS = {build.__name__: build for build in (
+    trees.chain, trees.paths, trees.caterpillar, trees.kary, trees.branching, trees.cut)}
+WORDS = (f'a tree by name ({", ".join(PUBLISHED)}), by call ({", ".join(CALLS)}; such as '
+         'kary(3, 3)), by the parents of its nodes, such as (-1, 0, 0), or, in a Jacobi window, auto')
+# The parameter of a call that says how many nodes the tree has.
+_BUDGETS = {'chain': 'length', 'paths': 'num_nodes', 'caterpillar': 'num_nodes',
+            'kary': 'num_nodes'}
+
+
+def tree(name: str, value: Value, window: int | None = None) -> Tree:
+  """The tree that a value of a specification describes.
+
+  Args:
+    name: of the parameter, for errors.
+    value: a name, a call or parents.
+    window: of a Jacobi drafter. A call that leaves the number of nodes open gets
+      `window - 1`, and 'auto' is `default_tree(window)`.
+
+  Raises:
+    ValueError: if there is no such tree.
+  """
+  if isinstance(value, str) and value in PUBLISHED:
+    return PUBLISHED[value]
+  if value == 'auto' and window is not None:
+    return default_tree(window)
+  if isinstance(value, tuple) and all(isinstance(parent, int) for parent in value):
+    return Tree(value)
+  shown = repr(value) if isinstance(value, str) else value
+  if not isinstance(value, Call) or value.name not in CALLS:
+    raise ValueError(f'{name} is {shown}; it must be {WORDS}.')
+  build = CALLS[value.name]
+  allowed = registry.parameters(build)
+  if len(value.positional) > len(allowed):
+    raise ValueError(
+        f'{name} is {shown}; {value.name} has {len(allowed)} parameters: {", ".join(allowed)}.')
+  arguments = dict(zip(allowed, value.positional))
+  if twice := sorted(arguments.keys() & value.arguments):
+    raise ValueError(f'{name} is {shown}, which gives {twice[0]} twice; give it once.')
+  arguments |= value.arguments
+  if window is not None and value.name in _BUDGETS:
+    arguments.setdefault(_BUDGETS[value.name], window - 1)
+  inner = registry.Converter(WORDS, lambda name, value: tree(name, value, window))
+  return build(**registry.bind(Part(value.name, arguments), allowed, {Tree: inner}))
