@@ -1,12 +1,13 @@
-"""Converts published PyTorch or safetensors weights to a checkpoint folder.
+"""Converts published PyTorch or safetensors weights to a model folder.
 
-    cspd-convert --family=llamagen --model=c2i_b_256 \\
-        --source=c2i_B_256.pt --output=checkpoints/c2i_b_256
+    cspd-convert --family=llamagen --source=c2i_XL_384.pt --model=c2i_xl_384 \\
+        --output=checkpoints/c2i_xl_384
+    cspd-convert --family=llamagen_vq --source=vq_ds16_c2i.pt --output=checkpoints/c2i_xl_384
 
-Without --model the sizes are taken from the shapes in the file, and --image_size
-(and --num_heads, for a size that was not published) say what shapes cannot.
-A drafter is compared with its target, if --target names its checkpoint.
-Anything wrong with the input ends with one message and exit code 2.
+The networks of a model go into one folder, one after the other: what generates (the
+target), its image tokenizer, what drafts for it. `cspd_jax.load` opens the folder.
+Without --model the sizes are taken from the shapes in the file, and other options say
+what shapes cannot. Anything wrong with the input ends with one message and exit code 2.
 """
 
 import argparse
@@ -16,8 +17,7 @@ from typing import NoReturn
 
 from absl import logging
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
+from checkpoints_conversion import folder, rules
 from cspd_jax.core import checkpoint
 
 
@@ -48,14 +48,13 @@ def _convert(arguments: argparse.Namespace) -> None:
   if arguments.target and family.compare is None:
     raise ValueError(f'--target is for drafters; --family is {family.name!r}.')
   target = checkpoint.load(arguments.target) if arguments.target else None
-  config = convert.convert_file(
-      family.name, arguments.source, arguments.output, model=arguments.model,
-      key=arguments.key, dtype=arguments.dtype,
-      options={name: getattr(arguments, name) for name in _options()})
-  print(f'{arguments.output}: {config}')
+  place, config = folder.convert_part(
+      family.name, arguments.source, arguments.output, role=arguments.role,
+      sampling=arguments.sampling, dtype=arguments.dtype, model=arguments.model,
+      key=arguments.key, options={name: getattr(arguments, name) for name in _options()})
+  print(f'{place}: {config}')
   if target and family.compare:
-    params = checkpoint.load(arguments.output).params
-    print('\n'.join(family.compare(params, target.params)))
+    print('\n'.join(family.compare(checkpoint.load(place).params, target.params)))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -78,11 +77,15 @@ def _parser() -> argparse.ArgumentParser:
                       f'{published}.')
   parser.add_argument('--source', help='The file to convert: .safetensors (or a folder of them), '
                       '.pt, .pth, .ckpt or .bin.')
-  parser.add_argument('--output', help='The checkpoint folder to write.')
+  parser.add_argument('--output', help='Folder of the model: a new one, or one to add to.')
+  parser.add_argument('--role', help="What the network is to the model, such as 'draft'. Default: "
+                      "the first that suits it: 'target', 'tokenizer', 'eagle'.")
+  parser.add_argument('--sampling', help="Official sampling options to store as the model's "
+                      "defaults: 'pictures' (default), or 'fid' where they were published.")
   for name, text in _options().items():
     parser.add_argument(f'--{name}', type=int, help=f'{text} Only without --model.')
-  parser.add_argument('--target', help='Checkpoint of the model that a drafter is for: says which '
-                      "of its tables the drafter's own token embedding equals.")
+  parser.add_argument('--target', help='Folder of the converted target of an EAGLE drafter: says '
+                      "which of its tables the drafter's own token embedding equals.")
   parser.add_argument('--key', help="Part of a .pt file that holds the weights, such as 'ema'. "
                       f"Default: {preferred}the first of 'model', 'module' and 'state_dict', or "
                       'the file itself.')

@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints_conversion import read as read_lib
-from checkpoints_conversion import rules as rules_lib
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import family as family_lib
+from checkpoints_conversion import read as read_lib, rules as rules_lib
+from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax.core import checkpoint
 
@@ -84,25 +82,49 @@ def convert_file(
     source: str | os.PathLike,
     output: str | os.PathLike,
     *,
-    model: str | None = None,
-    options: Mapping[str, int | None] | None = None,
-    key: str | None = None,
     dtype: Any = None,
+    **arguments: Any,
 ) -> Any:
   """Converts a published file to the folder of a network.
 
   Args:
+    family_name: see `convert_source`.
+    source: see `convert_source`.
+    output: the folder to write.
+    dtype: the dtype to store; None keeps the published one.
+    **arguments: those of `convert_source`.
+
+  Returns:
+    The config of the network.
+
+  Raises:
+    ValueError: (or a subclass) for anything that is wrong with the input.
+  """
+  made = convert_source(family_name, source, **arguments)
+  checkpoint.save(output, made.kind, made.config, made.params, dtype=dtype, extra=made.metadata)
+  return made.config
+
+
+def convert_source(
+    family_name: str,
+    source: str | os.PathLike,
+    *,
+    model: str | None = None,
+    options: Mapping[str, int | None] | None = None,
+    key: str | None = None,
+) -> checkpoint.Loaded:
+  """Converts a published file in memory.
+
+  Args:
     family_name: a key of `rules.FAMILIES`.
     source: see `read.read`.
-    output: the folder to write.
     model: name of a published model; None infers the sizes from the shapes.
     options: what the shapes do not tell, for instance `image_size`; None counts as not given.
       Only without `model`.
     key: see `read.read`.
-    dtype: the dtype to store; None keeps the published one.
 
   Returns:
-    The config of the converted network.
+    The network as `checkpoint.load` would give it, with host arrays.
 
   Raises:
     ValueError: (or a subclass) for anything that is wrong with the input.
@@ -120,10 +142,9 @@ def convert_file(
   shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
   config = family.presets[model] if model else family_lib.infer(family, shapes, given)
   params = convert(family, config, tensors)
-  extra = {'source': os.path.basename(os.path.abspath(source)), 'model': model, 'key': key,
-           'sha256': read_lib.sha256(source), 'converter': _VERSION}
-  checkpoint.save(output, family.kind, config, params, dtype=dtype, extra=extra)
-  return config
+  metadata = {'source': os.path.basename(os.path.abspath(source)), 'model': model, 'key': key,
+              'sha256': read_lib.sha256(source), 'converter': _VERSION, **family.metadata(config)}
+  return checkpoint.Loaded(family.kind, config, params, metadata)
 
 
 @functools.lru_cache(maxsize=8)  # Tracing a big network takes seconds.

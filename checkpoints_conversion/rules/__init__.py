@@ -3,11 +3,7 @@
 A new family is a module like `llamagen.py` and a line in the list below.
 """
 
-from checkpoints_conversion.rules import eagle
-from checkpoints_conversion.rules import kl_vae
-from checkpoints_conversion.rules import llamagen
-from checkpoints_conversion.rules import mar
-from checkpoints_conversion.rules import vq
+from checkpoints_conversion.rules import eagle, kl_vae, llamagen, mar, vq
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 
 FAMILIES: dict[str, FileFamily] = {}

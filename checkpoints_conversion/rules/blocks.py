@@ -1,7 +1,6 @@
 """Blocks that convolutional image tokenizers are built from."""
 
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import family
+from checkpoints_conversion.rules import base, family
 
 
 def residual(source: str, destination: str) -> list[base.Rule]:

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import family
+from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
-from cspd_jax.models.eagle import EagleConfig
-from cspd_jax.models.eagle import PRESETS
+from cspd_jax.models.eagle import PRESETS, EagleConfig
 
 Params = Any
 
@@ -131,16 +129,16 @@ def _presets(form: str) -> dict[str, EagleConfig]:
   return {name: preset for name, preset in PRESETS.items() if name.startswith(form)}
 
 
-def _family(form: str, options: Mapping[str, str], num_norm_shards: int | None = None):
+def _family(form: str, options: dict[str, str], num_norm_shards: int | None = None,
+            model: str | None = None) -> family.FileFamily:
   return family.FileFamily(
       name=f'eagle_{form}', what=_what(form), kind='eagle',
       rules=functools.partial(rules, num_norm_shards=num_norm_shards),
       infer=functools.partial(infer, form), presets=_presets(form),
-      options={'image_size': 'Side of the images in pixels.', **options},
-      compare=describe_embedding)
+      options=family.IMAGE_SIZE | options,
+      model=model, compare=describe_embedding)
 
 
-LLAMAGEN = _family(
-    'llamagen', {'num_heads': 'Attention heads, for sizes that were not published.'})
+LLAMAGEN = _family('llamagen', family.NUM_HEADS, model='llamagen')
 ANOLE = _family('anole', {})
 LUMINA_MGPT = _family('lumina_mgpt', {}, num_norm_shards=1)

@@ -7,6 +7,12 @@ from typing import Any, NamedTuple
 from checkpoints_conversion.rules.base import Rule
 
 Shapes = Mapping[str, tuple[int, ...]]
+# Sampling options and the decoder, as `cspd_jax.Model.defaults` has them.
+Defaults = Mapping[str, Any]
+
+# Options that several families have.
+IMAGE_SIZE = {'image_size': 'Side of the images in pixels.'}
+NUM_HEADS = {'num_heads': 'Attention heads, for sizes that were not published.'}
 
 
 class ConversionError(ValueError):
@@ -27,6 +33,11 @@ class FileFamily(NamedTuple):
     options: what `infer` can be told, by name, with a line of help. All are whole numbers.
     leftovers: a regular expression for names of tensors that are not weights.
     prefer: the part of a file that holds the weights; see `read.read`.
+    model: the family of models, a key of `families.FAMILIES`, that the network is a part of;
+      None if there is none, and the network stands alone.
+    metadata: `config -> ` what is stored with the network, such as the names of its classes.
+    sampling: `config -> ` official sampling options by name, the ones for pictures first; empty
+      for what is not sampled from.
     compare: `(params, target_params) -> lines` on how the network fits the target that it
       drafts for; None where there is nothing to compare.
   """
@@ -40,6 +51,9 @@ class FileFamily(NamedTuple):
   options: Mapping[str, str] = {}
   leftovers: str = r'(?!)'
   prefer: str | None = None
+  model: str | None = None
+  metadata: Callable[[Any], Mapping[str, Any]] = lambda config: {}
+  sampling: Callable[[Any], Mapping[str, Defaults]] = lambda config: {}
   compare: Callable[[Any, Any], list[str]] | None = None
 
 

@@ -3,9 +3,7 @@
 import functools
 from collections.abc import Mapping
 
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import blocks
-from checkpoints_conversion.rules import family
+from checkpoints_conversion.rules import base, blocks, family
 from checkpoints_conversion.rules.base import CONVOLUTION, POINTWISE
 from cspd_jax.models.kl_vae import KLVAEConfig
 
@@ -55,4 +53,4 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> KLVAEConfig:
 
 FAMILY = family.FileFamily(
     name='kl_vae', what=_WHAT, kind='kl_vae', rules=rules, infer=infer,
-    presets={'kl_16': KLVAEConfig()}, leftovers=r'loss\..*')
+    presets={'kl_16': KLVAEConfig()}, leftovers=r'loss\..*', model='mar')

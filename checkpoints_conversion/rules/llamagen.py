@@ -4,13 +4,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import family
+from checkpoints_conversion.rules import base, family, imagenet
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
-from cspd_jax.models.llamagen import LlamaGenConfig
-from cspd_jax.models.llamagen import PRESETS
+from cspd_jax.models.llamagen import PRESETS, LlamaGenConfig
 
 _WHAT = 'a LlamaGen transformer'
+# Guidance scales of the official evaluation of class-conditional models, by width and depth.
+_FID_SCALES = {(768, 12): 2.0, (1024, 24): 2.0, (1280, 36): 1.75, (1536, 48): 1.75,
+               (3200, 24): 1.65}
 
 
 def rules(config: LlamaGenConfig) -> list[Rule]:
@@ -73,10 +74,27 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
       vocab_size=vocab_size, **condition)
 
 
+def metadata(config: LlamaGenConfig) -> dict[str, Any]:
+  """Returns the names of ImageNet's classes, if the model has as many."""
+  return imagenet.metadata(config.num_classes) if config.conditioning == 'class' else {}
+
+
+def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
+  """Returns the options of the official sampling scripts, all of which guide every token.
+
+  'pictures' are those of the demonstrations, 'fid' those of the published FID.
+  """
+  plain = {'temperature': 1.0, 'top_p': 1.0}
+  if config.conditioning == 'text':
+    return {'pictures': {'guidance_scale': 7.5, 'top_k': 1000, **plain}}
+  presets = {'pictures': {'guidance_scale': 4.0, 'top_k': 2000, **plain}}
+  if scale := _FID_SCALES.get((config.dim, config.num_layers)):
+    presets['fid'] = {'guidance_scale': scale, 'top_k': 0, **plain}
+  return presets
+
+
 FAMILY = family.FileFamily(
     name='llamagen', what=_WHAT, kind='llamagen', rules=rules, infer=infer, presets=PRESETS,
-    options={
-        'image_size': 'Side of the images in pixels.',
-        'num_heads': 'Attention heads, for sizes that were not published.',
-    },
-    leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)')
+    options=family.IMAGE_SIZE | family.NUM_HEADS,
+    leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
+    model='llamagen', metadata=metadata, sampling=sampling)

@@ -3,14 +3,15 @@
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import family
+from checkpoints_conversion.rules import base, family, imagenet
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
-from cspd_jax.models.mar import MARConfig
-from cspd_jax.models.mar import PRESETS
+from cspd_jax.models.mar import PRESETS, MARConfig
 
 _WHAT = 'a MAR model'
+# Guidance scales of the official evaluation, by width and depth.
+_FID_SCALES = {(768, 12): 2.9, (1024, 16): 3.0, (1280, 20): 3.2}
 _EMBEDDINGS = {
     'class_emb.weight': 'class_embedding', 'fake_latent': 'null_embedding',
     'encoder_pos_embed_learned': 'encoder_positions', 'mask_token': 'mask_token',
@@ -80,8 +81,28 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
       buffer_size=shape('encoder_pos_embed_learned', 3)[1] - num_tokens)
 
 
+def metadata(config: MARConfig) -> dict[str, Any]:
+  """Returns the names of ImageNet's classes, if the model has as many."""
+  return imagenet.metadata(config.num_classes)
+
+
+def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
+  """Returns the official options.
+
+  'pictures' are those of the notebook, 'fid' those of the published FID.
+  """
+  steps = min(64, config.height * config.width)
+  presets = {'pictures': {
+      'guidance_scale': 4.0, 'temperature': 1.0,
+      'decoder': f'exact_head(num_iter={steps}, guidance=constant)'}}
+  if scale := _FID_SCALES.get((config.dim, config.num_layers)):
+    presets['fid'] = {'guidance_scale': scale, 'temperature': 1.0,
+                      'decoder': 'exact_head(guidance=linear)'}
+  return presets
+
+
 FAMILY = family.FileFamily(
     name='mar', what=_WHAT, kind='mar', rules=rules, infer=infer, presets=PRESETS,
-    options={'num_heads': 'Attention heads, for sizes that were not published.'},
+    options=family.NUM_HEADS,
     # The averaged weights are the ones that the published results use.
-    prefer='model_ema')
+    prefer='model_ema', model='mar', metadata=metadata, sampling=sampling)

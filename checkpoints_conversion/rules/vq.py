@@ -3,9 +3,7 @@
 import functools
 from collections.abc import Mapping
 
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import blocks
-from checkpoints_conversion.rules import family
+from checkpoints_conversion.rules import base, blocks, family
 from checkpoints_conversion.rules.base import CONVOLUTION, POINTWISE
 from cspd_jax.models.vq import VQConfig
 
@@ -56,4 +54,4 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
 FAMILY = family.FileFamily(
     name='llamagen_vq', what=_WHAT, kind='vq', rules=rules, infer=infer,
     presets={'vq_16': VQConfig(), 'vq_8': VQConfig(ch_mult=(1, 2, 2, 4))},
-    leftovers=r'quantize\.codebook_used')
+    leftovers=r'quantize\.codebook_used', model='llamagen')

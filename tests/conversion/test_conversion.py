@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import family as family_lib
 from cspd_jax.core import checkpoint
-from cspd_jax.models import llamagen
-from cspd_jax.models import vq
+from cspd_jax.models import llamagen, vq
 
 _ROOT = pathlib.Path(__file__).parents[2]
 MODELS = {
@@ -141,7 +139,7 @@ def test_command_line_converts_safetensors_without_torch(tmp_path):
   done = _run('--family=llamagen', f'--source={tmp_path}/model.safetensors',
               f'--output={tmp_path}/out', '--image_size=32', '--num_heads=2', '--dtype=bfloat16')
   assert done.returncode == 0, done.stderr
-  assert checkpoint.load(tmp_path / 'out').params['label_embedding'].dtype == 'bfloat16'
+  assert checkpoint.load(tmp_path / 'out/target').params['label_embedding'].dtype == 'bfloat16'
 
 
 def test_command_line_answers_bad_input_with_one_message_and_code_2(tmp_path):

@@ -17,15 +17,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
-from checkpoints_conversion.rules import base
-from checkpoints_conversion.rules import eagle as eagle_rules
-from checkpoints_conversion.rules import family as family_lib
+from checkpoints_conversion import convert, rules
+from checkpoints_conversion.rules import base, eagle as eagle_rules, family as family_lib
 from cspd_jax.core import checkpoint
-from cspd_jax.models import eagle
-from cspd_jax.models import llamagen
-from cspd_jax.models import transformer
+from cspd_jax.models import eagle, llamagen, transformer
 
 _MANIFESTS = sorted(
     (pathlib.Path(__file__).parent.parent / 'data' / 'manifests').glob('eagle_*.json.gz'))

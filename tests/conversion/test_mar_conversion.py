@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import read
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, read, rules
 from checkpoints_conversion.rules import family as family_lib
 from cspd_jax.core import checkpoint
-from cspd_jax.models import kl_vae
-from cspd_jax.models import mar
+from cspd_jax.models import kl_vae, mar
 
 _MANIFESTS = pathlib.Path(__file__).parent.parent / 'data' / 'manifests'
 MODELS = {

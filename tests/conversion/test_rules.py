@@ -12,8 +12,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import base
 
 _MANIFESTS = sorted(

@@ -31,7 +31,7 @@ import numpy as np
 from cspd_jax.decoding import accept, random
 from cspd_jax.decoding.base import Verdict, Verifier
 from cspd_jax.decoding.verifiers import walk
-from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+from cspd_jax.decoding.verifiers.rule import Rule, rejection
 
 RESIDUALS = ('gstar', 'paper', 'released_llamagen', 'released_lumina', 'released_dynamic')
 
