@@ -19,6 +19,7 @@ TEXTS = FILES + sorted(
 ROWS = (
     {'experiments'},
     {'configs', 'checkpoints_conversion'},
+    {'cspd_jax.command'},
     {'cspd_jax'},  # What users import: the names that `cspd_jax/__init__.py` gathers.
     {'cspd_jax.families'},
     {'cspd_jax.evaluation', 'cspd_jax.training', 'cspd_jax.metrics', 'cspd_jax.plots',
