@@ -30,27 +30,32 @@ _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL
 REPORTS = {
     'compare_cpu': 'python -m experiments.compare',
     'compare_accelerator': 'python -m experiments.compare',
+    'compare_mar': 'python -m experiments.compare --config=configs/compare/mar_demo.py',
     'windows': 'python -m experiments.topologies --window=64',
+    'overhead': 'python -m experiments.overhead',
     'benchmark': 'python -m experiments.benchmark',
-    'mar': 'python -m experiments.compare --model=mar_demo',
+    'cool_sd': 'python -m experiments.papers.cool_sd',
+    'lantern': 'python -m experiments.papers.lantern',
+    'cspd': 'python -m experiments.papers.cspd',
 }
 _UNMEASURED = 'not measured yet'
+# Rows of the README's table.
+_MOST = 10
 
 Report = Mapping[str, Any]
+Row = Mapping[str, Any]
 
 
 class Table(NamedTuple):
-  """A table of numbers.
+  """Numbers of a report.
 
   Attributes:
-    report: name of the report it comes from.
-    columns: headings and what stands below them; see `evaluation.tables`.
-    rows: `report -> rows`, to choose and to complete them.
+    report: name of the report.
+    text: `report -> ` Markdown.
   """
 
   report: str
-  columns: Mapping[str, str]
-  rows: Callable[[Report], Iterable[Mapping[str, Any]]] = lambda report: report['rows']
+  text: Callable[[Report], str]
 
 
 def _measured(*names: str, errors: bool = False) -> dict[str, str]:
@@ -59,55 +64,77 @@ def _measured(*names: str, errors: bool = False) -> dict[str, str]:
   return metrics.columns([known[name] for name in names], errors)
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def _of(columns: Mapping[str, str], rows: Callable[[Report], Iterable[Row]] = (
+    lambda report: report['rows'])) -> Callable[[Report], str]:
+  """A table with columns of `evaluation.tables`; `rows` chooses among those of the report."""
+  return lambda report: tables.markdown(columns, rows(report))
+
+
+def _own(report: Report) -> str:
+  """The tables that a report has itself."""
+  return '\n\n'.join(
+      f'**{table["title"]}**\n\n'
+      + tables.markdown(table['columns'], [report['rows'][i] for i in table['rows']])
+      for table in report['tables'])
+
+
+def _name(row: Row) -> str:
   """The decoder of a row without its parameters."""
   return spec_lib.parse(row['decoder']).parts[0].name
 
 
-def _best_known(report: Report) -> list[dict[str, Any]]:
-  """The named decoders on a CPU and, if there is a report of one, on an accelerator."""
+def _summary(report: Report) -> list[Row]:
+  """The decoders on a CPU and, if there is a report of one, on an accelerator."""
   accelerator = _read('compare_accelerator')
   speedups = {_name(row): row['speedup'] for row in accelerator['rows']} if accelerator else {}
   found = []
-  for row in report['rows']:
+  for row in report['rows'][:_MOST]:
     name = _name(row)
-    speedup = speedups.get(name)
+    fast = speedups.get(name)
     found.append(dict(
         row, name=name, how=registry.DECODERS[name].summary,
-        accelerator=_UNMEASURED if speedup is None else f'{speedup:.2f}x'))
-  return found[:10]
+        accelerator=_UNMEASURED if fast is None else f'{fast:.2f}x'))
+  return found
 
 
-def _relaxed_first(report: Report) -> list[Mapping[str, Any]]:
-  """Pairs of a drafter and a verifier: exact ones, then relaxed ones."""
-  pairs = [row for row in report['rows'] if row['verifier']]
-  return sorted(pairs, key=lambda row: row['guarantee'] == 'relaxed')
+def _pairs(report: Report) -> list[Row]:
+  """Every exact pair of a drafter and a verifier, and the relaxed ones on a chain of EAGLE."""
+  pairs = [row for row in report['rows'] if row['verifier'] and row.get('curve') is None]
+  exact = [row for row in pairs if row['guarantee'] != 'relaxed']
+  return exact + [row for row in pairs if row['guarantee'] == 'relaxed'
+                  and row['drafter'].startswith('eagle(tree=chain')]
 
+
+_CONCLUSIONS = _of({'claim': '{claim}', 'holds here': '{answer}', 'numbers': '{numbers}'},
+                   lambda report: report['conclusions'])
 
 TABLES: dict[str, Table] = {
-    'summary': Table('compare_cpu', {
+    'summary': Table('compare_cpu', _of({
         'decoder': '`{name}`', 'guarantee': '{guarantee}',
         'tokens per forward pass': '{step_compression:.2f}', 'CPU speed-up': '{speedup:.2f}x',
-        'accelerator speed-up': '{accelerator}', 'how': '{how}'}, _best_known),
-    'compare': Table('compare_cpu', {
+        'accelerator speed-up': '{accelerator}', 'how': '{how}'}, _summary)),
+    'compare': Table('compare_cpu', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('rounds', 'step_compression', 'accepted_length', 'one_token_rounds'),
-        'ms per round': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'}),
-    'windows': Table('windows', {
-        'decoder': '`{decoder}`',
-        **_measured('step_compression', errors=True), **_measured('one_token_rounds')}),
-    'pairs': Table('benchmark', {
+        'ms per round': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'})),
+    'accelerator': Table('compare_accelerator', _of({
+        'decoder': '`{decoder}`', **_measured('rounds', 'step_compression'),
+        'ms per round': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'})),
+    'compare_mar': Table('compare_mar', _of({
+        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
+        **_measured('target_passes', 'draft_passes', 'head_calls', 'head_rows'),
+        'speed-up': '{speedup:.2f}x', 'draws from': '{distribution}'})),
+    'windows': Table('windows', _own),
+    'overhead': Table('overhead', _own),
+    'pairs': Table('benchmark', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('accepted_length', errors=True), 'speed-up': '{speedup:.2f}x',
-        **_measured('tv_bound_per_token'), **_measured('nll_excess', errors=True)},
-                   _relaxed_first),
-    'conclusions': Table('benchmark', {
-        'claim': '{claim}', 'holds here': '{answer}', 'numbers': '{numbers}'},
-                         lambda report: report.get('conclusions', ())),
-    'mar': Table('mar', {
-        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
-        **_measured('target_passes', 'draft_passes', 'head_calls', 'head_rows', 'acceptance'),
-        'speed-up': '{speedup:.2f}x'}),
+        **_measured('tv_bound_per_token'), **_measured('nll_excess', errors=True)}, _pairs)),
+    'curves': Table('benchmark', lambda report: '![Trade-off curves](pictures/curves.png)'),
+    'conclusions': Table('benchmark', _CONCLUSIONS),
+    'cool_sd': Table('cool_sd', _CONCLUSIONS),
+    'lantern': Table('lantern', _CONCLUSIONS),
+    'cspd': Table('cspd', _own),
 }
 
 
@@ -117,17 +144,15 @@ def _read(name: str) -> Report | None:
   return json.loads(path.read_text()) if path.exists() else None
 
 
-def _number_table(table: Table) -> str:
+def _numbers(table: Table) -> str:
   """A table of numbers with its source, or nothing."""
   report = _read(table.report)
   if report is None:
     return ''
-  lines = tables.markdown(table.columns, table.rows(report))
-  versions, settings = report['versions'], report['settings']
-  images = settings.get('num_images')
-  what = ', '.join(filter(None, [
-      f'{images} images' if images else '', str(report['device']), f'jax {versions["jax"]}']))
-  return f'{lines}\n\n*`{REPORTS[table.report]}`: {what}.*\n'
+  count = report.get('num_images') or len(report.get('prompts', ()))
+  source = [f'{count} images'] if count else []
+  source += [str(report['device']), f'jax {report["versions"]["jax"]}']
+  return f'{table.text(report)}\n\n*`{REPORTS[table.report]}`: {", ".join(source)}.*\n'
 
 
 def generated(name: str) -> str:
@@ -137,7 +162,7 @@ def generated(name: str) -> str:
     ValueError: if there is none of this name.
   """
   if name in TABLES:
-    return _number_table(TABLES[name])
+    return _numbers(TABLES[name])
   if name in lists.LISTS:
     return lists.LISTS[name]() + '\n'
   raise ValueError(f'table is {name!r}; it must be one of: '

@@ -8,7 +8,7 @@ from docs import lists
 from docs import tables
 
 REPORT = dict(
-    settings=dict(num_images=4), device='cpu', versions=dict(jax='0.0'), rows=[
+    num_images=4, device='cpu', versions=dict(jax='0.0'), rows=[
         dict(decoder='vanilla', guarantee='seed-exact', step_compression=1.0, speedup=1.0),
         dict(decoder='mc_sjd(window=8)', guarantee='exact', step_compression=1.99, speedup=None)])
 
