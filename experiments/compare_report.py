@@ -24,9 +24,6 @@ Programs = Mapping[str, runner.Program]
 # More images than these would make the maps too wide to read.
 _MAPPED = 4
 _PICTURES = ('acceptance.png', 'accepted.png', 'speed.png')
-# Of the metrics of an engine, those that are in the table; the others are in report.json.
-_COLUMNS = ('rounds', 'step_compression', 'accepted_length', 'one_token_rounds', 'target_passes',
-            'draft_passes', 'head_calls', 'head_rows')
 
 
 def files(model: cspd_jax.Model, programs: Programs) -> list[str]:
@@ -94,9 +91,8 @@ def _statement(program: runner.Program, decoded: Any) -> dict[str, Any]:
 
 def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   """The rows as text; for continuous tokens also what each decoder accepts and draws from."""
-  chosen = [metric for metric in metrics.select(model.engine.name, 'work')
-            if metric.name in _COLUMNS]
-  columns = {'decoder': '{decoder}', 'guarantee': '{guarantee}', **metrics.columns(chosen)}
+  columns = {'decoder': '{decoder}', 'guarantee': '{guarantee}',
+             **metrics.columns(metrics.select(model.engine.name, 'work'))}
   if any(row['guarantee'] == 'relaxed' for row in entries):
     columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
   columns |= {'ms/round': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',

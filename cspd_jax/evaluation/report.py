@@ -69,14 +69,17 @@ class Report:
                        'folder, or overwrite.')
     for name in (_REPORT, *names):
       self._check(name)
-    self._begin(run)
+    self._begin(run, overwrite)
 
-  def _begin(self, run: Mapping[str, Any] | None) -> None:
+  def _begin(self, run: Mapping[str, Any] | None, overwrite: bool) -> None:
     """Makes the folder of what is not finished, or keeps that of the same run."""
     path = self._new / _RUN
     if run is not None and path.exists() and json.loads(path.read_text()) == plain(run):
       return
     if self._new.exists():
+      if not overwrite:
+        raise ValueError(f'workdir is {str(self.folder)!r}, where another run was stopped; go on '
+                         'with that one, give another folder, or overwrite.')
       shutil.rmtree(self._new)
     self._new.mkdir()
     if run is not None:

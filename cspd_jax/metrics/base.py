@@ -122,6 +122,7 @@ class Metric(NamedTuple):
       'fidelity' for what it did, which takes networks or other images to tell.
     meaning: what it says, in a line.
     phrase: how it is said in the title of images, such as '{:.0f} rounds'; '' if it is not.
+    tabled: whether it has a column in tables; reports hold it anyway.
   """
 
   name: str
@@ -132,6 +133,7 @@ class Metric(NamedTuple):
   group: str = 'work'
   meaning: str = ''
   phrase: str = ''
+  tabled: bool = True
 
   def __call__(self, sample: Sample, model: Any) -> Value:
     return self.measure(sample, model)
@@ -152,9 +154,16 @@ def entries(values: Mapping[str, Value]) -> dict[str, float | None]:
 
 
 def columns(metrics: Sequence[Metric], errors: bool = False) -> dict[str, str]:
-  """Columns of `evaluation.tables` for rows of `entries`, with standard errors or without."""
+  """Columns of `evaluation.tables` for rows of `entries`, of the metrics that have one.
+
+  Args:
+    metrics: the metrics.
+    errors: whether standard errors stand beside the means.
+  """
   result = {}
   for metric in metrics:
+    if not metric.tabled:
+      continue
     form = metric.form.replace('{:', f'{{{metric.name}:')
     if errors:
       form += ' +- ' + metric.form.replace('{:+', '{:').replace('{:', f'{{{metric.name}_error:')

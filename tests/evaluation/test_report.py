@@ -75,6 +75,9 @@ def test_a_stopped_run_goes_on_if_it_is_the_same(tmp_path):
   first = Report(tmp_path, run={'seed': 1})
   first.path('a.png').write_text('a')
   assert Report(tmp_path, run={'seed': 1}).has('a.png')
+  with pytest.raises(ValueError, match='another run was stopped'):
+    Report(tmp_path, run={'seed': 2}, overwrite=False)
+  assert Report(tmp_path, run={'seed': 1}, overwrite=False).has('a.png')
   assert not Report(tmp_path, run={'seed': 2}).has('a.png')
   Report(tmp_path, run={'seed': 2}).path('a.png').write_text('a')
   assert not Report(tmp_path).has('a.png')

@@ -13,6 +13,7 @@ import pytest
 
 from cspd_jax.plots import acceptance
 from cspd_jax.plots import bars
+from cspd_jax.plots import canvas
 from cspd_jax.core import files
 from cspd_jax.plots import grid
 from cspd_jax.plots import replaced
@@ -115,3 +116,36 @@ def test_replaced_map(tmp_path):
   assert (tmp_path / 'map.png').read_bytes().startswith(b'\x89PNG')
   with pytest.raises(ValueError, match='must be equal'):
     replaced.save_replaced_map(tmp_path / 'map.png', images, {'one': marks['one']}, marks)
+
+
+@pytest.mark.parametrize('text, lines', [
+    ('short', ['short']), ('', ['']),
+    ('eagle(tree=chain(4))+lantern_pp(lam=2)', ['eagle(tree=', 'chain(4))+', 'lantern_pp(', 'lam=2)']),
+    ('a word and anotherverylongword end', ['a word and', 'anotherverylongword', 'end'])])
+def test_texts_are_broken_where_they_are_too_wide(text, lines):
+  assert canvas.fit(text, 1.0, 10).split('\n') == lines
+
+
+def test_texts_have_an_end():
+  assert canvas.fit('one two three four five six', 0.5, 10, most=2) == 'one two\nthree ...'
+
+
+@pytest.mark.parametrize('count', [1, 4])
+def test_titles_and_names_fit(tmp_path, count):
+  """Nothing is drawn on the edge of a picture."""
+  name = 'eagle(tree=kary(3, 3))+lantern_pp(lam=2, residual=released_dynamic)'
+  images = np.random.default_rng(0).uniform(-1, 1, (count, 8, 8, 3))
+  rounds = np.arange(16).reshape(1, 4, 4).repeat(count, 0)
+  captions, title = ['a caption of some length, as prompts have'] * count, f'{name}: 80 passes'
+  grid.save_grid(tmp_path / 'a.png', images, captions=captions, title=title)
+  acceptance.save_acceptance_map(tmp_path / 'b.png', {name: rounds}, captions=captions, title=title,
+                                 images={name: images})
+  replaced.save_replaced_map(tmp_path / 'c.png', {name: images}, {name: rounds}, {name: rounds},
+                             captions=captions, title=title)
+  bars.save_bars(tmp_path / 'd.png', [
+      bars.Panel('speed', {name: 1.0, 'vanilla': 2.0}, '{:.1f}', 'a note: ' + title)] * count,
+                 title=title)
+  for file in sorted(tmp_path.iterdir()):
+    picture = mpl_image.imread(file)[..., :3]
+    edges = picture[0], picture[-1], picture[:, 0], picture[:, -1]
+    assert all(np.all(edge == 1) for edge in edges), file.name
