@@ -32,7 +32,7 @@ def _required(extra=None):
 
 
 def _imported(*folders):
-  """Distributions that the modules in folders import, anywhere in them."""
+  """Distributions that the modules in folders import, or name to find their files."""
   found = set()
   for path in (path for folder in folders for path in (ROOT / folder).rglob('*.py')):
     for node in ast.walk(ast.parse(path.read_text())):
@@ -40,6 +40,8 @@ def _imported(*folders):
         found |= {alias.name.split('.')[0] for alias in node.names}
       elif isinstance(node, ast.ImportFrom) and node.module:
         found.add(node.module.split('.')[0])
+      elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        found |= {node.value.split('.')[0]} & NAMES.keys()
   ours = {path.name for path in ROOT.iterdir()}
   return {NAMES.get(name, name) for name in found - ours - set(sys.stdlib_module_names)}
 

@@ -58,9 +58,15 @@ class Task(NamedTuple):
         images=to_bytes(np.concatenate(pixels)), decoded=decoded, prompts=self.captions,
         seeds=self.seeds, decoder=str(self.specification),
         guarantee=self.model.engine.guarantee(self.decoder),
-        sampling={name: np.asarray(value).tolist()
-                  for name, value in self.sampling._asdict().items()},
-        model=self.model.name, grid=self.model.grid)
+        sampling={name: _plain(value) for name, value in self.sampling._asdict().items()},
+        model=self.model.name, grid=self.model.grid, labels=self._labels())
+
+  def _labels(self) -> list[int] | None:
+    """The class of every image, if that is what the condition is."""
+    numbers = np.asarray(self.condition) if hasattr(self.condition, 'dtype') else None
+    is_class = numbers is not None and numbers.ndim == 1 and np.issubdtype(
+        numbers.dtype, np.integer)
+    return numbers.tolist() if is_class else None
 
 
 def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
@@ -207,6 +213,14 @@ def kept(model: Any, name: tuple, make: Callable[[], Any]) -> Any:
   while len(programs) > _MOST_PROGRAMS:
     del programs[next(iter(programs))]
   return programs[name]
+
+
+def _plain(value: Any) -> Any:
+  """A number, or a list of them, that reads as it was given: 0.9, not its neighbour in float32."""
+  value = np.asarray(value)
+  if value.ndim:
+    return [_plain(one) for one in value]
+  return int(value) if np.issubdtype(value.dtype, np.integer) else float(str(value))
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

@@ -10,9 +10,9 @@ Lumina-mGPT): rotary embedding by place in the sequence, a norm before the atten
 norms of queries and keys, head by head.
 
 In the shape descriptions `B` is the number of images, `S` of guidance streams, `R` of rows (`S B`),
-`C` of condition tokens, `n` of new entries, `F` the width of a feature and `V` the size of the
-vocabulary. Entry `j` of the network's sequence pairs token `j + 1` of the target's with feature
-`j`, so the condition has `C - 1` entries of its own.
+`C` of condition tokens, `n` of new entries, `F` the width of a feature and `V` the number of
+tokens that can be predicted. Entry `j` of the network's sequence pairs token `j + 1` of the
+target's with feature `j`, so the condition has `C - 1` entries of its own.
 """
 
 import dataclasses
@@ -44,11 +44,12 @@ class EagleConfig:
     num_heads: attention heads.
     num_kv_heads: key/value heads; None means `num_heads`.
     ffn_dim: hidden width of the feed-forward layer.
-    vocab_size: `V`.
+    vocab_size: number of tokens that can be read.
     rope_base: base of the rotary frequencies.
     norm_eps: added to the mean square in the norms.
     own_embedding: whether the parameters hold a table of token embeddings in place of the
       target's, as those of the published drafters do.
+    num_outputs: `V`, the first so many tokens of the vocabulary; None means all of it.
   """
 
   family: str = 'llamagen'
@@ -62,12 +63,15 @@ class EagleConfig:
   rope_base: float = 10000.0
   norm_eps: float = 1e-6
   own_embedding: bool = False
+  num_outputs: int | None = None
 
   def __post_init__(self):
     if self.family not in FAMILIES:
       raise ValueError(f'family is {self.family!r}; it must be one of {", ".join(FAMILIES)}.')
     if self.num_kv_heads is None:
       object.__setattr__(self, 'num_kv_heads', self.num_heads)
+    if self.num_outputs is None:
+      object.__setattr__(self, 'num_outputs', self.vocab_size)
     for name in ('num_tokens', 'row_width', 'dim', 'num_heads', 'num_kv_heads', 'ffn_dim',
                  'vocab_size'):
       if getattr(self, name) < 1:
@@ -77,16 +81,15 @@ class EagleConfig:
       raise ValueError(
           f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple of '
           f'{2 * axes} * num_heads, because pairs of numbers are rotated along {axes} axes.')
-    if self.num_heads % self.num_kv_heads:
-      raise ValueError(
-          f'num_kv_heads is {self.num_kv_heads}; it must divide num_heads ({self.num_heads}).')
     if self.family == 'llamagen' and self.num_tokens % self.row_width:
       raise ValueError(
           f'num_tokens is {self.num_tokens}; it must be a multiple of row_width '
           f'({self.row_width}).')
+    _ = self.layer  # Checks the sizes that only the layer knows about.
 
   @property
   def head_dim(self) -> int:
+    """Width of a head."""
     return self.dim // self.num_heads
 
   @property
@@ -96,7 +99,8 @@ class EagleConfig:
     return transformer.TransformerConfig(
         vocab_size=self.vocab_size, dim=self.dim, num_layers=1, num_heads=self.num_heads,
         num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, ffn_dim=self.ffn_dim,
-        norm_eps=self.norm_eps, attention_norm=chameleon, qk_norm=chameleon)
+        norm_eps=self.norm_eps, num_outputs=self.num_outputs, attention_norm=chameleon,
+        qk_norm=chameleon)
 
   @property
   def rope(self) -> causal.RopeFunction:
@@ -142,7 +146,7 @@ class Eagle(nn.Module):
     config = self.config
     table = self.param(
         'token_embedding', nn.initializers.normal(0.02), (config.vocab_size, config.dim))
-    output = self.param('output', nn.initializers.zeros, (config.dim, config.vocab_size))
+    output = self.param('output', nn.initializers.zeros, (config.dim, config.num_outputs))
     joined = jnp.concatenate([jnp.take(table, tokens, axis=0), features], axis=-1)
     x = nn.Dense(config.dim, name='fc')(joined)
     block = transformer.Block(config.layer, scaled_init=True, name='layer')
@@ -255,7 +259,7 @@ def network(config: EagleConfig) -> Network:
     return (causal.split(logits, streams), causal.split(predicted, streams),
             cache._replace(layers=(layer,)))
 
-  return Network(prefill, step, config.vocab_size, config.num_tokens)
+  return Network(prefill, step, config.num_outputs, config.num_tokens)
 
 
 def _condition(

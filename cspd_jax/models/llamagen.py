@@ -88,6 +88,7 @@ class LlamaGenConfig:
 
   @property
   def transformer(self) -> transformer.TransformerConfig:
+    """Sizes of the transformer."""
     return transformer.TransformerConfig(
         vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
         num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,

@@ -1,4 +1,4 @@
-"""`python -m experiments.generate` with a MAR model, and the fit of its head's drafter."""
+"""Tables of MAR decoders, and the fit of the head's drafter."""
 
 import csv
 import dataclasses
@@ -15,34 +15,10 @@ from configs import mar_tables
 from cspd_jax.core import checkpoint
 from cspd_jax.continuous import blend
 from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.continuous.registry import DECODERS
 from cspd_jax.models import kl_vae
 from cspd_jax.models import mar
 from experiments import mar_tables_runs
 from tests.experiments import programs
-
-# What is wrong with the input: arguments, and words that the message must hold.
-_BAD = {
-    'option of other models': (['--window=3'], ['window is not an option', 'head_length']),
-    'unknown decoder': (['--decoder=vanilla'], ['vanilla', 'exact_head']),
-    'no draft model': (['--draft_model=', '--decoder=exact_path'], ['exact_path', 'draft_model']),
-    'draft model of other tokens': (['--draft_model={tmp}/narrow'], ['token_dim', '3', '4']),
-    'tokenizer of other tokens': (['--tokenizer={tmp}/other_vae'], ['z_channels', '2', '4']),
-    'model of another kind': (['--model={tmp}/vae'], ["'kl_vae'", "'mar'"]),
-    'label out of range': (['--label=3'], ["label is '3'", '0 to 2']),
-    'temperature of 0': (['--temperature=0'], ['temperature is 0.0', 'above 0']),
-    'guidance not finite': (['--guidance_scale=inf'], ['guidance_scale is inf']),
-    'unknown guidance': (['--config.guidance=cosine'], ['cosine', 'linear, constant']),
-    'one level': (['--config.num_levels=1'], ['num_levels is 1', '2 to 1000']),
-    'too many steps': (['--config.num_iter=5'], ['num_iter is 5', '4']),
-    'no drafts': (['--config.length=0'], ['length is 0']),
-    'too many kernels': (['--config.head_length=9'], ['head_length is 9', 'at most 4']),
-    'too many drafts': (['--config.length=5'], ['length is 5', 'at most 4, the number of tokens']),
-    'too many drafts of a path': (['--config.path_length=5'], ['path_length is 5', 'at most 4']),
-    'too many residual draws': (['--config.max_trials=70000'], ['max_trials is 70000', '65536']),
-    'draft model of other patches': (['--draft_model={tmp}/patches'], ['patch_size', '2', '1']),
-    'prefix share above 1': (['--config.prefix_share=1.5'], ['prefix_share is 1.5']),
-}
 
 # Decoders that verify whole blocks.
 _BLOCKS = ('cspd_released', 'cspd_relaxed')
@@ -69,63 +45,6 @@ def models(tmp_path_factory):
     save(name, 'kl_vae', kl_vae.KLVAEConfig(
         ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=channels))
   return folder
-
-
-def _run(commands, models, out):
-  config = ['--config=configs/mar_demo.py', f'--model={models}/target',
-            f'--draft_model={models}/draft', f'--tokenizer={models}/vae',
-            '--config.num_levels=4', '--config.head_length=3', '--config.length=2',
-            '--config.path_length=1', '--config.repeats=1', '--num_images=2']
-  commands = {name: config + [word.format(tmp=models) for word in words]
-              for name, words in commands.items()}
-  return programs.run('generate', commands, [], out)
-
-
-@pytest.fixture(scope='module')
-def calls(models, tmp_path_factory):
-  commands = {name: words for name, (words, _) in _BAD.items()}
-  commands['without draft model'] = ['--draft_model=', '--guidance_scale=1', '--config.num_iter=2',
-                                     '--decoder=mar,exact_head']
-  return _run(commands, models, tmp_path_factory.mktemp('out'))
-
-
-@pytest.mark.parametrize('name', _BAD)
-def test_bad_input(calls, name):
-  programs.check_refused(calls[name], _BAD[name][1])
-
-
-@pytest.mark.slow
-def test_every_decoder(models, tmp_path):
-  code, out, err, folder = _run(
-      {'good': ['--guidance_scale=1.5', '--seed=5']}, models, tmp_path)['good']
-  assert code == 0, err
-  report = json.loads((folder / 'report.json').read_text())
-  assert list(report['decoders']) == list(DECODERS)
-  rows = report['decoders']
-  assert rows['mar']['target_passes'] == 4 and rows['mar']['head_calls'] == 4 * 4
-  assert rows['mar']['head_rows'] == 2 * rows['mar']['head_calls']
-  # A prefix of one token, then blocks that end after places 2 and 3.
-  for name in ('parallel', 'cspd_released', 'cspd_relaxed'):
-    assert rows[name]['target_passes'] == 3
-  for name, row in rows.items():
-    assert (row['acceptance'] is None) == (name in ('mar', 'parallel'))
-    assert (row['draft_passes'] > 0) == (DECODERS[name].needs is not None)
-    assert row['distribution'] in out and row['seconds_per_image'] > 0
-    assert (folder / row['images']).read_bytes().startswith(b'\x89PNG')
-  assert np.shape(rows['cspd_relaxed']['acceptance_by_position']) == (2, 2)
-  assert 'accept' not in out[:out.index('mar: ')], 'acceptance rates share no column'
-
-
-def test_without_draft_model(calls):
-  code, out, err, folder = calls['without draft model']
-  assert code == 0, err
-  report = json.loads((folder / 'report.json').read_text())
-  assert list(report['decoders']) == ['mar', 'exact_head']
-  rows = report['decoders']
-  assert rows['mar']['head_calls'] == 2 * 4 and rows['mar']['head_rows'] == 4 * 4
-  assert 0 <= rows['exact_head']['acceptance'] <= 1 and rows['mar']['acceptance'] is None
-  assert 'accepts' in out and 'accept' not in out[:out.index('mar: ')]
-  assert report['decoders']['exact_head']['target_passes'] == 2
 
 
 def test_fit_is_stored_and_used(models):

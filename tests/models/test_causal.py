@@ -14,8 +14,12 @@ import pytest
 
 from cspd_jax.decoding import decoders
 from cspd_jax.decoding import tree as tree_lib
+from cspd_jax.decoding.drafters import eagle as eagle_drafter
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import causal
+from cspd_jax.models import eagle
 from cspd_jax.models import transformer
 
 # 19 codes and a token that ends a row, then text; rows of 4 codes, 5 rows.
@@ -59,6 +63,7 @@ def _forced(positions):
   return jnp.where(positions % WIDTH == WIDTH - 1, NEW_LINE, -1)
 
 
+@functools.cache
 def _target(name, num_streams=2):
   family = FAMILIES[name]
   return causal.target(causal.Causal(
@@ -67,6 +72,11 @@ def _target(name, num_streams=2):
       rope=causal.sequence_rope(family.sizes.head_dim, family.base), num_tokens=LENGTH,
       row_width=WIDTH, forced=_forced,
       check_condition=lambda prompt: causal.check_prompt(prompt, num_streams, VOCAB)), num_streams)
+
+
+@functools.cache
+def _score(name):
+  return jax.jit(_target(name).score, static_argnums=4)
 
 
 def _prompt(prompts=PROMPTS):
@@ -184,7 +194,7 @@ def filled(name):
   with jax.default_matmul_precision('highest'):
     first, features, cache = jax.jit(target.prefill, static_argnums=2)(
         params, _prompt(), LENGTH + 15)
-    rest, _, cache = jax.jit(target.score, static_argnums=4)(
+    rest, _, cache = _score(name)(
         params, cache, jnp.asarray(tokens), jnp.zeros(2, jnp.int32), tree_lib.chain(LENGTH - 1))
   assert features.shape == (2, 2, 7, 24)
   return target, params, tokens, cache, np.concatenate([first[:, :, None], rest], axis=2)
@@ -200,27 +210,27 @@ def test_a_whole_pass_agrees_with_the_reference(name):
   params = _params(name)
   model = causal.Causal(sizes, None, causal.sequence_rope(sizes.head_dim, FAMILIES[name].base),
                         LENGTH, WIDTH)
-  logits, features, layers = causal.read(
-      params, model, causal.embed_prompt(params, sizes, _prompt()), jnp.tile(tokens, (2, 1)))
+  logits, features, layers = jax.jit(lambda params, prompt, tokens: causal.read(
+      params, model, causal.embed_prompt(params, sizes, prompt), tokens))(
+          params, _prompt(), jnp.tile(tokens, (2, 1)))
   np.testing.assert_allclose(
       causal.split(logits, 2), _full(name, tokens), atol=1e-4, rtol=0)
   assert features.shape == (4, 7 + LENGTH, 24)
   assert layers[1][0].shape == (4, sizes.num_kv_heads, 7 + LENGTH, 6)
 
 
-@pytest.mark.parametrize('shape', ['chain', 'tree', 'trees_per_row'])
-def test_windows_and_committed_branches_agree_with_the_reference(name, filled, shape):
+@pytest.mark.parametrize('per_row', [False, True])
+def test_windows_and_committed_branches_agree_with_the_reference(name, filled, per_row):
   target, params, tokens, cache, _ = filled
-  tree = tree_lib.chain(4) if shape == 'chain' else tree_lib.kary(2, 3, 8)
-  used = tree
-  if shape == 'trees_per_row':
-    used = tree_lib.runtime_tree(
-        jnp.tile(jnp.asarray(tree.parents, jnp.int32), (2, 1)), tree_lib.Budget(8, 4, 2))
+  tree = tree_lib.kary(2, 3, 8)
   start = np.array([11, 3])
   drafts = _tokens(7, (2, tree.num_nodes + 1))
   drafts[:, 0] = tokens[np.arange(2), start]
-  score = (jax.jit(target.score) if used is not tree else
-           jax.jit(target.score, static_argnums=4))
+  if per_row:
+    parents = jnp.tile(jnp.asarray(tree.parents, jnp.int32), (2, 1))
+    score, used = jax.jit(target.score), tree_lib.runtime_tree(parents, tree_lib.Budget(8, 4, 2))
+  else:
+    score, used = _score(name), tree
   logits, _, cache = score(params, cache, jnp.asarray(drafts), jnp.asarray(start), used)
 
   def branch(row, node):
@@ -232,12 +242,11 @@ def test_windows_and_committed_branches_agree_with_the_reference(name, filled, s
       np.testing.assert_allclose(logits[stream, row, node], expected, atol=1e-4, rtol=0)
 
   last = tree.num_nodes
-  if tree.side_depth:
-    path = tree.paths[last, 1:tree.side_depth + 1]
-    cache = jax.jit(target.commit)(cache, jnp.asarray(start), jnp.tile(path, (2, 1)))
+  path = tree.paths[last, 1:tree.side_depth + 1]
+  cache = jax.jit(target.commit)(cache, jnp.asarray(start), jnp.tile(path, (2, 1)))
   after = start + tree.depth[last]
   window = np.concatenate([drafts[:, last:], _tokens(8, (2, 3))], axis=1)
-  logits, _, _ = jax.jit(target.score, static_argnums=4)(
+  logits, _, _ = _score(name)(
       params, cache, jnp.asarray(window), jnp.asarray(after), tree_lib.chain(3))
   for row in range(2):
     committed = [[*branch(row, last), *window[row, 1:]]]
@@ -246,22 +255,43 @@ def test_windows_and_committed_branches_agree_with_the_reference(name, filled, s
         atol=1e-4, rtol=0)
 
 
-def test_token_numbers_past_the_end_stay_finite(filled):
-  target, params, tokens, cache, _ = filled
-  logits, _, _ = target.score(
+def test_token_numbers_past_the_end_stay_finite(name, filled):
+  _, params, tokens, cache, _ = filled
+  logits, _, _ = _score(name)(
       params, cache, jnp.asarray(tokens[:, :7]), jnp.full(2, LENGTH - 1), tree_lib.chain(6))
   assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize('decoder', ['vanilla', 'mc_sjd'])
-def test_images_hold_the_tokens_that_the_grammar_forces(decoder):
-  target, params = _target('chameleon'), _params('chameleon')
-  decode = jax.jit(decoders.build(decoder, target, window=6))
-  decoded = decode(params, _prompt(), jax.random.key(0), Warp(guidance_scale=2.0))
+@functools.cache
+def _decoded(decoder):
+  """Tokens of a seed-exact decoder, and its forward passes."""
+  target, params, draft_params = _target('chameleon'), _params('chameleon'), None
+  if decoder == 'eagle':
+    config = eagle.EagleConfig(
+        'chameleon', LENGTH, WIDTH, dim=24, num_heads=4, ffn_dim=20, vocab_size=VOCAB,
+        num_outputs=IMAGE)
+    draft_params = eagle.attach(params, eagle.init(config, jax.random.key(1)))
+    built = make_decoder(
+        target, eagle_drafter.eagle(eagle.network(config), tree_lib.kary(3, 3, 12)), match())
+  else:
+    built = decoders.build(decoder, target, window=6)
+  decoded = jax.jit(built)(
+      params, _prompt(), jax.random.key(0), Warp(guidance_scale=2.0), draft_params)
+  return np.asarray(decoded.tokens), np.asarray(decoded.rounds)
+
+
+def test_images_hold_the_tokens_that_the_grammar_forces():
+  tokens, _ = _decoded('vanilla')
   ends = np.arange(LENGTH) % WIDTH == WIDTH - 1
-  tokens = np.asarray(decoded.tokens)
   assert (tokens[:, ends] == NEW_LINE).all() and (tokens < IMAGE).all()
   assert len(np.unique(tokens[:, ~ends])) > 5
+
+
+@pytest.mark.parametrize('decoder', ['seed_exact', 'eagle'])
+def test_windows_and_drafters_of_any_kind_repeat_vanilla(decoder):
+  (expected, _), (tokens, rounds) = _decoded('vanilla'), _decoded(decoder)
+  np.testing.assert_array_equal(tokens, expected)
+  assert (rounds < LENGTH).all()
 
 
 def test_an_image_does_not_depend_on_the_other_prompts_or_on_their_lengths():

@@ -13,8 +13,8 @@ from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.parts import Drafter
 from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.rules import own, path_test, released
-from cspd_jax.decoding import base as discrete
 from cspd_jax.core.random import row_keys
+from cspd_jax.decoding import base as discrete
 from cspd_jax.testing import analytic
 from tests.marks import representative
 
