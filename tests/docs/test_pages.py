@@ -1,5 +1,6 @@
 """The README, the pages and the notebooks: commands exist, links lead somewhere."""
 
+import configparser
 import functools
 import importlib
 import io
@@ -7,14 +8,16 @@ import json
 import pathlib
 import re
 import shlex
-import tomllib
 from contextlib import redirect_stdout
 
 import pytest
 
 from tests.docs import pages
 
-PROJECT = tomllib.loads((pages.ROOT / 'pyproject.toml').read_text())['project']
+PROJECT = configparser.ConfigParser()
+PROJECT.read(pages.ROOT / 'setup.cfg')
+SCRIPTS = dict(line.split(' = ') for line in
+               PROJECT['options.entry_points']['console_scripts'].strip().split('\n'))
 LANGUAGES = {'python', 'sh', 'text', 'json'}
 # Programs of others, and what follows them.
 TOOLS = {'pytest', 'ruff', 'mypy', 'mkdocs', 'git'}
@@ -66,18 +69,16 @@ def _check_install(words):
   """Every extra of the package is one that it has."""
   for word in words:
     for extra in re.findall(r'(?:\.|cspd[_-]jax)\[([\w,]+)\]', word):
-      known = PROJECT['optional-dependencies']
-      assert set(extra.split(',')) <= known.keys(), word
+      assert set(extra.split(',')) <= PROJECT['options.extras_require'].keys(), word
 
 
 def _check(words):
-  scripts = PROJECT['scripts']
   if words[:2] == ['python', '-m']:
     assert (pages.ROOT / pathlib.Path(*words[2].split('.'))).with_suffix('.py').exists(), words[2]
     if words[2].startswith('experiments'):
       _check_flags(words[2], words[3:])
-  elif words[0] in scripts:
-    _check_flags(scripts[words[0]].partition(':')[0], words[1:])
+  elif words[0] in SCRIPTS:
+    _check_flags(SCRIPTS[words[0]].partition(':')[0], words[1:])
   elif words[0] == 'pip':
     _check_install(words)
   else:
