@@ -35,6 +35,11 @@ def blocks(page: pathlib.Path) -> list[Block]:
           for found in _FENCE.finditer(text)]
 
 
+def having(language: str) -> list[pathlib.Path]:
+  """The pages with code of a language."""
+  return [page for page in PAGES if any(block.language == language for block in blocks(page))]
+
+
 def cells(notebook: pathlib.Path) -> Iterator[tuple[int, str]]:
   """Number and text of the code cells of a notebook."""
   for number, cell in enumerate(json.loads(notebook.read_text())['cells']):

@@ -1,119 +1,31 @@
-"""Code blocks of the README and the pages: Python is executed, commands are looked up."""
+"""Python of the README, the pages and the notebooks is executed.
 
-import functools
-import importlib
-import io
-import pathlib
-import re
-import shlex
-import tomllib
-from contextlib import redirect_stdout
+In one file, so that all of it shares the models and what is compiled for them.
+"""
 
+import matplotlib.pyplot as plt
 import pytest
 
 from tests.docs import pages
 
-PROJECT = tomllib.loads((pages.ROOT / 'pyproject.toml').read_text())['project']
-LANGUAGES = {'python', 'sh', 'text', 'json'}
-# Programs of others, and what follows them.
-TOOLS = {'pytest', 'ruff', 'mypy', 'mkdocs', 'git'}
 
-
-def _with(language):
-  return [page for page in pages.PAGES
-          if any(block.language == language for block in pages.blocks(page))]
-
-
-@pytest.mark.parametrize('page', _with('python'), ids=pages.name)
-def test_python_runs(page, place):
+@pytest.mark.parametrize('page', pages.having('python'), ids=pages.name)
+def test_page(page, place):
   namespace = {'__name__': 'page'}
   for block in pages.blocks(page):
     if block.language == 'python':
       pages.run(block.text, pages.name(page), block.line, namespace)
 
 
-@pytest.mark.parametrize('page', pages.PAGES, ids=pages.name)
-def test_languages(page):
-  """Nothing escapes the other tests by its language."""
-  assert {block.language for block in pages.blocks(page)} <= LANGUAGES
-  outside = re.sub(r'^```.*?^```$', '', page.read_text(), flags=re.DOTALL | re.MULTILINE)
-  assert '```' not in outside
+@pytest.mark.parametrize('notebook', pages.NOTEBOOKS, ids=pages.name)
+def test_notebook(notebook, place):
+  plt.switch_backend('agg')
+  namespace = {'__name__': 'notebook'}
+  for number, code in pages.cells(notebook):
+    pages.run(code, f'{notebook.name}, cell {number}', 1, namespace)
+  plt.close('all')
 
 
-@functools.cache
-def _help(module):
-  """What a program says of itself."""
-  program, out = importlib.import_module(module).main, io.StringIO()
-  with redirect_stdout(out):
-    try:
-      code = program(['program', '--help'] if module.startswith('experiments') else ['--help'])
-    except SystemExit as stopped:
-      code = stopped.code
-  assert not code, module
-  return out.getvalue()
-
-
-def _commands(text):
-  """The commands of a block, without comments, one list of words each."""
-  lines = text.replace('\\\n', ' ').splitlines()
-  for command in (part for line in lines for part in line.split('&&')):
-    if words := shlex.split(command, comments=True):
-      yield words
-
-
-def _check_flags(module, words):
-  """Every flag is one that the program's help names."""
-  known = set(re.findall(r'--([\w.]+)', _help(module)))
-  for word in words:
-    flag = word[2:].partition('=')[0].removeprefix('config.')
-    if flag == 'config':
-      path = pages.ROOT / word.partition('=')[2]
-      assert path.is_file(), f'{word}: there is no such file'
-    elif word.startswith('--'):
-      names = {flag, flag.removeprefix('no'), flag.rpartition('.')[2]}
-      assert names & known, f'{module} has no flag {word}'
-
-
-def _check_install(words):
-  """Every extra of the package is one that it has."""
-  for word in words:
-    for extra in re.findall(r'(?:\.|cspd[_-]jax)\[([\w,]+)\]', word):
-      known = PROJECT['optional-dependencies']
-      assert set(extra.split(',')) <= known.keys(), word
-
-
-def _check(words):
-  scripts = PROJECT['scripts']
-  if words[:2] == ['python', '-m']:
-    assert (pages.ROOT / pathlib.Path(*words[2].split('.'))).with_suffix('.py').exists(), words[2]
-    if words[2].startswith('experiments'):
-      _check_flags(words[2], words[3:])
-  elif words[0] in scripts:
-    _check_flags(scripts[words[0]].partition(':')[0], words[1:])
-  elif words[0] == 'pip':
-    _check_install(words)
-  else:
-    assert words[0] in TOOLS, words
-
-
-@pytest.mark.parametrize('page', _with('sh'), ids=pages.name)
-def test_commands_exist(page):
-  for block in pages.blocks(page):
-    if block.language == 'sh':
-      for words in _commands(block.text):
-        _check(words)
-
-
-def test_links_lead_somewhere():
-  missing = []
-  for page in pages.PAGES:
-    for target in re.findall(r'\]\(([^)#\s]+)[^)]*\)', page.read_text()):
-      if '://' not in target and not (page.parent / target).exists():
-        missing.append(f'{pages.name(page)}: {target}')
-  assert not missing, '\n'.join(missing)
-
-
-def test_every_page_is_in_the_menu():
-  menu = (pages.ROOT / 'mkdocs.yml').read_text()
-  for page in (pages.ROOT / 'docs').rglob('*.md'):
-    assert page.relative_to(pages.ROOT / 'docs').as_posix() in menu, page
+def test_nothing_is_left_out():
+  assert len(pages.NOTEBOOKS) == 4
+  assert {'WORKSPACE_README.md', 'docs/extend.md'} <= set(map(pages.name, pages.having('python')))
