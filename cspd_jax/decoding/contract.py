@@ -14,12 +14,16 @@ from cspd_jax.decoding.base import Cache, Condition, Draft, Features, Layout, Pa
 from cspd_jax.decoding.base import TreeLike, Verdict
 
 
+class ContractError(ValueError):
+  """A function of a model, a drafter or a verifier does not return what it must."""
+
+
 def prefill(target: Target, params: Params, condition: Condition, num_slots: int,
             owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
   """`target.prefill`; `owner` names the target in errors.
 
   Raises:
-    ValueError: if it does not return what `base.Prefill` says; all functions here likewise.
+    ContractError: if it does not return what `Target` says; all functions here likewise.
   """
   function, streams = f'prefill of the {owner}', target.num_streams
   batch = jax.tree.leaves(condition)[0].shape[0]
@@ -113,7 +117,7 @@ def check_verdict(verdict: Verdict, batch: int, nodes: int) -> None:
 
 def _triple(function: str, result: Any) -> tuple[Any, Any, Any]:
   if not isinstance(result, tuple) or len(result) != 3:
-    raise ValueError(
+    raise ContractError(
         f'{function} returned {_shown(result)}; it must return (logits, features, cache), with '
         'features None if there are none.')
   return result
@@ -134,7 +138,7 @@ def _check(function, name, value, shape, axes, kind, words) -> None:
       want in (None, size) for size, want in zip(found, shape))
   if not fits or not jnp.issubdtype(value.dtype, kind):
     sizes = ', '.join('any' if size is None else str(size) for size in shape)
-    raise ValueError(
+    raise ContractError(
         f'{function} returned {name} {_shown(value)}; it must return {words} of shape ({sizes}): '
         f'{axes}.')
 
@@ -143,12 +147,12 @@ def _same(function: str, before: Cache, after: Cache) -> None:
   """The cache must keep its structure, shapes and dtypes from round to round."""
   old, new = (jax.tree_util.tree_flatten_with_path(cache)[0] for cache in (before, after))
   if jax.tree.structure(before) != jax.tree.structure(after):
-    raise ValueError(
+    raise ContractError(
         f'{function} returned a cache of structure {jax.tree.structure(after)}; it must return '
         f'the structure that it was given, {jax.tree.structure(before)}.')
   for (path, ours), (_, theirs) in zip(old, new):
     if jnp.shape(ours) != jnp.shape(theirs) or jnp.result_type(ours) != jnp.result_type(theirs):
-      raise ValueError(
+      raise ContractError(
           f'{function} returned a cache whose leaf cache{jax.tree_util.keystr(path)} is '
           f'{_shown(theirs)}; it must return what it was given, {_shown(ours)}.')
 
