@@ -65,8 +65,8 @@ def read(
   if not files:
     raise ReadError(f'source is {path}, a folder without .safetensors files.')
   if files[0].suffix != '.safetensors':
-    tensors, key = _read_torch(path, key, prefer)
-    return Weights(_strip(path, tensors), key)
+    found = _read_torch(path, key, prefer)
+    return Weights(_strip(path, found.tensors), found.key)
   if key is not None:
     raise ReadError(f'key is {key!r}, but {path} is safetensors and has no parts; leave it out.')
   tensors: dict[str, np.ndarray] = {}
@@ -115,8 +115,9 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
     import torch
   except ImportError as error:
     raise ReadError(
-        f'{path} is a PyTorch file and torch is not installed: `pip install torch`, or use the '
-        '.safetensors version of the file.') from error
+        f'{path} is a PyTorch file and torch is not installed; the build for CPUs is enough: `pip '
+        'install torch --index-url https://download.pytorch.org/whl/cpu`. Or give the .safetensors '
+        'version of the file.') from error
   try:
     # Training files keep their command line, a plain namespace, beside the weights.
     with torch.serialization.safe_globals([argparse.Namespace]):

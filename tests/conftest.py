@@ -1,7 +1,7 @@
 """The order of the tests."""
 
 # Files with expensive fixtures or many slow tests.
-_LONG = ('experiments', 'testing', 'training')
+_LONG = ('docs', 'experiments', 'testing', 'training')
 
 
 def pytest_collection_modifyitems(items):

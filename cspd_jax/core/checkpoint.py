@@ -195,6 +195,22 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = 
   return Loaded(kind, config, jax.device_put(_cast(params, dtype), sharding), metadata)
 
 
+def describe(path_or_name: str | os.PathLike) -> Loaded:
+  """Describes a network without reading its parameters.
+
+  Args:
+    path_or_name: a folder written by `save`, or the name of a shipped network.
+
+  Returns:
+    As `load`, with the shapes and dtypes that the config asks for as parameters.
+
+  Raises:
+    CheckpointError: if there is no such checkpoint, or its description is damaged.
+  """
+  kind, config, metadata = _read_description(_find(path_or_name))
+  return Loaded(kind, config, _expected(KINDS[kind], config), metadata)
+
+
 def _kind(kind: str) -> Kind:
   if kind not in KINDS:
     raise CheckpointError(f'kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 
 from cspd_jax.core import files
@@ -153,7 +152,7 @@ def machine() -> dict[str, Any]:
   return dict(
       device=jax.devices()[0].device_kind, platform=platform.platform(), cores=os.cpu_count(),
       versions=dict(
-          python=platform.python_version(), jax=jax.__version__, jaxlib=jaxlib.__version__,
+          python=platform.python_version(), jax=jax.__version__, jaxlib=jax.lib.__version__,
           numpy=np.__version__, cspd_jax=__version__))
 
 

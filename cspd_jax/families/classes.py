@@ -1,7 +1,6 @@
 """Prompts of class-conditional models: names of classes, or their numbers."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np

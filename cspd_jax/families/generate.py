@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import random as random_lib
+from cspd_jax.core import random as random_lib
 from cspd_jax.families import prompts as prompts_lib
 from cspd_jax.families.images import Generated, Partial
 
@@ -58,8 +58,7 @@ class Task(NamedTuple):
         images=to_bytes(np.concatenate(pixels)), decoded=decoded, prompts=self.captions,
         seeds=self.seeds, decoder=str(self.specification),
         guarantee=self.model.engine.guarantee(self.decoder),
-        sampling={name: np.asarray(value).tolist()
-                  for name, value in self.sampling._asdict().items()},
+        sampling={name: _plain(value) for name, value in self.sampling._asdict().items()},
         model=self.model.name, grid=self.model.grid, labels=self._labels())
 
   def _labels(self) -> list[int] | None:
@@ -214,6 +213,14 @@ def kept(model: Any, name: tuple, make: Callable[[], Any]) -> Any:
   while len(programs) > _MOST_PROGRAMS:
     del programs[next(iter(programs))]
   return programs[name]
+
+
+def _plain(value: Any) -> Any:
+  """A number, or a list of them, that reads as it was given: 0.9, not its neighbour in float32."""
+  value = np.asarray(value)
+  if value.ndim:
+    return [_plain(one) for one in value]
+  return int(value) if np.issubdtype(value.dtype, np.integer) else float(str(value))
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

@@ -10,21 +10,22 @@ Lumina-mGPT): rotary embedding by place in the sequence, a norm before the atten
 norms of queries and keys, head by head.
 
 In the shape descriptions `B` is the number of images, `S` of guidance streams, `R` of rows (`S B`),
-`C` of condition tokens, `n` of new entries, `F` the width of a feature and `V` the size of the
-vocabulary. Entry `j` of the network's sequence pairs token `j + 1` of the target's with feature
-`j`, so the condition has `C - 1` entries of its own.
+`C` of condition tokens, `n` of new entries, `F` the width of a feature and `V` the number of
+tokens that can be predicted. Entry `j` of the network's sequence pairs token `j + 1` of the
+target's with feature `j`, so the condition has `C - 1` entries of its own.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cspd_jax.decoding.drafters.eagle import Network
+from cspd_jax.models import causal
 from cspd_jax.models import transformer
+from cspd_jax.models.causal import Cache, Places, Prompt
 
 Params = Any
 
@@ -43,11 +44,12 @@ class EagleConfig:
     num_heads: attention heads.
     num_kv_heads: key/value heads; None means `num_heads`.
     ffn_dim: hidden width of the feed-forward layer.
-    vocab_size: `V`.
+    vocab_size: number of tokens that can be read.
     rope_base: base of the rotary frequencies.
     norm_eps: added to the mean square in the norms.
     own_embedding: whether the parameters hold a table of token embeddings in place of the
       target's, as those of the published drafters do.
+    num_outputs: `V`, the first so many tokens of the vocabulary; None means all of it.
   """
 
   family: str = 'llamagen'
@@ -61,12 +63,15 @@ class EagleConfig:
   rope_base: float = 10000.0
   norm_eps: float = 1e-6
   own_embedding: bool = False
+  num_outputs: int | None = None
 
   def __post_init__(self):
     if self.family not in FAMILIES:
       raise ValueError(f'family is {self.family!r}; it must be one of {", ".join(FAMILIES)}.')
     if self.num_kv_heads is None:
       object.__setattr__(self, 'num_kv_heads', self.num_heads)
+    if self.num_outputs is None:
+      object.__setattr__(self, 'num_outputs', self.vocab_size)
     for name in ('num_tokens', 'row_width', 'dim', 'num_heads', 'num_kv_heads', 'ffn_dim',
                  'vocab_size'):
       if getattr(self, name) < 1:
@@ -76,17 +81,33 @@ class EagleConfig:
       raise ValueError(
           f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple of '
           f'{2 * axes} * num_heads, because pairs of numbers are rotated along {axes} axes.')
-    if self.num_heads % self.num_kv_heads:
-      raise ValueError(
-          f'num_kv_heads is {self.num_kv_heads}; it must divide num_heads ({self.num_heads}).')
     if self.family == 'llamagen' and self.num_tokens % self.row_width:
       raise ValueError(
           f'num_tokens is {self.num_tokens}; it must be a multiple of row_width '
           f'({self.row_width}).')
+    _ = self.layer  # Checks the sizes that only the layer knows about.
 
   @property
   def head_dim(self) -> int:
+    """Width of a head."""
     return self.dim // self.num_heads
+
+  @property
+  def layer(self) -> transformer.TransformerConfig:
+    """Sizes of the decoder layer."""
+    chameleon = self.family == 'chameleon'
+    return transformer.TransformerConfig(
+        vocab_size=self.vocab_size, dim=self.dim, num_layers=1, num_heads=self.num_heads,
+        num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, ffn_dim=self.ffn_dim,
+        norm_eps=self.norm_eps, num_outputs=self.num_outputs, attention_norm=chameleon,
+        qk_norm=chameleon)
+
+  @property
+  def rope(self) -> causal.RopeFunction:
+    """Rotation of the target's kind."""
+    if self.family == 'chameleon':
+      return causal.sequence_rope(self.head_dim, self.rope_base)
+    return causal.grid_rope(self.num_tokens, self.row_width, self.head_dim, self.rope_base)
 
 
 def _published() -> dict[str, EagleConfig]:
@@ -107,79 +128,6 @@ def _published() -> dict[str, EagleConfig]:
 PRESETS: dict[str, EagleConfig] = _published()
 
 
-class Prompt(NamedTuple):
-  """The condition of a 'chameleon' target, which is tokens itself.
-
-  Attributes:
-    tokens: `[S, B, C]` int, padded on the left; `S` and `B` may be one axis `R`.
-    visible: bool of the same shape, False for padding.
-  """
-
-  tokens: jax.Array
-  visible: jax.Array
-
-
-class Cache(NamedTuple):
-  """Keys and values of everything read so far.
-
-  Attributes:
-    layer: keys and values, each `[R, K, C - 1 + num_slots, E]`.
-    visible: `[R, C - 1]` bool, which of the condition's entries may be read.
-    origin: `[R]` int, the place of image token 0 among the positions.
-  """
-
-  layer: tuple[jax.Array, jax.Array]
-  visible: jax.Array
-  origin: jax.Array
-
-
-class HeadNorm(nn.Module):
-  """Layer norm of every head on its own, with scales and biases for each; float32 inside."""
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Normalises `x` `[R, n, heads, E]`; eps is 1e-5 in all published models."""
-    scale = self.param('scale', nn.initializers.ones, x.shape[-2:])
-    bias = self.param('bias', nn.initializers.zeros, x.shape[-2:])
-    return jax.nn.standardize(x.astype(jnp.float32), epsilon=1e-5).astype(x.dtype) * scale + bias
-
-
-class Layer(nn.Module):
-  """Attention and feed-forward, each added to the stream; see `transformer.Block`."""
-
-  config: EagleConfig
-
-  @nn.compact
-  def __call__(self, x, rope, mask, cache=None, start=None):
-    config, init = self.config, nn.initializers.lecun_normal()
-    heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.head_dim
-    chameleon = config.family == 'chameleon'
-
-    per_head = nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))
-    normed = transformer.RMSNorm(config.norm_eps, name='attention_norm')(x) if chameleon else x
-    query, key, value = (
-        jnp.einsum('rld,dhe->rlhe', normed, self.param(name, per_head, (config.dim, count, width)))
-        for name, count in (('query', heads), ('key', kv_heads), ('value', kv_heads)))
-    if chameleon:
-      query, key = HeadNorm(name='query_norm')(query), HeadNorm(name='key_norm')(key)
-    new = transformer.rotate(key, rope).swapaxes(1, 2), value.swapaxes(1, 2)
-    if cache is None:
-      cache = new
-    else:
-      cache = tuple(
-          transformer.write_slots(old, part, start) for old, part in zip(cache, new))
-    attended = transformer.attend(transformer.rotate(query, rope), *cache, mask)
-    out = self.param(
-        'out', nn.initializers.lecun_normal(in_axis=(0, 1), out_axis=2), (heads, width, config.dim))
-    x = x + jnp.einsum('rlhe,hed->rld', attended, out)
-
-    normed = transformer.RMSNorm(config.norm_eps, name='ffn_norm')(x)
-    gate = normed @ self.param('gate', init, (config.dim, config.ffn_dim))
-    up = normed @ self.param('up', init, (config.dim, config.ffn_dim))
-    down = self.param('down', init, (config.ffn_dim, config.dim))
-    return x + (jax.nn.silu(gate) * up) @ down, cache
-
-
 class Eagle(nn.Module):
   """The drafter with the target's token embedding and output matrix."""
 
@@ -198,10 +146,11 @@ class Eagle(nn.Module):
     config = self.config
     table = self.param(
         'token_embedding', nn.initializers.normal(0.02), (config.vocab_size, config.dim))
-    output = self.param('output', nn.initializers.zeros, (config.dim, config.vocab_size))
+    output = self.param('output', nn.initializers.zeros, (config.dim, config.num_outputs))
     joined = jnp.concatenate([jnp.take(table, tokens, axis=0), features], axis=-1)
     x = nn.Dense(config.dim, name='fc')(joined)
-    predicted, cache = Layer(config, name='layer')(x, rope, mask, cache, start)
+    block = transformer.Block(config.layer, scaled_init=True, name='layer')
+    predicted, cache = block(x, rope, mask, cache, start)
     logits = jnp.einsum('rld,dv->rlv', predicted, output, preferred_element_type=jnp.float32)
     return logits, predicted, cache
 
@@ -251,8 +200,8 @@ def attach(target_params: Params, params: Params) -> Params:
 
 
 def predict(
-    config: EagleConfig,
     params: Params,
+    config: EagleConfig,
     tokens: jax.Array,
     features: jax.Array,
     prompt: Prompt | None = None,
@@ -260,23 +209,22 @@ def predict(
   """The drafter along given images, for training and evaluation.
 
   Args:
-    config: the drafter's sizes.
-    params: its parameters, attached to the target's.
+    params: the drafter's parameters, attached to the target's.
+    config: its sizes.
     tokens: `[R, n]` the first image tokens.
     features: `[R, C - 1 + n, F]` the target's, of the condition and of all these tokens but the
       last: entry `C - 1 + k` predicted token `k`.
-    prompt: the condition's tokens `[R, C]`; 'chameleon' only.
+    prompt: the condition's tokens, `[R, 1, C]` or in streams; 'chameleon' only.
 
   Returns:
     logits `[R, n, V]` float32 and features `[R, n, F]`; entry `k` predicts token `k + 1`.
   """
   count = features.shape[1] - tokens.shape[1]
-  first, visible, origin = _condition(config, features[:, :count + 1], prompt)
-  mask = _causal(jnp.pad(visible, ((0, 0), (0, tokens.shape[1])), constant_values=True))
-  position = origin[:, None] + jnp.arange(-count, tokens.shape[1])
+  first, places = _condition(config, features.shape[0], count, prompt)
+  positions, mask = causal.whole(places, tokens.shape[1])
   logits, predicted, _ = Eagle(config).apply(
       {'params': params}, jnp.concatenate([first, tokens], axis=1), features,
-      _rope(config, position), mask)
+      config.rope(positions), mask)
   return logits[:, count:], predicted[:, count:]
 
 
@@ -290,80 +238,43 @@ def network(config: EagleConfig) -> Network:
 
   def prefill(params, condition, features, num_slots):
     features = features.reshape(-1, *features.shape[2:])
-    prompt = condition if config.family == 'chameleon' else None
-    tokens, visible, origin = _condition(config, features, prompt)
-    rows, count = tokens.shape
-    if not count:
-      shape = (rows, config.num_kv_heads, num_slots, config.head_dim)
-      layer = jnp.zeros(shape, features.dtype), jnp.zeros(shape, features.dtype)
-      return Cache(layer, visible, origin)
-    _, _, layer = model.apply(
-        {'params': params}, tokens, features[:, :count],
-        _rope(config, origin[:, None] + jnp.arange(-count, 0)), _causal(visible))
-    room = ((0, 0), (0, 0), (0, num_slots), (0, 0))
-    return Cache(jax.tree.map(lambda x: jnp.pad(x, room), layer), visible, origin)
+    rows, count = features.shape[0], features.shape[1] - 1
+    tokens, places = _condition(
+        config, rows, count, condition if config.family == 'chameleon' else None)
+    if count:
+      positions, mask = causal.whole(places, 0)
+      _, _, layer = model.apply(
+          {'params': params}, tokens, features[:, :count], config.rope(positions), mask)
+    else:
+      layer = (jnp.zeros((rows, config.num_kv_heads, 0, config.head_dim), features.dtype),) * 2
+    return causal.allocate((layer,), places, num_slots)
 
-  def step(params, cache, tokens, features, start, depth, visible):
+  def step(params, cache: Cache, tokens, features, start, depth, visible):
     streams, _, length, width = features.shape
-    rows, count = cache.visible.shape
-    repeat = lambda x: jnp.tile(x, (streams,) + (1,) * (x.ndim - 1))
-    start, depth, visible = repeat(start), jnp.asarray(depth), jnp.asarray(visible)
-    depth = repeat(depth) if depth.ndim == 2 else depth
-    visible = repeat(visible) if visible.ndim == 3 else visible
-    window = visible.shape[-1]
-
-    node = jnp.arange(cache.layer[0].shape[2] - count) - start[:, None]
-    seen = jnp.take_along_axis(
-        jnp.broadcast_to(visible, (rows, length, window)),
-        jnp.clip(node, 0, window - 1)[:, None], axis=2)
-    seen = (node < 0)[:, None] | (seen & (node < window)[:, None])
-    condition = jnp.broadcast_to(cache.visible[:, None], (rows, length, count))
+    at = causal.window(cache, start, depth, visible)
     logits, predicted, layer = model.apply(
-        {'params': params}, repeat(tokens), features.reshape(rows, length, width),
-        _rope(config, (cache.origin + start)[:, None] + depth),
-        jnp.concatenate([condition, seen], axis=2), cache.layer, count + start + window - length)
-    split = lambda x: x.reshape(streams, -1, *x.shape[1:])
-    return split(logits), split(predicted), cache._replace(layer=layer)
+        {'params': params}, causal.tile(tokens, streams), features.reshape(-1, length, width),
+        config.rope(at.positions), at.mask, cache.layers[0],
+        at.slot + visible.shape[-1] - length)
+    return (causal.split(logits, streams), causal.split(predicted, streams),
+            cache._replace(layers=(layer,)))
 
-  return Network(prefill, step, config.vocab_size, config.num_tokens)
+  return Network(prefill, step, config.num_outputs, config.num_tokens)
 
 
 def _condition(
-    config: EagleConfig, features: jax.Array, prompt: Prompt | None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Tokens and visibility `[R, C - 1]` of the condition's entries, and the origin `[R]`."""
-  rows, count = features.shape[0], features.shape[1]
+    config: EagleConfig, rows: int, count: int, prompt: Prompt | None,
+) -> tuple[jax.Array, Places]:
+  """Tokens `[R, C - 1]` of the condition's entries, and their places."""
   if config.family == 'llamagen':
     if prompt is not None:
       raise ValueError("prompt is given; the condition of a 'llamagen' target has no tokens.")
     # Embeddings instead of tokens: the published drafters are trained with token 0 there, and
     # they see the padding.
-    return (jnp.zeros((rows, count - 1), jnp.int32), jnp.ones((rows, count - 1), bool),
-            jnp.zeros((rows,), jnp.int32))
+    positions = jnp.arange(-count, 0)[None]
+    return (jnp.zeros((rows, count), jnp.int32),
+            Places(jnp.ones((rows, count), bool), positions, jnp.zeros(1, jnp.int32)))
   if prompt is None:
     raise ValueError("prompt is None; a 'chameleon' drafter reads the tokens of the condition.")
-  tokens, visible = (jnp.asarray(part).reshape(rows, count) for part in prompt)
-  visible = visible[:, :-1]
-  return tokens[:, 1:], visible, jnp.sum(visible, axis=1, dtype=jnp.int32)
-
-
-def _causal(visible: jax.Array) -> jax.Array:
-  """`[R, n, n]` bool; padding sees itself, so that no entry is left without anything to see."""
-  length = visible.shape[1]
-  return transformer.causal_mask(length) & (visible[:, None] | jnp.eye(length, dtype=bool))
-
-
-def _rope(config: EagleConfig, position: jax.Array) -> transformer.Rope:
-  """Tables for positions `[R, n]`; the last grid cell serves for tokens past the end."""
-  axes = 2 if config.family == 'llamagen' else 1
-  pairs = config.head_dim // (2 * axes)
-  frequencies = np.float32(config.rope_base) ** (-np.arange(pairs, dtype=np.float32) / pairs)
-  if axes == 1:
-    angles = jnp.maximum(position, 0)[..., None] * frequencies
-    return transformer.Rope(jnp.cos(angles), jnp.sin(angles))
-  cell = jnp.divmod(jnp.clip(position, 0, config.num_tokens - 1), config.row_width)
-  angles = jnp.concatenate([part[..., None] * frequencies for part in cell], axis=-1)
-  # As in the target, rows of zeros make the keys of the condition vanish.
-  image = (position >= 0)[..., None]
-  cos, sin = jnp.cos(angles), jnp.sin(angles)
-  return transformer.Rope(jnp.where(image, cos, 0), jnp.where(image, sin, 0))
+  tokens, visible = prompt.rows()
+  return tokens[:, 1:], causal.prompt_places(visible[:, :-1])

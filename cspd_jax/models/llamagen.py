@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import base
-from cspd_jax.decoding.tree import RuntimeTree, Tree
+from cspd_jax.models import causal
 from cspd_jax.models import class_labels
 from cspd_jax.models import transformer
 
@@ -88,6 +88,7 @@ class LlamaGenConfig:
 
   @property
   def transformer(self) -> transformer.TransformerConfig:
+    """Sizes of the transformer."""
     return transformer.TransformerConfig(
         vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
         num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
@@ -125,34 +126,28 @@ class Caption(NamedTuple):
   mask: jax.Array
 
 
-class Cache(NamedTuple):
-  """Keys and values, and which condition slots may be read.
+def _rope(config: LlamaGenConfig) -> causal.RopeFunction:
+  """Rotation by row and column of a token, half of the pairs each, from a table.
 
-  Attributes:
-    layers: keys and values of every layer, each `[R, K, C + num_slots, E]`;
-      `R` is `B`, or `2 B` with the null condition's rows in the second half.
-    visible: `[R, C]` bool.
+  Conditions stand at position -1, where the table holds zeros: their queries and keys vanish, so
+  attention among and to the condition tokens has logit 0. The last cell serves for tokens past
+  the end.
   """
-
-  layers: transformer.KeyValues
-  visible: jax.Array
-
-
-def rope_table(config: LlamaGenConfig) -> tuple[np.ndarray, np.ndarray]:
-  """Cosines and sines of every position, `[C + T, head_dim / 2]` float32 each.
-
-  The first half of the pairs turns with the row of a token and the second with
-  its column. The condition's rows are zero: its queries and keys vanish, so
-  attention among and to the condition tokens has logit 0.
-  """
+  # NumPy's numbers, which are the published ones: those of a device differ in the last bit.
   per_axis = config.transformer.head_dim // 4
   exponents = np.arange(per_axis, dtype=np.float32) / np.float32(per_axis)
   frequencies = np.float32(1) / np.float32(config.rope_base)**exponents
   rows, columns = np.divmod(np.arange(config.num_tokens, dtype=np.float32), config.width)
   angles = np.concatenate(
       [np.outer(rows, frequencies), np.outer(columns, frequencies)], axis=1, dtype=np.float32)
-  condition = np.zeros((config.num_condition_tokens, angles.shape[1]), np.float32)
-  return np.concatenate([condition, np.cos(angles)]), np.concatenate([condition, np.sin(angles)])
+  zeros = np.zeros((1, angles.shape[1]), np.float32)
+  table = [np.concatenate([zeros, part]) for part in (np.cos(angles), np.sin(angles))]
+
+  def rope(positions):
+    row = jnp.clip(positions + 1, 0, config.num_tokens)
+    return transformer.Rope(*(jnp.asarray(part)[row] for part in table))
+
+  return rope
 
 
 class LlamaGen(nn.Module):
@@ -195,27 +190,12 @@ class LlamaGen(nn.Module):
     captions = captions.astype(self.caption_in.dtype)
     return jax.nn.gelu(captions @ self.caption_in, approximate=True) @ self.caption_out, mask
 
-  def read(self, condition, drop, tokens):
-    """A forward pass over conditions and `tokens` `[B, L]`, which may be empty.
-
-    Returns:
-      logits `[B, L + 1, V]` of tokens `0 .. L`; features `[B, C + L, D]`; keys and
-      values; visible `[B, C]`.
-    """
-    embeddings, visible = self.condition(condition, drop)
-    count, length = embeddings.shape[1], embeddings.shape[1] + tokens.shape[1]
-    embeddings = jnp.concatenate([embeddings, self.transformer.embed(tokens)], axis=1)
-    readable = jnp.pad(visible, ((0, 0), (0, tokens.shape[1])), constant_values=True)
-    # Padding sees itself, so that no token is left without anything to attend to.
-    mask = transformer.causal_mask(length) & (readable[:, None] | jnp.eye(length, dtype=bool))
-    rope = transformer.Rope(
-        *(jnp.asarray(part)[None, :length] for part in rope_table(self.config)))
-    features, layers = self.transformer.features(embeddings, rope, mask)
-    return self.transformer.logits(features[:, count - 1:]), features, layers, visible
-
-  def score(self, tokens, rope, mask, layers, start):
-    """Scores window tokens `[R, L]` on a cache; see `Transformer.__call__`."""
-    return self.transformer(self.transformer.embed(tokens), rope, mask, layers, start)
+  def __call__(self, condition, drop):
+    """Runs everything that has parameters, for `init`."""
+    embeddings, _ = self.condition(condition, drop)
+    mask = transformer.causal_mask(embeddings.shape[1])
+    positions = jnp.full((1, embeddings.shape[1]), -1)
+    return self.transformer(embeddings, _rope(self.config)(positions), mask)
 
 
 def init(config: LlamaGenConfig, key: jax.Array) -> Params:
@@ -228,14 +208,13 @@ def init(config: LlamaGenConfig, key: jax.Array) -> Params:
   if config.conditioning == 'text':
     condition = Caption(jnp.zeros((1, _CAPTION_LENGTH, config.caption_dim)),
                         jnp.ones((1, _CAPTION_LENGTH), bool))
-  run = lambda key: LlamaGen(config).init(
-      key, condition, jnp.zeros((1,), bool), jnp.zeros((1, 0), jnp.int32), method='read')
+  run = lambda key: LlamaGen(config).init(key, condition, jnp.zeros((1,), bool))
   return jax.jit(run)(key)['params']
 
 
 def logits(
-    config: LlamaGenConfig,
     params: Params,
+    config: LlamaGenConfig,
     condition: Any,
     tokens: jax.Array,
     *,
@@ -244,8 +223,8 @@ def logits(
   """Next-token logits of whole images, for training and evaluation.
 
   Args:
-    config: the model's sizes.
-    params: its parameters.
+    params: parameters of the model.
+    config: its sizes.
     condition: class labels `[B]`, or a `Caption`.
     tokens: `[B, T]` image tokens in raster order (or the first few of them).
     drop_mask: `[B]` bool; True replaces an image's condition by the null
@@ -257,11 +236,11 @@ def logits(
   """
   if drop_mask is None:
     drop_mask = jnp.zeros((tokens.shape[0],), bool)
-  return logits_and_features(config, params, condition, tokens, drop_mask)[0]
+  return logits_and_features(params, config, condition, tokens, drop_mask)[0]
 
 
 def logits_and_features(
-    config: LlamaGenConfig, params: Params, condition: Any, tokens: jax.Array,
+    params: Params, config: LlamaGenConfig, condition: Any, tokens: jax.Array,
     drop_mask: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """As `logits`, with the features after the final norm.
@@ -271,15 +250,12 @@ def logits_and_features(
     and of all image tokens but the last; the logits of token `i` are those of
     feature `C - 1 + i`.
   """
-  return LlamaGen(config).apply(
-      {'params': params}, condition, drop_mask, tokens[:, :-1], method='read')[:2]
+  prefix = _prefix(params, config, condition, drop_mask)
+  return causal.read(params, _causal(config), prefix, tokens[:, :-1])[:2]
 
 
 def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
   """The model as a decoding target.
-
-  Token `k` of the image lives in cache slot `C + k`. With guidance the null
-  condition's stream shares every forward pass as the second half of the rows.
 
   Args:
     config: the model's sizes.
@@ -288,65 +264,31 @@ def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
   Returns:
     The target; its condition is class labels `[B]` int, or a `Caption`.
   """
-  model, streams, count = LlamaGen(config), 2 if guided else 1, config.num_condition_tokens
-  table = rope_table(config)
+  return causal.target(_causal(config), num_streams=2 if guided else 1)
 
-  def split(x):
-    return x.reshape(streams, -1, *x.shape[1:])
 
-  def prefill(params, condition, num_slots):
+def _causal(config: LlamaGenConfig) -> causal.Causal:
+  """What sets this model apart; the null condition is the second stream."""
+
+  def embed_condition(params, condition, num_streams):
     batch = jax.tree.leaves(condition)[0].shape[0]
-    drop = jnp.repeat(jnp.arange(streams) == 1, batch)
-    condition = jax.tree.map(lambda x: jnp.concatenate([x] * streams), condition)
-    first, features, layers, visible = model.apply(
-        {'params': params}, condition, drop, jnp.zeros((batch * streams, 0), jnp.int32),
-        method='read')
-    room = ((0, 0), (0, 0), (0, num_slots), (0, 0))
-    layers = jax.tree.map(lambda x: jnp.pad(x, room), layers)
-    return split(first[:, 0]), split(features), Cache(layers, visible)
+    drop = jnp.repeat(jnp.arange(num_streams) == 1, batch)
+    condition = jax.tree.map(lambda x: jnp.concatenate([x] * num_streams), condition)
+    return _prefix(params, config, condition, drop)
 
-  def score(params, cache, tokens, start, tree):
-    tokens, start = jnp.tile(tokens, (streams, 1)), jnp.tile(start, streams)
-    depth = jnp.asarray(tree.depth)
-    if isinstance(tree, RuntimeTree):
-      depth = jnp.tile(depth, (streams, 1))
-    position = start[:, None] + depth
-    position = count + jnp.minimum(position, config.num_tokens - 1)
-    rope = transformer.Rope(*(jnp.asarray(part)[position] for part in table))
-    new, features, layers = model.apply(
-        {'params': params}, tokens, rope, _window_mask(cache, start, tree), cache.layers,
-        start + count, method='score')
-    return split(new), split(features), Cache(layers, cache.visible)
-
-  def commit(cache, start, path):
-    start, path = jnp.tile(start, streams), jnp.tile(path, (streams, 1))
-    source = (count + start[:, None] + path)[:, None, :, None]
-
-    def move(slots):
-      return transformer.write_slots(
-          slots, jnp.take_along_axis(slots, source, axis=2), count + start + 1)
-
-    return Cache(jax.tree.map(move, cache.layers), cache.visible)
-
-  return base.Target(
-      prefill=prefill, score=score, commit=commit, vocab_size=config.vocab_size,
-      num_tokens=config.num_tokens, row_width=config.width, num_streams=streams,
+  return causal.Causal(
+      transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),
+      num_tokens=config.num_tokens, row_width=config.width,
       check_condition=lambda condition: _check_condition(config, condition))
 
 
-def _window_mask(cache: Cache, start: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
-  """`[R, N + 1, slots]` bool: condition, committed tokens, ancestors and oneself."""
-  count, slots = cache.visible.shape[1], cache.layers[0][0].shape[2]
-  node = jnp.arange(slots - count) - start[:, None]
-  clipped = jnp.clip(node, 0, tree.num_nodes)
-  if isinstance(tree, RuntimeTree):
-    ancestors = jnp.tile(tree.ancestors, (start.shape[0] // tree.ancestors.shape[0], 1, 1))
-    related = jnp.take_along_axis(ancestors, clipped[:, None], axis=2)
-  else:
-    related = jnp.asarray(tree.ancestors)[:, clipped].swapaxes(0, 1)
-  images = (node < 0)[:, None] | (related & (node <= tree.num_nodes)[:, None])
-  visible = jnp.broadcast_to(cache.visible[:, None], (*images.shape[:2], count))
-  return jnp.concatenate([visible, images], axis=2)
+def _prefix(
+    params: Params, config: LlamaGenConfig, condition: Any, drop: jax.Array) -> causal.Prefix:
+  """The condition of one row each; see `LlamaGen.condition`."""
+  embeddings, visible = LlamaGen(config).apply(
+      {'params': params}, condition, drop, method='condition')
+  positions = jnp.full((1, embeddings.shape[1]), -1)
+  return causal.Prefix(embeddings, causal.Places(visible, positions, jnp.zeros(1, jnp.int32)))
 
 
 def _check_condition(config: LlamaGenConfig, condition: Any) -> None:

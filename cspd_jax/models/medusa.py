@@ -68,12 +68,12 @@ def init(config: MedusaConfig, key: jax.Array) -> Params:
   return jax.jit(Medusa(config).init)(key, jnp.zeros((1, config.dim)))['params']
 
 
-def from_target(config: MedusaConfig, target_params: Params) -> Params:
+def from_target(target_params: Params, config: MedusaConfig) -> Params:
   """Float32 parameters with which every head repeats the target's own distribution.
 
   Args:
-    config: the sizes.
     target_params: parameters of the target, whose output matrix is copied.
+    config: the sizes.
 
   Raises:
     ValueError: if the target's output matrix does not have these sizes.

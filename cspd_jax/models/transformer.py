@@ -1,14 +1,17 @@
 """The decoder-only transformer that the autoregressive image models share.
 
-Pre-norm blocks of RMSNorm, rotary attention with grouped key/value heads and a
-SwiGLU feed-forward layer, without biases. The layers are unrolled and own one
-set of leaves each, because XLA copies stacked or scanned weights on every
-decoding step.
+Blocks of RMSNorm, rotary attention with grouped key/value heads and a SwiGLU
+feed-forward layer, without biases. The layers are unrolled and own one set of
+leaves each, because XLA copies stacked or scanned weights on every decoding step.
+
+A head rotates neighbouring numbers together. Models that rotate number `i` with
+number `i + E / 2` have the same attention once the columns of their query and key
+kernels, and the norms of queries and keys, are put in that order.
 
 In the shape descriptions, `R` is the number of rows (images times guidance
 streams), `L` the number of new tokens, `S` the number of cache slots, `H` and
 `K` the numbers of query and of key/value heads, `E` the width of a head, `D`
-the model width and `V` the vocabulary size.
+the model width and `V` the number of tokens that can be predicted.
 """
 
 import dataclasses
@@ -31,7 +34,7 @@ class TransformerConfig:
   """Sizes of a transformer.
 
   Attributes:
-    vocab_size: `V`.
+    vocab_size: number of tokens that can be read.
     dim: `D`.
     num_layers: number of blocks.
     num_heads: `H`.
@@ -39,6 +42,11 @@ class TransformerConfig:
     head_dim: `E`, even.
     ffn_dim: hidden width of the feed-forward layers.
     norm_eps: added to the mean square in the norms.
+    num_outputs: `V`, the first so many tokens of the vocabulary; None means all of it.
+    attention_norm: whether there is a norm before the attention.
+    qk_norm: whether queries and keys are normalised head by head before they rotate.
+    swin_norm: whether the norms stand after attention and feed-forward, on what these add
+      to the stream (Swin v2, arXiv 2111.09883, as in Chameleon 30B), and not before them.
   """
 
   vocab_size: int
@@ -49,11 +57,21 @@ class TransformerConfig:
   head_dim: int
   ffn_dim: int
   norm_eps: float = 1e-5
+  num_outputs: int | None = None
+  attention_norm: bool = True
+  qk_norm: bool = False
+  swin_norm: bool = False
 
   def __post_init__(self):
-    for field in dataclasses.fields(self)[:-1]:
-      if getattr(self, field.name) < 1:
-        raise ValueError(f'{field.name} is {getattr(self, field.name)}; it must be at least 1.')
+    if self.num_outputs is None:
+      object.__setattr__(self, 'num_outputs', self.vocab_size)
+    for name in ('vocab_size', 'dim', 'num_layers', 'num_heads', 'num_kv_heads', 'head_dim',
+                 'ffn_dim', 'num_outputs'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name} is {getattr(self, name)}; it must be at least 1.')
+    if self.num_outputs > self.vocab_size:
+      raise ValueError(f'num_outputs is {self.num_outputs}; it must be at most vocab_size '
+                       f'({self.vocab_size}), because predicted tokens are read.')
     if self.num_heads % self.num_kv_heads:
       raise ValueError(
           f'num_kv_heads is {self.num_kv_heads}; it must divide num_heads ({self.num_heads}).')
@@ -150,36 +168,73 @@ class RMSNorm(nn.Module):
     return wide.astype(x.dtype) * scale
 
 
+class HeadNorm(nn.Module):
+  """Layer norm of every head on its own, with scales and biases for each; float32 inside."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Normalises `x` `[R, L, heads, E]`; eps is 1e-5 in all published models."""
+    scale = self.param('scale', nn.initializers.ones, x.shape[-2:])
+    bias = self.param('bias', nn.initializers.zeros, x.shape[-2:])
+    return jax.nn.standardize(x.astype(jnp.float32), epsilon=1e-5).astype(x.dtype) * scale + bias
+
+
 class Block(nn.Module):
-  """One layer: attention and feed-forward, each added to the stream."""
+  """One layer: attention and feed-forward, each added to the stream.
+
+  Attributes:
+    config: the sizes; the norms that it leaves out have no parameters.
+    scaled_init: whether kernels start with variance 1 / inputs instead of deviation 0.02.
+  """
 
   config: TransformerConfig
+  scaled_init: bool = False
 
   @nn.compact
   def __call__(self, x, rope, mask, cache=None, start=None):
     """See `Transformer.__call__`; `cache` is this layer's `(keys, values)`."""
-    config, init = self.config, nn.initializers.normal(0.02)
-    heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.head_dim
+    config, swin = self.config, self.config.swin_norm
+    branch = self._norm('attention_norm', x) if config.attention_norm and not swin else x
+    branch, cache = self._attention(branch, rope, mask, cache, start)
+    x = x + (self._norm('attention_norm', branch) if config.attention_norm and swin else branch)
 
-    normed = RMSNorm(config.norm_eps, name='attention_norm')(x)
+    branch = self._feed_forward(x if swin else self._norm('ffn_norm', x))
+    return x + (self._norm('ffn_norm', branch) if swin else branch), cache
+
+  def _norm(self, name, x):
+    return RMSNorm(self.config.norm_eps, name=name)(x)
+
+  def _kernel(self, name, inputs, outputs):
+    """A parameter `[*inputs, *outputs]`."""
+    axes = range(len(inputs) + len(outputs))
+    init = nn.initializers.normal(0.02)
+    if self.scaled_init:
+      init = nn.initializers.lecun_normal(tuple(axes[:len(inputs)]), tuple(axes[len(inputs):]))
+    return self.param(name, init, (*inputs, *outputs))
+
+  def _attention(self, x, rope, mask, cache, start):
+    config = self.config
+    heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.head_dim
     # One kernel per projection, heads apart: a fused one cannot be split over devices by head.
-    kernels = [self.param(name, init, (config.dim, count, width))
-               for name, count in (('query', heads), ('key', kv_heads), ('value', kv_heads))]
-    query, key, value = (jnp.einsum('rld,dhe->rlhe', normed, kernel) for kernel in kernels)
+    query, key, value = (
+        jnp.einsum('rld,dhe->rlhe', x, self._kernel(name, (config.dim,), (count, width)))
+        for name, count in (('query', heads), ('key', kv_heads), ('value', kv_heads)))
+    if config.qk_norm:
+      query, key = HeadNorm(name='query_norm')(query), HeadNorm(name='key_norm')(key)
     new = rotate(key, rope).swapaxes(1, 2), value.swapaxes(1, 2)
     if cache is None:
       cache = new
     else:
       cache = tuple(write_slots(old, part, start) for old, part in zip(cache, new))
     attended = attend(rotate(query, rope), *cache, mask)
-    x = x + jnp.einsum(
-        'rlhe,hed->rld', attended, self.param('out', init, (heads, width, config.dim)))
+    out = self._kernel('out', (heads, width), (config.dim,))
+    return jnp.einsum('rlhe,hed->rld', attended, out), cache
 
-    normed = RMSNorm(config.norm_eps, name='ffn_norm')(x)
-    gate = normed @ self.param('gate', init, (config.dim, config.ffn_dim))
-    up = normed @ self.param('up', init, (config.dim, config.ffn_dim))
-    x = x + (jax.nn.silu(gate) * up) @ self.param('down', init, (config.ffn_dim, config.dim))
-    return x, cache
+  def _feed_forward(self, x):
+    config = self.config
+    gate = x @ self._kernel('gate', (config.dim,), (config.ffn_dim,))
+    up = x @ self._kernel('up', (config.dim,), (config.ffn_dim,))
+    return (jax.nn.silu(gate) * up) @ self._kernel('down', (config.ffn_dim,), (config.dim,))
 
 
 class Transformer(nn.Module):
@@ -196,7 +251,7 @@ class Transformer(nn.Module):
         'token_embedding', nn.initializers.normal(0.02), (config.vocab_size, config.dim))
     self.layers = [Block(config) for _ in range(config.num_layers)]
     self.norm = RMSNorm(config.norm_eps)
-    self.output = self.param('output', nn.initializers.zeros, (config.dim, config.vocab_size))
+    self.output = self.param('output', nn.initializers.zeros, (config.dim, config.num_outputs))
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """Embeddings `[R, L, D]` of tokens `[R, L]`."""

@@ -86,7 +86,7 @@ def nll(
 
   Where `drop_mask` `[B]` is True the label is replaced by the null class.
   """
-  logits = llamagen.logits(config, params, labels, tokens, drop_mask=drop_mask)
+  logits = llamagen.logits(params, config, labels, tokens, drop_mask=drop_mask)
   return optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
 
 

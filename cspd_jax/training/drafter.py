@@ -78,7 +78,7 @@ def _optimizer(train: DrafterTrainConfig) -> optax.GradientTransformation:
 def init(config: DrafterConfig, train: DrafterTrainConfig, target_params: Params) -> ARState:
   """The state before the first step."""
   if isinstance(config, medusa.MedusaConfig):
-    params = medusa.from_target(config, target_params)
+    params = medusa.from_target(target_params, config)
   else:
     params = eagle.init(config, jax.random.key(train.seed))
     # Features have numbers around 1 and embeddings far smaller ones; both should count.
@@ -117,7 +117,7 @@ def eagle_loss(
   """
   noise = jax.random.uniform(key, features.shape, minval=-train.noise, maxval=train.noise)
   logits, predicted = eagle.predict(
-      config, eagle.attach(target_params, params), tokens[:, :-1], (features + noise)[:, :-1])
+      eagle.attach(target_params, params), config, tokens[:, :-1], (features + noise)[:, :-1])
   wanted = features[:, features.shape[1] - predicted.shape[1]:]
   regression = jnp.mean(optax.huber_loss(predicted, wanted))
   cross_entropy = jnp.mean(optax.softmax_cross_entropy(logits, probs[:, 1:]))
@@ -169,7 +169,7 @@ def step(
       jax.random.fold_in(jax.random.key(train.seed + 1), state.step))
   drop = jax.random.bernoulli(drop_key, train.drop_rate, labels.shape)
   logits, features = llamagen.logits_and_features(
-      target_config, target_params, labels, tokens, drop)
+      target_params, target_config, labels, tokens, drop)
   probs = jax.nn.softmax(logits)
 
   def loss(params):
@@ -220,7 +220,7 @@ def measure(
   """
   tokens, labels = batch
   both = [llamagen.logits_and_features(
-      target_config, target_params, labels, tokens, jnp.full(labels.shape, drop))
+      target_params, target_config, labels, tokens, jnp.full(labels.shape, drop))
           for drop in (False, True)]
   logits, features = (jnp.stack(parts) for parts in zip(*both))
   warp = warp_lib.Warp(guidance_scale=guidance_scale)

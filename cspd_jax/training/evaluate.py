@@ -73,7 +73,7 @@ def model(
   """
   def measure(tokens, labels):
     both = jnp.stack([
-        llamagen.logits(config, params, labels, tokens,
+        llamagen.logits(params, config, labels, tokens,
                         drop_mask=jnp.full(labels.shape, dropped)) for dropped in (False, True)])
     taken = jnp.take_along_axis(jax.nn.log_softmax(both), tokens[None, ..., None], axis=-1)
     probs = {'plain': warp_lib.probabilities(both[:1], warp_lib.Warp()),

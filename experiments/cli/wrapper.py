@@ -22,6 +22,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from absl import flags
 from absl import logging
 
 from experiments.cli import fields
@@ -68,16 +69,13 @@ class Program:
     """What --config says, and the other words."""
     if self._config is None:
       return None, list(words)
-    path, rest, left = self._config, [], iter(words)
-    for word in left:
-      name, found, text = word.partition('=')
-      if name.lstrip('-') == 'config' and name.startswith('-'):
-        path = text if found else next(left, None)
-        if path is None:
-          raise ValueError('--config has no value; write --config=FILE.')
-      else:
-        rest.append(word)
-    return path, rest
+    values = flags.FlagValues()
+    flags.DEFINE_string('config', self._config, 'Configuration file.', flag_values=values)
+    try:
+      rest = values(['program', *words], known_only=True)[1:]
+    except flags.Error as error:
+      raise ValueError(f'{error} Write --config=FILE.') from error
+    return values['config'].value, rest
 
   def _arguments(self, config: Any, words: Sequence[str]) -> list[Any]:
     """What `main` is called with."""
@@ -89,48 +87,37 @@ class Program:
             f'--config gives a {type(config).__name__} without {", ".join(sorted(missing))}; this '
             f'program takes one like {self._config}.')
     places = [place for place in (self._flags, config) if place is not None]
+    values, meant = self._flag_values(places)
+    try:
+      rest = values(['program', *words])[1:]
+    except flags.UnrecognizedFlagError as error:
+      raise ValueError(f'{_unknown(error.flagname, places)} See --help.') from error
+    except flags.Error as error:
+      raise ValueError(f'{error} See --help.') from error
+    if rest:
+      raise ValueError(f'{rest[0]!r} is not a flag; see --help.')
     texts: list[dict[str, str]] = [{} for _ in places]
-    left = iter(words)
-    for word in left:
-      if not word.startswith('--') or word == '--':
-        raise ValueError(f'{word!r} is not a flag; see --help.')
-      name, found, text = word[2:].partition('=')
-      number, field, negated = self._find(name, places)
-      if negated and found:
-        raise ValueError(f'--{name} takes no value; write --{name} or --{field.name}=false.')
-      if not found and _is_bool(field):
-        text = 'false' if negated else 'true'
-      elif not found:
-        text = next(left, None)
-        if text is None:
-          raise ValueError(f'--{name} has no value; write --{name}=VALUE.')
-      texts[number][field.name] = text
-    changed = [fields.override(place, given) for place, given in zip(places, texts)]
-    return changed[::-1]  # The configuration first.
+    for name, (number, field) in meant.items():
+      if values[name].present:
+        texts[number][field.name] = str(values[name].value)
+    return [fields.override(place, given) for place, given in zip(places, texts)][::-1]
 
-  def _find(self, name: str, places: Sequence[Any]) -> tuple[int, fields.Field, bool]:
-    """The place and the field that a flag sets, and whether it is `--no<field>`."""
-    in_config = name.startswith(_PREFIX)
-    name = name.removeprefix(_PREFIX)
-    for negated in (False, True):
-      wanted = name.removeprefix('no') if negated else name
-      for number, place in enumerate(places):
-        found = [] if in_config and place is self._flags else fields.find(place, wanted)
-        found = [field for field in found if not negated or _is_bool(field)]
-        if len(found) > 1:
-          raise ValueError(f'--{name} may be any of '
-                           f'{", ".join(f"--{field.name}" for field in found)}; say which.')
-        if found:
-          return number, found[0], negated
-    names = [one for place in places for field in fields.every(place)
-             for one in (fields.short_name(place, field), field.name)]
-    if group := [one for one in names if one.startswith(f'{name}.')]:
-      raise ValueError(f'--{name} is a group of fields; set one of: '
-                       f'{", ".join(f"--{one}" for one in dict.fromkeys(group))}.')
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f'did you mean --{near[0]}?' if near else (
-        f'flags are: {", ".join(dict.fromkeys(names))}.')
-    raise ValueError(f'--{name} is not a flag; {hint} See --help.')
+  def _flag_values(self, places: Sequence[Any]) -> tuple[
+      flags.FlagValues, dict[str, tuple[int, fields.Field]]]:
+    """absl flags for all fields by all their names, and the place and field that each means."""
+    values, meant = flags.FlagValues(), {}
+    for number, place in enumerate(places):
+      for field in fields.every(place):
+        names = [field.name, fields.short_name(place, field)]
+        if place is not self._flags:
+          names += [_PREFIX + name for name in names]
+        for name in dict.fromkeys(names):
+          if name in meant:  # A flag of the program hides that of its configuration.
+            continue
+          meant[name] = number, field
+          define = flags.DEFINE_boolean if _is_bool(field) else flags.DEFINE_string
+          define(name, None, field.doc, flag_values=values)
+    return values, meant
 
   def _help(self, path: str | None, config: Any) -> str:
     """The program's docstring and its flags."""
@@ -159,6 +146,20 @@ def program(config: str | None = None, *, expected: type | None = None,
     an exit code and raises ValueError for input that cannot work.
   """
   return lambda main: Program(main, config, expected, flags)
+
+
+def _unknown(name: str, places: Sequence[Any]) -> str:
+  """What is wrong with a name that is no flag, and what may be meant."""
+  last = name.removeprefix(_PREFIX)
+  every = [(place, field) for place in places for field in fields.every(place)]
+  if several := [field.name for _, field in every if field.name.endswith(f'.{last}')]:
+    return f'--{last} may be any of {", ".join(f"--{one}" for one in several)}; say which.'
+  if group := [fields.short_name(*one) for one in every if one[1].name.startswith(f'{last}.')]:
+    return f'--{last} is a group of fields; set one of: {", ".join(f"--{one}" for one in group)}.'
+  names = list(dict.fromkeys(fields.short_name(*one) for one in every))
+  near = difflib.get_close_matches(last, names, n=1)
+  return f'--{name} is not a flag; ' + (
+      f'did you mean --{near[0]}?' if near else f'flags are: {", ".join(names)}.')
 
 
 def _is_bool(field: fields.Field) -> bool:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_conversion import convert
+from checkpoints_conversion import convert, rules
+from checkpoints_conversion.rules import family as family_lib
 from cspd_jax.core import checkpoint
-from cspd_jax.models import llamagen
-from cspd_jax.models import vq
+from cspd_jax.models import llamagen, vq
 
 _ROOT = pathlib.Path(__file__).parents[2]
 MODELS = {
@@ -33,13 +33,13 @@ OPTIONS = {'class': {'image_size': 32, 'num_heads': 2}, 'text': {'image_size': 3
 def _published(name, seed=0):
   family, config = MODELS[name]
   rng, shapes = np.random.default_rng(seed), convert.published_shapes(
-      convert.FAMILIES[family], config)
+      rules.FAMILIES[family], config)
   return {key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
 
 
 @pytest.mark.parametrize('name', MODELS)
 def test_there_and_back_is_exact(name):
-  family, config = convert.FAMILIES[MODELS[name][0]], MODELS[name][1]
+  family, config = rules.FAMILIES[MODELS[name][0]], MODELS[name][1]
   tensors = _published(name)
   params = convert.convert(family, config, tensors)
   expected = jax.eval_shape(
@@ -52,14 +52,14 @@ def test_there_and_back_is_exact(name):
 
 
 def test_everything_wrong_is_listed_at_once():
-  family, config = convert.FAMILIES['llamagen'], MODELS['class'][1]
+  family, config = rules.FAMILIES['llamagen'], MODELS['class'][1]
   tensors = _published('class')
   del tensors['layers.1.attention.wo.weight'], tensors['norm.weight']
   tensors['layers.2.attention.wo.weight'] = np.zeros((16, 16), np.float32)
   tensors['output.bias'] = np.zeros(12, np.float32)
   tensors['tok_embeddings.weight'] = np.zeros((13, 16), np.float32)
   tensors['layers.0.ffn_norm.weight'] = np.zeros(16, np.int32)
-  with pytest.raises(convert.ConversionError) as caught:
+  with pytest.raises(rules.ConversionError) as caught:
     convert.convert(family, config, tensors)
   for line in ('missing: layers.1.attention.wo.weight (16, 16)', 'missing: norm.weight (16,)',
                'unexpected: layers.2.attention.wo.weight (16, 16)', 'unexpected: output.bias',
@@ -73,11 +73,11 @@ def test_everything_wrong_is_listed_at_once():
                'layers.0.attention.kv_cache.v_cache']),
     ('vq', ['quantize.codebook_used'])])
 def test_known_leftovers_are_ignored_and_no_others(name, leftovers):
-  family, config = convert.FAMILIES[MODELS[name][0]], MODELS[name][1]
+  family, config = rules.FAMILIES[MODELS[name][0]], MODELS[name][1]
   tensors = {**_published(name), **{key: np.zeros(3) for key in leftovers}}
   convert.convert(family, config, tensors)
-  other = convert.FAMILIES['llamagen' if name == 'vq' else 'llamagen_vq']
-  with pytest.raises(convert.ConversionError) as caught:
+  other = rules.FAMILIES['llamagen' if name == 'vq' else 'llamagen_vq']
+  with pytest.raises(rules.ConversionError) as caught:
     convert.convert(family._replace(leftovers=other.leftovers), config, tensors)
   assert all(f'unexpected: {key}' in str(caught.value) for key in leftovers)
 
@@ -93,7 +93,7 @@ def test_files_become_checkpoints_of_inferred_sizes(name, tmp_path):
   loaded = checkpoint.load(tmp_path / 'out')
   assert loaded.config == config
   assert loaded.metadata['source'] == 'model.safetensors' and len(loaded.metadata['sha256']) == 64
-  back = convert.publish(convert.FAMILIES[family], config, loaded.params)
+  back = convert.publish(rules.FAMILIES[family], config, loaded.params)
   for key, tensor in tensors.items():
     np.testing.assert_array_equal(back[key], tensor)
 
@@ -121,8 +121,8 @@ def test_inputs_that_do_not_fit_are_explained(arguments, message, tmp_path):
 def test_narrow_tokenizers_are_refused():
   shapes = {key: tensor.shape for key, tensor in _published('vq').items()}
   narrow = {**shapes, 'encoder.conv_blocks.0.res.0.conv1.weight': (64, 64, 3, 3)}
-  with pytest.raises(convert.ConversionError, match='64, 256'):
-    convert.infer_vq(narrow, {})
+  with pytest.raises(rules.ConversionError, match='64, 256'):
+    family_lib.infer(rules.FAMILIES['llamagen_vq'], narrow, {})
 
 
 def _run(*arguments):
@@ -139,7 +139,7 @@ def test_command_line_converts_safetensors_without_torch(tmp_path):
   done = _run('--family=llamagen', f'--source={tmp_path}/model.safetensors',
               f'--output={tmp_path}/out', '--image_size=32', '--num_heads=2', '--dtype=bfloat16')
   assert done.returncode == 0, done.stderr
-  assert checkpoint.load(tmp_path / 'out').params['label_embedding'].dtype == 'bfloat16'
+  assert checkpoint.load(tmp_path / 'out/target').params['label_embedding'].dtype == 'bfloat16'
 
 
 def test_command_line_answers_bad_input_with_one_message_and_code_2(tmp_path):

@@ -17,12 +17,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, rules
+from checkpoints_conversion.rules import base, eagle as eagle_rules, family as family_lib
 from cspd_jax.core import checkpoint
-from cspd_jax.models import eagle
-from cspd_jax.models import llamagen
-from cspd_jax.models import transformer
+from cspd_jax.models import eagle, llamagen, transformer
 
 _MANIFESTS = sorted(
     (pathlib.Path(__file__).parent.parent / 'data' / 'manifests').glob('eagle_*.json.gz'))
@@ -41,7 +39,7 @@ OPTIONS = {'llamagen': {'image_size': 32, 'num_heads': 2}, 'anole': {'image_size
 
 def _published(form, seed=0):
   rng = np.random.default_rng(seed)
-  shapes = convert.published_shapes(convert.FAMILIES[f'eagle_{form}'], CONFIGS[form])
+  shapes = convert.published_shapes(rules.FAMILIES[f'eagle_{form}'], CONFIGS[form])
   return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -50,7 +48,7 @@ def test_published_tensors_are_exactly_those_of_the_model(path):
   manifest = json.loads(gzip.decompress(path.read_bytes()))
   shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}
   name = path.name.removeprefix('eagle_').removesuffix('.json.gz')
-  family = next(convert.FAMILIES[f'eagle_{form}'] for form in FORMS if name.startswith(form))
+  family = next(rules.FAMILIES[f'eagle_{form}'] for form in FORMS if name.startswith(form))
   config = family.presets[name]
   assert convert.published_shapes(family, config) == shapes
   assert family.infer(shapes, {'image_size': PIXELS[name]}) == config
@@ -59,14 +57,14 @@ def test_published_tensors_are_exactly_those_of_the_model(path):
 
 def test_every_preset_has_a_manifest():
   named = {path.name.removeprefix('eagle_').removesuffix('.json.gz') for path in _MANIFESTS}
-  presets = [set(convert.FAMILIES[f'eagle_{form}'].presets) for form in FORMS]
+  presets = [set(rules.FAMILIES[f'eagle_{form}'].presets) for form in FORMS]
   assert named == set(eagle.PRESETS) == set().union(*presets)
   assert sum(map(len, presets)) == len(named)
 
 
 @pytest.mark.parametrize('form', FORMS)
 def test_files_become_checkpoints_and_back(form, tmp_path):
-  tensors, family = _published(form), convert.FAMILIES[f'eagle_{form}']
+  tensors, family = _published(form), rules.FAMILIES[f'eagle_{form}']
   safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
   made = convert.convert_file(f'eagle_{form}', tmp_path / 'model.safetensors', tmp_path / 'out',
                               options=OPTIONS[form])
@@ -85,8 +83,8 @@ def test_everything_wrong_is_listed_at_once():
   tensors['layers.1.mlp.up_proj.weight'] = np.zeros((24, 16), np.float32)
   tensors['layers.0.self_attn.k_norm.weight'] = np.zeros((1, 8), np.float32)
   tensors['layers.0.self_attn.rotary_emb.inv_freq'] = np.zeros(4, np.float32)
-  with pytest.raises(convert.ConversionError) as caught:
-    convert.convert(convert.FAMILIES['eagle_anole'], CONFIGS['anole'], tensors)
+  with pytest.raises(rules.ConversionError) as caught:
+    convert.convert(rules.FAMILIES['eagle_anole'], CONFIGS['anole'], tensors)
   for line in ('missing: fc.bias (16,)', 'missing: layers.0.self_attn.q_norm.bias (2, 8)',
                'unexpected: layers.1.mlp.up_proj.weight',
                'unexpected: layers.0.self_attn.rotary_emb.inv_freq',
@@ -106,7 +104,7 @@ def test_halves_become_pairs_and_products_stay():
     cos, sin = np.cos(angles[which]), np.sin(angles[which])
     expected.append(np.concatenate(
         [flat[:, 0] * cos - flat[:, 1] * sin, flat[:, 1] * cos + flat[:, 0] * sin], axis=1))
-    (kernel,) = rules.separate_heads(heads, width, halves=True).forward(weight)
+    (kernel,) = base.separate_heads(heads, width, halves=True).forward(weight)
     rope = transformer.Rope(cos[None, None].astype(np.float32), sin[None, None].astype(np.float32))
     turned = transformer.rotate(jax.numpy.einsum('d,dhe->he', x[which], kernel)[None, None], rope)
     products.append(turned[0, 0])
@@ -116,12 +114,12 @@ def test_halves_become_pairs_and_products_stay():
 
 def test_norms_of_a_shard_serve_all_its_heads():
   norm = np.arange(8.0).reshape(1, 8)
-  (made,) = rules.head_norm(3, 1).forward(norm)
+  (made,) = base.head_norm(3, 1).forward(norm)
   assert made.tolist() == [[0, 4, 1, 5, 2, 6, 3, 7]] * 3
   own = np.arange(24.0).reshape(3, 8)
-  (made,) = rules.head_norm(3, 3).forward(own)
+  (made,) = base.head_norm(3, 3).forward(own)
   assert made[1].tolist() == [8, 12, 9, 13, 10, 14, 11, 15]
-  np.testing.assert_array_equal(rules.head_norm(3, 3).inverse(made), own)
+  np.testing.assert_array_equal(base.head_norm(3, 3).inverse(made), own)
 
 
 @pytest.mark.parametrize('form, options, message', [
@@ -133,10 +131,10 @@ def test_norms_of_a_shard_serve_all_its_heads():
 ])
 def test_inputs_that_do_not_fit_are_explained(form, options, message):
   shapes = {name: tensor.shape for name, tensor in _published(form).items()}
-  with pytest.raises(convert.ConversionError, match=message):
-    convert.infer_eagle(form, shapes, options)
-  with pytest.raises(convert.ConversionError, match='is not an EAGLE drafter'):
-    convert.infer_eagle(form, {'layers.0.weight': (1,)}, options)
+  with pytest.raises(rules.ConversionError, match=message):
+    family_lib.infer(rules.FAMILIES[f'eagle_{form}'], shapes, options)
+  with pytest.raises(rules.ConversionError, match='is not an EAGLE drafter'):
+    eagle_rules.infer(form, {'layers.0.weight': (1,)}, options)
 
 
 @pytest.mark.parametrize('source', ['token_embedding', 'output'])
@@ -145,14 +143,14 @@ def test_the_table_a_drafter_carries_is_named(source):
       height=2, width=2, dim=16, num_layers=1, num_heads=2, vocab_size=12), jax.random.key(0))
   tables = {**target['transformer'], 'output': jax.random.normal(jax.random.key(1), (16, 12))}
   params = convert.convert(
-      convert.FAMILIES['eagle_llamagen'], CONFIGS['llamagen'], _published('llamagen'))
+      rules.FAMILIES['eagle_llamagen'], CONFIGS['llamagen'], _published('llamagen'))
   table = np.asarray(tables[source]) if source == 'token_embedding' else tables[source].T
   params['token_embedding'] = jax.numpy.asarray(table, 'bfloat16')
-  found = convert.compare_embedding(params, {'transformer': tables})
+  found = eagle_rules.compare_embedding(params, {'transformer': tables})
   other = {'token_embedding': 'output', 'output': 'token_embedding'}[source]
   assert found[source] < 0.004 < 0.3 < found[other]
-  with pytest.raises(convert.ConversionError, match=r'\(12, 16\), .* is for \(12, 32\)'):
-    convert.compare_embedding(params, {'transformer': {
+  with pytest.raises(rules.ConversionError, match=r'\(12, 16\), .* is for \(12, 32\)'):
+    eagle_rules.compare_embedding(params, {'transformer': {
         'token_embedding': np.zeros((12, 32)), 'output': np.zeros((32, 12))}})
 
 

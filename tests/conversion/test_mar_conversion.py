@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import read
+from checkpoints_conversion import convert, read, rules
+from checkpoints_conversion.rules import family as family_lib
 from cspd_jax.core import checkpoint
-from cspd_jax.models import kl_vae
-from cspd_jax.models import mar
+from cspd_jax.models import kl_vae, mar
 
 _MANIFESTS = pathlib.Path(__file__).parent.parent / 'data' / 'manifests'
 MODELS = {
@@ -29,7 +28,7 @@ _FULL_SIZES = [('mar', name) for name in mar.PRESETS] + [('kl_vae', 'kl_16')]
 
 def _published(name, seed=0):
   rng = np.random.default_rng(seed)
-  shapes = convert.published_shapes(convert.FAMILIES[name], MODELS[name])
+  shapes = convert.published_shapes(rules.FAMILIES[name], MODELS[name])
   return {key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
 
 
@@ -41,14 +40,14 @@ def _assert_same(found, expected):
 
 def test_every_preset_is_compared():
   assert set(_FULL_SIZES) == {
-      (family, name) for family in MODELS for name in convert.FAMILIES[family].presets}
+      (family, name) for family in MODELS for name in rules.FAMILIES[family].presets}
 
 
 @pytest.mark.parametrize('family, name', _FULL_SIZES)
 def test_published_tensors_are_exactly_those_of_the_model(family, name):
   manifest = json.loads(gzip.decompress((_MANIFESTS / f'{name}.json.gz').read_bytes()))
   shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}
-  family = convert.FAMILIES[family]
+  family = rules.FAMILIES[family]
   assert convert.published_shapes(family, family.presets[name]) == shapes
   assert family.infer(shapes, {}) == family.presets[name]
   assert sum(map(math.prod, shapes.values())) == manifest['parameters']
@@ -73,25 +72,25 @@ def test_there_and_back_is_exact(name, tmp_path):
   assert made == MODELS[name]
   loaded = checkpoint.load(tmp_path / 'out')
   assert loaded.kind == name and loaded.config == made
-  _assert_same(convert.publish(convert.FAMILIES[name], made, loaded.params), tensors)
+  _assert_same(convert.publish(rules.FAMILIES[name], made, loaded.params), tensors)
 
 
 def test_anything_else_in_a_file_is_refused():
   tensors = {**_published('mar'), 'rope.freqs': np.zeros(3, np.float32)}
   del tensors['diffloss.net.res_blocks.0.in_ln.bias']
-  with pytest.raises(convert.ConversionError) as caught:
-    convert.convert(convert.FAMILIES['mar'], MODELS['mar'], tensors)
+  with pytest.raises(rules.ConversionError) as caught:
+    convert.convert(rules.FAMILIES['mar'], MODELS['mar'], tensors)
   assert 'unexpected: rope.freqs (3,)' in str(caught.value)
   assert 'missing: diffloss.net.res_blocks.0.in_ln.bias (12,)' in str(caught.value)
   # Attention in the decoder's levels is another autoencoder of the same family.
   tensors = {**_published('kl_vae'), 'decoder.up.1.attn.0.q.bias': np.zeros(128, np.float32)}
-  with pytest.raises(convert.ConversionError, match='unexpected: decoder.up.1.attn.0.q.bias'):
-    convert.convert(convert.FAMILIES['kl_vae'], MODELS['kl_vae'], tensors)
+  with pytest.raises(rules.ConversionError, match='unexpected: decoder.up.1.attn.0.q.bias'):
+    convert.convert(rules.FAMILIES['kl_vae'], MODELS['kl_vae'], tensors)
 
 
 def test_the_training_losses_of_an_autoencoder_are_left_out():
   tensors = {**_published('kl_vae'), 'loss.discriminator.main.0.weight': np.zeros(3)}
-  convert.convert(convert.FAMILIES['kl_vae'], MODELS['kl_vae'], tensors)
+  convert.convert(rules.FAMILIES['kl_vae'], MODELS['kl_vae'], tensors)
 
 
 @pytest.mark.parametrize('changes, options, message', [
@@ -104,15 +103,16 @@ def test_the_training_losses_of_an_autoencoder_are_left_out():
 def test_sizes_that_cannot_be_told_are_explained(changes, options, message):
   shapes = {key: tensor.shape for key, tensor in _published('mar').items()} | changes
   with pytest.raises(ValueError, match=message):
-    convert.infer_mar(shapes, options)
+    family_lib.infer(rules.FAMILIES['mar'], shapes, options)
 
 
 def test_narrow_autoencoders_are_refused():
   shapes = {key: tensor.shape for key, tensor in _published('kl_vae').items()}
-  with pytest.raises(convert.ConversionError, match='64, 256'):
-    convert.infer_kl_vae({**shapes, 'encoder.down.0.block.0.conv1.weight': (64, 64, 3, 3)}, {})
-  with pytest.raises(convert.ConversionError, match='num_heads: not for'):
-    convert.infer_kl_vae(shapes, {'num_heads': 2})
+  narrow = {**shapes, 'encoder.down.0.block.0.conv1.weight': (64, 64, 3, 3)}
+  with pytest.raises(rules.ConversionError, match='64, 256'):
+    family_lib.infer(rules.FAMILIES['kl_vae'], narrow, {})
+  with pytest.raises(rules.ConversionError, match='num_heads: not for'):
+    family_lib.infer(rules.FAMILIES['kl_vae'], shapes, {'num_heads': 2})
 
 
 class TestTrainingFiles:
@@ -135,7 +135,7 @@ class TestTrainingFiles:
                   args=argparse.Namespace(lr=1e-4, output_dir='x'))
     config = convert.convert_file('mar', source, tmp_path / 'out', options={'num_heads': 2})
     loaded = checkpoint.load(tmp_path / 'out')
-    _assert_same(convert.publish(convert.FAMILIES['mar'], config, loaded.params),
+    _assert_same(convert.publish(rules.FAMILIES['mar'], config, loaded.params),
                  _published('mar', 1))
     assert loaded.metadata['key'] == 'model_ema'
     _assert_same(read.read(source, key='model', prefer='model_ema').tensors, _published('mar', 0))

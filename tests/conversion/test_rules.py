@@ -12,8 +12,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, rules
+from checkpoints_conversion.rules import base
 
 _MANIFESTS = sorted(
     (pathlib.Path(__file__).parent.parent / 'data' / 'manifests').glob('llamagen_*.json.gz'))
@@ -22,13 +22,13 @@ _MANIFESTS = sorted(
 def _published_model(path):
   name = path.name.removeprefix('llamagen_').removesuffix('.json.gz')
   if name.startswith('vq'):
-    return convert.FAMILIES['llamagen_vq'], name.replace('vq', 'vq_'), {}
-  return convert.FAMILIES['llamagen'], name, {'image_size': int(name.split('_')[-1])}
+    return rules.FAMILIES['llamagen_vq'], name.replace('vq', 'vq_'), {}
+  return rules.FAMILIES['llamagen'], name, {'image_size': int(name.split('_')[-1])}
 
 
 def test_every_preset_has_a_manifest():
   named = {(family.kind, name) for family, name, _ in map(_published_model, _MANIFESTS)}
-  families = [convert.FAMILIES[name] for name in ('llamagen', 'llamagen_vq')]
+  families = [rules.FAMILIES[name] for name in ('llamagen', 'llamagen_vq')]
   assert named == {(family.kind, name) for family in families for name in family.presets}
 
 
@@ -47,12 +47,12 @@ def test_published_tensors_are_exactly_those_of_the_model(path):
 
 
 @pytest.mark.parametrize('transform, shape, made', [
-    (rules.KEEP, (5,), [(5,)]),
-    (rules.MATRIX, (3, 4), [(4, 3)]),
-    (rules.CONVOLUTION, (2, 3, 4, 5), [(4, 5, 3, 2)]),
-    (rules.POINTWISE, (2, 3, 1, 1), [(3, 2)]),
-    (rules.join_heads(2, 3), (8, 6), [(2, 3, 8)]),
-    (rules.split_heads(4, 2, 3), (24, 7), [(7, 4, 3), (7, 2, 3), (7, 2, 3)]),
+    (base.KEEP, (5,), [(5,)]),
+    (base.MATRIX, (3, 4), [(4, 3)]),
+    (base.CONVOLUTION, (2, 3, 4, 5), [(4, 5, 3, 2)]),
+    (base.POINTWISE, (2, 3, 1, 1), [(3, 2)]),
+    (base.join_heads(2, 3), (8, 6), [(2, 3, 8)]),
+    (base.split_heads(4, 2, 3), (24, 7), [(7, 4, 3), (7, 2, 3), (7, 2, 3)]),
 ])
 def test_transforms_rearrange_and_invert_exactly(transform, shape, made):
   array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -64,16 +64,16 @@ def test_transforms_rearrange_and_invert_exactly(transform, shape, made):
 
 def test_fused_projections_split_into_query_key_value_by_head():
   fused = np.arange(8 * 1).reshape(8, 1)  # Two query heads, one key/value head of width 2.
-  query, key, value = rules.split_heads(2, 1, 2).forward(fused)
+  query, key, value = base.split_heads(2, 1, 2).forward(fused)
   assert query[0].tolist() == [[0, 1], [2, 3]]
   assert key[0].tolist() == [[4, 5]] and value[0].tolist() == [[6, 7]]
 
 
 def test_tables_must_make_every_parameter_once():
-  table = [rules.Rule('a.{i}', ('x_{i}/a',), rules.KEEP), rules.Rule('b', ('b',), rules.KEEP)]
-  expanded = rules.expand(table, ['x_0/a', 'x_12/a', 'b'])
+  table = [base.Rule('a.{i}', ('x_{i}/a',), base.KEEP), base.Rule('b', ('b',), base.KEEP)]
+  expanded = base.expand(table, ['x_0/a', 'x_12/a', 'b'])
   assert [rule.source for rule in expanded] == ['a.0', 'a.12', 'b']
   with pytest.raises(ValueError, match="'c'"):
-    rules.expand(table, ['x_0/a', 'b', 'c'])
+    base.expand(table, ['x_0/a', 'b', 'c'])
   with pytest.raises(ValueError, match="'b'"):
-    rules.expand(table + [rules.Rule('again', ('b',), rules.KEEP)], ['x_0/a', 'b'])
+    base.expand(table + [base.Rule('again', ('b',), base.KEEP)], ['x_0/a', 'b'])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from cspd_jax.core import checkpoint
+from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import published_trees
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.random import row_keys
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.warp import Warp
@@ -64,6 +64,6 @@ def test_caches_hold_the_accepted_sequence(name):
         np.testing.assert_allclose(
             mine[stream, :, :count], theirs[stream, :, :count], atol=2e-4)
       known = count - int(state.drafter.fresh[row])
-      for mine, theirs in zip(state.drafter.cache.layer, fresh.layer):
+      for mine, theirs in zip(state.drafter.cache.layers[0], fresh.layers[0]):
         np.testing.assert_allclose(
             mine[stream, :, :known], theirs[stream, :, :known], atol=2e-4)

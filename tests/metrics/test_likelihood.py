@@ -68,7 +68,7 @@ class LikelihoodTest(parameterized.TestCase):
     def run(tokens):
       return likelihood.likelihood(
           llamagen.target(config, guided=True), params, labels, tokens, warp), jnp.stack([
-              llamagen.logits(config, params, labels, tokens, drop_mask=jnp.full((2,), dropped))
+              llamagen.logits(params, config, labels, tokens, drop_mask=jnp.full((2,), dropped))
               for dropped in (False, True)])
 
     got, both = jax.jit(run)(tokens)

@@ -13,6 +13,7 @@ import pathlib
 import numpy as np
 
 from checkpoints_conversion import convert
+from checkpoints_conversion import rules
 
 _DATA = pathlib.Path(__file__).parent.parent / 'data'
 
@@ -34,7 +35,7 @@ def weights(shapes, seed):
 
 def params(family, config, seed):
   """Parameters of a model with such weights, through the real converter."""
-  family = convert.FAMILIES[family]
+  family = rules.FAMILIES[family]
   return convert.convert(family, config, weights(convert.published_shapes(family, config), seed))
 
 

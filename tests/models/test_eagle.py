@@ -24,6 +24,7 @@ import numpy as np
 import published
 import pytest
 
+from cspd_jax.models import causal
 from cspd_jax.models import eagle
 
 FILLED, WIDTH, VOCAB = 64, 64, 48
@@ -59,7 +60,7 @@ CASES = {
 
 class Inputs(NamedTuple):
   params: dict
-  prompt: eagle.Prompt | None
+  prompt: causal.Prompt | None
   tokens: jax.Array  # [B, 80]
   drafts: jax.Array  # [B, 7]
   features: jax.Array  # [S, B, C + 79, F]
@@ -81,7 +82,8 @@ def _inputs(case):
   batch, rows = case.shape[1], case.shape[0] * case.shape[1]
   if case.config.family == 'chameleon':
     tokens = rng.integers(0, VOCAB, (batch, case.condition))
-    prompt = eagle.Prompt(jnp.asarray(tokens), np.arange(case.condition) >= PADDING[:, None])
+    prompt = causal.Prompt(
+        jnp.asarray(tokens)[:, None], (np.arange(case.condition) >= PADDING[:, None])[:, None])
   tokens, drafts = (rng.integers(0, VOCAB, (batch, length)) for length in (80, 7))
   features = rng.standard_normal((rows, case.condition + 79, WIDTH)).astype(np.float32)
   return Inputs(
@@ -101,8 +103,8 @@ def _predict(case, inputs, length=80):
   rows = case.shape[0] * case.shape[1]
   tokens = jnp.tile(inputs.tokens, (case.shape[0], 1))[:, :length]
   features = inputs.features.reshape(rows, -1, WIDTH)[:, :case.condition - 1 + length]
-  return jax.jit(eagle.predict, static_argnums=0)(
-      case.config, inputs.params, tokens, features, inputs.prompt)
+  return jax.jit(eagle.predict, static_argnums=1)(
+      inputs.params, case.config, tokens, features, inputs.prompt)
 
 
 def _filled(case, inputs):
@@ -192,7 +194,7 @@ def test_bfloat16_parameters_give_bfloat16_caches_and_float32_logits(name):
   half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), inputs.params)
   inputs = inputs._replace(params=half, features=inputs.features.astype(jnp.bfloat16))
   _, cache, predicted = _filled(case, inputs)
-  assert {part.dtype for part in cache.layer} == {jnp.dtype(jnp.bfloat16)}
+  assert {part.dtype for part in cache.layers[0]} == {jnp.dtype(jnp.bfloat16)}
   assert predicted.dtype == jnp.bfloat16
   assert _predict(case, inputs)[0].dtype == jnp.float32
 
@@ -228,7 +230,7 @@ def test_prompts_belong_to_chameleon():
   for name in ('c2i', 'anole'):
     case = CASES[name]
     inputs = _inputs(case)
-    other = None if inputs.prompt else eagle.Prompt(jnp.zeros((1, 1)), jnp.ones((1, 1)))
+    other = None if inputs.prompt else causal.Prompt(jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1)))
     with pytest.raises(ValueError, match=f'prompt is {"given" if other else "None"}'):
       _predict(case, inputs._replace(prompt=other))
 

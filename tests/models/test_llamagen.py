@@ -30,8 +30,8 @@ T2I = llamagen.LlamaGenConfig(
 GUIDANCE = 4.0
 
 _logits = jax.jit(
-    lambda config, params, condition, tokens, drop: llamagen.logits(
-        config, params, condition, tokens, drop_mask=drop), static_argnums=0)
+    lambda params, config, condition, tokens, drop: llamagen.logits(
+        params, config, condition, tokens, drop_mask=drop), static_argnums=1)
 _TARGETS = {(config, guided): llamagen.target(config, guided=guided)
             for config in (C2I, T2I) for guided in (False, True)}
 _PREFILL = {key: jax.jit(target.prefill, static_argnums=2) for key, target in _TARGETS.items()}
@@ -70,7 +70,7 @@ def _full(case):
   """Both streams' logits `[2, B, T, V]` from full forwards."""
   config, params, condition, tokens = case
   batch = tokens.shape[0]
-  return np.stack([_logits(config, params, condition, tokens, jnp.full((batch,), drop))
+  return np.stack([_logits(params, config, condition, tokens, jnp.full((batch,), drop))
                    for drop in (False, True)])
 
 
@@ -182,7 +182,7 @@ def test_token_numbers_past_the_end_stay_finite(case):
 def test_dropped_conditions_are_chosen_per_image(case):
   config, params, condition, tokens = case
   drop = jnp.arange(tokens.shape[0]) == 1
-  mixed = _logits(config, params, condition, tokens, drop)
+  mixed = _logits(params, config, condition, tokens, drop)
   kept, dropped = _full(case)
   np.testing.assert_allclose(mixed[0], kept[0], atol=1e-5)
   np.testing.assert_allclose(mixed[1], dropped[1], atol=1e-5)
@@ -194,8 +194,8 @@ def test_padding_of_a_caption_is_never_read():
       jnp.where(condition.mask[..., None], condition.embeddings, jnp.nan), condition.mask)
   for drop in (jnp.zeros(3, bool), jnp.ones(3, bool)):
     np.testing.assert_array_equal(
-        _logits(config, params, spoiled, tokens, drop),
-        _logits(config, params, condition, tokens, drop))
+        _logits(params, config, spoiled, tokens, drop),
+        _logits(params, config, condition, tokens, drop))
 
 
 def test_a_new_model_predicts_the_uniform_distribution():

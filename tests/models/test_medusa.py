@@ -32,7 +32,7 @@ def test_logits_follow_the_formula_head_by_head():
 def test_heads_begin_as_the_targets_own_distribution():
   rng = np.random.default_rng(2)
   output = jnp.asarray(rng.standard_normal((8, 12)), jnp.bfloat16)
-  params = medusa.from_target(CONFIG, {'transformer': {'output': output}})
+  params = medusa.from_target({'transformer': {'output': output}}, CONFIG)
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
   features = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
   with jax.default_matmul_precision('highest'):
@@ -40,7 +40,7 @@ def test_heads_begin_as_the_targets_own_distribution():
   for h in range(3):
     np.testing.assert_allclose(logits[:, h], own, atol=1e-5)
   with pytest.raises(ValueError, match=r'\(8, 12\); the output matrix of the target has \(8, 13\)'):
-    medusa.from_target(CONFIG, {'transformer': {'output': jnp.zeros((8, 13))}})
+    medusa.from_target({'transformer': {'output': jnp.zeros((8, 13))}}, CONFIG)
 
 
 def test_new_heads_add_nothing_but_learn():

@@ -46,8 +46,8 @@ def _target_params(config=TARGET):
   return params
 
 
-_of_target = jax.jit(llamagen.logits_and_features, static_argnums=0)
-_predict = jax.jit(eagle.predict, static_argnums=0)
+_of_target = jax.jit(llamagen.logits_and_features, static_argnums=1)
+_predict = jax.jit(eagle.predict, static_argnums=1)
 
 
 def _batch(size=4):
@@ -81,7 +81,7 @@ def test_what_is_learnt_is_the_feature_of_the_next_token(conditioning, monkeypat
     probs_of.append(jax.nn.softmax(logits[0, :, 0]))
   of_token, probs_of = jnp.stack(of_token, axis=1), jnp.stack(probs_of, axis=1)
 
-  def perfect(_, attached, read_tokens, read_features):
+  def perfect(attached, _, read_tokens, read_features):
     # Token k comes with the feature whose logits are those of token k.
     np.testing.assert_array_equal(read_tokens, tokens[:, :11])
     np.testing.assert_allclose(read_features[:, -11:], of_token[:, :11], atol=1e-5)
@@ -90,7 +90,7 @@ def test_what_is_learnt_is_the_feature_of_the_next_token(conditioning, monkeypat
 
   monkeypatch.setattr(eagle, 'predict', perfect)
   logits, features = _of_target(
-      config, params, condition, tokens, jnp.zeros(2, bool))
+      params, config, condition, tokens, jnp.zeros(2, bool))
   loss, parts = drafter.eagle_loss(
       eagle.init(EAGLE, jax.random.key(0)), EAGLE, dataclasses.replace(TRAIN, noise=0.0), params,
       tokens, features, jax.nn.softmax(logits), jax.random.key(0))
@@ -104,7 +104,7 @@ def test_what_is_learnt_is_the_feature_of_the_next_token(conditioning, monkeypat
 def test_head_h_learns_the_token_h_plus_one_later(labels, monkeypatch):
   (tokens, classes), params = _batch(2), _target_params()
   logits, features = _of_target(
-      TARGET, params, classes, tokens, jnp.zeros(2, bool))
+      params, TARGET, classes, tokens, jnp.zeros(2, bool))
   probs = jax.nn.softmax(logits)
   wanted = probs if labels == 'probs' else jax.nn.one_hot(tokens, 10)
 
@@ -146,7 +146,7 @@ def test_dropped_conditions_use_the_features_of_the_null_condition():
   loss, found = jax.jit(drafter.eagle_loss, static_argnums=(1, 2)), []
   for drop in (True, False):
     logits, features = _of_target(
-        TARGET, params, labels, tokens, jnp.full(4, drop))
+        params, TARGET, labels, tokens, jnp.full(4, drop))
     found.append(loss(
         state.params, EAGLE, train, params, tokens, features, jax.nn.softmax(logits),
         jax.random.key(0))[0])
@@ -170,7 +170,7 @@ def test_measured_probs_chain_predicted_features():
   attached = eagle.attach(params, own)
   found = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TARGET, 2.0, 3, stride=4))(
       own, params, (tokens, labels))
-  streams = [_of_target(TARGET, params, labels, tokens, jnp.full(4, drop))
+  streams = [_of_target(params, TARGET, labels, tokens, jnp.full(4, drop))
              for drop in (False, True)]
   guided = lambda pair: jax.nn.softmax(pair[1] + 2.0 * (pair[0] - pair[1]))
   probs = guided([logits for logits, _ in streams])
@@ -178,7 +178,7 @@ def test_measured_probs_chain_predicted_features():
   for i, start in enumerate((0, 4, 8)):
     known = [features[:, :start + 1] for _, features in streams]
     for depth in range(1, 4):
-      made = [_predict(EAGLE, attached, tokens[:, :start + depth], part) for part in known]
+      made = [_predict(attached, EAGLE, tokens[:, :start + depth], part) for part in known]
       known = [jnp.concatenate([part, predicted[:, -1:]], axis=1)
                for part, (_, predicted) in zip(known, made)]
       distribution = guided([logits[:, -1] for logits, _ in made])
@@ -194,10 +194,10 @@ def test_measured_probs_chain_predicted_features():
 def test_measured_heads_are_compared_with_the_probs_they_predict():
   params, (tokens, labels) = _target_params(), _batch()
   # Every head repeats the distribution of the token before.
-  own = medusa.from_target(DRAFTERS['medusa'], params)
+  own = medusa.from_target(params, DRAFTERS['medusa'])
   found = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TARGET, 1.0, 3))(
       own, params, (tokens, labels))
-  probs = jax.nn.softmax(llamagen.logits(TARGET, params, labels, tokens))
+  probs = jax.nn.softmax(llamagen.logits(params, TARGET, labels, tokens))
   for h in range(3):
     overlap = jnp.minimum(probs[:, :-1 - h], probs[:, 1 + h:]).sum(-1).mean()
     np.testing.assert_allclose(found[f'overlap_{h + 1}'], overlap, atol=1e-5)

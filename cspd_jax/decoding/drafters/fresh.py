@@ -36,8 +36,8 @@ def tokens_and_probs(rng, kind: str, positions, known: Known, row_width: int, vo
   A position without the neighbour that `kind` asks for gets a uniform token.
 
   Returns:
-    `([L] tokens, [L, V] distributions)`; the distributions follow the tokens' true distribution:
-    one-hot for a copy, the neighbour's distribution for a resampled one.
+    `([L] tokens, [L, V] probs)`; `probs` are the true distributions of the tokens: one-hot for a
+    copy, the neighbour's for a resampled one.
   """
   length = positions.shape[0]
   tokens = rng.integers(length, vocab_size)

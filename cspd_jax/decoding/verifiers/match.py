@@ -9,7 +9,7 @@ from cspd_jax.decoding.verifiers import walk
 def match(seed_exact: bool = True) -> Verifier:
   """Draws one token from the target's distribution at every node and follows the matches.
 
-  What is committed is always a draw from the target's distribution, so the distribution is exact
+  What is committed is always a draw from the target's distribution, so the output is exact
   whatever was drafted (deterministic Jacobi decoding, Song et al., arXiv
   2002.03629, with sampling).
 

@@ -1,0 +1,107 @@
+"""Converts published PyTorch or safetensors weights to a model folder.
+
+    cspd-convert --family=llamagen --source=c2i_XL_384.pt --model=c2i_xl_384 \\
+        --output=checkpoints/c2i_xl_384
+    cspd-convert --family=llamagen_vq --source=vq_ds16_c2i.pt --output=checkpoints/c2i_xl_384
+
+The networks of a model go into one folder, one after the other: what generates (the
+target), its image tokenizer, what drafts for it. `cspd_jax.load` opens the folder.
+Without --model the sizes are taken from the shapes in the file, and other options say
+what shapes cannot. Anything wrong with the input ends with one message and exit code 2.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from absl import logging
+
+from checkpoints_conversion import folder, rules
+from cspd_jax.core import checkpoint
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command.
+
+  Args:
+    argv: its arguments; None takes those of the process.
+
+  Returns:
+    The exit code: 0, or 2 after a message about the input.
+  """
+  logging.set_verbosity(logging.WARNING)  # Orbax reports every step of a save.
+  try:
+    arguments = _parser().parse_args(argv)
+    needed = ('family', 'source', 'output')
+    if missing := [f'--{name}' for name in needed if not getattr(arguments, name)]:
+      raise ValueError(f'{", ".join(missing)} must be given; see --help.')
+    _convert(arguments)
+  except (ValueError, OSError) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  return 0
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+  family = rules.get(arguments.family)
+  if arguments.target and family.compare is None:
+    raise ValueError(f'--target is for drafters; --family is {family.name!r}.')
+  target = checkpoint.load(arguments.target) if arguments.target else None
+  place, config = folder.convert_part(
+      family.name, arguments.source, arguments.output, role=arguments.role,
+      sampling=arguments.sampling, dtype=arguments.dtype, model=arguments.model,
+      key=arguments.key, options={name: getattr(arguments, name) for name in _options()})
+  print(f'{place}: {config}')
+  if target and family.compare:
+    print('\n'.join(family.compare(checkpoint.load(place).params, target.params)))
+
+
+class _Parser(argparse.ArgumentParser):
+  """A parser whose mistakes are one sentence."""
+
+  def error(self, message: str) -> NoReturn:
+    raise ValueError(f'{message}; see --help.')
+
+
+def _parser() -> argparse.ArgumentParser:
+  families = rules.FAMILIES.values()
+  published = '; '.join(f'{one.name}: {", ".join(one.presets)}' for one in families if one.presets)
+  preferred = ''.join(
+      f'{one.prefer!r} for {one.name}; ' for one in families if one.prefer is not None)
+  parser = _Parser(
+      prog='cspd-convert', description=__doc__, allow_abbrev=False,
+      formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--family', help=f'What the file holds: {", ".join(rules.FAMILIES)}.')
+  parser.add_argument('--model', help=f'Published model. Default: the sizes are inferred. '
+                      f'{published}.')
+  parser.add_argument('--source', help='The file to convert: .safetensors (or a folder of them), '
+                      '.pt, .pth, .ckpt or .bin.')
+  parser.add_argument('--output', help='Folder of the model: a new one, or one to add to.')
+  parser.add_argument('--role', help="What the network is to the model, such as 'draft'. Default: "
+                      "the first that suits it: 'target', 'tokenizer', 'eagle'.")
+  parser.add_argument('--sampling', help="Official sampling options to store as the model's "
+                      "defaults: 'pictures' (default), or 'fid' where they were published.")
+  for name, text in _options().items():
+    parser.add_argument(f'--{name}', type=int, help=f'{text} Only without --model.')
+  parser.add_argument('--target', help='Folder of the converted target of an EAGLE drafter: says '
+                      "which of its tables the drafter's own token embedding equals.")
+  parser.add_argument('--key', help="Part of a .pt file that holds the weights, such as 'ema'. "
+                      f"Default: {preferred}the first of 'model', 'module' and 'state_dict', or "
+                      'the file itself.')
+  parser.add_argument('--dtype', choices=['float32', 'bfloat16'],
+                      help='What to store. Default: as published.')
+  return parser
+
+
+def _options() -> dict[str, str]:
+  """What any family can be told beside the shapes, with a line of help."""
+  texts: dict[str, str] = {}
+  for family in rules.FAMILIES.values():
+    for name, text in family.options.items():
+      texts.setdefault(name, text)
+  return texts
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,112 @@
+"""Conversion into model folders, which `cspd_jax.load` opens.
+
+The networks of a model are converted one by one into the same folder, in any order.
+"""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from checkpoints_conversion import convert, rules
+from checkpoints_conversion.rules.family import ConversionError, FileFamily
+from cspd_jax import families
+from cspd_jax.core import checkpoint
+from cspd_jax.families import folder as folder_lib
+
+
+def convert_part(
+    family_name: str,
+    source: str | os.PathLike,
+    output: str | os.PathLike,
+    *,
+    role: str | None = None,
+    sampling: str | None = None,
+    dtype: Any = None,
+    **arguments: Any,
+) -> tuple[pathlib.Path, Any]:
+  """Converts a published file to a part of a model.
+
+  Args:
+    family_name: see `convert.convert_source`.
+    source: see `convert.convert_source`.
+    output: folder of the model. It is made, or the part joins the model that is there, in place of
+      an older part of the same role. A network that is no part of any family of models becomes a
+      folder of its own.
+    role: what the network is to the model, such as 'draft'; None takes the first one that suits
+      its kind.
+    sampling: which official options become the model's defaults; None takes those for pictures.
+      Targets only.
+    dtype: the dtype to store; None keeps the published one.
+    **arguments: those of `convert.convert_source`.
+
+  Returns:
+    The folder of the network, and its config.
+
+  Raises:
+    ValueError: (or a subclass) for anything that is wrong with the input, or if the network does
+      not belong to the others of the model. Nothing has been written then.
+  """
+  family, folder = rules.get(family_name), pathlib.Path(output).expanduser().absolute()
+  if family.model is None:
+    if role or sampling:
+      raise ConversionError(f'{family.what} is a part of no model that cspd_jax has; leave role '
+                            'and sampling out.')
+    return folder, convert.convert_file(family_name, source, folder, dtype=dtype, **arguments)
+  model = families.FAMILIES[family.model]
+  role = _role(family, model, role)
+  others = _parts(folder, model.name, role)
+  made = convert.convert_source(family_name, source, **arguments)
+  defaults = _defaults(family, made.config, role, sampling)
+  parts = {**others, role: made._replace(params=_shapes(made.params))}
+  if 'target' in parts:
+    model.build(families.Parts(folder.name, parts, {}))  # Refuses what does not belong together.
+  checkpoint.save(folder / role, made.kind, made.config, made.params, dtype=dtype,
+                  extra=made.metadata)
+  families.save(folder, model.name, {role: role}, defaults)
+  return folder / role, made.config
+
+
+def _role(family: FileFamily, model: families.Family, role: str | None) -> str:
+  """Returns the role of a network in its family of models."""
+  roles = [name for name, kinds in model.roles.items() if family.kind in kinds]
+  if role is not None and role not in roles:
+    raise ConversionError(f'role is {role!r}; {family.what} can be: {", ".join(roles)}.')
+  return roles[0] if role is None else role
+
+
+def _defaults(family: FileFamily, config: Any, role: str, sampling: str | None,
+              ) -> Mapping[str, Any]:
+  """Returns the defaults that a network brings to its model."""
+  presets = family.sampling(config) if role == 'target' else {}
+  if sampling is None:
+    return next(iter(presets.values()), {})
+  if sampling not in presets:
+    known = f'it can be: {", ".join(presets)}' if presets else 'leave it out'
+    raise ConversionError(
+        f'sampling is {sampling!r}, which is not known of this {family.name} file; {known}.')
+  return presets[sampling]
+
+
+def _parts(folder: pathlib.Path, model: str, role: str) -> dict[str, checkpoint.Loaded]:
+  """Describes the networks that a model has beside the one that is to come, without parameters."""
+  if not (folder / 'model.json').exists():
+    return {}
+  try:
+    description = folder_lib.read(folder)
+  except checkpoint.CheckpointError:
+    raise
+  except ValueError:  # A network that is not the target of any model.
+    description = {'family': None}
+  if description['family'] != model or '.' in description['parts'].values():
+    raise ConversionError(
+        f'output is {folder}, which holds a network of its own or a model of another family; give '
+        f'another folder for a {model!r} model.')
+  return {name: checkpoint.describe(folder / part)
+          for name, part in description['parts'].items() if name != role}
+
+
+def _shapes(params: Any) -> Any:
+  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)

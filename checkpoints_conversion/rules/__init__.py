@@ -1,0 +1,39 @@
+"""Families of published files, one module each, and the list of them.
+
+A new family is a module like `llamagen.py` and a line in the list below.
+"""
+
+from checkpoints_conversion.rules import eagle, kl_vae, llamagen, mar, vq
+from checkpoints_conversion.rules.family import ConversionError, FileFamily
+
+FAMILIES: dict[str, FileFamily] = {}
+
+
+def register(family: FileFamily) -> None:
+  """Makes a family known to the driver and the command.
+
+  Raises:
+    ValueError: if another family has this name.
+  """
+  if FAMILIES.setdefault(family.name, family) is not family:
+    raise ValueError(f'name is {family.name!r}, which another family has; choose another name.')
+
+
+def get(name: str) -> FileFamily:
+  """Looks up a family.
+
+  Raises:
+    ConversionError: if there is none of this name.
+  """
+  if name not in FAMILIES:
+    raise ConversionError(f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}.')
+  return FAMILIES[name]
+
+
+register(llamagen.FAMILY)
+register(vq.FAMILY)
+register(eagle.LLAMAGEN)
+register(eagle.ANOLE)
+register(eagle.LUMINA_MGPT)
+register(mar.FAMILY)
+register(kl_vae.FAMILY)

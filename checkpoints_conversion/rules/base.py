@@ -1,0 +1,165 @@
+"""Rules: which published tensor becomes which parameter, and how.
+
+A rule names one published tensor and the parameters it becomes. Names may hold
+placeholders such as `{i}` for numbers; a rule stands for every parameter of the
+network whose path fits. Paths join the keys of the parameter tree with '/'.
+Every transform has an exact inverse, so that the published names and shapes of
+any size follow from the network itself.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Transform(NamedTuple):
+  """An exact rearrangement of numbers.
+
+  Attributes:
+    forward: a published array to a tuple of parameters.
+    inverse: those parameters to the published array.
+  """
+
+  forward: Callable[[Any], tuple[Any, ...]]
+  inverse: Callable[..., Any]
+
+
+class Rule(NamedTuple):
+  """One published tensor and the parameters it becomes.
+
+  Attributes:
+    source: published name.
+    destinations: paths of the parameters, in the order of the transform.
+    transform: how to get from one to the other.
+  """
+
+  source: str
+  destinations: tuple[str, ...]
+  transform: Transform
+
+
+KEEP = Transform(lambda x: (x,), lambda x: x)
+# PyTorch stores matrices as [out, in] and convolutions as [out, in, height, width].
+MATRIX = Transform(lambda x: (x.T,), lambda x: x.T)
+CONVOLUTION = Transform(lambda x: (x.transpose(2, 3, 1, 0),), lambda x: x.transpose(3, 2, 0, 1))
+# A 1x1 convolution is a matrix.
+POINTWISE = Transform(lambda x: (x[:, :, 0, 0].T,), lambda x: x.T[:, :, None, None])
+
+
+def split_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> Transform:
+  """Splits `[(H + 2 K) E, D]`, rows query then key then value, into three `[D, heads, E]`."""
+  counts = (num_heads, num_kv_heads, num_kv_heads)
+  bounds = np.cumsum([count * head_dim for count in counts])[:-1].tolist()
+
+  def forward(fused):
+    return tuple(
+        part.reshape(count, head_dim, -1).transpose(2, 0, 1)
+        for part, count in zip(np.split(fused, bounds), counts, strict=True))
+
+  def inverse(*parts):
+    # `concatenate` of the arrays' own library: the shapes of big networks are traced with JAX.
+    library = parts[0].__array_namespace__()
+    return library.concatenate(
+        [part.transpose(1, 2, 0).reshape(-1, part.shape[0]) for part in parts])
+
+  return Transform(forward, inverse)
+
+
+def join_heads(num_heads: int, head_dim: int) -> Transform:
+  """Rearranges `[D, H E]` to `[H, E, D]`."""
+  return Transform(lambda x: (x.T.reshape(num_heads, head_dim, -1),),
+                   lambda x: x.reshape(num_heads * head_dim, -1).T)
+
+
+def split_head_biases(num_heads: int) -> Transform:
+  """Splits `[3 H E]`, query then key then value, into three `[H, E]`."""
+
+  def forward(fused):
+    return tuple(fused.reshape(3, num_heads, -1))
+
+  def inverse(*parts):
+    library = parts[0].__array_namespace__()
+    return library.concatenate([part.reshape(-1) for part in parts])
+
+  return Transform(forward, inverse)
+
+
+def separate_heads(num_heads: int, head_dim: int, halves: bool) -> Transform:
+  """Rearranges `[H E, D]` to `[D, H, E]`; with `halves`, from rotated halves to rotated pairs.
+
+  Some published models rotate number `i` of a head together with number `i + E / 2`, here it is
+  `2 i` with `2 i + 1`. The same order of queries and keys leaves their products as they are.
+  """
+  def forward(x):
+    x = x.reshape(num_heads, head_dim, -1)
+    return ((_to_pairs(x) if halves else x).transpose(2, 0, 1),)
+
+  def inverse(x):
+    x = x.transpose(1, 2, 0)
+    return (_to_halves(x) if halves else x).reshape(num_heads * head_dim, -1)
+
+  return Transform(forward, inverse)
+
+
+def head_norm(num_heads: int, num_shards: int) -> Transform:
+  """Repeats `[num_shards, E]`, a row for the heads of a shard, to `[H, E]`; halves become pairs."""
+  repeats = num_heads // num_shards
+  return Transform(lambda x: (_to_pairs(x).repeat(repeats, axis=0),),
+                   lambda x: _to_halves(x[::repeats]))
+
+
+def _to_pairs(x):
+  """Turns axis 1 from a first and a second half into pairs of both."""
+  return x.reshape(x.shape[0], 2, -1, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def _to_halves(x):
+  return x.reshape(x.shape[0], -1, 2, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def layer(source: str, destination: str, transform: Transform) -> list[Rule]:
+  """Rules of a linear or convolutional layer with a bias."""
+  return [Rule(f'{source}.weight', (f'{destination}/kernel',), transform),
+          Rule(f'{source}.bias', (f'{destination}/bias',), KEEP)]
+
+
+def norm(source: str, destination: str) -> list[Rule]:
+  """Rules of a normalisation with scale and bias."""
+  return [Rule(f'{source}.weight', (f'{destination}/scale',), KEEP),
+          Rule(f'{source}.bias', (f'{destination}/bias',), KEEP)]
+
+
+def expand(rules: Iterable[Rule], paths: Iterable[str]) -> list[Rule]:
+  """Fills in the placeholders for one network.
+
+  Args:
+    rules: a table.
+    paths: paths of all parameters of the network.
+
+  Returns:
+    One rule per published tensor, without placeholders, in the order of the parameters.
+
+  Raises:
+    ValueError: if a parameter is made by no rule, or by more than one.
+  """
+  rules, paths = list(rules), list(paths)
+  found: list[Rule] = []
+  made: list[str] = []
+  patterns = [_pattern(rule.destinations[0]) for rule in rules]
+  for path in paths:
+    for rule, pattern in zip(rules, patterns, strict=True):
+      if match := pattern.fullmatch(path):
+        numbers = match.groupdict()
+        destinations = tuple(name.format(**numbers) for name in rule.destinations)
+        found.append(Rule(rule.source.format(**numbers), destinations, rule.transform))
+        made.extend(destinations)
+  if sorted(made) != sorted(paths):
+    wrong = sorted(path for path in {*made, *paths} if made.count(path) != paths.count(path))
+    raise ValueError(f'The rules do not make each of these parameters once: {wrong}.')
+  return found
+
+
+def _pattern(destination: str) -> re.Pattern[str]:
+  return re.compile(re.sub(r'\\\{(\w)\\\}', r'(?P<\1>\\d+)', re.escape(destination)))

@@ -1,0 +1,144 @@
+"""EAGLE drafters as LANTERN publishes them (arXiv 2410.03355), for three targets."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from checkpoints_conversion.rules import base, family
+from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
+from cspd_jax.models.eagle import PRESETS, EagleConfig
+
+Params = Any
+
+
+def rules(config: EagleConfig, num_norm_shards: int | None = None) -> list[Rule]:
+  """Returns the rule table of a drafter.
+
+  Args:
+    config: the drafter's sizes.
+    num_norm_shards: rows of the norms of queries and keys, 'chameleon' only; None means one for
+      every head.
+  """
+  chameleon, width = config.family == 'chameleon', config.head_dim
+  source = 'layers.0.'
+  table = base.layer('fc', 'fc', MATRIX) + [
+      Rule(source + 'self_attn.q_proj.weight', ('layer/query',),
+           base.separate_heads(config.num_heads, width, chameleon)),
+      Rule(source + 'self_attn.k_proj.weight', ('layer/key',),
+           base.separate_heads(config.num_kv_heads, width, chameleon)),
+      Rule(source + 'self_attn.v_proj.weight', ('layer/value',),
+           base.separate_heads(config.num_kv_heads, width, False)),
+      Rule(source + 'self_attn.o_proj.weight', ('layer/out',),
+           base.join_heads(config.num_heads, width)),
+      Rule(source + 'post_attention_layernorm.weight', ('layer/ffn_norm/scale',), KEEP),
+      Rule(source + 'mlp.gate_proj.weight', ('layer/gate',), MATRIX),
+      Rule(source + 'mlp.up_proj.weight', ('layer/up',), MATRIX),
+      Rule(source + 'mlp.down_proj.weight', ('layer/down',), MATRIX),
+      Rule('embed_tokens.weight', ('token_embedding',), KEEP),
+  ]
+  if not chameleon:
+    return table
+  table.append(Rule(source + 'input_layernorm.weight', ('layer/attention_norm/scale',), KEEP))
+  for theirs, ours, count in (('q', 'query', config.num_heads), ('k', 'key', config.num_kv_heads)):
+    transform = base.head_norm(count, num_norm_shards or count)
+    norm = f'{source}self_attn.{theirs}_norm.'
+    table += [Rule(norm + 'weight', (f'layer/{ours}_norm/scale',), transform),
+              Rule(norm + 'bias', (f'layer/{ours}_norm/bias',), transform)]
+  return table
+
+
+def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> EagleConfig:
+  """Infers the sizes of a drafter.
+
+  Args:
+    form: the model it drafts for: 'llamagen', 'anole' or 'lumina_mgpt'.
+    shapes: of its published tensors.
+    options: `image_size` in pixels; `num_heads`, where neither shapes nor a published width tell.
+
+  Raises:
+    ConversionError: if the shapes and options do not tell all sizes.
+  """
+  shape = functools.partial(family.shape, _what(form), shapes)
+  vocab_size, dim = shape('embed_tokens.weight', 2)
+  projections = {name: shape(f'layers.0.self_attn.{name}_proj.weight', 2)[0] for name in ('q', 'k')}
+  ffn_dim = shape('layers.0.mlp.gate_proj.weight', 2)[0]
+  presets = _presets(form)
+  if form == 'llamagen':
+    architecture, norm_eps = 'llamagen', 1e-6
+    known = {preset.dim: preset.num_heads for preset in presets.values()}
+    head_dim = dim // family.num_heads(options, known.get(dim), dim, f'width {dim}')
+  else:
+    architecture, norm_eps = 'chameleon', 1e-5
+    head_dim = shape('layers.0.self_attn.q_norm.weight', 2)[1]
+  side = family.tokens_per_side(options, list(presets))
+  # Lumina-mGPT ends rows and the image with tokens of their own.
+  width, ends = (side + 1, 1) if form == 'lumina_mgpt' else (side, 0)
+  return EagleConfig(
+      family=architecture, num_tokens=side * width + ends, row_width=width, dim=dim,
+      num_heads=projections['q'] // head_dim, num_kv_heads=projections['k'] // head_dim,
+      ffn_dim=ffn_dim, vocab_size=vocab_size, norm_eps=norm_eps, own_embedding=True)
+
+
+def compare_embedding(params: Params, target_params: Params) -> dict[str, float]:
+  """Measures which of its target's tables a drafter's own token embedding is.
+
+  The published LlamaGen drafters may hold the output matrix in this place.
+
+  Args:
+    params: a converted drafter with a token embedding of its own.
+    target_params: the converted target.
+
+  Returns:
+    For 'token_embedding' and 'output', the largest difference to that table of the target in
+    units of its largest number. 0 means equal; the rounding of bfloat16 is below 0.004.
+
+  Raises:
+    ConversionError: if the sizes differ.
+  """
+  own = np.asarray(params['token_embedding'], np.float32)
+  tables, differences = target_params['transformer'], {}
+  for name in ('token_embedding', 'output'):
+    table = np.asarray(tables[name], np.float32)
+    table = table.T if name == 'output' else table
+    if table.shape != own.shape:
+      raise family.ConversionError(
+          f"The drafter's token embedding is {own.shape}, but the target's {name} is for "
+          f'{table.shape}; this drafter belongs to another target.')
+    differences[name] = float(np.abs(own - table).max() / np.abs(table).max())
+  return differences
+
+
+def describe_embedding(params: Params, target_params: Params) -> list[str]:
+  """Says for each table of the target whether it is the drafter's token embedding.
+
+  Arguments and errors as for `compare_embedding`.
+  """
+  return [
+      f"token embedding {'equals' if difference < 0.004 else 'is not'} the target's {name} "
+      f'(largest difference {difference:.2g} of the largest number)'
+      for name, difference in compare_embedding(params, target_params).items()]
+
+
+def _what(form: str) -> str:
+  return f'an EAGLE drafter for {form}'
+
+
+def _presets(form: str) -> dict[str, EagleConfig]:
+  return {name: preset for name, preset in PRESETS.items() if name.startswith(form)}
+
+
+def _family(form: str, options: dict[str, str], num_norm_shards: int | None = None,
+            model: str | None = None) -> family.FileFamily:
+  return family.FileFamily(
+      name=f'eagle_{form}', what=_what(form), kind='eagle',
+      rules=functools.partial(rules, num_norm_shards=num_norm_shards),
+      infer=functools.partial(infer, form), presets=_presets(form),
+      options=family.IMAGE_SIZE | options,
+      model=model, compare=describe_embedding)
+
+
+LLAMAGEN = _family('llamagen', family.NUM_HEADS, model='llamagen')
+ANOLE = _family('anole', {})
+LUMINA_MGPT = _family('lumina_mgpt', {}, num_norm_shards=1)

@@ -1,0 +1,100 @@
+"""LlamaGen's transformers, class- and text-conditional (arXiv 2406.06525)."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from checkpoints_conversion.rules import base, family, imagenet
+from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
+from cspd_jax.models.llamagen import PRESETS, LlamaGenConfig
+
+_WHAT = 'a LlamaGen transformer'
+# Guidance scales of the official evaluation of class-conditional models, by width and depth.
+_FID_SCALES = {(768, 12): 2.0, (1024, 24): 2.0, (1280, 36): 1.75, (1536, 48): 1.75,
+               (3200, 24): 1.65}
+
+
+def rules(config: LlamaGenConfig) -> list[Rule]:
+  """Returns the rule table of a transformer."""
+  sizes = config.transformer
+  heads = (sizes.num_heads, sizes.num_kv_heads, sizes.head_dim)
+  ours, theirs = 'transformer/layers_{i}/', 'layers.{i}.'
+  table = [
+      Rule('tok_embeddings.weight', ('transformer/token_embedding',), KEEP),
+      Rule(theirs + 'attention_norm.weight', (ours + 'attention_norm/scale',), KEEP),
+      Rule(theirs + 'attention.wqkv.weight',
+           (ours + 'query', ours + 'key', ours + 'value'), base.split_heads(*heads)),
+      Rule(theirs + 'attention.wo.weight', (ours + 'out',),
+           base.join_heads(sizes.num_heads, sizes.head_dim)),
+      Rule(theirs + 'ffn_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
+      Rule(theirs + 'feed_forward.w1.weight', (ours + 'gate',), MATRIX),
+      Rule(theirs + 'feed_forward.w3.weight', (ours + 'up',), MATRIX),
+      Rule(theirs + 'feed_forward.w2.weight', (ours + 'down',), MATRIX),
+      Rule('norm.weight', ('transformer/norm/scale',), KEEP),
+      Rule('output.weight', ('transformer/output',), MATRIX),
+  ]
+  if config.conditioning == 'class':
+    return table + [Rule('cls_embedding.embedding_table.weight', ('label_embedding',), KEEP)]
+  return table + [
+      Rule('cls_embedding.uncond_embedding', ('null_caption',), KEEP),
+      Rule('cls_embedding.cap_proj.fc1.weight', ('caption_in',), MATRIX),
+      Rule('cls_embedding.cap_proj.fc2.weight', ('caption_out',), MATRIX),
+  ]
+
+
+def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
+  """Infers the sizes of a transformer.
+
+  Args:
+    shapes: of its published tensors.
+    options: `image_size` in pixels, which no weight depends on; `num_heads`, where width and
+      depth are not those of a published size.
+
+  Raises:
+    ConversionError: if the shapes and options do not tell all sizes.
+  """
+  shape = functools.partial(family.shape, _WHAT, shapes)
+  vocab_size, dim = shape('tok_embeddings.weight', 2)
+  num_layers = family.count(shapes, r'layers\.(\d+)\.attention\.wqkv\.weight')
+  fused = shape('layers.0.attention.wqkv.weight', 2)[0]
+  ffn_dim = shape('layers.0.feed_forward.w1.weight', 2)[0]
+  known = {(preset.dim, preset.num_layers): preset.num_heads for preset in PRESETS.values()}
+  num_heads = family.num_heads(
+      options, known.get((dim, num_layers)), dim, f'width {dim} with {num_layers} layers')
+  side = family.tokens_per_side(options, list(PRESETS))
+  if 'cls_embedding.uncond_embedding' in shapes:
+    condition: dict[str, Any] = {
+        'conditioning': 'text', 'caption_dim': shape('cls_embedding.uncond_embedding', 2)[1]}
+  else:
+    table = shape('cls_embedding.embedding_table.weight', 2)
+    condition = {'conditioning': 'class', 'num_classes': table[0] - 1}
+  return LlamaGenConfig(
+      height=side, width=side, dim=dim, num_layers=num_layers, num_heads=num_heads,
+      num_kv_heads=(fused - dim) // (2 * (dim // num_heads)), ffn_dim=ffn_dim,
+      vocab_size=vocab_size, **condition)
+
+
+def metadata(config: LlamaGenConfig) -> dict[str, Any]:
+  """Returns the names of ImageNet's classes, if the model has as many."""
+  return imagenet.metadata(config.num_classes) if config.conditioning == 'class' else {}
+
+
+def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
+  """Returns the options of the official sampling scripts, all of which guide every token.
+
+  'pictures' are those of the demonstrations, 'fid' those of the published FID.
+  """
+  plain = {'temperature': 1.0, 'top_p': 1.0}
+  if config.conditioning == 'text':
+    return {'pictures': {'guidance_scale': 7.5, 'top_k': 1000, **plain}}
+  presets = {'pictures': {'guidance_scale': 4.0, 'top_k': 2000, **plain}}
+  if scale := _FID_SCALES.get((config.dim, config.num_layers)):
+    presets['fid'] = {'guidance_scale': scale, 'top_k': 0, **plain}
+  return presets
+
+
+FAMILY = family.FileFamily(
+    name='llamagen', what=_WHAT, kind='llamagen', rules=rules, infer=infer, presets=PRESETS,
+    options=family.IMAGE_SIZE | family.NUM_HEADS,
+    leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
+    model='llamagen', metadata=metadata, sampling=sampling)

@@ -1,0 +1,108 @@
+"""MAR's transformers with their diffusion heads (arXiv 2406.11838)."""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from checkpoints_conversion.rules import base, family, imagenet
+from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
+from cspd_jax.models.mar import PRESETS, MARConfig
+
+_WHAT = 'a MAR model'
+# Guidance scales of the official evaluation, by width and depth.
+_FID_SCALES = {(768, 12): 2.9, (1024, 16): 3.0, (1280, 20): 3.2}
+_EMBEDDINGS = {
+    'class_emb.weight': 'class_embedding', 'fake_latent': 'null_embedding',
+    'encoder_pos_embed_learned': 'encoder_positions', 'mask_token': 'mask_token',
+    'decoder_pos_embed_learned': 'decoder_positions', 'diffusion_pos_embed_learned': 'z_positions',
+}
+_HEAD = {
+    'time_embed.mlp.0': 'time_in', 'time_embed.mlp.2': 'time_out', 'cond_embed': 'condition',
+    'input_proj': 'state', 'res_blocks.{i}.mlp.0': 'mlp_in_{i}',
+    'res_blocks.{i}.mlp.2': 'mlp_out_{i}', 'res_blocks.{i}.adaLN_modulation.1': 'modulation_{i}',
+    'final_layer.adaLN_modulation.1': 'out_modulation', 'final_layer.linear': 'out',
+}
+
+
+def rules(config: MARConfig) -> list[Rule]:
+  """Returns the rule table of a transformer and its head."""
+  heads, head_dim = config.num_heads, config.dim // config.num_heads
+  table = [Rule(theirs, (ours,), KEEP) for theirs, ours in _EMBEDDINGS.items()]
+  table += base.layer('z_proj', 'token_in', MATRIX) + base.norm('z_proj_ln', 'token_norm')
+  table += base.layer('decoder_embed', 'decoder_in', MATRIX)
+  for part in ('encoder', 'decoder'):
+    theirs, ours = f'{part}_blocks.{{i}}', f'{part}_layers_{{i}}'
+    fused = [f'{ours}/{name}' for name in ('query', 'key', 'value')]
+    table += [
+        Rule(f'{theirs}.attn.qkv.weight', tuple(f'{path}/kernel' for path in fused),
+             base.split_heads(heads, heads, head_dim)),
+        Rule(f'{theirs}.attn.qkv.bias', tuple(f'{path}/bias' for path in fused),
+             base.split_head_biases(heads)),
+    ]
+    table += base.layer(f'{theirs}.attn.proj', f'{ours}/out', base.join_heads(heads, head_dim))
+    table += base.layer(f'{theirs}.mlp.fc1', f'{ours}/mlp_in', MATRIX)
+    table += base.layer(f'{theirs}.mlp.fc2', f'{ours}/mlp_out', MATRIX)
+    table += base.norm(f'{theirs}.norm1', f'{ours}/attention_norm')
+    table += base.norm(f'{theirs}.norm2', f'{ours}/mlp_norm')
+    table += base.norm(f'{part}_norm', f'{part}_norm')
+  for theirs, ours in _HEAD.items():
+    table += base.layer(f'diffloss.net.{theirs}', f'head/{ours}', MATRIX)
+  return table + base.norm('diffloss.net.res_blocks.{i}.in_ln', 'head/norm_{i}')
+
+
+def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
+  """Infers the sizes of a transformer and its head.
+
+  Args:
+    shapes: of its published tensors.
+    options: `num_heads`, where width and depth are not those of a published size.
+
+  Raises:
+    ConversionError: if the shapes and options do not tell all sizes.
+  """
+  shape = functools.partial(family.shape, _WHAT, shapes)
+  num_classes, dim = shape('class_emb.weight', 2)
+  num_tokens = shape('diffusion_pos_embed_learned', 3)[1]
+  side = math.isqrt(num_tokens)
+  if side**2 != num_tokens:
+    raise family.ConversionError(
+        f'The model has {num_tokens} tokens; only square grids are known.')
+  num_layers = family.count(shapes, r'encoder_blocks\.(\d+)\.norm1\.weight')
+  known = {(preset.dim, preset.num_layers): preset.num_heads for preset in PRESETS.values()}
+  return MARConfig(
+      height=side, width=side, token_dim=shape('z_proj.weight', 2)[1], dim=dim,
+      num_layers=num_layers,
+      num_heads=family.num_heads(options, known.get((dim, num_layers)), dim,
+                                 f'width {dim} with {num_layers} layers'),
+      head_width=shape('diffloss.net.cond_embed.weight', 2)[0],
+      head_layers=family.count(shapes, r'diffloss\.net\.res_blocks\.(\d+)\.in_ln\.weight'),
+      num_classes=num_classes,
+      buffer_size=shape('encoder_pos_embed_learned', 3)[1] - num_tokens)
+
+
+def metadata(config: MARConfig) -> dict[str, Any]:
+  """Returns the names of ImageNet's classes, if the model has as many."""
+  return imagenet.metadata(config.num_classes)
+
+
+def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
+  """Returns the official options.
+
+  'pictures' are those of the notebook, 'fid' those of the published FID.
+  """
+  steps = min(64, config.height * config.width)
+  presets = {'pictures': {
+      'guidance_scale': 4.0, 'temperature': 1.0,
+      'decoder': f'exact_head(num_iter={steps}, guidance=constant)'}}
+  if scale := _FID_SCALES.get((config.dim, config.num_layers)):
+    presets['fid'] = {'guidance_scale': scale, 'temperature': 1.0,
+                      'decoder': 'exact_head(guidance=linear)'}
+  return presets
+
+
+FAMILY = family.FileFamily(
+    name='mar', what=_WHAT, kind='mar', rules=rules, infer=infer, presets=PRESETS,
+    options=family.NUM_HEADS,
+    # The averaged weights are the ones that the published results use.
+    prefer='model_ema', model='mar', metadata=metadata, sampling=sampling)

@@ -1,0 +1,105 @@
+"""Makes images from prompts, by the best decoder that a model has for the machine.
+
+    cspd-generate --model=demo --prompt=cat --prompt=rocket --output=runs/cats
+    cspd-generate --model=checkpoints/c2i_xl_384 --prompts=prompts.txt --batch_size=8 \\
+        --decoder='mc_sjd(window=32)' --guidance_scale=4 --output=runs/xl
+
+Into --output goes one PNG per image, with its prompt, seed, decoder, sampling options and
+versions inside. Anything wrong with the input ends with one message and exit code 2, before
+anything is compiled.
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from absl import logging
+
+import cspd_jax
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.evaluation import progress
+
+# Sampling options of both engines.
+_SAMPLING = tuple(dict.fromkeys((*Warp._fields, *Sampling._fields)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command.
+
+  Args:
+    argv: its arguments; None takes those of the process.
+
+  Returns:
+    The exit code: 0, 2 after a message about the input, or 130 if it was interrupted.
+  """
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.WARNING)  # Loading a model logs a page.
+  try:
+    _generate(_parser().parse_args(argv))
+  except KeyboardInterrupt:
+    print('interrupted', file=sys.stderr)
+    return 130
+  except (ValueError, OSError) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  return 0
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+  """Generates and saves what the command line asks for."""
+  if arguments.prompt and arguments.prompts:
+    raise ValueError(f'prompt is {arguments.prompt} and prompts is {arguments.prompts!r}; give '
+                     'only one of them.')
+  model = cspd_jax.load(arguments.model, dtype=arguments.dtype)
+  prompts = pathlib.Path(arguments.prompts) if arguments.prompts else arguments.prompt
+  sampling = {name: getattr(arguments, name) for name in model.engine.options._fields}
+  if unknown := [name for name in _SAMPLING if name not in sampling
+                 and getattr(arguments, name) is not None]:
+    raise ValueError(f'{unknown[0]} is no sampling option of model {model.name!r}; options are: '
+                     f'{", ".join(sampling)}.')
+  output = pathlib.Path(arguments.output)
+  with progress.bar('generating') as show:
+    out = model.generate(
+        prompts, seed=arguments.seed if len(arguments.seed) > 1 else arguments.seed[0],
+        decoder=arguments.decoder, batch_size=arguments.batch_size, progress=show, **sampling)
+  out.save(output, overwrite=arguments.overwrite)
+  print(f'{out!r}\nImages are in {output}.')
+
+
+class _Parser(argparse.ArgumentParser):
+  """A parser whose mistakes are one sentence."""
+
+  def error(self, message: str) -> NoReturn:
+    raise ValueError(f'{message}; see --help.')
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = _Parser(prog='cspd-generate', description=__doc__, allow_abbrev=False,
+                   formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--model', default='demo', help='A folder that cspd-convert wrote, or one of '
+                      f'{", ".join(cspd_jax.shipped())}. Default: demo.')
+  parser.add_argument('--prompt', action='append', help='What an image shows; may be repeated. '
+                      "Default: the model's own list.")
+  parser.add_argument('--prompts', help='A file with one prompt per line.')
+  parser.add_argument('--seed', type=int, nargs='+', default=[0], help='A whole number, under '
+                      'which the images are numbered, or one per image. Default: 0.')
+  parser.add_argument('--decoder', help="A specification, such as 'mc_sjd(window=32)'. Default: "
+                      "the model's best for this machine.")
+  parser.add_argument('--batch_size', type=int, default=8, help='Images decoded at once. Default: '
+                      '8.')
+  parser.add_argument('--dtype', choices=['float32', 'bfloat16'],
+                      help="Of the parameters. Default: the model's.")
+  for name in _SAMPLING:
+    kind = int if isinstance(getattr(Warp(), name, None), int) else float
+    parser.add_argument(f'--{name}', type=kind, help="Sampling option. Default: the model's.")
+  parser.add_argument('--output', default='runs/generate', help='Folder of the images. Default: '
+                      'runs/generate.')
+  parser.add_argument('--overwrite', action='store_true', help='Replaces images of the same names.')
+  return parser
+
+
+if __name__ == '__main__':
+  sys.exit(main())

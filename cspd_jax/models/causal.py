@@ -1,0 +1,315 @@
+"""Decoder-only image models as decoding targets, whatever their family.
+
+A sequence is the condition and then the image tokens in raster order; every token but the last
+predicts its successor. A family says how its condition becomes embeddings and how positions
+rotate (`Causal`). Masks, caches, positions, guidance streams and commit are written here, for the
+targets and for the drafters that read their features.
+
+Image token `k` lives in cache slot `C + k`, behind the condition. Guidance streams share every
+forward pass: row `s B + b` is image `b` in stream `s`.
+
+In the shape descriptions `B` is the number of images, `S` of guidance streams, `R` of rows
+(`S B`), `C` of condition tokens, `L` of new tokens, `W` of tokens of a window, `D` the model width
+and `V` the size of the image vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import base
+from cspd_jax.decoding.tree import RuntimeTree, Tree
+from cspd_jax.models import transformer
+from cspd_jax.models.transformer import KeyValues, Rope, TransformerConfig
+
+Params = Any
+# Positions `[R or 1, L]` int to rotary tables. Image tokens past the end must give finite numbers.
+RopeFunction = Callable[[jax.Array], Rope]
+
+
+class Places(NamedTuple):
+  """Where the tokens of a condition stand; the first axes of positions and origin are equal.
+
+  Attributes:
+    visible: `[R, C]` bool, False for padding.
+    positions: `[R or 1, C]` int.
+    origin: `[R or 1]` int, the position of image token 0.
+  """
+
+  visible: jax.Array
+  positions: jax.Array
+  origin: jax.Array
+
+
+class Prefix(NamedTuple):
+  """A condition as the transformer reads it.
+
+  Attributes:
+    embeddings: `[R, C, D]`; padding must be finite.
+    places: where they stand; the last token of every row is visible, for it predicts token 0.
+  """
+
+  embeddings: jax.Array
+  places: Places
+
+
+class Causal(NamedTuple):
+  """What sets one decoder-only image model apart from another.
+
+  Its parameters hold those of the transformer as `params['transformer']`. Tokens `0 .. V - 1` of
+  the transformer's vocabulary are the image tokens, forced ones included.
+
+  Attributes:
+    transformer: sizes of the transformer; `V` is `num_outputs`.
+    embed_condition: `(params, condition, num_streams) -> Prefix` for the rows of all streams. The
+      first axis of every leaf of the condition is `B`.
+    rope: rotary tables of positions.
+    num_tokens: tokens of an image.
+    row_width: tokens of an image row.
+    forced: see `decoding.base.Target`.
+    check_condition: see `decoding.base.Target`.
+  """
+
+  transformer: TransformerConfig
+  embed_condition: Callable[[Params, Any, int], Prefix]
+  rope: RopeFunction
+  num_tokens: int
+  row_width: int
+  forced: Callable[[jax.Array], jax.Array] | None = None
+  check_condition: Callable[[Any], None] = lambda condition: None
+
+
+class Cache(NamedTuple):
+  """Keys and values, and what is needed to read them.
+
+  Attributes:
+    layers: keys and values of every layer, each `[R, K, C + num_slots, E]`.
+    visible: `[R, C]` bool, which slots of the condition may be read.
+    origin: `[R]` int, the position of image token 0.
+  """
+
+  layers: KeyValues
+  visible: jax.Array
+  origin: jax.Array
+
+
+class Window(NamedTuple):
+  """How new tokens are read on top of a cache.
+
+  Attributes:
+    positions: `[R, L]` int.
+    mask: `[R, L, C + num_slots]` bool, what each token sees.
+    slot: `[R]` int, the slot of the window's first token.
+  """
+
+  positions: jax.Array
+  mask: jax.Array
+  slot: jax.Array
+
+
+def tile(x: jax.Array, num_streams: int) -> jax.Array:
+  """`[B, ...]` to `[R, ...]`: the same for every stream."""
+  return jnp.tile(x, (num_streams,) + (1,) * (x.ndim - 1))
+
+
+def split(x: jax.Array, num_streams: int) -> jax.Array:
+  """`[R, ...]` to `[S, B, ...]`."""
+  return x.reshape(num_streams, -1, *x.shape[1:])
+
+
+def whole(places: Places, length: int) -> tuple[jax.Array, jax.Array]:
+  """Positions `[R or 1, n]` and mask `[R, n, n]` of a condition and `length` image tokens."""
+  positions = jnp.concatenate(
+      [places.positions, places.origin[:, None] + jnp.arange(length)], axis=1)
+  readable = jnp.pad(places.visible, ((0, 0), (0, length)), constant_values=True)
+  size = readable.shape[1]
+  # Padding sees itself, so that no token is left without anything to attend to.
+  mask = transformer.causal_mask(size) & (readable[:, None] | jnp.eye(size, dtype=bool))
+  return positions, mask
+
+
+def allocate(layers: KeyValues, places: Places, num_slots: int) -> Cache:
+  """The cache after a condition was read, with room for `num_slots` image tokens."""
+  room = ((0, 0), (0, 0), (0, num_slots), (0, 0))
+  return Cache(
+      jax.tree.map(lambda x: jnp.pad(x, room), layers), places.visible,
+      jnp.broadcast_to(places.origin, places.visible.shape[:1]))
+
+
+def window(cache: Cache, start: jax.Array, depth: jax.Array, seen: jax.Array) -> Window:
+  """Reads tokens of a window that begins behind the committed tokens.
+
+  Every token sees the condition, the image tokens before `start` and its part of the window.
+
+  Args:
+    cache: the cache.
+    start: `[B]` number of the window's first image token.
+    depth: `[L]` or `[B, L]`, how far beyond `start` the new tokens stand.
+    seen: bool `[L, W]` or `[B, L, W]`, what each sees of the window's slots; they follow each
+      other from `start` on.
+  """
+  rows, count = cache.visible.shape
+  streams = rows // start.shape[0]
+  start, depth, seen = tile(start, streams), jnp.asarray(depth), jnp.asarray(seen)
+  positions = (cache.origin + start)[:, None] + (
+      tile(depth, streams) if depth.ndim == 2 else depth)
+  node = jnp.arange(cache.layers[0][0].shape[2] - count) - start[:, None]
+  last = seen.shape[-1] - 1
+  clipped = jnp.clip(node, 0, last)
+  if seen.ndim == 3:
+    related = jnp.take_along_axis(tile(seen, streams), clipped[:, None], axis=2)
+  else:
+    related = seen[:, clipped].swapaxes(0, 1)
+  image = (node < 0)[:, None] | (related & (node <= last)[:, None])
+  condition = jnp.broadcast_to(cache.visible[:, None], (rows, image.shape[1], count))
+  return Window(positions, jnp.concatenate([condition, image], axis=2), count + start)
+
+
+def commit(cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
+  """Moves the entries of an accepted path `[B, D]` in place; see `decoding.base.Target`."""
+  rows, count = cache.visible.shape
+  streams = rows // start.shape[0]
+  start, path = tile(start, streams), tile(path, streams)
+  source = (count + start[:, None] + path)[:, None, :, None]
+
+  def move(slots):
+    return transformer.write_slots(
+        slots, jnp.take_along_axis(slots, source, axis=2), count + start + 1)
+
+  return cache._replace(layers=jax.tree.map(move, cache.layers))
+
+
+def read(
+    params: Params, model: Causal, prefix: Prefix, tokens: jax.Array,
+) -> tuple[jax.Array, jax.Array, KeyValues]:
+  """A forward pass over conditions and the image tokens `[R, L]` behind them.
+
+  Returns:
+    logits `[R, L + 1, V]` of image tokens `0 .. L`, float32; features after the final norm
+    `[R, C + L, D]`; keys and values.
+  """
+  network = transformer.Transformer(model.transformer)
+  params = {'params': params['transformer']}
+  positions, mask = whole(prefix.places, tokens.shape[1])
+  embeddings = jnp.concatenate(
+      [prefix.embeddings, network.apply(params, tokens, method='embed')], axis=1)
+  features, layers = network.apply(
+      params, embeddings, model.rope(positions), mask, method='features')
+  count = prefix.embeddings.shape[1]
+  return network.apply(params, features[:, count - 1:], method='logits'), features, layers
+
+
+def target(model: Causal, num_streams: int) -> base.Target:
+  """The model as a decoding target with `num_streams` guidance streams."""
+  network = transformer.Transformer(model.transformer)
+
+  def prefill(params, condition, num_slots):
+    prefix = model.embed_condition(params, condition, num_streams)
+    rows, batch = prefix.embeddings.shape[0], jax.tree.leaves(condition)[0].shape[0]
+    if rows != num_streams * batch:
+      raise ValueError(f'condition gives {rows} rows for {batch} images; this target has '
+                       f'{num_streams} guidance streams and takes {num_streams * batch}.')
+    nothing = jnp.zeros((rows, 0), jnp.int32)
+    logits, features, layers = read(params, model, prefix, nothing)
+    return (split(logits[:, 0], num_streams), split(features, num_streams),
+            allocate(layers, prefix.places, num_slots))
+
+  def score(params, cache: Cache, tokens, start, tree: Tree | RuntimeTree):
+    params = {'params': params['transformer']}
+    at = window(cache, start, tree.depth, tree.ancestors)
+    embeddings = network.apply(params, tile(tokens, num_streams), method='embed')
+    logits, features, layers = network.apply(
+        params, embeddings, model.rope(at.positions), at.mask, cache.layers, at.slot)
+    return (split(logits, num_streams), split(features, num_streams),
+            cache._replace(layers=layers))
+
+  return base.Target(
+      prefill=prefill, score=score, commit=commit, vocab_size=model.transformer.num_outputs,
+      num_tokens=model.num_tokens, row_width=model.row_width, num_streams=num_streams,
+      forced=model.forced, check_condition=model.check_condition)
+
+
+class Prompt(NamedTuple):
+  """A condition that is tokens itself, of any length in each guidance stream.
+
+  Attributes:
+    tokens: `[B, S, C]` int, padded on the left.
+    visible: `[B, S, C]` bool, False for padding.
+  """
+
+  tokens: jax.Array
+  visible: jax.Array
+
+  def rows(self) -> tuple[jax.Array, jax.Array]:
+    """Tokens and visibility as `[R, C]`."""
+    return tuple(jnp.asarray(part).swapaxes(0, 1).reshape(-1, part.shape[-1]) for part in self)
+
+
+def prompt_places(visible: jax.Array) -> Places:
+  """Places in the sequence, counted without the padding, of prompts `[R, C]`."""
+  count = jnp.cumsum(visible, axis=1, dtype=jnp.int32)
+  origin = jnp.sum(visible, axis=1, dtype=jnp.int32)
+  return Places(visible, jnp.maximum(count - 1, 0), origin)
+
+
+def embed_prompt(params: Params, config: TransformerConfig, prompt: Prompt) -> Prefix:
+  """Prompts through the transformer's own table of tokens."""
+  tokens, visible = prompt.rows()
+  embeddings = transformer.Transformer(config).apply(
+      {'params': params['transformer']}, tokens, method='embed')
+  return Prefix(embeddings, prompt_places(visible))
+
+
+def check_prompt(prompt: Any, num_streams: int, vocab_size: int) -> None:
+  """Raises ValueError unless `prompt` is a `Prompt` for `num_streams` streams."""
+  if not isinstance(prompt, Prompt):
+    raise ValueError(f'condition is a {type(prompt).__name__}; this model takes a causal.Prompt.')
+  tokens, visible = np.asarray(prompt.tokens), np.asarray(prompt.visible)
+  if tokens.ndim != 3 or tokens.shape[1] != num_streams or visible.shape != tokens.shape:
+    raise ValueError(
+        f'condition has tokens {tokens.shape} and visible {visible.shape}; this target takes '
+        f'[B, {num_streams}, C] for both.')
+  falls = np.diff(visible.astype(np.int8), axis=-1) < 0
+  if not tokens.shape[2] or not visible[..., -1].all() or falls.any():
+    raise ValueError(
+        'condition: visible must be False and then True along the last axis, with a True at the '
+        'end; prompts are padded on the left and hold at least one token.')
+  if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+    raise ValueError(f'condition holds tokens from {tokens.min()} to {tokens.max()}; this model '
+                     f'knows 0 to {vocab_size - 1}.')
+
+
+def frequencies(count: int, base: float) -> np.ndarray:
+  """Rotary frequencies `base**(-i / count)`, `[count]` float32."""
+  return np.float32(base) ** (-np.arange(count, dtype=np.float32) / count)
+
+
+def sequence_rope(head_dim: int, base: float) -> RopeFunction:
+  """Rotation by the place in the sequence; negative positions count as 0."""
+  turns = frequencies(head_dim // 2, base)
+
+  def rope(positions):
+    angles = jnp.maximum(positions, 0)[..., None] * turns
+    return Rope(jnp.cos(angles), jnp.sin(angles))
+
+  return rope
+
+
+def grid_rope(num_tokens: int, row_width: int, head_dim: int, base: float) -> RopeFunction:
+  """Rotation by row and column of an image token, half of the numbers each.
+
+  Negative positions get zeros, which make queries and keys vanish; the last cell serves for
+  tokens past the end.
+  """
+  turns = frequencies(head_dim // 4, base)
+
+  def rope(positions):
+    cell = jnp.divmod(jnp.clip(positions, 0, num_tokens - 1), row_width)
+    angles = jnp.concatenate([part[..., None] * turns for part in cell], axis=-1)
+    image = (positions >= 0)[..., None]
+    return Rope(jnp.where(image, jnp.cos(angles), 0), jnp.where(image, jnp.sin(angles), 0))
+
+  return rope

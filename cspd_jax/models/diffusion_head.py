@@ -1,0 +1,91 @@
+"""The diffusion head of MAR: a small network that denoises one token (arXiv 2406.11838).
+
+In the shape descriptions, `N` is any number of states, `C` the length of a token, `D` the width of
+the transformer and `W` that of the head.
+"""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_NORM_EPS = 1e-6
+_TIME_FEATURES = 256
+_TABLE = nn.initializers.normal(0.02)
+_XAVIER = nn.initializers.xavier_uniform()
+
+
+class Head(nn.Module):
+  """Noise and variance of a state, given its step and the transformer's `z`; always float32.
+
+  A residual network on the state, each block shifted, scaled and gated by the
+  step and `z` (the adaLN of DiT, arXiv 2212.09748).
+
+  Attributes:
+    width: `W`.
+    num_layers: residual blocks.
+    token_dim: `C`.
+  """
+
+  width: int
+  num_layers: int
+  token_dim: int
+
+  def setup(self):
+    width, zeros = self.width, nn.initializers.zeros
+
+    def dense(features, init=_XAVIER):
+      return nn.Dense(features, kernel_init=init, dtype=jnp.float32)
+
+    def norm(**options):
+      return nn.LayerNorm(
+          epsilon=_NORM_EPS, use_fast_variance=False, dtype=jnp.float32, **options)
+
+    def layers(make):
+      return [make() for _ in range(self.num_layers)]
+
+    self.state = dense(width)
+    self.time_in, self.time_out = dense(width, _TABLE), dense(width, _TABLE)
+    self.condition = dense(width)
+    self.modulation = layers(lambda: dense(3 * width, zeros))
+    self.norm = layers(norm)
+    self.mlp_in, self.mlp_out = (layers(lambda: dense(width)) for _ in range(2))
+    self.out_modulation = dense(2 * width, zeros)
+    self.out_norm = norm(use_scale=False, use_bias=False)
+    self.out = dense(2 * self.token_dim, zeros)
+
+  def modulate(self, step: jax.Array, z: jax.Array) -> list[jax.Array]:
+    """Shifts, scales and gates of every block `[N, 3 W]`, and of the output `[N, 2 W]`."""
+    y = self.time_out(jax.nn.silu(self.time_in(_time_features(step))))
+    y = jax.nn.silu(y + self.condition(z))
+    return [layer(y) for layer in (*self.modulation, self.out_modulation)]
+
+  def apply_modulated(
+      self, x: jax.Array, modulation: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """See `continuous.base.Modulation.apply`."""
+    *blocks, last = modulation
+    h = self.state(x)
+    for norm, mlp_in, mlp_out, block in zip(self.norm, self.mlp_in, self.mlp_out, blocks):
+      shift, scale, gate = jnp.split(block, 3, axis=-1)
+      inner = norm(h) * (1 + scale) + shift
+      h = h + gate * mlp_out(jax.nn.silu(mlp_in(inner)))
+    shift, scale = jnp.split(last, 2, axis=-1)
+    eps, v = jnp.split(self.out(self.out_norm(h) * (1 + scale) + shift), 2, axis=-1)
+    return eps, v
+
+  def __call__(
+      self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """See `continuous.base.Target.denoise`."""
+    return self.apply_modulated(x, self.modulate(step, z))
+
+
+def _time_features(step: jax.Array) -> jax.Array:
+  """Cosines, then sines, of steps `[N]` at 128 frequencies, `[N, 256]` float32."""
+  half = _TIME_FEATURES // 2
+  # Rounded to float32 where the published code does, or angles, up to 999, are off by 1e-4.
+  exponents = np.float32(-math.log(10000)) * np.arange(half, dtype=np.float32) / np.float32(half)
+  frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
+  angles = step[:, None].astype(jnp.float32) * frequencies
+  return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)

@@ -1,0 +1,158 @@
+"""Lists that the pages take from the code: decoders, parts, metrics, networks, programs."""
+
+import ast
+import functools
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from checkpoints_conversion import rules
+from cspd_jax import families, metrics
+from cspd_jax.core import checkpoint
+from cspd_jax.data import photos
+from cspd_jax.decoding import registry, tree_values
+from cspd_jax.decoding.loop import Decoder
+from cspd_jax.evaluation import tables
+from cspd_jax.families import engines
+from cspd_jax.testing import mutants, tabular
+
+ROOT = pathlib.Path(__file__).parents[1]
+# A chain, and siblings drawn one by one: what `block` and `kseq` can verify.
+_CHAIN = 'eagle(tree=chain(2))'
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> str:
+  """Rows with the same names as Markdown, aligned left."""
+  rows = list(rows)
+  return tables.markdown({name: f'{{{name}}}' for name in rows[0]}, rows, left=len(rows[0]))
+
+
+@functools.cache
+def _toy(spec: str) -> Decoder:
+  """A decoder of a small table, to ask it for its guarantee."""
+  model = tabular.tabular(jax.random.key(0), vocab_size=16, length=4)
+  drafts = {'model': model.target, 'eagle': tabular.network(model.target),
+            'medusa': tabular.heads(model.target, 2)}
+  codebook = np.random.default_rng(0).standard_normal((16, 3))
+  return registry.build(registry.complete(spec, window=4, length=2), model.target,
+                        registry.Resources(drafts, codebook))
+
+
+def _needs(key: str | None) -> str:
+  return registry.DRAFTS[key] if key else '-'
+
+
+def decoders() -> str:
+  """The named decoders of discrete tokens."""
+  return _table(
+      {'decoder': f'`{registry.usage(name)}`', 'stands for': f'`{entry.spec}`',
+       'guarantee': registry.guarantee(_toy(name)), 'needs': _needs(registry.needs(name)),
+       'in words': entry.summary}
+      for name, entry in registry.DECODERS.items())
+
+
+def drafters() -> str:
+  """The drafters."""
+  return _table(
+      {'drafter': f'`{registry.usage(name)}`' if name not in registry.DECODERS else
+                  f'`{_as_drafter(name)}`', 'needs': _needs(entry.needs),
+       'drafts': entry.summary}
+      for name, entry in registry.DRAFTERS.items())
+
+
+def _as_drafter(name: str) -> str:
+  """The usage of a drafter that shares its name with a decoder."""
+  known = registry.parameters(f'{name}+exact')
+  return f'{name}({", ".join(known)})'
+
+
+def verifiers() -> str:
+  """The verifiers."""
+  guarantee = lambda name: registry.guarantee(_toy(f'{_CHAIN}+{name}'))
+  return _table(
+      {'verifier': f'`{registry.usage(name)}`', 'guarantee': guarantee(name),
+       'rule': entry.summary}
+      for name, entry in registry.VERIFIERS.items())
+
+
+def trees() -> str:
+  """The published trees."""
+  return _table(
+      {'tree': f'`{name}`', 'drafts': tree.num_nodes, 'depth': tree.max_depth,
+       'first tokens': int(np.sum(tree.depth == 1))}
+      for name, tree in tree_values.PUBLISHED.items())
+
+
+def continuous() -> str:
+  """The decoders of continuous tokens."""
+  model = families.load('mar_demo')
+  guarantee = lambda name: engines.CONTINUOUS.guarantee(model.decoder(name))
+  needed = lambda name: 'a draft model' if engines.CONTINUOUS.needs(name) else '-'
+  return _table(
+      {'decoder': f'`{name}`', 'guarantee': guarantee(name), 'needs': needed(name),
+       'in words': summary}
+      for name, summary in engines.CONTINUOUS.decoders.items())
+
+
+def measures() -> str:
+  """The metrics."""
+  return _table(
+      {'metric': f'`{one.name}`', 'of': ' and '.join(one.engines), 'group': one.group,
+       'says': one.meaning}
+      for one in metrics.METRICS)
+
+
+def published() -> str:
+  """The published files that can be converted."""
+  return _table(
+      {'`--family`': f'`{name}`', 'holds': family.what,
+       '`--model`': ', '.join(f'`{preset}`' for preset in family.presets) or '-'}
+      for name, family in rules.FAMILIES.items())
+
+
+def shipped() -> str:
+  """The networks that come with the package."""
+  found = []
+  for name in families.shipped():
+    for role in families.folder.read(checkpoint.ASSETS / name)['parts']:
+      loaded = checkpoint.load(checkpoint.ASSETS / name / role)
+      size = sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
+      found.append({'model': f'`{name}`', 'role': role, 'network': f'`{loaded.kind}`',
+                    'parameters': f'{size / 1e6:.2f} M'})
+  return _table(found)
+
+
+def photographs() -> str:
+  """The photographs that the shipped models were trained on."""
+  return _table(
+      {'photograph': source.name, 'file': f'`{source.package}: {source.file}`',
+       'licence': source.licence, 'by': source.credit}
+      for source in photos.SOURCES)
+
+
+def programs() -> str:
+  """The programs, with the first sentence of each."""
+  found = []
+  for path in sorted((ROOT / 'experiments').rglob('*.py')):
+    text = path.read_text()
+    if "__name__ == '__main__'" not in text:
+      continue
+    module = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+    sentence = ' '.join((ast.get_docstring(ast.parse(text)) or '').split('\n\n')[0].split())
+    found.append({'command': f'`python -m {module}`', 'does': sentence})
+  return _table(found)
+
+
+def broken() -> str:
+  """The mutants."""
+  return '\n'.join(f'- {name}' for name in mutants.MUTANTS)
+
+
+LISTS: dict[str, Callable[[], str]] = {
+    'decoders': decoders, 'drafters': drafters, 'verifiers': verifiers, 'trees': trees,
+    'continuous': continuous, 'metrics': measures, 'published': published, 'shipped': shipped,
+    'photographs': photographs, 'programs': programs, 'mutants': broken,
+}

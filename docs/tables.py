@@ -1,0 +1,196 @@
+"""Writes the generated parts of the README and of the pages: tables of numbers, lists of names.
+
+    python -m docs.tables            # rewrites the pages
+    python -m docs.tables --check    # names pages that are not up to date, and exits with 1
+
+A generated part stands between `<!-- table: NAME -->` and `<!-- /table -->`. Numbers come from
+the reports in docs/reports: each is the report.json that a program left in its --workdir, under the
+name that `REPORTS` gives it. A table without its report stays empty. Lists come from the code; see
+`docs.lists`.
+"""
+
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cspd_jax import metrics
+from cspd_jax.core import spec as spec_lib
+from cspd_jax.decoding import registry
+from cspd_jax.evaluation import tables
+from docs import lists
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = (ROOT / 'WORKSPACE_README.md', *sorted((ROOT / 'docs').rglob('*.md')))
+_REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL)
+
+# The command whose report.json is kept under docs/reports, by its name there.
+REPORTS = {
+    'compare_cpu': 'python -m experiments.compare',
+    'compare_accelerator': 'python -m experiments.compare',
+    'compare_mar': 'python -m experiments.compare --config=configs/compare/mar_demo.py',
+    'windows': 'python -m experiments.topologies --window=64',
+    'overhead': 'python -m experiments.overhead',
+    'benchmark': 'python -m experiments.benchmark',
+    'cool_sd': 'python -m experiments.papers.cool_sd',
+    'lantern': 'python -m experiments.papers.lantern',
+    'cspd': 'python -m experiments.papers.cspd',
+}
+_UNMEASURED = 'not measured yet'
+# Rows of the README's table.
+_MOST = 10
+
+Report = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+class Table(NamedTuple):
+  """Numbers of a report.
+
+  Attributes:
+    report: name of the report.
+    text: `report -> ` Markdown.
+  """
+
+  report: str
+  text: Callable[[Report], str]
+
+
+def _measured(*names: str, errors: bool = False) -> dict[str, str]:
+  """Columns of metrics by name."""
+  known = {metric.name: metric for metric in metrics.METRICS}
+  return metrics.columns([known[name] for name in names], errors)
+
+
+def _of(columns: Mapping[str, str], rows: Callable[[Report], Iterable[Row]] = (
+    lambda report: report['rows'])) -> Callable[[Report], str]:
+  """A table with columns of `evaluation.tables`; `rows` chooses among those of the report."""
+  return lambda report: tables.markdown(columns, rows(report))
+
+
+def _own(report: Report) -> str:
+  """The tables that a report has itself."""
+  return '\n\n'.join(
+      f'**{table["title"]}**\n\n'
+      + tables.markdown(table['columns'], [report['rows'][i] for i in table['rows']])
+      for table in report['tables'])
+
+
+def _name(row: Row) -> str:
+  """The decoder of a row without its parameters."""
+  return spec_lib.parse(row['decoder']).parts[0].name
+
+
+def _summary(report: Report) -> list[Row]:
+  """The decoders on a CPU and, if there is a report of one, on an accelerator."""
+  accelerator = _read('compare_accelerator')
+  speedups = {_name(row): row['speedup'] for row in accelerator['rows']} if accelerator else {}
+  found = []
+  for row in report['rows'][:_MOST]:
+    name = _name(row)
+    fast = speedups.get(name)
+    found.append(dict(
+        row, name=name, how=registry.DECODERS[name].summary,
+        accelerator=_UNMEASURED if fast is None else f'{fast:.2f}x'))
+  return found
+
+
+def _pairs(report: Report) -> list[Row]:
+  """Every exact pair of a drafter and a verifier, and the relaxed ones on a chain of EAGLE."""
+  pairs = [row for row in report['rows'] if row['verifier'] and row.get('curve') is None]
+  exact = [row for row in pairs if row['guarantee'] != 'relaxed']
+  return exact + [row for row in pairs if row['guarantee'] == 'relaxed'
+                  and row['drafter'].startswith('eagle(tree=chain')]
+
+
+_CONCLUSIONS = _of({'claim': '{claim}', 'holds here': '{answer}', 'numbers': '{numbers}'},
+                   lambda report: report['conclusions'])
+
+TABLES: dict[str, Table] = {
+    'summary': Table('compare_cpu', _of({
+        'decoder': '`{name}`', 'guarantee': '{guarantee}',
+        'tokens per forward pass': '{step_compression:.2f}', 'CPU speed-up': '{speedup:.2f}x',
+        'accelerator speed-up': '{accelerator}', 'how': '{how}'}, _summary)),
+    'compare': Table('compare_cpu', _of({
+        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
+        **_measured('rounds', 'step_compression', 'accepted_length', 'one_token_rounds'),
+        'ms per round': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'})),
+    'accelerator': Table('compare_accelerator', _of({
+        'decoder': '`{decoder}`', **_measured('rounds', 'step_compression'),
+        'ms per round': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'})),
+    'compare_mar': Table('compare_mar', _of({
+        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
+        **_measured('target_passes', 'draft_passes', 'head_calls', 'head_rows'),
+        'speed-up': '{speedup:.2f}x', 'draws from': '{distribution}'})),
+    'windows': Table('windows', _own),
+    'overhead': Table('overhead', _own),
+    'pairs': Table('benchmark', _of({
+        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
+        **_measured('accepted_length', errors=True), 'speed-up': '{speedup:.2f}x',
+        **_measured('tv_bound_per_token'), **_measured('nll_excess', errors=True)}, _pairs)),
+    'curves': Table('benchmark', lambda report: '![Trade-off curves](pictures/curves.png)'),
+    'conclusions': Table('benchmark', _CONCLUSIONS),
+    'cool_sd': Table('cool_sd', _CONCLUSIONS),
+    'lantern': Table('lantern', _CONCLUSIONS),
+    'cspd': Table('cspd', _own),
+}
+
+
+def _read(name: str) -> Report | None:
+  """A kept report; None if there is none of this name."""
+  path = ROOT / 'docs' / 'reports' / f'{name}.json'
+  return json.loads(path.read_text()) if path.exists() else None
+
+
+def _numbers(table: Table) -> str:
+  """A table of numbers with its source, or nothing."""
+  report = _read(table.report)
+  if report is None:
+    return ''
+  count = report.get('num_images') or len(report.get('prompts', ()))
+  source = [f'{count} images'] if count else []
+  source += [str(report['device']), f'jax {report["versions"]["jax"]}']
+  return f'{table.text(report)}\n\n*`{REPORTS[table.report]}`: {", ".join(source)}.*\n'
+
+
+def generated(name: str) -> str:
+  """The text of a generated part.
+
+  Raises:
+    ValueError: if there is none of this name.
+  """
+  if name in TABLES:
+    return _numbers(TABLES[name])
+  if name in lists.LISTS:
+    return lists.LISTS[name]() + '\n'
+  raise ValueError(f'table is {name!r}; it must be one of: '
+                   f'{", ".join([*TABLES, *lists.LISTS])}.')
+
+
+def rewritten(text: str) -> str:
+  """A page with its generated parts made anew."""
+  def replace(match):
+    body = generated(match[2])
+    return f'{match[1]}\n{body}\n{match[3]}' if body else f'{match[1]}{match[3]}'
+  return _REGION.sub(replace, text)
+
+
+def main(words: Sequence[str]) -> int:
+  """Rewrites the pages, or with --check compares them only; returns the exit code."""
+  stale = []
+  for page in PAGES:
+    text = page.read_text()
+    new = rewritten(text)
+    if new != text:
+      stale.append(page.relative_to(ROOT).as_posix())
+      if '--check' not in words:
+        page.write_text(new)
+  if stale:
+    print('\n'.join(stale))
+  return int(bool(stale) and '--check' in words)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

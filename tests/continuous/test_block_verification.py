@@ -1,0 +1,108 @@
+"""Block verification with a valid test has the distribution of parallel decoding, no better."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.continuous import couple, decoders
+from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.compose import make_decoder
+from cspd_jax.continuous.context import BLOCK, TRUE
+from cspd_jax.continuous.parts import Drafter
+from cspd_jax.continuous.rules import Judged, token_test
+from cspd_jax.testing import analytic
+from tests.marks import representative
+
+LEVELS = schedule_lib.make(6)
+CORRELATION, OF_DRAFT = 0.9, 0.6
+# One token of the target, then 64: whole blocks of every length.
+CHAIN = analytic.gaussian_chain(1 + 64, CORRELATION, schedule=LEVELS)
+# Length of a block and the correlation of neighbours that is left.
+PARALLEL = [(4, 0.68), (8, 0.49), (16, 0.29)]
+
+
+def valid(length):
+  """A rule that is speculative sampling, for drafts of a chain with another correlation.
+
+  `Ends` do not tell the draft model's distribution, but in raster order it follows from the token
+  before, which for the first draft of a block can be read off the target's mean.
+  """
+  def rule(batch, theirs, own, pending):
+    del own
+    p = analytic.unpack(batch.z[0], 1)
+    mean, std = p.means[:, :, 0], p.stds
+    drafts = theirs.mean.reshape(-1, length)
+    first = mean.reshape(-1, length)[:, :1] / CORRELATION
+    before = jnp.concatenate([first, drafts[:, :-1]], axis=1).reshape(-1, 1)
+    density = lambda x, mean, std: couple.log_density(x[..., None], mean[..., None], std[..., None])
+    log_ratio = lambda x: density(x, mean, std) - density(
+        x, OF_DRAFT * before, jnp.full_like(std, np.sqrt(1 - OF_DRAFT**2)))
+    accepted = couple.accept(
+        log_ratio(theirs.mean)[:, 0],
+        random_lib.log_uniform(batch.keys, random_lib.ACCEPT, 0), 1.0)
+    keys = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
+
+    def propose(trials):
+      noise = random_lib.normal(keys, random_lib.PROPOSE, 0, 1, trials[None])
+      y = mean + std * noise[..., 0]
+      log_uniform = random_lib.log_uniform(keys, random_lib.RESIDUAL, 0, trials[None])
+      return y[..., None], log_ratio(y), log_uniform
+
+    drawn, trials, missed = couple.residual(
+        propose, pending & ~accepted, 1.0, couple.DEFAULT_TRIALS)
+    return Judged(
+        jnp.where(accepted[:, None], theirs.mean, drawn), accepted, trials, missed)
+
+  return rule
+
+
+def in_raster_order(decoder):
+  return dataclasses.replace(decoder, orders=random_lib.raster_orders)
+
+
+def verified(length, block_context=True):
+  """Block verification with the valid test, and its own noise for the draft model."""
+  (_, prefix), *blocks = schedule_lib.blocks(CHAIN.target.num_tokens, length, 0.0)
+  rule = token_test(valid(length), 'exact', keep_after_reject=block_context)
+  return in_raster_order(make_decoder(
+      CHAIN.target, LEVELS, rule, [stop for _, stop in blocks], prefix=prefix,
+      drafter=Drafter(CHAIN.target, aligned=False), context=BLOCK if block_context else TRUE))
+
+
+def run(decoder, num=1000):
+  return jax.jit(decoder)(
+      CHAIN.params, jnp.zeros(num, jnp.int32), jax.random.key(1),
+      draft_params=CHAIN.params._replace(correlation=jnp.float32(OF_DRAFT)))
+
+
+def correlation(generated):
+  tokens = np.asarray(generated.tokens[..., 0])
+  return np.mean(tokens[:, 1:] * tokens[:, :-1]) / np.mean(np.square(tokens))
+
+
+@pytest.mark.parametrize('length, published', representative(PARALLEL, PARALLEL[0]))
+def test_blocks_lose_correlation_like_parallel_decoding(length, published):
+  # The tokens of a block only share the one before it, `i + 1` and `i` places away.
+  expected = np.mean(CORRELATION ** (2 * np.arange(length) + 1))
+  assert abs(expected - published) < 0.01
+  generated = run(verified(length))
+  # The test is not idle: most drafts stay, and the others have one proposal each on average.
+  assert 0.6 < generated.tests.accepted.sum() / generated.tests.tested.sum() < 0.8
+  assert abs(generated.tests.trials.sum() / generated.tests.tested.sum() - 1) < 0.05
+  assert abs(correlation(generated) - expected) < 0.015
+  baseline = run(in_raster_order(
+      decoders.parallel(CHAIN.target, length, LEVELS, prefix_share=0.0)))
+  np.testing.assert_array_equal(baseline.costs.target_passes, generated.costs.target_passes)
+  assert abs(correlation(baseline) - expected) < 0.015
+
+
+@pytest.mark.slow
+def test_true_contexts_keep_the_correlation():
+  """The same test and drafts, but contexts that see the drafts before: one token per step."""
+  generated = run(verified(4, block_context=False), 200)
+  assert 0.6 < generated.tests.accepted.sum() / generated.tests.tested.sum() < 0.8
+  assert abs(correlation(generated) - CORRELATION) < 0.01

@@ -1,0 +1,71 @@
+"""A family of files that is not in the package: everything that its rule module has to say."""
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import cspd_jax
+from checkpoints_conversion import command, rules
+from checkpoints_conversion.rules.base import KEEP, Rule
+from checkpoints_conversion.rules.family import FileFamily
+from cspd_jax import families
+from tests.families import tiny
+
+
+def _infer(shapes, options):
+  labels, _, vocab_size = shapes['table.weight']
+  return tiny.TinyConfig(options['rows'], vocab_size=vocab_size, num_classes=labels - 1)
+
+
+TABLE = FileFamily(
+    name='tiny', what='a table', kind='tiny', model='tiny',
+    rules=lambda config: [Rule('table.weight', ('table',), KEEP)], infer=_infer,
+    presets={'tiny_2': tiny.TinyConfig(2)}, options={'rows': 'Rows of tokens.'},
+    sampling=lambda config: {'pictures': {'guidance_scale': 1.5}})
+PALETTE = FileFamily(
+    name='tiny_palette', what='a palette', kind='palette', model='tiny',
+    rules=lambda config: [Rule('colours', ('colours',), KEEP)],
+    infer=lambda shapes, options: tiny.PaletteConfig(shapes['colours'][0]), presets={})
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+  """Published files of a family that is registered for one test."""
+  monkeypatch.setattr(rules, 'FAMILIES', dict(rules.FAMILIES))
+  families.register(tiny.FAMILY)
+  rules.register(TABLE)
+  rules.register(PALETTE)
+  table = tiny.init(tiny.TinyConfig(), jax.random.key(0))['table']
+  colours = tiny.init_palette(tiny.PaletteConfig(), jax.random.key(1))['colours']
+  for name, tensors in {'table': {'table.weight': table}, 'palette': {'colours': colours}}.items():
+    safetensors.numpy.save_file(
+        {key: np.asarray(tensor) for key, tensor in tensors.items()},
+        tmp_path / f'{name}.safetensors')
+  return tmp_path
+
+
+@pytest.mark.parametrize('size', ['--rows=2', '--model=tiny_2'])
+def test_the_command_converts_it_into_a_model(size, sources, capsys):
+  output = f'--output={sources}/beach'
+  assert not command.main(
+      ['--family=tiny', f'--source={sources}/table.safetensors', size, output])
+  assert not command.main(
+      ['--family=tiny_palette', f'--source={sources}/palette.safetensors', output])
+  assert 'beach/tokenizer: PaletteConfig' in capsys.readouterr().out
+  made = cspd_jax.load(sources / 'beach').generate(['sea', 'sky'], seed=1, decoder='vanilla')
+  assert made.images.shape == (2, 8, 16, 3) and made.sampling['guidance_scale'] == 1.5
+
+
+def test_help_names_its_options_and_models(sources, capsys):
+  with pytest.raises(SystemExit) as stop:
+    command.main(['--help'])
+  text = capsys.readouterr().out
+  assert stop.value.code == 0 and '--rows' in text and 'tiny: tiny_2' in text
+
+
+def test_its_options_are_not_for_others(sources, capsys):
+  assert command.main(['--family=tiny_palette', f'--source={sources}/palette.safetensors',
+                       '--rows=2', f'--output={sources}/beach']) == 2
+  assert 'rows: not for a palette' in capsys.readouterr().err
+  assert not (sources / 'beach').exists()

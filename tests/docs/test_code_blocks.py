@@ -1,0 +1,31 @@
+"""Python of the README, the pages and the notebooks is executed.
+
+In one file, so that all of it shares the models and what is compiled for them.
+"""
+
+import matplotlib.pyplot as plt
+import pytest
+
+from tests.docs import pages
+
+
+@pytest.mark.parametrize('page', pages.having('python'), ids=pages.name)
+def test_page(page, place):
+  namespace = {'__name__': 'page'}
+  for block in pages.blocks(page):
+    if block.language == 'python':
+      pages.run(block.text, pages.name(page), block.line, namespace)
+
+
+@pytest.mark.parametrize('notebook', pages.NOTEBOOKS, ids=pages.name)
+def test_notebook(notebook, place):
+  plt.switch_backend('agg')
+  namespace = {'__name__': 'notebook'}
+  for number, code in pages.cells(notebook):
+    pages.run(code, f'{notebook.name}, cell {number}', 1, namespace)
+  plt.close('all')
+
+
+def test_nothing_is_left_out():
+  assert len(pages.NOTEBOOKS) == 4
+  assert {'WORKSPACE_README.md', 'docs/extend.md'} <= set(map(pages.name, pages.having('python')))

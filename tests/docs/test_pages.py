@@ -1,0 +1,114 @@
+"""The README, the pages and the notebooks: commands exist, links lead somewhere."""
+
+import configparser
+import functools
+import importlib
+import io
+import json
+import pathlib
+import re
+import shlex
+from contextlib import redirect_stdout
+
+import pytest
+
+from tests.docs import pages
+
+PROJECT = configparser.ConfigParser()
+PROJECT.read(pages.ROOT / 'setup.cfg')
+SCRIPTS = dict(line.split(' = ') for line in
+               PROJECT['options.entry_points']['console_scripts'].strip().split('\n'))
+LANGUAGES = {'python', 'sh', 'text', 'json'}
+# Programs of others, and what follows them.
+TOOLS = {'pytest', 'ruff', 'mypy', 'mkdocs', 'git'}
+
+
+@pytest.mark.parametrize('page', pages.PAGES, ids=pages.name)
+def test_languages(page):
+  """Nothing escapes the other tests by its language."""
+  assert {block.language for block in pages.blocks(page)} <= LANGUAGES
+  outside = re.sub(r'^```.*?^```$', '', page.read_text(), flags=re.DOTALL | re.MULTILINE)
+  assert '```' not in outside
+
+
+@functools.cache
+def _help(module):
+  """What a program says of itself."""
+  program, out = importlib.import_module(module).main, io.StringIO()
+  with redirect_stdout(out):
+    try:
+      code = program(['program', '--help'] if module.startswith('experiments') else ['--help'])
+    except SystemExit as stopped:
+      code = stopped.code
+  assert not code, module
+  return out.getvalue()
+
+
+def _commands(text):
+  """The commands of a block, without comments, one list of words each."""
+  lines = text.replace('\\\n', ' ').splitlines()
+  for command in (part for line in lines for part in line.split('&&')):
+    if words := shlex.split(command, comments=True):
+      yield words
+
+
+def _check_flags(module, words):
+  """Every flag is one that the program's help names."""
+  known = set(re.findall(r'--([\w.]+)', _help(module)))
+  for word in words:
+    flag = word[2:].partition('=')[0].removeprefix('config.')
+    if flag == 'config':
+      path = pages.ROOT / word.partition('=')[2]
+      assert path.is_file(), f'{word}: there is no such file'
+    elif word.startswith('--'):
+      names = {flag, flag.removeprefix('no'), flag.rpartition('.')[2]}
+      assert names & known, f'{module} has no flag {word}'
+
+
+def _check_install(words):
+  """Every extra of the package is one that it has."""
+  for word in words:
+    for extra in re.findall(r'(?:\.|cspd[_-]jax)\[([\w,]+)\]', word):
+      assert set(extra.split(',')) <= PROJECT['options.extras_require'].keys(), word
+
+
+def _check(words):
+  if words[:2] == ['python', '-m']:
+    assert (pages.ROOT / pathlib.Path(*words[2].split('.'))).with_suffix('.py').exists(), words[2]
+    if words[2].startswith('experiments'):
+      _check_flags(words[2], words[3:])
+  elif words[0] in SCRIPTS:
+    _check_flags(SCRIPTS[words[0]].partition(':')[0], words[1:])
+  elif words[0] == 'pip':
+    _check_install(words)
+  else:
+    assert words[0] in TOOLS, words
+
+
+@pytest.mark.parametrize('page', pages.having('sh'), ids=pages.name)
+def test_commands_exist(page):
+  for block in pages.blocks(page):
+    if block.language == 'sh':
+      for words in _commands(block.text):
+        _check(words)
+
+
+def test_links_lead_somewhere():
+  missing = []
+  for page in pages.PAGES:
+    for target in re.findall(r'\]\(([^)#\s]+)[^)]*\)', page.read_text()):
+      if '://' not in target and not (page.parent / target).exists():
+        missing.append(f'{pages.name(page)}: {target}')
+  assert not missing, '\n'.join(missing)
+
+
+def test_every_page_is_in_the_menu():
+  menu = (pages.ROOT / 'mkdocs.yml').read_text()
+  for page in (pages.ROOT / 'docs').rglob('*.md'):
+    assert page.relative_to(pages.ROOT / 'docs').as_posix() in menu, page
+
+
+@pytest.mark.parametrize('notebook', pages.NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_output(notebook):
+  for cell in json.loads(notebook.read_text())['cells']:
+    assert not cell.get('outputs') and cell.get('execution_count') is None

@@ -1,0 +1,48 @@
+"""Generated parts of the pages: they are what the reports and the code say."""
+
+import json
+
+import pytest
+
+from docs import lists, tables
+
+REPORT = dict(
+    num_images=4, device='cpu', versions=dict(jax='0.0'), rows=[
+        dict(decoder='vanilla', guarantee='seed-exact', step_compression=1.0, speedup=1.0),
+        dict(decoder='mc_sjd(window=8)', guarantee='exact', step_compression=1.99, speedup=None)])
+
+
+@pytest.mark.parametrize('page', tables.PAGES, ids=lambda page: page.name)
+def test_pages_are_up_to_date(page):
+  text = page.read_text()
+  assert tables.rewritten(text) == text, 'run python -m docs.tables'
+
+
+def test_tables_come_from_reports(tmp_path, monkeypatch):
+  monkeypatch.setattr(tables, 'ROOT', tmp_path)
+  page = 'Before.\n\n<!-- table: summary -->\nold\n<!-- /table -->\n'
+  empty = tables.rewritten(page)
+  assert empty == 'Before.\n\n<!-- table: summary -->\n<!-- /table -->\n'
+  folder = tmp_path / 'docs' / 'reports'
+  folder.mkdir(parents=True)
+  (folder / 'compare_cpu.json').write_text(json.dumps(REPORT))
+  full = tables.rewritten(empty)
+  assert '| `mc_sjd` | exact | 1.99 | - | not measured yet |' in full
+  assert '4 images, cpu, jax 0.0' in full
+  (folder / 'compare_accelerator.json').write_text(json.dumps(
+      dict(REPORT, rows=[dict(decoder='mc_sjd(window=64)', speedup=2.5)])))
+  assert '| `mc_sjd` | exact | 1.99 | - | 2.50x |' in tables.rewritten(full)
+  (folder / 'compare_cpu.json').unlink()
+  assert tables.rewritten(full) == empty
+
+
+def test_unknown_tables_are_refused():
+  with pytest.raises(ValueError, match="table is 'sumary'"):
+    tables.rewritten('<!-- table: sumary -->\n<!-- /table -->')
+
+
+def test_names_are_unique_and_used():
+  assert not tables.TABLES.keys() & lists.LISTS.keys()
+  text = ''.join(page.read_text() for page in tables.PAGES)
+  unused = [name for name in (*tables.TABLES, *lists.LISTS) if f'table: {name} ' not in text]
+  assert not unused

@@ -1,0 +1,51 @@
+"""The command that comes with the package: prompts in, pictures out."""
+
+import pytest
+from PIL import Image
+
+from cspd_jax import command
+from tests.families import tiny
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
+
+
+def test_prompts_become_pictures(folder, tmp_path, capsys):
+  words = [f'--model={folder}', '--prompt=sea', '--prompt=sky', '--seed', '3', '5',
+           '--decoder=mc_sjd(window=4)', '--temperature=0.9', f'--output={tmp_path / "out"}']
+  assert command.main(words) == 0
+  assert 'Generated(2 images of 16x16 by mc_sjd(window=4) (exact)' in capsys.readouterr().out
+  paths = sorted((tmp_path / 'out').iterdir())
+  assert [path.name for path in paths] == ['00000_sea_seed3.png', '00001_sky_seed5.png']
+  with Image.open(paths[1]) as picture:
+    assert picture.size == (16, 16) and '"temperature": 0.9' in picture.text['sampling']
+  assert command.main(words) == 2
+  assert 'holds 00000_sea_seed3.png already' in capsys.readouterr().err
+  assert command.main([*words, '--overwrite']) == 0
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--model=nowhere'], "name_or_folder is 'nowhere'"),
+    (['--prompt=mud'], "prompts holds 'mud'"),
+    (['--prompt=sea', '--prompts=x'], 'give only one of them'),
+    (['--prompts=missing.txt'], 'cannot be read'),
+    (['--decoder=fast'], "there is no 'fast'"),
+    (['--seed=x'], 'invalid int value'),
+    (['--seed=-1'], 'seed is -1'),
+    (['--temprature=1'], 'unrecognized arguments: --temprature=1'),
+    (['--batch_size=0'], 'batch_size is 0'),
+])
+def test_mistakes_end_with_one_line_and_code_2(folder, tmp_path, capsys, words, message):
+  given = words if words[0].startswith('--model') else [f'--model={folder}', *words]
+  assert command.main([*given, f'--output={tmp_path / "out"}']) == 2
+  error = capsys.readouterr().err
+  assert message in error and error.startswith('error: ') and error.count('\n') == 1
+  assert not (tmp_path / 'out').exists()
+
+
+def test_help_ends_with_code_0(capsys):
+  with pytest.raises(SystemExit) as ended:
+    command.main(['--help'])
+  assert ended.value.code == 0 and 'cspd-generate --model=demo' in capsys.readouterr().out

@@ -1,0 +1,167 @@
+"""The rules of the house: which module may import which, sizes, words, docstrings."""
+
+import ast
+import functools
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+CODE = ('cspd_jax', 'checkpoints_conversion', 'configs', 'experiments')
+MODULES = sorted(path for folder in CODE for path in (ROOT / folder).rglob('*.py'))
+FILES = MODULES + sorted((ROOT / 'tests').rglob('*.py'))
+TEXTS = FILES + sorted(
+    path for pattern in ('*.md', 'docs/**/*.md', 'notebooks/*.ipynb') for path in ROOT.glob(pattern)
+    if not path.is_symlink())
+
+# Every module imports from its own row and from rows below, never from above.
+ROWS = (
+    {'experiments'},
+    {'configs', 'checkpoints_conversion'},
+    {'cspd_jax.command'},
+    {'cspd_jax'},  # What users import: the names that `cspd_jax/__init__.py` gathers.
+    {'cspd_jax.families'},
+    {'cspd_jax.evaluation', 'cspd_jax.training', 'cspd_jax.metrics', 'cspd_jax.plots',
+     'cspd_jax.testing', 'cspd_jax.data'},
+    {'cspd_jax.models', 'cspd_jax.text'},
+    {'cspd_jax.decoding', 'cspd_jax.continuous'},
+    {'cspd_jax.core', 'cspd_jax.version'},
+)
+# Neighbours in a row that know nothing of each other.
+STRANGERS = (
+    ('cspd_jax.decoding', 'cspd_jax.continuous'), ('configs', 'checkpoints_conversion'))
+
+# Words that others have replaced, and marks of unfinished work.
+FORBIDDEN = re.compile(r'\b(laws?|drift|Keyed|Named|Begun|TODO|FIXME|XXX)\b|/work/')
+
+
+def _label(path, line):
+  return f'{path.relative_to(ROOT)}:{line}'
+
+
+def _expect_none(offenders):
+  """Fails with one line per offender."""
+  if offenders:
+    pytest.fail('\n' + '\n'.join(dict.fromkeys(offenders)), pytrace=False)
+
+
+@functools.cache
+def _tree(path):
+  return ast.parse(path.read_text())
+
+
+def _name(path):
+  """The dotted name of a module."""
+  parts = path.relative_to(ROOT).with_suffix('').parts
+  return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+def _package(name):
+  """The entry of `ROWS` that a module counts to; None if there is none."""
+  if name == 'cspd_jax':
+    return name
+  known = {package for row in ROWS for package in row} - {'cspd_jax'}
+  parts = name.split('.')
+  prefixes = ('.'.join(parts[:length]) for length in range(len(parts), 0, -1))
+  return next((prefix for prefix in prefixes if prefix in known), None)
+
+
+@functools.cache
+def _imports(path):
+  """Lines and dotted names of everything of ours that a module imports."""
+  names, found = {_name(module) for module in MODULES}, []
+  for node in ast.walk(_tree(path)):
+    if isinstance(node, ast.Import):
+      imported = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+      assert not node.level, f'{_label(path, node.lineno)}: imports are absolute'
+      # `from package import module` imports the module, any other name what defines it.
+      inside = [f'{node.module}.{alias.name}' for alias in node.names]
+      imported = [name if name in names else node.module for name in inside]
+    else:
+      continue
+    found += [(node.lineno, name) for name in imported if name.split('.')[0] in CODE]
+  return found
+
+
+def test_every_module_has_a_row():
+  homeless = {_name(path) for path in MODULES if _package(_name(path)) is None}
+  homeless |= {name for path in MODULES for _, name in _imports(path) if _package(name) is None}
+  _expect_none(sorted(homeless))
+
+
+def test_imports_go_one_way():
+  rows = {package: number for number, row in enumerate(ROWS) for package in row}
+  wrong = []
+  for path in MODULES:
+    here = _package(_name(path))
+    for line, name in _imports(path):
+      there = _package(name)
+      if here and there and (
+          rows[there] < rows[here] or any({here, there} == set(pair) for pair in STRANGERS)):
+        wrong.append(f'{_label(path, line)}: {here} must not import {name}')
+  _expect_none(wrong)
+
+
+def test_packages_do_not_import_each_other_in_circles():
+  needs = {}
+  for path in MODULES:
+    here = _package(_name(path))
+    needs.setdefault(here, set()).update(_package(name) for _, name in _imports(path))
+  while needs:
+    free = {name for name in needs if not (needs[name] - {name}) & needs.keys()}
+    assert free, f'in circles: {sorted(map(str, needs))}'
+    needs = {name: needs[name] for name in needs.keys() - free}
+
+
+def test_files_are_short():
+  lengths = {path: len(path.read_text().splitlines()) for path in FILES}
+  long = [_label(path, length) for path, length in lengths.items() if length > 400]
+  _expect_none(long)
+
+
+def test_functions_are_short():
+  long = [f'{_label(path, node.lineno)}: {node.name} has {node.end_lineno - node.lineno + 1} lines'
+          for path in FILES for node in ast.walk(_tree(path))
+          if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60]
+  _expect_none(long)
+
+
+def test_words():
+  found = [f'{_label(path, number)}: {match[0]!r}'
+           for path in TEXTS if path != pathlib.Path(__file__)
+           for number, line in enumerate(path.read_text().splitlines(), 1)
+           for match in FORBIDDEN.finditer(line)]
+  _expect_none(found)
+
+
+def _public(tree):
+  """Name and node of a module, its public functions and classes, and their public methods."""
+  yield 'module', tree
+  for node in tree.body:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith('_'):
+      yield node.name, node
+      if isinstance(node, ast.ClassDef):
+        yield from ((f'{node.name}.{inner.name}', inner) for inner in node.body
+                    if isinstance(inner, ast.FunctionDef) and not inner.name.startswith('_'))
+
+
+def _is_sentence(docstring):
+  """Whether the first paragraph begins with a capital letter and ends as sentences do."""
+  first = ' '.join(docstring.split('\n\n')[0].split())
+  return re.fullmatch(r'[A-Z].*[.?!:]', first) is not None
+
+
+def test_docstrings_begin_with_a_sentence():
+  wrong = []
+  for path in MODULES:
+    for name, node in _public(_tree(path)):
+      docstring, line = ast.get_docstring(node), getattr(node, 'lineno', 1)
+      if docstring is None:
+        # What every program, every configuration and every network has.
+        if name.split('.')[-1] not in ('main', 'get_config', 'setup'):
+          wrong.append(f'{_label(path, line)}: {name} has no docstring')
+      elif not _is_sentence(docstring):
+        wrong.append(f'{_label(path, line)}: {name}: {docstring.splitlines()[0]}')
+  _expect_none(wrong)

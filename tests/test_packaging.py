@@ -1,0 +1,85 @@
+"""What the distribution says of itself is what is there."""
+
+import ast
+import configparser
+import fnmatch
+import importlib
+import pathlib
+import re
+import sys
+
+import pytest
+
+import cspd_jax
+
+ROOT = pathlib.Path(__file__).parents[1]
+PROJECT = configparser.ConfigParser()
+PROJECT.read(ROOT / 'setup.cfg')
+PACKAGES = ('cspd_jax', 'checkpoints_conversion')
+# Distributions that are not called like what is imported.
+NAMES = {'absl': 'absl-py', 'orbax': 'orbax-checkpoint', 'PIL': 'pillow', 'skimage': 'scikit-image',
+         'sklearn': 'scikit-learn', 'xdist': 'pytest-xdist'}
+
+
+def _lines(section, name):
+  return [line for line in PROJECT[section][name].split('\n') if line and line[0] != '#']
+
+
+def _required(extra=None):
+  listed = (_lines('options.extras_require', extra) if extra else
+            _lines('options', 'install_requires'))
+  return {re.split(r'[<>=!~ ;\[]', one)[0] for one in listed}
+
+
+def _imported(*folders):
+  """Distributions that the modules in folders import, or name to find their files."""
+  found = set()
+  for path in (path for folder in folders for path in (ROOT / folder).rglob('*.py')):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.Import):
+        found |= {alias.name.split('.')[0] for alias in node.names}
+      elif isinstance(node, ast.ImportFrom) and node.module:
+        found.add(node.module.split('.')[0])
+      elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        found |= {node.value.split('.')[0]} & NAMES.keys()
+  ours = {path.name for path in ROOT.iterdir()}
+  return {NAMES.get(name, name) for name in found - ours - set(sys.stdlib_module_names)}
+
+
+@pytest.mark.parametrize('line', _lines('options.entry_points', 'console_scripts'))
+def test_console_scripts_exist(line):
+  name, target = line.split(' = ')
+  module, function = target.split(':')
+  assert module.split('.')[0] in PACKAGES, f'{name} is not in the wheel'
+  assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_what_is_imported_is_required_and_the_other_way_round():
+  optional = _required('convert') | _required('train')
+  assert _imported(*PACKAGES) - optional == _required()
+  assert _imported(*PACKAGES) >= optional
+  assert _required('test') - {'pytest-xdist'} <= _imported('tests')
+
+
+def test_every_file_of_the_packages_is_shipped():
+  patterns = {package: found.split(', ')
+              for package, found in PROJECT['options.package_data'].items()}
+  for package in PACKAGES:
+    assert (ROOT / package / 'py.typed').is_file()
+    names = [path.relative_to(ROOT / package).as_posix() for path in (ROOT / package).rglob('*')
+             if path.is_file() and path.suffix not in ('.py', '.pyc')]
+    left_out = [name for name in names
+                if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns[package])]
+    assert not left_out
+
+
+def test_the_source_distribution_holds_every_folder():
+  lines = (ROOT / 'MANIFEST.in').read_text().splitlines()
+  folders = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.rglob('*.py'))}
+  ignored = {line.strip('/') for line in (ROOT / '.gitignore').read_text().splitlines()}
+  assert folders - ignored <= {line.removeprefix('graft ') for line in lines}
+
+
+def test_the_version_is_written_once():
+  assert PROJECT['metadata']['version'] == 'attr: cspd_jax.version.__version__'
+  assert re.fullmatch(r'\d+\.\d+\.\d+', cspd_jax.__version__)
