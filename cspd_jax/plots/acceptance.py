@@ -56,8 +56,8 @@ def acceptance_map(
         row[2 * i].imshow(pictures[i], interpolation='bicubic')
       drawn = _draw(row[per_image * (i + 1) - 1], maps[i], last)
     row[0].set_ylabel(
-        f'{canvas.fit(name, 1.2, 9)}\n{np.mean(maps.max((1, 2)) + 1):.0f} rounds', rotation=0, ha='right', va='center',
-        fontsize=9, color=canvas.INK)
+        f'{canvas.fit(name, 1.2, 9)}\n{np.mean(maps.max((1, 2)) + 1):.0f} rounds', rotation=0,
+        ha='right', va='center', fontsize=9, color=canvas.INK)
   for i, caption in enumerate(captions or ()):
     cells[0, per_image * i].set_title(
         canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)

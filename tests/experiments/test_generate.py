@@ -73,7 +73,8 @@ def test_images_of_a_file_of_prompts(run, folder):
   assert _names(found) == [*names, 'images.npz', 'report.json']
   images = np.stack([np.asarray(Image.open(found.folder / name)) for name in names])
   model = cspd_jax.load(str(folder / 'beach'), dtype=None)
-  out = model.generate(['sea', 'sky', 'sea', '2', '0'], seed=3, decoder='sjd(window=4)', batch_size=2)
+  out = model.generate(
+      ['sea', 'sky', 'sea', '2', '0'], seed=3, decoder='sjd(window=4)', batch_size=2)
   np.testing.assert_array_equal(images, out.images)
   with np.load(found.folder / 'images.npz', allow_pickle=False) as stored:
     np.testing.assert_array_equal(stored['arr_0'], images)

@@ -120,7 +120,8 @@ def test_replaced_map(tmp_path):
 
 @pytest.mark.parametrize('text, lines', [
     ('short', ['short']), ('', ['']),
-    ('eagle(tree=chain(4))+lantern_pp(lam=2)', ['eagle(tree=', 'chain(4))+', 'lantern_pp(', 'lam=2)']),
+    ('eagle(tree=chain(4))+lantern_pp(lam=2)',
+     ['eagle(tree=', 'chain(4))+', 'lantern_pp(', 'lam=2)']),
     ('a word and anotherverylongword end', ['a word and', 'anotherverylongword', 'end'])])
 def test_texts_are_broken_where_they_are_too_wide(text, lines):
   assert canvas.fit(text, 1.0, 10).split('\n') == lines
