@@ -9,15 +9,11 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import metrics
-from cspd_jax.evaluation import runner
-from cspd_jax.evaluation import tables
+from cspd_jax.evaluation import runner, tables
 from cspd_jax.evaluation.comparison import Compared
 from cspd_jax.evaluation.report import Report
 from cspd_jax.metrics import passes
-from cspd_jax.plots import acceptance
-from cspd_jax.plots import bars
-from cspd_jax.plots import grid
-from cspd_jax.plots import replaced
+from cspd_jax.plots import acceptance, bars, grid, replaced
 
 Programs = Mapping[str, runner.Program]
 

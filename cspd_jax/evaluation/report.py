@@ -157,7 +157,7 @@ def machine() -> dict[str, Any]:
 
 
 def plain(content: Any, name: str = 'report') -> Any:
-  """`content` as JSON holds it: NumPy numbers and arrays become numbers and lists.
+  """Makes `content` what JSON can hold: NumPy numbers and arrays become numbers and lists.
 
   Raises:
     ValueError: if a number is not finite or a value is not what JSON can hold, naming it.

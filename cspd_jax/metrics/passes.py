@@ -70,7 +70,7 @@ SQUARED_ERROR_BOUND = _per_test(
     'what the expectation of that distance is bounded by')
 
 
-def details(sample: base.Sample, model: Any) -> dict[str, list]:
+def details(sample: base.Sample, model: Any) -> dict[str, Any]:
   """Shares of accepted drafts in places, None where nothing was tested.
 
   By position of the grid, by autoregressive step (the place of a token in its order), and by
@@ -80,7 +80,7 @@ def details(sample: base.Sample, model: Any) -> dict[str, list]:
   tested, accepted = decoded.tests.tested, decoded.tests.accepted
   at = lambda leaf: np.take_along_axis(leaf, decoded.order, axis=1)
   by_position = _shares(accepted, tested)
-  found = dict(
+  found: dict[str, Any] = dict(
       acceptance_by_position=[by_position[i * columns:(i + 1) * columns] for i in range(rows)],
       acceptance_by_step=_shares(at(accepted), at(tested)))
   if decoded.kernels is not None:

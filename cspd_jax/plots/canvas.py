@@ -37,7 +37,7 @@ def figure(width: float, height: float, title: str = '') -> Figure:
 
 
 def fit(text: str, inches: float, size: float, most: int = 8) -> str:
-  """`text` in lines that are not wider than `inches`, as far as words allow.
+  """Breaks `text` into lines that are not wider than `inches`, as far as words allow.
 
   Args:
     text: broken at spaces and, as specifications of decoders have none, after `+`, `(`, `,`, `=`.

@@ -56,7 +56,7 @@ def find(config: Any, name: str) -> list[Field]:
 
 
 def override(config: Any, texts: Mapping[str, str]) -> Any:
-  """`config` with fields replaced; a dataclass sees all its new values at once.
+  """Replaces fields of `config`; a dataclass sees all its new values at once.
 
   Args:
     config: a dataclass.
@@ -93,7 +93,7 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], str]) -> 
 
 
 def read(text: str, kind: Any) -> Any:
-  """`text` as a value of the annotated type `kind`; raises ValueError or SyntaxError."""
+  """Reads `text` as a value of the annotated type; raises ValueError or SyntaxError."""
   origin, options = typing.get_origin(kind), typing.get_args(kind)
   if origin in (typing.Union, types.UnionType):
     return _read_one_of(text, options)

@@ -5,8 +5,8 @@ import json
 from unittest import mock
 
 import numpy as np
-from PIL import Image
 import pytest
+from PIL import Image
 
 import cspd_jax
 from cspd_jax.families import generate as generate_lib

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from configs import mar_tables
+from cspd_jax.continuous import blend, schedule as schedule_lib
 from cspd_jax.core import checkpoint
-from cspd_jax.continuous import blend
-from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.models import kl_vae
-from cspd_jax.models import mar
+from cspd_jax.models import kl_vae, mar
 from experiments import mar_tables_runs
 from tests.experiments import programs
 
