@@ -16,7 +16,7 @@ from cspd_jax.decoding.base import TreeLike, Verdict
 
 def prefill(target: Target, params: Params, condition: Condition, num_slots: int,
             owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
-  """`target.prefill`; `owner` names the target in errors.
+  """Calls `target.prefill` and checks what it returns; `owner` names the target in errors.
 
   Raises:
     ValueError: if it does not return what `base.Prefill` says; all functions here likewise.
@@ -35,7 +35,7 @@ def prefill(target: Target, params: Params, condition: Condition, num_slots: int
 
 def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
           tree: TreeLike, owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
-  """`target.score`; see `prefill`."""
+  """Calls `target.score` and checks what it returns; see `prefill`."""
   function, streams = f'score of the {owner}', target.num_streams
   logits, features, after = _triple(
       function, target.score(params, cache, tokens, start, tree))
@@ -49,7 +49,7 @@ def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start
 
 
 def commit(target: Target, cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
-  """`target.commit`."""
+  """Calls `target.commit` and checks what it returns."""
   after = target.commit(cache, start, path)
   _same('commit of the target', cache, after)
   return after
@@ -66,7 +66,7 @@ def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
 
 def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
          start: jax.Array, depth: Any, visible: Any) -> tuple[jax.Array, jax.Array, Cache]:
-  """`network.step` of a drafting network (`drafters.network.Network`)."""
+  """Calls `step` of a drafting network (`drafters.network.Network`) and checks what it returns."""
   function = 'step of the drafting network'
   logits, predicted, after = _triple(
       function, network.step(params, cache, tokens, features, start, depth, visible))
@@ -80,7 +80,7 @@ def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features
 
 
 def head_logits(heads: Any, params: Params, features: jax.Array) -> jax.Array:
-  """`heads.logits` of drafting heads (`drafters.medusa.Heads`)."""
+  """Calls `logits` of drafting heads (`drafters.medusa.Heads`) and checks what they return."""
   logits = heads.logits(params, features)
   _floats('logits of the drafting heads', 'logits', logits,
           (*features.shape[:2], heads.num_heads, heads.vocab_size),

@@ -66,23 +66,14 @@ def compare(
   count = len(captions)
   row = lambda i: (jax.tree.map(lambda leaf: leaf[i:i + 1], condition), runner.keys(seed, [i]),
                    sampling)
-  total, done = len(programs) * count * (repeats + 1), 0
+  total = len(programs) * count * (repeats + 1)
   compiled = {}
   for name, program in programs.items():
     compiled[name] = program.compiled(*row(0))
     show(f'compiled {name} in {compiled[name].seconds:.1f} s')
 
-  if progress is not None:
-    progress(0, total)
-  results: dict[str, list[Any]] = {name: [] for name in compiled}
-  for i, caption in enumerate(captions):
-    for name, (run, _) in compiled.items():
-      results[name].append(jax.device_get(run(*row(i))))
-      done += 1
-      if progress is not None:
-        progress(done, total)
-    rounds = ', '.join(f'{name} {int(found[i].rounds[0])}' for name, found in results.items())
-    show(f'image {i + 1} of {count}, {caption}: rounds of {rounds}')
+  results = _first_turn(compiled, row, captions, show, progress and (
+      lambda done: progress(done, total)))
   timings = timing.measure(
       {(i, name): lambda i=i, run=run: run(*row(i))
        for i in range(count) for name, (run, _) in compiled.items()}, repeats, warmup=0,
@@ -94,3 +85,36 @@ def compare(
                  sampling, batch_size=1),
           np.array([timings[i, name].median for i in range(count)]), compiled[name].seconds)
       for name in compiled}
+
+
+def _first_turn(
+    compiled: Mapping[str, timing.Compiled],
+    row: Callable[[int], tuple],
+    captions: Sequence[str],
+    show: Callable[[str], None],
+    progress: Callable[[int], None] | None,
+) -> dict[str, list[Any]]:
+  """Makes every image with every decoder; the decoders take turns.
+
+  Args:
+    compiled: programs by name.
+    row: the arguments of a program for the image of a number.
+    captions: one per image.
+    show: called with a line about every image.
+    progress: called with the number of decoded images.
+
+  Returns:
+    What was decoded, image by image, by name.
+  """
+  done, results = 0, {name: [] for name in compiled}
+  if progress is not None:
+    progress(done)
+  for i, caption in enumerate(captions):
+    for name, (run, _) in compiled.items():
+      results[name].append(jax.device_get(run(*row(i))))
+      done += 1
+      if progress is not None:
+        progress(done)
+    rounds = ', '.join(f'{name} {int(found[i].rounds[0])}' for name, found in results.items())
+    show(f'image {i + 1} of {len(captions)}, {caption}: rounds of {rounds}')
+  return results

@@ -154,7 +154,7 @@ def machine() -> dict[str, Any]:
 
 
 def plain(content: Any, name: str = 'report') -> Any:
-  """`content` as JSON holds it: NumPy numbers and arrays become numbers and lists.
+  """Turns `content` into what JSON holds: NumPy values become numbers and lists.
 
   Raises:
     ValueError: if a number is not finite or a value is not what JSON can hold, naming it.

@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 
 
 def keys(seed: Any, numbers: Sequence[int]) -> jax.Array:
-  """`[B]` the random keys of images.
+  """Makes the random keys `[B]` of images.
 
   Args:
     seed: an integer or a random key of all images, of which image `i` has the key `i`. Or one

@@ -36,7 +36,7 @@ def mean(values: np.ndarray) -> Value:
 
 
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Value:
-  """`sum(numerators) / sum(denominators)` with its standard error to first order.
+  """Divides two sums over images and tells the ratio's standard error to first order.
 
   Args:
     numerators: `[N]`, one per image.
@@ -75,11 +75,11 @@ class Sample:
 
   @property
   def tokens(self) -> np.ndarray:
-    """`[N, T, ...]` the tokens of the images."""
+    """The tokens `[N, T, ...]` of the images."""
     return self.decoded.tokens
 
   def images(self, model: Any) -> np.ndarray:
-    """`[N, H, W, 3]` in [-1, 1]: the pixels of the images."""
+    """Returns the pixels `[N, H, W, 3]` of the images, in [-1, 1]."""
     return self.once('images', lambda: self.batched(
         lambda condition, tokens, sampling: model.pixels(tokens)))
 
@@ -90,9 +90,10 @@ class Sample:
     return self._cache[name]
 
   def batched(self, function: Callable[[Any, np.ndarray, Any], Any]) -> Any:
-    """`function(condition, tokens, sampling)` of all images, some at a time, as NumPy arrays.
+    """Calls `function(condition, tokens, sampling)` on all images, some at a time.
 
-    The last batch is filled up with other images, so that a jitted function is compiled once.
+    The results come back joined, as NumPy arrays. The last batch is filled up with other images,
+    so that a jitted function is compiled once.
     """
     count = len(self.tokens)
     size, parts = min(self.batch_size, count), []

@@ -49,7 +49,7 @@ def save_grid(
 
 
 def to_unit(images: np.ndarray) -> np.ndarray:
-  """`[N, H, W, 3]` from [-1, 1] to [0, 1]; values beyond are cut off.
+  """Maps images `[N, H, W, 3]` from [-1, 1] to [0, 1]; values beyond are cut off.
 
   Raises:
     ValueError: for another shape, or values that are not finite.
