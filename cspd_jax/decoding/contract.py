@@ -20,7 +20,7 @@ class ContractError(ValueError):
 
 def prefill(target: Target, params: Params, condition: Condition, num_slots: int,
             owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
-  """`target.prefill`; `owner` names the target in errors.
+  """Calls `target.prefill` and checks what it returns; `owner` names the target in errors.
 
   Raises:
     ContractError: if it does not return what `Target` says; all functions here likewise.
@@ -39,7 +39,7 @@ def prefill(target: Target, params: Params, condition: Condition, num_slots: int
 
 def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
           tree: TreeLike, owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
-  """`target.score`; see `prefill`."""
+  """Calls `target.score` and checks what it returns; see `prefill`."""
   function, streams = f'score of the {owner}', target.num_streams
   logits, features, after = _triple(
       function, target.score(params, cache, tokens, start, tree))
@@ -53,7 +53,7 @@ def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start
 
 
 def commit(target: Target, cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
-  """`target.commit`."""
+  """Calls `target.commit` and checks what it returns."""
   after = target.commit(cache, start, path)
   _same('commit of the target', cache, after)
   return after
@@ -70,7 +70,7 @@ def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
 
 def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
          start: jax.Array, depth: Any, visible: Any) -> tuple[jax.Array, jax.Array, Cache]:
-  """`network.step` of a drafting network (`drafters.network.Network`)."""
+  """Calls `step` of a drafting network (`drafters.network.Network`) and checks what it returns."""
   function = 'step of the drafting network'
   logits, predicted, after = _triple(
       function, network.step(params, cache, tokens, features, start, depth, visible))
@@ -84,7 +84,7 @@ def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features
 
 
 def head_logits(heads: Any, params: Params, features: jax.Array) -> jax.Array:
-  """`heads.logits` of drafting heads (`drafters.medusa.Heads`)."""
+  """Calls `logits` of drafting heads (`drafters.medusa.Heads`) and checks what they return."""
   logits = heads.logits(params, features)
   _floats('logits of the drafting heads', 'logits', logits,
           (*features.shape[:2], heads.num_heads, heads.vocab_size),
