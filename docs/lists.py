@@ -10,17 +10,14 @@ import jax
 import numpy as np
 
 from checkpoints_conversion import rules
-from cspd_jax import families
-from cspd_jax import metrics
+from cspd_jax import families, metrics
 from cspd_jax.core import checkpoint
 from cspd_jax.data import photos
-from cspd_jax.decoding import registry
-from cspd_jax.decoding import tree_values
+from cspd_jax.decoding import registry, tree_values
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.evaluation import tables
 from cspd_jax.families import engines
-from cspd_jax.testing import mutants
-from cspd_jax.testing import tabular
+from cspd_jax.testing import mutants, tabular
 
 ROOT = pathlib.Path(__file__).parents[1]
 # A chain, and siblings drawn one by one: what `block` and `kseq` can verify.

@@ -9,10 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import Condition, Decoded, Draft, Drafter, Env, Layout
-from cspd_jax.decoding.base import Outcome, Params, Target, Verifier
+from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.decoding.base import (
+  Condition,
+  Decoded,
+  Draft,
+  Drafter,
+  Env,
+  Layout,
+  Outcome,
+  Params,
+  Target,
+  Verifier,
+)
 from cspd_jax.decoding.random import RowRandom
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp

@@ -16,8 +16,7 @@ import numpy as np
 
 from cspd_jax.core import registry as core
 from cspd_jax.core.spec import Call, Part, Spec, Value, parse
-from cspd_jax.decoding import published_trees
-from cspd_jax.decoding import tree_values
+from cspd_jax.decoding import published_trees, tree_values
 from cspd_jax.decoding.base import Drafter, Target, Verifier
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.dynamic import eagle2

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.evaluation import runner
-from cspd_jax.evaluation import timing
+from cspd_jax.evaluation import runner, timing
 from cspd_jax.metrics.base import Sample
 
 

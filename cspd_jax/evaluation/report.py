@@ -122,8 +122,8 @@ class Report:
     if not path.resolve().is_relative_to(self.folder.resolve()) or path == self._new:
       raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
     if path.exists() and name != _REPORT and not _is_own(path, self._earlier.get(name)):
-      raise ValueError(f'workdir is {str(self.folder)!r}, where {name} was not written by a report, '
-                       'or changed since; move it away or give another folder.')
+      raise ValueError(f'workdir is {str(self.folder)!r}, where {name} was not written by a '
+                       'report, or changed since; move it away or give another folder.')
     if name == _REPORT and path.exists() and not self._earlier:
       raise ValueError(f'workdir is {str(self.folder)!r}, where report.json is that of another '
                        'program; move it away or give another folder.')

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs
-from cspd_jax.evaluation import shards as shards_lib
-from cspd_jax.evaluation import timing
+from cspd_jax.evaluation import shards as shards_lib, timing
 
 # `(done, total) -> None`, called with numbers of images.
 Progress = Callable[[int, int], None]

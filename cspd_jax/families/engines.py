@@ -12,7 +12,6 @@ from cspd_jax.core import spec
 from cspd_jax.decoding import registry as discrete_registry
 from cspd_jax.decoding.warp import Warp
 
-
 # Sizes of a round that choose parameters of other names; see `decoding.registry.complete`.
 _SIZES = ('window', 'length')
 

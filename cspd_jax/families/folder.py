@@ -11,8 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from cspd_jax.core import checkpoint
-from cspd_jax.core import files
+from cspd_jax.core import checkpoint, files
 from cspd_jax.core.checkpoint import CheckpointError, Loaded
 from cspd_jax.families import family as family_lib
 from cspd_jax.families.model import Model

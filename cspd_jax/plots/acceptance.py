@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cspd_jax.core import files
-from cspd_jax.plots import canvas
-from cspd_jax.plots import grid
+from cspd_jax.plots import canvas, grid
 
 
 def save_acceptance_map(path: str | os.PathLike, rounds: Mapping[str, np.ndarray],

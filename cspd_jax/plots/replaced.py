@@ -3,11 +3,10 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from matplotlib import colors
 import numpy as np
+from matplotlib import colors
 
-from cspd_jax.plots import canvas
-from cspd_jax.plots import grid
+from cspd_jax.plots import canvas, grid
 
 # Colours that the colour-blind can tell apart.
 KEPT, REPLACED = '#56b4e9', '#d55e00'

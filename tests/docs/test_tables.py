@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from docs import lists
-from docs import tables
+from docs import lists, tables
 
 REPORT = dict(
     num_images=4, device='cpu', versions=dict(jax='0.0'), rows=[

@@ -1,5 +1,6 @@
 """Reports: complete or not there, nothing of the user's touched, no stale files."""
 
+import contextlib
 import json
 import pathlib
 
@@ -103,10 +104,8 @@ def test_a_stop_at_any_move_is_mended_by_the_next_report(tmp_path, monkeypatch, 
     report.path(name).write_text('new')
   monkeypatch.setattr(pathlib.Path, 'replace', counted(replace))
   monkeypatch.setattr(pathlib.Path, 'unlink', counted(unlink))
-  try:
+  with contextlib.suppress(KeyboardInterrupt):
     report.write(settings={}, rows=[])
-  except KeyboardInterrupt:
-    pass
   monkeypatch.undo()
   Report(tmp_path)
   assert (tmp_path / 'report.json').exists()

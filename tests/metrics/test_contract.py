@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from cspd_jax import metrics
-from cspd_jax.evaluation import runner
-from cspd_jax.evaluation import tables
-from cspd_jax.metrics import base
-from cspd_jax.metrics import frechet
-from cspd_jax.metrics import likelihood
+from cspd_jax.evaluation import runner, tables
+from cspd_jax.metrics import base, frechet, likelihood
 from tests.evaluation import tiny
 
 

@@ -4,18 +4,13 @@ import pathlib
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
-from matplotlib import image as mpl_image
-from matplotlib import pyplot
 import numpy as np
 import pytest
+from absl.testing import absltest, parameterized
+from matplotlib import image as mpl_image, pyplot
 
-from cspd_jax.plots import acceptance
-from cspd_jax.plots import bars
 from cspd_jax.core import files
-from cspd_jax.plots import grid
-from cspd_jax.plots import replaced
+from cspd_jax.plots import acceptance, bars, grid, replaced
 
 
 class PlotsTest(parameterized.TestCase):
@@ -50,7 +45,7 @@ class PlotsTest(parameterized.TestCase):
 
   @parameterized.parameters(False, True)
   def test_acceptance_map(self, with_images):
-    images = {name: self.images for name in self.rounds} if with_images else None
+    images = dict.fromkeys(self.rounds, self.images) if with_images else None
     acceptance.save_acceptance_map(
         self.path, self.rounds, images=images, captions=['a', 'b', 'c'], title='t')
     self.assertGreater(self.read().std(), 0.05)
@@ -78,7 +73,7 @@ class PlotsTest(parameterized.TestCase):
             self.path, dict(rounds, sjd=rounds['sjd'][:, :2]))),
         ('captions', lambda: acceptance.save_acceptance_map(self.path, rounds, captions=['a'])),
         ('images', lambda: acceptance.save_acceptance_map(
-            self.path, rounds, images={name: images[:1] for name in rounds})),
+            self.path, rounds, images=dict.fromkeys(rounds, images[:1]))),
         ('panels', lambda: bars.save_bars(self.path, [])),
         ('panels', lambda: bars.save_bars(
             self.path, [bars.Panel('a', {'x': 1.0}), bars.Panel('b', {'y': 1.0})])),
@@ -91,9 +86,9 @@ class PlotsTest(parameterized.TestCase):
 
   def test_a_failed_write_leaves_the_older_file(self):
     files.write(self.path, b'older')
-    with mock.patch.object(pathlib.Path, 'replace', side_effect=OSError('disk is full')):
-      with self.assertRaises(OSError):
-        files.write(self.path, b'newer')
+    full = mock.patch.object(pathlib.Path, 'replace', side_effect=OSError('disk is full'))
+    with full, self.assertRaises(OSError):
+      files.write(self.path, b'newer')
     self.assertEqual(self.path.read_bytes(), b'older')
     self.assertLen(list(self.folder.iterdir()), 1)
 

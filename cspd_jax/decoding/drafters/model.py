@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Target
 from cspd_jax.decoding.tree import chain, check_size
 
