@@ -164,7 +164,7 @@ class Decoder:
       num_drafts = span.drafts(rule.bonus)
     z = stage.context.transform(env, span, decoded.tokens if draft is None else draft.tokens)
     verdict = rule.judge(env, span, draft, z)
-    contract.check_verdict(verdict, *span.at.shape, self.target.token_dim)
+    contract.check_verdict(verdict, (*span.at.shape, self.target.token_dim))
     return state._replace(
         count=state.count + verdict.length,
         decoded=_commit(decoded, span, rule, verdict, stage.context.passes(span), num_drafts))

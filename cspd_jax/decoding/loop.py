@@ -139,7 +139,7 @@ class Decoder:
 
   def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:
     """One draft-score-verify-commit round; complete rows stay as they are."""
-    target, drafter, tree = self.target, self.drafter, self.drafter.tree
+    target, drafter = self.target, self.drafter
     env = self._env(warp, draft_params)
     batch = state.count.shape[0]
     start = state.count - 1
@@ -149,7 +149,7 @@ class Decoder:
     rng, drafter_state, draft = drafter.propose(env, state.drafter, state.rng, root[:, 0], start)
     contract.check_draft(
         draft, drafter.layout, self.verifier.needs_probs, batch, target.vocab_size)
-    tree = tree if draft.tree is None else draft.tree
+    tree = drafter.tree if draft.tree is None else draft.tree
     nodes = jnp.concatenate([root, draft.tokens], axis=1)
     logits, features, cache = contract.score(
         target, params, state.cache, jnp.maximum(nodes, 0), start, tree)

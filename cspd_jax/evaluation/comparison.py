@@ -1,5 +1,6 @@
 """Several decoders of one model on the same images, and what each of them costs."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -65,6 +66,7 @@ def compare(
   count = len(captions)
   row = lambda i: (jax.tree.map(lambda leaf: leaf[i:i + 1], condition), runner.keys(seed, [i]),
                    sampling)
+  again = lambda run, i: run(*row(i))
   total = len(programs) * count * (repeats + 1)
   compiled = {}
   for name, program in programs.items():
@@ -74,7 +76,7 @@ def compare(
   results = _first_turn(compiled, row, captions, show, progress and (
       lambda done: progress(done, total)))
   timings = timing.measure(
-      {(i, name): lambda i=i, run=run: run(*row(i))
+      {(i, name): functools.partial(again, run, i)
        for i in range(count) for name, (run, _) in compiled.items()}, repeats, warmup=0,
       progress=progress and (lambda turn, turns: progress(
           total * (turn + 1) // (repeats + 1), total)))

@@ -28,14 +28,14 @@ def keys(seed: Any, numbers: Sequence[int]) -> jax.Array:
       number per image.
     numbers: of the images, from 0.
   """
-  numbers = np.asarray(numbers)
+  images = np.asarray(numbers)
   if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-    return jax.vmap(lambda i: jax.random.fold_in(seed, i))(numbers)
+    return jax.vmap(lambda i: jax.random.fold_in(seed, i))(images)
   if np.ndim(seed) == 0:
-    return keys(jax.random.key(seed), numbers)
-  own = np.asarray(seed, np.uint32)[numbers % len(seed)].reshape(len(numbers), -1)
+    return keys(jax.random.key(seed), images)
+  own = np.asarray(seed, np.uint32)[images % len(seed)].reshape(len(images), -1)
   return jax.vmap(lambda one, i: jax.random.fold_in(jax.random.key(one), i))(
-      own[:, 0], own[:, 1] if own.shape[1] == 2 else np.zeros_like(numbers))
+      own[:, 0], own[:, 1] if own.shape[1] == 2 else np.zeros_like(images))
 
 
 def is_guided(sampling: Any) -> bool:

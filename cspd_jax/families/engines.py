@@ -37,7 +37,7 @@ class Engine(NamedTuple):
   decoders: Mapping[str, str]
   baseline: str
   candidates: tuple[str, ...]
-  options: type
+  options: type[Warp] | type[Sampling]
   complete: Callable[..., spec.Spec]
   parameters: Callable[[Any], Collection[str]]
   needs: Callable[[Any], str | None]

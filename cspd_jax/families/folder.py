@@ -95,7 +95,7 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
   if unknown := sorted(set(parts) - set(known.roles)):
     raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
                      f'{", ".join(known.roles)}.')
-  description = dict(format=_FORMAT, family=family, parts={}, defaults={})
+  description: dict[str, Any] = dict(format=_FORMAT, family=family, parts={}, defaults={})
   if (folder / _FILE).exists():
     description |= read(folder)
     if description['family'] != family:
@@ -120,8 +120,9 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
       family = family_lib.of_target(description['kind']).name
       return dict(format=_FORMAT, family=family, parts={'target': '.'}, defaults={})
     version = description['format']
-    found = dict(family=str(description['family']), parts=dict(description['parts']),
-                 defaults=dict(description['defaults']))
+    found: dict[str, Any] = dict(
+        family=str(description['family']), parts=dict(description['parts']),
+        defaults=dict(description['defaults']))
     wrong = [role for role, part in found['parts'].items() if not isinstance(part, str)]
   except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
     raise CheckpointError(

@@ -78,8 +78,8 @@ def calibrate(measure: Callable[[float, Any], np.ndarray], low: float, high: flo
       low = middle
     else:
       high = middle
-  best = min(found, key=lambda entry: abs(entry[1] - goal))
-  return Calibrated(*best, history=tuple(entry[:2] for entry in found))
+  value, mean, error = min(found, key=lambda entry: abs(entry[1] - goal))
+  return Calibrated(value, mean, error, history=tuple(entry[:2] for entry in found))
 
 
 def _check_options(low: float, high: float, steps: int, tolerance: float) -> None:

@@ -78,7 +78,7 @@ def details(sample: base.Sample, model: Any) -> dict[str, list]:
   tested, accepted = decoded.tests.tested, decoded.tests.accepted
   at = lambda leaf: np.take_along_axis(leaf, decoded.order, axis=1)
   by_position = _shares(accepted, tested)
-  found = dict(
+  found: dict[str, list] = dict(
       acceptance_by_position=[by_position[i * columns:(i + 1) * columns] for i in range(rows)],
       acceptance_by_step=_shares(at(accepted), at(tested)))
   if decoded.kernels is not None:
