@@ -18,10 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import sampling as sampling_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import (
+  head as head_lib,
+  random as random_lib,
+  sampling as sampling_lib,
+  schedule as schedule_lib,
+)
 from cspd_jax.continuous.base import Condition, Params
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.sampling import Sampling

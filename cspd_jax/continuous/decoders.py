@@ -12,10 +12,7 @@ import math
 
 import numpy as np
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.continuous import speculative_head
+from cspd_jax.continuous import couple, head as head_lib, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import TRUE

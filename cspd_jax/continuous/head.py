@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import contract
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import contract, random as random_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.random import TokenKeys
 from cspd_jax.continuous.sampling import per_row
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core.random import RowKeys
-
 
 # More than this is not kept for the sake of speed.
 _MODULATION_BYTES = 2**30

@@ -10,9 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import couple, head as head_lib, random as random_lib
 from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.head import Batch
 from cspd_jax.continuous.schedule import Schedule

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cspd_jax.continuous import cspd
-from cspd_jax.continuous import decoders
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import cspd, decoders, schedule as schedule_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import registry as core
-from cspd_jax.core.spec import parse, Part, Spec
+from cspd_jax.core.spec import Part, Spec, parse
 
 # Parameters that no text gives.
 _SUPPLIED = ('target', 'draft', 'rho')

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import sampling as sampling_lib
+from cspd_jax.continuous import head as head_lib, sampling as sampling_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import RowKeys
 

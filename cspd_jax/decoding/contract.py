@@ -10,8 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding.base import Cache, Condition, Draft, Features, Layout, Params, Target
-from cspd_jax.decoding.base import TreeLike, Verdict
+from cspd_jax.decoding.base import (
+  Cache,
+  Condition,
+  Draft,
+  Features,
+  Layout,
+  Params,
+  Target,
+  TreeLike,
+  Verdict,
+)
 
 
 class ContractError(ValueError):

@@ -4,16 +4,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cspd_jax.decoding import published_trees
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import published_trees, tree as trees
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.dynamic import eagle2 as eagle2_drafter
-from cspd_jax.decoding.drafters.eagle import eagle as eagle_drafter
-from cspd_jax.decoding.drafters.eagle import Network
+from cspd_jax.decoding.drafters.eagle import Network, eagle as eagle_drafter
 from cspd_jax.decoding.drafters.jacobi import jacobi as jacobi_drafter
-from cspd_jax.decoding.drafters.medusa import Heads
-from cspd_jax.decoding.drafters.medusa import medusa as medusa_drafter
+from cspd_jax.decoding.drafters.medusa import Heads, medusa as medusa_drafter
 from cspd_jax.decoding.drafters.model import model
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-
 # No tree has more drafts: more than a forward pass of any model takes.
 MAX_NODES = 2**14
 

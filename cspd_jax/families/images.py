@@ -109,8 +109,9 @@ class Generated:
 
   def __repr__(self) -> str:
     height, width = self.images.shape[1:3]
-    return (f'Generated({len(self)} images of {height}x{width} by {self.decoder} ({self.guarantee}) '
-            f'from {self.model!r}, {np.mean(self.decoded.rounds):.1f} rounds on average)')
+    return (f'Generated({len(self)} images of {height}x{width} by {self.decoder} '
+            f'({self.guarantee}) from {self.model!r}, '
+            f'{np.mean(self.decoded.rounds):.1f} rounds on average)')
 
   def _repr_html_(self) -> str:
     """The images and the acceptance map, for notebooks."""

@@ -28,8 +28,8 @@ class Conditions(NamedTuple):
     prompts: prompts that show what the model can do, such as the names of its classes.
   """
 
-  encode: Callable[[Sequence[Any]], Any]
-  captions: Callable[[Sequence[Any]], list[str]]
+  encode: Callable[[Any], Any]
+  captions: Callable[[Any], list[str]]
   prompts: Sequence[Any]
 
 

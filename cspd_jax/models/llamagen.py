@@ -16,9 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import base
-from cspd_jax.models import causal
-from cspd_jax.models import class_labels
-from cspd_jax.models import transformer
+from cspd_jax.models import causal, class_labels, transformer
 
 Params = Any
 # The learned null caption always has this many rows, and so has a text condition.

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Layout, Target
 from cspd_jax.decoding.random import winners
 from cspd_jax.decoding.tree import Tree

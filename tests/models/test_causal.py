@@ -12,15 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import decoders
-from cspd_jax.decoding import tree as tree_lib
+from cspd_jax.decoding import decoders, tree as tree_lib
 from cspd_jax.decoding.drafters import eagle as eagle_drafter
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import causal
-from cspd_jax.models import eagle
-from cspd_jax.models import transformer
+from cspd_jax.models import causal, eagle, transformer
 
 # 19 codes and a token that ends a row, then text; rows of 4 codes, 5 rows.
 CODES, NEW_LINE, IMAGE, VOCAB = 19, 19, 20, 33

@@ -3,10 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import couple, random as random_lib
 from cspd_jax.continuous.parts import Rule
-from cspd_jax.continuous.rules.token_test import check_kappa, softened, Test, Judged, token_test
+from cspd_jax.continuous.rules.token_test import Judged, Test, check_kappa, softened, token_test
 
 SIGMA = ('off', 'paper', 'inverted')
 

@@ -21,9 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import path
+from cspd_jax.continuous import couple, head as head_lib, path
 from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.head import Batch
 from cspd_jax.continuous.parts import Cost, Draft, Env, Rule, Verdict

@@ -4,11 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import random as random_lib
+from cspd_jax.decoding import contract, random as random_lib
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout
-from cspd_jax.decoding.drafters import network as network_lib
-from cspd_jax.decoding.drafters import siblings
+from cspd_jax.decoding.drafters import network as network_lib, siblings
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.decoding.tree import Budget, check_size, runtime_tree
 

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding.base import Draft, Drafter, Layout, Target
-from cspd_jax.decoding.drafters import fresh as fresh_lib
-from cspd_jax.decoding.drafters import window as window_lib
+from cspd_jax.decoding.drafters import fresh as fresh_lib, window as window_lib
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
 COUPLINGS = ('redraw', 'maximal', 'noise')

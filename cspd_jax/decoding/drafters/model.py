@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Target
-from cspd_jax.decoding.tree import chain, check_size
+from cspd_jax.decoding.tree import Tree, chain, check_size
 
 
 class ModelState(NamedTuple):
@@ -83,8 +82,9 @@ def _check_grid(draft_target: Target, target: Target) -> None:
           f'{name} of the draft model is {ours}, of the target {theirs}; they must be equal.')
 
 
-def _score(draft_target: Target, env: Env, *args: Any) -> tuple[jax.Array, Any, Any]:
-  return contract.score(draft_target, env.params, *args, 'draft model')
+def _score(draft_target: Target, env: Env, cache: Any, tokens: jax.Array, start: jax.Array,
+           tree: Tree) -> tuple[jax.Array, Any, Any]:
+  return contract.score(draft_target, env.params, cache, tokens, start, tree, 'draft model')
 
 
 def _catch_up(draft_target: Target, env: Env, state: ModelState, root: jax.Array,

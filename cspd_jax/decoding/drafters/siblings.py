@@ -3,9 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import random as random_lib
-from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding import contract, random as random_lib, warp as warp_lib
 from cspd_jax.decoding.base import DRAWS, Env
 
 
