@@ -14,7 +14,7 @@ from cspd_jax.continuous.base import Condition, Params, Target
 
 def transform(target: Target, params: Params, condition: Condition, tokens: jax.Array,
               visible: jax.Array) -> jax.Array:
-  """`target.transform`.
+  """Calls `target.transform` and checks what it returns.
 
   Raises:
     ValueError: if it does not return what `base.Target` says; all functions here likewise.

@@ -57,7 +57,7 @@ def exact_head(target: Target, kernels_per_call: int = speculative_head.DEFAULT_
                num_iter: int | None = None, schedule: Schedule | int = DEFAULT_LEVELS, *,
                rho: np.ndarray | None = None, eta: float = speculative_head.DEFAULT_ETA,
                max_trials: int = couple.DEFAULT_TRIALS, guidance: str = 'linear') -> Decoder:
-  """`mar` with a speculative head.
+  """Decodes as `mar` does, with a speculative head.
 
   Args:
     target: the model.

@@ -66,7 +66,7 @@ def batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Array,
 
 
 def pick(z: jax.Array, positions: jax.Array) -> jax.Array:
-  """`[S, B, n, D]` the entries at `positions` `[B, n]` of `z` `[S, B, T, D]`."""
+  """Picks the entries `[S, B, n, D]` of `z` `[S, B, T, D]` at `positions` `[B, n]`."""
   return jnp.take_along_axis(z, positions[None, :, :, None], axis=2)
 
 
@@ -201,5 +201,5 @@ def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> H
 
 
 def start(batch: Batch, target: Target) -> jax.Array:
-  """`[N, C]` the first state of the chain: pure noise, not scaled by the temperature."""
+  """Draws the first state `[N, C]` of the chain: pure noise, not scaled by the temperature."""
   return random_lib.normal(batch.keys, random_lib.START, 0, target.token_dim)

@@ -103,7 +103,7 @@ def draw(target: Target, schedule: Schedule, params: Params, batch: Batch, x: ja
 
 def score(target: Target, schedule: Schedule, params: Params, batch: Batch, x: jax.Array,
           states: jax.Array) -> jax.Array:
-  """`[N]` log density of a path of another model under this one; one head call.
+  """Returns the log density `[N]` that this model gives another model's path; one head call.
 
   Args:
     target: the model.

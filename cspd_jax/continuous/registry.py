@@ -51,7 +51,7 @@ class DecoderEntry(NamedTuple):
 
   @property
   def needs(self) -> str | None:
-    """'model' if there has to be a draft model, else None."""
+    """Returns 'model' if there has to be a draft model, else None."""
     return 'model' if 'draft' in inspect.signature(self.build).parameters else None
 
 
@@ -115,7 +115,7 @@ def complete(spec: str | Spec, **defaults: Any) -> Spec:
 
 
 def needs(spec: str | Spec) -> str | None:
-  """'model' if the decoder of a specification has a draft model, else None."""
+  """Returns 'model' if the decoder of a specification has a draft model, else None."""
   return DECODERS[_part(spec).name].needs
 
 

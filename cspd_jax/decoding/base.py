@@ -292,6 +292,7 @@ class Drafter(NamedTuple):
 
   @property
   def tree(self) -> Tree | Budget:
+    """The topology of the drafts, or its size if every round has a topology of its own."""
     return self.layout.tree
 
 

@@ -55,7 +55,7 @@ class Generated:
     return len(self.images)
 
   def names(self) -> list[str]:
-    """`[B]` file names: number of the image, prompt and seed."""
+    """Names a file `[B]` for every image, by its number, prompt and seed."""
     return [file_name(i, prompt, seed)
             for i, (prompt, (seed, _)) in enumerate(zip(self.prompts, self.seeds))]
 
@@ -146,7 +146,7 @@ class Partial:
 
   @property
   def images(self) -> np.ndarray:
-    """`[B, H, W, 3]` uint8; grey where no token is committed."""
+    """The images so far, uint8 `[B, H, W, 3]`; grey where no token is committed."""
     images = self._task.result(self.decoded).images.copy()
     scale = [pixels // tokens for pixels, tokens in zip(images.shape[1:3], self.fixed.shape[1:])]
     shown = self.fixed.repeat(scale[0], axis=1).repeat(scale[1], axis=2)

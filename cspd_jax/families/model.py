@@ -144,7 +144,7 @@ class Model:
 
   @functools.cached_property
   def codebook(self) -> np.ndarray | None:
-    """`[V, C]` vectors of the tokens; None if there are none."""
+    """The vectors `[V, C]` of the tokens; None if there are none."""
     if self.tokenizer is None or self.tokenizer.codebook is None:
       return None
     return np.asarray(self.tokenizer.codebook(self.tokenizer.params))

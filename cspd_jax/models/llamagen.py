@@ -78,12 +78,12 @@ class LlamaGenConfig:
 
   @property
   def num_tokens(self) -> int:
-    """`T`."""
+    """The number `T` of tokens of an image."""
     return self.height * self.width
 
   @property
   def num_condition_tokens(self) -> int:
-    """`C`."""
+    """The number `C` of condition tokens before the image."""
     return 1 if self.conditioning == 'class' else _CAPTION_LENGTH
 
   @property

@@ -79,7 +79,7 @@ class MARConfig:
 
   @property
   def num_tokens(self) -> int:
-    """`T`."""
+    """The number `T` of tokens of an image."""
     return self.height * self.width
 
   @property

@@ -63,7 +63,7 @@ def target(**changes):
     (target(commit=lambda cache: cache[1]), 'commit of the target returned a cache of structure'),
     (target(commit=lambda cache: (cache[0], cache[1].astype(jnp.int8))),
      r'commit of the target returned a cache whose leaf cache\[1\] is int8'),
-    (T._replace(forced=lambda positions: positions * 1.0), 'forced of the target returned tokens f'),
+    (T._replace(forced=lambda positions: positions * 1.0), 'forced of the target returned tokens'),
     (T._replace(forced=lambda positions: positions[0]), 'forced of the target returned tokens int'),
 ])
 def test_targets(broken, message):

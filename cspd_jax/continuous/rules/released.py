@@ -13,7 +13,7 @@ SIGMA = ('off', 'paper', 'inverted')
 
 def released(kappa: float, sigma: str, max_trials: int, zero_fallback: bool,
              keep_after_reject: bool = True) -> Rule:
-  """`released_test` as a rule; the arguments are those of `cspd.cspd_released`.
+  """Makes a rule of `released_test`; the arguments are those of `cspd.cspd_released`.
 
   Raises:
     ValueError: for options out of range.

@@ -117,7 +117,7 @@ def token_test(test: Test, guarantee: str, *, keep_after_reject: bool = True,
 
 
 def softened(theirs: Ends, own: Ends, kappa: float) -> jax.Array:
-  """`[N]` half the squared distance of the two tokens, in units of `kappa` deviations."""
+  """Returns half the squared distance `[N]` of the two tokens, in units of `kappa` deviations."""
   return 0.5 * jnp.sum(jnp.square((theirs.mean - own.mean) / (kappa * own.std)), axis=-1)
 
 
