@@ -148,8 +148,9 @@ def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, A
   values = lambda key: {row['decoder']: row[key] for row in entries}
   bars.save_bars(
       report.path('speed.png'),
-      [bars.Panel(main.heading, values(main.name), main.form, main.meaning),
-       bars.Panel('seconds per image', values('seconds_per_image'), '{:.3f} s',
-                  'wall-clock at batch 1 without compilation; shorter is better')],
+      [bars.Panel(main.name.replace('_', ' ').capitalize(), values(main.name), main.form,
+                  f'{main.meaning}; {main.better} is better'),
+       bars.Panel('Seconds per image', values('seconds_per_image'), '{:.3f} s',
+                  'wall-clock at batch 1 without compilation; lower is better')],
       baseline=model.engine.baseline,
       title=f'{model.name} on {jax.devices()[0].device_kind}')

@@ -125,6 +125,7 @@ class Metric(NamedTuple):
       'fidelity' for what it did, which takes networks or other images to tell.
     meaning: what it says, in a line.
     phrase: how it is said in the title of images, such as '{:.0f} rounds'; '' if it is not.
+    better: 'higher' or 'lower' values, or '' if neither is.
     tabled: whether it has a column in tables; reports hold it anyway.
   """
 
@@ -136,6 +137,7 @@ class Metric(NamedTuple):
   group: str = 'work'
   meaning: str = ''
   phrase: str = ''
+  better: str = ''
   tabled: bool = True
 
   def __call__(self, sample: Sample, model: Any) -> Value:

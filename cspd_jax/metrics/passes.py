@@ -10,14 +10,14 @@ from cspd_jax.metrics.base import Metric
 
 
 def _count(name: str, heading: str, counts: Callable[[Any], np.ndarray], meaning: str,
-           phrase: str = '', tabled: bool = True) -> Metric:
+           phrase: str = '', tabled: bool = True, better: str = '') -> Metric:
   """The mean over images of a count in the result; counts of every round are added up."""
   def measure(sample: base.Sample, model: Any) -> base.Value:
     del model
     found = np.asarray(counts(sample.decoded))
     return base.mean(found.reshape(len(found), -1).sum(axis=1))
   return Metric(name, heading, '{:.0f}', measure, ('continuous',), meaning=meaning, phrase=phrase,
-                tabled=tabled)
+                better=better, tabled=tabled)
 
 
 def _per_test(name: str, heading: str, form: str, amounts: Callable[[Any], np.ndarray | None],
@@ -44,7 +44,8 @@ DRAFT_PASSES = _count(
     "passes of the draft model's transformer per image")
 HEAD_CALLS = _count(
     'head_calls', 'head calls', lambda decoded: decoded.costs.head_calls,
-    "calls of the target's diffusion head per image, one after the other", '{:.0f} head calls')
+    "calls of the target's diffusion head per image, one after the other", '{:.0f} head calls',
+    better='lower')
 HEAD_ROWS = _count(
     'head_rows', 'head rows', lambda decoded: decoded.costs.head_rows,
     "states that the target's head was asked about per image")

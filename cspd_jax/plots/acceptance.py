@@ -55,7 +55,7 @@ def acceptance_map(
         row[2 * i].imshow(pictures[i], interpolation='bicubic')
       drawn = _draw(row[per_image * (i + 1) - 1], maps[i], last)
     row[0].set_ylabel(
-        f'{canvas.fit(name, 1.2, 9)}\n{np.mean(maps.max((1, 2)) + 1):.0f} rounds', rotation=0,
+        f'{canvas.fit(name, 1.5, 9)}\n{np.mean(maps.max((1, 2)) + 1):.0f} rounds', rotation=0,
         ha='right', va='center', fontsize=9, color=canvas.INK)
   for i, caption in enumerate(captions or ()):
     cells[0, per_image * i].set_title(

@@ -55,7 +55,7 @@ def save_replaced_map(
       share = accepted[name][i][y, x] / tested[name][i][y, x]
       row[2 * i + 1].scatter(
           x, y, c=share, cmap=_SHARES, vmin=0, vmax=1, marker='s', s=14, alpha=0.75, linewidths=0)
-    row[0].set_ylabel(canvas.fit(name, 1.2, 9), rotation=0, ha='right', va='center', fontsize=9,
+    row[0].set_ylabel(canvas.fit(name, 1.5, 9), rotation=0, ha='right', va='center', fontsize=9,
                       color=canvas.INK)
   for i, caption in enumerate(captions or ()):
     cells[0, 2 * i].set_title(canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)
