@@ -17,7 +17,7 @@ import numpy as np
 
 from checkpoints_conversion import read as read_lib
 from checkpoints_conversion import rules as rules_lib
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.models import eagle
 from cspd_jax.models import mar
 from cspd_jax.models.eagle import EagleConfig

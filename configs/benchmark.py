@@ -47,11 +47,11 @@ class Config:
   drafter: str = 'all'
   verifier: str = 'all'
   curve_drafter: str = 'all'
-  model: str = 'demo_target'
-  draft_model: str = 'demo_draft'
-  eagle: str = 'demo_eagle'
-  medusa: str = 'demo_medusa'
-  tokenizer: str = 'demo_vq'
+  model: str = 'demo/target'
+  draft_model: str = 'demo/draft'
+  eagle: str = 'demo/eagle'
+  medusa: str = 'demo/medusa'
+  tokenizer: str = 'demo/tokenizer'
   num_images: int = 16
   reference_sets: int = 8
   batch_size: int = 16

@@ -43,11 +43,11 @@ class Config:
     workdir: folder of the results.
   """
 
-  model: str = 'demo_target'
-  draft_model: str = 'demo_draft'
-  eagle: str = 'demo_eagle'
-  medusa: str = 'demo_medusa'
-  tokenizer: str = 'demo_vq'
+  model: str = 'demo/target'
+  draft_model: str = 'demo/draft'
+  eagle: str = 'demo/eagle'
+  medusa: str = 'demo/medusa'
+  tokenizer: str = 'demo/tokenizer'
   decoder: str = 'all'
   num_images: int = 4
   prompt: str = ''

@@ -1,8 +1,8 @@
-"""The shipped EAGLE drafter: one layer of half a million parameters for demo_target.
+"""The shipped EAGLE drafter: one layer of half a million parameters for demo/target.
 
     python -m experiments.train_drafter --config=configs/eagle_demo.py --workdir=runs/eagle_demo
 
-The settings that made cspd_jax/assets/demo_eagle. On two CPU cores, a step takes 0.35 s and the
+The settings that made cspd_jax/assets/demo/eagle. On two CPU cores, a step takes 0.35 s and the
 images 4 minutes where nothing else runs; the shipped run took 10 and 42 minutes beside other work.
 
 Result on 64 held-out images of the target at guidance scale 2, at depths 1 to 4: overlap of the

@@ -35,9 +35,9 @@ class Config:
     workdir: folder of the results.
   """
 
-  model: str = 'mar_demo_target'
-  draft_model: str = 'mar_demo_draft'
-  tokenizer: str = 'mar_demo_vae'
+  model: str = 'mar_demo/target'
+  draft_model: str = 'mar_demo/draft'
+  tokenizer: str = 'mar_demo/tokenizer'
   suite: str = 'all'
   decoder: str = 'all'
   num_images: int = 16

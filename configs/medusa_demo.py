@@ -1,8 +1,8 @@
-"""The shipped Medusa heads: four tokens ahead of demo_target.
+"""The shipped Medusa heads: four tokens ahead of demo/target.
 
     python -m experiments.train_drafter --config=configs/medusa_demo.py --workdir=runs/medusa_demo
 
-The settings that made cspd_jax/assets/demo_medusa. Training took 15 minutes on two CPU cores beside
+The settings that made cspd_jax/assets/demo/medusa. Training took 15 minutes on two CPU cores beside
 other work; the images are those of eagle_demo.
 
 Result on 64 held-out images of the target at guidance scale 2, heads 1 to 4: overlap of the

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import cspd_jax
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.decoding.base import Drafter, Target, Verifier
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.models import llamagen

@@ -16,7 +16,7 @@ from absl import flags
 from absl import logging
 
 from checkpoints_conversion import convert
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from experiments import config_flags
 
 _FAMILY = flags.DEFINE_string(

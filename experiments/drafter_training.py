@@ -7,7 +7,7 @@ import pathlib
 from absl import logging
 import jax.numpy as jnp
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.training import drafter_recipe
 from experiments import json_file
 

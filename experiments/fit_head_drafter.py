@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.continuous import blend
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.exact_head import exact_head
@@ -26,7 +26,7 @@ from cspd_jax.continuous.sample import mar as mar_decoder
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.models import mar
 
-_MODEL = flags.DEFINE_string('model', 'mar_demo_target', 'Checkpoint: a shipped name or a folder.')
+_MODEL = flags.DEFINE_string('model', 'mar_demo/target', 'Checkpoint: a shipped name or a folder.')
 _SCALE = flags.DEFINE_float('guidance_scale', 2.0, 'Scale of the fit with guidance.')
 _CHAINS = flags.DEFINE_integer('num_chains', 256, 'Chains to fit on.', lower_bound=32)
 _LENGTH = flags.DEFINE_integer('length', 8, 'Kernels per head call to fit for.', lower_bound=2)

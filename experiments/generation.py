@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import cspd_jax
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.models import eagle
 from cspd_jax.models import llamagen
 from cspd_jax.models import medusa

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 
 _DTYPES = ('float32', 'bfloat16')
 

@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any
 
-from cspd_jax.plots import canvas
+from cspd_jax.core import files
 
 
 def write(path: str | os.PathLike, content: Any) -> None:
@@ -13,4 +13,4 @@ def write(path: str | os.PathLike, content: Any) -> None:
   Raises:
     ValueError: if a number is not finite, which JSON has no word for.
   """
-  canvas.write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
+  files.write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())

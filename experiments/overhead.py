@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.decoding import decoders
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen
@@ -27,7 +27,7 @@ from experiments import config_flags
 
 _WINDOW = flags.DEFINE_integer('window', 16, 'Tokens per forward pass.')
 _REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed runs of each.', lower_bound=1)
-_MODEL = flags.DEFINE_string('model', 'demo_target', 'Checkpoint of a class-conditional target.')
+_MODEL = flags.DEFINE_string('model', 'demo/target', 'Checkpoint of a class-conditional target.')
 
 
 def forward_passes(decoder: decoders.Decoder):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cspd_jax.plots import canvas
+from cspd_jax.core import files
 
 
 def render(columns: Mapping[str, str], entries: Iterable[Mapping[str, Any]]) -> str:
@@ -34,7 +34,7 @@ def write_csv(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) -> Non
   writer = csv.DictWriter(text, columns, lineterminator='\n')
   writer.writeheader()
   writer.writerows(rows)
-  canvas.write(path, text.getvalue().encode())
+  files.write(path, text.getvalue().encode())
 
 
 class _Dash:

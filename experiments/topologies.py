@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.fresh import KINDS
 from cspd_jax.decoding.drafters.jacobi import jacobi
@@ -36,7 +36,7 @@ _WINDOW = flags.DEFINE_list('window', ['16', '64'], 'Tokens per forward pass, se
 _NUM_IMAGES = flags.DEFINE_integer('num_images', 16, 'Images per variant.', lower_bound=2)
 _GUIDANCE_SCALE = flags.DEFINE_float('guidance_scale', 2.0, 'Classifier-free guidance.')
 _SEED = flags.DEFINE_integer('seed', 0, 'Seed of the images.')
-_MODEL = flags.DEFINE_string('model', 'demo_target', 'Checkpoint of a class-conditional target.')
+_MODEL = flags.DEFINE_string('model', 'demo/target', 'Checkpoint of a class-conditional target.')
 _JSON = flags.DEFINE_string('json', None, 'File to write the rows to.')
 
 

@@ -3,7 +3,7 @@
     python -m experiments.train --config=configs/demo_train.py --workdir=runs/demo_train
 
 The stages are tokenizer, target and draft (after tokenising crops with it), eval (report.json and
-pictures) and export (checkpoints that `cspd_jax.checkpoint.load` reads); --stage=all, the
+pictures) and export (checkpoints that `cspd_jax.core.checkpoint.load` reads); --stage=all, the
 default, does them in this order. A stopped run continues when the command is repeated, to the same
 result. The folder remembers its configuration and refuses another one.
 """
@@ -19,7 +19,7 @@ from absl import flags
 from absl import logging
 import jax.numpy as jnp
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.training import mar_recipe
 from cspd_jax.training import recipe as llamagen_recipe

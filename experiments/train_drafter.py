@@ -3,7 +3,7 @@
     python -m experiments.train_drafter --config=configs/eagle_demo.py --workdir=runs/eagle_demo
 
 Makes images with the target (or tokenises photographs), trains, measures on held-out images
-(report.json) and writes a checkpoint that `cspd_jax.checkpoint.load` reads. A stopped run continues
+(report.json) and writes a checkpoint that `cspd_jax.core.checkpoint.load` reads. A stopped run continues
 when the command is repeated, to the same result. The folder remembers its configuration and refuses
 another one.
 """

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 
 
 class Job(NamedTuple):

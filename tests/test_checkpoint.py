@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.models import llamagen
 from cspd_jax.models import vq
 

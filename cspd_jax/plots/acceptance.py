@@ -5,19 +5,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from cspd_jax.core import files
 from cspd_jax.plots import canvas
 from cspd_jax.plots import grid
 
 
-def save_acceptance_map(
-    path: str | os.PathLike,
+def save_acceptance_map(path: str | os.PathLike, rounds: Mapping[str, np.ndarray],
+                        **options) -> None:
+  """Writes an acceptance map as PNG; arguments and errors as for `acceptance_map`."""
+  files.write(path, acceptance_map(rounds, **options))
+
+
+def acceptance_map(
     rounds: Mapping[str, np.ndarray],
     *,
     images: Mapping[str, np.ndarray] | None = None,
     captions: Sequence[str] | None = None,
     title: str = '',
-) -> None:
-  """Writes one row of maps per decoder as one PNG.
+) -> bytes:
+  """Draws one row of maps per decoder.
 
   Every token is a cell of its image's grid, coloured by the round that fixed it
   on a scale that all rows share; lines part the rows of the grid and, within a
@@ -25,28 +31,19 @@ def save_acceptance_map(
   committed.
 
   Args:
-    path: the file to write.
     rounds: by decoder, `[N, H, W]` the round that fixed each token.
     images: by decoder, `[N, height, width, 3]` in [-1, 1]; drawn beside the maps.
     captions: one line above every image.
     title: a line above all.
 
+  Returns:
+    The picture as PNG.
+
   Raises:
     ValueError: if there is nothing to draw, or the shapes do not fit together.
   """
   rounds = {name: np.asarray(value) for name, value in rounds.items()}
-  shapes = {value.shape for value in rounds.values()}
-  if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or 0 in shape:
-    raise ValueError(
-        f'rounds has shapes { {name: value.shape for name, value in rounds.items()} }; they must '
-        'be [N, H, W], not empty and the same for all decoders.')
-  count = shape[0]
-  if captions is not None and len(captions) != count:
-    raise ValueError(f'captions has {len(captions)} entries for {count} images.')
-  if images is not None and any(len(images.get(name, ())) != count for name in rounds):
-    raise ValueError(
-        f'images has { {name: len(value) for name, value in images.items()} } images; it must have '
-        f'{count} for each of {", ".join(rounds)}.')
+  count = _check(rounds, images, captions)
   last = max(int(value.max()) for value in rounds.values())
   per_image = 2 if images else 1
   figure = canvas.figure(1.3 + 1.35 * per_image * count, 1.4 * len(rounds) + 0.9)
@@ -69,7 +66,24 @@ def save_acceptance_map(
   bar.set_label('round that fixed the token', fontsize=8, color=canvas.INK)
   bar.ax.tick_params(labelsize=7, colors=canvas.FAINT)
   bar.outline.set_visible(False)
-  canvas.save(figure, path)
+  return canvas.png(figure)
+
+
+def _check(rounds, images, captions) -> int:
+  """The number of images; raises ValueError if the arguments do not fit together."""
+  shapes = {value.shape for value in rounds.values()}
+  if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or 0 in shape:
+    raise ValueError(
+        f'rounds has shapes { {name: value.shape for name, value in rounds.items()} }; they must '
+        'be [N, H, W], not empty and the same for all decoders.')
+  count = shape[0]
+  if captions is not None and len(captions) != count:
+    raise ValueError(f'captions has {len(captions)} entries for {count} images.')
+  if images is not None and any(len(images.get(name, ())) != count for name in rounds):
+    raise ValueError(
+        f'images has { {name: len(value) for name, value in images.items()} } images; it must have '
+        f'{count} for each of {", ".join(rounds)}.')
+  return count
 
 
 def _draw(axes, rounds: np.ndarray, last: int):

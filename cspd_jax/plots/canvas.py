@@ -2,10 +2,11 @@
 
 import io
 import os
-import pathlib
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from cspd_jax.core import files
 
 INK = '#1f2933'
 FAINT = '#7b8794'
@@ -28,19 +29,13 @@ def bare(axes) -> None:
     spine.set_visible(False)
 
 
-def save(picture: Figure, path: str | os.PathLike) -> None:
-  """Writes a figure as PNG; see `write`."""
+def png(picture: Figure) -> bytes:
+  """A figure as PNG."""
   buffer = io.BytesIO()
   picture.savefig(buffer, format='png')
-  write(path, buffer.getvalue())
+  return buffer.getvalue()
 
 
-def write(path: str | os.PathLike, data: bytes) -> None:
-  """Writes a file that is complete whenever it is there, replacing an older one."""
-  path = pathlib.Path(path)
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}')
-  try:
-    temporary.write_bytes(data)
-    temporary.replace(path)
-  finally:
-    temporary.unlink(missing_ok=True)
+def save(picture: Figure, path: str | os.PathLike) -> None:
+  """Writes a figure as PNG; see `core.files.write`."""
+  files.write(path, png(picture))

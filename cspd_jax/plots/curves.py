@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from cspd_jax.core import files
 from cspd_jax.plots import canvas
 
 # Colours that the colour-blind can tell apart (Okabe and Ito), and a marker for each.
@@ -84,7 +85,7 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
       ncols=min(len(styles), 4), frameon=False, labelcolor=canvas.INK, handlelength=3)
   buffer = io.BytesIO()
   figure.savefig(buffer, format=form[1:], metadata={'Date': None} if form == '.svg' else None)
-  canvas.write(path, buffer.getvalue())
+  files.write(path, buffer.getvalue())
 
 
 def _styles(panels: Sequence[Panel]) -> dict[str, dict]:

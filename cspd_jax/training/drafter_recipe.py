@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.decoding import decoders
 from cspd_jax.decoding.warp import Warp
@@ -55,8 +55,8 @@ class DrafterRecipe:
 
   drafter: eagle.EagleConfig | medusa.MedusaConfig
   train: DrafterTrainConfig
-  target: str = 'demo_target'
-  tokenizer: str = 'demo_vq'
+  target: str = 'demo/target'
+  tokenizer: str = 'demo/tokenizer'
   data: str = 'generated'
   num_train_images: int = 4096
   num_held_out_images: int = 64

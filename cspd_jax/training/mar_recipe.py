@@ -143,6 +143,6 @@ def train_model(
 def exports(recipe: MARRecipe, tokenizer: Any, models: dict[str, Any],
             data: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[tuple]:
   """Name, kind, sizes and parameters of every checkpoint that a run makes."""
-  return [('mar_demo_vae', 'kl_vae', scaled_tokenizer(recipe, data), tokenizer),
-          ('mar_demo_target', 'mar', recipe.target, models['target']),
-          ('mar_demo_draft', 'mar', recipe.draft, models['draft'])]
+  return [('mar_demo/tokenizer', 'kl_vae', scaled_tokenizer(recipe, data), tokenizer),
+          ('mar_demo/target', 'mar', recipe.target, models['target']),
+          ('mar_demo/draft', 'mar', recipe.draft, models['draft'])]

@@ -119,6 +119,6 @@ def train_model(
 def exports(recipe: Recipe, tokenizer: Any, models: dict[str, Any], data: Any) -> list[tuple]:
   """Name, kind, sizes and parameters of every checkpoint that a run makes."""
   del data
-  return [('demo_vq', 'vq', recipe.tokenizer, tokenizer),
-          ('demo_target', 'llamagen', recipe.target, models['target']),
-          ('demo_draft', 'llamagen', recipe.draft, models['draft'])]
+  return [('demo/tokenizer', 'vq', recipe.tokenizer, tokenizer),
+          ('demo/target', 'llamagen', recipe.target, models['target']),
+          ('demo/draft', 'llamagen', recipe.draft, models['draft'])]

@@ -10,7 +10,7 @@ import pytest
 
 import cspd_jax
 from configs import mar_demo
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.continuous import blend
 from cspd_jax.continuous import exact_head
 from cspd_jax.continuous import sample
@@ -20,7 +20,7 @@ from cspd_jax.models import kl_vae
 from cspd_jax.models import mar
 from experiments import mar_generation
 
-_KINDS = {'mar_demo_target': 'mar', 'mar_demo_draft': 'mar', 'mar_demo_vae': 'kl_vae'}
+_KINDS = {'mar_demo/target': 'mar', 'mar_demo/draft': 'mar', 'mar_demo/tokenizer': 'kl_vae'}
 _ASSETS = pathlib.Path(cspd_jax.__file__).parent / 'assets'
 
 
@@ -54,13 +54,13 @@ def test_the_fitted_drafter_is_used(models, monkeypatch, scale):
   monkeypatch.setattr(exact_head, 'speculative', watched)
   mar_generation.prepare(dataclasses.replace(
       mar_demo.Config(), decoder='exact_head', guidance_scale=scale))
-  entry = models['mar_demo_target'].metadata['head_drafter']['plain' if scale == 1 else 'guided']
+  entry = models['mar_demo/target'].metadata['head_drafter']['plain' if scale == 1 else 'guided']
   np.testing.assert_allclose(used, [entry['rho']])
   assert np.max(np.abs(used[0] - blend.default_rho(schedule_lib.make()))) > 0.02
 
 
 def test_tokens_and_pictures_have_a_sensible_scale(models):
-  model, tokenizer = models['mar_demo_target'], models['mar_demo_vae']
+  model, tokenizer = models['mar_demo/target'], models['mar_demo/tokenizer']
   decoder = sample.parallel(mar.target(model.config, guided=True), 16)
   labels = jnp.arange(4) % model.config.num_classes
 

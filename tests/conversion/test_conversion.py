@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from checkpoints_conversion import convert
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.models import llamagen
 from cspd_jax.models import vq
 

@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from checkpoints_conversion import convert
 from checkpoints_conversion import rules
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.models import eagle
 from cspd_jax.models import llamagen
 from cspd_jax.models import transformer

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from checkpoints_conversion import convert
 from checkpoints_conversion import read
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.models import kl_vae
 from cspd_jax.models import mar
 

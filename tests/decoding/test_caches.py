@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.decoding import published_trees
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
@@ -32,10 +32,10 @@ def load(name):
 @pytest.mark.parametrize('name', representative(['eagle', 'eagle2'], 'eagle'))
 @pytest.mark.slow
 def test_caches_hold_the_accepted_sequence(name):
-  model = load('demo_target')
+  model = load('demo/target')
   target = llamagen.target(model.config, guided=True)
-  network = eagle_models.network(load('demo_eagle').config)
-  params = eagle_models.attach(model.params, load('demo_eagle').params)
+  network = eagle_models.network(load('demo/eagle').config)
+  params = eagle_models.attach(model.params, load('demo/eagle').params)
   drafter = (eagle(network, published_trees.EAGLE) if name == 'eagle'
              else eagle2(network, 30, 6, 4))
   decoder = make_decoder(target, drafter, exact())

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.decoding import decoders
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen
@@ -19,21 +19,21 @@ WARP = Warp(guidance_scale=2.0)
 
 
 @functools.cache
-def model(name='demo_target'):
+def model(name='demo/target'):
   return checkpoint.load(name, dtype='float32')
 
 
 @functools.cache
 def jitted(name, window=16):
   target, draft = (llamagen.target(model(which).config, guided=True)
-                   for which in ('demo_target', 'demo_draft'))
+                   for which in ('demo/target', 'demo/draft'))
   return jax.jit(decoders.build(name, target, window=window, drafts={'model': draft}))
 
 
 def decode(name, window=16, order=(0, 1, 2)):
   order = jnp.asarray(order)
   return jitted(name, window)(
-      model().params, LABELS[order], KEYS[order], WARP, model('demo_draft').params)
+      model().params, LABELS[order], KEYS[order], WARP, model('demo/draft').params)
 
 
 @pytest.mark.parametrize('window,order', representative(

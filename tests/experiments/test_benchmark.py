@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.decoding import published_trees
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.base import Decoded

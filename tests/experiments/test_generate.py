@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.models import llamagen
 from cspd_jax.models import vq
 from configs import demo
@@ -57,7 +57,7 @@ _BAD = {
     'draft model of the other target': (
         ['--model={tmp}/unnamed', '--decoder=speculative'], ['speculative', 'draft_model']),
     'EAGLE network of another target': (
-        ['--eagle=demo_eagle'], ['vocab_size', '1024', '16', 'eagle']),
+        ['--eagle=demo/eagle'], ['vocab_size', '1024', '16', 'eagle']),
     'draft of another vocabulary': (
         ['--draft_model={tmp}/other_vocabulary'], ['vocab_size', '32', '16']),
     'no such model': (['--model={tmp}/nothing'], ['model', 'nothing', 'no such folder']),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from configs import mar_tables
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.continuous import blend
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.decoders import DECODERS

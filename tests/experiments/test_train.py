@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
-from cspd_jax import checkpoint  # pylint: disable=wrong-import-position
+from cspd_jax.core import checkpoint  # pylint: disable=wrong-import-position
 from cspd_jax.models import vq  # pylint: disable=wrong-import-position
 from cspd_jax.training import recipe as recipe_lib  # pylint: disable=wrong-import-position
 from experiments import config_flags  # pylint: disable=wrong-import-position
@@ -39,7 +39,7 @@ def _assert_equal(first, second):
 
 
 def test_exported_models_can_be_used(finished, recipe):
-  tokenizer = checkpoint.load(finished / 'export' / 'demo_vq')
+  tokenizer = checkpoint.load(finished / 'export' / 'demo/tokenizer')
   assert tokenizer.config == recipe.tokenizer
   assert len(tokenizer.metadata['labels']) == recipe.target.num_classes
   tokens = np.zeros((1, recipe.target.height, recipe.target.width), np.int32)

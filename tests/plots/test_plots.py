@@ -13,7 +13,7 @@ import pytest
 
 from cspd_jax.plots import acceptance
 from cspd_jax.plots import bars
-from cspd_jax.plots import canvas
+from cspd_jax.core import files
 from cspd_jax.plots import grid
 from cspd_jax.plots import replaced
 
@@ -90,10 +90,10 @@ class PlotsTest(parameterized.TestCase):
     self.assertEmpty(list(self.folder.iterdir()))
 
   def test_a_failed_write_leaves_the_older_file(self):
-    canvas.write(self.path, b'older')
+    files.write(self.path, b'older')
     with mock.patch.object(pathlib.Path, 'replace', side_effect=OSError('disk is full')):
       with self.assertRaises(OSError):
-        canvas.write(self.path, b'newer')
+        files.write(self.path, b'newer')
     self.assertEqual(self.path.read_bytes(), b'older')
     self.assertLen(list(self.folder.iterdir()), 1)
 

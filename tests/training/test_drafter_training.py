@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.models import eagle
 from cspd_jax.models import llamagen
@@ -274,7 +274,7 @@ def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
   drafter_training.run(recipe, tmp_path, tmp_path / 'export', 'bfloat16')
   loaded = checkpoint.load(tmp_path / 'export')
   assert (loaded.kind, loaded.config) == ('eagle', recipe.drafter)
-  assert loaded.metadata['target'] == 'demo_target'
+  assert loaded.metadata['target'] == 'demo/target'
   assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
   assert json.loads((tmp_path / 'report.json').read_text())['overlap_2'] > 0
   with pytest.raises(ValueError, match='seed was 0, now 1'):
@@ -300,7 +300,7 @@ def test_recipes_that_do_not_fit_are_refused(target_folder):
   other = dataclasses.replace(recipe, drafter=dataclasses.replace(EAGLE, vocab_size=11))
   with pytest.raises(ValueError, match='drafter.vocab_size is 11; .* it must be 10'):
     drafter_recipe.load_target(other)
-  with pytest.raises(ValueError, match='demo_vq.*not a class-conditional'):
-    drafter_recipe.load_target(dataclasses.replace(recipe, target='demo_vq'))
+  with pytest.raises(ValueError, match='demo/tokenizer.*not a class-conditional'):
+    drafter_recipe.load_target(dataclasses.replace(recipe, target='demo/tokenizer'))
   with pytest.raises(ValueError, match="labels is 'soft'"):
     drafter.DrafterTrainConfig(labels='soft')

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
-from cspd_jax import checkpoint  # pylint: disable=wrong-import-position
+from cspd_jax.core import checkpoint  # pylint: disable=wrong-import-position
 from cspd_jax.models import kl_vae  # pylint: disable=wrong-import-position
 from cspd_jax.models import mar  # pylint: disable=wrong-import-position
 from cspd_jax.training import kl_vae as kl_vae_training  # pylint: disable=wrong-import-position
@@ -85,7 +85,7 @@ def test_program_trains_and_exports(recipe, tmp_path):
   from experiments import train  # pylint: disable=import-outside-toplevel
 
   train.run(recipe, tmp_path, 'all', tmp_path / 'export')
-  vae = checkpoint.load(tmp_path / 'export' / 'mar_demo_vae', dtype=jnp.float32)
+  vae = checkpoint.load(tmp_path / 'export' / 'mar_demo/tokenizer', dtype=jnp.float32)
   for name in ('target', 'draft'):
     loaded = checkpoint.load(tmp_path / 'export' / f'mar_demo_{name}', dtype=jnp.float32)
     assert loaded.config == getattr(recipe, name)

@@ -1,9 +1,10 @@
-"""Saving and loading models: one folder per model.
+"""Saving and loading networks: one folder per network.
 
-A folder holds `model.json` (the kind of model, the sizes in its config, the
+A folder holds `model.json` (the kind of network, the sizes in its config, the
 format version, free metadata and a list of the other files) and `arrays/` (the
 parameters, written by Orbax). Parameters are saved as host arrays, so that a
-checkpoint does not remember the devices it was made on.
+checkpoint does not remember the devices it was made on. `families.folder` joins
+networks into a model.
 """
 
 import dataclasses
@@ -20,17 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from cspd_jax.models import eagle
-from cspd_jax.models import kl_vae
-from cspd_jax.models import llamagen
-from cspd_jax.models import mar
-from cspd_jax.models import medusa
-from cspd_jax.models import vq
+from cspd_jax.core import files
 
 Params = Any
 
 _FORMAT = 1
-_ASSETS = pathlib.Path(__file__).parent / 'assets'
+ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
 
 
 class CheckpointError(ValueError):
@@ -38,7 +34,7 @@ class CheckpointError(ValueError):
 
 
 class Kind(NamedTuple):
-  """A kind of model.
+  """A kind of network.
 
   Attributes:
     config: the dataclass with its sizes.
@@ -49,15 +45,19 @@ class Kind(NamedTuple):
   init: Callable[[Any, jax.Array], Params]
 
 
-# What `kind` may be; a new model family is one more entry.
-KINDS: dict[str, Kind] = {
-    'eagle': Kind(eagle.EagleConfig, eagle.init),
-    'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init),
-    'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init),
-    'mar': Kind(mar.MARConfig, mar.init),
-    'medusa': Kind(medusa.MedusaConfig, medusa.init),
-    'vq': Kind(vq.VQConfig, vq.init),
-}
+# What `kind` may be; families add theirs with `register`.
+KINDS: dict[str, Kind] = {}
+
+
+def register(name: str, kind: Kind) -> None:
+  """Makes a kind of network known.
+
+  Raises:
+    ValueError: if another kind has this name.
+  """
+  if KINDS.setdefault(name, kind) != kind:
+    raise ValueError(f'kind is {name!r}, which is registered with {KINDS[name].config.__name__}; '
+                     'choose another name.')
 
 
 class Loaded(NamedTuple):
@@ -77,8 +77,9 @@ class Loaded(NamedTuple):
 
 
 def shipped() -> list[str]:
-  """Names of the models that come with the package."""
-  return sorted(found.parent.name for found in _ASSETS.glob('*/model.json'))
+  """Names of the networks that come with the package, such as 'demo/target'."""
+  return sorted(found.parent.relative_to(ASSETS).as_posix()
+                for found in ASSETS.glob('*/*/model.json'))
 
 
 def save(
@@ -154,9 +155,7 @@ def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
   _read_description(folder)
   description = json.loads((folder / 'model.json').read_text())
   description['metadata'] |= extra
-  temporary = folder / 'model.json.new'
-  temporary.write_text(json.dumps(description, indent=2) + '\n')
-  temporary.replace(folder / 'model.json')
+  files.write_json(folder / 'model.json', description)
 
 
 def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = None) -> Loaded:
@@ -210,7 +209,7 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
   """The folder of a checkpoint; a shipped name wins over a folder of that name."""
   names = ', '.join(shipped()) or 'none'
   if str(path_or_name) in shipped():
-    return _ASSETS / str(path_or_name)
+    return ASSETS / str(path_or_name)
   folder = pathlib.Path(path_or_name).expanduser().absolute()
   if not folder.exists():
     raise CheckpointError(
@@ -220,7 +219,7 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
     raise CheckpointError(
         f'path_or_name is {str(path_or_name)!r}, which is not a checkpoint folder: it has no '
         'model.json. Published .pt and .safetensors files are converted with '
-        f'`python -m experiments.convert`; shipped models: {names}.')
+        f'`cspd-convert`; shipped models: {names}.')
   return folder
 
 
@@ -230,7 +229,7 @@ def _read_description(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any]]:
     description = json.loads((folder / 'model.json').read_text())
     version, kind = description['format'], description['kind']
     fields, metadata = dict(description['config']), dict(description['metadata'])
-    files = dict(description['files'])
+    sizes_on_file = dict(description['files'])
   except (ValueError, KeyError, TypeError) as error:
     raise _damaged(folder / 'model.json', f'{type(error).__name__}: {error}') from error
   if version != _FORMAT:
@@ -238,7 +237,7 @@ def _read_description(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any]]:
         f'{folder} has format {version!r}; this version of cspd_jax reads format {_FORMAT}.')
   sizes = _file_sizes(folder)
   if wrong := [f'{name} has {sizes[name]} bytes instead of {size}' if name in sizes
-               else f'{name} is missing' for name, size in files.items()
+               else f'{name} is missing' for name, size in sizes_on_file.items()
                if sizes.get(name) != size]:
     raise _damaged(folder, '; '.join(wrong))
   config_class = _kind(kind).config

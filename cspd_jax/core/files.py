@@ -1,0 +1,27 @@
+"""Files that are complete whenever they are there."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+
+def write(path: str | os.PathLike, data: bytes) -> None:
+  """Writes a file beside its place and renames it, replacing an older one."""
+  path = pathlib.Path(path)
+  temporary = path.with_name(f'.{path.name}.{os.getpid()}')
+  try:
+    temporary.write_bytes(data)
+    temporary.replace(path)
+  finally:
+    temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | os.PathLike, content: Any) -> None:
+  """Writes `content` as indented JSON.
+
+  Raises:
+    ValueError: if a number is not finite, which JSON has no word for.
+    TypeError: if `content` holds what JSON cannot.
+  """
+  write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())

@@ -1,0 +1,117 @@
+"""The two engines as a model sees them: how decoders and sampling options come about."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cspd_jax.continuous import registry as continuous_registry
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core import spec
+from cspd_jax.decoding import registry as discrete_registry
+from cspd_jax.decoding.warp import Warp
+
+
+class Engine(NamedTuple):
+  """An engine.
+
+  Attributes:
+    name: 'discrete' or 'continuous'.
+    decoders: names of the named decoders, with a line on each.
+    baseline: the named decoder that all others are compared with.
+    candidates: named decoders that may be a model's default, the best first.
+    options: the class of the sampling options.
+    complete: `(specification, **parameters) -> Spec` with open parameters filled in.
+    needs: `specification -> ` the key of the drafts that it needs, or None.
+    build: `(specification, model, guided) -> Decoder`.
+    guarantee: `decoder -> ` what its output has to do with the target's distribution.
+  """
+
+  name: str
+  decoders: Mapping[str, str]
+  baseline: str
+  candidates: tuple[str, ...]
+  options: type
+  complete: Callable[..., spec.Spec]
+  needs: Callable[[Any], str | None]
+  build: Callable[[Any, Any, bool], Any]
+  guarantee: Callable[[Any], str]
+
+  def default(self, chosen: Any, drafts: Mapping[str, Any]) -> str:
+    """The specification that a model is decoded with if nothing is said.
+
+    Args:
+      chosen: what the model names: a specification, one by platform, or None.
+      drafts: what drafts for the model.
+    """
+    if isinstance(chosen, Mapping):
+      chosen = chosen.get(jax.default_backend())
+    if chosen is not None and self.needs(chosen) in (None, *drafts):
+      return chosen
+    return next(name for name in self.candidates if self.needs(name) in (None, *drafts))
+
+  def sampling(self, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """Sampling options as NumPy values, so that others do not compile anew.
+
+    Args:
+      defaults: the model's; what is no sampling option is ignored.
+      given: the caller's; None counts as not given.
+
+    Raises:
+      ValueError: for an unknown option, or a value that is no number.
+    """
+    known = self.options._fields
+    if unknown := [name for name in given if name not in known]:
+      raise ValueError(f'{unknown[0]} is no sampling option; options are: {", ".join(known)}.')
+    values = {name: value for name, value in defaults.items() if name in known}
+    values |= {name: value for name, value in given.items() if value is not None}
+    return self.options(**{
+        name: _number(name, value, getattr(self.options(), name)) for name, value in
+        (self.options()._asdict() | values).items()})
+
+
+def _number(name: str, value: Any, like: Any) -> np.ndarray:
+  """`value` as an array of the type of its default, a scalar or one number per image."""
+  try:
+    number = np.asarray(value)
+    if number.dtype == bool or not np.issubdtype(number.dtype, np.number):
+      raise TypeError
+    if isinstance(like, int) and np.any(number != np.floor(number)):
+      raise ValueError(f'{name} is {value!r}; it must be a whole number.')
+    with np.errstate(over='ignore'):  # What becomes infinite is refused by the decoder.
+      return number.astype(np.int32 if isinstance(like, int) else np.float32)
+  except TypeError as error:
+    raise ValueError(
+        f'{name} is {value!r}; it must be a number, or one number per image.') from error
+
+
+def _build_discrete(specification, model, guided):
+  drafts = {name: part.build(guided) for name, part in model.drafts.items()}
+  return discrete_registry.build(
+      specification, model.target(guided=guided),
+      discrete_registry.Resources(drafts, model.codebook))
+
+
+def _build_continuous(specification, model, guided):
+  draft = model.drafts.get('model')
+  head_drafter = model.head_drafter
+  return continuous_registry.build(
+      specification, model.target(guided=guided), continuous_registry.Resources(
+          draft=draft and draft.build(guided),
+          rho=head_drafter and (lambda schedule: head_drafter(schedule, guided))))
+
+
+def _summaries(registry) -> dict[str, str]:
+  return {name: entry.summary for name, entry in registry.DECODERS.items()}
+
+
+DISCRETE = Engine(
+    'discrete', _summaries(discrete_registry), 'vanilla', ('eagle', 'mc_sjd'), Warp,
+    discrete_registry.complete, discrete_registry.needs, _build_discrete,
+    discrete_registry.guarantee)
+
+CONTINUOUS = Engine(
+    'continuous', _summaries(continuous_registry), 'mar', ('exact_head',), Sampling,
+    continuous_registry.complete, continuous_registry.needs, _build_continuous,
+    continuous_registry.guarantee)

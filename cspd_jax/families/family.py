@@ -1,0 +1,101 @@
+"""What a family of models says of itself, and the list of the families there are."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from cspd_jax.core import checkpoint
+from cspd_jax.core.checkpoint import Kind, Loaded
+from cspd_jax.families.model import Model
+
+
+class Parts(NamedTuple):
+  """The networks of one model, as they were loaded.
+
+  Attributes:
+    name: what the model is called.
+    loaded: networks by role; 'target' is always there.
+    defaults: sampling options and decoders that suit the model; see `Model.defaults`.
+  """
+
+  name: str
+  loaded: Mapping[str, Loaded]
+  defaults: Mapping[str, Any]
+
+  def pair(self, role: str, size: str, target_size: str | None = None) -> None:
+    """Checks that a network fits the target.
+
+    Args:
+      role: of the network; nothing is checked if the model has none.
+      size: field of its config.
+      target_size: the field of the target's config that must be equal; `size` by default.
+
+    Raises:
+      ValueError: if the two are not equal.
+    """
+    if role not in self.loaded:
+      return
+    target_size = size if target_size is None else target_size
+    ours, theirs = (getattr(self.loaded[role].config, size),
+                    getattr(self.loaded['target'].config, target_size))
+    if ours != theirs:
+      raise ValueError(
+          f'{role} has {size} {ours}, but the target of {self.name!r} has {target_size} {theirs}; '
+          f'give the {role} that belongs to this target.')
+
+
+class Family(NamedTuple):
+  """A family of models.
+
+  Attributes:
+    name: how model folders call it.
+    kinds: the kinds of networks it brings, by name.
+    roles: by role, the kinds of networks that may have it; 'target' is a must, and
+      'tokenizer' is what makes pixels.
+    build: joins networks into a model; raises ValueError if they do not belong together.
+  """
+
+  name: str
+  kinds: Mapping[str, Kind]
+  roles: Mapping[str, tuple[str, ...]]
+  build: Callable[[Parts], Model]
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def register(family: Family) -> None:
+  """Makes a family known, and its kinds of networks.
+
+  Raises:
+    ValueError: if another family has this name, or another network the name of a kind.
+  """
+  if FAMILIES.get(family.name, family) is not family:
+    raise ValueError(f'name is {family.name!r}, which another family has; choose another name.')
+  for name, kind in family.kinds.items():
+    checkpoint.register(name, kind)
+  FAMILIES[family.name] = family
+
+
+def get(name: str) -> Family:
+  """The family of this name.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  if name not in FAMILIES:
+    raise ValueError(f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}.')
+  return FAMILIES[name]
+
+
+def of_target(kind: str) -> Family:
+  """The family whose targets are networks of this kind.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  for family in FAMILIES.values():
+    if kind in family.roles['target']:
+      return family
+  targets = sorted(kind for family in FAMILIES.values() for kind in family.roles['target'])
+  raise ValueError(f'a {kind!r} network is no target, and a model needs one; targets are of the '
+                   f'kinds: {", ".join(targets)}.')

@@ -1,0 +1,159 @@
+"""Models on disk: one folder that names the networks a model is made of.
+
+`model.json` holds the family, the folder of every network by its role ('target',
+'tokenizer', what drafts) and what suits the model: sampling options, decoders. A network
+is a folder of `core.checkpoint`, inside of the model's folder or elsewhere.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from cspd_jax.core import checkpoint
+from cspd_jax.core import files
+from cspd_jax.core.checkpoint import CheckpointError, Loaded
+from cspd_jax.families import family as family_lib
+from cspd_jax.families.model import Model
+
+_FORMAT = 1
+_FILE = 'model.json'
+
+
+def shipped() -> list[str]:
+  """Names of the models that come with the package."""
+  return sorted(found.parent.name for found in checkpoint.ASSETS.glob(f'*/{_FILE}'))
+
+
+def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any = None,
+         **parts: str | os.PathLike | Loaded | None) -> Model:
+  """Loads a model.
+
+  Args:
+    name_or_folder: the name of a shipped model, a folder that `save` or `cspd-convert` wrote, or
+      the folder of a target alone.
+    dtype: dtype of the floating-point parameters. None takes what the model's defaults say,
+      or else what is stored.
+    sharding: where the target's parameters go: a device, a `jax.sharding.Sharding`, or a tree
+      of those like the parameters. None means the default device.
+    **parts: networks that replace the model's own, by role, such as `draft=` or `tokenizer=`:
+      a folder, a network that is loaded already, or None to leave it out.
+
+  Returns:
+    The model.
+
+  Raises:
+    CheckpointError: if there is no such model, or one of its networks is missing, damaged or of
+      the wrong kind.
+    ValueError: if the networks do not belong together, or a role is unknown.
+  """
+  folder = _find(name_or_folder)
+  description = read(folder)
+  family = family_lib.get(description['family'])
+  if unknown := sorted(set(parts) - set(family.roles)):
+    raise ValueError(f'{unknown[0]} is no part of a {family.name!r} model; parts are: '
+                     f'{", ".join(family.roles)}.')
+  defaults = dict(description['defaults'])
+  stored_dtype = defaults.pop('dtype', None)
+  dtype = stored_dtype if dtype is None else dtype
+  loaded = {}
+  for role, part in ({**description['parts'], **parts}).items():
+    if part is None:
+      continue
+    if role not in parts:
+      part = folder / part
+    if not isinstance(part, Loaded):
+      part = checkpoint.load(part, dtype=dtype, sharding=sharding if role == 'target' else None)
+    if part.kind not in family.roles.get(role, ()):
+      raise CheckpointError(
+          f'{role} is a {part.kind!r} network; in a {family.name!r} model it must be of kind: '
+          f'{", ".join(family.roles.get(role, ("none",)))}.')
+    loaded[role] = part
+  if 'target' not in loaded:
+    raise ValueError(f'target is None, but model {folder.name!r} cannot be without; leave it out '
+                     'or give a folder.')
+  return family.build(family_lib.Parts(folder.name, loaded, defaults))
+
+
+def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
+         defaults: Mapping[str, Any] | None = None) -> None:
+  """Makes a model of networks that are saved already, or adds them to the model in a folder.
+
+  Args:
+    folder: of the model.
+    family: name of its family.
+    parts: folders of networks by role, relative to `folder` or absolute; they are added to
+      those that the model has.
+    defaults: see `Model.defaults`; they are added to those that the model has.
+
+  Raises:
+    CheckpointError: if the folder holds a model of another family.
+    ValueError: for an unknown family or role.
+  """
+  folder = pathlib.Path(folder).expanduser().absolute()
+  known = family_lib.get(family)
+  if unknown := sorted(set(parts) - set(known.roles)):
+    raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
+                     f'{", ".join(known.roles)}.')
+  description = dict(format=_FORMAT, family=family, parts={}, defaults={})
+  if (folder / _FILE).exists():
+    description |= read(folder)
+    if description['family'] != family:
+      raise CheckpointError(
+          f'{folder} holds a {description["family"]!r} model; give another folder for a '
+          f'{family!r} one.')
+  description['parts'] = {**description['parts'], **parts}
+  description['defaults'] = {**description['defaults'], **(defaults or {})}
+  folder.mkdir(parents=True, exist_ok=True)
+  files.write_json(folder / _FILE, description)
+
+
+def read(folder: pathlib.Path) -> dict[str, Any]:
+  """What `model.json` says; a target alone is described as a model without other parts.
+
+  Raises:
+    CheckpointError: if there is none, or it cannot be read.
+  """
+  try:
+    description = json.loads((folder / _FILE).read_text())
+    if 'kind' in description:  # A network of its own.
+      family = family_lib.of_target(description['kind']).name
+      return dict(format=_FORMAT, family=family, parts={'target': '.'}, defaults={})
+    version = description['format']
+    found = dict(family=str(description['family']), parts=dict(description['parts']),
+                 defaults=dict(description['defaults']))
+    wrong = [role for role, part in found['parts'].items() if not isinstance(part, str)]
+  except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+    raise CheckpointError(
+        f'{folder / _FILE} cannot be read ({type(error).__name__}: {error}); copy or convert the '
+        'model again.') from error
+  if version != _FORMAT:
+    raise CheckpointError(
+        f'{folder} has format {version!r}; this version of cspd_jax reads format {_FORMAT}.')
+  if wrong:
+    raise CheckpointError(f'{folder / _FILE}: the part {wrong[0]!r} must be named by its folder.')
+  return dict(format=_FORMAT, **found)
+
+
+def _find(name_or_folder: str | os.PathLike) -> pathlib.Path:
+  """The folder of a model; a shipped name wins over a folder of that name."""
+  if str(name_or_folder) in shipped():
+    return checkpoint.ASSETS / str(name_or_folder)
+  folder = pathlib.Path(name_or_folder).expanduser().absolute()
+  if not (folder / _FILE).is_file():
+    what = 'has no model.json' if folder.is_dir() else 'is no folder'
+    raise CheckpointError(
+        f'name_or_folder is {str(name_or_folder)!r}, which {what}; give one of the shipped models '
+        f'({", ".join(shipped())}) or a folder that cspd-convert wrote.')
+  return folder
+
+
+def decoder(specification: Any, model: Model, *, guided: bool = True) -> Any:
+  """A decoder of a model by specification; see `Model.decoder`.
+
+  Example:
+    decode = jax.jit(cspd_jax.decoder('jacobi(window=16, coupling=maximal)+exact', model))
+    out = decode(model.params, model.condition(['cat']), jax.random.key(0), model.sampling())
+  """
+  return model.decoder(specification, guided=guided)

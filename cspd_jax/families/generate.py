@@ -1,0 +1,215 @@
+"""Images from prompts: one call, or round by round."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.core import random as random_lib
+from cspd_jax.families import prompts as prompts_lib
+from cspd_jax.families.images import Generated, Partial
+
+listed = prompts_lib.listed
+
+# Programs that a model keeps; every one holds memory maps, of which a process has some 65000.
+_MOST_PROGRAMS = 16
+
+
+class Task(NamedTuple):
+  """Images to be generated, checked.
+
+  Attributes:
+    model: the model.
+    specification: of the decoder.
+    decoder: built from it.
+    guided: whether there is guidance.
+    condition: leading axis `B`.
+    captions: `[B]` what every image shows.
+    prompts: `[B]` what it was asked for with.
+    seeds: `[B]` seed and number of every image.
+    sampling: the sampling options.
+  """
+
+  model: Any
+  specification: Any
+  decoder: Any
+  guided: bool
+  condition: Any
+  captions: list[str]
+  prompts: list[Any]
+  seeds: list[tuple[int, int]]
+  sampling: Any
+
+  def rows(self, index: np.ndarray) -> tuple[Any, jax.Array, Any, Any]:
+    """Arguments after the parameters, for the images of these numbers `[b]`."""
+    pick = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
+    return (jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], self.condition),
+            prompts_lib.keys([self.seeds[i] for i in index]),
+            type(self.sampling)(*map(pick, self.sampling)),
+            self.model.draft_params(self.specification))
+
+  def result(self, decoded: Any) -> Generated:
+    """The images of what was decoded."""
+    pixels = [np.asarray(self.model.pixels(decoded.tokens[i:i + 1]))
+              for i in range(len(self.captions))]
+    return Generated(
+        images=to_bytes(np.concatenate(pixels)), decoded=decoded, prompts=self.captions,
+        seeds=self.seeds, decoder=str(self.specification),
+        guarantee=self.model.engine.guarantee(self.decoder),
+        sampling={name: np.asarray(value).tolist()
+                  for name, value in self.sampling._asdict().items()},
+        model=self.model.name, grid=self.model.grid)
+
+
+def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
+             batch_size: int | None = None,
+             progress: Callable[[int, int], None] | None = None, **options) -> Generated:
+  """Generates one image per prompt.
+
+  Everything is checked before anything is compiled. A decoder is compiled once per batch size and
+  kept by the model; other prompts, seeds and sampling options do not compile anew.
+
+  Args:
+    model: the model.
+    prompts: a prompt, a list, or the path of a file with one per line; `model.prompts` if None.
+    seed: a whole number, under which the images are numbered, or one per image. An image
+      depends on its own seed, number and prompt only.
+    decoder: specification, such as `'seed_exact(window=16)'`; the model's default if None.
+    batch_size: images decoded at once; all if None.
+    progress: called with the number of finished images and of all.
+    **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
+      and parameters that the specification leaves open (`window`, ...).
+
+  Returns:
+    The images and all there is to know of them.
+
+  Raises:
+    ValueError: for anything that cannot work, by the name of the argument.
+  """
+  task = prepare(model, prompts, seed=seed, decoder=decoder, **options)
+  count = len(task.captions)
+  batch_size = count if batch_size is None else batch_size
+  if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+    raise ValueError(f'batch_size is {batch_size!r}; it must be a whole number, at least 1.')
+  batch_size = min(batch_size, count)
+  run, found = program(task), []
+  for first in range(0, count, batch_size):
+    # The last batch is filled up, because another size would be compiled anew.
+    index = np.minimum(np.arange(first, first + batch_size), count - 1)
+    found.append(jax.device_get(run(model.params, *task.rows(index))))
+    if progress is not None:
+      progress(min(first + batch_size, count), count)
+  return task.result(jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *found))
+
+
+def stream(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
+           every: int = 1, **options) -> Iterator[Partial]:
+  """Generates images and gives, after the prefill and every few rounds, what is committed.
+
+  The tokens are those of `generate`, in one batch.
+
+  Args:
+    model: the model.
+    prompts: as for `generate`, and so are `seed`, `decoder` and `options`.
+    seed: see `prompts`.
+    decoder: see `prompts`.
+    every: rounds between two looks; the last look always has the complete images.
+    **options: see `prompts`.
+
+  Yields:
+    The state of all images.
+
+  Raises:
+    ValueError: for anything that cannot work, by the name of the argument.
+  """
+  if not isinstance(every, (int, np.integer)) or every < 1:
+    raise ValueError(f'every is {every!r}; it must be a whole number, at least 1.')
+  task = prepare(model, prompts, seed=seed, decoder=decoder, **options)
+  return _rounds(task, int(every))
+
+
+def _rounds(task: Task, every: int) -> Iterator[Partial]:
+  """The looks at one batch; apart from `stream`, so that arguments are checked at once."""
+  model, decoder = task.model, task.decoder
+  condition, key, sampling, draft_params = task.rows(np.arange(len(task.captions)))
+  rows = random_lib.row_keys(key, len(task.captions))
+  start, advance, finish = _pieces(task, every)
+  state = start(model.params, condition, rows, sampling, draft_params)
+  while True:
+    complete = bool(np.all(np.asarray(state.count) >= decoder.target.num_tokens))
+    yield Partial(task, jax.device_get(finish(state)), np.asarray(state.count), complete)
+    if complete:
+      return
+    state = advance(model.params, condition, state, sampling, draft_params)
+
+
+def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
+  """The decoder's pieces, compiled: its start, `every` rounds of it and its result so far."""
+  decoder, size = task.decoder, task.decoder.target.num_tokens
+
+  def advance(params, condition, state, sampling, draft_params):
+    def more(carry):
+      return (carry[0] < every) & jnp.any(carry[1].count < size)
+
+    def step(carry):
+      return carry[0] + 1, decoder.round(params, carry[1], sampling, draft_params)
+
+    del condition
+    return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
+
+  name = (str(task.specification), task.guided, 'stream', every)
+  return kept(task.model, name, lambda: tuple(map(
+      jax.jit, (decoder.start, advance, decoder.finish))))
+
+
+def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
+            **options) -> Task:
+  """Checks all arguments of `generate`; nothing is compiled.
+
+  Raises:
+    ValueError: for anything that cannot work, by the name of the argument.
+  """
+  engine = model.engine
+  given = {name: value for name, value in options.items() if name in engine.options._fields}
+  sampling = model.sampling(**given)
+  specification = model.specification(
+      decoder, **{name: value for name, value in options.items() if name not in given})
+  needed = engine.needs(specification)
+  if needed is not None and needed not in model.drafts:
+    raise ValueError(f'decoder {specification} needs drafts of {needed!r}, and model '
+                     f'{model.name!r} has {", ".join(model.drafts) or "none"}; load them with it.')
+  prompts = listed(model.prompts if prompts is None else prompts)
+  condition, captions = model.condition(prompts), model.conditions.captions(prompts)
+  numbered = prompts_lib.seeds(seed, len(captions))
+  for name, value in sampling._asdict().items():
+    if np.shape(value) not in ((), (len(captions),)):
+      raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number, or one for each '
+                       f'of {len(captions)} images.')
+  guided = bool(np.any(sampling.guidance_scale != 1))
+  built = model.decoder(specification, guided=guided)
+  built.check(condition, sampling)
+  if model.tokenizer is None:
+    model.pixels(None)  # Says what is missing.
+  return Task(model, specification, built, guided, condition, captions,
+              list(prompts) if type(prompts) is list else captions, numbered, sampling)
+
+
+def program(task: Task) -> Callable:
+  """The jitted decoder of a task, kept by the model."""
+  return kept(task.model, (str(task.specification), task.guided), lambda: jax.jit(task.decoder))
+
+
+def kept(model: Any, name: tuple, make: Callable[[], Any]) -> Any:
+  """What a model keeps under a name, made when it is first asked for; the oldest go."""
+  programs = model.programs
+  programs[name] = programs.pop(name) if name in programs else make()
+  while len(programs) > _MOST_PROGRAMS:
+    del programs[next(iter(programs))]
+  return programs[name]
+
+
+def to_bytes(images: np.ndarray) -> np.ndarray:
+  """uint8 `[B, H, W, 3]` of images in [-1, 1], rounded to the nearest level."""
+  return np.clip(np.floor(np.asarray(images, np.float32) * 127.5 + 128), 0, 255).astype(np.uint8)

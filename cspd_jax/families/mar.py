@@ -1,0 +1,46 @@
+"""MAR: class-conditional images of continuous tokens with a diffusion head and a KL autoencoder."""
+
+from cspd_jax.continuous.blend import stored_rho
+from cspd_jax.core.checkpoint import Kind
+from cspd_jax.families import classes, engines
+from cspd_jax.families.family import Family, Parts
+from cspd_jax.families.model import Drafts, Model, Tokenizer
+from cspd_jax.models import kl_vae, mar
+
+
+def build(parts: Parts) -> Model:
+  """Joins the networks of a MAR model.
+
+  Raises:
+    ValueError: if they do not belong together.
+  """
+  loaded, target = parts.loaded, parts.loaded['target']
+  config = target.config
+  parts.pair('tokenizer', 'z_channels', 'latent_channels')
+  for size in ('height', 'width', 'token_dim', 'patch_size', 'num_classes'):
+    parts.pair('draft', size)
+  drafts = {}
+  if 'draft' in loaded:
+    draft = loaded['draft']
+    drafts['model'] = Drafts(lambda guided: mar.target(draft.config, guided=guided), draft.params)
+  tokenizer = None
+  if 'tokenizer' in loaded:
+    sizes = loaded['tokenizer'].config
+    tokenizer = Tokenizer(
+        sizes, loaded['tokenizer'].params,
+        decode=lambda params, tokens: kl_vae.decode(params, sizes, mar.unpatchify(config, tokens)))
+  return Model(
+      name=parts.name, family=FAMILY.name, config=config, params=target.params,
+      grid=(config.height, config.width), engine=engines.CONTINUOUS,
+      target=lambda *, guided: mar.target(config, guided=guided),
+      conditions=classes.conditions(config.num_classes, target.metadata.get('labels', ())),
+      tokenizer=tokenizer, drafts=drafts, defaults=parts.defaults,
+      head_drafter=lambda schedule, guided: stored_rho(schedule, target.metadata, guided),
+      metadata=target.metadata)
+
+
+FAMILY = Family(
+    name='mar',
+    kinds={'mar': Kind(mar.MARConfig, mar.init), 'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
+    roles={'target': ('mar',), 'tokenizer': ('kl_vae',), 'draft': ('mar',)},
+    build=build)

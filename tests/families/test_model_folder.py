@@ -1,0 +1,114 @@
+"""Models on disk, and a family of which the package knows nothing."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax import families
+from cspd_jax.core import checkpoint
+from tests.families import tiny
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  families.register(tiny.FAMILY)
+  folder = tmp_path_factory.mktemp('models') / 'beach'
+  for role, kind, config, init in (('target', 'tiny', tiny.TinyConfig(), tiny.init),
+                                   ('tokenizer', 'palette', tiny.PaletteConfig(),
+                                    tiny.init_palette)):
+    checkpoint.save(folder / role, kind, config, init(config, jax.random.key(0)))
+  families.save(folder, 'tiny', {'target': 'target', 'tokenizer': 'tokenizer'},
+                {'guidance_scale': 1.5})
+  return folder
+
+
+def test_a_new_family_generates_with_every_decoder_that_needs_no_drafts(folder):
+  model = cspd_jax.load(folder)
+  exact = model.generate(['sea', 'sky'], seed=1, decoder='vanilla')
+  assert exact.images.shape == (2, 16, 16, 3) and exact.sampling['guidance_scale'] == 1.5
+  for decoder in model.engine.decoders:
+    if model.engine.needs(decoder) is None:
+      found = model.generate(['sea', 'sky'], seed=1, decoder=decoder, window=4)
+      if found.guarantee == 'seed-exact':
+        np.testing.assert_array_equal(found.images, exact.images)
+  relaxed = model.generate(['sea'], decoder='jacobi(window=4)+lantern_pp(lam=2)')
+  assert relaxed.guarantee == 'relaxed'
+
+
+def test_missing_drafts_are_named(folder):
+  with pytest.raises(ValueError, match="needs drafts of 'eagle'"):
+    cspd_jax.load(folder).generate('sea', decoder='eagle')
+
+
+def test_parts_are_replaced_or_left_out(folder, tmp_path):
+  other = tiny.PaletteConfig(side=2)
+  checkpoint.save(tmp_path / 'coarse', 'palette', other, tiny.init_palette(
+      other, jax.random.key(1)))
+  assert cspd_jax.load(folder, tokenizer=tmp_path / 'coarse').generate('sea').images.shape[1] == 8
+  loaded = checkpoint.load(tmp_path / 'coarse')
+  assert cspd_jax.load(folder, tokenizer=loaded).tokenizer.config == other
+  with pytest.raises(ValueError, match='load it with tokenizer='):
+    cspd_jax.load(folder, tokenizer=None).generate('sea')
+  with pytest.raises(ValueError, match="draft is no part of a 'tiny' model"):
+    cspd_jax.load(folder, draft=tmp_path / 'coarse')
+  with pytest.raises(ValueError, match='tokenizer is a .tiny. network'):
+    cspd_jax.load(folder, tokenizer=folder / 'target')
+  with pytest.raises(ValueError, match='target is None'):
+    cspd_jax.load(folder, target=None)
+  larger = tiny.PaletteConfig(vocab_size=7)
+  checkpoint.save(tmp_path / 'large', 'palette', larger, tiny.init_palette(
+      larger, jax.random.key(1)))
+  with pytest.raises(ValueError, match='tokenizer has vocab_size 7, but the target'):
+    cspd_jax.load(folder, tokenizer=tmp_path / 'large')
+
+
+def test_parts_may_lie_elsewhere(folder, tmp_path):
+  families.save(tmp_path / 'links', 'tiny', {
+      'target': str(folder / 'target'), 'tokenizer': str(folder / 'tokenizer')})
+  families.save(tmp_path / 'links', 'tiny', {}, {'temperature': 0.5})
+  model = cspd_jax.load(tmp_path / 'links')
+  assert model.defaults == {'temperature': 0.5} and model.tokenizer is not None
+
+
+def test_a_target_alone_is_a_model(folder):
+  model = cspd_jax.load(folder / 'target', tokenizer=folder / 'tokenizer')
+  assert model.family == 'tiny' and len(model.generate('sky')) == 1
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda text: text[:20], 'cannot be read'),
+    (lambda text: text.replace('"format": 1', '"format": 9'), 'has format 9'),
+    (lambda text: text.replace('"tiny"', '"huge"'), "family is 'huge'"),
+    (lambda text: text.replace('"target": "target"', '"target": 3'), "the part 'target'"),
+    (lambda text: text.replace('"target": "target"', '"target": "gone"'), 'no such folder'),
+])
+def test_damaged_descriptions_are_named(folder, tmp_path, change, message):
+  copy = tmp_path / 'copy'
+  shutil.copytree(folder, copy)
+  (copy / 'model.json').write_text(change((copy / 'model.json').read_text()))
+  with pytest.raises(ValueError, match=message):
+    cspd_jax.load(copy)
+
+
+def test_what_is_no_model_is_named(tmp_path):
+  for path in (tmp_path, tmp_path / 'missing'):
+    with pytest.raises(ValueError, match='shipped models .demo, mar_demo.'):
+      cspd_jax.load(path)
+  with pytest.raises(ValueError, match="family is 'x'"):
+    families.save(tmp_path, 'x', {})
+  with pytest.raises(ValueError, match='another family has'):
+    families.register(tiny.FAMILY._replace(kinds={}))
+  with pytest.raises(ValueError, match='no target, and a model needs one'):
+    cspd_jax.load(checkpoint.ASSETS / 'demo' / 'tokenizer')
+
+
+def test_dtype_and_shipped_defaults():
+  model = cspd_jax.load('demo')
+  assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(model.params))
+  small = cspd_jax.load('demo', dtype='bfloat16', eagle=None, medusa=None)
+  assert set(small.drafts) == {'model'} and str(small.params['label_embedding'].dtype) == 'bfloat16'
+  assert json.loads((checkpoint.ASSETS / 'demo' / 'model.json').read_text())['family'] == 'llamagen'

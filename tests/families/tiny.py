@@ -1,0 +1,101 @@
+"""A family of models that is not in the package: everything a new family has to say.
+
+A token depends on the class and on the token before it, by a table; a token is a square of one
+colour.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax import families
+from cspd_jax.core.checkpoint import Kind
+from cspd_jax.decoding.base import Target
+from cspd_jax.families import classes, engines
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyConfig:
+  """Attributes: rows and columns of tokens, colours, classes."""
+
+  height: int = 4
+  width: int = 4
+  vocab_size: int = 6
+  num_classes: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class PaletteConfig:
+  """Attributes: colours, and pixels along each side of a token."""
+
+  vocab_size: int = 6
+  side: int = 4
+
+
+class Cache(NamedTuple):
+  """Attributes: the rows' classes, `[S, B]`; the table needs no more of the past."""
+
+  classes: jax.Array
+
+
+def init(config, key):
+  shape = (config.num_classes + 1, config.vocab_size + 1, config.vocab_size)
+  return {'table': jax.random.normal(key, shape)}
+
+
+def init_palette(config, key):
+  return {'colours': jax.random.uniform(key, (config.vocab_size, 3), minval=-1, maxval=1)}
+
+
+def target(config, *, guided):
+  streams = 2 if guided else 1
+
+  def logits(params, cache, tokens):
+    rows = params['table'][cache.classes]
+    return jnp.take_along_axis(
+        rows, jnp.broadcast_to(tokens, (streams, *tokens.shape))[..., None], axis=2)
+
+  def prefill(params, labels, num_slots):
+    del num_slots
+    cache = Cache(jnp.stack([labels, jnp.full_like(labels, config.num_classes)][:streams]))
+    first = jnp.full((labels.shape[0], 1), config.vocab_size)
+    return logits(params, cache, first)[:, :, 0], None, cache
+
+  def score(params, cache, tokens, start, tree):
+    del start, tree
+    return logits(params, cache, tokens), None, cache
+
+  return Target(
+      prefill=prefill, score=score, commit=lambda cache, start, path: cache,
+      vocab_size=config.vocab_size, num_tokens=config.height * config.width,
+      row_width=config.width, num_streams=streams)
+
+
+def build(parts):
+  loaded, config = parts.loaded, parts.loaded['target'].config
+  parts.pair('tokenizer', 'vocab_size')
+  tokenizer = None
+  if 'tokenizer' in loaded:
+    side = loaded['tokenizer'].config.side
+
+    def decode(params, tokens):
+      colours = params['colours'][tokens].reshape(-1, config.height, config.width, 3)
+      return colours.repeat(side, axis=1).repeat(side, axis=2)
+
+    tokenizer = families.Tokenizer(
+        loaded['tokenizer'].config, loaded['tokenizer'].params, decode,
+        codebook=lambda params: params['colours'])
+  return families.Model(
+      name=parts.name, family='tiny', config=config, params=loaded['target'].params,
+      grid=(config.height, config.width), engine=engines.DISCRETE,
+      target=lambda *, guided: target(config, guided=guided),
+      conditions=classes.conditions(config.num_classes, ('sand', 'sea', 'sky')),
+      tokenizer=tokenizer, defaults=parts.defaults, metadata=loaded['target'].metadata)
+
+
+FAMILY = families.Family(
+    name='tiny',
+    kinds={'tiny': Kind(TinyConfig, init), 'palette': Kind(PaletteConfig, init_palette)},
+    roles={'target': ('tiny',), 'tokenizer': ('palette',)}, build=build)
