@@ -1,1 +1,1 @@
-"""What both engines, discrete and continuous, are built on."""
+"""What both engines and everything above them share."""

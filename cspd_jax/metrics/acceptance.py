@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cspd_jax.decoding.base import Decoded
+from cspd_jax.metrics import base
+from cspd_jax.metrics.base import Metric
 
 
 class Acceptance(NamedTuple):
@@ -58,3 +60,38 @@ def summarise(decoded: Decoded) -> Acceptance:
       step_compression=float(np.mean(length / rounds)),
       accepted_length_mean=float(counts @ sizes / later_rounds),
       one_token_rounds=float(counts[1] / later_rounds))
+
+
+def _rounds(sample: base.Sample, model) -> base.Value:
+  del model
+  return base.mean(sample.decoded.rounds)
+
+
+def _step_compression(sample: base.Sample, model) -> base.Value:
+  del model
+  return base.mean(sample.tokens.shape[1] / sample.decoded.rounds)
+
+
+def _accepted_length(sample: base.Sample, model) -> base.Value:
+  del model
+  rounds = sample.decoded.rounds - 1  # After the prefill.
+  return base.ratio(np.full(rounds.shape, sample.tokens.shape[1] - 1), rounds)
+
+
+def _one_token_rounds(sample: base.Sample, model) -> base.Value:
+  del model
+  return base.ratio(sample.decoded.accepted[:, 1], sample.decoded.rounds - 1)
+
+
+ROUNDS = Metric(
+    'rounds', 'rounds', '{:.1f}', _rounds, ('discrete', 'continuous'),
+    meaning='rounds per image; of discrete tokens, forward passes of the target')
+STEP_COMPRESSION = Metric(
+    'step_compression', 'step compr.', '{:.2f}x', _step_compression,
+    meaning='tokens per forward pass of the target, over a whole image')
+ACCEPTED_LENGTH = Metric(
+    'accepted_length', 'acc. length', '{:.2f}', _accepted_length,
+    meaning='tokens per round after the prefill: accepted drafts and one more')
+ONE_TOKEN_ROUNDS = Metric(
+    'one_token_rounds', 'one-token', '{:.0%}', _one_token_rounds,
+    meaning='share of the rounds after the prefill that accepted no draft')

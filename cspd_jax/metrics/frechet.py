@@ -18,6 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
+from cspd_jax.metrics import base
+from cspd_jax.metrics.base import Metric
 from cspd_jax.models import vq
 
 
@@ -99,3 +102,28 @@ def noise(sets: np.ndarray, reference: Gaussian) -> tuple[float, float]:
     raise ValueError(f'sets has {len(sets)} samples; their spread needs at least 2.')
   found = [distance(gaussian(points), reference) for points in sets]
   return float(np.mean(found)), float(np.std(found, ddof=1))
+
+
+def of_sample(sample: base.Sample, model: Any) -> np.ndarray | None:
+  """`[N, F]` features of a sample's images, computed once; None without an encoder."""
+  tokenizer = model.tokenizer
+  if tokenizer is None or tokenizer.features is None:
+    return None
+  run = programs.kept(model, 'features', lambda: jax.jit(
+      lambda params, tokens: tokenizer.features(params, tokenizer.decode(params, tokens))))
+  return sample.once('features', lambda: sample.batched(
+      lambda condition, tokens, sampling: run(tokenizer.params, tokens)))
+
+
+def _frechet(sample: base.Sample, model: Any) -> base.Value:
+  own = of_sample(sample, model)
+  if own is None or sample.reference is None or len(own) < 2:
+    return base.UNKNOWN
+  return base.Value(distance(gaussian(own), sample.reference.once(
+      'gaussian', lambda: gaussian(of_sample(sample.reference, model)))))
+
+
+FRECHET = Metric(
+    'frechet', 'Frechet', '{:.4f}', _frechet, group='fidelity',
+    meaning="distance to the target's own images in the features of the tokenizer's encoder; hold "
+    'it against the distance that noise alone makes')

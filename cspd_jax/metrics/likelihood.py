@@ -12,10 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.decoding import accept
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Condition, Target
 from cspd_jax.decoding.tree import chain
+from cspd_jax.metrics import base
+from cspd_jax.metrics.base import Metric
 
 
 class Likelihood(NamedTuple):
@@ -73,3 +76,53 @@ def unigram_distance(tokens: np.ndarray, others: np.ndarray, vocab_size: int) ->
   shares = [np.bincount(np.asarray(part).reshape(-1), minlength=vocab_size) / np.size(part)
             for part in (tokens, others)]
   return float(0.5 * np.abs(shares[0] - shares[1]).sum())
+
+
+def of_sample(sample: base.Sample, model: Any) -> Likelihood:
+  """The likelihood of a sample's images, `[N]` NumPy arrays, computed once per sample."""
+  guided = bool(np.any(np.asarray(sample.sampling.guidance_scale) != 1))
+
+  target = model.target(guided=guided)
+  run = programs.kept(model, ('likelihood', guided), lambda: jax.jit(
+      lambda *arguments: likelihood(target, *arguments)))
+  return sample.once('likelihood', lambda: sample.batched(
+      lambda condition, tokens, sampling: run(model.params, condition, tokens, sampling)))
+
+
+def _nll(sample: base.Sample, model: Any) -> base.Value:
+  return base.mean(of_sample(sample, model).nll)
+
+
+def _excess(sample: base.Sample, model: Any) -> base.Value:
+  found = of_sample(sample, model)
+  return base.mean(found.nll - found.entropy)
+
+
+def _difference(sample: base.Sample, model: Any) -> base.Value:
+  if sample.reference is None:
+    return base.UNKNOWN
+  own, theirs = (of_sample(one, model).nll for one in (sample, sample.reference))
+  # Each image against those of the same condition.
+  return base.mean(own - theirs.reshape(-1, len(own)).mean(axis=0))
+
+
+def _unigrams(sample: base.Sample, model: Any) -> base.Value:
+  if sample.reference is None:
+    return base.UNKNOWN
+  return base.Value(unigram_distance(
+      sample.tokens, sample.reference.tokens, model.target(guided=False).vocab_size))
+
+
+NLL = Metric(
+    'nll', 'NLL', '{:.3f}', _nll, group='fidelity',
+    meaning="mean negative log-likelihood per token under the target's guided distribution, nats")
+NLL_DIFFERENCE = Metric(
+    'nll_difference', 'NLL - vanilla', '{:+.3f}', _difference, group='fidelity',
+    meaning="NLL above that of the target's own images of the same prompts")
+NLL_EXCESS = Metric(
+    'nll_excess', 'NLL - entropy', '{:+.3f}', _excess, group='fidelity',
+    meaning='NLL above the entropy of the distributions along the same images; 0 for all exact '
+    'decoders')
+UNIGRAM_DISTANCE = Metric(
+    'unigram_distance', 'unigrams', '{:.3f}', _unigrams, group='fidelity',
+    meaning="total variation between how often its images and the target's own use each token")

@@ -1,0 +1,1 @@
+"""Measuring decoders: one timer, one runner for many images, tables and reports."""

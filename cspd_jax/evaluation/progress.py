@@ -1,0 +1,33 @@
+"""How far a long job is, and when it will be done."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+import tqdm
+
+
+@contextlib.contextmanager
+def bar(what: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]:
+  """A line on stderr with what is done, the pace and the time that is left.
+
+    with progress.bar('vanilla') as show:
+      runner.run(model, 'vanilla', prompts, progress=show)
+
+  Args:
+    what: is being done; the line begins with it.
+    unit: of what is counted.
+
+  Yields:
+    `(done, total) -> None`, to be called after each step.
+  """
+  # A file of a batch system gets a line now and then instead of one that moves.
+  interval = 0.2 if sys.stderr.isatty() else 30.0
+  with tqdm.tqdm(desc=what, unit=unit, mininterval=interval, maxinterval=interval,
+                 dynamic_ncols=True, leave=False) as line:
+    def show(done: int, total: int) -> None:
+      if line.total != total:
+        line.total = total
+        line.refresh()
+      line.update(done - line.n)
+    yield show

@@ -1,0 +1,200 @@
+"""The runner: many images with one decoder, in batches, to be stopped and continued.
+
+Image `i` depends on the seed, `i` and its prompt only, whatever the batch size is. With a
+folder every finished batch is a file, and the same call goes on where a stopped one was.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.core import programs
+from cspd_jax.evaluation import shards as shards_lib
+from cspd_jax.evaluation import timing
+
+# `(done, total) -> None`, called with numbers of images.
+Progress = Callable[[int, int], None]
+
+
+def keys(seed: int | jax.Array | Sequence[int], numbers: Sequence[int]) -> jax.Array:
+  """`[B]` the random keys of images.
+
+  Args:
+    seed: an integer or a random key of all images, of which image `i` has the key `i`; or one
+      integer per image, which has the first key of its own seed.
+    numbers: of the images, from 0.
+  """
+  if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+    return jax.vmap(lambda i: jax.random.fold_in(seed, i))(np.asarray(numbers))
+  if np.ndim(seed) == 0:
+    return keys(jax.random.key(seed), numbers)
+  seeds = np.asarray(seed)[np.asarray(numbers) % len(seed)]
+  return jax.vmap(lambda one: jax.random.fold_in(jax.random.key(one), 0))(seeds)
+
+
+def is_guided(sampling: Any) -> bool:
+  """Whether an image is drawn with guidance, and the null condition runs at all."""
+  return bool(np.any(np.asarray(sampling.guidance_scale) != 1))
+
+
+class Program:
+  """A decoder of a model with its parameters: `program(condition, keys, sampling)`.
+
+  It is compiled once per batch size, and returns what the decoder returns. The model keeps
+  the compiled decoder for the next program of the same specification.
+
+  Attributes:
+    decoder: the decoder itself.
+    specification: what it was built from.
+  """
+
+  def __init__(self, model: Any, specification: Any, sampling: Any):
+    """Builds the decoder.
+
+    Args:
+      model: a `families.Model`.
+      specification: of the decoder.
+      sampling: options like those that it will be called with; whether they ask for guidance
+        counts.
+
+    Raises:
+      ValueError: for a specification that cannot work.
+    """
+    self.specification = model.specification(specification)
+    self.decoder = model.decoder(self.specification, guided=is_guided(sampling))
+    self._params = model.params
+    self._draft_params = model.draft_params(self.specification)
+    self._jitted = programs.kept(
+        model, (str(self.specification), is_guided(sampling)), lambda: jax.jit(self.decoder))
+
+  def __call__(self, condition: Any, row_keys: jax.Array, sampling: Any) -> Any:
+    return self._jitted(*self._arguments(condition, row_keys, sampling))
+
+  def check(self, condition: Any, row_keys: jax.Array, sampling: Any) -> None:
+    """Raises ValueError for values that cannot work."""
+    del row_keys
+    self.decoder.check(condition, sampling)
+
+  def compiled(self, condition: Any, row_keys: jax.Array, sampling: Any) -> timing.Compiled:
+    """The compiled program for arguments like these, and how long it took to compile."""
+    run_all, seconds = timing.compiled(
+        self.decoder, *self._arguments(condition, row_keys, sampling))
+    return timing.Compiled(lambda *given: run_all(*self._arguments(*given)), seconds)
+
+  def structure(self, condition: Any, row_keys: jax.Array, sampling: Any) -> Any:
+    """Shapes and dtypes of the result."""
+    return jax.eval_shape(self.decoder, *self._arguments(condition, row_keys, sampling))
+
+  def _arguments(self, condition, row_keys, sampling):
+    return self._params, condition, row_keys, sampling, self._draft_params
+
+
+def run(
+    model: Any,
+    decoder: Any,
+    prompts: Sequence[Any],
+    *,
+    seed: int | jax.Array | Sequence[int] = 0,
+    batch_size: int = 16,
+    sampling: Any = None,
+    folder: str | os.PathLike | None = None,
+    progress: Progress | None = None,
+) -> Any:
+  """Decodes one image per prompt.
+
+  Args:
+    model: a `families.Model`.
+    decoder: a specification, a `Program`, or any other function
+      `(condition, keys, sampling) -> result` for a batch.
+    prompts: one per image.
+    seed: see `keys`.
+    batch_size: images that are decoded together. The last batch is filled up with further images,
+      so that one program is compiled.
+    sampling: of `model.sampling`, each option a number or one per image; the model's defaults
+      if None.
+    folder: where finished batches are kept, or None. It is made if necessary, and batches that it
+      holds already are not decoded again. It belongs to one run: the same model, decoder,
+      prompts and options.
+    progress: called after every batch.
+
+  Returns:
+    What the decoder returns, of all images in the order of their prompts, as NumPy arrays.
+
+  Raises:
+    ValueError: if there is nothing to do, an option cannot work, or the folder holds another run.
+  """
+  batches = [decoded for _, decoded in iterate(
+      model, decoder, prompts, seed=seed, batch_size=batch_size, sampling=sampling, folder=folder,
+      progress=progress)]
+  return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
+
+
+def iterate(
+    model: Any,
+    decoder: Any,
+    prompts: Sequence[Any],
+    *,
+    seed: int | jax.Array | Sequence[int] = 0,
+    batch_size: int = 16,
+    sampling: Any = None,
+    folder: str | os.PathLike | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, Any]]:
+  """Decodes batch after batch, for those who do not want to hold all images at once.
+
+  Arguments and errors are those of `run`.
+
+  Yields:
+    The number of the first image of a batch, and what the decoder returned of the batch as NumPy
+    arrays.
+  """
+  count = len(prompts)
+  _check(count, seed, batch_size)
+  sampling = model.sampling() if sampling is None else sampling
+  program = decoder if callable(decoder) else Program(model, decoder, sampling)
+  size = min(batch_size, count)
+
+  def arguments(first):
+    numbers = np.arange(first, first + size)
+    condition = model.condition([prompts[i % count] for i in numbers])
+    pick = lambda value: value[numbers % count] if np.ndim(value) else value
+    return condition, keys(seed, numbers), type(sampling)(*map(pick, sampling))
+
+  if isinstance(program, Program):
+    program.check(*arguments(0))
+  elif folder is not None:
+    raise ValueError('folder is given, but decoder is a function; give a specification, which '
+                     'tells what the folder holds.')
+  shards = folder and shards_lib.Shards(
+      folder, shards_lib.settings(model, program.specification, prompts, seed, size, sampling),
+      program.structure(*arguments(0)))
+  for first in range(0, count, size):
+    kept = min(size, count - first)
+    decoded = shards.read(first, kept) if shards else None
+    if decoded is None:
+      decoded = _first(jax.device_get(program(*arguments(first))), kept)
+      if shards:
+        shards.write(first, decoded)
+    if progress is not None:
+      progress(first + kept, count)
+    yield first, decoded
+
+
+def _check(count: int, seed: Any, batch_size: int) -> None:
+  """Raises ValueError for arguments of `run` that cannot work."""
+  if not count:
+    raise ValueError('prompts is empty; give at least one.')
+  if batch_size < 1:
+    raise ValueError(f'batch_size is {batch_size}; it must be at least 1.')
+  if np.ndim(seed) and np.shape(seed) != (count,):
+    raise ValueError(f'seed has shape {np.shape(seed)}; it must be one integer, or one for each '
+                     f'of the {count} prompts.')
+
+
+def _first(results: Any, count: int) -> Any:
+  """The results of the first images of a batch."""
+  return jax.tree.map(lambda leaf: leaf[:count], results)

@@ -1,0 +1,114 @@
+"""The finished batches of a run as files, each complete whenever it is there."""
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import zipfile
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from cspd_jax.core import files
+
+_SETTINGS = 'run.json'
+# Of every array these many numbers tell whether parameters are the same.
+_SAMPLED = 1024
+
+
+class Shards:
+  """A folder of finished batches, `batch_<first image>.npz`."""
+
+  def __init__(self, folder: str | os.PathLike, settings_of_run: dict[str, Any], structure: Any):
+    """Opens the folder, or makes it.
+
+    Args:
+      folder: of this run alone.
+      settings_of_run: what the results depend on, as JSON can hold it.
+      structure: shapes and dtypes of the result of a full batch.
+
+    Raises:
+      ValueError: if the folder holds another run, or what is no run at all.
+    """
+    self._folder = pathlib.Path(folder)
+    self._leaves, self._tree = jax.tree.flatten(structure)
+    path = self._folder / _SETTINGS
+    new = json.loads(json.dumps(settings_of_run))
+    if path.exists():
+      old = json.loads(path.read_text())
+      if changed := [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
+                     for name in {**old, **new} if old.get(name) != new.get(name)]:
+        raise ValueError(f'folder is {str(folder)!r}, which holds another run '
+                         f'({"; ".join(changed)}); give another folder.')
+    elif self._folder.exists() and any(self._folder.iterdir()):
+      raise ValueError(f'folder is {str(folder)!r}, which holds other files; give an empty or a '
+                       'new one.')
+    else:
+      self._folder.mkdir(parents=True, exist_ok=True)
+      files.write_json(path, new)
+
+  def read(self, first: int, count: int) -> Any:
+    """The `count` results from image `first` on as NumPy arrays; None if they are not there.
+
+    Raises:
+      ValueError: if the file is not one of this run.
+    """
+    path = self._path(first)
+    if not path.exists():
+      return None
+    try:
+      with np.load(path, allow_pickle=False) as stored:
+        leaves = [stored[f'{i}'] for i in range(len(self._leaves))]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+      raise ValueError(f'{path} cannot be read ({error}); remove it, and the run makes it '
+                       'anew.') from error
+    for leaf, like in zip(leaves, self._leaves):
+      if leaf.shape != (count, *like.shape[1:]) or leaf.dtype != like.dtype:
+        raise ValueError(f'{path} holds {leaf.dtype} of shape {leaf.shape} instead of {like.dtype} '
+                         f'of shape {(count, *like.shape[1:])}; remove it, and the run makes it '
+                         'anew.')
+    return jax.tree.unflatten(self._tree, leaves)
+
+  def write(self, first: int, results: Any) -> None:
+    """Keeps the results from image `first` on."""
+    data = io.BytesIO()
+    np.savez(data, **{f'{i}': leaf for i, leaf in enumerate(jax.tree.leaves(results))})
+    files.write(self._path(first), data.getvalue())
+
+  def _path(self, first: int) -> pathlib.Path:
+    return self._folder / f'batch_{first:07d}.npz'
+
+
+def settings(model: Any, specification: Any, prompts: Sequence[Any], seed: Any, batch_size: int,
+             sampling: Any) -> dict[str, Any]:
+  """What the results of a run depend on; arguments as for `runner.run`."""
+  specification = model.specification(specification)
+  plain = lambda value: np.asarray(value).tolist()
+  return dict(
+      model=model.name, parameters=fingerprint(model.params), decoder=str(specification),
+      draft_parameters=fingerprint(model.draft_params(specification)),
+      sampling={name: plain(value) for name, value in sampling._asdict().items()},
+      seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else plain(seed),
+      num_images=len(prompts), prompts=_digest(repr([str(one) for one in prompts]).encode()),
+      batch_size=batch_size)
+
+
+def fingerprint(params: Any) -> str:
+  """A short text that differs for other shapes, dtypes and, almost surely, other numbers."""
+  digest = hashlib.sha256()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    step = max(1, leaf.size // _SAMPLED)
+    digest.update(f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}'.encode())
+    digest.update(np.asarray(leaf.reshape(-1)[::step]).tobytes())
+  return digest.hexdigest()[:16]
+
+
+def _digest(data: bytes) -> str:
+  return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _is_key(seed: Any) -> bool:
+  return isinstance(seed, jax.Array) and jax.dtypes.issubdtype(seed.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,92 @@
+"""Rows and columns as text, Markdown or CSV.
+
+A row is a mapping from names to values. Columns are given by heading, each with a format string
+over the names of a row: `{'decoder': '{name}', 'speed-up': '{speedup:.2f}x'}`. What a row does not
+have, or has as None, is shown as a dash.
+"""
+
+import csv as csv_lib
+import io
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Columns = Mapping[str, str]
+Row = Mapping[str, Any]
+
+
+def text(columns: Columns, rows: Iterable[Row], *, left: int = 2) -> str:
+  """Lines for a terminal: a heading, a rule, and a line per row.
+
+  Args:
+    columns: see above.
+    rows: see above.
+    left: the first columns, which are aligned left; the others are aligned right.
+  """
+  body = [cells(columns, row) for row in rows]
+  widths = [max(map(len, column)) for column in zip(columns, *body)]
+  return '\n'.join([heading(columns, widths, left=left),
+                    *(_line(one, widths, left) for one in body)])
+
+
+def heading(columns: Columns, widths: Sequence[int], *, left: int = 2) -> str:
+  """The heading and the rule of a table whose rows come one at a time; see `line`."""
+  line_of_names = _line(list(columns), widths, left)
+  return f'{line_of_names}\n{"-" * len(line_of_names)}'
+
+
+def line(columns: Columns, row: Row, widths: Sequence[int], *, left: int = 2) -> str:
+  """One row in columns of fixed widths, for tables that are printed as they come about."""
+  return _line(cells(columns, row), widths, left)
+
+
+def markdown(columns: Columns, rows: Iterable[Row], *, left: int = 1) -> str:
+  """A table in Markdown; arguments as for `text`."""
+  rule = [':--' if i < left else '--:' for i in range(len(columns))]
+  lines = [list(columns), rule, *(cells(columns, row) for row in rows)]
+  return '\n'.join(f'| {" | ".join(cell.replace("|", chr(92) + "|") for cell in one)} |'
+                   for one in lines)
+
+
+def csv(rows: Sequence[Row]) -> str:
+  """Comma-separated values with every name that a row has; what is not there is empty."""
+  names = dict.fromkeys(name for row in rows for name in row)
+  lines = io.StringIO()
+  writer = csv_lib.DictWriter(lines, names, lineterminator='\n')
+  writer.writeheader()
+  writer.writerows(rows)
+  return lines.getvalue()
+
+
+def cells(columns: Columns, row: Row) -> list[str]:
+  """The texts of a row; a cell whose first value is missing is a dash."""
+  values = {name: _DASH if value is None else value for name, value in row.items()}
+  return [_cell(form, _Row(values)) for form in columns.values()]
+
+
+def _cell(form: str, values: '_Row') -> str:
+  first = next((name for _, name, _, _ in string.Formatter().parse(form) if name), None)
+  return '-' if first is not None and values[first] is _DASH else form.format_map(values)
+
+
+def _line(parts: Sequence[str], widths: Sequence[int], left: int) -> str:
+  return '  '.join(
+      part.ljust(width) if i < left else part.rjust(width)
+      for i, (part, width) in enumerate(zip(parts, widths))).rstrip()
+
+
+class _Row(dict):
+  """A row in which what is missing is a dash."""
+
+  def __missing__(self, name: str) -> '_Dash':
+    return _DASH
+
+
+class _Dash:
+  """Stands for a figure that there is not, however it is formatted."""
+
+  def __format__(self, form: str) -> str:
+    return '-'
+
+
+_DASH = _Dash()

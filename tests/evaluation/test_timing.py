@@ -1,0 +1,72 @@
+"""The timer with a clock that tests set."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.evaluation import timing
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """A clock; functions let time pass by adding to its only entry."""
+  now = [0.0]
+  monkeypatch.setattr(timing.time, 'perf_counter', lambda: now[0])
+  return now
+
+
+def _takes(clock, *seconds):
+  """A function that takes these times, one after the other, and counts its calls."""
+  left = list(seconds)
+
+  def run():
+    clock[0] += left.pop(0)
+    return jnp.zeros(())
+
+  run.left = left
+  return run
+
+
+def test_functions_take_turns_and_the_first_is_not_timed(clock):
+  order = []
+  runs = {name: (lambda name=name: order.append(name)) for name in ('a', 'b')}
+  timing.measure(runs, 2)
+  assert order == ['a', 'b'] * 3
+  found = timing.measure({'a': _takes(clock, 9, 1, 4, 2), 'b': _takes(clock, 9, 5, 5, 5)}, 3)
+  np.testing.assert_allclose(found['a'].seconds, [1, 4, 2])
+  assert found['a'].median == 2 and found['b'].median == 5
+  assert found['a'].quartiles == (1.5, 3.0)
+
+
+def test_a_slow_function_is_timed_once(clock):
+  slow, fast = _takes(clock, 30, 30), _takes(clock, 1, 1, 1, 1)
+  found = timing.measure({'slow': slow, 'fast': fast}, 3, enough=10.0)
+  assert len(found['slow'].seconds) == 1 and len(found['fast'].seconds) == 3
+  assert not slow.left
+
+
+def test_without_warm_up(clock):
+  progress = []
+  found = timing.measure({'a': _takes(clock, 3, 1)}, 2, warmup=0,
+                         progress=lambda *turns: progress.append(turns))
+  assert found['a'].seconds.tolist() == [3, 1] and progress == [(1, 2), (2, 2)]
+
+
+def test_compilation_apart():
+  traces = []
+
+  def double(x):
+    traces.append(x.shape)
+    return 2 * x
+
+  run, seconds = timing.compiled(double, jnp.ones(3))
+  assert traces == [(3,)] and seconds > 0
+  np.testing.assert_array_equal(run(jnp.full(3, 2.0)), [4, 4, 4])
+  assert len(traces) == 1
+
+
+@pytest.mark.parametrize('options, words', [
+    (dict(repeats=0), 'repeats is 0'), (dict(warmup=-1), 'warmup is -1')])
+def test_wrong_input(options, words):
+  with pytest.raises(ValueError, match=words):
+    timing.measure({}, **options)

@@ -1,0 +1,63 @@
+"""A model small enough for tests, with what the programs ask of a model."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import decoders
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing import tabular
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TinyModel:
+  """A table of conditionals as a model; its prompts are numbers of classes."""
+
+  table: Any = None
+  name: str = 'tiny'
+  programs: dict = dataclasses.field(default_factory=dict)
+
+  @property
+  def params(self):
+    return self.table.params
+
+  def target(self, guided):
+    del guided
+    return self.table.target
+
+  def condition(self, prompts):
+    return jnp.asarray(prompts, jnp.int32)
+
+  def sampling(self, **options):
+    return Warp(**options)
+
+  def specification(self, text):
+    if text not in ('vanilla', 'sjd'):
+      raise ValueError(f'decoder is {text!r}; it must be vanilla or sjd.')
+    return text
+
+  def decoder(self, text, guided):
+    del guided
+    return decoders.build(text, self.table.target, window=3)
+
+  def draft_params(self, text):
+    del text
+
+  def pixels(self, tokens):
+    """Images of one grey level per token."""
+    return jnp.broadcast_to(tokens[:, :, None, None] / 2.0 - 0.5, (*tokens.shape, 1, 3))
+
+
+def model(seed: int = 0, length: int = 4) -> TinyModel:
+  """A random one of three classes and four tokens."""
+  return TinyModel(tabular.tabular(
+      jax.random.key(seed), vocab_size=4, length=length, num_classes=3))
+
+
+def rows(found: Any) -> list:
+  """The results of every image by itself."""
+  leaves = jax.tree.leaves(found)
+  return [[np.asarray(leaf[i]).tolist() for leaf in leaves] for i in range(len(leaves[0]))]

@@ -1,0 +1,144 @@
+"""What all metrics have in common, and those of a sample on a model that can be enumerated."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax import metrics
+from cspd_jax.evaluation import runner
+from cspd_jax.evaluation import tables
+from cspd_jax.metrics import base
+from cspd_jax.metrics import frechet
+from cspd_jax.metrics import likelihood
+from tests.evaluation import tiny
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tokenizer:
+  """Pixels are tokens, and so are features."""
+
+  params: float = 1.0
+
+  def decode(self, params, tokens):
+    return params * tokens
+
+  def features(self, params, images):
+    return params * images[:, :2]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Model(tiny.TinyModel):
+  tokenizer: _Tokenizer = _Tokenizer()
+
+
+@pytest.fixture(scope='module')
+def model():
+  return _Model(tiny.model().table)
+
+
+@pytest.fixture(scope='module')
+def sample(model):
+  prompts = [0, 1, 2, 0, 1]
+  condition, warp = model.condition(prompts), model.sampling()
+  reference = base.Sample(
+      runner.run(model, 'sjd', prompts * 2, seed=1, batch_size=5), jnp.tile(condition, 2), warp)
+  return base.Sample(runner.run(model, 'sjd', prompts, batch_size=5), condition, warp,
+                     reference, batch_size=2)
+
+
+def test_mean_and_ratio():
+  values = np.array([1.0, 2.0, 6.0])
+  found = base.mean(values)
+  assert found.mean == 3 and found.standard_error == pytest.approx(
+      values.std(ddof=1) / math.sqrt(3))
+  # Of a quotient of means, to first order.
+  rounds = np.array([3.0, 4.0, 5.0, 4.0])
+  found = base.ratio(np.full(4, 8.0), rounds)
+  assert found.mean == 2
+  assert found.standard_error == pytest.approx(2 * rounds.std(ddof=1) / 2 / 4)
+
+
+def test_ratio_has_the_spread_that_it_says():
+  rng = np.random.default_rng(0)
+  found = [base.ratio(a, b) for a, b in zip(
+      rng.gamma(5, size=(400, 50)), rng.gamma(9, size=(400, 50)))]
+  spread = np.std([value.mean for value in found])
+  assert np.mean([value.standard_error for value in found]) == pytest.approx(spread, rel=0.15)
+
+
+def test_what_is_not_known_is_none():
+  assert base.entries({'a': base.Value(1.0, 0.5), 'b': base.UNKNOWN}) == {
+      'a': 1.0, 'a_error': 0.5, 'b': None, 'b_error': None}
+  assert math.isnan(base.mean(np.array([4.0])).standard_error)
+  assert math.isnan(base.ratio(np.zeros(2), np.zeros(2)).mean)
+  assert base.entries({'a': base.mean(np.array([1.0, np.inf]))}) == {'a': None, 'a_error': None}
+
+
+def test_the_list():
+  names = [metric.name for metric in metrics.METRICS]
+  assert len(set(names)) == len(names)
+  for engine in ('discrete', 'continuous'):
+    chosen = metrics.select(engine)
+    assert len({metric.heading for metric in chosen}) == len(chosen)
+    assert {metric.group for metric in chosen} <= {'work', 'fidelity'}
+    assert all(metric.meaning for metric in chosen)
+  assert all(metric.group == 'work' for metric in metrics.select('discrete', 'work'))
+
+
+def test_every_discrete_metric_is_told_and_shown(model, sample):
+  chosen = metrics.select('discrete')
+  row = metrics.entries(metrics.measure(chosen, sample, model))
+  assert all(row[metric.name] is not None for metric in chosen)
+  assert row['step_compression'] == pytest.approx(np.mean(4 / sample.decoded.rounds))
+  assert row['accepted_length'] == pytest.approx(15 / (sample.decoded.rounds - 1).sum())
+  assert row['tv_bound'] == row['tv_bound_per_token'] == 0
+  cells = tables.cells(metrics.columns(chosen, errors=True), row)
+  assert len(cells) == len(chosen) and all(' +- ' in cell for cell in cells)
+  assert '-' not in tables.cells(metrics.columns(chosen), row)
+
+
+def test_likelihood_of_a_sample(model, sample):
+  direct = jax.device_get(likelihood.likelihood(
+      model.target(guided=False), model.params, sample.condition, sample.tokens, sample.sampling))
+  found = likelihood.of_sample(sample, model)
+  np.testing.assert_allclose(found.nll, direct.nll, rtol=1e-5)
+  assert likelihood.NLL(sample, model).mean == pytest.approx(direct.nll.mean(), rel=1e-5)
+  assert likelihood.NLL_EXCESS(sample, model).mean == pytest.approx(
+      (direct.nll - direct.entropy).mean(), rel=1e-4)
+  theirs = likelihood.of_sample(sample.reference, model).nll.reshape(2, 5).mean(0)
+  assert likelihood.NLL_DIFFERENCE(sample, model).mean == pytest.approx(
+      (direct.nll - theirs).mean(), rel=1e-4)
+
+
+def test_networks_look_once_and_at_batches_of_one_size(model, sample):
+  sizes = []
+
+  def look(condition, tokens, sampling):
+    sizes.append((len(condition), len(tokens)))
+    return tokens
+
+  fresh = dataclasses.replace(sample, _cache={})
+  for _ in range(2):
+    found = fresh.once('look', lambda: fresh.batched(look))
+  np.testing.assert_array_equal(found, sample.tokens)
+  assert sizes == [(2, 2)] * 3
+
+
+def test_frechet_of_a_sample(model, sample):
+  gaussian = lambda one: frechet.gaussian(one.tokens[:, :2])
+  assert frechet.FRECHET(sample, model).mean == pytest.approx(
+      frechet.distance(gaussian(sample), gaussian(sample.reference)))
+  alone = dataclasses.replace(sample, reference=None, _cache={})
+  assert math.isnan(frechet.FRECHET(alone, model).mean)
+  assert math.isnan(likelihood.NLL_DIFFERENCE(alone, model).mean)
+
+
+def test_a_new_metric_is_a_function(model, sample):
+  images = metrics.Metric('brightness', 'light', '{:.1f}', lambda sample, model: base.mean(
+      sample.images(model).mean(axis=(1, 2, 3))), meaning='how light the images are')
+  row = metrics.entries(metrics.measure([images], sample, model))
+  assert row['brightness'] == pytest.approx(np.mean(sample.tokens / 2 - 0.5))
