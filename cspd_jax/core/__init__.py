@@ -1,1 +1,1 @@
-"""What both engines and everything above them share."""
+"""What both engines, discrete and continuous, are built on."""

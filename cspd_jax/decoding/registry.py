@@ -301,6 +301,15 @@ def guarantee(decoder: Decoder) -> str:
   return 'exact' if decoder.verifier.exact else 'relaxed'
 
 
+def parameters(spec: str | Spec) -> list[str]:
+  """Names of the parameters that the first part of a specification may give."""
+  spec = parse(spec)
+  expand(spec)
+  first = spec.parts[0].name
+  is_drafter = first in DRAFTERS and (len(spec.parts) > 1 or first not in DECODERS)
+  return list(_parameters(first, is_drafter))
+
+
 def usage(name: str) -> str:
   """A decoder, drafter or verifier with its parameters and their defaults, for help texts."""
   allowed = _parameters(name, name not in DECODERS)

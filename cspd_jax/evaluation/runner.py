@@ -74,9 +74,8 @@ class Program:
   def __call__(self, condition: Any, row_keys: jax.Array, sampling: Any) -> Any:
     return self._jitted(*self._arguments(condition, row_keys, sampling))
 
-  def check(self, condition: Any, row_keys: jax.Array, sampling: Any) -> None:
+  def check(self, condition: Any, sampling: Any) -> None:
     """Raises ValueError for values that cannot work."""
-    del row_keys
     self.decoder.check(condition, sampling)
 
   def compiled(self, condition: Any, row_keys: jax.Array, sampling: Any) -> timing.Compiled:
@@ -96,7 +95,7 @@ class Program:
 def run(
     model: Any,
     decoder: Any,
-    prompts: Sequence[Any],
+    prompts: Any,
     *,
     seed: int | jax.Array | Sequence[int] = 0,
     batch_size: int = 16,
@@ -110,7 +109,7 @@ def run(
     model: a `families.Model`.
     decoder: a specification, a `Program`, or any other function
       `(condition, keys, sampling) -> result` for a batch.
-    prompts: one per image.
+    prompts: one per image, as `model.condition` takes them.
     seed: see `keys`.
     batch_size: images that are decoded together. The last batch is filled up with further images,
       so that one program is compiled.
@@ -136,7 +135,7 @@ def run(
 def iterate(
     model: Any,
     decoder: Any,
-    prompts: Sequence[Any],
+    prompts: Any,
     *,
     seed: int | jax.Array | Sequence[int] = 0,
     batch_size: int = 16,
@@ -152,7 +151,8 @@ def iterate(
     The number of the first image of a batch, and what the decoder returned of the batch as NumPy
     arrays.
   """
-  count = len(prompts)
+  condition = model.condition(prompts)
+  count = len(jax.tree.leaves(condition)[0])
   _check(count, seed, batch_size)
   sampling = model.sampling() if sampling is None else sampling
   program = decoder if callable(decoder) else Program(model, decoder, sampling)
@@ -160,17 +160,16 @@ def iterate(
 
   def arguments(first):
     numbers = np.arange(first, first + size)
-    condition = model.condition([prompts[i % count] for i in numbers])
-    pick = lambda value: value[numbers % count] if np.ndim(value) else value
-    return condition, keys(seed, numbers), type(sampling)(*map(pick, sampling))
+    pick = lambda leaf: leaf[numbers % count] if np.ndim(leaf) else leaf
+    return jax.tree.map(pick, condition), keys(seed, numbers), jax.tree.map(pick, sampling)
 
   if isinstance(program, Program):
-    program.check(*arguments(0))
+    program.check(condition, sampling)
   elif folder is not None:
     raise ValueError('folder is given, but decoder is a function; give a specification, which '
                      'tells what the folder holds.')
   shards = folder and shards_lib.Shards(
-      folder, shards_lib.settings(model, program.specification, prompts, seed, size, sampling),
+      folder, shards_lib.settings(model, program.specification, condition, seed, size, sampling),
       program.structure(*arguments(0)))
   for first in range(0, count, size):
     kept = min(size, count - first)

@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 from cspd_jax.core import files
 
 _SETTINGS = 'run.json'
-# Of every array these many numbers tell whether parameters are the same.
+# So many numbers of an array tell whether parameters are the same.
 _SAMPLED = 1024
 
 
@@ -82,32 +81,31 @@ class Shards:
     return self._folder / f'batch_{first:07d}.npz'
 
 
-def settings(model: Any, specification: Any, prompts: Sequence[Any], seed: Any, batch_size: int,
+def settings(model: Any, specification: Any, condition: Any, seed: Any, batch_size: int,
              sampling: Any) -> dict[str, Any]:
-  """What the results of a run depend on; arguments as for `runner.run`."""
-  specification = model.specification(specification)
+  """What the results of a run depend on; arguments as for `runner.run`, prompts encoded."""
   plain = lambda value: np.asarray(value).tolist()
   return dict(
       model=model.name, parameters=fingerprint(model.params), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
       sampling={name: plain(value) for name, value in sampling._asdict().items()},
       seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else plain(seed),
-      num_images=len(prompts), prompts=_digest(repr([str(one) for one in prompts]).encode()),
-      batch_size=batch_size)
+      prompts=fingerprint(condition, every=True), batch_size=batch_size)
 
 
-def fingerprint(params: Any) -> str:
-  """A short text that differs for other shapes, dtypes and, almost surely, other numbers."""
+def fingerprint(arrays: Any, every: bool = False) -> str:
+  """A short text that differs for other shapes, dtypes and numbers.
+
+  Args:
+    arrays: a tree of them.
+    every: whether every number counts, or some of each array, enough for parameters.
+  """
   digest = hashlib.sha256()
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    step = max(1, leaf.size // _SAMPLED)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+    step = 1 if every else max(1, leaf.size // _SAMPLED)
     digest.update(f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}'.encode())
     digest.update(np.asarray(leaf.reshape(-1)[::step]).tobytes())
   return digest.hexdigest()[:16]
-
-
-def _digest(data: bytes) -> str:
-  return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _is_key(seed: Any) -> bool:

@@ -1,6 +1,6 @@
 """The two engines as a model sees them: how decoders and sampling options come about."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,10 @@ from cspd_jax.decoding import registry as discrete_registry
 from cspd_jax.decoding.warp import Warp
 
 
+# Sizes of a round that choose parameters of other names; see `decoding.registry.complete`.
+_SIZES = ('window', 'length')
+
+
 class Engine(NamedTuple):
   """An engine.
 
@@ -22,7 +26,9 @@ class Engine(NamedTuple):
     baseline: the named decoder that all others are compared with.
     candidates: named decoders that may be a model's default, the best first.
     options: the class of the sampling options.
-    complete: `(specification, **parameters) -> Spec` with open parameters filled in.
+    complete: `(specification, **sizes) -> Spec` with parameters filled in that the text
+      leaves open and a decoder has; see the registries.
+    parameters: `specification -> ` names of the parameters that it may give.
     needs: `specification -> ` the key of the drafts that it needs, or None.
     build: `(specification, model, guided) -> Decoder`.
     guarantee: `decoder -> ` what its output has to do with the target's distribution.
@@ -34,6 +40,7 @@ class Engine(NamedTuple):
   candidates: tuple[str, ...]
   options: type
   complete: Callable[..., spec.Spec]
+  parameters: Callable[[Any], Collection[str]]
   needs: Callable[[Any], str | None]
   build: Callable[[Any, Any, bool], Any]
   guarantee: Callable[[Any], str]
@@ -50,6 +57,37 @@ class Engine(NamedTuple):
     if chosen is not None and self.needs(chosen) in (None, *drafts):
       return chosen
     return next(name for name in self.candidates if self.needs(name) in (None, *drafts))
+
+  def specification(self, specification: Any, given: Mapping[str, Any]) -> spec.Spec:
+    """A specification with the parameters that a caller gives beside it.
+
+    Args:
+      specification: a specification or its text.
+      given: parameters by name; None counts as not given.
+
+    Raises:
+      ValueError: for a parameter that the decoder does not have, or that the text gives already.
+    """
+    found = spec.parse(specification)
+    for name, value in given.items():
+      if value is None:
+        continue
+      first = found.parts[0]
+      if name in first.arguments:
+        raise ValueError(f'{name} is {value!r}, but the decoder is {str(found)!r} already; give '
+                         'only one of them.')
+      if name in self.parameters(found):
+        value = spec.parse(f'{first.name}({name}={value})').parts[0].arguments[name]
+        found = spec.Spec(
+            (spec.Part(first.name, first.arguments | {name: value}), *found.parts[1:]))
+        continue
+      completed = self.complete(found, **{name: value}) if name in _SIZES else found
+      if completed == self.complete(found):
+        raise ValueError(f'{name} is neither a sampling option ({", ".join(self.options._fields)}) '
+                         f'nor a parameter of {first.name} '
+                         f'({", ".join(self.parameters(found)) or "it has none"}).')
+      found = completed
+    return self.complete(found)
 
   def sampling(self, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
     """Sampling options as NumPy values, so that others do not compile anew.
@@ -108,10 +146,12 @@ def _summaries(registry) -> dict[str, str]:
 
 DISCRETE = Engine(
     'discrete', _summaries(discrete_registry), 'vanilla', ('eagle', 'mc_sjd'), Warp,
-    discrete_registry.complete, discrete_registry.needs, _build_discrete,
-    discrete_registry.guarantee)
+    discrete_registry.complete, discrete_registry.parameters, discrete_registry.needs,
+    _build_discrete, discrete_registry.guarantee)
 
 CONTINUOUS = Engine(
     'continuous', _summaries(continuous_registry), 'mar', ('exact_head',), Sampling,
-    continuous_registry.complete, continuous_registry.needs, _build_continuous,
+    continuous_registry.complete,
+    lambda specification: continuous_registry.parameters(
+        spec.parse(specification).parts[0].name), continuous_registry.needs, _build_continuous,
     continuous_registry.guarantee)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import random as random_lib
+from cspd_jax.decoding import random as random_lib
 from cspd_jax.families import prompts as prompts_lib
 from cspd_jax.families.images import Generated, Partial
 
@@ -142,21 +142,20 @@ def _rounds(task: Task, every: int) -> Iterator[Partial]:
     yield Partial(task, jax.device_get(finish(state)), np.asarray(state.count), complete)
     if complete:
       return
-    state = advance(model.params, condition, state, sampling, draft_params)
+    state = advance(model.params, state, sampling, draft_params)
 
 
 def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
   """The decoder's pieces, compiled: its start, `every` rounds of it and its result so far."""
   decoder, size = task.decoder, task.decoder.target.num_tokens
 
-  def advance(params, condition, state, sampling, draft_params):
+  def advance(params, state, sampling, draft_params):
     def more(carry):
       return (carry[0] < every) & jnp.any(carry[1].count < size)
 
     def step(carry):
       return carry[0] + 1, decoder.round(params, carry[1], sampling, draft_params)
 
-    del condition
     return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
   name = (str(task.specification), task.guided, 'stream', every)

@@ -181,7 +181,7 @@ class Model:
     """
     if specification is None:
       specification = self.engine.default(self.defaults.get('decoder'), self.drafts)
-    return self.engine.complete(specification, **parameters)
+    return self.engine.specification(specification, parameters)
 
   def draft_params(self, specification: Any) -> Params:
     """What a decoder of this specification takes as `draft_params`: None if it needs none."""

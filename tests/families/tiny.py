@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax import families
+from cspd_jax.core import checkpoint
 from cspd_jax.core.checkpoint import Kind
 from cspd_jax.decoding.base import Target
 from cspd_jax.families import classes, engines
@@ -99,3 +100,14 @@ FAMILY = families.Family(
     name='tiny',
     kinds={'tiny': Kind(TinyConfig, init), 'palette': Kind(PaletteConfig, init_palette)},
     roles={'target': ('tiny',), 'tokenizer': ('palette',)}, build=build)
+
+
+def saved(folder):
+  """Registers the family and saves one of its models."""
+  families.register(FAMILY)
+  for role, kind, config, make in (('target', 'tiny', TinyConfig(), init),
+                                   ('tokenizer', 'palette', PaletteConfig(), init_palette)):
+    checkpoint.save(folder / role, kind, config, make(config, jax.random.key(0)))
+  families.save(folder, 'tiny', {'target': 'target', 'tokenizer': 'tokenizer'},
+                {'guidance_scale': 1.5})
+  return folder

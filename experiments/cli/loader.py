@@ -1,0 +1,36 @@
+"""Configurations: Python files with a function `get_config()` that returns a dataclass."""
+
+import dataclasses
+import importlib.util
+import pathlib
+import sys
+from typing import Any
+
+
+def load(path: str) -> Any:
+  """Runs a configuration file and returns what its `get_config()` returns.
+
+  Raises:
+    ValueError: if there is no such file, it fails, or it returns no dataclass.
+  """
+  file = pathlib.Path(path)
+  if not file.is_file():
+    near = sorted(str(p) for p in file.parent.glob('*.py') if p.name != '__init__.py')
+    raise ValueError(f'--config={path}: there is no such file. ' + (
+        f'In {file.parent}: {", ".join(near)}.' if near else
+        f'{file.parent} holds no configurations either; run from the root of the repository.'))
+  name = f'config_{file.stem}'
+  spec = importlib.util.spec_from_file_location(name, file)
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module  # Where the types of the fields are looked up.
+  try:
+    spec.loader.exec_module(module)
+    if not hasattr(module, 'get_config'):
+      raise ValueError('it has no function get_config(), which returns a dataclass')
+    config = module.get_config()
+  except Exception as error:  # A configuration is any Python, and may fail in any way.
+    raise ValueError(f'--config={path} cannot be run: {type(error).__name__}: {error}.') from error
+  if not dataclasses.is_dataclass(config) or isinstance(config, type):
+    raise ValueError(f'--config={path}: get_config() returned a {type(config).__name__}; '
+                     'it must return an instance of a dataclass.')
+  return config

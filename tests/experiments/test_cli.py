@@ -1,0 +1,257 @@
+"""The command line of programs: configurations, flags, help, errors, exit codes."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Literal
+
+import pytest
+
+from experiments import cli
+from experiments.cli import fields
+from experiments.cli import loader
+from experiments.cli import wrapper
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+_CONFIG = '''
+"""A configuration."""
+import dataclasses
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+  """What is inside.
+
+  Attributes:
+    rate: how fast it goes, in a sentence that is
+      longer than a line.
+    steps: of the inner loop.
+  """
+
+  rate: float = 0.5
+  steps: int = 1
+
+  def __post_init__(self):
+    if self.rate < 0:
+      raise ValueError(f'rate is {self.rate}; it must not be negative.')
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+  steps: int = 2
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Everything.
+
+  Attributes:
+    name: of the run.
+    fast: whether to hurry.
+    names: some words.
+  """
+
+  name: str = 'a'
+  fast: bool = False
+  limit: int | None = 7
+  names: tuple[str, ...] = ('x',)
+  pair: tuple[int, float] = (1, 2.0)
+  inner: Inner = Inner()
+  other: Other = Other()
+
+  def __post_init__(self):
+    if (self.name == 'b') != (self.limit == 4):
+      raise ValueError('name b goes with limit 4.')
+
+def get_config():
+  return Config()
+'''
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """Attributes:
+    stage: what to do.
+    name: of the program, which hides that of the configuration.
+  """
+
+  stage: Literal['all', 'one'] = 'all'
+  name: str | None = None
+
+
+@pytest.fixture
+def path(tmp_path):
+  (tmp_path / 'config.py').write_text(_CONFIG)
+  return str(tmp_path / 'config.py')
+
+
+def _run(path, *words, flags=None):
+  """The exit code of a program, and what its main was called with."""
+  seen = []
+  run = wrapper.program(config=path, flags=flags)(lambda *arguments: seen.extend(arguments))
+  return run(['prog', *words]), seen
+
+
+def _changed(path, *words):
+  code, (config,) = _run(path, *words)
+  assert code == 0
+  return config
+
+
+@pytest.mark.parametrize('words, name, value', [
+    (['--name=c d'], 'name', 'c d'), (['--name=3'], 'name', '3'), (['--name', 'e'], 'name', 'e'),
+    (['--config.name=c'], 'name', 'c'), (['--fast'], 'fast', True), (['--nofast'], 'fast', False),
+    (['--fast=true'], 'fast', True), (['--fast=0'], 'fast', False),
+    (['--limit=none'], 'limit', None), (['--limit=5'], 'limit', 5),
+    (['--pair=(3,4)'], 'pair', (3, 4.0)), (['--pair=3,4'], 'pair', (3, 4.0)),
+    (['--names=a, b(c, d=2)+e,f'], 'names', ('a', 'b(c, d=2)+e', 'f')),
+    (['--limit=1', '--limit=2'], 'limit', 2),
+])
+def test_text_is_read_as_the_type_of_the_field(path, words, name, value):
+  found = getattr(_changed(path, *words), name)
+  assert found == value and type(found) is type(value)
+
+
+def test_the_last_part_of_a_name_will_do_where_it_names_one_field(path):
+  config = _changed(path, '--rate=1e-3', '--inner.steps=4', '--config.other.steps', '5')
+  assert (config.inner.rate, config.inner.steps, config.other.steps) == (1e-3, 4, 5)
+
+
+def test_fields_that_must_agree_can_be_changed_together(path, capsys):
+  assert _changed(path, '--name=b', '--limit=4').name == 'b'
+  assert _run(path, '--name=b')[0] == 2
+  assert capsys.readouterr().err == 'error: --name=b: name b goes with limit 4.\n'
+
+
+def test_flags_beside_the_configuration(path):
+  code, (config, flags) = _run(path, '--stage=one', '--name=p', '--config.name=c', flags=Flags())
+  assert (code, flags, config.name) == (0, Flags('one', 'p'), 'c')
+  seen = []
+  run = wrapper.program(flags=Flags())(seen.append)
+  assert run(['prog', '--stage', 'one']) == 0 and seen == [Flags('one')]
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--nmae=1'], '--nmae is not a flag; did you mean --name?'),
+    (['--qqqqqq=1'], 'flags are: name, fast, limit, names, pair, rate, inner.rate'),
+    (['--config.nmae=1'], 'did you mean --name?'), (['--name.x=1'], '--name.x is not a flag'),
+    (['--steps=1'], '--steps may be any of --inner.steps, --other.steps; say which'),
+    (['--inner=1'], '--inner is a group of fields; set one of: --inner.rate, --inner.steps'),
+    (['--limit=1.5'], '--limit=1.5: it takes a whole number or none, such as 7'),
+    (['--fast=yes'], 'true or false'), (['--pair=(1,)'], 'values separated by commas'),
+    (['--pair=(1'], 'values separated by commas'), (['--rate=-1'], 'must not be negative'),
+    (['--nofast=1'], '--nofast takes no value'), (['--noname'], '--noname is not a flag'),
+    (['--name'], '--name has no value'), (['cat'], "'cat' is not a flag"),
+    (['-n=1'], "'-n=1' is not a flag"), (['--config=/nowhere/x.py'], 'no such file'),
+    (['--config'], '--config has no value'),
+])
+def test_mistakes_say_what_is_allowed(path, capsys, words, message):
+  code, seen = _run(path, *words)
+  captured = capsys.readouterr()
+  assert (code, seen, captured.out) == (2, [], '')
+  assert captured.err.startswith('error: ') and captured.err.count('\n') == 1
+  assert message in captured.err
+
+
+def test_a_flag_of_a_few_words(path, capsys):
+  assert _run(path, '--stage=two', flags=Flags())[0] == 2
+  assert '--stage=two: it takes one of all, one, such as all' in capsys.readouterr().err
+
+
+def test_a_configuration_of_another_program(path, capsys):
+  @dataclasses.dataclass
+  class Expected:
+    name: str
+    window: int
+
+  run = wrapper.program(config=path, expected=Expected)(lambda config: None)
+  assert run(['prog']) == 2
+  assert 'a Config without window; this program takes one like' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('error, code, err', [
+    (KeyboardInterrupt(), 130, 'interrupted\n'), (ValueError('x is 1.'), 2, 'error: x is 1.\n'),
+    (ImportError('no torch'), 2, 'error: no torch\n')])
+def test_exit_codes(path, capsys, error, code, err):
+  def main(config):
+    raise error
+
+  assert wrapper.program(config=path)(main)(['prog']) == code
+  assert capsys.readouterr() == ('', err)
+  if code == 2:
+    with pytest.raises(type(error)):
+      wrapper.program(config=path)(main)(['prog', '--debug'])
+
+
+def test_a_mistake_of_the_program_has_a_traceback(path):
+  def main(config):
+    return 1 + None
+
+  with pytest.raises(TypeError):
+    wrapper.program(config=path)(main)(['prog'])
+
+
+def test_help_lists_the_fields(path, capsys):
+  assert _run(path, '--help', flags=Flags())[0] == 0
+  out = capsys.readouterr().out
+  assert out.startswith('The command line of programs')  # The docstring of the program.
+  assert '--stage=all\n    what to do. (one of all, one)' in out
+  assert '--rate=0.5\n    how fast it goes, in a sentence that is longer than a line.' in out
+  assert '--inner.steps=1\n    of the inner loop.' in out and '--limit=7' in out
+  assert f'with the values of {path}' in out
+
+
+@pytest.mark.parametrize('text, message', [
+    (None, 'no such file'), ('x = 1', 'no function get_config'), ('1 / 0', 'ZeroDivisionError'),
+    ('def get_config(): return 3', 'returned a int'),
+    ('def get_config(): return {}[0]', 'KeyError'),
+])
+def test_unusable_files_are_explained(tmp_path, text, message):
+  path = tmp_path / 'config.py'
+  (tmp_path / 'other.py').write_text('')
+  if text:
+    path.write_text(text)
+  with pytest.raises(ValueError, match=message):
+    loader.load(str(path))
+
+
+def test_fields_of_a_base_keep_their_docs():
+  @dataclasses.dataclass
+  class Base:
+    """A base.
+
+    Attributes:
+      x: of the base.
+    """
+
+    x: int = 1
+
+  @dataclasses.dataclass
+  class Derived(Base):
+    """Derived.
+
+    Attributes:
+      y: of its own.
+    """
+
+    y: int = 2
+
+  assert [field.doc for field in fields.every(Derived())] == ['of the base.', 'of its own.']
+
+
+def test_as_a_process(path, tmp_path):
+  (tmp_path / 'prog.py').write_text(
+      f'"""A program."""\nimport sys\nfrom experiments import cli\n'
+      f'@cli.program(config={path!r})\ndef main(config):\n  print(config.name)\n'
+      "if __name__ == '__main__':\n  sys.exit(main())\n")
+  run = lambda *words: subprocess.run(
+      [sys.executable, str(tmp_path / 'prog.py'), *words], cwd=ROOT, text=True,
+      env=dict(os.environ, PYTHONPATH=str(ROOT)), capture_output=True, check=False)
+  good, bad, help_text = run('--name=z'), run('--nam=z'), run('--help')
+  assert (good.returncode, good.stdout, good.stderr) == (0, 'z\n', '')
+  assert bad.returncode == 2 and bad.stderr.count('\n') == 1 and not bad.stdout
+  assert help_text.returncode == 0 and help_text.stdout.startswith('A program.')
+
+
+def test_names_of_the_package():
+  assert cli.program is wrapper.program
