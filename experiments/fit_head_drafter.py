@@ -21,8 +21,8 @@ import numpy as np
 from cspd_jax.core import checkpoint
 from cspd_jax.continuous import blend
 from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.continuous.exact_head import exact_head
-from cspd_jax.continuous.sample import mar as mar_decoder
+from cspd_jax.continuous.decoders import exact_head
+from cspd_jax.continuous.decoders import mar as mar_decoder
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.models import mar
 
@@ -89,7 +89,7 @@ def fit(loaded: checkpoint.Loaded, schedule: schedule_lib.Schedule, guided: bool
     speculative = jax.jit(exact_head(target, _LENGTH.value, None, schedule, rho=rho))
     generated = speculative(
         loaded.params, labels(8), jax.random.key(_SEED.value + 2**20), sampling)
-    calls[name] = float(generated.head_calls.sum() / generated.tokens[..., 0].size)
+    calls[name] = float(generated.costs.head_calls.sum() / generated.tokens[..., 0].size)
   return blends, calls
 
 

@@ -24,7 +24,7 @@ from absl import app
 from absl import flags
 
 import cspd_jax
-from cspd_jax.continuous import decoders
+from cspd_jax.continuous import registry
 from configs import demo
 from configs import mar_demo
 from experiments import config_flags
@@ -48,7 +48,7 @@ _OPTIONS = {holder.name: holder for holder in (
     flags.DEFINE_string(
         'decoder', None, 'Decoders separated by commas, or all: ' + '; '.join(
             f'{name}: {entry.summary}'
-            for name, entry in (cspd_jax.DECODERS | decoders.DECODERS).items()) + '.'),
+            for name, entry in (cspd_jax.DECODERS | registry.DECODERS).items()) + '.'),
     flags.DEFINE_integer('num_images', None, 'Images per decoder; the classes take turns.'),
     flags.DEFINE_string('prompt', None, 'Names of classes with commas between, as cat,rocket.'),
     flags.DEFINE_string('label', None, 'Numbers of classes separated by commas, from 0.'),

@@ -33,10 +33,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints_conversion import convert
-from cspd_jax.continuous import exact_head
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.decoding.random import row_keys
+from cspd_jax.continuous.speculative_head import speculative
+from cspd_jax.core.random import row_keys
 from cspd_jax.models import mar
 from experiments import config_flags
 from experiments import json_file
@@ -110,7 +110,7 @@ def steps(model, torch, config: mar.MARConfig, params, guided: bool, num: int, l
   batch = head_lib.batch(row_keys(jax.random.key(0), 1), z, positions,
                          jnp.full((1, num), _SCALE), 1.0, jnp.ones((1, num), bool))
   heads = {'mar': head_lib.ancestral(target, schedule),
-           'exact_head': exact_head.speculative(target, schedule, length)}
+           'exact_head': speculative(target, schedule, length)}
   compiled = {name: jax.jit(head.sample) for name, head in heads.items()}
 
   streams = target.num_streams
@@ -179,7 +179,7 @@ def main(argv: list[str]) -> int:
     hidden = config.num_tokens - num_visible(config)
     if _TOKENS.value > hidden:
       raise ValueError(f'tokens is {_TOKENS.value}; it may be at most the hidden ones, {hidden}.')
-    exact_head.speculative(mar.target(config, guided=False), schedule_lib.make(), _LENGTH.value)
+    speculative(mar.target(config, guided=False), schedule_lib.make(), _LENGTH.value)
     model, torch = official(_REPO.value, _MODEL.value)
     workdir = options.open_workdir(_WORKDIR.value)
   except ValueError as error:

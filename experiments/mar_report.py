@@ -12,14 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.continuous.decoders import DECODERS
-from cspd_jax.continuous.result import Generated
+from cspd_jax.continuous import registry
+from cspd_jax.continuous.result import Decoded
 from cspd_jax.plots import replaced
 from experiments import report_files
 from experiments import text_table
 from experiments.turns import Job, Measured
 
-# What `Generated.tested` counts.
+# What `Decoded.tests` counts.
 _TESTED = {'exact_head': 'denoising kernels', 'exact_path': 'drafts with the path test',
            'cspd_paper': "drafts with the paper's test",
            'cspd_released': "drafts with the released code's test",
@@ -37,14 +37,16 @@ def figures(config: Any, job: Job, measured: Mapping[str, Measured]) -> dict[str
     g, decoder = one.decoded, job.decoders[name]
     mean = lambda leaf: float(np.mean(leaf))
     decoders[name] = dict(
-        guarantee=DECODERS[name].guarantee, distribution=decoder.distribution,
+        guarantee=registry.guarantee(decoder), distribution=decoder.distribution,
         guarantee_in_words=decoder.guarantee,
-        rounds_mean=mean(g.rounds), target_passes=mean(g.target_passes),
-        draft_passes=mean(g.draft_passes), head_calls=mean(g.head_calls.sum(axis=1)),
-        head_rows=mean(g.head_rows), draft_head_calls=mean(g.draft_head_calls),
+        rounds_mean=mean(g.rounds), target_passes=mean(g.costs.target_passes),
+        draft_passes=mean(g.costs.draft_passes),
+        head_calls=mean(g.costs.head_calls.sum(axis=1)), head_rows=mean(g.costs.head_rows),
+        draft_head_calls=mean(g.costs.draft_head_calls),
         tested=_TESTED.get(name), **_acceptance(g, job),
-        residual_trials=mean(g.trials), residual_missed=mean(g.missed),
-        squared_error=_per_test(g, g.error), squared_error_bound=_per_test(g, g.error_bound),
+        residual_trials=mean(g.tests.trials), residual_missed=mean(g.tests.missed),
+        squared_error=_per_test(g, g.errors and g.errors.squared),
+        squared_error_bound=_per_test(g, g.errors and g.errors.bound),
         seconds_per_image=mean(one.seconds),
         speedup=mar and float(mar.seconds.mean() / one.seconds.mean()),
         compile_seconds=one.compile_seconds, images=f'images_{name}.png')
@@ -55,28 +57,28 @@ def figures(config: Any, job: Job, measured: Mapping[str, Measured]) -> dict[str
       device=jax.devices()[0].device_kind, jax_version=jax.__version__)
 
 
-def _acceptance(generated: Generated, job: Job) -> dict[str, Any]:
+def _acceptance(decoded: Decoded, job: Job) -> dict[str, Any]:
   """Shares of accepted drafts; None where nothing was tested.
 
   By position of the grid, by autoregressive step (the place of a token in its order), and by
   level of the denoising kernels.
   """
-  tested, accepted = generated.tested, generated.accepted
-  at = lambda leaf: np.take_along_axis(leaf, generated.order, axis=1)
+  tested, accepted, kernels = decoded.tests.tested, decoded.tests.accepted, decoded.kernels
+  at = lambda leaf: np.take_along_axis(leaf, decoded.order, axis=1)
   by_position = _shares(accepted.sum(axis=0), tested.sum(axis=0))
   width = job.model.config.width
   return dict(
       acceptance=_shares(accepted.sum(keepdims=True), tested.sum(keepdims=True))[0],
       acceptance_by_position=[by_position[i:i + width] for i in range(0, len(by_position), width)],
       acceptance_by_step=_shares(at(accepted).sum(axis=0), at(tested).sum(axis=0)),
-      acceptance_by_level=_shares(
-          generated.accepted_kernels.sum(axis=0), generated.tested_kernels.sum(axis=0)))
+      acceptance_by_level=[] if kernels is None else _shares(
+          kernels.accepted.sum(axis=0), kernels.tested.sum(axis=0)))
 
 
-def _per_test(generated: Generated, leaf: np.ndarray) -> float | None:
+def _per_test(decoded: Decoded, leaf: np.ndarray | None) -> float | None:
   """Mean over the tokens that were tested; None if there are none, or no such number."""
-  tested = generated.tested.sum()
-  return float(leaf.sum() / tested) if leaf.size and tested else None
+  tested = decoded.tests.tested.sum()
+  return float(leaf.sum() / tested) if leaf is not None and tested else None
 
 
 def _shares(accepted: np.ndarray, tested: np.ndarray) -> list[float | None]:
@@ -86,11 +88,11 @@ def _shares(accepted: np.ndarray, tested: np.ndarray) -> list[float | None]:
 def draw_accepted(workdir: pathlib.Path, job: Job, measured: Mapping[str, Measured],
                   images: Mapping[str, np.ndarray]) -> None:
   """Writes accepted.png: the share of drafts that was kept at every token."""
-  tests = {name: one.decoded for name, one in measured.items() if one.decoded.tested.any()}
+  tests = {name: one.decoded for name, one in measured.items() if one.decoded.tests.tested.any()}
   if not tests:
     return
   shown = report_files.MAPPED_IMAGES
-  count = lambda key: {name: job.grid(getattr(g, key))[:shown] for name, g in tests.items()}
+  count = lambda key: {name: job.grid(getattr(g.tests, key))[:shown] for name, g in tests.items()}
   replaced.save_replaced_map(
       workdir / 'accepted.png', {name: images[name][:shown] for name in tests}, count('tested'),
       count('accepted'), captions=job.captions[:shown],

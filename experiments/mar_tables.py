@@ -187,9 +187,10 @@ def _head(bench: runs_lib.Bench, runner: runs_lib.Runner, workdir) -> list[dict[
           guidance_scale=config.guidance_scale if guided else 1.0,
           temperature=config.temperature, **runs_lib.statement(bench, what, 1),
           acceptance_exact_head=runs_lib.acceptance(generated), **runs_lib.costs(generated),
-          calls_per_token=float(generated.head_calls.sum() / tokens),
-          rows_per_token=float(generated.head_rows.sum() / tokens),
-          draws_per_test=float(generated.trials.sum() / generated.tested.sum()), speed=speed))
+          calls_per_token=float(generated.costs.head_calls.sum() / tokens),
+          rows_per_token=float(generated.costs.head_rows.sum() / tokens),
+          draws_per_test=float(generated.tests.trials.sum() / generated.tests.tested.sum()),
+          speed=speed))
     _show(f'exact_head {"with" if guided else "without"} guidance; mar takes '
           f'{rows[0]["num_levels"]} calls per token',
           {'L': '{length}', 'calls/token': '{calls_per_token:.1f}',

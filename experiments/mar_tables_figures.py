@@ -75,8 +75,8 @@ def write(bench: Bench, runner: Runner, workdir: pathlib.Path) -> list[dict[str,
       workdir / 'figure_16.png',
       {mode: np.asarray(decode(bench.tokenizer.params, g.tokens))
        for mode, g in generated.items()},
-      {mode: runs_lib.in_grid(bench, g.tested) for mode, g in generated.items()},
-      {mode: runs_lib.in_grid(bench, g.accepted) for mode, g in generated.items()},
+      {mode: runs_lib.in_grid(bench, g.tests.tested) for mode, g in generated.items()},
+      {mode: runs_lib.in_grid(bench, g.tests.accepted) for mode, g in generated.items()},
       captions=[names[i] if names else f'class {i}' for i in bench.labels[:_SHOWN]],
       title=f'Which drafts are kept, draft length {middle}')
   print('figure 16: which drafts are kept', flush=True)

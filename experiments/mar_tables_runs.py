@@ -10,13 +10,13 @@ import numpy as np
 
 from cspd_jax.core import checkpoint
 from cspd_jax.continuous import cspd
-from cspd_jax.continuous import sample as sample_lib
+from cspd_jax.continuous import decoders as decoders_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.blend import stored_rho
-from cspd_jax.continuous.exact_head import exact_head
-from cspd_jax.continuous.exact_path import exact_path
-from cspd_jax.continuous.result import Generated
+from cspd_jax.continuous.context import BLOCK
+from cspd_jax.continuous.decoders import exact_head, exact_path
+from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.models import mar
 from experiments import inputs
@@ -162,8 +162,8 @@ def build(bench: Bench, what: tuple):
     return exact_head(target, options[0], None, schedule, rho=stored_rho(
         schedule, bench.model.metadata, guided), **shared)
   if name == 'parallel':
-    return sample_lib.parallel(target, options[0], prefix_share=options[1], **shared)
-  return sample_lib.mar(draft if name == 'draft' else target, **shared)
+    return decoders_lib.parallel(target, options[0], prefix_share=options[1], **shared)
+  return decoders_lib.mar(draft if name == 'draft' else target, **shared)
 
 
 class Runner:
@@ -178,11 +178,11 @@ class Runner:
     """Images of a cell that are decoded together."""
     return min(self._bench.config.images_at_once, len(self._bench.labels))
 
-  def cell(self, cell: Cell) -> Generated:
+  def cell(self, cell: Cell) -> Decoded:
     """All images of a cell."""
     return self._images(cell.what, cell.guidance_scale, cell.temperature)
 
-  def head(self, length: int, guided: bool) -> Generated:
+  def head(self, length: int, guided: bool) -> Decoded:
     """All images by `exact_head`."""
     return self._images(('exact_head', length, guided), *self._sampling(guided))
 
@@ -220,7 +220,7 @@ class Runner:
     config = self._bench.config
     return config.guidance_scale if guided else 1.0, config.temperature
 
-  def _images(self, what: tuple, scale: float, temperature: float) -> Generated:
+  def _images(self, what: tuple, scale: float, temperature: float) -> Decoded:
     """All images, some at a time; what does not fill the last batch is cut off."""
     if (what, scale, temperature) not in self._done:
       count = len(self._bench.labels)
@@ -231,7 +231,7 @@ class Runner:
     return self._done[what, scale, temperature]
 
   def _run(self, what: tuple, batch_size: int, first: int, scale: float,
-           temperature: float) -> tuple[Generated, float]:
+           temperature: float) -> tuple[Decoded, float]:
     """The images from number `first` on, and the seconds that they took."""
     b = self._bench
     numbers = jnp.arange(first, first + batch_size)
@@ -264,7 +264,7 @@ def statement(bench: Bench, what: tuple, batch_size: int) -> dict[str, Any]:
       image by itself and the same at any batch size.
   """
   decoder, guided = build(bench, what), what[-1]
-  block = getattr(decoder, 'block_context', False)
+  block = decoder.drafter is not None and decoder.stages[-1].context is BLOCK
   return dict(
       distribution=decoder.distribution, guarantee=decoder.guarantee,
       acceptance_is_share_of=ACCEPTED[what[0]],
@@ -275,24 +275,25 @@ def statement(bench: Bench, what: tuple, batch_size: int) -> dict[str, Any]:
       num_images=len(bench.labels), batch=batch_size)
 
 
-def acceptance(generated: Generated) -> float | None:
+def acceptance(generated: Decoded) -> float | None:
   """Share of accepted ones among what the decoder tests."""
-  tested, accepted = int(generated.tested.sum()), int(generated.accepted.sum())
+  tested, accepted = int(generated.tests.tested.sum()), int(generated.tests.accepted.sum())
   return accepted / tested if tested else None
 
 
-def costs(generated: Generated) -> dict[str, float | None]:
+def costs(generated: Decoded) -> dict[str, float | None]:
   """Means over images of what was done."""
-  replaced = int(generated.tested.sum() - generated.accepted.sum())
+  costs, tests = generated.costs, generated.tests
+  replaced = int(tests.tested.sum() - tests.accepted.sum())
   mean = lambda leaf: float(np.mean(leaf))
   return dict(
-      rounds=mean(generated.rounds), target_passes=mean(generated.target_passes),
-      draft_passes=mean(generated.draft_passes),
-      head_calls=mean(generated.head_calls.sum(axis=1)), head_rows=mean(generated.head_rows),
-      draws_per_replaced_token=float(generated.trials.sum() / replaced) if replaced else None)
+      rounds=mean(generated.rounds), target_passes=mean(costs.target_passes),
+      draft_passes=mean(costs.draft_passes),
+      head_calls=mean(costs.head_calls.sum(axis=1)), head_rows=mean(costs.head_rows),
+      draws_per_replaced_token=float(tests.trials.sum() / replaced) if replaced else None)
 
 
-def expected_speed(generated: Generated, draft_speed: float) -> float:
+def expected_speed(generated: Decoded, draft_speed: float) -> float:
   """Speed over the target alone, if only passes cost anything.
 
   All passes count, so the prefix and a last block that is not full do too.
@@ -301,14 +302,14 @@ def expected_speed(generated: Generated, draft_speed: float) -> float:
     generated: the images.
     draft_speed: speed of the draft model alone over the target alone.
   """
-  passes = generated.target_passes + generated.draft_passes / draft_speed
+  passes = generated.costs.target_passes + generated.costs.draft_passes / draft_speed
   return float(generated.order.shape[1] / np.mean(passes))
 
 
-def by_place(generated: Generated) -> np.ndarray:
+def by_place(generated: Decoded) -> np.ndarray:
   """`[T]` share of accepted drafts at every place of the order; NaN where none was tested."""
   tested, accepted = (np.take_along_axis(leaf, generated.order, axis=1).sum(axis=0)
-                      for leaf in (generated.tested, generated.accepted))
+                      for leaf in (generated.tests.tested, generated.tests.accepted))
   return np.where(tested > 0, accepted / np.maximum(tested, 1), np.nan)
 
 
@@ -317,7 +318,7 @@ def in_grid(bench: Bench, leaf: np.ndarray) -> np.ndarray:
   return leaf.reshape(-1, bench.model.config.height, bench.model.config.width)
 
 
-def row(bench: Bench, cell: Cell, generated: Generated, batch_size: int,
+def row(bench: Bench, cell: Cell, generated: Decoded, batch_size: int,
         **more: Any) -> dict[str, Any]:
   """A line of the tables; `acceptance_<mode>` is a column of its own for every mode."""
   rate = {f'acceptance_{cell.mode}': acceptance(generated)}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous.sample import mar as mar_decoder
+from cspd_jax.continuous.decoders import mar as mar_decoder
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.models import kl_vae

@@ -23,10 +23,10 @@ from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import sampling as sampling_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Condition, Params
-from cspd_jax.continuous.sample import Decoder
+from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.decoding.random import as_key, row_keys
+from cspd_jax.core.random import as_key, row_keys
 
 # Least-squares fit on heads trained on mixtures of Gaussians in 16 dimensions: step, rho.
 _DEFAULT = np.array([(0, 0), (20, .08), (50, .25), (101, .52), (202, .80), (303, .90),
@@ -100,21 +100,21 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
   """Ordinary chains of a model: one token per row, at a random place of its own image.
 
   Args:
-    decoder: `sample.mar` for the model, with the number of steps that will be used.
+    decoder: `decoders.mar` for the model, with the number of steps that will be used.
     params: the model's parameters.
     condition: a few hundred rows.
     key: as for the decoder.
     sampling: the options that will be used.
   """
   target, schedule = decoder.target, decoder.schedule
-  generated = decoder(params, condition, key, sampling)
-  num_rows, size = generated.order.shape
+  decoded = decoder(params, condition, key, sampling)
+  num_rows, size = decoded.order.shape
   rows = row_keys(key, num_rows)
   known = jax.vmap(
       lambda words: jax.random.randint(as_key(words, 0, 1), (1,), 0, size))(rows.stream)
-  visible = jnp.argsort(generated.order, axis=1) < known
-  z = target.transform(params, condition, generated.tokens, visible)
-  positions = jnp.take_along_axis(generated.order, known, axis=1)
+  visible = jnp.argsort(decoded.order, axis=1) < known
+  z = target.transform(params, condition, decoded.tokens, visible)
+  positions = jnp.take_along_axis(decoded.order, known, axis=1)
   scale = sampling_lib.scale(sampling, decoder.guidance, size, size - 1 - known)
   batch = head_lib.batch(rows, head_lib.pick(z, positions), positions, scale,
                          sampling.temperature, jnp.ones(positions.shape, bool))

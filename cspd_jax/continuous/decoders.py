@@ -1,112 +1,189 @@
-"""The decoders of continuous tokens by name, for programs that run several of them."""
+"""MAR's sampler, and the decoders that keep its distribution, put together from parts.
 
-from typing import NamedTuple
+`mar` is the published sampler of masked diffusion models, `parallel` its plain variant with
+equal steps: the tokens of a step are independent given the visible ones. `exact_head` speculates
+inside the diffusion head, `exact_path` over tokens, with a draft model.
+
+Reference: Li et al., Autoregressive Image Generation without Vector Quantization, 2024
+(arXiv:2406.11838), and its released code for what the paper leaves open.
+"""
+
+import math
 
 import numpy as np
 
-from cspd_jax.continuous import cspd
+from cspd_jax.continuous import couple
+from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import speculative_head
 from cspd_jax.continuous.base import Target
-from cspd_jax.continuous.exact_head import exact_head
-from cspd_jax.continuous.exact_path import exact_path
-from cspd_jax.continuous.sample import mar
-from cspd_jax.continuous.sample import parallel
-from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.decoding.decoders import Named
+from cspd_jax.continuous.compose import make_decoder
+from cspd_jax.continuous.context import TRUE
+from cspd_jax.continuous.head import Head
+from cspd_jax.continuous.loop import Decoder
+from cspd_jax.continuous.parts import Drafter, Rule
+from cspd_jax.continuous.rules.own import own
+from cspd_jax.continuous.rules.path_test import DEFAULT_ETA, path_test
+from cspd_jax.continuous.schedule import DEFAULT_LEVELS, Schedule
+
+# Drafts per round where each of them takes a pass of the target, and where a block takes one.
+DEFAULT_DRAFT_LENGTH = 2
+DEFAULT_BLOCK_LENGTH = 8
+# Share of the tokens that the target fixes alone before there are drafts.
+DEFAULT_PREFIX_SHARE = 0.15
 
 
-# `guarantee` is one or two words on how near to the decoder's own distribution its samples are; the
-# decoder's `distribution` and `guarantee` say it in full.
-DECODERS: dict[str, Named] = {
-    'mar': Named('exact', None, "MAR's own sampler, the baseline"),
-    'parallel': Named('exact', None, 'the target alone with the passes of cspd_released'),
-    'exact_head': Named('exact', None, 'mar with speculation inside the diffusion head'),
-    'exact_path': Named('exact', 'model', 'drafts by a smaller model and the path test'),
-    'cspd_paper': Named('biased', 'model', 'Algorithm 1 of CSpD as printed'),
-    'cspd_released': Named('none', 'model', "the control flow of CSpD's published code"),
-    'cspd_relaxed': Named('W2 bound', 'model', 'the same blocks with a plain test'),
-}
-
-
-class Options(NamedTuple):
-  """What decoders may be asked for; those it does not concern ignore a field.
-
-  Attributes:
-    num_iter: autoregressive steps; None for one per token, as all with a draft model need.
-    schedule: the levels of the heads; None for 100.
-    guidance: one of `schedule.GUIDANCE_SCHEDULES`.
-    head_length: kernels per head call of `exact_head`.
-    rho: `[num_levels]` the blend of its drafter; None for one that suits most heads.
-    path_length: drafts per round of `exact_path` and `cspd_paper`, which take one pass of
-      the target each.
-    split: first kernel of the tested path of `exact_path`; None for its default.
-    length: drafts per block of `cspd_released` and `cspd_relaxed`.
-    prefix_share: share of tokens that the target fixes alone before drafts.
-    aligned: whether the draft model uses the target's noise.
-    eta: of the tests of `exact_head` and `exact_path`; None for their defaults.
-    max_trials: proposals per residual draw at most; None for the defaults.
-    kappa: tolerance of `cspd_released` and `cspd_relaxed`.
-    block_context: whether these two verify without seeing the block's own drafts.
-    sigma: of `cspd_released`, as are the following.
-    zero_fallback: see `cspd.cspd_released`.
-    guidance_of_last: see `cspd.cspd_released`.
-    keep_after_reject: see `cspd.cspd_released`.
-  """
-
-  num_iter: int | None = None
-  schedule: Schedule | None = None
-  guidance: str = 'linear'
-  head_length: int = 8
-  rho: np.ndarray | None = None
-  path_length: int = 2
-  split: int | None = None
-  length: int = 8
-  prefix_share: float = 0.15
-  aligned: bool = True
-  eta: float | None = None
-  max_trials: int | None = None
-  kappa: float = 42.0
-  block_context: bool = True
-  sigma: str = 'inverted'
-  zero_fallback: bool = True
-  guidance_of_last: bool = True
-  keep_after_reject: bool = True
-
-
-def build(name: str, target: Target, *, draft: Target | None = None,
-          options: Options = Options()):
-  """The decoder `name`.
+def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int = DEFAULT_LEVELS, *,
+        guidance: str = 'linear', last_noise: bool = False) -> Decoder:
+  """MAR's own sampler: random orders, few tokens at first and many at the end.
 
   Args:
-    name: a key of `DECODERS`.
     target: the model.
-    draft: the draft model, for those that need one.
-    options: what to ask for.
+    num_iter: autoregressive steps; one token per step by default.
+    schedule: the levels of the head, or how many.
+    guidance: 'linear', as in the paper's results, or 'constant', as in the released demo.
+    last_noise: whether the last kernel adds its noise. It does not in MAR; the distribution with
+      noise is the one that speculation over tokens can sample exactly.
 
   Raises:
-    ValueError: if there is no such decoder, its draft model is missing, or an option is
-      out of range.
+    ValueError: for options out of range.
   """
-  if name not in DECODERS:
-    raise ValueError(f'name is {name!r}; it must be one of: {", ".join(DECODERS)}.')
-  if DECODERS[name].drafts and draft is None:
-    raise ValueError(f'draft is None, but {name} needs a draft model.')
-  o = options
-  shared = dict(schedule=o.schedule, guidance=o.guidance)
-  drafted = dict(shared, prefix_share=o.prefix_share, aligned=o.aligned, num_iter=o.num_iter)
-  blocks = dict(drafted, kappa=o.kappa, block_context=o.block_context)
-  eta = {} if o.eta is None else dict(eta=o.eta)
-  trials = {} if o.max_trials is None else dict(max_trials=o.max_trials)
-  return {
-      'mar': lambda: mar(target, o.num_iter, **shared),
-      'parallel': lambda: parallel(target, o.length, prefix_share=o.prefix_share, **shared),
-      'exact_head': lambda: exact_head(
-          target, o.head_length, o.num_iter, rho=o.rho, **eta, **trials, **shared),
-      'exact_path': lambda: exact_path(
-          target, draft, o.path_length, split=o.split, **eta, **trials, **drafted),
-      'cspd_paper': lambda: cspd.cspd_paper(target, draft, o.path_length, **trials, **drafted),
-      'cspd_released': lambda: cspd.cspd_released(
-          target, draft, o.length, sigma=o.sigma, zero_fallback=o.zero_fallback,
-          guidance_of_last=o.guidance_of_last, keep_after_reject=o.keep_after_reject,
-          **trials, **blocks),
-      'cspd_relaxed': lambda: cspd.cspd_relaxed(target, draft, o.length, **blocks),
-  }[name]()
+  schedule = schedule_lib.of(schedule)
+  return _steps(target, num_iter, schedule, head_lib.ancestral(target, schedule, last_noise),
+                guidance, last_noise)
+
+
+def exact_head(target: Target, kernels_per_call: int = speculative_head.DEFAULT_KERNELS,
+               num_iter: int | None = None, schedule: Schedule | int = DEFAULT_LEVELS, *,
+               rho: np.ndarray | None = None, eta: float = speculative_head.DEFAULT_ETA,
+               max_trials: int = couple.DEFAULT_TRIALS, guidance: str = 'linear') -> Decoder:
+  """`mar` with a speculative head.
+
+  Args:
+    target: the model.
+    kernels_per_call: states that the head is asked about together; 8 if calls are cheap, less if
+      the head is busy.
+    num_iter: as for `mar`.
+    schedule: as for `mar`.
+    rho: `[num_levels]` the blend of the head's drafter; see `blend.fit_rho`.
+    eta: see `couple`.
+    max_trials: proposals per residual draw at most; see `couple`.
+    guidance: as for `mar`.
+
+  Raises:
+    ValueError: for options out of range.
+  """
+  schedule = schedule_lib.of(schedule)
+  head = speculative_head.speculative(target, schedule, kernels_per_call, rho, eta, max_trials)
+  return _steps(target, num_iter, schedule, head, guidance, last_noise=False)
+
+
+def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
+             schedule: Schedule | int = DEFAULT_LEVELS, *,
+             prefix_share: float | None = DEFAULT_PREFIX_SHARE, guidance: str = 'linear',
+             last_noise: bool = False) -> Decoder:
+  """The target alone with the same number of tokens in every step.
+
+  What verification of whole blocks samples from, whatever the draft model, if its test
+  is valid: so the baseline for any such decoder is this one, at the same number of
+  target passes.
+
+  Args:
+    target: the model.
+    block_length: tokens fixed by a step.
+    schedule: as for `mar`.
+    prefix_share: for the target passes of `cspd.cspd_released` with the same length and share:
+      one token per step first, then its blocks. None for equal steps.
+    guidance: as for `mar`.
+    last_noise: as for `mar`.
+
+  Raises:
+    ValueError: for options out of range.
+  """
+  size, schedule = target.num_tokens, schedule_lib.of(schedule)
+  if not 1 <= block_length <= size:
+    raise ValueError(
+        f'block_length is {block_length}; it must be from 1 to the number of tokens, {size}.')
+  if prefix_share is None:
+    first, stops = 0, (*range(block_length, size, block_length), size)
+  else:
+    (_, first), *blocks = schedule_lib.blocks(size, block_length, prefix_share)
+    stops = (*range(1, first + 1), *(stop for _, stop in blocks))
+  return make_decoder(
+      target, schedule, own(head_lib.ancestral(target, schedule, last_noise)), stops,
+      guidance=guidance, distribution=in_blocks(block_length, first, last_noise))
+
+
+def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_LENGTH,
+               schedule: Schedule | int = DEFAULT_LEVELS, *, split: int | None = None,
+               eta: float = DEFAULT_ETA, max_trials: int = couple.DEFAULT_TRIALS,
+               bonus: bool = True, prefix_share: float = DEFAULT_PREFIX_SHARE,
+               aligned: bool = True, guidance: str = 'linear') -> Decoder:
+  """Speculative sampling with a draft model, one token per autoregressive step.
+
+  Args:
+    target: the model whose distribution is sampled: that of `mar` with `last_noise`.
+    draft: the draft model; it has the same tokens and reads the same condition.
+    draft_length: `gamma`, drafts per round.
+    schedule: the levels of both heads, or how many.
+    split: first kernel of the tested path, a fifth of the way up by default. Above it the
+      noise is shared. Low values accept less; high ones suffer where heads disagree at
+      the first kernels, which magnify errors most. The distribution is the same for all.
+    eta: see `couple`.
+    max_trials: proposals per residual draw at most; see `couple`.
+    bonus: whether a round with all drafts accepted adds a token of the target. Without,
+      every token goes through the same draft and test whatever `draft_length` is, so the images
+      of a key do not depend on it.
+    prefix_share: share of the tokens that the target fixes alone.
+    aligned: whether the draft model uses the target's noise above `split`.
+    guidance: as for `mar`.
+
+  Raises:
+    ValueError: for options out of range or models that do not fit together.
+  """
+  schedule = schedule_lib.of(schedule)
+  split = schedule.num_levels // 5 if split is None else split
+  if not 0 <= split < schedule.num_levels:
+    raise ValueError(f'split is {split}; it must be from 0 to the last of the '
+                     f'{schedule.num_levels} levels, {schedule.num_levels - 1}.')
+  rule = path_test(split, eta, max_trials, bonus)
+  return by_path(target, draft, draft_length, schedule, rule, prefix_share, aligned, guidance)
+
+
+def by_path(target: Target, draft: Target, draft_length: int, schedule: Schedule, rule: Rule,
+            prefix_share: float, aligned: bool, guidance: str) -> Decoder:
+  """A decoder with `rules.path_test`; the other arguments are those of `exact_path`."""
+  size = target.num_tokens
+  schedule_lib.check_length('draft_length', draft_length, size)
+  schedule_lib.check_prefix_share(prefix_share)
+  prefix = math.floor(prefix_share * size)
+  return make_decoder(
+      target, schedule, rule, (size,) if prefix < size else (), drafter=Drafter(draft, aligned),
+      context=TRUE, width=draft_length + rule.bonus, prefix=prefix,
+      prefix_head=head_lib.ancestral(target, schedule, last_noise=True), guidance=guidance,
+      guidance_of_last=False, distribution=in_steps(size, last_noise=True))
+
+
+def in_steps(num_iter: int, last_noise: bool) -> str:
+  """The distribution of `mar` in words."""
+  return f'masked generation in {num_iter} steps' + _last_kernel(last_noise)
+
+
+def in_blocks(block_length: int, first: int, last_noise: bool) -> str:
+  """The distribution of `parallel` in words, with `first` tokens one by one; 0 for equal steps."""
+  after = f' after the first {first}' if first else ''
+  return f'parallel generation, {block_length} tokens per step{after}' + _last_kernel(last_noise)
+
+
+def _last_kernel(noise: bool) -> str:
+  return ', last kernel with noise' if noise else ', last kernel without noise'
+
+
+def _steps(target: Target, num_iter: int | None, schedule: Schedule, head: Head, guidance: str,
+           last_noise: bool) -> Decoder:
+  """MAR's steps with a head sampler."""
+  num_iter = target.num_tokens if num_iter is None else num_iter
+  hidden = schedule_lib.mask_lengths(target.num_tokens, num_iter)
+  return make_decoder(
+      target, schedule, own(head), [target.num_tokens - after for after in hidden],
+      guidance=guidance, distribution=in_steps(num_iter, last_noise))

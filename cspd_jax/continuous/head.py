@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.continuous import contract
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.random import TokenKeys
 from cspd_jax.continuous.sampling import per_row
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.decoding.random import RowKeys
+from cspd_jax.core.random import RowKeys
 
 
 # More than this is not kept for the sake of speed.
@@ -86,7 +87,7 @@ def modulated(target: Target, schedule: Schedule, params: Params, batch: Batch) 
 
 
 class Sampled(NamedTuple):
-  """Tokens and what they cost; see `result.Generated`.
+  """Tokens and what they cost; see `result`.
 
   Attributes:
     tokens: `[N, C]`.
@@ -112,11 +113,13 @@ class Head(NamedTuple):
 
   Attributes:
     sample: `(params, batch) -> Sampled`.
-    columns: `M`.
+    levels: `M`, levels whose tests are counted; 0 if there are none.
+    guarantee: how near the tokens are to the target's distribution, in words.
   """
 
   sample: Callable[[Params, Batch], Sampled]
-  columns: int
+  levels: int
+  guarantee: str
 
 
 class Kernel(NamedTuple):
@@ -154,6 +157,7 @@ def kernel(target: Target, schedule: Schedule, params: Params, batch: Batch, x: 
     row = (first.reshape(streams, -1, *(1,) * (level.ndim - 1)) + level).reshape(-1)
     pick = lambda leaf: leaf.reshape(-1, *leaf.shape[3:]).at[row].get(mode='promise_in_bounds')
     eps, v = target.modulation.apply(params, states, jax.tree.map(pick, batch.modulation))
+  contract.check_head(states, eps, v)
   eps, v = (leaf.reshape(streams, *x.shape) for leaf in (eps, v))
   per_token = lambda leaf: leaf.reshape(-1, *(1,) * level.ndim)
   if streams == 2:
@@ -193,7 +197,7 @@ def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> H
     nothing, none = jnp.zeros((num, 0), jnp.int32), jnp.zeros_like(count)
     return Sampled(x, count, target.num_streams * count, nothing, nothing, none, none)
 
-  return Head(sample, 0)
+  return Head(sample, 0, 'exact: this is the sampler that defines the distribution')
 
 
 def start(batch: Batch, target: Target) -> jax.Array:

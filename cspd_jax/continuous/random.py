@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding.random import RowKeys, as_key, exponential
+from cspd_jax.core.random import RowKeys, as_key, exponential
 
 # What a number is for.
 START = 0  # The first state of the chain, x_T.

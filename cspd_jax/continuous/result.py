@@ -5,78 +5,124 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous.base import Target
 
+class Costs(NamedTuple):
+  """What a row's image took.
 
-class Generated(NamedTuple):
-  """The result of a decode, for every decoder alike.
-
-  Counts are those of the row by itself: in a batch, a row may wait for others. Head
-  calls of a batch that one device runs together are `head_calls.max(0).sum()`.
+  Counts are those of the row by itself: in a batch, a row may wait for others. Head calls of a
+  batch that one device runs together are `head_calls.max(0).sum()`.
 
   Attributes:
-    tokens: `[B, T, C]` float32 the images' tokens.
-    order: `[B, T]` int32 the positions in the order in which they were fixed.
-    round_of_token: `[B, T]` int32 the round (autoregressive step) that fixed a position.
-    rounds: `[B]` int32 rounds until the image was complete. Passes of the target's
-      transformer within a round run side by side.
-    target_passes: `[B]` int32 passes of the target's transformer, one per context.
+    target_passes: `[B]` int32 passes of the target's transformer, one per context. Those of one
+      round run side by side.
     draft_passes: `[B]` int32 passes of the draft model's transformer, one after the other.
-    head_calls: `[B, R]` int32 calls of the target's head in every round, one after the
-      other; 0 beyond the last round.
-    head_rows: `[B]` int32 states the target's head was asked about; with guidance a
-      state counts once per stream.
+    head_calls: `[B, R]` int32 calls of the target's head in every round, one after the other;
+      0 beyond the last round.
+    head_rows: `[B]` int32 states the target's head was asked about; with guidance a state
+      counts once per stream.
     draft_head_calls: `[B]` int32 calls of the draft model's head, one after the other.
-    tested: `[B, T]` int32 how many drafts of a position were tested: of kernels of its head
-      (`exact_head`), or of its token. Rates of different decoders do not compare.
-    accepted: `[B, T]` int32 how many of them were accepted.
-    tested_kernels: `[B, M]` int32 tests by level, all positions together; `exact_head`
-      has `M` levels, others none.
-    accepted_kernels: `[B, M]` int32 how many of them were accepted.
-    trials: `[B]` int32 proposals looked at for residual draws.
-    missed: `[B]` int32 residual draws of which no proposal was taken.
-    error: `[B, E]` float32 by position, squared distance of the token to the one that the
-      target would have emitted; `E = T` for `cspd_relaxed`, others have none.
-    error_bound: `[B, E]` float32 what its expectation is bounded by.
   """
 
-  tokens: jax.Array
-  order: jax.Array
-  round_of_token: jax.Array
-  rounds: jax.Array
   target_passes: jax.Array
   draft_passes: jax.Array
   head_calls: jax.Array
   head_rows: jax.Array
   draft_head_calls: jax.Array
+
+
+class Tests(NamedTuple):
+  """What became of drafts; all zero without any.
+
+  Attributes:
+    tested: `[B, T]` int32 how many drafts of a position were tested: of kernels of its head
+      (speculation inside the head), or of its token. Rates of different decoders do not compare.
+    accepted: `[B, T]` int32 how many of them were accepted.
+    trials: `[B]` int32 proposals looked at for residual draws.
+    missed: `[B]` int32 residual draws of which no proposal was taken.
+  """
+
   tested: jax.Array
   accepted: jax.Array
-  tested_kernels: jax.Array
-  accepted_kernels: jax.Array
   trials: jax.Array
   missed: jax.Array
-  error: jax.Array
-  error_bound: jax.Array
 
 
-def empty_result(target: Target, order: jax.Array, rounds: int, kernels: int = 0,
-                 bounded: bool = False) -> Generated:
+class Kernels(NamedTuple):
+  """Tests of denoising kernels by level, all positions together.
+
+  Attributes:
+    tested: `[B, M]` int32 for `M` levels.
+    accepted: `[B, M]` int32 how many of them were accepted.
+  """
+
+  tested: jax.Array
+  accepted: jax.Array
+
+
+class Errors(NamedTuple):
+  """How far tokens are from those that the target would have emitted.
+
+  Attributes:
+    squared: `[B, T]` float32 by position, the squared distance; 0 for tokens of the target.
+    bound: `[B, T]` float32 what its expectation is bounded by.
+  """
+
+  squared: jax.Array
+  bound: jax.Array
+
+
+class Decoded(NamedTuple):
+  """The result of a decode, or what there is of it so far: tokens not yet fixed are 0.
+
+  The first five fields are those of `cspd_jax.decoding.base.Decoded`.
+
+  Attributes:
+    tokens: `[B, T, C]` float32 the images' tokens.
+    rounds: `[B]` int32 rounds until the image was complete.
+    accepted: `[B, W + 1]` int32; entry `n`: rounds that fixed `n` tokens.
+    round_of_token: `[B, T]` int32 the round that fixed a position.
+    tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of the
+      image's tokens and the one the decoder names. For exact decoders, the number of residual
+      draws that missed: without one, the image is that of an exact run. NaN if no bound is known.
+    order: `[B, T]` int32 the positions in the order in which they are fixed.
+    costs: passes and head calls.
+    tests: what became of drafts.
+    kernels: tests by level, of decoders that speculate inside the head; else None.
+    errors: by position, of decoders that bound them; else None.
+  """
+
+  tokens: jax.Array
+  rounds: jax.Array
+  accepted: jax.Array
+  round_of_token: jax.Array
+  tv_bound: jax.Array
+  order: jax.Array
+  costs: Costs
+  tests: Tests
+  kernels: Kernels | None = None
+  errors: Errors | None = None
+
+
+def empty(order: jax.Array, token_dim: int, rounds: int, width: int, levels: int,
+          bounded: bool) -> Decoded:
   """The result before the first round.
 
   Args:
-    target: the model.
     order: `[B, T]` the positions in the order in which they will be fixed.
+    token_dim: `C`.
     rounds: `R`, the most rounds there can be.
-    kernels: `M`.
+    width: `W`, the most tokens that a round fixes.
+    levels: `M`; 0 for none.
     bounded: whether there are errors.
   """
   batch, size = order.shape
   zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)
-  error = jnp.zeros((batch, size if bounded else 0), jnp.float32)
-  return Generated(
-      tokens=jnp.zeros((batch, size, target.token_dim), jnp.float32), order=order,
-      round_of_token=zeros(size), rounds=zeros(), target_passes=zeros(), draft_passes=zeros(),
-      head_calls=zeros(rounds), head_rows=zeros(), draft_head_calls=zeros(),
-      tested=zeros(size), accepted=zeros(size), tested_kernels=zeros(kernels),
-      accepted_kernels=zeros(kernels), trials=zeros(), missed=zeros(), error=error,
-      error_bound=error)
+  floats = lambda *shape: jnp.zeros((batch, *shape), jnp.float32)
+  return Decoded(
+      tokens=floats(size, token_dim), rounds=zeros(), accepted=zeros(width + 1),
+      round_of_token=zeros(size), tv_bound=floats(), order=order,
+      costs=Costs(target_passes=zeros(), draft_passes=zeros(), head_calls=zeros(rounds),
+                  head_rows=zeros(), draft_head_calls=zeros()),
+      tests=Tests(tested=zeros(size), accepted=zeros(size), trials=zeros(), missed=zeros()),
+      kernels=Kernels(zeros(levels), zeros(levels)) if levels else None,
+      errors=Errors(floats(size), floats(size)) if bounded else None)

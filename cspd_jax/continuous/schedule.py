@@ -21,6 +21,8 @@ import numpy as np
 
 # Steps of the full noise process, which the diffusion head was trained on.
 NUM_STEPS = 1000
+# Levels by default, as in MAR.
+DEFAULT_LEVELS = 100
 # How the guidance scale changes over an image.
 GUIDANCE_SCHEDULES = ('linear', 'constant')
 
@@ -57,7 +59,7 @@ class Schedule(NamedTuple):
     return len(self.steps)
 
 
-def make(num_levels: int = 100) -> Schedule:
+def make(num_levels: int = DEFAULT_LEVELS) -> Schedule:
   """The cosine schedule with `num_levels` of its steps kept.
 
   Args:
@@ -81,6 +83,15 @@ def make(num_levels: int = 100) -> Schedule:
       x_to_mean=(1 - previous) * np.sqrt(1 - beta) / (1 - alpha_bar),
       min_log_variance=np.log(np.append(variance[1], variance[1:])),
       max_log_variance=np.log(beta))
+
+
+def of(schedule: Schedule | int) -> Schedule:
+  """A schedule as it is, or the cosine schedule with so many levels.
+
+  Raises:
+    ValueError: if that number is out of range.
+  """
+  return schedule if isinstance(schedule, Schedule) else make(schedule)
 
 
 def _cosine_betas() -> np.ndarray:
@@ -167,29 +178,29 @@ def mask_lengths(num_tokens: int, num_iter: int) -> tuple[int, ...]:
   return (*lengths, 0)
 
 
-def blocks(num_tokens: int, length: int, prefix_share: float) -> tuple[tuple[int, int], ...]:
+def blocks(num_tokens: int, block_length: int, prefix_share: float) -> tuple[tuple[int, int], ...]:
   """The places `(first, stop)` of CSpD's blocks, the first one fixed by the target alone.
 
   Args:
     num_tokens: `T`.
-    length: `gamma`.
+    block_length: `gamma`.
     prefix_share: share of the tokens; one more than this share is fixed by the target, so at
       least one.
 
   Raises:
-    ValueError: if `length` is not from 1 to `num_tokens` or `prefix_share` not from 0 to 1.
+    ValueError: if `block_length` is not from 1 to `num_tokens` or `prefix_share` not from 0 to 1.
   """
-  check_length(length, num_tokens)
+  check_length('block_length', block_length, num_tokens)
   check_prefix_share(prefix_share)
   first = min(math.floor(prefix_share * num_tokens) + 1, num_tokens)
-  stops = [k + 1 for k in range(first, num_tokens) if k % length == 0 or k == num_tokens - 1]
+  stops = [k + 1 for k in range(first, num_tokens) if k % block_length == 0 or k == num_tokens - 1]
   return tuple(zip([0, first, *stops[:-1]], [first, *stops]))
 
 
-def check_length(length: int, num_tokens: int) -> None:
-  """Raises ValueError unless so many tokens of an image can be drafted per round."""
+def check_length(name: str, length: int, num_tokens: int) -> None:
+  """Raises ValueError, with `name`, unless so many tokens can be drafted per round."""
   if not 1 <= length <= num_tokens:
-    raise ValueError(f'length is {length}; at least 1 token must be drafted per round and at most '
+    raise ValueError(f'{name} is {length}; at least 1 token must be drafted per round and at most '
                      f'all of an image, {num_tokens}.')
 
 

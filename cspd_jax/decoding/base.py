@@ -7,7 +7,7 @@ the image vocabulary and `D` the largest depth of the draft tree.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -16,6 +16,35 @@ from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree
 Params = Any
 Condition = Any
 Cache = Any
+Features = jax.Array | None
+TreeLike = Tree | RuntimeTree
+# Random numbers of one row (`random.RowRandom`, or what a test puts in its place), and their
+# state, in which every leaf has a leading `B`.
+Rng = Any
+RngState = Any
+
+
+class Prefill(Protocol):
+  """Reads the condition; see `Target.prefill`."""
+
+  def __call__(self, params: Params, condition: Condition, num_slots: int,
+               /) -> tuple[jax.Array, Features, Cache]:
+    ...
+
+
+class Score(Protocol):
+  """Scores draft nodes in one forward pass; see `Target.score`."""
+
+  def __call__(self, params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
+               tree: TreeLike, /) -> tuple[jax.Array, Features, Cache]:
+    ...
+
+
+class Commit(Protocol):
+  """Moves an accepted path to where it belongs; see `Target.commit`."""
+
+  def __call__(self, cache: Cache, start: jax.Array, path: jax.Array, /) -> Cache:
+    ...
 
 
 class Target(NamedTuple):
@@ -57,10 +86,9 @@ class Target(NamedTuple):
       model does not know. Called on concrete values only.
   """
 
-  prefill: Callable[[Params, Condition, int], tuple[jax.Array, Any, Cache]]
-  score: Callable[[Params, Cache, jax.Array, jax.Array, Tree | RuntimeTree],
-                  tuple[jax.Array, Any, Cache]]
-  commit: Callable[[Cache, jax.Array, jax.Array], Cache]
+  prefill: Prefill
+  score: Score
+  commit: Commit
   vocab_size: int
   num_tokens: int
   row_width: int
@@ -100,7 +128,7 @@ class Draft(NamedTuple):
     tokens: `[B, N]` the token of every draft node; -1 is no candidate.
     probs: `[B, M, V]` distributions the tokens were drawn from, or None if the verifier
       does not ask for them. Node `i` and its siblings use row
-      `layout.probs_rows[i]`.
+      `layout.probs_rows[i]`; `M` is one more than the largest of these.
     tree: the topology, if the layout gives its budget only; its draws must be 'fixed'.
   """
 
@@ -128,6 +156,14 @@ class Verdict(NamedTuple):
   tv_bound: jax.Array | None = None
 
 
+class Verify(Protocol):
+  """Decides about the drafts of one row; see `Verifier.verify`."""
+
+  def __call__(self, rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
+               target_probs: jax.Array, positions: jax.Array, /) -> Verdict:
+    ...
+
+
 class Verifier(NamedTuple):
   """Which drafts are accepted, and what follows the last of them.
 
@@ -146,12 +182,19 @@ class Verifier(NamedTuple):
       the drafts of this drafter, with the reason.
   """
 
-  verify: Callable[..., Verdict]
+  verify: Verify
   exact: bool
   needs_probs: bool
   seed_exact: bool = False
   greedy: bool = False
   check: Callable[['Drafter', int], None] = lambda drafter, vocab_size: None
+
+
+class Rowwise(Protocol):
+  """Vectorises `fn(rng, ...) -> result` over rows; see `Env.rowwise`."""
+
+  def __call__(self, fn: Callable[..., Any], /) -> Callable[..., tuple[RngState, Any]]:
+    ...
 
 
 class Env(NamedTuple):
@@ -161,8 +204,9 @@ class Env(NamedTuple):
     target: the target.
     needs_probs: whether the verifier wants the distributions of the drafts.
     seed_exact: whether drafts should be drawn with the noise of their position.
-    rowwise: `fn -> fn` that vectorises a function of one row; its first argument
-      and result are the row's random numbers.
+    rowwise: turns a function of one row's random numbers and arguments into one of the
+      random numbers' state and the arguments of all rows, which returns the new state
+      and the result.
     warp: the sampling options.
     params: the drafter's own parameters (None if it has none).
   """
@@ -170,7 +214,7 @@ class Env(NamedTuple):
   target: Target
   needs_probs: bool
   seed_exact: bool
-  rowwise: Callable
+  rowwise: Rowwise
   warp: Any
   params: Params
 
@@ -196,9 +240,33 @@ class Outcome(NamedTuple):
   accepted: jax.Array
   nodes: jax.Array
   probs: jax.Array
-  features: Any
+  features: Features
   path: jax.Array
   verdict: Verdict
+
+
+class Init(Protocol):
+  """The drafter's state after the prefill; see `Drafter.init`."""
+
+  def __call__(self, env: Env, condition: Condition, rng: RngState, outcome: Outcome,
+               /) -> tuple[RngState, Any]:
+    ...
+
+
+class Propose(Protocol):
+  """The drafts of a round; see `Drafter.propose`."""
+
+  def __call__(self, env: Env, state: Any, rng: RngState, root: jax.Array, start: jax.Array,
+               /) -> tuple[RngState, Any, Draft]:
+    ...
+
+
+class Update(Protocol):
+  """The drafter's state after a round; see `Drafter.update`."""
+
+  def __call__(self, env: Env, state: Any, rng: RngState, outcome: Outcome,
+               /) -> tuple[RngState, Any]:
+    ...
 
 
 class Drafter(NamedTuple):
@@ -216,9 +284,9 @@ class Drafter(NamedTuple):
   """
 
   layout: Layout
-  init: Callable
-  propose: Callable
-  update: Callable
+  init: Init
+  propose: Propose
+  update: Update
   check: Callable[[Target], None] = lambda target: None
   keeps_drafts: bool = False
 
@@ -238,7 +306,7 @@ class Decoded(NamedTuple):
     round_of_token: `[B, T]` int32 the round that fixed a token; 0 is the
       prefill, which fixes the first token.
     tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of
-      the image's tokens and the target's. 0 for exact decoders. See `verifiers.rejection`.
+      the image's tokens and the target's. 0 for exact decoders. See `verifiers.rule`.
   """
 
   tokens: jax.Array

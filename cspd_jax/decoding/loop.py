@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import random as random_lib
+from cspd_jax.core.random import row_keys
+from cspd_jax.decoding import contract
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Condition, Decoded, Draft, Drafter, Env, Layout
 from cspd_jax.decoding.base import Outcome, Params, Target, Verifier
+from cspd_jax.decoding.random import RowRandom
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
 
@@ -59,7 +61,7 @@ class Decoder:
   target: Target
   drafter: Drafter
   verifier: Verifier
-  open_rng: Callable = random_lib.RowRandom
+  open_rng: Callable = RowRandom
 
   def check(self, condition: Condition, warp: Warp = Warp()) -> None:
     """Raises ValueError for a condition or options that cannot work.
@@ -90,7 +92,7 @@ class Decoder:
     """
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((condition, warp))):
       self.check(condition, warp)
-    rng = random_lib.row_keys(key, jax.tree.leaves(condition)[0].shape[0])
+    rng = row_keys(key, jax.tree.leaves(condition)[0].shape[0])
     state = self.start(params, condition, rng, warp, draft_params)
     state = jax.lax.while_loop(
         lambda state: jnp.any(state.count < self.target.num_tokens),
@@ -98,11 +100,11 @@ class Decoder:
     return self.finish(state)
 
   def start(self, params, condition, rng, warp=Warp(), draft_params=None) -> State:
-    """The prefill: commits token 0 of every row. `rng`: see `random.row_keys`."""
+    """The prefill: commits token 0 of every row. `rng`: see `core.random.row_keys`."""
     target, tree = self.target, self.drafter.tree
     env = self._env(warp, draft_params)
-    logits, features, cache = target.prefill(
-        params, condition, target.num_tokens + tree.num_nodes)
+    logits, features, cache = contract.prefill(
+        target, params, condition, target.num_tokens + tree.num_nodes)
     batch = logits.shape[1]
     positions = jnp.zeros((batch, 1), jnp.int32)
     logits = logits[:, :, None]
@@ -136,10 +138,12 @@ class Decoder:
 
     # Draft and score.
     rng, drafter_state, draft = drafter.propose(env, state.drafter, state.rng, root[:, 0], start)
+    contract.check_draft(
+        draft, drafter.layout, self.verifier.needs_probs, batch, target.vocab_size)
     tree = tree if draft.tree is None else draft.tree
     nodes = jnp.concatenate([root, draft.tokens], axis=1)
-    logits, features, cache = target.score(
-        params, state.cache, jnp.maximum(nodes, 0), start, tree)
+    logits, features, cache = contract.score(
+        target, params, state.cache, jnp.maximum(nodes, 0), start, tree)
     positions = start[:, None] + 1 + tree.depth
     probs = self._probs(logits, positions, warp)
 
@@ -157,7 +161,7 @@ class Decoder:
     count = state.count + length
     tokens = _append(state.tokens, state.count, new, length)
     if not tree.is_chain:
-      cache = target.commit(cache, start, path[:, 1:tree.side_depth + 1])
+      cache = contract.commit(target, cache, start, path[:, 1:tree.side_depth + 1])
 
     outcome = Outcome(
         tokens=tokens, count=count, accepted=length - 1, nodes=nodes, probs=probs,
@@ -184,7 +188,7 @@ class Decoder:
     return jnp.minimum(accepted + 1, self.target.num_tokens - count)
 
   def _probs(self, logits, positions, warp):
-    forced = None if self.target.forced is None else self.target.forced(positions)
+    forced = contract.forced_tokens(self.target, positions)
     return warp_lib.probabilities(logits, warp, forced)
 
   def _tv_bound(self, verdict, positions, length):
@@ -199,7 +203,10 @@ class Decoder:
       # A static tree is no array: it comes with the layout.
       row = layout if tree is None else layout._replace(tree=tree)
       return self.verifier.verify(rng, row, *args)
-    return self._rowwise(verify)(rng, draft.tree, nodes, draft.probs, target_probs, positions)
+    rng, verdict = self._rowwise(verify)(
+        rng, draft.tree, nodes, draft.probs, target_probs, positions)
+    contract.check_verdict(verdict, *nodes.shape)
+    return rng, verdict
 
   def _rowwise(self, fn):
     """Vectorises `fn(rng, ...) -> result` over rows, passing the numbers' state on."""

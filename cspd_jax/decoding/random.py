@@ -11,54 +11,10 @@ A draw from weights `w` is an exponential race: the token with the largest
 `w(x) / sum(w)`. It is the Gumbel-max trick (`g = -log E`) with one logarithm.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-
-class RowKeys(NamedTuple):
-  """The random state of one row: two Threefry keys as plain words.
-
-  Threefry is a function of its key that no two keys share, so counting in the key
-  gives as many independent streams as hashing would, without the cost of a hash per
-  stream, which is what a small model's round would mostly be made of on a CPU.
-
-  Attributes:
-    noise: `[2]` uint32; the noise of position `k` has key `noise + (k, 0)`.
-    stream: `[2]` uint32; use `c` of the numbers in step `s` has key `stream + (s, c)`.
-  """
-
-  noise: jax.Array
-  stream: jax.Array
-
-
-def row_keys(key: jax.Array, batch_size: int) -> RowKeys:
-  """One independent `RowKeys` per row.
-
-  Args:
-    key: a single key, from which row `b` gets `fold_in(key, b)` whatever the
-      batch size; or one key per row, `[B]`.
-    batch_size: `B`.
-
-  Raises:
-    ValueError: if `key` is neither.
-  """
-  if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
-    key = jax.random.wrap_key_data(key)
-  if key.ndim == 0:
-    key = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch_size))
-  if key.shape != (batch_size,):
-    raise ValueError(
-        f'key has shape {key.shape}; give a single key, or one key per row, ({batch_size},).')
-  words = jax.vmap(lambda key: jax.random.bits(key, (2, 2), jnp.uint32))(key)
-  return RowKeys(words[:, 0], words[:, 1])
-
-
-def as_key(words: jax.Array, first: jax.typing.ArrayLike, second: int) -> jax.Array:
-  """The key `words + (first, second)`."""
-  counter = jnp.stack([jnp.asarray(first, jnp.uint32), jnp.uint32(second)])
-  return jax.random.wrap_key_data(words + counter, impl='threefry2x32')
+from cspd_jax.core.random import RowKeys, as_key, exponential
 
 
 class RowRandom:
@@ -111,17 +67,6 @@ class RowRandom:
     return jax.vmap(
         lambda position: exponential(as_key(self.state.noise, position, 0), (vocab_size,)))(
             positions)
-
-
-def exponential(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """Standard exponential float32 numbers, finite and positive.
-
-  All 32 random bits are used: the race is decided by the smallest numbers, and
-  with the 23 bits of a usual uniform those of a large vocabulary would tie.
-  """
-  bits = jax.random.bits(key, shape, jnp.uint32).astype(jnp.float32)
-  uniform = (bits + 0.5) * 2.0**-32
-  return -jnp.log1p(-jnp.minimum(uniform, 1.0 - 2.0**-24))
 
 
 def winner(scores: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cspd_jax.core import registry as core
-from cspd_jax.core.spec import Call, parse, Part, Spec, Value
+from cspd_jax.core.spec import Call, Part, Spec, Value, parse
 from cspd_jax.decoding import published_trees
 from cspd_jax.decoding import tree_values
 from cspd_jax.decoding.base import Drafter, Target, Verifier
@@ -160,8 +160,8 @@ def _embeddings(codebook, arguments):
     return {}
   if codebook is None:
     raise ValueError(
-        "codebook is None, but d_threshold needs distances in it; give the codebook of the target's "
-        'image tokenizer, or leave d_threshold out.')
+        'codebook is None, but d_threshold needs distances in it; give the codebook of the '
+        "target's image tokenizer, or leave d_threshold out.")
   return {'embeddings': codebook}
 
 

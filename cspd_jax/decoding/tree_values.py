@@ -12,7 +12,8 @@ PUBLISHED: dict[str, Tree] = {
 CALLS = {build.__name__: build for build in (
     trees.chain, trees.paths, trees.caterpillar, trees.kary, trees.branching, trees.cut)}
 WORDS = (f'a tree by name ({", ".join(PUBLISHED)}), by call ({", ".join(CALLS)}; such as '
-         'kary(3, 3)), by the parents of its nodes, such as (-1, 0, 0), or, in a Jacobi window, auto')
+         'kary(3, 3)), by the parents of its nodes, such as (-1, 0, 0), or, in a Jacobi window, '
+         'auto')
 # The parameter of a call that says how many nodes the tree has.
 _BUDGETS = {'chain': 'length', 'paths': 'num_nodes', 'caterpillar': 'num_nodes',
             'kary': 'num_nodes'}

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.decoding import contract
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Layout
 from cspd_jax.decoding.random import winners
@@ -58,7 +59,7 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
   def propose(env, state, rng, root, start):
     nodes = jnp.zeros((root.shape[0], tree.num_nodes + 1), jnp.int32).at[:, 0].set(root)
     positions = start[:, None] + 1 + tree.depth
-    forced = None if env.target.forced is None else env.target.forced(positions)
+    forced = contract.forced_tokens(env.target, positions)
     streams = other.target.num_streams
     warp = env.warp if streams == 2 else env.warp._replace(guidance_scale=1.0)
     probs = None

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core.random import as_key
 from cspd_jax.decoding import accept, random, tree
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import vanilla
-from cspd_jax.decoding.drafters import eagle, jacobi, siblings
+from cspd_jax.decoding.drafters import eagle, jacobi, siblings, window
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.decoding.verifiers import exact, rejection, walk
+from cspd_jax.decoding.verifiers import exact, rule, walk
 from cspd_jax.testing import tabular
 
 
@@ -36,14 +37,14 @@ class Mutant(NamedTuple):
 
 
 def _jacobi(coupling: str, topology: tree.Tree | None = None):
-  window = 4 if topology is None else topology.num_nodes + 1
+  size = 4 if topology is None else topology.num_nodes + 1
   return lambda target: make_decoder(
-      target, jacobi.jacobi(window, coupling, tree=topology), exact.exact())
+      target, jacobi(size, coupling, tree=topology), exact())
 
 
 def _eagle(draws: str):
   return lambda target: make_decoder(
-      target, eagle.eagle(tabular.network(target), tree.kary(2, 3, 6), draws), exact.exact())
+      target, eagle(tabular.network(target), tree.kary(2, 3, 6), draws), exact())
 
 
 def _patch(owner, name, replacement):
@@ -80,23 +81,23 @@ def _shortest_of_pairs(self, count, accepted):
 @contextlib.contextmanager
 def _cut_to_minimum():
   with (mock.patch.object(Decoder, '_length', _shortest_of_pairs),
-        mock.patch.object(jacobi, '_couple', _accepted_keep_their_probs)):
+        mock.patch.object(window, '_couple', _accepted_keep_their_probs)):
     yield
 
 
 def _same_uniforms(self, p, q):
   """Every accept test of a position uses one number for the whole decode."""
-  return jax.random.uniform(random.as_key(self.state.noise, 0, 1), p.shape) * q < p
+  return jax.random.uniform(as_key(self.state.noise, 0, 1), p.shape) * q < p
 
 
 def _noise_of_pairs(self, positions, vocab_size):
   return _original_noise(self, positions // 2, vocab_size)
 
 
-def _late_bonus(rule, node, layout, tokens, probs, target_probs):
+def _late_bonus(rejection_rule, node, layout, tokens, probs, target_probs):
   """The bonus token comes from the distribution one node too early."""
   is_leaf = jnp.asarray(layout.tree.children[:, 0] < 0)[node]
-  right = _original_stop_distribution(rule, node, layout, tokens, probs, target_probs)
+  right = _original_stop_distribution(rejection_rule, node, layout, tokens, probs, target_probs)
   return jnp.where(is_leaf, target_probs[jnp.maximum(node - 1, 0)], right)
 
 
@@ -116,9 +117,9 @@ def _most_probable(env, rng, probs, positions, count, draws):
 
 
 _original_residual = accept.residual
-_original_couple = jacobi._couple  # pylint: disable=protected-access
+_original_couple = window._couple  # pylint: disable=protected-access
 _original_noise = random.RowRandom._position_noise  # pylint: disable=protected-access
-_original_stop_distribution = rejection._stop_distribution  # pylint: disable=protected-access
+_original_stop_distribution = rule._stop_distribution  # pylint: disable=protected-access
 
 MUTANTS = {
     'residual replaced by the target distribution': Mutant(
@@ -127,7 +128,7 @@ MUTANTS = {
         _patch(accept, 'without', lambda q, token: q),
         _jacobi('maximal', tree.caterpillar(2, 2, 5))),
     'stored distribution not updated after a kept token': Mutant(
-        _patch(jacobi, '_couple', _stale_probs), _jacobi('maximal')),
+        _patch(window, '_couple', _stale_probs), _jacobi('maximal')),
     'batch cut to its minimum': Mutant(_cut_to_minimum, _jacobi('redraw')),
     'one uniform used twice': Mutant(
         _patch(random.RowRandom, 'accept', _same_uniforms), _jacobi('maximal')),
@@ -136,7 +137,7 @@ MUTANTS = {
     'temperature applied twice': Mutant(
         _patch(accept, 'residual', _residual_twice_warped), _jacobi('redraw')),
     'bonus token one position early': Mutant(
-        _patch(rejection, '_stop_distribution', _late_bonus), _jacobi('redraw')),
+        _patch(rule, '_stop_distribution', _late_bonus), _jacobi('redraw')),
     'longest of several accepted paths': Mutant(
         _patch(walk, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
     'siblings drawn independently, tested as distinct': Mutant(
@@ -144,6 +145,6 @@ MUTANTS = {
     'most probable tokens tested as if drawn': Mutant(
         _patch(siblings, 'choose', _most_probable), _eagle('distinct')),
     'chosen token not removed from the distribution': Mutant(
-        _patch(rejection, '_refuse', lambda rule, layout, p, q, token, depth: (p, q)),
+        _patch(rule, '_refuse', lambda rule, layout, p, q, token, depth: (p, q)),
         _eagle('fixed')),
 }

@@ -8,7 +8,7 @@ import numpy as np
 
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Target
-from cspd_jax.decoding.drafters import eagle, medusa
+from cspd_jax.decoding.drafters import Heads, Network
 from cspd_jax.decoding.warp import Warp
 
 
@@ -154,7 +154,7 @@ def _logits(params, label, prefix):
   return jnp.moveaxis(params[label, :, prefix], -2, 0)
 
 
-def network(target: Target) -> eagle.Network:
+def network(target: Target) -> Network:
   """A drafting network for a tabular target, with a table like its as parameters.
 
   The feature of a tabular model is the number of the prefix. The network appends the
@@ -171,12 +171,12 @@ def network(target: Target) -> eagle.Network:
     features = jnp.stack([prefix] * params.shape[1])[..., None].astype(features.dtype)
     return _logits(params, jnp.zeros_like(prefix[:, 0]), prefix), features, cache
 
-  return eagle.Network(
+  return Network(
       prefill=lambda params, condition, features, num_slots: (), step=step,
       vocab_size=vocab, num_tokens=target.num_tokens)
 
 
-def heads(target: Target, num_heads: int) -> medusa.Heads:
+def heads(target: Target, num_heads: int) -> Heads:
   """Drafting heads for a tabular target; their parameters are a table for each, stacked."""
 
   def logits(params, features):
@@ -184,4 +184,4 @@ def heads(target: Target, num_heads: int) -> medusa.Heads:
     label = jnp.zeros_like(prefix)
     return jnp.stack([_logits(table, label, prefix) for table in params], axis=2)
 
-  return medusa.Heads(logits, num_heads, target.vocab_size)
+  return Heads(logits, num_heads, target.vocab_size)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cspd_jax.continuous import couple
 from cspd_jax.continuous import random as random_lib
-from cspd_jax.decoding.random import row_keys
+from cspd_jax.core.random import row_keys
 from cspd_jax.testing.samples import compare
 
 NUM = 30000

@@ -10,12 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import block, cspd, exact_path, sample
+from cspd_jax.continuous import cspd, decoders
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.compose import make_decoder
+from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.head import Batch
+from cspd_jax.continuous.parts import Drafter
+from cspd_jax.continuous.rules import Ends, path_test
+from cspd_jax.continuous.rules.released import released_test
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.decoding.random import row_keys
+from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import compare
 
@@ -29,7 +34,7 @@ LABELS = jnp.zeros(NUM, jnp.int32)
 @functools.cache
 def mar():
   """Images of the target alone, for 50 rows."""
-  return run(sample.mar(CHAIN.target, schedule=LEVELS), num=50)
+  return run(decoders.mar(CHAIN.target, schedule=LEVELS), num=50)
 
 
 GUIDED = analytic.mixtures(
@@ -52,40 +57,39 @@ def run(decoder, model=CHAIN, draft=DRAFT, num=NUM, seed=1):
       model.params, LABELS[:num], jax.random.key(seed), draft_params=draft))
 
 
+def one_token(model, sigma):
+  """The test of the last kernel for the only token; without a bonus it is drafted and tested."""
+  return make_decoder(
+      model.target, model.schedule, path_test(split=0, eta=1.0, bonus=False, sigma=sigma), (1,),
+      drafter=Drafter(model.target), context=TRUE, width=1, guidance_of_last=False)
+
+
 class PaperTest(chex.TestCase):
   """One token from a chain with learned variances, against the target's own sampler."""
 
   @parameterized.parameters(
-      (cspd.cspd_paper, 1.0, False), (exact_path.exact_path, 1.0, True),
-      (cspd.cspd_paper, 0.0, True))
+      (True, 1.0, False), (False, 1.0, True), (True, 0.0, True))
   @pytest.mark.slow
-  def test_sigma_biases_learned_variances(self, build, slope, same):
+  def test_sigma_biases_learned_variances(self, sigma, slope, same):
     model = analytic.variance_chain(slope=slope)
-    reference = run(sample.mar(model.target, schedule=model.schedule, last_noise=True),
+    reference = run(decoders.mar(model.target, schedule=model.schedule, last_noise=True),
                     model, seed=2).tokens
-    options = {} if build is cspd.cspd_paper else {'split': 0, 'eta': 1.0}
-    # Without a bonus the only token is drafted and tested.
-    decoder = dataclasses.replace(
-        build(model.target, model.target, 1, model.schedule, **options), bonus=False)
     draft = model.params._replace(mean=jnp.float32(0.2))
     if slope:
       draft = draft._replace(offset=jnp.float32(-0.3))
-    generated = run(decoder, model, draft)
-    self.assertBetween(generated.accepted.mean(), 0.3, 0.99)
+    generated = run(one_token(model, sigma), model, draft)
+    self.assertBetween(generated.tests.accepted.mean(), 0.3, 0.99)
     self.assertEqual(compare(generated.tokens, reference).passed, same)
 
   def test_bias_with_few_samples(self):
     """A draft model whose variances are far off is believed, as Sigma is large."""
     model = analytic.variance_chain(slope=0.0)
     draft = model.params._replace(mean=jnp.float32(0.5), offset=jnp.float32(0.4))
-    reference = run(sample.mar(model.target, schedule=model.schedule, last_noise=True),
+    reference = run(decoders.mar(model.target, schedule=model.schedule, last_noise=True),
                     model, num=3000, seed=2).tokens
     tokens = {}
-    for name, build, options in (('exact', exact_path.exact_path, {'split': 0, 'eta': 1.0}),
-                                 ('paper', cspd.cspd_paper, {})):
-      decoder = dataclasses.replace(
-          build(model.target, model.target, 1, model.schedule, **options), bonus=False)
-      tokens[name] = run(decoder, model, draft, num=3000).tokens
+    for name, sigma in (('exact', False), ('paper', True)):
+      tokens[name] = run(one_token(model, sigma), model, draft, num=3000).tokens
     self.assertTrue(compare(tokens['exact'], reference).passed)
     self.assertFalse(compare(tokens['paper'], reference).passed)
 
@@ -95,13 +99,13 @@ class PaperTest(chex.TestCase):
     model = analytic.variance_chain(4, slope=0.0)
     draft = model.params._replace(mean=jnp.float32(0.3))
     paper = run(cspd.cspd_paper(model.target, model.target, 2, model.schedule), model, draft, 500)
-    exact = run(exact_path.exact_path(
+    exact = run(decoders.exact_path(
         model.target, model.target, 2, model.schedule, split=0, eta=1.0), model, draft, 500)
-    self.assertBetween(paper.accepted.sum() / paper.tested.sum(), 0.3, 0.95)
+    self.assertBetween(paper.tests.accepted.sum() / paper.tests.tested.sum(), 0.3, 0.95)
     chex.assert_trees_all_close(paper, exact, atol=1e-5)
 
   @parameterized.parameters(
-      (dict(length=0), 'length is 0; at least 1 token must be drafted'),
+      (dict(draft_length=0), 'draft_length is 0; at least 1 token must be drafted'),
       (dict(prefix_share=-0.1), 'prefix_share is -0.1; it must be from 0 to 1'),
       (dict(prefix_share=1.1), 'prefix_share is 1.1'),
       (dict(guidance='cosine'), "guidance is 'cosine'"))
@@ -119,7 +123,7 @@ def rows_of(num):
 def ends(num, mean, std, log_std=0.0):
   """The same end of a chain for `num` tokens; `mean` and `std` have one entry per dimension."""
   wide = lambda leaf: jnp.broadcast_to(jnp.asarray(leaf, jnp.float32), (num, len(leaf)))
-  return block.Ends(wide(mean), wide(std), jnp.full((num,), log_std))
+  return Ends(wide(mean), wide(std), jnp.full((num,), log_std))
 
 
 class ReleasedRuleTest(chex.TestCase):
@@ -136,8 +140,8 @@ class ReleasedRuleTest(chex.TestCase):
     m_q, m_p = np.array([20.0, 6.0]), np.array([0.0, 0.0])
     theirs = ends(num, m_q, s_q, np.log(ratio if sigma != 'off' else 3.0) + 0.7)
     own = ends(num, m_p, s_p, 0.7)
-    rule = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, sigma=sigma).rule
-    _, accepted, *_ = jax.jit(rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
+    test = released_test(42.0, sigma, 100, zero_fallback=True)
+    _, accepted, *_ = jax.jit(test)(rows_of(num), theirs, own, jnp.ones((num,), bool))
     distance = np.sum(np.square((m_q - m_p) / s_p))
     wanted = min(1, factor * np.prod(s_q / s_p) * np.exp(-distance / (2 * 42**2)))
     error = np.sqrt(wanted * (1 - wanted) / num)
@@ -149,8 +153,8 @@ class ReleasedRuleTest(chex.TestCase):
     num = 8000
     theirs = ends(num, [0.8], [0.4], np.log(1.6))
     own = ends(num, [0.0], [1.0])
-    rule = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, sigma=sigma).rule
-    tokens, accepted, *_ = jax.jit(rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
+    test = released_test(42.0, sigma, 100, zero_fallback=True)
+    tokens, accepted, *_ = jax.jit(test)(rows_of(num), theirs, own, jnp.ones((num,), bool))
     grid = np.linspace(-5, 5, 20001)
     gauss = lambda mean, std: np.exp(-0.5 * np.square((grid - mean) / std)) / std
     density = np.maximum(0, gauss(0, 1) - gauss(0.8, 0.4) / factor)
@@ -181,35 +185,35 @@ class BlockTest(chex.TestCase):
     generated = run(build(CHAIN.target, CHAIN.target, 3, LEVELS, prefix_share=0.0, kappa=1e4,
                           **({'sigma': 'off'} if build is cspd.cspd_released else {})),
                     draft=CHAIN.params, num=50)
-    accepted = generated.accepted.sum() / generated.tested.sum()
+    accepted = generated.tests.accepted.sum() / generated.tests.tested.sum()
     self.assertGreater(accepted, 0.999)
     np.testing.assert_allclose(generated.tokens, mar().tokens, atol=2e-3)
-    in_order = np.take_along_axis(generated.tested, generated.order, axis=1)
+    in_order = np.take_along_axis(generated.tests.tested, generated.order, axis=1)
     np.testing.assert_array_equal(in_order, [[0] + [1] * 7] * 50)
     # Blocks 1-3, 4-6 and 7; the first token is the target's.
     in_order = np.take_along_axis(generated.round_of_token, generated.order, axis=1)
     np.testing.assert_array_equal(in_order, [[0, 1, 1, 1, 2, 2, 2, 3]] * 50)
-    np.testing.assert_array_equal(generated.target_passes, 4)
-    np.testing.assert_array_equal(generated.draft_passes, 7)
+    np.testing.assert_array_equal(generated.costs.target_passes, 4)
+    np.testing.assert_array_equal(generated.costs.draft_passes, 7)
 
-  @parameterized.parameters(dict(length=1), dict(length=4, block_context=False))
+  @parameterized.parameters(dict(block_length=1), dict(block_length=4, block_context=False))
   def test_equal_models_pass_the_released_test(self, **options):
     """The default test, and Sigma: where contexts are equal, every draft is accepted."""
     generated = run(
         cspd.cspd_released(
             CHAIN.target, CHAIN.target, schedule=LEVELS, prefix_share=0.0, **options),
         draft=CHAIN.params, num=200)
-    self.assertEqual(generated.tested.sum(), 200 * 7)
-    self.assertEqual(generated.accepted.sum(), generated.tested.sum())
-    self.assertEqual(generated.trials.sum(), 0)
+    self.assertEqual(generated.tests.tested.sum(), 200 * 7)
+    self.assertEqual(generated.tests.accepted.sum(), generated.tests.tested.sum())
+    self.assertEqual(generated.tests.trials.sum(), 0)
 
   def test_relaxed_blocks_are_guided_as_parallel_decoding(self):
     """Without tolerance they are its tokens, whatever was drafted."""
     draft = GUIDED.params._replace(means=GUIDED.params.means + 0.05)
     relaxed = generate_guided(cspd.cspd_relaxed(
         GUIDED.target, GUIDED.target, 3, LEVELS, prefix_share=0.0, kappa=1e-6), draft)
-    self.assertEqual(relaxed.accepted.sum(), 0)
-    baseline = sample.parallel(GUIDED.target, 3, LEVELS, prefix_share=0.0)
+    self.assertEqual(relaxed.tests.accepted.sum(), 0)
+    baseline = decoders.parallel(GUIDED.target, 3, LEVELS, prefix_share=0.0)
     np.testing.assert_allclose(relaxed.tokens, generate_guided(baseline).tokens, atol=1e-4)
 
   def test_relaxed_drafts_have_the_guidance_of_the_block(self):
@@ -218,8 +222,8 @@ class BlockTest(chex.TestCase):
                                    GUIDED.target.transform(params, condition, 0 * tokens, visible))
     generated = generate_guided(cspd.cspd_relaxed(
         blind, blind, 3, LEVELS, prefix_share=0.0, kappa=1.0))
-    self.assertEqual(generated.tested.sum(), 50 * 3)
-    self.assertEqual(generated.accepted.sum(), generated.tested.sum())
+    self.assertEqual(generated.tests.tested.sum(), 50 * 3)
+    self.assertEqual(generated.tests.accepted.sum(), generated.tests.tested.sum())
 
   @pytest.mark.slow
   def test_guidance_of_the_last_token(self):
@@ -229,9 +233,9 @@ class BlockTest(chex.TestCase):
         model.target, model.target, 3, LEVELS, prefix_share=0.0, kappa=1e-6, zero_fallback=False,
         guidance_of_last=last))
                      for last in (True, False))
-    self.assertEqual(first.accepted.sum(), 0)
+    self.assertEqual(first.tests.accepted.sum(), 0)
     # Parallel decoding, too, guides all tokens of a step alike.
-    parallel = generate(sample.parallel(model.target, 3, LEVELS, prefix_share=0.0))
+    parallel = generate(decoders.parallel(model.target, 3, LEVELS, prefix_share=0.0))
     np.testing.assert_allclose(first.tokens, parallel.tokens, atol=0.05)
     gap = np.abs(first.tokens - second.tokens).max(axis=2)
     gap = np.take_along_axis(gap, first.order, axis=1)
@@ -254,9 +258,8 @@ class BlockTest(chex.TestCase):
   @pytest.mark.slow
   def test_all_rejected_is_parallel_decoding(self):
     """With no tolerance every token is the target's, from its block-parallel distribution."""
-    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=0.0, kappa=1e-6,
-                                orders=random_lib.raster_orders)
-    tokens = run(decoder).tokens[..., 0]
+    decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=0.0, kappa=1e-6)
+    tokens = run(dataclasses.replace(decoder, orders=random_lib.raster_orders)).tokens[..., 0]
     correlation = np.mean(tokens[:, 1:] * tokens[:, :-1], axis=0)
     # Blocks: token 0, tokens 1-4, tokens 5-7; a block sees the token before it only.
     expected = [0.9, 0.9**3, 0.9**5, 0.9**7, 0.9, 0.9**3, 0.9**5]
@@ -271,9 +274,9 @@ class BlockTest(chex.TestCase):
     # The first token is the target's; then every round ends at its first draft. Blocks end
     # after places 4 and 7, so there are 4, 3, 2, 1 and 3, 2, 1 drafts left to verify.
     np.testing.assert_array_equal(generated.rounds, 8)
-    np.testing.assert_array_equal(generated.draft_passes, 16)
-    np.testing.assert_array_equal(generated.target_passes, 17)
-    in_order = np.take_along_axis(generated.tested, generated.order, axis=1)
+    np.testing.assert_array_equal(generated.costs.draft_passes, 16)
+    np.testing.assert_array_equal(generated.costs.target_passes, 17)
+    in_order = np.take_along_axis(generated.tests.tested, generated.order, axis=1)
     np.testing.assert_array_equal(in_order, [[0] + [1] * 7] * 50)
 
   @pytest.mark.slow
@@ -283,7 +286,7 @@ class BlockTest(chex.TestCase):
                                 block_context=False)
     generated = run(decoder, num=50)
     self.assertGreater(len(set(generated.rounds.tolist())), 1)
-    rejected = (generated.tested - generated.accepted).sum(axis=1)
+    rejected = (generated.tests.tested - generated.tests.accepted).sum(axis=1)
     # One round for the prefix; a round ends at a rejection or at the end of one of 2 blocks.
     self.assertTrue(np.all(generated.rounds <= 1 + rejected + 2))
     self.assertTrue(np.all(generated.rounds >= 1 + np.maximum(rejected, 2)))
@@ -312,12 +315,12 @@ class BlockTest(chex.TestCase):
     generated, own = (run(build(k), num=2000) for k in (kappa, 1e-6))
     # One block: both see the same first token, so `own` holds the target's own tokens.
     distance = np.square(generated.tokens - own.tokens).sum(axis=-1)
-    np.testing.assert_allclose(generated.error, distance, atol=1e-4)
+    np.testing.assert_allclose(generated.errors.squared, distance, atol=1e-4)
     variance = np.exp(LEVELS.max_log_variance[0])
-    self.assertLessEqual(generated.error_bound.max(), 2 / np.e * kappa**2 * variance * 1.001)
-    self.assertLessEqual(np.max(distance.mean(axis=0) - generated.error_bound.mean(axis=0)), 0)
-    self.assertGreater(distance.mean(), 0.1 * generated.error_bound.mean())
-    self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.1, 0.9)
+    self.assertLessEqual(generated.errors.bound.max(), 2 / np.e * kappa**2 * variance * 1.001)
+    self.assertLessEqual(np.max(distance.mean(axis=0) - generated.errors.bound.mean(axis=0)), 0)
+    self.assertGreater(distance.mean(), 0.1 * generated.errors.bound.mean())
+    self.assertBetween(generated.tests.accepted.sum() / generated.tests.tested.sum(), 0.1, 0.9)
 
   def test_zero_trap(self):
     """A draft equal to the target but for Sigma: rejections that no proposal ends."""
@@ -326,8 +329,8 @@ class BlockTest(chex.TestCase):
     theirs = own._replace(log_std=own.log_std + 0.1)
     results = {}
     for zero in (True, False):
-      decoder = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, zero_fallback=zero)
-      results[zero] = jax.jit(decoder.rule)(rows_of(num), theirs, own, jnp.ones((num,), bool))
+      test = released_test(42.0, 'inverted', 100, zero_fallback=zero)
+      results[zero] = jax.jit(test)(rows_of(num), theirs, own, jnp.ones((num,), bool))
     tokens, accepted, trials, missed = results[True][:4]
     rejected = 1 - np.exp(-0.1)
     self.assertAlmostEqual(float(1 - accepted.mean()), rejected, delta=0.026)  # Four errors.
@@ -345,11 +348,10 @@ class BlockTest(chex.TestCase):
 class OptionsTest(chex.TestCase):
 
   @parameterized.parameters(
-      (dict(length=0), 'length is 0; at least 1 token must be drafted'),
+      (dict(block_length=0), 'block_length is 0; at least 1 token must be drafted'),
       (dict(prefix_share=-0.1), 'prefix_share is -0.1; it must be from 0 to 1'),
       (dict(prefix_share=1.1), 'prefix_share is 1.1'),
-      (dict(length=9), 'length is 9; .* at most all of an image, 8'),
-      (dict(num_iter=64), 'num_iter is 64; .* it must be the number of tokens, 8'),
+      (dict(block_length=9), 'block_length is 9; .* at most all of an image, 8'),
       (dict(kappa=0.0), 'kappa is 0.0; it must be finite and above 0'),
       (dict(guidance='cosine'), "guidance is 'cosine'"))
   def test_bad_options(self, options, message):
@@ -372,4 +374,4 @@ class OptionsTest(chex.TestCase):
     decoder = cspd.cspd_released(CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=1.0)
     generated = run(decoder, num=50)
     np.testing.assert_allclose(generated.tokens, mar().tokens, atol=1e-3)
-    self.assertEqual(generated.tested.sum(), 0)
+    self.assertEqual(generated.tests.tested.sum(), 0)

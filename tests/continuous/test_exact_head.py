@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import blend, couple, exact_head, sample
+from cspd_jax.continuous import blend, couple, decoders, speculative_head
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.decoding.random import row_keys
+from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import compare
 
@@ -50,7 +50,7 @@ def reference():
 
 
 def speculative(length=4, rho=None, eta=0.98):
-  return exact_head.speculative(ONE.target, LEVELS, length, rho, eta)
+  return speculative_head.speculative(ONE.target, LEVELS, length, rho, eta)
 
 
 def mean_for_residual(batch, level, kernel, draft_mean, draft_std, pending, eta, max_trials):
@@ -72,9 +72,9 @@ def continued(passed):
 ACCEPT, TAKE, DRAFT_KERNEL = couple.accept, couple.take, blend.draft_kernel
 # What is broken, how, and the eta at which it shows.
 MUTANTS = {
-    'mean for residual': (exact_head, 'kernel_residual', mean_for_residual, 0.98),
+    'mean for residual': (speculative_head, 'kernel_residual', mean_for_residual, 0.98),
     'target draw for residual': (couple, 'take', lambda ratio, u, eta: ratio == ratio, 0.98),
-    'noise of the draft in the residual': (exact_head, 'kernel_residual', reused_noise, 0.98),
+    'noise of the draft in the residual': (speculative_head, 'kernel_residual', reused_noise, 0.98),
     'eta forgotten in the test':
         (couple, 'accept', lambda ratio, u, eta: ACCEPT(ratio, u, 1.0), 0.5),
     'eta forgotten in the residual':
@@ -113,7 +113,7 @@ class DistributionTest(chex.TestCase):
     rho = np.random.default_rng(0).uniform(-0.5, 1.5, 100) if bad else None
     with mock.patch.object(blend, 'draft_kernel', wrong if bad else DRAFT_KERNEL):
       # Fewer drafts where most of them fail.
-      sampled = run(exact_head.speculative(WIDE.target, WIDE.schedule, 2 if bad else 8, rho),
+      sampled = run(speculative_head.speculative(WIDE.target, WIDE.schedule, 2 if bad else 8, rho),
                     model=WIDE)
     ancestral = run(head_lib.ancestral(WIDE.target, WIDE.schedule), seed=0, model=WIDE)
     self.assertTrue(compare(sampled.tokens, ancestral.tokens, projections=200).passed)
@@ -133,8 +133,8 @@ class DistributionTest(chex.TestCase):
   def test_whole_images(self):
     """Several tokens per step, guidance, temperature: joint distribution of all tokens."""
     labels, sampling = jnp.zeros(NUM, jnp.int32), Sampling(2.0, 0.9)
-    decoders = (sample.mar(MODEL.target, 2, LEVELS),
-                exact_head.exact_head(MODEL.target, 4, 2, LEVELS, eta=0.8))
+    decoders = (decoders.mar(MODEL.target, 2, LEVELS),
+                decoders.exact_head(MODEL.target, 4, 2, LEVELS, eta=0.8))
     images = [
         np.asarray(jax.jit(decoder)(
             MODEL.params, labels, jax.random.key(seed), sampling).tokens)
@@ -147,7 +147,7 @@ class SpeedTest(chex.TestCase):
   @parameterized.parameters((4, 27.2), (8, 15.7), (16, 10.7))
   @pytest.mark.slow
   def test_rounds_at_100_levels(self, length, rounds):
-    sampled = run(exact_head.speculative(WIDE.target, WIDE.schedule, length), 400, model=WIDE)
+    sampled = run(speculative_head.speculative(WIDE.target, WIDE.schedule, length), 400, model=WIDE)
     self.assertAlmostEqual(sampled.calls.mean(), rounds, delta=0.04 * rounds)
     self.assertTrue(((sampled.calls >= 100 / length) & (sampled.calls <= 100)).all())
     self.assertTrue((sampled.rows >= 100).all())
@@ -158,7 +158,7 @@ class SpeedTest(chex.TestCase):
 
   def test_fitted_blend(self):
     trajectories = jax.jit(blend.record, static_argnums=0)(
-        sample.mar(WIDE.target), WIDE.params, jnp.zeros(300, jnp.int32), jax.random.key(0))
+        decoders.mar(WIDE.target), WIDE.params, jnp.zeros(300, jnp.int32), jax.random.key(0))
     rho = blend.fit_rho(WIDE.schedule, trajectories)
     default = blend.default_rho(WIDE.schedule)
     levels = [5, 10, 20, 30, 50, 70]
@@ -173,23 +173,24 @@ class ContractsTest(chex.TestCase):
     # One component: a linear head, in which differences of rounding do not grow.
     model = analytic.mixtures(
         jax.random.key(1), 3, 3, schedule=LEVELS, guided=True, components=1)
-    decoder = jax.jit(exact_head.exact_head(model.target, 4, 2, LEVELS))
+    decoder = jax.jit(decoders.exact_head(model.target, 4, 2, LEVELS))
     keys, labels = jax.random.split(jax.random.key(0), 3), jnp.array([0, 1, 2])
     whole = decoder(model.params, labels, keys)
     chex.assert_trees_all_equal(whole, decoder(model.params, labels, keys))
     alone = decoder(model.params, labels[1:2], keys[1:2])
     chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1:2], whole), alone, atol=2e-3)
-    self.assertIn('exact', exact_head.exact_head(MODEL.target).guarantee)
+    self.assertIn('exact', decoders.exact_head(MODEL.target).guarantee)
 
   @parameterized.parameters(
-      (dict(length=0), 'length is 0; it must be from 1 to the number of levels, 10'),
-      (dict(length=11), 'length is 11'),
+      (dict(kernels_per_call=0),
+       'kernels_per_call is 0; it must be from 1 to the number of levels, 10'),
+      (dict(kernels_per_call=11), 'kernels_per_call is 11'),
       (dict(eta=0.0), 'eta is 0.0'), (dict(eta=1.1), 'eta is 1.1'),
       (dict(rho=np.ones(9)), r'rho has shape \(9,\)'),
       (dict(rho=np.full(10, np.nan)), 'one finite number per level'))
   def test_bad_options(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      exact_head.exact_head(MODEL.target, **{'length': 4, 'schedule': LEVELS, **options})
+      decoders.exact_head(MODEL.target, **{'kernels_per_call': 4, 'schedule': LEVELS, **options})
 
   def test_trajectories_of_another_schedule(self):
     with self.assertRaisesRegex(ValueError, 'trajectories have 3 levels; the schedule has 10'):

@@ -1,5 +1,6 @@
 """Speculation with a draft model and the path test: distribution, counts, contracts."""
 
+import dataclasses
 import functools
 from unittest import mock
 
@@ -10,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import context, couple, exact_path, path, sample
+from cspd_jax.continuous import context, couple, decoders, path
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.decoding.random import row_keys
+from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import compare
 
@@ -34,10 +35,11 @@ with mock.patch.object(
 
 
 @functools.cache
-def jitted(coarse=False, **options):
+def jitted(coarse=False, orders=random_lib.random_orders, **options):
   schedule = COARSE if coarse else LEVELS
   model = analytic.gaussian_chain(SIZE, 0.9, schedule=schedule, means=(0.0, 1.0))
-  return jax.jit(exact_path.exact_path(model.target, model.target, schedule=schedule, **options))
+  decoder = decoders.exact_path(model.target, model.target, schedule=schedule, **options)
+  return jax.jit(dataclasses.replace(decoder, orders=orders))
 
 
 def run(decoder, draft=DRAFT, labels=LABELS, key=jax.random.key(1)):
@@ -48,7 +50,8 @@ def run(decoder, draft=DRAFT, labels=LABELS, key=jax.random.key(1)):
 def few():
   """Few images, with drafts of which half are rejected: a wrong distribution still shows."""
   draft = analytic.ChainParams(jnp.float32(0.6), jnp.array([0.4, 1.4]))
-  return run(jitted.__wrapped__(coarse=True, length=2, split=0, eta=1.0), draft, LABELS[:3000])
+  decoder = jitted.__wrapped__(coarse=True, draft_length=2, split=0, eta=1.0)
+  return run(decoder, draft, LABELS[:3000])
 
 
 @functools.cache
@@ -75,13 +78,13 @@ MUTANTS = {
 
 @functools.cache
 def wide_truth():
-  return np.asarray(jax.jit(sample.mar(WIDE.target, last_noise=True))(
+  return np.asarray(jax.jit(decoders.mar(WIDE.target, last_noise=True))(
       WIDE.params, LABELS, jax.random.key(2)).tokens)
 
 
 def wide(split, shift):
   """One token per image, drafted by a model whose means are off by `shift` in every number."""
-  decoder = exact_path.exact_path(WIDE.target, WIDE.target, 1, split=split, bonus=False)
+  decoder = decoders.exact_path(WIDE.target, WIDE.target, 1, split=split, bonus=False)
   draft = WIDE.params._replace(means=WIDE.params.means + shift)
   decoder = jax.jit(decoder)
   # Not all at once: paths of 100 kernels and their proposals are large.
@@ -93,17 +96,18 @@ def wide(split, shift):
 class DistributionTest(chex.TestCase):
 
   @parameterized.parameters(
-      dict(length=2, split=5, eta=1.0),
-      dict(length=3, split=1, orders=random_lib.raster_orders),
-      dict(coarse=True, length=1, split=0, bonus=False),
-      dict(length=2, split=2, prefix_share=0.4, aligned=False))
+      dict(draft_length=2, split=5, eta=1.0),
+      dict(draft_length=3, split=1, orders=random_lib.raster_orders),
+      dict(coarse=True, draft_length=1, split=0, bonus=False),
+      dict(draft_length=2, split=2, prefix_share=0.4, aligned=False))
   @pytest.mark.slow
   def test_same_distribution(self, **options):
     generated = run(jitted(**options))
     self.assertTrue(compare(generated.tokens, truth()).passed)
     # Both the test and the residual have their share in the distribution.
-    self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.2, 0.95)
-    self.assertAlmostEqual(generated.trials.sum() / generated.tested.sum(), 1.0, delta=0.05)
+    self.assertBetween(generated.tests.accepted.sum() / generated.tests.tested.sum(), 0.2, 0.95)
+    tests = generated.tests
+    self.assertAlmostEqual(tests.trials.sum() / tests.tested.sum(), 1.0, delta=0.05)
     tokens = generated.tokens[..., 0]
     correlation = np.mean(tokens[:, 1:] * tokens[:, :-1])
     self.assertAlmostEqual(correlation, 0.9, delta=0.02)
@@ -111,13 +115,13 @@ class DistributionTest(chex.TestCase):
   def test_distribution_of_few_samples(self):
     generated = few()
     self.assertTrue(compare(generated.tokens, truth()).passed)
-    self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.4, 0.6)
+    self.assertBetween(generated.tests.accepted.sum() / generated.tests.tested.sum(), 0.4, 0.6)
 
   def test_distribution_of_paths_with_few_samples(self):
     """Paths of three kernels, with contexts that see the drafts, and residual paths."""
-    generated = run(jitted(length=2, split=2), labels=LABELS[:3000])
+    generated = run(jitted(draft_length=2, split=2), labels=LABELS[:3000])
     self.assertTrue(compare(generated.tokens, truth()).passed)
-    self.assertBetween(generated.accepted.sum() / generated.tested.sum(), 0.2, 0.95)
+    self.assertBetween(generated.tests.accepted.sum() / generated.tests.tested.sum(), 0.2, 0.95)
 
   @parameterized.parameters((99, 0.1), (20, 0.03), (0, 0.002))
   @pytest.mark.slow
@@ -125,8 +129,9 @@ class DistributionTest(chex.TestCase):
     """`compare` takes the 99.9 % value for all 216 tests together, by Bonferroni."""
     generated = wide(split, shift)
     self.assertTrue(compare(generated.tokens, wide_truth(), projections=200).passed)
-    self.assertBetween(generated.accepted.mean(), 0.2, 0.8)
-    self.assertAlmostEqual(generated.trials.mean() / generated.tested.mean(), 1.0, delta=0.1)
+    self.assertBetween(generated.tests.accepted.mean(), 0.2, 0.8)
+    tests = generated.tests
+    self.assertAlmostEqual(tests.trials.mean() / tests.tested.mean(), 1.0, delta=0.1)
 
   @pytest.mark.slow
   def test_a_mutant_is_found_at_100_levels(self):
@@ -142,7 +147,7 @@ class DistributionTest(chex.TestCase):
   @pytest.mark.slow
   def test_mutants_are_found(self, name):
     with mock.patch.object(*MUTANTS[name]):
-      tokens = run(jax.jit(exact_path.exact_path(
+      tokens = run(jax.jit(decoders.exact_path(
           CHAIN.target, CHAIN.target, 2, LEVELS, split=5, eta=1.0))).tokens
     self.assertFalse(compare(tokens, truth()).passed)
 
@@ -153,10 +158,10 @@ class DistributionTest(chex.TestCase):
         jax.random.key(1), 2, 2, schedule=LEVELS, guided=True, components=2)
     draft = model.params._replace(means=model.params.means + 0.05)
     sampling = Sampling(1.8, 0.9)
-    decoder = jax.jit(exact_path.exact_path(
+    decoder = jax.jit(decoders.exact_path(
         model.target, model.target, 1, LEVELS, split=4, eta=0.8))
     tokens = decoder(model.params, LABELS, jax.random.key(1), sampling, draft).tokens
-    reference = jax.jit(sample.mar(model.target, schedule=LEVELS, last_noise=True))(
+    reference = jax.jit(decoders.mar(model.target, schedule=LEVELS, last_noise=True))(
         model.params, LABELS, jax.random.key(2), sampling).tokens
     self.assertTrue(compare(np.asarray(tokens), np.asarray(reference)).passed)
 
@@ -165,21 +170,21 @@ class CountsTest(chex.TestCase):
 
   def test_equal_models(self):
     """All is accepted: whole rounds of drafts and a bonus."""
-    generated = run(jitted(length=2, split=3, eta=1.0), CHAIN.params, jnp.array([0, 1, 0]))
-    in_order = np.take_along_axis(generated.accepted, generated.order, axis=1)
+    generated = run(jitted(draft_length=2, split=3, eta=1.0), CHAIN.params, jnp.array([0, 1, 0]))
+    in_order = np.take_along_axis(generated.tests.accepted, generated.order, axis=1)
     np.testing.assert_array_equal(in_order, [[1, 1, 0, 1, 0]] * 3)
-    np.testing.assert_array_equal(generated.tested, generated.accepted)
+    np.testing.assert_array_equal(generated.tests.tested, generated.tests.accepted)
     in_order = np.take_along_axis(generated.round_of_token, generated.order, axis=1)
     np.testing.assert_array_equal(in_order, [[0, 0, 0, 1, 1]] * 3)
     np.testing.assert_array_equal(generated.rounds, 2)
-    np.testing.assert_array_equal(generated.target_passes, 3 + 2)
-    np.testing.assert_array_equal(generated.draft_passes, 3)
-    np.testing.assert_array_equal(generated.draft_head_calls, 3 * 6)
+    np.testing.assert_array_equal(generated.costs.target_passes, 3 + 2)
+    np.testing.assert_array_equal(generated.costs.draft_passes, 3)
+    np.testing.assert_array_equal(generated.costs.draft_head_calls, 3 * 6)
     # Kernels 5 and 4 are shared, one call scores, the bonus needs kernels 3 to 0.
-    np.testing.assert_array_equal(generated.head_calls, [[2 + 1 + 4] * 2 + [0] * 3] * 3)
+    np.testing.assert_array_equal(generated.costs.head_calls, [[2 + 1 + 4] * 2 + [0] * 3] * 3)
     np.testing.assert_array_equal(
-        generated.head_rows, (3 + 2) * 2 + (2 + 1) * 4 + 2 * couple.TRIALS_PER_PASS * 4)
-    np.testing.assert_array_equal(generated.trials, 0)
+        generated.costs.head_rows, (3 + 2) * 2 + (2 + 1) * 4 + 2 * couple.TRIALS_PER_PASS * 4)
+    np.testing.assert_array_equal(generated.tests.trials, 0)
 
   @pytest.mark.slow
   def test_score_of_own_path_is_its_density(self):
@@ -201,7 +206,7 @@ class ContractsTest(chex.TestCase):
   @pytest.mark.slow
   def test_images_depend_neither_on_the_batch_nor_on_the_draft_length(self):
     keys, labels = jax.random.split(jax.random.key(0), 64), jnp.arange(64) % 2
-    one, four = (jitted(length=length, split=3, bonus=False) for length in (1, 4))
+    one, four = (jitted(draft_length=length, split=3, bonus=False) for length in (1, 4))
     whole = run(four, labels=labels, key=keys)
     chex.assert_trees_all_equal(whole, run(four, labels=labels, key=keys))
     # A batch of one row is rounded otherwise.
@@ -214,9 +219,8 @@ class ContractsTest(chex.TestCase):
     np.testing.assert_array_equal(other.rounds, SIZE)
 
   @parameterized.parameters(
-      (dict(length=0), 'length is 0; at least 1 token must be drafted'),
-      (dict(length=6), 'length is 6; .* at most all of an image, 5'),
-      (dict(num_iter=4), 'num_iter is 4; .* it must be the number of tokens, 5'),
+      (dict(draft_length=0), 'draft_length is 0; at least 1 token must be drafted'),
+      (dict(draft_length=6), 'draft_length is 6; .* at most all of an image, 5'),
       (dict(max_trials=0), 'max_trials is 0; .* at least 1 proposal'),
       (dict(max_trials=2**16 + 1), 'max_trials is 65537; .* noise for 65536'),
       (dict(eta=0.0), 'eta is 0.0'), (dict(eta=2.0), 'eta is 2.0'),
@@ -226,7 +230,7 @@ class ContractsTest(chex.TestCase):
       (dict(guidance='none'), "guidance is 'none'"))
   def test_bad_options(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      exact_path.exact_path(CHAIN.target, CHAIN.target, **{'schedule': LEVELS, **options})
+      decoders.exact_path(CHAIN.target, CHAIN.target, **{'schedule': LEVELS, **options})
 
   @parameterized.parameters(
       (dict(num_tokens=4), 'draft has 4 tokens per image, the target 5; they must be equal'),
@@ -234,18 +238,18 @@ class ContractsTest(chex.TestCase):
       (dict(num_streams=2), 'draft has 2 guidance streams, the target 1'))
   def test_models_that_do_not_fit(self, change, message):
     with self.assertRaisesRegex(ValueError, message):
-      exact_path.exact_path(CHAIN.target, CHAIN.target._replace(**change))
+      decoders.exact_path(CHAIN.target, CHAIN.target._replace(**change))
 
   def test_the_draft_models_parameters_are_asked_for(self):
     with self.assertRaisesRegex(ValueError, 'draft_params is None'):
-      jitted(length=2, split=2)(CHAIN.params, LABELS[:3000], jax.random.key(1))
+      jitted(draft_length=2, split=2)(CHAIN.params, LABELS[:3000], jax.random.key(1))
 
   @parameterized.parameters('guidance_scale', 'temperature')
   def test_sampling_of_other_rows(self, option):
     with self.assertRaisesRegex(ValueError, option + r' has shape \(2,\); .* these 3 rows'):
-      jitted(length=1).__wrapped__.check(
+      jitted(draft_length=1).__wrapped__.check(
           LABELS[:3], Sampling(**{option: np.ones(2, np.float32)}))
 
   def test_condition(self):
     with self.assertRaisesRegex(ValueError, 'classes go from 0 to 1'):
-      jitted(length=1).__wrapped__.check(jnp.array([2]))
+      jitted(draft_length=1).__wrapped__.check(jnp.array([2]))

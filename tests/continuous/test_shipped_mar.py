@@ -12,9 +12,9 @@ import cspd_jax
 from configs import mar_demo
 from cspd_jax.core import checkpoint
 from cspd_jax.continuous import blend
-from cspd_jax.continuous import exact_head
-from cspd_jax.continuous import sample
+from cspd_jax.continuous import decoders
 from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import speculative_head
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.models import kl_vae
 from cspd_jax.models import mar
@@ -45,13 +45,13 @@ def test_they_are_small():
 
 @pytest.mark.parametrize('scale', [1.0, 2.0])
 def test_the_fitted_drafter_is_used(models, monkeypatch, scale):
-  used, speculative = [], exact_head.speculative
+  used, speculative = [], speculative_head.speculative
 
   def watched(target, schedule, length, rho, *more):
     used.append(rho)
     return speculative(target, schedule, length, rho, *more)
 
-  monkeypatch.setattr(exact_head, 'speculative', watched)
+  monkeypatch.setattr(speculative_head, 'speculative', watched)
   mar_generation.prepare(dataclasses.replace(
       mar_demo.Config(), decoder='exact_head', guidance_scale=scale))
   entry = models['mar_demo/target'].metadata['head_drafter']['plain' if scale == 1 else 'guided']
@@ -61,7 +61,7 @@ def test_the_fitted_drafter_is_used(models, monkeypatch, scale):
 
 def test_tokens_and_pictures_have_a_sensible_scale(models):
   model, tokenizer = models['mar_demo/target'], models['mar_demo/tokenizer']
-  decoder = sample.parallel(mar.target(model.config, guided=True), 16)
+  decoder = decoders.parallel(mar.target(model.config, guided=True), 16, prefix_share=None)
   labels = jnp.arange(4) % model.config.num_classes
 
   @jax.jit

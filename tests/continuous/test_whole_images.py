@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import exact_head, exact_path, sample
+from cspd_jax.continuous import decoders
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.testing import analytic
@@ -25,11 +25,11 @@ SPLITS, ALARM = 199, 0.01
 @functools.cache
 def run(name, seed):
   decoder = {
-      'mar': lambda: sample.mar(MODEL.target, schedule=LEVELS),
-      'noised': lambda: sample.mar(MODEL.target, schedule=LEVELS, last_noise=True),
-      'exact_head': lambda: exact_head.exact_head(MODEL.target, 4, None, LEVELS),
-      'exact_path': lambda: exact_path.exact_path(MODEL.target, MODEL.target, 2, LEVELS),
-      'parallel': lambda: sample.parallel(MODEL.target, 4, LEVELS)}[name]()
+      'mar': lambda: decoders.mar(MODEL.target, schedule=LEVELS),
+      'noised': lambda: decoders.mar(MODEL.target, schedule=LEVELS, last_noise=True),
+      'exact_head': lambda: decoders.exact_head(MODEL.target, 4, None, LEVELS),
+      'exact_path': lambda: decoders.exact_path(MODEL.target, MODEL.target, 2, LEVELS),
+      'parallel': lambda: decoders.parallel(MODEL.target, 4, LEVELS)}[name]()
   draft = MODEL.params._replace(means=MODEL.params.means + 0.05)
   tokens = jax.jit(decoder)(
       MODEL.params, LABELS, jax.random.key(seed), Sampling(1.5),

@@ -1,5 +1,6 @@
 """Block verification and K-SEQ are exact, and so is `exact` however siblings are drawn."""
 
+import sys
 from unittest import mock
 
 from absl.testing import parameterized
@@ -12,10 +13,9 @@ from cspd_jax.decoding import accept
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.decoding.verifiers import kseq as kseq_lib
 from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.exact import exact
-from cspd_jax.decoding.verifiers.kseq import kseq
+from cspd_jax.decoding.verifiers.kseq import _factor, kseq
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import enumerate_rounds, enumerate_stage
@@ -88,7 +88,8 @@ def mistaken_draws(draws, said):
     pytest.param((accept, 'residual', lambda p, q: _residual(p / p.sum(), q)),
                  parts(CHAIN, 'distinct', block), {},
                  id='plain residual after block verification'),
-    pytest.param((kseq_lib, '_factor', lambda p, q, count: jnp.ones(p.shape[:-1], p.dtype)),
+    pytest.param((sys.modules[kseq.__module__], '_factor',
+                  lambda p, q, count: jnp.ones(p.shape[:-1], p.dtype)),
                  parts(TREE, 'iid', kseq), {}, id='factor 1 in kseq'),
     pytest.param(None, lambda other: (jacobi(3, 'maximal'), block()),
                  {'vocab_size': 2, 'rounds': 2}, id='block verification of drafts that are kept'),
@@ -122,7 +123,7 @@ def test_one_group_of_siblings(verifier, count):
 def test_kseq_factor():
   p, q = random_probs()
   for count in (1, 2, 5):
-    factor = kseq_lib._factor(jnp.asarray(p), jnp.asarray(q), jnp.full(40, count))
+    factor = _factor(jnp.asarray(p), jnp.asarray(q), jnp.full(40, count))
     assert np.all((factor >= 1) & (factor <= count))
     share = np.minimum(q, p / factor[:, None]).sum(1)
     accepted = 1 - (1 - share) ** count

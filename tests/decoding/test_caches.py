@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from cspd_jax.core import checkpoint
+from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import published_trees
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.random import row_keys
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.warp import Warp

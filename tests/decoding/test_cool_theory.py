@@ -1,6 +1,7 @@
 """The theory of Cool-SD (arXiv 2601.09212), by enumeration and in closed form."""
 
 import functools
+import sys
 from unittest import mock
 
 import jax
@@ -11,9 +12,8 @@ import pytest
 from cspd_jax.decoding import accept
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers import cool as cool_lib
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
-from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+from cspd_jax.decoding.verifiers.rule import Rule, rejection
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import enumerate_rounds, enumerate_stage
@@ -30,7 +30,8 @@ def _float64():
 
 def rule_of(build, max_depth):
   """The `Rule` behind a verifier."""
-  with mock.patch.object(cool_lib, 'rejection', lambda rule_for, **kwargs: rule_for(max_depth)):
+  with mock.patch.object(
+      sys.modules[cool.__module__], 'rejection', lambda rule_for, **kwargs: rule_for(max_depth)):
     return build()
 
 

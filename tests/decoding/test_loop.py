@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import decoders
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.fresh import KINDS
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.model import model
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.random import row_keys
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp

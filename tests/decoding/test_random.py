@@ -1,17 +1,17 @@
 """The race against its distribution, and what noise depends on."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import random
 from cspd_jax.testing import statistics
 
 
 def rows(count, seed=0):
-  return random.row_keys(jax.random.key(seed), count)
+  return row_keys(jax.random.key(seed), count)
 
 
 @pytest.mark.parametrize('vocab_size', [3, 50])
@@ -65,23 +65,6 @@ def test_stream_never_repeats():
   weights = jnp.ones((1, 2**20))
   tokens = [int(rng.draw(weights)[0]) for _ in range(20)]
   assert len(set(tokens)) == 20
-
-
-def test_row_keys():
-  alone, many = rows(1), rows(3)
-  chex.assert_trees_all_equal(jax.tree.map(lambda x: x[:1], many), alone)
-  with pytest.raises(ValueError, match=r'key has shape \(2,\)'):
-    random.row_keys(jax.random.split(jax.random.key(0)), 3)
-  raw = random.row_keys(jax.random.PRNGKey(0), 3)
-  chex.assert_trees_all_equal(raw, many)
-
-
-def test_race_has_no_ties_in_a_large_vocabulary():
-  times = np.asarray(random.exponential(jax.random.key(0), (64, 65536)))
-  assert np.isfinite(times).all() and (times > 0).all()
-  fastest = np.sort(times, axis=1)[:, :3]
-  assert (np.diff(fastest, axis=1) > 0).all()
-  np.testing.assert_allclose(times.mean(), 1, atol=3e-3)
 
 
 def test_counted_keys_are_independent():

@@ -15,7 +15,7 @@ from configs import mar_tables
 from cspd_jax.core import checkpoint
 from cspd_jax.continuous import blend
 from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.continuous.decoders import DECODERS
+from cspd_jax.continuous.registry import DECODERS
 from cspd_jax.models import kl_vae
 from cspd_jax.models import mar
 from experiments import mar_tables_runs
@@ -109,7 +109,7 @@ def test_every_decoder(models, tmp_path):
     assert rows[name]['target_passes'] == 3
   for name, row in rows.items():
     assert (row['acceptance'] is None) == (name in ('mar', 'parallel'))
-    assert (row['draft_passes'] > 0) == (DECODERS[name].drafts is not None)
+    assert (row['draft_passes'] > 0) == (DECODERS[name].needs is not None)
     assert row['distribution'] in out and row['seconds_per_image'] > 0
     assert (folder / row['images']).read_bytes().startswith(b'\x89PNG')
   assert np.shape(rows['cspd_relaxed']['acceptance_by_position']) == (2, 2)

@@ -39,12 +39,12 @@ import published
 import pytest
 
 from checkpoints_conversion import convert
+from cspd_jax.continuous import decoders
 from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import sample
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.decoding.random import row_keys
+from cspd_jax.core.random import row_keys
 from cspd_jax.models import mar
 from cspd_jax.training import mar as training
 from tests.marks import representative
@@ -136,8 +136,9 @@ def test_whole_guided_images_agree_with_the_official_sampler(params, expected, m
     return noise[image.reshape(-1, *(1,) * (keys.position.ndim - 1)), keys.position, level]
 
   monkeypatch.setattr(random_lib, 'normal', recorded)
-  decoder = sample.mar(
-      _TARGETS[True], 4, LEVELS, orders=lambda rows, size: jnp.asarray(hidden_first[:, ::-1]))
+  decoder = dataclasses.replace(
+      decoders.mar(_TARGETS[True], 4, LEVELS),
+      orders=lambda rows, size: jnp.asarray(hidden_first[:, ::-1]))
   generated = jax.jit(decoder)(
       params, jnp.array([4, 9]), jax.random.key(0), Sampling(3.0, 1000.0))
   latents = mar.unpatchify(CONFIG, generated.tokens).transpose(0, 3, 1, 2)

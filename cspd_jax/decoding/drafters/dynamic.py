@@ -4,13 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.decoding import contract
 from cspd_jax.decoding import random as random_lib
 from cspd_jax.decoding.base import Draft, Drafter, Layout
-from cspd_jax.decoding.drafters import eagle, siblings
+from cspd_jax.decoding.drafters import network as network_lib
+from cspd_jax.decoding.drafters import siblings
+from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.decoding.tree import Budget, check_size, runtime_tree
 
 
-def eagle2(network: eagle.Network, num_nodes: int = 58, width: int = 10,
+def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
            depth: int = 5) -> Drafter:
   """Drafts along a tree chosen anew every round (EAGLE-2, arXiv 2406.16858).
 
@@ -51,7 +54,7 @@ def eagle2(network: eagle.Network, num_nodes: int = 58, width: int = 10,
     del root
     batch = start.shape[0]
     pick = lambda x, index: jnp.take_along_axis(x, index, axis=1)
-    logits, features, cache = eagle.catch_up(env, network, state, start)
+    logits, features, cache = network_lib.catch_up(env, network, state, start)
     tokens, scores = children(env, logits, jnp.zeros((batch, 1)), start, 0)
     pool_tokens, pool_scores = [tokens[:, 0]], [scores[:, 0]]
     pool_parents = [jnp.full((batch, width), -1, jnp.int32)]
@@ -60,8 +63,8 @@ def eagle2(network: eagle.Network, num_nodes: int = 58, width: int = 10,
     visible = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
     for level in range(1, depth):
       token, score = (pick(jnp.concatenate(x, axis=1), beam) for x in (pool_tokens, pool_scores))
-      logits, features, cache = network.step(
-          env.params, cache, jnp.maximum(token, 0), features, start + 1,
+      logits, features, cache = contract.step(
+          network, env.params, cache, jnp.maximum(token, 0), features, start + 1,
           np.full(width, level - 1), visible)
       tokens, scores = children(env, logits, score, start, level)
       before = sum(x.shape[1] for x in pool_tokens)
@@ -88,5 +91,6 @@ def eagle2(network: eagle.Network, num_nodes: int = 58, width: int = 10,
 
   return Drafter(
       Layout(budget, (0,) * (num_nodes + 1), (-1,) * (num_nodes + 1), 'fixed'),
-      init=lambda *args: eagle._init(network, depth, (depth - 1) * width, *args),
-      propose=propose, update=eagle._update, check=lambda target: eagle.check(network, target))
+      init=lambda *args: network_lib.init(network, depth, (depth - 1) * width, *args),
+      propose=propose, update=network_lib.update,
+      check=lambda target: network_lib.check(network, target))

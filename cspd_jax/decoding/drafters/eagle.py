@@ -1,65 +1,15 @@
-"""EAGLE drafts: one small layer continues the target's own features.
+"""EAGLE drafts along a static tree: one small layer continues the target's own features."""
 
-The network reads a token together with the feature it was predicted from and
-predicts the next feature; the target's output matrix turns that into a distribution
-(EAGLE, arXiv 2401.15077). The target's true features of all committed tokens stay
-in the network's cache, predicted ones serve while drafting only.
-"""
-
-from collections.abc import Callable
-from typing import NamedTuple
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.decoding import contract
 from cspd_jax.decoding import published_trees
-from cspd_jax.decoding.base import Cache, Condition, Draft, Drafter, Layout
-from cspd_jax.decoding.base import Params, Target
+from cspd_jax.decoding.base import Draft, Drafter, Layout
+from cspd_jax.decoding.drafters import network as network_lib
 from cspd_jax.decoding.drafters import siblings
+from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.decoding.tree import Tree
-
-
-class Network(NamedTuple):
-  """A drafting network as pure functions; shapes as in `base.Target`.
-
-  Its sequence is one token behind the target's: entry `C - 1 + k` pairs image token
-  `k` with the feature that predicted it, so entry `C - 1` pairs token 0 with the
-  feature of the condition's last token.
-
-  Attributes:
-    prefill: `(params, condition, features [S, B, C, F], num_slots) -> cache`: reads all
-      but the last of the features of the condition's tokens and makes room for
-      `num_slots` image tokens.
-    step: `(params, cache, tokens [B, n], features [S, B, n, F], start [B], depth,
-      visible) -> (logits [S, B, n, V], features [S, B, n, F], cache)`. Entry `i` is
-      image token number `start + depth[i]` (`[n]` or `[B, n]`) with the feature that
-      predicted it. `visible`, bool `[n, m]` or `[B, n, m]`: of the `m` newest slots,
-      from slot `start` on, which each entry sees; the `n` entries are written to the
-      last `n` of those. All slots before `start` are seen. The features returned are
-      the predicted ones, in place of the target's for the token that follows.
-    vocab_size: `V`.
-    num_tokens: tokens of an image.
-  """
-
-  prefill: Callable[[Params, Condition, jax.Array, int], Cache]
-  step: Callable[..., tuple[jax.Array, jax.Array, Cache]]
-  vocab_size: int
-  num_tokens: int
-
-
-class EagleState(NamedTuple):
-  """Attributes:
-    cache: the network's cache: entries of all committed tokens but the newest.
-    tokens: `[B, D + 1]` the newest committed tokens, the last of them the root.
-    features: `[S, B, D + 1, F]` the target's features that predicted them.
-    fresh: `[B]` how many of these are valid.
-  """
-
-  cache: Cache
-  tokens: jax.Array
-  features: jax.Array
-  fresh: jax.Array
 
 
 def eagle(network: Network, tree: Tree = published_trees.EAGLE,
@@ -90,7 +40,7 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
 
   def propose(env, state, rng, root, start):
     del root  # It is the last of the state's tokens.
-    logits, features, cache = catch_up(env, network, state, start)
+    logits, features, cache = network_lib.catch_up(env, network, state, start)
     tokens = jnp.full((start.shape[0], tree.num_nodes), -1, jnp.int32)
     probs = []
     for depth, nodes in enumerate(levels):
@@ -105,8 +55,8 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
       if depth + 1 < len(levels):
         nodes_below, before = levels[depth + 1], sum(map(len, levels[1:depth + 2]))
         above = np.searchsorted(nodes, np.asarray(tree.parents)[nodes_below])
-        logits, features, cache = network.step(
-            env.params, cache, jnp.maximum(tokens[:, nodes_below - 1], 0), features[:, :, above],
+        logits, features, cache = contract.step(
+            network, env.params, cache, jnp.maximum(tokens[:, nodes_below - 1], 0), features[:, :, above],
             start + 1, np.full(len(nodes_below), depth),
             tree.ancestors[np.ix_(nodes_below, inner[1:before + 1])])
     probs = jnp.concatenate(probs, axis=1) if env.needs_probs and draws != 'fixed' else None
@@ -114,61 +64,6 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
 
   return Drafter(
       Layout(tree, probs_rows, (-1,) * (tree.num_nodes + 1), draws),
-      init=lambda *args: _init(network, tree.max_depth, len(inner), *args),
-      propose=propose, update=_update, check=lambda target: check(network, target))
-
-
-def check(network: Network, target: Target) -> None:
-  """Raises ValueError if the network was not made for such a target."""
-  for name in ('vocab_size', 'num_tokens'):
-    ours, theirs = getattr(network, name), getattr(target, name)
-    if ours != theirs:
-      raise ValueError(
-          f'{name} of the drafting network is {ours}, of the target {theirs}; they must be equal.')
-
-
-def _init(network, max_depth, tree_slots, env, condition, rng, outcome):
-  """The state after the prefill."""
-  if outcome.features is None:
-    raise ValueError('The target returns no features; this drafter reads the target\'s features.')
-  slots = env.target.num_tokens + max(max_depth, tree_slots) + 1
-  cache = network.prefill(env.params, condition, outcome.features, slots)
-  room = ((0, 0), (0, 0), (0, max_depth), (0, 0))
-  return rng, EagleState(
-      cache, tokens=jnp.pad(outcome.tokens[:, :1], room[1:3]),
-      features=jnp.pad(outcome.features[:, :, -1:], room),
-      fresh=jnp.ones_like(outcome.count))
-
-
-def catch_up(env, network, state, start):
-  """Reads the committed tokens that are new.
-
-  Args:
-    env: what drafters know of the round.
-    network: the drafting network.
-    state: what the last round left.
-    start: `[B]` int32, the root's position.
-
-  Returns:
-    Logits and features after the root, of one node, and the cache with the new tokens in it.
-  """
-  length = state.tokens.shape[1]
-  logits, features, cache = network.step(
-      env.params, state.cache, state.tokens, state.features, start + 1 - state.fresh,
-      np.arange(length), np.tri(length, dtype=bool))
-  last = jnp.maximum(state.fresh - 1, 0)[None, :, None, None]
-  return (jnp.take_along_axis(logits, last, axis=2),
-          jnp.take_along_axis(features, last, axis=2), cache)
-
-
-def _update(env, state, rng, outcome):
-  """Takes the target's features along the accepted path."""
-  del env
-  first = outcome.count - outcome.accepted - 1
-  numbers = first[:, None] + jnp.arange(state.tokens.shape[1])
-  last = outcome.tokens.shape[1] - 1
-  return rng, EagleState(
-      state.cache,
-      tokens=jnp.take_along_axis(outcome.tokens, jnp.minimum(numbers, last), axis=1),
-      features=jnp.take_along_axis(outcome.features, outcome.path[None, :, :, None], axis=2),
-      fresh=outcome.accepted + 1)
+      init=lambda *args: network_lib.init(network, tree.max_depth, len(inner), *args),
+      propose=propose, update=network_lib.update,
+      check=lambda target: network_lib.check(network, target))

@@ -1,14 +1,21 @@
 """Medusa drafts: heads on the target's last feature (arXiv 2401.10774)."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Draft, Drafter, Layout, Params, Target
 from cspd_jax.decoding.drafters import siblings
-from cspd_jax.decoding.tree import chain, Tree
+from cspd_jax.decoding.tree import Tree, chain
+
+
+class HeadLogits(Protocol):
+  """The logits of all heads; see `Heads.logits`."""
+
+  def __call__(self, params: Params, features: jax.Array, /) -> jax.Array:
+    ...
 
 
 class Heads(NamedTuple):
@@ -19,7 +26,7 @@ class Heads(NamedTuple):
     vocab_size: `V`.
   """
 
-  logits: Callable[[Params, jax.Array], jax.Array]
+  logits: HeadLogits
   num_heads: int
   vocab_size: int
 
@@ -63,7 +70,7 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
 
   def propose(env, state, rng, root, start):
     del root
-    logits = heads.logits(env.params, state)[:, :, :tree.max_depth]
+    logits = contract.head_logits(heads, env.params, state)[:, :, :tree.max_depth]
     places = start[:, None] + 1 + jnp.arange(tree.max_depth)
     probs = siblings.probabilities(env, logits, places)
     rng, candidates = siblings.choose(env, rng, probs, places, int(rank.max()) + 1, draws)

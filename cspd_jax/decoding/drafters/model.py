@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.decoding import contract
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Draft, Drafter, Layout, Target
 from cspd_jax.decoding.tree import chain, check_size
@@ -47,13 +48,17 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
         raise ValueError(
             f'{name} of the draft model is {ours}, of the target {theirs}; they must be equal.')
 
+  def score(env, *args):
+    return contract.score(draft_target, env.params, *args, 'draft model')
+
   def init(env, condition, rng, outcome):
-    _, _, cache = draft_target.prefill(env.params, condition, env.target.num_tokens + length + 1)
+    _, _, cache = contract.prefill(
+        draft_target, env.params, condition, env.target.num_tokens + length + 1, 'draft model')
     return rng, ModelState(cache, outcome.tokens[:, 0])
 
   def propose(env, state, rng, root, start):
     def distribution_of(logits, positions):
-      forced = None if env.target.forced is None else env.target.forced(positions[:, None])
+      forced = contract.forced_tokens(env.target, positions[:, None])
       return warp_lib.probabilities(logits[:, :, None], _streams(env.warp, draft_target), forced)
 
     def draw(rng, positions, distribution):
@@ -65,15 +70,14 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
     first = start == 0
     pair = jnp.stack([jnp.where(first, root, state.previous),
                       jnp.where(first, 0, root)], axis=1)
-    logits, _, cache = draft_target.score(
-        env.params, state.cache, pair, jnp.maximum(start - 1, 0), chain(1))
+    logits, _, cache = score(env, state.cache, pair, jnp.maximum(start - 1, 0), chain(1))
     logits = jnp.where(first[:, None], logits[:, :, 0], logits[:, :, 1])
 
     def step(carry, _):
       rng, cache, logits, at = carry
       distribution = distribution_of(logits, at)
       rng, token = env.rowwise(draw)(rng, at, distribution)
-      logits, _, cache = draft_target.score(env.params, cache, token[:, None], at, chain(0))
+      logits, _, cache = score(env, cache, token[:, None], at, chain(0))
       return (rng, cache, logits[:, :, 0], at + 1), (token, distribution[:, 0])
 
     # The last token needs no forward pass of its own.

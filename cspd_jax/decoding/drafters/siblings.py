@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.decoding import contract
 from cspd_jax.decoding import random as random_lib
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import DRAWS, Env
@@ -28,7 +29,7 @@ def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Arra
   """
   temperature = jnp.asarray(env.warp.temperature)
   warp = env.warp._replace(temperature=jnp.where(temperature == 0, 1, temperature))
-  forced = None if env.target.forced is None else env.target.forced(positions)
+  forced = contract.forced_tokens(env.target, positions)
   return warp_lib.probabilities(logits, warp, forced)
 
 

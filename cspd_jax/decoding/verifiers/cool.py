@@ -13,7 +13,7 @@ import numpy as np
 
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Verifier
-from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+from cspd_jax.decoding.verifiers.rule import Rule, rejection
 
 
 def uniform(delta: float = 1.1) -> Verifier:

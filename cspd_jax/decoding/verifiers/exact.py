@@ -2,7 +2,7 @@
 
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Verifier
-from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+from cspd_jax.decoding.verifiers.rule import Rule, rejection
 
 
 def exact() -> Verifier:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cspd_jax.decoding import accept, random
 from cspd_jax.decoding.base import Verifier
-from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+from cspd_jax.decoding.verifiers.rule import Rule, rejection
 
 
 def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarray | None = None,

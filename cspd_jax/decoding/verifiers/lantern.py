@@ -31,7 +31,7 @@ import numpy as np
 from cspd_jax.decoding import accept, random
 from cspd_jax.decoding.base import Verdict, Verifier
 from cspd_jax.decoding.verifiers import walk
-from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+from cspd_jax.decoding.verifiers.rule import Rule, rejection
 
 RESIDUALS = ('gstar', 'paper', 'released_llamagen', 'released_lumina', 'released_dynamic')
 
@@ -71,8 +71,8 @@ def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metr
       table, k, lambda own, moved: distance(own, moved) <= delta, residual, greedy)
 
 
-def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None, residual: str = 'gstar',
-               greedy: bool = False) -> Verifier:
+def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
+               residual: str = 'gstar', greedy: bool = False) -> Verifier:
   """Neighbours stand in as long as `p(x) + p(A)` is at most `lam p(x)`.
 
   `lam` is that of the released code: the neighbours add at most `(lam - 1) p(x)`.

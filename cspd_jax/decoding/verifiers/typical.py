@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Verifier
-from cspd_jax.decoding.verifiers.rejection import Rule, rejection
+from cspd_jax.decoding.verifiers.rule import Rule, rejection
 
 
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:

@@ -24,8 +24,6 @@ Speculative Sampling, 2025 (arXiv:2501.05370), with a density-ratio test in plac
 reflection coupling, so that learned variances need no special case.
 """
 
-import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -39,37 +37,13 @@ from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.blend import Frozen
 from cspd_jax.continuous.head import Batch, Head, Kernel, Sampled
-from cspd_jax.continuous.sample import Decoder, mar
 from cspd_jax.continuous.schedule import Schedule
 
 
-def exact_head(target: Target, length: int = 8, num_iter: int | None = None,
-               schedule: Schedule | None = None, *, rho: np.ndarray | None = None,
-               eta: float = 0.98, max_trials: int = couple.DEFAULT_TRIALS,
-               guidance: str = 'linear',
-               orders: Callable = random_lib.random_orders) -> Decoder:
-  """`sample.mar` with a speculative head.
-
-  Args:
-    target: the model.
-    length: `L`, states per head call; 8 if calls are cheap, less if the head is busy.
-    num_iter: as for `mar`.
-    schedule: as for `mar`.
-    rho: `[num_levels]` the drafter's blend; see `blend.fit_rho`.
-    eta: see `couple`.
-    max_trials: proposals per residual draw at most; see `couple`.
-    guidance: as for `mar`.
-    orders: as for `mar`.
-
-  Raises:
-    ValueError: for options out of range.
-  """
-  schedule = schedule_lib.make() if schedule is None else schedule
-  head = speculative(target, schedule, length, rho, eta, max_trials)
-  return dataclasses.replace(
-      mar(target, num_iter, schedule, guidance=guidance, orders=orders), head=head,
-      guarantee=f'{couple.guarantee(eta, max_trials)}: the same distribution, fewer head calls in '
-                'sequence')
+# States per head call.
+DEFAULT_KERNELS = 8
+# Of the test of one kernel.
+DEFAULT_ETA = 0.98
 
 
 class State(NamedTuple):
@@ -126,16 +100,20 @@ class Drafts(NamedTuple):
   log_uniform: jax.Array
 
 
-def speculative(target: Target, schedule: Schedule, length: int = 8,
-                rho: np.ndarray | None = None, eta: float = 0.98,
+def speculative(target: Target, schedule: Schedule, kernels_per_call: int = DEFAULT_KERNELS,
+                rho: np.ndarray | None = None, eta: float = DEFAULT_ETA,
                 max_trials: int = couple.DEFAULT_TRIALS) -> Head:
   """A head sampler with the distribution of `head.ancestral` without last noise.
 
-  Arguments as for `exact_head`.
+  Arguments as for `decoders.exact_head`.
+
+  Raises:
+    ValueError: for options out of range.
   """
   levels = schedule.num_levels
-  if not 1 <= length <= levels:
-    raise ValueError(f'length is {length}; it must be from 1 to the number of levels, {levels}.')
+  if not 1 <= kernels_per_call <= levels:
+    raise ValueError(f'kernels_per_call is {kernels_per_call}; it must be from 1 to the number of '
+                     f'levels, {levels}.')
   couple.check_eta(eta)
   couple.check_max_trials(max_trials)
   rho = blend.default_rho(schedule) if rho is None else np.asarray(rho, np.float64)
@@ -145,7 +123,7 @@ def speculative(target: Target, schedule: Schedule, length: int = 8,
         f'({levels},).')
 
   def one_round(params, batch, noise, state):
-    drafts = propose(schedule, rho, length, batch, noise, state)
+    drafts = propose(schedule, rho, kernels_per_call, batch, noise, state)
     kernel = head_lib.kernel(
         target, schedule, params, batch, drafts.x, jnp.maximum(drafts.level, 0))
     return walk(schedule, target, eta, max_trials, batch, state, drafts, kernel)
@@ -164,7 +142,8 @@ def speculative(target: Target, schedule: Schedule, length: int = 8,
                                lambda state: one_round(params, batch, noise, state), state)
     return state.sampled
 
-  return Head(sample, levels)
+  return Head(sample, levels, f'{couple.guarantee(eta, max_trials)}: the same distribution, fewer '
+              'head calls in sequence')
 
 
 def propose(schedule: Schedule, rho: np.ndarray, length: int, batch: Batch, noise: Noise,

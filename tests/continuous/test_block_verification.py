@@ -7,9 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import block, couple, cspd, sample
+from cspd_jax.continuous import couple, decoders
 from cspd_jax.continuous import random as random_lib
 from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.compose import make_decoder
+from cspd_jax.continuous.context import BLOCK, TRUE
+from cspd_jax.continuous.parts import Drafter
+from cspd_jax.continuous.rules import Judged, token_test
 from cspd_jax.testing import analytic
 from tests.marks import representative
 
@@ -17,7 +21,6 @@ LEVELS = schedule_lib.make(6)
 CORRELATION, OF_DRAFT = 0.9, 0.6
 # One token of the target, then 64: whole blocks of every length.
 CHAIN = analytic.gaussian_chain(1 + 64, CORRELATION, schedule=LEVELS)
-OPTIONS = dict(prefix_share=0.0, orders=random_lib.raster_orders)
 # Length of a block and the correlation of neighbours that is left.
 PARALLEL = [(4, 0.68), (8, 0.49), (16, 0.29)]
 
@@ -51,17 +54,23 @@ def valid(length):
 
     drawn, trials, missed = couple.residual(
         propose, pending & ~accepted, 1.0, couple.DEFAULT_TRIALS)
-    return block.Verdict(
+    return Judged(
         jnp.where(accepted[:, None], theirs.mean, drawn), accepted, trials, missed)
 
   return rule
 
 
-def verified(length, **switches):
+def in_raster_order(decoder):
+  return dataclasses.replace(decoder, orders=random_lib.raster_orders)
+
+
+def verified(length, block_context=True):
   """Block verification with the valid test, and its own noise for the draft model."""
-  decoder = cspd.cspd_released(
-      CHAIN.target, CHAIN.target, length, LEVELS, aligned=False, **OPTIONS, **switches)
-  return dataclasses.replace(decoder, rule=valid(length))
+  (_, prefix), *blocks = schedule_lib.blocks(CHAIN.target.num_tokens, length, 0.0)
+  rule = token_test(valid(length), 'exact', keep_after_reject=block_context)
+  return in_raster_order(make_decoder(
+      CHAIN.target, LEVELS, rule, [stop for _, stop in blocks], prefix=prefix,
+      drafter=Drafter(CHAIN.target, aligned=False), context=BLOCK if block_context else TRUE))
 
 
 def run(decoder, num=1000):
@@ -82,17 +91,18 @@ def test_blocks_lose_correlation_like_parallel_decoding(length, published):
   assert abs(expected - published) < 0.01
   generated = run(verified(length))
   # The test is not idle: most drafts stay, and the others have one proposal each on average.
-  assert 0.6 < generated.accepted.sum() / generated.tested.sum() < 0.8
-  assert abs(generated.trials.sum() / generated.tested.sum() - 1) < 0.05
+  assert 0.6 < generated.tests.accepted.sum() / generated.tests.tested.sum() < 0.8
+  assert abs(generated.tests.trials.sum() / generated.tests.tested.sum() - 1) < 0.05
   assert abs(correlation(generated) - expected) < 0.015
-  baseline = run(sample.parallel(CHAIN.target, length, LEVELS, **OPTIONS))
-  np.testing.assert_array_equal(baseline.target_passes, generated.target_passes)
+  baseline = run(in_raster_order(
+      decoders.parallel(CHAIN.target, length, LEVELS, prefix_share=0.0)))
+  np.testing.assert_array_equal(baseline.costs.target_passes, generated.costs.target_passes)
   assert abs(correlation(baseline) - expected) < 0.015
 
 
 @pytest.mark.slow
 def test_true_contexts_keep_the_correlation():
   """The same test and drafts, but contexts that see the drafts before: one token per step."""
-  generated = run(verified(4, block_context=False, keep_after_reject=False), 200)
-  assert 0.6 < generated.accepted.sum() / generated.tested.sum() < 0.8
+  generated = run(verified(4, block_context=False), 200)
+  assert 0.6 < generated.tests.accepted.sum() / generated.tests.tested.sum() < 0.8
   assert abs(correlation(generated) - CORRELATION) < 0.01

@@ -1,5 +1,7 @@
 """MAR's sampler against a plain program, known distributions, and the decoder's contracts."""
 
+import dataclasses
+
 from absl.testing import parameterized
 import chex
 import jax
@@ -7,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.continuous import decoders
 from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import sample
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.decoding.random import row_keys
+from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import compare
 
@@ -63,7 +65,7 @@ class MarTest(chex.TestCase):
   @pytest.mark.slow
   def test_equals_the_doubled_batch(self):
     num_iter = 3
-    decoder = jax.jit(sample.mar(MODEL.target, num_iter, LEVELS))
+    decoder = jax.jit(decoders.mar(MODEL.target, num_iter, LEVELS))
     key = jax.random.key(5)
     generated = decoder(MODEL.params, LABELS, key, Sampling(2.5, 0.9))
     np.testing.assert_allclose(
@@ -72,7 +74,7 @@ class MarTest(chex.TestCase):
   def test_constant_guidance(self):
     """In a single step the linear schedule is a constant, one token short of its scale."""
     linear, constant = (
-        jax.jit(sample.mar(MODEL.target, 1, LEVELS, guidance=guidance))
+        jax.jit(decoders.mar(MODEL.target, 1, LEVELS, guidance=guidance))
         for guidance in ('linear', 'constant'))
     tokens = [decoder(MODEL.params, LABELS, jax.random.key(5), Sampling(scale)).tokens
               for decoder, scale in ((linear, 2.75), (constant, 2.5), (constant, 2.75))]
@@ -80,7 +82,7 @@ class MarTest(chex.TestCase):
     self.assertGreater(np.abs(tokens[1] - tokens[2]).max(), 20 * TOLERANCE)
 
   def test_known_distribution_in_every_order(self):
-    decoder = jax.jit(sample.mar(CHAIN.target, schedule=LEVELS))
+    decoder = jax.jit(decoders.mar(CHAIN.target, schedule=LEVELS))
     labels = jnp.arange(20000) % 2
     tokens = np.asarray(decoder(CHAIN.params, labels, jax.random.key(0)).tokens)[..., 0]
     distance = np.abs(np.subtract.outer(np.arange(16), np.arange(16)))
@@ -91,8 +93,9 @@ class MarTest(chex.TestCase):
 
   @parameterized.parameters(4, 16)
   def test_parallel_loses_correlation_as_predicted(self, tokens_per_step):
-    decoder = jax.jit(sample.parallel(
-        CHAIN.target, tokens_per_step, LEVELS, orders=random_lib.raster_orders))
+    decoder = jax.jit(dataclasses.replace(
+        decoders.parallel(CHAIN.target, tokens_per_step, LEVELS, prefix_share=None),
+        orders=random_lib.raster_orders))
     tokens = decoder(CHAIN.params, jnp.zeros(6000, jnp.int32), jax.random.key(0)).tokens[..., 0]
     # Tokens of a step only share the last one before it, but for the first step.
     lag = np.arange(15) % tokens_per_step
@@ -102,14 +105,15 @@ class MarTest(chex.TestCase):
     np.testing.assert_allclose(measured, expected, atol=0.06)
 
   def test_counts(self):
-    generated = jax.jit(sample.mar(MODEL.target, 3, LEVELS))(
+    generated = jax.jit(decoders.mar(MODEL.target, 3, LEVELS))(
         MODEL.params, LABELS, jax.random.key(0))
     hidden = schedule_lib.mask_lengths(7, 3)
     np.testing.assert_array_equal(generated.rounds, 3)
-    np.testing.assert_array_equal(generated.target_passes, 3)
-    np.testing.assert_array_equal(generated.head_calls, np.full((3, 3), 8))
-    np.testing.assert_array_equal(generated.head_rows, 7 * 8 * 2)
-    for leaf in (generated.draft_passes, generated.draft_head_calls, generated.trials):
+    np.testing.assert_array_equal(generated.costs.target_passes, 3)
+    np.testing.assert_array_equal(generated.costs.head_calls, np.full((3, 3), 8))
+    np.testing.assert_array_equal(generated.costs.head_rows, 7 * 8 * 2)
+    costs = generated.costs
+    for leaf in (costs.draft_passes, costs.draft_head_calls, generated.tests.trials):
       np.testing.assert_array_equal(leaf, 0)
     in_order = np.take_along_axis(
         np.asarray(generated.round_of_token), np.asarray(generated.order), axis=1)
@@ -117,7 +121,7 @@ class MarTest(chex.TestCase):
     np.testing.assert_array_equal(in_order, np.tile(expected, (3, 1)))
 
   def test_last_noise(self):
-    run = lambda last_noise: jax.jit(sample.mar(
+    run = lambda last_noise: jax.jit(decoders.mar(
         MODEL.target, 1, LEVELS, last_noise=last_noise))(
             MODEL.params, LABELS, jax.random.key(0)).tokens
     gap = np.std(run(True) - run(False))
@@ -126,7 +130,7 @@ class MarTest(chex.TestCase):
 
   @pytest.mark.slow
   def test_row_does_not_depend_on_the_batch(self):
-    decoder = jax.jit(sample.mar(MODEL.target, 3, LEVELS))
+    decoder = jax.jit(decoders.mar(MODEL.target, 3, LEVELS))
     keys = jax.random.split(jax.random.key(0), 3)
     scale = jnp.array([1.0, 2.0, 3.0])
     whole = decoder(MODEL.params, LABELS, keys, Sampling(scale))
@@ -142,12 +146,12 @@ class OptionsTest(chex.TestCase):
       (dict(guidance='cosine'), "guidance is 'cosine'; it must be one of: linear, constant"))
   def test_mar(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      sample.mar(MODEL.target, **options)
+      decoders.mar(MODEL.target, **options)
 
   @parameterized.parameters(0, 8)
   def test_parallel(self, tokens_per_step):
-    with self.assertRaisesRegex(ValueError, f'tokens_per_step is {tokens_per_step}; .* 1 to .* 7'):
-      sample.parallel(MODEL.target, tokens_per_step)
+    with self.assertRaisesRegex(ValueError, f'block_length is {tokens_per_step}; .* 1 to .* 7'):
+      decoders.parallel(MODEL.target, tokens_per_step)
 
   @parameterized.parameters(
       (CHAIN, Sampling(2.0), 'guidance_scale is 2.0, but the model has no null condition'),
@@ -155,10 +159,10 @@ class OptionsTest(chex.TestCase):
       (MODEL, Sampling(1.0, 0.0), 'temperature is 0.0; it must be finite and above 0'),
       (MODEL, Sampling(1.0, -1.0), 'temperature is -1.0'))
   def test_sampling(self, model, sampling, message):
-    decoder = sample.mar(model.target, schedule=LEVELS)
+    decoder = decoders.mar(model.target, schedule=LEVELS)
     with self.assertRaisesRegex(ValueError, message):
       decoder(model.params, jnp.array([0]), jax.random.key(0), sampling)
 
   def test_condition(self):
     with self.assertRaisesRegex(ValueError, r'condition is \[3\]; classes go from 0 to 2'):
-      sample.mar(MODEL.target).check(jnp.array([3]))
+      decoders.mar(MODEL.target).check(jnp.array([3]))

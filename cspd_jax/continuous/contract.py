@@ -1,0 +1,57 @@
+"""Checks of what a model and a rule return.
+
+Shapes and dtypes are checked while the loop is traced, which costs nothing at run time and
+names the function and what it should have returned.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.continuous.base import Condition, Params, Target
+
+
+def transform(target: Target, params: Params, condition: Condition, tokens: jax.Array,
+              visible: jax.Array) -> jax.Array:
+  """`target.transform`.
+
+  Raises:
+    ValueError: if it does not return what `base.Target` says; all functions here likewise.
+  """
+  z = target.transform(params, condition, tokens, visible)
+  _check('transform of the model', 'z', z, (target.num_streams, *visible.shape, None),
+         jnp.floating, 'num_streams, rows, tokens, size')
+  return z
+
+
+def check_head(states: jax.Array, eps: jax.Array, v: jax.Array) -> None:
+  """Checks what a diffusion head returned for `states` `[N, C]`."""
+  for name, value in (('eps', eps), ('v', v)):
+    _check("denoise of the model", name, value, states.shape, jnp.float32, 'states, token_dim')
+
+
+def check_verdict(verdict: Any, batch: int, width: int, token_dim: int) -> None:
+  """Checks a `parts.Verdict` on `width` places of `batch` rows."""
+  function = 'judge of the rule'
+  _check(function, 'tokens', verdict.tokens, (batch, width, token_dim), jnp.floating,
+         'rows, places, token_dim')
+  _check(function, 'length', verdict.length, (batch,), jnp.integer, 'rows')
+  for name in ('tested', 'accepted'):
+    _check(function, name, getattr(verdict, name), (batch, width), None, 'rows, places')
+  for name in ('trials', 'missed'):
+    _check(function, name, getattr(verdict, name), (batch,), jnp.integer, 'rows')
+
+
+def _check(function: str, name: str, value: Any, shape: tuple[int | None, ...], kind: Any,
+           axes: str) -> None:
+  """`shape` has None where any size will do; `kind` is None for any dtype."""
+  found = getattr(value, 'shape', None)
+  fits = found is not None and len(found) == len(shape) and all(
+      want in (None, size) for size, want in zip(found, shape))
+  if not fits or (kind is not None and not jnp.issubdtype(value.dtype, kind)):
+    shown = type(value).__name__ if found is None else f'{value.dtype.name}{list(found)}'
+    sizes = ', '.join('any' if size is None else str(size) for size in shape)
+    words = '' if kind is None else f'{kind.__name__} numbers of '
+    raise ValueError(
+        f'{function} returned {name} {shown}; it must return {words}shape ({sizes}): {axes}.')

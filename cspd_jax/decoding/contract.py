@@ -1,0 +1,161 @@
+"""The calls of a model's own functions, with checks of what they return.
+
+Shapes and dtypes are checked while the loop is traced, which costs nothing at run time and
+names the function and what it should have returned; without that, a wrong shape shows far from
+its cause, or not at all. Values are the business of `cspd_jax.testing.check_target`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.decoding.base import Cache, Condition, Draft, Features, Layout, Params, Target
+from cspd_jax.decoding.base import TreeLike, Verdict
+
+
+def prefill(target: Target, params: Params, condition: Condition, num_slots: int,
+            owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
+  """`target.prefill`; `owner` names the target in errors.
+
+  Raises:
+    ValueError: if it does not return what `base.Prefill` says; all functions here likewise.
+  """
+  function, streams = f'prefill of the {owner}', target.num_streams
+  batch = jax.tree.leaves(condition)[0].shape[0]
+  logits, features, cache = _triple(
+      function, target.prefill(params, condition, num_slots))
+  _floats(function, 'logits', logits, (streams, batch, target.vocab_size),
+          'num_streams, rows, vocab_size')
+  if features is not None:
+    _floats(function, 'features', features, (streams, batch, None, None),
+            'num_streams, rows, condition tokens, size')
+  return logits, features, cache
+
+
+def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
+          tree: TreeLike, owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
+  """`target.score`; see `prefill`."""
+  function, streams = f'score of the {owner}', target.num_streams
+  logits, features, after = _triple(
+      function, target.score(params, cache, tokens, start, tree))
+  _floats(function, 'logits', logits, (streams, *tokens.shape, target.vocab_size),
+          'num_streams, rows, tokens, vocab_size')
+  if features is not None:
+    _floats(function, 'features', features, (streams, *tokens.shape, None),
+            'num_streams, rows, tokens, size')
+  _same(function, cache, after)
+  return logits, features, after
+
+
+def commit(target: Target, cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
+  """`target.commit`."""
+  after = target.commit(cache, start, path)
+  _same('commit of the target', cache, after)
+  return after
+
+
+def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
+  """The tokens that the grammar forces at `positions`, -1 where it does not; None without one."""
+  if target.forced is None:
+    return None
+  tokens = target.forced(positions)
+  _integers('forced of the target', 'tokens', tokens, positions.shape, 'as the positions')
+  return tokens
+
+
+def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
+         start: jax.Array, depth: Any, visible: Any) -> tuple[jax.Array, jax.Array, Cache]:
+  """`network.step` of a drafting network (`drafters.network.Network`)."""
+  function = 'step of the drafting network'
+  logits, predicted, after = _triple(
+      function, network.step(params, cache, tokens, features, start, depth, visible))
+  streams, size = features.shape[0], features.shape[-1]
+  _floats(function, 'logits', logits, (streams, *tokens.shape, network.vocab_size),
+          'num_streams, rows, tokens, vocab_size')
+  _floats(function, 'features', predicted, (streams, *tokens.shape, size),
+          'num_streams, rows, tokens, size')
+  _same(function, cache, after)
+  return logits, predicted, after
+
+
+def head_logits(heads: Any, params: Params, features: jax.Array) -> jax.Array:
+  """`heads.logits` of drafting heads (`drafters.medusa.Heads`)."""
+  logits = heads.logits(params, features)
+  _floats('logits of the drafting heads', 'logits', logits,
+          (*features.shape[:2], heads.num_heads, heads.vocab_size),
+          'num_streams, rows, num_heads, vocab_size')
+  return logits
+
+
+def check_draft(draft: Draft, layout: Layout, needs_probs: bool, batch: int,
+                vocab_size: int) -> None:
+  """Checks what a drafter's `propose` returned."""
+  function = 'propose of the drafter'
+  nodes = layout.tree.num_nodes
+  _integers(function, 'tokens', draft.tokens, (batch, nodes), 'rows, draft nodes')
+  if needs_probs and layout.draws != 'fixed':
+    rows = max(layout.probs_rows) + 1 if nodes else 0
+    _floats(function, 'probs', draft.probs, (batch, rows, vocab_size),
+            'rows, 1 + the largest of layout.probs_rows, vocab_size')
+
+
+def check_verdict(verdict: Verdict, batch: int, nodes: int) -> None:
+  """Checks what a verifier's `verify` returned for all rows."""
+  function = 'verify of the verifier'
+  _integers(function, 'node', verdict.node, (batch,), 'rows')
+  _integers(function, 'token', verdict.token, (batch,), 'rows')
+  if verdict.samples is not None:
+    _integers(function, 'samples', verdict.samples, (batch, nodes), 'rows, nodes')
+  if verdict.tv_bound is not None:
+    _floats(function, 'tv_bound', verdict.tv_bound, (batch, nodes), 'rows, nodes')
+
+
+def _triple(function: str, result: Any) -> tuple[Any, Any, Any]:
+  if not isinstance(result, tuple) or len(result) != 3:
+    raise ValueError(
+        f'{function} returned {_shown(result)}; it must return (logits, features, cache), with '
+        'features None if there are none.')
+  return result
+
+
+def _floats(function, name, value, shape, axes) -> None:
+  _check(function, name, value, shape, axes, jnp.floating, 'floating-point numbers')
+
+
+def _integers(function, name, value, shape, axes) -> None:
+  _check(function, name, value, shape, axes, jnp.integer, 'integers')
+
+
+def _check(function, name, value, shape, axes, kind, words) -> None:
+  """`shape` has None where any size will do; `axes` says what it means."""
+  found = getattr(value, 'shape', None)
+  fits = found is not None and len(found) == len(shape) and all(
+      want in (None, size) for size, want in zip(found, shape))
+  if not fits or not jnp.issubdtype(value.dtype, kind):
+    sizes = ', '.join('any' if size is None else str(size) for size in shape)
+    raise ValueError(
+        f'{function} returned {name} {_shown(value)}; it must return {words} of shape ({sizes}): '
+        f'{axes}.')
+
+
+def _same(function: str, before: Cache, after: Cache) -> None:
+  """The cache must keep its structure, shapes and dtypes from round to round."""
+  old, new = (jax.tree_util.tree_flatten_with_path(cache)[0] for cache in (before, after))
+  if jax.tree.structure(before) != jax.tree.structure(after):
+    raise ValueError(
+        f'{function} returned a cache of structure {jax.tree.structure(after)}; it must return '
+        f'the structure that it was given, {jax.tree.structure(before)}.')
+  for (path, ours), (_, theirs) in zip(old, new):
+    if jnp.shape(ours) != jnp.shape(theirs) or jnp.result_type(ours) != jnp.result_type(theirs):
+      raise ValueError(
+          f'{function} returned a cache whose leaf cache{jax.tree_util.keystr(path)} is '
+          f'{_shown(theirs)}; it must return what it was given, {_shown(ours)}.')
+
+
+def _shown(value: Any) -> str:
+  if hasattr(value, 'shape') and hasattr(value, 'dtype'):
+    return f'{jnp.dtype(value.dtype).name}{list(value.shape)}'
+  if isinstance(value, tuple):
+    return f'a tuple of {len(value)}'
+  return 'None' if value is None else f'a {type(value).__name__}'

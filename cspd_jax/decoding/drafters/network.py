@@ -1,0 +1,134 @@
+"""A network that continues the target's features: its contract, and its cache between rounds.
+
+It reads a token together with the feature it was predicted from and predicts the next feature;
+the target's output matrix turns that into a distribution (EAGLE, arXiv 2401.15077). The target's
+true features of all committed tokens stay in the network's cache, predicted ones serve while
+drafting only.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import contract
+from cspd_jax.decoding.base import Cache, Condition, Env, Outcome, Params, RngState, Target
+
+
+class NetworkPrefill(Protocol):
+  """Reads the condition's features; see `Network.prefill`."""
+
+  def __call__(self, params: Params, condition: Condition, features: jax.Array, num_slots: int,
+               /) -> Cache:
+    ...
+
+
+class NetworkStep(Protocol):
+  """Predicts the features that follow; see `Network.step`."""
+
+  def __call__(self, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
+               start: jax.Array, depth: Any, visible: Any,
+               /) -> tuple[jax.Array, jax.Array, Cache]:
+    ...
+
+
+class Network(NamedTuple):
+  """A drafting network as pure functions; shapes as in `base.Target`.
+
+  Its sequence is one token behind the target's: entry `C - 1 + k` pairs image token
+  `k` with the feature that predicted it, so entry `C - 1` pairs token 0 with the
+  feature of the condition's last token.
+
+  Attributes:
+    prefill: `(params, condition, features [S, B, C, F], num_slots) -> cache`: reads all
+      but the last of the features of the condition's tokens and makes room for
+      `num_slots` image tokens.
+    step: `(params, cache, tokens [B, n], features [S, B, n, F], start [B], depth,
+      visible) -> (logits [S, B, n, V], features [S, B, n, F], cache)`. Entry `i` is
+      image token number `start + depth[i]` (`[n]` or `[B, n]`) with the feature that
+      predicted it. `visible`, bool `[n, m]` or `[B, n, m]`: of the `m` newest slots,
+      from slot `start` on, which each entry sees; the `n` entries are written to the
+      last `n` of those. All slots before `start` are seen. The features returned are
+      the predicted ones, in place of the target's for the token that follows.
+    vocab_size: `V`.
+    num_tokens: tokens of an image.
+  """
+
+  prefill: NetworkPrefill
+  step: NetworkStep
+  vocab_size: int
+  num_tokens: int
+
+
+class NetworkState(NamedTuple):
+  """Attributes:
+    cache: the network's cache: entries of all committed tokens but the newest.
+    tokens: `[B, D + 1]` the newest committed tokens, the last of them the root.
+    features: `[S, B, D + 1, F]` the target's features that predicted them.
+    fresh: `[B]` how many of these are valid.
+  """
+
+  cache: Cache
+  tokens: jax.Array
+  features: jax.Array
+  fresh: jax.Array
+
+
+def check(network: Network, target: Target) -> None:
+  """Raises ValueError if the network was not made for such a target."""
+  for name in ('vocab_size', 'num_tokens'):
+    ours, theirs = getattr(network, name), getattr(target, name)
+    if ours != theirs:
+      raise ValueError(
+          f'{name} of the drafting network is {ours}, of the target {theirs}; they must be equal.')
+
+
+def init(network: Network, max_depth: int, tree_slots: int, env: Env, condition: Condition,
+         rng: RngState, outcome: Outcome) -> tuple[RngState, NetworkState]:
+  """The state after the prefill, with `tree_slots` slots for nodes of a tree."""
+  if outcome.features is None:
+    raise ValueError('The target returns no features; this drafter reads the target\'s features.')
+  slots = env.target.num_tokens + max(max_depth, tree_slots) + 1
+  cache = network.prefill(env.params, condition, outcome.features, slots)
+  room = ((0, 0), (0, 0), (0, max_depth), (0, 0))
+  return rng, NetworkState(
+      cache, tokens=jnp.pad(outcome.tokens[:, :1], room[1:3]),
+      features=jnp.pad(outcome.features[:, :, -1:], room),
+      fresh=jnp.ones_like(outcome.count))
+
+
+def catch_up(env: Env, network: Network, state: NetworkState,
+             start: jax.Array) -> tuple[jax.Array, jax.Array, Cache]:
+  """Reads the committed tokens that are new.
+
+  Args:
+    env: what drafters know of the round.
+    network: the drafting network.
+    state: what the last round left.
+    start: `[B]` int32, the root's position.
+
+  Returns:
+    Logits and features after the root, of one node, and the cache with the new tokens in it.
+  """
+  length = state.tokens.shape[1]
+  logits, features, cache = contract.step(
+      network, env.params, state.cache, state.tokens, state.features, start + 1 - state.fresh,
+      np.arange(length), np.tri(length, dtype=bool))
+  last = jnp.maximum(state.fresh - 1, 0)[None, :, None, None]
+  return (jnp.take_along_axis(logits, last, axis=2),
+          jnp.take_along_axis(features, last, axis=2), cache)
+
+
+def update(env: Env, state: NetworkState, rng: RngState,
+           outcome: Outcome) -> tuple[RngState, NetworkState]:
+  """Takes the target's features along the accepted path."""
+  del env
+  first = outcome.count - outcome.accepted - 1
+  numbers = first[:, None] + jnp.arange(state.tokens.shape[1])
+  last = outcome.tokens.shape[1] - 1
+  return rng, NetworkState(
+      state.cache,
+      tokens=jnp.take_along_axis(outcome.tokens, jnp.minimum(numbers, last), axis=1),
+      features=jnp.take_along_axis(outcome.features, outcome.path[None, :, :, None], axis=2),
+      fresh=outcome.accepted + 1)

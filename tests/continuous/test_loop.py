@@ -1,0 +1,144 @@
+"""Rounds one by one, what a result shares, parts that do not fit, models that break their word."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.continuous import cspd, decoders, registry
+from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.compose import make_decoder
+from cspd_jax.continuous.context import TRUE
+from cspd_jax.continuous.parts import Drafter
+from cspd_jax.continuous.result import Decoded
+from cspd_jax.continuous.rules import own, path_test, released
+from cspd_jax.decoding import base as discrete
+from cspd_jax.core.random import row_keys
+from cspd_jax.testing import analytic
+from tests.marks import representative
+
+LEVELS = schedule_lib.make(5)
+CHAIN = analytic.gaussian_chain(7, 0.9, schedule=LEVELS, means=(0.0, 1.0))
+DRAFT = analytic.ChainParams(jnp.float32(0.6), jnp.array([0.4, 1.4]))
+LABELS = jnp.array([0, 1, 0])
+KEY = jax.random.key(1)
+
+
+def quick(function):
+  """Jitted for few rows, where compiling takes longest."""
+  return jax.jit(function, compiler_options={'xla_backend_optimization_level': 0})
+
+
+def of(name, **options):
+  options = dict(schedule=5, kernels_per_call=3, block_length=3, **options)
+  return registry.build(registry.complete(name, **options), CHAIN.target,
+                        registry.Resources(draft=CHAIN.target))
+
+
+@pytest.mark.parametrize('name', representative(list(registry.DECODERS), 'mar', 'cspd_relaxed'))
+def test_watched_rounds_are_the_decode(name):
+  """With another compiled program, hence the tolerance; every round adds to the rounds before."""
+  decoder = of(name, prefix_share=0.3)
+  whole = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
+  start = lambda rng: decoder.start(CHAIN.params, LABELS, rng, draft_params=DRAFT)
+  state = quick(start)(row_keys(KEY, 3))
+  one_round = quick(lambda state: decoder.round(CHAIN.params, state, draft_params=DRAFT))
+  seen = decoder.finish(state)
+  assert not np.any(seen.tokens) and not np.any(state.count)
+  while np.any(state.count < 7):
+    before, count = decoder.finish(state), state.count
+    state = one_round(state)
+    seen = decoder.finish(state)
+    assert np.all(state.count > count) or np.any(count == 7)
+    fixed = np.asarray(state.place) < np.asarray(count)[:, None]
+    np.testing.assert_array_equal(
+        np.asarray(seen.tokens)[fixed], np.asarray(before.tokens)[fixed])
+    hidden = np.asarray(state.place) >= np.asarray(state.count)[:, None]
+    assert not np.any(np.asarray(seen.tokens)[hidden])
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), seen, whole)
+  # A round more leaves complete images as they are.
+  jax.tree.map(np.testing.assert_array_equal, decoder.finish(one_round(state)), seen)
+
+
+@pytest.mark.parametrize('name', representative(list(registry.DECODERS), 'exact_head'))
+def test_what_is_shared_with_discrete_tokens(name):
+  assert Decoded._fields[:5] == discrete.Decoded._fields
+  decoded = quick(of(name))(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
+  assert decoded.accepted.shape == (3, max(stage.width for stage in of(name).stages) + 1)
+  tokens = np.arange(decoded.accepted.shape[1])
+  np.testing.assert_array_equal(decoded.accepted @ tokens, 7)
+  np.testing.assert_array_equal(decoded.accepted.sum(axis=1), decoded.rounds)
+  np.testing.assert_array_equal(decoded.round_of_token.max(axis=1), decoded.rounds - 1)
+  exact = registry.guarantee(of(name)) == 'exact'
+  np.testing.assert_array_equal(decoded.tv_bound, 0 if exact else np.nan)
+  assert (decoded.kernels is None) == (name != 'exact_head')
+  assert (decoded.errors is None) == (name != 'cspd_relaxed')
+
+
+def test_missed_residual_draws_bound_the_distance():
+  """With equal models nothing is rejected but by `eta`, and then no proposal is ever taken."""
+  decoder = decoders.exact_path(
+      CHAIN.target, CHAIN.target, 2, LEVELS, eta=0.5, max_trials=1, split=0)
+  decoded = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=CHAIN.params)
+  assert decoded.tests.missed.sum() > 0
+  np.testing.assert_array_equal(decoded.tv_bound, decoded.tests.missed)
+  assert '1 proposals fail' in decoder.guarantee
+
+
+def test_a_share_of_one_needs_no_draft_model():
+  for decoder in (decoders.exact_path(CHAIN.target, CHAIN.target, schedule=LEVELS, prefix_share=1),
+                  cspd.cspd_released(CHAIN.target, CHAIN.target, 3, LEVELS, prefix_share=1)):
+    assert decoder.drafter is None and registry.guarantee(decoder) == 'exact'
+    assert decoder.stops == tuple(range(1, 8))
+
+
+PATH, OWN = path_test(split=1), own(head_lib.ancestral(CHAIN.target, LEVELS))
+RELEASED = released(42.0, 'off', 10, zero_fallback=False)
+
+
+@pytest.mark.parametrize('rule, stops, options, message', [
+    (PATH, (7,), dict(context=TRUE), 'drafter is None, but the rule judges drafts'),
+    (OWN, (7,), dict(drafter=Drafter(CHAIN.target)), 'the rule takes no drafts'),
+    (OWN, (7,), dict(context=TRUE), "context is 'true'; the rule can only judge by .* 'block'"),
+    (PATH, (7,), dict(drafter=Drafter(CHAIN.target)), "context is 'block'; .* 'true'"),
+    (OWN, (3, 6), {}, r'stops is \(3, 6\) after a prefix of 0; .* the number of tokens, 7'),
+    (OWN, (4, 4, 7), {}, r'stops is \(4, 4, 7\)'), (OWN, (2, 7), dict(prefix=2), 'prefix of 2'),
+    (OWN, (), {}, r'stops is \(\) after'),
+    (RELEASED, (7,), dict(drafter=Drafter(CHAIN.target._replace(token_dim=2))),
+     'draft has 2 numbers per token, the target 1'),
+    (OWN, (7,), dict(guidance='none'), "guidance is 'none'")])
+def test_parts_that_do_not_fit(rule, stops, options, message):
+  with pytest.raises(ValueError, match=message):
+    make_decoder(CHAIN.target, LEVELS, rule, stops, **options)
+
+
+def test_parts_of_ones_own():
+  """Speculation inside the head for the prefix, and blocks with true contexts after it."""
+  head = decoders.speculative_head.speculative(CHAIN.target, LEVELS, 2)
+  decoder = make_decoder(
+      CHAIN.target, LEVELS, RELEASED, (5, 7), drafter=Drafter(CHAIN.target), context=TRUE,
+      prefix=3, prefix_head=head)
+  decoded = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
+  np.testing.assert_array_equal(decoded.rounds, 3 + 2)
+  np.testing.assert_array_equal(decoded.costs.target_passes, 3 + 4)
+  assert decoded.kernels.tested.sum() == 3 * 3 * 4
+
+
+def test_what_a_rule_returns_is_checked():
+  rule = OWN._replace(judge=lambda *args: OWN.judge(*args)._replace(length=jnp.int32(1)))
+  with pytest.raises(ValueError, match=r'judge of the rule returned length int32\[\]; .* \(3\)'):
+    jax.jit(make_decoder(CHAIN.target, LEVELS, rule, (3, 7)))(CHAIN.params, LABELS, KEY)
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(transform=lambda params, condition, tokens, visible: tokens),
+     r'transform of the model returned z float32\[3, 7, 1\]; .* shape \(1, 3, 7, any\)'),
+    (dict(denoise=lambda params, x, step, z: (x[:, 0], x)),
+     r'denoise of the model returned eps float32\[3\]; .* float32 numbers of shape \(3, 1\)'),
+    (dict(denoise=lambda params, x, step, z: (x, x.astype(jnp.bfloat16))),
+     r'denoise of the model returned v bfloat16\[3, 1\]; .* float32')])
+def test_what_a_model_returns_is_checked(change, message):
+  target = CHAIN.target._replace(**change)
+  with pytest.raises(ValueError, match=message):
+    jax.jit(decoders.mar(target, schedule=LEVELS))(CHAIN.params, LABELS, KEY)

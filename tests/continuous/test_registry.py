@@ -1,0 +1,97 @@
+"""Decoders of continuous tokens by specification."""
+
+import numpy as np
+import pytest
+
+from cspd_jax.continuous import decoders
+from cspd_jax.continuous import registry
+from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous.registry import Resources
+from cspd_jax.testing import analytic
+
+LEVELS = schedule_lib.make(6)
+CHAIN = analytic.gaussian_chain(8, 0.9, schedule=LEVELS)
+RESOURCES = Resources(draft=CHAIN.target)
+DEFAULTS = dict(schedule=6, kernels_per_call=3, block_length=4, prefix_share=0.0)
+GUARANTEES = {'mar': 'exact', 'parallel': 'exact', 'exact_head': 'exact', 'exact_path': 'exact',
+              'cspd_paper': 'biased', 'cspd_released': 'none', 'cspd_relaxed': 'W2 bound'}
+
+
+@pytest.mark.parametrize('name', registry.DECODERS)
+def test_build(name):
+  spec = registry.complete(name, **DEFAULTS)
+  decoder = registry.build(spec, CHAIN.target, RESOURCES)
+  assert decoder.distribution and decoder.guarantee
+  assert registry.guarantee(decoder) == GUARANTEES[name]
+  assert decoder.schedule.num_levels == 6 and registry.DECODERS[name].summary
+  if registry.needs(spec):
+    assert decoder.drafter.model is CHAIN.target
+    with pytest.raises(ValueError, match=f'{name} needs a draft model'):
+      registry.build(spec, CHAIN.target)
+  else:
+    assert decoder.drafter is None
+
+
+def test_a_specification_is_the_call_of_a_constructor():
+  spec = 'cspd_relaxed(block_length=3, prefix_share=0.5, kappa=7, block_context=False)'
+  decoder = registry.build(spec, CHAIN.target, RESOURCES)
+  assert decoder.stops == (1, 2, 3, 4, 5, 7, 8) and decoder.stages[1].context.name == 'true'
+  assert decoder.schedule.num_levels == 100
+  assert registry.build('mar(num_iter=3)', CHAIN.target).stops == decoders.mar(
+      CHAIN.target, 3).stops
+
+
+def test_what_the_text_says_stays():
+  spec = registry.complete('parallel(block_length=2)', block_length=4, window=8, prefix_share=None)
+  assert str(spec) == 'parallel(block_length=2)'
+  assert str(registry.complete(spec, prefix_share=0.5)) == (
+      'parallel(block_length=2, prefix_share=0.5)')
+
+
+def test_parallel_has_the_steps_of_block_verification():
+  parallel, blocks = (
+      registry.build(registry.complete(name, **DEFAULTS), CHAIN.target, RESOURCES)
+      for name in ('parallel', 'cspd_released'))
+  assert parallel.stops == blocks.stops == (1, 5, 8)
+
+
+def test_the_fitted_blend_is_asked_for_at_the_levels_of_the_decoder(monkeypatch):
+  asked, used = [], []
+  speculative = decoders.speculative_head.speculative
+
+  def rho(schedule):
+    asked.append(schedule.num_levels)
+    return np.linspace(0, 1, schedule.num_levels)
+
+  def watched(target, schedule, length, rho, *more):
+    used.append(rho)
+    return speculative(target, schedule, length, rho, *more)
+
+  monkeypatch.setattr(decoders.speculative_head, 'speculative', watched)
+  registry.build('exact_head(schedule=9)', CHAIN.target, Resources(rho=rho))
+  registry.build('exact_head', CHAIN.target, Resources(rho=rho))
+  registry.build('exact_head', CHAIN.target, Resources(rho=lambda schedule: None))
+  assert asked == [9, 100] and used[2] is None
+  np.testing.assert_array_equal(used[0], np.linspace(0, 1, 9))
+
+
+@pytest.mark.parametrize('spec, message', [
+    ('vanilla', "decoder is 'vanilla'; it must be one of: mar, parallel"),
+    ('mar+exact', 'have one part'),
+    ('exact_path(num_iter=4)', "exact_path has no parameter 'num_iter'; it has draft_length"),
+    ('exact_head(rho=1)', "exact_head has no parameter 'rho'; it has kernels_per_call"),
+    ('cspd_paper(draft=1)', "cspd_paper has no parameter 'draft'"),
+    ('mar(schedule=1)', 'num_levels is 1; it must be from 2 to 1000'),
+    ('mar(schedule=cosine)', 'schedule is cosine; it must be the number of levels'),
+    ('mar(num_iter=9)', 'num_iter is 9; it must be from 1 to the number of tokens, 8'),
+    ('cspd_released(sigma=on)', "sigma is 'on'; it must be one of: off, paper, inverted"),
+    ('cspd_relaxed(block_context=1)', 'block_context is 1; it must be True or False'),
+    ('cspd_relaxed(kappa=big)', "kappa is 'big'; it must be a number")])
+def test_mistakes_are_named(spec, message):
+  with pytest.raises(ValueError, match=message):
+    registry.build(spec, CHAIN.target, RESOURCES)
+
+
+def test_usage():
+  assert registry.usage('mar') == (
+      'mar(num_iter=None, schedule=100, guidance=linear, last_noise=False)')

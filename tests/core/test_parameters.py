@@ -1,0 +1,66 @@
+"""Parameters of a part against the signature of what builds it."""
+
+import pytest
+
+from cspd_jax.core import registry
+from cspd_jax.core.spec import parse
+
+
+class Box:
+  """A type that text cannot hold."""
+
+  def __init__(self, size):
+    self.size = size
+
+
+def build(made, count: int, share: float | None = None, name: str = 'x', flag: bool = False,
+          sizes: tuple[float, ...] = (), box: Box | None = None):
+  """Stands for a builder; nothing calls it."""
+
+
+ALLOWED = registry.parameters(build, {'made'})
+CONVERTERS = {Box: registry.Converter('a box', lambda name, value: Box(value))}
+
+
+def bind(text):
+  return registry.bind(parse(text).parts[0], ALLOWED, CONVERTERS)
+
+
+def test_parameters():
+  assert list(ALLOWED) == ['count', 'share', 'name', 'flag', 'sizes', 'box']
+
+
+def test_values():
+  assert bind('a(count=3)') == {'count': 3}
+  found = bind('a(count=-1, share=2, name=y, flag=True, sizes=(1, 2.5), box=4)')
+  assert found.pop('box').size == 4
+  assert found == {'count': -1, 'share': 2.0, 'name': 'y', 'flag': True, 'sizes': (1, 2.5)}
+  assert isinstance(found['share'], float)
+  assert bind('a(count=1, share=None, box=None)') == {'count': 1, 'share': None, 'box': None}
+
+
+@pytest.mark.parametrize('text,message', [
+    ('a(count=1, size=2)', "a has no parameter 'size'; it has count, share, name"),
+    ('a(count=1, made=2)', "a has no parameter 'made'"),
+    ('a', r'a needs count; give it as a\(count=...\)'),
+    ('a(count=1.5)', 'count is 1.5; it must be a whole number'),
+    ('a(count=True)', 'count is True; it must be a whole number'),
+    ('a(count=None)', 'count is None; it must be a whole number'),
+    ('a(count="3")', "count is '3'; it must be a whole number"),
+    ('a(count=1, share=half)', "share is 'half'; it must be a number or None"),
+    ('a(count=1, share=True)', 'share is True; it must be a number or None'),
+    ('a(count=1, name=3)', 'name is 3; it must be a text'),
+    ('a(count=1, flag=1)', 'flag is 1; it must be True or False'),
+    ('a(count=1, flag=yes)', "flag is 'yes'; it must be True or False"),
+    ('a(count=1, sizes="12")', "sizes is '12'; it must be numbers in parentheses"),
+    ('a(count=1, sizes=12)', 'sizes is 12; it must be numbers in parentheses'),
+    ('a(count=1, name=f(2))', r'name is f\(2\); it must be a text'),
+])
+def test_mistakes(text, message):
+  with pytest.raises(ValueError, match=message):
+    bind(text)
+
+
+def test_a_part_without_parameters():
+  with pytest.raises(ValueError, match="a has no parameter 'b'; it has none"):
+    registry.bind(parse('a(b=1)').parts[0], {})

@@ -1,0 +1,90 @@
+"""Specifications: what they read as, what they are written as, and every mistake."""
+
+import pytest
+
+from cspd_jax.core.spec import Call, Part, Spec, parse
+
+READ = {
+    'vanilla': [Part('vanilla')],
+    'vanilla()': [Part('vanilla')],
+    ' mc_sjd( window = 32 ) ': [Part('mc_sjd', {'window': 32})],
+    'eagle(tree=LANTERN)+lantern_pp(lam=2)': [
+        Part('eagle', {'tree': 'LANTERN'}), Part('lantern_pp', {'lam': 2})],
+    'jacobi(window=16, coupling=maximal) + exact': [
+        Part('jacobi', {'window': 16, 'coupling': 'maximal'}), Part('exact')],
+    'a(b=kary(3, 3))': [Part('a', {'b': Call('kary', (3, 3), {})})],
+    'a(b=paths(3, depth=cut(EAGLE, 2)))': [
+        Part('a', {'b': Call('paths', (3,), {'depth': Call('cut', ('EAGLE', 2), {})})})],
+    'a(b=-1.5, c=+2, d=1e-3)': [Part('a', {'b': -1.5, 'c': 2, 'd': 0.001})],
+    'a(b=True, c=False, d=None)': [Part('a', {'b': True, 'c': False, 'd': None})],
+    'a(b=(1, -2), c=[0.5], d=())': [Part('a', {'b': (1, -2), 'c': (0.5,), 'd': ()})],
+    'a(b=repeat-left, c="4 0:3", d="12")': [
+        Part('a', {'b': 'repeat-left', 'c': '4 0:3', 'd': '12'})],
+}
+
+WRITTEN = {
+    'vanilla()': 'vanilla',
+    'b(z=1,a=2.0)+exact()': 'b(a=2.0, z=1)+exact',
+    'a(b=(1,2), c="x y", d="name")': "a(b=[1, 2], c='x y', d=name)",
+    'a(b="None", c="for", d="1", e=None)': "a(b='None', c='for', d='1', e=None)",
+    'a(b=f(3,z=1,y=x-y))': 'a(b=f(3, y=x-y, z=1))',
+}
+
+MISTAKES = {
+    '': "decoder is '', which does not read",
+    'mc_sjd(': 'does not read',
+    'a b': 'does not read',
+    'a(b=\0)': 'does not read',
+    'a(1)': "'1' has no name",
+    'a(*b)': r"'\*b' has no name",
+    '3': "'3' must be a name",
+    'a.b': "'a.b' must be a name",
+    'a(b=1)(c=2)': 'must be a name',
+    'a-b': "'a-b' must be a name",
+    'a+b+c': 'at most two parts',
+    'a(b=1, b=2)': 'once for every parameter',
+    'a(**b)': 'once for every parameter',
+    'a(b=c.d)': "b is 'c.d'; it must be a number, True",
+    'a(b={})': "b is '{}'; it must be",
+    'a(b=1+1)': r"b is '1\+1'; it must be",
+    'a(b=-c)': "b is '-c'; it must be",
+    'a(b=(1, c))': "b is 'c'; it must be",
+    'a(b=(1, True))': "b is 'True'; it must be",
+    'a(b=x().y())': 'b is .* it must be',
+    'a(b=1j)': "b is '1j'; it must be",
+    'a(b=1e999)': 'must be finite',
+    f'a(b={2**63})': 'below 2',
+    '-' * 900 + 'a': 'must be a name',
+    'a(b=' + 'c(' * 300 + ')' * 301: 'does not read',
+    'a' * 1001: 'at most 1000 characters',
+}
+
+
+@pytest.mark.parametrize('text', READ)
+def test_reading(text):
+  spec = parse(text)
+  assert spec == Spec(tuple(READ[text]))
+  assert [type(value) for part in spec.parts for value in part.arguments.values()] == [
+      type(value) for part in READ[text] for value in part.arguments.values()]
+  assert parse(str(spec)) == spec and str(parse(str(spec))) == str(spec)
+  assert parse(spec) is spec
+
+
+@pytest.mark.parametrize('text', WRITTEN)
+def test_writing(text):
+  assert str(parse(text)) == WRITTEN[text]
+
+
+def test_a_long_name_with_hyphens():
+  assert parse(f'a(b={"c-" * 400}c)').parts[0].arguments['b'] == 'c-' * 400 + 'c'
+
+
+@pytest.mark.parametrize('text', MISTAKES)
+def test_mistakes(text):
+  with pytest.raises(ValueError, match=MISTAKES[text]):
+    parse(text)
+
+
+def test_what_is_no_text():
+  with pytest.raises(ValueError, match='decoder is 3; it must be a text'):
+    parse(3)

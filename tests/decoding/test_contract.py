@@ -1,0 +1,140 @@
+"""Checks at trace time of what a model, a drafter and a verifier return."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cspd_jax.decoding import registry
+from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.base import Drafter, Verifier
+from cspd_jax.decoding.drafters import eagle, jacobi, medusa, model
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers import exact, match
+from cspd_jax.testing.tabular import heads, network, tabular
+
+MODEL = tabular(jax.random.key(0), 4, 6, guided=True)
+T, NETWORK, HEADS = MODEL.target, network(MODEL.target), heads(MODEL.target, 2)
+TREE = trees.caterpillar(2, 1, 3)
+
+
+def changed(function, change):
+  """A function whose result goes through `change`."""
+  return lambda *args: change(function(*args))
+
+
+def triple(logits=lambda x: x, features=lambda x: x, cache=lambda x: x):
+  return lambda result: (logits(result[0]), features(result[1]), cache(result[2]))
+
+
+def trace(decoder, draft_params=None):
+  jax.eval_shape(decoder, MODEL.params, jnp.arange(2), jax.random.key(0),
+                 draft_params=draft_params)
+
+
+def target(**changes):
+  return T._replace(**{name: changed(getattr(T, name), change)
+                       for name, change in changes.items()})
+
+
+@pytest.mark.parametrize('broken,message', [
+    (target(prefill=lambda result: result[:2]),
+     r'prefill of the target returned a tuple of 2; it must return \(logits, features, cache\)'),
+    (target(prefill=lambda result: list(result)), 'prefill of the target returned a list'),
+    (target(prefill=triple(logits=lambda x: x[0])),
+     r'prefill of the target returned logits float32\[2, 4\]; it must return floating-point '
+     r'numbers of shape \(2, 2, 4\): num_streams, rows, vocab_size'),
+    (target(prefill=triple(logits=lambda x: x[:, :, None])), r'logits float32\[2, 2, 1, 4\]'),
+    (target(prefill=triple(logits=lambda x: x.astype(int))), r'logits int32\[2, 2, 4\]'),
+    (target(prefill=triple(logits=lambda x: None)), 'returned logits None'),
+    (target(prefill=triple(features=lambda x: x[:, :, 0])),
+     r'features float32\[2, 2, 1\]; it must .* shape \(2, 2, any, any\)'),
+    (target(score=lambda result: result[0]), r'score of the target returned float32\[2, 2, 4, 4\]'),
+    (target(score=triple(logits=lambda x: x[..., :3])),
+     r'score of the target returned logits float32\[2, 2, 4, 3\]; it must return floating-point '
+     r'numbers of shape \(2, 2, 4, 4\): num_streams, rows, tokens, vocab_size'),
+    (target(score=triple(logits=lambda x: x[:1])), r'logits float32\[1, 2, 4, 4\]'),
+    (target(score=triple(logits=lambda x: x[:, :, 1:])), r'logits float32\[2, 2, 3, 4\]'),
+    (target(score=triple(features=lambda x: x[:, :, :1])), r'features float32\[2, 2, 1, 1\]'),
+    (target(score=triple(cache=lambda x: x[1])), 'score of the target returned a cache of struct'),
+    (target(score=triple(cache=lambda x: (x[0], x[1][:, 1:]))),
+     r'score of the target returned a cache whose leaf cache\[1\] is int32\[2, 8\]; it must return '
+     r'what it was given, int32\[2, 9\]'),
+    (target(score=triple(cache=lambda x: (x[0], x[1].astype(float)))), r'is float32\[2, 9\]'),
+    (target(commit=lambda cache: cache[1]), 'commit of the target returned a cache of structure'),
+    (target(commit=lambda cache: (cache[0], cache[1].astype(jnp.int8))),
+     r'commit of the target returned a cache whose leaf cache\[1\] is int8'),
+    (T._replace(forced=lambda positions: positions * 1.0), 'forced of the target returned tokens f'),
+    (T._replace(forced=lambda positions: positions[0]), 'forced of the target returned tokens int'),
+])
+def test_targets(broken, message):
+  trace(make_decoder(T, jacobi(4, tree=TREE), exact()))
+  with pytest.raises(ValueError, match=message):
+    trace(make_decoder(broken, jacobi(4, tree=TREE), exact()))
+
+
+@pytest.mark.parametrize('drafter,message', [
+    (model(target(prefill=triple(logits=lambda x: x[:1])), 2),
+     r'prefill of the draft model returned logits float32\[1, 2, 4\]'),
+    (model(target(score=triple(logits=lambda x: x[:, :, 0])), 2),
+     r'score of the draft model returned logits float32\[2, 2, 4\]'),
+    (eagle(NETWORK._replace(step=changed(NETWORK.step, lambda result: result[0])), TREE),
+     r'step of the drafting network returned float32\[2, 2, 3, 4\]; it must return \(logits, feat'),
+    (eagle(NETWORK._replace(step=changed(NETWORK.step, triple(logits=lambda x: x[0]))), TREE),
+     r'step of the drafting network returned logits float32\[2, 3, 4\]'),
+    (eagle(NETWORK._replace(step=changed(NETWORK.step, triple(
+        features=lambda x: jnp.concatenate([x, x], -1)))), TREE),
+     r'step of the drafting network returned features float32\[2, 2, 3, 2\]'),
+    (medusa(HEADS._replace(logits=changed(HEADS.logits, lambda x: x[:, :, 0]))),
+     r'logits of the drafting heads returned logits float32\[2, 2, 4\]; it must .*\(2, 2, 2, 4\)'),
+])
+def test_drafting_models(drafter, message):
+  params = jnp.stack([MODEL.params] * 2) if 'heads' in message else MODEL.params
+  with pytest.raises(ValueError, match=message):
+    trace(make_decoder(T, drafter, exact()), params)
+
+
+def proposing(**changes) -> Drafter:
+  drafter = jacobi(4, tree=TREE)
+  def propose(*args):
+    rng, state, draft = drafter.propose(*args)
+    return rng, state, draft._replace(
+        **{name: change(getattr(draft, name)) for name, change in changes.items()})
+  return drafter._replace(propose=propose)
+
+
+@pytest.mark.parametrize('drafter,message', [
+    (proposing(tokens=lambda x: x[:, 1:]),
+     r'propose of the drafter returned tokens int32\[2, 2\]; it must return integers of shape '
+     r'\(2, 3\): rows, draft nodes'),
+    (proposing(tokens=lambda x: x * 1.0), r'returned tokens float32\[2, 3\]'),
+    (proposing(probs=lambda x: None), 'propose of the drafter returned probs None'),
+    (proposing(probs=lambda x: x[:, :1]), r'returned probs float32\[2, 1, 4\]'),
+])
+def test_drafters(drafter, message):
+  with pytest.raises(ValueError, match=message):
+    trace(make_decoder(T, drafter, exact()))
+
+
+def deciding(**changes) -> Verifier:
+  verifier = match()
+  return verifier._replace(verify=changed(verifier.verify, lambda verdict: verdict._replace(
+      **{name: change(verdict) for name, change in changes.items()})))
+
+
+@pytest.mark.parametrize('verifier,message', [
+    (deciding(node=lambda v: v.node[None]),
+     r'verify of the verifier returned node int32\[2, 1\]; it must return integers of shape'),
+    (deciding(token=lambda v: v.token * 1.0), r'returned token float32\[2\]'),
+    (deciding(samples=lambda v: v.token), r'returned samples int32\[2\]'),
+    (deciding(tv_bound=lambda v: v.samples), r'returned tv_bound int32\[2, 1\]'),
+])
+def test_verifiers(verifier, message):
+  with pytest.raises(ValueError, match=message):
+    trace(make_decoder(T, jacobi(4, tree=TREE), verifier))
+
+
+def test_right_ones_pass():
+  resources = registry.Resources({'model': T, 'eagle': NETWORK, 'medusa': HEADS})
+  for name in registry.DECODERS:
+    params = jnp.stack([MODEL.params] * 2) if name == 'medusa' else MODEL.params
+    trace(registry.build(registry.complete(name, window=4, length=2), T, resources), params)
