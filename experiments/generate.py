@@ -1,93 +1,106 @@
-"""Generates images with every decoder and shows what each of them costs.
+"""Generates images with one decoder, by default the best one for the machine.
 
   python -m experiments.generate
-  python -m experiments.generate --prompt=cat,rocket --num_images=2 --seed=7
-  python -m experiments.generate --decoder=vanilla,sjd,seed_exact --window=8
-  python -m experiments.generate --model=checkpoints/c2i_b_256 --tokenizer=checkpoints/vq16 \\
-      --label=207,360 --guidance_scale=4 --config.dtype=bfloat16 --workdir=runs/llamagen
-  python -m experiments.generate --config=configs/mar_demo.py
+  python -m experiments.generate --prompt=cat,rocket --num_images=8 --seed=7
+  python -m experiments.generate --prompts=prompts.txt --batch_size=32 --workdir=runs/prompts
+  python -m experiments.generate --decoder='seed_exact(window=16)' --seeds=1,2,3,4
+  python -m experiments.generate --num_images=50000 --npz --workdir=runs/fid
+  python -m experiments.generate --config=configs/generate/mar_demo.py
 
-Uses the small models that come with the package, or any class-conditional
-LlamaGen or, with configs/mar_demo.py, MAR checkpoint made by
-`experiments.convert`. Into --workdir go a grid of images per decoder
-(images_*.png), in which round each token was fixed
-(acceptance.png), for MAR what was accepted (accepted.png), bars of the work
-and the wall-clock (speed.png), and all figures (report.json). Times are for one
-image at a time, without compilation.
-
-What is not given on the command line comes from --config; every field of it can
-also be set as --config.field=value. Anything wrong with the input ends with one
-message and exit code 2, before anything is compiled or written.
+Into --workdir go one PNG per image in its own size, with its prompt, seed, decoder, sampling
+options and versions inside, and report.json; with --npz also all images as one array for tools that
+measure the FID. A stopped run goes on when the command is repeated. `experiments.compare` shows
+what the decoders cost.
 """
 
-from absl import app
-from absl import flags
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
 
 import cspd_jax
-from cspd_jax.continuous import registry
-from configs import demo
-from configs import mar_demo
-from experiments import config_flags
-from experiments import generation
-from experiments import mar_generation
-from experiments import mar_report
-from experiments import options
-from experiments import report
-from experiments import report_files
-from experiments import turns
+from cspd_jax.core import files
+from cspd_jax.evaluation import progress
+from cspd_jax.evaluation import report as report_lib
+from cspd_jax.evaluation import shards
+from cspd_jax.families import generate as generate_lib
+from cspd_jax.families import images as images_lib
+from configs.generate import demo
+from experiments import cli
+from experiments.cli import inputs
 
-_CONFIG = config_flags.DEFINE_config(default='configs/demo.py')
-
-flags.declare_key_flag('config')
-
-_FAMILIES = (
-    options.Family(demo.Config, 'configs/demo.py', (generation, report)),
-    options.Family(mar_demo.Config, 'configs/mar_demo.py', (mar_generation, mar_report)))
-
-_OPTIONS = {holder.name: holder for holder in (
-    flags.DEFINE_string(
-        'decoder', None, 'Decoders separated by commas, or all: ' + '; '.join(
-            f'{name}: {entry.summary}'
-            for name, entry in (cspd_jax.DECODERS | registry.DECODERS).items()) + '.'),
-    flags.DEFINE_integer('num_images', None, 'Images per decoder; the classes take turns.'),
-    flags.DEFINE_string('prompt', None, 'Names of classes with commas between, as cat,rocket.'),
-    flags.DEFINE_string('label', None, 'Numbers of classes separated by commas, from 0.'),
-    flags.DEFINE_integer('seed', None, 'The same seed gives the same images.'),
-    flags.DEFINE_float('guidance_scale', None, 'Classifier-free guidance; 1 is none.'),
-    flags.DEFINE_float(
-        'temperature', None,
-        'Divides the logits, 0 is greedy; for MAR multiplies the noise of the kernels.'),
-    flags.DEFINE_integer('top_k', None, 'Keeps the k most probable tokens; 0 keeps all.'),
-    flags.DEFINE_float('top_p', None, 'Keeps the likeliest tokens up to this mass; 1 keeps all.'),
-    flags.DEFINE_integer('window', None, 'Tokens per forward pass of the Jacobi decoders.'),
-    flags.DEFINE_string('model', None, 'Checkpoint of the target: a shipped name or a folder.'),
-    flags.DEFINE_string(
-        'draft_model', None, 'Checkpoint of the draft model. Another --model has none by default, '
-        'which leaves out the decoders that need one.'),
-    flags.DEFINE_string('eagle', None, 'Checkpoint of an EAGLE network; likewise.'),
-    flags.DEFINE_string('medusa', None, 'Checkpoint of Medusa heads; likewise.'),
-    flags.DEFINE_string('tokenizer', None, 'Checkpoint of the image tokenizer.'),
-    flags.DEFINE_string('workdir', None, 'Folder of the results.'),
-)}
+_NPZ = 'images.npz'
 
 
-def main(argv: list[str]) -> int:
-  begun = options.begin(
-      argv, _CONFIG, _OPTIONS, _FAMILIES, lambda config, work: work[0].prepare(config))
-  (work, report_lib), job = begun.work, begun.prepared
-  print(work.headline(begun.config, job), flush=True)
-  for name, reason in job.left_out.items():
-    print(f'{name} is left out: {reason}', flush=True)
-  measured = turns.measure(job, lambda line: print(line, flush=True))
-  images = work.draw(job, measured)
-  report = report_lib.figures(begun.config, job, measured)
-  if report_lib is mar_report:
-    mar_report.draw_accepted(begun.workdir, job, measured, images)
-  report_files.write(
-      begun.workdir, job, report, measured, images, report_lib.title, report_lib.BAR)
-  print(f'\n{report_lib.table(report)}\n\nPictures and report.json are in {begun.workdir}.')
-  return 0
+@cli.program(config='configs/generate/demo.py', expected=demo.Config)
+def main(config: demo.Config) -> None:
+  inputs.at_least(config, 1, 'batch_size')
+  model = inputs.model(config)
+  prompts, seed = inputs.images(config.images, model)
+  options = dict(decoder=config.decoder, **inputs.given(config.sampling))
+  task = generate_lib.prepare(model, prompts, seed=seed, **options)
+  names = [images_lib.file_name(i, caption, one[0])
+           for i, (caption, one) in enumerate(zip(task.captions, task.seeds))]
+  report = report_lib.Report(
+      config.workdir, [*names, *[_NPZ] * config.npz], overwrite=config.overwrite,
+      run=shards.settings(model, task.specification, task.condition, task.seeds,
+                          config.batch_size, task.sampling))
+  print(f'{len(names)} image{"s"[:len(names) != 1]} with {task.specification}; model {model.name}',
+        flush=True)
+  _generate(model, report, names, prompts, task.seeds, config.batch_size, options)
+  if config.npz:
+    _write_npz(report, names)
+  report.write(
+      settings=dataclasses.asdict(config), model=model.name, decoder=str(task.specification),
+      guarantee=model.engine.guarantee(task.decoder),
+      sampling=task.sampling._asdict(), rows=_rows(report, names, task))
+  print(f'Images and report.json are in {report.folder}.')
+
+
+def _generate(model: cspd_jax.Model, report: report_lib.Report, names: Sequence[str],
+              prompts: Sequence[Any], seeds: Sequence[tuple[int, int]], batch_size: int,
+              options: dict[str, Any]) -> None:
+  """Generates the images that a stopped run has not left, batch by batch."""
+  missing = [i for i, name in enumerate(names) if not report.has(name)]
+  size, done = min(batch_size, len(names)), len(names) - len(missing)
+  with progress.bar('generating') as show:
+    show(done, len(names))
+    for first in range(0, len(missing), size):
+      batch = missing[first:first + size]
+      # The last batch is filled up, because another size would be compiled anew.
+      filled = batch + batch[-1:] * (size - len(batch))
+      out = model.generate([prompts[i] for i in filled], seed=[seeds[i] for i in filled], **options)
+      for row, i in enumerate(batch):
+        files.write(report.path(names[i]), out.png(row))
+      done += len(batch)
+      show(done, len(names))
+
+
+def _rows(report: report_lib.Report, names: Sequence[str],
+          task: generate_lib.Task) -> list[dict[str, Any]]:
+  """A row per image; rounds are in the files, which an earlier run may have left."""
+  rows = []
+  for name, caption, (seed, number) in zip(names, task.captions, task.seeds):
+    with Image.open(report.path(name)) as image:
+      rounds = int(image.text['rounds'])
+    rows.append(dict(file=name, prompt=caption, seed=seed, number=number, rounds=rounds))
+  return rows
+
+
+def _write_npz(report: report_lib.Report, names: Sequence[str]) -> None:
+  """Writes all images as one array."""
+  images = None
+  for i, name in enumerate(names):
+    with Image.open(report.path(name)) as image:
+      pixels = np.asarray(image)
+    if images is None:
+      images = np.zeros((len(names), *pixels.shape), np.uint8)
+    images[i] = pixels
+  np.savez(report.path(_NPZ), arr_0=images)
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=config_flags.parse)
+  sys.exit(main())

@@ -23,11 +23,20 @@ def bar(what: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]:
   """
   # A file of a batch system gets a line now and then instead of one that moves.
   interval = 0.2 if sys.stderr.isatty() else 30.0
-  with tqdm.tqdm(desc=what, unit=unit, mininterval=interval, maxinterval=interval,
-                 dynamic_ncols=True, leave=False) as line:
+  with contextlib.ExitStack() as stack:
+    lines: list[tqdm.tqdm] = []
+
     def show(done: int, total: int) -> None:
-      if line.total != total:
-        line.total = total
-        line.refresh()
-      line.update(done - line.n)
+      if not lines:  # Time counts from the first step, after what is compiled before.
+        lines.append(stack.enter_context(tqdm.tqdm(
+            desc=what, total=total, unit=unit, mininterval=interval, maxinterval=interval,
+            dynamic_ncols=True, leave=False)))
+      lines[0].update(done - lines[0].n)
+
     yield show
+
+
+def say(line: str) -> None:
+  """Prints a line, above a bar if there is one."""
+  tqdm.tqdm.write(line, file=sys.stdout)
+  sys.stdout.flush()

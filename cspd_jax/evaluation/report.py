@@ -1,8 +1,9 @@
 """Reports: a folder with `report.json` and the files that it names.
 
 Files are collected in a folder inside of it and moved into place at the end, so that a program
-that is stopped leaves the earlier report as it was. A new report takes the place of the earlier
-one with all its files. A file that no report wrote, or that was changed since, is never touched.
+that is stopped leaves the earlier report as it was, and may go on where it was. A new report takes
+the place of the earlier one with all its files. A file that no report wrote, or that was changed
+since, is never touched.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from cspd_jax.version import __version__
 
 _REPORT = 'report.json'
 _UNFINISHED = 'unfinished_report'
+_RUN = 'run.json'
 
 
 class Report:
@@ -35,16 +37,20 @@ class Report:
     report.write(settings=dataclasses.asdict(config), rows=rows)
   """
 
-  def __init__(self, folder: str | os.PathLike, names: Sequence[str] = ()):
+  def __init__(self, folder: str | os.PathLike, names: Sequence[str] = (), *,
+               run: Mapping[str, Any] | None = None, overwrite: bool = True):
     """Opens the folder; it is made if necessary.
 
     Args:
       folder: where the report will be.
       names: files that it will have beside report.json, as far as they are known.
+      run: what the files depend on. If the folder holds an unfinished report of the same run,
+        its files stay; see `has`. None begins anew.
+      overwrite: whether an earlier report may be replaced.
 
     Raises:
-      ValueError: if files cannot be written there, or one of the names is that of a file
-        that no report wrote.
+      ValueError: if files cannot be written there, one of the names is that of a file that no
+        report wrote, or there is a report that is not to be replaced.
     """
     self.folder = pathlib.Path(folder)
     try:
@@ -59,15 +65,27 @@ class Report:
     if (self._new / _REPORT).exists():
       self._move()  # The last report was stopped while its files were moved.
     self._earlier = _read(self.folder)
+    if self._earlier and not overwrite:
+      raise ValueError(f'workdir is {str(folder)!r}, which holds a report already; give another '
+                       'folder, or overwrite.')
     for name in (_REPORT, *names):
       self._check(name)
+    self._begin(run)
+
+  def _begin(self, run: Mapping[str, Any] | None) -> None:
+    """Makes the folder of what is not finished, or keeps that of the same run."""
+    path = self._new / _RUN
+    if run is not None and path.exists() and json.loads(path.read_text()) == plain(run):
+      return
     if self._new.exists():
       shutil.rmtree(self._new)
+    self._new.mkdir()
+    if run is not None:
+      files.write_json(path, plain(run))
 
-  @property
-  def is_new(self) -> bool:
-    """Whether there is no earlier report in the folder."""
-    return not self._earlier
+  def has(self, name: str) -> bool:
+    """Whether the file `name` was written already, before this run of the program was stopped."""
+    return (self._new / name).exists()
 
   def path(self, name: str) -> pathlib.Path:
     """Where to write the file `name` of the report; it is moved into the folder at the end.
@@ -93,10 +111,9 @@ class Report:
       ValueError: if a number is not finite, naming it, or a value is not what JSON can hold.
     """
     content = plain(dict(settings=settings, rows=rows, **more, **machine()))
-    self._new.mkdir(exist_ok=True)
     content['files'] = {
         path.relative_to(self._new).as_posix(): _digest(path)
-        for path in sorted(self._new.rglob('*')) if path.is_file()}
+        for path in sorted(self._new.rglob('*')) if path.is_file() and path.name != _RUN}
     files.write_json(self._new / _REPORT, content)
     self._move()
 

@@ -20,20 +20,23 @@ from cspd_jax.evaluation import timing
 Progress = Callable[[int, int], None]
 
 
-def keys(seed: int | jax.Array | Sequence[int], numbers: Sequence[int]) -> jax.Array:
+def keys(seed: Any, numbers: Sequence[int]) -> jax.Array:
   """`[B]` the random keys of images.
 
   Args:
-    seed: an integer or a random key of all images, of which image `i` has the key `i`; or one
-      integer per image, which has the first key of its own seed.
+    seed: an integer or a random key of all images, of which image `i` has the key `i`. Or one
+      integer per image, which has the first key of its own seed, or one pair of a seed and a
+      number per image.
     numbers: of the images, from 0.
   """
+  numbers = np.asarray(numbers)
   if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-    return jax.vmap(lambda i: jax.random.fold_in(seed, i))(np.asarray(numbers))
+    return jax.vmap(lambda i: jax.random.fold_in(seed, i))(numbers)
   if np.ndim(seed) == 0:
     return keys(jax.random.key(seed), numbers)
-  seeds = np.asarray(seed)[np.asarray(numbers) % len(seed)]
-  return jax.vmap(lambda one: jax.random.fold_in(jax.random.key(one), 0))(seeds)
+  own = np.asarray(seed, np.uint32)[numbers % len(seed)].reshape(len(numbers), -1)
+  return jax.vmap(lambda one, i: jax.random.fold_in(jax.random.key(one), i))(
+      own[:, 0], own[:, 1] if own.shape[1] == 2 else np.zeros_like(numbers))
 
 
 def is_guided(sampling: Any) -> bool:
@@ -97,7 +100,7 @@ def run(
     decoder: Any,
     prompts: Any,
     *,
-    seed: int | jax.Array | Sequence[int] = 0,
+    seed: Any = 0,
     batch_size: int = 16,
     sampling: Any = None,
     folder: str | os.PathLike | None = None,
@@ -137,7 +140,7 @@ def iterate(
     decoder: Any,
     prompts: Any,
     *,
-    seed: int | jax.Array | Sequence[int] = 0,
+    seed: Any = 0,
     batch_size: int = 16,
     sampling: Any = None,
     folder: str | os.PathLike | None = None,
@@ -189,9 +192,9 @@ def _check(count: int, seed: Any, batch_size: int) -> None:
     raise ValueError('prompts is empty; give at least one.')
   if batch_size < 1:
     raise ValueError(f'batch_size is {batch_size}; it must be at least 1.')
-  if np.ndim(seed) and np.shape(seed) != (count,):
-    raise ValueError(f'seed has shape {np.shape(seed)}; it must be one integer, or one for each '
-                     f'of the {count} prompts.')
+  if np.ndim(seed) and np.shape(seed) not in ((count,), (count, 2)):
+    raise ValueError(f'seed has shape {np.shape(seed)}; it must be one integer, or one or two for '
+                     f'each of the {count} prompts.')
 
 
 def _first(results: Any, count: int) -> Any:

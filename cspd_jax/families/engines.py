@@ -117,6 +117,8 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
       raise TypeError
     if isinstance(like, int) and np.any(number != np.floor(number)):
       raise ValueError(f'{name} is {value!r}; it must be a whole number.')
+    if isinstance(like, int) and np.any(np.abs(number) >= 2**31):
+      raise ValueError(f'{name} is {value!r}; it must be below {2**31}.')
     with np.errstate(over='ignore'):  # What becomes infinite is refused by the decoder.
       return number.astype(np.int32 if isinstance(like, int) else np.float32)
   except TypeError as error:

@@ -60,7 +60,14 @@ class Task(NamedTuple):
         guarantee=self.model.engine.guarantee(self.decoder),
         sampling={name: np.asarray(value).tolist()
                   for name, value in self.sampling._asdict().items()},
-        model=self.model.name, grid=self.model.grid)
+        model=self.model.name, grid=self.model.grid, labels=self._labels())
+
+  def _labels(self) -> list[int] | None:
+    """The class of every image, if that is what the condition is."""
+    numbers = np.asarray(self.condition) if hasattr(self.condition, 'dtype') else None
+    is_class = numbers is not None and numbers.ndim == 1 and np.issubdtype(
+        numbers.dtype, np.integer)
+    return numbers.tolist() if is_class else None
 
 
 def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,

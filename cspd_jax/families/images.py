@@ -37,6 +37,7 @@ class Generated:
     sampling: sampling options by name.
     model: name of the model.
     grid: rows and columns of tokens.
+    labels: `[B]` number of every image's class; None if there are no classes.
   """
 
   images: np.ndarray
@@ -48,15 +49,15 @@ class Generated:
   sampling: Mapping[str, Any]
   model: str
   grid: tuple[int, int]
+  labels: Sequence[int] | None = None
 
   def __len__(self) -> int:
     return len(self.images)
 
   def names(self) -> list[str]:
     """`[B]` file names: number of the image, prompt and seed."""
-    words = [re.sub(r'\W+', '_', prompt.lower()).strip('_')[:60] for prompt in self.prompts]
-    return [f'{i:05d}_{word or "image"}_seed{seed}.png'
-            for i, (word, (seed, _)) in enumerate(zip(words, self.seeds))]
+    return [file_name(i, prompt, seed)
+            for i, (prompt, (seed, _)) in enumerate(zip(self.prompts, self.seeds))]
 
   def save(self, folder: str | os.PathLike, *, overwrite: bool = False) -> list[pathlib.Path]:
     """Writes one PNG per image, with its prompt, seed, decoder and versions in the metadata.
@@ -100,8 +101,9 @@ class Generated:
     seed, number = self.seeds[index]
     per_image = {name: value[index] if isinstance(value, list) else value
                  for name, value in self.sampling.items()}
+    label = {} if self.labels is None else dict(label=self.labels[index])
     return dict(
-        prompt=self.prompts[index], seed=seed, number=number, model=self.model,
+        prompt=self.prompts[index], **label, seed=seed, number=number, model=self.model,
         decoder=self.decoder, guarantee=self.guarantee, sampling=per_image,
         rounds=int(self.decoded.rounds[index]), software=software())
 
@@ -165,6 +167,12 @@ class Partial:
   def __repr__(self) -> str:
     return (f'Partial({int(self.count.sum())} of {self.fixed.size} tokens of {len(self.count)} '
             f'images, round {int(np.max(self.decoded.rounds))})')
+
+
+def file_name(index: int, prompt: str, seed: int) -> str:
+  """The name of an image's file."""
+  words = re.sub(r'\W+', '_', prompt.lower()).strip('_')[:60] or 'image'
+  return f'{index:05d}_{words}_seed{seed}.png'
 
 
 def software() -> str:

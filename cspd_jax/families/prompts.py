@@ -52,14 +52,16 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
   """`[count]` of every image, its seed and its number under that seed.
 
   Args:
-    seed: a whole number, under which the images are numbered, or one per image.
+    seed: a whole number, under which the images are numbered, or one per image, or a pair of
+      a seed and a number per image, which makes any image of a larger set again.
     count: how many images.
 
   Raises:
     ValueError: for anything else.
   """
-  several = isinstance(seed, (Sequence, np.ndarray, jax.Array)) and np.ndim(seed) == 1
-  values = list(np.asarray(seed).tolist()) if several else [seed]
+  several = isinstance(seed, (Sequence, np.ndarray, jax.Array)) and np.ndim(seed) in (1, 2)
+  pairs = several and np.ndim(seed) == 2 and np.shape(seed)[1] == 2
+  values = list(np.asarray(seed).reshape(-1).tolist()) if several else [seed]
   for value in values:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not (
         0 <= value < 2**32):
@@ -67,10 +69,10 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
                        f'one for each of {count} images.')
   if not several:
     return [(int(seed), i) for i in range(count)]
-  if len(values) != count:
+  if len(values) != count * (1 + pairs):
     raise ValueError(f'seed has {len(values)} numbers for {count} images; give one per image, or a '
                      'single one.')
-  return [(int(value), 0) for value in values]
+  return list(zip(values[::2], values[1::2])) if pairs else [(value, 0) for value in values]
 
 
 def keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:

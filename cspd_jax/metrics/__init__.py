@@ -21,6 +21,7 @@ METRICS = (
     acceptance.STEP_COMPRESSION,
     acceptance.ACCEPTED_LENGTH,
     acceptance.ONE_TOKEN_ROUNDS,
+    passes.ROUNDS,
     passes.TARGET_PASSES,
     passes.DRAFT_PASSES,
     passes.HEAD_CALLS,
@@ -40,6 +41,9 @@ METRICS = (
     frechet.FRECHET,
 )
 
+# By engine, what bars and curves show first.
+MAIN = {'discrete': acceptance.STEP_COMPRESSION, 'continuous': passes.HEAD_CALLS}
+
 
 def select(engine: str, *groups: str) -> tuple[Metric, ...]:
   """The metrics of an engine's decoders, 'discrete' or 'continuous', of some groups or all."""
@@ -48,4 +52,4 @@ def select(engine: str, *groups: str) -> tuple[Metric, ...]:
 
 
 __all__ = (
-    'METRICS', 'Metric', 'Sample', 'Value', 'columns', 'entries', 'measure', 'select')
+    'MAIN', 'METRICS', 'Metric', 'Sample', 'Value', 'columns', 'entries', 'measure', 'select')

@@ -84,8 +84,9 @@ def _one_token_rounds(sample: base.Sample, model) -> base.Value:
 
 
 ROUNDS = Metric(
-    'rounds', 'rounds', '{:.1f}', _rounds, ('discrete', 'continuous'),
-    meaning='rounds per image; of discrete tokens, forward passes of the target')
+    'rounds', 'rounds', '{:.1f}', _rounds,
+    meaning='forward passes of the target per image, the prefill included',
+    phrase='{:.0f} forward passes per image')
 STEP_COMPRESSION = Metric(
     'step_compression', 'step compr.', '{:.2f}x', _step_compression,
     meaning='tokens per forward pass of the target, over a whole image')

@@ -118,9 +118,10 @@ class Metric(NamedTuple):
     form: how the mean is written, such as '{:.2f}x'.
     measure: `(sample, model) -> Value`.
     engines: names of the engines whose decoders it can be asked about.
-    group: 'work' for what a decode took, told by the decode alone; 'fidelity' for how good
-      the images are, which takes networks or other images.
+    group: 'work' for what a decode took; 'bound' for what it may do to the distribution;
+      'fidelity' for what it did, which takes networks or other images to tell.
     meaning: what it says, in a line.
+    phrase: how it is said in the title of images, such as '{:.0f} rounds'; '' if it is not.
   """
 
   name: str
@@ -130,6 +131,7 @@ class Metric(NamedTuple):
   engines: tuple[str, ...] = ('discrete',)
   group: str = 'work'
   meaning: str = ''
+  phrase: str = ''
 
   def __call__(self, sample: Sample, model: Any) -> Value:
     return self.measure(sample, model)

@@ -15,9 +15,9 @@ def _per_token(sample: base.Sample, model) -> base.Value:
 
 
 TV_BOUND = Metric(
-    'tv_bound', 'TV bound', '{:.2f}', _tv_bound, group='fidelity',
+    'tv_bound', 'TV bound', '{:.2f}', _tv_bound, group='bound',
     meaning="bound on the total variation between the distribution of the images and the target's; "
     'it says something below 1 only')
 TV_BOUND_PER_TOKEN = Metric(
-    'tv_bound_per_token', '/token', '{:.4f}', _per_token, group='fidelity',
+    'tv_bound_per_token', '/token', '{:.4f}', _per_token, group='bound',
     meaning='the same bound per token')

@@ -64,6 +64,26 @@ def test_until_it_is_finished_the_earlier_report_stays(tmp_path):
   assert _names(tmp_path) == ['b.png', 'report.json']
 
 
+def test_a_report_that_is_there_may_be_kept(tmp_path):
+  _write(tmp_path, ['a.png'])
+  with pytest.raises(ValueError, match='holds a report already'):
+    Report(tmp_path, ['b.png'], overwrite=False)
+  Report(tmp_path / 'new', ['b.png'], overwrite=False)
+
+
+def test_a_stopped_run_goes_on_if_it_is_the_same(tmp_path):
+  first = Report(tmp_path, run={'seed': 1})
+  first.path('a.png').write_text('a')
+  assert Report(tmp_path, run={'seed': 1}).has('a.png')
+  assert not Report(tmp_path, run={'seed': 2}).has('a.png')
+  Report(tmp_path, run={'seed': 2}).path('a.png').write_text('a')
+  assert not Report(tmp_path).has('a.png')
+  again = Report(tmp_path, run={'seed': 2})
+  again.path('b.png').write_text('b')
+  again.write(settings={}, rows=[])
+  assert _names(tmp_path) == ['b.png', 'report.json']
+
+
 @pytest.mark.parametrize('stop_at', range(5))
 def test_a_stop_at_any_move_is_mended_by_the_next_report(tmp_path, monkeypatch, stop_at):
   _write(tmp_path, ['a.png', 'b.png'])

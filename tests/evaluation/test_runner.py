@@ -64,6 +64,8 @@ def test_seeds_of_every_image(model):
   for i, seed in enumerate(seeds):
     alone = runner.run(model, 'sjd', PROMPTS[i:i + 1], seed=seed)  # One program for all.
     np.testing.assert_array_equal(found.tokens[i], alone.tokens[0])
+  pairs = runner.run(model, 'sjd', PROMPTS, seed=[(seed, 0) for seed in seeds], batch_size=2)
+  np.testing.assert_array_equal(pairs.tokens, found.tokens)
 
 
 def test_a_key_takes_the_place_of_a_seed():
@@ -72,6 +74,8 @@ def test_a_key_takes_the_place_of_a_seed():
       data(runner.keys(jax.random.key(5), [0, 3])), data(runner.keys(5, [0, 3])))
   np.testing.assert_array_equal(
       data(runner.keys(5, [3]))[0], data(jax.random.fold_in(jax.random.key(5), 3)))
+  np.testing.assert_array_equal(
+      data(runner.keys([(5, 3), (6, 1)], [0, 1]))[0], data(runner.keys(5, [3]))[0])
 
 
 def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):

@@ -1,194 +1,150 @@
-"""`python -m experiments.generate` from end to end on a tiny model, and with wrong input."""
+"""`experiments.generate` from end to end: images with all that made them, stopped and continued."""
 
-import dataclasses
+import functools
 import json
-import os
-import pathlib
-import subprocess
-import sys
+from unittest import mock
 
-import jax
 import numpy as np
+from PIL import Image
 import pytest
 
-from cspd_jax.core import checkpoint
-from cspd_jax.models import llamagen
-from cspd_jax.models import vq
-from configs import demo
-from experiments import generation
-from tests.experiments import programs
+import cspd_jax
+from cspd_jax.families import generate as generate_lib
+from experiments import generate
+from tests.experiments import calls
+from tests.families import tiny
 
-_NAMES = ['cat', 'dog', 'owl']
-
-# What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
-    'unknown flag': (['--windw=3'], ['windw']),
-    'not a number': (['--window=wide'], ['window', 'wide']),
-    'a word too many': (['cat'], ['cat', 'not a flag']),
-    'no such config': (['--config=configs/nothing.py'], ['configs/nothing.py']),
-    'config of another program': (['--config={tmp}/other.py'], ['Other', 'num_images']),
-    'unknown field': (['--config.windw=3'], ['windw', 'window']),
-    'unknown decoder': (['--decoder=vanilla,fast'], ['fast', 'seed_exact']),
-    'no decoder': (['--decoder='], ['decoder', 'seed_exact']),
-    'window below 1': (['--window=0'], ['window is 0', 'at least 1']),
-    'window too large': (['--window=99'], ['window is 99', '16']),
-    'window far too large': (['--window=999999999999'], ['window is 999999999999', '16']),
-    'too many drafts': (['--config.draft_length=17'], ['draft_length is 17', '16']),
-    'no drafts': (['--config.draft_length=0'], ['draft_length is 0']),
-    'no images': (['--num_images=0'], ['num_images is 0']),
-    'fewer images than classes': (['--num_images=1', '--label=0,1'], ['num_images is 1', '2']),
-    'no runs': (['--config.repeats=0'], ['repeats is 0']),
-    'unknown dtype': (['--config.dtype=int8'], ['int8', 'bfloat16']),
-    'negative seed': (['--seed=-1'], ['seed is -1']),
-    'label out of range': (['--label=3'], ["label is '3'", '0 to 2']),
-    'label not a number': (['--label=cat'], ["label is 'cat'", '0 to 2']),
-    'unknown prompt': (['--prompt=cat,cow'], ['cat,cow', 'cat, dog, owl']),
-    'prompt and label': (['--prompt=cat', '--label=0'], ['prompt', 'label', 'only one']),
-    'prompt without names': (
-        ['--model={tmp}/unnamed', '--prompt=cat'], ['no names', 'label', '0 to 2']),
-    'guidance not finite': (['--guidance_scale=inf'], ['guidance_scale is inf']),
-    'negative temperature': (['--temperature=-1'], ['temperature is -1']),
-    'negative top_k': (['--top_k=-1'], ['top_k is -1']),
-    'top_k far too large': (['--top_k=99999999999'], ['top_k is 99999999999']),
-    'guidance beyond float32': (['--guidance_scale=1e300'], ['guidance_scale is inf']),
-    'top_p of 0': (['--top_p=0'], ['top_p is 0']),
-    'no draft model': (
-        ['--draft_model=', '--decoder=speculative'], ['speculative', 'draft_model']),
-    'draft model of the other target': (
-        ['--model={tmp}/unnamed', '--decoder=speculative'], ['speculative', 'draft_model']),
-    'EAGLE network of another target': (
-        ['--eagle=demo/eagle'], ['vocab_size', '1024', '16', 'eagle']),
-    'draft of another vocabulary': (
-        ['--draft_model={tmp}/other_vocabulary'], ['vocab_size', '32', '16']),
-    'no such model': (['--model={tmp}/nothing'], ['model', 'nothing', 'no such folder']),
-    'no model': (['--model='], ['model is empty']),
-    'not a checkpoint': (['--model={tmp}'], ['model', 'model.json']),
-    'truncated checkpoint': (['--model={tmp}/truncated'], ['model', 'damaged']),
-    'tokenizer as model': (['--model={tmp}/tokenizer'], ["'vq'", "'llamagen'"]),
-    'text model': (['--model={tmp}/text'], ['text-conditional']),
-    'tokenizer of another vocabulary': (
-        ['--model={tmp}/other_vocabulary'], ['codebook_size', '16', '32']),
-    'workdir under a file': (['--workdir={tmp}/other.py/out'], ['workdir', 'other.py']),
+    'unknown flag': (['--bacth_size=3'], ['did you mean --batch_size']),
+    'unknown decoder': (['--decoder=fast'], ['fast', 'seed_exact']),
+    'no batch': (['--batch_size=0'], ['batch_size is 0']),
+    'unknown prompt': (['--prompt=sea,moon'], ['moon', 'sand, sea, sky']),
+    'no file of prompts': (['--prompts={tmp}/nothing'], ['nothing']),
+    'file without prompts': (['--prompts={tmp}/empty'], ['empty', 'without prompts']),
+    'prompt twice': (['--prompt=sea', '--prompts={tmp}/prompts'], ['only one']),
+    'too many seeds': (['--prompt=sea', '--seeds=1,2', '--num_images=1'], ['seeds has 2']),
+    'seed beyond 32 bits': (['--seed=4294967296'], ['seed is 4294967296']),
+    'option of other tokens': (['--decoder=vanilla', '--temperature=-1'], ['temperature is -1']),
+    'no model': (['--model={tmp}/nothing'], ['nothing', 'is no folder']),
+    'no drafts': (['--decoder=eagle'], ['eagle', 'none']),
 }
 
 
-def _save_models(folder: pathlib.Path) -> None:
-  """Tiny models with random weights."""
-  sizes = dict(height=4, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=16, vocab_size=16,
-               num_classes=3, caption_dim=8)
-
-  def save(name, extra, **changes):
-    config = llamagen.LlamaGenConfig(**{**sizes, **changes})
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32),
-        jax.eval_shape(lambda: llamagen.init(config, jax.random.key(0))))
-    checkpoint.save(folder / name, 'llamagen', config, params, extra=extra)
-
-  save('target', {'labels': _NAMES})
-  save('draft', {}, dim=8)
-  save('unnamed', {})
-  save('truncated', {})
-  save('other_vocabulary', {}, vocab_size=32)
-  save('text', {}, conditioning='text')
-  config = vq.VQConfig(ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, codebook_size=16,
-                       codebook_dim=2)
-  checkpoint.save(folder / 'tokenizer', 'vq', config, vq.init(config, jax.random.key(0)))
-  largest = max((folder / 'truncated' / 'arrays').rglob('*'),
-                key=lambda file: file.stat().st_size if file.is_file() else 0)
-  largest.write_bytes(largest.read_bytes()[:-1])
-  (folder / 'other.py').write_text(
-      'import dataclasses\n\n@dataclasses.dataclass(frozen=True)\nclass Other:\n  seed: int = 0\n'
-      '\ndef get_config():\n  return Other()\n')
-
-
 @pytest.fixture(scope='module')
-def models(tmp_path_factory):
+def folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp('models')
-  _save_models(folder)
+  tiny.saved(folder / 'beach')
+  (folder / 'prompts').write_text('sea\n\n sky\nsea\n2\n0\n')
+  (folder / 'empty').write_text('\n')
   return folder
 
 
-@pytest.fixture(scope='module')
-def calls(models, tmp_path_factory):
-  """Results `(code, stdout, stderr)` of all calls by name, and the folder of each."""
-  tmp, out = models, tmp_path_factory.mktemp('out')
-  tiny = [f'--config.model={tmp}/target', f'--config.draft_model={tmp}/draft',
-          f'--config.tokenizer={tmp}/tokenizer', '--config.eagle=', '--config.medusa=',
-          '--config.window=5']
-  commands = {name: words for name, (words, _) in _BAD.items()}
-  commands['good'] = ['--decoder=vanilla,seed_exact', '--prompt=owl',
-                      '--num_images=1', '--guidance_scale=1.5', '--seed=5']
-  commands['good without vanilla'] = [
-      '--decoder=speculative', '--label=2,0', '--num_images=3', '--guidance_scale=1']
-  commands = {name: [word.format(tmp=tmp) for word in words] for name, words in commands.items()}
-  return programs.run('generate', commands, tiny, out)
+@pytest.fixture(scope='module', autouse=True)
+def load_once():
+  """The model is loaded once for all tests, and keeps what it has compiled."""
+  with mock.patch.object(cspd_jax, 'load', functools.lru_cache(cspd_jax.load)):
+    yield
+
+
+@pytest.fixture
+def run(folder, capsys, tmp_path):
+  def run(*words):
+    words = [word.format(tmp=folder) for word in words]
+    return calls.call(generate.main, capsys, tmp_path / 'out', f'--model={folder}/beach', *words)
+  return run
+
+
+def _names(found):
+  assert found.code == 0, found.err
+  return sorted(file.name for file in found.folder.iterdir())
 
 
 @pytest.mark.parametrize('name', _BAD)
-def test_bad_input(calls, name):
-  programs.check_refused(calls[name], _BAD[name][1])
+def test_bad_input(run, name):
+  words, message = _BAD[name]
+  calls.check_refused(run(*words), message)
 
 
-def test_writes_report_and_pictures(calls):
-  code, out, err, folder = calls['good']
-  assert code == 0, err
-  names = ['vanilla', 'seed_exact']
-  files = {f'images_{name}.png' for name in names} | {'acceptance.png', 'speed.png', 'report.json'}
-  assert {file.name for file in folder.iterdir()} == files
-  for file in files - {'report.json'}:
-    assert (folder / file).read_bytes().startswith(b'\x89PNG')
-  report = json.loads((folder / 'report.json').read_text())
-  assert report['num_images'] == 1
-  assert report['labels'] == [2] and report['captions'] == ['owl']
-  assert list(report['decoders']) == names
-  assert report['settings']['guidance_scale'] == 1.5
-  for name, row in report['decoders'].items():
-    assert row['guarantee'] == 'seed-exact'
-    assert 1 <= row['rounds_mean'] <= 16
-    assert row['step_compression'] == pytest.approx(16 / row['rounds_mean'])
-    assert 1 <= row['accepted_length_mean'] <= 5
-    assert 0 <= row['one_token_rounds'] <= 1
-    assert row['seconds_per_image'] == pytest.approx(
-        row['ms_per_round'] * row['rounds_mean'] / 1000)
-    assert row['speedup'] == pytest.approx(
-        report['decoders']['vanilla']['seconds_per_image'] / row['seconds_per_image'])
-    assert row['compile_seconds'] > 0
-    assert (folder / row['images']).is_file()
-  assert report['decoders']['vanilla']['rounds_mean'] == 16
-  assert report['decoders']['vanilla']['tokens_equal_vanilla'] is True
-  assert report['decoders']['seed_exact']['tokens_equal_vanilla'] is True
-  table = out[out.index('decoder  '):].splitlines()
-  assert [line.split()[0] for line in table[2:4]] == names
+def test_images_of_a_file_of_prompts(run, folder):
+  words = ['--prompts={tmp}/prompts', '--decoder=sjd(window=4)', '--seed=3']
+  found = run(*words, '--batch_size=2', '--npz')
+  names = ['00000_sea_seed3.png', '00001_sky_seed3.png', '00002_sea_seed3.png',
+           '00003_sky_seed3.png', '00004_sand_seed3.png']
+  assert _names(found) == [*names, 'images.npz', 'report.json']
+  images = np.stack([np.asarray(Image.open(found.folder / name)) for name in names])
+  model = cspd_jax.load(str(folder / 'beach'), dtype=None)
+  out = model.generate(['sea', 'sky', 'sea', '2', '0'], seed=3, decoder='sjd(window=4)', batch_size=2)
+  np.testing.assert_array_equal(images, out.images)
+  with np.load(found.folder / 'images.npz', allow_pickle=False) as stored:
+    np.testing.assert_array_equal(stored['arr_0'], images)
+    assert list(stored) == ['arr_0'] and stored['arr_0'].dtype == np.uint8
+  report = json.loads((found.folder / 'report.json').read_text())
+  assert [row['file'] for row in report['rows']] == names
+  assert [row['rounds'] for row in report['rows']] == out.decoded.rounds.tolist()
+  assert report['guarantee'] == 'exact' and report['versions']['jax']
 
 
-def test_without_vanilla_there_is_no_speedup(calls):
-  code, out, err, folder = calls['good without vanilla']
-  assert code == 0, err
-  report = json.loads((folder / 'report.json').read_text())
-  assert report['labels'] == [2, 0, 2]
-  row = report['decoders']['speculative']
-  assert row['guarantee'] == 'exact'
-  assert row['speedup'] is None and row['tokens_equal_vanilla'] is None
-  assert ' - ' in out.splitlines()[-3]
+def test_an_image_says_how_it_was_made(run):
+  found = run('--prompt=sea', '--decoder=sjd(window=4)', '--seed=5', '--guidance_scale=3',
+              '--num_images=2', '--batch_size=2')
+  with Image.open(found.folder / '00001_sea_seed5.png') as image:
+    said = image.text
+    assert image.size == (16, 16)
+  assert said['prompt'] == 'sea' and said['decoder'] == 'sjd(window=4)'
+  assert (said['seed'], said['number'], said['label']) == ('5', '1', '1')
+  assert json.loads(said['sampling'])['guidance_scale'] == 3
+  assert 'cspd_jax' in said['software'] and 'jax' in said['software']
 
 
-def test_left_out_decoders_are_named(models):
-  config = dataclasses.replace(
-      demo.get_config(), model=str(models / 'target'), draft_model='', eagle='',
-      medusa='',
-      tokenizer=str(models / 'tokenizer'), window=5)
-  job = generation.prepare(config)
-  assert 'speculative' not in job.decoders and 'sjd_pac' in job.decoders
-  assert 'draft_model' in job.left_out['speculative']
-  assert 'medusa' in job.left_out['medusa']
+def test_nothing_is_overwritten_unless_asked(run, tmp_path):
+  words = ['--decoder=sjd(window=4)', '--batch_size=2']
+  first = _names(run(*words, '--prompt=sea', '--num_images=2'))
+  refused = run(*words, '--prompt=sky')
+  assert refused.code == 2 and 'holds a report already' in refused.err
+  (tmp_path / 'out' / 'mine.png').write_text('mine')
+  second = _names(run(*words, '--prompt=sky', '--num_images=2', '--overwrite'))
+  assert 'mine.png' in second and not set(first) & set(second) - {'report.json'}
 
 
-def test_program_prints_one_message_and_ends_with_code_2(models):
-  done = subprocess.run(
-      [sys.executable, '-m', 'experiments.generate', f'--model={models}/target',
-       f'--tokenizer={models}/tokenizer', '--window=99'],
-      cwd=programs.ROOT, env=dict(os.environ, JAX_PLATFORMS='cpu'), capture_output=True, text=True)
-  assert done.returncode == 2
-  assert done.stderr.startswith('error: window is 99') and done.stderr.count('\n') == 1
-  assert not done.stdout
+def test_a_file_of_the_users_own_is_never_overwritten(run, tmp_path):
+  (tmp_path / 'out').mkdir()
+  (tmp_path / 'out' / '00000_sea_seed0.png').write_text('mine')
+  found = run('--prompt=sea', '--overwrite')
+  assert found.code == 2 and '00000_sea_seed0.png was not written by a report' in found.err
+  assert (tmp_path / 'out' / '00000_sea_seed0.png').read_text() == 'mine'
+
+
+def test_a_stopped_run_goes_on(run, monkeypatch):
+  words = ['--decoder=sjd(window=4)', '--prompt=sand', '--num_images=5', '--batch_size=2']
+  whole, made = generate_lib.generate, []
+
+  def generate_twice(model, prompts, **options):
+    if len(made) == 2:
+      raise KeyboardInterrupt
+    made.append(len(prompts))
+    return whole(model, prompts, **options)
+
+  monkeypatch.setattr(generate_lib, 'generate', generate_twice)
+  stopped = run(*words)
+  assert stopped.code == 130 and stopped.err.endswith('interrupted\n')
+  assert not list(stopped.folder.glob('*.png'))
+  made.clear()
+  found = run(*words)
+  assert made == [2] and len(_names(found)) == 6
+  monkeypatch.setattr(generate_lib, 'generate', whole)
+  alone = run(*words, f'--workdir={found.folder}_whole')
+  for file in found.folder.glob('*.png'):
+    np.testing.assert_array_equal(
+        np.asarray(Image.open(file)),
+        np.asarray(Image.open(f'{alone.folder}_whole/{file.name}')))
+
+
+def test_one_seed_per_image(run):
+  found = run('--decoder=sjd(window=4)', '--prompt=sea', '--seeds=4,9', '--batch_size=2')
+  assert _names(found)[:2] == ['00000_sea_seed4.png', '00001_sea_seed9.png']
+
+
+def test_help(capsys):
+  assert generate.main(['generate', '--help']) == 0
+  out = capsys.readouterr().out
+  assert '--batch_size=16' in out and '--npz=false' in out and 'python -m experiments' in out

@@ -1,0 +1,63 @@
+"""Images from the shipped model with every decoder, and what each decoder costs.
+
+  python -m experiments.compare --config=configs/compare/demo.py
+
+Runtime: two to three minutes on two CPU cores, half of it compilation.
+Result: in runs/demo, a grid of images per decoder, the acceptance maps, bars of step
+compression and wall-clock, and report.json. Every decoder draws from the same distribution; vanilla
+and seed_exact draw the same images.
+"""
+
+import dataclasses
+
+import jax
+
+from configs import groups
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Parameters of decoders whose specification leaves them open.
+
+  Attributes:
+    window: tokens per forward pass of the Jacobi decoders; `get_config` chooses it for the
+      machine. From 26 on EAGLE drafts along its published tree, below along a chain.
+    length: tokens drafted per round as a chain: by a draft model, by EAGLE, by Medusa.
+  """
+
+  window: int | None = 64
+  length: int | None = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What to compare.
+
+  Attributes:
+    model: a shipped model or a folder.
+    parts: networks that take the place of its own.
+    decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32), or all.
+    images: which images, the same with every decoder.
+    sampling: how tokens are drawn.
+    sizes: parameters of decoders whose specification leaves them open.
+    repeats: timed runs per image and decoder; the median counts.
+    dtype: of the parameters: float32 or bfloat16. Floating-point numbers of less than 32 bits
+      round differently for other windows, so that seed_exact may leave vanilla.
+    workdir: folder of the results.
+  """
+
+  model: str = 'demo'
+  parts: groups.Parts = groups.Parts()
+  decoder: tuple[str, ...] = ('all',)
+  images: groups.Images = groups.Images()
+  sampling: groups.Sampling = groups.Sampling()
+  sizes: Sizes = Sizes()
+  repeats: int = 3
+  dtype: str | None = None
+  workdir: str = 'runs/demo'
+
+
+def get_config() -> Config:
+  """The configuration of `experiments.compare`."""
+  # A CPU pays for every token of a window, an accelerator hardly does.
+  return Config(sizes=Sizes(window=8 if jax.default_backend() == 'cpu' else 64))

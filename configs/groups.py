@@ -1,0 +1,58 @@
+"""Groups of fields that configurations share. What is None is left to the model."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """Networks that take the place of the model's own.
+
+  Attributes:
+    tokenizer: folder of an image tokenizer.
+    draft: folder of a draft model.
+    eagle: folder of an EAGLE network.
+    medusa: folder of Medusa heads.
+  """
+
+  tokenizer: str | None = None
+  draft: str | None = None
+  eagle: str | None = None
+  medusa: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """Which images.
+
+  Attributes:
+    prompt: what they show: a prompt, or names or numbers of classes with commas between; all that
+      the model knows if none.
+    prompts: a file with one prompt per line, in place of `prompt`.
+    num_images: how many; the prompts take turns. None makes one per prompt or seed that is given.
+    seed: image `i` has the key `i` of this seed, with every decoder and batch size.
+    seeds: one seed per image, in place of `seed`.
+  """
+
+  prompt: str | None = None
+  prompts: str | None = None
+  num_images: int | None = None
+  seed: int = 0
+  seeds: tuple[int, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """How tokens are drawn.
+
+  Attributes:
+    guidance_scale: of classifier-free guidance, which others call `cfg_scale`; 1 is none.
+    temperature: of discrete tokens divides the logits, and 0 is greedy; of continuous tokens
+      multiplies the noise of every denoising kernel.
+    top_k: keeps the k most probable tokens; 0 keeps all. Discrete tokens only.
+    top_p: keeps the most probable tokens up to this mass; 1 keeps all. Discrete tokens only.
+  """
+
+  guidance_scale: float | None = None
+  temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None

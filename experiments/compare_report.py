@@ -1,0 +1,163 @@
+"""What `experiments.compare` tells: rows, a table and pictures, whatever the engine."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import cspd_jax
+from cspd_jax import metrics
+from cspd_jax.evaluation import runner
+from cspd_jax.evaluation import tables
+from cspd_jax.evaluation.comparison import Compared
+from cspd_jax.evaluation.report import Report
+from cspd_jax.metrics import passes
+from cspd_jax.plots import acceptance
+from cspd_jax.plots import bars
+from cspd_jax.plots import grid
+from cspd_jax.plots import replaced
+
+Programs = Mapping[str, runner.Program]
+
+# More images than these would make the maps too wide to read.
+_MAPPED = 4
+_PICTURES = ('acceptance.png', 'accepted.png', 'speed.png')
+# Of the metrics of an engine, those that are in the table; the others are in report.json.
+_COLUMNS = ('rounds', 'step_compression', 'accepted_length', 'one_token_rounds', 'target_passes',
+            'draft_passes', 'head_calls', 'head_rows')
+
+
+def files(model: cspd_jax.Model, programs: Programs) -> list[str]:
+  """The files that a report may have."""
+  continuous = model.engine.name == 'continuous'
+  pictures = [name for name in _PICTURES if continuous or name != 'accepted.png']
+  return [*_files(programs).values(), *pictures]
+
+
+def _files(programs: Programs) -> dict[str, str]:
+  """The file of every decoder's images."""
+  found: dict[str, str] = {}
+  for name in programs:
+    word = re.sub(r'\W+', '_', name).strip('_')
+    taken = sum(file.startswith(f'images_{word}.') for file in found.values())
+    found[name] = f'images_{word}.{taken + 1}.png' if taken else f'images_{word}.png'
+  return found
+
+
+def headline(model: cspd_jax.Model, programs: Programs, prompts: Sequence[Any],
+             sampling: Any) -> str:
+  """What is about to be done, in a line."""
+  usual = type(sampling)()._asdict()
+  options = ', '.join(
+      f'{name.replace("_", " ")} {np.asarray(value).item():g}'
+      for name, value in sampling._asdict().items()
+      if value != usual[name] or name in ('guidance_scale', 'temperature'))
+  count = len(prompts)
+  return (f'{count} image{"s"[:count != 1]} of {model.num_tokens} {model.engine.name} tokens with '
+          f'{len(programs)} decoders; model {model.name}, {options}')
+
+
+def rows(model: cspd_jax.Model, programs: Programs,
+         compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
+  """A row per decoder; speed-ups are None unless the engine's baseline ran as well."""
+  baseline = next((compared[name] for name, program in programs.items()
+                   if program.specification.parts[0].name == model.engine.baseline), None)
+  images, found = _files(programs), []
+  for name, one in compared.items():
+    program, decoded = programs[name], one.sample.decoded
+    row = dict(
+        decoder=name, specification=str(program.specification),
+        guarantee=model.engine.guarantee(program.decoder),
+        **metrics.entries(metrics.measure(
+            metrics.select(model.engine.name, 'work', 'bound'), one.sample, model)),
+        ms_per_round=1e3 * float(one.seconds.sum() / decoded.rounds.sum()),
+        seconds_per_image=float(one.seconds.mean()),
+        speedup=baseline and float(baseline.seconds.mean() / one.seconds.mean()),
+        tokens_equal_baseline=baseline and bool(
+            np.array_equal(decoded.tokens, baseline.sample.decoded.tokens)),
+        compile_seconds=one.compile_seconds, images=images[name])
+    if model.engine.name == 'continuous':
+      row |= _statement(program, decoded) | passes.details(one.sample, model)
+    found.append(row)
+  return found
+
+
+def _statement(program: runner.Program, decoded: Any) -> dict[str, Any]:
+  """What a decoder of continuous tokens draws from, and what it tests."""
+  tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
+  return dict(distribution=program.decoder.distribution,
+              guarantee_in_words=program.decoder.guarantee,
+              tested=tested if decoded.tests.tested.any() else None)
+
+
+def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
+  """The rows as text; for continuous tokens also what each decoder accepts and draws from."""
+  chosen = [metric for metric in metrics.select(model.engine.name, 'work')
+            if metric.name in _COLUMNS]
+  columns = {'decoder': '{decoder}', 'guarantee': '{guarantee}', **metrics.columns(chosen)}
+  if any(row['guarantee'] == 'relaxed' for row in entries):
+    columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
+  columns |= {'ms/round': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
+              'speed-up': '{speedup:.2f}x'}
+  if model.engine.name == 'discrete':
+    columns[f'= {model.engine.baseline}'] = '{equal}'
+  columns['compile s'] = '{compile_seconds:.1f}'
+  equal = {True: 'yes', False: 'no', None: None}
+  text = tables.text(columns, [
+      dict(row, equal=equal[row['tokens_equal_baseline']]) for row in entries])
+  sentences = [_sentence(row) for row in entries if 'distribution' in row]
+  return '\n'.join([text, '', *sentences] if sentences else [text])
+
+
+def _sentence(row: Mapping[str, Any]) -> str:
+  """What a decoder of continuous tokens draws from and accepts.
+
+  No two of them test the same, so these rates share no column.
+  """
+  text = f'{row["decoder"]}: {row["distribution"]}; {row["guarantee_in_words"]}'
+  if row['acceptance'] is not None:
+    text += f'; accepts {row["acceptance"]:.1%} of its {row["tested"]}'
+  if row['squared_error_bound'] is not None:
+    text += (f'; squared distance {row["squared_error"]:.4f}, bound '
+             f'{row["squared_error_bound"]:.4f}')
+  if row['residual_missed']:
+    text += f'; {row["residual_missed"]:.2f} residual draws per image failed'
+  return text
+
+
+def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]],
+         compared: Mapping[str, Compared], captions: Sequence[str]) -> None:
+  """Writes the pictures."""
+  images = {name: one.sample.images(model) for name, one in compared.items()}
+  phrased = [metric for metric in metrics.select(model.engine.name, 'work') if metric.phrase]
+  for row in entries:
+    said = [metric.phrase.format(row[metric.name]) for metric in phrased]
+    said.append(f'{row["seconds_per_image"]:.2f} s')
+    grid.save_grid(report.path(row['images']), images[row['decoder']], captions=captions,
+                   title=f'{row["decoder"]}: {", ".join(said)}')
+  shown = {name: value[:_MAPPED] for name, value in images.items()}
+  on_grid = lambda values: values.reshape(-1, *model.grid)[:_MAPPED]
+  acceptance.save_acceptance_map(
+      report.path('acceptance.png'),
+      {name: on_grid(one.sample.decoded.round_of_token) for name, one in compared.items()},
+      images=shown, captions=captions[:_MAPPED], title='In which round each token was fixed')
+  tests = {name: one.sample.decoded.tests for name, one in compared.items()
+           if hasattr(one.sample.decoded, 'tests') and one.sample.decoded.tests.tested.any()}
+  if tests:
+    replaced.save_replaced_map(
+        report.path('accepted.png'), {name: shown[name] for name in tests},
+        {name: on_grid(one.tested) for name, one in tests.items()},
+        {name: on_grid(one.accepted) for name, one in tests.items()},
+        captions=captions[:_MAPPED],
+        title='What was accepted: tokens, or kernels of the head')
+  main = metrics.MAIN[model.engine.name]
+  values = lambda key: {row['decoder']: row[key] for row in entries}
+  bars.save_bars(
+      report.path('speed.png'),
+      [bars.Panel(main.heading, values(main.name), main.form, main.meaning),
+       bars.Panel('seconds per image', values('seconds_per_image'), '{:.3f} s',
+                  'wall-clock at batch 1 without compilation; shorter is better')],
+      baseline=model.engine.baseline,
+      title=f'{model.name} on {jax.devices()[0].device_kind}')

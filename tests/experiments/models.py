@@ -1,0 +1,66 @@
+"""Tiny models with random weights, for programs."""
+
+import pathlib
+
+import jax
+import numpy as np
+
+from cspd_jax import families
+from cspd_jax.core import checkpoint
+from cspd_jax.models import kl_vae
+from cspd_jax.models import llamagen
+from cspd_jax.models import mar
+from cspd_jax.models import vq
+
+NAMES = ['cat', 'dog', 'owl']
+
+
+def save(folder: pathlib.Path, name: str, kind: str, config, scale: float = 0.5, **extra) -> None:
+  """Saves a network with random weights."""
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+      lambda leaf: rng.normal(0, scale, leaf.shape).astype(np.float32),
+      jax.eval_shape(lambda: checkpoint.KINDS[kind].init(config, jax.random.key(0))))
+  checkpoint.save(folder / name, kind, config, params, extra=extra)
+
+
+def llamagens(folder: pathlib.Path) -> None:
+  """The models 'model' and 'alone', without drafts, and networks that do not fit them."""
+  sizes = dict(height=4, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=16, vocab_size=16,
+               num_classes=3, caption_dim=8)
+  target = lambda name, extra, **changes: save(
+      folder, name, 'llamagen', llamagen.LlamaGenConfig(**{**sizes, **changes}), **extra)
+  target('target', {'labels': NAMES})
+  target('draft', {}, dim=8)
+  target('unnamed', {})
+  target('truncated', {})
+  target('other_vocabulary', {}, vocab_size=32)
+  target('text', {}, conditioning='text')
+  config = vq.VQConfig(ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, codebook_size=16,
+                       codebook_dim=2)
+  checkpoint.save(folder / 'tokenizer', 'vq', config, vq.init(config, jax.random.key(0)))
+  largest = max((folder / 'truncated' / 'arrays').rglob('*'),
+                key=lambda file: file.stat().st_size if file.is_file() else 0)
+  largest.write_bytes(largest.read_bytes()[:-1])
+  parts = {'target': '../target', 'tokenizer': '../tokenizer'}
+  families.save(folder / 'model', 'llamagen', {**parts, 'draft': '../draft'},
+                {'guidance_scale': 2.0})
+  families.save(folder / 'alone', 'llamagen', parts)
+  (folder / 'other.py').write_text(
+      'import dataclasses\n\n@dataclasses.dataclass(frozen=True)\nclass Other:\n  seed: int = 0\n'
+      '\ndef get_config():\n  return Other()\n')
+
+
+def mars(folder: pathlib.Path) -> None:
+  """The models 'model' and 'alone', without a draft model, and networks that do not fit them."""
+  for name, dim, token_dim, patch_size in (
+      ('target', 16, 4, 1), ('draft', 8, 4, 1), ('narrow', 8, 3, 1), ('patches', 8, 4, 2)):
+    save(folder, name, 'mar', mar.MARConfig(
+        height=2, width=2, token_dim=token_dim, patch_size=patch_size, dim=dim, num_layers=1,
+        num_heads=2, head_width=8, head_layers=1, num_classes=3, buffer_size=2), scale=0.2)
+  for name, channels in (('vae', 4), ('other_vae', 2)):
+    save(folder, name, 'kl_vae', kl_vae.KLVAEConfig(
+        ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=channels), scale=0.2)
+  parts = {'target': '../target', 'tokenizer': '../vae'}
+  families.save(folder / 'model', 'mar', {**parts, 'draft': '../draft'}, {'guidance_scale': 2.0})
+  families.save(folder / 'alone', 'mar', parts)

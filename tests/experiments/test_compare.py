@@ -1,0 +1,183 @@
+"""`experiments.compare` from end to end on tiny models, and with wrong input."""
+
+import functools
+import json
+from unittest import mock
+
+import pytest
+
+import cspd_jax
+from cspd_jax.core import checkpoint
+from experiments import compare
+from tests.experiments import calls
+from tests.experiments import models as models_lib
+from tests.families import tiny
+
+# What is wrong with the input: arguments, and words that the message must hold.
+_BAD = {
+    'unknown flag': (['--windw=3'], ['windw', 'did you mean --window']),
+    'not a number': (['--window=wide'], ['window', 'wide']),
+    'a word too many': (['cat'], ['cat', 'not a flag']),
+    'no such config': (['--config=configs/nothing.py'], ['configs/nothing.py']),
+    'config of another program': (['--config={tmp}/other.py'], ['Other', 'images']),
+    'unknown field': (['--config.windw=3'], ['windw', 'window']),
+    'unknown decoder': (['--decoder=vanilla,fast'], ['fast', 'seed_exact']),
+    'unknown parameter': (['--decoder=mc_sjd(windw=3)'], ['windw', 'window']),
+    'no decoder': (['--decoder='], ['decoder', 'seed_exact']),
+    'window below 1': (['--window=0'], ['window is 0', 'at least 1']),
+    'window too large': (['--window=99'], ['window is 99', '16']),
+    'window far too large': (['--window=999999999999'], ['window is 999999999999', '16']),
+    'too many drafts': (['--length=17'], ['length is 17', '16']),
+    'no drafts': (['--length=0'], ['length is 0']),
+    'no images': (['--num_images=0'], ['num_images is 0']),
+    'fewer images than classes': (['--num_images=1', '--prompt=0,1'], ['num_images is 1', '2']),
+    'no runs': (['--repeats=0'], ['repeats is 0']),
+    'unknown dtype': (['--dtype=int8'], ['int8', 'bfloat16']),
+    'negative seed': (['--seed=-1'], ['seed is -1']),
+    'seeds of other images': (['--seeds=1,2', '--num_images=3'], ['seeds has 2', '3 images']),
+    'label out of range': (['--prompt=3'], ["'3'", '0 to 2']),
+    'unknown prompt': (['--prompt=cat,cow'], ['cow', 'cat, dog, owl']),
+    'prompt and prompts': (['--prompt=cat', '--prompts=x'], ['prompt', 'prompts', 'only one']),
+    'no file of prompts': (['--prompts={tmp}/nothing'], ['nothing']),
+    'prompt without names': (
+        ['--model={tmp}/unnamed', '--prompt=cat'], ["'cat'", '0 to 2']),
+    'guidance not finite': (['--guidance_scale=inf'], ['guidance_scale is inf']),
+    'negative temperature': (['--temperature=-1'], ['temperature is -1']),
+    'negative top_k': (['--top_k=-1'], ['top_k is -1']),
+    'top_k far too large': (['--top_k=99999999999'], ['top_k is 99999999999']),
+    'guidance beyond float32': (['--guidance_scale=1e300'], ['guidance_scale is inf']),
+    'top_p of 0': (['--top_p=0'], ['top_p is 0']),
+    'no draft model': (
+        ['--model={tmp}/alone', '--decoder=speculative'], ['speculative', "'model'", 'alone']),
+    'EAGLE network of another target': (
+        ['--eagle={demo}/eagle'], ['vocab_size', '1024', '16', 'eagle']),
+    'draft of another vocabulary': (
+        ['--draft={tmp}/other_vocabulary'], ['vocab_size', '32', '16']),
+    'no such model': (['--model={tmp}/nothing'], ['nothing', 'is no folder']),
+    'no model': (['--model='], ['name_or_folder']),
+    'not a checkpoint': (['--model={tmp}'], ['model.json']),
+    'truncated checkpoint': (['--model={tmp}/truncated'], ['damaged']),
+    'tokenizer as model': (['--model={tmp}/tokenizer'], ["'vq'", 'llamagen']),
+    'text model': (['--model={tmp}/text'], ['prompt']),
+    'tokenizer of another vocabulary': (
+        ['--model={tmp}/other_vocabulary', '--tokenizer={tmp}/tokenizer'],
+        ['codebook_size', '16', '32']),
+    'workdir under a file': (['--workdir={tmp}/other.py/out'], ['workdir', 'other.py']),
+}
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('models')
+  models_lib.llamagens(folder)
+  return folder
+
+
+@pytest.fixture(scope='module', autouse=True)
+def load_once():
+  """Models are loaded once for all tests, and keep what they have compiled."""
+  with mock.patch.object(cspd_jax, 'load', functools.lru_cache(cspd_jax.load)):
+    yield
+
+
+@pytest.fixture
+def run(models, capsys, tmp_path):
+  """Calls the program with a tiny model."""
+  def run(*words):
+    words = [word.format(tmp=models, demo=checkpoint.ASSETS / 'demo') for word in words]
+    return calls.call(compare.main, capsys, tmp_path / 'out', f'--model={models}/model',
+                      '--decoder=vanilla,sjd_pac,speculative', '--window=5', '--repeats=1', *words)
+  return run
+
+
+@pytest.mark.parametrize('name', _BAD)
+def test_bad_input(run, name):
+  words, message = _BAD[name]
+  calls.check_refused(run(*words), message)
+
+
+def _report(found):
+  """The content of report.json, and its rows by decoder."""
+  assert found.code == 0, found.err
+  report = json.loads((found.folder / 'report.json').read_text())
+  return report, {row['decoder']: row for row in report['rows']}
+
+
+def test_writes_report_and_pictures(run):
+  found = run('--decoder=vanilla,seed_exact', '--prompt=owl', '--guidance_scale=1.5', '--seed=5')
+  report, rows = _report(found)
+  names = ['vanilla', 'seed_exact']
+  files = {f'images_{name}.png' for name in names} | {'acceptance.png', 'speed.png', 'report.json'}
+  assert {file.name for file in found.folder.iterdir()} == files
+  for file in files - {'report.json'}:
+    assert (found.folder / file).read_bytes().startswith(b'\x89PNG')
+  assert report['num_images'] == 1 and report['captions'] == ['owl']
+  assert list(rows) == names
+  assert report['settings']['sampling']['guidance_scale'] == 1.5
+  for row in rows.values():
+    assert row['guarantee'] == 'seed-exact'
+    assert 1 <= row['rounds'] <= 16
+    assert row['step_compression'] == pytest.approx(16 / row['rounds'])
+    assert 1 <= row['accepted_length'] <= 5
+    assert 0 <= row['one_token_rounds'] <= 1
+    assert row['seconds_per_image'] == pytest.approx(
+        row['ms_per_round'] * row['rounds'] / 1000)
+    assert row['speedup'] == pytest.approx(
+        rows['vanilla']['seconds_per_image'] / row['seconds_per_image'])
+    assert row['compile_seconds'] > 0
+    assert (found.folder / row['images']).is_file()
+  assert rows['vanilla']['rounds'] == 16
+  assert rows['vanilla']['tokens_equal_baseline'] is True
+  assert rows['seed_exact']['tokens_equal_baseline'] is True
+  table = found.out[found.out.index('decoder  '):].splitlines()
+  assert [line.split()[0] for line in table[2:4]] == names
+  assert 'TV bound' not in found.out
+
+
+def test_without_vanilla_there_is_no_speedup(run):
+  found = run('--decoder=speculative', '--prompt=2,0', '--num_images=3', '--guidance_scale=1')
+  report, rows = _report(found)
+  assert report['captions'] == ['owl', 'cat', 'owl']
+  row = rows['speculative']
+  assert row['guarantee'] == 'exact'
+  assert row['speedup'] is None and row['tokens_equal_baseline'] is None
+  assert ' - ' in found.out.splitlines()[-3]
+
+
+def test_relaxed_decoders_have_pictures_and_a_bound(run):
+  found = run('--decoder=sjd+uniform(delta=3), vanilla', '--num_images=1')
+  _, rows = _report(found)
+  row = rows['sjd+uniform(delta=3)']
+  assert row['guarantee'] == 'relaxed' and row['tv_bound'] > 0
+  assert (found.folder / row['images']).read_bytes().startswith(b'\x89PNG')
+  assert row['images'] == 'images_sjd_uniform_delta_3.png' and 'TV bound' in found.out
+
+
+def test_left_out_decoders_are_named(models):
+  config = compare.demo.Config(
+      model=str(models / 'alone'), sizes=compare.demo.Sizes(window=5, length=2))
+  job = compare.prepare(config)
+  assert 'speculative' not in job.programs and 'sjd_pac' in job.programs
+  assert "'model' part" in job.left_out['speculative']
+  assert 'medusa' in job.left_out['medusa']
+
+
+def test_a_family_of_the_tests(capsys, tmp_path):
+  model = tiny.saved(tmp_path / 'beach')
+  found = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={model}', '--window=4',
+                     '--decoder=vanilla,sjd', '--prompt=sea', '--repeats=1')
+  report, rows = _report(found)
+  assert report['model'] == 'beach' and report['captions'] == ['sea']
+  assert rows['sjd']['rounds'] <= rows['vanilla']['rounds'] == 16
+
+
+def test_files_of_decoders_with_similar_names():
+  found = compare.compare_report._files(['a(b)', 'a+b', 'a_b'])  # pylint: disable=protected-access
+  assert len(set(found.values())) == 3
+
+
+def test_help(capsys):
+  assert compare.main(['compare', '--help']) == 0
+  out = capsys.readouterr().out
+  assert 'python -m experiments.compare' in out and '--guidance_scale=none' in out
+  assert 'cfg_scale' in out

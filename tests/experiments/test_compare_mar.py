@@ -1,0 +1,115 @@
+"""`experiments.compare` with decoders of continuous tokens: the same program, other columns."""
+
+import functools
+import json
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.continuous.registry import DECODERS
+from experiments import compare
+from tests.experiments import calls
+from tests.experiments import models as models_lib
+
+# What is wrong with the input: arguments, and words that the message must hold.
+_BAD = {
+    'option of other models': (['--window=3'], ['--window is not a flag', 'kernels_per_call']),
+    'sampling of other models': (['--top_k=3'], ['top_k', 'temperature']),
+    'unknown decoder': (['--decoder=vanilla'], ['vanilla', 'exact_head']),
+    'no draft model': (
+        ['--model={tmp}/alone', '--decoder=exact_path'], ['exact_path', "'model' part"]),
+    'draft model of other tokens': (['--draft={tmp}/narrow'], ['token_dim', '3', '4']),
+    'tokenizer of other tokens': (['--tokenizer={tmp}/other_vae'], ['z_channels', '2', '4']),
+    'model of another kind': (['--model={tmp}/vae'], ["'kl_vae'", 'mar']),
+    'label out of range': (['--prompt=3'], ["'3'", '0 to 2']),
+    'temperature of 0': (['--temperature=0'], ['temperature is 0.0', 'above 0']),
+    'guidance not finite': (['--guidance_scale=inf'], ['guidance_scale is inf']),
+    'unknown guidance': (['--guidance=cosine'], ['cosine', 'linear, constant']),
+    'one level': (['--schedule=1'], ['1', '2 to 1000']),
+    'too many steps': (['--decoder=mar(num_iter=5)'], ['num_iter is 5', '4']),
+    'no drafts': (['--block_length=0'], ['block_length is 0']),
+    'too many kernels': (['--kernels_per_call=9'], ['kernels_per_call is 9', '4']),
+    'too many drafts': (
+        ['--block_length=5'], ['block_length is 5', 'at most 4, the number of tokens']),
+    'too many drafts of a path': (['--draft_length=5'], ['draft_length is 5', 'at most 4']),
+    'too many residual draws': (
+        ['--decoder=exact_head(max_trials=70000)'], ['max_trials is 70000', '65536']),
+    'draft model of other patches': (['--draft={tmp}/patches'], ['patch_size', '2', '1']),
+    'prefix share above 1': (['--prefix_share=1.5'], ['prefix_share is 1.5']),
+}
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('models')
+  models_lib.mars(folder)
+  return folder
+
+
+@pytest.fixture(scope='module', autouse=True)
+def load_once():
+  """Models are loaded once for all tests."""
+  with mock.patch.object(cspd_jax, 'load', functools.lru_cache(cspd_jax.load)):
+    yield
+
+
+@pytest.fixture
+def run(models, capsys, tmp_path):
+  def run(*words):
+    words = [word.format(tmp=models) for word in words]
+    return calls.call(
+        compare.main, capsys, tmp_path / 'out', '--config=configs/compare/mar_demo.py',
+        f'--model={models}/model', '--schedule=4', '--kernels_per_call=3', '--block_length=2',
+        '--draft_length=1', '--repeats=1', '--num_images=2', *words)
+  return run
+
+
+@pytest.mark.parametrize('name', _BAD)
+def test_bad_input(run, name):
+  words, message = _BAD[name]
+  calls.check_refused(run(*words), message)
+
+
+def _rows(found):
+  assert found.code == 0, found.err
+  report = json.loads((found.folder / 'report.json').read_text())
+  return {row['decoder']: row for row in report['rows']}
+
+
+@pytest.mark.slow
+def test_every_decoder(run):
+  found = run('--guidance_scale=1.5', '--seed=5')
+  rows = _rows(found)
+  assert list(rows) == list(DECODERS)
+  assert rows['mar']['target_passes'] == 4 and rows['mar']['head_calls'] == 4 * 4
+  assert rows['mar']['head_rows'] == 2 * rows['mar']['head_calls']
+  # A prefix of one token, then blocks that end after places 2 and 3.
+  for name in ('parallel', 'cspd_released', 'cspd_relaxed'):
+    assert rows[name]['target_passes'] == 3
+  for name, row in rows.items():
+    assert (row['acceptance'] is None) == (name in ('mar', 'parallel'))
+    assert (row['draft_passes'] > 0) == (DECODERS[name].needs is not None)
+    assert row['distribution'] in found.out and row['seconds_per_image'] > 0
+    assert (found.folder / row['images']).read_bytes().startswith(b'\x89PNG')
+  assert (found.folder / 'accepted.png').read_bytes().startswith(b'\x89PNG')
+  assert np.shape(rows['cspd_relaxed']['acceptance_by_position']) == (2, 2)
+  table = found.out[found.out.index('decoder  '):found.out.index('mar: ')]
+  assert 'accept' not in table, 'acceptance rates share no column'
+
+
+def test_without_draft_model(run):
+  found = run('--model={tmp}/alone', '--guidance_scale=1',
+              '--decoder=mar(num_iter=2), exact_head(num_iter=2)')
+  rows = _rows(found)
+  assert list(rows) == ['mar(num_iter=2)', 'exact_head(num_iter=2)']
+  mar, exact_head = rows.values()
+  assert mar['head_calls'] == 2 * 4 and mar['head_rows'] == 4 * 4
+  assert 0 <= exact_head['acceptance'] <= 1 and mar['acceptance'] is None
+  assert exact_head['tested'] == 'denoising kernels' and len(exact_head['acceptance_by_level']) == 4
+  table, sentences = found.out[found.out.index('decoder  '):].split('\nmar(num_iter=2): ')
+  assert 'accepts' in sentences and 'accept' not in table
+  assert exact_head['target_passes'] == 2
+  assert exact_head['speedup'] == pytest.approx(
+      mar['seconds_per_image'] / exact_head['seconds_per_image'])
