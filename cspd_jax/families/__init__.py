@@ -11,6 +11,7 @@ from cspd_jax.families.family import Parts
 from cspd_jax.families.family import register
 from cspd_jax.families.folder import decoder
 from cspd_jax.families.folder import load
+from cspd_jax.families.folder import part_folder
 from cspd_jax.families.folder import save
 from cspd_jax.families.folder import shipped
 from cspd_jax.families.images import Generated
@@ -21,7 +22,7 @@ from cspd_jax.families.model import Tokenizer
 
 __all__ = (
     'Conditions', 'Drafts', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Tokenizer',
-    'decoder', 'load', 'register', 'save', 'shipped')
+    'decoder', 'load', 'part_folder', 'register', 'save', 'shipped')
 
 for _one in (llamagen.FAMILY, mar.FAMILY):
   register(_one)
