@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import files
 from cspd_jax.decoding import decoders
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.dynamic import eagle2
@@ -50,7 +51,6 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import exactness
 from cspd_jax.testing import tabular as tabular_lib
 from experiments import config_flags
-from experiments import json_file
 
 _VOCAB = flags.DEFINE_integer('vocab', 3, 'Vocabulary size of the tabular model.', lower_bound=2)
 _LENGTH = flags.DEFINE_integer('length', 5, 'Tokens per sequence.', lower_bound=2)
@@ -190,7 +190,7 @@ def main(argv: list[str]) -> int:
     print(f'error: {error}', file=sys.stderr)
     return 2
   if path is not None:
-    json_file.write(path, rows)
+    files.write_json(path, rows)
   return 0 if all(row['pass'] for row in rows) else 1
 
 

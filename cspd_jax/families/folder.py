@@ -115,6 +115,20 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
   files.write_json(folder / _FILE, description)
 
 
+def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
+  """The folder of one of a model's networks.
+
+  Raises:
+    CheckpointError: if there is no such model, or it has no such part.
+  """
+  folder = _find(name_or_folder)
+  parts = read(folder)['parts']
+  if role not in parts:
+    raise CheckpointError(
+        f'{folder} has no part {role!r}; it has: {", ".join(parts) or "none"}.')
+  return (folder / parts[role]).absolute()
+
+
 def read(folder: pathlib.Path) -> dict[str, Any]:
   """What `model.json` says; a target alone is described as a model without other parts.
 
