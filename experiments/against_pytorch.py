@@ -29,14 +29,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from checkpoints_conversion import convert, rules
+from cspd_jax.continuous import head as head_lib, schedule as schedule_lib
 from cspd_jax.continuous.speculative_head import speculative
 from cspd_jax.core.random import row_keys
-from cspd_jax.evaluation import tables
-from cspd_jax.evaluation import timing
+from cspd_jax.evaluation import tables, timing
 from cspd_jax.evaluation.report import Report
 from cspd_jax.models import mar
 from experiments import cli

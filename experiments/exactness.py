@@ -23,16 +23,13 @@ import pathlib
 import sys
 from typing import Any, NamedTuple
 
-from absl import app
-from absl import flags
-from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import app, flags, logging
 
 from cspd_jax.core import files
-from cspd_jax.decoding import decoders
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
@@ -48,8 +45,7 @@ from cspd_jax.decoding.verifiers.lantern import lantern, lantern_pp
 from cspd_jax.decoding.verifiers.neighbours import neighbour_table
 from cspd_jax.decoding.verifiers.typical import typical
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing import exactness
-from cspd_jax.testing import tabular as tabular_lib
+from cspd_jax.testing import exactness, tabular as tabular_lib
 from experiments import config_flags
 
 _VOCAB = flags.DEFINE_integer('vocab', 3, 'Vocabulary size of the tabular model.', lower_bound=2)

@@ -23,9 +23,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.continuous import blend
-from cspd_jax.continuous import registry
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import blend, registry, schedule as schedule_lib
 from cspd_jax.core import checkpoint
 from experiments import cli
 from experiments.cli import inputs

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import overhead as default
-from cspd_jax.evaluation import tables
-from cspd_jax.evaluation import timing
+from cspd_jax.evaluation import tables, timing
 from cspd_jax.evaluation.bench import Bench
 from cspd_jax.evaluation.report import Report
 from experiments import cli

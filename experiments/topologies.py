@@ -15,8 +15,7 @@ from typing import Any
 
 from configs import topologies as default
 from cspd_jax.core import files
-from cspd_jax.evaluation import rows as rows_lib
-from cspd_jax.evaluation import tables
+from cspd_jax.evaluation import rows as rows_lib, tables
 from cspd_jax.evaluation.bench import Bench
 from cspd_jax.evaluation.report import Report
 from experiments import cli

@@ -16,16 +16,15 @@ import pathlib
 import sys
 from typing import Any, Literal
 
-from absl import logging
 import jax.numpy as jnp
+from absl import logging
 
 from cspd_jax import families
 from cspd_jax.core import checkpoint
 from cspd_jax.data import photos
 from cspd_jax.evaluation.report import Report
 from cspd_jax.training import stages
-from experiments import cli
-from experiments import training_pictures
+from experiments import cli, training_pictures
 from experiments.cli import training
 
 

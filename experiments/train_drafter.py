@@ -14,14 +14,13 @@ import pathlib
 import sys
 from typing import Any, Literal
 
-from absl import logging
 import jax.numpy as jnp
+from absl import logging
 
 import cspd_jax
 from cspd_jax.core import checkpoint
 from cspd_jax.evaluation.report import Report
-from cspd_jax.training import drafter_recipe
-from cspd_jax.training import stages
+from cspd_jax.training import drafter_recipe, stages
 from cspd_jax.training.drafter_recipe import DrafterRecipe
 from experiments import cli
 from experiments.cli import training

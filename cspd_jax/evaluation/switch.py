@@ -18,8 +18,7 @@ from cspd_jax.core import programs
 from cspd_jax.decoding import registry
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.evaluation import runner
-from cspd_jax.evaluation import timing
+from cspd_jax.evaluation import runner, timing
 
 
 class Programs:

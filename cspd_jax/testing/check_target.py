@@ -10,9 +10,7 @@ import numpy as np
 from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Condition, Params, Target
 from cspd_jax.decoding.tree import Tree, chain
-from cspd_jax.testing import probe as probe_lib
-from cspd_jax.testing import tree_checks
-from cspd_jax.testing import window_checks
+from cspd_jax.testing import probe as probe_lib, tree_checks, window_checks
 from cspd_jax.testing.probe import Probe, distance
 
 # `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from those before it.

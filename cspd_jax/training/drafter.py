@@ -17,9 +17,7 @@ import numpy as np
 import optax
 
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.models import eagle
-from cspd_jax.models import llamagen
-from cspd_jax.models import medusa
+from cspd_jax.models import eagle, llamagen, medusa
 from cspd_jax.training import state as state_lib
 from cspd_jax.training.state import TrainState
 

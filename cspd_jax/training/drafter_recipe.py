@@ -8,20 +8,15 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from absl import logging
 import jax
 import numpy as np
+from absl import logging
 
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import eagle
-from cspd_jax.models import llamagen
-from cspd_jax.models import medusa
-from cspd_jax.training import drafter as drafter_lib
-from cspd_jax.training import loop
-from cspd_jax.training import recipe as recipe_lib
-from cspd_jax.training.autoregressive import ARTrainConfig
-from cspd_jax.training.autoregressive import batch_of
+from cspd_jax.models import eagle, llamagen, medusa
+from cspd_jax.training import drafter as drafter_lib, loop, recipe as recipe_lib
+from cspd_jax.training.autoregressive import ARTrainConfig, batch_of
 from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.vq import VQTrainConfig
 

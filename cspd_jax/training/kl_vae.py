@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.models import kl_vae
-from cspd_jax.training import reconstruction
-from cspd_jax.training import state as state_lib
+from cspd_jax.training import reconstruction, state as state_lib
 from cspd_jax.training.state import TrainState
 
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from absl import logging
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 
 
 def run(

@@ -14,12 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.data import photos as photos_lib
-from cspd_jax.models import kl_vae
-from cspd_jax.models import mar
-from cspd_jax.training import kl_vae as kl_vae_training
-from cspd_jax.training import loop
-from cspd_jax.training import mar as mar_training
-from cspd_jax.training import stages
+from cspd_jax.models import kl_vae, mar
+from cspd_jax.training import kl_vae as kl_vae_training, loop, mar as mar_training, stages
 from cspd_jax.training.kl_vae import KLVAETrainConfig
 from cspd_jax.training.mar import MARTrainConfig
 

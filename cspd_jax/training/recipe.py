@@ -9,13 +9,8 @@ import jax
 import numpy as np
 
 from cspd_jax.data import photos as photos_lib
-from cspd_jax.models import llamagen
-from cspd_jax.models import vq
-from cspd_jax.training import autoregressive
-from cspd_jax.training import evaluate
-from cspd_jax.training import loop
-from cspd_jax.training import stages
-from cspd_jax.training import vq as vq_training
+from cspd_jax.models import llamagen, vq
+from cspd_jax.training import autoregressive, evaluate, loop, stages, vq as vq_training
 from cspd_jax.training.autoregressive import ARTrainConfig
 from cspd_jax.training.vq import VQTrainConfig
 

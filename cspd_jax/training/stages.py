@@ -8,8 +8,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from absl import logging
 import numpy as np
+from absl import logging
 
 from cspd_jax.core import files
 from cspd_jax.data import photos as photos_lib

@@ -13,8 +13,7 @@ import sys
 from typing import Any
 
 from configs import benchmark as default
-from experiments import benchmark
-from experiments import cli
+from experiments import benchmark, cli
 
 
 @cli.program(config='configs/papers/cool_sd.py', expected=default.Config)

@@ -47,7 +47,7 @@ from cspd_jax.evaluation import tables
 from cspd_jax.evaluation.report import Report
 from experiments import cli
 from experiments.papers import cspd_figures
-from experiments.papers.cspd_cells import BLOCK_MODES, expected_speed, Lab
+from experiments.papers.cspd_cells import BLOCK_MODES, Lab, expected_speed
 
 _COSTS = {'target passes': '{target_passes:.1f}', 'draft passes': '{draft_passes:.1f}',
           'head calls': '{head_calls:.0f}'}

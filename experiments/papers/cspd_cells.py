@@ -9,9 +9,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax.continuous.context import BLOCK
-from cspd_jax.evaluation import rows as rows_lib
-from cspd_jax.evaluation import runner
-from cspd_jax.evaluation import timing
+from cspd_jax.evaluation import rows as rows_lib, runner, timing
 from cspd_jax.evaluation.bench import Bench
 from cspd_jax.metrics.base import Sample
 from experiments.cli import inputs

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.evaluation.report import Report
-from cspd_jax.plots import curves as curves_lib
-from cspd_jax.plots import replaced
+from cspd_jax.plots import curves as curves_lib, replaced
 from cspd_jax.plots.curves import Curve, Panel
-from experiments.papers.cspd_cells import by_place, Cell, draws_per_replaced_token, Lab
+from experiments.papers.cspd_cells import Cell, Lab, by_place, draws_per_replaced_token
 
 # Figure 16 shows that many images.
 _SHOWN = 4

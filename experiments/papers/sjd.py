@@ -12,8 +12,7 @@ import sys
 from typing import Any
 
 from configs import topologies as default
-from experiments import cli
-from experiments import topologies
+from experiments import cli, topologies
 
 
 @cli.program(config='configs/papers/sjd.py', expected=default.Config)

@@ -11,8 +11,7 @@ import sys
 from typing import Any
 
 from configs import topologies as default
-from experiments import cli
-from experiments import topologies
+from experiments import cli, topologies
 
 
 @cli.program(config='configs/papers/sjd_pac.py', expected=default.Config)

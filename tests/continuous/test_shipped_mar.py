@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.core import checkpoint
-from cspd_jax.continuous import blend
-from cspd_jax.continuous import decoders
-from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.continuous import speculative_head
+from cspd_jax.continuous import blend, decoders, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.models import kl_vae
-from cspd_jax.models import mar
+from cspd_jax.core import checkpoint
+from cspd_jax.models import kl_vae, mar
 
 _KINDS = {'mar_demo/target': 'mar', 'mar_demo/draft': 'mar', 'mar_demo/tokenizer': 'kl_vae'}
 _ASSETS = pathlib.Path(cspd_jax.__file__).parent / 'assets'

@@ -10,13 +10,11 @@ import pytest
 import cspd_jax
 from configs import groups
 from configs.papers import cspd as cspd_config
-from cspd_jax.continuous import blend
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import blend, schedule as schedule_lib
 from cspd_jax.core import checkpoint, programs
 from experiments import against_pytorch, fit_head_drafter
 from experiments.papers import cspd, cspd_cells
-from tests.experiments import calls
-from tests.experiments import models as models_lib
+from tests.experiments import calls, models as models_lib
 
 # Decoders that verify whole blocks.
 _BLOCKS = ('cspd_released', 'cspd_relaxed')

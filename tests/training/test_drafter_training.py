@@ -13,11 +13,8 @@ import pytest
 import cspd_jax
 from cspd_jax.core import checkpoint
 from cspd_jax.decoding import tree as tree_lib
-from cspd_jax.models import eagle
-from cspd_jax.models import llamagen
-from cspd_jax.models import medusa
-from cspd_jax.training import drafter
-from cspd_jax.training import drafter_recipe
+from cspd_jax.models import eagle, llamagen, medusa
+from cspd_jax.training import drafter, drafter_recipe
 from experiments import train_drafter
 from experiments.cli import loader
 

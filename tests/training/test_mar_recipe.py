@@ -13,10 +13,14 @@ pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.core import checkpoint  # pylint: disable=wrong-import-position
-from cspd_jax.models import kl_vae  # pylint: disable=wrong-import-position
-from cspd_jax.models import mar  # pylint: disable=wrong-import-position
-from cspd_jax.training import kl_vae as kl_vae_training  # pylint: disable=wrong-import-position
-from cspd_jax.training import mar_recipe  # pylint: disable=wrong-import-position
+from cspd_jax.models import (
+  kl_vae,  # pylint: disable=wrong-import-position
+  mar,  # pylint: disable=wrong-import-position
+)
+from cspd_jax.training import (
+  kl_vae as kl_vae_training,  # pylint: disable=wrong-import-position
+  mar_recipe,  # pylint: disable=wrong-import-position
+)
 from experiments.cli import loader  # pylint: disable=wrong-import-position
 
 ROOT = pathlib.Path(__file__).parents[2]
