@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax import checkpoint
+from cspd_jax.core import checkpoint
 from cspd_jax.decoding.tree import Tree, chain
 from cspd_jax.models import llamagen
 from cspd_jax.testing.check_target import CHECKS, check_target, find_problems
@@ -176,7 +176,7 @@ def test_short_images(length):
 
 @pytest.mark.parametrize('guided', representative([False, True], False))
 def test_the_shipped_model(guided):
-  model = checkpoint.load('demo_target', dtype='float32')
+  model = checkpoint.load('demo/target', dtype='float32')
   target = llamagen.target(model.config, guided=guided)
   training = lambda params, labels, tokens: llamagen.logits(
       model.config, params, labels, tokens)
