@@ -1,0 +1,1 @@
+"""Programs: thin mains over the library, one per file."""

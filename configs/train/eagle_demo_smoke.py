@@ -1,6 +1,7 @@
 """A rehearsal of `eagle_demo` with a few images and steps; the drafter learns next to nothing.
 
-  python -m experiments.train_drafter --config=configs/train/eagle_demo_smoke.py --workdir=runs/eagle_smoke
+  python -m experiments.train_drafter --config=configs/train/eagle_demo_smoke.py \\
+      --workdir=runs/eagle_smoke
 
 About half a minute on two CPU cores, most of it compiling.
 """

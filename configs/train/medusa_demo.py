@@ -1,6 +1,7 @@
 """The shipped Medusa heads: four tokens ahead of `demo`.
 
-  python -m experiments.train_drafter --config=configs/train/medusa_demo.py --workdir=runs/medusa_demo
+  python -m experiments.train_drafter --config=configs/train/medusa_demo.py \\
+      --workdir=runs/medusa_demo
 
 The settings that made cspd_jax/assets/demo/medusa. Training took 15 minutes on two CPU cores beside
 other work; the images are those of eagle_demo.

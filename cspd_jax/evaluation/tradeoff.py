@@ -107,11 +107,11 @@ class Path(NamedTuple):
   tokens: int
 
   def lengths(self, kept: np.ndarray) -> np.ndarray:
-    """`[points]` accepted lengths, from the images `kept` `[N]` bool."""
+    """Measures the accepted lengths, `[points]`, of the images `kept` `[N]` bool."""
     return (self.tokens - 1) / self.rounds[:, kept].mean(axis=1)
 
   def at(self, lengths: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """`tv_bound` per token at accepted lengths, interpolated, from the images `kept`."""
+    """Interpolates `tv_bound` per token at accepted lengths, from the images `kept`."""
     x, y = self.lengths(kept), self.tv_bound[:, kept].mean(axis=1) / self.tokens
     order = np.argsort(x)
     return np.interp(lengths, x[order], y[order])

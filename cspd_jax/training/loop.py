@@ -132,7 +132,7 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
 
 
 def jit_step(step: Callable[..., Any], *static: Any) -> Callable[[Any, Any], Any]:
-  """`step(state, batch, *static)` compiled, with the old state's memory reused."""
+  """Compiles `step(state, batch, *static)`, with the old state's memory reused."""
   return jax.jit(lambda state, batch: step(state, batch, *static), donate_argnums=0)
 
 

@@ -110,7 +110,7 @@ class Stages(abc.ABC):
 
   @abc.abstractmethod
   def rebuilt(self, tokenizer: Any, data: Mapping[str, Split], images: np.ndarray) -> np.ndarray:
-    """`images` `[N, H, W, 3]` in [-1, 1] through the tokenizer and back."""
+    """Takes images `[N, H, W, 3]` in [-1, 1] through the tokenizer and back."""
 
   def side(self, factor: int) -> int:
     """Latents along the side of a crop, for a tokenizer with `factor` pixels per latent.
@@ -196,7 +196,7 @@ def check_model(role: str, config: Any, wanted: Mapping[str, Any]) -> None:
 
 
 def batched(run: Callable[[np.ndarray], Any], images: np.ndarray, size: int = 16) -> np.ndarray:
-  """`run` of all images, some at a time, as one NumPy array."""
+  """Runs a function on all images, some at a time, and joins the results as a NumPy array."""
   return np.concatenate([np.asarray(run(images[i:i + size])) for i in range(0, len(images), size)])
 
 

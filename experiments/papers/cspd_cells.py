@@ -195,7 +195,8 @@ class Lab:
         'true: every token is verified given all tokens before it',
         num_iter=self.model.num_tokens, num_levels=decoder.schedule.num_levels,
         guidance=decoder.guidance if guided else 'none',
-        dtype=jax.tree.leaves(self.model.params)[0].dtype.name, compiled='yes', num_images=len(sample.tokens),
+        dtype=jax.tree.leaves(self.model.params)[0].dtype.name, compiled='yes',
+        num_images=len(sample.tokens),
         batch=self.bench.batch_size if batch_size is None else batch_size,
         draws_per_replaced_token=draws_per_replaced_token(sample.decoded),
         **{f'acceptance_{mode}': None if np.isnan(found['acceptance']) else found['acceptance']},
@@ -231,7 +232,7 @@ def expected_speed(decoded: Any, draft_speed: float) -> float:
 
 
 def by_place(decoded: Any) -> np.ndarray:
-  """`[T]` share of accepted drafts at every place of the order; NaN where none was tested."""
+  """Counts the share of accepted drafts, `[T]`, at every place of the order; NaN where none was tested."""
   tested, accepted = (np.take_along_axis(leaf, decoded.order, axis=1).sum(axis=0)
                       for leaf in (decoded.tests.tested, decoded.tests.accepted))
   return np.where(tested > 0, accepted / np.maximum(tested, 1), np.nan)

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import registry
-from cspd_jax.decoding import tree as tree_lib
+from cspd_jax.decoding import registry, tree as tree_lib
 from cspd_jax.decoding.drafters import eagle as eagle_drafter
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match

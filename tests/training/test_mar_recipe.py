@@ -4,7 +4,6 @@ import dataclasses
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
