@@ -1,174 +1,218 @@
-"""Measures every drafter with every verifier, and what relaxation costs in fidelity.
+"""Measures decoders, and what relaxation costs in fidelity.
 
   python -m experiments.benchmark
-  python -m experiments.benchmark --suite=pairs --drafter=eagle_tree,eagle2 --num_images=64
-  python -m experiments.benchmark --suite=curves --num_images=128
-  python -m experiments.benchmark --model=checkpoints/c2i_b_256 --tokenizer=checkpoints/vq16 \\
-      --label=207,360 --guidance_scale=4 --config.dtype=bfloat16 --workdir=runs/llamagen_benchmark
+  python -m experiments.benchmark --drafter='eagle(tree=EAGLE)' --verifier='exact,lantern_pp(lam=3)'
+  python -m experiments.benchmark --config=configs/papers/cool_sd.py --num_images=128
+  python -m experiments.benchmark --model=checkpoints/c2i_b_256 --prompts=207,360 \\
+      --dtype=bfloat16 --workdir=runs/llamagen_benchmark
 
-Uses the small models that come with the package, or any class-conditional LlamaGen
-checkpoint with its drafters. `pairs` is a table of all drafters with all verifiers; pairs
-that cannot work are listed with the reason. `curves` follows the relaxed verifiers from mild
-to strong on a chain and on a tree (Figures 3 to 5 of Cool-SD, 5 of LANTERN). For each decoder:
+Rows are specifications of decoders: every drafter with every verifier, and whatever else is asked
+for. Those that cannot work are listed with the reason. Columns are metrics (`cspd_jax.metrics`),
+and
 
-  step compr.    tokens per forward pass of the target, over a whole image
-  acc. length    tokens per round after the prefill: accepted drafts and one more
-  speed          wall-clock of `vanilla` over its own, one image at a time, without compilation
-  TV bound       bound on the total variation between the distribution of the images and the
-                 target's; it says something below 1 only
-  /token         the same bound per token
-  NLL - vanilla  mean negative log-likelihood per token under the target's guided distribution,
-                 above that of vanilla's images of the same classes
-  NLL - entropy  the same above the entropy of the distributions along the very images; 0 for all
-                 exact decoders, and much sharper
-  Frechet        distance to vanilla's images in the features of the tokenizer's encoder; to
-                 be held against the distance that noise alone makes, which is told as well
+  speed          wall-clock of the baseline over its own, one image at a time, without compilation
+  = baseline     share of images that equal the baseline's, for decoders that promise it
 
-Errors are standard errors over images. Every finished row is in --workdir at once
-(benchmark.csv, curves.csv); curves.png, curves.svg and report.json follow at the end.
-What is not given on the command line comes from --config.
+The baseline is `vanilla`, for continuous tokens `mar`. Trade-off curves follow relaxed verifiers
+from mild to strong on a chain and on a tree. Errors are standard errors over images.
+
+Into --workdir go all rows (rows.csv), a picture of the curves (curves.png, curves.svg) and all of
+it with what can be concluded (report.json). While it runs, the rows that are finished are in
+unfinished_report/rows.csv there.
 """
 
 import dataclasses
-import functools
-import pathlib
+import sys
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from absl import app
-from absl import flags
-import jax
+import numpy as np
 
-from cspd_jax.decoding.drafters.ancestral import ancestral
-from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.plots import curves as curves_plot
 from configs import benchmark as default
-from experiments import benchmark_conclusions as conclusions
-from experiments import benchmark_parts as parts_lib
-from experiments import benchmark_plan as plan_lib
-from experiments import benchmark_report as report_lib
-from experiments import benchmark_runs as runs_lib
-from experiments import config_flags
-from experiments import json_file
-from experiments import options
-from experiments import text_table
+from cspd_jax.core import files, spec as spec_lib
+from cspd_jax.evaluation import conclusions, rows as rows_lib, tables, tradeoff
+from cspd_jax.evaluation.bench import Bench
+from cspd_jax.evaluation.report import Report
+from cspd_jax.evaluation.rows import Row
+from cspd_jax.metrics import base as metrics_lib
+from cspd_jax.metrics.base import Metric
+from cspd_jax.plots import curves as curves_plot
+from experiments import cli
+from experiments.cli import inputs
 
-_CONFIG = config_flags.DEFINE_config(default='configs/benchmark.py')
-
-flags.declare_key_flag('config')
-
-_OPTIONS = {holder.name: holder for holder in (
-    flags.DEFINE_string('suite', None, 'pairs, curves, or all.'),
-    flags.DEFINE_string('drafter', None, 'Drafters of the pairs, separated by commas, or all: '
-                        f'{", ".join(parts_lib.DRAFTERS)}.'),
-    flags.DEFINE_string('verifier', None, 'Verifiers of the pairs, separated by commas, or all: '
-                        f'{", ".join(parts_lib.VERIFIERS)}.'),
-    flags.DEFINE_string('curve_drafter', None, 'Drafters of the curves, separated by commas.'),
-    flags.DEFINE_integer('num_images', None, 'Images per decoder; the classes take turns.'),
-    flags.DEFINE_integer('batch_size', None, 'Images decoded at once, except for the times.'),
-    flags.DEFINE_string('label', None, 'Numbers of classes separated by commas, from 0.'),
-    flags.DEFINE_integer('seed', None, 'Seed of all images.'),
-    flags.DEFINE_float('guidance_scale', None, 'Classifier-free guidance; 1 is none.'),
-    flags.DEFINE_float('temperature', None, 'Divides the logits; above 0.'),
-    flags.DEFINE_integer('window', None, 'Tokens per forward pass of the Jacobi windows.'),
-    flags.DEFINE_integer('draft_length', None, 'Tokens drafted per round as a chain.'),
-    flags.DEFINE_string('model', None, 'Checkpoint of the target: a shipped name or a folder.'),
-    flags.DEFINE_string(
-        'draft_model', None, 'Checkpoint of the draft model. Another --model has none by default, '
-        'which leaves out its drafter.'),
-    flags.DEFINE_string('eagle', None, 'Checkpoint of an EAGLE network; likewise.'),
-    flags.DEFINE_string('medusa', None, 'Checkpoint of Medusa heads; likewise.'),
-    flags.DEFINE_string('tokenizer', None, 'Checkpoint of the image tokenizer.'),
-    flags.DEFINE_string('workdir', None, 'Folder of the results.'),
-)}
+_NAMES = ('rows.csv', 'curves.png', 'curves.svg')
 
 
-def measure(plan: plan_lib.Plan, sets: int, workdir: pathlib.Path) -> dict[str, Any]:
-  """Runs everything; rows are printed and written when they are finished.
+class Plan(NamedTuple):
+  """What is measured, checked.
 
-  Returns:
-    The content of report.json, without settings.
+  Attributes:
+    bench: the model and the images.
+    rows: specifications of decoders, the baseline first.
+    points: by drafter, specifications of the points of its curves; see `tradeoff.specifications`.
+    left_out: specifications that cannot work, with the reason.
+    metrics: all that are measured.
   """
-  bench, look = plan.bench, runs_lib.viewer(plan.bench)
-  alone = plan_lib.Group('vanilla', None, ancestral(), {'match': match()})
-  runs = runs_lib.Runs(bench, alone)
-  vanilla = functools.partial(runs, 'match')
-  reference = runs_lib.reference(bench, vanilla, look, sets)
-  own = runs_lib.sample(bench, vanilla, look)
-  noise, spread = reference.frechet_noise
-  print(f'noise of the Frechet distance: {noise:.4f} +- {spread:.4f} (standard deviation), of '
-        f'the distance of unigrams: {reference.unigram_noise:.3f}\n\n{report_lib.heading()}',
-        flush=True)
-  compile_seconds = {}
 
-  def rows_of(group, runs, timed, path, earlier):
-    """All rows of a group; the file always holds the earlier ones as well."""
-    rows = list(earlier)
-    for number, (key, verifier) in enumerate(group.verifiers.items()):
-      name, value = key if isinstance(key, tuple) else (key, None)
-      decode = functools.partial(runs, key)
-      sample = own if group is alone else runs_lib.sample(bench, decode, look)
-      figures = report_lib.figures(bench, verifier, sample, reference, own)
-      if timed:
-        if not number:  # Compiles; the first run is not timed.
-          runs_lib.seconds(bench, [vanilla, decode])
-        seconds = runs_lib.seconds(bench, [vanilla, decode])
-        figures |= report_lib.times(sample.decoded.rounds[:bench.timed_images], seconds)
-      rows.append(report_lib.Row(group.name, name, value, figures, sample))
-      print(report_lib.line(rows[-1]), flush=True)
-      text_table.write_csv(path, report_lib.entries(rows))
-    compile_seconds[f'{group.name}, {len(group.verifiers)} verifiers'] = runs.seconds
+  bench: Bench
+  rows: list[str]
+  points: dict[str, dict[tuple, str]]
+  left_out: dict[str, str]
+  metrics: tuple[Metric, ...]
+
+  def all(self) -> list[str]:
+    """All specifications that are run."""
+    return self.rows + [text for texts in self.points.values() for text in texts.values()]
+
+
+def prepare(config: Any) -> Plan:
+  """Loads the model and checks everything.
+
+  Raises:
+    ValueError: for anything that cannot work, naming the option.
+  """
+  inputs.at_least(config, 1, 'batch_size', 'timed_images')
+  inputs.at_least(config, 2, 'reference_sets')
+  model = inputs.model(config)
+  metrics = rows_lib.choose(model.engine.name, config.metrics)
+  rows_lib.choose(model.engine.name, config.columns)
+  prompts, seed = inputs.images(config.images, model)
+  if len(prompts) < 2:
+    raise ValueError(f'num_images is {len(prompts)}; it must be at least 2, for a standard error.')
+  sampling = model.sampling(**inputs.given(config.sampling))
+  if np.any(sampling.temperature <= 0):
+    raise ValueError(f'temperature is {sampling.temperature}; it must be above 0, where decoders '
+                     'differ.')
+  complete = lambda text: str(model.engine.complete(text, **inputs.given(config.sizes)))
+  asked = [f'{drafter}+{verifier}' for drafter in config.drafter for verifier in config.verifier]
+  asked = list(map(complete, [model.engine.baseline, *asked, *config.decoder]))
+  bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size, sampling=sampling)
+  rows, left_out = rows_lib.able(bench, asked)
+  points = {}
+  for drafter in config.curve_drafter:
+    texts = {name: complete(text) for name, text in
+             tradeoff.specifications(drafter, config.curves).items()}
+    known, refused = rows_lib.able(bench, list(texts.values()))
+    if why := refused.get(texts[None, None]):
+      raise ValueError(f'curve_drafter {drafter} cannot run: {why}')
+    points[complete(drafter)] = {name: text for name, text in texts.items() if text in known}
+    left_out |= refused
+  if len(rows) == 1 and not points:
+    reasons = '; '.join(f'{text}: {why}' for text, why in left_out.items())
+    raise ValueError(f'nothing can run besides {rows[0]}; {reasons or "give decoder or drafter."}')
+  plan = Plan(bench, rows, points, left_out, metrics)
+  bench.programs.share(plan.all())
+  return plan
+
+
+class Printer:
+  """Shows rows as they come about, in columns that were fixed by the first of them."""
+
+  def __init__(self, metrics: Sequence[Metric], decoders: Sequence[str]):
+    self._metrics, self._drafter, self.columns = metrics, None, {}
+    self._labels = [_label(text)[1] for text in decoders]
+    self._widths: list[int] = []
+
+  def show(self, row: Row) -> None:
+    """Prints a row, and above it what is new: the head of the table, the drafter."""
+    drafter, label = _label(row.decoder)
+    if not self._widths:
+      self.columns = columns(self._metrics, row)
+      self._widths = [max(len(name), len(cell)) + 1 for name, cell in zip(
+          self.columns, tables.cells(self.columns, row.figures))]
+      self._widths[0] = max(map(len, self._labels))
+      print(f'\n{tables.heading(self.columns, self._widths)}')
+    if drafter and drafter != self._drafter:
+      print(drafter)
+    self._drafter = drafter
+    print(tables.line(
+        self.columns, row.figures | {'decoder': label}, self._widths), flush=True)
+
+
+def _label(text: str) -> tuple[str | None, str]:
+  """A decoder's drafter, if it is in two parts, and what stands in its row."""
+  first, *second = spec_lib.parse(text).parts
+  return (str(first), f'  {second[0]}') if second else (None, text)
+
+
+def columns(metrics: Sequence[Metric], row: Row) -> dict[str, str]:
+  """The columns of a table with rows like this one; standard errors where there are any."""
+  found = {'decoder': '{decoder}', 'guarantee': '{guarantee}'}
+  if 'speedup' in row.figures:
+    found['speed'] = '{speedup:.2f}x'
+  for metric in metrics:
+    has_error = row.figures[f'{metric.name}_error'] is not None
+    found |= metrics_lib.columns([metric], errors=has_error)
+  return found
+
+
+def run(config: Any) -> None:
+  """Measures all that a configuration asks for, shows it and writes the report.
+
+  Raises:
+    ValueError: for anything that cannot work, before anything is compiled.
+  """
+  plan = prepare(config)
+  report, bench, start = Report(config.workdir, _NAMES), plan.bench, time.perf_counter()
+  print(f'{len(bench.prompts)} images of {bench.model.num_tokens} tokens per decoder; model '
+        f'{config.model}, ' + ', '.join(f'{name.replace("_", " ")} {value:g}' for name, value in
+                                        bench.sampling._asdict().items()), flush=True)
+  reference = rows_lib.reference(bench, plan.metrics, config.reference_sets)
+  for name, (mean, deviation) in reference.noise.items():
+    print(f'noise of {name}: {mean:.4f} +- {deviation:.4f} (standard deviation)')
+  shown = rows_lib.choose(bench.model.engine.name, config.columns)
+  printer = Printer([metric for metric in shown if metric in plan.metrics], plan.all())
+  found: list[dict[str, Any]] = []
+
+  def measure(texts: Sequence[str], timed_images: int | None, curves: Sequence[tuple]) -> list[Row]:
+    rows = []
+    measured = rows_lib.rows(bench, texts, plan.metrics, reference, timed_images)
+    for row, (curve, value) in zip(measured, curves):
+      printer.show(row)
+      rows.append(row)
+      found.append(row.figures | dict(curve=curve, value=value))
+      files.write(report.path('rows.csv'), tables.csv(found).encode())
     return rows
 
-  pairs, curves = [], {}
-  if plan.pairs:
-    pairs = rows_of(alone, runs, True, workdir / 'benchmark.csv', [])
-  for group in plan.pairs:
-    pairs = rows_of(group, runs_lib.Runs(bench, group), True, workdir / 'benchmark.csv', pairs)
-  for group in plan.curves:
-    earlier = [row for rows in curves.values() for row in rows]
-    curves[group.name] = rows_of(
-        group, runs_lib.Runs(bench, group), False, workdir / 'curves.csv', earlier)[len(earlier):]
-
-  for name, why in plan.left_out.items():
-    print(f'{name} is left out: {why}')
-  found = (conclusions.of_pairs(pairs) if pairs else []) + conclusions.of_curves(curves)
-  print('\nDoes it hold here?')
-  for one in found:
+  rows = measure(plan.rows, config.timed_images, [(None, None)] * len(plan.rows))
+  points = {drafter: [tradeoff.Point(*name, row) for name, row in zip(
+      texts, measure(list(texts.values()), None, list(texts)))]
+            for drafter, texts in plan.points.items()}
+  for text, why in plan.left_out.items():
+    print(f'{text} is left out: {why}')
+  answers = conclusions.of_guarantees(rows) + conclusions.of_rows(rows, config.claims) + (
+      conclusions.of_curves(points, config.curves, config.claims))
+  if answers:
+    print('\nDoes it hold here?')
+  for one in answers:
     print(f'  {one.answer:<8} {one.claim}: {one.numbers}')
-  if curves:
-    titles = {group.name: f'{group.name}, {group.drafter.tree.num_nodes} drafts'
-              for group in plan.curves}
-    panels = report_lib.panels(
-        {titles[name]: rows for name, rows in curves.items()}, reference)
-    for ending in ('png', 'svg'):
-      curves_plot.save_curves(
-          workdir / f'curves.{ending}', panels, xlabel='accepted length, tokens per round')
-  return dict(
-      conclusions=[one._asdict() for one in found], pairs=report_lib.entries(pairs),
-      curves=report_lib.entries([row for rows in curves.values() for row in rows]),
-      left_out=plan.left_out, frechet_noise=noise, frechet_noise_deviation=spread,
-      unigram_noise=reference.unigram_noise, compile_seconds=compile_seconds,
-      labels=bench.labels.tolist())
+  if points:
+    draw(report, points, config.curves, bench.baseline, reference)
+  minutes = (time.perf_counter() - start) / 60
+  report.write(
+      settings=dataclasses.asdict(config), rows=found, conclusions=[
+          one._asdict() for one in answers], left_out=plan.left_out, noise=reference.noise,
+      prompts=bench.prompts, minutes=minutes, compile_seconds=bench.programs.seconds,
+      tables=[dict(title='decoders', columns=printer.columns, rows=list(range(len(rows)))),
+              dict(title='curves', columns=printer.columns,
+                   rows=list(range(len(rows), len(found))))])
+  print(f'\n{minutes:.1f} minutes; tables, pictures and report.json are in {config.workdir}.')
 
 
-def main(argv: list[str]) -> int:
-  begun = options.begin(
-      argv, _CONFIG, _OPTIONS, [options.Family(default.Config, 'configs/benchmark.py')],
-      lambda config, _: plan_lib.make(config))
-  config, todo, workdir = begun.config, begun.prepared, begun.workdir
-  start = time.perf_counter()
-  print(f'{config.num_images} images of {todo.bench.target.num_tokens} tokens per decoder; model '
-        f'{config.model}, guidance scale {config.guidance_scale}, window {config.window}, chains '
-        f'of {config.draft_length}', flush=True)
-  report = measure(todo, config.reference_sets, workdir)
-  report |= dict(
-      settings=dataclasses.asdict(config), minutes=(time.perf_counter() - start) / 60,
-      device=jax.devices()[0].device_kind, jax_version=jax.__version__)
-  json_file.write(workdir / 'report.json', report)
-  print(f'\n{report["minutes"]:.1f} minutes; tables, pictures and report.json are in {workdir}.')
-  return 0
+def draw(report: Report, points: Mapping[str, Sequence[tradeoff.Point]],
+         curves: Sequence[tradeoff.Curve], baseline: str, reference: rows_lib.Reference) -> None:
+  """Draws the trade-off curves."""
+  panels = tradeoff.panels(points, curves, baseline, reference.noise)
+  for ending in ('png', 'svg'):
+    curves_plot.save_curves(report.path(f'curves.{ending}'), panels,
+                            xlabel='accepted length, tokens per round')
+
+
+@cli.program(config='configs/benchmark.py', expected=default.Config)
+def main(config: Any) -> None:
+  run(config)
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=config_flags.parse)
+  sys.exit(main())

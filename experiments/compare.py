@@ -18,15 +18,10 @@ import sys
 from typing import Any, NamedTuple
 
 import cspd_jax
-from cspd_jax.evaluation import comparison
-from cspd_jax.evaluation import progress
-from cspd_jax.evaluation import report as report_lib
-from cspd_jax.evaluation import runner
 from configs.compare import demo
-from experiments import cli
-from experiments import compare_report
+from cspd_jax.evaluation import comparison, progress, report as report_lib, runner
+from experiments import cli, compare_report
 from experiments.cli import inputs
-
 
 # Sizes of decoders that are numbers of tokens.
 _TOKENS = ('window', 'length', 'draft_length', 'block_length')

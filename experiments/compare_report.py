@@ -9,24 +9,17 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import metrics
-from cspd_jax.evaluation import runner
-from cspd_jax.evaluation import tables
+from cspd_jax.evaluation import runner, tables
 from cspd_jax.evaluation.comparison import Compared
 from cspd_jax.evaluation.report import Report
 from cspd_jax.metrics import passes
-from cspd_jax.plots import acceptance
-from cspd_jax.plots import bars
-from cspd_jax.plots import grid
-from cspd_jax.plots import replaced
+from cspd_jax.plots import acceptance, bars, grid, replaced
 
 Programs = Mapping[str, runner.Program]
 
 # More images than these would make the maps too wide to read.
 _MAPPED = 4
 _PICTURES = ('acceptance.png', 'accepted.png', 'speed.png')
-# Of the metrics of an engine, those that are in the table; the others are in report.json.
-_COLUMNS = ('rounds', 'step_compression', 'accepted_length', 'one_token_rounds', 'target_passes',
-            'draft_passes', 'head_calls', 'head_rows')
 
 
 def files(model: cspd_jax.Model, programs: Programs) -> list[str]:
@@ -94,9 +87,8 @@ def _statement(program: runner.Program, decoded: Any) -> dict[str, Any]:
 
 def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   """The rows as text; for continuous tokens also what each decoder accepts and draws from."""
-  chosen = [metric for metric in metrics.select(model.engine.name, 'work')
-            if metric.name in _COLUMNS]
-  columns = {'decoder': '{decoder}', 'guarantee': '{guarantee}', **metrics.columns(chosen)}
+  columns = {'decoder': '{decoder}', 'guarantee': '{guarantee}',
+             **metrics.columns(metrics.select(model.engine.name, 'work'))}
   if any(row['guarantee'] == 'relaxed' for row in entries):
     columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
   columns |= {'ms/round': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
@@ -156,8 +148,9 @@ def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, A
   values = lambda key: {row['decoder']: row[key] for row in entries}
   bars.save_bars(
       report.path('speed.png'),
-      [bars.Panel(main.heading, values(main.name), main.form, main.meaning),
-       bars.Panel('seconds per image', values('seconds_per_image'), '{:.3f} s',
-                  'wall-clock at batch 1 without compilation; shorter is better')],
+      [bars.Panel(main.name.replace('_', ' ').capitalize(), values(main.name), main.form,
+                  f'{main.meaning}; {main.better} is better'),
+       bars.Panel('Seconds per image', values('seconds_per_image'), '{:.3f} s',
+                  'wall-clock at batch 1 without compilation; lower is better')],
       baseline=model.engine.baseline,
       title=f'{model.name} on {jax.devices()[0].device_kind}')

@@ -1,97 +1,147 @@
-"""Fits the drafter of the diffusion head to a MAR checkpoint and stores it there.
+"""Fits the drafter of the diffusion head to a model of continuous tokens.
 
   python -m experiments.fit_head_drafter --model=checkpoints/mar_b --guidance_scale=2.9
+  python -m experiments.fit_head_drafter --model=checkpoints/mar_b --overwrite
 
 The drafter of `exact_head` guesses the head's next outputs from its last one; one number per noise
 level says how. They are fitted by least squares on a few hundred ordinary chains of the model, to
 outputs one or several levels away. Of these fits and the default numbers, the ones that take fewest
-head calls on other images go into the checkpoint's metadata, where `experiments.generate` finds
-them. They decide about speed only: the distribution of the images is the same with any numbers.
+head calls on other images are stored with a copy of the target in --output, which takes the place
+of the model's own: `cspd_jax.load(model, target=output)`. With --overwrite they are stored in the
+model's own folder instead. They decide about speed only: the distribution of the images is the
+same with any numbers.
 """
 
+import dataclasses
+import pathlib
+import shutil
 import sys
+from typing import Any
 
-from absl import app
-from absl import flags
-from absl import logging
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+import cspd_jax
+from cspd_jax import families
+from cspd_jax.continuous import blend, registry, schedule as schedule_lib
 from cspd_jax.core import checkpoint
-from cspd_jax.continuous import blend
-from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.continuous.decoders import exact_head
-from cspd_jax.continuous.decoders import mar as mar_decoder
-from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.models import mar
+from experiments import cli
+from experiments.cli import inputs
 
-_MODEL = flags.DEFINE_string('model', 'mar_demo/target', 'Checkpoint: a shipped name or a folder.')
-_SCALE = flags.DEFINE_float('guidance_scale', 2.0, 'Scale of the fit with guidance.')
-_CHAINS = flags.DEFINE_integer('num_chains', 256, 'Chains to fit on.', lower_bound=32)
-_LENGTH = flags.DEFINE_integer('length', 8, 'Kernels per head call to fit for.', lower_bound=2)
-_ITER = flags.DEFINE_integer(
-    'num_iter', 16, 'Autoregressive steps of the images that the chains are taken from.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the chains.')
+# Images that chains are recorded from together, and images that the head calls are counted on.
+_RECORDED, _COUNTED = 64, 8
 
 
-def main(argv: list[str]) -> int:
-  if not flags.FLAGS['verbosity'].present:
-    logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
-  try:
-    if len(argv) > 1:
-      raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
-    loaded = checkpoint.load(_MODEL.value, dtype=jnp.float32)
-    if loaded.kind != 'mar':
-      raise ValueError(f"model is a {loaded.kind!r} checkpoint; it must be 'mar'.")
-    # Building checks num_iter and length.
-    plain = mar.target(loaded.config, guided=False)
-    mar_decoder(plain, _ITER.value)
-    exact_head(plain, _LENGTH.value)
-    if not (np.isfinite(_SCALE.value) and _SCALE.value != 1):
-      raise ValueError(f'guidance_scale is {_SCALE.value}; it must be finite and not 1.')
-  except ValueError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  schedule = schedule_lib.make()
-  best = []
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """What to fit.
+
+  Attributes:
+    model: a shipped model of continuous tokens, or a folder.
+    output: folder for the copy of the target.
+    overwrite: stores the numbers in the model's own folder, and makes no copy.
+    guidance_scale: of the fit with guidance; the model's own if none.
+    num_chains: chains to fit on, at least 32.
+    kernels_per_call: of the decoder to fit for, at least 2.
+    num_iter: autoregressive steps of the images that the chains are taken from.
+    seed: of the chains.
+  """
+
+  model: str = 'mar_demo'
+  output: str = 'runs/head_drafter'
+  overwrite: bool = False
+  guidance_scale: float | None = None
+  num_chains: int = 256
+  kernels_per_call: int = 8
+  num_iter: int = 16
+  seed: int = 0
+
+
+def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
+  """Checks all flags.
+
+  Returns:
+    The model in float32, and the folder of its target.
+
+  Raises:
+    ValueError: for anything that cannot work.
+  """
+  inputs.at_least(flags, 32, 'num_chains')
+  inputs.at_least(flags, 2, 'kernels_per_call')
+  model = cspd_jax.load(flags.model, dtype='float32')
+  if model.engine.name != 'continuous':
+    raise ValueError(f'model is {flags.model!r}, whose tokens are discrete; give one of continuous '
+                     'tokens.')
+  for text in _texts(flags):
+    model.decoder(text, guided=False)
+  if flags.guidance_scale is not None and not (
+      np.isfinite(flags.guidance_scale) and flags.guidance_scale != 1):
+    raise ValueError(f'guidance_scale is {flags.guidance_scale}; it must be finite and not 1.')
+  target = families.part_folder(flags.model, 'target')
+  if flags.overwrite and target.is_relative_to(checkpoint.ASSETS):
+    raise ValueError(f'overwrite is true, but {flags.model!r} comes with the package, which stays '
+                     'as it is; leave it out.')
+  if not flags.overwrite and pathlib.Path(flags.output).exists():
+    raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
+  return model, target
+
+
+def _texts(flags: Flags) -> tuple[str, str]:
+  """The decoder that chains are recorded from, and the one that is fitted for."""
+  return (f'mar(num_iter={flags.num_iter})',
+          f'exact_head(kernels_per_call={flags.kernels_per_call})')
+
+
+def fit(model: cspd_jax.Model, flags: Flags, guided: bool
+        ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+  """By name, blends to choose from and the head calls per token with each of them."""
+  plain, speculative = _texts(flags)
+  scale = flags.guidance_scale or float(model.sampling().guidance_scale)
+  sampling = model.sampling(guidance_scale=scale if guided else 1.0)
+  decoder = model.decoder(plain, guided=guided)
+  condition = lambda num: model.condition([
+      model.prompts[i % len(model.prompts)] for i in range(num)])
+  record = jax.jit(lambda params, condition, key: blend.record(
+      decoder, params, condition, key, sampling))
+  num = min(flags.num_chains, _RECORDED)
+  parts = [record(model.params, condition(num), jax.random.key(flags.seed + i))
+           for i in range(-(-flags.num_chains // num))]
+  chains = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
+  schedule = decoder.schedule
+  blends = {'default': blend.default_rho(schedule)} | {
+      f'fitted to {reach} levels': blend.fit_rho(schedule, chains, reach)
+      for reach in sorted({1, 2, 4, flags.kernels_per_call})}
+  # One token per row and step: calls of a row by itself. Other images than those of the fit.
+  calls = {}
+  for name, rho in blends.items():
+    run = jax.jit(registry.build(
+        speculative, model.target(guided=guided), registry.Resources(rho=lambda _, rho=rho: rho)))
+    decoded = run(model.params, condition(_COUNTED), jax.random.key(flags.seed + 2**20), sampling)
+    calls[name] = float(decoded.costs.head_calls.sum() / decoded.order.size)
+  return blends, calls
+
+
+@cli.program(flags=Flags())
+def main(flags: Any) -> None:
+  model, target = check(flags)
+  schedule, best = schedule_lib.make(), []
   for guided in (False, True):
-    blends, calls = fit(loaded, schedule, guided)
+    blends, calls = fit(model, flags, guided)
     best.append(blends[min(calls, key=calls.get)])
     print(f'{"with" if guided else "without"} guidance, head calls per token at batch 1: '
           + ', '.join(f'{name} {value:.1f}' for name, value in calls.items())
           + '; rho at steps '
           + ', '.join(f'{schedule.steps[i]}: {best[-1][i]:.2f}' for i in range(0, 100, 11)),
           flush=True)
-  checkpoint.annotate(_MODEL.value, blend.describe_rho(schedule, *best))
-  print(f'stored in {_MODEL.value}')
-  return 0
-
-
-def fit(loaded: checkpoint.Loaded, schedule: schedule_lib.Schedule, guided: bool
-        ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-  """By name, blends to choose from and the head calls per token with each of them."""
-  target = mar.target(loaded.config, guided=guided)
-  sampling = Sampling(_SCALE.value if guided else 1.0)
-  decoder = mar_decoder(target, _ITER.value, schedule)
-  labels = lambda num: jnp.arange(num) % loaded.config.num_classes
-  record = jax.jit(lambda params, labels, key: blend.record(decoder, params, labels, key, sampling))
-  num = min(_CHAINS.value, 64)
-  parts = [record(loaded.params, labels(num), jax.random.key(_SEED.value + i))
-           for i in range(-(-_CHAINS.value // num))]
-  chains = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
-  reaches = sorted({1, 2, 4, _LENGTH.value})
-  blends = {'default': blend.default_rho(schedule)} | {
-      f'fitted to {reach} levels': blend.fit_rho(schedule, chains, reach) for reach in reaches}
-  # One token per row and step: calls of a row by itself. Other images than those of the fit.
-  calls = {}
-  for name, rho in blends.items():
-    speculative = jax.jit(exact_head(target, _LENGTH.value, None, schedule, rho=rho))
-    generated = speculative(
-        loaded.params, labels(8), jax.random.key(_SEED.value + 2**20), sampling)
-    calls[name] = float(generated.costs.head_calls.sum() / generated.tokens[..., 0].size)
-  return blends, calls
+  if flags.overwrite:
+    checkpoint.annotate(target, blend.describe_rho(schedule, *best))
+    print(f'stored in {target}')
+    return
+  shutil.copytree(target, flags.output)
+  checkpoint.annotate(flags.output, blend.describe_rho(schedule, *best))
+  print(f'stored in {flags.output}, a copy of the target: '
+        f'cspd_jax.load({flags.model!r}, target={flags.output!r})')
 
 
 if __name__ == '__main__':
-  app.run(main)
+  sys.exit(main())

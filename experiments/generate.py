@@ -22,13 +22,10 @@ import numpy as np
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.core import files
-from cspd_jax.evaluation import progress
-from cspd_jax.evaluation import report as report_lib
-from cspd_jax.evaluation import shards
-from cspd_jax.families import generate as generate_lib
-from cspd_jax.families import images as images_lib
 from configs.generate import demo
+from cspd_jax.core import files
+from cspd_jax.evaluation import progress, report as report_lib, shards
+from cspd_jax.families import generate as generate_lib, images as images_lib
 from experiments import cli
 from experiments.cli import inputs
 

@@ -3,44 +3,42 @@
   python -m experiments.overhead
   python -m experiments.overhead --window=64 --repeats=9
 
-For every decoder that drafts without a model: milliseconds per round of the whole
-jitted loop at batch 1 with guidance, the same number of bare forward passes of the
-target in a jitted loop, and the share of the rest (drafting, verifying, committing).
-The two take turns; medians are shown.
+For every decoder: milliseconds per round of the whole jitted loop at batch 1, the same number of
+bare forward passes of the target in a jitted loop, and the share of the rest (drafting, verifying,
+committing; with a draft model its passes too). The two take turns; medians are shown.
 """
 
+import dataclasses
 import sys
-import time
+from collections.abc import Callable
+from typing import Any
 
-from absl import app
-from absl import flags
-from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import checkpoint
-from cspd_jax.decoding import decoders
-from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import llamagen
-from experiments import config_flags
+from configs import overhead as default
+from cspd_jax.evaluation import tables, timing
+from cspd_jax.evaluation.bench import Bench
+from cspd_jax.evaluation.report import Report
+from experiments import cli
+from experiments.cli import inputs
 
-_WINDOW = flags.DEFINE_integer('window', 16, 'Tokens per forward pass.')
-_REPEATS = flags.DEFINE_integer('repeats', 5, 'Timed runs of each.', lower_bound=1)
-_MODEL = flags.DEFINE_string('model', 'demo/target', 'Checkpoint of a class-conditional target.')
+_COLUMNS = {'decoder': '{decoder}', 'ms/round': '{ms_per_round:.2f}',
+            'forward': '{ms_of_forward_pass:.2f}', 'rest': '{rest:.1%}'}
 
 
-def forward_passes(decoder: decoders.Decoder):
+def forward_passes(decoder: Any) -> Callable:
   """A function that does the forward passes of `count` rounds and nothing else."""
   target, tree = decoder.target, decoder.drafter.tree
 
-  def run(params, labels, count):
-    logits, _, cache = target.prefill(params, labels, target.num_tokens + tree.num_nodes)
-    tokens = jnp.zeros((labels.shape[0], tree.num_nodes + 1), jnp.int32)
+  def run(params, condition, count):
+    logits, _, cache = target.prefill(params, condition, target.num_tokens + tree.num_nodes)
+    tokens = jnp.zeros((logits.shape[1], tree.num_nodes + 1), jnp.int32)
 
     def body(i, carry):
       tokens, cache, _ = carry
-      start = jnp.broadcast_to(i % target.num_tokens, labels.shape)
+      start = jnp.broadcast_to(i % target.num_tokens, tokens.shape[:1])
       logits, _, cache = target.score(params, cache, tokens, start, tree)
       # The next tokens depend on all logits, so that no pass is left out.
       unchanged = (jnp.sum(logits) * 0).astype(jnp.int32)
@@ -51,40 +49,42 @@ def forward_passes(decoder: decoders.Decoder):
   return run
 
 
-def compare(decoder, params, labels, key, warp, repeats: int) -> tuple[float, float]:
-  """Milliseconds per round of the decoder, and of its forward passes alone."""
-  decode, forward = jax.jit(decoder), jax.jit(forward_passes(decoder))
-  rounds = decode(params, labels, key, warp).rounds.max() - 1
-  runs = (lambda: decode(params, labels, key, warp), lambda: forward(params, labels, rounds))
-  seconds = np.zeros((repeats + 1, 2))
-  for repeat in range(repeats + 1):
-    for i, run in enumerate(runs):
-      start = time.perf_counter()
-      jax.block_until_ready(run())
-      seconds[repeat, i] = time.perf_counter() - start
-  whole, alone = 1e3 * np.median(seconds[1:], axis=0) / int(rounds)
-  return float(whole), float(alone)
+def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
+  """Milliseconds per round of a decoder, and of its forward passes alone."""
+  decoder, whole = bench.check(text), bench.run(text)
+  rounds = np.int32(bench.sample(text).decoded.rounds[0] - 1)
+  condition = bench.model.condition(bench.prompts)
+  forward = timing.compiled(
+      forward_passes(decoder), bench.model.params, condition, rounds).run
+  found = timing.measure(
+      {'whole': whole, 'alone': lambda: forward(bench.model.params, condition, rounds)}, repeats)
+  own, alone = (1e3 * found[name].median / int(rounds) for name in ('whole', 'alone'))
+  return dict(decoder=text, ms_per_round=own, ms_of_forward_pass=alone, rest=1 - alone / own)
 
 
-def main(argv: list[str]) -> int:
-  logging.set_verbosity(logging.WARNING)  # JAX and Orbax report every step they take.
-  try:
-    if len(argv) > 1:
-      raise ValueError(f'{" ".join(argv[1:])!r} is not a flag; see --help.')
-    loaded = checkpoint.load(_MODEL.value, dtype='float32')
-    target = llamagen.target(loaded.config, guided=True)
-    built = {name: decoders.build(name, target, window=_WINDOW.value)
-             for name, named in decoders.DECODERS.items() if named.drafts is None}
-  except ValueError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  print(f'{"decoder":<12} {"ms/round":>9} {"forward":>9} {"rest":>6}')
-  for name, decoder in built.items():
-    whole, alone = compare(decoder, loaded.params, jnp.zeros(1, jnp.int32), jax.random.key(0),
-                           Warp(guidance_scale=2.0), _REPEATS.value)
-    print(f'{name:<12} {whole:9.2f} {alone:9.2f} {1 - alone / whole:6.1%}', flush=True)
-  return 0
+@cli.program(config='configs/overhead.py', expected=default.Config)
+def main(config: Any) -> None:
+  inputs.at_least(config, 1, 'window', 'repeats')
+  model = inputs.model(config)
+  if model.engine.name != 'discrete':
+    raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
+                     'tokens are discrete.')
+  if not config.decoder:
+    raise ValueError('decoder is empty; give at least one.')
+  texts = [str(model.engine.complete(text, window=config.window)) for text in config.decoder]
+  bench = Bench(model, model.prompts[:1],
+                sampling=model.sampling(**inputs.given(config.sampling)))
+  for text in texts:
+    bench.check(text)
+  report, rows = Report(config.workdir), []
+  widths = [max(map(len, texts)), *(map(len, list(_COLUMNS)[1:]))]
+  print(tables.heading(_COLUMNS, widths, left=1))
+  for text in texts:
+    rows.append(compare(bench, text, config.repeats))
+    print(tables.line(_COLUMNS, rows[-1], widths, left=1), flush=True)
+  report.write(settings=dataclasses.asdict(config), rows=rows, tables=[
+      dict(title='overhead', columns=_COLUMNS, rows=list(range(len(rows))))])
 
 
 if __name__ == '__main__':
-  app.run(main, flags_parser=config_flags.parse)
+  sys.exit(main())

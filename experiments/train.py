@@ -1,125 +1,88 @@
 """Trains a tokenizer, a target and a draft model on the embedded photographs, and exports them.
 
-    python -m experiments.train --config=configs/demo_train.py --workdir=runs/demo_train
+  python -m experiments.train --config=configs/train/demo.py --workdir=runs/train_demo
+  python -m experiments.train --config=configs/train/mar_demo.py --workdir=runs/train_mar_demo \\
+      --stage=tokenizer
 
 The stages are tokenizer, target and draft (after tokenising crops with it), eval (report.json and
-pictures) and export (checkpoints that `cspd_jax.core.checkpoint.load` reads); --stage=all, the
-default, does them in this order. A stopped run continues when the command is repeated, to the same
-result. The folder remembers its configuration and refuses another one.
+pictures) and export (a model folder that `cspd_jax.load` reads); --stage=all, the default, does
+them in this order. A stopped run continues when the command is repeated, to the same result. The
+folder remembers its configuration and refuses another one.
 """
 
 import dataclasses
 import json
 import pathlib
 import sys
-from typing import Any
+from typing import Any, Literal
 
-from absl import app
-from absl import flags
-from absl import logging
 import jax.numpy as jnp
+from absl import logging
 
+from cspd_jax import families
 from cspd_jax.core import checkpoint
-from cspd_jax.data import photos as photos_lib
-from cspd_jax.training import mar_recipe
-from cspd_jax.training import recipe as llamagen_recipe
-from experiments import config_flags
-from experiments import json_file
-from experiments import llamagen_training_report
-from experiments import mar_training_report
-
-# By the type of the recipe: the modules that train, and that report on the result.
-_FAMILIES = {
-    llamagen_recipe.Recipe: (llamagen_recipe, llamagen_training_report),
-    mar_recipe.MARRecipe: (mar_recipe, mar_training_report),
-}
-
-_CONFIG = config_flags.DEFINE_config(default='configs/demo_train.py')
-_WORKDIR = flags.DEFINE_string(
-    'workdir', 'runs/demo_train', 'Folder for checkpoints, metrics, pictures and the report.')
-_STAGE = flags.DEFINE_enum(
-    'stage', 'all', ['all', 'tokenizer', 'target', 'draft', 'eval', 'export'],
-    'What to do; a stage continues or reuses what earlier ones left in the work folder.')
-_EXPORT_DIR = flags.DEFINE_string(
-    'export_dir', None, 'Where the checkpoints go. Default: WORKDIR/export.')
+from cspd_jax.data import photos
+from cspd_jax.evaluation.report import Report
+from cspd_jax.training import stages
+from experiments import cli, training_pictures
+from experiments.cli import training
 
 
-def main(argv: list[str]) -> int | None:
-  if len(argv) > 1:
-    print(f'error: {" ".join(argv[1:])!r} is not a flag; see --help.', file=sys.stderr)
-    return 2
-  recipe = _CONFIG.value()
-  if type(recipe) not in _FAMILIES:
-    names = ' or '.join(f'{kind.__module__}.{kind.__name__}' for kind in _FAMILIES)
-    print(f'error: --config must return a {names}, got a {type(recipe).__name__}; see '
-          'configs/demo_train.py.', file=sys.stderr)
-    return 2
-  workdir = pathlib.Path(_WORKDIR.value).absolute()
-  try:
-    photos_lib.load()
-    _remember(recipe, workdir)
-  except (ImportError, FileNotFoundError, ValueError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  run(recipe, workdir, _STAGE.value, pathlib.Path(_EXPORT_DIR.value or workdir / 'export'))
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """What to do, and where.
+
+  Attributes:
+    workdir: folder for checkpoints, metrics, pictures and the report.
+    stage: what to do; a stage continues or reuses what earlier ones left in the work folder.
+    export: folder of the finished model; if none, export in the work folder.
+  """
+
+  workdir: str = 'runs/train'
+  stage: Literal['all', 'tokenizer', 'target', 'draft', 'eval', 'export'] = 'all'
+  export: str | None = None
 
 
-def run(recipe: Any, workdir: pathlib.Path, stage: str, export: pathlib.Path) -> None:
+def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathlib.Path) -> None:
   """Does one stage, or all of them."""
-  recipe_lib, report_lib = _FAMILIES[type(recipe)]
-  wanted = {'tokenizer', 'target', 'draft', 'eval', 'export'} if stage == 'all' else {stage}
-  tokenizer = recipe_lib.train_tokenizer(recipe, workdir)
+  wanted = {'tokenizer', *stages.MODELS, 'eval', 'export'} if stage == 'all' else {stage}
+  tokenizer = recipe.train_tokenizer(workdir)
   if wanted == {'tokenizer'}:
     return
-  data = {split: recipe_lib.tokenize(recipe, tokenizer, split, workdir)
-          for split in photos_lib.SPLITS}
-  models = {}
-  for name in ('target', 'draft'):
-    if wanted & {name, 'eval', 'export'}:
-      models[name] = recipe_lib.train_model(
-          name, getattr(recipe, name), getattr(recipe, f'{name}_train'), recipe, data, workdir)
+  data = {split: recipe.tokenize(tokenizer, split, workdir) for split in photos.SPLITS}
+  models = {role: recipe.train_model(role, data, workdir) for role in stages.MODELS
+            if wanted & {role, 'eval', 'export'}}
   if 'export' in wanted:
-    _export(recipe, recipe_lib.exports(recipe, tokenizer, models, data), export)
+    _export(recipe, recipe.networks(tokenizer, models, data), export)
   if 'eval' in wanted:
-    report = report_lib.write(recipe, tokenizer, models, data, workdir)
-    json_file.write(workdir / 'report.json', report)
-    logging.info('report: %s', json.dumps(report))
+    figures = recipe.figures(tokenizer, models, data)
+    report = Report(workdir, training_pictures.NAMES)
+    training_pictures.write(recipe, tokenizer, models, data, report)
+    report.write(settings=dataclasses.asdict(recipe),
+                 rows=[dict(network=role, **found) for role, found in figures.items()])
+    logging.info('report: %s', json.dumps(figures))
 
 
-def _remember(recipe: Any, workdir: pathlib.Path) -> None:
-  """Writes the configuration into a new work folder, or checks that it is the folder's own."""
-  path = workdir / 'config.json'
-  text = json.dumps(dataclasses.asdict(recipe), indent=2) + '\n'
-  if not path.exists():
-    workdir.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return
-  old, new = (_flat(json.loads(part)) for part in (path.read_text(), text))
-  changed = [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
-             for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-  if changed:
-    raise ValueError(f'--workdir={workdir} holds a run with another configuration '
-                     f'({"; ".join(changed)}); give another --workdir.')
+def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
+            folder: pathlib.Path) -> None:
+  """Writes the model with its networks in bfloat16."""
+  extra = {'labels': list(photos.NAMES), 'image_size': recipe.image_size}
+  for role, network in networks.items():
+    checkpoint.save(folder / role, *network, dtype=jnp.bfloat16, extra=extra)
+    training.log_size(folder / role)
+  families.save(folder, recipe.family, {role: role for role in networks},
+                dict(dtype='float32', guidance_scale=recipe.guidance_scale))
 
 
-def _flat(tree: dict, prefix: str = '') -> dict:
-  leaves = {}
-  for key, value in tree.items():
-    leaves |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
-  return leaves
-
-
-def _export(recipe: Any, exports: list[tuple], folder: pathlib.Path) -> None:
-  """Writes the checkpoints in bfloat16."""
-  extra = {'labels': list(photos_lib.NAMES), 'image_size': recipe.image_size}
-  for name, kind, config, params in exports:
-    checkpoint.save(folder / name, kind, config, params, dtype=jnp.bfloat16, extra=extra)
-    size = sum(file.stat().st_size for file in (folder / name).rglob('*') if file.is_file())
-    logging.info('wrote %s, %.2f MB', folder / name, size / 1e6)
+@cli.program(config='configs/train/demo.py', flags=Flags())
+def main(recipe: Any, flags: Any) -> None:
+  training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
+  workdir = pathlib.Path(flags.workdir).absolute()
+  photos.load()
+  stages.remember(recipe, workdir)
+  training.log_progress()
+  run(recipe, workdir, flags.stage, pathlib.Path(flags.export or workdir / 'export'))
 
 
 if __name__ == '__main__':
-  logging.set_verbosity(logging.INFO)
-  # Orbax reports every file it touches at this level; the progress lines are what one reads.
-  logging.get_absl_logger().addFilter(lambda record: 'orbax' not in record.pathname)
-  app.run(main, flags_parser=config_flags.parse)
+  sys.exit(main())

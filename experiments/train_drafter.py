@@ -1,55 +1,70 @@
-"""Trains a drafter for a shipped or converted target and exports it.
+"""Trains a drafter for a shipped or converted model and exports it.
 
-    python -m experiments.train_drafter --config=configs/eagle_demo.py --workdir=runs/eagle_demo
+  python -m experiments.train_drafter --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
 
-Makes images with the target (or tokenises photographs), trains, measures on held-out images
-(report.json) and writes a checkpoint that `cspd_jax.core.checkpoint.load` reads. A stopped run continues
-when the command is repeated, to the same result. The folder remembers its configuration and refuses
-another one.
+Makes images with the model (or tokenises photographs), trains, measures on held-out images
+(report.json) and writes a network that `cspd_jax.load(model, eagle=FOLDER)` takes. A stopped run
+continues when the command is repeated, to the same result. The folder remembers its configuration
+and refuses another one.
 """
 
+import dataclasses
+import json
 import pathlib
 import sys
+from typing import Any, Literal
 
-from absl import app
-from absl import flags
+import jax.numpy as jnp
 from absl import logging
 
-from cspd_jax.training import drafter_recipe
-from experiments import config_flags
-from experiments import drafter_training
-
-_CONFIG = config_flags.DEFINE_config(default='configs/eagle_demo.py')
-_WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'Folder for images, checkpoints, metrics and the report. '
-    'Default: runs/ and the name of the configuration file.')
-_EXPORT = flags.DEFINE_string(
-    'export', None, 'The checkpoint folder to write. Default: WORKDIR/export.')
-_DTYPE = flags.DEFINE_enum(
-    'dtype', 'bfloat16', ['float32', 'bfloat16'], 'What the exported checkpoint stores.')
+import cspd_jax
+from cspd_jax.core import checkpoint
+from cspd_jax.evaluation.report import Report
+from cspd_jax.training import drafter_recipe, stages
+from cspd_jax.training.drafter_recipe import DrafterRecipe
+from experiments import cli
+from experiments.cli import training
 
 
-def main(argv: list[str]) -> int | None:
-  if len(argv) > 1:
-    print(f'error: {" ".join(argv[1:])!r} is not a flag; see --help.', file=sys.stderr)
-    return 2
-  recipe = _CONFIG.value()
-  if not isinstance(recipe, drafter_recipe.DrafterRecipe):
-    print('error: --config must return a cspd_jax.training.drafter_recipe.DrafterRecipe, got a '
-          f'{type(recipe).__name__}; see configs/eagle_demo.py.', file=sys.stderr)
-    return 2
-  default = pathlib.Path('runs') / pathlib.Path(_CONFIG.flag.value).stem
-  workdir = pathlib.Path(_WORKDIR.value or default).absolute()
-  try:
-    export = pathlib.Path(_EXPORT.value or workdir / 'export')
-    drafter_training.run(recipe, workdir, export, _DTYPE.value)
-  except (ImportError, OSError, ValueError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """Where, and how the result is stored.
+
+  Attributes:
+    workdir: folder for images, checkpoints, metrics and the report.
+    export: folder of the finished network; if none, export in the work folder.
+    dtype: what it is stored in.
+  """
+
+  workdir: str = 'runs/train_drafter'
+  export: str | None = None
+  dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
+
+
+def run(recipe: DrafterRecipe, workdir: pathlib.Path, export: pathlib.Path, dtype: str) -> None:
+  """Trains in `workdir` or continues, and writes the report and the network.
+
+  Raises:
+    ValueError: if the drafter does not fit its model, or the folder holds another run.
+  """
+  model = cspd_jax.load(recipe.target, dtype='float32')
+  drafter_recipe.check(recipe, model)
+  stages.remember(recipe, workdir)
+  params, figures = drafter_recipe.train(recipe, model, workdir)
+  checkpoint.save(export, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
+                  extra={'target': recipe.target})
+  training.log_size(export)
+  logging.info('report: %s', json.dumps(figures))
+  Report(workdir).write(settings=dataclasses.asdict(recipe), rows=[figures])
+
+
+@cli.program(config='configs/train/eagle_demo.py', flags=Flags())
+def main(recipe: Any, flags: Any) -> None:
+  training.check_kind(recipe, DrafterRecipe, 'configs/train/eagle_demo.py')
+  training.log_progress()
+  workdir = pathlib.Path(flags.workdir).absolute()
+  run(recipe, workdir, pathlib.Path(flags.export or workdir / 'export'), flags.dtype)
 
 
 if __name__ == '__main__':
-  logging.set_verbosity(logging.INFO)
-  # Orbax reports every file it touches at this level; the progress lines are what one reads.
-  logging.get_absl_logger().addFilter(lambda record: 'orbax' not in record.pathname)
-  app.run(main, flags_parser=config_flags.parse)
+  sys.exit(main())

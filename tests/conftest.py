@@ -1,7 +1,22 @@
-"""The order of the tests."""
+"""What all tests share: compiled programs, and their order."""
+
+import os
+import shutil
+import tempfile
 
 # Files with expensive fixtures or many slow tests.
 _LONG = ('docs', 'experiments', 'testing', 'training')
+
+
+def pytest_configure(config):
+  """Lets the workers, and the programs that tests start, share what they compile."""
+  if 'JAX_COMPILATION_CACHE_DIR' in os.environ:  # The caller's, or that of the first process.
+    return
+  folder = tempfile.mkdtemp(prefix='compiled_programs_')
+  os.environ |= dict(JAX_COMPILATION_CACHE_DIR=folder,
+                     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0.5',
+                     JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='0')
+  config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_collection_modifyitems(items):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core import checkpoint
-from cspd_jax.models import llamagen
-from cspd_jax.models import vq
+from cspd_jax.models import llamagen, vq
 
 CONFIG = llamagen.LlamaGenConfig(
     height=2, width=2, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=12, num_classes=3)

@@ -18,10 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import sampling as sampling_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import (
+  head as head_lib,
+  random as random_lib,
+  sampling as sampling_lib,
+  schedule as schedule_lib,
+)
 from cspd_jax.continuous.base import Condition, Params
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.sampling import Sampling
@@ -66,12 +68,12 @@ def draft_kernel(schedule: Schedule, rho: np.ndarray, frozen: Frozen, x: jax.Arr
 
 
 def default_rho(schedule: Schedule) -> np.ndarray:
-  """`[num_levels]` numbers that suit heads which were not looked at."""
+  """Returns a blend `[num_levels]` that suits heads which nobody has looked at."""
   return np.interp(schedule.steps, *_DEFAULT.T)
 
 
 def stored_rho(schedule: Schedule, metadata: Mapping[str, Any], guided: bool) -> np.ndarray | None:
-  """`[num_levels]` the blend that was fitted to a checkpoint, or None if there is none.
+  """Returns the blend `[num_levels]` that was fitted to a checkpoint, or None if there is none.
 
   Args:
     schedule: the levels to be used; the blend is interpolated between those it was fitted at.

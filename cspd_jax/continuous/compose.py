@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from cspd_jax.continuous import drafter as drafter_lib
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import sampling as sampling_lib
+from cspd_jax.continuous import drafter as drafter_lib, head as head_lib, sampling as sampling_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.continuous.head import Head

@@ -14,7 +14,7 @@ from cspd_jax.continuous.base import Condition, Params, Target
 
 def transform(target: Target, params: Params, condition: Condition, tokens: jax.Array,
               visible: jax.Array) -> jax.Array:
-  """`target.transform`.
+  """Calls `target.transform` and checks what it returns.
 
   Raises:
     ValueError: if it does not return what `base.Target` says; all functions here likewise.
@@ -31,10 +31,11 @@ def check_head(states: jax.Array, eps: jax.Array, v: jax.Array) -> None:
     _check("denoise of the model", name, value, states.shape, jnp.float32, 'states, token_dim')
 
 
-def check_verdict(verdict: Any, batch: int, width: int, token_dim: int) -> None:
-  """Checks a `parts.Verdict` on `width` places of `batch` rows."""
+def check_verdict(verdict: Any, shape: tuple[int, int, int]) -> None:
+  """Checks a `parts.Verdict` on tokens of `shape`: rows, places, token_dim."""
+  batch, width, _ = shape
   function = 'judge of the rule'
-  _check(function, 'tokens', verdict.tokens, (batch, width, token_dim), jnp.floating,
+  _check(function, 'tokens', verdict.tokens, shape, jnp.floating,
          'rows, places, token_dim')
   _check(function, 'length', verdict.length, (batch,), jnp.integer, 'rows')
   for name in ('tested', 'accepted'):

@@ -57,7 +57,7 @@ def guarantee(eta: float, max_trials: int) -> str:
 
 
 def log_density(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
-  """`[...]` log density of `x` `[..., C]` under a diagonal Gaussian, without the constant.
+  """Returns the log density `[...]` of `x` `[..., C]` under a diagonal Gaussian, constant left out.
 
   Logarithms are a must: 16 standard deviations of 0.006 multiply to 5e-36, next to the
   smallest float32.
@@ -77,7 +77,7 @@ def accept(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Arra
 
 
 def leading(passed: jax.Array) -> jax.Array:
-  """`[N]` how many drafts of `passed` `[N, L]` come before the first failure.
+  """Counts `[N]` the drafts of `passed` `[N, L]` that come before the first failure.
 
   The walk ends there: what was drafted after a replaced state continues another state.
   """

@@ -24,14 +24,15 @@ Reference: Wang et al., Continuous Speculative Decoding for Autoregressive Image
 Generation, 2024 (arXiv:2411.11925), and its released code.
 """
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import decoders
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import couple, decoders, schedule as schedule_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import BLOCK, TRUE
-from cspd_jax.continuous.decoders import DEFAULT_BLOCK_LENGTH, DEFAULT_DRAFT_LENGTH
-from cspd_jax.continuous.decoders import DEFAULT_PREFIX_SHARE
+from cspd_jax.continuous.decoders import (
+  DEFAULT_BLOCK_LENGTH,
+  DEFAULT_DRAFT_LENGTH,
+  DEFAULT_PREFIX_SHARE,
+)
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.parts import Drafter, Rule
 from cspd_jax.continuous.rules.path_test import path_test

@@ -12,10 +12,7 @@ import math
 
 import numpy as np
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.continuous import speculative_head
+from cspd_jax.continuous import couple, head as head_lib, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import TRUE
@@ -57,7 +54,7 @@ def exact_head(target: Target, kernels_per_call: int = speculative_head.DEFAULT_
                num_iter: int | None = None, schedule: Schedule | int = DEFAULT_LEVELS, *,
                rho: np.ndarray | None = None, eta: float = speculative_head.DEFAULT_ETA,
                max_trials: int = couple.DEFAULT_TRIALS, guidance: str = 'linear') -> Decoder:
-  """`mar` with a speculative head.
+  """Decodes as `mar` does, with a speculative head.
 
   Args:
     target: the model.

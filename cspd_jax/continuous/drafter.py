@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import contract
-from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous import contract, head as head_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.parts import Draft, Drafter, Env, Rule
 from cspd_jax.continuous.span import Span

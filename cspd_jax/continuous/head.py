@@ -11,15 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import contract
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import contract, random as random_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.random import TokenKeys
 from cspd_jax.continuous.sampling import per_row
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core.random import RowKeys
-
 
 # More than this is not kept for the sake of speed.
 _MODULATION_BYTES = 2**30
@@ -66,7 +63,7 @@ def batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Array,
 
 
 def pick(z: jax.Array, positions: jax.Array) -> jax.Array:
-  """`[S, B, n, D]` the entries at `positions` `[B, n]` of `z` `[S, B, T, D]`."""
+  """Picks the entries `[S, B, n, D]` of `z` `[S, B, T, D]` at `positions` `[B, n]`."""
   return jnp.take_along_axis(z, positions[None, :, :, None], axis=2)
 
 
@@ -201,5 +198,5 @@ def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> H
 
 
 def start(batch: Batch, target: Target) -> jax.Array:
-  """`[N, C]` the first state of the chain: pure noise, not scaled by the temperature."""
+  """Draws the first state `[N, C]` of the chain: pure noise, not scaled by the temperature."""
   return random_lib.normal(batch.keys, random_lib.START, 0, target.token_dim)

@@ -8,18 +8,20 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import contract
-from cspd_jax.continuous import drafter as drafter_lib
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import result as result_lib
-from cspd_jax.continuous import sampling as sampling_lib
+from cspd_jax.continuous import (
+  contract,
+  drafter as drafter_lib,
+  random as random_lib,
+  result as result_lib,
+  sampling as sampling_lib,
+)
 from cspd_jax.continuous.base import Condition, Params, Target
 from cspd_jax.continuous.parts import Drafter, Env, Rule, Stage, Verdict
 from cspd_jax.continuous.result import Costs, Decoded, Tests
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.continuous.span import open_span, Span
-from cspd_jax.core.random import row_keys, RowKeys
+from cspd_jax.continuous.span import Span, open_span
+from cspd_jax.core.random import RowKeys, row_keys
 
 
 class State(NamedTuple):
@@ -162,7 +164,7 @@ class Decoder:
       num_drafts = span.drafts(rule.bonus)
     z = stage.context.transform(env, span, decoded.tokens if draft is None else draft.tokens)
     verdict = rule.judge(env, span, draft, z)
-    contract.check_verdict(verdict, *span.at.shape, self.target.token_dim)
+    contract.check_verdict(verdict, (*span.at.shape, self.target.token_dim))
     return state._replace(
         count=state.count + verdict.length,
         decoded=_commit(decoded, span, rule, verdict, stage.context.passes(span), num_drafts))

@@ -10,9 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import couple, head as head_lib, random as random_lib
 from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.head import Batch
 from cspd_jax.continuous.schedule import Schedule
@@ -103,7 +101,7 @@ def draw(target: Target, schedule: Schedule, params: Params, batch: Batch, x: ja
 
 def score(target: Target, schedule: Schedule, params: Params, batch: Batch, x: jax.Array,
           states: jax.Array) -> jax.Array:
-  """`[N]` log density of a path of another model under this one; one head call.
+  """Returns the log density `[N]` that this model gives another model's path; one head call.
 
   Args:
     target: the model.

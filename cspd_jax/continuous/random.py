@@ -63,7 +63,7 @@ def normal(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike, size: int
 
 def chain_normal(keys: TokenKeys, purpose: int, num_levels: int, size: int,
                  trial: jax.typing.ArrayLike = 0) -> jax.Array:
-  """`[N, num_levels, size]`: `normal` for all kernels of the tokens `[N]` at once.
+  """Draws the `normal` `[N, num_levels, size]` of all kernels of the tokens `[N]` at once.
 
   Drawing kernel by kernel in a loop takes as long as a small head; `trial` is a number or `[N]`.
   """
@@ -73,7 +73,7 @@ def chain_normal(keys: TokenKeys, purpose: int, num_levels: int, size: int,
 
 
 def chain_log_uniform(keys: TokenKeys, purpose: int, num_levels: int) -> jax.Array:
-  """`[N, num_levels]`: `log_uniform` for all kernels of the tokens `[N]` at once."""
+  """Draws the `log_uniform` `[N, num_levels]` of all kernels of the tokens `[N]` at once."""
   wide = jax.tree.map(lambda leaf: leaf[:, None], keys)
   return log_uniform(wide, purpose, jnp.arange(num_levels))
 
@@ -85,13 +85,13 @@ def log_uniform(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike,
 
 
 def random_orders(rows: RowKeys, num_tokens: int) -> jax.Array:
-  """`[B, T]` an independent random order of the positions per row."""
+  """Draws an independent random order of the positions per row, `[B, T]`."""
   order = lambda stream: jax.random.permutation(as_key(stream, 0, 0), num_tokens)
   return jax.vmap(order)(rows.stream).astype(jnp.int32)
 
 
 def raster_orders(rows: RowKeys, num_tokens: int) -> jax.Array:
-  """`[B, T]` the positions from first to last; what a causal model needs."""
+  """Lists the positions `[B, T]` from first to last, as a causal model needs them."""
   return jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32),
                           (rows.stream.shape[0], num_tokens))
 

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cspd_jax.continuous import cspd
-from cspd_jax.continuous import decoders
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import cspd, decoders, schedule as schedule_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import registry as core
-from cspd_jax.core.spec import parse, Part, Spec
+from cspd_jax.core.spec import Part, Spec, parse
 
 # Parameters that no text gives.
 _SUPPLIED = ('target', 'draft', 'rho')
@@ -51,7 +49,7 @@ class DecoderEntry(NamedTuple):
 
   @property
   def needs(self) -> str | None:
-    """'model' if there has to be a draft model, else None."""
+    """Returns 'model' if there has to be a draft model, else None."""
     return 'model' if 'draft' in inspect.signature(self.build).parameters else None
 
 
@@ -115,7 +113,7 @@ def complete(spec: str | Spec, **defaults: Any) -> Spec:
 
 
 def needs(spec: str | Spec) -> str | None:
-  """'model' if the decoder of a specification has a draft model, else None."""
+  """Returns 'model' if the decoder of a specification has a draft model, else None."""
   return DECODERS[_part(spec).name].needs
 
 

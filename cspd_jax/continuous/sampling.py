@@ -66,12 +66,12 @@ def is_concrete(*trees) -> bool:
 
 
 def scale(sampling: Sampling, guidance: str, num_tokens: int, hidden: jax.Array) -> jax.Array:
-  """`[B, n]` guidance scale of tokens after whose step `hidden` `[B, n]` tokens are hidden."""
+  """Returns the guidance scale `[B, n]` of tokens after whose step `hidden` `[B, n]` are hidden."""
   last = jnp.broadcast_to(per_row(sampling.guidance_scale, hidden.shape[0]), hidden.shape)
   return schedule_lib.guidance_scale(last, guidance, num_tokens, hidden)
 
 
 def per_row(value: jax.typing.ArrayLike, batch: int) -> jax.Array:
-  """`[B, 1]` float32 a scalar, or one value per row, for every row."""
+  """Gives every row a value, `[B, 1]` float32, from a scalar or from one value per row."""
   value = jnp.asarray(value, jnp.float32)
   return jnp.broadcast_to(value, (batch,))[:, None]

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import sampling as sampling_lib
+from cspd_jax.continuous import head as head_lib, sampling as sampling_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import RowKeys
 
@@ -38,21 +37,21 @@ class Span(NamedTuple):
 
   @property
   def wanted(self) -> jax.Array:
-    """`[B, W]` which places the round has."""
+    """Tells which places `[B, W]` the round has."""
     return self.at < self.stop[:, None]
 
   @property
   def size(self) -> jax.Array:
-    """`[B]` how many they are."""
+    """Counts the places of the round, `[B]`."""
     return self.stop - self.count
 
   @property
   def active(self) -> jax.Array:
-    """`[B]` whether the row is not complete."""
+    """Tells which rows `[B]` are not complete yet."""
     return self.stop > self.count
 
   def drafts(self, bonus: int) -> jax.Array:
-    """`[B]` how many of the places get drafts if `bonus` are kept for what follows them."""
+    """Counts the places `[B]` that get drafts if `bonus` are kept for what follows them."""
     return jnp.maximum(self.size - bonus, 0)
 
   def batch(self, z: jax.Array) -> head_lib.Batch:

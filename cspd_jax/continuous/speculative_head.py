@@ -30,15 +30,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import blend, couple
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import (
+  blend,
+  couple,
+  head as head_lib,
+  random as random_lib,
+  schedule as schedule_lib,
+)
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.blend import Frozen
 from cspd_jax.continuous.head import Batch, Head, Kernel, Sampled
 from cspd_jax.continuous.schedule import Schedule
-
 
 # States per head call.
 DEFAULT_KERNELS = 8

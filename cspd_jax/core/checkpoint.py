@@ -41,7 +41,7 @@ class Kind(NamedTuple):
     init: `(config, key) -> params`, from which the expected shapes are taken.
   """
 
-  config: type
+  config: type[Any]
   init: Callable[[Any, jax.Array], Params]
 
 

@@ -162,14 +162,13 @@ class _Reader:
 
 def _bare(node: ast.expr) -> str | None:
   """The text of a name, or of names joined by hyphens; None for anything else."""
-  names = []
+  nodes = []
   while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-    names.append(node.right)
+    nodes.append(node.right)
     node = node.left
-  names.append(node)
-  if not all(isinstance(name, ast.Name) for name in names):
-    return None
-  return '-'.join(name.id for name in reversed(names))
+  nodes.append(node)
+  names = [name.id for name in reversed(nodes) if isinstance(name, ast.Name)]
+  return '-'.join(names) if len(names) == len(nodes) else None
 
 
 def _text(value: Value) -> str:

@@ -9,9 +9,9 @@ and the rest is held out, so no held-out pixel is ever trained on.
   images, labels = crop_batch(photos, seed=0, step=0, split='train', batch_size=16)
 """
 
-from typing import NamedTuple
 import importlib.util
 import pathlib
+from typing import NamedTuple
 
 import numpy as np
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 
 def residual(p: jax.Array, q: jax.Array) -> jax.Array:
-  """`[p - q]+`, normalised; shapes `[..., V]`.
+  """Returns the residual distribution, `[p - q]+` normalised; shapes `[..., V]`.
 
   Where no mass remains, which only rounding can bring about after a refusal,
   the result is `p`.

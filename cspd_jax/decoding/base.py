@@ -7,7 +7,7 @@ the image vocabulary and `D` the largest depth of the draft tree.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 
@@ -16,7 +16,7 @@ from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree
 Params = Any
 Condition = Any
 Cache = Any
-Features = jax.Array | None
+Features: TypeAlias = jax.Array | None
 TreeLike = Tree | RuntimeTree
 # Random numbers of one row (`random.RowRandom`, or what a test puts in its place), and their
 # state, in which every leaf has a leading `B`.
@@ -292,6 +292,7 @@ class Drafter(NamedTuple):
 
   @property
   def tree(self) -> Tree | Budget:
+    """The topology of the drafts, or its size if every round has a topology of its own."""
     return self.layout.tree
 
 

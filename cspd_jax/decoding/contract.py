@@ -10,16 +10,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding.base import Cache, Condition, Draft, Features, Layout, Params, Target
-from cspd_jax.decoding.base import TreeLike, Verdict
+from cspd_jax.decoding.base import (
+  Cache,
+  Condition,
+  Draft,
+  Features,
+  Layout,
+  Params,
+  Target,
+  TreeLike,
+  Verdict,
+)
+
+
+class ContractError(ValueError):
+  """A function of a model, a drafter or a verifier does not return what it must."""
 
 
 def prefill(target: Target, params: Params, condition: Condition, num_slots: int,
             owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
-  """`target.prefill`; `owner` names the target in errors.
+  """Calls `target.prefill` and checks what it returns; `owner` names the target in errors.
 
   Raises:
-    ValueError: if it does not return what `base.Prefill` says; all functions here likewise.
+    ContractError: if it does not return what `Target` says; all functions here likewise.
   """
   function, streams = f'prefill of the {owner}', target.num_streams
   batch = jax.tree.leaves(condition)[0].shape[0]
@@ -35,7 +48,7 @@ def prefill(target: Target, params: Params, condition: Condition, num_slots: int
 
 def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
           tree: TreeLike, owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
-  """`target.score`; see `prefill`."""
+  """Calls `target.score` and checks what it returns; see `prefill`."""
   function, streams = f'score of the {owner}', target.num_streams
   logits, features, after = _triple(
       function, target.score(params, cache, tokens, start, tree))
@@ -49,7 +62,7 @@ def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start
 
 
 def commit(target: Target, cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
-  """`target.commit`."""
+  """Calls `target.commit` and checks what it returns."""
   after = target.commit(cache, start, path)
   _same('commit of the target', cache, after)
   return after
@@ -66,7 +79,7 @@ def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
 
 def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
          start: jax.Array, depth: Any, visible: Any) -> tuple[jax.Array, jax.Array, Cache]:
-  """`network.step` of a drafting network (`drafters.network.Network`)."""
+  """Calls `step` of a drafting network (`drafters.network.Network`) and checks what it returns."""
   function = 'step of the drafting network'
   logits, predicted, after = _triple(
       function, network.step(params, cache, tokens, features, start, depth, visible))
@@ -80,7 +93,7 @@ def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features
 
 
 def head_logits(heads: Any, params: Params, features: jax.Array) -> jax.Array:
-  """`heads.logits` of drafting heads (`drafters.medusa.Heads`)."""
+  """Calls `logits` of drafting heads (`drafters.medusa.Heads`) and checks what they return."""
   logits = heads.logits(params, features)
   _floats('logits of the drafting heads', 'logits', logits,
           (*features.shape[:2], heads.num_heads, heads.vocab_size),
@@ -113,7 +126,7 @@ def check_verdict(verdict: Verdict, batch: int, nodes: int) -> None:
 
 def _triple(function: str, result: Any) -> tuple[Any, Any, Any]:
   if not isinstance(result, tuple) or len(result) != 3:
-    raise ValueError(
+    raise ContractError(
         f'{function} returned {_shown(result)}; it must return (logits, features, cache), with '
         'features None if there are none.')
   return result
@@ -134,7 +147,7 @@ def _check(function, name, value, shape, axes, kind, words) -> None:
       want in (None, size) for size, want in zip(found, shape))
   if not fits or not jnp.issubdtype(value.dtype, kind):
     sizes = ', '.join('any' if size is None else str(size) for size in shape)
-    raise ValueError(
+    raise ContractError(
         f'{function} returned {name} {_shown(value)}; it must return {words} of shape ({sizes}): '
         f'{axes}.')
 
@@ -143,12 +156,12 @@ def _same(function: str, before: Cache, after: Cache) -> None:
   """The cache must keep its structure, shapes and dtypes from round to round."""
   old, new = (jax.tree_util.tree_flatten_with_path(cache)[0] for cache in (before, after))
   if jax.tree.structure(before) != jax.tree.structure(after):
-    raise ValueError(
+    raise ContractError(
         f'{function} returned a cache of structure {jax.tree.structure(after)}; it must return '
         f'the structure that it was given, {jax.tree.structure(before)}.')
   for (path, ours), (_, theirs) in zip(old, new):
     if jnp.shape(ours) != jnp.shape(theirs) or jnp.result_type(ours) != jnp.result_type(theirs):
-      raise ValueError(
+      raise ContractError(
           f'{function} returned a cache whose leaf cache{jax.tree_util.keystr(path)} is '
           f'{_shown(theirs)}; it must return what it was given, {_shown(ours)}.')
 

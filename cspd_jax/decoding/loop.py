@@ -9,10 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import Condition, Decoded, Draft, Drafter, Env, Layout
-from cspd_jax.decoding.base import Outcome, Params, Target, Verifier
+from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.decoding.base import (
+  Condition,
+  Decoded,
+  Draft,
+  Drafter,
+  Env,
+  Layout,
+  Outcome,
+  Params,
+  Target,
+  Verifier,
+)
 from cspd_jax.decoding.random import RowRandom
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
@@ -130,7 +139,7 @@ class Decoder:
 
   def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:
     """One draft-score-verify-commit round; complete rows stay as they are."""
-    target, drafter, tree = self.target, self.drafter, self.drafter.tree
+    target, drafter = self.target, self.drafter
     env = self._env(warp, draft_params)
     batch = state.count.shape[0]
     start = state.count - 1
@@ -140,7 +149,7 @@ class Decoder:
     rng, drafter_state, draft = drafter.propose(env, state.drafter, state.rng, root[:, 0], start)
     contract.check_draft(
         draft, drafter.layout, self.verifier.needs_probs, batch, target.vocab_size)
-    tree = tree if draft.tree is None else draft.tree
+    tree = drafter.tree if draft.tree is None else draft.tree
     nodes = jnp.concatenate([root, draft.tokens], axis=1)
     logits, features, cache = contract.score(
         target, params, state.cache, jnp.maximum(nodes, 0), start, tree)

@@ -37,7 +37,7 @@ class RowRandom:
     return jax.random.uniform(self._next(), p.shape) * q < p
 
   def integers(self, count: int, bound: int) -> jax.Array:
-    """`[count]` independent integers, uniform on `0 .. bound - 1`."""
+    """Draws independent integers `[count]`, uniform on `0 .. bound - 1`."""
     return jax.random.randint(self._next(), (count,), 0, bound, jnp.int32)
 
   def draw(self, weights: jax.Array) -> jax.Array:
@@ -45,7 +45,7 @@ class RowRandom:
     return winner(weights / exponential(self._next(), weights.shape))
 
   def draw_distinct(self, weights: jax.Array, count: int) -> jax.Array:
-    """`[n, count]` tokens drawn without replacement, in order of the draws.
+    """Draws tokens `[n, count]` without replacement, in order of the draws.
 
     An entry is -1 where a row has fewer tokens of positive weight.
     """
@@ -60,7 +60,7 @@ class RowRandom:
     return winner(weights / self._position_noise(positions, weights.shape[-1]))
 
   def best_at(self, positions: jax.Array, weights: jax.Array, count: int) -> jax.Array:
-    """`[n, count]`: the token `draw_at` gives, then the runners-up; -1 if none."""
+    """Returns `[n, count]`: the token that `draw_at` gives, then the runners-up; -1 if none."""
     return winners(weights / self._position_noise(positions, weights.shape[-1]), count)
 
   def _position_noise(self, positions, vocab_size):
@@ -80,7 +80,7 @@ def winner(scores: jax.Array) -> jax.Array:
 
 
 def winners(scores: jax.Array, count: int) -> jax.Array:
-  """`[..., count]` indices of the largest positive entries in order, then -1."""
+  """Returns the indices `[..., count]` of the largest positive entries in order, then -1."""
   values, indices = jax.lax.top_k(scores, min(count, scores.shape[-1]))
   indices = jnp.where(values > 0, indices, -1)
   missing = count - indices.shape[-1]

@@ -16,8 +16,7 @@ import numpy as np
 
 from cspd_jax.core import registry as core
 from cspd_jax.core.spec import Call, Part, Spec, Value, parse
-from cspd_jax.decoding import published_trees
-from cspd_jax.decoding import tree_values
+from cspd_jax.decoding import published_trees, tree_values
 from cspd_jax.decoding.base import Drafter, Target, Verifier
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.dynamic import eagle2
@@ -277,7 +276,7 @@ def complete(spec: str | Spec, *, window: int | None = None, length: int | None 
   spec = parse(spec)
   drafter, verifier = expand(spec)
   entry, first = DRAFTERS[drafter.name], spec.parts[0]
-  found = entry.sizes(drafter.arguments, window, length) | VERIFIERS[verifier.name].asks
+  found = entry.sizes(drafter.arguments, window, length) | dict(VERIFIERS[verifier.name].asks)
   allowed = _parameters(drafter.name, True)
   found = {name: value for name, value in found.items() if value is not None
            and name in allowed and name not in drafter.arguments}
@@ -321,10 +320,10 @@ def usage(name: str) -> str:
 def _parameters(name: str, is_part: bool) -> dict[str, inspect.Parameter]:
   """What may be given to a part, or else to the named decoder."""
   if not is_part:
-    entry = DECODERS[name]
-    drafter = parse(entry.spec).parts[0]
+    named = DECODERS[name]
+    drafter = parse(named.spec).parts[0]
     return {key: value for key, value in _parameters(drafter.name, True).items()
-            if key not in drafter.arguments or key in entry.open}
+            if key not in drafter.arguments or key in named.open}
   entry = DRAFTERS[name] if name in DRAFTERS else VERIFIERS[name]
   return core.parameters(entry.build, {entry.takes})
 

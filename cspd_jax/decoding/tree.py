@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-
 # No tree has more drafts: more than a forward pass of any model takes.
 MAX_NODES = 2**14
 
@@ -45,12 +44,12 @@ class Tree:
 
   @property
   def num_nodes(self) -> int:
-    """`N`, the number of draft tokens (the root is not one)."""
+    """The number `N` of draft tokens (the root is not one)."""
     return len(self.parents) - 1
 
   @functools.cached_property
   def depth(self) -> np.ndarray:
-    """`[N + 1]` number of steps from the root."""
+    """The number of steps `[N + 1]` from the root."""
     depth = np.zeros(len(self.parents), np.int32)
     for node, parent in enumerate(self.parents[1:], start=1):
       depth[node] = depth[parent] + 1
@@ -63,7 +62,7 @@ class Tree:
 
   @functools.cached_property
   def main_length(self) -> int:
-    """`L`, the length of the main chain."""
+    """The length `L` of the main chain."""
     length = 0
     while length < self.num_nodes and self.parents[length + 1] == length:
       length += 1
@@ -71,6 +70,7 @@ class Tree:
 
   @property
   def is_chain(self) -> bool:
+    """Whether no node lies beside the main chain."""
     return self.main_length == self.num_nodes
 
   @functools.cached_property
@@ -80,7 +80,7 @@ class Tree:
 
   @functools.cached_property
   def rank(self) -> np.ndarray:
-    """`[N + 1]` place of a node among its siblings, from 0; the root has 0."""
+    """The place `[N + 1]` of a node among its siblings, from 0; the root has 0."""
     rank, seen = np.zeros(len(self.parents), np.int32), {}
     for node, parent in enumerate(self.parents[1:], start=1):
       rank[node] = seen.get(parent, 0)
@@ -89,7 +89,7 @@ class Tree:
 
   @functools.cached_property
   def children(self) -> np.ndarray:
-    """`[N + 1, K]` children of every node in order, -1 where there are fewer."""
+    """The children `[N + 1, K]` of every node in order, -1 where there are fewer."""
     width = int(self.rank.max()) + 1 if self.num_nodes else 1
     children = np.full((len(self.parents), width), -1, np.int32)
     for node, parent in enumerate(self.parents[1:], start=1):
@@ -98,7 +98,7 @@ class Tree:
 
   @functools.cached_property
   def ancestors(self) -> np.ndarray:
-    """`[N + 1, N + 1]` bool; `[i, j]`: is `j` the node `i` or one above it?"""
+    """Tells which nodes lie above which, `[N + 1, N + 1]`; `[i, j]`: `j` is `i` or above it."""
     ancestors = np.eye(len(self.parents), dtype=bool)
     for node, parent in enumerate(self.parents[1:], start=1):
       ancestors[node] |= ancestors[parent]
@@ -106,7 +106,7 @@ class Tree:
 
   @functools.cached_property
   def paths(self) -> np.ndarray:
-    """`[N + 1, D + 1]` the node at every depth on the way to a node.
+    """The node at every depth on the way to a node, `[N + 1, D + 1]`.
 
     Beyond the node's own depth the row continues with the main chain's index
     (`d` at depth `d`), which is what a commit leaves in place.
@@ -158,10 +158,12 @@ class RuntimeTree:
 
   @property
   def num_nodes(self) -> int:
+    """The number `N` of draft tokens of a row."""
     return self.depth.shape[-1] - 1
 
   @property
   def max_depth(self) -> int:
+    """The largest depth that a node may have."""
     return self.paths.shape[-1] - 1
 
   @property
@@ -203,7 +205,7 @@ def runtime_tree(parents: jax.Array, budget: Budget) -> RuntimeTree:
 
 
 def chain(length: int) -> Tree:
-  """`length` draft tokens, one after the other (0: no draft at all)."""
+  """Lines up `length` draft tokens, one after the other (0: no draft at all)."""
   check_size('length', length, 0)
   return Tree(tuple(range(-1, length)))
 

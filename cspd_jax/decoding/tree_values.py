@@ -2,8 +2,7 @@
 
 from cspd_jax.core import registry
 from cspd_jax.core.spec import Call, Part, Value
-from cspd_jax.decoding import published_trees
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import published_trees, tree as trees
 from cspd_jax.decoding.decoders import default_tree
 from cspd_jax.decoding.tree import Tree
 

@@ -4,7 +4,8 @@ Target, draft model and every stored distribution go through the one function `p
 float32 or better, so that what is recorded is what was sampled from.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ class Warp(NamedTuple):
 
 def check(warp: Warp, num_streams: int) -> None:
   """Raises ValueError for values outside their range. For concrete values."""
-  limits = dict(
+  limits: dict[str, tuple[Callable[[np.ndarray], Any], str]] = dict(
       guidance_scale=(np.isfinite, 'finite'),
       temperature=(lambda x: np.isfinite(x) & (x >= 0), 'finite and at least 0'),
       top_k=(lambda x: (x >= 0) & (x == np.floor(x)), 'a whole number, at least 0 (0 keeps all)'),

@@ -1,13 +1,13 @@
 """Several decoders of one model on the same images, and what each of them costs."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from cspd_jax.evaluation import runner
-from cspd_jax.evaluation import timing
+from cspd_jax.evaluation import runner, timing
 from cspd_jax.metrics.base import Sample
 
 
@@ -60,37 +60,42 @@ def compare(
   """
   sampling = model.sampling() if sampling is None else sampling
   condition = jax.device_get(model.condition(prompts))
-  captions = model.conditions.captions(prompts)
   for program in programs.values():
     program.check(condition, sampling)
-  count = len(captions)
   row = lambda i: (jax.tree.map(lambda leaf: leaf[i:i + 1], condition), runner.keys(seed, [i]),
                    sampling)
-  total, done = len(programs) * count * (repeats + 1), 0
   compiled = {}
   for name, program in programs.items():
     compiled[name] = program.compiled(*row(0))
     show(f'compiled {name} in {compiled[name].seconds:.1f} s')
-
-  if progress is not None:
-    progress(0, total)
-  results: dict[str, list[Any]] = {name: [] for name in compiled}
-  for i, caption in enumerate(captions):
-    for name, (run, _) in compiled.items():
-      results[name].append(jax.device_get(run(*row(i))))
-      done += 1
-      if progress is not None:
-        progress(done, total)
-    rounds = ', '.join(f'{name} {int(found[i].rounds[0])}' for name, found in results.items())
-    show(f'image {i + 1} of {count}, {caption}: rounds of {rounds}')
-  timings = timing.measure(
-      {(i, name): lambda i=i, run=run: run(*row(i))
-       for i in range(count) for name, (run, _) in compiled.items()}, repeats, warmup=0,
-      progress=progress and (lambda turn, turns: progress(
-          total * (turn + 1) // (repeats + 1), total)))
+  runs = {(i, name): functools.partial(lambda run, i: run(*row(i)), run, i)
+          for i in range(len(prompts)) for name, (run, _) in compiled.items()}
+  turns = functools.partial(_report_turns, progress, len(runs), repeats)
+  results = _first_turn(runs, model.conditions.captions(prompts), show, turns)
+  timings = timing.measure(runs, repeats, warmup=0,
+                           progress=lambda turn, _: turns((turn + 1) * len(runs)))
   return {
       name: Compared(
           Sample(jax.tree.map(lambda *parts: np.concatenate(parts), *results[name]), condition,
                  sampling, batch_size=1),
-          np.array([timings[i, name].median for i in range(count)]), compiled[name].seconds)
+          np.array([timings[i, name].median for i in range(len(prompts))]), compiled[name].seconds)
       for name in compiled}
+
+
+def _first_turn(runs: Mapping[tuple[int, str], Callable], captions: Sequence[str],
+                show: Callable[[str], None], turns: Callable[[int], None]) -> dict[str, list[Any]]:
+  """The result of every image by decoder."""
+  results: dict[str, list[Any]] = {name: [] for _, name in runs}
+  turns(0)
+  for done, ((i, name), run) in enumerate(runs.items(), 1):
+    results[name].append(jax.device_get(run()))
+    turns(done)
+    if done % len(results) == 0:
+      rounds = ', '.join(f'{name} {int(found[i].rounds[0])}' for name, found in results.items())
+      show(f'image {i + 1} of {len(captions)}, {captions[i]}: rounds of {rounds}')
+  return results
+
+
+def _report_turns(progress: runner.Progress | None, runs: int, repeats: int, done: int) -> None:
+  if progress is not None:
+    progress(done, runs * (repeats + 1))

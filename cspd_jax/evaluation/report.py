@@ -69,14 +69,17 @@ class Report:
                        'folder, or overwrite.')
     for name in (_REPORT, *names):
       self._check(name)
-    self._begin(run)
+    self._begin(run, overwrite)
 
-  def _begin(self, run: Mapping[str, Any] | None) -> None:
+  def _begin(self, run: Mapping[str, Any] | None, overwrite: bool) -> None:
     """Makes the folder of what is not finished, or keeps that of the same run."""
     path = self._new / _RUN
     if run is not None and path.exists() and json.loads(path.read_text()) == plain(run):
       return
     if self._new.exists():
+      if not overwrite:
+        raise ValueError(f'workdir is {str(self.folder)!r}, where another run was stopped; go on '
+                         'with that one, give another folder, or overwrite.')
       shutil.rmtree(self._new)
     self._new.mkdir()
     if run is not None:
@@ -122,8 +125,8 @@ class Report:
     if not path.resolve().is_relative_to(self.folder.resolve()) or path == self._new:
       raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
     if path.exists() and name != _REPORT and not _is_own(path, self._earlier.get(name)):
-      raise ValueError(f'workdir is {str(self.folder)!r}, where {name} was not written by a report, '
-                       'or changed since; move it away or give another folder.')
+      raise ValueError(f'workdir is {str(self.folder)!r}, where {name} was not written by a '
+                       'report, or changed since; move it away or give another folder.')
     if name == _REPORT and path.exists() and not self._earlier:
       raise ValueError(f'workdir is {str(self.folder)!r}, where report.json is that of another '
                        'program; move it away or give another folder.')
@@ -154,7 +157,7 @@ def machine() -> dict[str, Any]:
 
 
 def plain(content: Any, name: str = 'report') -> Any:
-  """`content` as JSON holds it: NumPy numbers and arrays become numbers and lists.
+  """Makes `content` what JSON can hold: NumPy numbers and arrays become numbers and lists.
 
   Raises:
     ValueError: if a number is not finite or a value is not what JSON can hold, naming it.

@@ -13,15 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs
-from cspd_jax.evaluation import shards as shards_lib
-from cspd_jax.evaluation import timing
+from cspd_jax.evaluation import shards as shards_lib, timing
 
 # `(done, total) -> None`, called with numbers of images.
 Progress = Callable[[int, int], None]
 
 
-def keys(seed: Any, numbers: Sequence[int]) -> jax.Array:
-  """`[B]` the random keys of images.
+def keys(seed: Any, numbers: np.ndarray | Sequence[int]) -> jax.Array:
+  """Gives images their random keys, `[B]`.
 
   Args:
     seed: an integer or a random key of all images, of which image `i` has the key `i`. Or one
@@ -29,14 +28,14 @@ def keys(seed: Any, numbers: Sequence[int]) -> jax.Array:
       number per image.
     numbers: of the images, from 0.
   """
-  numbers = np.asarray(numbers)
+  index = np.asarray(numbers)
   if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-    return jax.vmap(lambda i: jax.random.fold_in(seed, i))(numbers)
+    return jax.vmap(lambda i: jax.random.fold_in(seed, i))(index)
   if np.ndim(seed) == 0:
-    return keys(jax.random.key(seed), numbers)
-  own = np.asarray(seed, np.uint32)[numbers % len(seed)].reshape(len(numbers), -1)
+    return keys(jax.random.key(seed), index)
+  own = np.asarray(seed, np.uint32)[index % len(seed)].reshape(len(index), -1)
   return jax.vmap(lambda one, i: jax.random.fold_in(jax.random.key(one), i))(
-      own[:, 0], own[:, 1] if own.shape[1] == 2 else np.zeros_like(numbers))
+      own[:, 0], own[:, 1] if own.shape[1] == 2 else np.zeros_like(index))
 
 
 def is_guided(sampling: Any) -> bool:

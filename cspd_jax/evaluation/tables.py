@@ -7,9 +7,12 @@ have, or has as None, is shown as a dash.
 
 import csv as csv_lib
 import io
+import json
+import os
+import pathlib
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 Columns = Mapping[str, str]
 Row = Mapping[str, Any]
@@ -56,6 +59,38 @@ def csv(rows: Sequence[Row]) -> str:
   writer.writeheader()
   writer.writerows(rows)
   return lines.getvalue()
+
+
+class Table(NamedTuple):
+  """Attributes: its title, its columns and its rows; see above."""
+
+  title: str
+  columns: Columns
+  rows: Sequence[Row]
+
+
+def of_report(path: str | os.PathLike) -> list[Table]:
+  """The tables that a report says it has; all of its rows if it says nothing.
+
+  A report names its tables in `tables`: for each a title, columns, and the numbers of its rows.
+
+  Args:
+    path: of a report.json, or of the folder that it is in.
+
+  Raises:
+    ValueError: if it is none.
+  """
+  path = pathlib.Path(path)
+  try:
+    report = json.loads((path / 'report.json' if path.is_dir() else path).read_text())
+    rows = report['rows']
+    names = {name: f'{{{name}}}' for row in rows for name in row}
+    return [Table(one['title'], one['columns'], [rows[i] for i in one['rows']])
+            for one in report.get(
+                'tables', [dict(title='', columns=names, rows=range(len(rows)))]) if one['rows']]
+  except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    raise ValueError(f'report is {str(path)!r}, which cannot be read as one '
+                     f'({type(error).__name__}: {error}).') from error
 
 
 def cells(columns: Columns, row: Row) -> list[str]:

@@ -3,25 +3,15 @@
 A new family is a file like `llamagen.py` and a line in the list below.
 """
 
-from cspd_jax.families import llamagen
-from cspd_jax.families import mar
-from cspd_jax.families.family import Family
-from cspd_jax.families.family import FAMILIES
-from cspd_jax.families.family import Parts
-from cspd_jax.families.family import register
-from cspd_jax.families.folder import decoder
-from cspd_jax.families.folder import load
-from cspd_jax.families.folder import save
-from cspd_jax.families.folder import shipped
+from cspd_jax.families import llamagen, mar
+from cspd_jax.families.family import FAMILIES, Family, Parts, register
+from cspd_jax.families.folder import decoder, load, part_folder, save, shipped
 from cspd_jax.families.images import Generated
-from cspd_jax.families.model import Conditions
-from cspd_jax.families.model import Drafts
-from cspd_jax.families.model import Model
-from cspd_jax.families.model import Tokenizer
+from cspd_jax.families.model import Conditions, Drafts, Model, Tokenizer
 
 __all__ = (
     'Conditions', 'Drafts', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Tokenizer',
-    'decoder', 'load', 'register', 'save', 'shipped')
+    'decoder', 'load', 'part_folder', 'register', 'save', 'shipped')
 
 for _one in (llamagen.FAMILY, mar.FAMILY):
   register(_one)

@@ -12,7 +12,6 @@ from cspd_jax.core import spec
 from cspd_jax.decoding import registry as discrete_registry
 from cspd_jax.decoding.warp import Warp
 
-
 # Sizes of a round that choose parameters of other names; see `decoding.registry.complete`.
 _SIZES = ('window', 'length')
 
@@ -38,7 +37,7 @@ class Engine(NamedTuple):
   decoders: Mapping[str, str]
   baseline: str
   candidates: tuple[str, ...]
-  options: type
+  options: type[Warp] | type[Sampling]
   complete: Callable[..., spec.Spec]
   parameters: Callable[[Any], Collection[str]]
   needs: Callable[[Any], str | None]

@@ -11,8 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from cspd_jax.core import checkpoint
-from cspd_jax.core import files
+from cspd_jax.core import checkpoint, files
 from cspd_jax.core.checkpoint import CheckpointError, Loaded
 from cspd_jax.families import family as family_lib
 from cspd_jax.families.model import Model
@@ -44,8 +43,8 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
     The model.
 
   Raises:
-    CheckpointError: if there is no such model, or one of its networks is missing, damaged or of
-      the wrong kind.
+    CheckpointError: if there is no such model, it has no target yet, or one of its networks is
+      missing, damaged or of the wrong kind.
     ValueError: if the networks do not belong together, or a role is unknown.
   """
   folder = _find(name_or_folder)
@@ -70,9 +69,12 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
           f'{role} is a {part.kind!r} network; in a {family.name!r} model it must be of kind: '
           f'{", ".join(family.roles.get(role, ("none",)))}.')
     loaded[role] = part
-  if 'target' not in loaded:
+  if 'target' in parts and 'target' not in loaded:
     raise ValueError(f'target is None, but model {folder.name!r} cannot be without; leave it out '
                      'or give a folder.')
+  if 'target' not in loaded:
+    raise CheckpointError(f'model {folder.name!r} has no target yet; convert one into its folder '
+                          f'with cspd-convert --output={folder}, or give target=.')
   return family.build(family_lib.Parts(folder.name, loaded, defaults))
 
 
@@ -88,7 +90,7 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
     defaults: see `Model.defaults`; they are added to those that the model has.
 
   Raises:
-    CheckpointError: if the folder holds a model of another family.
+    CheckpointError: if the folder holds a network of its own, or a model of another family.
     ValueError: for an unknown family or role.
   """
   folder = pathlib.Path(folder).expanduser().absolute()
@@ -96,8 +98,12 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
   if unknown := sorted(set(parts) - set(known.roles)):
     raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
                      f'{", ".join(known.roles)}.')
-  description = dict(format=_FORMAT, family=family, parts={}, defaults={})
+  description: dict[str, Any] = dict(format=_FORMAT, family=family, parts={}, defaults={})
   if (folder / _FILE).exists():
+    if 'kind' in _content(folder):
+      raise CheckpointError(
+          f'folder is {folder}, which holds a network of its own; give another folder for the '
+          'model and name this one among its parts.')
     description |= read(folder)
     if description['family'] != family:
       raise CheckpointError(
@@ -109,31 +115,58 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
   files.write_json(folder / _FILE, description)
 
 
+def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
+  """The folder of one of a model's networks.
+
+  Raises:
+    CheckpointError: if there is no such model, or it has no such part.
+  """
+  folder = _find(name_or_folder)
+  parts = read(folder)['parts']
+  if role not in parts:
+    raise CheckpointError(
+        f'{folder} has no part {role!r}; it has: {", ".join(parts) or "none"}.')
+  return (folder / parts[role]).absolute()
+
+
 def read(folder: pathlib.Path) -> dict[str, Any]:
   """What `model.json` says; a target alone is described as a model without other parts.
 
   Raises:
     CheckpointError: if there is none, or it cannot be read.
   """
+  description = _content(folder)
+  if 'kind' in description:  # A network of its own.
+    family = family_lib.of_target(description['kind']).name
+    return dict(format=_FORMAT, family=family, parts={'target': '.'}, defaults={})
   try:
-    description = json.loads((folder / _FILE).read_text())
-    if 'kind' in description:  # A network of its own.
-      family = family_lib.of_target(description['kind']).name
-      return dict(format=_FORMAT, family=family, parts={'target': '.'}, defaults={})
     version = description['format']
-    found = dict(family=str(description['family']), parts=dict(description['parts']),
-                 defaults=dict(description['defaults']))
+    found: dict[str, Any] = dict(
+        family=str(description['family']), parts=dict(description['parts']),
+        defaults=dict(description['defaults']))
     wrong = [role for role, part in found['parts'].items() if not isinstance(part, str)]
-  except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-    raise CheckpointError(
-        f'{folder / _FILE} cannot be read ({type(error).__name__}: {error}); copy or convert the '
-        'model again.') from error
+  except (KeyError, TypeError, ValueError) as error:
+    raise _damaged(folder, error) from error
   if version != _FORMAT:
     raise CheckpointError(
         f'{folder} has format {version!r}; this version of cspd_jax reads format {_FORMAT}.')
   if wrong:
     raise CheckpointError(f'{folder / _FILE}: the part {wrong[0]!r} must be named by its folder.')
   return dict(format=_FORMAT, **found)
+
+
+def _content(folder: pathlib.Path) -> dict[str, Any]:
+  """What `model.json` holds, be it of a model or of a network; raises CheckpointError."""
+  try:
+    return dict(json.loads((folder / _FILE).read_text()))
+  except (OSError, TypeError, ValueError) as error:
+    raise _damaged(folder, error) from error
+
+
+def _damaged(folder: pathlib.Path, error: Exception) -> CheckpointError:
+  return CheckpointError(
+      f'{folder / _FILE} cannot be read ({type(error).__name__}: {error}); copy or convert the '
+      'model again.')
 
 
 def _find(name_or_folder: str | os.PathLike) -> pathlib.Path:

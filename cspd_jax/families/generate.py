@@ -224,5 +224,5 @@ def _plain(value: Any) -> Any:
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:
-  """uint8 `[B, H, W, 3]` of images in [-1, 1], rounded to the nearest level."""
+  """Turns images in [-1, 1] into uint8 `[B, H, W, 3]`, rounded to the nearest level."""
   return np.clip(np.floor(np.asarray(images, np.float32) * 127.5 + 128), 0, 255).astype(np.uint8)

@@ -55,7 +55,7 @@ class Generated:
     return len(self.images)
 
   def names(self) -> list[str]:
-    """`[B]` file names: number of the image, prompt and seed."""
+    """Names a file `[B]` for every image, by its number, prompt and seed."""
     return [file_name(i, prompt, seed)
             for i, (prompt, (seed, _)) in enumerate(zip(self.prompts, self.seeds))]
 
@@ -109,8 +109,9 @@ class Generated:
 
   def __repr__(self) -> str:
     height, width = self.images.shape[1:3]
-    return (f'Generated({len(self)} images of {height}x{width} by {self.decoder} ({self.guarantee}) '
-            f'from {self.model!r}, {np.mean(self.decoded.rounds):.1f} rounds on average)')
+    return (f'Generated({len(self)} images of {height}x{width} by {self.decoder} '
+            f'({self.guarantee}) from {self.model!r}, '
+            f'{np.mean(self.decoded.rounds):.1f} rounds on average)')
 
   def _repr_html_(self) -> str:
     """The images and the acceptance map, for notebooks."""
@@ -146,7 +147,7 @@ class Partial:
 
   @property
   def images(self) -> np.ndarray:
-    """`[B, H, W, 3]` uint8; grey where no token is committed."""
+    """The images so far, uint8 `[B, H, W, 3]`; grey where no token is committed."""
     images = self._task.result(self.decoded).images.copy()
     scale = [pixels // tokens for pixels, tokens in zip(images.shape[1:3], self.fixed.shape[1:])]
     shown = self.fixed.repeat(scale[0], axis=1).repeat(scale[1], axis=2)

@@ -1,4 +1,4 @@
-"""LlamaGen: class- and text-conditional images by an autoregressive transformer and a VQ tokenizer."""
+"""LlamaGen: an autoregressive transformer over VQ tokens, conditioned on classes or captions."""
 
 from typing import Any
 

@@ -28,8 +28,8 @@ class Conditions(NamedTuple):
     prompts: prompts that show what the model can do, such as the names of its classes.
   """
 
-  encode: Callable[[Sequence[Any]], Any]
-  captions: Callable[[Sequence[Any]], list[str]]
+  encode: Callable[[Any], Any]
+  captions: Callable[[Any], list[str]]
   prompts: Sequence[Any]
 
 
@@ -144,7 +144,7 @@ class Model:
 
   @functools.cached_property
   def codebook(self) -> np.ndarray | None:
-    """`[V, C]` vectors of the tokens; None if there are none."""
+    """The vectors `[V, C]` of the tokens; None if there are none."""
     if self.tokenizer is None or self.tokenizer.codebook is None:
       return None
     return np.asarray(self.tokenizer.codebook(self.tokenizer.params))

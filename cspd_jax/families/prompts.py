@@ -49,7 +49,7 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 
 def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
-  """`[count]` of every image, its seed and its number under that seed.
+  """Gives every image `[count]` its seed and its number under that seed.
 
   Args:
     seed: a whole number, under which the images are numbered, or one per image, or a pair of
@@ -76,6 +76,6 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
 
 
 def keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:
-  """`[B]` random keys of images, by seed and number; the same whatever else is generated."""
+  """Makes the keys `[B]` of images by seed and number; the same whatever else is generated."""
   seed, number = np.array(numbered, np.uint32).T
   return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seed, number)

@@ -4,17 +4,8 @@ Every metric is `metric(sample, model) -> Value(mean, standard_error)`; see `bas
 is a file and a line in the list below.
 """
 
-from cspd_jax.metrics import acceptance
-from cspd_jax.metrics import bound
-from cspd_jax.metrics import frechet
-from cspd_jax.metrics import likelihood
-from cspd_jax.metrics import passes
-from cspd_jax.metrics.base import columns
-from cspd_jax.metrics.base import entries
-from cspd_jax.metrics.base import measure
-from cspd_jax.metrics.base import Metric
-from cspd_jax.metrics.base import Sample
-from cspd_jax.metrics.base import Value
+from cspd_jax.metrics import acceptance, bound, frechet, likelihood, passes
+from cspd_jax.metrics.base import Metric, Sample, Value, columns, entries, measure
 
 METRICS = (
     acceptance.ROUNDS,

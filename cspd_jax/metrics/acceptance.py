@@ -89,10 +89,10 @@ ROUNDS = Metric(
     phrase='{:.0f} forward passes per image')
 STEP_COMPRESSION = Metric(
     'step_compression', 'step compr.', '{:.2f}x', _step_compression,
-    meaning='tokens per forward pass of the target, over a whole image')
+    meaning='tokens per forward pass of the target, over a whole image', better='higher')
 ACCEPTED_LENGTH = Metric(
     'accepted_length', 'acc. length', '{:.2f}', _accepted_length,
-    meaning='tokens per round after the prefill: accepted drafts and one more')
+    meaning='tokens per round after the prefill: accepted drafts and one more', better='higher')
 ONE_TOKEN_ROUNDS = Metric(
     'one_token_rounds', 'one-token', '{:.0%}', _one_token_rounds,
     meaning='share of the rounds after the prefill that accepted no draft')

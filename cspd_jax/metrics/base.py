@@ -36,7 +36,7 @@ def mean(values: np.ndarray) -> Value:
 
 
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Value:
-  """`sum(numerators) / sum(denominators)` with its standard error to first order.
+  """The quotient of two sums over images, with its standard error to first order.
 
   Args:
     numerators: `[N]`, one per image.
@@ -75,11 +75,11 @@ class Sample:
 
   @property
   def tokens(self) -> np.ndarray:
-    """`[N, T, ...]` the tokens of the images."""
+    """The tokens of the images, `[N, T, ...]`."""
     return self.decoded.tokens
 
   def images(self, model: Any) -> np.ndarray:
-    """`[N, H, W, 3]` in [-1, 1]: the pixels of the images."""
+    """The pixels of the images, `[N, H, W, 3]` in [-1, 1]."""
     return self.once('images', lambda: self.batched(
         lambda condition, tokens, sampling: model.pixels(tokens)))
 
@@ -90,9 +90,12 @@ class Sample:
     return self._cache[name]
 
   def batched(self, function: Callable[[Any, np.ndarray, Any], Any]) -> Any:
-    """`function(condition, tokens, sampling)` of all images, some at a time, as NumPy arrays.
+    """Calls `function(condition, tokens, sampling)` for all images, some at a time.
 
     The last batch is filled up with other images, so that a jitted function is compiled once.
+
+    Returns:
+      The results of all images, joined, as NumPy arrays.
     """
     count = len(self.tokens)
     size, parts = min(self.batch_size, count), []
@@ -122,6 +125,8 @@ class Metric(NamedTuple):
       'fidelity' for what it did, which takes networks or other images to tell.
     meaning: what it says, in a line.
     phrase: how it is said in the title of images, such as '{:.0f} rounds'; '' if it is not.
+    better: 'higher' or 'lower' values, or '' if neither is.
+    tabled: whether it has a column in tables; reports hold it anyway.
   """
 
   name: str
@@ -132,6 +137,8 @@ class Metric(NamedTuple):
   group: str = 'work'
   meaning: str = ''
   phrase: str = ''
+  better: str = ''
+  tabled: bool = True
 
   def __call__(self, sample: Sample, model: Any) -> Value:
     return self.measure(sample, model)
@@ -152,9 +159,16 @@ def entries(values: Mapping[str, Value]) -> dict[str, float | None]:
 
 
 def columns(metrics: Sequence[Metric], errors: bool = False) -> dict[str, str]:
-  """Columns of `evaluation.tables` for rows of `entries`, with standard errors or without."""
+  """Columns of `evaluation.tables` for rows of `entries`, of the metrics that have one.
+
+  Args:
+    metrics: the metrics.
+    errors: whether standard errors stand beside the means.
+  """
   result = {}
   for metric in metrics:
+    if not metric.tabled:
+      continue
     form = metric.form.replace('{:', f'{{{metric.name}:')
     if errors:
       form += ' +- ' + metric.form.replace('{:+', '{:').replace('{:', f'{{{metric.name}_error:')

@@ -55,12 +55,7 @@ def calibrate(measure: Callable[[float, Any], np.ndarray], low: float, high: flo
     ValueError: if the options make no sense, a measurement is not finite, or the goal is
       not between the measurements at the two ends.
   """
-  if not low < high:
-    raise ValueError(f'low is {low} and high {high}; low must be below high.')
-  if steps < 2:
-    raise ValueError(f'steps is {steps}; it must be at least 2, for the two ends.')
-  if not tolerance >= 0:
-    raise ValueError(f'tolerance is {tolerance}; it must be at least 0.')
+  _check(low, high, steps, tolerance)
   found = []
 
   def mean_at(value):
@@ -83,5 +78,15 @@ def calibrate(measure: Callable[[float, Any], np.ndarray], low: float, high: flo
       low = middle
     else:
       high = middle
-  best = min(found, key=lambda entry: abs(entry[1] - goal))
-  return Calibrated(*best, history=tuple(entry[:2] for entry in found))
+  value, mean, error = min(found, key=lambda entry: abs(entry[1] - goal))
+  return Calibrated(value, mean, error, tuple(entry[:2] for entry in found))
+
+
+def _check(low: float, high: float, steps: int, tolerance: float) -> None:
+  """Raises ValueError for options of `calibrate` that make no sense."""
+  if not low < high:
+    raise ValueError(f'low is {low} and high {high}; low must be below high.')
+  if steps < 2:
+    raise ValueError(f'steps is {steps}; it must be at least 2, for the two ends.')
+  if not tolerance >= 0:
+    raise ValueError(f'tolerance is {tolerance}; it must be at least 0.')

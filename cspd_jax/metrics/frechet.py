@@ -65,7 +65,7 @@ def gaussian(points: np.ndarray) -> Gaussian:
 
 
 def distance(a: Gaussian, b: Gaussian) -> float:
-  """`|m_a - m_b|^2 + tr(A + B - 2 (A B)^(1/2))`, the squared Wasserstein-2 distance.
+  """The squared Wasserstein-2 distance, `|m_a - m_b|^2 + tr(A + B - 2 (A B)^(1/2))`.
 
   `A B` has the eigenvalues of the symmetric `A^(1/2) B A^(1/2)`, and the trace of its root is
   the sum of their roots (Dowson and Landau, 1982; Heusel et al., arXiv 1706.08500).
@@ -105,7 +105,7 @@ def noise(sets: np.ndarray, reference: Gaussian) -> tuple[float, float]:
 
 
 def of_sample(sample: base.Sample, model: Any) -> np.ndarray | None:
-  """`[N, F]` features of a sample's images, computed once; None without an encoder."""
+  """The features of a sample's images, `[N, F]`, computed once; None without an encoder."""
   tokenizer = model.tokenizer
   if tokenizer is None or tokenizer.features is None:
     return None

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs
-from cspd_jax.decoding import accept
-from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding import accept, warp as warp_lib
 from cspd_jax.decoding.base import Condition, Target
 from cspd_jax.decoding.tree import chain
 from cspd_jax.metrics import base

@@ -10,13 +10,14 @@ from cspd_jax.metrics.base import Metric
 
 
 def _count(name: str, heading: str, counts: Callable[[Any], np.ndarray], meaning: str,
-           phrase: str = '') -> Metric:
+           phrase: str = '', tabled: bool = True, better: str = '') -> Metric:
   """The mean over images of a count in the result; counts of every round are added up."""
   def measure(sample: base.Sample, model: Any) -> base.Value:
     del model
     found = np.asarray(counts(sample.decoded))
     return base.mean(found.reshape(len(found), -1).sum(axis=1))
-  return Metric(name, heading, '{:.0f}', measure, ('continuous',), meaning=meaning, phrase=phrase)
+  return Metric(name, heading, '{:.0f}', measure, ('continuous',), meaning=meaning, phrase=phrase,
+                better=better, tabled=tabled)
 
 
 def _per_test(name: str, heading: str, form: str, amounts: Callable[[Any], np.ndarray | None],
@@ -28,7 +29,8 @@ def _per_test(name: str, heading: str, form: str, amounts: Callable[[Any], np.nd
     if found is None:
       return base.UNKNOWN
     return base.ratio(found.sum(axis=1), sample.decoded.tests.tested.sum(axis=1))
-  return Metric(name, heading, form, measure, ('continuous',), meaning=meaning)
+  # No two decoders test the same, so these have no column in which they would be compared.
+  return Metric(name, heading, form, measure, ('continuous',), meaning=meaning, tabled=False)
 
 
 ROUNDS = _count(
@@ -42,19 +44,20 @@ DRAFT_PASSES = _count(
     "passes of the draft model's transformer per image")
 HEAD_CALLS = _count(
     'head_calls', 'head calls', lambda decoded: decoded.costs.head_calls,
-    "calls of the target's diffusion head per image, one after the other", '{:.0f} head calls')
+    "calls of the target's diffusion head per image, one after the other", '{:.0f} head calls',
+    better='lower')
 HEAD_ROWS = _count(
     'head_rows', 'head rows', lambda decoded: decoded.costs.head_rows,
     "states that the target's head was asked about per image")
 DRAFT_HEAD_CALLS = _count(
     'draft_head_calls', 'draft head calls', lambda decoded: decoded.costs.draft_head_calls,
-    "calls of the draft model's head per image")
+    "calls of the draft model's head per image", tabled=False)
 RESIDUAL_TRIALS = _count(
     'residual_trials', 'residual trials', lambda decoded: decoded.tests.trials,
-    'proposals looked at for residual draws, per image')
+    'proposals looked at for residual draws, per image', tabled=False)
 RESIDUAL_MISSED = _count(
     'residual_missed', 'residual missed', lambda decoded: decoded.tests.missed,
-    'residual draws per image of which no proposal was taken')
+    'residual draws per image of which no proposal was taken', tabled=False)
 ACCEPTANCE = _per_test(
     'acceptance', 'accepted', '{:.1%}', lambda decoded: decoded.tests.accepted,
     'share of accepted ones among what the decoder tests; no two decoders test the same')
@@ -68,7 +71,7 @@ SQUARED_ERROR_BOUND = _per_test(
     'what the expectation of that distance is bounded by')
 
 
-def details(sample: base.Sample, model: Any) -> dict[str, list]:
+def details(sample: base.Sample, model: Any) -> dict[str, Any]:
   """Shares of accepted drafts in places, None where nothing was tested.
 
   By position of the grid, by autoregressive step (the place of a token in its order), and by
@@ -78,7 +81,7 @@ def details(sample: base.Sample, model: Any) -> dict[str, list]:
   tested, accepted = decoded.tests.tested, decoded.tests.accepted
   at = lambda leaf: np.take_along_axis(leaf, decoded.order, axis=1)
   by_position = _shares(accepted, tested)
-  found = dict(
+  found: dict[str, Any] = dict(
       acceptance_by_position=[by_position[i * columns:(i + 1) * columns] for i in range(rows)],
       acceptance_by_step=_shares(at(accepted), at(tested)))
   if decoded.kernels is not None:

@@ -1,24 +1,15 @@
 """Networks in Flax Linen, as pure functions of parameters and sizes.
 
-Decoding targets: `llamagen` (discrete tokens) and `mar` (continuous ones), by `target(config, ...)`.
+Decoding targets, by `target(config, ...)`: `llamagen` (discrete tokens) and `mar` (continuous).
 Drafters that read a target's features: `eagle.network` and `medusa.drafting_heads`. Image
 tokenizers: `vq` and `kl_vae`. New decoder-only families are configurations of `causal`.
 """
 
-from cspd_jax.models import causal
-from cspd_jax.models import eagle
-from cspd_jax.models import kl_vae
-from cspd_jax.models import llamagen
-from cspd_jax.models import mar
-from cspd_jax.models import medusa
-from cspd_jax.models import transformer
-from cspd_jax.models import vq
-from cspd_jax.models.causal import Causal
-from cspd_jax.models.causal import Prompt
+from cspd_jax.models import causal, eagle, kl_vae, llamagen, mar, medusa, transformer, vq
+from cspd_jax.models.causal import Causal, Prompt
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.models.kl_vae import KLVAEConfig
-from cspd_jax.models.llamagen import Caption
-from cspd_jax.models.llamagen import LlamaGenConfig
+from cspd_jax.models.llamagen import Caption, LlamaGenConfig
 from cspd_jax.models.mar import MARConfig
 from cspd_jax.models.medusa import MedusaConfig
 from cspd_jax.models.transformer import TransformerConfig

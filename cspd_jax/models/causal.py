@@ -111,12 +111,12 @@ class Window(NamedTuple):
 
 
 def tile(x: jax.Array, num_streams: int) -> jax.Array:
-  """`[B, ...]` to `[R, ...]`: the same for every stream."""
+  """Repeats `x` `[B, ...]` for every stream, `[R, ...]`."""
   return jnp.tile(x, (num_streams,) + (1,) * (x.ndim - 1))
 
 
 def split(x: jax.Array, num_streams: int) -> jax.Array:
-  """`[R, ...]` to `[S, B, ...]`."""
+  """Splits rows of all streams `[R, ...]` into `[S, B, ...]`."""
   return x.reshape(num_streams, -1, *x.shape[1:])
 
 

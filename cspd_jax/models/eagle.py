@@ -23,8 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding.drafters.eagle import Network
-from cspd_jax.models import causal
-from cspd_jax.models import transformer
+from cspd_jax.models import causal, transformer
 from cspd_jax.models.causal import Cache, Places, Prompt
 
 Params = Any

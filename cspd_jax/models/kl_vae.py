@@ -93,9 +93,11 @@ class Tokenizer(nn.Module):
     self.post_quant_conv = nn.Dense(c.z_channels)
 
   def moments(self, images):
+    """Encodes images into means and log variances, side by side in the last axis."""
     return self.quant_conv(self.encoder(images))
 
   def images(self, latents):
+    """Decodes latents that are not scaled."""
     return self.decoder(self.post_quant_conv(latents))
 
   def __call__(self, images):

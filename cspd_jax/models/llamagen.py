@@ -16,9 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import base
-from cspd_jax.models import causal
-from cspd_jax.models import class_labels
-from cspd_jax.models import transformer
+from cspd_jax.models import causal, class_labels, transformer
 
 Params = Any
 # The learned null caption always has this many rows, and so has a text condition.
@@ -78,12 +76,12 @@ class LlamaGenConfig:
 
   @property
   def num_tokens(self) -> int:
-    """`T`."""
+    """The number `T` of tokens of an image."""
     return self.height * self.width
 
   @property
   def num_condition_tokens(self) -> int:
-    """`C`."""
+    """The number `C` of condition tokens before the image."""
     return 1 if self.conditioning == 'class' else _CAPTION_LENGTH
 
   @property

@@ -25,8 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import base
-from cspd_jax.models import class_labels
-from cspd_jax.models import diffusion_head
+from cspd_jax.models import class_labels, diffusion_head
 
 Params = Any
 
@@ -79,7 +78,7 @@ class MARConfig:
 
   @property
   def num_tokens(self) -> int:
-    """`T`."""
+    """The number `T` of tokens of an image."""
     return self.height * self.width
 
   @property

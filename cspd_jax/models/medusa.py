@@ -39,7 +39,7 @@ class MedusaConfig:
 
 
 class Head(nn.Module):
-  """`(x + silu(W x + b)) U`; float32 logits."""
+  """Maps a feature `x` to the logits `(x + silu(W x + b)) U`, float32."""
 
   config: MedusaConfig
 

@@ -92,7 +92,7 @@ class Rope(NamedTuple):
 
 
 def causal_mask(length: int) -> jax.Array:
-  """`[1, L, L]` bool: a token sees itself and everything before it."""
+  """Lets every token see itself and everything before it, `[1, L, L]` bool."""
   return jnp.tril(jnp.ones((1, length, length), bool))
 
 

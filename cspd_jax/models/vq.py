@@ -244,9 +244,11 @@ class Tokenizer(nn.Module):
     self.codebook = nn.Embed(c.codebook_size, c.codebook_dim)
 
   def latents(self, images):
+    """Encodes images into vectors that are not quantized yet."""
     return self.quant_conv(self.encoder(images))
 
   def images(self, vectors):
+    """Decodes vectors of the codebook."""
     return self.decoder(self.post_quant_conv(vectors))
 
   def __call__(self, images):

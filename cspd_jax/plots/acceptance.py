@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cspd_jax.core import files
-from cspd_jax.plots import canvas
-from cspd_jax.plots import grid
+from cspd_jax.plots import canvas, grid
 
 
 def save_acceptance_map(path: str | os.PathLike, rounds: Mapping[str, np.ndarray],
@@ -46,9 +45,7 @@ def acceptance_map(
   count = _check(rounds, images, captions)
   last = max(int(value.max()) for value in rounds.values())
   per_image = 2 if images else 1
-  figure = canvas.figure(1.3 + 1.35 * per_image * count, 1.4 * len(rounds) + 0.9)
-  if title:
-    figure.suptitle(title, color=canvas.INK, fontsize=10)
+  figure = canvas.figure(1.3 + 1.35 * per_image * count, 1.4 * len(rounds) + 0.7, title)
   cells = figure.subplots(len(rounds), per_image * count, squeeze=False)
   for row, (name, maps) in zip(cells, rounds.items()):
     pictures = grid.to_unit(images[name]) if images else None
@@ -58,10 +55,11 @@ def acceptance_map(
         row[2 * i].imshow(pictures[i], interpolation='bicubic')
       drawn = _draw(row[per_image * (i + 1) - 1], maps[i], last)
     row[0].set_ylabel(
-        f'{name}\n{np.mean(maps.max((1, 2)) + 1):.0f} rounds', rotation=0, ha='right', va='center',
-        fontsize=9, color=canvas.INK)
+        f'{canvas.fit(name, 1.5, 9)}\n{np.mean(maps.max((1, 2)) + 1):.0f} rounds', rotation=0,
+        ha='right', va='center', fontsize=9, color=canvas.INK)
   for i, caption in enumerate(captions or ()):
-    cells[0, per_image * i].set_title(caption, fontsize=8.5, color=canvas.INK)
+    cells[0, per_image * i].set_title(
+        canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)
   bar = figure.colorbar(drawn, ax=cells, location='bottom', shrink=0.35, aspect=40, pad=0.01)
   bar.set_label('round that fixed the token', fontsize=8, color=canvas.INK)
   bar.ax.tick_params(labelsize=7, colors=canvas.FAINT)

@@ -48,9 +48,7 @@ def save_bars(
                if not all(0 <= value < math.inf for value in panel.values.values())]:
     raise ValueError(
         f'panel {wrong[0]!r} has a value that is negative or not finite; a bar cannot show it.')
-  figure = canvas.figure(1.2 + 3.4 * len(panels), 0.9 + 0.34 * len(names))
-  if title:
-    figure.suptitle(title, color=canvas.INK, fontsize=10)
+  figure = canvas.figure(1.2 + 3.4 * len(panels), 0.7 + 0.34 * len(names), title)
   cells = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
   for cell, panel in zip(cells, panels):
     _draw(cell, panel, names, baseline)
@@ -70,11 +68,14 @@ def _draw(axes, panel: Panel, names: Sequence[str], baseline: str) -> None:
     axes.axvline(panel.values[baseline], color=canvas.FAINT, linewidth=0.8, linestyle=':')
   axes.set_xlim(0, 1.15 * max(values) or 1)
   axes.set_ylim(len(names) - 0.4, -0.6)
-  axes.set_yticks(range(len(names)), names, fontsize=9, color=canvas.INK)
+  axes.set_yticks(range(len(names)), [canvas.fit(name, 2, 9, most=2) for name in names],
+                  fontsize=9, color=canvas.INK)
   axes.set_xticks([])
   axes.tick_params(length=0)
   for spine in axes.spines.values():
     spine.set_visible(False)
-  axes.set_title(panel.title, fontsize=9, color=canvas.INK, loc='left', pad=16 if panel.note else 6)
-  if panel.note:
-    axes.text(0, 1.02, panel.note, transform=axes.transAxes, fontsize=7.5, color=canvas.FAINT)
+  note = canvas.fit(panel.note, 3.2, 7.5)
+  axes.set_title(panel.title, fontsize=9, color=canvas.INK, loc='left',
+                 pad=6 + 10 * (note.count('\n') + 1) if note else 6)
+  if note:
+    axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=7.5, color=canvas.FAINT)

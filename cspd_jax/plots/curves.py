@@ -70,9 +70,7 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
     raise ValueError(
         f'panels has rows of {[len(row) for row in panels]}; they must be equal, at least one.')
   styles = _styles([panel for row in panels for panel in row])
-  figure = canvas.figure(0.4 + 3.5 * len(panels[0]), 1.3 + 2.7 * len(panels))
-  if title:
-    figure.suptitle(title, color=canvas.INK, fontsize=10)
+  figure = canvas.figure(0.4 + 3.5 * len(panels[0]), 1.3 + 2.7 * len(panels), title)
   cells = figure.subplots(len(panels), len(panels[0]), squeeze=False, sharex=True, sharey='col')
   drawn = {}
   for row, line in zip(panels, cells):
@@ -128,8 +126,8 @@ def _draw(axes, panel: Panel, styles: Mapping[str, dict]) -> dict:
     drawn[name] = axes.errorbar(
         curve.x, curve.y, yerr=list(curve.error) or None, linewidth=1.3, markersize=4,
         elinewidth=0.7, capsize=0, **styles[name])
-  axes.set_title(panel.title, fontsize=9, color=canvas.INK, loc='left')
-  axes.set_ylabel(panel.ylabel, fontsize=8, color=canvas.INK)
+  axes.set_title(canvas.fit(panel.title, 3, 9), fontsize=9, color=canvas.INK, loc='left')
+  axes.set_ylabel(canvas.fit(panel.ylabel, 2.5, 8), fontsize=8, color=canvas.INK)
   axes.tick_params(labelsize=7, colors=canvas.FAINT)
   axes.grid(color=canvas.NEUTRAL, linewidth=0.4, alpha=0.6)
   axes.set_axisbelow(True)

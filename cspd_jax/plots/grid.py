@@ -22,7 +22,7 @@ def save_grid(
   Args:
     path: the file to write.
     images: `[N, H, W, 3]` in [-1, 1], as a tokenizer decodes them.
-    captions: one line under every image.
+    captions: under every image, three lines at most.
     title: a line above the grid.
     columns: images in a row; about square by default, four at least.
 
@@ -34,22 +34,22 @@ def save_grid(
     raise ValueError(f'captions has {len(captions)} entries for {len(images)} images.')
   columns = columns or min(len(images), max(4, math.ceil(math.sqrt(len(images)))))
   rows = math.ceil(len(images) / columns)
-  height = 2 * images.shape[1] / images.shape[2] + (0.15 if captions else 0.05)
-  figure = canvas.figure(2 * columns, height * rows + (0.2 if title else 0))
-  if title:
-    figure.suptitle(title, color=canvas.INK, fontsize=10)
+  lines = [canvas.fit(caption, 1.9, 8, most=3) for caption in captions or ()]
+  most = max((line.count('\n') + 1 for line in lines), default=0)
+  height = 2 * images.shape[1] / images.shape[2] + 0.1 + 0.2 * most
+  figure = canvas.figure(2 * columns, height * rows, title)
   cells = figure.subplots(rows, columns, squeeze=False).ravel()
   for cell in cells:
     canvas.bare(cell)
   for i, image in enumerate(images):
     cells[i].imshow(image, interpolation='bicubic')
-    if captions is not None:
-      cells[i].set_xlabel(captions[i], color=canvas.FAINT, fontsize=8)
+    if lines:
+      cells[i].set_xlabel(lines[i], color=canvas.FAINT, fontsize=8)
   canvas.save(figure, path)
 
 
 def to_unit(images: np.ndarray) -> np.ndarray:
-  """`[N, H, W, 3]` from [-1, 1] to [0, 1]; values beyond are cut off.
+  """Maps images `[N, H, W, 3]` from [-1, 1] to [0, 1]; values beyond are cut off.
 
   Raises:
     ValueError: for another shape, or values that are not finite.

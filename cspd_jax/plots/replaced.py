@@ -3,11 +3,10 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from matplotlib import colors
 import numpy as np
+from matplotlib import colors
 
-from cspd_jax.plots import canvas
-from cspd_jax.plots import grid
+from cspd_jax.plots import canvas, grid
 
 # Colours that the colour-blind can tell apart.
 KEPT, REPLACED = '#56b4e9', '#d55e00'
@@ -44,9 +43,7 @@ def save_replaced_map(
     raise ValueError(f'images, tested and accepted have {counts} entries, captions '
                      f'{captions and len(captions)}; they must be equal and not 0.')
   count = sizes.pop()
-  figure = canvas.figure(1.3 + 2.7 * count, 1.4 * len(images) + 0.6)
-  if title:
-    figure.suptitle(title, color=canvas.INK, fontsize=10)
+  figure = canvas.figure(1.3 + 2.7 * count, 1.4 * len(images) + 0.4, title)
   cells = figure.subplots(len(images), 2 * count, squeeze=False)
   for row, name in zip(cells, images):
     for i, picture in enumerate(grid.to_unit(images[name])):
@@ -58,9 +55,10 @@ def save_replaced_map(
       share = accepted[name][i][y, x] / tested[name][i][y, x]
       row[2 * i + 1].scatter(
           x, y, c=share, cmap=_SHARES, vmin=0, vmax=1, marker='s', s=14, alpha=0.75, linewidths=0)
-    row[0].set_ylabel(name, rotation=0, ha='right', va='center', fontsize=9, color=canvas.INK)
+    row[0].set_ylabel(canvas.fit(name, 1.5, 9), rotation=0, ha='right', va='center', fontsize=9,
+                      color=canvas.INK)
   for i, caption in enumerate(captions or ()):
-    cells[0, 2 * i].set_title(caption, fontsize=8.5, color=canvas.INK)
+    cells[0, 2 * i].set_title(canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)
   handles = [cells[0, 1].scatter([], [], marker='s', s=20, color=color)
              for color in (KEPT, REPLACED)]
   figure.legend(handles, ['draft kept', 'draft replaced'], loc='outside lower center', fontsize=8,

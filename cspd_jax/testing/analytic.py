@@ -95,7 +95,7 @@ class VarianceParams(NamedTuple):
 
 
 def pack(mixture: Mixture) -> jax.Array:
-  """`[..., K (C + 2)]` the parameters in one vector."""
+  """Packs the parameters into one vector, `[..., K (C + 2)]`."""
   flat = mixture.means.reshape(*mixture.means.shape[:-2], -1)
   return jnp.concatenate([mixture.log_weights, flat, mixture.stds], axis=-1)
 

@@ -1,14 +1,14 @@
 """A drafter whose distributions are a second table: any tree, any way to draw siblings."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Layout
+from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Layout, Target
 from cspd_jax.decoding.random import winners
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.testing.tabular import Tabular
@@ -43,12 +43,6 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
     raise ValueError(f'draws is {draws!r}; it must be one of {", ".join(DRAWS)}.')
   inner = np.flatnonzero(tree.children[:, 0] > 0)
   probs_rows = (0,) + tuple(int(row) for row in np.searchsorted(inner, tree.parents[1:]))
-
-  def check(target):
-    if (target.vocab_size, target.num_tokens) != (other.vocab_size, other.length):
-      raise ValueError(
-          f'other has {other.vocab_size} tokens and length {other.length}, the target '
-          f'{target.vocab_size} and {target.num_tokens}; they must be equal.')
 
   def init(env, condition, rng, outcome):
     del env
@@ -86,11 +80,19 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
 
   return Drafter(
       layout=Layout(tree, probs_rows, (-1,) * (tree.num_nodes + 1), draws),
-      init=init, propose=propose, update=update, check=check)
+      init=init, propose=propose, update=update, check=functools.partial(_check_sizes, other))
+
+
+def _check_sizes(other: Tabular, target: Target) -> None:
+  """Raises ValueError unless both models have one vocabulary and one length."""
+  if (target.vocab_size, target.num_tokens) != (other.vocab_size, other.length):
+    raise ValueError(
+        f'other has {other.vocab_size} tokens and length {other.length}, the target '
+        f'{target.vocab_size} and {target.num_tokens}; they must be equal.')
 
 
 def siblings(rng, distribution: jax.Array, count: int, draws: str) -> jax.Array:
-  """`[count]` tokens from one distribution `[V]`, drawn one of the ways in `base.DRAWS`."""
+  """Draws tokens `[count]` from one distribution `[V]`, in one of the ways in `base.DRAWS`."""
   if draws == 'fixed':
     return winners(distribution, count)
   if draws == 'iid':

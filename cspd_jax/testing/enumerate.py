@@ -107,7 +107,7 @@ class Rounds(NamedTuple):
 
 def output_distribution(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(),
                         **kwargs) -> np.ndarray:
-  """`[V**T]` the `distribution` of `enumerate_rounds`; arguments and errors are the same."""
+  """Returns the `distribution` `[V**T]` of `enumerate_rounds`, with its arguments and errors."""
   return enumerate_rounds(decoder, tabular, warp, **kwargs).distribution
 
 

@@ -97,5 +97,5 @@ def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray, warp: W
 
 
 def class_probs(tabular: Tabular, warp: Warp = Warp()) -> np.ndarray:
-  """`[C, V**T]` the distribution of whole sequences for every class of a tabular model."""
+  """Returns the distribution of whole sequences for every class of a tabular model, `[C, V**T]`."""
   return np.stack([tabular.distribution(warp, label) for label in range(tabular.params.shape[0])])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import Target
+from cspd_jax.decoding.base import Target, TreeLike
 from cspd_jax.decoding.drafters import Heads, Network
 from cspd_jax.decoding.warp import Warp
 
@@ -31,12 +31,14 @@ class Tabular(NamedTuple):
   length: int
 
   def sequences(self) -> np.ndarray:
-    """`[V**T, T]` all sequences, in lexicographic order."""
+    """Lists all sequences `[V**T, T]`, in lexicographic order."""
     grid = np.indices((self.vocab_size,) * self.length)
     return grid.reshape(self.length, -1).T
 
   def probs(self, warp: Warp, label: int = 0) -> np.ndarray:
-    """`[P, V]` the distribution after every prefix, with forced tokens; float64 if params are."""
+    """Returns the distribution `[P, V]` after every prefix; float64 if params are.
+
+    Where a token is forced, it is certain."""
     logits = self.params[label][:, None]
     forced = None
     if self.target.forced is not None:
@@ -44,7 +46,7 @@ class Tabular(NamedTuple):
     return np.asarray(warp_lib.probabilities(logits, warp, forced)[0])
 
   def distribution(self, warp: Warp, label: int = 0) -> np.ndarray:
-    """`[V**T]` the distribution of whole sequences, in the order of `sequences`."""
+    """Returns the distribution `[V**T]` of whole sequences, in the order of `sequences`."""
     probs, sequences = self.probs(warp, label).astype(np.float64), self.sequences()
     probs /= probs.sum(axis=-1, keepdims=True)
     probability = np.ones(len(sequences))
@@ -55,14 +57,14 @@ class Tabular(NamedTuple):
 
 
 def prefix_number(prefix: np.ndarray, vocab_size: int) -> np.ndarray:
-  """`[...]` number of the prefix `[..., k]` among all prefixes, shortest first."""
+  """Numbers prefixes `[..., k]` among all prefixes, shortest first; `[...]`."""
   length = prefix.shape[-1]
   first = (vocab_size**length - 1) // (vocab_size - 1)
   return first + prefix @ vocab_size ** np.arange(length - 1, -1, -1)
 
 
 def prefix_lengths(vocab_size: int, length: int) -> np.ndarray:
-  """`[P]` the length of every prefix shorter than `length`."""
+  """Lists the length `[P]` of every prefix shorter than `length`."""
   return np.repeat(np.arange(length), vocab_size ** np.arange(length))
 
 
@@ -85,14 +87,7 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   Raises:
     ValueError: for sizes below the minimum or a table of more than 10 million prefixes.
   """
-  if vocab_size < 2 or length < 1:
-    raise ValueError(
-        f'vocab_size is {vocab_size} and length {length}; they must be at least 2 and 1.')
-  num_prefixes = (vocab_size**length - 1) // (vocab_size - 1)
-  if num_prefixes > 10**7:
-    raise ValueError(
-        f'vocab_size {vocab_size} and length {length} give {num_prefixes} prefixes; '
-        'choose smaller ones, an enumeration must stay small.')
+  num_prefixes = _num_prefixes(vocab_size, length)
   streams = 2 if guided else 1
   params = spread * jax.random.normal(
       key, (num_classes, streams, num_prefixes, vocab_size), dtype)
@@ -117,23 +112,9 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
     label, slots = cache
     before = jnp.where(jnp.arange(slots.shape[1]) < start[:, None], slots, 0)
     position = jnp.broadcast_to(start[:, None] + 1 + tree.depth, tokens.shape)
-    # The prefix of a node: committed tokens, then its ancestors by depth.
-    index = jnp.zeros_like(start)
-    for slot in range(length):
-      index = jnp.where(slot < start, index * vocab_size + before[:, slot], index)
-    index = jnp.broadcast_to(index[:, None], tokens.shape)
-    paths = jnp.broadcast_to(tree.paths, (*tokens.shape, tree.max_depth + 1))
-    for depth in range(tree.max_depth + 1):
-      on_path = jnp.take_along_axis(tokens, paths[:, :, depth], axis=1)
-      index = jnp.where(depth <= tree.depth, index * vocab_size + on_path, index)
+    index = _index(before, tokens, start, tree, vocab_size, length)
     slots = jax.vmap(jax.lax.dynamic_update_slice)(slots, tokens, start[:, None])
     return *lookup(params, label, position, index), (label, slots)
-
-  def commit(cache, start, path):
-    label, slots = cache
-    moved = jnp.take_along_axis(slots, start[:, None] + path, axis=1)
-    slots = jax.vmap(jax.lax.dynamic_update_slice)(slots, moved, start[:, None] + 1)
-    return label, slots
 
   def check_condition(condition):
     labels = np.asarray(condition)
@@ -141,11 +122,49 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
       raise ValueError(f'condition is {labels}; classes go from 0 to {num_classes - 1}.')
 
   target = Target(
-      prefill=prefill, score=score, commit=commit, vocab_size=vocab_size, num_tokens=length,
+      prefill=prefill, score=score, commit=_commit, vocab_size=vocab_size, num_tokens=length,
       row_width=row_width or length, num_streams=streams,
       forced=(lambda p: jnp.asarray(table)[jnp.clip(p, 0, length - 1)]) if forced else None,
       check_condition=check_condition)
   return Tabular(target, params, vocab_size, length)
+
+
+def _num_prefixes(vocab_size: int, length: int) -> int:
+  """Counts the prefixes shorter than `length`; raises ValueError if they are too many or none."""
+  if vocab_size < 2 or length < 1:
+    raise ValueError(
+        f'vocab_size is {vocab_size} and length {length}; they must be at least 2 and 1.')
+  num_prefixes = (vocab_size**length - 1) // (vocab_size - 1)
+  if num_prefixes > 10**7:
+    raise ValueError(
+        f'vocab_size {vocab_size} and length {length} give {num_prefixes} prefixes; '
+        'choose smaller ones, an enumeration must stay small.')
+  return num_prefixes
+
+
+def _index(before: jax.Array, tokens: jax.Array, start: jax.Array, tree: TreeLike,
+           vocab_size: int, length: int) -> jax.Array:
+  """Numbers the prefixes of nodes among those of their length, `[B, N + 1]`.
+
+  The prefix of a node has the committed tokens `before` `[B, num_slots]` below `start`, then its
+  ancestors in `tokens` `[B, N + 1]` by depth.
+  """
+  index = jnp.zeros_like(start)
+  for slot in range(length):
+    index = jnp.where(slot < start, index * vocab_size + before[:, slot], index)
+  index = jnp.broadcast_to(index[:, None], tokens.shape)
+  paths = jnp.broadcast_to(tree.paths, (*tokens.shape, tree.max_depth + 1))
+  for depth in range(tree.max_depth + 1):
+    on_path = jnp.take_along_axis(tokens, paths[:, :, depth], axis=1)
+    index = jnp.where(depth <= tree.depth, index * vocab_size + on_path, index)
+  return index
+
+
+def _commit(cache, start, path):
+  label, slots = cache
+  moved = jnp.take_along_axis(slots, start[:, None] + path, axis=1)
+  slots = jax.vmap(jax.lax.dynamic_update_slice)(slots, moved, start[:, None] + 1)
+  return label, slots
 
 
 def _logits(params, label, prefix):

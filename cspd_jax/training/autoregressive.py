@@ -7,7 +7,6 @@ moving average over the steps.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,8 @@ import numpy as np
 import optax
 
 from cspd_jax.models import llamagen
+from cspd_jax.training import state as state_lib
+from cspd_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,37 +43,14 @@ class ARTrainConfig:
   seed: int = 0
 
 
-class ARState(NamedTuple):
-  """What a step changes.
-
-  Attributes:
-    step: steps done, int32.
-    params: parameters of the model.
-    opt_state: state of the optimiser.
-    average: moving average of `params`.
-  """
-
-  step: jax.Array
-  params: Any
-  opt_state: Any
-  average: Any
-
-
 def _optimizer(train: ARTrainConfig) -> optax.GradientTransformation:
-  schedule = optax.warmup_cosine_decay_schedule(
-      0.0, train.learning_rate, train.warmup_steps, max(train.num_steps, train.warmup_steps + 1))
-  decayed = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
-  return optax.chain(
-      optax.clip_by_global_norm(1.0),
-      optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=train.weight_decay, mask=decayed))
+  return state_lib.optimizer(train, weight_decay=train.weight_decay)
 
 
-def init(config: llamagen.LlamaGenConfig, train: ARTrainConfig) -> ARState:
+def init(config: llamagen.LlamaGenConfig, train: ARTrainConfig) -> TrainState:
   """The state before the first step."""
   params = llamagen.init(config, jax.random.key(train.seed))
-  # The step gives its input's memory to its output, so the average needs memory of its own.
-  average = jax.tree.map(jnp.copy, params)
-  return ARState(jnp.int32(0), params, _optimizer(train).init(params), average)
+  return state_lib.start(params, _optimizer(train), averaged=True)
 
 
 def nll(
@@ -91,11 +69,11 @@ def nll(
 
 
 def step(
-    state: ARState,
+    state: TrainState,
     batch: tuple[jax.Array, jax.Array],
     config: llamagen.LlamaGenConfig,
     train: ARTrainConfig,
-) -> tuple[ARState, dict[str, jax.Array]]:
+) -> tuple[TrainState, dict[str, jax.Array]]:
   """One optimiser step; jit with `config` and `train` static.
 
   Args:
@@ -115,14 +93,8 @@ def step(
     return jnp.mean(nll(params, config, tokens, labels, drop_mask))
 
   value, grads = jax.value_and_grad(loss)(state.params)
-  updates, opt_state = _optimizer(train).update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
-  # Early on the average follows fast, so that the random first parameters are forgotten.
-  count = state.step.astype(jnp.float32)
-  decay = jnp.minimum(train.ema_decay, (1 + count) / (10 + count))
-  average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, state.average, params)
   metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
-  return ARState(state.step + 1, params, opt_state, average), metrics
+  return state_lib.update(state, grads, _optimizer(train), train.ema_decay), metrics
 
 
 def batch_of(

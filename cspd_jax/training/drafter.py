@@ -17,10 +17,9 @@ import numpy as np
 import optax
 
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.models import eagle
-from cspd_jax.models import llamagen
-from cspd_jax.models import medusa
-from cspd_jax.training.autoregressive import ARState
+from cspd_jax.models import eagle, llamagen, medusa
+from cspd_jax.training import state as state_lib
+from cspd_jax.training.state import TrainState
 
 Params = Any
 DrafterConfig = eagle.EagleConfig | medusa.MedusaConfig
@@ -67,15 +66,10 @@ class DrafterTrainConfig:
 
 
 def _optimizer(train: DrafterTrainConfig) -> optax.GradientTransformation:
-  schedule = optax.warmup_cosine_decay_schedule(
-      0.0, train.learning_rate, train.warmup_steps, max(train.num_steps, train.warmup_steps + 1))
-  decayed = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
-  return optax.chain(
-      optax.clip_by_global_norm(1.0),
-      optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=train.weight_decay, mask=decayed))
+  return state_lib.optimizer(train, weight_decay=train.weight_decay)
 
 
-def init(config: DrafterConfig, train: DrafterTrainConfig, target_params: Params) -> ARState:
+def init(config: DrafterConfig, train: DrafterTrainConfig, target_params: Params) -> TrainState:
   """The state before the first step."""
   if isinstance(config, medusa.MedusaConfig):
     params = medusa.from_target(target_params, config)
@@ -86,8 +80,7 @@ def init(config: DrafterConfig, train: DrafterTrainConfig, target_params: Params
     kernel = params['fc']['kernel']
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(embedding)))
     params['fc']['kernel'] = kernel.at[:config.dim].multiply(scale)
-  average = jax.tree.map(jnp.copy, params)
-  return ARState(jnp.int32(0), params, _optimizer(train).init(params), average)
+  return state_lib.start(params, _optimizer(train), averaged=True)
 
 
 def eagle_loss(
@@ -144,13 +137,13 @@ def medusa_loss(
 
 
 def step(
-    state: ARState,
+    state: TrainState,
     batch: tuple[jax.Array, jax.Array],
     target_params: Params,
     config: DrafterConfig,
     train: DrafterTrainConfig,
     target_config: llamagen.LlamaGenConfig,
-) -> tuple[ARState, dict[str, jax.Array]]:
+) -> tuple[TrainState, dict[str, jax.Array]]:
   """One optimiser step; jit with the three configurations static.
 
   Args:
@@ -178,14 +171,8 @@ def step(
     return eagle_loss(params, config, train, target_params, tokens, features, probs, noise_key)
 
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-  updates, opt_state = _optimizer(train).update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
-  # Early on the average follows fast, so that the first parameters are forgotten.
-  count = state.step.astype(jnp.float32)
-  decay = jnp.minimum(train.ema_decay, (1 + count) / (10 + count))
-  average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, state.average, params)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return ARState(state.step + 1, params, opt_state, average), metrics
+  return state_lib.update(state, grads, _optimizer(train), train.ema_decay), metrics
 
 
 def measure(

@@ -1,29 +1,22 @@
 """How the shipped drafters are made: images to learn from, then training.
 
-Each function continues what its folder already holds and does nothing if it is complete.
+Every function that has a folder continues what it already holds and does nothing if it is
+complete. `model` is the `families.Model` that the drafter is for.
 """
 
 import dataclasses
 import pathlib
 from typing import Any
 
-from absl import logging
 import jax
-import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
-from cspd_jax.core import checkpoint
 from cspd_jax.data import photos as photos_lib
-from cspd_jax.decoding import decoders
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import eagle
-from cspd_jax.models import llamagen
-from cspd_jax.models import medusa
-from cspd_jax.training import drafter as drafter_lib
-from cspd_jax.training import loop
-from cspd_jax.training import recipe as recipe_lib
-from cspd_jax.training.autoregressive import ARTrainConfig
-from cspd_jax.training.autoregressive import batch_of
+from cspd_jax.models import eagle, llamagen, medusa
+from cspd_jax.training import drafter as drafter_lib, loop, recipe as recipe_lib
+from cspd_jax.training.autoregressive import ARTrainConfig, batch_of
 from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.vq import VQTrainConfig
 
@@ -39,8 +32,7 @@ class DrafterRecipe:
   Attributes:
     drafter: sizes of the drafter; its class says which drafter it is.
     train: its optimisation.
-    target: checkpoint of the frozen target: a shipped name or a folder.
-    tokenizer: checkpoint of the target's tokenizer; for 'photos' only.
+    target: the model that it drafts for: a shipped name or a folder.
     data: 'generated', images sampled from the target, which is what a drafter meets; or 'photos',
       tokenised crops of the embedded photographs.
     num_train_images: images to learn from.
@@ -55,8 +47,7 @@ class DrafterRecipe:
 
   drafter: eagle.EagleConfig | medusa.MedusaConfig
   train: DrafterTrainConfig
-  target: str = 'demo/target'
-  tokenizer: str = 'demo/tokenizer'
+  target: str = 'demo'
   data: str = 'generated'
   num_train_images: int = 4096
   num_held_out_images: int = 64
@@ -77,65 +68,70 @@ class DrafterRecipe:
 
   @property
   def kind(self) -> str:
-    """The kind of checkpoint, a key of `checkpoint.KINDS`."""
+    """The kind of checkpoint that it is stored as, and its role in a model."""
     return 'medusa' if isinstance(self.drafter, medusa.MedusaConfig) else 'eagle'
 
 
-def load_target(recipe: DrafterRecipe) -> checkpoint.Loaded:
-  """The target in float32.
+def check(recipe: DrafterRecipe, model: Any) -> None:
+  """Checks that the drafter fits the model.
+
+  Args:
+    recipe: the recipe.
+    model: a `families.Model`, with parameters in float32.
 
   Raises:
-    ValueError: if it is not a class-conditional LlamaGen model that the drafter fits.
+    ValueError: if the model is none that drafters are trained for, or the sizes differ.
   """
-  target = checkpoint.load(recipe.target, dtype=jnp.float32)
-  if target.kind != 'llamagen' or target.config.conditioning != 'class':
-    raise ValueError(f'target is {recipe.target!r}, which is not a class-conditional llamagen '
-                     'checkpoint; drafters are trained for those.')
-  wanted = {'dim': target.config.dim, 'vocab_size': target.config.vocab_size}
+  config = model.config
+  if not isinstance(config, llamagen.LlamaGenConfig) or config.conditioning != 'class':
+    raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that drafters are not '
+                     'trained for; give a class-conditional model of discrete tokens.')
+  wanted = {'dim': config.dim, 'vocab_size': config.vocab_size}
   if recipe.kind == 'eagle':
-    wanted |= {'family': 'llamagen', 'num_tokens': target.config.num_tokens,
-               'row_width': target.config.width}
+    wanted |= {'family': 'llamagen', 'num_tokens': config.num_tokens, 'row_width': config.width}
   for name, value in wanted.items():
     found = getattr(recipe.drafter, name)
     if found != value:
       raise ValueError(
           f'drafter.{name} is {found!r}; for the target {recipe.target!r} it must be {value!r}.')
-  return target
+  if recipe.data == 'photos' and model.tokenizer is None:
+    raise ValueError(f"data is 'photos', but the target {recipe.target!r} has no tokenizer; give "
+                     "a model that has one, or data='generated'.")
 
 
 def images(
     recipe: DrafterRecipe,
-    target: checkpoint.Loaded,
+    model: Any,
     split: str,
     workdir: pathlib.Path,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Tokens `[N, T]` and labels `[N]`, int32, of a split; kept in `workdir`."""
   if recipe.data == 'photos':
-    tokenizer = checkpoint.load(recipe.tokenizer, dtype=jnp.float32)
+    tokenizer = model.tokenizer
     # A recipe for both checks that the target belongs to the tokenizer.
     made = recipe_lib.Recipe(
         tokenizer=tokenizer.config, tokenizer_train=VQTrainConfig(),
-        target=target.config, target_train=ARTrainConfig(),
-        draft=target.config, draft_train=ARTrainConfig(),
-        image_size=target.config.width * tokenizer.config.factor, seed=recipe.seed,
+        target=model.config, target_train=ARTrainConfig(),
+        draft=model.config, draft_train=ARTrainConfig(),
+        image_size=model.config.width * tokenizer.config.factor, seed=recipe.seed,
         num_train_images=recipe.num_train_images,
         num_held_out_images=recipe.num_held_out_images)
-    return recipe_lib.tokenize(made, tokenizer.params, split, workdir)
+    return made.tokenize(tokenizer.params, split, workdir)
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
   path = workdir / f'tokens_{split}.npz'
   if path.exists():
     with np.load(path) as stored:
       if stored['tokens'].shape[0] == count:
         return stored['tokens'], stored['labels']
-  labels = np.arange(count, dtype=np.int32) % target.config.num_classes
-  decode = jax.jit(decoders.vanilla(llamagen.target(target.config, guided=True)))
+  labels = np.arange(count, dtype=np.int32) % model.config.num_classes
+  decode = jax.jit(model.decoder('vanilla', guided=True))
   key = jax.random.fold_in(jax.random.key(recipe.seed), photos_lib.SPLITS.index(split))
   tokens = []
   for start in range(0, count, _SAMPLE_BATCH):
     # The last batch is filled up, so that one compiled program serves all.
     batch = np.resize(labels[start:start + _SAMPLE_BATCH], min(_SAMPLE_BATCH, count))
     tokens.append(np.asarray(decode(
-        target.params, batch, jax.random.fold_in(key, start),
+        model.params, batch, jax.random.fold_in(key, start),
         Warp(guidance_scale=recipe.guidance_scale)).tokens))
     logging.info('images of %s: %d of %d', split, min(start + _SAMPLE_BATCH, count), count)
   tokens = np.concatenate(tokens)[:count]
@@ -145,7 +141,7 @@ def images(
 
 def train(
     recipe: DrafterRecipe,
-    target: checkpoint.Loaded,
+    model: Any,
     workdir: pathlib.Path,
 ) -> tuple[Any, dict[str, float]]:
   """Trains the drafter in `workdir` or continues.
@@ -154,27 +150,27 @@ def train(
     The moving average of the parameters, and its held-out figures, see `drafter.measure`.
   """
   workdir.mkdir(parents=True, exist_ok=True)
-  tokens, labels = images(recipe, target, 'train', workdir)
-  held_out = images(recipe, target, 'held_out', workdir)
+  tokens, labels = images(recipe, model, 'train', workdir)
+  held_out = images(recipe, model, 'held_out', workdir)
   config, train_config = recipe.drafter, recipe.train
   # The target is an argument: as a constant it would be compiled into the program.
   compiled_step = jax.jit(
       lambda state, batch, frozen: drafter_lib.step(
-          state, batch, frozen, config, train_config, target.config), donate_argnums=0)
+          state, batch, frozen, config, train_config, model.config), donate_argnums=0)
   compiled_measure = jax.jit(
       lambda params, frozen, batch: drafter_lib.measure(
-          params, frozen, batch, config, target.config, recipe.guidance_scale, recipe.num_depths))
+          params, frozen, batch, config, model.config, recipe.guidance_scale, recipe.num_depths))
 
   def evaluate(state):
     parts = [
-        compiled_measure(state.average, target.params,
+        compiled_measure(state.average, model.params,
                          tuple(part[i:i + _MEASURE_BATCH] for part in held_out))
         for i in range(0, held_out[0].shape[0], _MEASURE_BATCH)]
     return loop.mean_metrics(parts)
 
   state = loop.run(
-      drafter_lib.init(config, train_config, target.params),
-      lambda state, batch: compiled_step(state, batch, target.params),
+      drafter_lib.init(config, train_config, model.params),
+      lambda state, batch: compiled_step(state, batch, model.params),
       lambda index: batch_of(tokens, labels, train_config.seed, index, train_config.batch_size),
       num_steps=train_config.num_steps, batch_size=train_config.batch_size, workdir=workdir,
       name=recipe.kind, log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every,

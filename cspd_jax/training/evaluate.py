@@ -8,44 +8,25 @@ import numpy as np
 
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import llamagen
-from cspd_jax.models import vq
 
 _BATCH = 16
 _LN2 = float(np.log(2))
 
 
-def tokenizer(
-    params: Any,
-    config: vq.VQConfig,
-    images: np.ndarray,
-    train_tokens: np.ndarray,
-) -> dict[str, float]:
-  """Quality of a tokenizer.
+def codebook(tokens: np.ndarray, size: int) -> dict[str, float]:
+  """How a tokenizer uses its codebook.
 
   Args:
-    params: its parameters.
-    config: its sizes.
-    images: `[N, H, W, C]` held-out images in [-1, 1].
-    train_tokens: `[M, T]` tokens of training images, for the use of the codebook.
+    tokens: `[N, T]` tokens of training images.
+    size: codes in the codebook.
 
   Returns:
-    'psnr' (mean over images, in decibels for values in [0, 1]), 'l1' (same scale),
     'codebook_used' (fraction of the codes that occur) and 'codebook_perplexity'.
   """
-  reconstruct = jax.jit(
-      lambda batch: vq.decode(params, config, vq.encode(params, config, batch)))
-  outputs = np.concatenate(
-      [np.asarray(reconstruct(batch)) for batch in _batches(images)])
-  error = (outputs - images) / 2
-  mean_square = np.mean(error ** 2, axis=(1, 2, 3))
-  counts = np.bincount(train_tokens.reshape(-1), minlength=config.codebook_size)
+  counts = np.bincount(tokens.reshape(-1), minlength=size)
   shares = counts[counts > 0] / counts.sum()
-  return {
-      'psnr': float(np.mean(-10 * np.log10(np.maximum(mean_square, 1e-12)))),
-      'l1': float(np.mean(np.abs(error))),
-      'codebook_used': float(np.mean(counts > 0)),
-      'codebook_perplexity': float(np.exp(-np.sum(shares * np.log(shares)))),
-  }
+  return {'codebook_used': float(np.mean(counts > 0)),
+          'codebook_perplexity': float(np.exp(-np.sum(shares * np.log(shares))))}
 
 
 def model(
@@ -100,5 +81,4 @@ def model(
 def _batches(*arrays: np.ndarray):
   """Slices of `_BATCH` entries of each array; the last one may be shorter."""
   for start in range(0, arrays[0].shape[0], _BATCH):
-    batch = tuple(array[start:start + _BATCH] for array in arrays)
-    yield batch if len(batch) > 1 else batch[0]
+    yield tuple(array[start:start + _BATCH] for array in arrays)

@@ -7,14 +7,14 @@ that the decoder forgives small errors of whatever generates them.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from cspd_jax.models import kl_vae
-from cspd_jax.training import reconstruction
+from cspd_jax.training import reconstruction, state as state_lib
+from cspd_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,24 +40,10 @@ class KLVAETrainConfig:
   seed: int = 0
 
 
-class KLVAEState(NamedTuple):
-  """What a step changes.
-
-  Attributes:
-    step: steps done, int32.
-    params: parameters of the tokenizer.
-    opt_state: state of the optimiser.
-  """
-
-  step: jax.Array
-  params: Any
-  opt_state: Any
-
-
-def init(config: kl_vae.KLVAEConfig, train: KLVAETrainConfig) -> KLVAEState:
+def init(config: kl_vae.KLVAEConfig, train: KLVAETrainConfig) -> TrainState:
   """The state before the first step."""
   params = kl_vae.init(config, jax.random.key(train.seed))
-  return KLVAEState(jnp.int32(0), params, reconstruction.optimizer(train).init(params))
+  return state_lib.start(params, reconstruction.optimizer(train))
 
 
 def loss(
@@ -89,11 +75,11 @@ def loss(
 
 
 def step(
-    state: KLVAEState,
+    state: TrainState,
     images: jax.Array,
     config: kl_vae.KLVAEConfig,
     train: KLVAETrainConfig,
-) -> tuple[KLVAEState, dict[str, jax.Array]]:
+) -> tuple[TrainState, dict[str, jax.Array]]:
   """One optimiser step on images `[B, H, W, C]`; jit with `config` and `train` static.
 
   Returns:
@@ -102,6 +88,4 @@ def step(
   key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
   (total, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, images, key)
-  updates, opt_state = reconstruction.optimizer(train).update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
-  return KLVAEState(state.step + 1, params, opt_state), {'loss': total, **metrics}
+  return state_lib.update(state, grads, reconstruction.optimizer(train)), {'loss': total, **metrics}

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from absl import logging
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 
 
 def run(
@@ -59,35 +59,62 @@ def run(
       logging.info('%s: continuing after step %d', name, int(state.step))
     start = int(state.step)
     _drop_later_lines(metrics_path, start)
-    began, last = time.time(), (time.time(), start)
+    log = _Log(name, num_steps, batch_size, start)
     for index in range(start, num_steps):
       state, metrics = step_fn(state, batch_fn(index))
-      done = index + 1
-      record = {}
-      if done % log_every == 0 or done == num_steps:
-        record = {key: float(value) for key, value in metrics.items()}
-        now = time.time()
-        rate = (done - last[1]) / max(now - last[0], 1e-9)
-        last = (now, done)
-        logging.info(
-            '%s: step %d/%d, %s, %.1f ex/s, %.0f s to go', name, done, num_steps,
-            ', '.join(f'{key} {value:.4g}' for key, value in record.items()),
-            rate * batch_size, (num_steps - done) / rate)
-        record['examples_per_second'] = rate * batch_size
-      if evaluate and evaluate_every and (done % evaluate_every == 0 or done == num_steps):
-        held_out = evaluate(state)
-        logging.info('%s: step %d held out: %s', name, done,
-                     ', '.join(f'{key} {value:.4g}' for key, value in held_out.items()))
-        record |= held_out
+      done, record = index + 1, {}
+      if _due(done, log_every, num_steps):
+        record |= log.trained(done, metrics)
+      if evaluate and evaluate_every and _due(done, evaluate_every, num_steps):
+        record |= log.held_out(done, evaluate(state))
       if record:
         with metrics_path.open('a') as file:
           file.write(json.dumps({'step': done, **record}) + '\n')
-      if done % checkpoint_every == 0 or done == num_steps:
+      if _due(done, checkpoint_every, num_steps):
         manager.save(done, args=ocp.args.StandardSave(state))
-    if start < num_steps:
-      jax.block_until_ready(state)
-      logging.info('%s: %d steps in %.0f s', name, num_steps - start, time.time() - began)
+    jax.block_until_ready(state)
+    log.end()
   return state
+
+
+def _due(done: int, every: int, num_steps: int) -> bool:
+  """Whether something that happens every so many steps, and at the end, happens now."""
+  return done % every == 0 or done == num_steps
+
+
+class _Log:
+  """The lines of one run's log, with its speed."""
+
+  def __init__(self, name: str, num_steps: int, batch_size: int, start: int):
+    self.name, self.num_steps, self.batch_size = name, num_steps, batch_size
+    self.began = self.last = time.time(), start
+
+  def trained(self, done: int, metrics: dict[str, jax.Array]) -> dict[str, float]:
+    """Logs the metrics of step number `done`; returns them with the examples per second."""
+    record = {key: float(value) for key, value in metrics.items()}
+    now = time.time()
+    rate = (done - self.last[1]) / max(now - self.last[0], 1e-9)
+    self.last = now, done
+    logging.info(
+        '%s: step %d/%d, %s, %.1f ex/s, %.0f s to go', self.name, done, self.num_steps,
+        _text(record), rate * self.batch_size, (self.num_steps - done) / rate)
+    return {**record, 'examples_per_second': rate * self.batch_size}
+
+  def held_out(self, done: int, metrics: dict[str, float]) -> dict[str, float]:
+    """Logs an evaluation after step number `done`; returns it."""
+    logging.info('%s: step %d held out: %s', self.name, done, _text(metrics))
+    return metrics
+
+  def end(self) -> None:
+    """Logs how long it all took, if anything was done."""
+    began, start = self.began
+    if start < self.num_steps:
+      logging.info(
+          '%s: %d steps in %.0f s', self.name, self.num_steps - start, time.time() - began)
+
+
+def _text(metrics: dict[str, float]) -> str:
+  return ', '.join(f'{key} {value:.4g}' for key, value in metrics.items())
 
 
 def _drop_later_lines(path: pathlib.Path, step: int) -> None:

@@ -23,6 +23,8 @@ import optax
 
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.models import mar
+from cspd_jax.training import state as state_lib
+from cspd_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,22 +84,6 @@ class MARTrainConfig:
          f'from 0 to num_steps, {self.num_steps}')):
       if not allowed:
         raise ValueError(f'{name} is {getattr(self, name)}; it must be {words}.')
-
-
-class MARState(NamedTuple):
-  """What a step changes.
-
-  Attributes:
-    step: steps done, int32.
-    params: parameters of the model.
-    opt_state: state of the optimiser.
-    average: moving average of `params`.
-  """
-
-  step: jax.Array
-  params: Any
-  opt_state: Any
-  average: Any
 
 
 class Draws(NamedTuple):
@@ -229,13 +215,9 @@ def loss(
 
 
 def _optimizer(train: MARTrainConfig) -> optax.GradientTransformation:
-  schedule = optax.join_schedules(
-      [optax.linear_schedule(0.0, train.learning_rate, max(train.warmup_steps, 1)),
-       optax.linear_schedule(train.learning_rate, 0.0, max(train.cooldown_steps, 1))],
-      [train.num_steps - train.cooldown_steps])
-  return optax.chain(
-      optax.clip_by_global_norm(3.0),
-      optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=train.weight_decay, mask=_decayed))
+  return state_lib.optimizer(
+      train, cooldown_steps=train.cooldown_steps, clip=3.0, weight_decay=train.weight_decay,
+      decayed=_decayed)
 
 
 def _decayed(params: Any) -> Any:
@@ -257,24 +239,22 @@ def _sines(config: mar.MARConfig) -> np.ndarray:
   return np.concatenate(parts, axis=1)[:, :config.dim].astype(np.float32)
 
 
-def init(config: mar.MARConfig, train: MARTrainConfig) -> MARState:
+def init(config: mar.MARConfig, train: MARTrainConfig) -> TrainState:
   """The state before the first step."""
   params = mar.init(config, jax.random.key(train.seed))
   if train.sine_positions:
     sines = _sines(config)
     for table in ('encoder_positions', 'decoder_positions', 'z_positions'):
       params[table] = params[table].at[:, -config.num_tokens:].set(sines)
-  # The step gives its input's memory to its output, so the average needs memory of its own.
-  average = jax.tree.map(jnp.copy, params)
-  return MARState(jnp.int32(0), params, _optimizer(train).init(params), average)
+  return state_lib.start(params, _optimizer(train), averaged=True)
 
 
 def step(
-    state: MARState,
+    state: TrainState,
     batch: tuple[jax.Array, jax.Array],
     config: mar.MARConfig,
     train: MARTrainConfig,
-) -> tuple[MARState, dict[str, jax.Array]]:
+) -> tuple[TrainState, dict[str, jax.Array]]:
   """One optimiser step; jit with `config` and `train` static.
 
   Args:
@@ -294,11 +274,5 @@ def step(
                             last_weight=train.last_weight, dropout=train.dropout,
                             dropout_key=dropout_key)
   (value, terms), grads = jax.value_and_grad(run, has_aux=True)(state.params)
-  updates, opt_state = _optimizer(train).update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
-  # Early on the average follows fast, so that the random first parameters are forgotten.
-  count = state.step.astype(jnp.float32)
-  decay = jnp.minimum(train.ema_decay, (1 + count) / (10 + count))
-  average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, state.average, params)
   metrics = {'loss': value, **terms, 'grad_norm': optax.tree.norm(grads)}
-  return MARState(state.step + 1, params, opt_state, average), metrics
+  return state_lib.update(state, grads, _optimizer(train), train.ema_decay), metrics

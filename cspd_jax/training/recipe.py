@@ -1,22 +1,16 @@
-"""How the shipped models are made: tokenizer, tokens, target and draft model, one after another.
-
-Each function continues what its folder already holds and does nothing if it is complete.
-"""
+"""How the shipped models of discrete tokens are made, one network after another."""
 
 import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from cspd_jax.data import photos as photos_lib
-from cspd_jax.models import llamagen
-from cspd_jax.models import vq
-from cspd_jax.training import autoregressive
-from cspd_jax.training import loop
-from cspd_jax.training import stages
-from cspd_jax.training import vq as vq_training
+from cspd_jax.models import llamagen, vq
+from cspd_jax.training import autoregressive, evaluate, loop, stages, vq as vq_training
 from cspd_jax.training.autoregressive import ARTrainConfig
 from cspd_jax.training.vq import VQTrainConfig
 
@@ -34,6 +28,8 @@ class Recipe(stages.Stages):
     draft_train: its optimisation.
   """
 
+  family: ClassVar[str] = 'llamagen'
+
   tokenizer: vq.VQConfig
   tokenizer_train: VQTrainConfig
   target: llamagen.LlamaGenConfig
@@ -46,79 +42,73 @@ class Recipe(stages.Stages):
     wanted = {'conditioning': 'class', 'height': side, 'width': side,
               'vocab_size': self.tokenizer.codebook_size,
               'num_classes': len(photos_lib.NAMES)}
-    stages.check_model('target', self.target, wanted)
-    stages.check_model('draft', self.draft, wanted)
+    for role in stages.MODELS:
+      stages.check_model(role, getattr(self, role), wanted)
 
+  def train_tokenizer(self, workdir: pathlib.Path) -> Any:
+    """See `stages.Stages`."""
+    config, train = self.tokenizer, self.tokenizer_train
+    crops = lambda seed, index, split: self.crops(seed, index, split, train.batch_size)[0]
+    held_out = [crops(self.seed, index, 'held_out') for index in range(4)]
+    compiled_loss = jax.jit(
+        lambda params, images: vq_training.loss(params, config, train, images)[1])
 
-def train_tokenizer(recipe: Recipe, workdir: pathlib.Path) -> Any:
-  """Trains the tokenizer in `workdir` or continues; returns its parameters."""
-  config, train = recipe.tokenizer, recipe.tokenizer_train
-  crops = lambda seed, index, split: recipe.crops(seed, index, split, train.batch_size)[0]
-  held_out = [crops(recipe.seed, index, 'held_out') for index in range(4)]
-  compiled_loss = jax.jit(lambda params, images: vq_training.loss(params, config, train, images)[1])
+    def measure(state):
+      parts = [compiled_loss(state.params, images) for images in held_out]
+      return [{key: part[key] for key in ('l1', 'psnr')} for part in parts]
 
-  def evaluate(state):
-    parts = [compiled_loss(state.params, images) for images in held_out]
-    return [{key: part[key] for key in ('l1', 'psnr')} for part in parts]
+    state = self.train(
+        'vq', vq_training.init(config, train), loop.jit_step(vq_training.step, config, train),
+        lambda index: crops(train.seed, index, 'train'), train.num_steps, train.batch_size,
+        workdir, measure)
+    return state.params
 
-  state = recipe.train(
-      'vq', vq_training.init(config, train), loop.jit_step(vq_training.step, config, train),
-      lambda index: crops(train.seed, index, 'train'), train.num_steps, train.batch_size, workdir,
-      evaluate)
-  return state.params
-
-
-def tokenize(
-    recipe: Recipe,
-    params: Any,
-    split: str,
-    workdir: pathlib.Path,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Tokens `[N, T]` and labels `[N]`, int32, of random crops; kept in `workdir`."""
-  encode = jax.jit(lambda images: vq.encode(params, recipe.tokenizer, images))
-  return recipe.encoded(workdir / f'tokens_{split}.npz', 'tokens', split,
+  def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
+    """Tokens `[N, T]` and labels `[N]`, int32; see `stages.Stages`."""
+    encode = jax.jit(lambda images: vq.encode(tokenizer, self.tokenizer, images))
+    return self.encoded(workdir / f'tokens_{split}.npz', 'tokens', split,
                         lambda images: np.asarray(encode(images)).reshape(len(images), -1))
 
+  def train_model(self, role: str, data: Mapping[str, stages.Split],
+                  workdir: pathlib.Path) -> Any:
+    """See `stages.Stages`."""
+    config, train = getattr(self, role), getattr(self, f'{role}_train')
+    tokens, labels = data['train']
+    held_out = [tuple(part[i:i + train.batch_size] for part in data['held_out'])
+                for i in range(0, 4 * train.batch_size, train.batch_size)]
+    nll = jax.jit(lambda params, tokens, labels: autoregressive.nll(
+        params, config, tokens, labels).mean())
+    state = self.train(
+        role, autoregressive.init(config, train),
+        loop.jit_step(autoregressive.step, config, train),
+        lambda index: autoregressive.batch_of(
+            tokens, labels, train.seed, index, train.batch_size),
+        train.num_steps, train.batch_size, workdir,
+        lambda state: [{'nll': nll(state.average, *batch)} for batch in held_out])
+    return state.average
 
-def train_model(
-    name: str,
-    config: llamagen.LlamaGenConfig,
-    train: ARTrainConfig,
-    recipe: Recipe,
-    data: dict[str, tuple[np.ndarray, np.ndarray]],
-    workdir: pathlib.Path,
-) -> Any:
-  """Trains the model `name` in `workdir` or continues; returns its averaged parameters.
+  def networks(self, tokenizer: Any, models: Mapping[str, Any],
+               data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
+    """See `stages.Stages`."""
+    del data
+    return {'tokenizer': stages.Network('vq', self.tokenizer, tokenizer)} | {
+        role: stages.Network('llamagen', getattr(self, role), params)
+        for role, params in models.items()}
 
-  Args:
-    name: 'target' or 'draft'; names the files.
-    config: sizes of the model.
-    train: its optimisation.
-    recipe: what both models share.
-    data: tokens and labels of the splits 'train' and 'held_out'.
-    workdir: the folder of the run.
+  def figures(self, tokenizer: Any, models: Mapping[str, Any],
+              data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
+    """See `stages.Stages` and `evaluate`."""
+    images, _ = self.held_out()
+    found = {'tokenizer': stages.errors(self.rebuilt(tokenizer, data, images), images) |
+             evaluate.codebook(data['train'][0], self.tokenizer.codebook_size)}
+    return found | {
+        role: evaluate.model(params, getattr(self, role), *data['held_out'], self.guidance_scale)
+        for role, params in models.items()}
 
-  Returns:
-    The moving average of the parameters.
-  """
-  tokens, labels = data['train']
-  held_out = [tuple(part[i:i + train.batch_size] for part in data['held_out'])
-              for i in range(0, 4 * train.batch_size, train.batch_size)]
-  nll = jax.jit(lambda params, tokens, labels: autoregressive.nll(
-      params, config, tokens, labels).mean())
-
-  state = recipe.train(
-      name, autoregressive.init(config, train),
-      loop.jit_step(autoregressive.step, config, train),
-      lambda index: autoregressive.batch_of(tokens, labels, train.seed, index, train.batch_size),
-      train.num_steps, train.batch_size, workdir,
-      lambda state: [{'nll': nll(state.average, *batch)} for batch in held_out])
-  return state.average
-
-
-def exports(recipe: Recipe, tokenizer: Any, models: dict[str, Any], data: Any) -> list[tuple]:
-  """Name, kind, sizes and parameters of every checkpoint that a run makes."""
-  del data
-  return [('demo/tokenizer', 'vq', recipe.tokenizer, tokenizer),
-          ('demo/target', 'llamagen', recipe.target, models['target']),
-          ('demo/draft', 'llamagen', recipe.draft, models['draft'])]
+  def rebuilt(self, tokenizer: Any, data: Mapping[str, stages.Split],
+              images: np.ndarray) -> np.ndarray:
+    """See `stages.Stages`."""
+    del data
+    run = jax.jit(lambda batch: vq.decode(
+        tokenizer, self.tokenizer, vq.encode(tokenizer, self.tokenizer, batch)))
+    return stages.batched(run, images)

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from cspd_jax.training import state as state_lib
+
 
 def optimizer(train: Any) -> optax.GradientTransformation:
-  """Adam with warm-up and a cosine decay to 0; `train` has the fields that say how long."""
-  schedule = optax.warmup_cosine_decay_schedule(
-      0.0, train.learning_rate, train.warmup_steps, max(train.num_steps, train.warmup_steps + 1))
-  return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, b2=0.99))
+  """The tokenizers' optimiser, without weight decay; `train` holds their settings."""
+  return state_lib.optimizer(train, b2=0.99)
 
 
 def error(

@@ -1,28 +1,49 @@
 """What the recipes of shipped models have in common, whatever their tokens are."""
 
+import abc
 import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-from absl import logging
 import numpy as np
+from absl import logging
 
+from cspd_jax.core import files
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.training import loop
 
 # Crops that the encoder reads at once.
 _ENCODE_BATCH = 32
 
+# What is trained on the tokens.
+MODELS = ('target', 'draft')
+
+# Arrays of a tokenised split, and labels `[N]` int32.
+Split = tuple[np.ndarray, np.ndarray]
+
 _photos = functools.cache(photos_lib.load)
 
 
+class Network(NamedTuple):
+  """A trained network as a checkpoint holds it: its kind, sizes and parameters."""
+
+  kind: str
+  config: Any
+  params: Any
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stages:
-  """A recipe's settings apart from the models.
+class Stages(abc.ABC):
+  """A recipe for a tokenizer, a target and a draft model: settings apart from their sizes.
+
+  Every method that has a folder continues what it already holds and does nothing if it is
+  complete.
 
   Attributes:
+    family: the models' family.
     image_size: side of a crop in pixels.
     num_train_images: crops that are tokenised for training.
     num_held_out_images: crops of the held-out parts to evaluate on.
@@ -33,6 +54,8 @@ class Stages:
     evaluate_every: steps between held-out evaluations.
   """
 
+  family: ClassVar[str]
+
   image_size: int = 64
   num_train_images: int = 16384
   num_held_out_images: int = 256
@@ -41,6 +64,53 @@ class Stages:
   log_every: int = 50
   checkpoint_every: int = 250
   evaluate_every: int = 250
+
+  @abc.abstractmethod
+  def train_tokenizer(self, workdir: pathlib.Path) -> Any:
+    """Trains the tokenizer in `workdir` or continues; returns its parameters."""
+
+  @abc.abstractmethod
+  def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> Split:
+    """What the tokenizer makes of random crops, and their labels; kept in `workdir`.
+
+    Args:
+      tokenizer: its parameters.
+      split: 'train' or 'held_out'.
+      workdir: the folder of the run.
+    """
+
+  @abc.abstractmethod
+  def train_model(self, role: str, data: Mapping[str, Split], workdir: pathlib.Path) -> Any:
+    """Trains the target or the draft model in `workdir` or continues.
+
+    Args:
+      role: one of `MODELS`; names the files.
+      data: what `tokenize` returned for both splits.
+      workdir: the folder of the run.
+
+    Returns:
+      The moving average of the parameters.
+    """
+
+  @abc.abstractmethod
+  def networks(self, tokenizer: Any, models: Mapping[str, Any],
+               data: Mapping[str, Split]) -> dict[str, Network]:
+    """What a run makes, by its role in a model.
+
+    Args:
+      tokenizer: parameters.
+      models: parameters by role.
+      data: what `tokenize` returned for both splits.
+    """
+
+  @abc.abstractmethod
+  def figures(self, tokenizer: Any, models: Mapping[str, Any],
+              data: Mapping[str, Split]) -> dict[str, dict[str, Any]]:
+    """Held-out figures by role; arguments as for `networks`."""
+
+  @abc.abstractmethod
+  def rebuilt(self, tokenizer: Any, data: Mapping[str, Split], images: np.ndarray) -> np.ndarray:
+    """`images` `[N, H, W, 3]` in [-1, 1] through the tokenizer and back."""
 
   def side(self, factor: int) -> int:
     """Latents along the side of a crop, for a tokenizer with `factor` pixels per latent.
@@ -56,6 +126,10 @@ class Stages:
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Batch `index` of random crops `[size, H, W, 3]` of a split, and labels `[size]`."""
     return photos_lib.crop_batch(_photos(), seed, index, split, size, self.image_size)
+
+  def held_out(self) -> tuple[np.ndarray, np.ndarray]:
+    """Crops of the held-out parts and labels, to measure on and to show."""
+    return self.crops(self.seed + 1, 0, 'held_out', self.num_held_out_images)
 
   def train(self, name: str, state: Any, step: Callable, batch: Callable[[int], Any],
             num_steps: int, batch_size: int, workdir: pathlib.Path,
@@ -119,3 +193,46 @@ def check_model(role: str, config: Any, wanted: Mapping[str, Any]) -> None:
     if found != value:
       raise ValueError(f'{role}.{name} is {found!r}; with this tokenizer, image size and set of '
                        f'photographs it must be {value!r}.')
+
+
+def batched(run: Callable[[np.ndarray], Any], images: np.ndarray, size: int = 16) -> np.ndarray:
+  """`run` of all images, some at a time, as one NumPy array."""
+  return np.concatenate([np.asarray(run(images[i:i + size])) for i in range(0, len(images), size)])
+
+
+def errors(rebuilt: np.ndarray, images: np.ndarray) -> dict[str, float]:
+  """How far images `[N, H, W, 3]` in [-1, 1] are from those they were made of.
+
+  Returns:
+    'psnr' (mean over images, in decibels for values in [0, 1]) and 'l1' (same scale).
+  """
+  error = (rebuilt - images) / 2
+  mean_square = np.mean(error ** 2, axis=(1, 2, 3))
+  return {'psnr': float(np.mean(-10 * np.log10(np.maximum(mean_square, 1e-12)))),
+          'l1': float(np.mean(np.abs(error)))}
+
+
+def remember(recipe: Any, workdir: pathlib.Path) -> None:
+  """Writes a recipe into a new work folder, or checks that it is the folder's own.
+
+  Raises:
+    ValueError: if the folder belongs to another recipe, naming what differs.
+  """
+  path = workdir / 'config.json'
+  new = json.loads(json.dumps(dataclasses.asdict(recipe)))
+  if not path.exists():
+    workdir.mkdir(parents=True, exist_ok=True)
+    files.write_json(path, new)
+    return
+  old, new = _flat(json.loads(path.read_text())), _flat(new)
+  if changed := [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
+                 for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]:
+    raise ValueError(f'workdir is {str(workdir)!r}, which holds a run with another configuration '
+                     f'({"; ".join(changed)}); give another folder.')
+
+
+def _flat(tree: dict, prefix: str = '') -> dict:
+  leaves = {}
+  for key, value in tree.items():
+    leaves |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+  return leaves

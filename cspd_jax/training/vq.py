@@ -8,14 +8,13 @@ section 3.1), because the gradient never reaches them.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from cspd_jax.models import vq
-from cspd_jax.training import reconstruction
+from cspd_jax.training import reconstruction, state as state_lib
+from cspd_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,27 +50,14 @@ class VQTrainConfig:
   seed: int = 0
 
 
-class VQState(NamedTuple):
-  """What a step changes.
+def init(config: vq.VQConfig, train: VQTrainConfig) -> TrainState:
+  """The state before the first step.
 
-  Attributes:
-    step: steps done, int32.
-    params: parameters of the tokenizer.
-    opt_state: state of the optimiser.
-    usage: `[codebook_size]` running use of each vector; 1 is uniform use.
+  Its `extra` is the running use of every codebook vector, `[codebook_size]`; 1 is uniform use.
   """
-
-  step: jax.Array
-  params: Any
-  opt_state: Any
-  usage: jax.Array
-
-
-def init(config: vq.VQConfig, train: VQTrainConfig) -> VQState:
-  """The state before the first step."""
   params = vq.init(config, jax.random.key(train.seed))
-  return VQState(jnp.int32(0), params, reconstruction.optimizer(train).init(params),
-                 jnp.zeros(config.codebook_size))
+  return state_lib.start(
+      params, reconstruction.optimizer(train), extra=jnp.zeros(config.codebook_size))
 
 
 def loss(
@@ -110,11 +96,11 @@ def loss(
 
 
 def step(
-    state: VQState,
+    state: TrainState,
     images: jax.Array,
     config: vq.VQConfig,
     train: VQTrainConfig,
-) -> tuple[VQState, dict[str, jax.Array]]:
+) -> tuple[TrainState, dict[str, jax.Array]]:
   """One optimiser step on images `[B, H, W, C]`; jit with `config` and `train` static.
 
   Returns:
@@ -123,14 +109,13 @@ def step(
   """
   (total, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, images, state.step >= train.quantize_from)
-  updates, opt_state = reconstruction.optimizer(train).update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
-  usage = _update_usage(state.usage, parts['indices'])
-  params, usage = _restart(state.step, params, usage, parts['latents'], train)
+  following = state_lib.update(state, grads, reconstruction.optimizer(train))
+  usage = _update_usage(state.extra, parts['indices'])
+  params, usage = _restart(state.step, following.params, usage, parts['latents'], train)
   metrics = {'loss': total, 'l1': parts['l1'], 'psnr': parts['psnr'],
              'commitment': parts['commitment'],
              'used': jnp.mean(usage >= train.restart_below)}
-  return VQState(state.step + 1, params, opt_state, usage), metrics
+  return following._replace(params=params, extra=usage), metrics
 
 
 def _update_usage(usage: jax.Array, indices: jax.Array) -> jax.Array:

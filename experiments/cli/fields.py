@@ -32,14 +32,27 @@ class Field(NamedTuple):
 
 
 def every(config: Any, prefix: str = '') -> Iterator[Field]:
-  """The fields of a dataclass and of those that it holds, in order."""
+  """The fields of a dataclass and of those that it holds, in order.
+
+  Fields that hold what no text stands for, such as several dataclasses, are left to
+  configuration files.
+  """
   kinds, docs = typing.get_type_hints(type(config)), _docs(type(config))
   for field in dataclasses.fields(config):
     name, value = prefix + field.name, getattr(config, field.name)
     if dataclasses.is_dataclass(value):
       yield from every(value, f'{name}.')
-    else:
+    elif _is_text(kinds[field.name]):
       yield Field(name, kinds[field.name], value, docs.get(field.name, ''))
+
+
+def _is_text(kind: Any) -> bool:
+  """Whether values of a type can be typed on a command line."""
+  if typing.get_origin(kind) is typing.Literal:
+    return True
+  parts = [part for part in typing.get_args(kind) if part is not Ellipsis]
+  return all(map(_is_text, parts)) if parts else kind in (
+      bool, int, float, str, tuple, type(None))
 
 
 def short_name(config: Any, field: Field) -> str:
@@ -56,7 +69,7 @@ def find(config: Any, name: str) -> list[Field]:
 
 
 def override(config: Any, texts: Mapping[str, str]) -> Any:
-  """`config` with fields replaced; a dataclass sees all its new values at once.
+  """Replaces fields of `config`; a dataclass sees all its new values at once.
 
   Args:
     config: a dataclass.
@@ -93,7 +106,7 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], str]) -> 
 
 
 def read(text: str, kind: Any) -> Any:
-  """`text` as a value of the annotated type `kind`; raises ValueError or SyntaxError."""
+  """Reads `text` as a value of the annotated type; raises ValueError or SyntaxError."""
   origin, options = typing.get_origin(kind), typing.get_args(kind)
   if origin in (typing.Union, types.UnionType):
     return _read_one_of(text, options)

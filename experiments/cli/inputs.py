@@ -33,8 +33,8 @@ def tokens_at_most(group: Any, of: cspd_jax.Model, *names: str) -> None:
   for name in names:
     value = getattr(group, name)
     if value is not None and value > of.num_tokens:
-      raise ValueError(f'{name} is {value}; it may be at most {of.num_tokens}, the number of tokens '
-                       f'of an image of {of.name!r}.')
+      raise ValueError(f'{name} is {value}; it may be at most {of.num_tokens}, the number of '
+                       f'tokens of an image of {of.name!r}.')
 
 
 def model(config: Any) -> cspd_jax.Model:

@@ -22,11 +22,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from absl import flags
-from absl import logging
+from absl import flags, logging
 
-from experiments.cli import fields
-from experiments.cli import loader
+from experiments.cli import fields, loader
 
 _PREFIX = 'config.'
 _WIDTH = 96

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import couple, decoders
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import couple, decoders, random as random_lib, schedule as schedule_lib
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import BLOCK, TRUE
 from cspd_jax.continuous.parts import Drafter

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import decoders
-from cspd_jax.continuous import registry
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import decoders, registry, schedule as schedule_lib
 from cspd_jax.continuous.registry import Resources
 from cspd_jax.testing import analytic
 

@@ -1,13 +1,12 @@
 """The test and its residual keep the target's distribution; noise depends on what it should."""
 
-from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl.testing import parameterized
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import couple, random as random_lib
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing.samples import compare
 

@@ -3,16 +3,14 @@
 import dataclasses
 import functools
 
-from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl.testing import parameterized
 
-from cspd_jax.continuous import cspd, decoders
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import cspd, decoders, random as random_lib, schedule as schedule_lib
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.head import Batch

@@ -4,17 +4,22 @@ import dataclasses
 import functools
 from unittest import mock
 
-from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl.testing import parameterized
 
-from cspd_jax.continuous import context, couple, decoders, path
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import (
+  context,
+  couple,
+  decoders,
+  head as head_lib,
+  path,
+  random as random_lib,
+  schedule as schedule_lib,
+)
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic

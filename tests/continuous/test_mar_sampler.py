@@ -2,16 +2,14 @@
 
 import dataclasses
 
-from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl.testing import parameterized
 
-from cspd_jax.continuous import decoders
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import decoders, random as random_lib, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic

@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import cspd, decoders, registry
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import cspd, decoders, head as head_lib, registry, schedule as schedule_lib
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.parts import Drafter

@@ -1,6 +1,5 @@
 """The shipped MAR pair with its tokenizer: it loads, is small, and gives tokens and pictures."""
 
-import dataclasses
 import pathlib
 
 import jax
@@ -9,16 +8,10 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from configs import mar_demo
-from cspd_jax.core import checkpoint
-from cspd_jax.continuous import blend
-from cspd_jax.continuous import decoders
-from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.continuous import speculative_head
+from cspd_jax.continuous import blend, decoders, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.models import kl_vae
-from cspd_jax.models import mar
-from experiments import mar_generation
+from cspd_jax.core import checkpoint
+from cspd_jax.models import kl_vae, mar
 
 _KINDS = {'mar_demo/target': 'mar', 'mar_demo/draft': 'mar', 'mar_demo/tokenizer': 'kl_vae'}
 _ASSETS = pathlib.Path(cspd_jax.__file__).parent / 'assets'
@@ -52,8 +45,7 @@ def test_the_fitted_drafter_is_used(models, monkeypatch, scale):
     return speculative(target, schedule, length, rho, *more)
 
   monkeypatch.setattr(speculative_head, 'speculative', watched)
-  mar_generation.prepare(dataclasses.replace(
-      mar_demo.Config(), decoder='exact_head', guidance_scale=scale))
+  cspd_jax.load('mar_demo').decoder('exact_head', guided=scale != 1)
   entry = models['mar_demo/target'].metadata['head_drafter']['plain' if scale == 1 else 'guided']
   np.testing.assert_allclose(used, [entry['rho']])
   assert np.max(np.abs(used[0] - blend.default_rho(schedule_lib.make()))) > 0.02
@@ -79,9 +71,11 @@ def test_tokens_and_pictures_have_a_sensible_scale(models):
 
 
 def test_decoders_that_draft_take_one_token_per_step():
-  config = dataclasses.replace(mar_demo.Config(), num_iter=16)
-  job = mar_generation.prepare(config)
-  assert list(job.decoders) == ['mar', 'parallel', 'exact_head'] and len(job.left_out) == 4
-  with pytest.raises(ValueError, match='decoder exact_path cannot run: .* num_iter is 16, not 64'):
-    mar_generation.prepare(dataclasses.replace(config, decoder='mar,exact_path'))
-  assert len(mar_generation.prepare(dataclasses.replace(config, num_iter=64)).decoders) == 7
+  model = cspd_jax.load('mar_demo')
+  assert len(model.engine.decoders) == 7
+  for name in model.engine.decoders:
+    if name in ('mar', 'exact_head'):
+      assert 'in 16 steps' in model.decoder(f'{name}(num_iter=16)').distribution
+      continue
+    with pytest.raises(ValueError, match=f"{name} has no parameter 'num_iter'"):
+      model.decoder(f'{name}(num_iter=16)')

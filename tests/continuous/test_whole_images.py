@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import decoders
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import decoders, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import energy_test

@@ -3,14 +3,13 @@
 import sys
 from unittest import mock
 
-from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl.testing import parameterized
 
-from cspd_jax.decoding import accept
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers.block import block

@@ -16,8 +16,7 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import eagle as eagle_models
-from cspd_jax.models import llamagen
+from cspd_jax.models import eagle as eagle_models, llamagen
 from tests.marks import representative
 
 WARP = Warp(guidance_scale=2.0)

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cspd_jax.decoding import registry
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import registry, tree as trees
 from cspd_jax.decoding.base import Drafter, Verifier
 from cspd_jax.decoding.drafters import eagle, jacobi, medusa, model
 from cspd_jax.decoding.loop import make_decoder
@@ -63,7 +62,8 @@ def target(**changes):
     (target(commit=lambda cache: cache[1]), 'commit of the target returned a cache of structure'),
     (target(commit=lambda cache: (cache[0], cache[1].astype(jnp.int8))),
      r'commit of the target returned a cache whose leaf cache\[1\] is int8'),
-    (T._replace(forced=lambda positions: positions * 1.0), 'forced of the target returned tokens f'),
+    (T._replace(forced=lambda positions: positions * 1.0),
+     'forced of the target returned tokens f'),
     (T._replace(forced=lambda positions: positions[0]), 'forced of the target returned tokens int'),
 ])
 def test_targets(broken, message):

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import accept
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.rule import Rule, rejection

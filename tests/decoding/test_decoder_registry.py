@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.spec import parse
-from cspd_jax.decoding import decoders, registry
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import decoders, registry, tree as trees
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle

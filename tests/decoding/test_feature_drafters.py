@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import decoders, published_trees
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import decoders, published_trees, tree as trees
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.medusa import medusa

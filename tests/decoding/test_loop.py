@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding import decoders
+from cspd_jax.decoding import decoders, registry
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.fresh import KINDS
 from cspd_jax.decoding.drafters.jacobi import jacobi
@@ -24,24 +24,25 @@ from cspd_jax.testing.tabular import heads, network, tabular
 WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
 DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
-DRAFTS = {'model': DRAFT.target, 'eagle': network(MODEL.target), 'medusa': heads(MODEL.target, 2)}
+RESOURCES = registry.Resources({
+    'model': DRAFT.target, 'eagle': network(MODEL.target), 'medusa': heads(MODEL.target, 2)})
 LABELS = jnp.asarray([0, 1, 2, 0, 1])
 # One decoder of each kind; the thorough run takes the others too.
 FIRST = ('vanilla', 'speculative', 'sjd_pac', 'seed_exact', 'eagle')
-OTHERS = tuple(name for name in decoders.DECODERS if name not in FIRST)
+OTHERS = tuple(name for name in registry.DECODERS if name not in FIRST)
 
 
 def build(name, target=MODEL.target, window=5):
   if name in ('sjd_pac', 'seed_exact'):  # The default tree of so short a window is a chain.
     tree = trees.caterpillar(2, 2, window + 1)
     return getattr(decoders, name)(target, window + 2, tree)
-  return decoders.build(name, target, window=window, drafts=DRAFTS, draft_length=3)
+  return registry.build(registry.complete(name, window=window, length=3), target, RESOURCES)
 
 
 def draft_params(name):
   """Parameters of what drafts for a decoder of the registry."""
-  source = decoders.DECODERS[name].drafts
-  return jnp.stack([DRAFT.params] * 2) if source == 'medusa' else DRAFT.params
+  is_stacked = registry.needs(name) == 'medusa'
+  return jnp.stack([DRAFT.params] * 2) if is_stacked else DRAFT.params
 
 
 @functools.cache
@@ -58,7 +59,7 @@ def decode(decoder, labels=LABELS, key=jax.random.key(7), warp=WARP):
 
 class LoopTest(chex.TestCase):
 
-  @parameterized.parameters(*decoders.DECODERS)
+  @parameterized.parameters(*registry.DECODERS)
   def test_result(self, name):
     decoded = decode(name)
     batch, length, depth = 5, 6, build(name).drafter.tree.max_depth
@@ -205,8 +206,8 @@ class ErrorsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (lambda: build('falcon'), "decoder is 'falcon'"),
-      (lambda: decoders.build('eagle', MODEL.target), 'needs an EAGLE network'),
-      (lambda: decoders.build('speculative', MODEL.target), 'needs a draft model'),
+      (lambda: registry.build('eagle', MODEL.target), 'with an EAGLE network, and there is none'),
+      (lambda: registry.build('speculative', MODEL.target), 'a draft model, and there is none'),
       (lambda: build('sjd', window=0), 'window is 0'),
       (lambda: build('sjd', window=7), 'at most 5'),
       (lambda: jacobi(4, 'minimal'), "coupling is 'minimal'"),

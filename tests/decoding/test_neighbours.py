@@ -2,9 +2,9 @@
 
 from unittest import mock
 
-from absl.testing import parameterized
 import numpy as np
 import pytest
+from absl.testing import parameterized
 
 from cspd_jax.decoding.verifiers import neighbours
 from cspd_jax.decoding.verifiers.neighbours import load_or_build, neighbour_table
@@ -101,7 +101,7 @@ def test_broken_file(tmp_path, content):
 
 
 def test_failed_write_leaves_nothing(tmp_path):
-  with mock.patch.object(np, 'savez', side_effect=OSError('disk full')):
-    with pytest.raises(OSError, match='disk full'):
-      load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
+  full = mock.patch.object(np, 'savez', side_effect=OSError('disk full'))
+  with full, pytest.raises(OSError, match='disk full'):
+    load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
   assert not list(tmp_path.iterdir())

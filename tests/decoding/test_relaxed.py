@@ -4,12 +4,12 @@ import functools
 import sys
 from unittest import mock
 
-from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl.testing import parameterized
 
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.jacobi import jacobi

@@ -1,7 +1,7 @@
 """The topologies, against their definition by brute force."""
 
-from absl.testing import parameterized
 import numpy as np
+from absl.testing import parameterized
 
 from cspd_jax.decoding import tree as trees
 

@@ -1,10 +1,10 @@
 """Distributions against sorting references, and the order of the operations."""
 
-from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl.testing import parameterized
 
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.warp import Warp

@@ -1,5 +1,6 @@
 """Reports: complete or not there, nothing of the user's touched, no stale files."""
 
+import contextlib
 import json
 import pathlib
 
@@ -75,6 +76,9 @@ def test_a_stopped_run_goes_on_if_it_is_the_same(tmp_path):
   first = Report(tmp_path, run={'seed': 1})
   first.path('a.png').write_text('a')
   assert Report(tmp_path, run={'seed': 1}).has('a.png')
+  with pytest.raises(ValueError, match='another run was stopped'):
+    Report(tmp_path, run={'seed': 2}, overwrite=False)
+  assert Report(tmp_path, run={'seed': 1}, overwrite=False).has('a.png')
   assert not Report(tmp_path, run={'seed': 2}).has('a.png')
   Report(tmp_path, run={'seed': 2}).path('a.png').write_text('a')
   assert not Report(tmp_path).has('a.png')
@@ -103,10 +107,8 @@ def test_a_stop_at_any_move_is_mended_by_the_next_report(tmp_path, monkeypatch, 
     report.path(name).write_text('new')
   monkeypatch.setattr(pathlib.Path, 'replace', counted(replace))
   monkeypatch.setattr(pathlib.Path, 'unlink', counted(unlink))
-  try:
+  with contextlib.suppress(KeyboardInterrupt):
     report.write(settings={}, rows=[])
-  except KeyboardInterrupt:
-    pass
   monkeypatch.undo()
   Report(tmp_path)
   assert (tmp_path / 'report.json').exists()

@@ -22,7 +22,7 @@ def one_by_one(model):
 
 
 def test_images_are_those_of_the_decoder(model, one_by_one):
-  decode = jax.jit(decoders.build('sjd', model.table.target, window=3))
+  decode = jax.jit(decoders.sjd(model.table.target, window=3))
   for i, label in enumerate(PROMPTS):
     key = jax.random.fold_in(jax.random.key(7), i)
     alone = decode(model.params, model.condition([label]), key[None])

@@ -7,10 +7,7 @@ import numpy as np
 
 from cspd_jax import families
 from cspd_jax.core import checkpoint
-from cspd_jax.models import kl_vae
-from cspd_jax.models import llamagen
-from cspd_jax.models import mar
-from cspd_jax.models import vq
+from cspd_jax.models import kl_vae, llamagen, mar, vq
 
 NAMES = ['cat', 'dog', 'owl']
 

@@ -10,9 +10,7 @@ from typing import Literal
 import pytest
 
 from experiments import cli
-from experiments.cli import fields
-from experiments.cli import loader
-from experiments.cli import wrapper
+from experiments.cli import fields, loader, wrapper
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -140,7 +138,8 @@ def test_flags_beside_the_configuration(path):
     (['--limit=1.5'], '--limit=1.5: it takes a whole number or none, such as 7'),
     (['--fast=yes'], '--fast=yes'), (['--pair=(1,)'], 'values separated by commas'),
     (['--pair=(1'], 'values separated by commas'), (['--rate=-1'], 'must not be negative'),
-    (['--nofast=1'], '--nofast=1 does not take an argument'), (['--noname'], '--noname is not a flag'),
+    (['--nofast=1'], '--nofast=1 does not take an argument'),
+    (['--noname'], '--noname is not a flag'),
     (['--name'], 'Missing value for flag --name'), (['cat'], "'cat' is not a flag"),
     (['-n=1'], '--n is not a flag'), (['--config=/nowhere/x.py'], 'no such file'),
     (['--config'], 'Missing value for flag --config'),

@@ -10,8 +10,7 @@ import pytest
 import cspd_jax
 from cspd_jax.continuous.registry import DECODERS
 from experiments import compare
-from tests.experiments import calls
-from tests.experiments import models as models_lib
+from tests.experiments import calls, models as models_lib
 
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {

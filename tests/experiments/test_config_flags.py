@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from absl import flags
 import pytest
+from absl import flags
 
 from experiments import config_flags
 

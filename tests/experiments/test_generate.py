@@ -5,8 +5,8 @@ import json
 from unittest import mock
 
 import numpy as np
-from PIL import Image
 import pytest
+from PIL import Image
 
 import cspd_jax
 from cspd_jax.families import generate as generate_lib
@@ -73,7 +73,8 @@ def test_images_of_a_file_of_prompts(run, folder):
   assert _names(found) == [*names, 'images.npz', 'report.json']
   images = np.stack([np.asarray(Image.open(found.folder / name)) for name in names])
   model = cspd_jax.load(str(folder / 'beach'), dtype=None)
-  out = model.generate(['sea', 'sky', 'sea', '2', '0'], seed=3, decoder='sjd(window=4)', batch_size=2)
+  out = model.generate(
+      ['sea', 'sky', 'sea', '2', '0'], seed=3, decoder='sjd(window=4)', batch_size=2)
   np.testing.assert_array_equal(images, out.images)
   with np.load(found.folder / 'images.npz', allow_pickle=False) as stored:
     np.testing.assert_array_equal(stored['arr_0'], images)

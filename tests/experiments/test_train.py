@@ -11,18 +11,19 @@ import pytest
 pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
+import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.core import checkpoint  # pylint: disable=wrong-import-position
-from cspd_jax.models import vq  # pylint: disable=wrong-import-position
-from cspd_jax.training import recipe as recipe_lib  # pylint: disable=wrong-import-position
-from experiments import config_flags  # pylint: disable=wrong-import-position
-from experiments import train  # pylint: disable=wrong-import-position
+from cspd_jax.training import stages  # pylint: disable=wrong-import-position
+from experiments import train, train_drafter  # pylint: disable=wrong-import-position
+from experiments.cli import loader  # pylint: disable=wrong-import-position
+from tests.experiments import calls  # pylint: disable=wrong-import-position
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope='module')
 def recipe():
-  return config_flags.load(str(ROOT / 'configs' / 'demo_train_smoke.py'))
+  return loader.load(str(ROOT / 'configs' / 'train' / 'demo_smoke.py'))
 
 
 @pytest.fixture(scope='module')
@@ -39,20 +40,22 @@ def _assert_equal(first, second):
 
 
 def test_exported_models_can_be_used(finished, recipe):
-  tokenizer = checkpoint.load(finished / 'export' / 'demo/tokenizer')
+  tokenizer = checkpoint.load(finished / 'export' / 'tokenizer')
   assert tokenizer.config == recipe.tokenizer
   assert len(tokenizer.metadata['labels']) == recipe.target.num_classes
-  tokens = np.zeros((1, recipe.target.height, recipe.target.width), np.int32)
-  images = vq.decode(tokenizer.params, tokenizer.config, tokens)
-  assert images.shape == (1, recipe.image_size, recipe.image_size, 3)
-  for name in ('target', 'draft'):
-    loaded = checkpoint.load(finished / 'export' / f'demo_{name}')
-    assert loaded.config == getattr(recipe, name)
+  for role in ('target', 'draft'):
+    loaded = checkpoint.load(finished / 'export' / role)
+    assert loaded.config == getattr(recipe, role)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
+  model = cspd_jax.load(finished / 'export')
+  assert list(model.drafts) == ['model'] and model.sampling().guidance_scale == 2
+  tokens = np.zeros((1, recipe.target.height * recipe.target.width), np.int32)
+  assert model.pixels(tokens).shape == (1, recipe.image_size, recipe.image_size, 3)
 
 
 def test_report_and_pictures(finished, recipe):
-  report = json.loads((finished / 'report.json').read_text())
+  rows = json.loads((finished / 'report.json').read_text())['rows']
+  report = {row['network']: row for row in rows}
   assert 0 < report['tokenizer']['codebook_used'] <= 1
   uniform = np.log2(recipe.tokenizer.codebook_size)
   for name in ('target', 'draft'):
@@ -69,27 +72,27 @@ def test_report_and_pictures(finished, recipe):
 
 @pytest.mark.slow
 def test_stopped_run_continues_to_the_same_parameters(finished, recipe, tmp_path, monkeypatch):
-  crop_batch = recipe_lib.photos_lib.crop_batch
+  crop_batch = stages.photos_lib.crop_batch
 
   def stop_at_step_4(photos, seed, step, split, *args):
     if (step, split) == (4, 'train'):
       raise KeyboardInterrupt
     return crop_batch(photos, seed, step, split, *args)
 
-  monkeypatch.setattr(recipe_lib.photos_lib, 'crop_batch', stop_at_step_4)
+  monkeypatch.setattr(stages.photos_lib, 'crop_batch', stop_at_step_4)
   with pytest.raises(KeyboardInterrupt):
-    recipe_lib.train_tokenizer(recipe, tmp_path)
+    recipe.train_tokenizer(tmp_path)
   monkeypatch.undo()
-  continued = recipe_lib.train_tokenizer(recipe, tmp_path)
-  _assert_equal(continued, recipe_lib.train_tokenizer(recipe, finished))
+  continued = recipe.train_tokenizer(tmp_path)
+  _assert_equal(continued, recipe.train_tokenizer(finished))
 
 
 def test_folder_refuses_another_configuration(recipe, tmp_path):
-  train._remember(recipe, tmp_path)
-  train._remember(recipe, tmp_path)
+  stages.remember(recipe, tmp_path)
+  stages.remember(recipe, tmp_path)
   other = dataclasses.replace(recipe, guidance_scale=3.0)
   with pytest.raises(ValueError, match='guidance_scale was 2.0, now 3.0'):
-    train._remember(other, tmp_path)
+    stages.remember(other, tmp_path)
 
 
 def test_recipe_refuses_models_that_do_not_fit(recipe):
@@ -97,3 +100,15 @@ def test_recipe_refuses_models_that_do_not_fit(recipe):
     dataclasses.replace(recipe, draft=dataclasses.replace(recipe.draft, vocab_size=99))
   with pytest.raises(ValueError, match='multiple of the'):
     dataclasses.replace(recipe, image_size=7)
+
+
+@pytest.mark.parametrize('program,words,message', [
+    (train, ['--config=configs/benchmark.py'], 'takes a recipe like configs/train/demo.py'),
+    (train, ['--stage=rest'], 'one of all, tokenizer, target, draft, eval, export'),
+    (train, ['--image_size=7'], 'image_size is 7; it must be a multiple'),
+    (train_drafter, ['--config=configs/train/demo.py'], 'recipe like configs/train/eagle_demo.py'),
+    (train_drafter, ['--num_depths=300'], 'num_depths is 300'),
+    (train_drafter, ['--target=mar_demo'], "target is 'mar_demo', a 'mar' model"),
+    (train_drafter, ['--dtype=int8'], 'one of float32, bfloat16')])
+def test_bad_input(capsys, tmp_path, program, words, message):
+  calls.check_refused(calls.call(program.main, capsys, tmp_path / 'out', *words), [message])

@@ -71,6 +71,25 @@ def test_a_target_alone_is_a_model(folder):
   assert model.family == 'tiny' and len(model.generate('sky')) == 1
 
 
+def test_a_network_is_never_overwritten_by_a_model(folder, tmp_path):
+  for role in ('target', 'tokenizer'):
+    alone = tmp_path / role
+    shutil.copytree(folder / role, alone)
+    before = (alone / 'model.json').read_bytes()
+    with pytest.raises(checkpoint.CheckpointError, match='holds a network of its own; give'):
+      families.save(alone, 'tiny', {'tokenizer': str(folder / 'tokenizer')})
+    assert (alone / 'model.json').read_bytes() == before
+
+
+def test_a_model_without_a_target_says_how_to_add_one(folder, tmp_path):
+  families.save(tmp_path / 'half', 'tiny', {'tokenizer': str(folder / 'tokenizer')})
+  with pytest.raises(checkpoint.CheckpointError, match='has no target yet.*--output=.*half'):
+    cspd_jax.load(tmp_path / 'half')
+  with pytest.raises(ValueError, match='target is None'):
+    cspd_jax.load(tmp_path / 'half', target=None)
+  assert cspd_jax.load(tmp_path / 'half', target=folder / 'target').family == 'tiny'
+
+
 @pytest.mark.parametrize('change, message', [
     (lambda text: text[:20], 'cannot be read'),
     (lambda text: text.replace('"format": 1', '"format": 9'), 'has format 9'),

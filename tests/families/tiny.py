@@ -87,7 +87,8 @@ def build(parts):
 
     tokenizer = families.Tokenizer(
         loaded['tokenizer'].config, loaded['tokenizer'].params, decode,
-        codebook=lambda params: params['colours'])
+        codebook=lambda params: params['colours'],
+        features=lambda params, images: images.mean(axis=(1, 2)))
   return families.Model(
       name=parts.name, family='tiny', config=config, params=loaded['target'].params,
       grid=(config.height, config.width), engine=engines.DISCRETE,

@@ -2,9 +2,9 @@
 
 import math
 
-from absl.testing import absltest
 import jax.numpy as jnp
 import numpy as np
+from absl.testing import absltest
 
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.metrics import acceptance

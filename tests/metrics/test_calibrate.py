@@ -1,7 +1,7 @@
 """Finding the relaxation that meets a goal."""
 
-from absl.testing import parameterized
 import numpy as np
+from absl.testing import parameterized
 
 from cspd_jax.decoding.verifiers.cool import uniform
 from cspd_jax.metrics.calibrate import calibrate

@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from cspd_jax import metrics
-from cspd_jax.evaluation import runner
-from cspd_jax.evaluation import tables
-from cspd_jax.metrics import base
-from cspd_jax.metrics import frechet
-from cspd_jax.metrics import likelihood
+from cspd_jax.evaluation import runner, tables
+from cspd_jax.metrics import base, frechet, likelihood
 from tests.evaluation import tiny
 
 
@@ -86,6 +83,8 @@ def test_the_list():
     assert len({metric.heading for metric in chosen}) == len(chosen)
     assert {metric.group for metric in chosen} <= {'work', 'bound', 'fidelity'}
     assert all(metric.meaning for metric in chosen)
+  assert all('accept' not in heading
+             for heading in metrics.columns(metrics.select('continuous', 'work')))
   assert all(metric.group == 'work' for metric in metrics.select('discrete', 'work'))
 
 

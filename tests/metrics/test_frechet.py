@@ -1,10 +1,9 @@
 """The Frechet distance against closed forms and another algorithm; the pooled features."""
 
-from absl.testing import absltest
-from absl.testing import parameterized
 import jax
 import numpy as np
 import scipy.linalg
+from absl.testing import absltest, parameterized
 
 from cspd_jax.metrics import frechet
 from cspd_jax.models import vq

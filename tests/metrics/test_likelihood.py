@@ -1,10 +1,9 @@
 """Likelihoods against the enumerated distribution of tabular models and a plain forward pass."""
 
-from absl.testing import absltest
-from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl.testing import absltest, parameterized
 
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.warp import Warp

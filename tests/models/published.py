@@ -12,8 +12,7 @@ import pathlib
 
 import numpy as np
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
+from checkpoints_conversion import convert, rules
 
 _DATA = pathlib.Path(__file__).parent.parent / 'data'
 

@@ -12,15 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import decoders
+from cspd_jax.decoding import registry
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.decoding.drafters import eagle as eagle_drafter
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import causal
-from cspd_jax.models import eagle
-from cspd_jax.models import transformer
+from cspd_jax.models import causal, eagle, transformer
 
 # 19 codes and a token that ends a row, then text; rows of 4 codes, 5 rows.
 CODES, NEW_LINE, IMAGE, VOCAB = 19, 19, 20, 33
@@ -274,7 +272,7 @@ def _decoded(decoder):
     built = make_decoder(
         target, eagle_drafter.eagle(eagle.network(config), tree_lib.kary(3, 3, 12)), match())
   else:
-    built = decoders.build(decoder, target, window=6)
+    built = registry.build(registry.complete(decoder, window=6), target)
   decoded = jax.jit(built)(
       params, _prompt(), jax.random.key(0), Warp(guidance_scale=2.0), draft_params)
   return np.asarray(decoded.tokens), np.asarray(decoded.rounds)

@@ -24,8 +24,7 @@ import numpy as np
 import published
 import pytest
 
-from cspd_jax.models import causal
-from cspd_jax.models import eagle
+from cspd_jax.models import causal, eagle
 
 FILLED, WIDTH, VOCAB = 64, 64, 48
 # What every draft of the tree sees of the drafts, and the parents of the second level.

@@ -38,12 +38,13 @@ import numpy as np
 import published
 import pytest
 
-from checkpoints_conversion import convert
-from checkpoints_conversion import rules
-from cspd_jax.continuous import decoders
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import random as random_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from checkpoints_conversion import convert, rules
+from cspd_jax.continuous import (
+  decoders,
+  head as head_lib,
+  random as random_lib,
+  schedule as schedule_lib,
+)
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
 from cspd_jax.models import mar

@@ -4,8 +4,7 @@ import pathlib
 import tempfile
 from xml.etree import ElementTree
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from matplotlib import image as mpl_image
 
 from cspd_jax.plots import curves

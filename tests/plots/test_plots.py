@@ -4,18 +4,13 @@ import pathlib
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
-from matplotlib import image as mpl_image
-from matplotlib import pyplot
 import numpy as np
 import pytest
+from absl.testing import absltest, parameterized
+from matplotlib import image as mpl_image, pyplot
 
-from cspd_jax.plots import acceptance
-from cspd_jax.plots import bars
 from cspd_jax.core import files
-from cspd_jax.plots import grid
-from cspd_jax.plots import replaced
+from cspd_jax.plots import acceptance, bars, canvas, grid, replaced
 
 
 class PlotsTest(parameterized.TestCase):
@@ -50,7 +45,7 @@ class PlotsTest(parameterized.TestCase):
 
   @parameterized.parameters(False, True)
   def test_acceptance_map(self, with_images):
-    images = {name: self.images for name in self.rounds} if with_images else None
+    images = dict.fromkeys(self.rounds, self.images) if with_images else None
     acceptance.save_acceptance_map(
         self.path, self.rounds, images=images, captions=['a', 'b', 'c'], title='t')
     self.assertGreater(self.read().std(), 0.05)
@@ -78,7 +73,7 @@ class PlotsTest(parameterized.TestCase):
             self.path, dict(rounds, sjd=rounds['sjd'][:, :2]))),
         ('captions', lambda: acceptance.save_acceptance_map(self.path, rounds, captions=['a'])),
         ('images', lambda: acceptance.save_acceptance_map(
-            self.path, rounds, images={name: images[:1] for name in rounds})),
+            self.path, rounds, images=dict.fromkeys(rounds, images[:1]))),
         ('panels', lambda: bars.save_bars(self.path, [])),
         ('panels', lambda: bars.save_bars(
             self.path, [bars.Panel('a', {'x': 1.0}), bars.Panel('b', {'y': 1.0})])),
@@ -91,9 +86,9 @@ class PlotsTest(parameterized.TestCase):
 
   def test_a_failed_write_leaves_the_older_file(self):
     files.write(self.path, b'older')
-    with mock.patch.object(pathlib.Path, 'replace', side_effect=OSError('disk is full')):
-      with self.assertRaises(OSError):
-        files.write(self.path, b'newer')
+    full = mock.patch.object(pathlib.Path, 'replace', side_effect=OSError('disk is full'))
+    with full, self.assertRaises(OSError):
+      files.write(self.path, b'newer')
     self.assertEqual(self.path.read_bytes(), b'older')
     self.assertLen(list(self.folder.iterdir()), 1)
 
@@ -115,3 +110,37 @@ def test_replaced_map(tmp_path):
   assert (tmp_path / 'map.png').read_bytes().startswith(b'\x89PNG')
   with pytest.raises(ValueError, match='must be equal'):
     replaced.save_replaced_map(tmp_path / 'map.png', images, {'one': marks['one']}, marks)
+
+
+@pytest.mark.parametrize('text, lines', [
+    ('short', ['short']), ('', ['']),
+    ('eagle(tree=chain(4))+lantern_pp(lam=2)',
+     ['eagle(tree=', 'chain(4))+', 'lantern_pp(', 'lam=2)']),
+    ('a word and anotherverylongword end', ['a word and', 'anotherverylongword', 'end'])])
+def test_texts_are_broken_where_they_are_too_wide(text, lines):
+  assert canvas.fit(text, 1.0, 10).split('\n') == lines
+
+
+def test_texts_have_an_end():
+  assert canvas.fit('one two three four five six', 0.5, 10, most=2) == 'one two\nthree ...'
+
+
+@pytest.mark.parametrize('count', [1, 4])
+def test_titles_and_names_fit(tmp_path, count):
+  """Nothing is drawn on the edge of a picture."""
+  name = 'eagle(tree=kary(3, 3))+lantern_pp(lam=2, residual=released_dynamic)'
+  images = np.random.default_rng(0).uniform(-1, 1, (count, 8, 8, 3))
+  rounds = np.arange(16).reshape(1, 4, 4).repeat(count, 0)
+  captions, title = ['a caption of some length, as prompts have'] * count, f'{name}: 80 passes'
+  grid.save_grid(tmp_path / 'a.png', images, captions=captions, title=title)
+  acceptance.save_acceptance_map(tmp_path / 'b.png', {name: rounds}, captions=captions, title=title,
+                                 images={name: images})
+  replaced.save_replaced_map(tmp_path / 'c.png', {name: images}, {name: rounds}, {name: rounds},
+                             captions=captions, title=title)
+  bars.save_bars(tmp_path / 'd.png', [
+      bars.Panel('speed', {name: 1.0, 'vanilla': 2.0}, '{:.1f}', 'a note: ' + title)] * count,
+                 title=title)
+  for file in sorted(tmp_path.iterdir()):
+    picture = mpl_image.imread(file)[..., :3]
+    edges = picture[0], picture[-1], picture[:, 0], picture[:, -1]
+    assert all(np.all(edge == 1) for edge in edges), file.name

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import decoders
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle

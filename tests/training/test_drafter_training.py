@@ -10,15 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cspd_jax
 from cspd_jax.core import checkpoint
 from cspd_jax.decoding import tree as tree_lib
-from cspd_jax.models import eagle
-from cspd_jax.models import llamagen
-from cspd_jax.models import medusa
-from cspd_jax.training import drafter
-from cspd_jax.training import drafter_recipe
-from experiments import config_flags
-from experiments import drafter_training
+from cspd_jax.models import eagle, llamagen, medusa
+from cspd_jax.training import drafter, drafter_recipe
+from experiments import train_drafter
+from experiments.cli import loader
 
 ROOT = pathlib.Path(__file__).parents[2]
 _sizes = dict(height=3, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10)
@@ -223,8 +221,8 @@ def _recipe(target_folder, name):
 @pytest.mark.parametrize('name', DRAFTERS)
 def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_path, monkeypatch):
   recipe = _recipe(target_folder, name)
-  target = drafter_recipe.load_target(recipe)
-  whole, report = drafter_recipe.train(recipe, target, tmp_path / 'whole')
+  model = cspd_jax.load(recipe.target, dtype='float32')
+  whole, report = drafter_recipe.train(recipe, model, tmp_path / 'whole')
   (tmp_path / 'stopped').mkdir()
   for split in ('train', 'held_out'):
     shutil.copy(tmp_path / 'whole' / f'tokens_{split}.npz', tmp_path / 'stopped')
@@ -238,9 +236,9 @@ def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_p
 
   monkeypatch.setattr(drafter_recipe, 'batch_of', stop_at_step_4)
   with pytest.raises(KeyboardInterrupt):
-    drafter_recipe.train(recipe, target, tmp_path / 'stopped')
+    drafter_recipe.train(recipe, model, tmp_path / 'stopped')
   monkeypatch.undo()
-  continued, _ = drafter_recipe.train(recipe, target, tmp_path / 'stopped')
+  continued, _ = drafter_recipe.train(recipe, model, tmp_path / 'stopped')
   jax.tree.map(np.testing.assert_array_equal, continued, whole)
   lines = [json.loads(line) for line in
            (tmp_path / 'stopped' / f'{name}.jsonl').read_text().splitlines()]
@@ -249,10 +247,10 @@ def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_p
 
 def test_images_of_the_splits_differ_and_are_kept(target_folder, tmp_path):
   recipe = _recipe(target_folder, 'eagle')
-  target = drafter_recipe.load_target(recipe)
-  tokens, labels = drafter_recipe.images(recipe, target, 'train', tmp_path)
+  model = cspd_jax.load(recipe.target, dtype='float32')
+  tokens, labels = drafter_recipe.images(recipe, model, 'train', tmp_path)
   assert tokens.shape == (12, 12) and labels.tolist() == [0, 1] * 6
-  held_out, _ = drafter_recipe.images(recipe, target, 'held_out', tmp_path)
+  held_out, _ = drafter_recipe.images(recipe, model, 'held_out', tmp_path)
   assert (held_out != tokens[:4]).any()
   again, _ = drafter_recipe.images(recipe, None, 'train', tmp_path)
   np.testing.assert_array_equal(again, tokens)
@@ -262,31 +260,32 @@ def test_photographs_are_tokenised(tmp_path):
   pytest.importorskip('skimage')
   pytest.importorskip('sklearn')
   recipe = dataclasses.replace(
-      config_flags.load(str(ROOT / 'configs' / 'eagle_demo_smoke.py')), data='photos')
-  target = drafter_recipe.load_target(recipe)
-  tokens, labels = drafter_recipe.images(recipe, target, 'held_out', tmp_path)
+      loader.load(str(ROOT / 'configs' / 'train' / 'eagle_demo_smoke.py')), data='photos')
+  model = cspd_jax.load(recipe.target, dtype='float32')
+  tokens, labels = drafter_recipe.images(recipe, model, 'held_out', tmp_path)
   assert tokens.shape == (2, 256) and 0 <= labels.min() <= labels.max() < 8
 
 
 @pytest.mark.slow
 def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
-  recipe = config_flags.load(str(ROOT / 'configs' / 'eagle_demo_smoke.py'))
-  drafter_training.run(recipe, tmp_path, tmp_path / 'export', 'bfloat16')
+  recipe = loader.load(str(ROOT / 'configs' / 'train' / 'eagle_demo_smoke.py'))
+  train_drafter.run(recipe, tmp_path, tmp_path / 'export', 'bfloat16')
   loaded = checkpoint.load(tmp_path / 'export')
   assert (loaded.kind, loaded.config) == ('eagle', recipe.drafter)
-  assert loaded.metadata['target'] == 'demo/target'
+  assert loaded.metadata['target'] == 'demo'
   assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
-  assert json.loads((tmp_path / 'report.json').read_text())['overlap_2'] > 0
+  (row,) = json.loads((tmp_path / 'report.json').read_text())['rows']
+  assert row['overlap_2'] > 0
   with pytest.raises(ValueError, match='seed was 0, now 1'):
-    drafter_training.run(
+    train_drafter.run(
         dataclasses.replace(recipe, seed=1), tmp_path, tmp_path / 'export', 'float32')
 
 
 @pytest.mark.parametrize('name', ['eagle', 'medusa'])
 def test_shipped_drafters_fit_the_shipped_target(name):
-  recipe = config_flags.load(str(ROOT / 'configs' / f'{name}_demo.py'))
-  drafter_recipe.load_target(recipe)
-  loaded = checkpoint.load(f'demo_{name}')
+  recipe = loader.load(str(ROOT / 'configs' / 'train' / f'{name}_demo.py'))
+  drafter_recipe.check(recipe, cspd_jax.load(recipe.target))
+  loaded = checkpoint.load(f'demo/{name}')
   assert (loaded.kind, loaded.config) == (name, recipe.drafter)
 
 
@@ -299,8 +298,10 @@ def test_recipes_that_do_not_fit_are_refused(target_folder):
       dataclasses.replace(recipe, **changed)
   other = dataclasses.replace(recipe, drafter=dataclasses.replace(EAGLE, vocab_size=11))
   with pytest.raises(ValueError, match='drafter.vocab_size is 11; .* it must be 10'):
-    drafter_recipe.load_target(other)
-  with pytest.raises(ValueError, match='demo/tokenizer.*not a class-conditional'):
-    drafter_recipe.load_target(dataclasses.replace(recipe, target='demo/tokenizer'))
+    drafter_recipe.check(other, cspd_jax.load(target_folder))
+  with pytest.raises(ValueError, match="target is 'mar_demo', a 'mar' model"):
+    drafter_recipe.check(dataclasses.replace(recipe, target='mar_demo'), cspd_jax.load('mar_demo'))
+  with pytest.raises(ValueError, match="data is 'photos', but .* has no tokenizer"):
+    drafter_recipe.check(dataclasses.replace(recipe, data='photos'), cspd_jax.load(target_folder))
   with pytest.raises(ValueError, match="labels is 'soft'"):
     drafter.DrafterTrainConfig(labels='soft')

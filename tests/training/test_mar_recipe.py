@@ -11,19 +11,24 @@ import pytest
 pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
+import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.core import checkpoint  # pylint: disable=wrong-import-position
-from cspd_jax.models import kl_vae  # pylint: disable=wrong-import-position
-from cspd_jax.models import mar  # pylint: disable=wrong-import-position
-from cspd_jax.training import kl_vae as kl_vae_training  # pylint: disable=wrong-import-position
-from cspd_jax.training import mar_recipe  # pylint: disable=wrong-import-position
-from experiments import config_flags  # pylint: disable=wrong-import-position
+from cspd_jax.models import (
+  kl_vae,  # pylint: disable=wrong-import-position
+  mar,  # pylint: disable=wrong-import-position
+)
+from cspd_jax.training import (
+  kl_vae as kl_vae_training,  # pylint: disable=wrong-import-position
+  mar_recipe,  # pylint: disable=wrong-import-position
+)
+from experiments.cli import loader  # pylint: disable=wrong-import-position
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope='module')
 def recipe():
-  return config_flags.load(str(ROOT / 'configs' / 'mar_demo_train_smoke.py'))
+  return loader.load(str(ROOT / 'configs' / 'train' / 'mar_demo_smoke.py'))
 
 
 def _moments(recipe, count=64):
@@ -85,12 +90,10 @@ def test_program_trains_and_exports(recipe, tmp_path):
   from experiments import train  # pylint: disable=import-outside-toplevel
 
   train.run(recipe, tmp_path, 'all', tmp_path / 'export')
-  vae = checkpoint.load(tmp_path / 'export' / 'mar_demo/tokenizer', dtype=jnp.float32)
-  for name in ('target', 'draft'):
-    loaded = checkpoint.load(tmp_path / 'export' / f'mar_demo_{name}', dtype=jnp.float32)
-    assert loaded.config == getattr(recipe, name)
-  tokens = np.zeros((1, 4, 16), np.float32)
-  images = kl_vae.decode(vae.params, vae.config, mar.unpatchify(recipe.target, tokens))
+  model = cspd_jax.load(tmp_path / 'export')
+  assert model.config == recipe.target and list(model.drafts) == ['model']
+  assert checkpoint.load(tmp_path / 'export' / 'draft').config == recipe.draft
+  images = model.pixels(np.zeros((1, 4, 16), np.float32))
   assert images.shape == (1, recipe.image_size, recipe.image_size, 3)
   for name in ('held_out', 'reconstructions', 'samples_target', 'samples_draft_guided'):
     assert (tmp_path / f'{name}.png').read_bytes().startswith(b'\x89PNG')

@@ -27,8 +27,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import couple, path
-from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import couple, path, random as random_lib
 from cspd_jax.continuous.parts import Cost, Draft, Env, Rule, Verdict
 from cspd_jax.continuous.path import Path, Shared
 from cspd_jax.continuous.span import Span

@@ -3,11 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import couple, random as random_lib
 from cspd_jax.continuous.parts import Rule
 from cspd_jax.continuous.result import Errors
-from cspd_jax.continuous.rules.token_test import check_kappa, softened, Judged, token_test
+from cspd_jax.continuous.rules.token_test import Judged, check_kappa, softened, token_test
 
 
 def relaxed(kappa: float, keep_after_reject: bool = True) -> Rule:

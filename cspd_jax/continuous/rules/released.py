@@ -3,17 +3,16 @@
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import couple, random as random_lib
 from cspd_jax.continuous.parts import Rule
-from cspd_jax.continuous.rules.token_test import check_kappa, softened, Test, Judged, token_test
+from cspd_jax.continuous.rules.token_test import Judged, Test, check_kappa, softened, token_test
 
 SIGMA = ('off', 'paper', 'inverted')
 
 
 def released(kappa: float, sigma: str, max_trials: int, zero_fallback: bool,
              keep_after_reject: bool = True) -> Rule:
-  """`released_test` as a rule; the arguments are those of `cspd.cspd_released`.
+  """Makes a rule of `released_test`; the arguments are those of `cspd.cspd_released`.
 
   Raises:
     ValueError: for options out of range.

@@ -21,9 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import couple
-from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous import path
+from cspd_jax.continuous import couple, head as head_lib, path
 from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.head import Batch
 from cspd_jax.continuous.parts import Cost, Draft, Env, Rule, Verdict
@@ -117,7 +115,7 @@ def token_test(test: Test, guarantee: str, *, keep_after_reject: bool = True,
 
 
 def softened(theirs: Ends, own: Ends, kappa: float) -> jax.Array:
-  """`[N]` half the squared distance of the two tokens, in units of `kappa` deviations."""
+  """Returns half the squared distance `[N]` of the two tokens, in units of `kappa` deviations."""
   return 0.5 * jnp.sum(jnp.square((theirs.mean - own.mean) / (kappa * own.std)), axis=-1)
 
 

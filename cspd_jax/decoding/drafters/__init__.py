@@ -4,8 +4,7 @@ from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
-from cspd_jax.decoding.drafters.medusa import Heads
-from cspd_jax.decoding.drafters.medusa import medusa
+from cspd_jax.decoding.drafters.medusa import Heads, medusa
 from cspd_jax.decoding.drafters.model import model
 from cspd_jax.decoding.drafters.network import Network
 

@@ -4,11 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import random as random_lib
-from cspd_jax.decoding.base import Draft, Drafter, Layout
-from cspd_jax.decoding.drafters import network as network_lib
-from cspd_jax.decoding.drafters import siblings
+from cspd_jax.decoding import contract, random as random_lib
+from cspd_jax.decoding.base import Draft, Drafter, Env, Layout
+from cspd_jax.decoding.drafters import network as network_lib, siblings
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.decoding.tree import Budget, check_size, runtime_tree
 
@@ -31,42 +29,25 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
   Raises:
     ValueError: if a number is out of range, or there are more nodes than the beam meets.
   """
-  for name, value in dict(num_nodes=num_nodes, width=width, depth=depth).items():
-    check_size(name, value, 1)
-  pool = width + (depth - 1) * width**2
-  if num_nodes > pool:
-    raise ValueError(
-        f'num_nodes is {num_nodes}, but a beam of width {width} and depth {depth} meets {pool} '
-        'tokens; take fewer nodes or a larger beam.')
+  _check_sizes(num_nodes, width, depth)
   budget = Budget(num_nodes, depth, width)
-
-  def children(env, logits, score, start, level):
-    """Tokens and scores `[B, n, width]` of the best children of nodes with `score` `[B, n]`."""
-    places = jnp.broadcast_to(start[:, None] + 1 + level, score.shape)
-    distribution = siblings.probabilities(env, logits, places)
-    tokens = random_lib.winners(distribution, width)
-    mass = jnp.take_along_axis(distribution, jnp.maximum(tokens, 0), axis=2)
-    # A distribution may exceed 1 by rounding; a child must never beat its parent.
-    return tokens, score[..., None] + jnp.where(
-        tokens < 0, -jnp.inf, jnp.minimum(jnp.log(jnp.maximum(mass, 1e-37)), 0))
 
   def propose(env, state, rng, root, start):
     del root
     batch = start.shape[0]
-    pick = lambda x, index: jnp.take_along_axis(x, index, axis=1)
     logits, features, cache = network_lib.catch_up(env, network, state, start)
-    tokens, scores = children(env, logits, jnp.zeros((batch, 1)), start, 0)
+    tokens, scores = _children(env, logits, jnp.zeros((batch, 1)), start, 0, width)
     pool_tokens, pool_scores = [tokens[:, 0]], [scores[:, 0]]
     pool_parents = [jnp.full((batch, width), -1, jnp.int32)]
     beam = jnp.broadcast_to(jnp.arange(width), (batch, width))  # Places in the pool.
     features = jnp.repeat(features, width, axis=2)
     visible = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
     for level in range(1, depth):
-      token, score = (pick(jnp.concatenate(x, axis=1), beam) for x in (pool_tokens, pool_scores))
+      token, score = (_pick(jnp.concatenate(x, axis=1), beam) for x in (pool_tokens, pool_scores))
       logits, features, cache = contract.step(
           network, env.params, cache, jnp.maximum(token, 0), features, start + 1,
           np.full(width, level - 1), visible)
-      tokens, scores = children(env, logits, score, start, level)
+      tokens, scores = _children(env, logits, score, start, level, width)
       before = sum(x.shape[1] for x in pool_tokens)
       pool_tokens.append(tokens.reshape(batch, -1))
       pool_scores.append(scores.reshape(batch, -1))
@@ -75,22 +56,51 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
       beam, above = before + best, best // width
       features = jnp.take_along_axis(features, above[None, :, :, None], axis=2)
       visible = jnp.concatenate(
-          [pick(visible, above[:, :, None]),
+          [_pick(visible, above[:, :, None]),
            jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))], axis=2)
-
-    tokens, scores, parents = (
-        jnp.concatenate(x, axis=1) for x in (pool_tokens, pool_scores, pool_parents))
-    # No child scores above its parent, and of equals `top_k` takes the first, so that a
-    # node is never chosen without its parent.
-    chosen = jnp.sort(jax.lax.top_k(scores, num_nodes)[1], axis=1)
-    parent = pick(parents, chosen)
-    parent = jnp.where(parent < 0, 0, 1 + jax.vmap(jnp.searchsorted)(chosen, parent))
-    parent = jnp.pad(parent.astype(jnp.int32), ((0, 0), (1, 0)), constant_values=-1)
-    return rng, state._replace(cache=cache), Draft(
-        pick(tokens, chosen), None, runtime_tree(parent, budget))
+    return rng, state._replace(cache=cache), _choose(
+        *(jnp.concatenate(x, axis=1) for x in (pool_tokens, pool_scores, pool_parents)), budget)
 
   return Drafter(
       Layout(budget, (0,) * (num_nodes + 1), (-1,) * (num_nodes + 1), 'fixed'),
       init=lambda *args: network_lib.init(network, depth, (depth - 1) * width, *args),
       propose=propose, update=network_lib.update,
       check=lambda target: network_lib.check(network, target))
+
+
+def _check_sizes(num_nodes: int, width: int, depth: int) -> None:
+  """Raises ValueError for a number below 1, or more nodes than the beam meets."""
+  for name, value in dict(num_nodes=num_nodes, width=width, depth=depth).items():
+    check_size(name, value, 1)
+  pool = width + (depth - 1) * width**2
+  if num_nodes > pool:
+    raise ValueError(
+        f'num_nodes is {num_nodes}, but a beam of width {width} and depth {depth} meets {pool} '
+        'tokens; take fewer nodes or a larger beam.')
+
+
+def _pick(x: jax.Array, index: jax.Array) -> jax.Array:
+  return jnp.take_along_axis(x, index, axis=1)
+
+
+def _children(env: Env, logits: jax.Array, score: jax.Array, start: jax.Array, level: int,
+              width: int) -> tuple[jax.Array, jax.Array]:
+  """Tokens and scores `[B, n, width]` of the best children of nodes with `score` `[B, n]`."""
+  places = jnp.broadcast_to(start[:, None] + 1 + level, score.shape)
+  distribution = siblings.probabilities(env, logits, places)
+  tokens = random_lib.winners(distribution, width)
+  mass = jnp.take_along_axis(distribution, jnp.maximum(tokens, 0), axis=2)
+  # A distribution may exceed 1 by rounding; a child must never beat its parent.
+  return tokens, score[..., None] + jnp.where(
+      tokens < 0, -jnp.inf, jnp.minimum(jnp.log(jnp.maximum(mass, 1e-37)), 0))
+
+
+def _choose(tokens: jax.Array, scores: jax.Array, parents: jax.Array, budget: Budget) -> Draft:
+  """Drafts the tokens of a pool `[B, P]` with the highest scores; `parents` are places in it."""
+  # No child scores above its parent, and of equals `top_k` takes the first, so that a
+  # node is never chosen without its parent.
+  chosen = jnp.sort(jax.lax.top_k(scores, budget.num_nodes)[1], axis=1)
+  parent = _pick(parents, chosen)
+  parent = jnp.where(parent < 0, 0, 1 + jax.vmap(jnp.searchsorted)(chosen, parent))
+  parent = jnp.pad(parent.astype(jnp.int32), ((0, 0), (1, 0)), constant_values=-1)
+  return Draft(_pick(tokens, chosen), None, runtime_tree(parent, budget))

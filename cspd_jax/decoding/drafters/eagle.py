@@ -3,11 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import published_trees
+from cspd_jax.decoding import contract, published_trees
 from cspd_jax.decoding.base import Draft, Drafter, Layout
-from cspd_jax.decoding.drafters import network as network_lib
-from cspd_jax.decoding.drafters import siblings
+from cspd_jax.decoding.drafters import network as network_lib, siblings
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.decoding.tree import Tree
 
@@ -56,8 +54,8 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
         nodes_below, before = levels[depth + 1], sum(map(len, levels[1:depth + 2]))
         above = np.searchsorted(nodes, np.asarray(tree.parents)[nodes_below])
         logits, features, cache = contract.step(
-            network, env.params, cache, jnp.maximum(tokens[:, nodes_below - 1], 0), features[:, :, above],
-            start + 1, np.full(len(nodes_below), depth),
+            network, env.params, cache, jnp.maximum(tokens[:, nodes_below - 1], 0),
+            features[:, :, above], start + 1, np.full(len(nodes_below), depth),
             tree.ancestors[np.ix_(nodes_below, inner[1:before + 1])])
     probs = jnp.concatenate(probs, axis=1) if env.needs_probs and draws != 'fixed' else None
     return rng, state._replace(cache=cache), Draft(tokens, probs)

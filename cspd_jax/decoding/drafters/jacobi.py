@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding.base import Draft, Drafter, Layout, Target
-from cspd_jax.decoding.drafters import fresh as fresh_lib
-from cspd_jax.decoding.drafters import window as window_lib
+from cspd_jax.decoding.drafters import fresh as fresh_lib, window as window_lib
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
 COUPLINGS = ('redraw', 'maximal', 'noise')
@@ -45,25 +44,8 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
     ValueError: for a window below 1, unknown names, or a tree that does not fit.
   """
   check_size('window', window, 1)
-  if coupling not in COUPLINGS:
-    raise ValueError(f'coupling is {coupling!r}; it must be one of {", ".join(COUPLINGS)}.')
-  if fresh not in fresh_lib.KINDS:
-    raise ValueError(f'fresh is {fresh!r}; it must be one of {", ".join(fresh_lib.KINDS)}.')
   tree = chain(window - 1) if tree is None else tree
-  if tree.num_nodes != window - 1:
-    raise ValueError(
-        f'tree has {tree.num_nodes} draft nodes, but window is {window}: with the last '
-        f'committed token the tree must fill it, so give it {window - 1} nodes.')
-  if tree.max_depth > tree.main_length:
-    raise ValueError(
-        f'tree has side nodes at depth {tree.max_depth}, beyond the main chain of '
-        f'{tree.main_length}; a Jacobi window has distributions for the main chain only.')
-
-  def check(target: Target) -> None:
-    if tree.main_length >= target.num_tokens:
-      raise ValueError(
-          f'window is {window} with a main chain of {tree.main_length} drafts, but an image has '
-          f'{target.num_tokens} tokens; the chain may have at most {target.num_tokens - 1}.')
+  _check_options(window, coupling, fresh, tree)
 
   def init(env, condition, rng, outcome):
     del condition
@@ -95,7 +77,32 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
 
   return Drafter(
       layout=_layout(tree),
-      init=init, propose=propose, update=update, check=check, keeps_drafts=True)
+      init=init, propose=propose, update=update,
+      check=functools.partial(_check_length, window, tree), keeps_drafts=True)
+
+
+def _check_options(window: int, coupling: str, fresh: str, tree: Tree) -> None:
+  """Raises ValueError for unknown names, or a tree that does not fit the window."""
+  if coupling not in COUPLINGS:
+    raise ValueError(f'coupling is {coupling!r}; it must be one of {", ".join(COUPLINGS)}.')
+  if fresh not in fresh_lib.KINDS:
+    raise ValueError(f'fresh is {fresh!r}; it must be one of {", ".join(fresh_lib.KINDS)}.')
+  if tree.num_nodes != window - 1:
+    raise ValueError(
+        f'tree has {tree.num_nodes} draft nodes, but window is {window}: with the last '
+        f'committed token the tree must fill it, so give it {window - 1} nodes.')
+  if tree.max_depth > tree.main_length:
+    raise ValueError(
+        f'tree has side nodes at depth {tree.max_depth}, beyond the main chain of '
+        f'{tree.main_length}; a Jacobi window has distributions for the main chain only.')
+
+
+def _check_length(window: int, tree: Tree, target: Target) -> None:
+  """Raises ValueError for a main chain that no image has room for."""
+  if tree.main_length >= target.num_tokens:
+    raise ValueError(
+        f'window is {window} with a main chain of {tree.main_length} drafts, but an image has '
+        f'{target.num_tokens} tokens; the chain may have at most {target.num_tokens - 1}.')
 
 
 def _layout(tree: Tree) -> Layout:

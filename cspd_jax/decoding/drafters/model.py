@@ -1,14 +1,14 @@
 """Drafts from a smaller autoregressive model (Leviathan et al., arXiv 2211.17192)."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import Draft, Drafter, Layout, Target
-from cspd_jax.decoding.tree import chain, check_size
+from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Target
+from cspd_jax.decoding.tree import Tree, chain, check_size
 
 
 class ModelState(NamedTuple):
@@ -22,7 +22,7 @@ class ModelState(NamedTuple):
 
 
 def model(draft_target: Target, length: int = 4) -> Drafter:
-  """`length` tokens sampled one by one from `draft_target`, a chain.
+  """Drafts a chain of `length` tokens, sampled one by one from `draft_target`.
 
   The draft distribution goes through the same warp as the target's. After a refusal the
   draft model's cache needs no repair: slots are overwritten. When all drafts
@@ -41,64 +41,85 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   """
   check_size('length', length, 1)
 
-  def check(target: Target) -> None:
-    for name in ('vocab_size', 'num_tokens', 'row_width'):
-      ours, theirs = getattr(draft_target, name), getattr(target, name)
-      if ours != theirs:
-        raise ValueError(
-            f'{name} of the draft model is {ours}, of the target {theirs}; they must be equal.')
-
-  def score(env, *args):
-    return contract.score(draft_target, env.params, *args, 'draft model')
-
   def init(env, condition, rng, outcome):
     _, _, cache = contract.prefill(
         draft_target, env.params, condition, env.target.num_tokens + length + 1, 'draft model')
     return rng, ModelState(cache, outcome.tokens[:, 0])
 
   def propose(env, state, rng, root, start):
-    def distribution_of(logits, positions):
-      forced = contract.forced_tokens(env.target, positions[:, None])
-      return warp_lib.probabilities(logits[:, :, None], _streams(env.warp, draft_target), forced)
-
-    def draw(rng, positions, distribution):
-      drawn = (rng.draw_at(positions[None], distribution) if env.seed_exact
-               else rng.draw(distribution))
-      return drawn[0]
-
-    # The last two tokens; in the first round there is one, and a filler after it.
-    first = start == 0
-    pair = jnp.stack([jnp.where(first, root, state.previous),
-                      jnp.where(first, 0, root)], axis=1)
-    logits, _, cache = score(env, state.cache, pair, jnp.maximum(start - 1, 0), chain(1))
-    logits = jnp.where(first[:, None], logits[:, :, 0], logits[:, :, 1])
+    draw = env.rowwise(functools.partial(_draw, env))
+    logits, cache = _catch_up(draft_target, env, state, root, start)
 
     def step(carry, _):
       rng, cache, logits, at = carry
-      distribution = distribution_of(logits, at)
-      rng, token = env.rowwise(draw)(rng, at, distribution)
-      logits, _, cache = score(env, cache, token[:, None], at, chain(0))
+      distribution = _distribution(draft_target, env, logits, at)
+      rng, token = draw(rng, at, distribution)
+      logits, _, cache = _score(draft_target, env, cache, token[:, None], at, chain(0))
       return (rng, cache, logits[:, :, 0], at + 1), (token, distribution[:, 0])
 
     # The last token needs no forward pass of its own.
     carry = (rng, cache, logits, start + 1)
     carry, (tokens, probs) = jax.lax.scan(step, carry, length=length - 1)
     rng, cache, logits, at = carry
-    distribution = distribution_of(logits, at)
-    rng, token = env.rowwise(draw)(rng, at, distribution)
+    distribution = _distribution(draft_target, env, logits, at)
+    rng, token = draw(rng, at, distribution)
     tokens = jnp.concatenate([tokens, token[None]]).swapaxes(0, 1)
     probs = jnp.concatenate([probs, distribution.swapaxes(0, 1)]).swapaxes(0, 1)
     return rng, state._replace(cache=cache), Draft(tokens, probs if env.needs_probs else None)
 
-  def update(env, state, rng, outcome):
-    del env
-    before = jnp.maximum(outcome.count - 2, 0)[:, None]
-    previous = jnp.take_along_axis(outcome.tokens, before, axis=1)[:, 0]
-    return rng, state._replace(previous=previous)
-
   return Drafter(
       layout=Layout(chain(length), (0,) + tuple(range(length)), (-1,) * (length + 1)),
-      init=init, propose=propose, update=update, check=check)
+      init=init, propose=propose, update=_update,
+      check=functools.partial(_check_grid, draft_target))
+
+
+def _check_grid(draft_target: Target, target: Target) -> None:
+  """Raises ValueError unless both models have one vocabulary and one grid."""
+  for name in ('vocab_size', 'num_tokens', 'row_width'):
+    ours, theirs = getattr(draft_target, name), getattr(target, name)
+    if ours != theirs:
+      raise ValueError(
+          f'{name} of the draft model is {ours}, of the target {theirs}; they must be equal.')
+
+
+def _score(draft_target: Target, env: Env, cache: Any, tokens: jax.Array, start: jax.Array,
+           tree: Tree) -> tuple[jax.Array, Any, Any]:
+  return contract.score(draft_target, env.params, cache, tokens, start, tree, 'draft model')
+
+
+def _catch_up(draft_target: Target, env: Env, state: ModelState, root: jax.Array,
+              start: jax.Array) -> tuple[jax.Array, Any]:
+  """Reads the last two committed tokens; returns the logits `[S, B, V]` after them, and the cache.
+
+  In the first round there is one token, and a filler after it.
+  """
+  first = start == 0
+  pair = jnp.stack([jnp.where(first, root, state.previous),
+                    jnp.where(first, 0, root)], axis=1)
+  logits, _, cache = _score(
+      draft_target, env, state.cache, pair, jnp.maximum(start - 1, 0), chain(1))
+  return jnp.where(first[:, None], logits[:, :, 0], logits[:, :, 1]), cache
+
+
+def _distribution(draft_target: Target, env: Env, logits: jax.Array,
+                  positions: jax.Array) -> jax.Array:
+  """Returns the draft distributions `[B, 1, V]` at `positions` `[B]`."""
+  forced = contract.forced_tokens(env.target, positions[:, None])
+  return warp_lib.probabilities(logits[:, :, None], _streams(env.warp, draft_target), forced)
+
+
+def _draw(env: Env, rng: Any, position: jax.Array, distribution: jax.Array) -> jax.Array:
+  """Draws the token of one row from its `distribution` `[1, V]`."""
+  drawn = (rng.draw_at(position[None], distribution) if env.seed_exact
+           else rng.draw(distribution))
+  return drawn[0]
+
+
+def _update(env: Env, state: ModelState, rng: Any, outcome: Outcome) -> tuple[Any, ModelState]:
+  del env
+  before = jnp.maximum(outcome.count - 2, 0)[:, None]
+  previous = jnp.take_along_axis(outcome.tokens, before, axis=1)[:, 0]
+  return rng, state._replace(previous=previous)
 
 
 def _streams(warp, draft_target):

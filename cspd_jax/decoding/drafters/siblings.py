@@ -3,9 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding import contract
-from cspd_jax.decoding import random as random_lib
-from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding import contract, random as random_lib, warp as warp_lib
 from cspd_jax.decoding.base import DRAWS, Env
 
 
@@ -16,7 +14,7 @@ def check_draws(draws: str) -> None:
 
 
 def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
-  """`[B, n, V]` draft distributions of the tokens at `positions` `[B, n]`.
+  """Returns the draft distributions `[B, n, V]` of the tokens at `positions` `[B, n]`.
 
   At temperature 0 this is the distribution at temperature 1: the candidates are then its most
   probable tokens, of which the one-hot distribution would know only the first. No verifier minds:

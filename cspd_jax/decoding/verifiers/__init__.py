@@ -1,18 +1,14 @@
 """Verifiers: which drafts are accepted, and what follows the last of them."""
 
 from cspd_jax.decoding.verifiers.block import block
-from cspd_jax.decoding.verifiers.cool import cool
-from cspd_jax.decoding.verifiers.cool import cool_linear
-from cspd_jax.decoding.verifiers.cool import uniform
+from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.kseq import kseq
-from cspd_jax.decoding.verifiers.lantern import lantern
-from cspd_jax.decoding.verifiers.lantern import lantern_pp
+from cspd_jax.decoding.verifiers.lantern import lantern, lantern_pp
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.neighbours import neighbour_table
-from cspd_jax.decoding.verifiers.rule import Rule
-from cspd_jax.decoding.verifiers.rule import rejection
+from cspd_jax.decoding.verifiers.rule import Rule, rejection
 from cspd_jax.decoding.verifiers.typical import typical
 
 __all__ = (

@@ -5,12 +5,14 @@ target, and is accepted with probability `f = min(1, p(C) / q(C))` (GSD, arXiv
 2508.07747). After a refusal the distribution is `[p - q]+`, normalised.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import accept, random
-from cspd_jax.decoding.base import Verifier
+from cspd_jax.decoding.base import Drafter, Verifier
 from cspd_jax.decoding.verifiers.rule import Rule, rejection
 
 
@@ -40,20 +42,8 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
   Raises:
     ValueError: for options outside their range.
   """
-  if group < 1:
-    raise ValueError(f'group is {group}; it must be at least 1 (1 is exact).')
-  if not p_threshold > 0:
-    raise ValueError(f'p_threshold is {p_threshold}; it must be above 0.')
-  if (embeddings is None) != (d_threshold is None):
-    raise ValueError(
-        f'd_threshold is {d_threshold} and embeddings are '
-        f'{"missing" if embeddings is None else "given"}; give both or neither.')
-  if embeddings is not None:
-    embeddings = np.asarray(embeddings)
-    if embeddings.ndim != 2:
-      raise ValueError(f'embeddings have shape {embeddings.shape}; they must be [V, D].')
-    if not d_threshold > 0:
-      raise ValueError(f'd_threshold is {d_threshold}; it must be above 0.')
+  embeddings = None if embeddings is None else np.asarray(embeddings)
+  _check_options(group, p_threshold, embeddings, d_threshold)
 
   def mass(p, q, token, depth):
     del depth
@@ -67,8 +57,8 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
       kept &= apart < d_threshold
     drawn = accept.take(q, token)
     p_sum = own + jnp.sum(jnp.where(kept, mates, 0), axis=-1)
-    q_sum = drawn + jnp.sum(
-        jnp.where(kept, jnp.take_along_axis(q, members, axis=-1), 0), axis=-1)
+    drafted = jnp.take_along_axis(q, members, axis=-1)
+    q_sum = drawn + jnp.sum(jnp.where(kept, drafted, 0), axis=-1)
     spoken = jnp.where(own > 0, drawn * p_sum / jnp.where(q_sum > 0, q_sum, 1), 0)
     return jnp.maximum(spoken, own) if clamp else spoken
 
@@ -83,18 +73,39 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
     share = lambda mass: jnp.minimum(1, mass / jnp.where(drawn > 0, drawn, 1))
     return jnp.abs(share(mass(p, q, token, depth)) - share(accept.take(p, token)))
 
-  def check(drafter, vocab_size):
-    del drafter
-    if group > vocab_size:
-      raise ValueError(
-          f'group is {group}, but the target has {vocab_size} tokens; it must be at most that.')
-    if embeddings is not None and len(embeddings) != vocab_size:
-      raise ValueError(
-          f'embeddings have {len(embeddings)} rows, but the target has {vocab_size} tokens; give '
-          'one row per token.')
-
   rule = Rule(mass=mass, residual=lambda p, q, token, depth: accept.residual(p, q), gap=gap)
+  check = functools.partial(_check_vocabulary, group, embeddings)
   return rejection(lambda max_depth: rule, exact=False, check=check)
+
+
+def _check_options(group: int, p_threshold: float, embeddings: np.ndarray | None,
+                   d_threshold: float | None) -> None:
+  """Raises ValueError for options outside their range."""
+  if group < 1:
+    raise ValueError(f'group is {group}; it must be at least 1 (1 is exact).')
+  if not p_threshold > 0:
+    raise ValueError(f'p_threshold is {p_threshold}; it must be above 0.')
+  if (embeddings is None) != (d_threshold is None):
+    raise ValueError(
+        f'd_threshold is {d_threshold} and embeddings are '
+        f'{"missing" if embeddings is None else "given"}; give both or neither.')
+  if embeddings is not None and embeddings.ndim != 2:
+    raise ValueError(f'embeddings have shape {embeddings.shape}; they must be [V, D].')
+  if d_threshold is not None and not d_threshold > 0:
+    raise ValueError(f'd_threshold is {d_threshold}; it must be above 0.')
+
+
+def _check_vocabulary(group: int, embeddings: np.ndarray | None, drafter: Drafter,
+                      vocab_size: int) -> None:
+  """Raises ValueError if the window or the embeddings do not fit the target's vocabulary."""
+  del drafter
+  if group > vocab_size:
+    raise ValueError(
+        f'group is {group}, but the target has {vocab_size} tokens; it must be at most that.')
+  if embeddings is not None and len(embeddings) != vocab_size:
+    raise ValueError(
+        f'embeddings have {len(embeddings)} rows, but the target has {vocab_size} tokens; give '
+        'one row per token.')
 
 
 def _window(p: jax.Array, token: jax.Array, group: int) -> jax.Array:

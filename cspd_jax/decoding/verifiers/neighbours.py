@@ -55,7 +55,7 @@ def neighbour_table(codebook: np.ndarray, k: int, distance: str = 'l2', normaliz
 
 def load_or_build(codebook: np.ndarray, k: int, distance: str = 'l2', normalize: bool = False,
                   seed: int = 0, *, cache_dir: str | os.PathLike) -> np.ndarray:
-  """`neighbour_table`, kept on disk under the codebook's fingerprint.
+  """Keeps a `neighbour_table` on disk under the codebook's fingerprint.
 
   Args:
     codebook, k, distance, normalize, seed: see `neighbour_table`.

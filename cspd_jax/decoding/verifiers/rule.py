@@ -83,14 +83,12 @@ def _accept(rng, rule: Rule, layout: Layout, tokens, probs, target_probs):
   tree = layout.tree
   accepted = jnp.zeros(tokens.shape, bool)
   costs = jnp.zeros(tokens.shape, target_probs.dtype)
-  p = q = parents = None
+  p, q, parents = target_probs, None, np.zeros(0, np.int64)
   for rank in range(tree.children.shape[1] if tree.num_nodes else 0):
     # Few nodes have many children: the running distributions are carried for those only.
     children = tree.children[:, rank]
     if isinstance(tree, RuntimeTree):  # Its drafts are fixed: `q` is not needed.
       nodes = jnp.where(children > 0, children, tokens.shape[0])  # Out of range: none.
-      if rank == 0:
-        p = target_probs
     else:
       still = np.flatnonzero(children > 0)
       nodes = children[still]

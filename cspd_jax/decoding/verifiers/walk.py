@@ -28,7 +28,7 @@ def deepest(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
 
 
 def earlier_accepted(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
-  """`[N + 1]` bool: was an earlier sibling of the node accepted?"""
+  """Tells of which nodes `[N + 1]` an earlier sibling was accepted."""
   if tree.is_chain:
     return jnp.zeros_like(accepted)
   parents, nodes = jnp.asarray(tree.parents), jnp.arange(accepted.shape[0])
@@ -37,7 +37,7 @@ def earlier_accepted(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array
 
 
 def tested(node: jax.Array, accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
-  """`[N + 1]` bool: did the walk that stopped at `node` test this node?"""
+  """Tells which nodes `[N + 1]` the walk that stopped at `node` has tested."""
   on_path = jnp.asarray(tree.ancestors)[node]
   parents = jnp.maximum(jnp.asarray(tree.parents), 0)
   return on_path[parents] & ~earlier_accepted(accepted, tree) & (jnp.asarray(tree.parents) >= 0)

@@ -1,0 +1,62 @@
+"""CSpD (arXiv 2411.11925): its tables and figures, on the shipped MAR models.
+
+  python -m experiments.papers.cspd
+
+Result: in runs/papers/cspd, the rows of all tables (tables.csv, report.json) and the figures. All
+of it takes hours on two CPU cores; `--suite` and `--decoder` take parts.
+"""
+
+import dataclasses
+
+from configs import groups
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What to measure.
+
+  Attributes:
+    model: a shipped model of continuous tokens with a draft model, or a folder.
+    parts: networks that take the place of its own.
+    suite: parts of the paper: table1, table3, table4, figures; and head.
+    decoder: decoders with a draft model.
+    images: which images, the same in every cell.
+    sampling: how tokens are drawn.
+    guidance: 'linear', from none to the scale as the image fills up, or 'constant'.
+    lengths: draft lengths, gamma.
+    prefix_share: share of tokens that the target fixes alone in Tables 1 and 3 and the figures.
+    prefix_shares: shares of Table 4 and Figure 11.
+    batch_sizes: of the speeds in Table 1; the paper has 1, 8, 128 and 256.
+    scales: guidance scales of Figure 13.
+    temperatures: of Figure 14.
+    kernels_per_call: of exact_head.
+    batch_size: images of a cell that are decoded together, and the batch size of the speeds in
+      Table 4. If Table 1 has the same batch size, nothing is compiled twice.
+    repeats: timed runs, of which the median counts; one if a run takes more than ten seconds.
+    dtype: of the parameters: float32 or bfloat16; the head computes in float32 whatever it is.
+    workdir: folder of the results.
+  """
+
+  model: str = 'mar_demo'
+  parts: groups.Parts = groups.Parts()
+  suite: tuple[str, ...] = ('table1', 'table3', 'table4', 'figures', 'head')
+  decoder: tuple[str, ...] = ('cspd_released', 'cspd_relaxed', 'cspd_paper', 'exact_path')
+  images: groups.Images = groups.Images(num_images=16)
+  sampling: groups.Sampling = groups.Sampling()
+  guidance: str = 'linear'
+  lengths: tuple[int, ...] = (4, 8, 16, 32)
+  prefix_share: float = 0.05
+  prefix_shares: tuple[float, ...] = (0.0, 0.05, 0.15)
+  batch_sizes: tuple[int, ...] = (1, 8)
+  scales: tuple[float, ...] = (1.0, 1.5, 2.0, 3.0, 4.0)
+  temperatures: tuple[float, ...] = (0.9, 0.95, 1.0, 1.05)
+  kernels_per_call: tuple[int, ...] = (2, 4, 8, 16)
+  batch_size: int = 8
+  repeats: int = 3
+  dtype: str | None = None
+  workdir: str = 'runs/papers/cspd'
+
+
+def get_config() -> Config:
+  """The configuration of `experiments.papers.cspd`."""
+  return Config()

@@ -1,0 +1,60 @@
+"""Draft trees, couplings and fresh tokens of Jacobi windows, at equal numbers of tokens per round.
+
+  python -m experiments.topologies
+
+Counts only; wall-clock is the business of `experiments.compare`. Result: in runs/topologies,
+step compression and one-token rounds of every window and decoder (rows.csv, report.json).
+"""
+
+import dataclasses
+
+from configs import groups
+
+COUPLINGS = (
+    'jacobi(coupling=redraw)+exact', 'jacobi(coupling=maximal)+exact',
+    'jacobi(coupling=noise)+exact', 'jacobi(coupling=noise)+match')
+FRESH = tuple(
+    f'jacobi(coupling={coupling}, fresh={fresh})+{verifier}'
+    for fresh in ('repeat-left', 'repeat-above', 'resample-left', 'resample-above')
+    for coupling, verifier in (('maximal', 'exact'), ('noise', 'match')))
+# Those that are larger than a window are left out.
+TREES = tuple(
+    f'{decoder}(tree={tree})'
+    for decoder in ('sjd_pac', 'seed_exact')
+    for tree in ('paths(2, 3)', 'paths(3, 3)', 'paths(4, 3)', 'caterpillar(2, 3)',
+                 'caterpillar(4, 1)', 'caterpillar(4, 3)', 'kary(2, 3)', 'kary(2, 4)',
+                 'kary(3, 3)', 'kary(4, 3)'))
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What to measure.
+
+  Attributes:
+    model: a shipped model or a folder.
+    parts: networks that take the place of its own.
+    decoder: specifications of decoders that leave the window open.
+    window: tokens per forward pass; every decoder runs with each.
+    metrics: figures to measure.
+    images: which images, the same with every decoder.
+    sampling: how tokens are drawn.
+    batch_size: images decoded at once.
+    dtype: of the parameters: float32 or bfloat16.
+    workdir: folder of the results.
+  """
+
+  model: str = 'demo'
+  parts: groups.Parts = groups.Parts()
+  decoder: tuple[str, ...] = COUPLINGS + FRESH + TREES
+  window: tuple[int, ...] = (16, 64)
+  metrics: tuple[str, ...] = ('step_compression', 'one_token_rounds')
+  images: groups.Images = groups.Images(num_images=16)
+  sampling: groups.Sampling = groups.Sampling()
+  batch_size: int = 16
+  dtype: str | None = None
+  workdir: str = 'runs/topologies'
+
+
+def get_config() -> Config:
+  """The configuration of `experiments.topologies`."""
+  return Config()

@@ -1,0 +1,29 @@
+"""A rehearsal of `demo` with tiny models and a few steps; the pictures are noise.
+
+  python -m experiments.train --config=configs/train/demo_smoke.py --workdir=runs/demo_smoke
+
+About a minute on two CPU cores, most of it compiling.
+"""
+
+from cspd_jax.data import photos
+from cspd_jax.models.llamagen import LlamaGenConfig
+from cspd_jax.models.vq import VQConfig
+from cspd_jax.training.autoregressive import ARTrainConfig
+from cspd_jax.training.recipe import Recipe
+from cspd_jax.training.vq import VQTrainConfig
+
+
+def get_config() -> Recipe:
+  """The recipe."""
+  tokenizer = VQConfig(
+      ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=32, codebook_dim=4)
+  model = LlamaGenConfig(
+      height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
+      vocab_size=tokenizer.codebook_size, num_classes=len(photos.NAMES))
+  train = ARTrainConfig(num_steps=6, batch_size=4, warmup_steps=2)
+  return Recipe(
+      tokenizer=tokenizer,
+      tokenizer_train=VQTrainConfig(num_steps=6, batch_size=2, warmup_steps=2, quantize_from=2),
+      target=model, target_train=train, draft=model, draft_train=train,
+      image_size=8, num_train_images=64, num_held_out_images=16,
+      log_every=2, checkpoint_every=2, evaluate_every=3)

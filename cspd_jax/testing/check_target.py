@@ -1,0 +1,185 @@
+"""Tells what is wrong with a target: one call for a model of your own."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import contract
+from cspd_jax.decoding.base import Condition, Params, Target
+from cspd_jax.decoding.tree import Tree, chain
+from cspd_jax.testing import probe as probe_lib, tree_checks, window_checks
+from cspd_jax.testing.probe import Probe, distance
+
+# `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from those before it.
+Logits = Callable[[Params, Condition, jax.Array], jax.Array]
+
+
+class Check(NamedTuple):
+  """One thing that must hold.
+
+  Attributes:
+    name: of the check.
+    run: yields a sentence for everything that is wrong.
+    after: checks without which this one says nothing.
+  """
+
+  name: str
+  run: Callable[[Probe], Iterator[str]]
+  after: tuple[str, ...] = ()
+
+
+CHECKS = (
+    Check('determinism', window_checks.determinism),
+    Check('finite logits', window_checks.finite),
+    Check('tokens matter', window_checks.power, ('finite logits',)),
+    Check('streams', window_checks.streams),
+    Check('rows of prefill', window_checks.prefill_rows),
+    Check('rows of score', window_checks.rows),
+    Check('later tokens', window_checks.later_tokens),
+    Check('windows', window_checks.windows, ('later tokens',)),
+    Check('leftovers', window_checks.stale_slots, ('windows',)),
+    Check('starts', window_checks.starts, ('leftovers',)),
+    Check('tree', tree_checks.static_tree),
+    Check('run-time tree', tree_checks.run_time_tree),
+    Check('commit', tree_checks.commit, ('leftovers', 'tree')),
+    Check('commit of rows', tree_checks.commit_rows, ('starts', 'run-time tree', 'commit')),
+    Check('features', window_checks.features),
+    Check('end of the image', window_checks.end, ('leftovers',)),
+)
+
+
+class Report(NamedTuple):
+  """What was checked.
+
+  Attributes:
+    problems: by check, sentences.
+    passed: checks without problems.
+    left_out: checks that say nothing after the problems found.
+  """
+
+  problems: dict[str, list[str]]
+  passed: list[str]
+  left_out: list[str]
+
+  def __str__(self) -> str:
+    lines = [f'- {sentence}' for sentences in self.problems.values() for sentence in sentences]
+    lines.append(f'Passed: {", ".join(self.passed) or "nothing"}.')
+    if self.left_out:
+      lines.append(f'Not checked because of this: {", ".join(self.left_out)}.')
+    return '\n'.join(lines)
+
+
+def check_target(target: Target, params: Params, condition: Condition, *,
+                 key: jax.Array | None = None, logits: Logits | None = None) -> Report:
+  """Checks that a target does what `base.Target` says, on random tokens.
+
+  Shapes, dtypes and streams; determinism; windows against one-by-one scoring, with rows at
+  different starts; trees, static and run-time, node by node; `commit`; leftovers of rejected
+  drafts; the end of the image; rows among each other; features. Distributions are compared, by
+  their total variation. Use float32 parameters: in bfloat16 rounding hides small mistakes.
+
+  Args:
+    target: the target.
+    params: its parameters; trained ones, or random ones that make tokens matter.
+    condition: for any number of rows; different ones show more.
+    key: draws the tokens.
+    logits: the forward pass that the model was trained with, if there is one:
+      `(params, condition, tokens [B, n]) -> [B, n, V]`, where entry `i` predicts token `i`
+      from the condition and the tokens before it. Scoring must agree with it.
+
+  Returns:
+    A `Report` without problems.
+
+  Raises:
+    ValueError: with the report, if there are problems.
+  """
+  report = find_problems(target, params, condition, key=key, logits=logits)
+  if report.problems:
+    raise ValueError(f'the target is not what decoders need:\n{report}')
+  return report
+
+
+def find_problems(target: Target, params: Params, condition: Condition, *,
+                  key: jax.Array | None = None, logits: Logits | None = None) -> Report:
+  """As `check_target`, but the problems are in the report and nothing is raised."""
+  checks = CHECKS
+  if logits is not None:
+    checks += (Check('training pass', lambda probe: _training_pass(probe, logits)),)
+  if shapes := list(_shapes(target, params, condition)):
+    return Report({'shapes': shapes}, [], [check.name for check in checks])
+  with jax.default_matmul_precision('highest'):
+    probe = probe_lib.make(
+        target, params, condition, jax.random.key(0) if key is None else key)
+    problems, passed, left_out = {}, ['shapes'], []
+    for check in checks:
+      if any(name in problems or name in left_out for name in check.after):
+        left_out.append(check.name)
+      elif sentences := list(check.run(probe)):
+        problems[check.name] = sentences
+      else:
+        passed.append(check.name)
+  return Report(problems, passed, left_out)
+
+
+def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[str]:
+  """Shapes and dtypes of everything, without running it."""
+  for name, least in dict(vocab_size=2, num_tokens=1, row_width=1, num_streams=1).items():
+    value = getattr(target, name)
+    if not isinstance(value, int | np.integer) or value < least:
+      yield f'{name} is {value!r}; it must be a whole number of at least {least}.'
+      return
+  if target.num_streams > 2:
+    yield f'num_streams is {target.num_streams}; it must be 1, or 2 with a null condition.'
+    return
+  leaves = jax.tree.leaves(condition)
+  if not leaves or any(np.ndim(leaf) == 0 or len(leaf) != len(leaves[0]) for leaf in leaves):
+    yield 'condition: its leaves must be arrays with one leading axis, the rows.'
+    return
+  target.check_condition(condition)
+  batch = len(leaves[0])
+
+  def run():
+    _, _, cache = contract.prefill(target, params, condition, target.num_tokens + probe_lib.SPARE)
+    start = jnp.zeros((batch,), jnp.int32)
+    trees = [chain(0), chain(2), tree_checks.TREE, tree_checks.row_trees(batch)]
+    for tree in trees:
+      tokens = jnp.zeros((batch, tree.num_nodes + 1), jnp.int32)
+      _, _, cache = contract.score(target, params, cache, tokens, start, tree)
+      if isinstance(tree, Tree) and tree.is_chain:
+        continue
+      contract.commit(
+          target, cache, start, jnp.zeros((batch, tree.side_depth), jnp.int32))
+    contract.forced_tokens(target, jnp.zeros((batch, 3), jnp.int32))
+
+  try:
+    jax.eval_shape(run)
+  except contract.ContractError as error:
+    yield str(error)
+    return
+  if target.forced is not None:
+    forced = np.asarray(target.forced(jnp.arange(target.num_tokens)))
+    if forced.min() < -1 or forced.max() >= target.vocab_size:
+      yield (f'forced: tokens go from {forced.min()} to {forced.max()}; they must be tokens, 0 to '
+             f'{target.vocab_size - 1}, or -1 where a position is free.')
+
+
+def _training_pass(probe: Probe, logits: Logits) -> Iterator[str]:
+  """Scoring one by one gives what the training pass gives."""
+  tokens = jnp.asarray(probe.tokens)
+  want = np.asarray(logits(probe.params, probe.condition, tokens))
+  if want.shape != (*tokens.shape, probe.target.vocab_size):
+    yield (f'logits: they have shape {want.shape}; it must be '
+           f'{(*tokens.shape, probe.target.vocab_size)}: rows, tokens, vocab_size.')
+    return
+  first = np.asarray(probe.prefill(probe.params, probe.condition)[0])[:1, :, None]
+  got = np.concatenate([first, probe.one_by_one[0][:1, :, :-1]], axis=2)
+  apart = distance(got, want[None]).max(axis=0)
+  if apart.max() > probe.tolerance:
+    number = int(np.argmax(apart > probe.tolerance))
+    where = 'prefill' if number == 0 else 'score'
+    yield (f'{where}: the distribution of token {number} is {apart[number]:.2g} apart in total '
+           'variation from that of the training pass; look at token numbers (is one off by one?) '
+           'and at what the first token sees.')

@@ -1,0 +1,147 @@
+"""Runs a target's functions outside of a decode, for `check_target`."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding.base import Cache, Condition, Features, Params, Target, TreeLike
+from cspd_jax.decoding.tree import RuntimeTree, chain
+
+# Rows that are checked together, enough for several starts and accepted nodes.
+ROWS = 4
+# Slots beside those of the image's tokens.
+SPARE = 8
+# Total variation that rounding may cause, by the bits of the least precise number.
+_TOLERANCE = {16: 0.15, 32: 2e-3, 64: 1e-6}
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+  """A target with a condition and tokens to try it on; `R` is the number of rows.
+
+  Attributes:
+    target: the target.
+    params: its parameters.
+    condition: of `R` rows; those that were given, repeated or cut.
+    tokens: `[R, L]` image tokens, at random where the grammar leaves them free.
+    tolerance: total variation up to which two distributions count as equal.
+    start: token number at which windows and trees begin.
+  """
+
+  target: Target
+  params: Params
+  condition: Condition
+  tokens: np.ndarray
+  tolerance: float
+  start: int
+
+  @functools.cached_property
+  def prefill(self) -> Callable[[Params, Condition], tuple[jax.Array, Features, Cache]]:
+    """`(params, condition) -> (logits, features, cache)`, jitted anew for every probe."""
+    slots = self.target.num_tokens + SPARE
+    return jax.jit(lambda params, condition: self.target.prefill(params, condition, slots))
+
+  @functools.cached_property
+  def _score_static(self):
+    run = lambda tree, *args: self.target.score(*args, tree)
+    return jax.jit(run, static_argnums=0)
+
+  @functools.cached_property
+  def _score_runtime(self):
+    return jax.jit(lambda tree, *args: self.target.score(*args, tree))
+
+  @functools.cached_property
+  def commit(self) -> Callable[[Cache, jax.Array, jax.Array], Cache]:
+    """`target.commit`, jitted."""
+    return jax.jit(lambda *args: self.target.commit(*args))
+
+  def open(self) -> Cache:
+    """The cache after a prefill."""
+    return self.prefill(self.params, self.condition)[2]
+
+  def score(self, cache: Cache, tokens: Any, start: Any,
+            tree: TreeLike | None = None) -> tuple[np.ndarray, Any, Cache]:
+    """`target.score` for tokens `[R, n]` from `start` on, one number or one per row.
+
+    Args:
+      cache: the cache.
+      tokens: `[R, n]`.
+      start: token number of the first.
+      tree: how they hang together; a chain by default.
+
+    Returns:
+      logits `[S, R, n, V]`, features and the cache.
+    """
+    tokens = jnp.asarray(tokens, jnp.int32)
+    tree = chain(tokens.shape[1] - 1) if tree is None else tree
+    start = jnp.broadcast_to(jnp.asarray(start, jnp.int32), tokens.shape[:1])
+    run = self._score_runtime if isinstance(tree, RuntimeTree) else self._score_static
+    logits, features, cache = run(tree, self.params, cache, tokens, start)
+    return np.asarray(logits, np.float64), features, cache
+
+  def read(self, tokens: np.ndarray, cache: Cache | None = None,
+           start: int = 0) -> tuple[np.ndarray, list, Cache]:
+    """Scores tokens `[R, n]` one by one: logits `[S, R, n, V]`, features and the cache."""
+    cache = self.open() if cache is None else cache
+    logits, features = [], []
+    for number in range(tokens.shape[1]):
+      out, feature, cache = self.score(cache, tokens[:, number:number + 1], start + number)
+      logits.append(out[:, :, 0])
+      features.append(feature)
+    shape = (self.target.num_streams, len(tokens), 0, self.target.vocab_size)
+    return np.stack(logits, axis=2) if logits else np.zeros(shape), features, cache
+
+  @functools.cached_property
+  def one_by_one(self) -> tuple[np.ndarray, list, Cache]:
+    """What `read` gives for `tokens`."""
+    return self.read(self.tokens)
+
+  @functools.cached_property
+  def before(self) -> Cache:
+    """The cache after the tokens before `start`."""
+    return self.read(self.tokens[:, :self.start])[2]
+
+  def other(self, tokens: np.ndarray) -> np.ndarray:
+    """Tokens that differ from `tokens` everywhere."""
+    return (tokens + 1 + tokens % (self.target.vocab_size - 1)) % self.target.vocab_size
+
+  def fits(self, number: Any) -> Any:
+    """Whether token `number` lies in the image; logits of others are ignored."""
+    return np.asarray(number) < self.target.num_tokens
+
+
+def make(target: Target, params: Params, condition: Condition, key: jax.Array) -> Probe:
+  """A probe with random tokens."""
+  batch = jax.tree.leaves(condition)[0].shape[0]
+  rows = np.arange(ROWS) % batch
+  condition = jax.tree.map(lambda x: jnp.asarray(x)[rows], condition)
+  length = min(target.num_tokens, 8)
+  tokens = jax.random.randint(key, (ROWS, length), 0, target.vocab_size)
+  if target.forced is not None:
+    forced = target.forced(jnp.broadcast_to(jnp.arange(length), tokens.shape))
+    tokens = jnp.where(forced < 0, tokens, forced)
+  logits = jax.eval_shape(lambda: target.prefill(params, condition, 1))[0]
+  kinds = [jnp.result_type(leaf) for leaf in (*jax.tree.leaves(params), logits)]
+  bits = [max(16, jnp.finfo(kind).bits) for kind in kinds if jnp.issubdtype(kind, jnp.floating)]
+  return Probe(target, params, condition, np.asarray(tokens), _TOLERANCE[min(bits)],
+               start=max(0, min(2, target.num_tokens - 6)))
+
+
+def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+  """`[...]` total variation between distributions with logits `[S, ..., V]`, of the worse stream.
+
+  1 where logits are not finite.
+  """
+  def probs(logits):
+    with np.errstate(invalid='ignore', over='ignore'):
+      weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+      return weights / weights.sum(axis=-1, keepdims=True)
+
+  first, second = np.asarray(first, np.float64), np.asarray(second, np.float64)
+  apart = 0.5 * np.abs(probs(first) - probs(second)).sum(axis=-1)
+  return np.where(np.isfinite(apart), apart, 1.0).max(axis=0)

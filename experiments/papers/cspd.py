@@ -1,0 +1,178 @@
+"""The tables and figures of continuous speculative decoding (CSpD, arXiv 2411.11925).
+
+  python -m experiments.papers.cspd
+  python -m experiments.papers.cspd --suite=table1,table4 --num_images=64
+  python -m experiments.papers.cspd --model=checkpoints/mar_h --draft=checkpoints/mar_b/target
+
+  table1    acceptance and speed over draft lengths and batch sizes, next to the target alone
+            with as many passes (`parallel`)
+  table3    acceptance with and without shared noise
+  table4    acceptance, passes and speed with a larger share of tokens that the target fixes alone
+  figures   Figures 8, 11, 13 to 16: acceptance over draft length, autoregressive step, guidance
+            scale and temperature, draws per replaced token, and where tokens are replaced
+  head      head calls per token of `exact_head`, with and without guidance, and its speed
+
+Every decoder is a table and a panel of its own, and has a column `acceptance_<decoder>` of its own
+in tables.csv: what is accepted is not the same thing in any two of them. Every row says which
+distribution its images come near to, under which guarantee, and with which settings. Speeds are
+wall-clock ratios to `mar` at the same batch size, without compilation. Into --workdir go
+tables.csv, report.json and the figures.
+
+Two columns stand beside the speed of `cspd_released` and `cspd_relaxed`, which keep to a schedule
+of passes: `expected` counts the passes that were made, with the prefix and the last block, as if
+those of the target cost a step of `mar` each and those of the draft model a step of it alone. The
+paper's `1/(c+1/gamma)` has the same costs and leaves out the prefix and the last block. Where the
+machine is busy at one token already, as a CPU is, the head's work for a whole block costs more than
+that for a token, and both columns promise too much.
+
+The paper's batch of 128 takes roughly a minute per decode on two CPU cores, sixteen times a batch
+of 8, which keeps them busy already. Each decoder and length is decoded twice, to warm up and to be
+timed, so the two decoders below take about half an hour. With `exact_path` and `cspd_paper` every
+image is gamma + 1 contexts: at 128 these are for accelerators. Acceptance stays that of
+`num_images`, as it does not depend on the batch.
+
+  python -m experiments.papers.cspd --suite=table1 --decoder=cspd_released,cspd_relaxed \\
+      --batch_sizes=1,8,128
+"""
+
+import dataclasses
+import sys
+import time
+from typing import Any, NamedTuple
+
+from configs.papers import cspd as default
+from cspd_jax.continuous.cspd import expected_speedup
+from cspd_jax.core import files
+from cspd_jax.evaluation import tables
+from cspd_jax.evaluation.report import Report
+from experiments import cli
+from experiments.papers import cspd_figures
+from experiments.papers.cspd_cells import BLOCK_MODES, Lab, expected_speed
+
+_COSTS = {'target passes': '{target_passes:.1f}', 'draft passes': '{draft_passes:.1f}',
+          'head calls': '{head_calls:.0f}'}
+
+
+class Table(NamedTuple):
+  """Attributes: its title, its columns, and what is in it."""
+
+  title: str
+  columns: dict[str, str]
+  rows: list[dict[str, Any]]
+
+
+def accepted(mode: str, **more: str) -> dict[str, str]:
+  """The first columns of a decoder's table."""
+  return more | {'gamma': '{length}', 'accepted': f'{{acceptance_{mode}:.3f}}'}
+
+
+def table1(lab: Lab, mode: str) -> Table:
+  """Acceptance and speed over draft lengths and batch sizes."""
+  columns = accepted(mode, batch='{batch}') | _COSTS | {'speed': '{speed:.2f}'}
+  if mode in BLOCK_MODES:
+    columns |= {'expected': '{expected_speed:.2f}',
+                "paper's 1/(c+1/gamma)": '{paper_identity_speed:.2f}',
+                'parallel': '{parallel_speed:.2f}'}
+  return Table(f'Table 1, {mode}, prefix share {lab.config.prefix_share:.0%}', columns,
+               [row for batch in lab.config.batch_sizes for row in _speed_rows(lab, mode, batch)])
+
+
+def _speed_rows(lab: Lab, mode: str, batch: int) -> list[dict[str, Any]]:
+  """Rows of Table 1 at one batch size."""
+  cells = lab.cells(mode)
+  own = [lab.text(cell) for cell in cells]
+  if mode not in BLOCK_MODES:
+    return [lab.row(cell, batch, speed=speed)
+            for cell, speed in zip(cells, lab.speeds(own, batch))]
+  parallel = [lab.parallel(cell.length) for cell in cells]
+  draft, *speeds = lab.speeds(['draft', *own, *parallel], batch)
+  return [lab.row(
+      cell, batch, speed=speed, parallel_speed=alone, draft_step_cost=1 / draft,
+      expected_speed=expected_speed(lab.images(cell).decoded, draft),
+      paper_identity_speed=expected_speedup(1 / draft, cell.length))
+          for cell, speed, alone in zip(cells, speeds, speeds[len(cells):])]
+
+
+def table3(lab: Lab, mode: str) -> Table:
+  """Acceptance with and without shared noise."""
+  rate = f'acceptance_{mode}'
+  with_noise, without = ([lab.row(cell) for cell in lab.cells(mode, aligned=aligned)]
+                         for aligned in (True, False))
+  rows = [row | {'unaligned': other[rate]} for row, other in zip(with_noise, without)]
+  return Table(f'Table 3, {mode}', {'gamma': '{length}', 'unaligned': '{unaligned:.3f}',
+                                    'aligned': f'{{{rate}:.3f}}'}, rows + without)
+
+
+def table4(lab: Lab, mode: str) -> Table:
+  """Acceptance, passes and speed with a larger share of tokens that the target fixes alone."""
+  cells = [cell for share in lab.config.prefix_shares
+           for cell in lab.cells(mode, prefix_share=share)]
+  batch = lab.bench.batch_size
+  speeds = lab.speeds([lab.text(cell) for cell in cells], batch)
+  return Table(
+      f'Table 4, {mode}, batch {batch}',
+      {'prefix share': '{prefix_share:.0%}'} | accepted(mode) | _COSTS | {'speed': '{speed:.2f}'},
+      [lab.row(cell, speed=speed) for cell, speed in zip(cells, speeds)])
+
+
+def head(lab: Lab, guided: bool) -> Table:
+  """Head calls per token of `exact_head`, and its speed."""
+  sampling = lab.sampling(scale=None if guided else 1.0)
+  texts, rows = list(map(lab.exact_head, lab.config.kernels_per_call)), []
+  for kernels, text, speed in zip(
+      lab.config.kernels_per_call, texts, lab.speeds(texts, 1, sampling)):
+    sample = lab.bench.sample(text, sampling)
+    costs, tests = sample.decoded.costs, sample.decoded.tests
+    tokens = sample.decoded.order.size
+    rows.append(dict(
+        mode='exact_head', length=kernels, guidance_scale=float(sampling.guidance_scale),
+        temperature=float(sampling.temperature), **lab.statement('exact_head', text, sample, 1),
+        calls_per_token=float(costs.head_calls.sum() / tokens),
+        rows_per_token=float(costs.head_rows.sum() / tokens),
+        draws_per_test=float(tests.trials.sum() / tests.tested.sum()), speed=speed))
+  return Table(
+      f'exact_head {"with" if guided else "without"} guidance; mar takes '
+      f'{rows[0]["num_levels"]} calls per token',
+      {'L': '{length}', 'calls/token': '{calls_per_token:.1f}',
+       'rows/token': '{rows_per_token:.0f}', 'kernels accepted': '{acceptance_exact_head:.3f}',
+       'speed, batch 1': '{speed:.2f}'}, rows)
+
+
+_TABLES = dict(table1=table1, table3=table3, table4=table4)
+
+
+@cli.program(config='configs/papers/cspd.py', expected=default.Config)
+def main(config: Any) -> None:
+  lab = Lab(config)
+  names = [f'figure_{number}.{ending}' for number in (8, 11, 13, 14, 15, 16)
+           for ending in ('png', 'svg')]
+  report, start = Report(config.workdir, ['tables.csv', *names]), time.perf_counter()
+  rows, shown = [], []
+
+  def keep(suite: str, more: list[dict[str, Any]]) -> list[int]:
+    rows.extend(dict(suite=suite, **row) for row in more)
+    files.write(report.path('tables.csv'), tables.csv(rows).encode())
+    return list(range(len(rows) - len(more), len(rows)))
+
+  def show(suite: str, table: Table) -> None:
+    numbers = [number for number, row in zip(keep(suite, table.rows), table.rows)
+               if suite != 'table3' or 'unaligned' in row]
+    shown.append(dict(title=table.title, columns=table.columns, rows=numbers))
+    print(f'\n{table.title}\n{tables.text(table.columns, [rows[i] for i in numbers])}', flush=True)
+
+  for suite in config.suite:
+    if suite == 'figures':
+      keep(suite, cspd_figures.draw(lab, report))
+    elif suite == 'head':
+      for guided in (False, True):
+        show(suite, head(lab, guided))
+    else:
+      for mode in config.decoder:
+        show(suite, _TABLES[suite](lab, mode))
+  minutes = (time.perf_counter() - start) / 60
+  report.write(settings=dataclasses.asdict(config), rows=rows, tables=shown, minutes=minutes)
+  print(f'\n{minutes:.1f} minutes; tables.csv, report.json, pictures are in {config.workdir}.')
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,92 @@
+"""The figures of the CSpD paper, a panel per decoder."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cspd_jax.evaluation.report import Report
+from cspd_jax.plots import curves as curves_lib, replaced
+from cspd_jax.plots.curves import Curve, Panel
+from experiments.papers.cspd_cells import Cell, Lab, by_place, draws_per_replaced_token
+
+# Figure 16 shows that many images.
+_SHOWN = 4
+
+
+def draw(lab: Lab, report: Report) -> list[dict[str, Any]]:
+  """Draws Figures 8, 11, 13, 14, 15 and 16; returns what is in them as rows."""
+  c, found = lab.config, []
+  middle = c.lengths[(len(c.lengths) - 1) // 2]
+
+  def acceptance(cells: list[Cell]) -> list[float]:
+    rows = [lab.row(cell) for cell in cells]
+    found.extend(rows)
+    return [np.nan if (rate := row[f'acceptance_{row["mode"]}']) is None else rate for row in rows]
+
+  def figure(number: int, xlabel: str, title: str, lines: Callable[[str], Mapping[str, Curve]],
+             ylabel: str = 'share of drafts accepted') -> None:
+    panels = [Panel(mode, ylabel, drawn) for mode in c.decoder if (drawn := lines(mode))]
+    if panels:
+      for form in ('png', 'svg'):
+        curves_lib.save_curves(
+            report.path(f'figure_{number}.{form}'), [panels], xlabel=xlabel, title=title)
+      print(f'figure {number}: {title}', flush=True)
+
+  figure(8, 'draft length', 'Acceptance over the draft length', lambda mode: _curves({
+      'all images': (c.lengths, acceptance(lab.cells(mode)))}))
+  figure(11, 'token, in the order of generation',
+         f'Acceptance over the image, draft length {middle}', lambda mode: _curves({
+             f'prefix share {share:.0%}': _smooth(by_place(
+                 lab.images(lab.cell(mode, middle, prefix_share=share)).decoded))
+             for share in c.prefix_shares}))
+  figure(13, 'guidance scale', 'Acceptance over the guidance scale', lambda mode: _curves({
+      f'draft length {length}': (c.scales, acceptance(
+          [lab.cell(mode, length, guidance_scale=scale) for scale in c.scales]))
+      for length in c.lengths}))
+  own = float(lab.bench.sampling.guidance_scale)
+  figure(14, 'temperature', f'Acceptance over the temperature, draft length {middle}',
+         lambda mode: _curves({
+             name: (c.temperatures, acceptance(
+                 [lab.cell(mode, middle, temperature=value, guidance_scale=scale)
+                  for value in c.temperatures]))
+             for name, scale in (('guided', own), ('without guidance', 1.0))}))
+  figure(15, 'draft length', 'Draws from the target until one replaces a draft',
+         lambda mode: _curves({'mean': (c.lengths, [
+             draws_per_replaced_token(lab.images(cell).decoded) or np.nan
+             for cell in lab.cells(mode)])}) if mode != 'cspd_relaxed' else {},
+         'draws per replaced token')
+  _kept(lab, report, middle)
+  return found
+
+
+def _kept(lab: Lab, report: Report, length: int) -> None:
+  """Draws Figure 16: which drafts are kept."""
+  decoded = {mode: lab.images(lab.cell(mode, length)).decoded for mode in lab.config.decoder}
+  grid = lambda leaf: leaf[:_SHOWN].reshape(-1, *lab.model.grid)
+  replaced.save_replaced_map(
+      report.path('figure_16.png'),
+      {mode: np.asarray(lab.model.pixels(one.tokens[:_SHOWN])) for mode, one in decoded.items()},
+      {mode: grid(one.tests.tested) for mode, one in decoded.items()},
+      {mode: grid(one.tests.accepted) for mode, one in decoded.items()},
+      captions=lab.model.conditions.captions(lab.bench.prompts[:_SHOWN]),
+      title=f'Which drafts are kept, draft length {length}')
+  print('figure 16: which drafts are kept', flush=True)
+
+
+def _curves(lines: Mapping[str, tuple]) -> dict[str, Curve]:
+  """Curves without the points that do not exist."""
+  drawn = {}
+  for name, (x, y) in lines.items():
+    kept = [(float(a), float(b)) for a, b in zip(x, y) if np.isfinite(b)]
+    if kept:
+      drawn[name] = Curve(*zip(*kept))
+  return drawn
+
+
+def _smooth(shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Means over eighths of the image, which single places are too few images for."""
+  parts = np.array_split(np.arange(len(shares)), min(8, len(shares)))
+  means = [np.mean(shares[part][np.isfinite(shares[part])]) if np.isfinite(shares[part]).any()
+           else np.nan for part in parts]
+  return np.array([part.mean() for part in parts]), np.array(means)

@@ -1,0 +1,23 @@
+"""SJD-PAC (arXiv 2603.18599): trees of candidates in a Jacobi window.
+
+  python -m experiments.papers.sjd_pac
+  python -m experiments.papers.sjd_pac --num_images=48 --window=64
+
+Step compression and one-token rounds of trees against the chain of MC-SJD at equal numbers of
+tokens per round. What is written is what `experiments.topologies` says.
+"""
+
+import sys
+from typing import Any
+
+from configs import topologies as default
+from experiments import cli, topologies
+
+
+@cli.program(config='configs/papers/sjd_pac.py', expected=default.Config)
+def main(config: Any) -> None:
+  topologies.run(config)
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,41 @@
+"""Pictures of a training run: held-out crops, what the tokenizer makes of them, samples."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cspd_jax import families
+from cspd_jax.core.checkpoint import Loaded
+from cspd_jax.data import photos
+from cspd_jax.evaluation.report import Report
+from cspd_jax.plots import grid
+from cspd_jax.training import stages
+
+NAMES = ('held_out.png', 'reconstructions.png', *(
+    f'samples_{role}{suffix}.png' for role in stages.MODELS for suffix in ('', '_guided')))
+
+
+def write(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, Any],
+          data: Mapping[str, stages.Split], report: Report) -> None:
+  """Draws real, reconstructed and sampled images into a report.
+
+  The other arguments are those of `Stages.figures`.
+  """
+  shown = 2 * len(photos.NAMES)
+  images, labels = (part[:shown] for part in recipe.held_out())
+  save = lambda name, pictures, labels: grid.save_grid(
+      report.path(f'{name}.png'), pictures, captions=[photos.NAMES[label] for label in labels],
+      columns=len(photos.NAMES))
+  save('held_out', images, labels)
+  save('reconstructions', recipe.rebuilt(tokenizer, data, images), labels)
+  networks = recipe.networks(tokenizer, models, data)
+  parts = {role: Loaded(*network, metadata={}) for role, network in networks.items()}
+  labels = [i % len(photos.NAMES) for i in range(shown)]
+  for role in models:
+    model = families.FAMILIES[recipe.family].build(families.Parts(
+        role, {'target': parts[role], 'tokenizer': parts['tokenizer']}, {}))
+    for suffix, scale in (('', 1.0), ('_guided', recipe.guidance_scale)):
+      generated = model.generate(
+          labels, seed=recipe.seed, decoder=model.engine.baseline, guidance_scale=scale)
+      save(f'samples_{role}{suffix}', generated.images / np.float32(127.5) - 1, labels)

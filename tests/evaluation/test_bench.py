@@ -1,0 +1,87 @@
+"""Many decoders on the same images: shared programs, keys, what is decoded twice."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers.cool import uniform
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.evaluation import rows, runner, switch
+from cspd_jax.evaluation.bench import Bench
+from cspd_jax.testing import tabular
+from tests.families import tiny
+
+DECODERS = ['jacobi(window=3)+exact', 'jacobi(window=3)+uniform(delta=2.0)',
+            'jacobi(window=3)+match', 'vanilla']
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+  return cspd_jax.load(tiny.saved(tmp_path_factory.mktemp('models') / 'beach'))
+
+
+@pytest.mark.slow
+def test_the_switch_makes_no_difference():
+  model = tabular.tabular(jax.random.key(0), vocab_size=4, length=6)
+  verifiers, labels, key = [exact(), uniform(2.0)], jnp.zeros((16,), jnp.int32), jax.random.key(2)
+
+  def decode(verifier):
+    return make_decoder(model.target, jacobi(3), verifier)(model.params, labels, key)
+
+  chosen = jax.jit(lambda index: decode(switch.switch(verifiers, index)))
+  for index, verifier in enumerate(verifiers):
+    alone, got = jax.jit(lambda verifier=verifier: decode(verifier))(), chosen(index)
+    np.testing.assert_array_equal(got.tokens, alone.tokens)
+    np.testing.assert_allclose(got.tv_bound, alone.tv_bound, rtol=1e-5)
+    assert (float(got.tv_bound.mean()) > 0) == (index > 0)
+
+
+def test_decoders_of_one_drafter_share_a_program(model):
+  bench = Bench(model, ['sea', 'sky', 'sand'], batch_size=2)
+  bench.programs.share(DECODERS)
+  model.programs.clear()
+  found = [bench.sample(text).tokens for text in DECODERS]
+  assert len(model.programs) == 3  # One for both without, and two with the noise of vanilla.
+  for text, tokens in zip(DECODERS, found):
+    alone = runner.run(model, text, bench.prompts, batch_size=2)
+    np.testing.assert_array_equal(tokens, alone.tokens)
+  np.testing.assert_array_equal(found[2], found[3])
+  seconds = bench.programs.seconds
+  assert bench.sample(DECODERS[0]).tokens is found[0] and bench.programs.seconds == seconds > 0
+
+
+def test_images_of_other_seeds(model):
+  bench = Bench(model, ['sea', 'sky', 'sand'], batch_size=2, seed=5)
+  first, sets = bench.reference(2)
+  assert first.tokens.shape == (6, 16) and len(sets) == 2
+  assert all(one.reference is first for one in sets)
+  every = [first.tokens[:3], first.tokens[3:], sets[0].tokens, sets[1].tokens,
+           bench.sample('vanilla').tokens]
+  for i, one in enumerate(every):
+    assert one.shape == (3, 16)
+    for other in every[:i]:
+      assert np.any(one != other, axis=1).all(), 'every image has a key of its own'
+  np.testing.assert_array_equal(first.condition, [1, 2, 0, 1, 2, 0])
+
+
+def test_a_run_goes_past_the_prompts(model):
+  bench = Bench(model, ['sea', 'sky'], seed=1)
+  one, two, three = (bench.run('vanilla', *sizes)() for sizes in ((4,), (2, 2), (1,)))
+  assert bench.programs.is_compiled('vanilla', bench.sampling, 4)
+  assert not bench.programs.is_compiled('vanilla', bench.sampling, 3)
+  np.testing.assert_array_equal(one[0].tokens, np.concatenate([part.tokens for part in two]))
+  np.testing.assert_array_equal(one[0].tokens[:1], three[0].tokens)
+  assert np.any(np.asarray(one[0].tokens[0] != one[0].tokens[2]))
+
+
+def test_what_cannot_run_is_named(model):
+  bench = Bench(model, ['sea', 'sky'])
+  able, left_out = rows.able(bench, ['vanilla', 'jacobi+block', 'medusa', 'vanilla'])
+  assert able == ['vanilla']
+  assert 'keeps drafts' in left_out['jacobi+block'] and 'heads' in left_out['medusa']
+  with pytest.raises(ValueError, match="metrics holds 'beauty'; it must be of rounds, "):
+    rows.choose('discrete', ['beauty'])

@@ -1,0 +1,101 @@
+"""Answers to what papers say, on curves and rows that are made up."""
+
+import numpy as np
+import pytest
+
+from cspd_jax.decoding.base import Decoded
+from cspd_jax.evaluation import conclusions, tradeoff
+from cspd_jax.evaluation.conclusions import Claim
+from cspd_jax.evaluation.rows import Row
+from cspd_jax.evaluation.tradeoff import Curve, Point
+from cspd_jax.metrics.base import Sample
+
+CURVES = [Curve('uniform', 'uniform(delta={})', ()), Curve('Cool-SD', 'cool(delta={})', ()),
+          Curve('printed', 'cool(delta={}, clamp=False)', (), from_exact=False, like='Cool-SD'),
+          Curve('best', 'lantern_pp(lam={})', ()), Curve('released', 'lantern_pp(lam={})', ())]
+CLAIMS = [Claim('one', 'Cool-SD', 'uniform'), Claim('two', 'Cool-SD', 'printed'),
+          Claim('three', 'best', 'released'),
+          Claim('four', 'eagle(tree=EAGLE)+exact', 'eagle2(num_nodes=25, depth=5)+exact',
+                'accepted_length')]
+
+
+def point(curve, value, length, tv_bound, noise=0.0):
+  """A point of a curve, of 8 images, with this accepted length and bound per token."""
+  rng = np.random.default_rng(len(curve or 'exact'))
+  rounds = 100 / length + 1 + noise * rng.normal(size=8)
+  decoded = Decoded(
+      np.zeros((8, 101), int), rounds, None, None,
+      101 * tv_bound * (1 + noise * rng.normal(size=8)))
+  return Point(curve, value, Row('', {}, Sample(decoded, None, None)))
+
+
+def points(released_tv_bound, noise=0.0):
+  found = [point(None, None, 2, 0)]
+  for curve, slope in (('uniform', 0.1), ('Cool-SD', 0.06), ('printed', 0.08), ('best', 0.05),
+                       ('released', released_tv_bound)):
+    found += [point(curve, x, x, slope * (x - 2), noise) for x in (2.5, 3, 4)]
+  return {'chain': found}
+
+
+@pytest.mark.parametrize('tv_bound,answer', [(0.07, 'yes'), (0.04, 'no'), (0.05, 'unclear')])
+def test_conclusions_of_curves(tv_bound, answer):
+  found = conclusions.of_curves(points(tv_bound), CURVES, CLAIMS)
+  assert [one.answer for one in found] == ['yes', 'yes', answer]
+  assert [one.claim for one in found] == ['one, chain', 'two, chain', 'three, chain']
+  # Straight lines from length 2 to 4: at 3 the bounds are the slopes.
+  assert '0.0600 against 0.1000 per token at length 3.00' in found[0].numbers
+  assert 'lower by 0.0400' in found[0].numbers
+
+
+def test_noise_makes_conclusions_unclear():
+  found = conclusions.of_curves(points(0.052, noise=0.3), CURVES, CLAIMS)
+  assert found[-1].answer == 'unclear'
+
+
+def test_curves_without_common_lengths():
+  rows = [point(None, None, 2, 0), point('Cool-SD', 1.0, 2.1, 0.1),
+          point('uniform', 1.0, 2.2, 0.1), point('printed', 1.0, 3, 0.1),
+          point('best', 1.0, 3, 0.1), point('released', 1.0, 3, 0.1)]
+  printed = conclusions.of_curves({'chain': rows}, CURVES, CLAIMS)[1]
+  assert printed.answer == 'unclear' and 'no accepted length in common' in printed.numbers
+
+
+def row(decoder, guarantee, length, excess=0.01):
+  return Row(decoder, dict(
+      decoder=decoder, guarantee=guarantee, accepted_length=length, accepted_length_error=0.05,
+      nll_excess=excess, nll_excess_error=0.01,
+      equal_to_baseline=1.0 if guarantee == 'seed-exact' else None), None)
+
+
+@pytest.mark.parametrize('dynamic,answer', [(2.0, 'yes'), (3.5, 'no'), (3.05, 'unclear')])
+def test_conclusions_of_rows(dynamic, answer):
+  rows = [row('vanilla', 'seed-exact', 1.0), row('eagle2+match', 'seed-exact', dynamic),
+          row('eagle(tree=EAGLE)+exact', 'exact', 3.0),
+          row('eagle2(depth=5, num_nodes=25)+exact', 'exact', dynamic),
+          row('eagle2+cool', 'relaxed', 4.0, excess=1.0)]
+  found = conclusions.of_guarantees(rows) + conclusions.of_rows(rows, CLAIMS)
+  assert [one.answer for one in found] == ['yes', 'yes', answer]
+  assert '1.0 standard errors for all 4' in found[0].numbers
+  rows.append(row('model+exact', 'exact', 2.0, excess=-0.05))
+  biased = conclusions.of_guarantees(rows)[0]
+  assert biased.answer == 'no' and 'model+exact' in biased.numbers
+  assert not conclusions.of_rows(rows[:2], CLAIMS)
+
+
+def test_panels():
+  known = points(0.07)['chain']
+  figures = lambda i: dict(accepted_length=2.0 + i, tv_bound_per_token=0.1 * i, frechet=None,
+                           tv_bound_per_token_error=0.01, nll_excess=0.2, nll_excess_error=None)
+  found = [one._replace(row=one.row._replace(figures=figures(i))) for i, one in enumerate(known)]
+  (line,) = tradeoff.panels({'chain, 4 drafts': found}, CURVES, 'vanilla', {'frechet': (1, 2)})
+  assert [panel.ylabel for panel in line] == [
+      'bound on total variation per token', 'NLL above the entropy, nats per token']
+  assert len(line[0].curves['Cool-SD'].x) == 4 and len(line[0].curves['printed'].x) == 3
+  assert line[0].curves['printed'].like == 'Cool-SD'
+  assert line[0].curves['uniform'].error and not line[1].curves['uniform'].error
+
+
+def test_specifications_of_a_curve():
+  found = tradeoff.specifications('eagle', [Curve('a', 'uniform(delta={})', (1.5, 2.0))])
+  assert found == {(None, None): 'eagle+exact', ('a', 1.5): 'eagle+uniform(delta=1.5)',
+                   ('a', 2.0): 'eagle+uniform(delta=2)'}

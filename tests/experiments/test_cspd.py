@@ -1,0 +1,175 @@
+"""`experiments.papers.cspd`, the fit of the head's drafter, and the comparison with PyTorch."""
+
+import csv
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import cspd_jax
+from configs import groups
+from configs.papers import cspd as cspd_config
+from cspd_jax.continuous import blend, schedule as schedule_lib
+from cspd_jax.core import checkpoint, programs
+from experiments import against_pytorch, fit_head_drafter
+from experiments.papers import cspd, cspd_cells
+from tests.experiments import calls, models as models_lib
+
+# Decoders that verify whole blocks.
+_BLOCKS = ('cspd_released', 'cspd_relaxed')
+_BAD = {
+    'unknown suite': (['--suite=table2'], ["suite is 'table2'", 'table1, table3']),
+    'no lengths': (['--lengths=()'], ['lengths is empty']),
+    'no lengths at all': (['--lengths='], ['lengths', 'values separated by commas']),
+    'too many drafts': (['--lengths=2,5'], ['length is 5', '4']),
+    'prefix share above 1': (['--prefix_shares=2.0'], ['prefix_share is 2.0']),
+    'unknown guidance': (['--guidance=cosine'], ['cosine', 'linear, constant']),
+    'unknown decoder': (['--decoder=mar'], ["decoder is 'mar'", 'cspd_paper']),
+    'too many kernels': (['--kernels_per_call=101'], ['101', '100']),
+    'no batch': (['--batch_sizes=0'], ['batch_sizes is (0,)']),
+    'temperature of 0': (['--temperatures=0.0'], ['temperature is 0.0', 'above 0']),
+    'no draft model': (['--model={tmp}/alone'], ['alone', 'draft model']),
+    'discrete tokens': (['--model=demo'], ["model is 'demo'", 'continuous tokens']),
+}
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('models')
+  models_lib.mars(folder)
+  return folder
+
+
+def _call(models, capsys, out, *words):
+  return calls.call(
+      cspd.main, capsys, out, f'--model={models}/model', '--num_images=3', '--lengths=2',
+      '--prefix_shares=0,0.3', '--scales=1,2', '--temperatures=0.9,1', '--batch_sizes=1',
+      '--kernels_per_call=2', '--repeats=1', '--batch_size=1', '--guidance=constant',
+      '--decoder=cspd_released', *(word.format(tmp=models) for word in words))
+
+
+@pytest.mark.parametrize('name', _BAD)
+def test_bad_input(models, capsys, tmp_path, name):
+  words, found = _BAD[name]
+  calls.check_refused(_call(models, capsys, tmp_path / 'out', *words), found)
+
+
+@pytest.mark.slow
+def test_tables(models, capsys, tmp_path):
+  good = _call(models, capsys, tmp_path / 'good')
+  assert good.code == 0, good.err
+  rows = json.loads((good.folder / 'report.json').read_text())['rows']
+  assert {row['suite'] for row in rows} == {'table1', 'table3', 'table4', 'figures', 'head'}
+  others = _call(models, capsys, tmp_path / 'others', '--suite=table1', '--batch_size=2',
+                 '--decoder=cspd_relaxed,exact_path')
+  assert others.code == 0, others.err
+  rows += json.loads((others.folder / 'report.json').read_text())['rows']
+  _check_rows(rows)
+  with open(good.folder / 'tables.csv', newline='') as file:
+    columns = next(csv.reader(file))
+  assert 'acceptance_exact_head' in columns and 'acceptance' not in columns
+  for number in (8, 11, 13, 14, 15, 16):
+    assert (good.folder / f'figure_{number}.png').read_bytes().startswith(b'\x89PNG')
+  assert 'Table 3, cspd_released' in good.out and 'exact_head without guidance' in good.out
+  assert 'Table 1, exact_path' in others.out
+  assert others.out.count("paper's 1/(c+1/gamma)") == 1, 'only decoders with a schedule of passes'
+
+
+def _check_rows(rows):
+  for row in rows:
+    # Acceptance of one decoder never shares a column with that of another.
+    rates = {name for name in row if name.startswith('acceptance_')}
+    assert rates == {'acceptance_is_share_of', f'acceptance_{row["mode"]}'}
+    assert row['distribution'] and row['guarantee']
+    assert row['compiled'] == 'yes' and row['num_images'] == 3
+    assert row['num_iter'] == 4 and row['num_levels'] == 100 and row['dtype'] == 'float32'
+    assert row['guidance'] == ('constant' if row['guided'] else 'none')
+    assert row['contexts'].startswith('block' if row['mode'] in _BLOCKS else 'true')
+    assert min(row['temperature'], row['guidance_scale'], row['target_passes'], row['head_calls'],
+               row['batch']) > 0 and row['draft_passes'] >= 0
+    if row['suite'] in ('table1', 'table4', 'head'):
+      assert row['speed'] > 0
+  for row in (row for row in rows if row['suite'] == 'table1'):
+    assert row['batch'] == 1 and ('parallel_speed' in row) == (row['mode'] in _BLOCKS)
+    if row['mode'] in _BLOCKS:
+      # 4 tokens in a prefix of one and two blocks, with 3 drafts.
+      assert row['target_passes'] == 3 and row['draft_passes'] == 3
+      np.testing.assert_allclose(row['expected_speed'], 4 / (3 + 3 * row['draft_step_cost']))
+      np.testing.assert_allclose(
+          row['paper_identity_speed'], 1 / (row['draft_step_cost'] + 1 / 2))
+  assert {(row['mode'], row['aligned']) for row in rows if row['suite'] == 'table3'} == {
+      ('cspd_released', True), ('cspd_released', False)}
+
+
+def test_what_is_compiled_is_kept_while_it_is_timed(models, monkeypatch):
+  """Memory maps of all programs are more than a process gets, so models keep few."""
+  config = dataclasses.replace(
+      cspd_config.get_config(), model=str(models / 'model'), repeats=1, lengths=(2,),
+      images=groups.Images(num_images=1), kernels_per_call=(2,))
+  lab = cspd_cells.Lab(config)
+  monkeypatch.setattr(programs, 'MOST', 2)
+  assert min(lab.speeds([lab.parallel(length) for length in (1, 2, 3)], 1)) > 0
+  kept = [members[0] for members, *_ in lab.model.programs]
+  assert len(kept) == 2 and all(name.startswith('parallel') for name in kept)
+  monkeypatch.setattr(lab.bench, 'run', None)
+  assert min(lab.speeds([lab.parallel(2)], 1)) > 0, 'nothing is timed twice'
+
+
+def test_fit_is_stored_and_used(models):
+  schedule = schedule_lib.make()
+  checkpoint.annotate(models / 'draft', blend.describe_rho(
+      schedule, np.linspace(0, 1, 100), np.linspace(1, 0, 100)))
+  loaded = checkpoint.load(models / 'draft')
+  coarse = schedule_lib.make(10)
+  for guided, ends in ((False, (0, 1)), (True, (1, 0))):
+    rho = blend.stored_rho(coarse, loaded.metadata, guided)
+    np.testing.assert_allclose(rho[[0, -1]], ends)
+    assert rho.shape == (10,)
+  assert blend.stored_rho(schedule, checkpoint.load(models / 'target').metadata, True) is None
+
+
+def _fit(capsys, models, *words):
+  code = fit_head_drafter.main([
+      'fit', f'--model={models}/model', '--num_chains=32', '--num_iter=2', '--kernels_per_call=4',
+      *words])
+  return (code, *capsys.readouterr())
+
+
+@pytest.mark.parametrize('words,message', [
+    (['--num_chains=4'], 'num_chains is 4; it must be at least 32'),
+    (['--kernels_per_call=1'], 'kernels_per_call is 1'),
+    (['--num_iter=5'], 'num_iter is 5'), (['--guidance_scale=1'], 'guidance_scale is 1'),
+    (['--model=demo'], 'whose tokens are discrete'),
+    (['--model=mar_demo', '--overwrite'], 'comes with the package'),
+    (['--output={tmp}'], 'which exists; give another folder')])
+def test_fits_that_are_refused(models, capsys, words, message):
+  code, out, err = _fit(capsys, models, *(word.format(tmp=models) for word in words))
+  assert code == 2 and not out and message in err and err.count('\n') == 1
+
+
+@pytest.mark.slow
+def test_program_fits(models, capsys, tmp_path):
+  output, untouched = tmp_path / 'fitted', (models / 'target' / 'model.json').read_bytes()
+  code, out, err = _fit(capsys, models, f'--output={output}')
+  assert code == 0, err
+  assert 'without guidance, head calls per token at batch 1: default ' in out
+  assert 'fitted to 4 levels' in out
+  assert (models / 'target' / 'model.json').read_bytes() == untouched
+  fitted = cspd_jax.load(models / 'model', target=output)
+  assert fitted.head_drafter(schedule_lib.make(), True).shape == (100,)
+  code, out, err = _fit(capsys, models, '--overwrite')
+  assert code == 0, err
+  metadata = checkpoint.load(models / 'target').metadata
+  assert blend.stored_rho(schedule_lib.make(), metadata, False).shape == (100,)
+
+
+@pytest.mark.parametrize('words,message', [
+    ([], 'repo is none'), (['--repo={tmp}'], 'there is no models/mar.py'),
+    (['--repo={tmp}', '--size=mar_s'], 'mar_b, mar_l, mar_h'),
+    (['--repo={tmp}', '--tokens=200'], 'at most the hidden ones, 160'),
+    (['--repo={tmp}', '--kernels_per_call=101'], '101')])
+def test_the_official_code_is_asked_for(capsys, tmp_path, words, message):
+  found = calls.call(against_pytorch.main, capsys, tmp_path / 'out', *(
+      word.format(tmp=tmp_path) for word in words))
+  calls.check_refused(found, [message])

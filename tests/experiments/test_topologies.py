@@ -1,0 +1,88 @@
+"""`experiments.topologies`, the papers on top of it, and `experiments.overhead`."""
+
+import csv
+import json
+
+import pytest
+
+from configs import overhead as overhead_config
+from experiments import overhead, topologies
+from experiments.papers import sjd, sjd_pac
+from tests.experiments import calls
+from tests.families import tiny
+
+_BAD = {
+    'no window': (topologies, ['--window='], ['window', 'values separated by commas']),
+    'window below 1': (topologies, ['--window=0'], ['window is (0,)', 'from 1']),
+    'a window that is no number': (topologies, ['--window=wide'], ['window', 'wide']),
+    'no decoder': (topologies, ['--decoder='], ['nothing can run']),
+    'trees larger than the window': (
+        topologies, ['--window=2', '--decoder=sjd_pac(tree=kary(3, 3))'], ['nothing can run', '3']),
+    'window twice': (topologies, ['--decoder=sjd(window=8)', '--metrics=beauty'], ['beauty']),
+    'overhead: no window': (overhead, ['--window='], ['window', 'a whole number']),
+    'overhead: window of 0': (overhead, ['--window=0'], ['window is 0', 'at least 1']),
+    'overhead: no decoder': (overhead, ['--decoder='], ['decoder is empty']),
+    'overhead: continuous tokens': (overhead, ['--model=mar_demo'], ['mar_demo', 'discrete']),
+    'overhead: a tree of run time': (
+        overhead, ['--model=demo', '--decoder=eagle2(num_nodes=5, width=2, depth=2)'],
+        ['eagle2', 'tree']),
+}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
+
+
+def _call(main, folder, capsys, out, *words):
+  return calls.call(main, capsys, out, f'--model={folder}', *words)
+
+
+@pytest.mark.parametrize('name', _BAD)
+def test_bad_input(folder, capsys, tmp_path, name):
+  program, words, found = _BAD[name]
+  calls.check_refused(_call(program.main, folder, capsys, tmp_path / 'out', *words), found)
+
+
+def test_rows_of_every_window(folder, capsys, tmp_path):
+  found = _call(
+      topologies.main, folder, capsys, tmp_path / 'out', '--window=3,5', '--num_images=4',
+      '--decoder=jacobi(coupling=maximal)+exact,sjd_pac(tree=kary(2, 2))', '--guidance_scale=1')
+  assert found.code == 0, found.err
+  rows = list(csv.DictReader((found.folder / 'rows.csv').open()))
+  assert [(row['window'], row['decoder']) for row in rows] == [
+      ('3', 'jacobi(coupling=maximal, window=3)+exact'),
+      ('5', 'jacobi(coupling=maximal, window=5)+exact'),
+      ('5', 'sjd_pac(tree=kary(2, 2), window=5)')]
+  for row in rows:
+    assert 1 <= float(row['step_compression']) <= int(row['window'])
+    assert float(row['step_compression_error']) > 0 and 0 <= float(row['one_token_rounds']) <= 1
+    assert row['verifier'] in found.out
+  report = json.loads((found.folder / 'report.json').read_text())
+  assert [table['title'] for table in report['tables']] == ['window 3', 'window 5']
+  assert [table['rows'] for table in report['tables']] == [[0], [1, 2]]
+  assert 'sjd_pac(tree=kary(2, 2), window=3)' in report['left_out']
+
+
+@pytest.mark.parametrize('program,decoder', [
+    (sjd, 'jacobi(coupling=noise, window=3)+exact'), (sjd_pac, 'mc_sjd(window=3)')])
+def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, program, decoder):
+  monkeypatch.setattr(topologies.rows_lib, 'rows', lambda *_: [])
+  found = _call(program.main, folder, capsys, tmp_path / 'out', '--window=3')
+  assert found.code == 0, found.err
+  settings = json.loads((found.folder / 'report.json').read_text())['settings']
+  assert any(decoder.startswith(text.rstrip(')').split('+')[0]) for text in settings['decoder'])
+
+
+def test_overhead(folder, capsys, tmp_path):
+  found = _call(
+      overhead.main, folder, capsys, tmp_path / 'out', '--window=3', '--repeats=1',
+      '--decoder=vanilla,mc_sjd')
+  assert found.code == 0, found.err
+  rows = json.loads((found.folder / 'report.json').read_text())['rows']
+  assert [row['decoder'] for row in rows] == ['vanilla', 'mc_sjd(window=3)']
+  for row in rows:
+    assert row['ms_per_round'] > 0 and row['ms_of_forward_pass'] > 0
+    assert row['rest'] == pytest.approx(1 - row['ms_of_forward_pass'] / row['ms_per_round'])
+    assert row['decoder'] in found.out
+  assert 'vanilla' in overhead_config.get_config().decoder

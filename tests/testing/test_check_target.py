@@ -1,0 +1,233 @@
+"""`check_target` passes what is right and names what is wrong with every broken target."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.core import checkpoint
+from cspd_jax.decoding.tree import Tree, chain
+from cspd_jax.models import llamagen
+from cspd_jax.testing.check_target import CHECKS, check_target, find_problems
+from cspd_jax.testing.tabular import prefix_number, tabular
+from tests.marks import representative
+
+MODEL = tabular(jax.random.key(0), 4, 9, guided=True, num_classes=3)
+T, LABELS = MODEL.target, jnp.arange(3)
+
+
+def scoring(change):
+  """The target whose logits are `change(logits, tokens, start, tree, cache)`."""
+  def score(params, cache, tokens, start, tree):
+    logits, features, after = T.score(params, cache, tokens, start, tree)
+    return change(logits, tokens, start, tree, after), features, after
+  return T._replace(score=score)
+
+
+def calling(change):
+  """The target whose `score` is called with other arguments, `change(tokens, start, tree)`."""
+  return T._replace(score=lambda params, cache, *args: T.score(params, cache, *change(*args)))
+
+
+def prefilling(change):
+  """The target whose prefill's logits, features and cache go through `change`."""
+  return T._replace(prefill=lambda *args: change(*T.prefill(*args)))
+
+
+def node_as_depth(tree):
+  """The tree with the number of a node for its depth."""
+  depth = jnp.broadcast_to(jnp.arange(tree.num_nodes + 1), np.shape(tree.depth))
+  return types.SimpleNamespace(
+      depth=depth, paths=tree.paths, max_depth=tree.max_depth, num_nodes=tree.num_nodes)
+
+
+def of_first_row(tree):
+  """The run-time tree with the first row's topology in all rows."""
+  if isinstance(tree, Tree):
+    return tree
+  return jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), tree)
+
+
+def see(logits, tokens, seen):
+  """Node `i` also reads the tokens of nodes `j` with `seen[..., i, j]`."""
+  return logits + 2 * jnp.einsum('...ij,...jv->...iv', jnp.asarray(
+      seen, logits.dtype), jax.nn.one_hot(tokens, 4, dtype=logits.dtype))
+
+
+def siblings(tree):
+  parents = jnp.asarray(tree.parents)
+  same = parents[..., :, None] == parents[..., None, :]
+  return same & ~np.eye(tree.num_nodes + 1, dtype=bool)
+
+
+def leftovers(logits, tokens, start, tree, cache):
+  del tree
+  after = jnp.take_along_axis(cache[1], (start + tokens.shape[1])[:, None], axis=1)
+  return logits + 2 * jax.nn.one_hot(after, 4)
+
+
+def past_the_end(logits, tokens, start, tree, cache):
+  del tokens, cache
+  return jnp.where((start[:, None] + tree.depth < 9)[..., None], logits, jnp.nan)
+
+
+# name: the target, the check that finds it, and what the sentence says.
+BROKEN = {
+    'commit does nothing': (
+        T._replace(commit=lambda cache, start, path: cache), 'commit',
+        'commit: it returns the cache as it came'),
+    'commit one slot too early': (
+        T._replace(commit=lambda cache, start, path: T.commit(cache, start - 1, path + 1)),
+        'commit', 'commit: after node 6 of the tree'),
+    'commit with the path of the first row': (
+        T._replace(commit=lambda cache, start, path: T.commit(
+            cache, start, jnp.broadcast_to(path[:1], path.shape))),
+        'commit of rows', 'start and path are per row'),
+    'tree parents ignored': (
+        calling(lambda tokens, start, tree: (tokens, start, chain(tree.num_nodes))), 'tree',
+        'with a Tree node 4 sees node 1, which is its sibling'),
+    'siblings see each other': (
+        scoring(lambda logits, tokens, start, tree, cache: see(logits, tokens, siblings(tree))),
+        'tree', 'which is its sibling'),
+    'a node sees another branch': (
+        scoring(lambda logits, tokens, start, tree, cache: see(
+            logits, tokens, np.eye(tree.num_nodes + 1, k=-3) * (tree.num_nodes == 6))),
+        'tree', 'with a Tree node [46] sees node'),
+    'node numbers for depths': (
+        calling(lambda tokens, start, tree: (tokens, start, node_as_depth(tree))), 'tree',
+        'with a Tree node 4'),
+    'one topology for all rows': (
+        calling(lambda tokens, start, tree: (tokens, start, of_first_row(tree))),
+        'run-time tree', 'with a RuntimeTree, a topology per row, node'),
+    'start ignored': (
+        calling(lambda tokens, start, tree: (tokens, jnp.zeros_like(start), tree)), 'windows',
+        'score: 2 tokens in one pass give other distributions than one by one'),
+    'one start for all rows': (
+        calling(lambda tokens, start, tree: (
+            tokens, jnp.broadcast_to(start[:1], start.shape), tree)), 'starts',
+        'score: rows that start at different tokens'),
+    'later tokens are seen': (
+        scoring(lambda logits, tokens, start, tree, cache: see(
+            logits, tokens, np.eye(tree.num_nodes + 1, k=1))), 'later tokens',
+        'a token of a window sees a later one'),
+    'leftovers are seen': (scoring(leftovers), 'leftovers', 'leftovers of rejected drafts'),
+    'NaN past the end': (scoring(past_the_end), 'end of the image', 'logits are not finite where'),
+    'no room past the end': (
+        T._replace(prefill=lambda params, condition, num_slots: T.prefill(params, condition, 9)),
+        'end of the image', 'must make room for num_slots'),
+    'infinite logits': (
+        scoring(lambda logits, *_: jnp.where(jnp.arange(4) == 2, -jnp.inf, logits)),
+        'finite logits', 'score: logits are not finite; mask tokens'),
+    'integer logits': (
+        scoring(lambda logits, *_: logits.astype(int)), 'shapes',
+        'score of the target returned logits int32'),
+    'a stream too few': (
+        scoring(lambda logits, *_: logits[:1]), 'shapes', 'num_streams, rows, tokens, vocab_size'),
+    'num_streams wrong': (T._replace(num_streams=1), 'shapes', r'must return .* shape \(1, 3, 4\)'),
+    'a cache of another dtype': (
+        T._replace(score=lambda *args: (*T.score(*args)[:2], jax.tree.map(
+            lambda x: x.astype(jnp.float16), T.score(*args)[2]))), 'shapes',
+        'score of the target returned a cache whose leaf'),
+    'rows leak': (
+        scoring(lambda logits, *_: logits + logits.mean(axis=1, keepdims=True)), 'rows of score',
+        'with the tokens of another row'),
+    'rows leak in the prefill': (
+        prefilling(lambda logits, features, cache: (
+            logits + logits.mean(axis=1, keepdims=True), features, cache)),
+        'rows of prefill', 'with the other rows of the batch'),
+    'random numbers of its own': (
+        scoring(lambda logits, *_: logits + np.random.normal(size=logits.shape)), 'determinism',
+        'score: two calls with the same arguments'),
+    'features of the prefill only': (
+        T._replace(score=lambda *args: (T.score(*args)[0], None, T.score(*args)[2])), 'features',
+        'score: it returns no features, but prefill does'),
+    'features of the wrong token': (
+        T._replace(score=lambda *args: (
+            T.score(*args)[0], jnp.roll(T.score(*args)[1], 1, axis=2), T.score(*args)[2])),
+        'features', 'score: features of 5 tokens in one pass differ'),
+    'streams swapped': (
+        prefilling(lambda logits, features, cache: (
+            jnp.stack([logits[1] * 0, logits[0]]), features, cache)), 'streams',
+        'the conditional stream comes first'),
+    'tokens that do not matter': (
+        scoring(lambda logits, *_: logits * 1e-5), 'tokens matter', 'give trained parameters'),
+    'forced tokens out of range': (
+        T._replace(forced=lambda positions: positions), 'shapes', 'forced: tokens go from 0 to 8'),
+    'no vocabulary': (
+        T._replace(vocab_size=0), 'shapes', 'vocab_size is 0; it must be'),
+}
+
+
+def test_a_tabular_target():
+  report = check_target(T, MODEL.params, LABELS)
+  assert not report.problems and not report.left_out
+  assert report.passed == ['shapes', *(check.name for check in CHECKS)]
+  assert str(report).startswith('Passed: shapes, determinism')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('length', [1, 2, 4, 6])
+def test_short_images(length):
+  model = tabular(jax.random.key(0), 3, length, forced={length - 1: 2})
+  check_target(model.target, model.params, LABELS[:1], key=jax.random.key(length))
+
+
+@pytest.mark.parametrize('guided', representative([False, True], False))
+def test_the_shipped_model(guided):
+  model = checkpoint.load('demo/target', dtype='float32')
+  target = llamagen.target(model.config, guided=guided)
+  training = lambda params, labels, tokens: llamagen.logits(
+      model.config, params, labels, tokens)
+  check_target(target, model.params, jnp.asarray([1, 5]), logits=training)
+
+
+@pytest.mark.parametrize('name', representative(
+    BROKEN, 'commit does nothing', 'commit with the path of the first row', 'tree parents ignored',
+    'siblings see each other', 'node numbers for depths', 'one topology for all rows',
+    'start ignored', 'one start for all rows', 'later tokens are seen', 'leftovers are seen',
+    'NaN past the end', 'no room past the end', 'integer logits', 'a stream too few', 'rows leak',
+    'features of the wrong token'))
+def test_broken_targets(name):
+  target, check, message = BROKEN[name]
+  report = find_problems(target, MODEL.params, LABELS)
+  assert check in report.problems, str(report)
+  with pytest.raises(AssertionError, match=message):
+    raise AssertionError(report.problems[check][0])
+  # What went wrong comes first.
+  assert next(iter(report.problems)) == check, str(report)
+
+
+def test_the_error_lists_what_is_wrong():
+  with pytest.raises(ValueError, match='(?s)not what decoders need:\n- commit: .*\nPassed: shapes'
+                                       '.*\nNot checked because of this: commit of rows.'):
+    check_target(BROKEN['commit does nothing'][0], MODEL.params, LABELS)
+
+
+def test_the_training_pass():
+  def training(params, labels, tokens):
+    """From prefixes, as the table has them."""
+    numbers = jnp.stack([prefix_number(tokens[:, :k], 4) for k in range(tokens.shape[1])], axis=1)
+    return params[labels[:, None], 0, numbers]
+
+  check_target(T, MODEL.params, LABELS, logits=training)
+  late = lambda params, labels, tokens: training(params, labels, tokens[:, ::-1])
+  report = find_problems(T, MODEL.params, LABELS, logits=late)
+  assert 'score: the distribution of token 1 is' in report.problems['training pass'][0]
+  report = find_problems(T, MODEL.params, LABELS, logits=lambda *args: training(*args)[None])
+  assert 'logits: they have shape (1, 4, 8, 4)' in report.problems['training pass'][0]
+
+
+@pytest.mark.parametrize('condition,message', [
+    (jnp.int32(0), 'its leaves must be arrays with one leading axis'),
+    ((), 'its leaves must be arrays'),
+    ((jnp.arange(2), jnp.arange(3)), 'its leaves must be arrays'),
+])
+def test_conditions(condition, message):
+  assert message in find_problems(T, MODEL.params, condition).problems['shapes'][0]
+
+
+def test_a_condition_that_the_target_refuses():
+  with pytest.raises(ValueError, match='classes go from 0 to 2'):
+    check_target(T, MODEL.params, jnp.asarray([5]))
