@@ -80,9 +80,10 @@ class Bench:
                      for number in (1, 2))
     count = len(self.prompts)
     part = lambda leaf, i: np.asarray(leaf)[i * count:(i + 1) * count]
-    return first, [Sample(
-        *jax.tree.map(lambda leaf, i=i: part(leaf, i), (second.decoded, second.condition)),
-        self.sampling, first, self.batch_size) for i in range(sets)]
+    parts = [jax.tree.map(lambda leaf, i=i: part(leaf, i), (second.decoded, second.condition))
+             for i in range(sets)]
+    return first, [Sample(decoded, condition, self.sampling, first, self.batch_size)
+                   for decoded, condition in parts]
 
   def run(self, specification: Any, batch_size: int = 1, batches: int = 1,
           sampling: Any = None) -> Callable[[], Any]:

@@ -71,9 +71,10 @@ def of_rows(rows: Sequence[Row], claims: Sequence[Claim]) -> list[Conclusion]:
   """Claims about a figure of two decoders, if both were measured."""
   by_name, result = {row.decoder: row.figures for row in rows}, []
   for claim in claims:
-    names = [str(spec_lib.parse(text)) for text in (claim.better, claim.worse)
-             if claim.metric is not None]
-    if not names or not set(names) <= by_name.keys():
+    if claim.metric is None:
+      continue
+    names = [str(spec_lib.parse(text)) for text in (claim.better, claim.worse)]
+    if not set(names) <= by_name.keys():
       continue
     (a, b), (a_error, b_error) = ([by_name[name][key] for name in names]
                                   for key in (claim.metric, f'{claim.metric}_error'))

@@ -105,7 +105,7 @@ def check_target(target: Target, params: Params, condition: Condition, *,
 def find_problems(target: Target, params: Params, condition: Condition, *,
                   key: jax.Array | None = None, logits: Logits | None = None) -> Report:
   """As `check_target`, but the problems are in the report and nothing is raised."""
-  checks = CHECKS
+  checks: tuple[Check, ...] = CHECKS
   if logits is not None:
     checks += (Check('training pass', lambda probe: _training_pass(probe, logits)),)
   if shapes := list(_shapes(target, params, condition)):

@@ -86,7 +86,7 @@ def check(recipe: DrafterRecipe, model: Any) -> None:
   if not isinstance(config, llamagen.LlamaGenConfig) or config.conditioning != 'class':
     raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that drafters are not '
                      'trained for; give a class-conditional model of discrete tokens.')
-  wanted = {'dim': config.dim, 'vocab_size': config.vocab_size}
+  wanted: dict[str, Any] = {'dim': config.dim, 'vocab_size': config.vocab_size}
   if recipe.kind == 'eagle':
     wanted |= {'family': 'llamagen', 'num_tokens': config.num_tokens, 'row_width': config.width}
   for name, value in wanted.items():
@@ -126,15 +126,15 @@ def images(
   labels = np.arange(count, dtype=np.int32) % model.config.num_classes
   decode = jax.jit(model.decoder('vanilla', guided=True))
   key = jax.random.fold_in(jax.random.key(recipe.seed), photos_lib.SPLITS.index(split))
-  tokens = []
+  batches = []
   for start in range(0, count, _SAMPLE_BATCH):
     # The last batch is filled up, so that one compiled program serves all.
     batch = np.resize(labels[start:start + _SAMPLE_BATCH], min(_SAMPLE_BATCH, count))
-    tokens.append(np.asarray(decode(
+    batches.append(np.asarray(decode(
         model.params, batch, jax.random.fold_in(key, start),
         Warp(guidance_scale=recipe.guidance_scale)).tokens))
     logging.info('images of %s: %d of %d', split, min(start + _SAMPLE_BATCH, count), count)
-  tokens = np.concatenate(tokens)[:count]
+  tokens = np.concatenate(batches)[:count]
   np.savez(path, tokens=tokens, labels=labels)
   return tokens, labels
 

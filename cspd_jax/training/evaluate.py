@@ -66,7 +66,7 @@ def model(
   compiled = jax.jit(measure)
   parts = [jax.device_get(compiled(*batch)) for batch in _batches(tokens, labels)]
   nll = np.concatenate([part[0] for part in parts], axis=1).mean(axis=(1, 2))
-  report = {'nll_nats': float(nll[0]), 'nll_bits': float(nll[0] / _LN2),
+  report: dict[str, Any] = {'nll_nats': float(nll[0]), 'nll_bits': float(nll[0] / _LN2),
             'nll_nats_no_label': float(nll[1]), 'nll_bits_no_label': float(nll[1] / _LN2)}
   for name in ('plain', 'guided'):
     entropy, top1, collision = (

@@ -88,7 +88,7 @@ class MARRecipe(stages.Stages):
         config, *data[split], scale, train.seed, index, train.batch_size)
     held_out = [draw('held_out', index) for index in range(4)]
     compiled_loss = jax.jit(lambda params, batch, key: mar_training.loss(
-        params, config, *batch, mar_training.draw(key, batch[0].shape, train))[1])
+        params, config, batch[0], batch[1], mar_training.draw(key, batch[0].shape, train))[1])
 
     def measure(state):
       # The same masks, steps and noises every time.
