@@ -150,10 +150,11 @@ def row_trees(rows: int = ROWS) -> RuntimeTree:
 
 def _tables(tree: TreeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Depth, ancestors and paths of a tree, `[R, ...]` each."""
-  tables = (np.asarray(x) for x in (tree.depth, tree.ancestors, tree.paths))
-  if isinstance(tree, RuntimeTree):
-    return tuple(tables)
-  return tuple(np.broadcast_to(x, (ROWS, *x.shape)) for x in tables)
+  depth, ancestors, paths = (np.asarray(x) for x in (tree.depth, tree.ancestors, tree.paths))
+  if not isinstance(tree, RuntimeTree):
+    depth, ancestors, paths = (
+        np.broadcast_to(x, (ROWS, *x.shape)) for x in (depth, ancestors, paths))
+  return depth, ancestors, paths
 
 
 def _equal(first, second) -> bool:

@@ -173,15 +173,15 @@ class Stages(abc.ABC):
       with np.load(path) as stored:
         if stored[name].shape[0] == count:
           return stored[name], stored['labels']
-    parts, labels = [], []
+    found, classes = [], []
     for index in range(-(-count // _ENCODE_BATCH)):
       # One more than the tokenizer's seed, so that the training crops differ.
       images, batch_labels = self.crops(self.seed + 1, index, split, _ENCODE_BATCH)
-      parts.append(encode(images))
-      labels.append(batch_labels)
+      found.append(encode(images))
+      classes.append(batch_labels)
       if index % 50 == 0:
         logging.info('%s of %s: %d of %d crops', name, split, index * _ENCODE_BATCH, count)
-    parts, labels = np.concatenate(parts)[:count], np.concatenate(labels)[:count]
+    parts, labels = np.concatenate(found)[:count], np.concatenate(classes)[:count]
     np.savez(path, **{name: parts, 'labels': labels})
     return parts, labels
 

@@ -232,7 +232,7 @@ def expected_speed(decoded: Any, draft_speed: float) -> float:
 
 
 def by_place(decoded: Any) -> np.ndarray:
-  """Counts the share of accepted drafts, `[T]`, at every place of the order; NaN where none was tested."""
+  """Measures the share of accepted drafts, `[T]`, by place in the order; NaN if none was tested."""
   tested, accepted = (np.take_along_axis(leaf, decoded.order, axis=1).sum(axis=0)
                       for leaf in (decoded.tests.tested, decoded.tests.accepted))
   return np.where(tested > 0, accepted / np.maximum(tested, 1), np.nan)
