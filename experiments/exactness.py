@@ -34,8 +34,7 @@ from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import registry
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing import exactness
-from cspd_jax.testing import tabular as tabular_lib
+from cspd_jax.testing import exactness, tabular as tabular_lib
 from cspd_jax.testing.tabular import Tabular
 from experiments import cli
 

@@ -1,8 +1,6 @@
 """Well-known decoders as functions; `registry` builds the same and others from text."""
 
-from cspd_jax.decoding import drafters
-from cspd_jax.decoding import published_trees
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import drafters, published_trees, tree as trees
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.drafters import Heads, Network
 from cspd_jax.decoding.loop import Decoder, make_decoder

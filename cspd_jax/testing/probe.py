@@ -42,7 +42,7 @@ class Probe:
 
   @functools.cached_property
   def prefill(self) -> Callable[[Params, Condition], tuple[jax.Array, Features, Cache]]:
-    """`(params, condition) -> (logits, features, cache)`, jitted anew for every probe."""
+    """The prefill, `(params, condition) -> (logits, features, cache)`, jitted anew per probe."""
     slots = self.target.num_tokens + SPARE
     return jax.jit(lambda params, condition: self.target.prefill(params, condition, slots))
 
@@ -57,7 +57,7 @@ class Probe:
 
   @functools.cached_property
   def commit(self) -> Callable[[Cache, jax.Array, jax.Array], Cache]:
-    """`target.commit`, jitted."""
+    """The target's commit, jitted."""
     return jax.jit(lambda *args: self.target.commit(*args))
 
   def open(self) -> Cache:
@@ -66,7 +66,7 @@ class Probe:
 
   def score(self, cache: Cache, tokens: Any, start: Any,
             tree: TreeLike | None = None) -> tuple[np.ndarray, Any, Cache]:
-    """`target.score` for tokens `[R, n]` from `start` on, one number or one per row.
+    """Scores tokens `[R, n]` from `start` on, one number or one per row.
 
     Args:
       cache: the cache.
@@ -133,9 +133,9 @@ def make(target: Target, params: Params, condition: Condition, key: jax.Array) -
 
 
 def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-  """`[...]` total variation between distributions with logits `[S, ..., V]`, of the worse stream.
+  """Total variation `[...]` between distributions with logits `[S, ..., V]`, of the worse stream.
 
-  1 where logits are not finite.
+  It is 1 where logits are not finite.
   """
   def probs(logits):
     with np.errstate(invalid='ignore', over='ignore'):

@@ -2,16 +2,15 @@
 
 import functools
 
-from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl.testing import parameterized
 
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding import decoders, registry
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import decoders, registry, tree as trees
 from cspd_jax.decoding.drafters.fresh import KINDS
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.model import model
