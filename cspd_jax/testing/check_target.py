@@ -105,9 +105,9 @@ def check_target(target: Target, params: Params, condition: Condition, *,
 def find_problems(target: Target, params: Params, condition: Condition, *,
                   key: jax.Array | None = None, logits: Logits | None = None) -> Report:
   """As `check_target`, but the problems are in the report and nothing is raised."""
-  checks: tuple[Check, ...] = CHECKS
+  checks = list(CHECKS)
   if logits is not None:
-    checks += (Check('training pass', lambda probe: _training_pass(probe, logits)),)
+    checks.append(Check('training pass', lambda probe: _training_pass(probe, logits)))
   if shapes := list(_shapes(target, params, condition)):
     return Report({'shapes': shapes}, [], [check.name for check in checks])
   with jax.default_matmul_precision('highest'):

@@ -42,7 +42,7 @@ class Probe:
 
   @functools.cached_property
   def prefill(self) -> Callable[[Params, Condition], tuple[jax.Array, Features, Cache]]:
-    """Reads conditions: `target.prefill` with slots to spare, jitted anew for every probe."""
+    """The prefill, `(params, condition) -> (logits, features, cache)`, jitted anew per probe."""
     slots = self.target.num_tokens + SPARE
     return jax.jit(lambda params, condition: self.target.prefill(params, condition, slots))
 
@@ -57,7 +57,7 @@ class Probe:
 
   @functools.cached_property
   def commit(self) -> Callable[[Cache, jax.Array, jax.Array], Cache]:
-    """Moves accepted entries: `target.commit`, jitted."""
+    """The target's commit, jitted."""
     return jax.jit(lambda *args: self.target.commit(*args))
 
   def open(self) -> Cache:
@@ -133,9 +133,9 @@ def make(target: Target, params: Params, condition: Condition, key: jax.Array) -
 
 
 def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-  """Measures the total variation, `[...]`, between distributions with logits `[S, ..., V]`.
+  """Total variation `[...]` between distributions with logits `[S, ..., V]`, of the worse stream.
 
-  The worse stream counts; 1 where logits are not finite.
+  It is 1 where logits are not finite.
   """
   def probs(logits):
     with np.errstate(invalid='ignore', over='ignore'):

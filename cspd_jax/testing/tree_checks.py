@@ -150,11 +150,11 @@ def row_trees(rows: int = ROWS) -> RuntimeTree:
 
 def _tables(tree: TreeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Depth, ancestors and paths of a tree, `[R, ...]` each."""
-  depth, ancestors, paths = (np.asarray(x) for x in (tree.depth, tree.ancestors, tree.paths))
-  if not isinstance(tree, RuntimeTree):
-    depth, ancestors, paths = (
-        np.broadcast_to(x, (ROWS, *x.shape)) for x in (depth, ancestors, paths))
-  return depth, ancestors, paths
+  depth, ancestors, paths = map(np.asarray, (tree.depth, tree.ancestors, tree.paths))
+  if isinstance(tree, RuntimeTree):
+    return depth, ancestors, paths
+  rows = lambda x: np.broadcast_to(x, (ROWS, *x.shape))
+  return rows(depth), rows(ancestors), rows(paths)
 
 
 def _equal(first, second) -> bool:

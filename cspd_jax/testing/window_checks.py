@@ -61,9 +61,12 @@ def prefill_rows(probe: Probe) -> Iterator[str]:
   """A row's prefill depends on its own condition only."""
   logits = np.asarray(probe.prefill(probe.params, probe.condition)[0])
   order = np.roll(np.arange(logits.shape[1]), 1)
-  pick = lambda rows: jax.tree.map(lambda x: x[rows], probe.condition)
-  turned, alone = (np.asarray(probe.prefill(probe.params, pick(rows))[0])
-                   for rows in (order, order[:1]))
+
+  def of_rows(rows):
+    condition = jax.tree.map(lambda x: x[rows], probe.condition)
+    return np.asarray(probe.prefill(probe.params, condition)[0])
+
+  turned, alone = of_rows(order), of_rows(order[:1])
   apart = max(distance(turned, logits[:, order]).max(), distance(alone, logits[:, order[:1]]).max())
   if apart > probe.tolerance:
     yield (f'prefill: the distribution of a row changes by {apart:.2g} in total variation with the '
