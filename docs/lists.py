@@ -3,6 +3,7 @@
 import ast
 import functools
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -138,7 +139,7 @@ def programs() -> str:
   found = []
   for path in sorted((ROOT / 'experiments').rglob('*.py')):
     text = path.read_text()
-    if "__name__ == '__main__'" not in text:
+    if not re.search('^if __name__', text, re.MULTILINE):
       continue
     module = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
     sentence = ' '.join((ast.get_docstring(ast.parse(text)) or '').split('\n\n')[0].split())

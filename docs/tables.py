@@ -31,12 +31,16 @@ REPORTS = {
     'compare_cpu': 'python -m experiments.compare',
     'compare_accelerator': 'python -m experiments.compare',
     'compare_mar': 'python -m experiments.compare --config=configs/compare/mar_demo.py',
-    'windows': 'python -m experiments.topologies --window=64',
     'overhead': 'python -m experiments.overhead',
     'benchmark': 'python -m experiments.benchmark',
+    'sjd': 'python -m experiments.papers.sjd',
+    'sjd_pac': 'python -m experiments.papers.sjd_pac',
     'cool_sd': 'python -m experiments.papers.cool_sd',
     'lantern': 'python -m experiments.papers.lantern',
     'cspd': 'python -m experiments.papers.cspd',
+    'against_pytorch': 'python -m experiments.against_pytorch --repo=mar',
+    'train_demo': 'python -m experiments.train --config=configs/train/demo.py',
+    'train_mar_demo': 'python -m experiments.train --config=configs/train/mar_demo.py',
 }
 _UNMEASURED = 'not measured yet'
 # Rows of the README's table.
@@ -51,11 +55,11 @@ class Table(NamedTuple):
 
   Attributes:
     report: name of the report.
-    text: `report -> ` Markdown.
+    text: path of the report to Markdown.
   """
 
   report: str
-  text: Callable[[Report], str]
+  text: Callable[[pathlib.Path], str]
 
 
 def _measured(*names: str, errors: bool = False) -> dict[str, str]:
@@ -65,17 +69,28 @@ def _measured(*names: str, errors: bool = False) -> dict[str, str]:
 
 
 def _of(columns: Mapping[str, str], rows: Callable[[Report], Iterable[Row]] = (
-    lambda report: report['rows'])) -> Callable[[Report], str]:
+    lambda report: report['rows'])) -> Callable[[pathlib.Path], str]:
   """A table with columns of `evaluation.tables`; `rows` chooses among those of the report."""
-  return lambda report: tables.markdown(columns, rows(report))
+  return lambda path: tables.markdown(columns, rows(_content(path)))
 
 
-def _own(report: Report) -> str:
+def _own(path: pathlib.Path) -> str:
   """The tables that a report has itself."""
-  return '\n\n'.join(
-      f'**{table["title"]}**\n\n'
-      + tables.markdown(table['columns'], [report['rows'][i] for i in table['rows']])
-      for table in report['tables'])
+  return '\n\n'.join(f'**{table.title}**\n\n{tables.markdown(table.columns, table.rows)}'
+                     for table in tables.of_report(path))
+
+
+def _figures(report: Report) -> list[Row]:
+  """A row for every number that a report says of a network, those in groups included."""
+  def numbers(prefix, entries):
+    for name, value in entries.items():
+      words = f'{prefix}{name.replace("_", " ")}'
+      if isinstance(value, Mapping):
+        yield from numbers(f'{words}: ', value)
+      elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield words, value
+  return [dict(network=row['network'], figure=words, value=value)
+          for row in report['rows'] for words, value in numbers('', row)]
 
 
 def _name(row: Row) -> str:
@@ -85,8 +100,8 @@ def _name(row: Row) -> str:
 
 def _summary(report: Report) -> list[Row]:
   """The decoders on a CPU and, if there is a report of one, on an accelerator."""
-  accelerator = _read('compare_accelerator')
-  speedups = {_name(row): row['speedup'] for row in accelerator['rows']} if accelerator else {}
+  path = _path('compare_accelerator')
+  speedups = {_name(row): row['speedup'] for row in _content(path)['rows']} if path.exists() else {}
   found = []
   for row in report['rows'][:_MOST]:
     name = _name(row)
@@ -108,6 +123,8 @@ def _pairs(report: Report) -> list[Row]:
 _CONCLUSIONS = _of({'claim': '{claim}', 'holds here': '{answer}', 'numbers': '{numbers}'},
                    lambda report: report['conclusions'])
 
+_TRAINED = {'network': '{network}', 'on the held-out parts': '{figure}', 'value': '{value:.4g}'}
+
 TABLES: dict[str, Table] = {
     'summary': Table('compare_cpu', _of({
         'decoder': '`{name}`', 'guarantee': '{guarantee}',
@@ -124,35 +141,44 @@ TABLES: dict[str, Table] = {
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('target_passes', 'draft_passes', 'head_calls', 'head_rows'),
         'speed-up': '{speedup:.2f}x', 'draws from': '{distribution}'})),
-    'windows': Table('windows', _own),
     'overhead': Table('overhead', _own),
     'pairs': Table('benchmark', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('accepted_length', errors=True), 'speed-up': '{speedup:.2f}x',
         **_measured('tv_bound_per_token'), **_measured('nll_excess', errors=True)}, _pairs)),
-    'curves': Table('benchmark', lambda report: '![Trade-off curves](pictures/curves.png)'),
+    'curves': Table('benchmark', lambda path: '![Trade-off curves](pictures/curves.png)'),
     'conclusions': Table('benchmark', _CONCLUSIONS),
+    'sjd': Table('sjd', _own),
+    'sjd_pac': Table('sjd_pac', _own),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),
     'lantern': Table('lantern', _CONCLUSIONS),
     'cspd': Table('cspd', _own),
+    'against_pytorch': Table('against_pytorch', _own),
+    'train_demo': Table('train_demo', _of(_TRAINED, _figures)),
+    'train_mar_demo': Table('train_mar_demo', _of(_TRAINED, _figures)),
 }
 
 
-def _read(name: str) -> Report | None:
-  """A kept report; None if there is none of this name."""
-  path = ROOT / 'docs' / 'reports' / f'{name}.json'
-  return json.loads(path.read_text()) if path.exists() else None
+def _path(name: str) -> pathlib.Path:
+  """Where a report is kept."""
+  return ROOT / 'docs' / 'reports' / f'{name}.json'
+
+
+def _content(path: pathlib.Path) -> Report:
+  """What a report says."""
+  return json.loads(path.read_text())
 
 
 def _numbers(table: Table) -> str:
   """A table of numbers with its source, or nothing."""
-  report = _read(table.report)
-  if report is None:
+  path = _path(table.report)
+  if not path.exists():
     return ''
+  report = _content(path)
   count = report.get('num_images') or len(report.get('prompts', ()))
   source = [f'{count} images'] if count else []
   source += [str(report['device']), f'jax {report["versions"]["jax"]}']
-  return f'{table.text(report)}\n\n*`{REPORTS[table.report]}`: {", ".join(source)}.*\n'
+  return f'{table.text(path)}\n\n*`{REPORTS[table.report]}`: {", ".join(source)}.*\n'
 
 
 def generated(name: str) -> str:

@@ -85,6 +85,15 @@ def _check(words):
     assert words[0] in TOOLS, words
 
 
+@pytest.mark.parametrize('page', pages.PAGES, ids=pages.name)
+def test_commands_in_sentences_exist(page):
+  text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.DOTALL | re.MULTILINE)
+  for code in re.findall(r'`([^`]+)`', text):
+    if code.startswith(('python -m', 'pip install', 'cspd-')) and code not in SCRIPTS:
+      for words in _commands(' '.join(code.split())):
+        _check(words)
+
+
 @pytest.mark.parametrize('page', pages.having('sh'), ids=pages.name)
 def test_commands_exist(page):
   for block in pages.blocks(page):

@@ -36,6 +36,22 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   assert tables.rewritten(full) == empty
 
 
+def test_tables_that_reports_bring_along(tmp_path, monkeypatch):
+  monkeypatch.setattr(tables, 'ROOT', tmp_path)
+  folder = tmp_path / 'docs' / 'reports'
+  folder.mkdir(parents=True)
+  columns = {'gamma': '{length}', 'speed': '{speed:.1f}'}
+  (folder / 'cspd.json').write_text(json.dumps(dict(
+      REPORT, rows=[dict(length=4, speed=1.25), dict(length=8, speed=2.0)],
+      tables=[dict(title='Table 1', columns=columns, rows=[1])])))
+  assert '**Table 1**\n\n| gamma | speed |' in tables.generated('cspd')
+  assert '| 8 | 2.0 |' in tables.generated('cspd') and '1.2' not in tables.generated('cspd')
+  (folder / 'train_demo.json').write_text(json.dumps(dict(
+      REPORT, rows=[dict(network='target', nll_bits=3.987, guided=dict(collision=0.25))])))
+  text = tables.generated('train_demo')
+  assert '| target | nll bits | 3.987 |' in text and 'guided: collision | 0.25 |' in text
+
+
 def test_unknown_tables_are_refused():
   with pytest.raises(ValueError, match="table is 'sumary'"):
     tables.rewritten('<!-- table: sumary -->\n<!-- /table -->')
