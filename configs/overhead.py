@@ -14,6 +14,7 @@ class Config:
 
   Attributes:
     model: a shipped model of discrete tokens, or a folder.
+    parts: networks that take the place of its own.
     decoder: specifications of decoders.
     window: tokens per forward pass where a specification leaves it open.
     sampling: how tokens are drawn.
@@ -23,6 +24,7 @@ class Config:
   """
 
   model: str = 'demo'
+  parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] = ('vanilla', 'jacobi', 'sjd', 'mc_sjd', 'sjd_pac', 'seed_exact')
   window: int = 16
   sampling: groups.Sampling = groups.Sampling()

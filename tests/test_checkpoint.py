@@ -152,10 +152,10 @@ def test_damaged_files_are_named(folder):
 
 
 def test_unknown_names_and_foreign_folders_are_explained(tmp_path, monkeypatch):
-  monkeypatch.setattr(checkpoint, '_ASSETS', tmp_path / 'assets')
+  monkeypatch.setattr(checkpoint, 'ASSETS', tmp_path / 'assets')
   with pytest.raises(checkpoint.CheckpointError, match='no such folder.*shipped: none'):
     checkpoint.load('no-such-model')
-  with pytest.raises(checkpoint.CheckpointError, match='no model.json.*experiments.convert'):
+  with pytest.raises(checkpoint.CheckpointError, match='no model.json.*cspd-convert'):
     checkpoint.load(tmp_path)
   (tmp_path / 'model.pt').write_bytes(b'')
   with pytest.raises(checkpoint.CheckpointError, match='not a checkpoint folder'):
@@ -163,12 +163,12 @@ def test_unknown_names_and_foreign_folders_are_explained(tmp_path, monkeypatch):
 
 
 def test_shipped_models_are_found_by_name(tmp_path, params, monkeypatch):
-  monkeypatch.setattr(checkpoint, '_ASSETS', tmp_path)
-  checkpoint.save(tmp_path / 'small', 'llamagen', CONFIG, params)
-  assert checkpoint.shipped() == ['small']
-  assert checkpoint.load('small').config == CONFIG
-  with pytest.raises(checkpoint.CheckpointError, match='shipped: small'):
-    checkpoint.load('smal')
+  monkeypatch.setattr(checkpoint, 'ASSETS', tmp_path)
+  checkpoint.save(tmp_path / 'small' / 'target', 'llamagen', CONFIG, params)
+  assert checkpoint.shipped() == ['small/target']
+  assert checkpoint.load('small/target').config == CONFIG
+  with pytest.raises(checkpoint.CheckpointError, match='shipped: small/target'):
+    checkpoint.load('small/targ')
 
 
 def test_what_cannot_be_saved_is_explained(tmp_path, params):

@@ -269,7 +269,7 @@ def _decoded(decoder):
         num_outputs=IMAGE)
     draft_params = eagle.attach(params, eagle.init(config, jax.random.key(1)))
     built = make_decoder(
-        target, eagle_drafter.eagle(eagle.network(config), tree_lib.kary(3, 3, 12)), match())
+        target, eagle_drafter(eagle.network(config), tree_lib.kary(3, 3, 12)), match())
   else:
     built = registry.build(registry.complete(decoder, window=6), target)
   decoded = jax.jit(built)(

@@ -179,7 +179,7 @@ def test_the_shipped_model(guided):
   model = checkpoint.load('demo/target', dtype='float32')
   target = llamagen.target(model.config, guided=guided)
   training = lambda params, labels, tokens: llamagen.logits(
-      model.config, params, labels, tokens)
+      params, model.config, labels, tokens)
   check_target(target, model.params, jnp.asarray([1, 5]), logits=training)
 
 
