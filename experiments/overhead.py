@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import overhead as default
+from cspd_jax.decoding.tree import Budget
 from cspd_jax.evaluation import tables, timing
 from cspd_jax.evaluation.bench import Bench
 from cspd_jax.evaluation.report import Report
@@ -75,7 +76,9 @@ def main(config: Any) -> None:
   bench = Bench(model, model.prompts[:1],
                 sampling=model.sampling(**inputs.given(config.sampling)))
   for text in texts:
-    bench.check(text)
+    if isinstance(bench.check(text).drafter.tree, Budget):
+      raise ValueError(f'decoder {text} has a tree that is known at run time only; its forward '
+                       'passes cannot be run alone. Leave it out.')
   report, rows = Report(config.workdir), []
   widths = [max(map(len, texts)), *(map(len, list(_COLUMNS)[1:]))]
   print(tables.heading(_COLUMNS, widths, left=1))
