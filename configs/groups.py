@@ -50,9 +50,12 @@ class Sampling:
       multiplies the noise of every denoising kernel.
     top_k: keeps the k most probable tokens; 0 keeps all. Discrete tokens only.
     top_p: keeps the most probable tokens up to this mass; 1 keeps all. Discrete tokens only.
+    guidance_interval: LlamaGen's `cfg_interval`: tokens after number `guidance_interval + 1` are
+      drawn without guidance; -1 guides all. Discrete tokens only.
   """
 
   guidance_scale: float | None = None
   temperature: float | None = None
   top_k: int | None = None
   top_p: float | None = None
+  guidance_interval: int | None = None

@@ -5,6 +5,8 @@ import os
 import pathlib
 from typing import Any
 
+import numpy as np
+
 
 def write(path: str | os.PathLike, data: bytes) -> None:
   """Writes a file beside its place and renames it, replacing an older one."""
@@ -25,3 +27,10 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
     TypeError: if `content` holds what JSON cannot.
   """
   write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
+
+
+def plain(value: Any) -> Any:
+  """A number or an array as JSON holds it, which reads as it was given: 0.9, not its float32."""
+  value = np.asarray(value)
+  narrow = value.dtype in (np.float16, np.float32)
+  return (value.astype(str).astype(float) if narrow else value).tolist()

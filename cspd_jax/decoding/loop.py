@@ -198,7 +198,7 @@ class Decoder:
 
   def _probs(self, logits, positions, warp):
     forced = contract.forced_tokens(self.target, positions)
-    return warp_lib.probabilities(logits, warp, forced)
+    return warp_lib.probabilities(logits, warp, positions, forced)
 
   def _tv_bound(self, verdict, positions, length):
     """`[B]` what this round adds to the bound; drafts past the last token do not count."""
@@ -243,7 +243,8 @@ def make_decoder(target: Target, drafter: Drafter, verifier: Verifier) -> Decode
 
 def _untempered(warp: Warp) -> Warp:
   """Guidance only: what a greedy rule looks at."""
-  return Warp(guidance_scale=warp.guidance_scale)
+  return Warp(
+      guidance_scale=warp.guidance_scale, guidance_interval=warp.guidance_interval)
 
 
 def _append(buffer, start, values, length):

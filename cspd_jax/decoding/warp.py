@@ -25,21 +25,27 @@ class Warp(NamedTuple):
     top_k: keeps the `k` largest logits (and ties with the last); 0 keeps all.
     top_p: keeps the most probable tokens up to this mass, the one that crosses
       it included; 1 keeps all.
+    guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image
+      are guided, the others drawn with the conditional logits alone; -1 guides all.
   """
 
   guidance_scale: jax.typing.ArrayLike = 1.0
   temperature: jax.typing.ArrayLike = 1.0
   top_k: jax.typing.ArrayLike = 0
   top_p: jax.typing.ArrayLike = 1.0
+  guidance_interval: jax.typing.ArrayLike = -1
 
 
 def check(warp: Warp, num_streams: int) -> None:
   """Raises ValueError for values outside their range. For concrete values."""
+  is_whole = lambda x, least: (x >= least) & (x == np.floor(x))
   limits: dict[str, tuple[Callable[[np.ndarray], Any], str]] = dict(
       guidance_scale=(np.isfinite, 'finite'),
       temperature=(lambda x: np.isfinite(x) & (x >= 0), 'finite and at least 0'),
-      top_k=(lambda x: (x >= 0) & (x == np.floor(x)), 'a whole number, at least 0 (0 keeps all)'),
-      top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 keeps all)'))
+      top_k=(lambda x: is_whole(x, 0), 'a whole number, at least 0 (0 keeps all)'),
+      top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 keeps all)'),
+      guidance_interval=(lambda x: is_whole(x, -1),
+                         'a whole number, at least -1 (-1 guides all tokens)'))
   for name, (is_valid, words) in limits.items():
     value = np.asarray(getattr(warp, name))
     if not np.all(is_valid(value)):
@@ -50,12 +56,15 @@ def check(warp: Warp, num_streams: int) -> None:
         'guide away from; set guidance_scale to 1 or build the target with guidance.')
 
 
-def probabilities(logits: jax.Array, warp: Warp, forced: jax.Array | None = None) -> jax.Array:
+def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
+                  forced: jax.Array | None = None) -> jax.Array:
   """The distribution that is sampled at every node.
 
   Args:
     logits: `[S, B, N, V]`; with two streams the conditional one comes first.
     warp: guidance, temperature and cuts.
+    positions: `[B, N]`, or what broadcasts to it: the number in the image of the token that
+      the logits are for.
     forced: `[B, N]` token forced by the grammar or -1; None where there is none.
 
   Returns:
@@ -65,7 +74,9 @@ def probabilities(logits: jax.Array, warp: Warp, forced: jax.Array | None = None
   warp = Warp(*(jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in warp))
   x = logits[0]
   if logits.shape[0] == 2:
-    x = logits[1] + warp.guidance_scale * (logits[0] - logits[1])
+    last = warp.guidance_interval + 1
+    is_guided = (last == 0) | (positions[..., None] <= last)
+    x = jnp.where(is_guided, logits[1] + warp.guidance_scale * (x - logits[1]), x)
   greedy = warp.temperature == 0
   x = x / jnp.where(greedy, 1, warp.temperature)
   # Cuts that are off cost nothing: the branch is chosen at run time.

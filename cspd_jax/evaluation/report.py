@@ -163,7 +163,7 @@ def plain(content: Any, name: str = 'report') -> Any:
     ValueError: if a number is not finite or a value is not what JSON can hold, naming it.
   """
   if isinstance(content, (np.ndarray, np.generic)):
-    content = content.tolist()
+    content = files.plain(content)
   if isinstance(content, Mapping):
     return {str(key): plain(value, f'{name}.{key}') for key, value in content.items()}
   if isinstance(content, (list, tuple)):

@@ -14,6 +14,7 @@ import numpy as np
 
 from cspd_jax.core import programs
 from cspd_jax.evaluation import shards as shards_lib, timing
+from cspd_jax.families import engines, prompts as prompts_lib
 
 # `(done, total) -> None`, called with numbers of images.
 Progress = Callable[[int, int], None]
@@ -34,13 +35,8 @@ def keys(seed: Any, numbers: np.ndarray | Sequence[int]) -> jax.Array:
   if np.ndim(seed) == 0:
     return keys(jax.random.key(seed), index)
   own = np.asarray(seed, np.uint32)[index % len(seed)].reshape(len(index), -1)
-  return jax.vmap(lambda one, i: jax.random.fold_in(jax.random.key(one), i))(
-      own[:, 0], own[:, 1] if own.shape[1] == 2 else np.zeros_like(index))
-
-
-def is_guided(sampling: Any) -> bool:
-  """Whether an image is drawn with guidance, and the null condition runs at all."""
-  return bool(np.any(np.asarray(sampling.guidance_scale) != 1))
+  number = own[:, 1] if own.shape[1] == 2 else np.zeros_like(index)
+  return prompts_lib.keys(list(zip(own[:, 0], number)))
 
 
 class Program:
@@ -67,11 +63,12 @@ class Program:
       ValueError: for a specification that cannot work.
     """
     self.specification = model.specification(specification)
-    self.decoder = model.decoder(self.specification, guided=is_guided(sampling))
+    guided = engines.is_guided(sampling)
+    self.decoder = model.decoder(self.specification, guided=guided)
     self._params = model.params
     self._draft_params = model.draft_params(self.specification)
     self._jitted = programs.kept(
-        model, (str(self.specification), is_guided(sampling)), lambda: jax.jit(self.decoder))
+        model, (str(self.specification), guided), lambda: jax.jit(self.decoder))
 
   def __call__(self, condition: Any, row_keys: jax.Array, sampling: Any) -> Any:
     return self._jitted(*self._arguments(condition, row_keys, sampling))

@@ -84,12 +84,11 @@ class Shards:
 def settings(model: Any, specification: Any, condition: Any, seed: Any, batch_size: int,
              sampling: Any) -> dict[str, Any]:
   """What the results of a run depend on; arguments as for `runner.run`, prompts encoded."""
-  plain = lambda value: np.asarray(value).tolist()
   return dict(
       model=model.name, parameters=fingerprint(model.params), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
-      sampling={name: plain(value) for name, value in sampling._asdict().items()},
-      seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else plain(seed),
+      sampling={name: files.plain(value) for name, value in sampling._asdict().items()},
+      seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else files.plain(seed),
       prompts=fingerprint(condition, every=True), batch_size=batch_size)
 
 

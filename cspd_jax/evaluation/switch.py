@@ -18,7 +18,8 @@ from cspd_jax.core import programs
 from cspd_jax.decoding import registry
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.evaluation import runner, timing
+from cspd_jax.evaluation import timing
+from cspd_jax.families import engines
 
 
 class Programs:
@@ -67,7 +68,7 @@ class Programs:
       specification: of the decoder.
       sampling: options like those that it will be called with; guidance on or off counts.
     """
-    text, guided = self.text(specification), runner.is_guided(sampling)
+    text, guided = self.text(specification), engines.is_guided(sampling)
     members = self._sharing(text, guided)
     decoders = [self.decoder(member, guided) for member in members]
     index, draft_params = np.int32(members.index(text)), self._model.draft_params(text)
@@ -87,7 +88,7 @@ class Programs:
 
   def is_compiled(self, specification: Any, sampling: Any, batch_size: int) -> bool:
     """Whether `decode` would find its program for batches of this size."""
-    guided = runner.is_guided(sampling)
+    guided = engines.is_guided(sampling)
     members = self._sharing(self.text(specification), guided)
     return _name(members, guided, batch_size) in self._model.programs
 

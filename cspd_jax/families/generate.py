@@ -7,14 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import random as random_lib
-from cspd_jax.families import prompts as prompts_lib
+from cspd_jax.core import files, programs, random as random_lib
+from cspd_jax.families import engines, prompts as prompts_lib
 from cspd_jax.families.images import Generated, Partial
-
-listed = prompts_lib.listed
-
-# Programs that a model keeps; every one holds memory maps, of which a process has some 65000.
-_MOST_PROGRAMS = 16
 
 
 class Task(NamedTuple):
@@ -58,7 +53,7 @@ class Task(NamedTuple):
         images=to_bytes(np.concatenate(pixels)), decoded=decoded, prompts=self.captions,
         seeds=self.seeds, decoder=str(self.specification),
         guarantee=self.model.engine.guarantee(self.decoder),
-        sampling={name: _plain(value) for name, value in self.sampling._asdict().items()},
+        sampling={name: files.plain(value) for name, value in self.sampling._asdict().items()},
         model=self.model.name, grid=self.model.grid, labels=self._labels())
 
   def _labels(self) -> list[int] | None:
@@ -165,8 +160,9 @@ def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
     return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
   name = (str(task.specification), task.guided, 'stream', every)
-  return kept(task.model, name, lambda: tuple(map(
-      jax.jit, (decoder.start, advance, decoder.finish))))
+  return programs.kept(
+      task.model, name,
+      lambda: tuple(map(jax.jit, (decoder.start, advance, decoder.finish))))
 
 
 def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
@@ -185,14 +181,14 @@ def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = No
   if needed is not None and needed not in model.drafts:
     raise ValueError(f'decoder {specification} needs drafts of {needed!r}, and model '
                      f'{model.name!r} has {", ".join(model.drafts) or "none"}; load them with it.')
-  prompts = listed(model.prompts if prompts is None else prompts)
+  prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
   condition, captions = model.condition(prompts), model.conditions.captions(prompts)
   numbered = prompts_lib.seeds(seed, len(captions))
   for name, value in sampling._asdict().items():
     if np.shape(value) not in ((), (len(captions),)):
       raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number, or one for each '
                        f'of {len(captions)} images.')
-  guided = bool(np.any(sampling.guidance_scale != 1))
+  guided = engines.is_guided(sampling)
   built = model.decoder(specification, guided=guided)
   built.check(condition, sampling)
   if model.tokenizer is None:
@@ -203,24 +199,8 @@ def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = No
 
 def program(task: Task) -> Callable:
   """The jitted decoder of a task, kept by the model."""
-  return kept(task.model, (str(task.specification), task.guided), lambda: jax.jit(task.decoder))
-
-
-def kept(model: Any, name: tuple, make: Callable[[], Any]) -> Any:
-  """What a model keeps under a name, made when it is first asked for; the oldest go."""
-  programs = model.programs
-  programs[name] = programs.pop(name) if name in programs else make()
-  while len(programs) > _MOST_PROGRAMS:
-    del programs[next(iter(programs))]
-  return programs[name]
-
-
-def _plain(value: Any) -> Any:
-  """A number, or a list of them, that reads as it was given: 0.9, not its neighbour in float32."""
-  value = np.asarray(value)
-  if value.ndim:
-    return [_plain(one) for one in value]
-  return int(value) if np.issubdtype(value.dtype, np.integer) else float(str(value))
+  return programs.kept(
+      task.model, (str(task.specification), task.guided), lambda: jax.jit(task.decoder))
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

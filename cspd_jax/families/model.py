@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.families import generate as generate_lib
+from cspd_jax.families import generate as generate_lib, prompts as prompts_lib
 from cspd_jax.families.engines import Engine
 from cspd_jax.families.images import Generated
 
@@ -125,7 +125,7 @@ class Model:
     Raises:
       ValueError: for prompts that the model does not know.
     """
-    return self.conditions.encode(generate_lib.listed(prompts))
+    return self.conditions.encode(prompts_lib.listed(prompts))
 
   def pixels(self, tokens: jax.Array) -> jax.Array:
     """Images `[B, H, W, 3]` in [-1, 1] of tokens `[B, T, ...]`.

@@ -60,7 +60,7 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
     logits = jnp.concatenate([logits, rest], axis=2)
   positions = jnp.broadcast_to(jnp.arange(target.num_tokens), tokens.shape)
   distribution = warp_lib.probabilities(
-      logits, warp, None if target.forced is None else target.forced(positions))
+      logits, warp, positions, None if target.forced is None else target.forced(positions))
   entropy = jnp.sum(jax.scipy.special.entr(distribution), axis=-1)
   nll = -jnp.log(accept.take(distribution, tokens))
   return Likelihood(nll=jnp.mean(nll, axis=1), entropy=jnp.mean(entropy, axis=1))

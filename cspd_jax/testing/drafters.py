@@ -60,7 +60,7 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
     for depth in range(tree.max_depth):
       logits, _, _ = other.target.score(
           env.params, state, jnp.maximum(nodes, 0), start, tree)
-      probs = warp_lib.probabilities(logits, warp, forced)
+      probs = warp_lib.probabilities(logits, warp, positions, forced)
       for parent in inner[tree.depth[inner] == depth]:
         children = tree.children[parent][tree.children[parent] > 0]
         draw = lambda rng, q, count=len(children): siblings(rng, q, count, draws)

@@ -40,10 +40,9 @@ class Tabular(NamedTuple):
 
     Where a token is forced, it is certain."""
     logits = self.params[label][:, None]
-    forced = None
-    if self.target.forced is not None:
-      forced = self.target.forced(jnp.asarray(prefix_lengths(self.vocab_size, self.length)))[None]
-    return np.asarray(warp_lib.probabilities(logits, warp, forced)[0])
+    positions = jnp.asarray(prefix_lengths(self.vocab_size, self.length))[None]
+    forced = None if self.target.forced is None else self.target.forced(positions)
+    return np.asarray(warp_lib.probabilities(logits, warp, positions, forced)[0])
 
   def distribution(self, warp: Warp, label: int = 0) -> np.ndarray:
     """Returns the distribution `[V**T]` of whole sequences, in the order of `sequences`."""

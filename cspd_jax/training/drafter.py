@@ -211,7 +211,7 @@ def measure(
           for drop in (False, True)]
   logits, features = (jnp.stack(parts) for parts in zip(*both))
   warp = warp_lib.Warp(guidance_scale=guidance_scale)
-  probs = warp_lib.probabilities(logits, warp)
+  probs = warp_lib.probabilities(logits, warp, jnp.arange(tokens.shape[1])[None])
   if isinstance(config, medusa.MedusaConfig):
     drafts = medusa.heads(params, features[:, :, -tokens.shape[1]:])
     at = [jnp.arange(tokens.shape[1] - 1 - h) for h in range(num_depths)]
@@ -223,7 +223,7 @@ def measure(
         eagle.attach(target_params, params), config, tokens, features, starts, num_depths)
   metrics = {}
   for depth, (where, found) in enumerate(zip(at, drafts), start=1):
-    distribution = warp_lib.probabilities(found, warp)
+    distribution = warp_lib.probabilities(found, warp, (where + depth)[None])
     place = jnp.sum(distribution > jnp.take_along_axis(
         distribution, tokens[:, where + depth, None], axis=-1), axis=-1)
     metrics |= {

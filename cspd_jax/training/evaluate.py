@@ -57,8 +57,9 @@ def model(
         llamagen.logits(params, config, labels, tokens,
                         drop_mask=jnp.full(labels.shape, dropped)) for dropped in (False, True)])
     taken = jnp.take_along_axis(jax.nn.log_softmax(both), tokens[None, ..., None], axis=-1)
-    probs = {'plain': warp_lib.probabilities(both[:1], warp_lib.Warp()),
-             'guided': warp_lib.probabilities(both, warp_lib.Warp(guidance_scale=guidance_scale))}
+    warp, places = warp_lib.Warp(guidance_scale=guidance_scale), jnp.arange(tokens.shape[1])[None]
+    probs = {'plain': warp_lib.probabilities(both[:1], warp_lib.Warp(), places),
+             'guided': warp_lib.probabilities(both, warp, places)}
     stats = {name: (jnp.sum(jax.scipy.special.entr(p), -1) / _LN2, jnp.max(p, -1),
                     jnp.sum(p * p, -1)) for name, p in probs.items()}
     return -taken[..., 0], stats

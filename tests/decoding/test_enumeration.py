@@ -40,6 +40,7 @@ CASES = {
     **{f'fresh {kind}': (2, 2, JACOBI(3, 'maximal', fresh=kind)) for kind in KINDS},
 }
 PLAIN = Warp(guidance_scale=1.5, temperature=0.9)
+HALF_GUIDED = Warp(guidance_scale=1.5, guidance_interval=0)
 CUT = Warp(guidance_scale=1.5, temperature=0.9, top_p=0.7)
 
 
@@ -79,6 +80,14 @@ def test_supports_that_differ(name):
 def test_forced_tokens(name):
   vocab_size, rounds, parts = CASES[name]
   assert total_variation(parts, vocab_size, rounds, PLAIN, forced={1: 2, 3: 0}) < 1e-12
+
+
+@pytest.mark.parametrize('name', representative(
+    ['sjd, three words', 'maximal, three words', 'caterpillar', 'kary', 'draft model'],
+    'caterpillar', 'draft model'))
+def test_guidance_that_ends_within_the_window(name):
+  vocab_size, rounds, parts = CASES[name]
+  assert total_variation(parts, vocab_size, rounds, HALF_GUIDED) < 1e-12
 
 
 @pytest.mark.parametrize('name,vocab_size,rounds', [

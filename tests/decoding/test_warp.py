@@ -30,6 +30,9 @@ def reference(logits, guidance_scale, temperature, top_k, top_p):
   return p / p.sum()
 
 
+_FIRST = jnp.zeros((1, 1), jnp.int32)  # The position of everything that is not about positions.
+
+
 class WarpTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
@@ -40,20 +43,32 @@ class WarpTest(chex.TestCase):
     logits = 2 * jax.random.normal(jax.random.key(top_k), (streams, 2, 3, 64))
     guidance_scale = 1.5 if streams == 2 else 1.0
     warp = Warp(guidance_scale, temperature, top_k, top_p)
-    got = self.variant(warp_lib.probabilities)(logits, warp)
+    got = self.variant(warp_lib.probabilities)(logits, warp, _FIRST)
     for row in range(2):
       for node in range(3):
-        want = reference(logits[:, row, node], *warp)
+        want = reference(logits[:, row, node], *warp[:4])
         np.testing.assert_allclose(got[row, node], want, atol=2e-6)
         np.testing.assert_array_equal(got[row, node] > 0, want > 0)
 
   def test_options_per_row(self):
     logits = jax.random.normal(jax.random.key(0), (2, 3, 2, 16))
     options = [Warp(1.0, 1.0, 0, 1.0), Warp(3.0, 0.0, 0, 0.5), Warp(2.0, 0.5, 4, 1.0)]
-    together = warp_lib.probabilities(logits, Warp(*(jnp.asarray(x) for x in zip(*options))))
+    together = warp_lib.probabilities(
+        logits, Warp(*(jnp.asarray(x) for x in zip(*options))), _FIRST)
     for row, warp in enumerate(options):
-      alone = warp_lib.probabilities(logits[:, row:row + 1], warp)
+      alone = warp_lib.probabilities(logits[:, row:row + 1], warp, _FIRST)
       np.testing.assert_allclose(together[row:row + 1], alone, atol=1e-6)
+
+  @parameterized.parameters(-1, 0, 1, 5)
+  def test_guidance_ends_where_it_does_in_llamagen(self, interval):
+    logits = jax.random.normal(jax.random.key(0), (2, 1, 9, 6))
+    warp = Warp(guidance_scale=3.0, guidance_interval=interval)
+    got = warp_lib.probabilities(logits, warp, jnp.arange(9)[None])
+    # The prefill, which gives token 0, is always guided; step `i` gives token `i + 1`.
+    guided = [True] + [not (interval > -1 and i > interval) for i in range(8)]
+    for at, scale in enumerate(np.where(guided, 3.0, 1.0)):
+      want = reference(logits[:, 0, at], scale, 1.0, 0, 1.0)
+      np.testing.assert_allclose(got[0, at], want, atol=2e-6)
 
   def test_ties_stay_together(self):
     x = jnp.asarray([[0., -0., 1., -1., -2.]])
@@ -70,16 +85,16 @@ class WarpTest(chex.TestCase):
 
   def test_forced_tokens(self):
     logits = jax.random.normal(jax.random.key(0), (1, 1, 2, 5))
-    distribution = warp_lib.probabilities(logits, Warp(), jnp.asarray([[-1, 3]]))
+    distribution = warp_lib.probabilities(logits, Warp(), _FIRST, jnp.asarray([[-1, 3]]))
     np.testing.assert_allclose(distribution[0, 0], jax.nn.softmax(logits[0, 0, 0]), atol=1e-6)
     np.testing.assert_array_equal(distribution[0, 1], [0, 0, 0, 1, 0])
 
   def test_float32_or_better(self):
     logits = jnp.zeros((1, 1, 1, 4), jnp.bfloat16)
-    self.assertEqual(warp_lib.probabilities(logits, Warp()).dtype, jnp.float32)
+    self.assertEqual(warp_lib.probabilities(logits, Warp(), _FIRST).dtype, jnp.float32)
     with jax.enable_x64(True):
       logits = jnp.linspace(0, 1, 4, dtype=jnp.float64)[None, None, None]
-      distribution = warp_lib.probabilities(logits, Warp(1., 0.9, 3, 0.8))
+      distribution = warp_lib.probabilities(logits, Warp(1., 0.9, 3, 0.8), _FIRST)
       self.assertEqual(distribution.dtype, jnp.float64)
       np.testing.assert_allclose(
           distribution[0, 0], reference(logits[:, 0, 0], 1, 0.9, 3, 0.8), atol=1e-15)
@@ -88,7 +103,7 @@ class WarpTest(chex.TestCase):
     probabilities = jax.jit(chex.assert_max_traces(warp_lib.probabilities, n=1))
     logits = jnp.zeros((2, 1, 1, 4))
     for warp in (Warp(), Warp(2.0, 0.5, 3, 0.9), Warp(1.0, 0.0, 0, 1.0)):
-      probabilities(logits, jax.tree.map(jnp.float32, warp))
+      probabilities(logits, jax.tree.map(jnp.float32, warp), _FIRST)
 
   @parameterized.parameters(
       (Warp(temperature=-1.), 2, 'temperature is -1'),
@@ -98,6 +113,8 @@ class WarpTest(chex.TestCase):
       (Warp(top_p=0.), 2, 'top_p is 0'),
       (Warp(top_p=1.1), 2, 'top_p is 1.1'),
       (Warp(guidance_scale=float('inf')), 2, 'guidance_scale is inf'),
+      (Warp(guidance_interval=-2), 2, 'guidance_interval is -2'),
+      (Warp(guidance_interval=0.5), 2, 'guidance_interval is 0.5'),
       (Warp(guidance_scale=2.), 1, 'no null condition'),
   )
   def test_errors(self, warp, streams, message):

@@ -15,7 +15,7 @@ def _write(folder, names, **more):
   report = Report(folder, names)
   for name in names:
     report.path(name).write_text(f'{name} of a report')
-  report.write(settings={'seed': 1}, rows=[{'x': np.float32(0.5), 'y': None}], **more)
+  report.write(settings={'seed': 1}, rows=[{'x': np.float32([0.9]), 'y': None}], **more)
 
 
 def _names(folder):
@@ -26,7 +26,7 @@ def _names(folder):
 def test_content(tmp_path):
   _write(tmp_path, ['a.png', 'images/b.png'], model='m')
   report = json.loads((tmp_path / 'report.json').read_text())
-  assert report['settings'] == {'seed': 1} and report['rows'] == [{'x': 0.5, 'y': None}]
+  assert report['settings'] == {'seed': 1} and report['rows'] == [{'x': [0.9], 'y': None}]
   assert report['model'] == 'm' and report['device'] and report['versions']['jax']
   assert list(report['files']) == ['a.png', 'images/b.png']
   assert _names(tmp_path) == ['a.png', 'images/b.png', 'report.json']

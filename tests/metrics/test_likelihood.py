@@ -71,7 +71,7 @@ class LikelihoodTest(parameterized.TestCase):
               for dropped in (False, True)])
 
     got, both = jax.jit(run)(tokens)
-    distribution = np.asarray(warp_lib.probabilities(both, warp))
+    distribution = np.asarray(warp_lib.probabilities(both, warp, jnp.arange(9)[None]))
     taken = np.take_along_axis(distribution, np.asarray(tokens)[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(got.nll, -np.log(taken).mean(1), rtol=1e-4)
     entropy = -(distribution * np.log(distribution)).sum(-1).mean(1)

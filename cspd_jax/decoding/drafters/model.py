@@ -104,8 +104,10 @@ def _catch_up(draft_target: Target, env: Env, state: ModelState, root: jax.Array
 def _distribution(draft_target: Target, env: Env, logits: jax.Array,
                   positions: jax.Array) -> jax.Array:
   """Returns the draft distributions `[B, 1, V]` at `positions` `[B]`."""
-  forced = contract.forced_tokens(env.target, positions[:, None])
-  return warp_lib.probabilities(logits[:, :, None], _streams(env.warp, draft_target), forced)
+  positions = positions[:, None]
+  forced = contract.forced_tokens(env.target, positions)
+  return warp_lib.probabilities(
+      logits[:, :, None], _streams(env.warp, draft_target), positions, forced)
 
 
 def _draw(env: Env, rng: Any, position: jax.Array, distribution: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Arra
   temperature = jnp.asarray(env.warp.temperature)
   warp = env.warp._replace(temperature=jnp.where(temperature == 0, 1, temperature))
   forced = contract.forced_tokens(env.target, positions)
-  return warp_lib.probabilities(logits, warp, forced)
+  return warp_lib.probabilities(logits, warp, positions, forced)
 
 
 def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, draws: str):
