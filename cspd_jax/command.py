@@ -4,9 +4,9 @@
     cspd-generate --model=checkpoints/c2i_xl_384 --prompts=prompts.txt --batch_size=8 \\
         --decoder='mc_sjd(window=32)' --guidance_scale=4 --output=runs/xl
 
-Into --output goes one PNG per image, with its prompt, seed, decoder, sampling options and
-versions inside. Anything wrong with the input ends with one message and exit code 2, before
-anything is compiled.
+Into --output go one PNG per image, with its prompt, seed, decoder, sampling options and versions
+inside, and report.json. A stopped command goes on when it is repeated. Anything wrong with the
+input ends with one message and exit code 2, before anything is compiled.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import cspd_jax
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.evaluation import progress
+from cspd_jax.families.gallery import Gallery
 
 # Sampling options of both engines.
 _SAMPLING = tuple(dict.fromkeys((*Warp._fields, *Sampling._fields)))
@@ -60,13 +61,14 @@ def _generate(arguments: argparse.Namespace) -> None:
                  and getattr(arguments, name) is not None]:
     raise ValueError(f'{unknown[0]} is no sampling option of model {model.name!r}; options are: '
                      f'{", ".join(sampling)}.')
-  output = pathlib.Path(arguments.output)
+  gallery = Gallery(
+      model, prompts, arguments.output, seed=arguments.seed if len(arguments.seed) > 1
+      else arguments.seed[0], decoder=arguments.decoder, batch_size=arguments.batch_size,
+      npz=arguments.npz, overwrite=arguments.overwrite, **sampling)
+  print(gallery.headline, flush=True)
   with progress.bar('generating') as show:
-    out = model.generate(
-        prompts, seed=arguments.seed if len(arguments.seed) > 1 else arguments.seed[0],
-        decoder=arguments.decoder, batch_size=arguments.batch_size, progress=show, **sampling)
-  out.save(output, overwrite=arguments.overwrite)
-  print(f'{out!r}\nImages are in {output}.')
+    gallery.generate(vars(arguments), show)
+  print(f'Images and report.json are in {gallery.folder}.')
 
 
 class _Parser(argparse.ArgumentParser):
@@ -97,7 +99,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(f'--{name}', type=kind, help="Sampling option. Default: the model's.")
   parser.add_argument('--output', default='runs/generate', help='Folder of the images. Default: '
                       'runs/generate.')
-  parser.add_argument('--overwrite', action='store_true', help='Replaces images of the same names.')
+  parser.add_argument('--npz', action='store_true', help='Also writes images.npz, all images as '
+                      'one array for tools that measure the FID.')
+  parser.add_argument('--overwrite', action='store_true', help='Replaces images of an earlier '
+                      'command.')
   return parser
 
 

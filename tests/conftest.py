@@ -8,8 +8,15 @@ import tempfile
 _LONG = ('docs', 'experiments', 'testing', 'training')
 
 
+# Most of the time goes to compiling programs that run once.
+_QUICK = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
+
+
 def pytest_configure(config):
   """Lets the workers, and the programs that tests start, share what they compile."""
+  slow = 'slow' in (config.option.markexpr or '').replace('not slow', '')
+  if not slow:
+    os.environ.setdefault('XLA_FLAGS', _QUICK)
   if 'JAX_COMPILATION_CACHE_DIR' in os.environ:  # The caller's, or that of the first process.
     return
   folder = tempfile.mkdtemp(prefix='compiled_programs_')

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+import numpy as np
+
 Kept = TypeVar('Kept')
 
 # Every program holds memory maps, up to two thousand on a CPU, of which Linux grants a process
@@ -23,3 +25,8 @@ def kept(model: Any, name: Hashable, make: Callable[[], Kept]) -> Kept:
   while len(programs) > MOST:
     del programs[next(iter(programs))]
   return programs[name]
+
+
+def is_guided(sampling: Any) -> bool:
+  """Whether an image is drawn with guidance, so that the program runs the null condition."""
+  return bool(np.any(np.asarray(sampling.guidance_scale) != 1))

@@ -1,9 +1,11 @@
 """Random numbers of the rows of a batch: one state per row, counted instead of split."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class RowKeys(NamedTuple):
@@ -20,6 +22,12 @@ class RowKeys(NamedTuple):
 
   noise: jax.Array
   stream: jax.Array
+
+
+def image_keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:
+  """Makes the keys `[B]` of images by seed and number; the same whatever else is generated."""
+  seed, number = np.array(numbered, np.uint32).T
+  return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seed, number)
 
 
 def row_keys(key: jax.Array, batch_size: int) -> RowKeys:

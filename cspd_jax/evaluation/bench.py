@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from cspd_jax.core import programs as programs_lib
 from cspd_jax.evaluation import runner
 from cspd_jax.evaluation.switch import Programs
-from cspd_jax.families import engines
 from cspd_jax.metrics.base import Sample
 
 
@@ -55,7 +55,7 @@ class Bench:
       ValueError: if it cannot work, or not with the sampling options.
     """
     sampling = self.sampling if sampling is None else sampling
-    decoder = self.programs.decoder(specification, engines.is_guided(sampling))
+    decoder = self.programs.decoder(specification, programs_lib.is_guided(sampling))
     decoder.check(self.model.condition(self.prompts), sampling)
     return decoder
 

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import programs
+from cspd_jax.core import programs, random as random_lib
 from cspd_jax.evaluation import shards as shards_lib, timing
-from cspd_jax.families import engines, prompts as prompts_lib
 
 # `(done, total) -> None`, called with numbers of images.
 Progress = Callable[[int, int], None]
@@ -36,7 +35,7 @@ def keys(seed: Any, numbers: np.ndarray | Sequence[int]) -> jax.Array:
     return keys(jax.random.key(seed), index)
   own = np.asarray(seed, np.uint32)[index % len(seed)].reshape(len(index), -1)
   number = own[:, 1] if own.shape[1] == 2 else np.zeros_like(index)
-  return prompts_lib.keys(list(zip(own[:, 0], number)))
+  return random_lib.image_keys(list(zip(own[:, 0], number)))
 
 
 class Program:
@@ -63,7 +62,7 @@ class Program:
       ValueError: for a specification that cannot work.
     """
     self.specification = model.specification(specification)
-    guided = engines.is_guided(sampling)
+    guided = programs.is_guided(sampling)
     self.decoder = model.decoder(self.specification, guided=guided)
     self._params = model.params
     self._draft_params = model.draft_params(self.specification)

@@ -19,7 +19,6 @@ from cspd_jax.decoding import registry
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.evaluation import timing
-from cspd_jax.families import engines
 
 
 class Programs:
@@ -68,7 +67,7 @@ class Programs:
       specification: of the decoder.
       sampling: options like those that it will be called with; guidance on or off counts.
     """
-    text, guided = self.text(specification), engines.is_guided(sampling)
+    text, guided = self.text(specification), programs.is_guided(sampling)
     members = self._sharing(text, guided)
     decoders = [self.decoder(member, guided) for member in members]
     index, draft_params = np.int32(members.index(text)), self._model.draft_params(text)
@@ -88,7 +87,7 @@ class Programs:
 
   def is_compiled(self, specification: Any, sampling: Any, batch_size: int) -> bool:
     """Whether `decode` would find its program for batches of this size."""
-    guided = engines.is_guided(sampling)
+    guided = programs.is_guided(sampling)
     members = self._sharing(self.text(specification), guided)
     return _name(members, guided, batch_size) in self._model.programs
 

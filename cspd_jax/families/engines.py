@@ -108,11 +108,6 @@ class Engine(NamedTuple):
         (self.options()._asdict() | values).items()})
 
 
-def is_guided(sampling: Any) -> bool:
-  """Whether an image is drawn with guidance, and the null condition runs at all."""
-  return bool(np.any(np.asarray(sampling.guidance_scale) != 1))
-
-
 def _number(name: str, value: Any, like: Any) -> np.ndarray:
   """`value` as an array of the type of its default, a scalar or one number per image."""
   try:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import files, programs, random as random_lib
-from cspd_jax.families import engines, prompts as prompts_lib
+from cspd_jax.families import prompts as prompts_lib
 from cspd_jax.families.images import Generated, Partial
 
 
@@ -41,7 +41,7 @@ class Task(NamedTuple):
     """Arguments after the parameters, for the images of these numbers `[b]`."""
     pick = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
     return (jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], self.condition),
-            prompts_lib.keys([self.seeds[i] for i in index]),
+            random_lib.image_keys([self.seeds[i] for i in index]),
             type(self.sampling)(*map(pick, self.sampling)),
             self.model.draft_params(self.specification))
 
@@ -188,7 +188,7 @@ def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = No
     if np.shape(value) not in ((), (len(captions),)):
       raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number, or one for each '
                        f'of {len(captions)} images.')
-  guided = engines.is_guided(sampling)
+  guided = programs.is_guided(sampling)
   built = model.decoder(specification, guided=guided)
   built.check(condition, sampling)
   if model.tokenizer is None:

@@ -47,6 +47,8 @@ def build(parts: Parts) -> Model:
       grid=(config.height, config.width), engine=engines.DISCRETE,
       target=lambda *, guided: llamagen.target(config, guided=guided), conditions=conditions,
       tokenizer=_tokenizer(loaded.get('tokenizer'), config), drafts=drafts,
+      forward=lambda params, condition, tokens, drop: llamagen.logits_and_features(
+          params, config, condition, tokens, drop),
       defaults=parts.defaults, metadata=target.metadata)
 
 

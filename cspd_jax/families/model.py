@@ -85,6 +85,10 @@ class Model:
     drafts: what was trained to draft for it, by the name that decoders ask for it by.
     defaults: what suits the model: sampling options by name, and 'decoder', a
       specification or one by platform ('cpu', 'gpu', 'tpu').
+    forward: `(params, condition, tokens [B, T], drop [B]) -> (logits [B, T, V], features
+      [B, C + T - 1, F])` of whole images, with the null condition where `drop`; features are those
+      of `C` condition tokens and of the image tokens but the last. What drafters learn from; None
+      if none are trained for the family.
     head_drafter: `(schedule, guided) -> [levels]` the blend of `exact_head`, or None;
       continuous tokens only.
     metadata: what was stored with the target.
@@ -101,6 +105,7 @@ class Model:
   tokenizer: Tokenizer | None = None
   drafts: Mapping[str, Drafts] = dataclasses.field(default_factory=dict)
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  forward: Callable[..., tuple[jax.Array, jax.Array]] | None = None
   head_drafter: Callable[..., np.ndarray | None] | None = None
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # Compiled programs, the newest last; see `generate.program`.

@@ -73,9 +73,3 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
     raise ValueError(f'seed has {len(values)} numbers for {count} images; give one per image, or a '
                      'single one.')
   return list(zip(values[::2], values[1::2])) if pairs else [(value, 0) for value in values]
-
-
-def keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:
-  """Makes the keys `[B]` of images by seed and number; the same whatever else is generated."""
-  seed, number = np.array(numbered, np.uint32).T
-  return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seed, number)

@@ -9,6 +9,7 @@ warm-up and a cosine schedule; the parameters to ship are an exponential moving 
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,12 +18,14 @@ import numpy as np
 import optax
 
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.models import eagle, llamagen, medusa
+from cspd_jax.models import eagle, medusa
 from cspd_jax.training import state as state_lib
 from cspd_jax.training.state import TrainState
 
 Params = Any
 DrafterConfig = eagle.EagleConfig | medusa.MedusaConfig
+# A target's forward pass over whole images; see `families.Model.forward`.
+Forward = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,31 +141,30 @@ def medusa_loss(
 
 def step(
     state: TrainState,
-    batch: tuple[jax.Array, jax.Array],
+    batch: tuple[jax.Array, Any],
     target_params: Params,
     config: DrafterConfig,
     train: DrafterTrainConfig,
-    target_config: llamagen.LlamaGenConfig,
+    forward: Forward,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimiser step; jit with the three configurations static.
+  """One optimiser step; jit with the configurations and `forward` static.
 
   Args:
     state: the state to start from.
-    batch: tokens `[B, T]` and labels `[B]`, int32.
+    batch: tokens `[B, T]` int32 and the condition of every image.
     target_params: the frozen target.
     config: the drafter's sizes.
     train: the optimisation.
-    target_config: the target's sizes.
+    forward: the target's forward pass.
 
   Returns:
     The next state and scalar metrics: 'loss', its parts and 'grad_norm'.
   """
-  tokens, labels = batch
+  tokens, condition = batch
   drop_key, noise_key = jax.random.split(
       jax.random.fold_in(jax.random.key(train.seed + 1), state.step))
-  drop = jax.random.bernoulli(drop_key, train.drop_rate, labels.shape)
-  logits, features = llamagen.logits_and_features(
-      target_params, target_config, labels, tokens, drop)
+  drop = jax.random.bernoulli(drop_key, train.drop_rate, tokens.shape[:1])
+  logits, features = forward(target_params, condition, tokens, drop)
   probs = jax.nn.softmax(logits)
 
   def loss(params):
@@ -178,9 +180,9 @@ def step(
 def measure(
     params: Params,
     target_params: Params,
-    batch: tuple[jax.Array, jax.Array],
+    batch: tuple[jax.Array, Any],
     config: DrafterConfig,
-    target_config: llamagen.LlamaGenConfig,
+    forward: Forward,
     guidance_scale: float,
     num_depths: int,
     stride: int = 7,
@@ -193,9 +195,9 @@ def measure(
   Args:
     params: the drafter's own parameters.
     target_params: the target's.
-    batch: tokens `[B, T]` and labels `[B]`.
+    batch: tokens `[B, T]` and the condition of every image.
     config: the drafter's sizes.
-    target_config: the target's.
+    forward: the target's forward pass.
     guidance_scale: of the distributions of both.
     num_depths: depths to measure; at most the number of heads.
     stride: EAGLE: every how many tokens a draft begins.
@@ -205,9 +207,8 @@ def measure(
     or among its first three, and 'overlap_d', the mean of `sum min(p, q)`: the acceptance rate of a
     drafted token.
   """
-  tokens, labels = batch
-  both = [llamagen.logits_and_features(
-      target_params, target_config, labels, tokens, jnp.full(labels.shape, drop))
+  tokens, condition = batch
+  both = [forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
           for drop in (False, True)]
   logits, features = (jnp.stack(parts) for parts in zip(*both))
   warp = warp_lib.Warp(guidance_scale=guidance_scale)

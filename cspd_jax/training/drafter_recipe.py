@@ -14,7 +14,7 @@ from absl import logging
 
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import eagle, llamagen, medusa
+from cspd_jax.models import eagle, medusa
 from cspd_jax.training import drafter as drafter_lib, loop, recipe as recipe_lib
 from cspd_jax.training.autoregressive import ARTrainConfig, batch_of
 from cspd_jax.training.drafter import DrafterTrainConfig
@@ -82,13 +82,15 @@ def check(recipe: DrafterRecipe, model: Any) -> None:
   Raises:
     ValueError: if the model is none that drafters are trained for, or the sizes differ.
   """
-  config = model.config
-  if not isinstance(config, llamagen.LlamaGenConfig) or config.conditioning != 'class':
+  if model.forward is None or not len(model.prompts):
     raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that drafters are not '
-                     'trained for; give a class-conditional model of discrete tokens.')
-  wanted: dict[str, Any] = {'dim': config.dim, 'vocab_size': config.vocab_size}
+                     'trained for; give a model of discrete tokens that has prompts of its own, '
+                     'such as classes.')
+  target = model.target(guided=False)
+  wanted: dict[str, Any] = {'dim': _width(model, target), 'vocab_size': target.vocab_size}
   if recipe.kind == 'eagle':
-    wanted |= {'family': 'llamagen', 'num_tokens': config.num_tokens, 'row_width': config.width}
+    wanted |= {'family': model.family, 'num_tokens': target.num_tokens,
+               'row_width': target.row_width}
   for name, value in wanted.items():
     found = getattr(recipe.drafter, name)
     if found != value:
@@ -105,7 +107,10 @@ def images(
     split: str,
     workdir: pathlib.Path,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Tokens `[N, T]` and labels `[N]`, int32, of a split; kept in `workdir`."""
+  """Tokens `[N, T]` and the number of every image's prompt `[N]`, int32; kept in `workdir`.
+
+  A prompt's number is its place in `model.prompts`, for a class its label.
+  """
   if recipe.data == 'photos':
     tokenizer = model.tokenizer
     # A recipe for both checks that the target belongs to the tokenizer.
@@ -123,7 +128,8 @@ def images(
     with np.load(path) as stored:
       if stored['tokens'].shape[0] == count:
         return stored['tokens'], stored['labels']
-  labels = np.arange(count, dtype=np.int32) % model.config.num_classes
+  labels = np.arange(count, dtype=np.int32) % len(model.prompts)
+  conditions = model.condition(model.prompts)
   decode = jax.jit(model.decoder('vanilla', guided=True))
   key = jax.random.fold_in(jax.random.key(recipe.seed), photos_lib.SPLITS.index(split))
   batches = []
@@ -131,12 +137,25 @@ def images(
     # The last batch is filled up, so that one compiled program serves all.
     batch = np.resize(labels[start:start + _SAMPLE_BATCH], min(_SAMPLE_BATCH, count))
     batches.append(np.asarray(decode(
-        model.params, batch, jax.random.fold_in(key, start),
+        model.params, _pick(conditions, batch), jax.random.fold_in(key, start),
         Warp(guidance_scale=recipe.guidance_scale)).tokens))
     logging.info('images of %s: %d of %d', split, min(start + _SAMPLE_BATCH, count), count)
   tokens = np.concatenate(batches)[:count]
   np.savez(path, tokens=tokens, labels=labels)
   return tokens, labels
+
+
+def _width(model: Any, target: Any) -> int:
+  """The width of the target's features."""
+  condition = model.condition(model.prompts[:1])
+  _, features, _ = jax.eval_shape(
+      lambda *args: target.prefill(*args, target.num_tokens), model.params, condition)
+  return features.shape[-1]
+
+
+def _pick(conditions: Any, numbers: np.ndarray) -> Any:
+  """The conditions of the prompts of these numbers."""
+  return jax.tree.map(lambda leaf: leaf[numbers], conditions)
 
 
 def train(
@@ -152,25 +171,27 @@ def train(
   workdir.mkdir(parents=True, exist_ok=True)
   tokens, labels = images(recipe, model, 'train', workdir)
   held_out = images(recipe, model, 'held_out', workdir)
+  conditions = model.condition(model.prompts)
+  shown = lambda batch: (batch[0], _pick(conditions, batch[1]))
   config, train_config = recipe.drafter, recipe.train
   # The target is an argument: as a constant it would be compiled into the program.
   compiled_step = jax.jit(
       lambda state, batch, frozen: drafter_lib.step(
-          state, batch, frozen, config, train_config, model.config), donate_argnums=0)
+          state, batch, frozen, config, train_config, model.forward), donate_argnums=0)
   compiled_measure = jax.jit(
       lambda params, frozen, batch: drafter_lib.measure(
-          params, frozen, batch, config, model.config, recipe.guidance_scale, recipe.num_depths))
+          params, frozen, batch, config, model.forward, recipe.guidance_scale, recipe.num_depths))
 
   def evaluate(state):
     parts = [
         compiled_measure(state.average, model.params,
-                         tuple(part[i:i + _MEASURE_BATCH] for part in held_out))
+                         shown([part[i:i + _MEASURE_BATCH] for part in held_out]))
         for i in range(0, held_out[0].shape[0], _MEASURE_BATCH)]
     return loop.mean_metrics(parts)
 
   state = loop.run(
       drafter_lib.init(config, train_config, model.params),
-      lambda state, batch: compiled_step(state, batch, model.params),
+      lambda state, batch: compiled_step(state, shown(batch), model.params),
       lambda index: batch_of(tokens, labels, train_config.seed, index, train_config.batch_size),
       num_steps=train_config.num_steps, batch_size=train_config.batch_size, workdir=workdir,
       name=recipe.kind, log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every,

@@ -9,9 +9,9 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax.continuous.context import BLOCK
+from cspd_jax.core import programs
 from cspd_jax.evaluation import rows as rows_lib, timing
 from cspd_jax.evaluation.bench import Bench
-from cspd_jax.families import engines
 from cspd_jax.metrics.base import Sample
 from experiments.cli import inputs
 
@@ -157,7 +157,7 @@ class Lab:
     They take turns with `mar`; 'draft' is the draft model alone.
     """
     sampling = self.bench.sampling if sampling is None else sampling
-    name = lambda text: (text, batch_size, engines.is_guided(sampling))
+    name = lambda text: (text, batch_size, programs.is_guided(sampling))
     new = [text for text in dict.fromkeys(texts) if name(text) not in self._speeds]
     if new:
       runs = {text: (self._draft.run(self.mar, batch_size, sampling=sampling) if text == 'draft'
@@ -184,7 +184,7 @@ class Lab:
       batch_size: images that are decoded together when times are taken. Counts are those of every
         image by itself and the same at any batch size.
     """
-    guided = engines.is_guided(sample.sampling)
+    guided = programs.is_guided(sample.sampling)
     decoder = self.bench.programs.decoder(text, guided)
     block = decoder.drafter is not None and decoder.stages[-1].context is BLOCK
     found = {metric.name: metric(sample, self.model).mean

@@ -16,13 +16,14 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
   words = [f'--model={folder}', '--prompt=sea', '--prompt=sky', '--seed', '3', '5',
            '--decoder=mc_sjd(window=4)', '--temperature=0.9', f'--output={tmp_path / "out"}']
   assert command.main(words) == 0
-  assert 'Generated(2 images of 16x16 by mc_sjd(window=4) (exact)' in capsys.readouterr().out
+  assert '2 images with mc_sjd(window=4); model beach' in capsys.readouterr().out
   paths = sorted((tmp_path / 'out').iterdir())
-  assert [path.name for path in paths] == ['00000_sea_seed3.png', '00001_sky_seed5.png']
+  assert [path.name for path in paths] == [
+      '00000_sea_seed3.png', '00001_sky_seed5.png', 'report.json']
   with Image.open(paths[1]) as picture:
     assert picture.size == (16, 16) and '"temperature": 0.9' in picture.text['sampling']
   assert command.main(words) == 2
-  assert 'holds 00000_sea_seed3.png already' in capsys.readouterr().err
+  assert 'holds a report already' in capsys.readouterr().err
   assert command.main([*words, '--overwrite']) == 0
 
 

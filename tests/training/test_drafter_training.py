@@ -45,6 +45,7 @@ def _target_params(config=TARGET):
 
 
 _of_target = jax.jit(llamagen.logits_and_features, static_argnums=1)
+FORWARD = lambda params, *args: llamagen.logits_and_features(params, TARGET, *args)
 _predict = jax.jit(eagle.predict, static_argnums=1)
 
 
@@ -55,7 +56,7 @@ def _batch(size=4):
 
 
 def _step(config, train, params):
-  return jax.jit(lambda state, batch: drafter.step(state, batch, params, config, train, TARGET))
+  return jax.jit(lambda state, batch: drafter.step(state, batch, params, config, train, FORWARD))
 
 
 @pytest.mark.parametrize('conditioning', TARGETS)
@@ -166,7 +167,7 @@ def test_measured_probs_chain_predicted_features():
   params, (tokens, labels) = _target_params(), _batch()
   own = drafter.init(EAGLE, TRAIN, params).params
   attached = eagle.attach(params, own)
-  found = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TARGET, 2.0, 3, stride=4))(
+  found = jax.jit(lambda *args: drafter.measure(*args, EAGLE, FORWARD, 2.0, 3, stride=4))(
       own, params, (tokens, labels))
   streams = [_of_target(params, TARGET, labels, tokens, jnp.full(4, drop))
              for drop in (False, True)]
@@ -193,7 +194,7 @@ def test_measured_heads_are_compared_with_the_probs_they_predict():
   params, (tokens, labels) = _target_params(), _batch()
   # Every head repeats the distribution of the token before.
   own = medusa.from_target(params, DRAFTERS['medusa'])
-  found = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TARGET, 1.0, 3))(
+  found = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], FORWARD, 1.0, 3))(
       own, params, (tokens, labels))
   probs = jax.nn.softmax(llamagen.logits(params, TARGET, labels, tokens))
   for h in range(3):

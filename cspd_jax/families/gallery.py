@@ -1,0 +1,116 @@
+"""Generated images as a folder of files, batch by batch, to be stopped and continued."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from cspd_jax.core import files
+from cspd_jax.evaluation import report as report_lib, shards
+from cspd_jax.families import generate as generate_lib, images as images_lib
+
+_NPZ = 'images.npz'
+
+
+class Gallery:
+  """Images that are to be in a folder: one PNG each, and report.json.
+
+  A stopped run goes on when the same images are asked for again.
+  """
+
+  def __init__(self, model: Any, prompts: Sequence[Any] | None, folder: Any, *, seed: Any = 0,
+               batch_size: int = 16, npz: bool = False, overwrite: bool = False, **options):
+    """Checks everything; nothing is compiled, and only an empty report is begun.
+
+    Args:
+      model: a `families.Model`.
+      prompts: as for `model.generate`, and so are `seed` and `options`.
+      folder: where to; it is made if necessary.
+      seed: see `prompts`.
+      batch_size: images decoded at once.
+      npz: also writes images.npz, all images as one uint8 array `[N, H, W, 3]` named `arr_0`, as
+        tools for the FID read it.
+      overwrite: whether images of an earlier run in the folder are replaced.
+      **options: see `prompts`.
+
+    Raises:
+      ValueError: for anything that cannot work, by the name of the argument.
+    """
+    self.task = generate_lib.prepare(model, prompts, seed=seed, **options)
+    if batch_size < 1:
+      raise ValueError(f'batch_size is {batch_size}; it must be at least 1.')
+    self.names = [images_lib.file_name(i, caption, one[0])
+                  for i, (caption, one) in enumerate(zip(self.task.captions, self.task.seeds))]
+    self._size = min(batch_size, len(self.names))
+    self._npz, self._options = npz, options
+    self._report = report_lib.Report(
+        folder, [*self.names, *[_NPZ] * npz], overwrite=overwrite,
+        run=shards.settings(model, self.task.specification, self.task.condition, self.task.seeds,
+                            batch_size, self.task.sampling))
+
+  @property
+  def headline(self) -> str:
+    """What is about to be done, in a line."""
+    count = len(self.names)
+    return (f'{count} image{"s"[:count != 1]} with {self.task.specification}; model '
+            f'{self.task.model.name}')
+
+  @property
+  def folder(self) -> str:
+    """Where the images are."""
+    return str(self._report.folder)
+
+  def generate(self, settings: Mapping[str, Any],
+               progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+    """Generates the images that a stopped run has not left, and finishes the folder.
+
+    Args:
+      settings: what was asked for, for the report.
+      progress: called with the number of finished images and of all.
+    """
+    missing = [i for i, name in enumerate(self.names) if not self._report.has(name)]
+    done = len(self.names) - len(missing)
+    progress(done, len(self.names))
+    for first in range(0, len(missing), self._size):
+      batch = missing[first:first + self._size]
+      self._generate(batch)
+      done += len(batch)
+      progress(done, len(self.names))
+    if self._npz:
+      self._write_npz()
+    task = self.task
+    self._report.write(
+        settings=settings, model=task.model.name, decoder=str(task.specification),
+        guarantee=task.model.engine.guarantee(task.decoder), sampling=task.sampling._asdict(),
+        rows=self._rows())
+
+  def _generate(self, batch: list[int]) -> None:
+    """Generates and writes the images of these numbers."""
+    # The last batch is filled up, because another size would be compiled anew.
+    filled = batch + batch[-1:] * (self._size - len(batch))
+    out = self.task.model.generate(
+        [self.task.prompts[i] for i in filled], seed=[self.task.seeds[i] for i in filled],
+        **self._options)
+    for row, i in enumerate(batch):
+      files.write(self._report.path(self.names[i]), out.png(row))
+
+  def _rows(self) -> list[dict[str, Any]]:
+    """A row per image; rounds are in the files, which an earlier run may have left."""
+    rows = []
+    for name, caption, (seed, number) in zip(self.names, self.task.captions, self.task.seeds):
+      with Image.open(self._report.path(name)) as image:
+        rounds = int(image.info['rounds'])
+      rows.append(dict(file=name, prompt=caption, seed=seed, number=number, rounds=rounds))
+    return rows
+
+  def _write_npz(self) -> None:
+    """Writes all images as one array."""
+    images = None
+    for i, name in enumerate(self.names):
+      with Image.open(self._report.path(name)) as image:
+        pixels = np.asarray(image)
+      if images is None:
+        images = np.zeros((len(self.names), *pixels.shape), np.uint8)
+      images[i] = pixels
+    np.savez(self._report.path(_NPZ), arr_0=images)
