@@ -21,7 +21,7 @@ class Gallery:
 
   def __init__(self, model: Any, prompts: Sequence[Any] | None, folder: Any, *, seed: Any = 0,
                batch_size: int = 16, npz: bool = False, overwrite: bool = False, **options):
-    """Checks everything; nothing is compiled, and only an empty report is begun.
+    """Checks everything; nothing is compiled yet.
 
     Args:
       model: a `families.Model`.
@@ -43,7 +43,7 @@ class Gallery:
     self.names = [images_lib.file_name(i, caption, one[0])
                   for i, (caption, one) in enumerate(zip(self.task.captions, self.task.seeds))]
     self._size = min(batch_size, len(self.names))
-    self._npz, self._options = npz, options
+    self._npz = npz
     self._report = report_lib.Report(
         folder, [*self.names, *[_NPZ] * npz], overwrite=overwrite,
         run=shards.settings(model, self.task.specification, self.task.condition, self.task.seeds,
@@ -89,9 +89,8 @@ class Gallery:
     """Generates and writes the images of these numbers."""
     # The last batch is filled up, because another size would be compiled anew.
     filled = batch + batch[-1:] * (self._size - len(batch))
-    out = self.task.model.generate(
-        [self.task.prompts[i] for i in filled], seed=[self.task.seeds[i] for i in filled],
-        **self._options)
+    task = self.task.pick(filled)
+    out = task.result(generate_lib.decode(task))
     for row, i in enumerate(batch):
       files.write(self._report.path(self.names[i]), out.png(row))
 

@@ -1,6 +1,6 @@
 """Images from prompts: one call, or round by round."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,6 @@ class Task(NamedTuple):
     guided: whether there is guidance.
     condition: leading axis `B`.
     captions: `[B]` what every image shows.
-    prompts: `[B]` what it was asked for with.
     seeds: `[B]` seed and number of every image.
     sampling: the sampling options.
   """
@@ -33,17 +32,22 @@ class Task(NamedTuple):
   guided: bool
   condition: Any
   captions: list[str]
-  prompts: list[Any]
   seeds: list[tuple[int, int]]
   sampling: Any
 
-  def rows(self, index: np.ndarray) -> tuple[Any, jax.Array, Any, Any]:
-    """Arguments after the parameters, for the images of these numbers `[b]`."""
-    pick = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
-    return (jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], self.condition),
-            random_lib.image_keys([self.seeds[i] for i in index]),
-            type(self.sampling)(*map(pick, self.sampling)),
-            self.model.draft_params(self.specification))
+  def pick(self, index: Sequence[int] | np.ndarray) -> 'Task':
+    """The task of the images of these numbers."""
+    index = np.asarray(index)
+    of_each = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
+    return self._replace(
+        condition=jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], self.condition),
+        captions=[self.captions[i] for i in index], seeds=[self.seeds[i] for i in index],
+        sampling=type(self.sampling)(*map(of_each, self.sampling)))
+
+  def arguments(self) -> tuple[Any, jax.Array, Any, Any]:
+    """What the decoder takes after the parameters."""
+    return (jax.tree.map(jnp.asarray, self.condition), random_lib.image_keys(self.seeds),
+            self.sampling, self.model.draft_params(self.specification))
 
   def result(self, decoded: Any) -> Generated:
     """The images of what was decoded."""
@@ -95,11 +99,11 @@ def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = N
   if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
     raise ValueError(f'batch_size is {batch_size!r}; it must be a whole number, at least 1.')
   batch_size = min(batch_size, count)
-  run, found = program(task), []
+  found = []
   for first in range(0, count, batch_size):
     # The last batch is filled up, because another size would be compiled anew.
     index = np.minimum(np.arange(first, first + batch_size), count - 1)
-    found.append(jax.device_get(run(model.params, *task.rows(index))))
+    found.append(decode(task.pick(index)))
     if progress is not None:
       progress(min(first + batch_size, count), count)
   return task.result(jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *found))
@@ -134,7 +138,7 @@ def stream(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = Non
 def _rounds(task: Task, every: int) -> Iterator[Partial]:
   """The looks at one batch; apart from `stream`, so that arguments are checked at once."""
   model, decoder = task.model, task.decoder
-  condition, key, sampling, draft_params = task.rows(np.arange(len(task.captions)))
+  condition, key, sampling, draft_params = task.arguments()
   rows = random_lib.row_keys(key, len(task.captions))
   start, advance, finish = _pieces(task, every)
   state = start(model.params, condition, rows, sampling, draft_params)
@@ -193,14 +197,18 @@ def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = No
   built.check(condition, sampling)
   if model.tokenizer is None:
     model.pixels(None)  # Says what is missing.
-  return Task(model, specification, built, guided, condition, captions,
-              list(prompts) if type(prompts) is list else captions, numbered, sampling)
+  return Task(model, specification, built, guided, condition, captions, numbered, sampling)
 
 
-def program(task: Task) -> Callable:
-  """The jitted decoder of a task, kept by the model."""
-  return programs.kept(
+def decode(task: Task) -> Any:
+  """Decodes all images of a task together; the model keeps the compiled decoder.
+
+  Returns:
+    The decoder's result, NumPy arrays.
+  """
+  run = programs.kept(
       task.model, (str(task.specification), task.guided), lambda: jax.jit(task.decoder))
+  return jax.device_get(run(task.model.params, *task.arguments()))
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

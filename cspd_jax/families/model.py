@@ -108,7 +108,7 @@ class Model:
   forward: Callable[..., tuple[jax.Array, jax.Array]] | None = None
   head_drafter: Callable[..., np.ndarray | None] | None = None
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  # Compiled programs, the newest last; see `generate.program`.
+  # Compiled programs, the newest last; see `core.programs.kept`.
   programs: dict = dataclasses.field(default_factory=dict)
 
   @property

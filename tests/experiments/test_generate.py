@@ -117,22 +117,22 @@ def test_a_file_of_the_users_own_is_never_overwritten(run, tmp_path):
 
 def test_a_stopped_run_goes_on(run, monkeypatch):
   words = ['--decoder=sjd(window=4)', '--prompt=sand', '--num_images=5', '--batch_size=2']
-  whole, made = generate_lib.generate, []
+  whole, made = generate_lib.decode, []
 
-  def generate_twice(model, prompts, **options):
+  def decode_twice(task):
     if len(made) == 2:
       raise KeyboardInterrupt
-    made.append(len(prompts))
-    return whole(model, prompts, **options)
+    made.append(len(task.captions))
+    return whole(task)
 
-  monkeypatch.setattr(generate_lib, 'generate', generate_twice)
+  monkeypatch.setattr(generate_lib, 'decode', decode_twice)
   stopped = run(*words)
   assert stopped.code == 130 and stopped.err.endswith('interrupted\n')
   assert not list(stopped.folder.glob('*.png'))
   made.clear()
   found = run(*words)
   assert made == [2] and len(_names(found)) == 6
-  monkeypatch.setattr(generate_lib, 'generate', whole)
+  monkeypatch.setattr(generate_lib, 'decode', whole)
   alone = run(*words, f'--workdir={found.folder}_whole')
   for file in found.folder.glob('*.png'):
     np.testing.assert_array_equal(
