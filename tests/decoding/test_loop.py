@@ -58,8 +58,16 @@ def decode(decoder, labels=LABELS, key=jax.random.key(7), warp=WARP):
 
 class LoopTest(chex.TestCase):
 
-  @parameterized.parameters(*registry.DECODERS)
+  @parameterized.parameters(*FIRST)
   def test_result(self, name):
+    self._check_result(name)
+
+  @parameterized.parameters(*OTHERS)
+  @pytest.mark.slow
+  def test_result_of_the_others(self, name):
+    self._check_result(name)
+
+  def _check_result(self, name):
     decoded = decode(name)
     batch, length, depth = 5, 6, build(name).drafter.tree.max_depth
     chex.assert_shape(decoded.tokens, (batch, length))

@@ -24,6 +24,7 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import enumerate_rounds, enumerate_stage
 from cspd_jax.testing.tabular import prefix_number, tabular
+from tests.marks import representative
 
 CODEBOOK = np.random.default_rng(0).normal(size=(4, 2))
 TABLE = neighbour_table(CODEBOOK, 3)
@@ -138,7 +139,8 @@ ROUNDS = {
 }
 
 
-@pytest.mark.parametrize('name', ROUNDS)
+@pytest.mark.parametrize('name', representative(
+    ROUNDS, 'tree, lantern', 'jacobi, lantern_pp', 'jacobi with paths, uniform'))
 def test_tv_bound_holds_for_rounds(name):
   vocab_size, rounds, drafter, verifier = ROUNDS[name]
   with jax.enable_x64(True):

@@ -25,6 +25,7 @@ import published
 import pytest
 
 from cspd_jax.models import causal, eagle
+from tests.marks import representative
 
 FILLED, WIDTH, VOCAB = 64, 64, 48
 # What every draft of the tree sees of the drafts, and the parents of the second level.
@@ -158,6 +159,7 @@ def test_cached_windows_and_trees_agree_with_the_official_module(name, per_row):
       np.concatenate(levels, axis=2), shaped(expected[f'{name}_tree']), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize('name', representative(CASES, 't2i', 'anole'), indirect=True)
 def test_rows_advance_on_their_own_and_leftovers_are_ignored(name):
   case = CASES[name]
   inputs = _inputs(case)
@@ -187,6 +189,7 @@ def test_tokens_past_the_end_stay_finite_and_share_the_last_cell():
   np.testing.assert_array_equal(last[1], past[1])
 
 
+@pytest.mark.parametrize('name', representative(CASES, 't2i', 'anole'), indirect=True)
 def test_bfloat16_parameters_give_bfloat16_caches_and_float32_logits(name):
   case = CASES[name]
   inputs = _inputs(case)

@@ -155,6 +155,7 @@ def test_draws_at_the_last_step_weigh_more():
   np.testing.assert_allclose(weighted - plain, 10 * share * metrics['last_mse'], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_weight_of_the_last_step_is_for_the_head_alone(trained):
   params = trained[0].params
   tokens, labels = _data()
@@ -172,6 +173,7 @@ def test_the_weight_of_the_last_step_is_for_the_head_alone(trained):
   assert jax.tree.reduce(lambda total, leaf: total + jnp.abs(leaf).sum(), transformer, 0.0) > 0
 
 
+@pytest.mark.slow
 def test_sine_positions_tell_neighbours_from_others():
   config = dataclasses.replace(CONFIG, height=6, width=6, dim=32)
   params = mar.init(config, dataclasses.replace(TRAIN, sine_positions=True)).params
@@ -192,6 +194,7 @@ def test_hidden_shares_can_go_far_down():
   assert 0.1 <= shares.min() < 0.25 and shares.max() > 0.97
 
 
+@pytest.mark.slow
 def test_the_rate_falls_to_nothing_at_the_end(fresh):
   train = dataclasses.replace(TRAIN, num_steps=40, cooldown_steps=20)
   # A fresh head gives the transformer no gradient: what moves is the rate times the weight decay.
