@@ -229,6 +229,7 @@ class Outcome(NamedTuple):
     accepted: `[B]` number of drafts accepted in this round.
     nodes: `[B, N + 1]` the tokens that were scored.
     probs: `[B, N + 1, V]` the target's distribution after every node.
+    uncut: `[B, N + 1, V]` the same before cuts and grammar, at temperature 1 if it is 0.
     features: what the target's score, or its prefill, returned for drafters.
     path: `[B, D + 1]` the accepted path, node by node from the root; entries
       beyond `accepted` mean nothing.
@@ -240,6 +241,7 @@ class Outcome(NamedTuple):
   accepted: jax.Array
   nodes: jax.Array
   probs: jax.Array
+  uncut: jax.Array
   features: Features
   path: jax.Array
   verdict: Verdict

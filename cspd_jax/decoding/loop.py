@@ -129,7 +129,8 @@ class Decoder:
     count = jnp.ones((batch,), jnp.int32)
     outcome = Outcome(
         tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=positions,
-        probs=probs, features=features, path=positions, verdict=verdict)
+        probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.uncut(warp), positions),
+        features=features, path=positions, verdict=verdict)
     rng, drafter_state = self.drafter.init(env, condition, rng, outcome)
     return State(
         count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
@@ -174,7 +175,8 @@ class Decoder:
 
     outcome = Outcome(
         tokens=tokens, count=count, accepted=length - 1, nodes=nodes, probs=probs,
-        features=features, path=path, verdict=verdict)
+        uncut=warp_lib.probabilities(logits, warp_lib.uncut(warp), positions), features=features,
+        path=path, verdict=verdict)
     rng, drafter_state = drafter.update(env, drafter_state, rng, outcome)
     rounds = jnp.broadcast_to(state.rounds[:, None], new.shape)
     return State(

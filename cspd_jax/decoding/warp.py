@@ -56,6 +56,13 @@ def check(warp: Warp, num_streams: int) -> None:
         'guide away from; set guidance_scale to 1 or build the target with guidance.')
 
 
+def uncut(warp: Warp) -> Warp:
+  """The options without cuts, and at temperature 1 if they are greedy: what drafters look at."""
+  temperature = jnp.asarray(warp.temperature)
+  return warp._replace(
+      temperature=jnp.where(temperature == 0, 1, temperature), top_k=0, top_p=1.0)
+
+
 def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
                   forced: jax.Array | None = None) -> jax.Array:
   """The distribution that is sampled at every node.

@@ -76,9 +76,9 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
     return env.rowwise(row)(rng, state, outcome._replace(features=None))
 
   return Drafter(
-      layout=_layout(tree),
+      layout=layout(tree),
       init=init, propose=propose, update=update,
-      check=functools.partial(_check_length, window, tree), keeps_drafts=True)
+      check=functools.partial(check_length, window, tree), keeps_drafts=True)
 
 
 def _check_options(window: int, coupling: str, fresh: str, tree: Tree) -> None:
@@ -87,6 +87,11 @@ def _check_options(window: int, coupling: str, fresh: str, tree: Tree) -> None:
     raise ValueError(f'coupling is {coupling!r}; it must be one of {", ".join(COUPLINGS)}.')
   if fresh not in fresh_lib.KINDS:
     raise ValueError(f'fresh is {fresh!r}; it must be one of {", ".join(fresh_lib.KINDS)}.')
+  check_tree(window, tree)
+
+
+def check_tree(window: int, tree: Tree) -> None:
+  """Raises ValueError for a tree that does not fill the window."""
   if tree.num_nodes != window - 1:
     raise ValueError(
         f'tree has {tree.num_nodes} draft nodes, but window is {window}: with the last '
@@ -97,7 +102,7 @@ def _check_options(window: int, coupling: str, fresh: str, tree: Tree) -> None:
         f'{tree.main_length}; a Jacobi window has distributions for the main chain only.')
 
 
-def _check_length(window: int, tree: Tree, target: Target) -> None:
+def check_length(window: int, tree: Tree, target: Target) -> None:
   """Raises ValueError for a main chain that no image has room for."""
   if tree.main_length >= target.num_tokens:
     raise ValueError(
@@ -105,7 +110,7 @@ def _check_length(window: int, tree: Tree, target: Target) -> None:
         f'{target.num_tokens} tokens; the chain may have at most {target.num_tokens - 1}.')
 
 
-def _layout(tree: Tree) -> Layout:
+def layout(tree: Tree) -> Layout:
   """A position has one distribution, and its main token is a candidate after every side branch.
 
   Keeping that token where a branch ends keeps the context of the drafts behind it.

@@ -54,10 +54,29 @@ def _couple(rng, state, outcome, first, length, coupling) -> tuple[jax.Array, ja
     return rng.draw(probs), probs
   if coupling == 'noise':
     return rng.draw_at(first + jnp.arange(length + 1), probs), probs
-  kept = rng.accept(accept.take(probs[:-1], state.tokens), accept.take(state.probs, state.tokens))
-  rest = jnp.concatenate([accept.residual(probs[:-1], state.probs), probs[-1:]])
-  redrawn = rng.draw(rest)
-  return jnp.concatenate([jnp.where(kept, state.tokens, redrawn[:-1]), redrawn[-1:]]), probs
+  return coupled(rng, state.tokens, state.probs, probs), probs
+
+
+def coupled(rng, tokens: jax.Array, probs: jax.Array, found: jax.Array) -> jax.Array:
+  """Tokens from new distributions, as rarely other than the old ones as possible.
+
+  The maximal coupling: a token is kept with probability `min(1, p / q)` and drawn from the residual
+  distribution otherwise (MC-SJD, arXiv 2510.24211).
+
+  Args:
+    rng: the row's random numbers.
+    tokens: `[L]`.
+    probs: `[L, V]` the distribution each was drawn from.
+    found: `[L + n, V]` the new distributions; further places have no token yet.
+
+  Returns:
+    `[L + n]` tokens.
+  """
+  length = tokens.shape[0]
+  same = found[:length]
+  kept = rng.accept(accept.take(same, tokens), accept.take(probs, tokens))
+  redrawn = rng.draw(jnp.concatenate([accept.residual(same, probs), found[length:]]))
+  return jnp.concatenate([jnp.where(kept, tokens, redrawn[:length]), redrawn[length:]])
 
 
 def refill(rng, env, tree, coupling, fresh, drawn, shift, last_probs, image, count, history):
@@ -100,12 +119,12 @@ def refill(rng, env, tree, coupling, fresh, drawn, shift, last_probs, image, cou
     tokens = jnp.where(is_fresh, fresh_tokens, tokens)
     probs = jnp.where(is_fresh[:, None], fresh_probs, probs)
 
-  side = _side_tokens(rng, tree, coupling, tokens, probs, positions, is_fresh)
+  side = side_tokens(rng, tree, coupling, tokens, probs, positions, is_fresh)
   return JacobiState(tokens, probs if env.needs_probs else None, side, history)
 
 
-def _side_tokens(rng, tree, coupling, tokens, probs, positions, is_fresh) -> jax.Array:
-  """`[N - L]` further candidates for the side nodes.
+def side_tokens(rng, tree, coupling, tokens, probs, positions, is_fresh) -> jax.Array:
+  """Draws `[N - L]` further candidates for the side nodes.
 
   All nodes of one depth and rank hold the same token: only one path is ever
   taken, so paths need not differ from each other, only siblings do.

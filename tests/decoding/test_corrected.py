@@ -1,0 +1,187 @@
+"""Corrected windows: enumerated rounds, whole sequences, equality with vanilla, mistakes."""
+
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import decoders, tree as trees
+from cspd_jax.decoding.drafters import corrector, window
+from cspd_jax.decoding.drafters.corrected import corrected, corrected_probs
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.models import neighbours
+from cspd_jax.testing import exactness
+from cspd_jax.testing.enumerate import output_distribution
+from cspd_jax.testing.tabular import tabular
+from tests.marks import representative
+
+WARP = Warp(guidance_scale=1.5, temperature=0.9, top_p=0.9)
+
+
+def _parts(target, window, passes, tree=None, verifier=exact):
+  return corrected(corrector.from_model(target), window, passes, tree), verifier()
+
+
+# Vocabulary, length, rounds, window, passes, tree.
+CASES = {
+    'one place, two passes': (2, 4, 2, 2, 2, None),
+    'one place, three rounds': (2, 4, 3, 2, 1, None),
+    'one place, three words': (3, 3, 2, 2, 2, None),
+    'two places': (2, 4, 2, 3, 1, None),
+    'a sibling': (3, 3, 2, 3, 1, trees.Tree((-1, 0, 0))),
+}
+
+
+
+
+def _total_variation(name, warp=WARP):
+  vocab, length, rounds, size, passes, tree = CASES[name]
+  with jax.enable_x64(True):
+    built = tabular(jax.random.key(0), vocab, length, guided=True, dtype=jnp.float64)
+    other = built.params + 0.7 * jax.random.normal(jax.random.key(1), built.params.shape)
+    parts = corrected(corrector.from_model(built.target), size, passes, tree), exact()
+    found = output_distribution(
+        make_decoder(built.target, *parts), built, warp, rounds=rounds, draft_params=other)
+    np.testing.assert_allclose(found.sum(), 1, atol=1e-12)
+    return 0.5 * np.abs(found - built.distribution(warp)).sum()
+
+
+@pytest.mark.parametrize('name', representative(CASES, 'one place, two passes', 'two places'))
+def test_rounds_are_exact(name):
+  assert _total_variation(name) < 1e-12
+
+
+def test_guidance_without_cuts():
+  assert _total_variation('one place, two passes', Warp(guidance_scale=1.5)) < 1e-12
+
+
+def _sees_the_token_it_drafts(parts):
+  def read(*args):
+    logits, memory = parts.read(*args)
+    return jnp.roll(logits, -1, axis=2), memory
+  return parts._replace(read=read)
+
+
+MISTAKES = {
+    'kept without a test': ('_redraw', lambda env, rng, tokens, probs, found, positions: tokens),
+    'distribution of the pass before': (
+        '_redraw', lambda env, rng, tokens, probs, found, positions: rng.draw(probs)),
+    'siblings from another distribution': (
+        '_siblings', lambda env, tree, rng, tokens, probs, positions: window.side_tokens(
+            rng, tree, 'maximal', tokens, probs**4, positions, jnp.zeros(tokens.shape, bool))),
+    'a corrector that sees the token it drafts': _sees_the_token_it_drafts,
+}
+
+
+@pytest.fixture(scope='module')
+def model():
+  built = tabular(jax.random.key(0), 3, 7, guided=True, num_classes=2, row_width=3)
+  other = built.params + 0.7 * jax.random.normal(jax.random.key(1), built.params.shape)
+  return built, other
+
+
+@pytest.mark.parametrize('size, passes, tree', representative(
+    [(5, 1, None), (5, 3, None), (5, 8, None), (7, 2, trees.caterpillar(3, 2, 6)),
+     (7, 5, trees.caterpillar(2, 3, 6))], (7, 2, trees.caterpillar(3, 2, 6))))
+def test_sequences_have_the_distribution(model, size, passes, tree):
+  built, other = model
+  decoder = make_decoder(built.target, *_parts(built.target, size, passes, tree))
+  report = exactness.check_decoder(
+      decoder, built, exactness.class_probs(built, WARP), WARP, draft_params=other,
+      samples=2**16)
+  assert report.passed, report
+
+
+@pytest.mark.parametrize('name', [None, *MISTAKES])
+def test_mistakes_are_seen(name, monkeypatch):
+  # Far from each other, so that there are refusals.
+  built = tabular(jax.random.key(0), 5, 4, num_classes=2, row_width=2, spread=1.0)
+  other = jax.random.normal(jax.random.key(1), built.params.shape)
+  parts = corrector.from_model(built.target)
+  if callable(mistake := MISTAKES.get(name)):
+    parts = mistake(parts)
+  elif mistake is not None:
+    monkeypatch.setattr(sys.modules[corrected.__module__], *mistake)
+  decoder = make_decoder(
+      built.target, corrected(parts, 4, 1, trees.caterpillar(2, 1, 3)), exact())
+  report = exactness.check_decoder(
+      decoder, built, exactness.class_probs(built), draft_params=other, samples=2**16)
+  assert report.passed == (name is None), report
+
+
+@pytest.mark.parametrize('tree', [None, trees.caterpillar(3, 2, 6)])
+@pytest.mark.parametrize('temperature', [0.9, 0.0])
+def test_seed_exact_equals_vanilla(model, tree, temperature):
+  built, other = model
+  warp, labels = WARP._replace(temperature=temperature), jnp.arange(64) % 2
+  decode = lambda decoder, *args: jax.jit(decoder)(
+      built.params, labels, jax.random.key(3), warp, *args)
+  decoder = make_decoder(built.target, *_parts(built.target, 7, 2, tree, match))
+  found, vanilla = decode(decoder, other), decode(decoders.vanilla(built.target))
+  np.testing.assert_array_equal(found.tokens, vanilla.tokens)
+  assert found.rounds.mean() < vanilla.rounds.mean() - 1
+
+
+def test_the_targets_own_corrector_is_always_accepted(model):
+  built, _ = model
+  decoder = make_decoder(built.target, *_parts(built.target, 7, 7))
+  found = jax.jit(decoder)(
+      built.params, jnp.arange(32) % 2, jax.random.key(0), WARP, built.params)
+  np.testing.assert_array_equal(found.rounds, 2)
+
+
+def test_the_rule():
+  new, old, stale = jax.random.dirichlet(jax.random.key(0), jnp.ones(5), (3, 4))
+  known = jnp.array([True, True, True, False])
+  found = corrected_probs(new, old, stale, known)
+  np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
+  np.testing.assert_array_equal(found[3], new[3])
+  np.testing.assert_allclose(corrected_probs(old, old, stale, known)[:3], stale[:3], atol=1e-6)
+  gain = np.minimum(new[0], old[0]).sum()
+  want = np.asarray(new[0]) * (np.asarray(stale[0]) / np.asarray(old[0])) ** gain
+  np.testing.assert_allclose(found[0], want / want.sum(), atol=1e-6)
+
+
+def _neighbours():
+  config = neighbours.NeighboursConfig(
+      vocab_size=5, num_tokens=12, row_width=4, dim=4, hidden_dim=6)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 1, leaf.shape), jnp.float32),
+                        neighbours.init(config, jax.random.key(0)))
+  return config, params, rng
+
+
+def test_neighbours_read_what_is_before_them_only():
+  config, params, rng = _neighbours()
+  image = rng.integers(0, 5, (1, 12))
+  logits = lambda image: np.asarray(
+      neighbours.logits(params, config, jnp.asarray(image), jnp.arange(12)[None]))[0]
+  before = logits(image)
+  for at in range(12):
+    changed = image.copy()
+    changed[0, at] = (image[0, at] + 1) % 5
+    seen = set(np.flatnonzero(np.abs(logits(changed) - before).max(-1) > 1e-6))
+    row, column = divmod(at, 4)
+    near = {(row + up, column - right) for up, right in neighbours.OFFSETS}
+    assert seen == {4 * r + c for r, c in near if r < 3 and 0 <= c < 4}
+    assert all(place > at for place in seen)
+
+
+def test_windows_of_neighbours_are_those_of_the_whole_image():
+  config, params, rng = _neighbours()
+  image = jnp.asarray(rng.integers(0, 5, (2, 12)))
+  whole = neighbours.logits(params, config, image, jnp.broadcast_to(jnp.arange(12), (2, 12)))
+  env = types.SimpleNamespace(params=params)
+  start = jnp.array([2, 5])
+  take = lambda x, first, count: jnp.stack([row[i + first:i + first + count]
+                                            for row, i in zip(x, start)])
+  memory = jnp.where(jnp.arange(12) <= start[:, None], image, 0)
+  found, _ = neighbours.corrector(config).read(
+      env, memory, take(image, 0, 1)[:, 0], take(image, 1, 4), start)
+  np.testing.assert_allclose(found[0], take(whole, 1, 5), atol=1e-6)

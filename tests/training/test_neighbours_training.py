@@ -1,0 +1,33 @@
+"""The neighbours corrector learns from images, and stops when others no longer gain."""
+
+import dataclasses
+
+import numpy as np
+
+from cspd_jax.models.neighbours import NeighboursConfig
+from cspd_jax.training import neighbours
+
+CONFIG = NeighboursConfig(vocab_size=6, num_tokens=16, row_width=4, dim=8, hidden_dim=16)
+TRAIN = neighbours.NeighboursTrainConfig(
+    num_steps=200, batch_size=8, learning_rate=1e-2, warmup_steps=5, evaluate_every=20)
+
+
+def _images(count, seed):
+  """Every token but the first of a row follows its left neighbour, one up or the same."""
+  rng = np.random.default_rng(seed)
+  steps = rng.integers(0, 2, (count, 4, 4))
+  steps[:, :, 0] = rng.integers(0, 6, (count, 4))
+  return (steps.cumsum(axis=2) % 6).reshape(count, 16).astype(np.int32)
+
+
+def test_it_learns_what_neighbours_say():
+  _, losses = neighbours.fit(CONFIG, TRAIN, _images(256, 0), _images(32, 1))
+  # A quarter of the tokens are one of six, the others one of two.
+  least = 0.25 * np.log(6) + 0.75 * np.log(2)
+  assert least - 0.05 < min(losses) < least + 0.1 < losses[0]
+
+
+def test_it_stops_early():
+  train = dataclasses.replace(TRAIN, num_steps=2000, patience=2)
+  _, losses = neighbours.fit(CONFIG, train, _images(16, 0), _images(32, 1))
+  assert len(losses) < 100 and int(np.argmin(losses)) == len(losses) - 3
