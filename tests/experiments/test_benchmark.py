@@ -153,6 +153,7 @@ def test_chosen_metrics_without_reference_and_times(folder, capsys, tmp_path):
   assert not (found.folder / 'curves.png').exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('program,curve', [
     (cool_sd, 'Cool-SD linear, printed'), (lantern, 'LANTERN++, released')])
 def test_papers(folder, capsys, tmp_path, program, curve):

@@ -98,6 +98,7 @@ def test_every_decoder(run):
   assert 'accept' not in table, 'acceptance rates share no column'
 
 
+@pytest.mark.slow
 def test_without_draft_model(run):
   found = run('--model={tmp}/alone', '--guidance_scale=1',
               '--decoder=mar(num_iter=2), exact_head(num_iter=2)')

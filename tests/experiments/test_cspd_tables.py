@@ -102,6 +102,7 @@ def _check_rows(rows):
       ('cspd_released', True), ('cspd_released', False)}
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_kept_while_it_is_timed(models, monkeypatch):
   """Memory maps of all programs are more than a process gets, so models keep few."""
   config = dataclasses.replace(

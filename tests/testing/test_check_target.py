@@ -174,7 +174,8 @@ def test_short_images(length):
   check_target(model.target, model.params, LABELS[:1], key=jax.random.key(length))
 
 
-@pytest.mark.parametrize('guided', representative([False, True], False))
+@pytest.mark.slow
+@pytest.mark.parametrize('guided', [False, True])
 def test_the_shipped_model(guided):
   model = checkpoint.load('demo/target', dtype='float32')
   target = llamagen.target(model.config, guided=guided)
