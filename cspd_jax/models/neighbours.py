@@ -7,6 +7,7 @@ images that the target has sampled, so every checkpoint can have one.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding.drafters.corrector import Corrector
+from cspd_jax.decoding.drafters.model import check_grid
 
 Params = Any
 # Rows above and columns to the right of the neighbours, the nearest first.
@@ -104,13 +106,7 @@ def corrector(config: NeighboursConfig) -> Corrector:
     positions = start[:, None] + 1 + jnp.arange(known.shape[1])
     return logits(env.params, config, image, positions)[None], memory
 
-  def check(target):
-    for name in ('vocab_size', 'num_tokens', 'row_width'):
-      ours, theirs = getattr(config, name), getattr(target, name)
-      if ours != theirs:
-        raise ValueError(
-            f'{name} of the corrector is {ours}, of the target {theirs}; they must be equal.')
-
   return Corrector(
       init=lambda env, condition, outcome, length: outcome.tokens, read=read,
-      took=lambda env, memory, outcome: outcome.tokens, check=check)
+      took=lambda env, memory, outcome: outcome.tokens,
+      check=functools.partial(check_grid, config, 'corrector'))

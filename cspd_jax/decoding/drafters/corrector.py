@@ -4,6 +4,7 @@ A corrector drafts nothing by itself. `drafters.corrected` asks it what it says 
 old and in its new context, and corrects the target's stale answers by the difference.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Env, Outcome, Target
+from cspd_jax.decoding.drafters.model import check_grid
 from cspd_jax.decoding.tree import chain
 
 Memory = Any
@@ -78,11 +80,4 @@ def from_model(small: Target) -> Corrector:
     before = jnp.maximum(outcome.count - 2, 0)[:, None]
     return memory._replace(previous=jnp.take_along_axis(outcome.tokens, before, axis=1)[:, 0])
 
-  def check(target):
-    for name in ('vocab_size', 'num_tokens', 'row_width'):
-      ours, theirs = getattr(small, name), getattr(target, name)
-      if ours != theirs:
-        raise ValueError(
-            f'{name} of the corrector is {ours}, of the target {theirs}; they must be equal.')
-
-  return Corrector(init, read, took, check)
+  return Corrector(init, read, took, functools.partial(check_grid, small, 'corrector'))

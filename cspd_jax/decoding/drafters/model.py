@@ -70,16 +70,16 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   return Drafter(
       layout=Layout(chain(length), (0,) + tuple(range(length)), (-1,) * (length + 1)),
       init=init, propose=propose, update=_update,
-      check=functools.partial(_check_grid, draft_target))
+      check=functools.partial(check_grid, draft_target, 'draft model'))
 
 
-def _check_grid(draft_target: Target, target: Target) -> None:
-  """Raises ValueError unless both models have one vocabulary and one grid."""
+def check_grid(small: Any, what: str, target: Target) -> None:
+  """Raises ValueError unless `small`, which is `what`, has the target's vocabulary and grid."""
   for name in ('vocab_size', 'num_tokens', 'row_width'):
-    ours, theirs = getattr(draft_target, name), getattr(target, name)
+    ours, theirs = getattr(small, name), getattr(target, name)
     if ours != theirs:
       raise ValueError(
-          f'{name} of the draft model is {ours}, of the target {theirs}; they must be equal.')
+          f'{name} of the {what} is {ours}, of the target {theirs}; they must be equal.')
 
 
 def _score(draft_target: Target, env: Env, cache: Any, tokens: jax.Array, start: jax.Array,
