@@ -35,8 +35,7 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> str:
 def _toy(spec: str) -> Decoder:
   """A decoder of a small table, to ask it for its guarantee."""
   model = tabular.tabular(jax.random.key(0), vocab_size=16, length=4)
-  drafts = {'model': model.target, 'eagle': tabular.network(model.target),
-            'medusa': tabular.heads(model.target, 2)}
+  drafts = tabular.drafts(model.target, model.target)
   codebook = np.random.default_rng(0).standard_normal((16, 3))
   return registry.build(registry.complete(spec, window=4, length=2), model.target,
                         registry.Resources(drafts, codebook))

@@ -111,9 +111,8 @@ def prepare(flags: Flags) -> Bench:
       key, flags.vocab, flags.length, guided=True, num_classes=2, spread=1.0)
   model, draft = make(key), make(draft_key)
   codebook = np.random.default_rng(flags.seed).standard_normal((flags.vocab, 4))
-  drafts = {'model': draft.target, 'eagle': tabular_lib.network(model.target),
-            'medusa': tabular_lib.heads(model.target, 2)}
-  params = {None: None, 'model': draft.params, 'eagle': draft.params,
+  drafts = tabular_lib.drafts(model.target, draft.target)
+  params = {None: None, **dict.fromkeys(drafts, draft.params),
             'medusa': jnp.stack([draft.params] * 2)}
   return Bench(model, exactness.class_probs(model, WARP), registry.Resources(drafts, codebook),
                params, flags.window, flags.seed, flags.samples)
@@ -127,7 +126,8 @@ def every(bench: Bench) -> list[str]:
       f'lantern_pp(k={min(2, bench.model.vocab_size - 1)}, lam=2)',
       f'grouped(group={min(3, bench.model.vocab_size)})', 'typical']
   return [*registry.DECODERS, *pairs(bench),
-          *(f'{drafter}+{verifier}' for verifier in relaxed for drafter in ('eagle', 'mc_sjd'))]
+          *(f'{drafter}+{verifier}' for verifier in relaxed
+            for drafter in ('eagle', 'mc_sjd', 'corrected'))]
 
 
 def pairs(bench: Bench) -> list[str]:
@@ -135,7 +135,8 @@ def pairs(bench: Bench) -> list[str]:
   drafters = list(registry.DRAFTERS)
   drafters += [f'{name}(draws={draws})' for name in ('eagle', 'medusa') for draws in (
       'iid', 'fixed')]
-  drafters += ['eagle(tree=chain(2))', 'medusa(length=2)', 'mc_sjd', 'sjd_pac', 'seed_exact']
+  drafters += ['eagle(tree=chain(2))', 'medusa(length=2)', 'mc_sjd', 'sjd_pac', 'seed_exact',
+               'corrected(passes=1)', 'corrected(corrector=eagle)']
   named = [registry.expand(sized(name, bench)) for name in registry.DECODERS]
   found = {}
   for drafter in drafters:
@@ -156,8 +157,8 @@ def sized(text: str, bench: Bench) -> Spec:
   """
   spec, window = parse(text), bench.window
   first, length = spec.parts[0], min(window, bench.model.length - 1)
-  trees = {'sjd_pac': f'sjd_pac(window={window + 2}, tree=caterpillar(2, 2))',
-           'seed_exact': f'seed_exact(window={window + 2}, tree=caterpillar(2, 2))',
+  trees = {**{name: f'{name}(window={window + 2}, tree=caterpillar(2, 2))' for name in (
+               'sjd_pac', 'seed_exact', 'corrected', 'corrected_seed_exact')},
            'eagle': 'eagle(tree=kary(2, 3))', 'medusa': 'medusa(tree=kary(2, 3))'}
   if window >= 3 and first.name in trees and not first.arguments.keys() & {
       'window', 'tree', 'length'}:

@@ -78,18 +78,25 @@ def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
 
 
 def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
-         start: jax.Array, depth: Any, visible: Any) -> tuple[jax.Array, jax.Array, Cache]:
+         start: jax.Array, depth: Any, visible: Any) -> tuple[jax.Array, Cache]:
   """Calls `step` of a drafting network (`drafters.network.Network`) and checks what it returns."""
   function = 'step of the drafting network'
-  logits, predicted, after = _triple(
-      function, network.step(params, cache, tokens, features, start, depth, visible))
-  streams, size = features.shape[0], features.shape[-1]
-  _floats(function, 'logits', logits, (streams, *tokens.shape, network.vocab_size),
-          'num_streams, rows, tokens, vocab_size')
-  _floats(function, 'features', predicted, (streams, *tokens.shape, size),
+  found = network.step(params, cache, tokens, features, start, depth, visible)
+  if not isinstance(found, tuple) or len(found) != 2:
+    raise ContractError(f'{function} returned {_shown(found)}; it must return (features, cache).')
+  predicted, after = found
+  _floats(function, 'features', predicted, (features.shape[0], *tokens.shape, features.shape[-1]),
           'num_streams, rows, tokens, size')
   _same(function, cache, after)
-  return logits, predicted, after
+  return predicted, after
+
+
+def feature_logits(network: Any, params: Params, features: jax.Array) -> jax.Array:
+  """Calls `logits` of a drafting network and checks what it returns."""
+  logits = network.logits(params, features)
+  _floats('logits of the drafting network', 'logits', logits,
+          (*features.shape[:-1], network.vocab_size), 'num_streams, rows, tokens, vocab_size')
+  return logits
 
 
 def head_logits(heads: Any, params: Params, features: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from cspd_jax.decoding import drafters, published_trees, tree as trees
 from cspd_jax.decoding.base import Target
-from cspd_jax.decoding.drafters import Heads, Network
+from cspd_jax.decoding.drafters import Corrector, Heads, Network
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers import exact, match
@@ -70,6 +70,42 @@ def default_tree(window: int) -> Tree:
     return trees.kary(3, 3, window - 1)
   if window >= 16:
     return trees.caterpillar(3, 1, window - 1)
+  return trees.chain(window - 1)
+
+
+def corrected(target: Target, corrector: Corrector, window: int = 16, passes: int = 3,
+              tree: Tree | None = None) -> Decoder:
+  """Windows of stale answers, corrected by a cheap model.
+
+  Call the decoder with the cheap model's parameters as `draft_params`.
+
+  Args:
+    target: the target.
+    corrector: the cheap model.
+    window: tokens per forward pass.
+    passes: how often it reads the window.
+    tree: topology of the `window - 1` drafts; `corrected_tree(window)` by default.
+  """
+  tree = corrected_tree(window) if tree is None else tree
+  return make_decoder(target, drafters.corrected(corrector, window, passes, tree), exact())
+
+
+def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16, passes: int = 3,
+                         tree: Tree | None = None) -> Decoder:
+  """The same under the noise of each position: the tokens of `vanilla`.
+
+  Arguments as for `corrected`.
+  """
+  tree = corrected_tree(window) if tree is None else tree
+  return make_decoder(target, drafters.corrected(corrector, window, passes, tree), match())
+
+
+def corrected_tree(window: int) -> Tree:
+  """The tree of `corrected` and `corrected_seed_exact` for a window."""
+  if window >= 48:
+    return trees.caterpillar(4, 6, window - 1)
+  if window >= 24:
+    return trees.caterpillar(3, 3, window - 1)
   return trees.chain(window - 1)
 
 

@@ -18,12 +18,17 @@ from cspd_jax.core import registry as core
 from cspd_jax.core.spec import Call, Part, Spec, Value, parse
 from cspd_jax.decoding import published_trees, tree_values
 from cspd_jax.decoding.base import Drafter, Target, Verifier
+from cspd_jax.decoding.decoders import corrected_tree, default_tree
 from cspd_jax.decoding.drafters.ancestral import ancestral
+from cspd_jax.decoding.drafters.corrected import corrected
+from cspd_jax.decoding.drafters.corrector import Corrector
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.drafters.model import model
+from cspd_jax.decoding.drafters.small_model import from_model
+from cspd_jax.decoding.drafters.small_network import from_network
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers.block import block
@@ -37,14 +42,18 @@ from cspd_jax.decoding.verifiers.neighbours import neighbour_table
 from cspd_jax.decoding.verifiers.typical import typical
 
 # Trained models that draft, in words.
-DRAFTS = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads'}
+DRAFTS = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
+          'neighbours': 'a network on neighbouring tokens'}
+# How those of them that can correct windows become correctors.
+CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
+    'neighbours': lambda corrector: corrector, 'eagle': from_network, 'model': from_model}
 
 
 class Resources(NamedTuple):
   """What parts are made from beside the target.
 
   Attributes:
-    drafts: by the keys of `DRAFTS`: a `Target`, a `Network`, `Heads`.
+    drafts: by the keys of `DRAFTS`: a `Target`, a `Network`, `Heads`, a `Corrector`.
     codebook: `[V, D]` of the target's image tokenizer, for verifiers that let neighbours
       stand in.
   """
@@ -61,6 +70,9 @@ class DrafterEntry(NamedTuple):
     summary: one line for tables.
     needs: a key of `DRAFTS`, or None if the target drafts for itself.
     takes: the parameter of `build` that gets what it needs.
+    chooses: the parameter whose value says what it needs, if there is one; `needs` is its
+      default then.
+    auto: `window -> ` the tree that `auto` stands for.
     sizes: `(arguments, window, length) -> arguments` for parameters that are left open; see
       `complete`.
   """
@@ -69,6 +81,8 @@ class DrafterEntry(NamedTuple):
   summary: str
   needs: str | None = None
   takes: str | None = None
+  chooses: str | None = None
+  auto: Callable[[int], Tree] = default_tree
   sizes: Callable[[Mapping[str, Value], int | None, int | None], dict[str, Value]] = (
       lambda arguments, window, length: {})
 
@@ -104,6 +118,12 @@ class DecoderEntry(NamedTuple):
   spec: str
   summary: str
   open: tuple[str, ...] = ()
+
+
+def _corrected(made: Any, corrector: str = 'neighbours', window: int = 16, passes: int = 3,
+               tree: Tree | None = None, reads: int | None = None) -> Drafter:
+  """Corrected windows by the name of what corrects."""
+  return corrected(CORRECTORS[corrector](made), window, passes, tree, reads)
 
 
 def _eagle_sizes(arguments, window, length):
@@ -168,16 +188,22 @@ DRAFTERS: dict[str, DrafterEntry] = {
     'ancestral': DrafterEntry(ancestral, 'no drafts'),
     'model': DrafterEntry(
         model, 'a chain drawn by a smaller model', 'model', 'draft_target',
-        lambda arguments, window, length: {'length': length}),
+        sizes=lambda arguments, window, length: {'length': length}),
     'jacobi': DrafterEntry(
         jacobi, "a window of the target's own last draws",
         sizes=lambda arguments, window, length: {'window': window}),
     'eagle': DrafterEntry(
-        eagle, "a layer that continues the target's features", 'eagle', 'network', _eagle_sizes),
+        eagle, "a layer that continues the target's features", 'eagle', 'network',
+        sizes=_eagle_sizes),
     'eagle2': DrafterEntry(
-        eagle2, 'the same along its most probable paths', 'eagle', 'network', _eagle2_sizes),
+        eagle2, 'the same along its most probable paths', 'eagle', 'network',
+        sizes=_eagle2_sizes),
     'medusa': DrafterEntry(
-        medusa, "heads on the target's last feature", 'medusa', 'heads', _medusa_sizes),
+        medusa, "heads on the target's last feature", 'medusa', 'heads',
+        sizes=_medusa_sizes),
+    'corrected': DrafterEntry(
+        _corrected, "the target's last answers, corrected by a cheap model", 'neighbours', 'made',
+        'corrector', corrected_tree, lambda arguments, window, length: {'window': window}),
 }
 
 VERIFIERS: dict[str, VerifierEntry] = {
@@ -213,6 +239,12 @@ DECODERS: dict[str, DecoderEntry] = {
         open=('tree',)),
     'seed_exact': DecoderEntry(
         'jacobi(coupling=noise, tree=auto)+match', 'the same image as vanilla', open=('tree',)),
+    'corrected': DecoderEntry(
+        'corrected(tree=auto)+exact', "the target's last answers, corrected by a cheap model",
+        open=('tree',)),
+    'corrected_seed_exact': DecoderEntry(
+        'corrected(tree=auto)+match', 'the same image as vanilla, by corrected answers',
+        open=('tree',)),
     'eagle': DecoderEntry('eagle+exact', "a layer on the target's features drafts"),
     'eagle2': DecoderEntry('eagle2+match', 'EAGLE along its most probable paths'),
     'medusa': DecoderEntry('medusa+exact', "heads on the target's last feature draft"),
@@ -285,7 +317,18 @@ def complete(spec: str | Spec, *, window: int | None = None, length: int | None 
 
 def needs(spec: str | Spec) -> str | None:
   """The key of `DRAFTS` that a specification needs in `Resources.drafts`, or None."""
-  return DRAFTERS[expand(spec)[0].name].needs
+  return _needs(expand(spec)[0])
+
+
+def _needs(drafter: Part) -> str | None:
+  entry = DRAFTERS[drafter.name]
+  if entry.chooses is None:
+    return entry.needs
+  chosen = drafter.arguments.get(entry.chooses, entry.needs)
+  if chosen not in CORRECTORS:
+    raise ValueError(
+        f'{entry.chooses} is {chosen!r}; it must be one of {", ".join(CORRECTORS)}.')
+  return str(chosen)
 
 
 def guarantee(decoder: Decoder) -> str:
@@ -334,15 +377,15 @@ def _drafter(part: Part, resources: Resources) -> Drafter:
   if 'window' in allowed:
     window = part.arguments.get('window', allowed['window'].default)
     window = window if isinstance(window, int) and window >= 1 else None
-  tree = lambda name, value: tree_values.tree(name, value, window)
+  tree = lambda name, value: tree_values.tree(name, value, window, entry.auto)
   arguments = core.bind(part, allowed, {Tree: core.Converter(tree_values.WORDS, tree)})
-  if entry.needs is None:
+  needed = _needs(part)
+  if needed is None:
     return entry.build(**arguments)
-  if entry.needs not in resources.drafts:
+  if needed not in resources.drafts:
     raise ValueError(
-        f'{part.name} drafts with {DRAFTS[entry.needs]}, and there is none; give '
-        f'drafts[{entry.needs!r}].')
-  return entry.build(**arguments, **{entry.takes: resources.drafts[entry.needs]})
+        f'{part.name} drafts with {DRAFTS[needed]}, and there is none; give drafts[{needed!r}].')
+  return entry.build(**arguments, **{entry.takes: resources.drafts[needed]})
 
 
 def _verifier(part: Part, resources: Resources) -> Verifier:

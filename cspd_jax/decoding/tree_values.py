@@ -1,5 +1,7 @@
 """Draft trees as values of specifications: `EAGLE`, `kary(3, 3)`, `(-1, 0, 0)`."""
 
+from collections.abc import Callable
+
 from cspd_jax.core import registry
 from cspd_jax.core.spec import Call, Part, Value
 from cspd_jax.decoding import published_trees, tree as trees
@@ -11,21 +13,22 @@ PUBLISHED: dict[str, Tree] = {
 CALLS = {build.__name__: build for build in (
     trees.chain, trees.paths, trees.caterpillar, trees.kary, trees.branching, trees.cut)}
 WORDS = (f'a tree by name ({", ".join(PUBLISHED)}), by call ({", ".join(CALLS)}; such as '
-         'kary(3, 3)), by the parents of its nodes, such as (-1, 0, 0), or, in a Jacobi window, '
-         'auto')
+         'kary(3, 3)), by the parents of its nodes, such as (-1, 0, 0), or, in a window, auto')
 # The parameter of a call that says how many nodes the tree has.
 _BUDGETS = {'chain': 'length', 'paths': 'num_nodes', 'caterpillar': 'num_nodes',
             'kary': 'num_nodes'}
 
 
-def tree(name: str, value: Value, window: int | None = None) -> Tree:
+def tree(name: str, value: Value, window: int | None = None,
+         auto: Callable[[int], Tree] = default_tree) -> Tree:
   """The tree that a value of a specification describes.
 
   Args:
     name: of the parameter, for errors.
     value: a name, a call or parents.
-    window: of a Jacobi drafter. A call that leaves the number of nodes open gets
-      `window - 1`, and 'auto' is `default_tree(window)`.
+    window: of a drafter that has one. A call that leaves the number of nodes open gets
+      `window - 1`, and 'auto' is `auto(window)`.
+    auto: the tree that suits a window.
 
   Raises:
     ValueError: if there is no such tree.
@@ -33,7 +36,7 @@ def tree(name: str, value: Value, window: int | None = None) -> Tree:
   if isinstance(value, str) and value in PUBLISHED:
     return PUBLISHED[value]
   if value == 'auto' and window is not None:
-    return default_tree(window)
+    return auto(window)
   if isinstance(value, tuple) and all(isinstance(parent, int) for parent in value):
     return Tree(value)
   shown = repr(value) if isinstance(value, str) else value
@@ -50,5 +53,5 @@ def tree(name: str, value: Value, window: int | None = None) -> Tree:
   arguments |= value.arguments
   if window is not None and value.name in _BUDGETS:
     arguments.setdefault(_BUDGETS[value.name], window - 1)
-  inner = registry.Converter(WORDS, lambda name, value: tree(name, value, window))
+  inner = registry.Converter(WORDS, lambda name, value: tree(name, value, window, auto))
   return build(**registry.bind(Part(value.name, arguments), allowed, {Tree: inner}))

@@ -9,7 +9,7 @@ from cspd_jax.families import classes, engines
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.families.model import Conditions, Drafts, Model, Tokenizer
 from cspd_jax.metrics import frechet
-from cspd_jax.models import eagle, llamagen, medusa, vq
+from cspd_jax.models import eagle, llamagen, medusa, neighbours, vq
 
 
 def build(parts: Parts) -> Model:
@@ -27,6 +27,8 @@ def build(parts: Parts) -> Model:
                       ('medusa', ('vocab_size', 'dim'))):
     for size in sizes:
       parts.pair(role, size)
+  for size, target_size in (('vocab_size', None), ('num_tokens', None), ('row_width', 'width')):
+    parts.pair('neighbours', size, target_size)
   drafts = {}
   if 'draft' in loaded:
     draft = loaded['draft']
@@ -39,6 +41,9 @@ def build(parts: Parts) -> Model:
   if 'medusa' in loaded:
     heads = medusa.drafting_heads(loaded['medusa'].config)
     drafts['medusa'] = Drafts(lambda guided: heads, loaded['medusa'].params)
+  if 'neighbours' in loaded:
+    corrector = neighbours.corrector(loaded['neighbours'].config)
+    drafts['neighbours'] = Drafts(lambda guided: corrector, loaded['neighbours'].params)
   conditions = (
       classes.conditions(config.num_classes, target.metadata.get('labels', ()))
       if config.conditioning == 'class' else _captions())
@@ -85,7 +90,8 @@ FAMILY = Family(
         'vq': Kind(vq.VQConfig, vq.init),
         'eagle': Kind(eagle.EagleConfig, eagle.init),
         'medusa': Kind(medusa.MedusaConfig, medusa.init),
+        'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init),
     },
     roles={'target': ('llamagen',), 'tokenizer': ('vq',), 'draft': ('llamagen',),
-           'eagle': ('eagle',), 'medusa': ('medusa',)},
+           'eagle': ('eagle',), 'medusa': ('medusa',), 'neighbours': ('neighbours',)},
     build=build)

@@ -56,7 +56,7 @@ class Drafts(NamedTuple):
   """Something trained that drafts for the target.
 
   Attributes:
-    build: `guided -> ` what the drafter takes: a `Target`, a `Network`, `Heads`.
+    build: `guided -> ` what the drafter takes: a `Target`, a `Network`, `Heads`, a `Corrector`.
     params: the parameters that a decoder takes as `draft_params`.
   """
 

@@ -62,6 +62,24 @@ def summarise(decoded: Decoded) -> Acceptance:
       one_token_rounds=float(counts[1] / later_rounds))
 
 
+def by_place(decoded: Decoded) -> np.ndarray:
+  """How often the draft at a place behind the last committed token is accepted when tested.
+
+  For decoders that draft a chain. The last round of an image counts as ended by a refusal, although
+  the image's end may have cut it.
+
+  Args:
+    decoded: as for `summarise`.
+
+  Returns:
+    `[D]`, entry `d` for the draft after `d` accepted ones; nan where none was tested.
+  """
+  counts = np.asarray(decoded.accepted).sum(0)
+  reached = counts[::-1].cumsum()[::-1]  # Rounds that committed so many tokens at least.
+  tested = reached[1:-1].astype(float)
+  return np.divide(reached[2:], tested, out=np.full(tested.shape, np.nan), where=tested > 0)
+
+
 def _rounds(sample: base.Sample, model) -> base.Value:
   del model
   return base.mean(sample.decoded.rounds)

@@ -128,7 +128,7 @@ PRESETS: dict[str, EagleConfig] = _published()
 
 
 class Eagle(nn.Module):
-  """The drafter with the target's token embedding and output matrix."""
+  """The drafter with the target's token embedding."""
 
   config: EagleConfig
 
@@ -140,18 +140,21 @@ class Eagle(nn.Module):
     `transformer.Transformer.__call__`.
 
     Returns:
-      logits `[R, n, V]` float32, features `[R, n, F]`, keys and values.
+      features `[R, n, F]`, keys and values.
     """
     config = self.config
     table = self.param(
         'token_embedding', nn.initializers.normal(0.02), (config.vocab_size, config.dim))
-    output = self.param('output', nn.initializers.zeros, (config.dim, config.num_outputs))
     joined = jnp.concatenate([jnp.take(table, tokens, axis=0), features], axis=-1)
     x = nn.Dense(config.dim, name='fc')(joined)
     block = transformer.Block(config.layer, scaled_init=True, name='layer')
-    predicted, cache = block(x, rope, mask, cache, start)
-    logits = jnp.einsum('rld,dv->rlv', predicted, output, preferred_element_type=jnp.float32)
-    return logits, predicted, cache
+    return block(x, rope, mask, cache, start)
+
+
+def logits(params: Params, features: jax.Array) -> jax.Array:
+  """Logits `[..., V]`, float32, of features `[..., F]`, by the target's output matrix."""
+  return jnp.einsum(
+      '...d,dv->...v', features, params['output'], preferred_element_type=jnp.float32)
 
 
 def init(config: EagleConfig, key: jax.Array) -> Params:
@@ -164,7 +167,6 @@ def init(config: EagleConfig, key: jax.Array) -> Params:
     params = Eagle(config).init(
         key, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, config.dim)),
         transformer.Rope(jnp.ones(shape), jnp.zeros(shape)), jnp.ones((1, 1, 1), bool))['params']
-    del params['output']
     if not config.own_embedding:
       del params['token_embedding']
     return params
@@ -221,10 +223,11 @@ def predict(
   count = features.shape[1] - tokens.shape[1]
   first, places = _condition(config, features.shape[0], count, prompt)
   positions, mask = causal.whole(places, tokens.shape[1])
-  logits, predicted, _ = Eagle(config).apply(
+  predicted, _ = Eagle(config).apply(
       {'params': params}, jnp.concatenate([first, tokens], axis=1), features,
       config.rope(positions), mask)
-  return logits[:, count:], predicted[:, count:]
+  predicted = predicted[:, count:]
+  return logits(params, predicted), predicted
 
 
 def network(config: EagleConfig) -> Network:
@@ -242,7 +245,7 @@ def network(config: EagleConfig) -> Network:
         config, rows, count, condition if config.family == 'chameleon' else None)
     if count:
       positions, mask = causal.whole(places, 0)
-      _, _, layer = model.apply(
+      _, layer = model.apply(
           {'params': params}, tokens, features[:, :count], config.rope(positions), mask)
     else:
       layer = (jnp.zeros((rows, config.num_kv_heads, 0, config.head_dim), features.dtype),) * 2
@@ -251,14 +254,13 @@ def network(config: EagleConfig) -> Network:
   def step(params, cache: Cache, tokens, features, start, depth, visible):
     streams, _, length, width = features.shape
     at = causal.window(cache, start, depth, visible)
-    logits, predicted, layer = model.apply(
+    predicted, layer = model.apply(
         {'params': params}, causal.tile(tokens, streams), features.reshape(-1, length, width),
         config.rope(at.positions), at.mask, cache.layers[0],
         at.slot + visible.shape[-1] - length)
-    return (causal.split(logits, streams), causal.split(predicted, streams),
-            cache._replace(layers=(layer,)))
+    return causal.split(predicted, streams), cache._replace(layers=(layer,))
 
-  return Network(prefill, step, config.num_outputs, config.num_tokens)
+  return Network(prefill, step, logits, config.num_outputs, config.num_tokens)
 
 
 def _condition(

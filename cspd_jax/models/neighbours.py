@@ -8,14 +8,14 @@ images that the target has sampled, so every checkpoint can have one.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding.drafters.corrector import Corrector
+from cspd_jax.decoding.drafters.corrector import Corrector, distributions
 from cspd_jax.decoding.drafters.model import check_grid
 
 Params = Any
@@ -93,20 +93,54 @@ def logits(params: Params, config: NeighboursConfig, image: jax.Array,
       {'params': params}, jnp.where(is_there, near, config.vocab_size))
 
 
-def corrector(config: NeighboursConfig) -> Corrector:
-  """The network as a corrector; its parameters are the `draft_params`.
-
-  What it remembers is the committed tokens.
+class _Memory(NamedTuple):
+  """Attributes:
+    tokens: `[B, T']` the committed tokens; others behind them.
+    nodes: `[B, L]` main chain of the last round behind its root.
+    first: `[B]` the number of that root.
   """
 
-  def read(env, memory, root, tokens, start):
-    known = jnp.concatenate([root[:, None], tokens], axis=1)
-    image = jnp.pad(memory, ((0, 0), (0, known.shape[1])))
-    image = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(image, known, start, 0)
-    positions = start[:, None] + 1 + jnp.arange(known.shape[1])
-    return logits(env.params, config, image, positions)[None], memory
+  tokens: jax.Array
+  nodes: jax.Array
+  first: jax.Array
 
-  return Corrector(
-      init=lambda env, condition, outcome, length: outcome.tokens, read=read,
-      took=lambda env, memory, outcome: outcome.tokens,
-      check=functools.partial(check_grid, config, 'corrector'))
+
+def corrector(config: NeighboursConfig) -> Corrector:
+  """The network as a corrector; its parameters are the `draft_params`."""
+
+  def init(env, condition, outcome, length):
+    del env, condition
+    token = outcome.tokens[:, :1]
+    return _Memory(outcome.tokens, jnp.repeat(token, length, axis=1),
+                   jnp.zeros_like(token[:, 0]))
+
+  def say(env, committed, tokens, first, start):
+    """Logits of the tokens behind number `start`, where `tokens` begin at number `first`."""
+    count = tokens.shape[1]
+    image = jnp.pad(committed, ((0, 0), (0, count)))
+    image = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(
+        image, tokens, first, 0)
+    positions = start[:, None] + 1 + jnp.arange(count)
+    return logits(env.params, config, image, positions)[None]
+
+  def open_(env, memory, tokens, start):
+    # One call: the images before and after the last round are so many rows.
+    double = lambda old, new: jnp.concatenate([old, new])
+    nodes, count = memory.nodes, tokens.shape[1]
+    tokens = jnp.pad(tokens, ((0, 0), (0, nodes.shape[1] - count)))
+    both = say(
+        env, double(memory.tokens, memory.tokens), double(nodes, tokens),
+        double(memory.first, start) + 1, double(memory.first + 1, start))
+    old, said = jnp.split(both, 2, axis=1)
+    return said[:, :, :count], old, memory.first, memory
+
+  def read(env, memory, tokens, start):
+    return say(env, memory.tokens, tokens, start + 1, start), memory
+
+  def took(env, memory, outcome):
+    del env
+    return _Memory(outcome.tokens, outcome.nodes[:, 1:memory.nodes.shape[1] + 1],
+                   outcome.count - outcome.accepted - 2)
+
+  return distributions(
+      init, open_, read, took, functools.partial(check_grid, config, 'corrector'))

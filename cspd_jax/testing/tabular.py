@@ -1,6 +1,6 @@
 """A model small enough to enumerate: a table of logits for every prefix."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import numpy as np
 
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Target, TreeLike
-from cspd_jax.decoding.drafters import Heads, Network
+from cspd_jax.decoding.drafters import Heads, Network, from_model
 from cspd_jax.decoding.warp import Warp
 
 
@@ -186,11 +186,14 @@ def network(target: Target) -> Network:
     del start, depth, visible
     prefix = features[0, ..., 0].astype(jnp.int32) * vocab + 1 + tokens
     prefix = jnp.minimum(prefix, params.shape[2] - 1)
-    features = jnp.stack([prefix] * params.shape[1])[..., None].astype(features.dtype)
-    return _logits(params, jnp.zeros_like(prefix[:, 0]), prefix), features, cache
+    return jnp.stack([prefix] * params.shape[1])[..., None].astype(features.dtype), cache
+
+  def logits(params, features):
+    prefix = jnp.clip(jnp.round(features[0, ..., 0]).astype(jnp.int32), 0, params.shape[2] - 1)
+    return _logits(params, jnp.zeros_like(prefix[:, 0]), prefix)
 
   return Network(
-      prefill=lambda params, condition, features, num_slots: (), step=step,
+      prefill=lambda params, condition, features, num_slots: (), step=step, logits=logits,
       vocab_size=vocab, num_tokens=target.num_tokens)
 
 
@@ -203,3 +206,17 @@ def heads(target: Target, num_heads: int) -> Heads:
     return jnp.stack([_logits(table, label, prefix) for table in params], axis=2)
 
   return Heads(logits, num_heads, target.vocab_size)
+
+
+def drafts(target: Target, small: Target, num_heads: int = 2) -> dict[str, Any]:
+  """What drafts for a tabular target, by the keys of `decoding.registry.DRAFTS`.
+
+  Each takes a table like the target's as `draft_params`, the heads `num_heads` of them, stacked.
+
+  Args:
+    target: the target.
+    small: a tabular model over its sequences, that drafts and corrects.
+    num_heads: number of drafting heads.
+  """
+  return {'model': small, 'eagle': network(target), 'medusa': heads(target, num_heads),
+          'neighbours': from_model(small)}

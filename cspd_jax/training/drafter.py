@@ -241,7 +241,7 @@ def _eagle_drafts(params, config, tokens, features, starts, num_depths):
   cache = network.prefill(params, None, features[:, :, :count], tokens.shape[1] + num_depths)
   known = features[:, :, count - 1:]
   length = tokens.shape[1]
-  _, _, cache = network.step(
+  _, cache = network.step(
       params, cache, tokens, known, jnp.zeros(batch, jnp.int32), np.arange(length),
       np.tril(np.ones((length, length), bool)))
 
@@ -251,9 +251,9 @@ def _eagle_drafts(params, config, tokens, features, starts, num_depths):
     mine = cache
     for depth in range(num_depths):
       token = jax.lax.dynamic_slice_in_dim(tokens, start + depth, 1, axis=1)
-      logits, feature, mine = network.step(
+      feature, mine = network.step(
           params, mine, token, feature, rows, np.array([depth]), np.ones((1, depth + 1), bool))
-      found.append(logits[:, :, 0])
+      found.append(network.logits(params, feature)[:, :, 0])
     return found
 
   found = jax.lax.map(draft, starts)

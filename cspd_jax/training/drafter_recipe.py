@@ -10,18 +10,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, medusa
-from cspd_jax.training import drafter as drafter_lib, loop, recipe as recipe_lib
+from cspd_jax.training import drafter as drafter_lib, loop, recipe as recipe_lib, samples
 from cspd_jax.training.autoregressive import ARTrainConfig, batch_of
 from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.vq import VQTrainConfig
 
-# Images that the target samples at once, and that are measured at once.
-_SAMPLE_BATCH = 64
+# Images that are measured at once.
 _MEASURE_BATCH = 16
 
 
@@ -128,19 +126,9 @@ def images(
     with np.load(path) as stored:
       if stored['tokens'].shape[0] == count:
         return stored['tokens'], stored['labels']
-  labels = np.arange(count, dtype=np.int32) % len(model.prompts)
-  conditions = model.condition(model.prompts)
-  decode = jax.jit(model.decoder('vanilla', guided=True))
   key = jax.random.fold_in(jax.random.key(recipe.seed), photos_lib.SPLITS.index(split))
-  batches = []
-  for start in range(0, count, _SAMPLE_BATCH):
-    # The last batch is filled up, so that one compiled program serves all.
-    batch = np.resize(labels[start:start + _SAMPLE_BATCH], min(_SAMPLE_BATCH, count))
-    batches.append(np.asarray(decode(
-        model.params, _pick(conditions, batch), jax.random.fold_in(key, start),
-        Warp(guidance_scale=recipe.guidance_scale)).tokens))
-    logging.info('images of %s: %d of %d', split, min(start + _SAMPLE_BATCH, count), count)
-  tokens = np.concatenate(batches)[:count]
+  tokens, labels = samples.sampled(
+      model, count, key, Warp(guidance_scale=recipe.guidance_scale))
   np.savez(path, tokens=tokens, labels=labels)
   return tokens, labels
 
@@ -151,11 +139,6 @@ def _width(model: Any, target: Any) -> int:
   _, features, _ = jax.eval_shape(
       lambda *args: target.prefill(*args, target.num_tokens), model.params, condition)
   return features.shape[-1]
-
-
-def _pick(conditions: Any, numbers: np.ndarray) -> Any:
-  """The conditions of the prompts of these numbers."""
-  return jax.tree.map(lambda leaf: leaf[numbers], conditions)
 
 
 def train(
@@ -172,7 +155,7 @@ def train(
   tokens, labels = images(recipe, model, 'train', workdir)
   held_out = images(recipe, model, 'held_out', workdir)
   conditions = model.condition(model.prompts)
-  shown = lambda batch: (batch[0], _pick(conditions, batch[1]))
+  shown = lambda batch: (batch[0], samples.pick(conditions, batch[1]))
   config, train_config = recipe.drafter, recipe.train
   # The target is an argument: as a constant it would be compiled into the program.
   compiled_step = jax.jit(

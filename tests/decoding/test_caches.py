@@ -53,7 +53,7 @@ def test_caches_hold_the_accepted_sequence(name):
   fresh = network.prefill(params, LABELS, condition, length)
   # Entry `k` pairs token `k` with the feature that predicted it.
   shifted = jnp.concatenate([condition[:, :, -1:], features[:, :, :-1]], axis=2)
-  _, _, fresh = network.step(
+  _, fresh = network.step(
       params, fresh, tokens, shifted, start, np.arange(length), np.tri(length, dtype=bool))
 
   for row, count in enumerate(np.asarray(state.count)):

@@ -9,7 +9,7 @@ from cspd_jax.decoding.base import Drafter, Verifier
 from cspd_jax.decoding.drafters import eagle, jacobi, medusa, model
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers import exact, match
-from cspd_jax.testing.tabular import heads, network, tabular
+from cspd_jax.testing.tabular import drafts, heads, network, tabular
 
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True)
 T, NETWORK, HEADS = MODEL.target, network(MODEL.target), heads(MODEL.target, 2)
@@ -78,11 +78,11 @@ def test_targets(broken, message):
     (model(target(score=triple(logits=lambda x: x[:, :, 0])), 2),
      r'score of the draft model returned logits float32\[2, 2, 4\]'),
     (eagle(NETWORK._replace(step=changed(NETWORK.step, lambda result: result[0])), TREE),
-     r'step of the drafting network returned float32\[2, 2, 3, 4\]; it must return \(logits, feat'),
-    (eagle(NETWORK._replace(step=changed(NETWORK.step, triple(logits=lambda x: x[0]))), TREE),
-     r'step of the drafting network returned logits float32\[2, 3, 4\]'),
-    (eagle(NETWORK._replace(step=changed(NETWORK.step, triple(
-        features=lambda x: jnp.concatenate([x, x], -1)))), TREE),
+     r'step of the drafting network returned float32\[2, 2, 3, 1\]; it must return \(features, ca'),
+    (eagle(NETWORK._replace(logits=changed(NETWORK.logits, lambda x: x[0])), TREE),
+     r'logits of the drafting network returned logits float32\[2, 1, 4\]'),
+    (eagle(NETWORK._replace(step=changed(NETWORK.step, lambda result: (
+        jnp.concatenate([result[0]] * 2, -1), result[1]))), TREE),
      r'step of the drafting network returned features float32\[2, 2, 3, 2\]'),
     (medusa(HEADS._replace(logits=changed(HEADS.logits, lambda x: x[:, :, 0]))),
      r'logits of the drafting heads returned logits float32\[2, 2, 4\]; it must .*\(2, 2, 2, 4\)'),
@@ -134,7 +134,7 @@ def test_verifiers(verifier, message):
 
 
 def test_right_ones_pass():
-  resources = registry.Resources({'model': T, 'eagle': NETWORK, 'medusa': HEADS})
+  resources = registry.Resources(drafts(T, T))
   for name in registry.DECODERS:
     params = jnp.stack([MODEL.params] * 2) if name == 'medusa' else MODEL.params
     trace(registry.build(registry.complete(name, window=4, length=2), T, resources), params)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import decoders, tree as trees
-from cspd_jax.decoding.drafters import corrector, window
-from cspd_jax.decoding.drafters.corrected import corrected, corrected_probs
+from cspd_jax.decoding.drafters import from_model, from_network, window
+from cspd_jax.decoding.drafters.corrected import corrected
+from cspd_jax.decoding.drafters.corrector import corrected_probs
+from cspd_jax.decoding.drafters.small_network import corrected_features
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
@@ -18,34 +20,37 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import neighbours
 from cspd_jax.testing import exactness
 from cspd_jax.testing.enumerate import output_distribution
-from cspd_jax.testing.tabular import tabular
+from cspd_jax.testing.tabular import network, tabular
 from tests.marks import representative
 
 WARP = Warp(guidance_scale=1.5, temperature=0.9, top_p=0.9)
 
 
-def _parts(target, window, passes, tree=None, verifier=exact):
-  return corrected(corrector.from_model(target), window, passes, tree), verifier()
+CORRECTORS = {'model': from_model, 'network': lambda target: from_network(network(target))}
 
 
-# Vocabulary, length, rounds, window, passes, tree.
+def _parts(target, window, passes, tree=None, verifier=exact, reads=None, kind='model'):
+  return corrected(CORRECTORS[kind](target), window, passes, tree, reads), verifier()
+
+
+# Corrector, vocabulary, length, rounds, window, passes, tree.
 CASES = {
-    'one place, two passes': (2, 4, 2, 2, 2, None),
-    'one place, three rounds': (2, 4, 3, 2, 1, None),
-    'one place, three words': (3, 3, 2, 2, 2, None),
-    'two places': (2, 4, 2, 3, 1, None),
-    'a sibling': (3, 3, 2, 3, 1, trees.Tree((-1, 0, 0))),
+    'one place, two passes': ('model', 2, 4, 2, 2, 2, None),
+    'one place, three rounds': ('model', 2, 4, 3, 2, 1, None),
+    'one place, three words': ('model', 3, 3, 2, 2, 2, None),
+    'two places': ('model', 2, 4, 2, 3, 1, None),
+    'two places, features': ('network', 2, 4, 2, 3, 1, None),
+    'one place, features': ('network', 2, 4, 2, 2, 2, None),
+    'a sibling': ('model', 3, 3, 2, 3, 1, trees.Tree((-1, 0, 0))),
 }
 
 
-
-
 def _total_variation(name, warp=WARP):
-  vocab, length, rounds, size, passes, tree = CASES[name]
+  kind, vocab, length, rounds, size, passes, tree = CASES[name]
   with jax.enable_x64(True):
     built = tabular(jax.random.key(0), vocab, length, guided=True, dtype=jnp.float64)
     other = built.params + 0.7 * jax.random.normal(jax.random.key(1), built.params.shape)
-    parts = corrected(corrector.from_model(built.target), size, passes, tree), exact()
+    parts = _parts(built.target, size, passes, tree, kind=kind)
     found = output_distribution(
         make_decoder(built.target, *parts), built, warp, rounds=rounds, draft_params=other)
     np.testing.assert_allclose(found.sum(), 1, atol=1e-12)
@@ -62,10 +67,10 @@ def test_guidance_without_cuts():
 
 
 def _sees_the_token_it_drafts(parts):
-  def read(*args):
-    logits, memory = parts.read(*args)
-    return jnp.roll(logits, -1, axis=2), memory
-  return parts._replace(read=read)
+  def open_(*args):
+    said, *others = parts.open(*args)
+    return jnp.roll(said, -1, axis=1), *others
+  return parts._replace(open=open_)
 
 
 MISTAKES = {
@@ -86,12 +91,19 @@ def model():
   return built, other
 
 
-@pytest.mark.parametrize('size, passes, tree', representative(
-    [(5, 1, None), (5, 3, None), (5, 8, None), (7, 2, trees.caterpillar(3, 2, 6)),
-     (7, 5, trees.caterpillar(2, 3, 6))], (7, 2, trees.caterpillar(3, 2, 6))))
-def test_sequences_have_the_distribution(model, size, passes, tree):
+SIDES = trees.caterpillar(3, 2, 6)
+
+
+@pytest.mark.parametrize('kind, size, passes, tree, reads', representative(
+    [('model', 5, 1, None, None), ('model', 5, 3, None, None), ('model', 5, 8, None, None),
+     ('model', 7, 2, SIDES, None), ('model', 7, 5, trees.caterpillar(2, 3, 6), 2),
+     ('network', 5, 1, None, None), ('network', 5, 3, None, 3), ('network', 7, 2, SIDES, None),
+     ('network', 5, 8, None, None)],
+    ('model', 7, 5, trees.caterpillar(2, 3, 6), 2), ('network', 7, 2, SIDES, None)))
+def test_sequences_have_the_distribution(model, kind, size, passes, tree, reads):
   built, other = model
-  decoder = make_decoder(built.target, *_parts(built.target, size, passes, tree))
+  decoder = make_decoder(
+      built.target, *_parts(built.target, size, passes, tree, reads=reads, kind=kind))
   report = exactness.check_decoder(
       decoder, built, exactness.class_probs(built, WARP), WARP, draft_params=other,
       samples=2**16)
@@ -103,7 +115,7 @@ def test_mistakes_are_seen(name, monkeypatch):
   # Far from each other, so that there are refusals.
   built = tabular(jax.random.key(0), 5, 4, num_classes=2, row_width=2, spread=1.0)
   other = jax.random.normal(jax.random.key(1), built.params.shape)
-  parts = corrector.from_model(built.target)
+  parts = from_model(built.target)
   if callable(mistake := MISTAKES.get(name)):
     parts = mistake(parts)
   elif mistake is not None:
@@ -115,24 +127,25 @@ def test_mistakes_are_seen(name, monkeypatch):
   assert report.passed == (name is None), report
 
 
-@pytest.mark.parametrize('tree', [None, trees.caterpillar(3, 2, 6)])
-@pytest.mark.parametrize('temperature', [0.9, 0.0])
-def test_seed_exact_equals_vanilla(model, tree, temperature):
+@pytest.mark.parametrize('tree', [None, SIDES])
+@pytest.mark.parametrize('temperature, kind', [(0.9, 'model'), (0.0, 'model'), (0.9, 'network')])
+def test_seed_exact_equals_vanilla(model, tree, temperature, kind):
   built, other = model
   warp, labels = WARP._replace(temperature=temperature), jnp.arange(64) % 2
   decode = lambda decoder, *args: jax.jit(decoder)(
       built.params, labels, jax.random.key(3), warp, *args)
-  decoder = make_decoder(built.target, *_parts(built.target, 7, 2, tree, match))
+  decoder = make_decoder(built.target, *_parts(built.target, 7, 2, tree, match, kind=kind))
   found, vanilla = decode(decoder, other), decode(decoders.vanilla(built.target))
   np.testing.assert_array_equal(found.tokens, vanilla.tokens)
   assert found.rounds.mean() < vanilla.rounds.mean() - 1
 
 
-def test_the_targets_own_corrector_is_always_accepted(model):
+@pytest.mark.parametrize('kind', CORRECTORS)
+def test_the_targets_own_corrector_is_always_accepted(model, kind):
   built, _ = model
-  decoder = make_decoder(built.target, *_parts(built.target, 7, 7))
-  found = jax.jit(decoder)(
-      built.params, jnp.arange(32) % 2, jax.random.key(0), WARP, built.params)
+  decoder = make_decoder(built.target, *_parts(built.target, 7, 7, kind=kind))
+  labels = jnp.arange(32) % 2 if kind == 'model' else jnp.zeros(32, jnp.int32)
+  found = jax.jit(decoder)(built.params, labels, jax.random.key(0), WARP, built.params)
   np.testing.assert_array_equal(found.rounds, 2)
 
 
@@ -146,6 +159,31 @@ def test_the_rule():
   gain = np.minimum(new[0], old[0]).sum()
   want = np.asarray(new[0]) * (np.asarray(stale[0]) / np.asarray(old[0])) ** gain
   np.testing.assert_allclose(found[0], want / want.sum(), atol=1e-6)
+
+
+def test_the_rule_of_features():
+  new, old, stale = jax.random.normal(jax.random.key(0), (3, 4, 6))
+  known = jnp.array([True, True, True, False])[:, None]
+  found = corrected_features(new, old, stale, known, 2.0)
+  np.testing.assert_array_equal(found[3], new[3])
+  np.testing.assert_allclose(corrected_features(old, old, stale, known, 2.0)[:3], stale[:3],
+                             atol=1e-6)
+  np.testing.assert_allclose(corrected_features(new, old, stale, known, 0.0)[:3],
+                             (new + stale - old)[:3], atol=1e-6)
+  gain = np.exp(-2 * np.square(new - old).sum(-1) / np.square(old).sum(-1))
+  np.testing.assert_allclose(
+      found[:3], (new + gain[:, None] * (stale - old))[:3], rtol=1e-5, atol=1e-6)
+  with pytest.raises(ValueError, match='decay is -1'):
+    from_network(None, -1)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(window=0), 'window is 0'), (dict(passes=0), 'passes is 0'), (dict(reads=0), 'reads is 0'),
+    (dict(window=8, tree=trees.paths(2, 3, 7)), 'side nodes with children'),
+    (dict(window=8, tree=trees.chain(3)), 'tree has 3 draft nodes, but window is 8')])
+def test_what_cannot_be(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    corrected(None, **arguments)
 
 
 def _neighbours():
@@ -176,12 +214,19 @@ def test_neighbours_read_what_is_before_them_only():
 def test_windows_of_neighbours_are_those_of_the_whole_image():
   config, params, rng = _neighbours()
   image = jnp.asarray(rng.integers(0, 5, (2, 12)))
-  whole = neighbours.logits(params, config, image, jnp.broadcast_to(jnp.arange(12), (2, 12)))
-  env = types.SimpleNamespace(params=params)
-  start = jnp.array([2, 5])
-  take = lambda x, first, count: jnp.stack([row[i + first:i + first + count]
-                                            for row, i in zip(x, start)])
-  memory = jnp.where(jnp.arange(12) <= start[:, None], image, 0)
-  found, _ = neighbours.corrector(config).read(
-      env, memory, take(image, 0, 1)[:, 0], take(image, 1, 4), start)
-  np.testing.assert_allclose(found[0], take(whole, 1, 5), atol=1e-6)
+  nodes = jnp.asarray(rng.integers(0, 5, (2, 4)))
+  env = types.SimpleNamespace(params=params, warp=Warp())
+  first, start = jnp.array([1, 2]), jnp.array([2, 5])
+  take = lambda x, at, count: jnp.stack([row[i:i + count] for row, i in zip(x, at)])
+  put = lambda x, at, part: jnp.stack([row.at[i:i + part.shape[1]].set(new)
+                                       for row, i, new in zip(x, at, part)])
+  whole = lambda image: jax.nn.softmax(neighbours.logits(
+      params, config, image, jnp.broadcast_to(jnp.arange(12), (2, 12))))
+  parts = neighbours.corrector(config)
+  memory = neighbours._Memory(jnp.where(jnp.arange(12) <= start[:, None], image, 0), nodes, first)
+  said, old, memory = parts.open(env, memory, take(image, start + 1, 4), None, start)
+  np.testing.assert_allclose(said, take(whole(image), start + 1, 4), atol=1e-6)
+  np.testing.assert_allclose(
+      old, take(whole(put(image, first + 1, nodes)), first + 2, 4), atol=1e-6)
+  said, _ = parts.read(env, memory, take(image, start + 1, 3), None, start)
+  np.testing.assert_allclose(said, take(whole(image), start + 1, 3), atol=1e-6)

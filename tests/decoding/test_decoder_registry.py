@@ -16,6 +16,8 @@ from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.drafters.model import model
+from cspd_jax.decoding.drafters.small_model import from_model
+from cspd_jax.decoding.drafters.small_network import from_network
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
@@ -27,16 +29,16 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.neighbours import neighbour_table
 from cspd_jax.decoding.verifiers.typical import typical
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing.tabular import heads, network, tabular
+from cspd_jax.testing.tabular import drafts, heads, network, tabular
 from tests.marks import representative
 
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
 DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
 NETWORK, HEADS = network(MODEL.target), heads(MODEL.target, 3)
 CODEBOOK = np.random.default_rng(0).standard_normal((4, 2))
-RESOURCES = registry.Resources(
-    {'model': DRAFT.target, 'eagle': NETWORK, 'medusa': HEADS}, CODEBOOK)
-PARAMS = {None: None, 'model': DRAFT.params, 'eagle': DRAFT.params,
+DRAFTS = drafts(MODEL.target, DRAFT.target, 3)
+RESOURCES = registry.Resources(DRAFTS, CODEBOOK)
+PARAMS = {None: None, **dict.fromkeys(DRAFTS, DRAFT.params),
           'medusa': jnp.stack([DRAFT.params] * 3)}
 WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
 
@@ -56,6 +58,13 @@ BUILT = {
     'seed_exact(window=4)': lambda: decoders.seed_exact(T, 4),
     'seed_exact(window=7, tree=kary(2, 3))': lambda: decoders.seed_exact(
         T, 7, trees.kary(2, 3, 6)),
+    'corrected(window=4)': lambda: decoders.corrected(T, DRAFTS['neighbours'], 4),
+    'corrected(corrector=eagle, window=4, passes=2)': lambda: decoders.corrected(
+        T, from_network(NETWORK), 4, 2),
+    'corrected(corrector=model, tree=caterpillar(2, 2), window=6)': lambda: decoders.corrected(
+        T, from_model(DRAFT.target), 6, tree=trees.caterpillar(2, 2, 5)),
+    'corrected_seed_exact(window=4)': lambda: decoders.corrected_seed_exact(
+        T, DRAFTS['neighbours'], 4),
     'eagle': lambda: decoders.eagle(T, NETWORK),
     'eagle(tree=chain(3))': lambda: decoders.eagle(T, NETWORK, trees.chain(3)),
     'eagle2(num_nodes=5, width=2, depth=3)': lambda: decoders.eagle2(T, NETWORK, 5, 2, 3),
@@ -130,7 +139,8 @@ def test_every_entry_is_built_by_hand_above():
 def test_needs():
   assert {name: registry.needs(name) for name in registry.DECODERS} == {
       'vanilla': None, 'speculative': 'model', 'jacobi': None, 'sjd': None, 'mc_sjd': None,
-      'sjd_pac': None, 'seed_exact': None, 'eagle': 'eagle', 'eagle2': 'eagle',
+      'sjd_pac': None, 'seed_exact': None, 'corrected': 'neighbours',
+      'corrected_seed_exact': 'neighbours', 'eagle': 'eagle', 'eagle2': 'eagle',
       'medusa': 'medusa'}
 
 
@@ -142,6 +152,9 @@ def test_needs():
     ('sjd_pac', 'jacobi(coupling=maximal, tree=auto)+exact'),
     ('seed_exact(tree=chain())', 'jacobi(coupling=noise, tree=chain())+match'),
     ('ancestral', 'ancestral+exact'),
+    ('corrected(corrector=eagle)', 'corrected(corrector=eagle, tree=auto)+exact'),
+    ('corrected(passes=1)+exact', 'corrected(passes=1)+exact'),
+    ('corrected_seed_exact', 'corrected(tree=auto)+match'),
     ('eagle', 'eagle+exact'),
     ('eagle2', 'eagle2+match'),
     ('speculative+match', 'model+match'),
@@ -157,6 +170,7 @@ def test_expansion(spec, expanded):
     ('mc_sjd', 16, 'mc_sjd(window=16)'),
     ('mc_sjd(window=8)', 16, 'mc_sjd(window=8)'),
     ('sjd_pac', 64, 'sjd_pac(window=64)'),
+    ('corrected', 64, 'corrected(window=64)'),
     ('eagle', 25, 'eagle(tree=chain(4))'),
     ('eagle', 26, 'eagle(tree=EAGLE)'),
     ('eagle(tree=LANTERN)+exact', 16, 'eagle(tree=LANTERN)+exact'),
@@ -258,6 +272,8 @@ def test_mistakes(spec, message):
 @pytest.mark.parametrize('spec,message', [
     ('speculative', r"model drafts with a draft model, and there is none; give drafts\['model'\]"),
     ('eagle', r"drafts with an EAGLE network, and there is none; give drafts\['eagle'\]"),
+    ('corrected', r"drafts with a network on neighbouring tokens.*drafts\['neighbours'\]"),
+    ('corrected(corrector=medusa)', "corrector is 'medusa'; it must be one of neighbours, eagle, "),
     ('medusa', r"drafts with Medusa heads, and there is none; give drafts\['medusa'\]"),
     ('sjd(window=4)+lantern', 'codebook is None, but the verifier lets neighbours'),
     ('sjd(window=4)+grouped(group=2, d_threshold=1)', 'codebook is None, but d_threshold'),

@@ -18,13 +18,12 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing.tabular import heads, network, tabular
+from cspd_jax.testing.tabular import drafts, tabular
 
 WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
 DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
-RESOURCES = registry.Resources({
-    'model': DRAFT.target, 'eagle': network(MODEL.target), 'medusa': heads(MODEL.target, 2)})
+RESOURCES = registry.Resources(drafts(MODEL.target, DRAFT.target))
 LABELS = jnp.asarray([0, 1, 2, 0, 1])
 # One decoder of each kind; the thorough run takes the others too.
 FIRST = ('vanilla', 'speculative', 'sjd_pac', 'seed_exact', 'eagle')
@@ -32,9 +31,9 @@ OTHERS = tuple(name for name in registry.DECODERS if name not in FIRST)
 
 
 def build(name, target=MODEL.target, window=5):
-  if name in ('sjd_pac', 'seed_exact'):  # The default tree of so short a window is a chain.
-    tree = trees.caterpillar(2, 2, window + 1)
-    return getattr(decoders, name)(target, window + 2, tree)
+  # The default trees of so short a window are chains.
+  if name in ('sjd_pac', 'seed_exact', 'corrected', 'corrected_seed_exact'):
+    name, window = f'{name}(tree=caterpillar(2, 2))', window + 2
   return registry.build(registry.complete(name, window=window, length=3), target, RESOURCES)
 
 

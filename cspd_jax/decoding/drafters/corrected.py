@@ -3,9 +3,7 @@
 After a round the target has answered at every place of the window. Behind the first refusal its
 answers are stale: the right model in a slightly wrong context. A cheap model, the corrector, is
 asked about both contexts; where it says the same the stale answer stands, where it does not its own
-change is carried over,
-
-    log q = log new + g (log stale - log old),    g = sum_x min(new(x), old(x)).
+change is carried over.
 
 All places are read at once, in a few passes: a pass reads the tokens of the pass before, and its
 tokens are maximally coupled with them. It is exact for the reason that Jacobi windows are: the
@@ -18,16 +16,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Draft, Drafter, Env, Outcome
 from cspd_jax.decoding.drafters import window as window_lib
-from cspd_jax.decoding.drafters.corrector import Corrector
+from cspd_jax.decoding.drafters.corrector import Corrector, Said
 from cspd_jax.decoding.drafters.jacobi import check_length, check_tree, layout
 from cspd_jax.decoding.tree import Tree, chain, check_size
-
-# Below this a probability does not matter, and its logarithm would.
-_TINY = 1e-20
 
 
 class CorrectedState(NamedTuple):
@@ -36,32 +32,32 @@ class CorrectedState(NamedTuple):
   Attributes:
     tokens: `[B, L]` carried tokens.
     probs: `[B, L, V]` the distribution each was drawn from.
-    stale: `[B, L, V]` the target's answers of the last round, before cuts.
-    old: `[B, L, V]` what the corrector said in the context of those answers.
-    known: `[B, L]` which places have both.
-    said: `[B, L + 1, V]` what the corrector said last, for the places behind the root before.
+    stale: `[B, L, ...]` the target's answers of the last round.
+    known: `[B, L]` which places have one; the others repeat the last.
+    accepted: `[B]` drafts accepted in the last round.
     memory: the corrector's.
   """
 
   tokens: jax.Array
   probs: jax.Array
-  stale: jax.Array
-  old: jax.Array
+  stale: Said
   known: jax.Array
-  said: jax.Array
+  accepted: jax.Array
   memory: Any
 
 
-def corrected(corrector: Corrector, window: int = 16, passes: int = 3,
-              tree: Tree | None = None) -> Drafter:
+def corrected(corrector: Corrector, window: int = 16, passes: int = 3, tree: Tree | None = None,
+              reads: int | None = None) -> Drafter:
   """Drafts from the target's last pass, corrected by a cheap model.
 
   Args:
     corrector: the cheap model; its parameters are the decoder's `draft_params`.
     window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts.
-    passes: reads of the corrector that draft; one more tells what it says of the result.
-    tree: topology of the `W - 1` drafts; side nodes hold further candidates from the same
-      distributions. A chain by default.
+    passes: how often the corrector reads the window, at least 1.
+    tree: topology of the `W - 1` drafts; side nodes are leaves beside the main chain and hold
+      further candidates from the same distributions. A chain by default.
+    reads: places that the corrector reads, all of the main chain by default. Those behind keep
+      the stale distributions.
 
   Raises:
     ValueError: for sizes below 1, or a tree that does not fit.
@@ -70,39 +66,32 @@ def corrected(corrector: Corrector, window: int = 16, passes: int = 3,
   check_size('passes', passes, 1)
   tree = chain(window - 1) if tree is None else tree
   check_tree(window, tree)
+  _check_leaves(tree)
   length = tree.main_length
+  if reads is not None:
+    check_size('reads', reads, 1)
+  reads = length if reads is None else min(reads, length)
 
   def init(env, condition, rng, outcome):
     return rng, _nothing_known(
-        env, outcome, length, corrector.init(env, condition, outcome, length))
+        env, outcome, corrector.answers(outcome), length,
+        corrector.init(env, condition, outcome, length))
 
   def propose(env, state, rng, root, start):
-    positions = start[:, None] + 1 + jnp.arange(length + 1)
-
-    def say(memory, tokens):
-      logits, memory = corrector.read(env, memory, root, tokens, start)
-      return _uncut(env, logits, positions), memory
-
-    tokens, probs, memory = state.tokens, state.probs, state.memory
-    for _ in range(passes):
-      new, memory = say(memory, tokens)
-      found = corrected_probs(new[:, :-1], state.old, state.stale, state.known)
-      found = _cut(env, found, positions[:, :-1])
-      rng, tokens = env.rowwise(functools.partial(_redraw, env))(
-          rng, tokens, probs, found, positions[:, :-1])
-      probs = found
+    del root
+    if length:
+      rng, state = _read(corrector, passes, reads, env, state, rng, start)
+    positions = start[:, None] + 1 + jnp.arange(length)
     rng, side = env.rowwise(functools.partial(_siblings, env, tree))(
-        rng, tokens, probs, positions[:, :-1])
-    said, memory = say(memory, tokens)
-    state = state._replace(tokens=tokens, probs=probs, said=said, memory=memory)
+        rng, state.tokens, state.probs, positions)
     return rng, state, Draft(
-        jnp.concatenate([tokens, side], axis=1), probs if env.needs_probs else None)
+        jnp.concatenate([state.tokens, side], axis=1), state.probs if env.needs_probs else None)
 
   def update(env, state, rng, outcome):
     memory = corrector.took(env, state.memory, outcome)
-    outcome = outcome._replace(features=None)
-    row = functools.partial(_shift, env, length)
-    rng, state = env.rowwise(row)(rng, state._replace(memory=None), outcome)
+    answers = jax.tree.map(lambda x: x[:, :length + 1], corrector.answers(outcome))
+    rng, state = env.rowwise(functools.partial(_shift, env, length))(
+        rng, state._replace(memory=None), outcome._replace(features=None), answers)
     return rng, state._replace(memory=memory)
 
   def check(target):
@@ -113,38 +102,47 @@ def corrected(corrector: Corrector, window: int = 16, passes: int = 3,
                  check=check, keeps_drafts=True)
 
 
-def _nothing_known(env: Env, outcome: Outcome, length: int, memory: Any) -> CorrectedState:
+def _read(corrector: Corrector, passes: int, reads: int, env: Env, state: CorrectedState, rng: Any,
+          start: jax.Array) -> tuple[Any, CorrectedState]:
+  """Reads the first places of a window in a few passes and draws their tokens anew."""
+  positions = start[:, None] + 1 + jnp.arange(reads)
+  tokens, probs, stale, known = jax.tree.map(
+      lambda x: x[:, :reads], (state.tokens, state.probs, state.stale, state.known))
+  said, old, memory = corrector.open(env, state.memory, tokens, stale, start)
+  # Of the places behind the old main nodes, those of the new window.
+  last = state.tokens.shape[1] - 1
+  index = jnp.minimum(state.accepted[:, None] + jnp.arange(reads), last)
+  old = jax.tree.map(lambda x: jax.vmap(lambda row, at: row[at])(x, index), old)
+  hints = stale
+  for number in range(passes):
+    if number:
+      said, memory = corrector.read(env, memory, tokens, hints, start)
+    found, hints = corrector.correct(env, said, old, stale, known, positions)
+    found = _cut(env, found, positions)
+    rng, tokens = env.rowwise(functools.partial(_redraw, env))(
+        rng, tokens, probs, found, positions)
+    probs = found
+  return rng, state._replace(
+      tokens=jnp.concatenate([tokens, state.tokens[:, reads:]], axis=1),
+      probs=jnp.concatenate([probs, state.probs[:, reads:]], axis=1), memory=memory)
+
+
+def _check_leaves(tree: Tree) -> None:
+  """Raises ValueError unless every side node is a leaf beside the main chain."""
+  if np.any(np.asarray(tree.parents) > tree.main_length):
+    raise ValueError(
+        'tree has side nodes with children; in a corrected window they must be leaves beside the '
+        'main chain, such as caterpillar(4, 6) has.')
+
+
+def _nothing_known(env: Env, outcome: Outcome, answers: Said, length: int,
+                   memory: Any) -> CorrectedState:
   """The state after the prefill: all places repeat token 0."""
-  batch, vocab = outcome.tokens.shape[0], env.target.vocab_size
-  tokens = jnp.broadcast_to(outcome.tokens[:, :1], (batch, length))
-  none = jnp.zeros((batch, length, vocab), outcome.probs.dtype)
+  tokens = jnp.repeat(outcome.tokens[:, :1], length, axis=1)
+  probs = jax.nn.one_hot(tokens, env.target.vocab_size, dtype=outcome.probs.dtype)
+  stale = jax.tree.map(lambda x: jnp.repeat(x[:, -1:], length, axis=1), answers)
   return CorrectedState(
-      tokens, jax.nn.one_hot(tokens, vocab, dtype=none.dtype), none, none,
-      jnp.zeros((batch, length), bool), jnp.zeros((batch, length + 1, vocab), none.dtype), memory)
-
-
-def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,
-                    known: jax.Array) -> jax.Array:
-  """The corrected distributions `[..., V]` of places; see the module.
-
-  Args:
-    new: `[..., V]` what the corrector says in the new context.
-    old: `[..., V]` what it said in the context of `stale`.
-    stale: `[..., V]` what the target said there.
-    known: `[...]` whether it did; `new` is the answer elsewhere.
-  """
-  agreement = jnp.sum(jnp.minimum(new, old), axis=-1, keepdims=True)
-  log = lambda probs: jnp.log(jnp.maximum(probs, _TINY))
-  corrected_ = jax.nn.softmax(log(new) + agreement * (log(stale) - log(old)))
-  return jnp.where(known[..., None], corrected_, new)
-
-
-def _uncut(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
-  """Guided distributions of the corrector, at temperature 1 if the decode is greedy."""
-  warp = warp_lib.uncut(env.warp)
-  if logits.shape[0] == 1:  # A corrector without a null condition is not guided.
-    warp = warp._replace(guidance_scale=1.0)
-  return warp_lib.probabilities(logits, warp, positions)
+      tokens, probs, stale, jnp.zeros(tokens.shape, bool), jnp.zeros_like(outcome.count), memory)
 
 
 def _cut(env: Env, probs: jax.Array, positions: jax.Array) -> jax.Array:
@@ -170,27 +168,24 @@ def _siblings(env: Env, tree: Tree, rng, tokens, probs, positions) -> jax.Array:
       rng, tree, coupling, tokens, probs, positions, jnp.zeros(tokens.shape, bool))
 
 
-def _shift(env: Env, length: int, rng, state: CorrectedState, outcome: Outcome) -> CorrectedState:
+def _shift(env: Env, length: int, rng, state: CorrectedState, outcome: Outcome,
+           answers: Said) -> CorrectedState:
   """The state of one row behind its new root: the target's answers, and tokens drawn from them."""
   if not length:
     return state
-  answers = outcome.probs[:length + 1]
+  probs = outcome.probs[:length + 1]
   first = outcome.count - outcome.accepted - 1  # The place after the old root.
-  shift = outcome.accepted + 1
-
-  def moved(x):
-    return jax.lax.dynamic_slice_in_dim(
-        jnp.concatenate([x, jnp.zeros((length,) + x.shape[1:], x.dtype)]), shift, length)
-
   if env.seed_exact:
-    tokens = rng.draw_at(first + jnp.arange(length + 1), answers)
+    tokens = rng.draw_at(first + jnp.arange(length + 1), probs)
   else:
-    tokens = window_lib.coupled(rng, state.tokens, state.probs, answers)
+    tokens = window_lib.coupled(rng, state.tokens, state.probs, probs)
+  at = outcome.accepted + 1 + jnp.arange(length)
+  known = at <= length
+  moved = lambda x: x[jnp.minimum(at, length)]
   # Places without an answer repeat the last token before them, until the corrector fills them.
-  known = moved(jnp.ones(length + 1, bool))
   filler = jnp.where(known[0], tokens[-1], outcome.tokens[outcome.count - 1])
   tokens = jnp.where(known, moved(tokens), filler)
-  one_hot = jax.nn.one_hot(tokens, state.probs.shape[-1], dtype=answers.dtype)
+  one_hot = jax.nn.one_hot(tokens, probs.shape[-1], dtype=probs.dtype)
   return state._replace(
-      tokens=tokens, probs=jnp.where(known[:, None], moved(answers), one_hot),
-      stale=moved(outcome.uncut[:length + 1]), old=moved(state.said), known=known)
+      tokens=tokens, probs=jnp.where(known[:, None], moved(probs), one_hot),
+      stale=jax.tree.map(moved, answers), known=known, accepted=outcome.accepted)

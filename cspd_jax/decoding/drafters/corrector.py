@@ -1,83 +1,114 @@
 """Correctors: cheap models of the target's tokens, read over a whole window at once.
 
-A corrector drafts nothing by itself. `drafters.corrected` asks it what it says of a window in its
-old and in its new context, and corrects the target's stale answers by the difference.
+A corrector drafts nothing by itself. `drafters.corrected` asks it what it says of places in their
+old and in their new context, and has it correct the target's stale answers by the difference.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding import contract
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Env, Outcome, Target
-from cspd_jax.decoding.drafters.model import check_grid
-from cspd_jax.decoding.tree import chain
 
 Memory = Any
+# What is said of places: arrays `[B, n, ...]`, whatever tells of a distribution.
+Said = Any
+
+# Below this a probability does not matter, and its logarithm would.
+_TINY = 1e-20
 
 
 class Corrector(NamedTuple):
   """A cheap causal model of the same tokens.
 
+  In a round `start` is the number of the root, the last committed token, and place `i` that of
+  token number `start + 1 + i`. `tokens` `[B, L]` are drafts for the places, `hints` what the
+  target is thought to say of them. What lies past the end of the image must be finite.
+
   Attributes:
     init: `(env, condition, outcome, length) -> memory`: what it remembers after the prefill of the
-      target, with room for windows of `length` drafts.
-    read: `(env, memory, root [B], tokens [B, L], start [B]) -> (logits [S, B, L + 1, V], memory)`.
-      `root` is the last committed token, number `start`, and `tokens` are drafts behind it; entry
-      `i` is for token number `start + 1 + i` and depends on the committed tokens, the root and
-      `tokens[:, :i]` only. What lies past the end of the image must be finite.
+      target, with room for windows of `L = length` drafts.
+    open: `(env, memory, tokens, hints, start [B]) -> (said, old, memory)`: reads the tokens that
+      the last round committed, the last round's window and the new one. `said` `[B, L, ...]`:
+      entry `i` is for place `i` and depends on the committed tokens, `tokens[:, :i]` and
+      `hints[:, :i]` only. `old` `[B, L, ...]`: entry `i` is for the token behind node `i + 1` of
+      the last round's main chain, and depends on what is attached to that node or comes before it.
+    read: `(env, memory, tokens, hints, start) -> (said, memory)`: the new window once more; the
+      first places will do.
     took: `(env, memory, outcome) -> memory` after a round of the target.
+    answers: `outcome -> ` what the target said behind every node, `[B, N + 1, ...]`.
+    correct: `(env, said, old, stale, known, positions) -> (probs, hints)`: the corrected
+      distributions of places, `[B, n, V]` before cuts, and what they are computed from. `stale` are
+      answers of the target, `old` is what the corrector said in their context; both mean something
+      where `known` `[B, n]`. Entry by entry.
     check: `target -> None`; raises ValueError if it cannot correct for this target.
   """
 
   init: Callable[[Env, Any, Outcome, int], Memory]
-  read: Callable[[Env, Memory, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Memory]]
+  open: Callable[[Env, Memory, jax.Array, Said, jax.Array], tuple[Said, Said, Memory]]
+  read: Callable[[Env, Memory, jax.Array, Said, jax.Array], tuple[Said, Memory]]
   took: Callable[[Env, Memory, Outcome], Memory]
+  answers: Callable[[Outcome], Said]
+  correct: Callable[..., tuple[jax.Array, Said]]
   check: Callable[[Target], None] = lambda target: None
 
 
-class _ModelMemory(NamedTuple):
-  """Attributes:
-    cache: the model's cache; holds the committed tokens but the last two.
-    previous: `[B]` the committed token before the root.
+def distributions(init: Callable, open_: Callable, read: Callable, took: Callable,
+                  check: Callable[[Target], None]) -> Corrector:
+  """A corrector that corrects distributions.
+
+  Arguments as in `Corrector`, but that `said` and `old` are logits `[S, B, L, V]`, `S` 1 if the
+  corrector has no null condition. There are no hints.
   """
 
-  cache: Any
-  previous: jax.Array
+  def opened(env, memory, tokens, hints, start):
+    del hints
+    # Numbers of the old places are the new ones' less what was committed; see `old` in `Corrector`.
+    said, old, first, memory = open_(env, memory, tokens, start)
+    return (uncut(env, said, _places(start, said)), uncut(env, old, _places(first + 1, old)),
+            memory)
+
+  def reread(env, memory, tokens, hints, start):
+    del hints
+    said, memory = read(env, memory, tokens, start)
+    return uncut(env, said, _places(start, said)), memory
+
+  def correct(env, said, old, stale, known, positions):
+    del env, positions
+    probs = corrected_probs(said, old, stale, known)
+    return probs, probs
+
+  return Corrector(
+      init, opened, reread, took, lambda outcome: outcome.uncut, correct, check)
 
 
-def from_model(small: Target) -> Corrector:
-  """A smaller autoregressive model as a corrector; its parameters are the `draft_params`.
+def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,
+                    known: jax.Array) -> jax.Array:
+  """Corrected distributions `[..., V]`: `log q = log new + g (log stale - log old)`.
 
   Args:
-    small: the model, over the target's vocabulary and grid.
+    new: `[..., V]` what the corrector says in the new context.
+    old: `[..., V]` what it said in the context of `stale`; `g = sum_x min(new(x), old(x))`.
+    stale: `[..., V]` what the target said there.
+    known: `[...]` whether it did; `new` is the answer elsewhere.
   """
+  agreement = jnp.sum(jnp.minimum(new, old), axis=-1, keepdims=True)
+  log = lambda probs: jnp.log(jnp.maximum(probs, _TINY))
+  corrected = jax.nn.softmax(log(new) + agreement * (log(stale) - log(old)))
+  return jnp.where(known[..., None], corrected, new)
 
-  def init(env, condition, outcome, length):
-    _, _, cache = contract.prefill(
-        small, env.params, condition, env.target.num_tokens + length + 1, 'corrector')
-    return _ModelMemory(cache, outcome.tokens[:, 0])
 
-  def read(env, memory, root, tokens, start):
-    # The last two committed tokens are read again: the cache may hold a refused draft there. In
-    # the first round there is one of them, and a filler goes to the end.
-    first = (start == 0)[:, None]
-    filler = jnp.zeros_like(root)[:, None]
-    known = jnp.concatenate([root[:, None], tokens], axis=1)
-    window = jnp.where(first, jnp.concatenate([known, filler], axis=1),
-                       jnp.concatenate([memory.previous[:, None], known], axis=1))
-    logits, _, cache = contract.score(
-        small, env.params, memory.cache, window, jnp.maximum(start - 1, 0),
-        chain(window.shape[1] - 1), 'corrector')
-    logits = jnp.where(first[..., None], logits[:, :, :-1], logits[:, :, 1:])
-    return logits, memory._replace(cache=cache)
+def uncut(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
+  """Guided distributions `[B, n, V]`, at temperature 1 if the decode is greedy."""
+  warp = warp_lib.uncut(env.warp)
+  if logits.shape[0] == 1:  # A corrector without a null condition is not guided.
+    warp = warp._replace(guidance_scale=1.0)
+  return warp_lib.probabilities(logits, warp, positions)
 
-  def took(env, memory, outcome):
-    del env
-    before = jnp.maximum(outcome.count - 2, 0)[:, None]
-    return memory._replace(previous=jnp.take_along_axis(outcome.tokens, before, axis=1)[:, 0])
 
-  return Corrector(init, read, took, functools.partial(check_grid, small, 'corrector'))
+def _places(start: jax.Array, logits: jax.Array) -> jax.Array:
+  """Numbers `[B, n]` of the tokens behind token number `start`."""
+  return start[:, None] + 1 + jnp.arange(logits.shape[2])

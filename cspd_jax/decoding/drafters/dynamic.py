@@ -35,7 +35,8 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
   def propose(env, state, rng, root, start):
     del root
     batch = start.shape[0]
-    logits, features, cache = network_lib.catch_up(env, network, state, start)
+    features, cache = network_lib.catch_up(env, network, state, start)
+    logits = contract.feature_logits(network, env.params, features)
     tokens, scores = _children(env, logits, jnp.zeros((batch, 1)), start, 0, width)
     pool_tokens, pool_scores = [tokens[:, 0]], [scores[:, 0]]
     pool_parents = [jnp.full((batch, width), -1, jnp.int32)]
@@ -44,9 +45,10 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
     visible = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
     for level in range(1, depth):
       token, score = (_pick(jnp.concatenate(x, axis=1), beam) for x in (pool_tokens, pool_scores))
-      logits, features, cache = contract.step(
+      features, cache = contract.step(
           network, env.params, cache, jnp.maximum(token, 0), features, start + 1,
           np.full(width, level - 1), visible)
+      logits = contract.feature_logits(network, env.params, features)
       tokens, scores = _children(env, logits, score, start, level, width)
       before = sum(x.shape[1] for x in pool_tokens)
       pool_tokens.append(tokens.reshape(batch, -1))

@@ -38,11 +38,12 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
 
   def propose(env, state, rng, root, start):
     del root  # It is the last of the state's tokens.
-    logits, features, cache = network_lib.catch_up(env, network, state, start)
+    features, cache = network_lib.catch_up(env, network, state, start)
     tokens = jnp.full((start.shape[0], tree.num_nodes), -1, jnp.int32)
     probs = []
     for depth, nodes in enumerate(levels):
       places = jnp.broadcast_to(start[:, None] + 1 + depth, (start.shape[0], len(nodes)))
+      logits = contract.feature_logits(network, env.params, features)
       distribution = siblings.probabilities(env, logits, places)
       probs.append(distribution)
       children = tree.children[nodes]
@@ -53,7 +54,7 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
       if depth + 1 < len(levels):
         nodes_below, before = levels[depth + 1], sum(map(len, levels[1:depth + 2]))
         above = np.searchsorted(nodes, np.asarray(tree.parents)[nodes_below])
-        logits, features, cache = contract.step(
+        features, cache = contract.step(
             network, env.params, cache, jnp.maximum(tokens[:, nodes_below - 1], 0),
             features[:, :, above], start + 1, np.full(len(nodes_below), depth),
             tree.ancestors[np.ix_(nodes_below, inner[1:before + 1])])

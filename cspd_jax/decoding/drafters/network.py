@@ -28,8 +28,14 @@ class NetworkStep(Protocol):
   """Predicts the features that follow; see `Network.step`."""
 
   def __call__(self, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
-               start: jax.Array, depth: Any, visible: Any,
-               /) -> tuple[jax.Array, jax.Array, Cache]:
+               start: jax.Array, depth: Any, visible: Any, /) -> tuple[jax.Array, Cache]:
+    ...
+
+
+class NetworkLogits(Protocol):
+  """The target's output matrix on features; see `Network.logits`."""
+
+  def __call__(self, params: Params, features: jax.Array, /) -> jax.Array:
     ...
 
 
@@ -45,18 +51,21 @@ class Network(NamedTuple):
       but the last of the features of the condition's tokens and makes room for
       `num_slots` image tokens.
     step: `(params, cache, tokens [B, n], features [S, B, n, F], start [B], depth,
-      visible) -> (logits [S, B, n, V], features [S, B, n, F], cache)`. Entry `i` is
+      visible) -> (features [S, B, n, F], cache)`. Entry `i` is
       image token number `start + depth[i]` (`[n]` or `[B, n]`) with the feature that
       predicted it. `visible`, bool `[n, m]` or `[B, n, m]`: of the `m` newest slots,
       from slot `start` on, which each entry sees; the `n` entries are written to the
       last `n` of those. All slots before `start` are seen. The features returned are
       the predicted ones, in place of the target's for the token that follows.
+    logits: `(params, features [S, B, n, F]) -> logits [S, B, n, V]`: what the target says by
+      such features.
     vocab_size: `V`.
     num_tokens: tokens of an image.
   """
 
   prefill: NetworkPrefill
   step: NetworkStep
+  logits: NetworkLogits
   vocab_size: int
   num_tokens: int
 
@@ -99,7 +108,7 @@ def init(network: Network, max_depth: int, tree_slots: int, env: Env, condition:
 
 
 def catch_up(env: Env, network: Network, state: NetworkState,
-             start: jax.Array) -> tuple[jax.Array, jax.Array, Cache]:
+             start: jax.Array) -> tuple[jax.Array, Cache]:
   """Reads the committed tokens that are new.
 
   Args:
@@ -109,15 +118,14 @@ def catch_up(env: Env, network: Network, state: NetworkState,
     start: `[B]` int32, the root's position.
 
   Returns:
-    Logits and features after the root, of one node, and the cache with the new tokens in it.
+    Features after the root, `[S, B, 1, F]`, and the cache with the new tokens in it.
   """
   length = state.tokens.shape[1]
-  logits, features, cache = contract.step(
+  features, cache = contract.step(
       network, env.params, state.cache, state.tokens, state.features, start + 1 - state.fresh,
       np.arange(length), np.tri(length, dtype=bool))
   last = jnp.maximum(state.fresh - 1, 0)[None, :, None, None]
-  return (jnp.take_along_axis(logits, last, axis=2),
-          jnp.take_along_axis(features, last, axis=2), cache)
+  return jnp.take_along_axis(features, last, axis=2), cache
 
 
 def update(env: Env, state: NetworkState, rng: RngState,

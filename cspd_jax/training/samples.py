@@ -1,0 +1,40 @@
+"""Images that a target has sampled: what everything that drafts for it learns from."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+# Images that the target samples at once.
+_BATCH = 64
+
+
+def sampled(model: Any, count: int, key: jax.Array, sampling: Any) -> tuple[np.ndarray, np.ndarray]:
+  """Samples images of all prompts in turn.
+
+  Args:
+    model: a `families.Model` of discrete tokens that has prompts.
+    count: number of images.
+    key: random key.
+    sampling: options of a `Warp`.
+
+  Returns:
+    Tokens `[N, T]` and the number of every image's prompt in `model.prompts` `[N]`, int32.
+  """
+  numbers = np.arange(count, dtype=np.int32) % len(model.prompts)
+  conditions = model.condition(model.prompts)
+  decode = jax.jit(model.decoder('vanilla', guided=True))
+  batches = []
+  for start in range(0, count, _BATCH):
+    # The last batch is filled up, so that one compiled program serves all.
+    batch = np.resize(numbers[start:start + _BATCH], min(_BATCH, count))
+    batches.append(np.asarray(decode(
+        model.params, pick(conditions, batch), jax.random.fold_in(key, start), sampling).tokens))
+    logging.info('images: %d of %d', min(start + _BATCH, count), count)
+  return np.concatenate(batches)[:count], numbers
+
+
+def pick(conditions: Any, numbers: np.ndarray) -> Any:
+  """The conditions of the prompts of these numbers."""
+  return jax.tree.map(lambda leaf: leaf[numbers], conditions)
