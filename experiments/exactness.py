@@ -136,7 +136,7 @@ def pairs(bench: Bench) -> list[str]:
   drafters += [f'{name}(draws={draws})' for name in ('eagle', 'medusa') for draws in (
       'iid', 'fixed')]
   drafters += ['eagle(tree=chain(2))', 'medusa(length=2)', 'mc_sjd', 'sjd_pac', 'seed_exact',
-               'corrected(passes=1)', 'corrected(corrector=eagle)']
+               'corrected(passes=1)', 'corrected(by=neighbours)']
   named = [registry.expand(sized(name, bench)) for name in registry.DECODERS]
   found = {}
   for drafter in drafters:

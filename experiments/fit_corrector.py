@@ -8,7 +8,7 @@ The corrector is a small network on the tokens to the left and above. It learns 
 model has sampled: the array `tokens` `[N, T]` in the .npz file --tokens, such as
 `experiments.train_drafter` keeps, or --num_images that are sampled first. It is stored in the
 model's folder, or in --output, for `cspd_jax.load(model, neighbours=output)`. It decides about
-speed only: `decoder='corrected'` samples the model's distribution with any corrector.
+speed only: `decoder='corrected(by=neighbours)'` samples the model's distribution in any case.
 
 Printed are tokens per forward pass, and how often a draft is accepted by its place behind the last
 committed token, before (`mc_sjd`, the same window with stale answers) and after.
@@ -33,7 +33,8 @@ from experiments import cli
 from experiments.cli import inputs, training
 
 # Decoders before and after, and places to print.
-_BEFORE, _AFTER = 'mc_sjd(window={window})', 'corrected(window={window}, tree=chain())'
+_BEFORE = 'mc_sjd(window={window})'
+_AFTER = 'corrected(by=neighbours, window={window}, tree=chain())'
 _PLACES = (1, 2, 3, 4, 6, 8, 12)
 
 
@@ -158,7 +159,7 @@ def main(flags: Any) -> None:
     model = cspd_jax.load(flags.model, neighbours=folder)
     print('after: ', measure(flags, model, _AFTER), flush=True)
   how = f"{flags.model!r}, neighbours={str(folder)!r}" if flags.output else repr(flags.model)
-  print(f"stored in {folder}: cspd_jax.load({how}).generate(decoder='corrected')")
+  print(f"stored in {folder}: cspd_jax.load({how}).generate(decoder='corrected(by=neighbours)')")
 
 
 if __name__ == '__main__':

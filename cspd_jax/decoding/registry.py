@@ -43,17 +43,19 @@ from cspd_jax.decoding.verifiers.typical import typical
 
 # Trained models that draft, in words.
 DRAFTS = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
-          'neighbours': 'a network on neighbouring tokens'}
+          'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector'}
 # How those of them that can correct windows become correctors.
 CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
-    'neighbours': lambda corrector: corrector, 'eagle': from_network, 'model': from_model}
+    'corrector': lambda made: made, 'neighbours': lambda made: made, 'eagle': from_network,
+    'model': from_model}
 
 
 class Resources(NamedTuple):
   """What parts are made from beside the target.
 
   Attributes:
-    drafts: by the keys of `DRAFTS`: a `Target`, a `Network`, `Heads`, a `Corrector`.
+    drafts: by the keys of `DRAFTS`: a `Target`, a `Network`, `Heads`, a `Corrector`, and the one
+      of these that corrects best.
     codebook: `[V, D]` of the target's image tokenizer, for verifiers that let neighbours
       stand in.
   """
@@ -120,10 +122,10 @@ class DecoderEntry(NamedTuple):
   open: tuple[str, ...] = ()
 
 
-def _corrected(made: Any, corrector: str = 'neighbours', window: int = 16, passes: int = 3,
+def _corrected(made: Any, by: str = 'corrector', window: int = 16, passes: int = 3,
                tree: Tree | None = None, reads: int | None = None) -> Drafter:
   """Corrected windows by the name of what corrects."""
-  return corrected(CORRECTORS[corrector](made), window, passes, tree, reads)
+  return corrected(CORRECTORS[by](made), window, passes, tree, reads)
 
 
 def _eagle_sizes(arguments, window, length):
@@ -202,8 +204,8 @@ DRAFTERS: dict[str, DrafterEntry] = {
         medusa, "heads on the target's last feature", 'medusa', 'heads',
         sizes=_medusa_sizes),
     'corrected': DrafterEntry(
-        _corrected, "the target's last answers, corrected by a cheap model", 'neighbours', 'made',
-        'corrector', corrected_tree, lambda arguments, window, length: {'window': window}),
+        _corrected, "the target's last answers, corrected by a cheap model", 'corrector', 'made',
+        'by', corrected_tree, lambda arguments, window, length: {'window': window}),
 }
 
 VERIFIERS: dict[str, VerifierEntry] = {

@@ -1,10 +1,12 @@
 """LlamaGen: an autoregressive transformer over VQ tokens, conditioned on classes or captions."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from cspd_jax.core.checkpoint import Kind
+from cspd_jax.decoding.drafters import from_network
 from cspd_jax.families import classes, engines
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.families.model import Conditions, Drafts, Model, Tokenizer
@@ -24,6 +26,7 @@ def build(parts: Parts) -> Model:
   for size in ('vocab_size', 'height', 'width', 'num_classes', 'conditioning'):
     parts.pair('draft', size)
   for role, sizes in (('eagle', ('vocab_size', 'num_tokens', 'dim')),
+                      ('corrector', ('vocab_size', 'num_tokens', 'dim')),
                       ('medusa', ('vocab_size', 'dim'))):
     for size in sizes:
       parts.pair(role, size)
@@ -42,8 +45,9 @@ def build(parts: Parts) -> Model:
     heads = medusa.drafting_heads(loaded['medusa'].config)
     drafts['medusa'] = Drafts(lambda guided: heads, loaded['medusa'].params)
   if 'neighbours' in loaded:
-    corrector = neighbours.corrector(loaded['neighbours'].config)
-    drafts['neighbours'] = Drafts(lambda guided: corrector, loaded['neighbours'].params)
+    near = neighbours.corrector(loaded['neighbours'].config)
+    drafts['neighbours'] = Drafts(lambda guided: near, loaded['neighbours'].params)
+  drafts |= _corrector(target.params, loaded.get('corrector'), drafts)
   conditions = (
       classes.conditions(config.num_classes, target.metadata.get('labels', ()))
       if config.conditioning == 'class' else _captions())
@@ -55,6 +59,18 @@ def build(parts: Parts) -> Model:
       forward=lambda params, condition, tokens, drop: llamagen.logits_and_features(
           params, config, condition, tokens, drop),
       defaults=parts.defaults, metadata=target.metadata)
+
+
+def _corrector(target_params: Any, own: Any, drafts: Mapping[str, Drafts]) -> dict[str, Drafts]:
+  """What corrects best: the network that is trained for it, or else what there is."""
+  if own is not None:
+    trained = from_network(eagle.network(own.config))
+    return {'corrector': Drafts(
+        lambda guided: trained, eagle.attach(target_params, own.params))}
+  if 'eagle' in drafts:
+    other = drafts['eagle']
+    return {'corrector': Drafts(lambda guided: from_network(other.build(guided)), other.params)}
+  return {'corrector': drafts['neighbours']} if 'neighbours' in drafts else {}
 
 
 def _tokenizer(loaded: Any, config: llamagen.LlamaGenConfig) -> Tokenizer | None:
@@ -93,5 +109,6 @@ FAMILY = Family(
         'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init),
     },
     roles={'target': ('llamagen',), 'tokenizer': ('vq',), 'draft': ('llamagen',),
-           'eagle': ('eagle',), 'medusa': ('medusa',), 'neighbours': ('neighbours',)},
+           'eagle': ('eagle',), 'medusa': ('medusa',), 'neighbours': ('neighbours',),
+           'corrector': ('eagle',)},
     build=build)

@@ -49,6 +49,7 @@ class EagleConfig:
     own_embedding: whether the parameters hold a table of token embeddings in place of the
       target's, as those of the published drafters do.
     num_outputs: `V`, the first so many tokens of the vocabulary; None means all of it.
+    num_layers: decoder layers; EAGLE has one.
   """
 
   family: str = 'llamagen'
@@ -63,6 +64,7 @@ class EagleConfig:
   norm_eps: float = 1e-6
   own_embedding: bool = False
   num_outputs: int | None = None
+  num_layers: int = 1
 
   def __post_init__(self):
     if self.family not in FAMILIES:
@@ -72,7 +74,7 @@ class EagleConfig:
     if self.num_outputs is None:
       object.__setattr__(self, 'num_outputs', self.vocab_size)
     for name in ('num_tokens', 'row_width', 'dim', 'num_heads', 'num_kv_heads', 'ffn_dim',
-                 'vocab_size'):
+                 'vocab_size', 'num_layers'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name} is {getattr(self, name)}; it must be at least 1.')
     axes = 2 if self.family == 'llamagen' else 1
@@ -136,7 +138,7 @@ class Eagle(nn.Module):
   def __call__(self, tokens, features, rope, mask, cache=None, start=None):
     """Predicts features from tokens `[R, n]` and the features `[R, n, F]` that predicted them.
 
-    `rope`, `mask`, `cache` (keys and values of the layer) and `start` are as in
+    `rope`, `mask`, `cache` (keys and values of every layer) and `start` are as in
     `transformer.Transformer.__call__`.
 
     Returns:
@@ -147,8 +149,13 @@ class Eagle(nn.Module):
         'token_embedding', nn.initializers.normal(0.02), (config.vocab_size, config.dim))
     joined = jnp.concatenate([jnp.take(table, tokens, axis=0), features], axis=-1)
     x = nn.Dense(config.dim, name='fc')(joined)
-    block = transformer.Block(config.layer, scaled_init=True, name='layer')
-    return block(x, rope, mask, cache, start)
+    layers = []
+    for index in range(config.num_layers):
+      block = transformer.Block(
+          config.layer, scaled_init=True, name=f'layer_{index}' if index else 'layer')
+      x, entry = block(x, rope, mask, None if cache is None else cache[index], start)
+      layers.append(entry)
+    return x, tuple(layers)
 
 
 def logits(params: Params, features: jax.Array) -> jax.Array:
@@ -245,20 +252,21 @@ def network(config: EagleConfig) -> Network:
         config, rows, count, condition if config.family == 'chameleon' else None)
     if count:
       positions, mask = causal.whole(places, 0)
-      _, layer = model.apply(
+      _, layers = model.apply(
           {'params': params}, tokens, features[:, :count], config.rope(positions), mask)
     else:
-      layer = (jnp.zeros((rows, config.num_kv_heads, 0, config.head_dim), features.dtype),) * 2
-    return causal.allocate((layer,), places, num_slots)
+      nothing = jnp.zeros((rows, config.num_kv_heads, 0, config.head_dim), features.dtype)
+      layers = ((nothing, nothing),) * config.num_layers
+    return causal.allocate(layers, places, num_slots)
 
   def step(params, cache: Cache, tokens, features, start, depth, visible):
     streams, _, length, width = features.shape
     at = causal.window(cache, start, depth, visible)
-    predicted, layer = model.apply(
+    predicted, layers = model.apply(
         {'params': params}, causal.tile(tokens, streams), features.reshape(-1, length, width),
-        config.rope(at.positions), at.mask, cache.layers[0],
+        config.rope(at.positions), at.mask, cache.layers,
         at.slot + visible.shape[-1] - length)
-    return causal.split(predicted, streams), cache._replace(layers=(layer,))
+    return causal.split(predicted, streams), cache._replace(layers=layers)
 
   return Network(prefill, step, logits, config.num_outputs, config.num_tokens)
 

@@ -5,6 +5,7 @@ made in practice, and names a decoder in which it does harm.
 """
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 from unittest import mock
@@ -17,7 +18,14 @@ from cspd_jax.core.random import as_key
 from cspd_jax.decoding import accept, random, tree
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import vanilla
-from cspd_jax.decoding.drafters import eagle, jacobi, siblings, window
+from cspd_jax.decoding.drafters import (
+  corrected,
+  eagle,
+  from_model,
+  jacobi,
+  siblings,
+  window,
+)
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers import exact, rule, walk
 from cspd_jax.testing import tabular
@@ -45,6 +53,11 @@ def _jacobi(coupling: str, topology: tree.Tree | None = None):
 def _eagle(draws: str):
   return lambda target: make_decoder(
       target, eagle(tabular.network(target), tree.kary(2, 3, 6), draws), exact())
+
+
+def _corrected(target: Target) -> Decoder:
+  return make_decoder(
+      target, corrected(from_model(target), 6, 2, tree.caterpillar(2, 2, 5)), exact())
 
 
 def _patch(owner, name, replacement):
@@ -116,6 +129,8 @@ def _most_probable(env, rng, probs, positions, count, draws):
   return rng, random.winners(probs, count)
 
 
+# The package exports the function by the module's name.
+corrected_lib = sys.modules[corrected.__module__]
 _original_residual = accept.residual
 _original_couple = window._couple  # pylint: disable=protected-access
 _original_noise = random.RowRandom._position_noise  # pylint: disable=protected-access
@@ -140,6 +155,11 @@ MUTANTS = {
         _patch(rule, '_stop_distribution', _late_bonus), _jacobi('redraw')),
     'longest of several accepted paths': Mutant(
         _patch(walk, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
+    'corrected token kept without a test': Mutant(
+        _patch(corrected_lib, '_redraw', lambda env, rng, tokens, *args: tokens), _corrected),
+    'corrected token with the distribution of the pass before': Mutant(
+        _patch(corrected_lib, '_redraw', lambda env, rng, tokens, probs, *args: rng.draw(probs)),
+        _corrected),
     'siblings drawn independently, tested as distinct': Mutant(
         _patch(random.RowRandom, 'draw_distinct', _independent), _eagle('distinct')),
     'most probable tokens tested as if drawn': Mutant(

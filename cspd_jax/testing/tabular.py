@@ -8,7 +8,7 @@ import numpy as np
 
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Target, TreeLike
-from cspd_jax.decoding.drafters import Heads, Network, from_model
+from cspd_jax.decoding.drafters import Heads, Network, from_model, from_network
 from cspd_jax.decoding.warp import Warp
 
 
@@ -219,4 +219,4 @@ def drafts(target: Target, small: Target, num_heads: int = 2) -> dict[str, Any]:
     num_heads: number of drafting heads.
   """
   return {'model': small, 'eagle': network(target), 'medusa': heads(target, num_heads),
-          'neighbours': from_model(small)}
+          'neighbours': from_model(small), 'corrector': from_network(network(target))}

@@ -73,6 +73,12 @@ def _sees_the_token_it_drafts(parts):
   return parts._replace(open=open_)
 
 
+def _errors_from_behind(parts):
+  def correct(env, said, old, stale, *args):
+    return parts.correct(env, said, old, jnp.roll(stale, -1, axis=1), *args)
+  return parts._replace(correct=correct)
+
+
 MISTAKES = {
     'kept without a test': ('_redraw', lambda env, rng, tokens, probs, found, positions: tokens),
     'distribution of the pass before': (
@@ -81,6 +87,7 @@ MISTAKES = {
         '_siblings', lambda env, tree, rng, tokens, probs, positions: window.side_tokens(
             rng, tree, 'maximal', tokens, probs**4, positions, jnp.zeros(tokens.shape, bool))),
     'a corrector that sees the token it drafts': _sees_the_token_it_drafts,
+    'an error from behind the token': _errors_from_behind,
 }
 
 
@@ -113,17 +120,17 @@ def test_sequences_have_the_distribution(model, kind, size, passes, tree, reads)
 @pytest.mark.parametrize('name', [None, *MISTAKES])
 def test_mistakes_are_seen(name, monkeypatch):
   # Far from each other, so that there are refusals.
-  built = tabular(jax.random.key(0), 5, 4, num_classes=2, row_width=2, spread=1.0)
-  other = jax.random.normal(jax.random.key(1), built.params.shape)
+  built = tabular(jax.random.key(0), 4, 5, num_classes=2, row_width=5, spread=2.0)
+  other = built.params + jax.random.normal(jax.random.key(1), built.params.shape)
   parts = from_model(built.target)
   if callable(mistake := MISTAKES.get(name)):
     parts = mistake(parts)
   elif mistake is not None:
     monkeypatch.setattr(sys.modules[corrected.__module__], *mistake)
   decoder = make_decoder(
-      built.target, corrected(parts, 4, 1, trees.caterpillar(2, 1, 3)), exact())
+      built.target, corrected(parts, 5, 1, trees.caterpillar(2, 1, 4)), exact())
   report = exactness.check_decoder(
-      decoder, built, exactness.class_probs(built), draft_params=other, samples=2**16)
+      decoder, built, exactness.class_probs(built), draft_params=other, samples=2**17)
   assert report.passed == (name is None), report
 
 

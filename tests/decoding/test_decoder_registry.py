@@ -58,13 +58,13 @@ BUILT = {
     'seed_exact(window=4)': lambda: decoders.seed_exact(T, 4),
     'seed_exact(window=7, tree=kary(2, 3))': lambda: decoders.seed_exact(
         T, 7, trees.kary(2, 3, 6)),
-    'corrected(window=4)': lambda: decoders.corrected(T, DRAFTS['neighbours'], 4),
-    'corrected(corrector=eagle, window=4, passes=2)': lambda: decoders.corrected(
+    'corrected(window=4)': lambda: decoders.corrected(T, DRAFTS['corrector'], 4),
+    'corrected(by=eagle, window=4, passes=2)': lambda: decoders.corrected(
         T, from_network(NETWORK), 4, 2),
-    'corrected(corrector=model, tree=caterpillar(2, 2), window=6)': lambda: decoders.corrected(
+    'corrected(by=model, tree=caterpillar(2, 2), window=6)': lambda: decoders.corrected(
         T, from_model(DRAFT.target), 6, tree=trees.caterpillar(2, 2, 5)),
     'corrected_seed_exact(window=4)': lambda: decoders.corrected_seed_exact(
-        T, DRAFTS['neighbours'], 4),
+        T, DRAFTS['corrector'], 4),
     'eagle': lambda: decoders.eagle(T, NETWORK),
     'eagle(tree=chain(3))': lambda: decoders.eagle(T, NETWORK, trees.chain(3)),
     'eagle2(num_nodes=5, width=2, depth=3)': lambda: decoders.eagle2(T, NETWORK, 5, 2, 3),
@@ -139,8 +139,8 @@ def test_every_entry_is_built_by_hand_above():
 def test_needs():
   assert {name: registry.needs(name) for name in registry.DECODERS} == {
       'vanilla': None, 'speculative': 'model', 'jacobi': None, 'sjd': None, 'mc_sjd': None,
-      'sjd_pac': None, 'seed_exact': None, 'corrected': 'neighbours',
-      'corrected_seed_exact': 'neighbours', 'eagle': 'eagle', 'eagle2': 'eagle',
+      'sjd_pac': None, 'seed_exact': None, 'corrected': 'corrector',
+      'corrected_seed_exact': 'corrector', 'eagle': 'eagle', 'eagle2': 'eagle',
       'medusa': 'medusa'}
 
 
@@ -152,7 +152,7 @@ def test_needs():
     ('sjd_pac', 'jacobi(coupling=maximal, tree=auto)+exact'),
     ('seed_exact(tree=chain())', 'jacobi(coupling=noise, tree=chain())+match'),
     ('ancestral', 'ancestral+exact'),
-    ('corrected(corrector=eagle)', 'corrected(corrector=eagle, tree=auto)+exact'),
+    ('corrected(by=eagle)', 'corrected(by=eagle, tree=auto)+exact'),
     ('corrected(passes=1)+exact', 'corrected(passes=1)+exact'),
     ('corrected_seed_exact', 'corrected(tree=auto)+match'),
     ('eagle', 'eagle+exact'),
@@ -272,8 +272,8 @@ def test_mistakes(spec, message):
 @pytest.mark.parametrize('spec,message', [
     ('speculative', r"model drafts with a draft model, and there is none; give drafts\['model'\]"),
     ('eagle', r"drafts with an EAGLE network, and there is none; give drafts\['eagle'\]"),
-    ('corrected', r"drafts with a network on neighbouring tokens.*drafts\['neighbours'\]"),
-    ('corrected(corrector=medusa)', "corrector is 'medusa'; it must be one of neighbours, eagle, "),
+    ('corrected', r"drafts with a corrector, and there is none; give drafts\['corrector'\]"),
+    ('corrected(by=medusa)', "by is 'medusa'; it must be one of corrector, neighbours, eagle, "),
     ('medusa', r"drafts with Medusa heads, and there is none; give drafts\['medusa'\]"),
     ('sjd(window=4)+lantern', 'codebook is None, but the verifier lets neighbours'),
     ('sjd(window=4)+grouped(group=2, d_threshold=1)', 'codebook is None, but d_threshold'),

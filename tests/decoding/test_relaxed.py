@@ -12,7 +12,9 @@ import pytest
 from absl.testing import parameterized
 
 from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.drafters.small_model import from_model
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.exact import exact
@@ -127,13 +129,22 @@ SWAP = np.array([[1], [0]])
 OTHER = lambda vocab, tree, draws='distinct': lambda: tabular_drafter(
     tabular(jax.random.key(1), vocab, 4, dtype=jnp.float64), tree, draws)
 
-# name: vocabulary, rounds, drafter, verifier. The Jacobi windows keep drafts.
+
+def _corrected():
+  other = tabular(jax.random.key(1), 2, 4, dtype=jnp.float64)
+  return corrected(from_model(other.target), 3, 1)
+
+
+# name: vocabulary, rounds, drafter, verifier. Windows keep drafts.
 ROUNDS = {
     'tree, lantern': (3, 1, OTHER(3, TREE), lambda: lantern(
         neighbour_table(CODEBOOK[:3], 2), 0.4, residual='paper')),
     'tree, grouped': (3, 1, OTHER(3, TREE, 'fixed'), lambda: grouped(3, 0.5, clamp=False)),
     'jacobi, typical': (2, 2, lambda: jacobi(3, 'redraw'), lambda: typical(0.2, 0.7)),
     'jacobi, lantern_pp': (2, 2, lambda: jacobi(3, 'maximal'), lambda: lantern_pp(SWAP, 4)),
+    'corrected, cool': (2, 2, _corrected, lambda: cool(1.5)),
+    'corrected, lantern_pp': (2, 2, _corrected, lambda: lantern_pp(SWAP, 4)),
+    'corrected, grouped': (2, 2, _corrected, lambda: grouped(2)),
     'jacobi with paths, uniform': (
         3, 1, lambda: jacobi(4, 'maximal', tree=trees.paths(2, 1, 3)), lambda: uniform(2)),
 }

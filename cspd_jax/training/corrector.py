@@ -1,0 +1,233 @@
+"""Training of an EAGLE network for corrected windows: what is trained is what is decoded with.
+
+A step takes windows that a corrected decoder has met (`training.windows`): the old main chain with
+the target's stale features, and the image's final tokens as the new context. The network reads the
+old window, and the new one in a few passes with the corrected features of the pass before, as
+`drafters.from_network` does. The loss is the rejection rate of the corrected distributions, place
+by place, `1 - sum_x min(p(x), q(x))`, which counts less the rarer a place is reached.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding.drafters.small_network import corrected_features
+from cspd_jax.models import eagle
+from cspd_jax.training import state as state_lib
+from cspd_jax.training.drafter import Forward
+from cspd_jax.training.state import TrainState
+from cspd_jax.training.windows import Windows
+
+Params = Any
+# Below this a probability does not matter, and its logarithm would.
+_TINY = 1e-20
+
+
+@dataclasses.dataclass(frozen=True)
+class CorrectorTrainConfig:
+  """Optimisation of a corrector.
+
+  Attributes:
+    num_steps: optimiser steps.
+    batch_size: images per step.
+    windows_per_image: rounds of each of them.
+    passes: reads of the new window.
+    guidance_scales: one of them is drawn per step.
+    reach: weight of a place relative to the one before.
+    entropy_weight: weight of the divergence of the target's distributions from the corrected ones.
+    decay: see `drafters.from_network`.
+    learning_rate: peak of the cosine schedule.
+    warmup_steps: steps of linear warm-up.
+    weight_decay: of AdamW, on matrices only.
+    ema_decay: of the moving average, whose parameters are the result.
+    seed: of the order of the images and their rounds.
+  """
+
+  num_steps: int = 1500
+  batch_size: int = 8
+  windows_per_image: int = 6
+  passes: int = 3
+  guidance_scales: tuple[float, ...] = (2.0,)
+  reach: float = 0.93
+  entropy_weight: float = 0.1
+  decay: float = 2.0
+  learning_rate: float = 1e-3
+  warmup_steps: int = 50
+  weight_decay: float = 0.01
+  ema_decay: float = 0.99
+  seed: int = 0
+
+
+class Batch(NamedTuple):
+  """Windows of some images; `W` per image.
+
+  Attributes:
+    tokens: `[B, T]`.
+    condition: of the images.
+    first: `[B, W]`, accepted: `[B, W]`, nodes: `[B, W, L]`, features: `[B, W, L + 1, S, F]`; see
+      `Windows`.
+    guidance_scale: `[]`.
+  """
+
+  tokens: jax.Array
+  condition: Any
+  first: jax.Array
+  accepted: jax.Array
+  nodes: jax.Array
+  features: jax.Array
+  guidance_scale: jax.Array
+
+
+def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, index: int) -> Batch:
+  """The batch of step number `index`; `conditions` has one row per image."""
+  rng = np.random.default_rng((train.seed, index))
+  images = rng.choice(len(windows.tokens), train.batch_size, replace=False)
+  open_ = windows.accepted[images] >= 0
+  rounds = np.stack([
+      rng.choice(np.flatnonzero(row), train.windows_per_image, replace=False) for row in open_])
+  at = images[:, None], rounds
+  return Batch(
+      windows.tokens[images], jax.tree.map(lambda leaf: leaf[images], conditions),
+      windows.first[at], windows.accepted[at], windows.nodes[at], windows.features[at],
+      np.float32(rng.choice(train.guidance_scales)))
+
+
+def overlaps(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
+             target_params: Params, forward: Forward, batch: Batch,
+             ) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
+  """How far the corrected distributions of every pass agree with the target's.
+
+  Args:
+    params: the network's own parameters.
+    config: its sizes.
+    train: passes and decay.
+    target_params: the frozen target.
+    forward: its forward pass; see `families.Model.forward`.
+    batch: the windows.
+
+  Returns:
+    Per pass, overlaps and divergences `[B, W, L]` of the places behind the new root, and which of
+    them lie inside of the image.
+  """
+  images, count = batch.tokens.shape
+  length = batch.nodes.shape[2]
+  both = [forward(target_params, batch.condition, batch.tokens, jnp.full((images,), drop))
+          for drop in (False, True)]
+  logits, features = (jnp.stack(parts) for parts in zip(*both))
+  warp = warp_lib.Warp(guidance_scale=batch.guidance_scale)
+  probs = warp_lib.probabilities(logits, warp, jnp.arange(count)[None])
+
+  start = batch.first + batch.accepted + 1
+  places = start[..., None] + 1 + jnp.arange(length)
+  inside = places < count
+  at = batch.accepted[..., None] + 1 + jnp.arange(length)
+  known = (at <= length)[..., None, None]
+  answers = batch.features.astype(features.dtype)
+  stale = _take(answers, jnp.minimum(at, length))
+  wanted = jax.vmap(lambda row, index: row[index])(probs, jnp.minimum(places, count - 1))
+  params = eagle.attach(target_params, params)
+  old, root, read = _reader(eagle.network(config), params, batch, features, answers)
+  old = _take(old, jnp.minimum(at - 1, length - 1))
+  hints, found = stale, []
+  for _ in range(train.passes):
+    said = jnp.concatenate([root[:, :, None], read(hints[:, :, :-1])], axis=2)
+    hints = corrected_features(said, old, stale, known, train.decay)
+    flat = hints.reshape(images, -1, *hints.shape[3:])
+    corrected = warp_lib.probabilities(
+        eagle.logits(params, jnp.moveaxis(flat, 2, 0)), warp, places.reshape(images, -1))
+    corrected = corrected.reshape(wanted.shape)
+    ratio = jnp.log(jnp.maximum(wanted, _TINY)) - jnp.log(jnp.maximum(corrected, _TINY))
+    found.append((jnp.sum(jnp.minimum(corrected, wanted), axis=-1),
+                  jnp.sum(wanted * ratio, axis=-1)))
+  return *(list(part) for part in zip(*found)), inside
+
+
+def _take(x: jax.Array, index: jax.Array) -> jax.Array:
+  """Entries `[B, W, n, ...]` of `x` `[B, W, L, ...]` by their numbers `[B, W, n]`."""
+  return jax.vmap(jax.vmap(lambda row, at: row[at]))(x, index)
+
+
+def _reader(network: Any, params: Params, batch: Batch, features: jax.Array, answers: jax.Array):
+  """What the network says of old windows, of the new roots, and how it reads new windows.
+
+  Slots of its cache hold the image, then the old windows, then the new ones.
+
+  Returns:
+    `[B, W, L, S, F]` behind the old nodes, `[B, W, S, F]` behind the new roots, and a function of
+    the features `[B, W, L - 1, S, F]` of the first tokens behind those to what is said there.
+  """
+  images, count = batch.tokens.shape
+  windows, length = batch.nodes.shape[1:]
+  slots = count + windows * (2 * length - 1)
+  condition = features.shape[2] - count + 1
+  cache = network.prefill(params, None, features[:, :, :condition], slots)
+  zero = jnp.zeros((images,), jnp.int32)
+  said, cache = network.step(
+      params, cache, batch.tokens, features[:, :, condition - 1:], zero, np.arange(count),
+      np.tri(count, dtype=bool))
+  start = batch.first + batch.accepted + 1
+  root = jax.vmap(lambda row, at: row[at])(jnp.moveaxis(said, 0, 2), jnp.minimum(start, count - 1))
+
+  def step(cache, first, tokens, inputs, before):
+    """Reads windows of tokens `[B, W, n]` behind the tokens number `first`; `before` are slots."""
+    size = tokens.shape[2]
+    own = np.kron(np.eye(windows, dtype=bool), np.tri(size, dtype=bool))
+    image = jnp.repeat(np.arange(before) <= first[..., None], size, axis=1)
+    image = image & (np.arange(before) < count)
+    depth = first[..., None] + 1 + jnp.arange(size)
+    flat = inputs.reshape(images, -1, *inputs.shape[3:])
+    found, cache = network.step(
+        params, cache, tokens.reshape(images, -1), jnp.moveaxis(flat, 2, 0), zero,
+        depth.reshape(images, -1),
+        jnp.concatenate([image, jnp.broadcast_to(own, (images, *own.shape))], axis=2))
+    return jnp.moveaxis(found, 0, 2).reshape(inputs.shape), cache
+
+  old, cache = step(cache, batch.first, batch.nodes, answers[:, :, :-1], count)
+  places = jnp.minimum(start[..., None] + 1 + jnp.arange(length - 1), count - 1)
+  tokens = jax.vmap(lambda row, at: row[at])(batch.tokens, places)
+  read = lambda inputs: step(cache, start, tokens, inputs, count + windows * length)[0]
+  return old, root, read
+
+
+def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
+         target_params: Params, forward: Forward, batch: Batch,
+         ) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """The weighted mean of the rejection rates, all passes alike; arguments as for `overlaps`."""
+  overlap, divergence, inside = overlaps(params, config, train, target_params, forward, batch)
+  weight = inside * train.reach ** jnp.arange(inside.shape[-1])
+  mean = lambda x: jnp.sum(x * weight) / jnp.sum(weight)
+  rejected = sum(mean(1 - x) for x in overlap) / train.passes
+  parts = {'rejected': mean(1 - overlap[-1]), 'divergence': mean(divergence[-1])}
+  spread = sum(map(mean, divergence)) / train.passes
+  return rejected + train.entropy_weight * spread, parts
+
+
+def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.EagleConfig,
+         train: CorrectorTrainConfig, forward: Forward,
+         ) -> tuple[TrainState, dict[str, jax.Array]]:
+  """One optimiser step; jit with the configurations and `forward` static."""
+  (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
+      state.params, config, train, target_params, forward, batch)
+  metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
+  return state_lib.update(state, grads, optimizer(train), train.ema_decay), metrics
+
+
+def optimizer(train: CorrectorTrainConfig) -> optax.GradientTransformation:
+  """AdamW with the settings of `train`."""
+  return state_lib.optimizer(train, weight_decay=train.weight_decay)
+
+
+def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,
+            train: CorrectorTrainConfig, forward: Forward) -> dict[str, jax.Array]:
+  """Overlap of the last pass by place, 'overlap_1' for the one behind the root, and their mean."""
+  overlap, _, inside = overlaps(params, config, train, target_params, forward, batch)
+  weight = inside * train.reach ** jnp.arange(inside.shape[-1])
+  rates = jnp.sum(overlap[-1] * inside, axis=(0, 1)) / jnp.sum(inside, axis=(0, 1))
+  places = {f'overlap_{place}': rates[place - 1] for place in (1, 2, 3, 4, 6, 8, 12, 16)
+            if place <= len(rates)}
+  return {'overlap': jnp.sum(overlap[-1] * weight) / jnp.sum(weight), **places}
