@@ -3,9 +3,9 @@
   python -m experiments.train_drafter --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
 
 Makes images with the model (or tokenises photographs), trains, measures on held-out images
-(report.json) and writes a network that `cspd_jax.load(model, eagle=FOLDER)` takes. A stopped run
-continues when the command is repeated, to the same result. The folder remembers its configuration
-and refuses another one.
+(report.json) and writes a network that `cspd_jax.load(model, eagle=FOLDER)` takes (`medusa=`,
+`corrector=`). A stopped run continues when the command is repeated, to the same result. The folder
+remembers its configuration and refuses another one.
 """
 
 import dataclasses
@@ -20,10 +20,13 @@ from absl import logging
 import cspd_jax
 from cspd_jax.core import checkpoint
 from cspd_jax.evaluation.report import Report
-from cspd_jax.training import drafter_recipe, stages
+from cspd_jax.training import corrector_recipe, drafter_recipe, stages
+from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter_recipe import DrafterRecipe
 from experiments import cli
 from experiments.cli import training
+
+_RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +44,17 @@ class Flags:
   dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
 
 
-def run(recipe: DrafterRecipe, workdir: pathlib.Path, export: pathlib.Path, dtype: str) -> None:
+def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: pathlib.Path,
+        dtype: str) -> None:
   """Trains in `workdir` or continues, and writes the report and the network.
 
   Raises:
     ValueError: if the drafter does not fit its model, or the folder holds another run.
   """
-  model = cspd_jax.load(recipe.target, dtype='float32')
-  drafter_recipe.check(recipe, model)
+  model, how = cspd_jax.load(recipe.target, dtype='float32'), _RECIPES[type(recipe)]
+  how.check(recipe, model)
   stages.remember(recipe, workdir)
-  params, figures = drafter_recipe.train(recipe, model, workdir)
+  params, figures = how.train(recipe, model, workdir)
   checkpoint.save(export, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
                   extra={'target': recipe.target})
   training.log_size(export)
@@ -60,7 +64,7 @@ def run(recipe: DrafterRecipe, workdir: pathlib.Path, export: pathlib.Path, dtyp
 
 @cli.program(config='configs/train/eagle_demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
-  training.check_kind(recipe, DrafterRecipe, 'configs/train/eagle_demo.py')
+  training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
   training.log_progress()
   workdir = pathlib.Path(flags.workdir).absolute()
   run(recipe, workdir, pathlib.Path(flags.export or workdir / 'export'), flags.dtype)

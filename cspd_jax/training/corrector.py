@@ -3,8 +3,9 @@
 A step takes windows that a corrected decoder has met (`training.windows`): the old main chain with
 the target's stale features, and the image's final tokens as the new context. The network reads the
 old window, and the new one in a few passes with the corrected features of the pass before, as
-`drafters.from_network` does. The loss is the rejection rate of the corrected distributions, place
-by place, `1 - sum_x min(p(x), q(x))`, which counts less the rarer a place is reached.
+`drafters.from_network` does. A draft at a place is accepted with probability
+`a = sum_x min(p(x), q(x))`, so a chain of them with `a_1 + a_1 a_2 + ...` in the mean: that is what
+is maximised.
 """
 
 import dataclasses
@@ -24,6 +25,8 @@ from cspd_jax.training.state import TrainState
 from cspd_jax.training.windows import Windows
 
 Params = Any
+# Places behind the root that are measured.
+_PLACES = (1, 2, 3, 4, 6, 8, 12, 16)
 # Below this a probability does not matter, and its logarithm would.
 _TINY = 1e-20
 
@@ -38,8 +41,8 @@ class CorrectorTrainConfig:
     windows_per_image: rounds of each of them.
     passes: reads of the new window.
     guidance_scales: one of them is drawn per step.
-    reach: weight of a place relative to the one before.
-    entropy_weight: weight of the divergence of the target's distributions from the corrected ones.
+    divergence_weight: weight of the target's divergence from the corrected distributions, at the
+      places that are reached.
     decay: see `drafters.from_network`.
     learning_rate: peak of the cosine schedule.
     warmup_steps: steps of linear warm-up.
@@ -53,8 +56,7 @@ class CorrectorTrainConfig:
   windows_per_image: int = 6
   passes: int = 3
   guidance_scales: tuple[float, ...] = (2.0,)
-  reach: float = 0.93
-  entropy_weight: float = 0.1
+  divergence_weight: float = 0.5
   decay: float = 2.0
   learning_rate: float = 1e-3
   warmup_steps: int = 50
@@ -89,7 +91,8 @@ def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, ind
   images = rng.choice(len(windows.tokens), train.batch_size, replace=False)
   open_ = windows.accepted[images] >= 0
   rounds = np.stack([
-      rng.choice(np.flatnonzero(row), train.windows_per_image, replace=False) for row in open_])
+      rng.choice(np.flatnonzero(row), train.windows_per_image,
+                 replace=row.sum() < train.windows_per_image) for row in open_])
   at = images[:, None], rounds
   return Batch(
       windows.tokens[images], jax.tree.map(lambda leaf: leaf[images], conditions),
@@ -197,14 +200,28 @@ def _reader(network: Any, params: Params, batch: Batch, features: jax.Array, ans
 def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
          target_params: Params, forward: Forward, batch: Batch,
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """The weighted mean of the rejection rates, all passes alike; arguments as for `overlaps`."""
+  """Minus the mean accepted length of all passes; arguments as for `overlaps`."""
   overlap, divergence, inside = overlaps(params, config, train, target_params, forward, batch)
-  weight = inside * train.reach ** jnp.arange(inside.shape[-1])
-  mean = lambda x: jnp.sum(x * weight) / jnp.sum(weight)
-  rejected = sum(mean(1 - x) for x in overlap) / train.passes
-  parts = {'rejected': mean(1 - overlap[-1]), 'divergence': mean(divergence[-1])}
-  spread = sum(map(mean, divergence)) / train.passes
-  return rejected + train.entropy_weight * spread, parts
+  total = 0.0
+  for rate, spread in zip(overlap, divergence):
+    lengths, reached = accepted_length(rate, inside)
+    reached = jax.lax.stop_gradient(reached)
+    divergence_ = jnp.sum(spread * reached) / jnp.sum(reached)
+    total += train.divergence_weight * divergence_ - jnp.mean(lengths)
+  parts = {'length': jnp.mean(lengths), 'divergence': divergence_}
+  return total / train.passes, parts
+
+
+def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Drafts of a chain that are accepted in the mean, `[B, W]`, and how often places are reached.
+
+  Args:
+    overlap: `[B, W, L]` the probability that a draft is accepted when it is reached.
+    inside: `[B, W, L]` which places lie inside of the image.
+  """
+  passed = jnp.cumprod(overlap * inside, axis=-1)
+  reached = jnp.concatenate([jnp.ones_like(passed[..., :1]), passed[..., :-1]], axis=-1) * inside
+  return jnp.sum(passed, axis=-1), reached
 
 
 def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.EagleConfig,
@@ -224,10 +241,14 @@ def optimizer(train: CorrectorTrainConfig) -> optax.GradientTransformation:
 
 def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,
             train: CorrectorTrainConfig, forward: Forward) -> dict[str, jax.Array]:
-  """Overlap of the last pass by place, 'overlap_1' for the one behind the root, and their mean."""
+  """Figures of the last pass.
+
+  Returns:
+    'length', drafts of a chain accepted in the mean, and 'overlap_1' and so on, the acceptance rate
+    at a place behind the root when it is reached.
+  """
   overlap, _, inside = overlaps(params, config, train, target_params, forward, batch)
-  weight = inside * train.reach ** jnp.arange(inside.shape[-1])
-  rates = jnp.sum(overlap[-1] * inside, axis=(0, 1)) / jnp.sum(inside, axis=(0, 1))
-  places = {f'overlap_{place}': rates[place - 1] for place in (1, 2, 3, 4, 6, 8, 12, 16)
-            if place <= len(rates)}
-  return {'overlap': jnp.sum(overlap[-1] * weight) / jnp.sum(weight), **places}
+  lengths, reached = accepted_length(overlap[-1], inside)
+  rates = jnp.sum(overlap[-1] * reached, axis=(0, 1)) / jnp.sum(reached, axis=(0, 1))
+  places = {f'overlap_{place}': rates[place - 1] for place in _PLACES if place <= len(rates)}
+  return {'length': jnp.mean(lengths), **places}

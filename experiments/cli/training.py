@@ -6,8 +6,8 @@ from typing import Any
 from absl import logging
 
 
-def check_kind(recipe: Any, kind: type, example: str) -> None:
-  """Raises ValueError unless a configuration is a recipe of this kind."""
+def check_kind(recipe: Any, kind: type | tuple[type, ...], example: str) -> None:
+  """Raises ValueError unless a configuration is a recipe of this kind, or one of these."""
   if not isinstance(recipe, kind):
     raise ValueError(f'--config gives a {type(recipe).__name__}; this program takes a recipe like '
                      f'{example}.')

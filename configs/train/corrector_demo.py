@@ -1,0 +1,18 @@
+"""The shipped corrector: an EAGLE network of two layers, trained for corrected windows of `demo`.
+
+  python -m experiments.train_drafter --config=configs/train/corrector_demo.py \
+      --workdir=runs/corrector_demo
+"""
+
+from cspd_jax.models.eagle import EagleConfig
+from cspd_jax.training.corrector import CorrectorTrainConfig
+from cspd_jax.training.corrector_recipe import CorrectorRecipe
+
+
+def get_config() -> CorrectorRecipe:
+  """The recipe."""
+  return CorrectorRecipe(
+      drafter=EagleConfig(
+          num_tokens=256, row_width=16, dim=192, num_heads=3, ffn_dim=512, vocab_size=1024,
+          norm_eps=1e-5, num_layers=2),
+      train=CorrectorTrainConfig())

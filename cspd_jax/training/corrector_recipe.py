@@ -1,0 +1,173 @@
+"""How the shipped corrector is made: windows to learn from, then training.
+
+`train` continues what its folder already holds and does nothing if it is complete. `model` is the
+`families.Model` that the corrector is for.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.models import eagle
+from cspd_jax.training import corrector as corrector_lib, loop, samples, state as state_lib, windows
+from cspd_jax.training.corrector import CorrectorTrainConfig
+from cspd_jax.training.windows import Windows
+
+Params = Any
+# Images that are decoded together.
+_DECODED = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class CorrectorRecipe:
+  """Everything that determines a shipped corrector.
+
+  Attributes:
+    drafter: sizes of the network.
+    train: its optimisation.
+    target: the model that it corrects for: a shipped name or a folder.
+    decoder: what the windows are met with: a corrected decoder whose drafts are a chain.
+    num_train_images: images whose windows are learned from.
+    num_held_out_images: images to measure on.
+    guidance_scale: of these images.
+    seed: of the images.
+    log_every: steps between lines of the log.
+    checkpoint_every: steps between checkpoints.
+    evaluate_every: steps between held-out measurements.
+  """
+
+  drafter: eagle.EagleConfig
+  train: CorrectorTrainConfig
+  target: str = 'demo'
+  decoder: str = 'corrected(by=eagle, window=32, passes=2, tree=chain())'
+  num_train_images: int = 1152
+  num_held_out_images: int = 128
+  guidance_scale: float = 2.0
+  seed: int = 500
+  log_every: int = 50
+  checkpoint_every: int = 250
+  evaluate_every: int = 250
+
+  @property
+  def kind(self) -> str:
+    """The kind of checkpoint that it is stored as."""
+    return 'eagle'
+
+
+def check(recipe: CorrectorRecipe, model: Any) -> None:
+  """Checks that the corrector fits the model.
+
+  Args:
+    recipe: the recipe.
+    model: a `families.Model`, with parameters in float32.
+
+  Raises:
+    ValueError: if the model is none that correctors are trained for, or the sizes differ.
+  """
+  if model.forward is None or not len(model.prompts):
+    raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that correctors are '
+                     'not trained for; give a model of discrete tokens that has prompts of its '
+                     'own, such as classes.')
+  target, decoder = model.target(guided=True), model.decoder(recipe.decoder)
+  if not decoder.drafter.layout.tree.is_chain:
+    raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain, such as with '
+                     'tree=chain().')
+  for name in ('vocab_size', 'num_tokens', 'row_width'):
+    ours, theirs = getattr(recipe.drafter, name), getattr(target, name)
+    if ours != theirs:
+      raise ValueError(f'drafter.{name} is {ours!r}; for the target {recipe.target!r} it must be '
+                       f'{theirs!r}.')
+
+
+def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.Path
+             ) -> tuple[Windows, np.ndarray]:
+  """Windows of images, and the number of every image's prompt; kept in `workdir`."""
+  count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
+  numbers = np.arange(count) % len(model.prompts)
+  path = workdir / f'windows_{split}.npz'
+  if path.exists():
+    with np.load(path) as stored:
+      return Windows(*(stored[name] for name in Windows._fields)), numbers
+  decoder, conditions = model.decoder(recipe.decoder), model.condition(model.prompts)
+  key = jax.random.fold_in(jax.random.key(recipe.seed), split == 'train')
+  parts: list[Windows] = []
+  programs: dict = {}
+  for start in range(0, count, _DECODED):
+    batch = np.resize(numbers[start:start + _DECODED], min(_DECODED, count))
+    found = windows.record(
+        decoder, model.params, samples.pick(conditions, batch), jax.random.fold_in(key, start),
+        Warp(guidance_scale=recipe.guidance_scale), model.draft_params(recipe.decoder), programs)
+    parts.append(Windows(*(part[:count - start] for part in found)))
+    logging.info('windows of %s: %d of %d images', split, min(start + _DECODED, count), count)
+  found = windows.joined(parts)
+  unfinished = path.with_name(f'.{path.name}')
+  np.savez(unfinished, **found._asdict())
+  unfinished.replace(path)
+  return found, numbers
+
+
+def init(recipe: CorrectorRecipe, model: Any) -> Params:
+  """Parameters to start from: the model's EAGLE network as far as it goes.
+
+  Layers beyond it add nothing at first.
+  """
+  params = eagle.init(recipe.drafter, jax.random.key(recipe.seed))
+  if 'eagle' not in model.drafts:
+    return params
+  known = model.drafts['eagle'].params
+  for name, value in params.items():
+    if name in known and _shapes(known[name]) == _shapes(value):
+      params[name] = jax.tree.map(jnp.asarray, known[name])
+    elif name.startswith('layer_'):
+      params[name] = value | {kernel: jnp.zeros_like(value[kernel]) for kernel in ('out', 'down')}
+  return params
+
+
+def _shapes(tree: Any) -> Any:
+  return jax.tree.map(jnp.shape, tree)
+
+
+def train(recipe: CorrectorRecipe, model: Any, workdir: pathlib.Path
+          ) -> tuple[Params, dict[str, float]]:
+  """Trains the corrector in `workdir` or continues.
+
+  Returns:
+    The moving average of the parameters, and its held-out figures, see `corrector.measure`; those
+    before the training begin with 'before_'.
+  """
+  workdir.mkdir(parents=True, exist_ok=True)
+  splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}
+  every = model.condition(model.prompts)
+  conditions = {split: samples.pick(every, numbers) for split, (_, numbers) in splits.items()}
+  config, settings = recipe.drafter, recipe.train
+  # The target is an argument: as a constant it would be compiled into the program.
+  compiled_step = jax.jit(
+      lambda state, batch, frozen: corrector_lib.step(
+          state, batch, frozen, config, settings, model.forward), donate_argnums=0)
+  compiled_measure = jax.jit(
+      lambda params, frozen, batch: corrector_lib.measure(
+          params, frozen, batch, config, settings, model.forward))
+  batch_of = lambda split, index: corrector_lib.batch_of(
+      splits[split][0], conditions[split], settings, index)
+
+  def evaluate(params):
+    count = max(1, recipe.num_held_out_images // settings.batch_size)
+    return loop.mean_metrics([
+        compiled_measure(params, model.params, batch_of('held_out', i)) for i in range(count)])
+
+  params = init(recipe, model)
+  before = {f'before_{name}': value for name, value in evaluate(params).items()}
+  state = loop.run(
+      state_lib.start(params, corrector_lib.optimizer(settings), averaged=True),
+      lambda state, batch: compiled_step(state, batch, model.params),
+      lambda index: batch_of('train', index), num_steps=settings.num_steps,
+      batch_size=settings.batch_size, workdir=workdir, name='corrector',
+      log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every,
+      evaluate=lambda state: evaluate(state.average), evaluate_every=recipe.evaluate_every)
+  return state.average, before | evaluate(state.average)

@@ -1,0 +1,169 @@
+"""Training of correctors: windows as they were met, what is read of them, learning."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding.drafters import corrected, from_network
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers import exact
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.models import eagle, llamagen
+from cspd_jax.training import corrector, state as state_lib, windows
+
+TARGET = llamagen.LlamaGenConfig(
+    height=4, width=5, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10, num_classes=2)
+EAGLE = eagle.EagleConfig(
+    num_tokens=20, row_width=5, dim=16, num_heads=2, ffn_dim=24, vocab_size=10, num_layers=2)
+TRAIN = corrector.CorrectorTrainConfig(
+    num_steps=40, batch_size=4, windows_per_image=3, passes=2, learning_rate=1e-2, warmup_steps=5)
+LABELS = np.arange(6) % 2
+LENGTH = 7
+FORWARD = lambda params, *args: llamagen.logits_and_features(params, TARGET, *args)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _precise():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+@pytest.fixture(scope='module')
+def target_params():
+  shapes = jax.eval_shape(lambda: llamagen.init(TARGET, jax.random.key(0)))
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda leaf: jnp.asarray(
+      rng.standard_normal(leaf.shape) / np.sqrt(leaf.shape[0]), jnp.float32), shapes)
+  params['transformer']['output'] *= 4  # Distributions that are far from uniform.
+  return params
+
+
+@pytest.fixture(scope='module')
+def params():
+  return eagle.init(EAGLE, jax.random.key(1))
+
+
+@pytest.fixture(scope='module')
+def met(target_params, params):
+  """The decoder, and what was recorded of it."""
+  decoder = make_decoder(
+      llamagen.target(TARGET, guided=True),
+      corrected(from_network(eagle.network(EAGLE)), LENGTH + 1, 2), exact())
+  arguments = (target_params, LABELS, jax.random.key(2), Warp(guidance_scale=2.0),
+               eagle.attach(target_params, params))
+  return jax.jit(decoder)(*arguments), windows.record(decoder, *arguments)
+
+
+def _batch(found, index=0):
+  return corrector.batch_of(found, LABELS, TRAIN, index)
+
+
+def _sequence(found, image, turn, tokens):
+  """Tokens committed before a round, and those behind them."""
+  before = found.tokens[image, :found.first[image, turn] + 1]
+  return jnp.asarray(np.concatenate([before, tokens]))[None]
+
+
+def _said(params, target_params, tokens, features):
+  """What the network says behind tokens `[1, n]` of features `[S, n, F]` that predicted them."""
+  _, said = eagle.predict(
+      eagle.attach(target_params, params), EAGLE, jnp.repeat(tokens, 2, axis=0), features)
+  return jnp.moveaxis(said, 0, 1)
+
+
+def test_watching_changes_nothing(met):
+  decoded, found = met
+  np.testing.assert_array_equal(found.tokens, decoded.tokens)
+  committed = np.where(found.accepted >= 0, found.accepted + 1, 0)
+  np.testing.assert_array_equal((committed > 0).sum(1), decoded.rounds - 1)
+  np.testing.assert_array_equal(committed.sum(1), 19)
+  np.testing.assert_array_equal(
+      np.where(committed, found.first, 0), np.where(committed, committed.cumsum(1) - committed, 0))
+
+
+def test_recorded_answers_are_the_targets(met, target_params):
+  _, found = met
+  for image, turn in ((0, 0), (1, 1), (4, 2)):
+    first = found.first[image, turn]
+    room = min(LENGTH, 19 - first)
+    tokens = _sequence(found, image, turn, found.nodes[image, turn, :room])
+    padded = jnp.pad(tokens, ((0, 0), (0, 21 - tokens.shape[1])))[:, :20]
+    for stream in range(2):
+      # Feature `k` predicts token `k`.
+      _, features = FORWARD(target_params, LABELS[[image]], padded, jnp.array([stream == 1]))
+      np.testing.assert_allclose(
+          found.features[image, turn, :room, stream], features[0, first + 1:first + 1 + room],
+          rtol=2e-3, atol=2e-3)
+
+
+def test_windows_are_read_as_sequences(met, target_params, params):
+  _, found = met
+  batch = _batch(found)
+  both = [FORWARD(target_params, batch.condition, batch.tokens, jnp.full(4, drop))[1]
+          for drop in (False, True)]
+  features, answers = jnp.stack(both), batch.features.astype(jnp.float32)
+  old, root, read = corrector._reader(
+      eagle.network(EAGLE), eagle.attach(target_params, params), batch, features, answers)
+  hints = jax.random.normal(jax.random.key(3), answers[:, :, 1:-1].shape)
+  new = read(hints)
+  for image in range(2):
+    for turn in range(2):
+      first = int(batch.first[image, turn])
+      tokens = jnp.concatenate([batch.tokens[image, :first + 1], batch.nodes[image, turn]])
+      inputs = jnp.concatenate(
+          [features[:, image, :first + 1], jnp.moveaxis(answers[image, turn, :-1], 1, 0)], axis=1)
+      want = _said(params, target_params, tokens[None], inputs)
+      np.testing.assert_allclose(old[image, turn], want[first + 1:], atol=2e-5)
+
+      start = first + int(batch.accepted[image, turn]) + 1
+      room = max(min(LENGTH - 1, 19 - start), 0)
+      inputs = jnp.concatenate([features[:, image, :start + 1], jnp.moveaxis(
+          hints[image, turn, :room], 1, 0)], axis=1)
+      want = _said(params, target_params, batch.tokens[None, image, :start + 1 + room], inputs)
+      np.testing.assert_allclose(root[image, turn], want[start], atol=2e-5)
+      np.testing.assert_allclose(new[image, turn, :room], want[start + 1:], atol=2e-5)
+
+
+def test_it_learns(met, target_params, params):
+  _, found = met
+  batch = _batch(found)
+  step = jax.jit(lambda state: corrector.step(
+      state, batch, target_params, EAGLE, TRAIN, FORWARD))
+  measure = jax.jit(lambda params: corrector.measure(
+      params, target_params, batch, EAGLE, TRAIN, FORWARD))
+  before = measure(params)
+  state = state_lib.start(params, corrector.optimizer(TRAIN), averaged=True)
+  for _ in range(TRAIN.num_steps):
+    state, _ = step(state)
+  after = measure(state.params)
+  assert after['length'] > before['length'] + 0.3 and after['overlap_1'] > before['overlap_1']
+
+
+def test_accepted_length():
+  overlap = jnp.array([[[0.5, 0.5, 0.5], [1.0, 0.2, 0.9]]])
+  inside = jnp.array([[[True, True, True], [True, False, False]]])
+  lengths, reached = corrector.accepted_length(overlap, inside)
+  np.testing.assert_allclose(lengths, [[0.875, 1.0]])
+  np.testing.assert_allclose(reached, [[[1, 0.5, 0.25], [1, 0, 0]]])
+
+
+def test_rounds_behind_the_end_are_not_taken(met):
+  _, found = met
+  few = windows.joined([windows.Windows(*(part[:3] for part in found)), windows.Windows(
+      *(part[3:] if name == 'tokens' else part[3:, :-1]
+        for name, part in zip(found._fields, found)))])
+  assert few.first.shape == found.first.shape and few.accepted[3:, -1].max() == -1
+  for index in range(20):
+    batch = _batch(few, index)
+    assert batch.accepted.min() >= 0
+    again = _batch(few, index)
+    np.testing.assert_array_equal(batch.first, again.first)
+
+
+def test_few_rounds_are_taken_more_than_once(met):
+  _, found = met
+  many = dataclasses.replace(TRAIN, windows_per_image=40)
+  assert corrector.batch_of(found, LABELS, many, 0).first.shape == (4, 40)
