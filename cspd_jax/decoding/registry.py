@@ -43,11 +43,12 @@ from cspd_jax.decoding.verifiers.typical import typical
 
 # Trained models that draft, in words.
 DRAFTS = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
-          'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector'}
+          'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector',
+          'layers': "the target's first layers"}
 # How those of them that can correct windows become correctors.
 CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
     'corrector': lambda made: made, 'neighbours': lambda made: made, 'eagle': from_network,
-    'model': from_model}
+    'model': from_model, 'layers': lambda made: from_network(made, decay=0.0)}
 
 
 class Resources(NamedTuple):

@@ -7,6 +7,7 @@ import numpy as np
 
 from cspd_jax.core.checkpoint import Kind
 from cspd_jax.decoding.drafters import from_network
+from cspd_jax.decoding.registry import CORRECTORS
 from cspd_jax.families import classes, engines
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.families.model import Conditions, Drafts, Model, Tokenizer
@@ -47,6 +48,9 @@ def build(parts: Parts) -> Model:
   if 'neighbours' in loaded:
     near = neighbours.corrector(loaded['neighbours'].config)
     drafts['neighbours'] = Drafts(lambda guided: near, loaded['neighbours'].params)
+  layers, build_layers = llamagen.first_layers(
+      target.params, config, max(1, config.num_layers // 8))
+  drafts['layers'] = Drafts(build_layers, layers)
   drafts |= _corrector(target.params, loaded.get('corrector'), drafts)
   conditions = (
       classes.conditions(config.num_classes, target.metadata.get('labels', ()))
@@ -67,10 +71,9 @@ def _corrector(target_params: Any, own: Any, drafts: Mapping[str, Drafts]) -> di
     trained = from_network(eagle.network(own.config))
     return {'corrector': Drafts(
         lambda guided: trained, eagle.attach(target_params, own.params))}
-  if 'eagle' in drafts:
-    other = drafts['eagle']
-    return {'corrector': Drafts(lambda guided: from_network(other.build(guided)), other.params)}
-  return {'corrector': drafts['neighbours']} if 'neighbours' in drafts else {}
+  name = next(name for name in ('eagle', 'neighbours', 'layers') if name in drafts)
+  other, correct = drafts[name], CORRECTORS[name]
+  return {'corrector': Drafts(lambda guided: correct(other.build(guided)), other.params)}
 
 
 def _tokenizer(loaded: Any, config: llamagen.LlamaGenConfig) -> Tokenizer | None:

@@ -53,7 +53,7 @@ class Tokenizer(NamedTuple):
 
 
 class Drafts(NamedTuple):
-  """Something trained that drafts for the target.
+  """Something that drafts for the target.
 
   Attributes:
     build: `guided -> ` what the drafter takes: a `Target`, a `Network`, `Heads`, a `Corrector`.
@@ -82,7 +82,7 @@ class Model:
     target: `guided -> Target`, with the null condition's stream beside the other or not.
     conditions: what images can be asked for.
     tokenizer: the image tokenizer; None if the model was loaded without one.
-    drafts: what was trained to draft for it, by the name that decoders ask for it by.
+    drafts: what drafts for it or corrects, by the name that decoders ask for it by.
     defaults: what suits the model: sampling options by name, and 'decoder', a
       specification or one by platform ('cpu', 'gpu', 'tpu').
     forward: `(params, condition, tokens [B, T], drop [B]) -> (logits [B, T, V], features

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import base
+from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.decoding.tree import RuntimeTree, Tree
 from cspd_jax.models import transformer
 from cspd_jax.models.transformer import KeyValues, Rope, TransformerConfig
@@ -230,6 +231,37 @@ def target(model: Causal, num_streams: int) -> base.Target:
       prefill=prefill, score=score, commit=commit, vocab_size=model.transformer.num_outputs,
       num_tokens=model.num_tokens, row_width=model.row_width, num_streams=num_streams,
       forced=model.forced, check_condition=model.check_condition)
+
+
+def network(model: Causal, num_streams: int) -> Network:
+  """A small model whose features are of the target's kind, as a drafting network.
+
+  It reads tokens only. The first layers of a target with its final norm are one.
+  """
+  whole_model = target(model, num_streams)
+  module = transformer.Transformer(model.transformer)
+
+  def prefill(params, condition, features, num_slots):
+    del features
+    return whole_model.prefill(params, condition, num_slots)[2]
+
+  def step(params, cache: Cache, tokens, features, start, depth, visible):
+    del features
+    params = {'params': params['transformer']}
+    at = window(cache, start, depth, visible)
+    embeddings = module.apply(params, tile(tokens, num_streams), method='embed')
+    found, layers = module.apply(
+        params, embeddings, model.rope(at.positions), at.mask, cache.layers,
+        at.slot + visible.shape[-1] - tokens.shape[1], method='features')
+    return split(found, num_streams), cache._replace(layers=layers)
+
+  def logits(params, features):
+    flat = features.reshape(-1, *features.shape[2:])
+    found = module.apply({'params': params['transformer']}, flat, method='logits')
+    return split(found, features.shape[0])
+
+  return Network(
+      prefill, step, logits, model.transformer.num_outputs, model.num_tokens)
 
 
 class Prompt(NamedTuple):

@@ -8,6 +8,7 @@ images, `C` the number of condition tokens, `T` the number of image tokens and
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import base
+from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.models import causal, class_labels, transformer
 
 Params = Any
@@ -263,6 +265,25 @@ def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
     The target; its condition is class labels `[B]` int, or a `Caption`.
   """
   return causal.target(_causal(config), num_streams=2 if guided else 1)
+
+
+def first_layers(params: Params, config: LlamaGenConfig, num_layers: int
+                 ) -> tuple[Params, Callable[[bool], Network]]:
+  """A model's first layers with its final norm and output matrix, as a drafting network.
+
+  Args:
+    params: of the model; nothing is copied.
+    config: its sizes.
+    num_layers: layers to keep.
+
+  Returns:
+    The parameters that are left, and `guided -> Network`.
+  """
+  small = dataclasses.replace(config, num_layers=num_layers)
+  kept = jax.eval_shape(lambda: init(small, jax.random.key(0)))
+  transformer_ = {name: params['transformer'][name] for name in kept['transformer']}
+  return (dict(params, transformer=transformer_),
+          lambda guided: causal.network(_causal(small), num_streams=2 if guided else 1))
 
 
 def _causal(config: LlamaGenConfig) -> causal.Causal:

@@ -219,4 +219,5 @@ def drafts(target: Target, small: Target, num_heads: int = 2) -> dict[str, Any]:
     num_heads: number of drafting heads.
   """
   return {'model': small, 'eagle': network(target), 'medusa': heads(target, num_heads),
-          'neighbours': from_model(small), 'corrector': from_network(network(target))}
+          'neighbours': from_model(small), 'corrector': from_network(network(target)),
+          'layers': network(target)}

@@ -95,7 +95,7 @@ def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.P
     with np.load(path) as stored:
       return Windows(*(stored[name] for name in Windows._fields)), numbers
   decoder, conditions = model.decoder(recipe.decoder), model.condition(model.prompts)
-  key = jax.random.fold_in(jax.random.key(recipe.seed), split == 'train')
+  key = jax.random.key(recipe.seed + (split != 'train'))
   parts: list[Windows] = []
   programs: dict = {}
   for start in range(0, count, _DECODED):
@@ -123,7 +123,8 @@ def init(recipe: CorrectorRecipe, model: Any) -> Params:
   known = model.drafts['eagle'].params
   for name, value in params.items():
     if name in known and _shapes(known[name]) == _shapes(value):
-      params[name] = jax.tree.map(jnp.asarray, known[name])
+      # A training step gives its input's memory away.
+      params[name] = jax.tree.map(jnp.copy, known[name])
     elif name.startswith('layer_'):
       params[name] = value | {kernel: jnp.zeros_like(value[kernel]) for kernel in ('out', 'down')}
   return params

@@ -53,7 +53,8 @@ def test_parts_in_any_order_make_a_model(order, tmp_path):
     place, config = _convert(tmp_path, family)
     assert config == CONFIGS[family] and checkpoint.load(place).config == config
   model = cspd_jax.load(tmp_path / 'model')
-  assert (model.family, model.config, set(model.drafts)) == ('llamagen', TARGET, {'eagle'})
+  assert (model.family, model.config, set(model.drafts)) == (
+      'llamagen', TARGET, {'eagle', 'corrector', 'layers'})
   assert model.tokenizer.config == CONFIGS['llamagen_vq']
   assert model.sampling().guidance_scale == 4 and model.sampling().top_k == 2000
   pixels = model.pixels(np.zeros((1, 4), np.int32))
@@ -66,7 +67,7 @@ def test_a_role_may_be_chosen(tmp_path):
   place, _ = _convert(tmp_path, 'llamagen', small, role='draft')
   assert place == tmp_path / 'model' / 'draft'
   model = cspd_jax.load(tmp_path / 'model')
-  assert model.config == TARGET and set(model.drafts) == {'model'}
+  assert model.config == TARGET and set(model.drafts) == {'model', 'corrector', 'layers'}
   with pytest.raises(ValueError, match="role is 'tokenizer'; .* can be: target, draft"):
     _convert(tmp_path, 'llamagen', role='tokenizer')
   with pytest.raises(ValueError, match='a part of no model.*leave role'):

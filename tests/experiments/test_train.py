@@ -48,7 +48,8 @@ def test_exported_models_can_be_used(finished, recipe):
     assert loaded.config == getattr(recipe, role)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
   model = cspd_jax.load(finished / 'export')
-  assert list(model.drafts) == ['model'] and model.sampling().guidance_scale == 2
+  assert set(model.drafts) == {'model', 'corrector', 'layers'}
+  assert model.sampling().guidance_scale == 2
   tokens = np.zeros((1, recipe.target.height * recipe.target.width), np.int32)
   assert model.pixels(tokens).shape == (1, recipe.image_size, recipe.image_size, 3)
 
