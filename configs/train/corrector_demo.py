@@ -15,4 +15,4 @@ def get_config() -> CorrectorRecipe:
       drafter=EagleConfig(
           num_tokens=256, row_width=16, dim=192, num_heads=3, ffn_dim=512, vocab_size=1024,
           norm_eps=1e-5, num_layers=2),
-      train=CorrectorTrainConfig(num_steps=1200, learning_rate=2e-3))
+      train=CorrectorTrainConfig(num_steps=1100, learning_rate=5e-4))

@@ -129,6 +129,15 @@ def _corrected(made: Any, by: str = 'corrector', window: int = 16, passes: int =
   return corrected(CORRECTORS[by](made), window, passes, tree, reads)
 
 
+def _corrected_sizes(arguments, window, length):
+  """The more places a window has, the more passes pay."""
+  del length
+  if window is None:
+    return {}
+  size = arguments.get('window', window)
+  return {'window': window, 'passes': 4 if isinstance(size, int) and size >= 32 else 2}
+
+
 def _eagle_sizes(arguments, window, length):
   """EAGLE's published tree where a forward pass has room for it, a chain elsewhere."""
   if window is None or 'tree' in arguments:
@@ -206,7 +215,7 @@ DRAFTERS: dict[str, DrafterEntry] = {
         sizes=_medusa_sizes),
     'corrected': DrafterEntry(
         _corrected, "the target's last answers, corrected by a cheap model", 'corrector', 'made',
-        'by', corrected_tree, lambda arguments, window, length: {'window': window}),
+        'by', corrected_tree, _corrected_sizes),
 }
 
 VERIFIERS: dict[str, VerifierEntry] = {

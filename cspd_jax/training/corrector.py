@@ -43,6 +43,8 @@ class CorrectorTrainConfig:
     guidance_scales: one of them is drawn per step.
     divergence_weight: weight of the target's divergence from the corrected distributions, at the
       places that are reached.
+    plain_weight: weight of its divergence from what the network says of the images alone, without
+      a window to correct; right behind a changed token there is little else to go by.
     decay: see `drafters.from_network`.
     learning_rate: peak of the cosine schedule.
     warmup_steps: steps of linear warm-up.
@@ -57,6 +59,7 @@ class CorrectorTrainConfig:
   passes: int = 3
   guidance_scales: tuple[float, ...] = (2.0,)
   divergence_weight: float = 0.5
+  plain_weight: float = 5.0
   decay: float = 2.0
   learning_rate: float = 1e-3
   warmup_steps: int = 50
@@ -100,9 +103,24 @@ def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, ind
       np.float32(rng.choice(train.guidance_scales)))
 
 
-def overlaps(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
-             target_params: Params, forward: Forward, batch: Batch,
-             ) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
+class Agreement(NamedTuple):
+  """How far the network agrees with the target.
+
+  Attributes:
+    overlap: per pass, `[B, W, L]` overlaps of corrected distributions behind the new roots.
+    divergence: per pass, `[B, W, L]` the target's divergence from them.
+    inside: `[B, W, L]` which of these places lie inside of the image.
+    plain: `[B, T - 1]` the target's divergence from what the network says of the image alone.
+  """
+
+  overlap: list[jax.Array]
+  divergence: list[jax.Array]
+  inside: jax.Array
+  plain: jax.Array
+
+
+def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
+              target_params: Params, forward: Forward, batch: Batch) -> Agreement:
   """How far the corrected distributions of every pass agree with the target's.
 
   Args:
@@ -112,10 +130,6 @@ def overlaps(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCon
     target_params: the frozen target.
     forward: its forward pass; see `families.Model.forward`.
     batch: the windows.
-
-  Returns:
-    Per pass, overlaps and divergences `[B, W, L]` of the places behind the new root, and which of
-    them lie inside of the image.
   """
   images, count = batch.tokens.shape
   length = batch.nodes.shape[2]
@@ -134,7 +148,10 @@ def overlaps(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCon
   stale = _take(answers, jnp.minimum(at, length))
   wanted = jax.vmap(lambda row, index: row[index])(probs, jnp.minimum(places, count - 1))
   params = eagle.attach(target_params, params)
-  old, root, read = _reader(eagle.network(config), params, batch, features, answers)
+  said, old, read = _reader(eagle.network(config), params, batch, features, answers)
+  plain = _divergence(probs[:, 1:], warp_lib.probabilities(
+      eagle.logits(params, said[:, :, :-1]), warp, jnp.arange(1, count)[None]))
+  root = jax.vmap(lambda row, at: row[at])(jnp.moveaxis(said, 0, 2), jnp.minimum(start, count - 1))
   old = _take(old, jnp.minimum(at - 1, length - 1))
   hints, found = stale, []
   for _ in range(train.passes):
@@ -144,10 +161,16 @@ def overlaps(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCon
     corrected = warp_lib.probabilities(
         eagle.logits(params, jnp.moveaxis(flat, 2, 0)), warp, places.reshape(images, -1))
     corrected = corrected.reshape(wanted.shape)
-    ratio = jnp.log(jnp.maximum(wanted, _TINY)) - jnp.log(jnp.maximum(corrected, _TINY))
     found.append((jnp.sum(jnp.minimum(corrected, wanted), axis=-1),
-                  jnp.sum(wanted * ratio, axis=-1)))
-  return *(list(part) for part in zip(*found)), inside
+                  _divergence(wanted, corrected)))
+  overlap, divergence = (list(part) for part in zip(*found))
+  return Agreement(overlap, divergence, inside, plain)
+
+
+def _divergence(p: jax.Array, q: jax.Array) -> jax.Array:
+  """Kullback-Leibler divergence of `p` from `q`, `[...]`, of distributions `[..., V]`."""
+  ratio = jnp.log(jnp.maximum(p, _TINY)) - jnp.log(jnp.maximum(q, _TINY))
+  return jnp.sum(p * ratio, axis=-1)
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
@@ -156,13 +179,14 @@ def _take(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _reader(network: Any, params: Params, batch: Batch, features: jax.Array, answers: jax.Array):
-  """What the network says of old windows, of the new roots, and how it reads new windows.
+  """What the network says of the images, of old windows, and how it reads new windows.
 
   Slots of its cache hold the image, then the old windows, then the new ones.
 
   Returns:
-    `[B, W, L, S, F]` behind the old nodes, `[B, W, S, F]` behind the new roots, and a function of
-    the features `[B, W, L - 1, S, F]` of the first tokens behind those to what is said there.
+    `[S, B, T, F]` behind the images' tokens, `[B, W, L, S, F]` behind the old nodes, and a function
+    of the features `[B, W, L - 1, S, F]` of the first tokens behind the new roots to what is said
+    there.
   """
   images, count = batch.tokens.shape
   windows, length = batch.nodes.shape[1:]
@@ -174,7 +198,6 @@ def _reader(network: Any, params: Params, batch: Batch, features: jax.Array, ans
       params, cache, batch.tokens, features[:, :, condition - 1:], zero, np.arange(count),
       np.tri(count, dtype=bool))
   start = batch.first + batch.accepted + 1
-  root = jax.vmap(lambda row, at: row[at])(jnp.moveaxis(said, 0, 2), jnp.minimum(start, count - 1))
 
   def step(cache, first, tokens, inputs, before):
     """Reads windows of tokens `[B, W, n]` behind the tokens number `first`; `before` are slots."""
@@ -194,22 +217,22 @@ def _reader(network: Any, params: Params, batch: Batch, features: jax.Array, ans
   places = jnp.minimum(start[..., None] + 1 + jnp.arange(length - 1), count - 1)
   tokens = jax.vmap(lambda row, at: row[at])(batch.tokens, places)
   read = lambda inputs: step(cache, start, tokens, inputs, count + windows * length)[0]
-  return old, root, read
+  return said, old, read
 
 
 def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
          target_params: Params, forward: Forward, batch: Batch,
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Minus the mean accepted length of all passes; arguments as for `overlaps`."""
-  overlap, divergence, inside = overlaps(params, config, train, target_params, forward, batch)
-  total = 0.0
-  for rate, spread in zip(overlap, divergence):
-    lengths, reached = accepted_length(rate, inside)
+  """Minus the mean accepted length of all passes; arguments as for `agreement`."""
+  found = agreement(params, config, train, target_params, forward, batch)
+  total, plain = 0.0, jnp.mean(found.plain)
+  for rate, spread in zip(found.overlap, found.divergence):
+    lengths, reached = accepted_length(rate, found.inside)
     reached = jax.lax.stop_gradient(reached)
     divergence_ = jnp.sum(spread * reached) / jnp.sum(reached)
     total += train.divergence_weight * divergence_ - jnp.mean(lengths)
-  parts = {'length': jnp.mean(lengths), 'divergence': divergence_}
-  return total / train.passes, parts
+  parts = {'length': jnp.mean(lengths), 'divergence': divergence_, 'plain': plain}
+  return total / train.passes + train.plain_weight * plain, parts
 
 
 def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -244,11 +267,11 @@ def measure(params: Params, target_params: Params, batch: Batch, config: eagle.E
   """Figures of the last pass.
 
   Returns:
-    'length', drafts of a chain accepted in the mean, and 'overlap_1' and so on, the acceptance rate
-    at a place behind the root when it is reached.
+    'length', drafts of a chain accepted in the mean; 'plain', see `Agreement`; 'overlap_1' and so
+    on, the acceptance rate at a place behind the root when it is reached.
   """
-  overlap, _, inside = overlaps(params, config, train, target_params, forward, batch)
-  lengths, reached = accepted_length(overlap[-1], inside)
-  rates = jnp.sum(overlap[-1] * reached, axis=(0, 1)) / jnp.sum(reached, axis=(0, 1))
+  found = agreement(params, config, train, target_params, forward, batch)
+  lengths, reached = accepted_length(found.overlap[-1], found.inside)
+  rates = jnp.sum(found.overlap[-1] * reached, axis=(0, 1)) / jnp.sum(reached, axis=(0, 1))
   places = {f'overlap_{place}': rates[place - 1] for place in _PLACES if place <= len(rates)}
-  return {'length': jnp.mean(lengths), **places}
+  return {'length': jnp.mean(lengths), 'plain': jnp.mean(found.plain), **places}

@@ -1,5 +1,6 @@
 """Corrected windows: enumerated rounds, whole sequences, equality with vanilla, mistakes."""
 
+import itertools
 import sys
 import types
 
@@ -45,10 +46,11 @@ CASES = {
 }
 
 
-def _total_variation(name, warp=WARP):
+def _total_variation(name, warp=WARP, forced=None):
   kind, vocab, length, rounds, size, passes, tree = CASES[name]
   with jax.enable_x64(True):
-    built = tabular(jax.random.key(0), vocab, length, guided=True, dtype=jnp.float64)
+    built = tabular(
+        jax.random.key(0), vocab, length, guided=True, forced=forced, dtype=jnp.float64)
     other = built.params + 0.7 * jax.random.normal(jax.random.key(1), built.params.shape)
     parts = _parts(built.target, size, passes, tree, kind=kind)
     found = output_distribution(
@@ -62,8 +64,25 @@ def test_rounds_are_exact(name):
   assert _total_variation(name) < 1e-12
 
 
-def test_guidance_without_cuts():
-  assert _total_variation('one place, two passes', Warp(guidance_scale=1.5)) < 1e-12
+@pytest.mark.parametrize('options', [
+    dict(warp=Warp(guidance_scale=1.5)), dict(warp=Warp(temperature=0.0)),
+    pytest.param(dict(forced={1: 1, 2: 0}), marks=pytest.mark.slow)])
+def test_other_options_are_exact(options):
+  assert _total_variation('one place, two passes', **options) < 1e-12
+
+
+@pytest.mark.parametrize('kind', representative(CORRECTORS, 'network'))
+def test_rows_have_options_of_their_own(model, kind):
+  # Tied logits, which cuts keep or drop together.
+  built, other = model[0]._replace(params=jnp.round(model[0].params)), jnp.round(model[1])
+  options = Warp(*map(np.asarray, ([1.5, 1.0], [0.9, 0.6], [0, 2], [0.9, 1.0], [-1, 2])))
+  probs = np.stack([
+      built.distribution(Warp(*(value[label] for value in options)), label) for label in range(2)])
+  decode = jax.jit(make_decoder(built.target, *_parts(built.target, 7, 2, SIDES, kind=kind)))
+  sample = lambda key, labels: decode(
+      built.params, labels, key, Warp(*(value[labels] for value in options)), other).tokens
+  report = exactness.check_sampler(sample, probs, built.vocab_size, samples=2**16)
+  assert report.passed, report
 
 
 def _sees_the_token_it_drafts(parts):
@@ -117,7 +136,8 @@ def test_sequences_have_the_distribution(model, kind, size, passes, tree, reads)
   assert report.passed, report
 
 
-@pytest.mark.parametrize('name', [None, *MISTAKES])
+@pytest.mark.parametrize('name', representative(
+    [None, *MISTAKES], None, 'distribution of the pass before'))
 def test_mistakes_are_seen(name, monkeypatch):
   # Far from each other, so that there are refusals.
   built = tabular(jax.random.key(0), 4, 5, num_classes=2, row_width=5, spread=2.0)
@@ -134,8 +154,9 @@ def test_mistakes_are_seen(name, monkeypatch):
   assert report.passed == (name is None), report
 
 
-@pytest.mark.parametrize('tree', [None, SIDES])
-@pytest.mark.parametrize('temperature, kind', [(0.9, 'model'), (0.0, 'model'), (0.9, 'network')])
+@pytest.mark.parametrize('tree, temperature, kind', representative(
+    itertools.product([None, SIDES], [0.9, 0.0], CORRECTORS),
+    (SIDES, 0.9, 'network'), (None, 0.0, 'model')))
 def test_seed_exact_equals_vanilla(model, tree, temperature, kind):
   built, other = model
   warp, labels = WARP._replace(temperature=temperature), jnp.arange(64) % 2
@@ -147,7 +168,7 @@ def test_seed_exact_equals_vanilla(model, tree, temperature, kind):
   assert found.rounds.mean() < vanilla.rounds.mean() - 1
 
 
-@pytest.mark.parametrize('kind', CORRECTORS)
+@pytest.mark.parametrize('kind', representative(CORRECTORS, 'network'))
 def test_the_targets_own_corrector_is_always_accepted(model, kind):
   built, _ = model
   decoder = make_decoder(built.target, *_parts(built.target, 7, 7, kind=kind))

@@ -259,3 +259,28 @@ def test_conditions_of_the_right_kind_are_accepted():
 def test_impossible_sizes_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     llamagen.LlamaGenConfig(**options)
+
+
+def test_first_layers_as_a_network():
+  # All layers say what the model says; windows are those of the whole; fewer layers say less.
+  config, params, condition, tokens = _class_case()
+  tokens, start = tokens[:, :12], jnp.array([3, 7])
+  want = jnp.stack([_logits(params, config, condition, tokens, jnp.full(2, drop))
+                    for drop in (False, True)])
+  for num_layers in (1, 2):
+    kept, build = llamagen.first_layers(params, config, num_layers)
+    network = build(True)
+    assert sum('layers_' in name for name in kept['transformer']) == num_layers
+    cache = network.prefill(kept, condition, None, 20)
+    ignored = jnp.zeros((2, 2, 12, 1))
+    features, cache = network.step(
+        kept, cache, tokens, ignored, jnp.zeros(2, jnp.int32), np.arange(12),
+        np.tri(12, dtype=bool))
+    logits = network.logits(kept, features)
+    again, _ = network.step(
+        kept, cache, jnp.stack([tokens[0, 3:6], tokens[1, 7:10]]), ignored[:, :, :3], start,
+        np.arange(3), np.tri(3, dtype=bool))
+    np.testing.assert_allclose(again[:, 0], features[:, 0, 3:6], atol=1e-5)
+    np.testing.assert_allclose(again[:, 1], features[:, 1, 7:10], atol=1e-5)
+    distance = float(jnp.abs(logits[:, :, :-1] - want[:, :, 1:]).max())
+    assert (distance < 1e-4) == (num_layers == 2), distance

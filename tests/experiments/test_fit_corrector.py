@@ -1,0 +1,60 @@
+"""The program that fits a corrector: what it refuses, what it stores."""
+
+import numpy as np
+import pytest
+
+import cspd_jax
+from experiments import fit_corrector
+from tests.experiments import models as models_lib
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('models')
+  models_lib.llamagens(folder)
+  np.savez(folder / 'images.npz', tokens=np.random.default_rng(0).integers(0, 16, (64, 16)))
+  np.savez(folder / 'few.npz', tokens=np.zeros((3, 16), int))
+  np.savez(folder / 'others.npz', tokens=np.full((64, 16), 16))
+  (folder / 'broken.npz').write_bytes(b'PK')
+  return folder
+
+
+def _fit(capsys, *words):
+  code = fit_corrector.main(['fit', '--num_steps=4', '--num_measured=2', '--window=4', *words])
+  return (code, *capsys.readouterr())
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--num_images=3'], 'num_images is 3; it must be at least 64'),
+    (['--num_steps=0'], 'num_steps is 0'), (['--window=17'], 'window is 17'),
+    (['--model=mar_demo'], 'whose tokens are continuous'),
+    (['--model=demo'], "output is none, but 'demo' comes with the package"),
+    (['--output={tmp}'], 'which exists; give another folder'),
+    (['--tokens={tmp}/none.npz'], 'cannot be read'), (['--tokens={tmp}/broken.npz'], 'cannot be'),
+    (['--tokens={tmp}/few.npz'], 'holds int64[3, 16]; it must hold at least 64 images of 16'),
+    (['--tokens={tmp}/others.npz'], 'whole numbers from 0 to 15')])
+def test_what_is_refused(models, capsys, words, message):
+  code, out, err = _fit(
+      capsys, f'--model={models}/model', *(word.format(tmp=models) for word in words))
+  assert code == 2 and not out and message in err and err.count('\n') == 1
+
+
+def test_it_becomes_a_part_of_the_model(models, capsys):
+  code, out, err = _fit(capsys, f'--model={models}/model', f'--tokens={models}/images.npz')
+  assert code == 0, err
+  assert 'before: ' in out and 'after:  ' in out and 'accepted at place 1: ' in out
+  model = cspd_jax.load(models / 'model')
+  assert 'neighbours' in model.drafts
+  decode = lambda decoder: model.generate(['cat'] * 3, seed=1, decoder=decoder).decoded
+  found = decode('corrected_seed_exact(by=neighbours, window=5, passes=2)')
+  np.testing.assert_array_equal(found.tokens, decode('vanilla').tokens)
+
+
+@pytest.mark.slow
+def test_it_samples_images(models, capsys, tmp_path):
+  output = tmp_path / 'neighbours'
+  code, out, err = _fit(
+      capsys, f'--model={models}/alone', '--num_images=64', f'--output={output}')
+  assert code == 0, err
+  assert f"neighbours={str(output)!r}).generate(decoder='corrected(by=neighbours)')" in out
+  assert 'neighbours' not in cspd_jax.load(models / 'alone').drafts
