@@ -20,6 +20,7 @@ import sys
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import cspd_jax
@@ -151,7 +152,8 @@ def main(flags: Any) -> None:
   print(f'{min(losses):.3f} nats per token of other images; {np.log(target.vocab_size):.3f} before',
         flush=True)
   folder = pathlib.Path(flags.output or pathlib.Path(flags.model) / 'neighbours')
-  checkpoint.save(folder, 'neighbours', config, params, extra={'target': model.name})
+  checkpoint.save(folder, 'neighbours', config, params, dtype=jnp.dtype('bfloat16'),
+                  extra={'target': model.name})
   if flags.output is None:
     families.save(flags.model, model.family, {'neighbours': 'neighbours'})
   if flags.num_measured and len(model.prompts):

@@ -1,0 +1,93 @@
+"""Tokens per forward pass of decoders against how uncertain the target is.
+
+  python -m experiments.uncertainty
+  python -m experiments.uncertainty --decoder='mc_sjd,corrected(passes=2)' --temperature=0.8,1
+
+Every pair of a temperature and a guidance scale makes the model more or less sure of its tokens;
+along the axis stands the entropy of the distributions that it draws from. Into --workdir go the
+picture (uncertainty.png), all points (rows.csv) and report.json. Counts only; wall-clock is the
+business of `experiments.compare`.
+"""
+
+import dataclasses
+import itertools
+import sys
+from typing import Any
+
+import numpy as np
+
+from configs import uncertainty as default
+from cspd_jax.core import files
+from cspd_jax.evaluation import rows as rows_lib, tables
+from cspd_jax.evaluation.bench import Bench
+from cspd_jax.evaluation.report import Report
+from cspd_jax.metrics import likelihood
+from cspd_jax.plots import curves
+from experiments import cli
+from experiments.cli import inputs
+
+_PICTURE = 'uncertainty.png'
+_COLUMNS = {
+    'decoder': '{decoder}', 'temperature': '{temperature}', 'guidance': '{guidance_scale}',
+    'entropy': '{entropy:.2f}', 'tokens per pass': '{step_compression:.2f}',
+    '+-': '{step_compression_error:.2f}', 'one-token': '{one_token_rounds:.0%}'}
+
+
+def run(config: Any) -> None:
+  """Measures all that a configuration asks for, shows it and writes the report.
+
+  Raises:
+    ValueError: for anything that cannot work, before anything is compiled.
+  """
+  inputs.at_least(config, 1, 'batch_size')
+  model = inputs.model(config)
+  inputs.tokens_at_most(config, model, 'window')
+  for name in ('decoder', 'temperature', 'guidance_scale'):
+    if not getattr(config, name):
+      raise ValueError(f'{name} is empty; give at least one.')
+  metrics = rows_lib.choose(model.engine.name, ('step_compression', 'one_token_rounds'))
+  prompts, seed = inputs.images(config.images, model)
+  settings = [dict(temperature=temperature, guidance_scale=scale) for temperature, scale in
+              itertools.product(config.temperature, config.guidance_scale)]
+  benches = [Bench(model, prompts, seed=seed, batch_size=config.batch_size,
+                   sampling=model.sampling(**setting)) for setting in settings]
+  texts = [str(model.engine.complete(text, window=config.window)) for text in config.decoder]
+  for bench in benches:
+    for text in texts:
+      bench.check(text)
+  report = Report(config.workdir, ['rows.csv', _PICTURE])
+  points: list[dict[str, Any]] = []
+  for setting, bench in zip(settings, benches):
+    for row in rows_lib.rows(bench, texts, metrics):
+      entropy = float(np.mean(likelihood.of_sample(row.sample, model).entropy))
+      points.append(setting | dict(entropy=entropy) | row.figures)
+      print(', '.join(f'{name} {text.format_map(points[-1])}'
+                      for name, text in _COLUMNS.items()), flush=True)
+      files.write(report.path('rows.csv'), tables.csv(points).encode())
+  _draw(report.path(_PICTURE), texts, points, model)
+  report.write(settings=dataclasses.asdict(config), rows=points, prompts=prompts, tables=[
+      dict(title='tokens per forward pass', columns=_COLUMNS, rows=list(range(len(points))))])
+
+
+def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], model: Any) -> None:
+  """One line per decoder, through its points in the order of the entropy."""
+  lines = {}
+  for text in texts:
+    own = sorted((point for point in points if point['decoder'] == text),
+                 key=lambda point: point['entropy'])
+    lines[text] = curves.Curve(
+        [point['entropy'] for point in own], [point['step_compression'] for point in own],
+        [point['step_compression_error'] for point in own])
+  curves.save_curves(
+      path, [[curves.Panel(f'{model.name}, temperatures and guidance scales',
+                           'tokens per forward pass', lines)]],
+      xlabel='entropy of the target, nats per token')
+
+
+@cli.program(config='configs/uncertainty.py', expected=default.Config)
+def main(config: Any) -> None:
+  run(config)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
