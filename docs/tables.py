@@ -40,6 +40,8 @@ REPORTS = {
     'lantern': 'python -m experiments.papers.lantern',
     'cspd': 'python -m experiments.papers.cspd',
     'against_pytorch': 'python -m experiments.against_pytorch --repo=mar',
+    'train_corrector':
+        'python -m experiments.train_drafter --config=configs/train/corrector_demo.py',
     'train_demo': 'python -m experiments.train --config=configs/train/demo.py',
     'train_mar_demo': 'python -m experiments.train --config=configs/train/mar_demo.py',
 }
@@ -92,6 +94,16 @@ def _figures(report: Report) -> list[Row]:
         yield words, value
   return [dict(network=row['network'], figure=words, value=value)
           for row in report['rows'] for words, value in numbers('', row)]
+
+
+def _trained(report: Report) -> list[Row]:
+  """Figures of a network before and after its training."""
+  row, mark = report['rows'][0], 'before_'
+  number = lambda name: int(re.sub(r'\D', '', name) or 0)
+  return [dict(figure=name.removeprefix(mark).replace('_', ' '), before=value,
+               after=row[name.removeprefix(mark)])
+          for name, value in sorted(row.items(), key=lambda item: number(item[0]))
+          if name.startswith(mark)]
 
 
 def _name(row: Row) -> str:
@@ -163,6 +175,9 @@ TABLES: dict[str, Table] = {
     'lantern': Table('lantern', _CONCLUSIONS),
     'cspd': Table('cspd', _own),
     'against_pytorch': Table('against_pytorch', _own),
+    'train_corrector': Table('train_corrector', _of({
+        'on held-out images': '{figure}', 'before': '{before:.3f}', 'after': '{after:.3f}'},
+        _trained)),
     'train_demo': Table('train_demo', _of(_TRAINED, _figures)),
     'train_mar_demo': Table('train_mar_demo', _of(_TRAINED, _figures)),
 }

@@ -1,7 +1,13 @@
 """The shipped corrector: an EAGLE network of two layers, trained for corrected windows of `demo`.
 
-  python -m experiments.train_drafter --config=configs/train/corrector_demo.py \
-      --workdir=runs/corrector_demo
+  python -m experiments.train_drafter --config=configs/train/corrector_demo.py --workdir=runs/corrector
+
+The settings that made cspd_jax/assets/demo/corrector. On two CPU cores the windows take 10 minutes
+(and 2 GB of disk) and the training 37, beside light other work.
+
+Result on 128 held-out images of the target at guidance scale 2: 8.85 drafts of a chain of 31
+accepted in the mean, 7.57 before (with the shipped EAGLE network). docs/corrected_windows.md has
+the rates by place.
 """
 
 from cspd_jax.models.eagle import EagleConfig
