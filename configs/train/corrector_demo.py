@@ -1,6 +1,6 @@
 """The shipped corrector: an EAGLE network of two layers, trained for corrected windows of `demo`.
 
-  python -m experiments.train_drafter --config=configs/train/corrector_demo.py --workdir=runs/corrector
+  python -m experiments.train_drafter --config=configs/train/corrector_demo.py
 
 The settings that made cspd_jax/assets/demo/corrector. On two CPU cores the windows take 10 minutes
 (and 2 GB of disk) and the training 37, beside light other work.

@@ -16,19 +16,15 @@ import numpy as np
 
 from cspd_jax.core import registry as core
 from cspd_jax.core.spec import Call, Part, Spec, Value, parse
-from cspd_jax.decoding import published_trees, tree_values
+from cspd_jax.decoding import correctors, published_trees, tree_values
 from cspd_jax.decoding.base import Drafter, Target, Verifier
 from cspd_jax.decoding.decoders import corrected_tree, default_tree
 from cspd_jax.decoding.drafters.ancestral import ancestral
-from cspd_jax.decoding.drafters.corrected import corrected
-from cspd_jax.decoding.drafters.corrector import Corrector
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.drafters.model import model
-from cspd_jax.decoding.drafters.small_model import from_model
-from cspd_jax.decoding.drafters.small_network import from_network
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers.block import block
@@ -45,10 +41,6 @@ from cspd_jax.decoding.verifiers.typical import typical
 DRAFTS = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
           'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector',
           'layers': "the target's first layers"}
-# How those of them that can correct windows become correctors.
-CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
-    'corrector': lambda made: made, 'neighbours': lambda made: made, 'eagle': from_network,
-    'model': from_model, 'layers': lambda made: from_network(made, decay=0.0)}
 
 
 class Resources(NamedTuple):
@@ -121,12 +113,6 @@ class DecoderEntry(NamedTuple):
   spec: str
   summary: str
   open: tuple[str, ...] = ()
-
-
-def _corrected(made: Any, by: str = 'corrector', window: int = 16, passes: int = 3,
-               tree: Tree | None = None, reads: int | None = None) -> Drafter:
-  """Corrected windows by the name of what corrects."""
-  return corrected(CORRECTORS[by](made), window, passes, tree, reads)
 
 
 def _corrected_sizes(arguments, window, length):
@@ -214,8 +200,8 @@ DRAFTERS: dict[str, DrafterEntry] = {
         medusa, "heads on the target's last feature", 'medusa', 'heads',
         sizes=_medusa_sizes),
     'corrected': DrafterEntry(
-        _corrected, "the target's last answers, corrected by a cheap model", 'corrector', 'made',
-        'by', corrected_tree, _corrected_sizes),
+        correctors.build, "the target's last answers, corrected by a cheap model", 'corrector',
+        'made', 'by', corrected_tree, _corrected_sizes),
 }
 
 VERIFIERS: dict[str, VerifierEntry] = {
@@ -337,9 +323,9 @@ def _needs(drafter: Part) -> str | None:
   if entry.chooses is None:
     return entry.needs
   chosen = drafter.arguments.get(entry.chooses, entry.needs)
-  if chosen not in CORRECTORS:
+  if chosen not in correctors.CORRECTORS:
     raise ValueError(
-        f'{entry.chooses} is {chosen!r}; it must be one of {", ".join(CORRECTORS)}.')
+        f'{entry.chooses} is {chosen!r}; it must be one of {", ".join(correctors.CORRECTORS)}.')
   return str(chosen)
 
 

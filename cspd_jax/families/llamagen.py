@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.core.checkpoint import Kind
+from cspd_jax.decoding.correctors import CORRECTORS
 from cspd_jax.decoding.drafters import from_network
-from cspd_jax.decoding.registry import CORRECTORS
 from cspd_jax.families import classes, engines
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.families.model import Conditions, Drafts, Model, Tokenizer
