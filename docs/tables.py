@@ -120,7 +120,7 @@ def _summary(report: Report) -> list[Row]:
   speedups = {_name(row): row['speedup'] for row in _content(path)['rows']} if path.exists() else {}
   first, *others = report['rows']
   found = []
-  for row in [first, *sorted(others, key=lambda row: row['rounds'])][:_MOST]:
+  for row in [first, *sorted(others, key=lambda row: -row['step_compression'])][:_MOST]:
     name = _name(row)
     fast = speedups.get(name)
     found.append(dict(
