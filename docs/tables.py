@@ -34,6 +34,7 @@ REPORTS = {
     'overhead': 'python -m experiments.overhead',
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected.py',
+    'uncertainty': 'python -m experiments.uncertainty',
     'sjd': 'python -m experiments.papers.sjd',
     'sjd_pac': 'python -m experiments.papers.sjd_pac',
     'cool_sd': 'python -m experiments.papers.cool_sd',
@@ -169,6 +170,8 @@ TABLES: dict[str, Table] = {
     'curves': Table('benchmark', lambda path: '![Trade-off curves](pictures/curves.png)'),
     'conclusions': Table('benchmark', _CONCLUSIONS),
     'corrected': Table('corrected', _own),
+    'uncertainty': Table('uncertainty', lambda path: (
+        '![Tokens per forward pass against entropy](pictures/uncertainty.png)')),
     'sjd': Table('sjd', _own),
     'sjd_pac': Table('sjd_pac', _own),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),

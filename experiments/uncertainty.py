@@ -4,9 +4,9 @@
   python -m experiments.uncertainty --decoder='mc_sjd,corrected(passes=2)' --temperature=0.8,1
 
 Every pair of a temperature and a guidance scale makes the model more or less sure of its tokens;
-along the axis stands the entropy of the distributions that it draws from. Into --workdir go the
-picture (uncertainty.png), all points (rows.csv) and report.json. Counts only; wall-clock is the
-business of `experiments.compare`.
+along the axis stands the mean entropy of the distributions that its images are drawn from. Into
+--workdir go the picture (uncertainty.png), all points (rows.csv) and report.json. Counts only;
+wall-clock is the business of `experiments.compare`.
 """
 
 import dataclasses
@@ -58,8 +58,9 @@ def run(config: Any) -> None:
   report = Report(config.workdir, ['rows.csv', _PICTURE])
   points: list[dict[str, Any]] = []
   for setting, bench in zip(settings, benches):
+    # Along the baseline's images; those of all exact decoders have this entropy but for chance.
+    entropy = float(np.mean(likelihood.of_sample(bench.sample(bench.baseline), model).entropy))
     for row in rows_lib.rows(bench, texts, metrics):
-      entropy = float(np.mean(likelihood.of_sample(row.sample, model).entropy))
       points.append(setting | dict(entropy=entropy) | row.figures)
       print(', '.join(f'{name} {text.format_map(points[-1])}'
                       for name, text in _COLUMNS.items()), flush=True)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from configs import overhead as overhead_config
-from experiments import overhead, topologies
+from experiments import overhead, topologies, uncertainty
 from experiments.papers import sjd, sjd_pac
 from tests.experiments import calls
 from tests.families import tiny
@@ -19,6 +19,12 @@ _BAD = {
     'trees larger than the window': (
         topologies, ['--window=2', '--decoder=sjd_pac(tree=kary(3, 3))'], ['nothing can run', '3']),
     'window twice': (topologies, ['--decoder=sjd(window=8)', '--metrics=beauty'], ['beauty']),
+    'uncertainty: no temperature': (uncertainty, ['--temperature='], ['temperature']),
+    'uncertainty: no decoder': (
+        uncertainty, ['--window=4', '--decoder='], ['decoder is empty']),
+    'uncertainty: window of 0': (uncertainty, ['--window=0'], ['window is 0']),
+    'uncertainty: cold': (
+        uncertainty, ['--window=4', '--decoder=mc_sjd', '--temperature=-1'], ['temperature is -1']),
     'overhead: no window': (overhead, ['--window='], ['window', 'a whole number']),
     'overhead: window of 0': (overhead, ['--window=0'], ['window is 0', 'at least 1']),
     'overhead: no decoder': (overhead, ['--decoder='], ['decoder is empty']),
@@ -86,3 +92,14 @@ def test_overhead(folder, capsys, tmp_path):
     assert row['rest'] == pytest.approx(1 - row['ms_of_forward_pass'] / row['ms_per_round'])
     assert row['decoder'] in found.out
   assert 'vanilla' in overhead_config.get_config().decoder
+
+
+def test_points_of_every_temperature(folder, capsys, tmp_path):
+  found = _call(
+      uncertainty.main, folder, capsys, tmp_path / 'out', '--window=4', '--num_images=4',
+      '--decoder=mc_sjd', '--temperature=0.5,1', '--guidance_scale=1')
+  assert found.code == 0, found.err
+  cold, warm = csv.DictReader((found.folder / 'rows.csv').open())
+  assert float(cold['entropy']) < float(warm['entropy']) and cold['decoder'] == 'mc_sjd(window=4)'
+  assert 1 <= float(warm['step_compression']) <= 4
+  assert (found.folder / 'uncertainty.png').stat().st_size > 5000
