@@ -70,7 +70,11 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
     raise ValueError(
         f'panels has rows of {[len(row) for row in panels]}; they must be equal, at least one.')
   styles = _styles([panel for row in panels for panel in row])
-  figure = canvas.figure(0.4 + 3.5 * len(panels[0]), 1.3 + 2.7 * len(panels), title)
+  # Names are long: a single panel has room for one of them beside the other's mark.
+  columns = min(len(styles), 4) if len(panels[0]) > 1 else 1
+  lines = math.ceil(len(styles) / columns)
+  figure = canvas.figure(
+      0.4 + 3.5 * len(panels[0]), 0.9 + 0.2 * max(lines, 2) + 2.7 * len(panels), title)
   cells = figure.subplots(len(panels), len(panels[0]), squeeze=False, sharex=True, sharey='col')
   drawn = {}
   for row, line in zip(panels, cells):
@@ -80,7 +84,7 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
     axes.set_xlabel(xlabel, fontsize=8, color=canvas.INK)
   figure.legend(
       [drawn[name] for name in styles], list(styles), loc='outside lower center', fontsize=8,
-      ncols=min(len(styles), 4), frameon=False, labelcolor=canvas.INK, handlelength=3)
+      ncols=columns, frameon=False, labelcolor=canvas.INK, handlelength=3)
   buffer = io.BytesIO()
   figure.savefig(buffer, format=form[1:], metadata={'Date': None} if form == '.svg' else None)
   files.write(path, buffer.getvalue())
