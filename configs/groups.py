@@ -12,12 +12,16 @@ class Parts:
     draft: folder of a draft model.
     eagle: folder of an EAGLE network.
     medusa: folder of Medusa heads.
+    neighbours: folder of a neighbours corrector.
+    corrector: folder of a network that is trained to correct.
   """
 
   tokenizer: str | None = None
   draft: str | None = None
   eagle: str | None = None
   medusa: str | None = None
+  neighbours: str | None = None
+  corrector: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ committed token, before (`mc_sjd`, the same window with stale answers) and after
 import dataclasses
 import pathlib
 import sys
+import zipfile
 from typing import Any
 
 import jax
@@ -88,6 +89,10 @@ def check(flags: Flags) -> cspd_jax.Model:
   if flags.output is None and flags.model in cspd_jax.shipped():
     raise ValueError(f'output is none, but {flags.model!r} comes with the package, which stays as '
                      'it is; give a folder.')
+  folder = pathlib.Path(flags.model).absolute()
+  if flags.output is None and families.part_folder(flags.model, 'target') == folder:
+    raise ValueError(f'output is none, but {flags.model!r} is the folder of a target alone, which '
+                     'takes no parts; give a folder.')
   if flags.output is not None and pathlib.Path(flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
   inputs.tokens_at_most(flags, model, 'window')
@@ -115,7 +120,7 @@ def _read(path: str, model: cspd_jax.Model) -> np.ndarray:
   try:
     with np.load(path, allow_pickle=False) as stored:
       tokens = stored['tokens']
-  except (OSError, KeyError, ValueError) as error:
+  except (OSError, KeyError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
     raise ValueError(f'tokens is {path!r}, which cannot be read ({type(error).__name__}: {error}); '
                      'give an .npz file with an array of that name.') from error
   vocab = model.target(guided=False).vocab_size

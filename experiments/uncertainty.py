@@ -27,6 +27,8 @@ from experiments import cli
 from experiments.cli import inputs
 
 _PICTURE = 'uncertainty.png'
+# Lines that can be told apart.
+_MOST = 7
 _COLUMNS = {
     'decoder': '{decoder}', 'temperature': '{temperature}', 'guidance': '{guidance_scale}',
     'entropy': '{entropy:.2f}', 'tokens per pass': '{step_compression:.2f}',
@@ -40,11 +42,18 @@ def run(config: Any) -> None:
     ValueError: for anything that cannot work, before anything is compiled.
   """
   inputs.at_least(config, 1, 'batch_size')
+  inputs.at_least(config.images, 2, 'num_images')
   model = inputs.model(config)
+  if model.engine.name != 'discrete':
+    raise ValueError(f'model is {config.model!r}, whose tokens are continuous; give one of '
+                     'discrete tokens.')
   inputs.tokens_at_most(config, model, 'window')
   for name in ('decoder', 'temperature', 'guidance_scale'):
     if not getattr(config, name):
       raise ValueError(f'{name} is empty; give at least one.')
+  if len(set(config.decoder)) > _MOST:
+    raise ValueError(f'decoder has {len(set(config.decoder))} entries; a picture has room for '
+                     f'{_MOST}.')
   metrics = rows_lib.choose(model.engine.name, ('step_compression', 'one_token_rounds'))
   prompts, seed = inputs.images(config.images, model)
   settings = [dict(temperature=temperature, guidance_scale=scale) for temperature, scale in

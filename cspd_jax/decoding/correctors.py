@@ -21,7 +21,7 @@ CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
 }
 
 
-def build(made: Any, by: str = 'corrector', window: int = 16, passes: int = 3,
+def build(made: Any, by: str = 'corrector', window: int = 16, passes: int | None = None,
           tree: Tree | None = None, reads: int | None = None) -> Drafter:
   """Corrected windows.
 

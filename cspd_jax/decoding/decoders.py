@@ -73,7 +73,7 @@ def default_tree(window: int) -> Tree:
   return trees.chain(window - 1)
 
 
-def corrected(target: Target, corrector: Corrector, window: int = 16, passes: int = 3,
+def corrected(target: Target, corrector: Corrector, window: int = 16, passes: int | None = None,
               tree: Tree | None = None) -> Decoder:
   """Windows of stale answers, corrected by a cheap model.
 
@@ -83,15 +83,15 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, passes: in
     target: the target.
     corrector: the cheap model.
     window: tokens per forward pass.
-    passes: how often it reads the window.
+    passes: how often it reads the window; see `drafters.corrected`.
     tree: topology of the `window - 1` drafts; `corrected_tree(window)` by default.
   """
   tree = corrected_tree(window) if tree is None else tree
   return make_decoder(target, drafters.corrected(corrector, window, passes, tree), exact())
 
 
-def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16, passes: int = 3,
-                         tree: Tree | None = None) -> Decoder:
+def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
+                         passes: int | None = None, tree: Tree | None = None) -> Decoder:
   """The same under the noise of each position: the tokens of `vanilla`.
 
   Arguments as for `corrected`.

@@ -37,7 +37,7 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.neighbours import neighbour_table
 from cspd_jax.decoding.verifiers.typical import typical
 
-# Trained models that draft, in words.
+# What drafts or corrects, in words.
 DRAFTS = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
           'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector',
           'layers': "the target's first layers"}
@@ -47,8 +47,8 @@ class Resources(NamedTuple):
   """What parts are made from beside the target.
 
   Attributes:
-    drafts: by the keys of `DRAFTS`: a `Target`, a `Network`, `Heads`, a `Corrector`, and the one
-      of these that corrects best.
+    drafts: by the keys of `DRAFTS`: a `Target`, a `Network`, `Heads`, and `Corrector`s; the
+      first 'layers' of the target are a `Network`.
     codebook: `[V, D]` of the target's image tokenizer, for verifiers that let neighbours
       stand in.
   """
@@ -113,15 +113,6 @@ class DecoderEntry(NamedTuple):
   spec: str
   summary: str
   open: tuple[str, ...] = ()
-
-
-def _corrected_sizes(arguments, window, length):
-  """The more places a window has, the more passes pay."""
-  del length
-  if window is None:
-    return {}
-  size = arguments.get('window', window)
-  return {'window': window, 'passes': 4 if isinstance(size, int) and size >= 32 else 2}
 
 
 def _eagle_sizes(arguments, window, length):
@@ -201,7 +192,7 @@ DRAFTERS: dict[str, DrafterEntry] = {
         sizes=_medusa_sizes),
     'corrected': DrafterEntry(
         correctors.build, "the target's last answers, corrected by a cheap model", 'corrector',
-        'made', 'by', corrected_tree, _corrected_sizes),
+        'made', 'by', corrected_tree, lambda arguments, window, length: {'window': window}),
 }
 
 VERIFIERS: dict[str, VerifierEntry] = {
@@ -296,7 +287,7 @@ def complete(spec: str | Spec, *, window: int | None = None, length: int | None 
 
   Args:
     spec: a specification or its text.
-    window: tokens a forward pass should have at most: the window of the Jacobi decoders. From
+    window: tokens a forward pass should have at most: the window of decoders with one. From
       26 on EAGLE drafts along its published tree, below along a chain. None leaves it open.
     length: length of drafted chains. None leaves it open.
 

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.drafters.small_network import corrected_features
+from cspd_jax.decoding.drafters.small_network import DECAY, corrected_features
 from cspd_jax.models import eagle
 from cspd_jax.training import state as state_lib
 from cspd_jax.training.drafter import Forward
@@ -45,7 +45,6 @@ class CorrectorTrainConfig:
       places that are reached.
     plain_weight: weight of its divergence from what the network says of the images alone, without
       a window to correct; right behind a changed token there is little else to go by.
-    decay: see `drafters.from_network`.
     learning_rate: peak of the cosine schedule.
     warmup_steps: steps of linear warm-up.
     weight_decay: of AdamW, on matrices only.
@@ -60,7 +59,6 @@ class CorrectorTrainConfig:
   guidance_scales: tuple[float, ...] = (2.0,)
   divergence_weight: float = 0.5
   plain_weight: float = 5.0
-  decay: float = 2.0
   learning_rate: float = 1e-3
   warmup_steps: int = 50
   weight_decay: float = 0.01
@@ -126,7 +124,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   Args:
     params: the network's own parameters.
     config: its sizes.
-    train: passes and decay.
+    train: number of passes.
     target_params: the frozen target.
     forward: its forward pass; see `families.Model.forward`.
     batch: the windows.
@@ -156,7 +154,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   hints, found = stale, []
   for _ in range(train.passes):
     said = jnp.concatenate([root[:, :, None], read(hints[:, :, :-1])], axis=2)
-    hints = corrected_features(said, old, stale, known, train.decay)
+    hints = corrected_features(said, old, stale, known, DECAY)
     flat = hints.reshape(images, -1, *hints.shape[3:])
     corrected = warp_lib.probabilities(
         eagle.logits(params, jnp.moveaxis(flat, 2, 0)), warp, places.reshape(images, -1))
@@ -223,13 +221,16 @@ def _reader(network: Any, params: Params, batch: Batch, features: jax.Array, ans
 def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
          target_params: Params, forward: Forward, batch: Batch,
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Minus the mean accepted length of all passes; arguments as for `agreement`."""
+  """Minus the mean accepted length, and divergences by their weights, averaged over the passes.
+
+  Arguments as for `agreement`. Beside the loss come figures of the last pass.
+  """
   found = agreement(params, config, train, target_params, forward, batch)
   total, plain = 0.0, jnp.mean(found.plain)
   for rate, spread in zip(found.overlap, found.divergence):
     lengths, reached = accepted_length(rate, found.inside)
     reached = jax.lax.stop_gradient(reached)
-    divergence_ = jnp.sum(spread * reached) / jnp.sum(reached)
+    divergence_ = jnp.sum(spread * reached) / jnp.maximum(jnp.sum(reached), 1)
     total += train.divergence_weight * divergence_ - jnp.mean(lengths)
   parts = {'length': jnp.mean(lengths), 'divergence': divergence_, 'plain': plain}
   return total / train.passes + train.plain_weight * plain, parts
@@ -272,6 +273,7 @@ def measure(params: Params, target_params: Params, batch: Batch, config: eagle.E
   """
   found = agreement(params, config, train, target_params, forward, batch)
   lengths, reached = accepted_length(found.overlap[-1], found.inside)
-  rates = jnp.sum(found.overlap[-1] * reached, axis=(0, 1)) / jnp.sum(reached, axis=(0, 1))
+  rates = jnp.sum(found.overlap[-1] * reached, axis=(0, 1)) / jnp.maximum(
+      jnp.sum(reached, axis=(0, 1)), _TINY)
   places = {f'overlap_{place}': rates[place - 1] for place in _PLACES if place <= len(rates)}
   return {'length': jnp.mean(lengths), 'plain': jnp.mean(found.plain), **places}

@@ -15,7 +15,14 @@ from absl import logging
 
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle
-from cspd_jax.training import corrector as corrector_lib, loop, samples, state as state_lib, windows
+from cspd_jax.training import (
+  corrector as corrector_lib,
+  drafter_recipe,
+  loop,
+  samples,
+  state as state_lib,
+  windows,
+)
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.windows import Windows
 
@@ -74,15 +81,18 @@ def check(recipe: CorrectorRecipe, model: Any) -> None:
     raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that correctors are '
                      'not trained for; give a model of discrete tokens that has prompts of its '
                      'own, such as classes.')
-  target, decoder = model.target(guided=True), model.decoder(recipe.decoder)
+  decoder = model.decoder(recipe.decoder)
   if not decoder.drafter.layout.tree.is_chain:
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain, such as with '
                      'tree=chain().')
-  for name in ('vocab_size', 'num_tokens', 'row_width'):
-    ours, theirs = getattr(recipe.drafter, name), getattr(target, name)
-    if ours != theirs:
-      raise ValueError(f'drafter.{name} is {ours!r}; for the target {recipe.target!r} it must be '
-                       f'{theirs!r}.')
+  drafter_recipe.check_sizes(recipe, model, (
+      'vocab_size', 'num_tokens', 'row_width', 'dim', 'family'))
+  fewest = min(recipe.num_train_images, recipe.num_held_out_images)
+  if not 1 <= recipe.train.batch_size <= fewest:
+    raise ValueError(f'train.batch_size is {recipe.train.batch_size}; with these numbers of images '
+                     f'it must be 1 to {fewest}.')
+  if recipe.train.passes < 1:
+    raise ValueError(f'train.passes is {recipe.train.passes}; it must be at least 1.')
 
 
 def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.Path

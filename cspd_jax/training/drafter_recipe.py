@@ -6,6 +6,7 @@ complete. `model` is the `families.Model` that the drafter is for.
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -84,19 +85,24 @@ def check(recipe: DrafterRecipe, model: Any) -> None:
     raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that drafters are not '
                      'trained for; give a model of discrete tokens that has prompts of its own, '
                      'such as classes.')
-  target = model.target(guided=False)
-  wanted: dict[str, Any] = {'dim': _width(model, target), 'vocab_size': target.vocab_size}
-  if recipe.kind == 'eagle':
-    wanted |= {'family': model.family, 'num_tokens': target.num_tokens,
-               'row_width': target.row_width}
-  for name, value in wanted.items():
-    found = getattr(recipe.drafter, name)
-    if found != value:
-      raise ValueError(
-          f'drafter.{name} is {found!r}; for the target {recipe.target!r} it must be {value!r}.')
+  sizes = ('dim', 'vocab_size')
+  check_sizes(recipe, model, sizes if recipe.kind == 'medusa' else (
+      *sizes, 'family', 'num_tokens', 'row_width'))
   if recipe.data == 'photos' and model.tokenizer is None:
     raise ValueError(f"data is 'photos', but the target {recipe.target!r} has no tokenizer; give "
                      "a model that has one, or data='generated'.")
+
+
+def check_sizes(recipe: Any, model: Any, names: Sequence[str]) -> None:
+  """Raises ValueError unless these fields of a recipe's drafter are the target's."""
+  target = model.target(guided=False)
+  for name in names:
+    wanted = (_width(model, target) if name == 'dim' else
+              model.family if name == 'family' else getattr(target, name))
+    found = getattr(recipe.drafter, name)
+    if found != wanted:
+      raise ValueError(
+          f'drafter.{name} is {found!r}; for the target {recipe.target!r} it must be {wanted!r}.')
 
 
 def images(

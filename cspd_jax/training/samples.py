@@ -21,10 +21,15 @@ def sampled(model: Any, count: int, key: jax.Array, sampling: Any) -> tuple[np.n
 
   Returns:
     Tokens `[N, T]` and the number of every image's prompt in `model.prompts` `[N]`, int32.
+
+  Raises:
+    ValueError: for options that cannot be.
   """
   numbers = np.arange(count, dtype=np.int32) % len(model.prompts)
   conditions = model.condition(model.prompts)
-  decode = jax.jit(model.decoder('vanilla', guided=True))
+  decoder = model.decoder('vanilla', guided=True)
+  decoder.check(conditions, sampling)
+  decode = jax.jit(decoder)
   batches = []
   for start in range(0, count, _BATCH):
     # The last batch is filled up, so that one compiled program serves all.

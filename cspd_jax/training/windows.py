@@ -4,6 +4,7 @@ While images are decoded, every round leaves its main chain and the target's ans
 image's final tokens tell which context the next round should have had.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -67,9 +68,8 @@ def watched(decoder: Decoder) -> Decoder:
     rng, inner = drafter.update(env, state.inner, rng, outcome)
     return rng, keep(inner, outcome)
 
-  return Decoder(
-      decoder.target, drafter._replace(init=init, propose=propose, update=update),
-      decoder.verifier)
+  return dataclasses.replace(
+      decoder, drafter=drafter._replace(init=init, propose=propose, update=update))
 
 
 def record(decoder: Decoder, params: Any, condition: Any, key: jax.Array, warp: Any,

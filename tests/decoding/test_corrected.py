@@ -258,3 +258,12 @@ def test_windows_of_neighbours_are_those_of_the_whole_image():
       old, take(whole(put(image, first + 1, nodes)), first + 2, 4), atol=1e-6)
   said, _ = parts.read(env, memory, take(image, start + 1, 3), None, start)
   np.testing.assert_allclose(said, take(whole(image), start + 1, 3), atol=1e-6)
+
+
+def test_a_target_without_features_is_refused(model):
+  built, other = model
+  target = built.target._replace(prefill=lambda *args: (lambda logits, features, cache: (
+      logits, None, cache))(*built.target.prefill(*args)))
+  decoder = make_decoder(target, corrected(from_network(network(target)), 4), exact())
+  with pytest.raises(ValueError, match='The target returns no features'):
+    jax.eval_shape(decoder, built.params, jnp.zeros(2, int), jax.random.key(0), WARP, other)

@@ -16,6 +16,9 @@ def models(tmp_path_factory):
   np.savez(folder / 'few.npz', tokens=np.zeros((3, 16), int))
   np.savez(folder / 'others.npz', tokens=np.full((64, 16), 16))
   (folder / 'broken.npz').write_bytes(b'PK')
+  (folder / 'zip.npz').write_bytes(b'PK\x03\x04' + bytes(40))
+  (folder / 'empty.npz').write_bytes(b'')
+  np.save(folder / 'plain.npy', np.zeros((64, 16), int))
   return folder
 
 
@@ -31,6 +34,10 @@ def _fit(capsys, *words):
     (['--model=demo'], "output is none, but 'demo' comes with the package"),
     (['--output={tmp}'], 'which exists; give another folder'),
     (['--tokens={tmp}/none.npz'], 'cannot be read'), (['--tokens={tmp}/broken.npz'], 'cannot be'),
+    (['--tokens={tmp}/zip.npz'], 'cannot be'), (['--tokens={tmp}/plain.npy'], 'cannot be'),
+    (['--tokens={tmp}/empty.npz'], 'cannot be'),
+    (['--model={tmp}/target'], 'the folder of a target alone'),
+    (['--guidance_scale=nan'], 'guidance_scale is nan'),
     (['--tokens={tmp}/few.npz'], 'holds int64[3, 16]; it must hold at least 64 images of 16'),
     (['--tokens={tmp}/others.npz'], 'whole numbers from 0 to 15')])
 def test_what_is_refused(models, capsys, words, message):

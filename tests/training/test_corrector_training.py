@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cspd_jax
+from configs.train import corrector_demo
 from cspd_jax.decoding.drafters import corrected, from_network
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, llamagen
-from cspd_jax.training import corrector, state as state_lib, windows
+from cspd_jax.training import corrector, corrector_recipe, state as state_lib, windows
 
 TARGET = llamagen.LlamaGenConfig(
     height=4, width=5, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10, num_classes=2)
@@ -162,6 +164,19 @@ def test_rounds_behind_the_end_are_not_taken(met):
     assert batch.accepted.min() >= 0
     again = _batch(few, index)
     np.testing.assert_array_equal(batch.first, again.first)
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(drafter=dataclasses.replace(EAGLE, num_tokens=256, row_width=16, vocab_size=1024)),
+     'drafter.dim is 16'),
+    (dict(num_held_out_images=4), 'train.batch_size is 8; .* 1 to 4'),
+    (dict(train=dataclasses.replace(TRAIN, passes=0)), 'train.passes is 0'),
+    (dict(decoder='corrected(by=eagle, window=64)'), 'must be a chain'),
+    (dict(target='mar_demo'), "target is 'mar_demo', a 'mar' model")])
+def test_recipes_that_cannot_be(changes, message):
+  recipe = dataclasses.replace(corrector_demo.get_config(), **changes)
+  with pytest.raises(ValueError, match=message):
+    corrector_recipe.check(recipe, cspd_jax.load(recipe.target, dtype='float32'))
 
 
 def test_few_rounds_are_taken_more_than_once(met):

@@ -46,14 +46,15 @@ class CorrectedState(NamedTuple):
   memory: Any
 
 
-def corrected(corrector: Corrector, window: int = 16, passes: int = 3, tree: Tree | None = None,
-              reads: int | None = None) -> Drafter:
+def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
+              tree: Tree | None = None, reads: int | None = None) -> Drafter:
   """Drafts from the target's last pass, corrected by a cheap model.
 
   Args:
     corrector: the cheap model; its parameters are the decoder's `draft_params`.
     window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts.
-    passes: how often the corrector reads the window, at least 1.
+    passes: how often the corrector reads the window, at least 1. By default 4 from a window of 32
+      on and 2 below: the more places there are, the more passes pay.
     tree: topology of the `W - 1` drafts; side nodes are leaves beside the main chain and hold
       further candidates from the same distributions. A chain by default.
     reads: places that the corrector reads, all of the main chain by default. Those behind keep
@@ -63,6 +64,7 @@ def corrected(corrector: Corrector, window: int = 16, passes: int = 3, tree: Tre
     ValueError: for sizes below 1, or a tree that does not fit.
   """
   check_size('window', window, 1)
+  passes = (4 if window >= 32 else 2) if passes is None else passes
   check_size('passes', passes, 1)
   tree = chain(window - 1) if tree is None else tree
   check_tree(window, tree)
@@ -73,9 +75,8 @@ def corrected(corrector: Corrector, window: int = 16, passes: int = 3, tree: Tre
   reads = length if reads is None else min(reads, length)
 
   def init(env, condition, rng, outcome):
-    return rng, _nothing_known(
-        env, outcome, corrector.answers(outcome), length,
-        corrector.init(env, condition, outcome, length))
+    memory = corrector.init(env, condition, outcome, length)
+    return rng, _nothing_known(env, outcome, corrector.answers(outcome), length, memory)
 
   def propose(env, state, rng, root, start):
     del root

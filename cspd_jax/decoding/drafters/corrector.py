@@ -36,8 +36,9 @@ class Corrector(NamedTuple):
       entry `i` is for place `i` and depends on the committed tokens, `tokens[:, :i]` and
       `hints[:, :i]` only. `old` `[B, L, ...]`: entry `i` is for the token behind node `i + 1` of
       the last round's main chain, and depends on what is attached to that node or comes before it.
-    read: `(env, memory, tokens, hints, start) -> (said, memory)`: the new window once more; the
-      first places will do.
+    read: `(env, memory, tokens, hints, start) -> (said, memory)`: the new window once more. Here
+      and in `open`, `tokens` and `hints` may be those of the first `n` of the `L` places, and
+      `said` is then `[B, n, ...]`; its entries depend on the same things.
     took: `(env, memory, outcome) -> memory` after a round of the target.
     answers: `outcome -> ` what the target said behind every node, `[B, N + 1, ...]`.
     correct: `(env, said, old, stale, known, positions) -> (probs, hints)`: the corrected
@@ -60,13 +61,19 @@ def distributions(init: Callable, open_: Callable, read: Callable, took: Callabl
                   check: Callable[[Target], None]) -> Corrector:
   """A corrector that corrects distributions.
 
-  Arguments as in `Corrector`, but that `said` and `old` are logits `[S, B, L, V]`, `S` 1 if the
-  corrector has no null condition. There are no hints.
+  There are no hints, and what it says are logits `[S, B, L, V]`, `S` 1 if it has no null condition.
+
+  Args:
+    init: as in `Corrector`.
+    open_: `(env, memory, tokens, start) -> (said, old, first [B], memory)`; `first` is the number
+      of the last round's root.
+    read: `(env, memory, tokens, start) -> (said, memory)`.
+    took: as in `Corrector`.
+    check: as in `Corrector`.
   """
 
   def opened(env, memory, tokens, hints, start):
     del hints
-    # Numbers of the old places are the new ones' less what was committed; see `old` in `Corrector`.
     said, old, first, memory = open_(env, memory, tokens, start)
     return (uncut(env, said, _places(start, said)), uncut(env, old, _places(first + 1, old)),
             memory)
@@ -103,10 +110,7 @@ def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,
 
 def uncut(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
   """Guided distributions `[B, n, V]`, at temperature 1 if the decode is greedy."""
-  warp = warp_lib.uncut(env.warp)
-  if logits.shape[0] == 1:  # A corrector without a null condition is not guided.
-    warp = warp._replace(guidance_scale=1.0)
-  return warp_lib.probabilities(logits, warp, positions)
+  return warp_lib.probabilities(logits, warp_lib.uncut(env.warp), positions)
 
 
 def _places(start: jax.Array, logits: jax.Array) -> jax.Array:

@@ -13,6 +13,8 @@ from cspd_jax.decoding.drafters import network as network_lib
 from cspd_jax.decoding.drafters.corrector import Corrector, Said, uncut
 from cspd_jax.decoding.drafters.network import Network, NetworkState
 
+# How fast the old error loses its say; see `from_network`.
+DECAY = 2.0
 # Below this a squared length counts as none.
 _TINY = 1e-20
 
@@ -31,7 +33,7 @@ class _Memory(NamedTuple):
   root: jax.Array
 
 
-def from_network(network: Network, decay: float = 2.0) -> Corrector:
+def from_network(network: Network, decay: float = DECAY) -> Corrector:
   """A network that reads features; its parameters are the decoder's `draft_params`.
 
   It corrects features: `new + g (stale - old)` with `g = exp(-decay |new - old|^2 / |old|^2)`, per
@@ -71,6 +73,7 @@ def from_network(network: Network, decay: float = 2.0) -> Corrector:
         start + 1 - fresh.fresh, step + jnp.where(run == 2, count, 0), visible)
     features = _rows_first(features)
     root = jnp.take_along_axis(features, (count - 1)[..., None, None], axis=1)
+    root = root.astype(memory.root.dtype)
     said = jnp.concatenate([root, features[:, 2 * length + 1:]], axis=1)
     old = features[:, length + 1:2 * length + 1]
     return said, old, memory._replace(fresh=fresh._replace(cache=cache), root=root)
