@@ -145,6 +145,20 @@ def test_it_learns(met, target_params, params):
   assert after['length'] > before['length'] + 0.3 and after['overlap_1'] > before['overlap_1']
 
 
+@pytest.mark.parametrize('halves', [(True, False), (False, True), (True, True)])
+def test_target_and_corrector_may_have_other_dtypes(target_params, params, halves):
+  half = lambda tree, is_half: jax.tree.map(
+      lambda leaf: leaf.astype(jnp.bfloat16) if is_half else leaf, tree)
+  target, network = half(target_params, halves[0]), half(params, halves[1])
+  decoder = make_decoder(
+      llamagen.target(TARGET, guided=True),
+      corrected(from_network(eagle.network(EAGLE)), LENGTH + 1, 2), exact())
+  found = jax.eval_shape(
+      decoder, target, LABELS, jax.random.key(2), Warp(guidance_scale=2.0),
+      eagle.attach(target, network))
+  assert found.tokens.shape == (6, 20)
+
+
 def test_accepted_length():
   overlap = jnp.array([[[0.5, 0.5, 0.5], [1.0, 0.2, 0.9]]])
   inside = jnp.array([[[True, True, True], [True, False, False]]])
