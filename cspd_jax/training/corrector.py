@@ -1,4 +1,4 @@
-"""Training of an EAGLE network for corrected windows: what is trained is what is decoded with.
+"""Training of an EAGLE network for corrected windows, on windows as a decoder met them.
 
 A step takes windows that a corrected decoder has met (`training.windows`): the old main chain with
 the target's stale features, and the image's final tokens as the new context. The network reads the

@@ -77,16 +77,12 @@ def check(recipe: CorrectorRecipe, model: Any) -> None:
   Raises:
     ValueError: if the model is none that correctors are trained for, or the sizes differ.
   """
-  if model.forward is None or not len(model.prompts):
-    raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that correctors are '
-                     'not trained for; give a model of discrete tokens that has prompts of its '
-                     'own, such as classes.')
+  drafter_recipe.check_target(recipe, model, (
+      'vocab_size', 'num_tokens', 'row_width', 'dim', 'family'))
   decoder = model.decoder(recipe.decoder)
   if not decoder.drafter.layout.tree.is_chain:
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain, such as with '
                      'tree=chain().')
-  drafter_recipe.check_sizes(recipe, model, (
-      'vocab_size', 'num_tokens', 'row_width', 'dim', 'family'))
   fewest = min(recipe.num_train_images, recipe.num_held_out_images)
   if not 1 <= recipe.train.batch_size <= fewest:
     raise ValueError(f'train.batch_size is {recipe.train.batch_size}; with these numbers of images '

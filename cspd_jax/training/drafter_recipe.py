@@ -81,20 +81,20 @@ def check(recipe: DrafterRecipe, model: Any) -> None:
   Raises:
     ValueError: if the model is none that drafters are trained for, or the sizes differ.
   """
-  if model.forward is None or not len(model.prompts):
-    raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that drafters are not '
-                     'trained for; give a model of discrete tokens that has prompts of its own, '
-                     'such as classes.')
   sizes = ('dim', 'vocab_size')
-  check_sizes(recipe, model, sizes if recipe.kind == 'medusa' else (
+  check_target(recipe, model, sizes if recipe.kind == 'medusa' else (
       *sizes, 'family', 'num_tokens', 'row_width'))
   if recipe.data == 'photos' and model.tokenizer is None:
     raise ValueError(f"data is 'photos', but the target {recipe.target!r} has no tokenizer; give "
                      "a model that has one, or data='generated'.")
 
 
-def check_sizes(recipe: Any, model: Any, names: Sequence[str]) -> None:
-  """Raises ValueError unless these fields of a recipe's drafter are the target's."""
+def check_target(recipe: Any, model: Any, names: Sequence[str]) -> None:
+  """Raises ValueError unless the model can be learned from, and these fields of the drafter fit."""
+  if model.forward is None or not len(model.prompts):
+    raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that drafters are not '
+                     'trained for; give a model of discrete tokens that has prompts of its own, '
+                     'such as classes.')
   target = model.target(guided=False)
   for name in names:
     wanted = (_width(model, target) if name == 'dim' else
