@@ -13,6 +13,7 @@ the rates by place.
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
+from cspd_jax.training.plain import PlainTrainConfig
 
 
 def get_config() -> CorrectorRecipe:
@@ -20,5 +21,6 @@ def get_config() -> CorrectorRecipe:
   return CorrectorRecipe(
       drafter=EagleConfig(
           num_tokens=256, row_width=16, dim=192, num_heads=3, ffn_dim=512, vocab_size=1024,
-          norm_eps=1e-5, num_layers=2),
-      train=CorrectorTrainConfig(num_steps=1100, learning_rate=5e-4))
+          norm_eps=1e-5, num_layers=2, correction_dim=192),
+      plain=PlainTrainConfig(),
+      train=CorrectorTrainConfig(num_steps=1400, learning_rate=5e-4))

@@ -246,6 +246,11 @@ class Outcome(NamedTuple):
   path: jax.Array
   verdict: Verdict
 
+  @property
+  def root(self) -> jax.Array:
+    """The number `[B]` of the round's root: the token before the first draft."""
+    return self.count - self.accepted - 2
+
 
 class Init(Protocol):
   """The drafter's state after the prefill; see `Drafter.init`."""

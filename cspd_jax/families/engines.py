@@ -126,6 +126,12 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
 
 
 def _build_discrete(specification, model, guided):
+  needed = discrete_registry.needs(specification)
+  if needed not in (None, *model.drafts):
+    role = 'draft' if needed == 'model' else needed
+    raise ValueError(
+        f'decoder is {str(specification)!r}, which drafts with {discrete_registry.DRAFTS[needed]}; '
+        f'model {model.name!r} has none: load it with {role}=FOLDER.')
   drafts = {name: part.build(guided) for name, part in model.drafts.items()}
   return discrete_registry.build(
       specification, model.target(guided=guided),

@@ -1,8 +1,9 @@
-"""EAGLE drafters: one decoder layer that continues a target's features (arXiv 2401.15077).
+"""EAGLE drafters: a decoder layer that continues a target's features (arXiv 2401.15077).
 
 The network joins the embedding of a token and the feature that predicted it in one linear map,
-runs one decoder layer and returns the next feature, which goes straight to the target's output
-matrix. Token embedding and output matrix are the target's, frozen; see `attach`.
+runs one decoder layer, or a few, and returns the next feature, which goes straight to the target's
+output matrix. Token embedding and output matrix are the target's, frozen; see `attach`. One that is
+trained to correct windows may also hold what it has learned about its own error; see `Correction`.
 
 The two published forms differ in the layer. 'llamagen': rotary embedding by row and column of a
 token, zero for the condition, and no norm before the attention. 'chameleon' (Anole and
@@ -21,7 +22,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from cspd_jax.decoding.drafters import small_network
 from cspd_jax.decoding.drafters.eagle import Network
 from cspd_jax.models import causal, transformer
 from cspd_jax.models.causal import Cache, Places, Prompt
@@ -50,6 +53,7 @@ class EagleConfig:
       target's, as those of the published drafters do.
     num_outputs: `V`, the first so many tokens of the vocabulary; None means all of it.
     num_layers: decoder layers; EAGLE has one.
+    correction_dim: hidden width of `Correction`; 0 for none.
   """
 
   family: str = 'llamagen'
@@ -65,6 +69,7 @@ class EagleConfig:
   own_embedding: bool = False
   num_outputs: int | None = None
   num_layers: int = 1
+  correction_dim: int = 0
 
   def __post_init__(self):
     if self.family not in FAMILIES:
@@ -77,6 +82,8 @@ class EagleConfig:
                  'vocab_size', 'num_layers'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name} is {getattr(self, name)}; it must be at least 1.')
+    if self.correction_dim < 0:
+      raise ValueError(f'correction_dim is {self.correction_dim}; it must be at least 0.')
     axes = 2 if self.family == 'llamagen' else 1
     if self.dim % (2 * axes * self.num_heads):
       raise ValueError(
@@ -158,6 +165,31 @@ class Eagle(nn.Module):
     return x, tuple(layers)
 
 
+class Correction(nn.Module):
+  """How a stale answer of the target is corrected, learned; see `drafters.from_network`.
+
+  It begins as the rule `corrected_features`, whose decay is learned too. A hidden layer that looks
+  at the network's answer, its old error and its change adds to the error's gain, number by number,
+  and to the feature.
+  """
+
+  config: EagleConfig
+
+  @nn.compact
+  def __call__(self, new, old, stale):
+    """Corrected features of `new`, `old` and `stale`, all `[..., F]`."""
+    error, change = stale - old, new - old
+    log_decay = self.param(
+        'log_decay', lambda key: jnp.full((), np.log(small_network.DECAY), jnp.float32))
+    hidden = nn.silu(nn.Dense(self.config.correction_dim, name='in')(
+        jnp.concatenate([new, error, change], axis=-1)))
+    gain, shift = jnp.split(nn.Dense(
+        2 * self.config.dim, use_bias=False, kernel_init=nn.initializers.zeros, name='out')(hidden),
+        2, axis=-1)
+    rule = small_network.corrected_features(new, old, stale, jnp.exp(log_decay))
+    return rule + gain * error + shift
+
+
 def logits(params: Params, features: jax.Array) -> jax.Array:
   """Logits `[..., V]`, float32, of features `[..., F]`, by the target's output matrix."""
   return jnp.einsum(
@@ -174,6 +206,9 @@ def init(config: EagleConfig, key: jax.Array) -> Params:
     params = Eagle(config).init(
         key, jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, config.dim)),
         transformer.Rope(jnp.ones(shape), jnp.zeros(shape)), jnp.ones((1, 1, 1), bool))['params']
+    if config.correction_dim:
+      features = [jnp.zeros((1, config.dim))] * 3
+      params['correction'] = Correction(config).init(key, *features)['params']
     if not config.own_embedding:
       del params['token_embedding']
     return params
@@ -268,7 +303,11 @@ def network(config: EagleConfig) -> Network:
         at.slot + visible.shape[-1] - length)
     return causal.split(predicted, streams), cache._replace(layers=layers)
 
-  return Network(prefill, step, logits, config.num_outputs, config.num_tokens)
+  def correct(params, new, old, stale):
+    return Correction(config).apply({'params': params['correction']}, new, old, stale)
+
+  return Network(prefill, step, logits, config.num_outputs, config.num_tokens,
+                 correct if config.correction_dim else None)
 
 
 def _condition(

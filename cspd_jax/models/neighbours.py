@@ -140,7 +140,7 @@ def corrector(config: NeighboursConfig) -> Corrector:
   def took(env, memory, outcome):
     del env
     return _Memory(outcome.tokens, outcome.nodes[:, 1:memory.nodes.shape[1] + 1],
-                   outcome.count - outcome.accepted - 2)
+                   outcome.root)
 
   return distributions(
       init, open_, read, took, functools.partial(check_grid, config, 'corrector'))

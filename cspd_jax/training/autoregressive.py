@@ -43,14 +43,10 @@ class ARTrainConfig:
   seed: int = 0
 
 
-def _optimizer(train: ARTrainConfig) -> optax.GradientTransformation:
-  return state_lib.optimizer(train, weight_decay=train.weight_decay)
-
-
 def init(config: llamagen.LlamaGenConfig, train: ARTrainConfig) -> TrainState:
   """The state before the first step."""
   params = llamagen.init(config, jax.random.key(train.seed))
-  return state_lib.start(params, _optimizer(train), averaged=True)
+  return state_lib.start(params, state_lib.optimizer(train), averaged=True)
 
 
 def nll(
@@ -94,7 +90,7 @@ def step(
 
   value, grads = jax.value_and_grad(loss)(state.params)
   metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, _optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
 
 
 def batch_of(

@@ -17,9 +17,9 @@ import numpy as np
 import optax
 
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.drafters.small_network import DECAY, corrected_features
+from cspd_jax.decoding.drafters import small_network
 from cspd_jax.models import eagle
-from cspd_jax.training import state as state_lib
+from cspd_jax.training import plain as plain_lib, state as state_lib
 from cspd_jax.training.drafter import Forward
 from cspd_jax.training.state import TrainState
 from cspd_jax.training.windows import Windows
@@ -131,11 +131,8 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   """
   images, count = batch.tokens.shape
   length = batch.nodes.shape[2]
-  both = [forward(target_params, batch.condition, batch.tokens, jnp.full((images,), drop))
-          for drop in (False, True)]
-  logits, features = (jnp.stack(parts) for parts in zip(*both))
   warp = warp_lib.Warp(guidance_scale=batch.guidance_scale)
-  probs = warp_lib.probabilities(logits, warp, jnp.arange(count)[None])
+  probs, features = plain_lib.asked(target_params, forward, batch.tokens, batch.condition, warp)
 
   start = batch.first + batch.accepted + 1
   places = start[..., None] + 1 + jnp.arange(length)
@@ -145,30 +142,24 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   answers = batch.features.astype(features.dtype)
   stale = _take(answers, jnp.minimum(at, length))
   wanted = jax.vmap(lambda row, index: row[index])(probs, jnp.minimum(places, count - 1))
-  params = eagle.attach(target_params, params)
-  said, old, read = _reader(eagle.network(config), params, batch, features, answers)
-  plain = _divergence(probs[:, 1:], warp_lib.probabilities(
+  params, network = eagle.attach(target_params, params), eagle.network(config)
+  said, old, read = _reader(network, params, batch, features, answers)
+  plain = plain_lib.divergence(probs[:, 1:], warp_lib.probabilities(
       eagle.logits(params, said[:, :, :-1]), warp, jnp.arange(1, count)[None]))
   root = jax.vmap(lambda row, at: row[at])(jnp.moveaxis(said, 0, 2), jnp.minimum(start, count - 1))
   old = _take(old, jnp.minimum(at - 1, length - 1))
   hints, found = stale, []
   for _ in range(train.passes):
     said = jnp.concatenate([root[:, :, None], read(hints[:, :, :-1])], axis=2)
-    hints = corrected_features(said, old, stale, known, DECAY)
+    hints = small_network.correct(network, params, said, old, stale, known)
     flat = hints.reshape(images, -1, *hints.shape[3:])
     corrected = warp_lib.probabilities(
         eagle.logits(params, jnp.moveaxis(flat, 2, 0)), warp, places.reshape(images, -1))
     corrected = corrected.reshape(wanted.shape)
     found.append((jnp.sum(jnp.minimum(corrected, wanted), axis=-1),
-                  _divergence(wanted, corrected)))
+                  plain_lib.divergence(wanted, corrected)))
   overlap, divergence = (list(part) for part in zip(*found))
   return Agreement(overlap, divergence, inside, plain)
-
-
-def _divergence(p: jax.Array, q: jax.Array) -> jax.Array:
-  """Kullback-Leibler divergence of `p` from `q`, `[...]`, of distributions `[..., V]`."""
-  ratio = jnp.log(jnp.maximum(p, _TINY)) - jnp.log(jnp.maximum(q, _TINY))
-  return jnp.sum(p * ratio, axis=-1)
 
 
 def _take(x: jax.Array, index: jax.Array) -> jax.Array:
@@ -255,12 +246,7 @@ def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.E
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, target_params, forward, batch)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, optimizer(train), train.ema_decay), metrics
-
-
-def optimizer(train: CorrectorTrainConfig) -> optax.GradientTransformation:
-  """AdamW with the settings of `train`."""
-  return state_lib.optimizer(train, weight_decay=train.weight_decay)
+  return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
 
 
 def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,

@@ -1,4 +1,4 @@
-"""How the shipped corrector is made: windows to learn from, then training.
+"""How the shipped corrector is made: it learns from whole images, then from windows.
 
 `train` continues what its folder already holds and does nothing if it is complete. `model` is the
 `families.Model` that the corrector is for.
@@ -16,14 +16,17 @@ from absl import logging
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle
 from cspd_jax.training import (
+  autoregressive,
   corrector as corrector_lib,
   drafter_recipe,
   loop,
+  plain,
   samples,
   state as state_lib,
   windows,
 )
 from cspd_jax.training.corrector import CorrectorTrainConfig
+from cspd_jax.training.plain import PlainTrainConfig
 from cspd_jax.training.windows import Windows
 
 Params = Any
@@ -37,9 +40,11 @@ class CorrectorRecipe:
 
   Attributes:
     drafter: sizes of the network.
-    train: its optimisation.
+    plain: its optimisation on whole images.
+    train: that on windows.
     target: the model that it corrects for: a shipped name or a folder.
     decoder: what the windows are met with: a corrected decoder whose drafts are a chain.
+    num_plain_images: whole images to learn from.
     num_train_images: images whose windows are learned from.
     num_held_out_images: images to measure on.
     guidance_scale: of these images.
@@ -50,9 +55,11 @@ class CorrectorRecipe:
   """
 
   drafter: eagle.EagleConfig
+  plain: PlainTrainConfig
   train: CorrectorTrainConfig
   target: str = 'demo'
   decoder: str = 'corrected(by=eagle, window=32, passes=2, tree=chain())'
+  num_plain_images: int = 4096
   num_train_images: int = 1152
   num_held_out_images: int = 128
   guidance_scale: float = 2.0
@@ -87,6 +94,9 @@ def check(recipe: CorrectorRecipe, model: Any) -> None:
   if not 1 <= recipe.train.batch_size <= fewest:
     raise ValueError(f'train.batch_size is {recipe.train.batch_size}; with these numbers of images '
                      f'it must be 1 to {fewest}.')
+  if not 1 <= recipe.plain.batch_size <= recipe.num_plain_images:
+    raise ValueError(f'plain.batch_size is {recipe.plain.batch_size}; with these numbers of images '
+                     f'it must be 1 to {recipe.num_plain_images}.')
   if recipe.train.passes < 1:
     raise ValueError(f'train.passes is {recipe.train.passes}; it must be at least 1.')
 
@@ -121,7 +131,7 @@ def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.P
 def init(recipe: CorrectorRecipe, model: Any) -> Params:
   """Parameters to start from: the model's EAGLE network as far as it goes.
 
-  Layers beyond it add nothing at first.
+  What goes beyond it adds nothing at first.
   """
   params = eagle.init(recipe.drafter, jax.random.key(recipe.seed))
   if 'eagle' not in model.drafts:
@@ -138,6 +148,30 @@ def init(recipe: CorrectorRecipe, model: Any) -> Params:
 
 def _shapes(tree: Any) -> Any:
   return jax.tree.map(jnp.shape, tree)
+
+
+def train_plain(recipe: CorrectorRecipe, model: Any, params: Params, workdir: pathlib.Path
+                ) -> Params:
+  """Trains on whole images in `workdir` or continues; the moving average of the parameters."""
+  settings, forward = recipe.plain, model.forward
+  sampling = Warp(guidance_scale=recipe.guidance_scale)
+  tokens, numbers = samples.kept(
+      workdir / 'tokens.npz', model, recipe.num_plain_images, jax.random.key(recipe.seed + 2),
+      sampling)
+  conditions = model.condition(model.prompts)
+
+  def batch_of(index):
+    taken, of = autoregressive.batch_of(tokens, numbers, settings.seed, index, settings.batch_size)
+    return taken, samples.pick(conditions, of), np.float32(recipe.guidance_scale)
+
+  step = jax.jit(
+      lambda state, batch, frozen: plain.step(
+          state, batch, frozen, recipe.drafter, settings, forward), donate_argnums=0)
+  return loop.run(
+      state_lib.start(params, state_lib.optimizer(settings), averaged=True),
+      lambda state, batch: step(state, batch, model.params), batch_of,
+      num_steps=settings.num_steps, batch_size=settings.batch_size, workdir=workdir, name='plain',
+      log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every).average
 
 
 def train(recipe: CorrectorRecipe, model: Any, workdir: pathlib.Path
@@ -170,8 +204,9 @@ def train(recipe: CorrectorRecipe, model: Any, workdir: pathlib.Path
 
   params = init(recipe, model)
   before = {f'before_{name}': value for name, value in evaluate(params).items()}
+  params = train_plain(recipe, model, params, workdir)
   state = loop.run(
-      state_lib.start(params, corrector_lib.optimizer(settings), averaged=True),
+      state_lib.start(params, state_lib.optimizer(settings), averaged=True),
       lambda state, batch: compiled_step(state, batch, model.params),
       lambda index: batch_of('train', index), num_steps=settings.num_steps,
       batch_size=settings.batch_size, workdir=workdir, name='corrector',

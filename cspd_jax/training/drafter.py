@@ -68,10 +68,6 @@ class DrafterTrainConfig:
       raise ValueError(f"labels is {self.labels!r}; it must be 'probs' or 'tokens'.")
 
 
-def _optimizer(train: DrafterTrainConfig) -> optax.GradientTransformation:
-  return state_lib.optimizer(train, weight_decay=train.weight_decay)
-
-
 def init(config: DrafterConfig, train: DrafterTrainConfig, target_params: Params) -> TrainState:
   """The state before the first step."""
   if isinstance(config, medusa.MedusaConfig):
@@ -83,7 +79,7 @@ def init(config: DrafterConfig, train: DrafterTrainConfig, target_params: Params
     kernel = params['fc']['kernel']
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(embedding)))
     params['fc']['kernel'] = kernel.at[:config.dim].multiply(scale)
-  return state_lib.start(params, _optimizer(train), averaged=True)
+  return state_lib.start(params, state_lib.optimizer(train), averaged=True)
 
 
 def eagle_loss(
@@ -174,7 +170,7 @@ def step(
 
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, _optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
 
 
 def measure(

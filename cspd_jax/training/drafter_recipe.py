@@ -127,16 +127,9 @@ def images(
         num_held_out_images=recipe.num_held_out_images)
     return made.tokenize(tokenizer.params, split, workdir)
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
-  path = workdir / f'tokens_{split}.npz'
-  if path.exists():
-    with np.load(path) as stored:
-      if stored['tokens'].shape[0] == count:
-        return stored['tokens'], stored['labels']
   key = jax.random.fold_in(jax.random.key(recipe.seed), photos_lib.SPLITS.index(split))
-  tokens, labels = samples.sampled(
-      model, count, key, Warp(guidance_scale=recipe.guidance_scale))
-  np.savez(path, tokens=tokens, labels=labels)
-  return tokens, labels
+  return samples.kept(workdir / f'tokens_{split}.npz', model, count, key,
+                      Warp(guidance_scale=recipe.guidance_scale))
 
 
 def _width(model: Any, target: Any) -> int:

@@ -216,8 +216,7 @@ def loss(
 
 def _optimizer(train: MARTrainConfig) -> optax.GradientTransformation:
   return state_lib.optimizer(
-      train, cooldown_steps=train.cooldown_steps, clip=3.0, weight_decay=train.weight_decay,
-      decayed=_decayed)
+      train, cooldown_steps=train.cooldown_steps, clip=3.0, decayed=_decayed)
 
 
 def _decayed(params: Any) -> Any:

@@ -57,7 +57,7 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
     The parameters that were best on the held-out images, and their loss (nats per token) at every
     look.
   """
-  tx = state_lib.optimizer(train, weight_decay=train.weight_decay)
+  tx = state_lib.optimizer(train)
   state = state_lib.start(
       neighbours.init(config, jax.random.key(train.seed)), tx, averaged=True)
   step = jax.jit(lambda state, batch: _step(state, batch, config, train, tx), donate_argnums=0)

@@ -1,5 +1,6 @@
 """Images that a target has sampled: what everything that drafts for it learns from."""
 
+import pathlib
 from typing import Any
 
 import jax
@@ -38,6 +39,23 @@ def sampled(model: Any, count: int, key: jax.Array, sampling: Any) -> tuple[np.n
         model.params, pick(conditions, batch), jax.random.fold_in(key, start), sampling).tokens))
     logging.info('images: %d of %d', min(start + _BATCH, count), count)
   return np.concatenate(batches)[:count], numbers
+
+
+def kept(path: pathlib.Path, model: Any, count: int, key: jax.Array, sampling: Any
+         ) -> tuple[np.ndarray, np.ndarray]:
+  """The images of a file; they are sampled and stored there first if it does not hold so many.
+
+  Arguments but for `path` and result as for `sampled`.
+  """
+  if path.exists():
+    with np.load(path) as stored:
+      if len(stored['tokens']) == count:
+        return stored['tokens'], stored['labels']
+  tokens, numbers = sampled(model, count, key, sampling)
+  unfinished = path.with_name(f'.{path.name}')
+  np.savez(unfinished, tokens=tokens, labels=numbers)
+  unfinished.replace(path)
+  return tokens, numbers
 
 
 def pick(conditions: Any, numbers: np.ndarray) -> Any:

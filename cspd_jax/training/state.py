@@ -39,18 +39,17 @@ def optimizer(
     cooldown_steps: int | None = None,
     clip: float = 1.0,
     b2: float = 0.95,
-    weight_decay: float = 0.0,
     decayed: Callable[[Params], Any] = matrices,
 ) -> optax.GradientTransformation:
   """AdamW (arXiv 1711.05101) with linear warm-up.
 
   Args:
     train: the settings; its `learning_rate` is the peak, `warmup_steps` and `num_steps` say when.
+      Its `weight_decay`, none if it has no such field, is per unit of the learning rate.
     cooldown_steps: steps at the end over which a constant rate falls to 0 on a line. None means a
       cosine from the warm-up to the end.
     clip: largest norm of a step's gradients.
     b2: decay of the second moments; that of the first is 0.9.
-    weight_decay: per unit of the learning rate.
     decayed: parameters to a tree of bool, those that decay.
   """
   if cooldown_steps is None:
@@ -63,7 +62,8 @@ def optimizer(
         [train.num_steps - cooldown_steps])
   return optax.chain(
       optax.clip_by_global_norm(clip),
-      optax.adamw(schedule, b1=0.9, b2=b2, weight_decay=weight_decay, mask=decayed))
+      optax.adamw(schedule, b1=0.9, b2=b2, weight_decay=getattr(train, 'weight_decay', 0.0),
+                  mask=decayed))
 
 
 def start(

@@ -53,10 +53,12 @@ def watched(decoder: Decoder) -> Decoder:
     fill = lambda x, count: jnp.pad(
         x[:, :count], ((0, 0), (0, max(count - x.shape[1], 0))) + ((0, 0),) * (x.ndim - 2))
     return _Watched(
-        inner, outcome.count - outcome.accepted - 2, outcome.accepted,
+        inner, outcome.root, outcome.accepted,
         fill(outcome.nodes, length + 1)[:, 1:], fill(features, length + 1).astype(jnp.float16))
 
   def init(env, condition, rng, outcome):
+    if outcome.features is None:
+      raise ValueError('The target returns no features; a corrector learns from them.')
     rng, inner = drafter.init(env, condition, rng, outcome)
     return rng, keep(inner, outcome)
 

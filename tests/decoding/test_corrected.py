@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import decoders, tree as trees
-from cspd_jax.decoding.drafters import from_model, from_network, window
+from cspd_jax.decoding.drafters import Network, from_model, from_network, window
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.corrector import corrected_probs
-from cspd_jax.decoding.drafters.small_network import corrected_features
+from cspd_jax.decoding.drafters.small_network import correct, corrected_features
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
@@ -27,7 +27,14 @@ from tests.marks import representative
 WARP = Warp(guidance_scale=1.5, temperature=0.9, top_p=0.9)
 
 
-CORRECTORS = {'model': from_model, 'network': lambda target: from_network(network(target))}
+def _learned(target):
+  """A network that has learned to say what the target said where its own answer stays."""
+  return from_network(network(target)._replace(
+      correct=lambda params, new, old, stale: jnp.where(new == old, stale, new)))
+
+
+CORRECTORS = {'model': from_model, 'network': lambda target: from_network(network(target)),
+              'learned': _learned}
 
 
 def _parts(target, window, passes, tree=None, verifier=exact, reads=None, kind='model'):
@@ -42,6 +49,7 @@ CASES = {
     'two places': ('model', 2, 4, 2, 3, 1, None),
     'two places, features': ('network', 2, 4, 2, 3, 1, None),
     'one place, features': ('network', 2, 4, 2, 2, 2, None),
+    'two places, learned': ('learned', 2, 4, 2, 3, 1, None),
     'a sibling': ('model', 3, 3, 2, 3, 1, trees.Tree((-1, 0, 0))),
 }
 
@@ -124,7 +132,7 @@ SIDES = trees.caterpillar(3, 2, 6)
     [('model', 5, 1, None, None), ('model', 5, 3, None, None), ('model', 5, 8, None, None),
      ('model', 7, 2, SIDES, None), ('model', 7, 5, trees.caterpillar(2, 3, 6), 2),
      ('network', 5, 1, None, None), ('network', 5, 3, None, 3), ('network', 7, 2, SIDES, None),
-     ('network', 5, 8, None, None)],
+     ('network', 5, 8, None, None), ('learned', 7, 2, SIDES, None)],
     ('model', 7, 5, trees.caterpillar(2, 3, 6), 2), ('network', 7, 2, SIDES, None)))
 def test_sequences_have_the_distribution(model, kind, size, passes, tree, reads):
   built, other = model
@@ -191,16 +199,22 @@ def test_the_rule():
 
 def test_the_rule_of_features():
   new, old, stale = jax.random.normal(jax.random.key(0), (3, 4, 6))
-  known = jnp.array([True, True, True, False])[:, None]
-  found = corrected_features(new, old, stale, known, 2.0)
-  np.testing.assert_array_equal(found[3], new[3])
-  np.testing.assert_allclose(corrected_features(old, old, stale, known, 2.0)[:3], stale[:3],
-                             atol=1e-6)
-  np.testing.assert_allclose(corrected_features(new, old, stale, known, 0.0)[:3],
-                             (new + stale - old)[:3], atol=1e-6)
+  np.testing.assert_allclose(corrected_features(old, old, stale, 2.0), stale, atol=1e-6)
+  np.testing.assert_allclose(corrected_features(new, old, stale, 0.0), new + stale - old, atol=1e-6)
   gain = np.exp(-2 * np.square(new - old).sum(-1) / np.square(old).sum(-1))
+  want = new + gain[:, None] * (stale - old)
+  np.testing.assert_allclose(corrected_features(new, old, stale, 2.0), want, rtol=1e-5, atol=1e-6)
+
+  known = jnp.array([True, True, True, False])[:, None]
+  plain = Network(None, None, None, 1, 1)
+  found = correct(plain, None, new, old, stale, known)
+  np.testing.assert_allclose(found[:3], want[:3], rtol=1e-5, atol=1e-6)
+  np.testing.assert_array_equal(found[3], new[3])
+  learned = plain._replace(correct=lambda params, new, old, stale: params * stale)
+  np.testing.assert_array_equal(
+      correct(learned, 3.0, new, old, stale, known), jnp.where(known, 3 * stale, new))
   np.testing.assert_allclose(
-      found[:3], (new + gain[:, None] * (stale - old))[:3], rtol=1e-5, atol=1e-6)
+      correct(learned, 3.0, new, old, stale, True, 0.0), new + stale - old, atol=1e-6)
   with pytest.raises(ValueError, match='decay is -1'):
     from_network(None, -1)
 

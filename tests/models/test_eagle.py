@@ -16,6 +16,7 @@ the feature predicted last, and four more with those predicted for their parents
 the outputs, `[R, 7, 64]`.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -24,6 +25,7 @@ import numpy as np
 import published
 import pytest
 
+from cspd_jax.decoding.drafters.small_network import corrected_features
 from cspd_jax.models import causal, eagle
 from tests.marks import representative
 
@@ -238,6 +240,24 @@ def test_prompts_belong_to_chameleon():
       _predict(case, inputs._replace(prompt=other))
 
 
+def test_a_correction_begins_as_the_rule_and_looks_at_single_places():
+  config = eagle.EagleConfig(**_sizes, num_tokens=16, row_width=4, correction_dim=8)
+  plain = eagle.network(dataclasses.replace(config, correction_dim=0))
+  params, network = eagle.init(config, jax.random.key(0)), eagle.network(config)
+  answers = jax.random.normal(jax.random.key(1), (3, 5, 2, WIDTH))
+  assert plain.correct is None
+  np.testing.assert_allclose(
+      network.correct(params, *answers), corrected_features(*answers, 2.0), rtol=1e-5, atol=1e-5)
+
+  perturbed = jax.tree.map(
+      lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape), params)
+  found = network.correct(perturbed, *answers)
+  assert np.abs(found - corrected_features(*answers, 2.0)).max() > 0.1
+  for place in range(5):
+    np.testing.assert_allclose(
+        network.correct(perturbed, *answers[:, place]), found[place], rtol=1e-4, atol=1e-5)
+
+
 def test_published_sizes():
   assert {name: (c.num_tokens, c.row_width, c.head_dim) for name, c in eagle.PRESETS.items()} == {
       'llamagen_t2i_256': (256, 16, 64), 'llamagen_t2i_512': (1024, 32, 64),
@@ -250,6 +270,7 @@ def test_published_sizes():
     (dict(dim=90, num_heads=3), 'dim is 90 with num_heads 3; it must be a multiple of 4'),
     (dict(num_kv_heads=3), 'num_kv_heads is 3'),
     (dict(row_width=15), 'num_tokens is 256; it must be a multiple of row_width'),
+    (dict(correction_dim=-1), 'correction_dim is -1; it must be at least 0'),
 ])
 def test_impossible_sizes_are_refused(options, message):
   with pytest.raises(ValueError, match=message):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.models import llamagen
-from cspd_jax.training import autoregressive as ar
+from cspd_jax.training import autoregressive as ar, state as state_lib
 
 CONFIG = llamagen.LlamaGenConfig(
     height=2, width=3, dim=16, num_layers=1, num_heads=1, ffn_dim=16, vocab_size=8, num_classes=2)
@@ -73,7 +73,7 @@ def test_labels_are_dropped_at_the_rate():
   always = ar.ARTrainConfig(drop_rate=1.0, warmup_steps=0)
   state = ar.init(CONFIG, always)._replace(params={**params, 'transformer': {
       **params['transformer'], 'output': jnp.ones_like(params['transformer']['output'])}})
-  state = state._replace(opt_state=ar._optimizer(always).init(state.params))
+  state = state._replace(opt_state=state_lib.optimizer(always).init(state.params))
   new, _ = jax.jit(lambda *args: ar.step(*args, CONFIG, always))(state, _data())
   # Weight decay moves every row alike; only the null row may get a gradient.
   ratio = np.asarray(new.params['label_embedding'] / params['label_embedding'])

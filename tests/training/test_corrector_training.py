@@ -14,12 +14,16 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, llamagen
-from cspd_jax.training import corrector, corrector_recipe, state as state_lib, windows
+from cspd_jax.training import corrector, corrector_recipe, plain, state as state_lib, windows
+from experiments import train_drafter
+from tests.experiments import models as models_lib
 
 TARGET = llamagen.LlamaGenConfig(
     height=4, width=5, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10, num_classes=2)
 EAGLE = eagle.EagleConfig(
-    num_tokens=20, row_width=5, dim=16, num_heads=2, ffn_dim=24, vocab_size=10, num_layers=2)
+    num_tokens=20, row_width=5, dim=16, num_heads=2, ffn_dim=24, vocab_size=10, num_layers=2,
+    correction_dim=8)
+PLAIN = plain.PlainTrainConfig(num_steps=40, batch_size=4, learning_rate=1e-2, warmup_steps=5)
 TRAIN = corrector.CorrectorTrainConfig(
     num_steps=40, batch_size=4, windows_per_image=3, passes=2, learning_rate=1e-2, warmup_steps=5)
 LABELS = np.arange(6) % 2
@@ -129,6 +133,27 @@ def test_windows_are_read_as_sequences(met, target_params, params):
       np.testing.assert_allclose(new[image, turn, :room], want[start + 1:], atol=2e-5)
 
 
+def test_whole_images_are_read_alike(met, target_params, params):
+  batch = _batch(met[1])
+  found, parts = plain.loss(params, EAGLE, target_params, FORWARD, batch.tokens, batch.condition,
+                            batch.guidance_scale)
+  want = corrector.agreement(params, EAGLE, TRAIN, target_params, FORWARD, batch).plain
+  np.testing.assert_allclose(found, want.mean(), rtol=1e-4)
+  assert 0 < parts['overlap'] < 1 and found > 0
+
+
+@pytest.mark.slow
+def test_it_learns_from_whole_images(met, target_params, params):
+  batch = _batch(met[1])
+  images = batch.tokens, batch.condition, batch.guidance_scale
+  step = jax.jit(lambda state: plain.step(state, images, target_params, EAGLE, PLAIN, FORWARD))
+  state = state_lib.start(params, state_lib.optimizer(PLAIN), averaged=True)
+  state, first = step(state)
+  for _ in range(PLAIN.num_steps - 1):
+    state, last = step(state)
+  assert last['loss'] < 0.7 * first['loss'] and last['overlap'] > first['overlap']
+
+
 @pytest.mark.slow
 def test_it_learns(met, target_params, params):
   _, found = met
@@ -138,7 +163,7 @@ def test_it_learns(met, target_params, params):
   measure = jax.jit(lambda params: corrector.measure(
       params, target_params, batch, EAGLE, TRAIN, FORWARD))
   before = measure(params)
-  state = state_lib.start(params, corrector.optimizer(TRAIN), averaged=True)
+  state = state_lib.start(params, state_lib.optimizer(TRAIN), averaged=True)
   for _ in range(TRAIN.num_steps):
     state, _ = step(state)
   after = measure(state.params)
@@ -180,11 +205,35 @@ def test_rounds_behind_the_end_are_not_taken(met):
     np.testing.assert_array_equal(batch.first, again.first)
 
 
+@pytest.mark.slow
+def test_a_recipe_from_images_to_a_model(tmp_path):
+  models_lib.llamagens(tmp_path)
+  recipe = corrector_recipe.CorrectorRecipe(
+      drafter=eagle.EagleConfig(num_tokens=16, row_width=4, dim=16, num_heads=2, ffn_dim=16,
+                                vocab_size=16, correction_dim=4),
+      plain=dataclasses.replace(PLAIN, num_steps=3), train=dataclasses.replace(TRAIN, num_steps=3),
+      target=str(tmp_path / 'alone'),
+      decoder='corrected(by=layers, window=5, passes=1, tree=chain())',
+      num_plain_images=8, num_train_images=6, num_held_out_images=4)
+  train_drafter.run(recipe, tmp_path / 'run', tmp_path / 'corrector', 'bfloat16')
+  # Nothing is left to do, and the result is the same.
+  train_drafter.run(recipe, tmp_path / 'run', tmp_path / 'again', 'bfloat16')
+  first, again = (cspd_jax.load(recipe.target, corrector=tmp_path / name)
+                  for name in ('corrector', 'again'))
+  jax.tree.map(np.testing.assert_array_equal, first.drafts['corrector'].params,
+               again.drafts['corrector'].params)
+  assert 'correction' in first.drafts['corrector'].params
+  decode = lambda decoder: first.generate(['cat'] * 3, seed=1, decoder=decoder).decoded.tokens
+  np.testing.assert_array_equal(
+      decode('corrected_seed_exact(window=5, passes=2)'), decode('vanilla'))
+
+
 @pytest.mark.parametrize('changes, message', [
     (dict(drafter=dataclasses.replace(EAGLE, num_tokens=256, row_width=16, vocab_size=1024)),
      'drafter.dim is 16'),
     (dict(num_held_out_images=4), 'train.batch_size is 8; .* 1 to 4'),
     (dict(train=dataclasses.replace(TRAIN, passes=0)), 'train.passes is 0'),
+    (dict(num_plain_images=8), 'plain.batch_size is 16; .* 1 to 8'),
     (dict(decoder='corrected(by=eagle, window=64)'), 'must be a chain'),
     (dict(target='mar_demo'), "target is 'mar_demo', a 'mar' model")])
 def test_recipes_that_cannot_be(changes, message):

@@ -39,7 +39,7 @@ def test_the_rate_is_constant_up_to_the_cooldown():
 
 
 def test_matrices_decay_and_vectors_do_not():
-  tx = state_lib.optimizer(TRAIN, weight_decay=0.1)
+  tx = state_lib.optimizer(types.SimpleNamespace(**vars(TRAIN), weight_decay=0.1))
   state = state_lib.start(PARAMS, tx)
   for _ in range(2):  # The first step of the warm-up moves nothing.
     state = state_lib.update(state, jax.tree.map(jnp.zeros_like, PARAMS), tx)

@@ -175,7 +175,7 @@ def _shift(env: Env, length: int, rng, state: CorrectedState, outcome: Outcome,
   if not length:
     return state
   probs = outcome.probs[:length + 1]
-  first = outcome.count - outcome.accepted - 1  # The place after the old root.
+  first = outcome.root + 1  # The place after the old root.
   if env.seed_exact:
     tokens = rng.draw_at(first + jnp.arange(length + 1), probs)
   else:

@@ -6,6 +6,7 @@ true features of all committed tokens stay in the network's cache, predicted one
 drafting only.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -61,6 +62,8 @@ class Network(NamedTuple):
       such features.
     vocab_size: `V`.
     num_tokens: tokens of an image.
+    correct: `(params, new, old, stale) -> features`, all `[..., F]`, entry by entry: what it has
+      learned about its own error, see `drafters.from_network`; None if it has not.
   """
 
   prefill: NetworkPrefill
@@ -68,6 +71,7 @@ class Network(NamedTuple):
   logits: NetworkLogits
   vocab_size: int
   num_tokens: int
+  correct: Callable[[Params, jax.Array, jax.Array, jax.Array], jax.Array] | None = None
 
 
 class NetworkState(NamedTuple):
@@ -132,7 +136,7 @@ def update(env: Env, state: NetworkState, rng: RngState,
            outcome: Outcome) -> tuple[RngState, NetworkState]:
   """Takes the target's features along the accepted path."""
   del env
-  first = outcome.count - outcome.accepted - 1
+  first = outcome.root + 1
   numbers = first[:, None] + jnp.arange(state.tokens.shape[1])
   last = outcome.tokens.shape[1] - 1
   return rng, NetworkState(

@@ -71,7 +71,7 @@ def from_model(small: Target) -> Corrector:
     length = memory.nodes.shape[1] - 1
     before = jnp.maximum(outcome.count - 2, 0)[:, None] + jnp.arange(2)
     return memory._replace(
-        nodes=outcome.nodes[:, :length + 1], first=outcome.count - outcome.accepted - 2,
+        nodes=outcome.nodes[:, :length + 1], first=outcome.root,
         last=jnp.take_along_axis(outcome.tokens, before, axis=1))
 
   return distributions(

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import contract
-from cspd_jax.decoding.base import Env, Outcome
+from cspd_jax.decoding.base import Env, Outcome, Params
 from cspd_jax.decoding.drafters import network as network_lib
 from cspd_jax.decoding.drafters.corrector import Corrector, Said, uncut
 from cspd_jax.decoding.drafters.network import Network, NetworkState
 
-# How fast the old error loses its say; see `from_network`.
+# How fast the old error of a network that has not learned it loses its say; see `from_network`.
 DECAY = 2.0
 # Below this a squared length counts as none.
 _TINY = 1e-20
@@ -33,20 +33,21 @@ class _Memory(NamedTuple):
   root: jax.Array
 
 
-def from_network(network: Network, decay: float = DECAY) -> Corrector:
+def from_network(network: Network, decay: float | None = None) -> Corrector:
   """A network that reads features; its parameters are the decoder's `draft_params`.
 
-  It corrects features: `new + g (stale - old)` with `g = exp(-decay |new - old|^2 / |old|^2)`, per
-  guidance stream and place. Places are read with the corrected features of the read before.
+  It corrects features, per guidance stream and place, as the network has learned it or by
+  `corrected_features`. Places are read with the corrected features of the read before.
 
   Args:
     network: the drafting network, trained for the target.
-    decay: how fast the old error loses its say where the network's answer changes, at least 0.
+    decay: of `corrected_features`, at least 0. By default the network corrects by itself if it can,
+      and with a decay of 2 otherwise.
 
   Raises:
     ValueError: if `decay` is negative.
   """
-  if not decay >= 0:
+  if decay is not None and not decay >= 0:
     raise ValueError(f'decay is {decay}; it must be at least 0.')
 
   def init(env, condition, outcome, length):
@@ -102,27 +103,46 @@ def _took(env: Env, memory: _Memory, outcome: Outcome) -> _Memory:
       features=_rows_first(outcome.features)[:, :length])
 
 
-def _correct(network: Network, decay: float, env: Env, said: Said, old: Said, stale: Said,
+def _correct(network: Network, decay: float | None, env: Env, said: Said, old: Said, stale: Said,
              known: jax.Array, positions: jax.Array) -> tuple[jax.Array, Said]:
-  features = corrected_features(said, old, stale, known[..., None, None], decay)
+  features = correct(network, env.params, said, old, stale, known[..., None, None], decay)
   logits = contract.feature_logits(network, env.params, _streams_first(features))
   return uncut(env, logits, positions), features
 
 
-def corrected_features(new: jax.Array, old: jax.Array, stale: jax.Array, known: jax.Array,
-                       decay: float) -> jax.Array:
-  """Corrected features `[..., F]`; see `from_network`.
+def correct(network: Network, params: Params, new: jax.Array, old: jax.Array, stale: jax.Array,
+            known: jax.Array, decay: float | None = None) -> jax.Array:
+  """Features `[..., F]` of places, corrected where the target's stale answer is known.
+
+  Args:
+    network: as for `from_network`; `decay` too.
+    params: its parameters.
+    new: `[..., F]` what the network says in the new context.
+    old: `[..., F]` what it said in the context of `stale`.
+    stale: `[..., F]` the target's features there.
+    known: `[..., 1]` whether it was asked; `new` is the answer elsewhere.
+    decay: see there.
+  """
+  if network.correct is not None and decay is None:
+    corrected = network.correct(params, new, old, stale)
+  else:
+    corrected = corrected_features(new, old, stale, DECAY if decay is None else decay)
+  return jnp.where(known, corrected.astype(new.dtype), new)
+
+
+def corrected_features(
+    new: jax.Array, old: jax.Array, stale: jax.Array, decay: float | jax.Array) -> jax.Array:
+  """`new + g (stale - old)` with `g = exp(-decay |new - old|^2 / |old|^2)`, `[..., F]`.
 
   Args:
     new: `[..., F]` what the network says in the new context.
     old: `[..., F]` what it said in the context of `stale`.
     stale: `[..., F]` the target's features there.
-    known: `[..., 1]` whether it was asked; `new` is the answer elsewhere.
-    decay: how fast the old error loses its say.
+    decay: how fast the old error loses its say where the network's answer changes, at least 0.
   """
   square = lambda x: jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
   gain = jnp.exp(-decay * square(new - old) / jnp.maximum(square(old), _TINY))
-  return jnp.where(known, new + (gain * (stale - old)).astype(new.dtype), new)
+  return new + (gain * (stale - old)).astype(new.dtype)
 
 
 def _rows_first(features: jax.Array) -> jax.Array:

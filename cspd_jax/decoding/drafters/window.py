@@ -31,7 +31,7 @@ class JacobiState(NamedTuple):
 def update(rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree, coupling: str,
            fresh: str) -> JacobiState:
   """The next drafts of one row."""
-  first = outcome.count - outcome.accepted - 1  # The position after the root.
+  first = outcome.root + 1  # The position after the root.
   tokens, probs = _couple(rng, state, outcome, first, tree.main_length, coupling)
   history = state.history
   if history is not None:
