@@ -33,7 +33,10 @@ REPORTS = {
     'compare_mar': 'python -m experiments.compare --config=configs/compare/mar_demo.py',
     'overhead': 'python -m experiments.overhead',
     'benchmark': 'python -m experiments.benchmark',
-    'corrected': 'python -m experiments.topologies --config=configs/corrected.py',
+    'corrected': 'python -m experiments.topologies --config=configs/corrected/numbers.py',
+    'corrected_ablations':
+        'python -m experiments.topologies --config=configs/corrected/ablations.py',
+    'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
     'sjd': 'python -m experiments.papers.sjd',
     'sjd_pac': 'python -m experiments.papers.sjd_pac',
@@ -170,6 +173,11 @@ TABLES: dict[str, Table] = {
     'curves': Table('benchmark', lambda path: '![Trade-off curves](pictures/curves.png)'),
     'conclusions': Table('benchmark', _CONCLUSIONS),
     'corrected': Table('corrected', _own),
+    'corrected_ablations': Table('corrected_ablations', _own),
+    'corrected_proof': Table('corrected_proof', _of({
+        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
+        "images equal to vanilla's": '{equal_to_baseline:.2%}',
+        **_measured('nll_excess', errors=True)})),
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](pictures/uncertainty.png)')),
     'sjd': Table('sjd', _own),

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from absl import logging
 
+import cspd_jax
 from cspd_jax import families
 from cspd_jax.core import checkpoint
 from cspd_jax.data import photos
@@ -46,7 +47,7 @@ class Flags:
 def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathlib.Path) -> None:
   """Does one stage, or all of them."""
   wanted = {'tokenizer', *stages.MODELS, 'eval', 'export'} if stage == 'all' else {stage}
-  tokenizer = recipe.train_tokenizer(workdir)
+  tokenizer = tokenizer_of(recipe, workdir)
   if wanted == {'tokenizer'}:
     return
   data = {split: recipe.tokenize(tokenizer, split, workdir) for split in photos.SPLITS}
@@ -61,6 +62,22 @@ def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathli
     report.write(settings=dataclasses.asdict(recipe),
                  rows=[dict(network=role, **found) for role, found in figures.items()])
     logging.info('report: %s', json.dumps(figures))
+
+
+def tokenizer_of(recipe: stages.Stages, workdir: pathlib.Path) -> Any:
+  """Parameters of the tokenizer that the recipe names, or of one that is trained in `workdir`.
+
+  Raises:
+    ValueError: if the model that it names has none of these sizes.
+  """
+  if recipe.tokenizer_of is None:
+    return recipe.train_tokenizer(workdir)
+  found = cspd_jax.load(recipe.tokenizer_of).tokenizer
+  if found is None or found.config != recipe.tokenizer:
+    raise ValueError(
+        f'tokenizer_of is {recipe.tokenizer_of!r}, which has '
+        f'{"no tokenizer" if found is None else found.config}; the recipe has {recipe.tokenizer}.')
+  return found.params
 
 
 def _export(recipe: stages.Stages, networks: dict[str, stages.Network],

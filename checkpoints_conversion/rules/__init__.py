@@ -3,7 +3,7 @@
 A new family is a module like `llamagen.py` and a line in the list below.
 """
 
-from checkpoints_conversion.rules import eagle, kl_vae, llamagen, mar, vq
+from checkpoints_conversion.rules import eagle, kl_vae, llamagen, mar, unified, vq
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 
 FAMILIES: dict[str, FileFamily] = {}
@@ -36,4 +36,7 @@ register(eagle.LLAMAGEN)
 register(eagle.ANOLE)
 register(eagle.LUMINA_MGPT)
 register(mar.FAMILY)
+register(unified.LUMINA_MGPT)
+register(unified.ANOLE)
+register(unified.EMU3)
 register(kl_vae.FAMILY)

@@ -88,6 +88,16 @@ class Engine(NamedTuple):
       found = completed
     return self.complete(found)
 
+  def check_drafts(self, specification: Any, drafts: Mapping[str, Any], name: str) -> None:
+    """Raises ValueError if a decoder needs something to draft that the model `name` lacks."""
+    needed = self.needs(specification)
+    if needed not in (None, *drafts):
+      role = 'draft' if needed == 'model' else needed
+      raise ValueError(
+          f'decoder is {str(specification)!r}, which drafts with '
+          f'{discrete_registry.DRAFTS[needed]}; model {name!r} has none: load it with '
+          f'{role}=FOLDER.')
+
   def sampling(self, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
     """Sampling options as NumPy values, so that others do not compile anew.
 
@@ -126,12 +136,6 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
 
 
 def _build_discrete(specification, model, guided):
-  needed = discrete_registry.needs(specification)
-  if needed not in (None, *model.drafts):
-    role = 'draft' if needed == 'model' else needed
-    raise ValueError(
-        f'decoder is {str(specification)!r}, which drafts with {discrete_registry.DRAFTS[needed]}; '
-        f'model {model.name!r} has none: load it with {role}=FOLDER.')
   drafts = {name: part.build(guided) for name, part in model.drafts.items()}
   return discrete_registry.build(
       specification, model.target(guided=guided),

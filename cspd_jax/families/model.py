@@ -177,6 +177,7 @@ class Model:
       ValueError: for a specification that cannot work, saying why.
     """
     specification = self.specification(specification, **parameters)
+    self.engine.check_drafts(specification, self.drafts, self.name)
     return self.engine.build(specification, self, guided)
 
   def specification(self, specification: Any = None, **parameters) -> Any:

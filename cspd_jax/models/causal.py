@@ -27,6 +27,7 @@ from cspd_jax.models import transformer
 from cspd_jax.models.transformer import KeyValues, Rope, TransformerConfig
 
 Params = Any
+_IMPOSSIBLE = -1e30
 # Positions `[R or 1, L]` int to rotary tables. Image tokens past the end must give finite numbers.
 RopeFunction = Callable[[jax.Array], Rope]
 
@@ -61,16 +62,18 @@ class Causal(NamedTuple):
   """What sets one decoder-only image model apart from another.
 
   Its parameters hold those of the transformer as `params['transformer']`. Tokens `0 .. V - 1` of
-  the transformer's vocabulary are the image tokens, forced ones included.
+  the transformer's vocabulary are the image tokens: its `num_outputs`, and `num_forced` more that
+  stand nowhere but where they are forced.
 
   Attributes:
-    transformer: sizes of the transformer; `V` is `num_outputs`.
+    transformer: sizes of the transformer.
     embed_condition: `(params, condition, num_streams) -> Prefix` for the rows of all streams. The
       first axis of every leaf of the condition is `B`.
     rope: rotary tables of positions.
     num_tokens: tokens of an image.
     row_width: tokens of an image row.
     forced: see `decoding.base.Target`.
+    num_forced: see above.
     check_condition: see `decoding.base.Target`.
   """
 
@@ -80,6 +83,7 @@ class Causal(NamedTuple):
   num_tokens: int
   row_width: int
   forced: Callable[[jax.Array], jax.Array] | None = None
+  num_forced: int = 0
   check_condition: Callable[[Any], None] = lambda condition: None
 
 
@@ -183,6 +187,15 @@ def commit(cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
   return cache._replace(layers=jax.tree.map(move, cache.layers))
 
 
+def padded(logits: jax.Array, size: int) -> jax.Array:
+  """Logits `[..., size]`, those added so low that their tokens are impossible."""
+  if size == logits.shape[-1]:
+    return logits
+  # Finite, because guidance subtracts the streams.
+  room = [(0, 0)] * (logits.ndim - 1) + [(0, size - logits.shape[-1])]
+  return jnp.pad(logits, room, constant_values=_IMPOSSIBLE)
+
+
 def read(
     params: Params, model: Causal, prefix: Prefix, tokens: jax.Array,
 ) -> tuple[jax.Array, jax.Array, KeyValues]:
@@ -199,13 +212,18 @@ def read(
       [prefix.embeddings, network.apply(params, tokens, method='embed')], axis=1)
   features, layers = network.apply(
       params, embeddings, model.rope(positions), mask, method='features')
-  count = prefix.embeddings.shape[1]
-  return network.apply(params, features[:, count - 1:], method='logits'), features, layers
+  logits = network.apply(params, features[:, prefix.embeddings.shape[1] - 1:], method='logits')
+  return padded(logits, num_image_tokens(model)), features, layers
+
+
+def num_image_tokens(model: Causal) -> int:
+  """The number `V` of tokens that can stand in an image."""
+  return model.transformer.num_outputs + model.num_forced
 
 
 def target(model: Causal, num_streams: int) -> base.Target:
   """The model as a decoding target with `num_streams` guidance streams."""
-  network = transformer.Transformer(model.transformer)
+  network, vocab_size = transformer.Transformer(model.transformer), num_image_tokens(model)
 
   def prefill(params, condition, num_slots):
     prefix = model.embed_condition(params, condition, num_streams)
@@ -224,11 +242,11 @@ def target(model: Causal, num_streams: int) -> base.Target:
     embeddings = network.apply(params, tile(tokens, num_streams), method='embed')
     logits, features, layers = network.apply(
         params, embeddings, model.rope(at.positions), at.mask, cache.layers, at.slot)
-    return (split(logits, num_streams), split(features, num_streams),
+    return (split(padded(logits, vocab_size), num_streams), split(features, num_streams),
             cache._replace(layers=layers))
 
   return base.Target(
-      prefill=prefill, score=score, commit=commit, vocab_size=model.transformer.num_outputs,
+      prefill=prefill, score=score, commit=commit, vocab_size=vocab_size,
       num_tokens=model.num_tokens, row_width=model.row_width, num_streams=num_streams,
       forced=model.forced, check_condition=model.check_condition)
 
@@ -239,7 +257,7 @@ def network(model: Causal, num_streams: int) -> Network:
   It reads tokens only. The first layers of a target with its final norm are one.
   """
   whole_model = target(model, num_streams)
-  module = transformer.Transformer(model.transformer)
+  module, vocab_size = transformer.Transformer(model.transformer), num_image_tokens(model)
 
   def prefill(params, condition, features, num_slots):
     del features
@@ -258,10 +276,16 @@ def network(model: Causal, num_streams: int) -> Network:
   def logits(params, features):
     flat = features.reshape(-1, *features.shape[2:])
     found = module.apply({'params': params['transformer']}, flat, method='logits')
-    return split(found, features.shape[0])
+    return split(padded(found, vocab_size), features.shape[0])
 
-  return Network(
-      prefill, step, logits, model.transformer.num_outputs, model.num_tokens)
+  return Network(prefill, step, logits, vocab_size, model.num_tokens)
+
+
+def first_layers(params: Params, num_layers: int) -> Params:
+  """The parameters of a model's first layers; nothing is copied."""
+  kept = {name: part for name, part in params['transformer'].items()
+          if not name.startswith('layers_') or int(name.removeprefix('layers_')) < num_layers}
+  return dict(params, transformer=kept)
 
 
 class Prompt(NamedTuple):
@@ -274,6 +298,10 @@ class Prompt(NamedTuple):
 
   tokens: jax.Array
   visible: jax.Array
+
+  def first(self, num_streams: int) -> 'Prompt':
+    """The prompts of the first streams."""
+    return Prompt(self.tokens[:, :num_streams], self.visible[:, :num_streams])
 
   def rows(self) -> tuple[jax.Array, jax.Array]:
     """Tokens and visibility as `[R, C]`."""

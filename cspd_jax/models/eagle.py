@@ -269,7 +269,7 @@ def predict(
       {'params': params}, jnp.concatenate([first, tokens], axis=1), features,
       config.rope(positions), mask)
   predicted = predicted[:, count:]
-  return logits(params, predicted), predicted
+  return causal.padded(logits(params, predicted), config.num_outputs), predicted
 
 
 def network(config: EagleConfig) -> Network:
@@ -281,10 +281,10 @@ def network(config: EagleConfig) -> Network:
   model = Eagle(config)
 
   def prefill(params, condition, features, num_slots):
-    features = features.reshape(-1, *features.shape[2:])
+    streams, features = features.shape[0], features.reshape(-1, *features.shape[2:])
     rows, count = features.shape[0], features.shape[1] - 1
     tokens, places = _condition(
-        config, rows, count, condition if config.family == 'chameleon' else None)
+        config, rows, count, condition.first(streams) if config.family == 'chameleon' else None)
     if count:
       positions, mask = causal.whole(places, 0)
       _, layers = model.apply(
@@ -306,7 +306,10 @@ def network(config: EagleConfig) -> Network:
   def correct(params, new, old, stale):
     return Correction(config).apply({'params': params['correction']}, new, old, stale)
 
-  return Network(prefill, step, logits, config.num_outputs, config.num_tokens,
+  def padded_logits(params, features):
+    return causal.padded(logits(params, features), config.num_outputs)
+
+  return Network(prefill, step, padded_logits, config.num_outputs, config.num_tokens,
                  correct if config.correction_dim else None)
 
 

@@ -280,10 +280,7 @@ def first_layers(params: Params, config: LlamaGenConfig, num_layers: int
     The parameters that are left, and `guided -> Network`.
   """
   small = dataclasses.replace(config, num_layers=num_layers)
-  transformer_ = {
-      name: part for name, part in params['transformer'].items()
-      if not name.startswith('layers_') or int(name.removeprefix('layers_')) < num_layers}
-  return (dict(params, transformer=transformer_),
+  return (causal.first_layers(params, num_layers),
           lambda guided: causal.network(_causal(small), num_streams=2 if guided else 1))
 
 

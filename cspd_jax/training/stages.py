@@ -48,6 +48,7 @@ class Stages(abc.ABC):
     num_train_images: crops that are tokenised for training.
     num_held_out_images: crops of the held-out parts to evaluate on.
     guidance_scale: for the guided samples and figures of the report.
+    tokenizer_of: a model, shipped or a folder, whose tokenizer is taken as it is; None trains one.
     seed: of the crops that are tokenised.
     log_every: steps between lines of the log.
     checkpoint_every: steps between checkpoints.
@@ -60,6 +61,7 @@ class Stages(abc.ABC):
   num_train_images: int = 16384
   num_held_out_images: int = 256
   guidance_scale: float = 2.0
+  tokenizer_of: str | None = None
   seed: int = 0
   log_every: int = 50
   checkpoint_every: int = 250

@@ -60,7 +60,7 @@ def test_the_command_converts_it_into_a_model(size, sources, capsys):
 def test_help_names_its_options_and_models(sources, capsys):
   with pytest.raises(SystemExit) as stop:
     command.main(['--help'])
-  text = capsys.readouterr().out
+  text = ' '.join(capsys.readouterr().out.split())
   assert stop.value.code == 0 and '--rows' in text and 'tiny: tiny_2' in text
 
 

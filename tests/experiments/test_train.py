@@ -103,6 +103,15 @@ def test_recipe_refuses_models_that_do_not_fit(recipe):
     dataclasses.replace(recipe, image_size=7)
 
 
+def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
+  taken = dataclasses.replace(recipe, tokenizer_of=str(finished / 'export'))
+  _assert_equal(train.tokenizer_of(taken, tmp_path),
+                checkpoint.load(finished / 'export' / 'tokenizer').params)
+  assert not list(tmp_path.iterdir())
+  with pytest.raises(ValueError, match="tokenizer_of is 'demo', which has VQConfig"):
+    train.tokenizer_of(dataclasses.replace(recipe, tokenizer_of='demo'), tmp_path)
+
+
 @pytest.mark.parametrize('program,words,message', [
     (train, ['--config=configs/benchmark.py'], 'takes a recipe like configs/train/demo.py'),
     (train, ['--stage=rest'], 'one of all, tokenizer, target, draft, eval, export'),

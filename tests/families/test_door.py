@@ -113,6 +113,8 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     (dict(prompts='sea', decoder='mc_sjd(windw=3)'), 'windw'),
     (dict(prompts='sea', decoder='mc_sjd', window=0), 'window'),
     (dict(prompts='sea', decoder='mc_sjd', widow=4), 'widow'),
+    (dict(prompts='sea', decoder='speculative'),
+     "'speculative', which drafts with a draft model; model 'beach' has none: load it with draft="),
     (dict(prompts='sea', temperature=-1), 'temperature is -1'),
     (dict(prompts='sea', temperature='hot'), "temperature is 'hot'"),
     (dict(prompts='sea', top_k=2.5), 'top_k is 2.5; it must be a whole number'),

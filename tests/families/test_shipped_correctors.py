@@ -34,5 +34,5 @@ def test_a_model_without_networks_corrects_by_its_first_layers():
   model = cspd_jax.load(
       'demo', draft=None, eagle=None, medusa=None, neighbours=None, corrector=None)
   assert set(model.drafts) == {'layers', 'corrector'}
-  with pytest.raises(ValueError, match="'neighbours'"):
+  with pytest.raises(ValueError, match="load it with neighbours=FOLDER"):
     model.generate(['cat'], decoder='corrected(by=neighbours)')

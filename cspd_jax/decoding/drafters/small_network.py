@@ -132,7 +132,7 @@ def correct(network: Network, params: Params, new: jax.Array, old: jax.Array, st
 
 def corrected_features(
     new: jax.Array, old: jax.Array, stale: jax.Array, decay: float | jax.Array) -> jax.Array:
-  """`new + g (stale - old)` with `g = exp(-decay |new - old|^2 / |old|^2)`, `[..., F]`.
+  """Features `new + g (stale - old)`, with `g = exp(-decay |new - old|^2 / |old|^2)`, `[..., F]`.
 
   Args:
     new: `[..., F]` what the network says in the new context.

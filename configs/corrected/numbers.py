@@ -1,0 +1,23 @@
+"""Corrected windows: tokens per round by what corrects, and window.
+
+  python -m experiments.topologies --config=configs/corrected/numbers.py
+
+Counts only; wall-clock is the business of `experiments.compare`. Runtime: half an hour on two CPU
+cores. Result: in runs/corrected, step compression and one-token rounds of every window and decoder
+(rows.csv, report.json).
+"""
+
+import dataclasses
+
+from configs import groups, topologies
+
+DECODERS = (
+    'mc_sjd', 'eagle+block', 'corrected(by=layers, passes=3)', 'corrected(by=neighbours, passes=3)',
+    'corrected(passes=4)', 'corrected_seed_exact(passes=4)')
+
+
+def get_config() -> topologies.Config:
+  """The configuration."""
+  return dataclasses.replace(
+      topologies.Config(), decoder=DECODERS, window=(8, 16, 32, 64, 128),
+      images=groups.Images(num_images=64, seed=12), workdir='runs/corrected')

@@ -1,0 +1,51 @@
+"""What drafts for a model of discrete tokens, made from its networks."""
+
+from collections.abc import Callable
+from typing import Any
+
+from cspd_jax.decoding.correctors import CORRECTORS
+from cspd_jax.decoding.drafters import Network, from_network
+from cspd_jax.families.family import Parts
+from cspd_jax.families.model import Drafts
+from cspd_jax.models import eagle, medusa, neighbours
+
+Params = Any
+
+
+def discrete(parts: Parts, draft_target: Callable[[Any, bool], Any],
+             layers: tuple[Params, Callable[[bool], Network]]) -> dict[str, Drafts]:
+  """Drafts by the names that decoders ask for; networks that belong together.
+
+  Args:
+    parts: the networks of a model.
+    draft_target: `(config, guided) -> Target` of a smaller model.
+    layers: the target's first layers: parameters, and the network that takes them.
+  """
+  loaded, target_params = parts.loaded, parts.loaded['target'].params
+  drafts = {}
+  if 'draft' in loaded:
+    draft = loaded['draft']
+    drafts['model'] = Drafts(lambda guided: draft_target(draft.config, guided), draft.params)
+  if 'eagle' in loaded:
+    network = eagle.network(loaded['eagle'].config)
+    drafts['eagle'] = Drafts(
+        lambda guided: network, eagle.attach(target_params, loaded['eagle'].params))
+  if 'medusa' in loaded:
+    heads = medusa.drafting_heads(loaded['medusa'].config)
+    drafts['medusa'] = Drafts(lambda guided: heads, loaded['medusa'].params)
+  if 'neighbours' in loaded:
+    near = neighbours.corrector(loaded['neighbours'].config)
+    drafts['neighbours'] = Drafts(lambda guided: near, loaded['neighbours'].params)
+  drafts['layers'] = Drafts(layers[1], layers[0])
+  drafts['corrector'] = _corrector(target_params, loaded.get('corrector'), drafts)
+  return drafts
+
+
+def _corrector(target_params: Params, own: Any, drafts: dict[str, Drafts]) -> Drafts:
+  """What corrects best: the network that is trained for it, or else what there is."""
+  if own is not None:
+    trained = from_network(eagle.network(own.config))
+    return Drafts(lambda guided: trained, eagle.attach(target_params, own.params))
+  name = next(name for name in ('eagle', 'neighbours', 'layers') if name in drafts)
+  other, correct = drafts[name], CORRECTORS[name]
+  return Drafts(lambda guided: correct(other.build(guided)), other.params)

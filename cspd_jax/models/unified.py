@@ -1,0 +1,256 @@
+"""Transformers over one vocabulary of text and images: Chameleon (arXiv 2405.09818), Emu3
+(arXiv 2409.18869) and the models made from them, Lumina-mGPT and Anole.
+
+A sequence is a prompt, which ends with the tokens that announce an image and its size, and then the
+codes of the image row by row. A grammar may end rows and the image with tokens of their own; where
+it does, nothing else can stand, and nowhere else can these.
+
+Only image tokens are predicted, so the vocabulary has them first: codes, then the tokens of the
+grammar, then all others in the order of the published ids (`order`). The output matrix has the
+columns of the codes alone.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import base
+from cspd_jax.decoding.drafters.network import Network
+from cspd_jax.models import causal, transformer
+from cspd_jax.models.causal import Prompt
+
+Params = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class UnifiedConfig:
+  """Sizes of a model, and how it writes images.
+
+  Attributes:
+    height: rows of codes of an image.
+    width: codes of a row.
+    vocab_size: number of all tokens, those of text included.
+    num_codes: codes of the image tokenizer.
+    first_code: published id of the first code; the others follow it.
+    row_end: published id of the token that ends every row; None if none does.
+    image_ends: published ids of the tokens that end the image, in their order.
+    dim: model width.
+    num_layers: number of blocks.
+    num_heads: attention heads.
+    num_kv_heads: key/value heads; None means `num_heads`.
+    ffn_dim: hidden width of the feed-forward layers.
+    qk_norm: see `transformer.TransformerConfig`.
+    swin_norm: see there.
+    rope_base: base of the rotary frequencies.
+    norm_eps: added to the mean square in the norms.
+  """
+
+  height: int = 32
+  width: int = 32
+  vocab_size: int = 65536
+  num_codes: int = 8192
+  first_code: int = 4
+  row_end: int | None = None
+  image_ends: tuple[int, ...] = ()
+  dim: int = 4096
+  num_layers: int = 32
+  num_heads: int = 32
+  num_kv_heads: int | None = None
+  ffn_dim: int = 11008
+  qk_norm: bool = True
+  swin_norm: bool = False
+  rope_base: float = 10000.0
+  norm_eps: float = 1e-5
+
+  def __post_init__(self):
+    if self.num_kv_heads is None:
+      object.__setattr__(self, 'num_kv_heads', self.num_heads)
+    object.__setattr__(self, 'image_ends', tuple(self.image_ends))
+    for name in ('height', 'width', 'vocab_size', 'num_codes', 'dim', 'num_heads'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name} is {getattr(self, name)}; it must be at least 1.')
+    if self.dim % (2 * self.num_heads):
+      raise ValueError(f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple '
+                       f'of 2 * num_heads ({2 * self.num_heads}), because a head rotates.')
+    last = self.first_code + self.num_codes - 1
+    if not 0 <= self.first_code <= last < self.vocab_size:
+      raise ValueError(
+          f'first_code is {self.first_code} with {self.num_codes} codes; they must lie within the '
+          f'{self.vocab_size} tokens of the vocabulary.')
+    ends = self.ends
+    if len(set(ends)) < len(ends) or any(
+        not 0 <= end < self.vocab_size or self.first_code <= end <= last for end in ends):
+      raise ValueError(f'row_end and image_ends are {ends}; they must be different tokens of the '
+                       f'vocabulary and no codes ({self.first_code} to {last}).')
+    _ = self.transformer  # Checks the sizes that only the transformer knows about.
+
+  @property
+  def ends(self) -> tuple[int, ...]:
+    """Published ids of the tokens of the grammar, in the order of ours."""
+    return (() if self.row_end is None else (self.row_end,)) + self.image_ends
+
+  @property
+  def row_width(self) -> int:
+    """Tokens of an image row."""
+    return self.width + (self.row_end is not None)
+
+  @property
+  def num_tokens(self) -> int:
+    """The number `T` of tokens of an image."""
+    return self.height * self.row_width + len(self.image_ends)
+
+  @property
+  def num_image_tokens(self) -> int:
+    """The number `V` of tokens that can stand in an image."""
+    return self.num_codes + len(self.ends)
+
+  @property
+  def transformer(self) -> transformer.TransformerConfig:
+    """Sizes of the transformer."""
+    return transformer.TransformerConfig(
+        vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
+        num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
+        head_dim=self.dim // self.num_heads, ffn_dim=self.ffn_dim, norm_eps=self.norm_eps,
+        num_outputs=self.num_codes, qk_norm=self.qk_norm, swin_norm=self.swin_norm)
+
+
+def _published() -> dict[str, UnifiedConfig]:
+  lumina = {
+      f'lumina_mgpt_7b_{pixels}': UnifiedConfig(
+          height=pixels // 16, width=pixels // 16, row_end=8803, image_ends=(8196,))
+      for pixels in (512, 768, 1024)}
+  emu3 = UnifiedConfig(
+      height=90, width=90, vocab_size=184622, num_codes=32768, first_code=151854, row_end=151846,
+      image_ends=(151847, 151853, 151850), num_kv_heads=8, ffn_dim=14336, qk_norm=False,
+      rope_base=1e6)
+  return lumina | {'anole_7b': UnifiedConfig(), 'emu3_gen_8b': emu3}
+
+
+# The published models; height and width are those of their square images.
+PRESETS: dict[str, UnifiedConfig] = _published()
+
+
+def order(config: UnifiedConfig) -> np.ndarray:
+  """Published ids `[vocab_size]` in the order of this library's tokens.
+
+  Entry `i` is the id of token `i`: code `i`, for the first `num_codes`; then the tokens of the
+  grammar, `config.ends`; then all others.
+  """
+  codes = config.first_code + np.arange(config.num_codes)
+  first = np.concatenate([codes, np.asarray(config.ends, codes.dtype)])
+  return np.concatenate([first, np.setdiff1d(np.arange(config.vocab_size), first)])
+
+
+def forced(config: UnifiedConfig, positions: jax.Array) -> jax.Array:
+  """The token that the grammar asks for at positions, or -1; see `decoding.base.Target`.
+
+  Positions past the end have the last token of the grammar.
+  """
+  body = config.height * config.row_width
+  tokens = jnp.full_like(positions, -1)
+  if config.row_end is not None:
+    ends_row = positions % config.row_width == config.width
+    tokens = jnp.where(ends_row, config.num_codes, tokens)
+  if config.image_ends:
+    first = config.num_codes + (config.row_end is not None)
+    last = len(config.image_ends) - 1
+    tokens = jnp.where(positions >= body, first + jnp.clip(positions - body, 0, last), tokens)
+  return tokens
+
+
+def codes(config: UnifiedConfig, tokens: jax.Array) -> jax.Array:
+  """The codes `[B, height * width]` of images `[B, T]`, without the tokens of the grammar."""
+  body = tokens[:, :config.height * config.row_width]
+  rows = body.reshape(-1, config.height, config.row_width)[:, :, :config.width]
+  return rows.reshape(-1, config.height * config.width)
+
+
+def init(config: UnifiedConfig, key: jax.Array) -> Params:
+  """Random float32 parameters: normal with deviation 0.02, norms one, the output matrix zero."""
+  def run(key):
+    size = (1, 1)
+    return {'transformer': transformer.Transformer(config.transformer).init(
+        key, jnp.zeros((*size, config.dim)), _rope(config)(jnp.zeros(size, jnp.int32)),
+        jnp.ones((1, 1, 1), bool))['params']}
+
+  return jax.jit(run)(key)
+
+
+def target(config: UnifiedConfig, *, guided: bool) -> base.Target:
+  """The model as a decoding target.
+
+  Args:
+    config: the model's sizes.
+    guided: whether to run a second context beside the first.
+
+  Returns:
+    The target; its condition is a `Prompt` in this library's tokens. The second stream is what
+    guidance leads away from; without guidance it is ignored.
+  """
+  return causal.target(_causal(config, 2 if guided else 1), num_streams=2 if guided else 1)
+
+
+def first_layers(params: Params, config: UnifiedConfig, num_layers: int
+                 ) -> tuple[Params, Callable[[bool], Network]]:
+  """A model's first layers with its final norm and output matrix, as a drafting network.
+
+  Args:
+    params: of the model; nothing is copied.
+    config: its sizes.
+    num_layers: layers to keep.
+
+  Returns:
+    The parameters that are left, and `guided -> Network`.
+  """
+  small = dataclasses.replace(config, num_layers=num_layers)
+  streams = lambda guided: 2 if guided else 1
+  return (causal.first_layers(params, num_layers),
+          lambda guided: causal.network(_causal(small, streams(guided)), streams(guided)))
+
+
+def logits_and_features(
+    params: Params, config: UnifiedConfig, condition: Prompt, tokens: jax.Array, drop: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Next-token logits and features of whole images, for training and evaluation.
+
+  Args:
+    params: parameters of the model.
+    config: its sizes.
+    condition: a `Prompt` of two streams.
+    tokens: `[B, T]`.
+    drop: `[B]` bool; True takes the second stream of an image in place of the first.
+
+  Returns:
+    logits `[B, T, V]` and features `[B, C + T - 1, D]`, of the prompt's tokens and of all image
+    tokens but the last.
+  """
+  chosen = Prompt(*(jnp.where(drop[:, None], part[:, 1], part[:, 0])[:, None]
+                    for part in condition))
+  model = _causal(config, 1)
+  return causal.read(
+      params, model, model.embed_condition(params, chosen, 1), tokens[:, :-1])[:2]
+
+
+def _rope(config: UnifiedConfig) -> causal.RopeFunction:
+  return causal.sequence_rope(config.dim // config.num_heads, config.rope_base)
+
+
+def _causal(config: UnifiedConfig, num_streams: int) -> causal.Causal:
+  """What sets this model apart."""
+  def embed_condition(params, condition, count):
+    return causal.embed_prompt(params, config.transformer, condition.first(count))
+
+  def check_condition(condition):
+    if isinstance(condition, Prompt) and np.ndim(condition.tokens) == 3:
+      condition = condition.first(num_streams)
+    causal.check_prompt(condition, num_streams, config.vocab_size)
+
+  return causal.Causal(
+      transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),
+      num_tokens=config.num_tokens, row_width=config.row_width, num_forced=len(config.ends),
+      forced=(lambda positions: forced(config, positions)) if config.ends else None,
+      check_condition=check_condition)
