@@ -4,7 +4,6 @@ import functools
 from collections.abc import Mapping
 
 from checkpoints_conversion.rules import base, blocks, family
-from checkpoints_conversion.rules.base import CONVOLUTION, POINTWISE
 from cspd_jax.models.kl_vae import KLVAEConfig
 
 _WHAT = 'a variational autoencoder'
@@ -12,25 +11,7 @@ _WHAT = 'a variational autoencoder'
 
 def rules(config: KLVAEConfig) -> list[base.Rule]:
   """Returns the rule table of an autoencoder."""
-  table = base.layer('quant_conv', 'quant_conv', POINTWISE)
-  table += base.layer('post_quant_conv', 'post_quant_conv', POINTWISE)
-  levels = range(len(config.ch_mult))
-  # The published decoder numbers its levels like the encoder's, ours in execution order.
-  for part, theirs, ours, resample in (
-      ('encoder', 'down', [f'down_{level}' for level in levels], 'downsample'),
-      ('decoder', 'up', [f'up_{level}' for level in reversed(levels)], 'upsample')):
-    table += base.layer(f'{part}.conv_in', f'{part}/conv_in', CONVOLUTION)
-    for level in levels:
-      source, destination = f'{part}.{theirs}.{level}', f'{part}/{ours[level]}'
-      table += blocks.residual(f'{source}.block.{{j}}', f'{destination}/res_{{j}}')
-      table += blocks.attention(f'{source}.attn.{{j}}', f'{destination}/attn_{{j}}')
-      table += base.layer(f'{source}.{resample}.conv', f'{destination}/{resample}', CONVOLUTION)
-    table += blocks.residual(f'{part}.mid.block_1', f'{part}/mid/res_0')
-    table += blocks.attention(f'{part}.mid.attn_1', f'{part}/mid/attn_0')
-    table += blocks.residual(f'{part}.mid.block_2', f'{part}/mid/res_1')
-    table += base.norm(f'{part}.norm_out', f'{part}/norm_out')
-    table += base.layer(f'{part}.conv_out', f'{part}/conv_out', CONVOLUTION)
-  return table
+  return blocks.taming(len(config.ch_mult))
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> KLVAEConfig:
@@ -41,14 +22,8 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> KLVAEConfig:
   """
   del options
   shape = functools.partial(family.shape, _WHAT, shapes)
-  ch, in_channels = shape('encoder.conv_in.weight', 4)[:2]
-  levels = family.count(shapes, r'encoder\.down\.(\d+)\.block\.0\.conv1\.weight')
-  widths = [shape(f'encoder.down.{i}.block.0.conv1.weight', 4)[0] for i in range(levels)]
-  blocks.refuse_narrow(widths)
-  return KLVAEConfig(
-      in_channels=in_channels, ch=ch, ch_mult=tuple(width // ch for width in widths),
-      num_res_blocks=family.count(shapes, r'encoder\.down\.0\.block\.(\d+)\.conv1\.weight'),
-      z_channels=shape('post_quant_conv.weight', 4)[0])
+  sizes = blocks.taming_sizes(_WHAT, shapes)
+  return KLVAEConfig(z_channels=shape('post_quant_conv.weight', 4)[0], **sizes)
 
 
 FAMILY = family.FileFamily(

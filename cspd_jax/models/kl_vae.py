@@ -88,7 +88,8 @@ class Tokenizer(nn.Module):
   def setup(self):
     c = self.config
     self.encoder = vq.Encoder(c.network(2 * c.z_channels))
-    self.decoder = vq.Decoder(c.network(c.z_channels), attention=False)
+    decoder = dataclasses.replace(c.network(c.z_channels), level_attention=False)
+    self.decoder = vq.Decoder(decoder)
     self.quant_conv = nn.Dense(2 * c.z_channels)
     self.post_quant_conv = nn.Dense(c.z_channels)
 

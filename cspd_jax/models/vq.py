@@ -1,9 +1,10 @@
-"""The vector-quantised image tokenizer of LlamaGen, any size.
+"""Vector-quantised image tokenizers: LlamaGen's and Chameleon's, any size.
 
 A convolutional encoder maps an image to a grid of small vectors; each is replaced by the nearest
-of `codebook_size` unit vectors, whose number is the token; a mirrored decoder maps the tokens back
-to an image. With the default configuration this is the published VQ-16 (one token per 16x16
-pixels). Everything is NHWC and a pure function of `(params, config)`.
+of `codebook_size` vectors, whose number is the token; a mirrored decoder maps the tokens back to
+an image. With the default configuration this is LlamaGen's VQ-16 (one token per 16x16 pixels),
+whose vectors have length one; `CHAMELEON` is the tokenizer of Chameleon, Lumina-mGPT and Anole.
+Everything is NHWC and a pure function of `(params, config)`.
 
   config = VQConfig()
   params = init(config, jax.random.key(0))
@@ -22,8 +23,9 @@ resolution) in the decoder; 1x1 convolutions are dense layers with `[in, out]` k
 with `res` = {norm_1, conv_1, norm_2, conv_2, shortcut (only where the width changes)} and
 `attn` = {norm, query, key, value, out}.
 
-Reference: Sun et al., Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation,
-2024 (arXiv:2406.06525), section 3.1.
+References: Sun et al., Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation,
+2024 (arXiv:2406.06525), section 3.1; Esser et al., Taming Transformers for High-Resolution Image
+Synthesis, 2021 (arXiv:2012.09841).
 """
 
 import dataclasses
@@ -45,7 +47,9 @@ class VQConfig:
     num_res_blocks: residual blocks per level in the encoder; the decoder has one more.
     z_channels: width between the networks and the quantiser's projections.
     codebook_size: number of different tokens.
-    codebook_dim: length of a codebook vector.
+    codebook_dim: numbers of a codebook vector.
+    level_attention: whether the levels of the lowest resolution attend, beside the middle.
+    normalized: whether vectors of the encoder and the codebook are brought to length one.
   """
 
   in_channels: int = 3
@@ -55,6 +59,8 @@ class VQConfig:
   z_channels: int = 256
   codebook_size: int = 16384
   codebook_dim: int = 8
+  level_attention: bool = True
+  normalized: bool = True
 
   def __post_init__(self):
     # A checkpoint's JSON gives a list back; a static jit argument must be hashable.
@@ -83,6 +89,10 @@ class VQConfig:
 def _num_groups(channels: int) -> int:
   """Groups of a normalisation: 32 as published, but never fewer than 4 channels in one."""
   return min(32, max(1, channels // 4))
+
+
+CHAMELEON = VQConfig(
+    codebook_size=8192, codebook_dim=256, level_attention=False, normalized=False)
 
 
 def _norm(channels: int, name: str) -> nn.GroupNorm:
@@ -206,7 +216,7 @@ class Encoder(nn.Module):
     x = _conv(c.ch, 'conv_in')(x)
     last = len(c.ch_mult) - 1
     for i, multiple in enumerate(c.ch_mult):
-      x = Level(c.ch * multiple, c.num_res_blocks, attention=i == last,
+      x = Level(c.ch * multiple, c.num_res_blocks, attention=c.level_attention and i == last,
                 resample=None if i == last else 'down', name=f'down_{i}')(x)
     x = Middle(name='mid')(x)
     return _conv(c.z_channels, 'conv_out')(nn.swish(_norm(x.shape[-1], 'norm_out')(x)))
@@ -216,8 +226,6 @@ class Decoder(nn.Module):
   """Features `[B, h, w, z_channels]` to an image `[B, h * f, w * f, C]`, not clipped."""
 
   config: VQConfig
-  attention: bool = True  # At the lowest resolution, beside that of the middle.
-
   @nn.compact
   def __call__(self, x):
     c = self.config
@@ -225,7 +233,7 @@ class Decoder(nn.Module):
     x = Middle(name='mid')(x)
     last = len(c.ch_mult) - 1
     for i, multiple in enumerate(reversed(c.ch_mult)):
-      x = Level(c.ch * multiple, c.num_res_blocks + 1, attention=self.attention and i == 0,
+      x = Level(c.ch * multiple, c.num_res_blocks + 1, attention=c.level_attention and i == 0,
                 resample=None if i == last else 'up', name=f'up_{i}')(x)
     return _conv(c.in_channels, 'conv_out')(nn.swish(_norm(x.shape[-1], 'norm_out')(x)))
 
@@ -264,7 +272,7 @@ def init(config: VQConfig, key: jax.Array) -> dict:
 
 
 def latents(params, config: VQConfig, images: jax.Array) -> jax.Array:
-  """Unit vectors before quantisation.
+  """Vectors before quantisation.
 
   Args:
     params: parameters from `init`, training or a checkpoint.
@@ -272,7 +280,7 @@ def latents(params, config: VQConfig, images: jax.Array) -> jax.Array:
     images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
 
   Returns:
-    `[B, H / factor, W / factor, codebook_dim]`, float32, each of length one.
+    `[B, H / factor, W / factor, codebook_dim]`, float32; of length one if `config.normalized`.
 
   Raises:
     ValueError: if the shape of `images` does not fit `config`.
@@ -286,20 +294,21 @@ def latents(params, config: VQConfig, images: jax.Array) -> jax.Array:
         f'{images.shape[1]}x{images.shape[2]}; crop or resize them first.')
   images = images.astype(params['codebook']['embedding'].dtype)
   z = Tokenizer(config).apply({'params': params}, images, method='latents')
-  return _normalize(z)
+  return _scaled(z, config)
 
 
 def codebook(params, config: VQConfig) -> jax.Array:
-  """The unit vectors `[codebook_size, codebook_dim]`, float32, that tokens stand for."""
-  del config
-  return _normalize(params['codebook']['embedding'])
+  """The vectors `[codebook_size, codebook_dim]`, float32, that tokens stand for."""
+  return _scaled(params['codebook']['embedding'], config)
 
 
 def quantize(params, config: VQConfig, z: jax.Array) -> jax.Array:
-  """The nearest codebook vector's number `[...]` int32 for unit vectors `[..., codebook_dim]`."""
+  """The nearest codebook vector's number `[...]` int32 for `latents` `[..., codebook_dim]`."""
+  vectors = codebook(params, config)
+  scores = jnp.einsum('...d,nd->...n', z, vectors, precision=jax.lax.Precision.HIGHEST)
   # Between unit vectors the smallest distance is the largest inner product.
-  scores = jnp.einsum('...d,nd->...n', z, codebook(params, config),
-                      precision=jax.lax.Precision.HIGHEST)
+  if not config.normalized:
+    scores = scores - 0.5 * jnp.sum(jnp.square(vectors), axis=-1)
   return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
 
@@ -332,6 +341,9 @@ def decode(params, config: VQConfig, indices: jax.Array) -> jax.Array:
   return jnp.clip(decode_vectors(params, config, vectors), -1.0, 1.0)
 
 
-def _normalize(x: jax.Array) -> jax.Array:
+def _scaled(x: jax.Array, config: VQConfig) -> jax.Array:
+  """Vectors `[..., codebook_dim]` in float32, of length one if the tokenizer normalises."""
   x = x.astype(jnp.float32)
+  if not config.normalized:
+    return x
   return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
