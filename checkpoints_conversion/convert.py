@@ -47,7 +47,8 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray]) 
   problems += [f'unexpected: {name} {found[name]}' for name in found if name not in wanted]
   problems += [f'mis-shaped: {name} is {found[name]}, the model asks for {wanted[name]}'
                for name in wanted if name in found and found[name] != wanted[name]]
-  problems += [f'not floating-point: {name} is {tensors[name].dtype}' for name in wanted
+  numbers = _floating(family, config)
+  problems += [f'not floating-point: {name} is {tensors[name].dtype}' for name in numbers
                if name in found and not jnp.issubdtype(tensors[name].dtype, np.floating)]
   if problems:
     raise ConversionError(
@@ -145,6 +146,14 @@ def convert_source(
   metadata = {'source': os.path.basename(os.path.abspath(source)), 'model': model, 'key': key,
               'sha256': read_lib.sha256(source), 'converter': _VERSION, **family.metadata(config)}
   return checkpoint.Loaded(family.kind, config, params, metadata)
+
+
+def _floating(family: FileFamily, config: Any) -> list[str]:
+  """Names of the published tensors that hold weights; others are files."""
+  rules, paths, _ = _rules(family, config)
+  leaves = dict(zip(paths, jax.tree.leaves(_template(family.kind, config)), strict=True))
+  return [rule.source for rule in rules
+          if jnp.issubdtype(leaves[rule.destinations[0]].dtype, np.floating)]
 
 
 @functools.lru_cache(maxsize=8)  # Tracing a big network takes seconds.

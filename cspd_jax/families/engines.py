@@ -91,7 +91,7 @@ class Engine(NamedTuple):
   def check_drafts(self, specification: Any, drafts: Mapping[str, Any], name: str) -> None:
     """Raises ValueError if a decoder needs something to draft that the model `name` lacks."""
     needed = self.needs(specification)
-    if needed not in (None, *drafts):
+    if needed is not None and needed not in drafts:
       role = 'draft' if needed == 'model' else needed
       raise ValueError(
           f'decoder is {str(specification)!r}, which drafts with '

@@ -1,14 +1,22 @@
 """Unified models: one vocabulary for text and images, as Lumina-mGPT, Anole and Emu3 have."""
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core.checkpoint import Kind
 from cspd_jax.families import drafts, engines
 from cspd_jax.families.family import Family, Parts
-from cspd_jax.families.model import Conditions, Model
-from cspd_jax.models import eagle, neighbours, unified
+from cspd_jax.families.model import Conditions, Model, Tokenizer
+from cspd_jax.metrics import frechet
+from cspd_jax.models import eagle, neighbours, unified, vq
 from cspd_jax.models.causal import Prompt
+from cspd_jax.text import bpe, prompts as prompts_lib
+
+# A coordinate that no vector of a codebook comes near.
+_FAR = 1e4
 
 
 def build(parts: Parts) -> Model:
@@ -19,6 +27,7 @@ def build(parts: Parts) -> Model:
   """
   target = parts.loaded['target']
   config = target.config
+  parts.pair('tokenizer', 'codebook_size', 'num_codes')
   for role in ('eagle', 'corrector'):
     for size in ('vocab_size', 'num_tokens', 'dim'):
       parts.pair(role, size)
@@ -33,7 +42,7 @@ def build(parts: Parts) -> Model:
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
       target=lambda *, guided: unified.target(config, guided=guided),
-      conditions=_prompts(config),
+      conditions=_conditions(config, parts.loaded.get('text')), tokenizer=_tokenizer(parts),
       drafts=drafts.discrete(
           parts, lambda config, guided: unified.target(config, guided=guided), layers),
       forward=lambda params, condition, tokens, drop: unified.logits_and_features(
@@ -41,33 +50,84 @@ def build(parts: Parts) -> Model:
       defaults=parts.defaults, metadata=target.metadata)
 
 
-def _prompts(config: unified.UnifiedConfig) -> Conditions:
-  """Prompts in tokens, with their published ids."""
+def _is_described(loaded: Any) -> bool:
+  """Whether a network has no parameters, but descriptions of them."""
+  return isinstance(jax.tree.leaves(loaded.params)[0], jax.ShapeDtypeStruct)
+
+
+def _tokenizer(parts: Parts) -> Tokenizer | None:
+  """The image tokenizer, with the codes that the model's tokens stand for.
+
+  Raises:
+    ValueError: if nothing tells them.
+  """
+  loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
+  if loaded is None or _is_described(loaded):
+    return None
+  if 'text' not in parts.loaded:
+    raise ValueError(
+        f'model {parts.name!r} has an image tokenizer but no text part, whose file says which code '
+        'an image token stands for; convert it into the same folder with cspd-convert '
+        '--family=lumina_mgpt_text (or anole_text), give text=FOLDER, or load with tokenizer=None.')
+  sizes = loaded.config
+  code = prompts_lib.code_map(
+      bpe.Text(parts.loaded['text'].params), config.first_code, config.num_codes)
+
+  def decode(params, tokens):
+    codes = jnp.asarray(code)[unified.codes(config, tokens)]
+    return vq.decode(params, sizes, codes.reshape(-1, config.height, config.width))
+
+  def codebook(params):
+    vectors = vq.codebook(params, sizes)[code]
+    # Nothing is near the tokens of the grammar.
+    return jnp.pad(vectors, ((0, len(config.ends)), (0, 0)), constant_values=_FAR)
+
+  return Tokenizer(
+      sizes, loaded.params, decode=decode, codebook=codebook,
+      features=lambda params, images: frechet.features(params, sizes, images))
+
+
+def _conditions(config: unified.UnifiedConfig, loaded: Any) -> Conditions:
+  """Prompts in words, if the model has a text part, or in tokens with their published ids."""
   place = np.argsort(unified.order(config))
+  text = None if loaded is None or _is_described(loaded) else bpe.Text(loaded.params)
+
+  def written(prompts):
+    if text is None or not isinstance(prompts, (list, tuple)) or not all(
+        isinstance(prompt, str) for prompt in prompts):
+      words = 'words, or' if text else 'no words, for it has no text part, but'
+      raise ValueError(
+          f'prompts is {str(prompts)[:80]!r}; this model takes {words} a causal.Prompt of '
+          'published token ids: a stream with the prompt, one with what guidance leads away from.')
+    write = prompts_lib.WRITERS[loaded.config.form]
+    return prompts_lib.padded(
+        [write(text, prompt, config.height, config.width) for prompt in prompts])
 
   def encode(prompts):
-    if not isinstance(prompts, Prompt):
-      raise ValueError(
-          f'prompts is a {type(prompts).__name__}; this model takes a causal.Prompt of published '
-          'token ids, one stream with the prompt and one with what guidance leads away from.')
+    prompts = prompts if isinstance(prompts, Prompt) else written(prompts)
     tokens = np.asarray(prompts.tokens)
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
       raise ValueError(f'prompts holds tokens from {tokens.min()} to {tokens.max()}; this model '
                        f'knows 0 to {config.vocab_size - 1}.')
-    return Prompt(jax.numpy.asarray(place[tokens], jax.numpy.int32),
-                  jax.numpy.asarray(prompts.visible, bool))
+    return Prompt(jnp.asarray(place[tokens], jnp.int32), jnp.asarray(prompts.visible, bool))
 
-  return Conditions(
-      encode, lambda prompts: [f'prompt {i}' for i in range(np.shape(prompts.tokens)[0])], ())
+  def captions(prompts):
+    if isinstance(prompts, Prompt):
+      return [f'prompt {i}' for i in range(np.shape(prompts.tokens)[0])]
+    return [str(prompt) for prompt in prompts]
+
+  return Conditions(encode, captions, ())
 
 
 FAMILY = Family(
     name='unified',
     kinds={
         'unified': Kind(unified.UnifiedConfig, unified.init),
+        'vq': Kind(vq.VQConfig, vq.init),
+        'text': Kind(bpe.TextConfig, bpe.init),
         'eagle': Kind(eagle.EagleConfig, eagle.init),
         'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init),
     },
-    roles={'target': ('unified',), 'draft': ('unified',), 'eagle': ('eagle',),
-           'neighbours': ('neighbours',), 'corrector': ('eagle',)},
+    roles={'target': ('unified',), 'tokenizer': ('vq',), 'text': ('text',), 'draft': ('unified',),
+           'eagle': ('eagle',), 'neighbours': ('neighbours',), 'corrector': ('eagle',)},
     build=build)

@@ -218,7 +218,7 @@ def read(
 
 def num_image_tokens(model: Causal) -> int:
   """The number `V` of tokens that can stand in an image."""
-  return model.transformer.num_outputs + model.num_forced
+  return (model.transformer.num_outputs or 0) + model.num_forced
 
 
 def target(model: Causal, num_streams: int) -> base.Target:

@@ -1,0 +1,1 @@
+"""The text side of models: tokenizer files and prompts written as the models know them."""

@@ -1,0 +1,155 @@
+"""From files in the published layout of Lumina-mGPT, at tiny sizes, to pictures of words."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import cspd_jax
+from checkpoints_conversion import command as convert_command, convert, rules
+from cspd_jax import command as generate_command
+from cspd_jax.models import unified, vq
+from cspd_jax.text import bpe, prompts
+from tests.models import published
+
+CONFIG = unified.UnifiedConfig(
+    height=4, width=6, row_end=8803, image_ends=(8196,), dim=16, num_layers=2, num_heads=2,
+    ffn_dim=16)
+VQ = vq.VQConfig(ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=8192, codebook_dim=4,
+                 level_attention=False, normalized=False)
+CODES = np.random.default_rng(0).permutation(8192)
+
+
+def _letters(code):
+  return ''.join(chr(ord('A') + int(digit)) for digit in str(code))
+
+
+def _tokenizer_file():
+  """A file like Chameleon's: published names and ids, text as single characters."""
+  ids = {'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3, '<eoss>': 8196, '<racm3:break>': 8197}
+  ids |= {f'IMGIMG{_letters(code)}Z': 4 + place for place, code in enumerate(CODES)}
+  ids |= {f'<reserved{number:05d}>': number + 4 for number in range(8194, 9000)}
+  ids |= {chr(number): 20000 + number for number in range(10, 127) if number not in range(11, 32)}
+  added = [dict(id=ids[name], content=name, special=True, single_word=False, lstrip=False,
+                rstrip=False, normalized=False) for name in ids if name.startswith('<r')]
+  model = dict(type='BPE', vocab=ids, merges=[], unk_token='<unk>', dropout=None, fuse_unk=False,
+               byte_fallback=False, continuing_subword_prefix=None, end_of_word_suffix=None,
+               ignore_merges=False)
+  return json.dumps(dict(
+      version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
+      pre_tokenizer=None, post_processor=None, decoder=None, model=model)).encode()
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+  """Files as they are published."""
+  folder = tmp_path_factory.mktemp('published')
+  file = rules.FAMILIES['lumina_mgpt']
+  tensors = published.weights(convert.published_shapes(file, CONFIG), 1)
+  tensors['model.vqmodel.encoder.conv_in.bias'] = np.zeros(3, np.float32)
+  (folder / 'transformer').mkdir()
+  names = sorted(tensors)
+  for number, part in enumerate((names[::2], names[1::2]), start=1):
+    safetensors.numpy.save_file(
+        {name: tensors[name] for name in part},
+        folder / 'transformer' / f'model-0000{number}-of-00002.safetensors')
+  tensors = published.weights(convert.published_shapes(rules.FAMILIES['chameleon_vqgan'], VQ), 2)
+  tensors['loss.logvar'] = np.zeros(1, np.float32)
+  safetensors.numpy.save_file(tensors, folder / 'vqgan.safetensors')
+  (folder / 'text_tokenizer.json').write_bytes(_tokenizer_file())
+  return folder
+
+
+def _convert(files, family, name, folder, *words):
+  return convert_command.main(
+      [f'--family={family}', f'--source={files}/{name}', f'--output={folder}', *words])
+
+
+@pytest.fixture(scope='module')
+def folder(files, tmp_path_factory):
+  """The model, converted by the command."""
+  folder = tmp_path_factory.mktemp('models') / 'lumina'
+  assert not _convert(files, 'chameleon_vqgan', 'vqgan.safetensors', folder)
+  assert not _convert(files, 'lumina_mgpt', 'transformer', folder, '--num_heads=2', '--height=4',
+                      '--width=6')
+  assert not _convert(files, 'lumina_mgpt_text', 'text_tokenizer.json', folder)
+  return folder
+
+
+def test_a_model_is_converted_part_by_part(folder):
+  model = cspd_jax.load(folder)
+  assert model.config == CONFIG and model.tokenizer.config == VQ
+  assert model.defaults == {
+      'temperature': 1.0, 'top_p': 1.0, 'guidance_scale': 4.0, 'top_k': 2000}
+  with pytest.raises(ValueError, match='no text part, whose file says which code'):
+    cspd_jax.load(folder, text=None)
+  alone = cspd_jax.load(folder, text=None, tokenizer=None)
+  with pytest.raises(ValueError, match='takes no words, for it has no text part, but a causal'):
+    alone.condition(['a cat'])
+  with pytest.raises(ValueError, match='has no image tokenizer'):
+    alone.generate(model.condition(['a cat']))
+
+
+def test_prompts_are_written_as_the_official_sampler_does(folder):
+  model = cspd_jax.load(folder)
+  condition = model.condition(['a cat', 'a <racm3:break> ' + 'long ' * 20])
+  order = unified.order(CONFIG)
+  ids = [[order[np.asarray(row)[np.asarray(seen)]].tolist() for row, seen in zip(*image)]
+         for image in zip(condition.tokens, condition.visible)]
+  words = 'Generate an image of 96x64 according to the following prompt:\na cat'
+  image = [8197, 8804 + 2, 8804 + 3]
+  assert ids[0] == [[0, *(20000 + ord(letter) for letter in words), 8710, *image], image]
+  # What looks like a token of the grammar is text.
+  assert ids[1][0].count(8197) == 1 and ids[1][1] == image
+  assert condition.tokens.shape[2] % 32 == 0 and condition.tokens.shape[1] == 2
+
+
+def test_pictures_of_words(folder, tmp_path):
+  model = cspd_jax.load(folder)
+  made = model.generate(['a cat', 'a dog'], seed=1, decoder='corrected_seed_exact', window=6)
+  np.testing.assert_array_equal(made.decoded.tokens, model.generate(
+      ['a cat', 'a dog'], seed=1, decoder='vanilla').decoded.tokens)
+  assert made.images.shape == (2, 4, 6, 3)
+  codes = CODES[np.asarray(unified.codes(CONFIG, made.decoded.tokens))].reshape(-1, 4, 6)
+  want = vq.decode(model.tokenizer.params, VQ, codes)
+  np.testing.assert_allclose(made.images / 127.5 - 1, want, atol=0.005)
+  near = model.codebook
+  assert near.shape == (8194, 4) and np.all(near[8192:] > 1e3)
+  assert generate_command.main(
+      [f'--model={folder}', '--prompt=a cat', '--decoder=mc_sjd(window=6)',
+       f'--output={tmp_path}/out']) == 0
+  assert len(list((tmp_path / 'out').glob('*.png'))) == 1
+
+
+@pytest.mark.parametrize('content, message', [
+    (b'{}', 'the tokenizer file cannot be read (KeyError'), (b'nothing', 'cannot be read (JSON'),
+    (b'{"model": {"vocab": []}}', 'cannot be read (AttributeError')])
+def test_files_that_cannot_be_read(tmp_path, capsys, content, message):
+  (tmp_path / 'text.json').write_bytes(content)
+  assert _convert(tmp_path, 'anole_text', 'text.json', tmp_path / 'model') == 2
+  assert message in capsys.readouterr().err and not (tmp_path / 'model').exists()
+
+
+def test_image_tokens_must_be_a_permutation():
+  content = json.loads(_tokenizer_file())
+  content['model']['vocab'][f'IMGIMG{_letters(7)}Z'] = 30000
+  text = bpe.Text({'file': np.frombuffer(json.dumps(content).encode(), np.uint8)})
+  with pytest.raises(ValueError, match='does not name the 8192 image tokens from id 4 on'):
+    prompts.code_map(text, 4, 8192)
+  whole = bpe.Text({'file': np.frombuffer(_tokenizer_file(), np.uint8)})
+  np.testing.assert_array_equal(prompts.code_map(whole, 4, 8192), CODES)
+
+
+def test_sizes_without_tokens_are_refused():
+  text = bpe.Text({'file': np.frombuffer(_tokenizer_file(), np.uint8)})
+  with pytest.raises(ValueError, match='the image has 3x4 codes; Lumina-mGPT knows even numbers'):
+    prompts.lumina_mgpt(text, 'a cat', 3, 4)
+  assert prompts.anole(text, 'me', 32, 32) == ([
+      0, *(20000 + ord(letter) for letter in 'Generate an image of me'), 8710, 8197], [8197])
+
+
+def test_texts_are_saved_as_they_are(folder):
+  loaded = cspd_jax.core.checkpoint.load(folder / 'text', dtype='bfloat16')
+  assert bytes(np.asarray(jax.device_get(loaded.params['file']))) == _tokenizer_file()
