@@ -119,6 +119,12 @@ def _to_halves(x):
   return x.reshape(x.shape[0], -1, 2, *x.shape[2:]).swapaxes(1, 2).reshape(x.shape)
 
 
+def reorder(order: np.ndarray) -> Transform:
+  """Puts rows into another order: row `i` of ours is row `order[i]` of theirs."""
+  back = np.argsort(order)
+  return Transform(lambda x: (x[order],), lambda x: x[back])
+
+
 def layer(source: str, destination: str, transform: Transform) -> list[Rule]:
   """Rules of a linear or convolutional layer with a bias."""
   return [Rule(f'{source}.weight', (f'{destination}/kernel',), transform),

@@ -8,16 +8,22 @@ import numpy as np
 
 from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
+from cspd_jax.models import unified
 from cspd_jax.models.eagle import PRESETS, EagleConfig
 
 Params = Any
 
 
-def rules(config: EagleConfig, num_norm_shards: int | None = None) -> list[Rule]:
+# The targets that have one vocabulary of text and images.
+_UNIFIED = {'anole': 'anole_7b', 'lumina_mgpt': 'lumina_mgpt_7b_768'}
+
+
+def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) -> list[Rule]:
   """Returns the rule table of a drafter.
 
   Args:
     config: the drafter's sizes.
+    form: the model it drafts for: 'llamagen', 'anole' or 'lumina_mgpt'.
     num_norm_shards: rows of the norms of queries and keys, 'chameleon' only; None means one for
       every head.
   """
@@ -36,7 +42,7 @@ def rules(config: EagleConfig, num_norm_shards: int | None = None) -> list[Rule]
       Rule(source + 'mlp.gate_proj.weight', ('layer/gate',), MATRIX),
       Rule(source + 'mlp.up_proj.weight', ('layer/up',), MATRIX),
       Rule(source + 'mlp.down_proj.weight', ('layer/down',), MATRIX),
-      Rule('embed_tokens.weight', ('token_embedding',), KEEP),
+      Rule('embed_tokens.weight', ('token_embedding',), _tokens(form, config.vocab_size)),
   ]
   if not chameleon:
     return table
@@ -47,6 +53,14 @@ def rules(config: EagleConfig, num_norm_shards: int | None = None) -> list[Rule]
     table += [Rule(norm + 'weight', (f'layer/{ours}_norm/scale',), transform),
               Rule(norm + 'bias', (f'layer/{ours}_norm/bias',), transform)]
   return table
+
+
+def _tokens(form: str, vocab_size: int) -> base.Transform:
+  """The table of tokens in the order of the target."""
+  target = unified.PRESETS.get(_UNIFIED.get(form, ''))
+  if target is None or vocab_size != target.vocab_size:
+    return KEEP
+  return base.reorder(unified.order(target))
 
 
 def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> EagleConfig:
@@ -72,13 +86,16 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> Eagle
   else:
     architecture, norm_eps = 'chameleon', 1e-5
     head_dim = shape('layers.0.self_attn.q_norm.weight', 2)[1]
+  target = unified.PRESETS.get(_UNIFIED.get(form, ''))
+  is_published = target is not None and vocab_size == target.vocab_size
   side = family.tokens_per_side(options, list(presets))
   # Lumina-mGPT ends rows and the image with tokens of their own.
   width, ends = (side + 1, 1) if form == 'lumina_mgpt' else (side, 0)
   return EagleConfig(
       family=architecture, num_tokens=side * width + ends, row_width=width, dim=dim,
       num_heads=projections['q'] // head_dim, num_kv_heads=projections['k'] // head_dim,
-      ffn_dim=ffn_dim, vocab_size=vocab_size, norm_eps=norm_eps, own_embedding=True)
+      ffn_dim=ffn_dim, vocab_size=vocab_size, norm_eps=norm_eps, own_embedding=True,
+      num_outputs=target.num_image_tokens if is_published else None)
 
 
 def compare_embedding(params: Params, target_params: Params) -> dict[str, float]:
@@ -102,6 +119,8 @@ def compare_embedding(params: Params, target_params: Params) -> dict[str, float]
   for name in ('token_embedding', 'output'):
     table = np.asarray(tables[name], np.float32)
     table = table.T if name == 'output' else table
+    if name == 'output' and table.shape[1:] == own.shape[1:] and len(table) < len(own):
+      continue  # A target that predicts image tokens only; nothing of it is read.
     if table.shape != own.shape:
       raise family.ConversionError(
           f"The drafter's token embedding is {own.shape}, but the target's {name} is for "
@@ -133,12 +152,12 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
             model: str | None = None) -> family.FileFamily:
   return family.FileFamily(
       name=f'eagle_{form}', what=_what(form), kind='eagle',
-      rules=functools.partial(rules, num_norm_shards=num_norm_shards),
+      rules=functools.partial(rules, form=form, num_norm_shards=num_norm_shards),
       infer=functools.partial(infer, form), presets=_presets(form),
       options=family.IMAGE_SIZE | options,
       model=model, compare=describe_embedding)
 
 
 LLAMAGEN = _family('llamagen', family.NUM_HEADS, model='llamagen')
-ANOLE = _family('anole', {})
-LUMINA_MGPT = _family('lumina_mgpt', {}, num_norm_shards=1)
+ANOLE = _family('anole', {}, model='unified')
+LUMINA_MGPT = _family('lumina_mgpt', {}, num_norm_shards=1, model='unified')

@@ -5,8 +5,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule, Transform
 from cspd_jax.models import unified
@@ -23,7 +21,8 @@ def rules(config: UnifiedConfig, num_norm_shards: int | None = None) -> list[Rul
   heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.dim // config.num_heads
   ours, theirs = 'transformer/layers_{i}/', 'model.layers.{i}.'
   table = [
-      Rule('model.embed_tokens.weight', ('transformer/token_embedding',), _in_order(config)),
+      Rule('model.embed_tokens.weight', ('transformer/token_embedding',),
+           base.reorder(unified.order(config))),
       Rule(theirs + 'self_attn.q_proj.weight', (ours + 'query',),
            base.separate_heads(heads, width, True)),
       Rule(theirs + 'self_attn.k_proj.weight', (ours + 'key',),
@@ -46,13 +45,6 @@ def rules(config: UnifiedConfig, num_norm_shards: int | None = None) -> list[Rul
       table += [Rule(norm + 'weight', (f'{ours}{name}_norm/scale',), transform),
                 Rule(norm + 'bias', (f'{ours}{name}_norm/bias',), transform)]
   return table
-
-
-def _in_order(config: UnifiedConfig) -> Transform:
-  """Rows of the published ids in the order of `unified.order`."""
-  order = unified.order(config)
-  back = np.argsort(order)
-  return Transform(lambda x: (x[order],), lambda x: x[back])
 
 
 def _codes_only(config: UnifiedConfig) -> Transform:

@@ -126,9 +126,10 @@ def _published() -> dict[str, EagleConfig]:
   return {
       'llamagen_t2i_256': EagleConfig(**llamagen),
       'llamagen_t2i_512': EagleConfig(num_tokens=1024, row_width=32, **llamagen),
-      'anole': EagleConfig(num_tokens=1024, row_width=32, **chameleon),
+      'anole': EagleConfig(num_tokens=1024, row_width=32, num_outputs=8192, **chameleon),
       # Rows end with a newline token, and the image with one more.
-      'lumina_mgpt_768': EagleConfig(num_tokens=48 * 49 + 1, row_width=49, **chameleon),
+      'lumina_mgpt_768': EagleConfig(
+          num_tokens=48 * 49 + 1, row_width=49, num_outputs=8194, **chameleon),
   }
 
 

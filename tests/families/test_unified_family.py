@@ -10,7 +10,8 @@ import safetensors.numpy
 import cspd_jax
 from checkpoints_conversion import command as convert_command, convert, rules
 from cspd_jax import command as generate_command
-from cspd_jax.models import unified, vq
+from cspd_jax.core import checkpoint
+from cspd_jax.models import eagle, unified, vq
 from cspd_jax.text import bpe, prompts
 from tests.models import published
 
@@ -123,6 +124,26 @@ def test_pictures_of_words(folder, tmp_path):
   assert len(list((tmp_path / 'out').glob('*.png'))) == 1
 
 
+def test_published_drafters_know_the_tokens(folder, tmp_path):
+  config = eagle.EagleConfig(
+      'chameleon', num_tokens=29, row_width=7, dim=16, num_heads=2, ffn_dim=16, vocab_size=65536,
+      norm_eps=1e-5, own_embedding=True, num_outputs=8194)
+  file = rules.FAMILIES['eagle_lumina_mgpt']
+  tensors = published.weights(convert.published_shapes(file, config), 3)
+  params = convert.convert(file, config, tensors)
+  table = tensors['embed_tokens.weight']
+  np.testing.assert_array_equal(params['token_embedding'][:2], table[4:6])
+  np.testing.assert_array_equal(params['token_embedding'][8191:8195], table[[8195, 8803, 8196, 0]])
+  checkpoint.save(tmp_path / 'eagle', 'eagle', config, params)
+  model = cspd_jax.load(folder, eagle=tmp_path / 'eagle')
+  tokens = lambda decoder: model.generate(['a cat'], seed=2, decoder=decoder).decoded.tokens
+  np.testing.assert_array_equal(
+      tokens('corrected_seed_exact(by=eagle, window=5)'), tokens('vanilla'))
+  drafted = np.asarray(tokens('eagle(tree=chain(3))'))
+  forced = np.asarray(unified.forced(CONFIG, np.arange(29)))
+  np.testing.assert_array_equal(drafted[0, forced >= 0], forced[forced >= 0])
+
+
 @pytest.mark.parametrize('content, message', [
     (b'{}', 'the tokenizer file cannot be read (KeyError'), (b'nothing', 'cannot be read (JSON'),
     (b'{"model": {"vocab": []}}', 'cannot be read (AttributeError')])
@@ -151,5 +172,5 @@ def test_sizes_without_tokens_are_refused():
 
 
 def test_texts_are_saved_as_they_are(folder):
-  loaded = cspd_jax.core.checkpoint.load(folder / 'text', dtype='bfloat16')
+  loaded = checkpoint.load(folder / 'text', dtype='bfloat16')
   assert bytes(np.asarray(jax.device_get(loaded.params['file']))) == _tokenizer_file()
