@@ -3,7 +3,17 @@
 A new family is a module like `llamagen.py` and a line in the list below.
 """
 
-from checkpoints_conversion.rules import eagle, kl_vae, llamagen, mar, text, unified, vq, vqgan
+from checkpoints_conversion.rules import (
+  eagle,
+  emu3_vq,
+  kl_vae,
+  llamagen,
+  mar,
+  text,
+  unified,
+  vq,
+  vqgan,
+)
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 
 FAMILIES: dict[str, FileFamily] = {}
@@ -40,6 +50,7 @@ register(unified.LUMINA_MGPT)
 register(unified.ANOLE)
 register(unified.EMU3)
 register(vqgan.FAMILY)
+register(emu3_vq.FAMILY)
 register(text.LUMINA_MGPT)
 register(text.ANOLE)
 register(kl_vae.FAMILY)

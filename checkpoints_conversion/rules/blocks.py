@@ -1,50 +1,68 @@
 """Blocks that convolutional image tokenizers are built from."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import CONVOLUTION, POINTWISE
 
+# `(source, destination) -> rules` of a normalisation.
+Norm = Callable[[str, str], list[base.Rule]]
 
-def residual(source: str, destination: str) -> list[base.Rule]:
+
+def residual(source: str, destination: str, norm: Norm = base.norm) -> list[base.Rule]:
   """Rules of a residual block of two convolutions, with or without a shortcut."""
   rules = []
   for number in (1, 2):
-    rules += base.norm(f'{source}.norm{number}', f'{destination}/norm_{number}')
+    rules += norm(f'{source}.norm{number}', f'{destination}/norm_{number}')
     rules += base.layer(f'{source}.conv{number}', f'{destination}/conv_{number}', CONVOLUTION)
   return rules + base.layer(f'{source}.nin_shortcut', f'{destination}/shortcut', POINTWISE)
 
 
-def attention(source: str, destination: str) -> list[base.Rule]:
+def attention(source: str, destination: str, norm: Norm = base.norm) -> list[base.Rule]:
   """Rules of attention over all positions, with one head."""
-  rules = base.norm(f'{source}.norm', f'{destination}/norm')
+  rules = norm(f'{source}.norm', f'{destination}/norm')
   for theirs, ours in (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj_out', 'out')):
     rules += base.layer(f'{source}.{theirs}', f'{destination}/{ours}', POINTWISE)
   return rules
 
 
+def encoder(num_levels: int, destination: str = 'encoder') -> list[base.Rule]:
+  """Rules of an encoder with the names of taming-transformers (arXiv 2012.09841)."""
+  levels = [(f'encoder.down.{i}', f'{destination}/down_{i}') for i in range(num_levels)]
+  return _part('encoder', destination, levels, 'downsample', base.norm)
+
+
+def decoder(num_levels: int, destination: str = 'decoder', norm: Norm = base.norm
+            ) -> list[base.Rule]:
+  """Rules of a decoder with such names."""
+  # The published one numbers its levels like the encoder's, ours in execution order.
+  levels = [(f'decoder.up.{i}', f'{destination}/up_{num_levels - 1 - i}')
+            for i in range(num_levels)]
+  return _part('decoder', destination, levels, 'upsample', norm)
+
+
+def _part(source: str, destination: str, levels: list[tuple[str, str]], resample: str,
+          norm: Norm) -> list[base.Rule]:
+  """Rules of an encoder or a decoder; `levels` are theirs and ours."""
+  table = base.layer(f'{source}.conv_in', f'{destination}/conv_in', CONVOLUTION)
+  for theirs, ours in levels:
+    table += residual(f'{theirs}.block.{{j}}', f'{ours}/res_{{j}}', norm)
+    table += attention(f'{theirs}.attn.{{j}}', f'{ours}/attn_{{j}}', norm)
+    table += base.layer(f'{theirs}.{resample}.conv', f'{ours}/{resample}', CONVOLUTION)
+  table += residual(f'{source}.mid.block_1', f'{destination}/mid/res_0', norm)
+  table += attention(f'{source}.mid.attn_1', f'{destination}/mid/attn_0', norm)
+  table += residual(f'{source}.mid.block_2', f'{destination}/mid/res_1', norm)
+  table += norm(f'{source}.norm_out', f'{destination}/norm_out')
+  return table + base.layer(f'{source}.conv_out', f'{destination}/conv_out', CONVOLUTION)
+
+
 def taming(num_levels: int) -> list[base.Rule]:
-  """Rules of an autoencoder with the names of taming-transformers (arXiv 2012.09841)."""
-  table = base.layer('quant_conv', 'quant_conv', POINTWISE)
-  table += base.layer('post_quant_conv', 'post_quant_conv', POINTWISE)
-  levels = range(num_levels)
-  # The published decoder numbers its levels like the encoder's, ours in execution order.
-  for part, theirs, ours, resample in (
-      ('encoder', 'down', [f'down_{level}' for level in levels], 'downsample'),
-      ('decoder', 'up', [f'up_{level}' for level in reversed(levels)], 'upsample')):
-    table += base.layer(f'{part}.conv_in', f'{part}/conv_in', CONVOLUTION)
-    for level in levels:
-      source, destination = f'{part}.{theirs}.{level}', f'{part}/{ours[level]}'
-      table += residual(f'{source}.block.{{j}}', f'{destination}/res_{{j}}')
-      table += attention(f'{source}.attn.{{j}}', f'{destination}/attn_{{j}}')
-      table += base.layer(f'{source}.{resample}.conv', f'{destination}/{resample}', CONVOLUTION)
-    table += residual(f'{part}.mid.block_1', f'{part}/mid/res_0')
-    table += attention(f'{part}.mid.attn_1', f'{part}/mid/attn_0')
-    table += residual(f'{part}.mid.block_2', f'{part}/mid/res_1')
-    table += base.norm(f'{part}.norm_out', f'{part}/norm_out')
-    table += base.layer(f'{part}.conv_out', f'{part}/conv_out', CONVOLUTION)
-  return table
+  """Rules of an autoencoder with the names of taming-transformers."""
+  return (base.layer('quant_conv', 'quant_conv', POINTWISE) +
+          base.layer('post_quant_conv', 'post_quant_conv', POINTWISE) +
+          encoder(num_levels) + decoder(num_levels))
 
 
 def taming_sizes(what: str, shapes: family.Shapes) -> dict[str, Any]:

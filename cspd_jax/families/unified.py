@@ -11,7 +11,7 @@ from cspd_jax.families import drafts, engines
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.families.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
-from cspd_jax.models import eagle, neighbours, unified, vq
+from cspd_jax.models import eagle, emu3_vq, neighbours, unified, vq
 from cspd_jax.models.causal import Prompt
 from cspd_jax.text import bpe, prompts as prompts_lib
 
@@ -64,27 +64,34 @@ def _tokenizer(parts: Parts) -> Tokenizer | None:
   loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
   if loaded is None or _is_described(loaded):
     return None
+  if loaded.kind == 'emu3_vq':
+    return _pixels(config, loaded, emu3_vq, np.arange(config.num_codes))
   if 'text' not in parts.loaded:
     raise ValueError(
         f'model {parts.name!r} has an image tokenizer but no text part, whose file says which code '
         'an image token stands for; convert it into the same folder with cspd-convert '
         '--family=lumina_mgpt_text (or anole_text), give text=FOLDER, or load with tokenizer=None.')
-  sizes = loaded.config
   code = prompts_lib.code_map(
       bpe.Text(parts.loaded['text'].params), config.first_code, config.num_codes)
+  features = lambda params, images: frechet.features(params, loaded.config, images)
+  return _pixels(config, loaded, vq, code)._replace(features=features)
+
+
+def _pixels(config: unified.UnifiedConfig, loaded: Any, network: Any, code: np.ndarray
+            ) -> Tokenizer:
+  """An image tokenizer of a module, whose code for token `i` is `code[i]`."""
+  sizes = loaded.config
 
   def decode(params, tokens):
     codes = jnp.asarray(code)[unified.codes(config, tokens)]
-    return vq.decode(params, sizes, codes.reshape(-1, config.height, config.width))
+    return network.decode(params, sizes, codes.reshape(-1, config.height, config.width))
 
   def codebook(params):
-    vectors = vq.codebook(params, sizes)[code]
+    vectors = network.codebook(params, sizes)[code]
     # Nothing is near the tokens of the grammar.
     return jnp.pad(vectors, ((0, len(config.ends)), (0, 0)), constant_values=_FAR)
 
-  return Tokenizer(
-      sizes, loaded.params, decode=decode, codebook=codebook,
-      features=lambda params, images: frechet.features(params, sizes, images))
+  return Tokenizer(sizes, loaded.params, decode=decode, codebook=codebook)
 
 
 def _conditions(config: unified.UnifiedConfig, loaded: Any) -> Conditions:
@@ -124,10 +131,12 @@ FAMILY = Family(
     kinds={
         'unified': Kind(unified.UnifiedConfig, unified.init),
         'vq': Kind(vq.VQConfig, vq.init),
+        'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init),
         'text': Kind(bpe.TextConfig, bpe.init),
         'eagle': Kind(eagle.EagleConfig, eagle.init),
         'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init),
     },
-    roles={'target': ('unified',), 'tokenizer': ('vq',), 'text': ('text',), 'draft': ('unified',),
-           'eagle': ('eagle',), 'neighbours': ('neighbours',), 'corrector': ('eagle',)},
+    roles={'target': ('unified',), 'tokenizer': ('vq', 'emu3_vq'), 'text': ('text',),
+           'draft': ('unified',), 'eagle': ('eagle',), 'neighbours': ('neighbours',),
+           'corrector': ('eagle',)},
     build=build)

@@ -126,13 +126,7 @@ def encode(params, config: KLVAEConfig, images: jax.Array) -> Posterior:
   Raises:
     ValueError: if the shape of `images` does not fit `config`.
   """
-  if images.ndim != 4 or images.shape[-1] != config.in_channels:
-    raise ValueError(
-        f'images must be [batch, height, width, {config.in_channels}], got {images.shape}.')
-  if images.shape[1] % config.factor or images.shape[2] % config.factor:
-    raise ValueError(
-        f'Height and width of images must be multiples of {config.factor}, got '
-        f'{images.shape[1]}x{images.shape[2]}; crop or resize them first.')
+  vq.check_images(images, config)
   moments = Tokenizer(config).apply(
       {'params': params}, images.astype(_dtype(params)), method='moments').astype(jnp.float32)
   mean, log_variance = jnp.split(moments, 2, axis=-1)

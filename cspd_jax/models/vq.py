@@ -29,6 +29,8 @@ Synthesis, 2021 (arXiv:2012.09841).
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -95,7 +97,7 @@ CHAMELEON = VQConfig(
     codebook_size=8192, codebook_dim=256, level_attention=False, normalized=False)
 
 
-def _norm(channels: int, name: str) -> nn.GroupNorm:
+def norm(channels: int, name: str) -> nn.GroupNorm:
   return nn.GroupNorm(_num_groups(channels), epsilon=1e-6, use_fast_variance=False, name=name)
 
 
@@ -142,16 +144,21 @@ _conv_for_cpu = jax.custom_vjp(_plain_conv)
 _conv_for_cpu.defvjp(_conv_for_cpu_forward, _conv_for_cpu_backward)
 
 
+# `(channels, name) -> ` a module or function that normalises `[B, H, W, channels]`.
+Norm = Callable[[int, str], Callable[[jax.Array], jax.Array]]
+
+
 class ResidualBlock(nn.Module):
   """Two pre-activation 3x3 convolutions around a skip connection."""
 
   features: int
+  norm: Norm = norm
 
   @nn.compact
   def __call__(self, x):
     width = x.shape[-1]
-    h = _conv(self.features, 'conv_1')(nn.swish(_norm(width, 'norm_1')(x)))
-    h = _conv(self.features, 'conv_2')(nn.swish(_norm(self.features, 'norm_2')(h)))
+    h = _conv(self.features, 'conv_1')(nn.swish(self.norm(width, 'norm_1')(x)))
+    h = _conv(self.features, 'conv_2')(nn.swish(self.norm(self.features, 'norm_2')(h)))
     if width != self.features:
       x = nn.Dense(self.features, name='shortcut')(x)
     return x + h
@@ -160,10 +167,12 @@ class ResidualBlock(nn.Module):
 class AttentionBlock(nn.Module):
   """Single-head self-attention over all pixels around a skip connection."""
 
+  norm: Norm = norm
+
   @nn.compact
   def __call__(self, x):
     batch, height, width, channels = x.shape
-    h = _norm(channels, 'norm')(x).reshape(batch, height * width, channels)
+    h = self.norm(channels, 'norm')(x).reshape(batch, height * width, channels)
     query, key, value = (nn.Dense(channels, name=n)(h) for n in ('query', 'key', 'value'))
     scores = jnp.einsum('bqc,bkc->bqk', query, key) * channels ** -0.5
     weights = nn.softmax(scores.astype(jnp.float32), axis=-1).astype(value.dtype)
@@ -174,11 +183,13 @@ class AttentionBlock(nn.Module):
 class Middle(nn.Module):
   """Residual block, attention, residual block at the lowest resolution."""
 
+  norm: Norm = norm
+
   @nn.compact
   def __call__(self, x):
-    x = ResidualBlock(x.shape[-1], name='res_0')(x)
-    x = AttentionBlock(name='attn_0')(x)
-    return ResidualBlock(x.shape[-1], name='res_1')(x)
+    x = ResidualBlock(x.shape[-1], self.norm, name='res_0')(x)
+    x = AttentionBlock(self.norm, name='attn_0')(x)
+    return ResidualBlock(x.shape[-1], self.norm, name='res_1')(x)
 
 
 class Level(nn.Module):
@@ -188,13 +199,14 @@ class Level(nn.Module):
   num_res_blocks: int
   attention: bool
   resample: str | None
+  norm: Norm = norm
 
   @nn.compact
   def __call__(self, x):
     for j in range(self.num_res_blocks):
-      x = ResidualBlock(self.features, name=f'res_{j}')(x)
+      x = ResidualBlock(self.features, self.norm, name=f'res_{j}')(x)
       if self.attention:
-        x = AttentionBlock(name=f'attn_{j}')(x)
+        x = AttentionBlock(self.norm, name=f'attn_{j}')(x)
     if self.resample == 'down':
       # One zero row below and one zero column on the right, none above or left, as published.
       x = nn.Conv(self.features, (3, 3), strides=2, padding=((0, 1), (0, 1)),
@@ -219,23 +231,24 @@ class Encoder(nn.Module):
       x = Level(c.ch * multiple, c.num_res_blocks, attention=c.level_attention and i == last,
                 resample=None if i == last else 'down', name=f'down_{i}')(x)
     x = Middle(name='mid')(x)
-    return _conv(c.z_channels, 'conv_out')(nn.swish(_norm(x.shape[-1], 'norm_out')(x)))
+    return _conv(c.z_channels, 'conv_out')(nn.swish(norm(x.shape[-1], 'norm_out')(x)))
 
 
 class Decoder(nn.Module):
   """Features `[B, h, w, z_channels]` to an image `[B, h * f, w * f, C]`, not clipped."""
 
   config: VQConfig
+  norm: Norm = norm
   @nn.compact
   def __call__(self, x):
     c = self.config
     x = _conv(c.ch * c.ch_mult[-1], 'conv_in')(x)
-    x = Middle(name='mid')(x)
+    x = Middle(self.norm, name='mid')(x)
     last = len(c.ch_mult) - 1
     for i, multiple in enumerate(reversed(c.ch_mult)):
       x = Level(c.ch * multiple, c.num_res_blocks + 1, attention=c.level_attention and i == 0,
-                resample=None if i == last else 'up', name=f'up_{i}')(x)
-    return _conv(c.in_channels, 'conv_out')(nn.swish(_norm(x.shape[-1], 'norm_out')(x)))
+                resample=None if i == last else 'up', norm=self.norm, name=f'up_{i}')(x)
+    return _conv(c.in_channels, 'conv_out')(nn.swish(self.norm(x.shape[-1], 'norm_out')(x)))
 
 
 class Tokenizer(nn.Module):
@@ -285,6 +298,14 @@ def latents(params, config: VQConfig, images: jax.Array) -> jax.Array:
   Raises:
     ValueError: if the shape of `images` does not fit `config`.
   """
+  check_images(images, config)
+  images = images.astype(params['codebook']['embedding'].dtype)
+  z = Tokenizer(config).apply({'params': params}, images, method='latents')
+  return _scaled(z, config)
+
+
+def check_images(images: jax.Array, config: Any) -> None:
+  """Raises ValueError unless `images` are what a tokenizer with these sizes encodes."""
   if images.ndim != 4 or images.shape[-1] != config.in_channels:
     raise ValueError(
         f'images must be [batch, height, width, {config.in_channels}], got {images.shape}.')
@@ -292,9 +313,6 @@ def latents(params, config: VQConfig, images: jax.Array) -> jax.Array:
     raise ValueError(
         f'Height and width of images must be multiples of {config.factor}, got '
         f'{images.shape[1]}x{images.shape[2]}; crop or resize them first.')
-  images = images.astype(params['codebook']['embedding'].dtype)
-  z = Tokenizer(config).apply({'params': params}, images, method='latents')
-  return _scaled(z, config)
 
 
 def codebook(params, config: VQConfig) -> jax.Array:
@@ -334,11 +352,16 @@ def decode(params, config: VQConfig, indices: jax.Array) -> jax.Array:
   Raises:
     ValueError: if `indices` is not a batch of grids of integers.
   """
+  check_indices(indices)
+  vectors = codebook(params, config)[indices]
+  return jnp.clip(decode_vectors(params, config, vectors), -1.0, 1.0)
+
+
+def check_indices(indices: jax.Array) -> None:
+  """Raises ValueError unless `indices` is a batch of grids of integers."""
   if indices.ndim != 3 or not jnp.issubdtype(indices.dtype, jnp.integer):
     raise ValueError('indices must be integers [batch, height, width], got '
                      f'{indices.dtype} {indices.shape}; reshape flat sequences to the grid.')
-  vectors = codebook(params, config)[indices]
-  return jnp.clip(decode_vectors(params, config, vectors), -1.0, 1.0)
 
 
 def _scaled(x: jax.Array, config: VQConfig) -> jax.Array:

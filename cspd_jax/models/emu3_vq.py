@@ -1,0 +1,249 @@
+"""Emu3's image tokenizer for still images (arXiv 2409.18869).
+
+The published one is for video: an image is encoded as four equal frames and is the first of the
+four frames that are decoded. Convolutions over time look at the past alone, so that everything is
+done here in two dimensions, with the same result: of a frame without a past a kernel needs its
+last tap only, of equal frames the sum of its taps.
+
+Around the networks of `vq` stand blocks over time, at the resolution of the tokens, and the
+decoder's norms are scaled and shifted by the vectors of the tokens. Everything is NHWC and a pure
+function of `(params, config)`; kernels over time are `[time, 3, 3, in, out]`.
+"""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.models import vq
+
+
+@dataclasses.dataclass(frozen=True)
+class Emu3VQConfig:
+  """Sizes of a tokenizer; the defaults are the published ones.
+
+  Attributes:
+    in_channels: image channels.
+    ch: width at full resolution.
+    ch_mult: width of each resolution as a multiple of `ch`; each level after the first halves
+      height and width.
+    num_res_blocks: residual blocks per level in the encoder; the decoder has one more, and over
+      time both have so many.
+    z_channels: numbers of a codebook vector and width of the blocks over time.
+    codebook_size: number of different tokens.
+  """
+
+  in_channels: int = 3
+  ch: int = 256
+  ch_mult: tuple[int, ...] = (1, 2, 2, 4)
+  num_res_blocks: int = 2
+  z_channels: int = 4
+  codebook_size: int = 32768
+
+  def __post_init__(self):
+    # A checkpoint's JSON gives a list back; a static jit argument must be hashable.
+    object.__setattr__(self, 'ch_mult', tuple(self.ch_mult))
+    _ = self.network  # Checks the sizes.
+
+  @property
+  def factor(self) -> int:
+    """Pixels per token along each side of the image."""
+    return 2 ** (len(self.ch_mult) - 1)
+
+  @property
+  def network(self) -> vq.VQConfig:
+    """Sizes of encoder, decoder and codebook."""
+    return vq.VQConfig(
+        in_channels=self.in_channels, ch=self.ch, ch_mult=self.ch_mult,
+        num_res_blocks=self.num_res_blocks, z_channels=self.z_channels,
+        codebook_size=self.codebook_size, codebook_dim=self.z_channels, normalized=False)
+
+
+class TimeConv(nn.Module):
+  """A convolution over the past and over space, of frames of which some taps see the same.
+
+  Attributes:
+    features: channels to return.
+    taps: of the kernel.
+    space: side of the kernel, 3 or 1.
+  """
+
+  features: int
+  taps: int
+  space: int = 3
+
+  @nn.compact
+  def __call__(self, *frames):
+    """Convolves frames `[B, H, W, C]`, each with the tap it is for: the last ones of the kernel.
+
+    A frame that is given as None is zero.
+    """
+    width = next(frame.shape[-1] for frame in frames if frame is not None)
+    kernel = self.param('kernel', nn.initializers.lecun_normal(),
+                        (self.taps, self.space, self.space, width, self.features))
+    bias = self.param('bias', nn.initializers.zeros, (self.features,))
+    out = bias
+    for frame, tap in zip(reversed(frames), reversed(range(self.taps))):
+      if frame is not None:
+        out = out + jax.lax.conv_general_dilated(
+            frame, kernel[tap], (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+    return out
+
+
+class BatchNorm(nn.Module):
+  """Normalises with statistics that were kept in training."""
+
+  @nn.compact
+  def __call__(self, x):
+    shape = (x.shape[-1],)
+    scale, var = (self.param(name, nn.initializers.ones, shape) for name in ('scale', 'var'))
+    bias, mean = (self.param(name, nn.initializers.zeros, shape) for name in ('bias', 'mean'))
+    return (x - mean) * jax.lax.rsqrt(var + 1e-5) * scale + bias
+
+
+class TimeBlock(nn.Module):
+  """Two convolutions over time around a skip connection, of a frame without a past."""
+
+  @nn.compact
+  def __call__(self, x):
+    h = x
+    for number in (1, 2):
+      h = nn.swish(BatchNorm(name=f'norm_{number}')(h))
+      h = TimeConv(x.shape[-1], 3, name=f'conv_{number}')(h)
+    return x + h
+
+
+class SpatialNorm(nn.Module):
+  """A group norm that the vectors of the tokens `[B, h, w, Z]` scale and shift."""
+
+  @nn.compact
+  def __call__(self, x, vectors):
+    repeats = x.shape[1] // vectors.shape[1]
+    vectors = jnp.repeat(jnp.repeat(vectors, repeats, axis=1), repeats, axis=2)
+    width = x.shape[-1]
+    scale, shift = (nn.Dense(width, name=name)(vectors) for name in ('scale', 'shift'))
+    return vq.norm(width, 'norm')(x) * scale + shift
+
+
+class Encoder(nn.Module):
+  """Images `[B, H, W, C]` to vectors `[B, H / f, W / f, z_channels]` that are not quantized yet."""
+
+  config: Emu3VQConfig
+
+  @nn.compact
+  def __call__(self, images):
+    c = self.config
+    frame = vq.Encoder(c.network, name='network')(images)
+    first, second = (TimeConv(c.z_channels, 4, name=f'time_{i}') for i in range(2))
+    # Of four equal frames: two zero frames before two of them, and then all four.
+    early, late = nn.swish(first(frame, frame)), nn.swish(first(frame, frame, frame, frame))
+    x = nn.swish(second(early, late))
+    for i in range(c.num_res_blocks):
+      x = TimeBlock(name=f'block_{i}')(x)
+    return TimeConv(c.z_channels, 3, space=1, name='quant_conv')(x)
+
+
+class Decoder(nn.Module):
+  """Vectors of the codebook `[B, h, w, z_channels]` to an image `[B, h * f, w * f, C]`."""
+
+  config: Emu3VQConfig
+
+  @nn.compact
+  def __call__(self, vectors):
+    c = self.config
+    x = TimeConv(c.z_channels, 3, space=1, name='post_quant_conv')(vectors)
+    both = jnp.concatenate([x, vectors])
+    for i in range(c.num_res_blocks):
+      both = TimeBlock(name=f'block_{i}')(both)
+    for i in range(2):
+      both = nn.swish(TimeConv(c.z_channels, 3, name=f'time_{i}')(both))
+    x, vectors = jnp.split(both, 2)
+    norm = lambda channels, name: functools.partial(_spatial_norm, name=name, vectors=vectors)
+    return vq.Decoder(c.network, norm, name='network')(x)
+
+
+def _spatial_norm(x, *, name, vectors):
+  return SpatialNorm(name=name)(x, vectors)
+
+
+class Tokenizer(nn.Module):
+  """All parameters of a tokenizer; use the functions of this file to run it."""
+
+  config: Emu3VQConfig
+
+  def setup(self):
+    self.encoder = Encoder(self.config)
+    self.decoder = Decoder(self.config)
+    self.codebook = nn.Embed(self.config.codebook_size, self.config.z_channels)
+
+  def latents(self, images):
+    """See `Encoder`."""
+    return self.encoder(images)
+
+  def images(self, vectors):
+    """See `Decoder`."""
+    return self.decoder(vectors)
+
+  def __call__(self, images):
+    self.codebook(jnp.zeros((1,), jnp.int32))  # Creates the parameter.
+    return self.images(self.latents(images))
+
+
+def init(config: Emu3VQConfig, key: jax.Array) -> dict:
+  """Returns fresh float32 parameters for `config`."""
+  images = jnp.zeros((1, config.factor, config.factor, config.in_channels), jnp.float32)
+  return jax.jit(Tokenizer(config).init)(key, images)['params']
+
+
+def latents(params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
+  """Vectors before quantisation `[B, H / factor, W / factor, z_channels]`, float32.
+
+  Args:
+    params: parameters from `init` or a checkpoint.
+    config: their sizes.
+    images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
+
+  Raises:
+    ValueError: if the shape of `images` does not fit `config`.
+  """
+  vq.check_images(images, config.network)
+  images = images.astype(params['codebook']['embedding'].dtype)
+  found = Tokenizer(config).apply({'params': params}, images, method='latents')
+  return found.astype(jnp.float32)
+
+
+def codebook(params, config: Emu3VQConfig) -> jax.Array:
+  """The vectors `[codebook_size, z_channels]`, float32, that tokens stand for."""
+  return vq.codebook(params, config.network)
+
+
+def encode(params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
+  """Tokens `[B, H / factor, W / factor]` int32 of images `[B, H, W, C]` in [-1, 1].
+
+  Raises:
+    ValueError: if the shape of `images` does not fit `config`.
+  """
+  return vq.quantize(params, config.network, latents(params, config, images))
+
+
+def decode_unclipped(params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
+  """Images `[B, h * factor, w * factor, C]`, float32, as they leave the decoder.
+
+  Raises:
+    ValueError: if `indices` is not a batch of grids of integers.
+  """
+  vq.check_indices(indices)
+  vectors = params['codebook']['embedding'][indices]
+  images = Tokenizer(config).apply({'params': params}, vectors, method='images')
+  return images.astype(jnp.float32)
+
+
+def decode(params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
+  """Images `[B, h * factor, w * factor, C]` in [-1, 1], float32, of tokens `[B, h, w]`.
+
+  Raises:
+    ValueError: if `indices` is not a batch of grids of integers.
+  """
+  return jnp.clip(decode_unclipped(params, config, indices), -1.0, 1.0)
