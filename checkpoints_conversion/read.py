@@ -49,8 +49,8 @@ def read(
   """Reads the tensors of a weight file.
 
   Args:
-    path: a `.safetensors` file, a folder of those, a file that `torch.save` wrote, or a `.json`
-      file, whose bytes are one tensor of the name 'file'.
+    path: a `.safetensors` file, a folder of those, a file that `torch.save` wrote, or a `.json` or
+      `.tiktoken` file, whose bytes are one tensor of the name 'file'.
     key: which part of a PyTorch file holds the weights, for instance 'ema'. None
       takes `prefer` or the first of 'model', 'module' and 'state_dict', or the file itself.
     prefer: the part to take, where there is one of this name and `key` is None.
@@ -65,7 +65,7 @@ def read(
   files = sorted(path.glob('*.safetensors')) if path.is_dir() else [path]
   if not files:
     raise ReadError(f'source is {path}, a folder without .safetensors files.')
-  if files[0].suffix == '.json':
+  if files[0].suffix in ('.json', '.tiktoken'):
     return Weights({'file': np.frombuffer(files[0].read_bytes(), np.uint8)}, None)
   if files[0].suffix != '.safetensors':
     found = _read_torch(path, key, prefer)

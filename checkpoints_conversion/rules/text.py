@@ -1,4 +1,4 @@
-"""Tokenizer files of the `tokenizers` library, as Chameleon and its kin have them."""
+"""Tokenizer files: Chameleon's and those of its kin for `tokenizers`, Emu3's for `tiktoken`."""
 
 import functools
 from collections.abc import Mapping
@@ -9,13 +9,11 @@ from cspd_jax.text import bpe
 
 def rules(config: bpe.TextConfig) -> list[base.Rule]:
   """Returns the rule table: the file is kept, if it can be read."""
-  del config
-  return [base.Rule('file', ('file',), base.Transform(_checked, lambda x: x))]
+  def checked(file):
+    bpe.read({'file': file}, config.form)
+    return (file,)
 
-
-def _checked(file):
-  bpe.Text({'file': file})
-  return (file,)
+  return [base.Rule('file', ('file',), base.Transform(checked, lambda x: x))]
 
 
 def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> bpe.TextConfig:
@@ -28,7 +26,7 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> bpe.T
   return bpe.TextConfig(form, family.shape(f'a tokenizer file for {form}', shapes, 'file', 1)[0])
 
 
-LUMINA_MGPT, ANOLE = (
+LUMINA_MGPT, ANOLE, EMU3 = (
     family.FileFamily(
         name=f'{form}_text', what=f'a tokenizer file for {form}', kind='text', rules=rules,
         infer=functools.partial(infer, form), presets={}, model='unified')

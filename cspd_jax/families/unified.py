@@ -72,7 +72,8 @@ def _tokenizer(parts: Parts) -> Tokenizer | None:
         'an image token stands for; convert it into the same folder with cspd-convert '
         '--family=lumina_mgpt_text (or anole_text), give text=FOLDER, or load with tokenizer=None.')
   code = prompts_lib.code_map(
-      bpe.Text(parts.loaded['text'].params), config.first_code, config.num_codes)
+      bpe.read(parts.loaded['text'].params, parts.loaded['text'].config.form),
+      config.first_code, config.num_codes)
   features = lambda params, images: frechet.features(params, loaded.config, images)
   return _pixels(config, loaded, vq, code)._replace(features=features)
 
@@ -97,7 +98,8 @@ def _pixels(config: unified.UnifiedConfig, loaded: Any, network: Any, code: np.n
 def _conditions(config: unified.UnifiedConfig, loaded: Any) -> Conditions:
   """Prompts in words, if the model has a text part, or in tokens with their published ids."""
   place = np.argsort(unified.order(config))
-  text = None if loaded is None or _is_described(loaded) else bpe.Text(loaded.params)
+  text = (None if loaded is None or _is_described(loaded)
+          else bpe.read(loaded.params, loaded.config.form))
 
   def written(prompts):
     if text is None or not isinstance(prompts, (list, tuple)) or not all(

@@ -1,23 +1,27 @@
-"""Tokenizer files of the `tokenizers` library, kept as a part of a model.
+"""Tokenizer files, kept as a part of a model: of the `tokenizers` library, or of `tiktoken`.
 
 A file is a network without weights: its bytes are the one parameter, so that it is saved, checked
 and loaded like everything else that a model is made of.
 """
 
+import base64
 import dataclasses
 import functools
+import importlib
 import json
+import unicodedata
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 Params = Any
+_FIRST_SPECIAL = 151643
 
 # How prompts are written; see `text.prompts`.
-FORMS = ('lumina_mgpt', 'anole')
+FORMS = ('lumina_mgpt', 'anole', 'emu3')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,20 +49,54 @@ def init(config: TextConfig, key: jax.Array) -> Params:
   return {'file': jnp.full((config.num_bytes,), ord(' '), jnp.uint8)}
 
 
-class Text:
-  """A tokenizer, read from its file when it is first asked for.
+class Text(Protocol):
+  """What prompts are written with.
 
   Attributes:
-    ids: the published id of every token by its name.
+    ids: the published id of tokens by their names.
   """
 
-  def __init__(self, params: Params):
-    """Reads the vocabulary of a file.
+  ids: Mapping[str, int]
+
+  def encode(self, text: str) -> list[int]:
+    """Published ids of a text, nothing added; names of special tokens in it are plain text.
 
     Raises:
-      ValueError: if it is no file of the `tokenizers` library with a vocabulary.
+      ImportError: if the package that reads the file is not installed.
     """
-    self._file = bytes(np.asarray(params['file'], np.uint8))
+
+
+def read(params: Params, form: str) -> Text:
+  """Reads the vocabulary of a file.
+
+  Args:
+    params: the bytes of the file.
+    form: one of `FORMS`.
+
+  Raises:
+    ValueError: if it is no such file.
+  """
+  file = bytes(np.asarray(params['file'], np.uint8))
+  return _Ranks(file) if form == 'emu3' else _Vocabulary(file)
+
+
+def id_of(text: Text, name: str) -> int:
+  """The id of a token.
+
+  Raises:
+    ValueError: if there is none of this name.
+  """
+  if name not in text.ids:
+    raise ValueError(f'the tokenizer file has no token {name!r}; give the one that belongs to the '
+                     'model.')
+  return text.ids[name]
+
+
+class _Vocabulary:
+  """A file of the `tokenizers` library."""
+
+  def __init__(self, file: bytes):
+    self._file = file
     try:
       content = json.loads(self._file)
       vocabulary = {str(name): int(number) for name, number in content['model']['vocab'].items()}
@@ -69,33 +107,54 @@ class Text:
           'text_tokenizer.json or tokenizer.json that belongs to the model.') from error
     self.ids: Mapping[str, int] = vocabulary | added
 
-  def id_of(self, name: str) -> int:
-    """The id of a token.
-
-    Raises:
-      ValueError: if there is none of this name.
-    """
-    if name not in self.ids:
-      raise ValueError(f'the tokenizer file has no token {name!r}; give the one that belongs to '
-                       'the model.')
-    return self.ids[name]
-
   def encode(self, text: str) -> list[int]:
-    """Published ids of a text, nothing added; names of special tokens in it are plain text.
-
-    Raises:
-      ImportError: if the package `tokenizers` is not installed.
-    """
+    """See `Text`."""
     return self._tokenizer.encode(text, add_special_tokens=False).ids
 
   @functools.cached_property
   def _tokenizer(self):
-    try:
-      import tokenizers  # Only prompts in words need it.
-    except ImportError as error:
-      raise ImportError("Prompts in words need the package tokenizers, which is not installed; run "
-                        "pip install -e '.[text]' in the repository, or give a causal.Prompt of "
-                        'token ids.') from error
-    found = tokenizers.Tokenizer.from_buffer(self._file)
+    found = _package('tokenizers').Tokenizer.from_buffer(self._file)
     found.encode_special_tokens = True
     return found
+
+
+class _Ranks:
+  """A file of `tiktoken`, one token and its rank per line, with the special tokens of Emu3."""
+
+  # How Emu3, like Qwen, cuts a text before it is tokenized.
+  _PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+             r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
+
+  def __init__(self, file: bytes):
+    try:
+      lines = [line.split() for line in file.splitlines() if line]
+      self._ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+      if missing := [byte for byte in range(256) if bytes([byte]) not in self._ranks]:
+        raise ValueError(f'byte {missing[0]} has no token')
+    except ValueError as error:
+      raise ValueError(
+          f'the tokenizer file cannot be read ({type(error).__name__}: {error}); give the '
+          'emu3.tiktoken that belongs to the model.') from error
+    special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>',
+               *(f'<|extra_{number}|>' for number in range(205)),
+               '<|image token|>', '<|image start|>', '<|image end|>']
+    self.ids = {name: _FIRST_SPECIAL + place for place, name in enumerate(special)}
+
+  def encode(self, text: str) -> list[int]:
+    """See `Text`."""
+    return self._tokenizer.encode_ordinary(unicodedata.normalize('NFC', text))
+
+  @functools.cached_property
+  def _tokenizer(self):
+    return _package('tiktoken').Encoding(
+        'emu3', pat_str=self._PIECES, mergeable_ranks=self._ranks, special_tokens={})
+
+
+def _package(name: str) -> Any:
+  """A package that only prompts in words need."""
+  try:
+    return importlib.import_module(name)
+  except ImportError as error:
+    raise ImportError(f"Prompts in words need the package {name}, which is not installed; run "
+                      "pip install -e '.[text]' in the repository, or give a causal.Prompt of "
+                      'token ids.') from error

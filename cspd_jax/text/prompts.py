@@ -5,13 +5,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cspd_jax.models.causal import Prompt
-from cspd_jax.text.bpe import Text
+from cspd_jax.text.bpe import Text, id_of
 
 # Prompts are padded to a multiple of this, so that few lengths are compiled.
 _BUCKET = 32
 _CODE_PIXELS = 16
 _IMAGE_START = '<racm3:break>'
 _END_OF_TURN = '<reserved08706>'
+# What Emu3's official program adds to a prompt, and what it leads away from.
+_EMU3_QUALITY = ' masterpiece, film grained, best quality.'
+_EMU3_AWAY = (
+    'lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, '
+    'cropped, worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, '
+    'username, blurry.')
 
 
 def lumina_mgpt(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
@@ -31,23 +37,36 @@ def lumina_mgpt(text: Text, prompt: str, height: int, width: int) -> tuple[list[
   """
   if height % 2 or width % 2:
     raise ValueError(f'the image has {height}x{width} codes; Lumina-mGPT knows even numbers only.')
-  image = [text.id_of(_IMAGE_START), *(
-      text.id_of(f'<reserved{8800 + count // 2:05d}>') for count in (height, width))]
+  image = [id_of(text, _IMAGE_START), *(
+      id_of(text, f'<reserved{8800 + count // 2:05d}>') for count in (height, width))]
   words = (f'Generate an image of {width * _CODE_PIXELS}x{height * _CODE_PIXELS} according to the '
            f'following prompt:\n{prompt}')
-  return [text.id_of('<s>'), *text.encode(words), text.id_of(_END_OF_TURN), *image], image
+  return [id_of(text, '<s>'), *text.encode(words), id_of(text, _END_OF_TURN), *image], image
 
 
 def anole(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
   """The two contexts of Anole (arXiv 2407.06135); arguments as for `lumina_mgpt`."""
   del height, width
-  image = [text.id_of(_IMAGE_START)]
+  image = [id_of(text, _IMAGE_START)]
   words = f'Generate an image of {prompt}'
-  return [text.id_of('<s>'), *text.encode(words), text.id_of(_END_OF_TURN), *image], image
+  return [id_of(text, '<s>'), *text.encode(words), id_of(text, _END_OF_TURN), *image], image
+
+
+def emu3(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+  """The two contexts of Emu3 (arXiv 2409.18869): the request, and words to lead away from.
+
+  Arguments as for `lumina_mgpt`.
+  """
+  start, size, image = (id_of(text, f'<|{name}|>') for name in (
+      'extra_203', 'image start', 'image token'))
+  announced = [size, *text.encode(f'{height}*{width}'), image]
+  request, away = ([start, *text.encode(words), *announced]
+                   for words in (prompt + _EMU3_QUALITY, _EMU3_AWAY))
+  return request, away
 
 
 WRITERS: dict[str, Callable[[Text, str, int, int], tuple[list[int], list[int]]]] = {
-    'lumina_mgpt': lumina_mgpt, 'anole': anole}
+    'lumina_mgpt': lumina_mgpt, 'anole': anole, 'emu3': emu3}
 
 
 def padded(contexts: Sequence[Sequence[Sequence[int]]]) -> Prompt:

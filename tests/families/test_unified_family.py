@@ -1,5 +1,7 @@
 """From files in the published layout of Lumina-mGPT, at tiny sizes, to pictures of words."""
 
+import base64
+import dataclasses
 import json
 
 import jax
@@ -11,7 +13,7 @@ import cspd_jax
 from checkpoints_conversion import command as convert_command, convert, rules
 from cspd_jax import command as generate_command
 from cspd_jax.core import checkpoint
-from cspd_jax.models import eagle, unified, vq
+from cspd_jax.models import eagle, emu3_vq, unified, vq
 from cspd_jax.text import bpe, prompts
 from tests.models import published
 
@@ -41,6 +43,10 @@ def _tokenizer_file():
   return json.dumps(dict(
       version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
       pre_tokenizer=None, post_processor=None, decoder=None, model=model)).encode()
+
+
+def _text(file, form='lumina_mgpt'):
+  return bpe.read({'file': np.frombuffer(file, np.uint8)}, form)
 
 
 @pytest.fixture(scope='module')
@@ -156,19 +162,62 @@ def test_files_that_cannot_be_read(tmp_path, capsys, content, message):
 def test_image_tokens_must_be_a_permutation():
   content = json.loads(_tokenizer_file())
   content['model']['vocab'][f'IMGIMG{_letters(7)}Z'] = 30000
-  text = bpe.Text({'file': np.frombuffer(json.dumps(content).encode(), np.uint8)})
+  text = _text(json.dumps(content).encode())
   with pytest.raises(ValueError, match='does not name the 8192 image tokens from id 4 on'):
     prompts.code_map(text, 4, 8192)
-  whole = bpe.Text({'file': np.frombuffer(_tokenizer_file(), np.uint8)})
+  whole = _text(_tokenizer_file())
   np.testing.assert_array_equal(prompts.code_map(whole, 4, 8192), CODES)
 
 
 def test_sizes_without_tokens_are_refused():
-  text = bpe.Text({'file': np.frombuffer(_tokenizer_file(), np.uint8)})
+  text = _text(_tokenizer_file())
   with pytest.raises(ValueError, match='the image has 3x4 codes; Lumina-mGPT knows even numbers'):
     prompts.lumina_mgpt(text, 'a cat', 3, 4)
   assert prompts.anole(text, 'me', 32, 32) == ([
       0, *(20000 + ord(letter) for letter in 'Generate an image of me'), 8710, 8197], [8197])
+
+
+def _ranks():
+  """A file like Emu3's: all bytes, then some merges."""
+  tokens = [bytes([byte]) for byte in range(256)] + [b'a ', b'90', b'ca', b'cat']
+  return b''.join(base64.b64encode(token) + f' {rank}\n'.encode()
+                  for rank, token in enumerate(tokens))
+
+
+def test_emu3_writes_as_its_official_program():
+  text = _text(_ranks(), 'emu3')
+  request, away = prompts.emu3(text, 'cat', 90, 45)
+  image = [151852, *b'9', *b'0', *b'*', *b'4', *b'5', 151851]
+  assert request == [151849, 259, *b' masterpiece, film grained, best quality.', *image]
+  assert away[0] == 151849 and away[-len(image):] == image and len(away) > 100
+  # Composed, and no special token for what looks like one.
+  assert text.encode('e\u0301') == list('\u00e9'.encode())
+  assert 151849 not in text.encode('<|extra_203|>')
+  for file in (b'%% 0', b'YQ== x', b'YQ== 1', b''):
+    with pytest.raises(ValueError, match='give the emu3.tiktoken that belongs'):
+      _text(file, 'emu3')
+
+
+def test_pictures_of_emu3(tmp_path):
+  config = dataclasses.replace(
+      unified.PRESETS['emu3_gen_8b'], height=2, width=3, dim=16, num_layers=1, num_heads=2,
+      num_kv_heads=1, ffn_dim=16)
+  sizes = emu3_vq.Emu3VQConfig(ch=32, ch_mult=(1, 2), num_res_blocks=1)
+  text = bpe.TextConfig('emu3', len(_ranks()))
+  params = convert.convert(rules.FAMILIES['emu3'], config, published.weights(
+      convert.published_shapes(rules.FAMILIES['emu3'], config), 4))
+  checkpoint.save(tmp_path / 'target', 'unified', config, params)
+  checkpoint.save(tmp_path / 'tokenizer', 'emu3_vq', sizes, emu3_vq.init(sizes, jax.random.key(0)))
+  checkpoint.save(tmp_path / 'text', 'text', text, {'file': np.frombuffer(_ranks(), np.uint8)})
+  cspd_jax.families.save(
+      tmp_path, 'unified', {name: name for name in ('target', 'tokenizer', 'text')})
+  model = cspd_jax.load(tmp_path)
+  made = model.generate('a cat', seed=1, decoder='seed_exact', window=4, guidance_scale=3.0)
+  assert made.images.shape == (1, 4, 6, 3) and made.prompts == ['a cat']
+  np.testing.assert_array_equal(made.decoded.tokens[0, -3:], 32768 + np.array([1, 2, 3]))
+  codes = np.asarray(unified.codes(config, made.decoded.tokens)).reshape(1, 2, 3)
+  want = emu3_vq.decode(model.tokenizer.params, sizes, codes)
+  np.testing.assert_allclose(made.images / 127.5 - 1, want, atol=0.005)
 
 
 def test_texts_are_saved_as_they_are(folder):
