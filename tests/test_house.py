@@ -12,8 +12,8 @@ CODE = ('cspd_jax', 'checkpoints_conversion', 'configs', 'experiments')
 MODULES = sorted(path for folder in CODE for path in (ROOT / folder).rglob('*.py'))
 FILES = MODULES + sorted((ROOT / 'tests').rglob('*.py'))
 TEXTS = FILES + sorted(
-    path for pattern in ('*.md', 'docs/**/*.md', 'notebooks/*.ipynb') for path in ROOT.glob(pattern)
-    if not path.is_symlink())
+    path for pattern in ('*.md', 'docs/**/*.md', 'docs/**/*.json', 'notebooks/*.ipynb')
+    for path in ROOT.glob(pattern) if not path.is_symlink())
 
 # Every module imports from its own row and from rows below, never from above.
 ROWS = (

@@ -12,8 +12,8 @@ import dataclasses
 from configs import groups, topologies
 
 DECODERS = (
-    'mc_sjd', 'eagle+block', 'corrected(by=layers, passes=3)', 'corrected(by=neighbours, passes=3)',
-    'corrected(passes=4)', 'corrected_seed_exact(passes=4)')
+    'mc_sjd', 'eagle+block', 'corrected(by=neighbours, passes=3)', 'corrected(passes=4)',
+    'corrected_seed_exact(passes=4)')
 
 
 def get_config() -> topologies.Config:

@@ -121,7 +121,7 @@ def _eagle_sizes(arguments, window, length):
     return {}
   if window > published_trees.EAGLE.num_nodes:
     return {'tree': 'EAGLE'}
-  return {'tree': Call('chain', () if length is None else (length,), {})}
+  return {'tree': Call('chain', (max(window - 1, 1) if length is None else length,), {})}
 
 
 def _eagle2_sizes(arguments, window, length):

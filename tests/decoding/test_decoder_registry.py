@@ -193,6 +193,11 @@ def test_completion(spec, window, completed):
     assert str(registry.complete(spec)) == spec
 
 
+def test_eagle_fills_a_small_window_with_a_chain():
+  assert str(registry.complete('eagle+block', window=8)) == 'eagle(tree=chain(7))+block'
+  assert str(registry.complete('eagle', window=1)) == 'eagle(tree=chain(1))'
+
+
 def test_a_long_window_has_the_default_tree():
   big = T._replace(num_tokens=64)
   for window in (8, 16, 48):
