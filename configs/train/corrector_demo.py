@@ -2,8 +2,9 @@
 
   python -m experiments.train_drafter --config=configs/train/corrector_demo.py
 
-The settings that made cspd_jax/assets/demo/corrector. On two CPU cores, beside light other work, the
-images take 7 minutes, training on them 20, the windows 10 (and 2 GB of disk) and training on these 47.
+The settings that made cspd_jax/assets/demo/corrector. On two CPU cores, beside light other work,
+the images take 7 minutes, training on them 20, the windows 10 (and 2 GB of disk) and training on
+these 47.
 
 Result on windows drawn from 128 held-out images at guidance scale 2: 9.76 drafts of a chain of 31
 accepted in the mean, 7.57 before (with the shipped EAGLE network). docs/corrected_windows.md has

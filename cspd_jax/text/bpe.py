@@ -138,7 +138,8 @@ class _Ranks:
     special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>',
                *(f'<|extra_{number}|>' for number in range(205)),
                '<|image token|>', '<|image start|>', '<|image end|>']
-    self.ids = {name: _FIRST_SPECIAL + place for place, name in enumerate(special)}
+    self.ids: Mapping[str, int] = {
+        name: _FIRST_SPECIAL + place for place, name in enumerate(special)}
 
   def encode(self, text: str) -> list[int]:
     """See `Text`."""
