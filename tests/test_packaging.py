@@ -18,7 +18,8 @@ PROJECT.read(ROOT / 'setup.cfg')
 PACKAGES = ('cspd_jax', 'checkpoints_conversion')
 # Distributions that are not called like what is imported.
 NAMES = {'absl': 'absl-py', 'orbax': 'orbax-checkpoint', 'PIL': 'pillow', 'skimage': 'scikit-image',
-         'sklearn': 'scikit-learn', 'xdist': 'pytest-xdist'}
+         'sklearn': 'scikit-learn', 'tiktoken': 'tiktoken', 'tokenizers': 'tokenizers',
+         'xdist': 'pytest-xdist'}
 
 
 def _lines(section, name):
@@ -55,7 +56,7 @@ def test_console_scripts_exist(line):
 
 
 def test_what_is_imported_is_required_and_the_other_way_round():
-  optional = _required('convert') | _required('train')
+  optional = _required('convert') | _required('train') | _required('text')
   assert _imported(*PACKAGES) - optional == _required()
   assert _imported(*PACKAGES) >= optional
   assert _required('test') - {'pytest-xdist'} <= _imported('tests')

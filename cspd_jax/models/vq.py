@@ -98,6 +98,7 @@ CHAMELEON = VQConfig(
 
 
 def norm(channels: int, name: str) -> nn.GroupNorm:
+  """The group norm of these networks; see `Norm`."""
   return nn.GroupNorm(_num_groups(channels), epsilon=1e-6, use_fast_variance=False, name=name)
 
 

@@ -61,7 +61,15 @@ def test_parts_in_any_order_make_a_model(order, tmp_path):
   assert pixels.shape == (1, 4, 4, 3)
 
 
-def test_a_role_may_be_chosen(tmp_path):
+@pytest.fixture
+def alone(monkeypatch):
+  """A family of files whose networks are a part of no model."""
+  family = rules.FAMILIES['eagle_anole']._replace(model=None)
+  monkeypatch.setitem(rules.FAMILIES, 'eagle_anole', family)
+  return 'eagle_anole'
+
+
+def test_a_role_may_be_chosen(tmp_path, alone):
   _convert(tmp_path, 'llamagen')
   small = dataclasses.replace(TARGET, dim=8, num_heads=2)
   place, _ = _convert(tmp_path, 'llamagen', small, role='draft')
@@ -71,11 +79,11 @@ def test_a_role_may_be_chosen(tmp_path):
   with pytest.raises(ValueError, match="role is 'tokenizer'; .* can be: target, draft"):
     _convert(tmp_path, 'llamagen', role='tokenizer')
   with pytest.raises(ValueError, match='a part of no model.*leave role'):
-    _convert(tmp_path, 'eagle_anole', role='eagle')
+    _convert(tmp_path, alone, role='eagle')
 
 
-def test_networks_without_a_model_stand_alone(tmp_path):
-  place, config = _convert(tmp_path, 'eagle_anole')
+def test_networks_without_a_model_stand_alone(tmp_path, alone):
+  place, config = _convert(tmp_path, alone)
   assert place == tmp_path / 'model' and checkpoint.load(place).config == config
   with pytest.raises(ValueError, match='which holds a network of its own'):
     _convert(tmp_path, 'llamagen')

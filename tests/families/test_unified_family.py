@@ -17,6 +17,9 @@ from cspd_jax.models import eagle, emu3_vq, unified, vq
 from cspd_jax.text import bpe, prompts
 from tests.models import published
 
+for _package in ('tiktoken', 'tokenizers'):  # They read the files of words.
+  pytest.importorskip(_package)
+
 CONFIG = unified.UnifiedConfig(
     height=4, width=6, row_end=8803, image_ends=(8196,), dim=16, num_layers=2, num_heads=2,
     ffn_dim=16)
@@ -130,6 +133,7 @@ def test_pictures_of_words(folder, tmp_path):
   assert len(list((tmp_path / 'out').glob('*.png'))) == 1
 
 
+@pytest.mark.slow
 def test_published_drafters_know_the_tokens(folder, tmp_path):
   config = eagle.EagleConfig(
       'chameleon', num_tokens=29, row_width=7, dim=16, num_heads=2, ffn_dim=16, vocab_size=65536,
@@ -198,6 +202,7 @@ def test_emu3_writes_as_its_official_program():
       _text(file, 'emu3')
 
 
+@pytest.mark.slow
 def test_pictures_of_emu3(tmp_path):
   config = dataclasses.replace(
       unified.PRESETS['emu3_gen_8b'], height=2, width=3, dim=16, num_layers=1, num_heads=2,

@@ -115,22 +115,21 @@ def test_windows_are_read_as_sequences(met, target_params, params):
       eagle.network(EAGLE), eagle.attach(target_params, params), batch, features, answers)
   hints = jax.random.normal(jax.random.key(3), answers[:, :, 1:-1].shape)
   new = read(hints)
-  for image in range(2):
-    for turn in range(2):
-      first = int(batch.first[image, turn])
-      tokens = jnp.concatenate([batch.tokens[image, :first + 1], batch.nodes[image, turn]])
-      inputs = jnp.concatenate(
-          [features[:, image, :first + 1], jnp.moveaxis(answers[image, turn, :-1], 1, 0)], axis=1)
-      want = _said(params, target_params, tokens[None], inputs)
-      np.testing.assert_allclose(old[image, turn], want[first + 1:], atol=2e-5)
+  for image, turn in ((0, 1), (2, 0)):
+    first = int(batch.first[image, turn])
+    tokens = jnp.concatenate([batch.tokens[image, :first + 1], batch.nodes[image, turn]])
+    inputs = jnp.concatenate(
+        [features[:, image, :first + 1], jnp.moveaxis(answers[image, turn, :-1], 1, 0)], axis=1)
+    want = _said(params, target_params, tokens[None], inputs)
+    np.testing.assert_allclose(old[image, turn], want[first + 1:], atol=2e-5)
 
-      start = first + int(batch.accepted[image, turn]) + 1
-      room = max(min(LENGTH - 1, 19 - start), 0)
-      inputs = jnp.concatenate([features[:, image, :start + 1], jnp.moveaxis(
-          hints[image, turn, :room], 1, 0)], axis=1)
-      want = _said(params, target_params, batch.tokens[None, image, :start + 1 + room], inputs)
-      np.testing.assert_allclose(said[:, image, start], want[start], atol=2e-5)
-      np.testing.assert_allclose(new[image, turn, :room], want[start + 1:], atol=2e-5)
+    start = first + int(batch.accepted[image, turn]) + 1
+    room = max(min(LENGTH - 1, 19 - start), 0)
+    inputs = jnp.concatenate([features[:, image, :start + 1], jnp.moveaxis(
+        hints[image, turn, :room], 1, 0)], axis=1)
+    want = _said(params, target_params, batch.tokens[None, image, :start + 1 + room], inputs)
+    np.testing.assert_allclose(said[:, image, start], want[start], atol=2e-5)
+    np.testing.assert_allclose(new[image, turn, :room], want[start + 1:], atol=2e-5)
 
 
 def test_whole_images_are_read_alike(met, target_params, params):
