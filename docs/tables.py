@@ -34,8 +34,6 @@ REPORTS = {
     'overhead': 'python -m experiments.overhead',
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected/numbers.py',
-    'corrected_ablations':
-        'python -m experiments.topologies --config=configs/corrected/ablations.py',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
     'sjd': 'python -m experiments.papers.sjd',
@@ -173,7 +171,6 @@ TABLES: dict[str, Table] = {
     'curves': Table('benchmark', lambda path: '![Trade-off curves](pictures/curves.png)'),
     'conclusions': Table('benchmark', _CONCLUSIONS),
     'corrected': Table('corrected', _own),
-    'corrected_ablations': Table('corrected_ablations', _own),
     'corrected_proof': Table('corrected_proof', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         "images equal to vanilla's": '{equal_to_baseline:.2%}',
