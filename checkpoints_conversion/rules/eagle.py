@@ -13,7 +13,6 @@ from cspd_jax.models.eagle import PRESETS, EagleConfig
 
 Params = Any
 
-
 # The targets that have one vocabulary of text and images.
 _UNIFIED = {'anole': 'anole_7b', 'lumina_mgpt': 'lumina_mgpt_7b_768'}
 
@@ -55,12 +54,16 @@ def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) ->
   return table
 
 
+def _target(form: str, vocab_size: int) -> unified.UnifiedConfig | None:
+  """The published target whose vocabulary a drafter has, if that is one of text and images."""
+  target = unified.PRESETS.get(_UNIFIED.get(form, ''))
+  return target if target is not None and target.vocab_size == vocab_size else None
+
+
 def _tokens(form: str, vocab_size: int) -> base.Transform:
   """The table of tokens in the order of the target."""
-  target = unified.PRESETS.get(_UNIFIED.get(form, ''))
-  if target is None or vocab_size != target.vocab_size:
-    return KEEP
-  return base.reorder(unified.order(target))
+  target = _target(form, vocab_size)
+  return KEEP if target is None else base.reorder(unified.order(target))
 
 
 def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> EagleConfig:
@@ -86,8 +89,7 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> Eagle
   else:
     architecture, norm_eps = 'chameleon', 1e-5
     head_dim = shape('layers.0.self_attn.q_norm.weight', 2)[1]
-  target = unified.PRESETS.get(_UNIFIED.get(form, ''))
-  is_published = target is not None and vocab_size == target.vocab_size
+  target = _target(form, vocab_size)
   side = family.tokens_per_side(options, list(presets))
   # Lumina-mGPT ends rows and the image with tokens of their own.
   width, ends = (side + 1, 1) if form == 'lumina_mgpt' else (side, 0)
@@ -95,7 +97,7 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> Eagle
       family=architecture, num_tokens=side * width + ends, row_width=width, dim=dim,
       num_heads=projections['q'] // head_dim, num_kv_heads=projections['k'] // head_dim,
       ffn_dim=ffn_dim, vocab_size=vocab_size, norm_eps=norm_eps, own_embedding=True,
-      num_outputs=target.num_image_tokens if is_published else None)
+      num_outputs=None if target is None else target.num_image_tokens)
 
 
 def compare_embedding(params: Params, target_params: Params) -> dict[str, float]:

@@ -181,7 +181,6 @@ def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = No
   sampling = model.sampling(**given)
   specification = model.specification(
       decoder, **{name: value for name, value in options.items() if name not in given})
-  engine.check_drafts(specification, model.drafts, model.name)
   prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
   condition, captions = model.condition(prompts), model.conditions.captions(prompts)
   numbered = prompts_lib.seeds(seed, len(captions))

@@ -38,11 +38,15 @@ def build(parts: Parts) -> Model:
   for size in ('height', 'width', 'num_codes', 'row_end', 'image_ends', 'vocab_size'):
     parts.pair('draft', size)
   layers = unified.first_layers(target.params, config, max(1, config.num_layers // 8))
+  words = parts.loaded.get('text')
+  text = (None if words is None or _is_described(words)
+          else bpe.read(words.params, words.config.form))
+  write = None if words is None else prompts_lib.WRITERS[words.config.form]
   return Model(
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
       target=lambda *, guided: unified.target(config, guided=guided),
-      conditions=_conditions(config, parts.loaded.get('text')), tokenizer=_tokenizer(parts),
+      conditions=_conditions(config, text, write), tokenizer=_tokenizer(parts, text),
       drafts=drafts.discrete(
           parts, lambda config, guided: unified.target(config, guided=guided), layers),
       forward=lambda params, condition, tokens, drop: unified.logits_and_features(
@@ -55,8 +59,12 @@ def _is_described(loaded: Any) -> bool:
   return isinstance(jax.tree.leaves(loaded.params)[0], jax.ShapeDtypeStruct)
 
 
-def _tokenizer(parts: Parts) -> Tokenizer | None:
+def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
   """The image tokenizer, with the codes that the model's tokens stand for.
+
+  Args:
+    parts: the networks.
+    text: the file of the text part, which says them for Chameleon's tokenizer.
 
   Raises:
     ValueError: if nothing tells them.
@@ -66,14 +74,12 @@ def _tokenizer(parts: Parts) -> Tokenizer | None:
     return None
   if loaded.kind == 'emu3_vq':
     return _pixels(config, loaded, emu3_vq, np.arange(config.num_codes))
-  if 'text' not in parts.loaded:
+  if text is None:
     raise ValueError(
         f'model {parts.name!r} has an image tokenizer but no text part, whose file says which code '
         'an image token stands for; convert it into the same folder with cspd-convert '
         '--family=lumina_mgpt_text (or anole_text), give text=FOLDER, or load with tokenizer=None.')
-  code = prompts_lib.code_map(
-      bpe.read(parts.loaded['text'].params, parts.loaded['text'].config.form),
-      config.first_code, config.num_codes)
+  code = prompts_lib.code_map(text, config.first_code, config.num_codes)
   features = lambda params, images: frechet.features(params, loaded.config, images)
   return _pixels(config, loaded, vq, code)._replace(features=features)
 
@@ -95,20 +101,18 @@ def _pixels(config: unified.UnifiedConfig, loaded: Any, network: Any, code: np.n
   return Tokenizer(sizes, loaded.params, decode=decode, codebook=codebook)
 
 
-def _conditions(config: unified.UnifiedConfig, loaded: Any) -> Conditions:
+def _conditions(config: unified.UnifiedConfig, text: bpe.Text | None,
+                write: prompts_lib.Writer | None) -> Conditions:
   """Prompts in words, if the model has a text part, or in tokens with their published ids."""
   place = np.argsort(unified.order(config))
-  text = (None if loaded is None or _is_described(loaded)
-          else bpe.read(loaded.params, loaded.config.form))
 
   def written(prompts):
-    if text is None or not isinstance(prompts, (list, tuple)) or not all(
+    if text is None or write is None or not isinstance(prompts, (list, tuple)) or not all(
         isinstance(prompt, str) for prompt in prompts):
       words = 'words, or' if text else 'no words, for it has no text part, but'
       raise ValueError(
           f'prompts is {str(prompts)[:80]!r}; this model takes {words} a causal.Prompt of '
           'published token ids: a stream with the prompt, one with what guidance leads away from.')
-    write = prompts_lib.WRITERS[loaded.config.form]
     return prompts_lib.padded(
         [write(text, prompt, config.height, config.width) for prompt in prompts])
 

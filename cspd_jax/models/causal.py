@@ -281,11 +281,25 @@ def network(model: Causal, num_streams: int) -> Network:
   return Network(prefill, step, logits, vocab_size, model.num_tokens)
 
 
-def first_layers(params: Params, num_layers: int) -> Params:
-  """The parameters of a model's first layers; nothing is copied."""
+def first_layers(params: Params, num_layers: int, model: Callable[[int], Causal]
+                 ) -> tuple[Params, Callable[[bool], Network]]:
+  """A model's first layers with its final norm and output matrix, as a drafting network.
+
+  Args:
+    params: of the model; nothing is copied.
+    num_layers: layers to keep.
+    model: `num_streams -> ` what sets the model with so many layers apart.
+
+  Returns:
+    The parameters that are left, and `guided -> Network`.
+  """
   kept = {name: part for name, part in params['transformer'].items()
           if not name.startswith('layers_') or int(name.removeprefix('layers_')) < num_layers}
-  return dict(params, transformer=kept)
+  def build(guided):
+    streams = 2 if guided else 1
+    return network(model(streams), streams)
+
+  return dict(params, transformer=kept), build
 
 
 class Prompt(NamedTuple):

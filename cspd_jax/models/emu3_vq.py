@@ -76,19 +76,15 @@ class TimeConv(nn.Module):
 
   @nn.compact
   def __call__(self, *frames):
-    """Convolves frames `[B, H, W, C]`, each with the tap it is for: the last ones of the kernel.
-
-    A frame that is given as None is zero.
-    """
-    width = next(frame.shape[-1] for frame in frames if frame is not None)
+    """Convolves frames `[B, H, W, C]` with the last taps of the kernel; those before are zero."""
+    width = frames[0].shape[-1]
     kernel = self.param('kernel', nn.initializers.lecun_normal(),
                         (self.taps, self.space, self.space, width, self.features))
     bias = self.param('bias', nn.initializers.zeros, (self.features,))
     out = bias
     for frame, tap in zip(reversed(frames), reversed(range(self.taps))):
-      if frame is not None:
-        out = out + jax.lax.conv_general_dilated(
-            frame, kernel[tap], (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
+      out = out + jax.lax.conv_general_dilated(
+          frame, kernel[tap], (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
     return out
 
 

@@ -269,19 +269,9 @@ def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
 
 def first_layers(params: Params, config: LlamaGenConfig, num_layers: int
                  ) -> tuple[Params, Callable[[bool], Network]]:
-  """A model's first layers with its final norm and output matrix, as a drafting network.
-
-  Args:
-    params: of the model; nothing is copied.
-    config: its sizes.
-    num_layers: layers to keep.
-
-  Returns:
-    The parameters that are left, and `guided -> Network`.
-  """
+  """The model's first layers as a drafting network; see `causal.first_layers`."""
   small = dataclasses.replace(config, num_layers=num_layers)
-  return (causal.first_layers(params, num_layers),
-          lambda guided: causal.network(_causal(small), num_streams=2 if guided else 1))
+  return causal.first_layers(params, num_layers, lambda num_streams: _causal(small))
 
 
 def _causal(config: LlamaGenConfig) -> causal.Causal:

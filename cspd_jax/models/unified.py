@@ -11,6 +11,7 @@ columns of the codes alone.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -196,20 +197,9 @@ def target(config: UnifiedConfig, *, guided: bool) -> base.Target:
 
 def first_layers(params: Params, config: UnifiedConfig, num_layers: int
                  ) -> tuple[Params, Callable[[bool], Network]]:
-  """A model's first layers with its final norm and output matrix, as a drafting network.
-
-  Args:
-    params: of the model; nothing is copied.
-    config: its sizes.
-    num_layers: layers to keep.
-
-  Returns:
-    The parameters that are left, and `guided -> Network`.
-  """
+  """The model's first layers as a drafting network; see `causal.first_layers`."""
   small = dataclasses.replace(config, num_layers=num_layers)
-  streams = lambda guided: 2 if guided else 1
-  return (causal.first_layers(params, num_layers),
-          lambda guided: causal.network(_causal(small, streams(guided)), streams(guided)))
+  return causal.first_layers(params, num_layers, functools.partial(_causal, small))
 
 
 def logits_and_features(

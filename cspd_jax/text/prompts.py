@@ -65,7 +65,9 @@ def emu3(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], l
   return request, away
 
 
-WRITERS: dict[str, Callable[[Text, str, int, int], tuple[list[int], list[int]]]] = {
+# `(text, prompt, height, width) -> ` the ids of both contexts.
+Writer = Callable[[Text, str, int, int], tuple[list[int], list[int]]]
+WRITERS: dict[str, Writer] = {
     'lumina_mgpt': lumina_mgpt, 'anole': anole, 'emu3': emu3}
 
 
