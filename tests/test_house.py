@@ -27,6 +27,7 @@ ROWS = (
     {'cspd_jax.models', 'cspd_jax.text'},
     {'cspd_jax.decoding', 'cspd_jax.continuous'},
     {'cspd_jax.core', 'cspd_jax.version'},
+    {'cspd_jax.sharding'},
 )
 # Neighbours in a row that know nothing of each other.
 STRANGERS = (

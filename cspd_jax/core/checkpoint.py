@@ -14,6 +14,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from cspd_jax import sharding as sharding_lib
 from cspd_jax.core import files
 
 Params = Any
@@ -39,10 +41,12 @@ class Kind(NamedTuple):
   Attributes:
     config: the dataclass with its sizes.
     init: `(config, key) -> params`, from which the expected shapes are taken.
+    split: what of the parameters can be divided over devices; see `sharding.split`.
   """
 
   config: type[Any]
   init: Callable[[Any, jax.Array], Params]
+  split: Mapping[str, int] = MappingProxyType({})
 
 
 # What `kind` may be; families add theirs with `register`.
@@ -164,8 +168,9 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = 
   Args:
     path_or_name: a folder written by `save`, or the name of a shipped model.
     dtype: the dtype of the floating-point parameters; None keeps the stored one.
-    sharding: where the parameters go: a device, a `jax.sharding.Sharding`, or
-      a tree of those like the parameters. None means the default device.
+    sharding: where the parameters go: a device, a `jax.sharding.Sharding`, a tree of those like
+      the parameters, or a mesh of `sharding.make_mesh`, over which they are divided as their kind
+      says. None means the default device.
 
   Returns:
     The model.
@@ -173,10 +178,13 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = 
   Raises:
     CheckpointError: if there is no such checkpoint, or it is damaged, or its
       parameters do not belong to its config.
+    ValueError: if they cannot be divided over the mesh.
   """
   folder = _find(path_or_name)
   kind, config, metadata = _read_description(folder)
   expected = _expected(KINDS[kind], config)
+  if isinstance(sharding, jax.sharding.Mesh):
+    sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
   try:
     stored = ocp.checkpointables_metadata(folder / 'arrays').metadata['params']
     if stored is None:

@@ -5,11 +5,14 @@
 is a folder of `core.checkpoint`, inside of the model's folder or elsewhere.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 from cspd_jax.core import checkpoint, files
 from cspd_jax.core.checkpoint import CheckpointError, Loaded
@@ -18,6 +21,8 @@ from cspd_jax.families.model import Model
 
 _FORMAT = 1
 _FILE = 'model.json'
+# Networks that take no part in decoding tokens; they stay on one device.
+_ALONE = ('tokenizer', 'text')
 
 
 def shipped() -> list[str]:
@@ -34,8 +39,10 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
       the folder of a target alone.
     dtype: dtype of the floating-point parameters. None takes what the model's defaults say,
       or else what is stored.
-    sharding: where the target's parameters go: a device, a `jax.sharding.Sharding`, or a tree
-      of those like the parameters. None means the default device.
+    sharding: a mesh of `sharding.make_mesh`: images are divided over its groups of devices, and
+      the parameters of target and drafters over the devices of a group. Or where the target's
+      parameters go: a device, a `jax.sharding.Sharding`, or a tree of those like the parameters.
+      None means the default device.
     **parts: networks that replace the model's own, by role, such as `draft=` or `tokenizer=`:
       a folder, a network that is loaded already, or None to leave it out.
 
@@ -45,8 +52,10 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
   Raises:
     CheckpointError: if there is no such model, it has no target yet, or one of its networks is
       missing, damaged or of the wrong kind.
-    ValueError: if the networks do not belong together, or a role is unknown.
+    ValueError: if the networks do not belong together, a role is unknown, or a network cannot be
+      divided over the mesh.
   """
+  mesh = sharding if isinstance(sharding, jax.sharding.Mesh) else None
   folder = _find(name_or_folder)
   description = read(folder)
   family = family_lib.get(description['family'])
@@ -63,7 +72,8 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
     if role not in parts:
       part = folder / part
     if not isinstance(part, Loaded):
-      part = checkpoint.load(part, dtype=dtype, sharding=sharding if role == 'target' else None)
+      place = sharding if role == 'target' else mesh if role not in _ALONE else None
+      part = checkpoint.load(part, dtype=dtype, sharding=place)
     if part.kind not in family.roles.get(role, ()):
       raise CheckpointError(
           f'{role} is a {part.kind!r} network; in a {family.name!r} model it must be of kind: '
@@ -75,7 +85,8 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
   if 'target' not in loaded:
     raise CheckpointError(f'model {folder.name!r} has no target yet; convert one into its folder '
                           f'with cspd-convert --output={folder}, or give target=.')
-  return family.build(family_lib.Parts(folder.name, loaded, defaults))
+  model = family.build(family_lib.Parts(folder.name, loaded, defaults))
+  return model if mesh is None else dataclasses.replace(model, mesh=mesh)
 
 
 def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],

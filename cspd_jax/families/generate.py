@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax import sharding
 from cspd_jax.core import files, programs, random as random_lib
 from cspd_jax.families import prompts as prompts_lib
 from cspd_jax.families.images import Generated, Partial
@@ -202,9 +203,15 @@ def decode(task: Task) -> Any:
   Returns:
     The decoder's result, NumPy arrays.
   """
-  run = programs.kept(
-      task.model, (str(task.specification), task.guided), lambda: jax.jit(task.decoder))
-  return jax.device_get(run(task.model.params, *task.arguments()))
+  model, count = task.model, len(task.captions)
+  run = programs.kept(model, (str(task.specification), task.guided), lambda: jax.jit(
+      task.decoder if model.mesh is None else sharding.over_images(task.decoder, model.mesh)))
+  if model.mesh is not None:
+    # Every group of devices takes as many images as the others.
+    groups = model.mesh.shape[sharding.DATA]
+    task = task.pick(np.minimum(np.arange(-(-count // groups) * groups), count - 1))
+  decoded = jax.device_get(run(model.params, *task.arguments()))
+  return jax.tree.map(lambda leaf: leaf[:count], decoded)
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from cspd_jax.families import classes, drafts, engines
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.families.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
-from cspd_jax.models import eagle, llamagen, medusa, neighbours, vq
+from cspd_jax.models import eagle, llamagen, medusa, neighbours, transformer, vq
 
 
 def build(parts: Parts) -> Model:
@@ -75,9 +75,9 @@ def _captions() -> Conditions:
 FAMILY = Family(
     name='llamagen',
     kinds={
-        'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init),
+        'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init, transformer.SPLIT),
         'vq': Kind(vq.VQConfig, vq.init),
-        'eagle': Kind(eagle.EagleConfig, eagle.init),
+        'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT),
         'medusa': Kind(medusa.MedusaConfig, medusa.init),
         'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init),
     },

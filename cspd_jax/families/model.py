@@ -92,6 +92,7 @@ class Model:
     head_drafter: `(schedule, guided) -> [levels]` the blend of `exact_head`, or None;
       continuous tokens only.
     metadata: what was stored with the target.
+    mesh: the devices that it is divided over; None if there is only one.
   """
 
   name: str
@@ -108,6 +109,7 @@ class Model:
   forward: Callable[..., tuple[jax.Array, jax.Array]] | None = None
   head_drafter: Callable[..., np.ndarray | None] | None = None
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  mesh: jax.sharding.Mesh | None = None
   # Compiled programs, the newest last; see `core.programs.kept`.
   programs: dict = dataclasses.field(default_factory=dict)
 

@@ -11,7 +11,7 @@ from cspd_jax.families import drafts, engines
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.families.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
-from cspd_jax.models import eagle, emu3_vq, neighbours, unified, vq
+from cspd_jax.models import eagle, emu3_vq, neighbours, transformer, unified, vq
 from cspd_jax.models.causal import Prompt
 from cspd_jax.text import bpe, prompts as prompts_lib
 
@@ -135,11 +135,11 @@ def _conditions(config: unified.UnifiedConfig, text: bpe.Text | None,
 FAMILY = Family(
     name='unified',
     kinds={
-        'unified': Kind(unified.UnifiedConfig, unified.init),
+        'unified': Kind(unified.UnifiedConfig, unified.init, transformer.SPLIT),
         'vq': Kind(vq.VQConfig, vq.init),
         'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init),
         'text': Kind(bpe.TextConfig, bpe.init),
-        'eagle': Kind(eagle.EagleConfig, eagle.init),
+        'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT),
         'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init),
     },
     roles={'target': ('unified',), 'tokenizer': ('vq', 'emu3_vq'), 'text': ('text',),

@@ -28,6 +28,13 @@ KeyValues = tuple[tuple[jax.Array, jax.Array], ...]
 _MAX_UNROLLED_ROWS = 8
 _MASKED = -1e30
 
+# What of the parameters is divided over devices, see `sharding.split`: heads, and the hidden width
+# of the feed-forward layers. Two sums per layer join the parts. Every device has the tables of
+# tokens: to read the columns of the image tokens takes less time than to gather logits.
+SPLIT = {
+    '.*/(query|key|value)': 1, '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
+    '.*/(gate|up)': 1, '.*/down': 0}
+
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:

@@ -1,0 +1,81 @@
+"""Tokens on several devices, printed as JSON; `test_several_devices` runs this as a program."""
+
+import json
+import re
+import sys
+import tempfile
+
+import jax
+import numpy as np
+
+import cspd_jax
+from cspd_jax import families, sharding
+from cspd_jax.core import checkpoint
+from cspd_jax.families import generate
+from cspd_jax.models import eagle, llamagen
+
+_COLLECTIVE = re.compile(
+    r' (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(')
+DECODERS = ('mc_sjd(window=8)', 'eagle(tree=chain(3))', 'corrected(by=layers, window=6, passes=2)')
+
+
+def _random(params):
+  """Parameters of some size everywhere, none left zero."""
+  rng = np.random.default_rng(0)
+  return jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape) * 0.3), params)
+
+
+def save(folder):
+  """A small model of classes with an EAGLE network."""
+  config = llamagen.LlamaGenConfig(
+      height=4, width=4, vocab_size=32, num_classes=3, dim=32, num_layers=2, num_heads=4,
+      num_kv_heads=4, ffn_dim=48)
+  drafter = eagle.EagleConfig(
+      num_tokens=16, row_width=4, dim=32, num_heads=4, ffn_dim=48, vocab_size=32, norm_eps=1e-5)
+  checkpoint.save(f'{folder}/target', 'llamagen', config,
+                  _random(llamagen.init(config, jax.random.key(0))))
+  checkpoint.save(f'{folder}/eagle', 'eagle', drafter,
+                  _random(eagle.init(drafter, jax.random.key(0))))
+  families.save(folder, 'llamagen', {'target': 'target', 'eagle': 'eagle'})
+
+
+def decoded(model, decoder):
+  """What three images are decoded to; the model has no pixels."""
+  specification, sampling = model.specification(decoder), model.sampling(guidance_scale=2.0)
+  task = generate.Task(
+      model, specification, model.decoder(specification), True, model.condition([0, 1, 2]),
+      ['a', 'b', 'c'], [(0, 0), (0, 1), (0, 2)], sampling)
+  found = generate.decode(task)
+  return task, dict(tokens=found.tokens.tolist(), rounds=found.rounds.tolist())
+
+
+def collectives(task):
+  """How often each kind of exchange between devices stands in the compiled decoder."""
+  program = jax.jit(sharding.over_images(task.decoder, task.model.mesh))
+  whole = task.pick(np.resize(np.arange(3), 4))
+  text = program.lower(task.model.params, *whole.arguments()).compile().as_text()
+  names = _COLLECTIVE.findall(text)
+  return {name: names.count(name) for name in set(names)}
+
+
+def main(count, shapes):
+  """Prints what the first decoders give on one device, and on the devices of every shape."""
+  found = {}
+  with tempfile.TemporaryDirectory() as folder:
+    save(folder)
+    for name in (None, *shapes):
+      mesh = name and sharding.make_mesh(*name, devices=jax.devices()[:name[0] * name[1]])
+      model, runs, task = cspd_jax.load(folder, sharding=mesh), {}, None
+      for decoder in DECODERS[:count]:
+        last, runs[decoder] = decoded(model, decoder)
+        task = task or last
+      if mesh is not None:
+        query = model.params['transformer']['layers_0']['query']
+        runs['part'] = query.addressable_shards[0].data.shape[1]
+        runs['collectives'] = collectives(task)
+      found['x'.join(map(str, name or [1]))] = runs
+  print(json.dumps(found))
+
+
+if __name__ == '__main__':
+  main(int(sys.argv[1]), [tuple(map(int, text.split('x'))) for text in sys.argv[2:]])

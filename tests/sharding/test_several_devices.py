@@ -1,0 +1,77 @@
+"""Models over several devices, which a CPU can pretend to have."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cspd_jax import sharding
+
+_LAYERS = 2
+
+
+def _run(decoders, *shapes):
+  """What `several_devices` prints for so many decoders and meshes such as '2x4'."""
+  flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8'
+  done = subprocess.run(
+      [sys.executable, pathlib.Path(__file__).with_name('several_devices.py'), str(decoders),
+       *shapes],
+      capture_output=True, text=True, env=os.environ | dict(XLA_FLAGS=flags), check=False)
+  assert not done.returncode, done.stderr[-3000:]
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def _check(found, shapes):
+  alone = found['1']
+  assert len({tuple(row) for row in alone['mc_sjd(window=8)']['tokens']}) == 3
+  for shape in shapes:
+    runs, (data, model) = found[shape], map(int, shape.split('x'))
+    for decoder in runs.keys() & alone.keys():
+      assert runs[decoder] == alone[decoder], (shape, decoder)
+    assert runs['part'] == 4 // model
+    # The prefill and a round: one sum behind the attention of a layer and one behind the rest.
+    wanted = {'all-reduce': 2 * 2 * _LAYERS} if model > 1 else {}
+    assert runs['collectives'] == wanted, (shape, data)
+
+
+def test_one_image_over_two_devices_and_two_images_at_a_time():
+  _check(_run(1, '2x2'), ['2x2'])
+
+
+@pytest.mark.slow
+def test_other_meshes():
+  shapes = '1x2', '1x4', '2x1', '4x1', '8x1', '2x4'
+  _check(_run(1, *shapes), shapes)
+
+
+@pytest.mark.slow
+def test_other_decoders():
+  _check(_run(3, '2x4'), ['2x4'])
+
+
+def test_make_mesh():
+  mesh = sharding.make_mesh()
+  assert mesh.shape == {'data': 1, 'model': len(jax.devices())}
+  with pytest.raises(ValueError, match=r'data is 2 and model is 3, which makes 6 devices'):
+    sharding.make_mesh(2, 3)
+  with pytest.raises(ValueError, match=r'data is 0; it must be a whole number, at least 1'):
+    sharding.make_mesh(0)
+
+
+def test_what_cannot_be_divided_is_named():
+  devices = jax.sharding.AbstractMesh((1, 3), ('data', 'model'))
+  shapes = {'layers': {'query': jax.ShapeDtypeStruct((8, 4, 2), jnp.float32)}}
+  with pytest.raises(
+      ValueError, match=r'over 3 devices, but axis 1 of its layers/query has size 4'):
+    sharding.split(shapes, {'.*/query': 1}, devices)
+  other = jax.sharding.AbstractMesh((1, 2), ('x', 'y'))
+  with pytest.raises(ValueError, match=r"a mesh with the axes \('x', 'y'\); it must have"):
+    sharding.split(shapes, {'.*/query': 1}, other)
+  pair = jax.sharding.AbstractMesh((1, 2), ('data', 'model'))
+  placed = sharding.split(shapes, {'.*/query': 1}, pair)
+  assert placed['layers']['query'].spec == jax.sharding.PartitionSpec(None, 'model')
