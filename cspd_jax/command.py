@@ -11,6 +11,7 @@ input ends with one message and exit code 2, before anything is compiled.
 
 import argparse
 import pathlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -18,6 +19,7 @@ from typing import NoReturn
 from absl import logging
 
 import cspd_jax
+from cspd_jax import sharding
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.evaluation import progress
@@ -54,7 +56,9 @@ def _generate(arguments: argparse.Namespace) -> None:
   if arguments.prompt and arguments.prompts:
     raise ValueError(f'prompt is {arguments.prompt} and prompts is {arguments.prompts!r}; give '
                      'only one of them.')
-  model = cspd_jax.load(arguments.model, dtype=arguments.dtype)
+  grid, mesh = (_pair(name, getattr(arguments, name)) for name in ('grid', 'mesh'))
+  model = cspd_jax.load(arguments.model, dtype=arguments.dtype, grid=grid,
+                        sharding=mesh and sharding.make_mesh(*mesh))
   prompts = pathlib.Path(arguments.prompts) if arguments.prompts else arguments.prompt
   sampling = {name: getattr(arguments, name) for name in model.engine.options._fields}
   if unknown := [name for name in _SAMPLING if name not in sampling
@@ -69,6 +73,20 @@ def _generate(arguments: argparse.Namespace) -> None:
   with progress.bar('generating') as show:
     gallery.generate(vars(arguments), show)
   print(f'Images and report.json are in {gallery.folder}.')
+
+
+def _pair(name: str, text: str | None) -> tuple[int, int] | None:
+  """The two numbers of a text such as '2x4'.
+
+  Raises:
+    ValueError: for another text.
+  """
+  if text is None:
+    return None
+  found = re.fullmatch(r'(\d{1,6})x(\d{1,6})', text)
+  if not found:
+    raise ValueError(f'{name} is {text!r}; it must be two numbers, such as 2x4.')
+  return int(found[1]), int(found[2])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -94,6 +112,11 @@ def _parser() -> argparse.ArgumentParser:
                       '8.')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'],
                       help="Of the parameters. Default: the model's.")
+  parser.add_argument('--grid', help='Rows and columns of tokens, such as 48x32, of a model that '
+                      "makes images of several sizes. Default: the model's.")
+  parser.add_argument('--mesh', help='Several devices, such as 2x4: two groups that make images of '
+                      'their own, each of four devices that the model is divided over. Default: '
+                      'one device.')
   for name in _SAMPLING:
     kind = int if isinstance(getattr(Warp(), name, None), int) else float
     parser.add_argument(f'--{name}', type=kind, help="Sampling option. Default: the model's.")

@@ -52,12 +52,15 @@ class Family(NamedTuple):
     roles: by role, the kinds of networks that may have it; 'target' is a must, and
       'tokenizer' is what makes pixels.
     build: joins networks into a model; raises ValueError if they do not belong together.
+    resize: `(networks by role, (rows, columns)) -> ` the same for images of so many tokens; None if
+      a model makes images of one size.
   """
 
   name: str
   kinds: Mapping[str, Kind]
   roles: Mapping[str, tuple[str, ...]]
   build: Callable[[Parts], Model]
+  resize: Callable[[Mapping[str, Loaded], tuple[int, int]], Mapping[str, Loaded]] | None = None
 
 
 FAMILIES: dict[str, Family] = {}

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ def shipped() -> list[str]:
 
 
 def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any = None,
-         **parts: str | os.PathLike | Loaded | None) -> Model:
+         grid: tuple[int, int] | None = None, **parts: str | os.PathLike | Loaded | None) -> Model:
   """Loads a model.
 
   Args:
@@ -43,6 +43,8 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
       the parameters of target and drafters over the devices of a group. Or where the target's
       parameters go: a device, a `jax.sharding.Sharding`, or a tree of those like the parameters.
       None means the default device.
+    grid: rows and columns of tokens of an image, for families whose models make images of several
+      sizes. None takes the model's own.
     **parts: networks that replace the model's own, by role, such as `draft=` or `tokenizer=`:
       a folder, a network that is loaded already, or None to leave it out.
 
@@ -52,8 +54,8 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
   Raises:
     CheckpointError: if there is no such model, it has no target yet, or one of its networks is
       missing, damaged or of the wrong kind.
-    ValueError: if the networks do not belong together, a role is unknown, or a network cannot be
-      divided over the mesh.
+    ValueError: if the networks do not belong together, a role is unknown, the model makes no images
+      of that size, or a network cannot be divided over the mesh.
   """
   mesh = sharding if isinstance(sharding, jax.sharding.Mesh) else None
   folder = _find(name_or_folder)
@@ -62,31 +64,48 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
   if unknown := sorted(set(parts) - set(family.roles)):
     raise ValueError(f'{unknown[0]} is no part of a {family.name!r} model; parts are: '
                      f'{", ".join(family.roles)}.')
+  resized = _resize(grid, family)
   defaults = dict(description['defaults'])
   stored_dtype = defaults.pop('dtype', None)
   dtype = stored_dtype if dtype is None else dtype
-  loaded = {}
-  for role, part in ({**description['parts'], **parts}).items():
-    if part is None:
-      continue
-    if role not in parts:
-      part = folder / part
-    if not isinstance(part, Loaded):
-      place = sharding if role == 'target' else mesh if role not in _ALONE else None
-      part = checkpoint.load(part, dtype=dtype, sharding=place)
-    if part.kind not in family.roles.get(role, ()):
-      raise CheckpointError(
-          f'{role} is a {part.kind!r} network; in a {family.name!r} model it must be of kind: '
-          f'{", ".join(family.roles.get(role, ("none",)))}.')
-    loaded[role] = part
+  places = {'target': sharding} | dict.fromkeys(_ALONE)
+  loaded = {
+      role: _network(role, part if role in parts else folder / part, family, dtype,
+                     places.get(role, mesh))
+      for role, part in (description['parts'] | parts).items() if part is not None}
   if 'target' in parts and 'target' not in loaded:
     raise ValueError(f'target is None, but model {folder.name!r} cannot be without; leave it out '
                      'or give a folder.')
   if 'target' not in loaded:
     raise CheckpointError(f'model {folder.name!r} has no target yet; convert one into its folder '
                           f'with cspd-convert --output={folder}, or give target=.')
-  model = family.build(family_lib.Parts(folder.name, loaded, defaults))
+  model = family.build(family_lib.Parts(folder.name, resized(loaded), defaults))
   return model if mesh is None else dataclasses.replace(model, mesh=mesh)
+
+
+def _network(role: str, part: Any, family: family_lib.Family, dtype: Any, sharding: Any) -> Loaded:
+  """A network of a model, loaded unless it is; raises CheckpointError if it is of no such kind."""
+  if not isinstance(part, Loaded):
+    part = checkpoint.load(part, dtype=dtype, sharding=sharding)
+  if part.kind not in family.roles.get(role, ()):
+    raise CheckpointError(
+        f'{role} is a {part.kind!r} network; in a {family.name!r} model it must be of kind: '
+        f'{", ".join(family.roles.get(role, ("none",)))}.')
+  return part
+
+
+def _resize(grid: Any, family: family_lib.Family) -> Callable[[dict[str, Loaded]], Any]:
+  """What makes networks into those for images of this size, or raises ValueError."""
+  resize = family.resize
+  if grid is None:
+    return lambda loaded: loaded
+  if resize is None:
+    raise ValueError(f'grid is {grid}, but a {family.name!r} model makes images of one size; leave '
+                     'it out.')
+  if not isinstance(grid, (tuple, list)) or len(grid) != 2 or not all(
+      isinstance(size, int) and size > 0 for size in grid):
+    raise ValueError(f'grid is {grid!r}; it must be rows and columns of tokens, such as (32, 48).')
+  return lambda loaded: resize(loaded, (grid[0], grid[1]))
 
 
 def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],

@@ -1,12 +1,14 @@
 """Unified models: one vocabulary for text and images, as Lumina-mGPT, Anole and Emu3 have."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core.checkpoint import Kind
+from cspd_jax.core.checkpoint import Kind, Loaded
 from cspd_jax.families import drafts, engines
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.families.model import Conditions, Model, Tokenizer
@@ -52,6 +54,16 @@ def build(parts: Parts) -> Model:
       forward=lambda params, condition, tokens, drop: unified.logits_and_features(
           params, config, condition, tokens, drop),
       defaults=parts.defaults, metadata=target.metadata)
+
+
+def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
+  """The networks for images of so many rows and columns of codes; the parameters do not change."""
+  height, width = grid
+  target = dataclasses.replace(loaded['target'].config, height=height, width=width)
+  tokens = dict(num_tokens=target.num_tokens, row_width=target.row_width)
+  sizes = {'unified': dict(height=height, width=width), 'eagle': tokens, 'neighbours': tokens}
+  return {role: part._replace(config=dataclasses.replace(part.config, **sizes.get(part.kind, {})))
+          for role, part in loaded.items()}
 
 
 def _is_described(loaded: Any) -> bool:
@@ -145,4 +157,4 @@ FAMILY = Family(
     roles={'target': ('unified',), 'tokenizer': ('vq', 'emu3_vq'), 'text': ('text',),
            'draft': ('unified',), 'eagle': ('eagle',), 'neighbours': ('neighbours',),
            'corrector': ('eagle',)},
-    build=build)
+    build=build, resize=resize)

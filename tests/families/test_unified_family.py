@@ -133,6 +133,34 @@ def test_pictures_of_words(folder, tmp_path):
   assert len(list((tmp_path / 'out').glob('*.png'))) == 1
 
 
+def test_images_of_other_sizes(folder):
+  own, wide = cspd_jax.load(folder), cspd_jax.load(folder, grid=(2, 8))
+  assert wide.grid == (2, 8) and wide.num_tokens == 2 * 9 + 1
+  condition = wide.condition(['a cat'])
+  size = unified.order(CONFIG)[np.asarray(condition.tokens)[0, 1, -2:]]
+  np.testing.assert_array_equal(size, [8804 + 1, 8804 + 4])
+  made = wide.generate('a cat', seed=1, decoder='vanilla')
+  assert made.images.shape == (1, 2, 8, 3)
+  np.testing.assert_array_equal(made.decoded.tokens[0, [8, 17, 18]], [8192, 8192, 8193])
+  assert own.params['transformer'].keys() == wide.params['transformer'].keys()
+
+
+@pytest.mark.parametrize('grid, message', [
+    ((0, 4), r'grid is \(0, 4\); it must be rows and columns'), ((2.0, 4), 'grid is'),
+    ('4x4', "grid is '4x4'; it must be rows"), ((3, 4), 'has 3x4 codes; Lumina-mGPT knows even')])
+def test_sizes_that_there_are_not(folder, grid, message):
+  with pytest.raises(ValueError, match=message):
+    cspd_jax.load(folder, grid=grid).condition(['a cat'])
+
+
+def test_sizes_of_the_command(folder, tmp_path, capsys):
+  words = [f'--model={folder}', '--prompt=a cat', f'--output={tmp_path}/out']
+  assert generate_command.main([*words, '--grid=4by4']) == 2
+  assert "grid is '4by4'; it must be two numbers, such as 2x4" in capsys.readouterr().err
+  assert generate_command.main(['--model=demo', '--grid=4x4', f'--output={tmp_path}/out']) == 2
+  assert "grid is (4, 4), but a 'llamagen' model makes images" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_published_drafters_know_the_tokens(folder, tmp_path):
   config = eagle.EagleConfig(
