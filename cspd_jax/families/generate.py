@@ -210,7 +210,7 @@ def decode(task: Task) -> Any:
     # Every group of devices takes as many images as the others.
     groups = model.mesh.shape[sharding.DATA]
     task = task.pick(np.minimum(np.arange(-(-count // groups) * groups), count - 1))
-  decoded = jax.device_get(run(model.params, *task.arguments()))
+  decoded = sharding.gathered(run(model.params, *task.arguments()))
   return jax.tree.map(lambda leaf: leaf[:count], decoded)
 
 

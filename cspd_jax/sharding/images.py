@@ -1,10 +1,11 @@
-"""Images divided over groups of devices."""
+"""Images divided over groups of devices, of one process or of several."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, PartitionSpec
 
 from cspd_jax.sharding.mesh import DATA
@@ -37,3 +38,10 @@ def over_images(decode: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
             params, condition, keys, sampling, draft_params)
 
   return run
+
+
+def gathered(tree: Any) -> Any:
+  """Arrays as NumPy arrays, whole in every process of `jax.distributed`."""
+  if jax.process_count() == 1:
+    return jax.device_get(tree)
+  return multihost_utils.process_allgather(tree, tiled=True)

@@ -1,4 +1,8 @@
-"""Tokens on several devices, printed as JSON; `test_several_devices` runs this as a program."""
+"""Tokens on several devices, printed as JSON; `test_several_devices` runs this as a program.
+
+  several_devices.py DECODERS MESH...       meshes such as 2x4
+  several_devices.py process MODEL NUMBER PORT    one of two processes
+"""
 
 import json
 import re
@@ -52,7 +56,7 @@ def decoded(model, decoder):
 def collectives(task):
   """How often each kind of exchange between devices stands in the compiled decoder."""
   program = jax.jit(sharding.over_images(task.decoder, task.model.mesh))
-  whole = task.pick(np.resize(np.arange(3), 4))
+  whole = task.pick(np.resize(np.arange(3), task.model.mesh.shape[sharding.DATA]))
   text = program.lower(task.model.params, *whole.arguments()).compile().as_text()
   names = _COLLECTIVE.findall(text)
   return {name: names.count(name) for name in set(names)}
@@ -77,5 +81,16 @@ def main(count, shapes):
   print(json.dumps(found))
 
 
+def one_of_two(folder, number, port):
+  """Prints what one of two processes gets that share a mesh."""
+  jax.distributed.initialize(f'localhost:{port}', 2, int(number))
+  mesh = sharding.make_mesh(2, len(jax.devices()) // 2)
+  found = decoded(cspd_jax.load(folder, sharding=mesh), DECODERS[0])[1]
+  print(json.dumps(found | dict(devices=len(jax.devices()))))
+
+
 if __name__ == '__main__':
+  if sys.argv[1] == 'process':
+    one_of_two(*sys.argv[2:])
+    sys.exit()
   main(int(sys.argv[1]), [tuple(map(int, text.split('x'))) for text in sys.argv[2:]])

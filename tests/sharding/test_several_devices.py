@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -11,19 +12,29 @@ import jax.numpy as jnp
 import pytest
 
 from cspd_jax import sharding
+from tests.sharding import several_devices
 
 _LAYERS = 2
 
 
+def _start(devices, *words):
+  """A process of `several_devices` with so many devices."""
+  flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={devices}'
+  return subprocess.Popen(
+      [sys.executable, pathlib.Path(__file__).with_name('several_devices.py'), *map(str, words)],
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+      env=os.environ | dict(XLA_FLAGS=flags))
+
+
+def _printed(process):
+  out, problems = process.communicate(timeout=600)
+  assert not process.returncode, problems[-3000:]
+  return json.loads(out.splitlines()[-1])
+
+
 def _run(decoders, *shapes):
-  """What `several_devices` prints for so many decoders and meshes such as '2x4'."""
-  flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8'
-  done = subprocess.run(
-      [sys.executable, pathlib.Path(__file__).with_name('several_devices.py'), str(decoders),
-       *shapes],
-      capture_output=True, text=True, env=os.environ | dict(XLA_FLAGS=flags), check=False)
-  assert not done.returncode, done.stderr[-3000:]
-  return json.loads(done.stdout.splitlines()[-1])
+  """What so many decoders give on meshes such as '2x4'."""
+  return _printed(_start(8, decoders, *shapes))
 
 
 def _check(found, shapes):
@@ -52,6 +63,18 @@ def test_other_meshes():
 @pytest.mark.slow
 def test_other_decoders():
   _check(_run(3, '2x4'), ['2x4'])
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+  several_devices.save(tmp_path)
+  alone = _run(1)['1']['mc_sjd(window=8)']
+  with socket.socket() as free:
+    free.bind(('localhost', 0))
+    port = free.getsockname()[1]
+  processes = [_start(2, 'process', tmp_path, number, port) for number in range(2)]
+  for process in processes:
+    assert _printed(process) == alone | dict(devices=4)
 
 
 def test_make_mesh():

@@ -1,0 +1,29 @@
+"""Corrected windows on the second target, of 24x24 tokens.
+
+  python -m experiments.train --config=configs/train/wide.py --workdir=runs/wide
+  python -m experiments.fit_corrector --model=runs/wide/export --num_images=512
+  python -m experiments.train_drafter --config=configs/train/corrector_wide.py \\
+      --workdir=runs/corrector_wide
+  python -m experiments.topologies --config=configs/corrected/wide.py
+
+Counts only. Runtime: training takes two hours on two CPU cores, the table a quarter of an hour.
+Result: in runs/corrected_wide, step compression and one-token rounds of every window and decoder
+(rows.csv, report.json).
+"""
+
+import dataclasses
+
+from configs import groups, topologies
+
+DECODERS = (
+    'mc_sjd', 'corrected(by=layers, passes=4)', 'corrected(by=neighbours, passes=3)',
+    'corrected(passes=4)', 'corrected_seed_exact(passes=4)')
+
+
+def get_config() -> topologies.Config:
+  """The configuration."""
+  return dataclasses.replace(
+      topologies.Config(), model='runs/wide/export',
+      parts=groups.Parts(corrector='runs/corrector_wide/export'), decoder=DECODERS,
+      window=(16, 64), images=groups.Images(num_images=32, seed=12),
+      workdir='runs/corrected_wide')
