@@ -10,6 +10,7 @@ from cspd_jax.families.family import Family, Parts
 from cspd_jax.families.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
 from cspd_jax.models import eagle, llamagen, medusa, neighbours, t5, transformer, vq
+from cspd_jax.text import bpe
 
 
 def build(parts: Parts) -> Model:
@@ -78,11 +79,12 @@ FAMILY = Family(
         'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init, transformer.SPLIT),
         'vq': Kind(vq.VQConfig, vq.init),
         't5': Kind(t5.T5Config, t5.init, transformer.SPLIT),
+        'text': Kind(bpe.TextConfig, bpe.init),
         'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT),
         'medusa': Kind(medusa.MedusaConfig, medusa.init),
         'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init),
     },
-    roles={'target': ('llamagen',), 'tokenizer': ('vq',), 't5': ('t5',), 'draft': ('llamagen',),
-           'eagle': ('eagle',), 'medusa': ('medusa',), 'neighbours': ('neighbours',),
-           'corrector': ('eagle',)},
+    roles={'target': ('llamagen',), 'tokenizer': ('vq',), 't5': ('t5',), 'text': ('text',),
+           'draft': ('llamagen',), 'eagle': ('eagle',), 'medusa': ('medusa',),
+           'neighbours': ('neighbours',), 'corrector': ('eagle',)},
     build=build)
