@@ -11,6 +11,7 @@ the null caption, for the three `CAPTIONS` of 42, 120 (cut) and 1 tokens.
 
 import dataclasses
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -211,8 +212,9 @@ def _drafting():
 def test_every_decoder_takes_words(folder):
   model = cspd_jax.load(folder, **_drafting())
   options = dict(seed=5, guidance_scale=3.0, top_k=20)
-  make = lambda decoder: np.asarray(
-      model.generate(['a red fox', 'a map'], decoder=decoder, **options).decoded.tokens)
+  make = lambda decoder: np.asarray(model.generate(
+      ['a red fox', 'a map'], decoder=model.engine.complete(decoder, window=4, length=3),
+      **options).decoded.tokens)
   plain = make('vanilla')
   others = ['corrected_seed_exact(by=layers)', 'corrected_seed_exact(by=neighbours)',
             'mc_sjd+lantern(k=4)', *model.engine.decoders]
@@ -232,6 +234,13 @@ def test_pictures_of_words(folder, tmp_path, decoder):
   report = json.loads((tmp_path / 'out' / 'report.json').read_text())
   assert [row['prompt'][:9] for row in report['rows']] == ['A red fox', 'far too l']
   assert len(list((tmp_path / 'out').glob('*.png'))) == 2
+
+
+def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'ftfy', None)
+  assert generate_command.main(
+      [f'--model={folder}', '--prompt=a fox', f'--output={tmp_path}/out']) == 2
+  assert "error: Prompts in words need the package ftfy" in capsys.readouterr().err
 
 
 def test_damaged_files_are_refused(files, tmp_path, capsys):

@@ -12,6 +12,7 @@ differed, but where the official one stops at markup such as `<![x`, a caption s
 
 import functools
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -103,6 +104,6 @@ def test_a_file_without_an_end_is_refused():
 
 
 def test_missing_packages_are_named(monkeypatch):
-  monkeypatch.setitem(__import__('sys').modules, 'ftfy', None)
+  monkeypatch.setitem(sys.modules, 'ftfy', None)
   with pytest.raises(ImportError, match=r"need the package ftfy.*pip install -e '.\[text\]'"):
     captions.clean('a fox')
