@@ -1,5 +1,6 @@
 """Prompts of text-conditional LlamaGen: in words, which T5 reads, or the features that it made."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -54,7 +55,7 @@ def conditions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> C
   return Conditions(encode, captions, ())
 
 
-def _reader(encoder: Loaded, text: Text):
+def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:
   """`prompt -> ` its features `[120, D]` and mask `[120]`, as host arrays.
 
   Prompts are read one by one: the shape is compiled once, and no features depend on which prompts

@@ -24,6 +24,7 @@ from checkpoints_conversion import command as convert_command, convert, rules
 from cspd_jax import command as generate_command
 from cspd_jax.core import checkpoint
 from cspd_jax.decoding import tree
+from cspd_jax.evaluation import shards
 from cspd_jax.models import eagle, llamagen, medusa, neighbours, t5, vq
 from cspd_jax.testing.check_target import check_target
 from cspd_jax.text import bpe
@@ -236,6 +237,17 @@ def test_pictures_of_words(folder, tmp_path, decoder):
   assert len(list((tmp_path / 'out').glob('*.png'))) == 2
 
 
+def test_a_run_is_known_by_its_words(model):
+  condition = model.condition(['a fox', 'a map'])
+  moved = condition._replace(embeddings=condition.embeddings * (1 + 1e-7))
+  known = lambda condition, *prompts: shards.settings(
+      model, 'vanilla', condition, 0, 2, model.sampling(), *prompts)
+  assert known(condition) != known(moved)
+  words = known(condition, ['a fox', 'a map'])
+  assert words == known(moved, ['a fox', 'a map']) != known(condition, ['a fox', 'a cap'])
+  assert known(condition, list(condition.embeddings)) == known(condition)
+
+
 def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeypatch):
   monkeypatch.setitem(sys.modules, 'ftfy', None)
   assert generate_command.main(
@@ -244,10 +256,10 @@ def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeyp
 
 
 def test_damaged_files_are_refused(files, tmp_path, capsys):
-  shards = tmp_path / 'shards'
-  shards.mkdir()
+  source = tmp_path / 'shards'
+  source.mkdir()
   one = 'model-00001-of-00002.safetensors'
-  (shards / one).write_bytes((files / 'flan-t5-xl' / one).read_bytes())
+  (source / one).write_bytes((files / 'flan-t5-xl' / one).read_bytes())
   assert _convert(tmp_path, 't5', 'shards', tmp_path / 'model') == 2
   assert 'missing: ' in (error := capsys.readouterr().err) or 'not a T5 encoder' in error
   (tmp_path / 'tokenizer.json').write_bytes(b'{"model": {"type": "Unigram"}}')

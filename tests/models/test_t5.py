@@ -106,6 +106,10 @@ def test_published_tensors_are_exactly_those_of_the_encoder():
   assert convert.published_shapes(FILE, config) == wanted
   assert shapes.keys() - wanted.keys() == {'encoder.embed_tokens.weight'}
   assert FILE.infer(shapes, {}) == config
+  real = jax.eval_shape(
+      lambda params: t5.encode(params, config, np.zeros((1, 120), int), np.ones((1, 120), bool)),
+      jax.eval_shape(lambda: t5.init(config, jax.random.key(0))))
+  assert real.shape == (1, 120, 2048)
   assert sum(np.prod(shape) for shape in wanted.values()) == manifest['parameters']
 
 

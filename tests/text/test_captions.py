@@ -87,9 +87,14 @@ def test_what_files_cut_and_pad_by_themselves_is_not_done():
 @pytest.mark.parametrize('markup, shown', [
     ('a <i>red</i> fox<br/> &amp; &#233; &notasign; &#xe9;', 'a red fox & é &notasign é'),
     ('a<!-- hidden --> <rt>small</rt>fox<script>x</script> <style/>end', 'a fox end'),
-    ('1 < 2 <![x', '1 < 2 <![x')])
+    ('1 < 2 & 3', '1 < 2 & 3')])
 def test_markup_is_read_as_a_browser_does(markup, shown):
   assert captions._shown(markup) == shown
+
+
+@pytest.mark.parametrize('end', ['<![x', '<!', '<?', '<!--', '</', '&', '&#', '<a'])
+def test_markup_that_breaks_off_stops_nothing(end):
+  assert captions.clean(f'a red fox {end}').startswith('a red fox')
 
 
 def test_a_file_without_an_end_is_refused():
