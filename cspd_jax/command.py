@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     return 130
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, ImportError) as error:  # Words need packages.
     print(f'error: {error}', file=sys.stderr)
     return 2
   return 0

@@ -17,9 +17,9 @@ PROJECT = configparser.ConfigParser()
 PROJECT.read(ROOT / 'setup.cfg')
 PACKAGES = ('cspd_jax', 'checkpoints_conversion')
 # Distributions that are not called like what is imported.
-NAMES = {'absl': 'absl-py', 'orbax': 'orbax-checkpoint', 'PIL': 'pillow', 'skimage': 'scikit-image',
-         'sklearn': 'scikit-learn', 'tiktoken': 'tiktoken', 'tokenizers': 'tokenizers',
-         'xdist': 'pytest-xdist'}
+NAMES = {'absl': 'absl-py', 'ftfy': 'ftfy', 'orbax': 'orbax-checkpoint', 'PIL': 'pillow',
+         'skimage': 'scikit-image', 'sklearn': 'scikit-learn', 'tiktoken': 'tiktoken',
+         'tokenizers': 'tokenizers', 'xdist': 'pytest-xdist'}
 
 
 def _lines(section, name):

@@ -9,6 +9,7 @@ from checkpoints_conversion.rules import (
   kl_vae,
   llamagen,
   mar,
+  t5,
   text,
   unified,
   vq,
@@ -42,6 +43,7 @@ def get(name: str) -> FileFamily:
 
 register(llamagen.FAMILY)
 register(vq.FAMILY)
+register(t5.FAMILY)
 register(eagle.LLAMAGEN)
 register(eagle.ANOLE)
 register(eagle.LUMINA_MGPT)
@@ -54,4 +56,5 @@ register(emu3_vq.FAMILY)
 register(text.LUMINA_MGPT)
 register(text.ANOLE)
 register(text.EMU3)
+register(text.T5)
 register(kl_vae.FAMILY)

@@ -1,4 +1,4 @@
-"""Tokenizer files: Chameleon's and those of its kin for `tokenizers`, Emu3's for `tiktoken`."""
+"""Tokenizer files: those of Chameleon's kin and of T5 for `tokenizers`, Emu3's for `tiktoken`."""
 
 import functools
 from collections.abc import Mapping
@@ -26,8 +26,9 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> bpe.T
   return bpe.TextConfig(form, family.shape(f'a tokenizer file for {form}', shapes, 'file', 1)[0])
 
 
-LUMINA_MGPT, ANOLE, EMU3 = (
+LUMINA_MGPT, ANOLE, EMU3, T5 = (
     family.FileFamily(
         name=f'{form}_text', what=f'a tokenizer file for {form}', kind='text', rules=rules,
-        infer=functools.partial(infer, form), presets={}, model='unified')
+        infer=functools.partial(infer, form), presets={},
+        model='llamagen' if form == 't5' else 'unified')
     for form in bpe.FORMS)

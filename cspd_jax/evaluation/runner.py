@@ -167,7 +167,8 @@ def iterate(
     raise ValueError('folder is given, but decoder is a function; give a specification, which '
                      'tells what the folder holds.')
   shards = folder and shards_lib.Shards(
-      folder, shards_lib.settings(model, program.specification, condition, seed, size, sampling),
+      folder, shards_lib.settings(
+          model, program.specification, condition, seed, size, sampling, prompts),
       program.structure(*arguments(0)))
   for first in range(0, count, size):
     kept = min(size, count - first)

@@ -9,6 +9,7 @@ import zipfile
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import files
@@ -82,14 +83,24 @@ class Shards:
 
 
 def settings(model: Any, specification: Any, condition: Any, seed: Any, batch_size: int,
-             sampling: Any) -> dict[str, Any]:
-  """What the results of a run depend on; arguments as for `runner.run`, prompts encoded."""
+             sampling: Any, prompts: Any = None) -> dict[str, Any]:
+  """What the results of a run depend on.
+
+  Args:
+    model: as for `runner.run`, and so are all that are not named here.
+    specification: of the decoder.
+    condition: what the model made of the prompts.
+    seed: see `model`.
+    batch_size: see `model`.
+    sampling: see `model`.
+    prompts: a list of them as they were given; None if only the condition is known.
+  """
   return dict(
       model=model.name, parameters=fingerprint(model.params), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
       sampling={name: files.plain(value) for name, value in sampling._asdict().items()},
       seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else files.plain(seed),
-      prompts=fingerprint(condition, every=True), batch_size=batch_size)
+      prompts=_fingerprint_of_prompts(prompts, condition), batch_size=batch_size)
 
 
 def fingerprint(arrays: Any, every: bool = False) -> str:
@@ -105,6 +116,14 @@ def fingerprint(arrays: Any, every: bool = False) -> str:
     digest.update(f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}'.encode())
     digest.update(np.asarray(leaf.reshape(-1)[::step]).tobytes())
   return digest.hexdigest()[:16]
+
+
+def _fingerprint_of_prompts(prompts: Any, condition: Any) -> str:
+  numbers = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
+  if numbers and isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts):
+    # What a network makes of words may have other last bits when it is compiled again.
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+  return fingerprint(condition, every=True)
 
 
 def _is_key(seed: Any) -> bool:

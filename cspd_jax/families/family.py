@@ -1,11 +1,14 @@
 """What a family of models says of itself, and the list of the families there are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
+
+import jax
 
 from cspd_jax.core import checkpoint
 from cspd_jax.core.checkpoint import Kind, Loaded
 from cspd_jax.families.model import Model
+from cspd_jax.text import bpe
 
 
 class Parts(NamedTuple):
@@ -41,6 +44,31 @@ class Parts(NamedTuple):
       raise ValueError(
           f'{role} has {size} {ours}, but the target of {self.name!r} has {target_size} {theirs}; '
           f'give the {role} that belongs to this target.')
+
+  def text(self, forms: Collection[str]) -> bpe.Text | None:
+    """What prompts in words are written with: the file of the part 'text'.
+
+    Args:
+      forms: for whose prompts the file may be; see `bpe.FORMS`.
+
+    Returns:
+      None if there is no file, or only a description of it.
+
+    Raises:
+      ValueError: if it is for the prompts of other models.
+    """
+    if 'text' not in self.loaded:
+      return None
+    found = self.loaded['text']
+    if found.config.form not in forms:
+      raise ValueError(f'text is a tokenizer file for {found.config.form}, but model {self.name!r} '
+                       f'needs one for {" or ".join(forms)}; give text=FOLDER of such a file.')
+    return None if is_described(found) else bpe.read(found.params, found.config.form)
+
+
+def is_described(loaded: Loaded) -> bool:
+  """Whether a network has no parameters, but descriptions of them."""
+  return isinstance(jax.tree.leaves(loaded.params)[0], jax.ShapeDtypeStruct)
 
 
 class Family(NamedTuple):

@@ -8,7 +8,11 @@ from PIL import Image
 
 from cspd_jax.core import files
 from cspd_jax.evaluation import report as report_lib, shards
-from cspd_jax.families import generate as generate_lib, images as images_lib
+from cspd_jax.families import (
+  generate as generate_lib,
+  images as images_lib,
+  prompts as prompts_lib,
+)
 
 _NPZ = 'images.npz'
 
@@ -47,7 +51,7 @@ class Gallery:
     self._report = report_lib.Report(
         folder, [*self.names, *[_NPZ] * npz], overwrite=overwrite,
         run=shards.settings(model, self.task.specification, self.task.condition, self.task.seeds,
-                            batch_size, self.task.sampling))
+                            batch_size, self.task.sampling, prompts_lib.listed(prompts)))
 
   @property
   def headline(self) -> str:

@@ -41,7 +41,7 @@ class Task(NamedTuple):
     index = np.asarray(index)
     of_each = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
     return self._replace(
-        condition=jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], self.condition),
+        condition=jax.tree.map(lambda leaf: leaf[index], self.condition),
         captions=[self.captions[i] for i in index], seeds=[self.seeds[i] for i in index],
         sampling=type(self.sampling)(*map(of_each, self.sampling)))
 

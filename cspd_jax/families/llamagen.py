@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import numpy as np
-
 from cspd_jax.core.checkpoint import Kind
-from cspd_jax.families import classes, drafts, engines
+from cspd_jax.families import captions, classes, drafts, engines
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.families.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
-from cspd_jax.models import eagle, llamagen, medusa, neighbours, transformer, vq
+from cspd_jax.models import eagle, llamagen, medusa, neighbours, t5, transformer, vq
+from cspd_jax.text import bpe
 
 
 def build(parts: Parts) -> Model:
@@ -21,7 +20,7 @@ def build(parts: Parts) -> Model:
   loaded, target = parts.loaded, parts.loaded['target']
   config = target.config
   parts.pair('tokenizer', 'codebook_size', 'vocab_size')
-  for size in ('vocab_size', 'height', 'width', 'num_classes', 'conditioning'):
+  for size in ('vocab_size', 'height', 'width', 'num_classes', 'conditioning', 'caption_dim'):
     parts.pair('draft', size)
   for role, sizes in (('eagle', ('vocab_size', 'num_tokens', 'dim')),
                       ('corrector', ('vocab_size', 'num_tokens', 'dim')),
@@ -31,13 +30,11 @@ def build(parts: Parts) -> Model:
   for size, target_size in (('vocab_size', None), ('num_tokens', None), ('row_width', 'width')):
     parts.pair('neighbours', size, target_size)
   layers = llamagen.first_layers(target.params, config, max(1, config.num_layers // 8))
-  conditions = (
-      classes.conditions(config.num_classes, target.metadata.get('labels', ()))
-      if config.conditioning == 'class' else _captions())
   return Model(
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
-      target=lambda *, guided: llamagen.target(config, guided=guided), conditions=conditions,
+      target=lambda *, guided: llamagen.target(config, guided=guided),
+      conditions=_conditions(parts, config),
       tokenizer=_tokenizer(loaded.get('tokenizer'), config),
       drafts=drafts.discrete(
           parts, lambda config, guided: llamagen.target(config, guided=guided), layers),
@@ -58,18 +55,21 @@ def _tokenizer(loaded: Any, config: llamagen.LlamaGenConfig) -> Tokenizer | None
       features=lambda params, images: frechet.features(params, sizes, images))
 
 
-def _captions() -> Conditions:
-  """Text conditions: embeddings of captions, which a text encoder has made."""
+def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
+  """Classes or captions.
 
-  def encode(prompts):
-    if not isinstance(prompts, llamagen.Caption):
-      raise ValueError(
-          f'prompts is a {type(prompts).__name__}; this text-conditional model takes a '
-          'llamagen.Caption of T5 embeddings and their mask.')
-    return prompts
-
-  return Conditions(
-      encode, lambda prompts: [f'caption {i}' for i in range(np.shape(prompts.mask)[0])], ())
+  Raises:
+    ValueError: if the parts that read words do not belong to the target.
+  """
+  if config.conditioning == 'text':
+    parts.pair('t5', 'dim', 'caption_dim')
+    text = parts.text(('t5',))
+    return captions.conditions(config.caption_dim, parts.loaded.get('t5'), text)
+  if words := [role for role in ('t5', 'text') if role in parts.loaded]:
+    raise ValueError(f'model {parts.name!r} has the part {words[0]!r}, but its target is '
+                     f'class-conditional and reads no words; load it with {words[0]}=None.')
+  return classes.conditions(
+      config.num_classes, parts.loaded['target'].metadata.get('labels', ()))
 
 
 FAMILY = Family(
@@ -77,11 +77,13 @@ FAMILY = Family(
     kinds={
         'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init, transformer.SPLIT),
         'vq': Kind(vq.VQConfig, vq.init),
+        't5': Kind(t5.T5Config, t5.init, transformer.SPLIT),
+        'text': Kind(bpe.TextConfig, bpe.init),
         'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT),
         'medusa': Kind(medusa.MedusaConfig, medusa.init),
         'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init),
     },
-    roles={'target': ('llamagen',), 'tokenizer': ('vq',), 'draft': ('llamagen',),
-           'eagle': ('eagle',), 'medusa': ('medusa',), 'neighbours': ('neighbours',),
-           'corrector': ('eagle',)},
+    roles={'target': ('llamagen',), 'tokenizer': ('vq',), 't5': ('t5',), 'text': ('text',),
+           'draft': ('llamagen',), 'eagle': ('eagle',), 'medusa': ('medusa',),
+           'neighbours': ('neighbours',), 'corrector': ('eagle',)},
     build=build)

@@ -23,7 +23,7 @@ def listed(prompts: Any) -> Any:
     return _lines(pathlib.Path(prompts))
   if isinstance(prompts, (str, int, np.integer)):
     return [prompts]
-  if isinstance(prompts, (range, np.ndarray, jax.Array)):
+  if isinstance(prompts, (range, np.ndarray, jax.Array)) and np.ndim(prompts) < 2:
     prompts = np.asarray(prompts).tolist()
     prompts = prompts if isinstance(prompts, list) else [prompts]
   if type(prompts) not in (list, tuple):

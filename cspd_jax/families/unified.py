@@ -4,13 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core.checkpoint import Kind, Loaded
 from cspd_jax.families import drafts, engines
-from cspd_jax.families.family import Family, Parts
+from cspd_jax.families.family import Family, Parts, is_described
 from cspd_jax.families.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
 from cspd_jax.models import eagle, emu3_vq, neighbours, transformer, unified, vq
@@ -40,10 +39,8 @@ def build(parts: Parts) -> Model:
   for size in ('height', 'width', 'num_codes', 'row_end', 'image_ends', 'vocab_size'):
     parts.pair('draft', size)
   layers = unified.first_layers(target.params, config, max(1, config.num_layers // 8))
-  words = parts.loaded.get('text')
-  text = (None if words is None or _is_described(words)
-          else bpe.read(words.params, words.config.form))
-  write = None if words is None else prompts_lib.WRITERS[words.config.form]
+  text = parts.text(prompts_lib.WRITERS)
+  write = None if text is None else prompts_lib.WRITERS[parts.loaded['text'].config.form]
   return Model(
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
@@ -66,11 +63,6 @@ def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loa
           for role, part in loaded.items()}
 
 
-def _is_described(loaded: Any) -> bool:
-  """Whether a network has no parameters, but descriptions of them."""
-  return isinstance(jax.tree.leaves(loaded.params)[0], jax.ShapeDtypeStruct)
-
-
 def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
   """The image tokenizer, with the codes that the model's tokens stand for.
 
@@ -82,7 +74,7 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
     ValueError: if nothing tells them.
   """
   loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
-  if loaded is None or _is_described(loaded):
+  if loaded is None or is_described(loaded):
     return None
   if loaded.kind == 'emu3_vq':
     return _pixels(config, loaded, emu3_vq, np.arange(config.num_codes))

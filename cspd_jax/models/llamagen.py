@@ -8,7 +8,7 @@ images, `C` the number of condition tokens, `T` the number of image tokens and
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -22,7 +22,7 @@ from cspd_jax.models import causal, class_labels, transformer
 
 Params = Any
 # The learned null caption always has this many rows, and so has a text condition.
-_CAPTION_LENGTH = 120
+CAPTION_LENGTH = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class LlamaGenConfig:
   @property
   def num_condition_tokens(self) -> int:
     """The number `C` of condition tokens before the image."""
-    return 1 if self.conditioning == 'class' else _CAPTION_LENGTH
+    return 1 if self.conditioning == 'class' else CAPTION_LENGTH
 
   @property
   def transformer(self) -> transformer.TransformerConfig:
@@ -126,6 +126,28 @@ class Caption(NamedTuple):
   mask: jax.Array
 
 
+def left_padded(features: Sequence[Any]) -> Caption:
+  """Features of texts as a condition.
+
+  Args:
+    features: what the text encoder made of every text, `[L, caption_dim]` with `1 <= L <= 120`.
+
+  Raises:
+    ValueError: if they are something else.
+  """
+  rows = [np.asarray(one) for one in features]
+  shapes = sorted({row.shape for row in rows})
+  if not rows or any(len(shape) != 2 or shape[1] != shapes[0][1] or not (
+      1 <= shape[0] <= CAPTION_LENGTH) for shape in shapes):
+    raise ValueError(f'features have the shapes {shapes}; every text has [L, D], with the same D '
+                     f'and 1 to {CAPTION_LENGTH} tokens.')
+  embeddings = np.zeros((len(rows), CAPTION_LENGTH, shapes[0][1]), rows[0].dtype)
+  for place, row in zip(embeddings, rows):
+    place[CAPTION_LENGTH - len(row):] = row
+  lengths = np.array([len(row) for row in rows])
+  return Caption(embeddings, np.arange(CAPTION_LENGTH) >= CAPTION_LENGTH - lengths[:, None])
+
+
 def _rope(config: LlamaGenConfig) -> causal.RopeFunction:
   """Rotation by row and column of a token, half of the pairs each, from a table.
 
@@ -164,7 +186,7 @@ class LlamaGen(nn.Module):
     else:
       self.null_caption = self.param(
           'null_caption', nn.initializers.normal(config.caption_dim**-0.5),
-          (_CAPTION_LENGTH, config.caption_dim))
+          (CAPTION_LENGTH, config.caption_dim))
       self.caption_in = self.param('caption_in', init, (config.caption_dim, config.dim))
       self.caption_out = self.param('caption_out', init, (config.dim, config.dim))
 
@@ -206,8 +228,8 @@ def init(config: LlamaGenConfig, key: jax.Array) -> Params:
   """
   condition = jnp.zeros((1,), jnp.int32)
   if config.conditioning == 'text':
-    condition = Caption(jnp.zeros((1, _CAPTION_LENGTH, config.caption_dim)),
-                        jnp.ones((1, _CAPTION_LENGTH), bool))
+    condition = Caption(jnp.zeros((1, CAPTION_LENGTH, config.caption_dim)),
+                        jnp.ones((1, CAPTION_LENGTH), bool))
   run = lambda key: LlamaGen(config).init(key, condition, jnp.zeros((1,), bool))
   return jax.jit(run)(key)['params']
 
@@ -308,7 +330,7 @@ def _check_condition(config: LlamaGenConfig, condition: Any) -> None:
         f'condition is a {type(condition).__name__}; this model takes a llamagen.Caption of '
         f'text embeddings and their mask.')
   embeddings, mask = np.shape(condition.embeddings), np.asarray(condition.mask)
-  expected = (_CAPTION_LENGTH, config.caption_dim)
+  expected = (CAPTION_LENGTH, config.caption_dim)
   if len(embeddings) != 3 or embeddings[1:] != expected or mask.shape != embeddings[:2]:
     raise ValueError(
         f'condition has embeddings {embeddings} and mask {mask.shape}; this model takes '

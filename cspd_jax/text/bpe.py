@@ -7,7 +7,6 @@ and loaded like everything else that a model is made of.
 import base64
 import dataclasses
 import functools
-import importlib
 import json
 import unicodedata
 from collections.abc import Mapping
@@ -17,11 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.text.packages import need
+
 Params = Any
 _FIRST_SPECIAL = 151643
 
-# How prompts are written; see `text.prompts`.
-FORMS = ('lumina_mgpt', 'anole', 'emu3')
+# How prompts are written; see `text.prompts` and `text.captions`.
+FORMS = ('lumina_mgpt', 'anole', 'emu3', 't5')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +100,10 @@ class _Vocabulary:
     self._file = file
     try:
       content = json.loads(self._file)
-      vocabulary = {str(name): int(number) for name, number in content['model']['vocab'].items()}
+      named = content['model']['vocab']
+      if content['model'].get('type') == 'Unigram':  # Pieces and their scores, in order of ids.
+        named = {piece: number for number, (piece, _) in enumerate(named)}
+      vocabulary = {str(name): int(number) for name, number in named.items()}
       added = {str(one['content']): int(one['id']) for one in content.get('added_tokens') or ()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise ValueError(
@@ -113,8 +117,11 @@ class _Vocabulary:
 
   @functools.cached_property
   def _tokenizer(self):
-    found = _package('tokenizers').Tokenizer.from_buffer(self._file)
+    found = need('tokenizers').Tokenizer.from_buffer(self._file)
     found.encode_special_tokens = True
+    # Some files cut and pad by themselves.
+    found.no_truncation()
+    found.no_padding()
     return found
 
 
@@ -147,15 +154,5 @@ class _Ranks:
 
   @functools.cached_property
   def _tokenizer(self):
-    return _package('tiktoken').Encoding(
+    return need('tiktoken').Encoding(
         'emu3', pat_str=self._PIECES, mergeable_ranks=self._ranks, special_tokens={})
-
-
-def _package(name: str) -> Any:
-  """A package that only prompts in words need."""
-  try:
-    return importlib.import_module(name)
-  except ImportError as error:
-    raise ImportError(f"Prompts in words need the package {name}, which is not installed; run "
-                      "pip install -e '.[text]' in the repository, or give a causal.Prompt of "
-                      'token ids.') from error

@@ -1,0 +1,142 @@
+"""The encoder of T5 (arXiv 1910.10683) with gated feed-forward layers, as Flan-T5 has it.
+
+It reads the words of a prompt for image models. Attention has no scale; how far two tokens stand
+apart adds a learned number to their logit, the same in all layers.
+
+In the shape descriptions, `B` is the number of texts, `L` of tokens, `D` the width of the encoder,
+`H` the number of heads and `E` the width of one.
+"""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.models import transformer
+
+Params = Any
+# Tokens that stand at least so far apart are not told apart by their distance.
+_FAR = 128
+_NORM_EPS = 1e-6
+_MASKED = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Config:
+  """Sizes of an encoder.
+
+  Attributes:
+    vocab_size: number of tokens that can be read.
+    dim: `D`.
+    num_layers: number of blocks.
+    num_heads: `H`.
+    head_dim: `E`, which `D` does not depend on.
+    ffn_dim: hidden width of the feed-forward layers.
+    num_distances: distances that are told apart, half of them to either side; a multiple of 4.
+  """
+
+  vocab_size: int = 32128
+  dim: int = 2048
+  num_layers: int = 24
+  num_heads: int = 32
+  head_dim: int = 64
+  ffn_dim: int = 5120
+  num_distances: int = 32
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      if getattr(self, field.name) < 1:
+        raise ValueError(f'{field.name} is {getattr(self, field.name)}; it must be at least 1.')
+    if self.num_distances % 4 or self.num_distances // 4 >= _FAR:
+      raise ValueError(f'num_distances is {self.num_distances}; it must be a multiple of 4 below '
+                       f'{4 * _FAR}.')
+
+
+# The published encoders.
+PRESETS: dict[str, T5Config] = {'flan_t5_xl': T5Config()}
+
+
+class Block(nn.Module):
+  """One layer: attention and feed-forward, each added to the stream."""
+
+  config: T5Config
+
+  @nn.compact
+  def __call__(self, x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Adds to `x` `[B, L, D]`; `bias` `[B, H, L, L]` is added to the logits of attention."""
+    config, init = self.config, nn.initializers.normal(0.02)
+    read = transformer.RMSNorm(_NORM_EPS, name='attention_norm')(x)
+    query, key, value = (
+        jnp.einsum('bld,dhe->blhe', read, self.param(
+            name, init, (config.dim, config.num_heads, config.head_dim)))
+        for name in ('query', 'key', 'value'))
+    scores = jnp.einsum('bqhe,bkhe->bhqk', query, key, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(scores + bias, axis=-1).astype(value.dtype)
+    out = self.param('out', init, (config.num_heads, config.head_dim, config.dim))
+    x = x + jnp.einsum('bqhe,hed->bqd', jnp.einsum('bhqk,bkhe->bqhe', weights, value), out)
+
+    read = transformer.RMSNorm(_NORM_EPS, name='ffn_norm')(x)
+    gate = read @ self.param('gate', init, (config.dim, config.ffn_dim))
+    up = read @ self.param('up', init, (config.dim, config.ffn_dim))
+    branch = jax.nn.gelu(gate, approximate=True) * up
+    return x + branch @ self.param('down', init, (config.ffn_dim, config.dim))
+
+
+class T5Encoder(nn.Module):
+  """Token embedding, blocks and a final norm. Activations take the dtype of the parameters."""
+
+  config: T5Config
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array, visible: jax.Array) -> jax.Array:
+    """See `encode`."""
+    config = self.config
+    table = self.param(
+        'token_embedding', nn.initializers.normal(1.0), (config.vocab_size, config.dim))
+    distances = self.param(
+        'distance_bias', nn.initializers.normal(0.02), (config.num_distances, config.num_heads))
+    bias = distances[_distances(tokens.shape[1], config.num_distances)].astype(jnp.float32)
+    bias = jnp.where(visible[:, None, None], bias.transpose(2, 0, 1), _MASKED)
+    x = jnp.take(table, tokens, axis=0)
+    for index in range(config.num_layers):
+      x = Block(config, name=f'layers_{index}')(x, bias)
+    return transformer.RMSNorm(_NORM_EPS, name='norm')(x)
+
+
+def init(config: T5Config, key: jax.Array) -> Params:
+  """Random float32 parameters."""
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  run = lambda key: T5Encoder(config).init(key, tokens, jnp.ones((1, 1), bool))
+  return jax.jit(run)(key)['params']
+
+
+def encode(params: Params, config: T5Config, tokens: jax.Array, visible: jax.Array) -> jax.Array:
+  """Reads texts.
+
+  Args:
+    params: parameters of the encoder.
+    config: its sizes.
+    tokens: `[B, L]` int, padded on the right.
+    visible: `[B, L]` bool, False for padding, which no token sees; a text has one token at least.
+
+  Returns:
+    Features `[B, L, D]`; those of padding mean nothing.
+  """
+  return T5Encoder(config).apply({'params': params}, tokens, visible)
+
+
+def _distances(length: int, count: int) -> np.ndarray:
+  """What number a distance has, `[L, L]` for readers and read; one side has half of `count`.
+
+  Half of the numbers of a side are for a distance each, the others for ever longer spans.
+  """
+  difference = np.arange(length) - np.arange(length)[:, None]
+  side = count // 2
+  single = side // 2
+  distance = np.abs(difference)
+  spans = np.log(np.maximum(distance, 1) / single) / np.log(_FAR / single) * (side - single)
+  spanned = np.minimum(single + spans.astype(int), side - 1)
+  return side * (difference > 0) + np.where(distance < single, distance, spanned)

@@ -1,0 +1,268 @@
+"""Text-conditional LlamaGen from words: from files in the published layout, at tiny sizes, to PNGs.
+
+`tests/data/llamagen_words.npz` was recorded in float32 from the official program of LlamaGen: its
+cleaning and its tokenizer call (see `tests/text/test_captions.py`), the `T5EncoderModel` of
+transformers 5.23 at the sizes of `T5` with the weights of `published.py`, seed 41, the padding on
+the left of `sample_t2i.py`, and `generate` with guidance over the official transformer at the sizes
+of `WIDE`, weight seed 43, where given tokens, `default_rng(44).integers(0, 48, (3, 64))`, took the
+place of sampled ones. `logits` `[2, 3, 64, 48]` are those of every step, with the caption and with
+the null caption, for the three `CAPTIONS` of 42, 120 (cut) and 1 tokens.
+"""
+
+import dataclasses
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import cspd_jax
+from checkpoints_conversion import command as convert_command, convert, rules
+from cspd_jax import command as generate_command
+from cspd_jax.core import checkpoint
+from cspd_jax.decoding import tree
+from cspd_jax.evaluation import shards
+from cspd_jax.models import eagle, llamagen, medusa, neighbours, t5, vq
+from cspd_jax.testing.check_target import check_target
+from cspd_jax.text import bpe
+from tests.marks import representative
+from tests.models import published
+
+for _package in ('ftfy', 'tokenizers'):  # They read words.
+  pytest.importorskip(_package)
+
+CAPTIONS = ['A portrait photo of a kangaroo wearing an orange hoodie, “Welcome Friends!”',
+            'a map of the world made out of sushi. ' * 12, '']
+T5 = t5.T5Config(vocab_size=320, dim=40, num_layers=2, num_heads=4, head_dim=12, ffn_dim=56)
+WIDE = llamagen.LlamaGenConfig(
+    conditioning='text', height=8, width=8, dim=64, num_layers=2, num_heads=4, ffn_dim=192,
+    vocab_size=48, caption_dim=40)
+SMALL = dataclasses.replace(
+    WIDE, height=3, width=3, dim=16, num_heads=2, num_kv_heads=2, ffn_dim=24)
+VQ = vq.VQConfig(
+    ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=48, codebook_dim=4)
+
+
+@pytest.fixture(autouse=True)
+def _precise():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+  """Files as they are published."""
+  folder = tmp_path_factory.mktemp('published')
+  shapes = lambda family, config: convert.published_shapes(rules.FAMILIES[family], config)
+  save = safetensors.numpy.save_file
+  save(published.weights(shapes('llamagen', SMALL), 45), folder / 't2i.safetensors')
+  save(published.weights(shapes('llamagen_vq', VQ), 46), folder / 'vq.safetensors')
+  encoder = published.weights(shapes('t5', T5), 41)
+  whole = {**encoder, 'lm_head.weight': encoder['shared.weight'],
+           'decoder.final_layer_norm.weight': np.ones(40, np.float32)}
+  (folder / 'flan-t5-xl').mkdir()
+  for number, names in enumerate((sorted(whole)[::2], sorted(whole)[1::2]), start=1):
+    save({name: whole[name] for name in names},
+         folder / 'flan-t5-xl' / f'model-0000{number}-of-00002.safetensors')
+  (folder / 'flan-t5-xl' / 'tokenizer.json').write_bytes(
+      published.recorded('llamagen_words')['tokenizer'].tobytes())
+  return folder
+
+
+def _convert(files, family, name, folder, *words):
+  return convert_command.main(
+      [f'--family={family}', f'--source={files}/{name}', f'--output={folder}', *words])
+
+
+@pytest.fixture(scope='module')
+def folder(files, tmp_path_factory):
+  """The model, converted by the command."""
+  folder = tmp_path_factory.mktemp('models') / 't2i'
+  assert not _convert(files, 't5_text', 'flan-t5-xl/tokenizer.json', folder)
+  assert not _convert(files, 'llamagen', 't2i.safetensors', folder, '--image_size=48',
+                      '--num_heads=2')
+  assert not _convert(files, 't5', 'flan-t5-xl', folder)
+  assert not _convert(files, 'llamagen_vq', 'vq.safetensors', folder)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def model(folder):
+  return cspd_jax.load(folder)
+
+
+def test_a_model_is_converted_part_by_part(model, folder):
+  assert model.config == SMALL and model.tokenizer.config == VQ
+  assert checkpoint.describe(folder / 't5').config == T5
+  assert model.defaults == {
+      'temperature': 1.0, 'top_p': 1.0, 'guidance_scale': 7.5, 'top_k': 1000}
+
+
+def test_logits_of_words_agree_with_the_official_program(model):
+  """One given token at a time on top of the cache, and all at once."""
+  condition, params = model.condition(CAPTIONS), published.params('llamagen', WIDE, 43)
+  assert condition.mask.sum(axis=1).tolist() == [42, 120, 1]
+  want = published.recorded('llamagen_words')['logits']
+  tokens = jnp.asarray(np.random.default_rng(44).integers(0, 48, (3, 64)))
+  target = llamagen.target(WIDE, guided=True)
+
+  def step(cache, k):
+    logits, _, cache = target.score(
+        params, cache, tokens[:, k][:, None], jnp.full(3, k), tree.chain(0))
+    return cache, logits[:, :, 0]
+
+  @jax.jit
+  def cached(condition):
+    first, _, cache = target.prefill(params, condition, 64)
+    _, rest = jax.lax.scan(step, cache, jnp.arange(63))
+    return jnp.concatenate([first[:, :, None], jnp.moveaxis(rest, 0, 2)], axis=2)
+
+  @jax.jit
+  def whole(condition):
+    return jnp.stack([
+        llamagen.logits(params, WIDE, condition, tokens, drop_mask=jnp.full(3, drop))
+        for drop in (False, True)])
+
+  for run in (cached, whole):
+    np.testing.assert_allclose(run(condition), want, atol=3e-4, rtol=0)
+
+
+def test_windows_trees_and_commit(model):
+  check_target(
+      model.target(guided=True), model.params, model.condition(CAPTIONS),
+      logits=lambda params, condition, tokens: llamagen.logits(params, SMALL, condition, tokens))
+
+
+def test_a_prompt_does_not_depend_on_others(model):
+  together = model.condition(['a red fox', 'a map', 'a red fox'])
+  alone = model.condition('a red fox')
+  for some, one in zip(together, alone):
+    np.testing.assert_array_equal(some[0], one[0])
+    np.testing.assert_array_equal(some[2], one[0])
+    assert not np.array_equal(some[1], one[0])
+  assert not alone.embeddings[~alone.mask].any() and alone.embeddings[alone.mask].all()
+
+
+def test_features_in_place_of_words(model, folder):
+  condition = model.condition(['a red fox', 'a map of the world'])
+  features = [row[mask] for row, mask in zip(*condition)]
+  silent = cspd_jax.load(folder, t5=None, text=None)
+  for given in (features, condition):
+    for want, found in zip(condition, silent.condition(given)):
+      np.testing.assert_array_equal(found, want)
+  stacked = silent.condition(jnp.stack([features[1]] * 2))
+  np.testing.assert_array_equal(stacked.embeddings[0], condition.embeddings[1])
+  for given in (features, condition, stacked.embeddings):
+    assert silent.conditions.captions(given) == ['caption 0', 'caption 1']
+
+
+@pytest.mark.parametrize('left_out, message', [
+    ((), 'this model takes a list of prompts in words, or T5 features: an array .B, L, 40.'),
+    (('t5',), 'reads no words, for it has no part t5: .* --family=t5, or load it with t5=FOLDER'),
+    (('t5', 'text'), 'no part t5 and no part text: .* --family=t5 and --family=t5_text, or load')])
+def test_prompts_of_other_kinds_are_refused(folder, left_out, message):
+  silent = cspd_jax.load(folder, **dict.fromkeys(left_out))
+  for prompts in ([3], ['a fox'] if left_out else [3, 4]):
+    with pytest.raises(ValueError, match=message):
+      silent.condition(prompts)
+  for rows in ([np.zeros((121, 40))], [np.zeros((0, 40))], [np.zeros(40)],
+               [np.zeros((2, 40)), np.zeros((2, 41))]):
+    with pytest.raises(ValueError, match=r'every text has \[L, D\].* 1 to 120 tokens'):
+      silent.condition(rows)
+
+
+def test_parts_that_do_not_belong_together_are_refused(folder, tmp_path):
+  load = lambda **parts: cspd_jax.load(folder, **{
+      role: checkpoint.Loaded(kind, config, params, {})
+      for role, (kind, config, params) in parts.items()})
+  file = published.recorded('llamagen_words')['tokenizer']
+  narrow, few = dataclasses.replace(T5, dim=8), dataclasses.replace(T5, vocab_size=300)
+  with pytest.raises(ValueError, match='t5 has dim 8, but the target of .* has caption_dim 40'):
+    load(t5=('t5', narrow, {}))
+  with pytest.raises(ValueError, match='text has tokens up to 303, but t5 knows 300'):
+    load(t5=('t5', few, {}))
+  other = ('text', bpe.TextConfig('anole', len(file)), {'file': file})
+  with pytest.raises(ValueError, match='text is a tokenizer file for anole, but .* for t5'):
+    load(text=other)
+  classes = dataclasses.replace(SMALL, conditioning='class', num_classes=3)
+  params = published.params('llamagen', classes, 1)
+  with pytest.raises(ValueError, match="the part 't5', but its target is class-conditional"):
+    load(target=('llamagen', classes, params))
+
+
+def _drafting():
+  """Networks of every kind that drafts, by role."""
+  eagle_config = eagle.EagleConfig(
+      num_tokens=9, row_width=3, dim=16, num_heads=2, ffn_dim=24, vocab_size=48)
+  small = dataclasses.replace(SMALL, num_layers=1)
+  made = {
+      'eagle': ('eagle', eagle_config, eagle.init(eagle_config, jax.random.key(1))),
+      'draft': ('llamagen', small, published.params('llamagen', small, 5))}
+  heads = medusa.MedusaConfig(num_heads=2, dim=16, vocab_size=48)
+  made['medusa'] = ('medusa', heads, medusa.init(heads, jax.random.key(2)))
+  near = neighbours.NeighboursConfig(
+      vocab_size=48, num_tokens=9, row_width=3, dim=4, hidden_dim=8)
+  made['neighbours'] = ('neighbours', near, neighbours.init(near, jax.random.key(3)))
+  return {role: checkpoint.Loaded(*part, {}) for role, part in made.items()}
+
+
+@pytest.mark.slow
+def test_every_decoder_takes_words(folder):
+  model = cspd_jax.load(folder, **_drafting())
+  options = dict(seed=5, guidance_scale=3.0, top_k=20)
+  make = lambda decoder: np.asarray(model.generate(
+      ['a red fox', 'a map'], decoder=model.engine.complete(decoder, window=4, length=3),
+      **options).decoded.tokens)
+  plain = make('vanilla')
+  others = ['corrected_seed_exact(by=layers)', 'corrected_seed_exact(by=neighbours)',
+            'mc_sjd+lantern(k=4)', *model.engine.decoders]
+  for decoder in others:
+    tokens = make(decoder)
+    assert tokens.shape == (2, 9) and 0 <= tokens.min() <= tokens.max() < 48, decoder
+    if 'seed_exact' in decoder:
+      np.testing.assert_array_equal(tokens, plain, err_msg=decoder)
+
+
+@pytest.mark.parametrize('decoder', representative(
+    ('seed_exact(window=4)', 'corrected_seed_exact(by=layers, window=4)'), 'seed_exact(window=4)'))
+def test_pictures_of_words(folder, tmp_path, decoder):
+  assert generate_command.main(
+      [f'--model={folder}', '--prompt=A red fox, 中文', f'--prompt={"far too long " * 60}',
+       f'--decoder={decoder}', '--seed=7', f'--output={tmp_path}/out']) == 0
+  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
+  assert [row['prompt'][:9] for row in report['rows']] == ['A red fox', 'far too l']
+  assert len(list((tmp_path / 'out').glob('*.png'))) == 2
+
+
+def test_a_run_is_known_by_its_words(model):
+  condition = model.condition(['a fox', 'a map'])
+  moved = condition._replace(embeddings=condition.embeddings * (1 + 1e-7))
+  known = lambda condition, *prompts: shards.settings(
+      model, 'vanilla', condition, 0, 2, model.sampling(), *prompts)
+  assert known(condition) != known(moved)
+  words = known(condition, ['a fox', 'a map'])
+  assert words == known(moved, ['a fox', 'a map']) != known(condition, ['a fox', 'a cap'])
+  assert known(condition, list(condition.embeddings)) == known(condition)
+
+
+def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'ftfy', None)
+  assert generate_command.main(
+      [f'--model={folder}', '--prompt=a fox', f'--output={tmp_path}/out']) == 2
+  assert "error: Prompts in words need the package ftfy" in capsys.readouterr().err
+
+
+def test_damaged_files_are_refused(files, tmp_path, capsys):
+  source = tmp_path / 'shards'
+  source.mkdir()
+  one = 'model-00001-of-00002.safetensors'
+  (source / one).write_bytes((files / 'flan-t5-xl' / one).read_bytes())
+  assert _convert(tmp_path, 't5', 'shards', tmp_path / 'model') == 2
+  assert 'missing: ' in (error := capsys.readouterr().err) or 'not a T5 encoder' in error
+  (tmp_path / 'tokenizer.json').write_bytes(b'{"model": {"type": "Unigram"}}')
+  assert _convert(tmp_path, 't5_text', 'tokenizer.json', tmp_path / 'model') == 2
+  assert 'the tokenizer file cannot be read (KeyError' in capsys.readouterr().err
+  assert not (tmp_path / 'model').exists()

@@ -1,0 +1,133 @@
+"""The text encoder: agreement with transformers, padding, the published sizes.
+
+`tests/data/t5.npz` was recorded in float32 from the `T5EncoderModel` that transformers 5.23 has
+(gated-gelu) at the sizes below, with the weights of `published.py`, seed 31, where the token
+embedding counts once, as `shared.weight`. From `default_rng(32)`: tokens
+`integers(0, 96, (4, 120))`, of which the first 120, 83, 1 and 17 are texts and the others padding.
+`features` `[221, 40]` holds the last hidden states of the texts, one behind the other.
+"""
+
+import gzip
+import json
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import published
+import pytest
+
+from checkpoints_conversion import convert, rules
+from cspd_jax.models import t5
+
+CONFIG = t5.T5Config(
+    vocab_size=96, dim=40, num_layers=2, num_heads=4, head_dim=12, ffn_dim=56)
+FILE = rules.FAMILIES['t5']
+LENGTHS = np.array([120, 83, 1, 17])
+MANIFEST = pathlib.Path(__file__).parent.parent / 'data' / 'manifests' / 't5_flan_xl.json.gz'
+
+_encode = jax.jit(t5.encode, static_argnums=1)
+
+
+@pytest.fixture(autouse=True)
+def _precise():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+def _texts():
+  tokens = np.random.default_rng(32).integers(0, 96, (4, 120))
+  return tokens, np.arange(120) < LENGTHS[:, None]
+
+
+def test_features_agree_with_transformers():
+  tokens, visible = _texts()
+  features = _encode(published.params('t5', CONFIG, 31), CONFIG, tokens, visible)
+  np.testing.assert_allclose(
+      np.asarray(features)[visible], published.recorded('t5')['features'], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize('sizes', [{}, {'num_distances': 8, 'head_dim': 7, 'num_layers': 3}])
+def test_features_agree_with_transformers_live(sizes):
+  torch, transformers = map(pytest.importorskip, ('torch', 'transformers'))
+  config = t5.T5Config(**{**CONFIG.__dict__, **sizes})
+  tensors = published.weights(convert.published_shapes(FILE, config), 5)
+  model = transformers.T5EncoderModel(transformers.T5Config(
+      vocab_size=96, d_model=40, d_kv=config.head_dim, d_ff=56, num_layers=config.num_layers,
+      num_heads=4, relative_attention_num_buckets=config.num_distances,
+      feed_forward_proj='gated-gelu')).eval()
+  tensors['encoder.embed_tokens.weight'] = tensors['shared.weight']
+  model.load_state_dict({name: torch.tensor(tensor) for name, tensor in tensors.items()})
+  # Longer than the farthest distance that is told apart.
+  tokens = np.random.default_rng(6).integers(0, 96, (2, 300))
+  visible = np.arange(300) < np.array([[300], [191]])
+  with torch.no_grad():
+    want = model(torch.tensor(tokens), torch.tensor(visible)).last_hidden_state.numpy()
+  params = convert.convert(FILE, config, tensors)
+  found = np.asarray(_encode(params, config, tokens, visible))
+  np.testing.assert_allclose(found[visible], want[visible], atol=1e-4, rtol=0)
+
+
+def test_padding_is_never_read():
+  params, (tokens, visible) = published.params('t5', CONFIG, 31), _texts()
+  want = np.asarray(_encode(params, CONFIG, tokens, visible))[visible]
+  other = np.where(visible, tokens, 95 - tokens)
+  np.testing.assert_array_equal(
+      np.asarray(_encode(params, CONFIG, other, visible))[visible], want)
+  alone = _encode(params, CONFIG, tokens[3:, :17], visible[3:, :17])
+  np.testing.assert_allclose(alone[0], want[-17:], atol=1e-5)
+
+
+def test_bfloat16_parameters_give_bfloat16_features():
+  params, (tokens, visible) = published.params('t5', CONFIG, 31), _texts()
+  half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), params)
+  features = _encode(half, CONFIG, tokens, visible)
+  assert features.dtype == jnp.bfloat16
+  difference = np.abs(np.asarray(features, np.float32)[visible] - published.recorded('t5')[
+      'features'])
+  assert 1e-4 < difference.mean() < 0.02
+
+
+def test_a_new_encoder_can_read():
+  config = t5.T5Config(
+      vocab_size=9, dim=4, num_layers=1, num_heads=1, head_dim=2, ffn_dim=4, num_distances=4)
+  params = t5.init(config, jax.random.key(0))
+  features = t5.encode(params, config, np.array([[3, 8]]), np.ones((1, 2), bool))
+  assert np.isfinite(features).all() and params['distance_bias'].shape == (4, 1)
+
+
+def test_published_tensors_are_exactly_those_of_the_encoder():
+  manifest = json.loads(gzip.decompress(MANIFEST.read_bytes()))
+  shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}
+  config = t5.PRESETS['flan_t5_xl']
+  wanted = {name: shape for name, shape in shapes.items()
+            if not re.fullmatch(FILE.leftovers, name)}
+  assert convert.published_shapes(FILE, config) == wanted
+  assert shapes.keys() - wanted.keys() == {'encoder.embed_tokens.weight'}
+  assert FILE.infer(shapes, {}) == config
+  real = jax.eval_shape(
+      lambda params: t5.encode(params, config, np.zeros((1, 120), int), np.ones((1, 120), bool)),
+      jax.eval_shape(lambda: t5.init(config, jax.random.key(0))))
+  assert real.shape == (1, 120, 2048)
+  assert sum(np.prod(shape) for shape in wanted.values()) == manifest['parameters']
+
+
+def test_whole_models_are_read_and_other_ones_refused():
+  tensors = published.weights(convert.published_shapes(FILE, CONFIG), 31)
+  decoder = {'decoder.block.0.layer.0.SelfAttention.q.weight': np.zeros((48, 40), np.float32),
+             'decoder.embed_tokens.weight': tensors['shared.weight'],
+             'lm_head.weight': tensors['shared.weight']}
+  jax.tree.map(np.testing.assert_array_equal, convert.convert(FILE, CONFIG, {**tensors, **decoder}),
+               published.params('t5', CONFIG, 31))
+  shapes = {name.replace('wi_0', 'wi'): tensor.shape for name, tensor in tensors.items()}
+  with pytest.raises(rules.ConversionError, match='not a T5 encoder with gated feed-forward'):
+    FILE.infer(shapes, {})
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(num_heads=0), 'num_heads is 0'), (dict(num_distances=6), 'num_distances is 6'),
+    (dict(num_distances=512), 'multiple of 4 below 512')])
+def test_impossible_sizes_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    t5.T5Config(**changes)
