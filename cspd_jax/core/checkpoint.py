@@ -7,13 +7,12 @@ checkpoint does not remember the devices it was made on. `families.folder` joins
 networks into a model.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import files
+from cspd_jax.core import files, folders
 
 Params = Any
 
@@ -97,8 +96,8 @@ def save(
 ) -> None:
   """Saves a model; an older checkpoint at the same place is replaced.
 
-  The folder appears complete or not at all: it is written under a temporary
-  name beside its destination and then renamed.
+  The folder appears complete or not at all: it is written beside its place, and
+  what a process leaves that is killed is removed by the next save.
 
   Args:
     path: the folder to write.
@@ -109,40 +108,29 @@ def save(
     extra: anything that JSON can hold, returned by `load` as metadata.
 
   Raises:
-    CheckpointError: if the parameters do not belong to the config, or `path`
-      is something else than an older checkpoint or an empty folder.
+    CheckpointError: if the parameters do not belong to the config, `path` is
+      something else than an older checkpoint or an empty folder, it holds files
+      that `save` did not write, or another process is writing it.
   """
-  path = pathlib.Path(path).expanduser().absolute()
+  path = pathlib.Path(path).expanduser().resolve()
   known = _kind(kind)
   if not isinstance(config, known.config):
     raise CheckpointError(
         f'config is a {type(config).__name__}; a {kind!r} model takes a {known.config.__name__}.')
-  if path.exists() and not _is_replaceable(path):
-    raise CheckpointError(
-        f'path is {path}, which exists and is not a checkpoint; give another folder or remove it.')
   _check_shapes(f'params for a {kind!r} model', _expected(known, config), _shapes(params))
   try:
     json.dumps(extra)
   except TypeError as error:
     raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
 
-  path.parent.mkdir(parents=True, exist_ok=True)
-  temporary = pathlib.Path(tempfile.mkdtemp(prefix=f'.{path.name}.', dir=path.parent))
-  try:
-    new = temporary / 'new'
-    new.mkdir()
+  with _refused(), folders.replacing(path, _listed) as new:
     ocp.save_checkpointables(new / 'arrays', {'params': _cast(jax.device_get(params), dtype)})
     # Only object stores need this marker, and it names a folder of the machine that saved.
     (new / 'arrays' / 'commit_success.txt').unlink(missing_ok=True)
     description = {
         'format': _FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
         'metadata': dict(extra or {}), 'files': _file_sizes(new)}
-    (new / 'model.json').write_text(json.dumps(description, indent=2) + '\n')
-    if path.exists():
-      path.rename(temporary / 'old')
-    new.rename(path)
-  finally:
-    shutil.rmtree(temporary, ignore_errors=True)
+    files.write_json(new / 'model.json', description)
 
 
 def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
@@ -225,8 +213,31 @@ def _kind(kind: str) -> Kind:
   return KINDS[kind]
 
 
-def _is_replaceable(path: pathlib.Path) -> bool:
-  return path.is_dir() and ((path / 'model.json').is_file() or not any(path.iterdir()))
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+  """Turns the ValueErrors of `folders` into CheckpointErrors."""
+  try:
+    yield
+  except CheckpointError:
+    raise
+  except ValueError as error:
+    raise CheckpointError(str(error)) from error
+
+
+def _listed(folder: pathlib.Path) -> list[str]:
+  """Files that `save` and `annotate` wrote into a folder; raises CheckpointError if none did."""
+  try:
+    description = json.loads((folder / 'model.json').read_text())
+    if not isinstance(description['kind'], str):
+      raise ValueError('it names no kind')
+    names = [name for name in description['files']
+             if (parts := pathlib.PurePosixPath(name).parts)[0] == 'arrays' and '..' not in parts]
+  except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    raise CheckpointError(
+        f'path is {folder}, which exists and is not a checkpoint; give another folder or remove it '
+        f'(model.json: {type(error).__name__}: {error}).') from error
+  left = [path.name for path in files.leftovers(folder / 'model.json')]
+  return [*names, *left, 'model.json']
 
 
 def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
@@ -235,6 +246,8 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
   if str(path_or_name) in shipped():
     return ASSETS / str(path_or_name)
   folder = pathlib.Path(path_or_name).expanduser().absolute()
+  with _refused():
+    folders.recover(folder)
   if not folder.exists():
     raise CheckpointError(
         f'path_or_name is {str(path_or_name)!r}: there is no such folder, and no model of that '
