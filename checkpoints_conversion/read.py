@@ -7,7 +7,6 @@ objects runs code when it is opened.
 
 import argparse
 import hashlib
-import json
 import os
 import pathlib
 import pickle
@@ -17,11 +16,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-_DTYPES = {
-    'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
-    'I64': np.int64, 'I32': np.int32, 'I16': np.int16, 'I8': np.int8, 'U8': np.uint8,
-    'BOOL': np.bool_,
-}
+from checkpoints_conversion import safetensors
+
 _PREFIXES = ('_orig_mod.', 'module.')
 # Where published and training files keep the weights; a file without any is the weights.
 _OUTER_KEYS = ('model', 'module', 'state_dict')
@@ -65,6 +61,8 @@ def read(
   files = sorted(path.glob('*.safetensors')) if path.is_dir() else [path]
   if not files:
     raise ReadError(f'source is {path}, a folder without .safetensors files.')
+  if wrong := [file for file in files if not file.is_file()]:
+    raise ReadError(f'source is {wrong[0]}, which is no file.')
   if files[0].suffix in ('.json', '.tiktoken'):
     return Weights({'file': np.frombuffer(files[0].read_bytes(), np.uint8)}, None)
   if files[0].suffix != '.safetensors':
@@ -92,22 +90,9 @@ def sha256(path: str | os.PathLike) -> str:
 
 
 def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Maps a file: 8 bytes header length, a JSON header, then the numbers."""
   try:
-    data = np.memmap(path, np.uint8, mode='r')
-    begin = 8 + int(data[:8].view('<u8')[0])
-    header = json.loads(data[8:begin].tobytes())
-    tensors = {}
-    for name, entry in header.items():
-      if name == '__metadata__':
-        continue
-      first, last = entry['data_offsets']
-      if begin + last > data.size:
-        raise ValueError(f'it ends before tensor {name}')
-      tensors[name] = data[begin + first:begin + last].view(
-          _DTYPES[entry['dtype']]).reshape(entry['shape'])
-    return tensors
-  except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    return safetensors.read(path)
+  except ValueError as error:
     raise ReadError(
         f'{path} is not a complete safetensors file ({error}); download it again.') from error
 
@@ -133,8 +118,9 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
         f'{path} is damaged, or holds Python objects beside tensors and plain values, which could '
         'run code and are not loaded; save only its state dict to another file and convert that.'
     ) from error
-  except (RuntimeError, EOFError, ValueError, OSError) as error:
-    raise ReadError(f'{path} is not a complete PyTorch file ({error}).') from error
+  except Exception as error:  # Damaged files raise almost anything.
+    raise ReadError(f'{path} is not a complete PyTorch file ({type(error).__name__}: '
+                    f'{str(error)[:300]}).') from error
 
   if not isinstance(content, Mapping):
     raise ReadError(f'{path} holds a {type(content).__name__}, not tensors by name.')
@@ -147,15 +133,25 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   if other := [f'{name} ({type(value).__name__})' for name, value in tensors.items()
                if not isinstance(value, torch.Tensor)]:
     raise ReadError(f'{path} holds other things than tensors: {", ".join(other)}.')
-  return Weights({str(name): _to_numpy(value) for name, value in tensors.items()}, key)
+  return Weights({str(name): _to_numpy(path, name, value) for name, value in tensors.items()}, key)
 
 
-def _to_numpy(tensor: Any) -> np.ndarray:
+def _to_numpy(path: pathlib.Path, name: Any, tensor: Any) -> np.ndarray:
+  """The tensor's own memory as an array; raises ReadError for tensors that are no plain arrays."""
   import torch  # Present: the tensor is one of its own.
+  # NumPy learns these dtypes from ml_dtypes only.
+  other = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+           torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+           torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2)}
   tensor = tensor.detach()
-  if tensor.dtype == torch.bfloat16:  # NumPy learns this dtype from ml_dtypes only.
-    return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-  return tensor.numpy()
+  try:
+    if tensor.dtype in other:
+      stored, dtype = other[tensor.dtype]
+      return tensor.view(stored).numpy().view(dtype)
+    return tensor.numpy()
+  except (RuntimeError, TypeError, NotImplementedError) as error:
+    raise ReadError(f'{path}: tensor {name} is {tensor.dtype} of layout {tensor.layout} on '
+                    f'{tensor.device.type!r}; save plain arrays and convert those.') from error
 
 
 def _strip(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -155,3 +155,34 @@ class TestPickles:
       (tmp_path / 'x.pt').write_bytes(data[:keep])
       with pytest.raises(read.ReadError):
         read.read(tmp_path / 'x.pt')
+
+  @pytest.mark.filterwarnings('ignore')
+  def test_tensors_that_are_no_plain_arrays_are_named(self, torch, tmp_path):
+    for tensor, message in [
+        (torch.eye(2).to_sparse(), 'sparse_coo'), (torch.empty(2, device='meta'), "'meta'"),
+        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), 'layout')]:
+      torch.save({'a.weight': tensor}, tmp_path / 'x.pt')
+      with pytest.raises(read.ReadError, match=f'a.weight is .*{message}'):
+        read.read(tmp_path / 'x.pt')
+
+  def test_float8_and_strided_tensors_are_read(self, torch, tmp_path):
+    values = torch.arange(6.).reshape(2, 3)
+    torch.save({'a': values.to(torch.float8_e4m3fn), 'b': values.T[1:]}, tmp_path / 'x.pt')
+    _assert_same(read.read(tmp_path / 'x.pt').tensors,
+                 {'a': values.numpy().astype(ml_dtypes.float8_e4m3fn), 'b': values.numpy().T[1:]})
+
+  @pytest.mark.filterwarnings('ignore')
+  @pytest.mark.parametrize('seed', range(3))
+  def test_any_change_is_read_or_refused(self, torch, tmp_path, seed):
+    torch.save({'model': self._state(torch), 'steps': 3}, tmp_path / 'x.pt')
+    data, rng = (tmp_path / 'x.pt').read_bytes(), np.random.default_rng(seed)
+    for _ in range(100):
+      place = int(rng.integers(len(data)))
+      noise = rng.bytes(int(rng.integers(1, 9)))
+      changed = [data[:place], data[:place] + noise + data[place + len(noise):],
+                 data[:place] + noise + data[place:], data + noise][rng.integers(4)]
+      (tmp_path / 'x.pt').write_bytes(changed)
+      try:
+        read.read(tmp_path / 'x.pt')
+      except read.ReadError:
+        pass
