@@ -1,4 +1,4 @@
-"""Reading safetensors files with NumPy alone: mapped, and only after all of the header is checked."""
+"""Reading safetensors files with NumPy alone, mapped, after all of the header is checked."""
 
 import json
 import math
