@@ -19,6 +19,7 @@ from absl import logging
 
 from checkpoints_conversion import folder, rules
 from cspd_jax.core import checkpoint
+from cspd_jax.evaluation import progress
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,10 +49,12 @@ def _convert(arguments: argparse.Namespace) -> None:
   if arguments.target and family.compare is None:
     raise ValueError(f'--target is for drafters; --family is {family.name!r}.')
   target = checkpoint.load(arguments.target) if arguments.target else None
-  place, config = folder.convert_part(
-      family.name, arguments.source, arguments.output, role=arguments.role,
-      sampling=arguments.sampling, dtype=arguments.dtype, model=arguments.model,
-      key=arguments.key, options={name: getattr(arguments, name) for name in _options()})
+  with progress.bar(f'converting {family.name}', 'part') as show:
+    place, config = folder.convert_part(
+        family.name, arguments.source, arguments.output, role=arguments.role,
+        sampling=arguments.sampling, dtype=arguments.dtype, model=arguments.model,
+        key=arguments.key, options={name: getattr(arguments, name) for name in _options()},
+        allow_nonfinite=arguments.allow_nonfinite, progress=show)
   print(f'{place}: {config}')
   if target and family.compare:
     print('\n'.join(family.compare(checkpoint.load(place).params, target.params)))
@@ -91,6 +94,8 @@ def _parser() -> argparse.ArgumentParser:
                       'the file itself.')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'],
                       help='What to store. Default: as published.')
+  parser.add_argument('--allow_nonfinite', action='store_true',
+                      help='Convert weights that are NaN or infinite, too.')
   return parser
 
 

@@ -5,10 +5,8 @@ The networks of a model are converted one by one into the same folder, in any or
 
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-
-import jax
 
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
@@ -25,13 +23,15 @@ def convert_part(
     role: str | None = None,
     sampling: str | None = None,
     dtype: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+    allow_nonfinite: bool = False,
     **arguments: Any,
 ) -> tuple[pathlib.Path, Any]:
   """Converts a published file to a part of a model.
 
   Args:
-    family_name: see `convert.convert_source`.
-    source: see `convert.convert_source`.
+    family_name: see `convert.open_source`.
+    source: see `convert.open_source`.
     output: folder of the model. It is made, or the part joins the model that is there, in place of
       an older part of the same role. A network that is no part of any family of models becomes a
       folder of its own.
@@ -40,7 +40,9 @@ def convert_part(
     sampling: which official options become the model's defaults; None takes those for pictures.
       Targets only.
     dtype: the dtype to store; None keeps the published one.
-    **arguments: those of `convert.convert_source`.
+    progress: called as `progress(done, total)`.
+    allow_nonfinite: whether weights may be NaN or infinite.
+    **arguments: those of `convert.open_source`.
 
   Returns:
     The folder of the network, and its config.
@@ -54,19 +56,21 @@ def convert_part(
     if role or sampling:
       raise ConversionError(f'{family.what} is a part of no model that cspd_jax has; leave role '
                             'and sampling out.')
-    return folder, convert.convert_file(family_name, source, folder, dtype=dtype, **arguments)
+    return folder, convert.convert_file(
+        family_name, source, folder, dtype=dtype, progress=progress,
+        allow_nonfinite=allow_nonfinite, **arguments)
   model = families.FAMILIES[family.model]
   role = _role(family, model, role)
   others = _parts(folder, model.name, role)
-  made = convert.convert_source(family_name, source, **arguments)
-  defaults = _defaults(family, made.config, role, sampling)
-  parts = {**others, role: made._replace(params=_shapes(made.params))}
+  made = convert.open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
+  config = made.network.config
+  defaults = _defaults(family, config, role, sampling)
+  parts = {**others, role: made.network}
   if 'target' in parts:
     model.build(families.Parts(folder.name, parts, {}))  # Refuses what does not belong together.
-  checkpoint.save(folder / role, made.kind, made.config, made.params, dtype=dtype,
-                  extra=made.metadata)
+  made.save(folder / role, dtype=dtype, progress=progress, allow_nonfinite=allow_nonfinite)
   families.save(folder, model.name, {role: role}, defaults)
-  return folder / role, made.config
+  return folder / role, config
 
 
 def _role(family: FileFamily, model: families.Family, role: str | None) -> str:
@@ -106,7 +110,3 @@ def _parts(folder: pathlib.Path, model: str, role: str) -> dict[str, checkpoint.
         f'another folder for a {model!r} model.')
   return {name: checkpoint.describe(folder / part)
           for name, part in description['parts'].items() if name != role}
-
-
-def _shapes(params: Any) -> Any:
-  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)

@@ -7,16 +7,18 @@ objects runs code when it is opened.
 
 import argparse
 import hashlib
+import json
 import os
 import pathlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from checkpoints_conversion import safetensors
+from cspd_jax.core import weights
 
 _PREFIXES = ('_orig_mod.', 'module.')
 # Where published and training files keep the weights; a file without any is the weights.
@@ -33,10 +35,12 @@ class Weights(NamedTuple):
   Attributes:
     tensors: arrays by name, without the prefixes of compiled and wrapped modules.
     key: the part of the file that they were in; None if they were the file.
+    release: frees the memory of what was read; the arrays stay, and may be read again.
   """
 
   tensors: dict[str, np.ndarray]
   key: str | None
+  release: Callable[[], None] = lambda: None
 
 
 def read(
@@ -56,40 +60,63 @@ def read(
       than tensors, or needs torch and torch is not installed.
   """
   path = pathlib.Path(path).expanduser()
-  if not path.exists():
-    raise ReadError(f'source is {path}: there is no such file.')
-  files = sorted(path.glob('*.safetensors')) if path.is_dir() else [path]
-  if not files:
-    raise ReadError(f'source is {path}, a folder without .safetensors files.')
-  if wrong := [file for file in files if not file.is_file()]:
-    raise ReadError(f'source is {wrong[0]}, which is no file.')
-  if files[0].suffix in ('.json', '.tiktoken'):
-    return Weights({'file': np.frombuffer(files[0].read_bytes(), np.uint8)}, None)
-  if files[0].suffix != '.safetensors':
-    found = _read_torch(path, key, prefer)
-    return Weights(_strip(path, found.tensors), found.key)
+  found = files(path)
+  if found[0].suffix in ('.json', '.tiktoken'):
+    return Weights({'file': np.frombuffer(found[0].read_bytes(), np.uint8)}, None)
+  if found[0].suffix != '.safetensors':
+    return _read_torch(path, key, prefer)
   if key is not None:
     raise ReadError(f'key is {key!r}, but {path} is safetensors and has no parts; leave it out.')
   tensors: dict[str, np.ndarray] = {}
-  for file in files:
+  releases = []
+  for file in found:
     part = _read_safetensors(file)
-    if twice := sorted(tensors.keys() & part.keys()):
+    if twice := sorted(tensors.keys() & part.tensors.keys()):
       raise ReadError(f'{file} repeats tensors of another file of the folder: {twice}.')
-    tensors.update(part)
-  return Weights(_strip(path, tensors), None)
+    tensors.update(part.tensors)
+    releases.append(part.release)
+  return Weights(_strip(path, tensors), None, lambda: _all(releases))
 
 
-def sha256(path: str | os.PathLike) -> str:
-  """Hexadecimal SHA-256 of a file, or of the files of a folder in order of name."""
-  path, digest = pathlib.Path(path).expanduser(), hashlib.sha256()
-  for file in sorted(path.glob('*.safetensors')) if path.is_dir() else [path]:
-    with file.open('rb') as stream:
-      while block := stream.read(1 << 20):
-        digest.update(block)
-  return digest.hexdigest()
+def _all(functions: list[Callable[[], None]]) -> None:
+  for function in functions:
+    function()
 
 
-def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+def files(path: pathlib.Path) -> list[pathlib.Path]:
+  """The files of a source: itself, or those of a folder.
+
+  Raises:
+    ReadError: if one of them is missing.
+  """
+  if not path.exists():
+    raise ReadError(f'source is {path}: there is no such file.')
+  if not path.is_dir():
+    if not path.is_file():
+      raise ReadError(f'source is {path}, which is neither a file nor a folder.')
+    return [path]
+  found = sorted(path.glob('*.safetensors'))
+  for index in sorted(path.glob('*.safetensors.index.json')):
+    try:
+      found = [path / name for name in sorted(set(json.loads(index.read_text())[
+          'weight_map'].values())) if pathlib.PurePath(name).name == name]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); download it again.'
+                      ) from error
+  if not found:
+    raise ReadError(f'source is {path}, a folder without .safetensors files.')
+  if missing := [file.name for file in found if not file.is_file()]:
+    raise ReadError(f'source is {path}, where {", ".join(missing)} is missing; download it.')
+  return found
+
+
+def sha256(path: str | os.PathLike) -> dict[str, str]:
+  """Hexadecimal SHA-256 of the files of a source by name, which model hubs publish."""
+  found = files(pathlib.Path(path).expanduser())
+  return weights.digests(found[0].parent, [file.name for file in found], hashlib.sha256)
+
+
+def _read_safetensors(path: pathlib.Path) -> safetensors.Mapped:
   try:
     return safetensors.read(path)
   except ValueError as error:
@@ -133,7 +160,8 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   if other := [f'{name} ({type(value).__name__})' for name, value in tensors.items()
                if not isinstance(value, torch.Tensor)]:
     raise ReadError(f'{path} holds other things than tensors: {", ".join(other)}.')
-  return Weights({str(name): _to_numpy(path, name, value) for name, value in tensors.items()}, key)
+  arrays = {str(name): _to_numpy(path, name, value) for name, value in tensors.items()}
+  return Weights(_strip(path, arrays), key)
 
 
 def _to_numpy(path: pathlib.Path, name: Any, tensor: Any) -> np.ndarray:

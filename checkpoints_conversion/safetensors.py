@@ -2,9 +2,11 @@
 
 import json
 import math
+import mmap
 import os
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -20,14 +22,23 @@ _DTYPES = {name: np.dtype(dtype) for name, dtype in {
 _LONGEST = 100_000_000
 
 
-def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
+class Mapped(NamedTuple):
+  """A mapped file.
+
+  Attributes:
+    tensors: read-only arrays by name.
+    release: frees the memory of what was read; the arrays stay, and may be read again.
+  """
+
+  tensors: dict[str, np.ndarray]
+  release: Callable[[], None]
+
+
+def read(path: str | os.PathLike) -> Mapped:
   """Maps the tensors of a file; nothing is copied.
 
   A file is 8 bytes with the length of the header, the header in JSON, and the numbers, which the
   header's tensors must cover without gap or overlap.
-
-  Returns:
-    Read-only arrays by name.
 
   Raises:
     ValueError: if the file is damaged or breaks a rule of the format.
@@ -39,6 +50,7 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
     if size < 8 or length > min(size - 8, _LONGEST):
       raise ValueError(f'it has {size} bytes and a header of {length}')
     header = _header(file.read(length))
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
   begin = 8 + length
   layout = sorted((_entry(name, entry) for name, entry in header.items()), key=lambda one: one[1:3])
   position = 0
@@ -48,11 +60,15 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
     position = last
   if begin + position != size:
     raise ValueError(f'its tensors end at byte {begin + position} of {size}')
-  data = np.memmap(path, np.uint8, mode='r')
-  if data.size != size:
-    raise ValueError('it changed while it was read')
-  return {name: data[begin + first:begin + last].view(dtype).reshape(shape)
-          for name, first, last, dtype, shape in layout}
+  data = np.frombuffer(mapped, np.uint8)
+  tensors = {name: data[begin + first:begin + last].view(dtype).reshape(shape)
+             for name, first, last, dtype, shape in layout}
+  return Mapped(tensors, lambda: _release(mapped))
+
+
+def _release(mapped: mmap.mmap) -> None:
+  if hasattr(mmap, 'MADV_DONTNEED'):
+    mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _header(text: bytes) -> dict[str, Any]:

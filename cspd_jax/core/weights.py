@@ -118,22 +118,22 @@ def check_finite(arrays: Params) -> None:
             'take a file without, or allow_nonfinite if they are meant.')
 
 
-def digests(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
-  """Hexadecimal BLAKE2b digests of files, read in threads.
+def digests(folder: pathlib.Path, names: Iterable[str],
+            begin: Callable[[], Any] = lambda: hashlib.blake2b(digest_size=32)) -> dict[str, str]:
+  """Hexadecimal digests of files, read in threads.
 
   Args:
     folder: where the files are.
     names: their paths in the folder.
+    begin: makes the digest of nothing, by default a BLAKE2b of 32 bytes.
   """
   names = sorted(names)
   with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-    found = pool.map(lambda name: digest(folder / name, 'blake2b'), names)
+    found = pool.map(lambda name: _digest(folder / name, begin()), names)
     return dict(zip(names, found, strict=True))
 
 
-def digest(path: pathlib.Path, algorithm: str) -> str:
-  """The hexadecimal digest of a file."""
-  state = hashlib.blake2b(digest_size=32) if algorithm == 'blake2b' else hashlib.new(algorithm)
+def _digest(path: pathlib.Path, state: Any) -> str:
   with path.open('rb') as stream:
     while block := stream.read(_BLOCK):
       state.update(block)

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import pickle
 import sys
@@ -52,6 +53,34 @@ def test_a_folder_of_shards_is_one_model(tmp_path):
     read.read(tmp_path)
 
 
+def test_an_index_says_which_shards_belong_to_a_model(tmp_path):
+  index = tmp_path / 'model.safetensors.index.json'
+  safetensors.numpy.save_file({'a': np.ones(2)}, tmp_path / '1.safetensors')
+  safetensors.numpy.save_file({'a': np.ones(2)}, tmp_path / 'consolidated.safetensors')
+  index.write_text(json.dumps({'weight_map': {'a': '1.safetensors'}}))
+  _assert_same(read.read(tmp_path).tensors, {'a': np.ones(2)})
+  index.write_text(json.dumps({'weight_map': {'a': '1.safetensors', 'b': '2.safetensors'}}))
+  with pytest.raises(read.ReadError, match='where 2.safetensors is missing; download it'):
+    read.read(tmp_path)
+  for text in ('{', '[]', '{"weight_map": ["a"]}', '{"weight_map": {"a": 3}}'):
+    index.write_text(text)
+    with pytest.raises(read.ReadError, match='index.json is damaged'):
+      read.read(tmp_path)
+
+
+def test_what_is_neither_file_nor_folder_is_refused(tmp_path):
+  os.mkfifo(tmp_path / 'x.pt')
+  with pytest.raises(read.ReadError, match='neither a file nor a folder'):
+    read.read(tmp_path / 'x.pt')
+
+
+def test_released_tensors_may_be_read_again(tmp_path):
+  safetensors.numpy.save_file(_tensors(), tmp_path / 'x.safetensors')
+  weights = read.read(tmp_path / 'x.safetensors')
+  weights.release()
+  _assert_same(weights.tensors, _tensors())
+
+
 @pytest.mark.parametrize('keep', [0, 5, 40, -1])
 def test_truncated_safetensors_are_refused(tmp_path, keep):
   path = tmp_path / 'x.safetensors'
@@ -84,7 +113,9 @@ def test_prefixes_of_wrapped_modules_are_stripped(tmp_path):
 def test_sha256_is_that_of_the_file(tmp_path):
   (tmp_path / 'x.safetensors').write_bytes(b'abc')
   expected = 'ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad'
-  assert read.sha256(tmp_path / 'x.safetensors') == read.sha256(tmp_path) == expected
+  assert read.sha256(tmp_path / 'x.safetensors') == {'x.safetensors': expected}
+  (tmp_path / 'y.safetensors').write_bytes(b'abc')
+  assert read.sha256(tmp_path) == {'x.safetensors': expected, 'y.safetensors': expected}
 
 
 def test_pickles_without_torch_are_explained(tmp_path, monkeypatch):
