@@ -6,9 +6,9 @@ The networks of a model are converted one by one into the same folder, in any or
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from checkpoints_conversion import convert, rules
+from checkpoints_conversion import convert, hub, read, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
 from cspd_jax.core import checkpoint
@@ -31,7 +31,7 @@ def convert_part(
 
   Args:
     family_name: see `convert.open_source`.
-    source: see `convert.open_source`.
+    source: see `convert.open_source`; or an id of the hub, see `hub.local`.
     output: folder of the model. It is made, or the part joins the model that is there, in place of
       an older part of the same role. A network that is no part of any family of models becomes a
       folder of its own.
@@ -52,6 +52,7 @@ def convert_part(
       not belong to the others of the model. Nothing has been written then.
   """
   family, folder = rules.get(family_name), pathlib.Path(output).expanduser().absolute()
+  source = hub.local(source)
   if family.model is None:
     if role or sampling:
       raise ConversionError(f'{family.what} is a part of no model that cspd_jax has; leave role '
@@ -71,6 +72,46 @@ def convert_part(
   made.save(folder / role, dtype=dtype, progress=progress, allow_nonfinite=allow_nonfinite)
   families.save(folder, model.name, {role: role}, defaults)
   return folder / role, config
+
+
+class Whole(NamedTuple):
+  """The networks of a model in a published folder.
+
+  Attributes:
+    found: files or folders by family of files, those that are there.
+    missing: names that were looked for, by family of files.
+  """
+
+  found: dict[str, pathlib.Path]
+  missing: dict[str, tuple[str, ...]]
+
+
+def find_model(family_name: str, source: str | os.PathLike, model: str | None = None) -> Whole:
+  """Looks for the networks of a whole model.
+
+  Args:
+    family_name: the family of the target's file.
+    source: a folder as it is published, or an id of the hub; see `hub.local`.
+    model: name of the published model.
+
+  Returns:
+    What was found, the target last, which takes the longest. Empty if the source is not the folder
+    of a whole model.
+
+  Raises:
+    ReadError: if there is no such source, or it has no target.
+  """
+  layout = rules.get(family_name).layout(model)
+  path = hub.local(source, [name for names in layout.values() for name in names])
+  if not path.is_dir() or not layout:
+    return Whole({}, {})
+  found = {name: next((path / place for place in places if (path / place).exists()), None)
+           for name, places in reversed(list(layout.items()))}
+  missing = {name: layout[name] for name, place in found.items() if place is None}
+  if family_name in missing:
+    raise read.ReadError(f'source is {source}, a folder without {layout[family_name][0]}; give the '
+                         'file, or another model.')
+  return Whole({name: place for name, place in found.items() if place}, missing)
 
 
 def _role(family: FileFamily, model: families.Family, role: str | None) -> str:

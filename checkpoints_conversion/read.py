@@ -20,6 +20,8 @@ import numpy as np
 from checkpoints_conversion import safetensors
 from cspd_jax.core import weights
 
+# What single files are called.
+SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')
 _PREFIXES = ('_orig_mod.', 'module.')
 # Where published and training files keep the weights; a file without any is the weights.
 _OUTER_KEYS = ('model', 'module', 'state_dict')
