@@ -106,7 +106,8 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
       raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); download it again.'
                       ) from error
   if not found:
-    raise ReadError(f'source is {path}, a folder without .safetensors files.')
+    raise ReadError(f'source is {path}, a folder without .safetensors files; give the file itself, '
+                    'or the name of a published model, whose files are looked for.')
   if missing := [file.name for file in found if not file.is_file()]:
     raise ReadError(f'source is {path}, where {", ".join(missing)} is missing; download it.')
   return found
