@@ -94,13 +94,17 @@ def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
 
 
 def layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
-  """Returns the names of the published files of a model and its tokenizer."""
+  """Returns where the official programs want the files of a model and of what belongs to it."""
   if model not in PRESETS:
     return {}
   form, size, pixels = model.split('_')
   stage = f'stage{1 if pixels == "256" else 2}_' if form == 't2i' else ''
-  return {'llamagen': (f'{form}_{size.upper()}_{stage}{pixels}.pt',),
-          'llamagen_vq': (f'vq_ds16_{form}.pt',)}
+  words = ('t5-ckpt/flan-t5-xl', 'flan-t5-xl', '../flan-t5-xl')
+  return {
+      'llamagen': (f'{form}_{size.upper()}_{stage}{pixels}.pt',),
+      'llamagen_vq': (f'vq_ds16_{form}.pt',),
+      **({'t5': words, 't5_text': tuple(f'{folder}/tokenizer.json' for folder in words)}
+         if form == 't2i' else {})}
 
 
 FAMILY = family.FileFamily(

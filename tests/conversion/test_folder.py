@@ -126,8 +126,10 @@ def test_published_folders_are_those_of_the_official_downloads():
   assert layout('c2i_xl_384') == {
       'llamagen': ('c2i_XL_384.pt',), 'llamagen_vq': ('vq_ds16_c2i.pt',)}
   assert layout('c2i_3b_384')['llamagen'] == ('c2i_3B_384.pt',)
-  assert layout('t2i_xl_512') == {
-      'llamagen': ('t2i_XL_stage2_512.pt',), 'llamagen_vq': ('vq_ds16_t2i.pt',)}
+  text = layout('t2i_xl_512')
+  assert [text[name][0] for name in ('llamagen', 'llamagen_vq', 't5', 't5_text')] == [
+      't2i_XL_stage2_512.pt', 'vq_ds16_t2i.pt', 't5-ckpt/flan-t5-xl',
+      't5-ckpt/flan-t5-xl/tokenizer.json']
   assert layout(None) == {}
   for family in rules.FAMILIES.values():
     for model in (None, *family.presets):
