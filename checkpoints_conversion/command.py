@@ -5,7 +5,9 @@
     cspd-convert --family=llamagen_vq --source=vq_ds16_c2i.pt --output=checkpoints/c2i_xl_384
 
 The networks of a model go into one folder, one after the other: what generates (the
-target), its image tokenizer, what drafts for it. `cspd_jax.load` opens the folder.
+target), its image tokenizer, what drafts for it. `cspd_jax.load` opens the folder. A
+published folder, or the id of one on the Hugging Face Hub, is converted with all the
+networks that are found in it. A command that was stopped goes on when it is repeated.
 Without --model the sizes are taken from the shapes in the file, and other options say
 what shapes cannot. Anything wrong with the input ends with one message and exit code 2.
 """
@@ -13,12 +15,13 @@ what shapes cannot. Anything wrong with the input ends with one message and exit
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import logging
 
 from checkpoints_conversion import folder, rules
 from cspd_jax.core import checkpoint
+from cspd_jax.evaluation import progress
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,11 +51,21 @@ def _convert(arguments: argparse.Namespace) -> None:
   if arguments.target and family.compare is None:
     raise ValueError(f'--target is for drafters; --family is {family.name!r}.')
   target = checkpoint.load(arguments.target) if arguments.target else None
-  place, config = folder.convert_part(
-      family.name, arguments.source, arguments.output, role=arguments.role,
-      sampling=arguments.sampling, dtype=arguments.dtype, model=arguments.model,
-      key=arguments.key, options={name: getattr(arguments, name) for name in _options()})
-  print(f'{place}: {config}')
+  whole = (folder.find_model(family.name, arguments.source, arguments.model)
+           if arguments.role is None else folder.Whole({}, {}))
+  # What only the target can be told.
+  for name, source in (whole.found or {family.name: arguments.source}).items():
+    own: dict[str, Any] = {} if name != family.name else dict(
+        sampling=arguments.sampling, dtype=arguments.dtype, model=arguments.model,
+        key=arguments.key, options={name: getattr(arguments, name) for name in _options()})
+    with progress.bar(f'converting {name}', 'part') as show:
+      place, config = folder.convert_part(
+          name, source, arguments.output, role=arguments.role, progress=show,
+          allow_nonfinite=arguments.allow_nonfinite, **own)
+    print(f'{place}: {config}')
+  for name, places in whole.missing.items():
+    print(f'{arguments.source} has no {places[0]}, {rules.get(name).what}; add it with '
+          f'cspd-convert --family={name} --source=FILE --output={arguments.output}')
   if target and family.compare:
     print('\n'.join(family.compare(checkpoint.load(place).params, target.params)))
 
@@ -76,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--model', help=f'Published model. Default: the sizes are inferred. '
                       f'{published}.')
   parser.add_argument('--source', help='The file to convert: .safetensors (or a folder of them), '
-                      '.pt, .pth, .ckpt or .bin.')
+                      '.pt, .pth, .ckpt or .bin. Or a published folder, or an id of the Hugging '
+                      'Face Hub such as BAAI/Emu3-Gen.')
   parser.add_argument('--output', help='Folder of the model: a new one, or one to add to.')
   parser.add_argument('--role', help="What the network is to the model, such as 'draft'. Default: "
                       "the first that suits it: 'target', 'tokenizer', 'eagle'.")
@@ -90,7 +104,10 @@ def _parser() -> argparse.ArgumentParser:
                       f"Default: {preferred}the first of 'model', 'module' and 'state_dict', or "
                       'the file itself.')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'],
-                      help='What to store. Default: as published.')
+                      help='What to store; of a published folder, for the target alone. '
+                      'Default: as published.')
+  parser.add_argument('--allow_nonfinite', action='store_true',
+                      help='Convert weights that are NaN or infinite, too.')
   return parser
 
 

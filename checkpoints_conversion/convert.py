@@ -5,24 +5,29 @@ leftovers, every parameter must be made, and every shape must fit; all that is
 wrong is reported at once.
 """
 
+import dataclasses
 import functools
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from checkpoints_conversion import read as read_lib, rules as rules_lib
 from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
-from cspd_jax.core import checkpoint
+from cspd_jax.core import checkpoint, weights
+from cspd_jax.version import __version__
 
 Params = Any
 
-_VERSION = 1
+_VERSION = 2
+# Bytes of published tensors that are converted together, at least.
+_GROUP = 64 << 20
 
 
 def convert(family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray]) -> Params:
@@ -39,7 +44,61 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray]) 
   Raises:
     ConversionError: naming every missing, unexpected or mis-shaped tensor.
   """
-  rules, paths, treedef = _rules(family, config)
+  parts = [group() for group in groups(family, config, tensors)]
+  _, paths, treedef = _rules(family, config)
+  made = {path: leaf for part in parts for path, leaf in traverse_util.flatten_dict(
+      part, sep='/').items()}
+  return jax.tree.unflatten(treedef, [made[path] for path in paths])
+
+
+def groups(
+    family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray], *,
+    release: Callable[[], None] = lambda: None, allow_nonfinite: bool = False,
+) -> list[weights.Group]:
+  """As `convert`, for parameters that are made one group of tensors after the other.
+
+  Args:
+    family: see `convert`.
+    config: see `convert`.
+    tensors: see `convert`; they are read when a group is made.
+    release: frees what was read of the tensors; called before each group.
+    allow_nonfinite: whether numbers may be NaN or infinite.
+
+  Returns:
+    Functions that each return a part of the parameters.
+
+  Raises:
+    ConversionError: see `convert`. A group also raises it for numbers that are not finite, naming
+      the tensor.
+  """
+  _check(family, config, tensors)
+  parts: list[list[base.Rule]] = []
+  size = _GROUP
+  for rule in _rules(family, config)[0]:
+    if size >= _GROUP:
+      parts.append([])
+      size = 0
+    parts[-1].append(rule)
+    size += tensors[rule.source].nbytes
+
+  def make(part: list[base.Rule]) -> Params:
+    release()
+    made: dict[str, np.ndarray] = {}
+    for rule in part:
+      tensor = tensors[rule.source]
+      if not allow_nonfinite:
+        try:
+          weights.check_finite({rule.source: tensor})
+        except ValueError as error:
+          raise ConversionError(f'tensor {error}') from error
+      made.update(zip(rule.destinations, rule.transform.forward(tensor), strict=True))
+    return traverse_util.unflatten_dict(made, sep='/')
+
+  return [functools.partial(make, part) for part in parts]
+
+
+def _check(family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray]) -> None:
+  """Raises ConversionError with all that is wrong with the names, shapes and dtypes of tensors."""
   wanted = published_shapes(family, config)
   found = {name: tuple(tensor.shape) for name, tensor in tensors.items()
            if name in wanted or not re.fullmatch(family.leftovers, name)}
@@ -54,11 +113,6 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray]) 
     raise ConversionError(
         f'The tensors do not belong to this {family.kind} model ({config}):\n  ' +
         '\n  '.join(problems))
-  made: dict[str, np.ndarray] = {}
-  for rule in rules:
-    parts = rule.transform.forward(tensors[rule.source])
-    made.update(zip(rule.destinations, parts, strict=True))
-  return jax.tree.unflatten(treedef, [made[path] for path in paths])
 
 
 def publish(family: FileFamily, config: Any, params: Params) -> dict[str, np.ndarray]:
@@ -78,43 +132,38 @@ def published_shapes(family: FileFamily, config: Any) -> dict[str, tuple[int, ..
           for rule in rules}
 
 
-def convert_file(
-    family_name: str,
-    source: str | os.PathLike,
-    output: str | os.PathLike,
-    *,
-    dtype: Any = None,
-    **arguments: Any,
-) -> Any:
-  """Converts a published file to the folder of a network.
+class Source(NamedTuple):
+  """A published file that fits a network.
 
-  Args:
-    family_name: see `convert_source`.
-    source: see `convert_source`.
-    output: the folder to write.
-    dtype: the dtype to store; None keeps the published one.
-    **arguments: those of `convert_source`.
-
-  Returns:
-    The config of the network.
-
-  Raises:
-    ValueError: (or a subclass) for anything that is wrong with the input.
+  Attributes:
+    network: as `checkpoint.describe` would give it.
+    groups: make the parameters; see `groups`.
+    state: what the parameters depend on, as JSON can hold it.
   """
-  made = convert_source(family_name, source, **arguments)
-  checkpoint.save(output, made.kind, made.config, made.params, dtype=dtype, extra=made.metadata)
-  return made.config
+
+  network: checkpoint.Loaded
+  groups: list[weights.Group]
+  state: Any
+
+  def save(self, output: str | os.PathLike, *, dtype: Any = None, allow_nonfinite: bool = False,
+           progress: Callable[[int, int], None] | None = None) -> None:
+    """Makes the parameters and saves the network; see `checkpoint.save_groups`."""
+    kind, config, _, metadata = self.network
+    state = [self.state, None if dtype is None else str(jnp.dtype(dtype))]
+    checkpoint.save_groups(output, kind, config, self.groups, state=state, dtype=dtype,
+                           extra=metadata, allow_nonfinite=allow_nonfinite, progress=progress)
 
 
-def convert_source(
+def open_source(
     family_name: str,
     source: str | os.PathLike,
     *,
     model: str | None = None,
     options: Mapping[str, int | None] | None = None,
     key: str | None = None,
-) -> checkpoint.Loaded:
-  """Converts a published file in memory.
+    allow_nonfinite: bool = False,
+) -> Source:
+  """Opens a published file and checks everything but the numbers.
 
   Args:
     family_name: a key of `rules.FAMILIES`.
@@ -123,9 +172,7 @@ def convert_source(
     options: what the shapes do not tell, for instance `image_size`; None counts as not given.
       Only without `model`.
     key: see `read.read`.
-
-  Returns:
-    The network as `checkpoint.load` would give it, with host arrays.
+    allow_nonfinite: whether numbers may be NaN or infinite.
 
   Raises:
     ValueError: (or a subclass) for anything that is wrong with the input.
@@ -139,13 +186,51 @@ def convert_source(
   if model is not None and given:
     raise ConversionError(
         f'{", ".join(sorted(given))}: only without model, which sets the sizes itself.')
-  tensors, key = read_lib.read(source, key=key, prefer=family.prefer)
-  shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+  read = read_lib.read(source, key=key, prefer=family.prefer)
+  shapes = {name: tuple(tensor.shape) for name, tensor in read.tensors.items()}
   config = family.presets[model] if model else family_lib.infer(family, shapes, given)
-  params = convert(family, config, tensors)
-  metadata = {'source': os.path.basename(os.path.abspath(source)), 'model': model, 'key': key,
-              'sha256': read_lib.sha256(source), 'converter': _VERSION, **family.metadata(config)}
-  return checkpoint.Loaded(family.kind, config, params, metadata)
+  made = groups(family, config, read.tensors, release=read.release,
+                allow_nonfinite=allow_nonfinite)
+  metadata = {'source': os.path.basename(os.path.abspath(source)), 'model': model,
+              'key': read.key, 'sha256': read_lib.sha256(source), 'converter': _VERSION,
+              **family.metadata(config)}
+  network = checkpoint.Loaded(family.kind, config, _template(family.kind, config), metadata)
+  state = [__version__, family_name, dataclasses.asdict(config), metadata, allow_nonfinite]
+  return Source(network, made, state)
+
+
+def convert_file(
+    family_name: str,
+    source: str | os.PathLike,
+    output: str | os.PathLike,
+    *,
+    dtype: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+    allow_nonfinite: bool = False,
+    **arguments: Any,
+) -> Any:
+  """Converts a published file to the folder of a network.
+
+  If the process was killed, the next one with the same source goes on where it was.
+
+  Args:
+    family_name: see `open_source`.
+    source: see `open_source`.
+    output: the folder to write.
+    dtype: the dtype to store; None keeps the published one.
+    progress: called as `progress(done, total)`.
+    allow_nonfinite: see `open_source`.
+    **arguments: those of `open_source`.
+
+  Returns:
+    The config of the network.
+
+  Raises:
+    ValueError: (or a subclass) for anything that is wrong with the input.
+  """
+  made = open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
+  made.save(output, dtype=dtype, progress=progress, allow_nonfinite=allow_nonfinite)
+  return made.network.config
 
 
 def _floating(family: FileFamily, config: Any) -> list[str]:

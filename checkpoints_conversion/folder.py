@@ -5,12 +5,10 @@ The networks of a model are converted one by one into the same folder, in any or
 
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-import jax
-
-from checkpoints_conversion import convert, rules
+from checkpoints_conversion import convert, hub, read, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
 from cspd_jax.core import checkpoint
@@ -25,13 +23,15 @@ def convert_part(
     role: str | None = None,
     sampling: str | None = None,
     dtype: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+    allow_nonfinite: bool = False,
     **arguments: Any,
 ) -> tuple[pathlib.Path, Any]:
   """Converts a published file to a part of a model.
 
   Args:
-    family_name: see `convert.convert_source`.
-    source: see `convert.convert_source`.
+    family_name: see `convert.open_source`.
+    source: see `convert.open_source`; or an id of the hub, see `hub.local`.
     output: folder of the model. It is made, or the part joins the model that is there, in place of
       an older part of the same role. A network that is no part of any family of models becomes a
       folder of its own.
@@ -40,7 +40,9 @@ def convert_part(
     sampling: which official options become the model's defaults; None takes those for pictures.
       Targets only.
     dtype: the dtype to store; None keeps the published one.
-    **arguments: those of `convert.convert_source`.
+    progress: called as `progress(done, total)`.
+    allow_nonfinite: whether weights may be NaN or infinite.
+    **arguments: those of `convert.open_source`.
 
   Returns:
     The folder of the network, and its config.
@@ -50,23 +52,66 @@ def convert_part(
       not belong to the others of the model. Nothing has been written then.
   """
   family, folder = rules.get(family_name), pathlib.Path(output).expanduser().absolute()
+  source = hub.local(source)
   if family.model is None:
     if role or sampling:
       raise ConversionError(f'{family.what} is a part of no model that cspd_jax has; leave role '
                             'and sampling out.')
-    return folder, convert.convert_file(family_name, source, folder, dtype=dtype, **arguments)
+    return folder, convert.convert_file(
+        family_name, source, folder, dtype=dtype, progress=progress,
+        allow_nonfinite=allow_nonfinite, **arguments)
   model = families.FAMILIES[family.model]
   role = _role(family, model, role)
   others = _parts(folder, model.name, role)
-  made = convert.convert_source(family_name, source, **arguments)
-  defaults = _defaults(family, made.config, role, sampling)
-  parts = {**others, role: made._replace(params=_shapes(made.params))}
+  made = convert.open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
+  config = made.network.config
+  defaults = _defaults(family, config, role, sampling)
+  parts = {**others, role: made.network}
   if 'target' in parts:
     model.build(families.Parts(folder.name, parts, {}))  # Refuses what does not belong together.
-  checkpoint.save(folder / role, made.kind, made.config, made.params, dtype=dtype,
-                  extra=made.metadata)
+  made.save(folder / role, dtype=dtype, progress=progress, allow_nonfinite=allow_nonfinite)
   families.save(folder, model.name, {role: role}, defaults)
-  return folder / role, made.config
+  return folder / role, config
+
+
+class Whole(NamedTuple):
+  """The networks of a model in a published folder.
+
+  Attributes:
+    found: files or folders by family of files, those that are there.
+    missing: names that were looked for, by family of files.
+  """
+
+  found: dict[str, pathlib.Path]
+  missing: dict[str, tuple[str, ...]]
+
+
+def find_model(family_name: str, source: str | os.PathLike, model: str | None = None) -> Whole:
+  """Looks for the networks of a whole model.
+
+  Args:
+    family_name: the family of the target's file.
+    source: a folder as it is published, or an id of the hub; see `hub.local`.
+    model: name of the published model.
+
+  Returns:
+    What was found, the target last, which takes the longest. Empty if the source is not the folder
+    of a whole model.
+
+  Raises:
+    ReadError: if there is no such source, or it has no target.
+  """
+  layout = rules.get(family_name).layout(model)
+  path = hub.local(source, [name for names in layout.values() for name in names])
+  if not path.is_dir() or not layout:
+    return Whole({}, {})
+  found = {name: next((path / place for place in places if (path / place).exists()), None)
+           for name, places in reversed(list(layout.items()))}
+  missing = {name: layout[name] for name, place in found.items() if place is None}
+  if family_name in missing:
+    raise read.ReadError(f'source is {source}, a folder without {layout[family_name][0]}; give the '
+                         'file, or another model.')
+  return Whole({name: place for name, place in found.items() if place}, missing)
 
 
 def _role(family: FileFamily, model: families.Family, role: str | None) -> str:
@@ -106,7 +151,3 @@ def _parts(folder: pathlib.Path, model: str, role: str) -> dict[str, checkpoint.
         f'another folder for a {model!r} model.')
   return {name: checkpoint.describe(folder / part)
           for name, part in description['parts'].items() if name != role}
-
-
-def _shapes(params: Any) -> Any:
-  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)

@@ -11,17 +11,17 @@ import json
 import os
 import pathlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-_DTYPES = {
-    'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
-    'I64': np.int64, 'I32': np.int32, 'I16': np.int16, 'I8': np.int8, 'U8': np.uint8,
-    'BOOL': np.bool_,
-}
+from checkpoints_conversion import safetensors
+from cspd_jax.core import weights
+
+# What single files are called.
+SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')
 _PREFIXES = ('_orig_mod.', 'module.')
 # Where published and training files keep the weights; a file without any is the weights.
 _OUTER_KEYS = ('model', 'module', 'state_dict')
@@ -37,10 +37,12 @@ class Weights(NamedTuple):
   Attributes:
     tensors: arrays by name, without the prefixes of compiled and wrapped modules.
     key: the part of the file that they were in; None if they were the file.
+    release: frees the memory of what was read; the arrays stay, and may be read again.
   """
 
   tensors: dict[str, np.ndarray]
   key: str | None
+  release: Callable[[], None] = lambda: None
 
 
 def read(
@@ -60,54 +62,67 @@ def read(
       than tensors, or needs torch and torch is not installed.
   """
   path = pathlib.Path(path).expanduser()
-  if not path.exists():
-    raise ReadError(f'source is {path}: there is no such file.')
-  files = sorted(path.glob('*.safetensors')) if path.is_dir() else [path]
-  if not files:
-    raise ReadError(f'source is {path}, a folder without .safetensors files.')
-  if files[0].suffix in ('.json', '.tiktoken'):
-    return Weights({'file': np.frombuffer(files[0].read_bytes(), np.uint8)}, None)
-  if files[0].suffix != '.safetensors':
-    found = _read_torch(path, key, prefer)
-    return Weights(_strip(path, found.tensors), found.key)
+  found = files(path)
+  if found[0].suffix in ('.json', '.tiktoken'):
+    return Weights({'file': np.frombuffer(found[0].read_bytes(), np.uint8)}, None)
+  if found[0].suffix != '.safetensors':
+    return _read_torch(path, key, prefer)
   if key is not None:
     raise ReadError(f'key is {key!r}, but {path} is safetensors and has no parts; leave it out.')
   tensors: dict[str, np.ndarray] = {}
-  for file in files:
+  releases = []
+  for file in found:
     part = _read_safetensors(file)
-    if twice := sorted(tensors.keys() & part.keys()):
+    if twice := sorted(tensors.keys() & part.tensors.keys()):
       raise ReadError(f'{file} repeats tensors of another file of the folder: {twice}.')
-    tensors.update(part)
-  return Weights(_strip(path, tensors), None)
+    tensors.update(part.tensors)
+    releases.append(part.release)
+  return Weights(_strip(path, tensors), None, lambda: _all(releases))
 
 
-def sha256(path: str | os.PathLike) -> str:
-  """Hexadecimal SHA-256 of a file, or of the files of a folder in order of name."""
-  path, digest = pathlib.Path(path).expanduser(), hashlib.sha256()
-  for file in sorted(path.glob('*.safetensors')) if path.is_dir() else [path]:
-    with file.open('rb') as stream:
-      while block := stream.read(1 << 20):
-        digest.update(block)
-  return digest.hexdigest()
+def _all(functions: list[Callable[[], None]]) -> None:
+  for function in functions:
+    function()
 
 
-def _read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Maps a file: 8 bytes header length, a JSON header, then the numbers."""
+def files(path: pathlib.Path) -> list[pathlib.Path]:
+  """The files of a source: itself, or those of a folder.
+
+  Raises:
+    ReadError: if one of them is missing.
+  """
+  if not path.exists():
+    raise ReadError(f'source is {path}: there is no such file.')
+  if not path.is_dir():
+    if not path.is_file():
+      raise ReadError(f'source is {path}, which is neither a file nor a folder.')
+    return [path]
+  found = sorted(path.glob('*.safetensors'))
+  for index in sorted(path.glob('*.safetensors.index.json')):
+    try:
+      found = [path / name for name in sorted(set(json.loads(index.read_text())[
+          'weight_map'].values())) if pathlib.PurePath(name).name == name]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); download it again.'
+                      ) from error
+  if not found:
+    raise ReadError(f'source is {path}, a folder without .safetensors files; give the file itself, '
+                    'or the name of a published model, whose files are looked for.')
+  if missing := [file.name for file in found if not file.is_file()]:
+    raise ReadError(f'source is {path}, where {", ".join(missing)} is missing; download it.')
+  return found
+
+
+def sha256(path: str | os.PathLike) -> dict[str, str]:
+  """Hexadecimal SHA-256 of the files of a source by name, which model hubs publish."""
+  found = files(pathlib.Path(path).expanduser())
+  return weights.digests(found[0].parent, [file.name for file in found], hashlib.sha256)
+
+
+def _read_safetensors(path: pathlib.Path) -> safetensors.Mapped:
   try:
-    data = np.memmap(path, np.uint8, mode='r')
-    begin = 8 + int(data[:8].view('<u8')[0])
-    header = json.loads(data[8:begin].tobytes())
-    tensors = {}
-    for name, entry in header.items():
-      if name == '__metadata__':
-        continue
-      first, last = entry['data_offsets']
-      if begin + last > data.size:
-        raise ValueError(f'it ends before tensor {name}')
-      tensors[name] = data[begin + first:begin + last].view(
-          _DTYPES[entry['dtype']]).reshape(entry['shape'])
-    return tensors
-  except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    return safetensors.read(path)
+  except ValueError as error:
     raise ReadError(
         f'{path} is not a complete safetensors file ({error}); download it again.') from error
 
@@ -133,8 +148,9 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
         f'{path} is damaged, or holds Python objects beside tensors and plain values, which could '
         'run code and are not loaded; save only its state dict to another file and convert that.'
     ) from error
-  except (RuntimeError, EOFError, ValueError, OSError) as error:
-    raise ReadError(f'{path} is not a complete PyTorch file ({error}).') from error
+  except Exception as error:  # Damaged files raise almost anything.
+    raise ReadError(f'{path} is not a complete PyTorch file ({type(error).__name__}: '
+                    f'{str(error)[:300]}).') from error
 
   if not isinstance(content, Mapping):
     raise ReadError(f'{path} holds a {type(content).__name__}, not tensors by name.')
@@ -147,15 +163,26 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   if other := [f'{name} ({type(value).__name__})' for name, value in tensors.items()
                if not isinstance(value, torch.Tensor)]:
     raise ReadError(f'{path} holds other things than tensors: {", ".join(other)}.')
-  return Weights({str(name): _to_numpy(value) for name, value in tensors.items()}, key)
+  arrays = {str(name): _to_numpy(path, name, value) for name, value in tensors.items()}
+  return Weights(_strip(path, arrays), key)
 
 
-def _to_numpy(tensor: Any) -> np.ndarray:
+def _to_numpy(path: pathlib.Path, name: Any, tensor: Any) -> np.ndarray:
+  """The tensor's own memory as an array; raises ReadError for tensors that are no plain arrays."""
   import torch  # Present: the tensor is one of its own.
+  # NumPy learns these dtypes from ml_dtypes only.
+  other = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+           torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+           torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2)}
   tensor = tensor.detach()
-  if tensor.dtype == torch.bfloat16:  # NumPy learns this dtype from ml_dtypes only.
-    return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-  return tensor.numpy()
+  try:
+    if tensor.dtype in other:
+      stored, dtype = other[tensor.dtype]
+      return tensor.view(stored).numpy().view(dtype)
+    return tensor.numpy()
+  except (RuntimeError, TypeError, NotImplementedError) as error:
+    raise ReadError(f'{path}: tensor {name} is {tensor.dtype} of layout {tensor.layout} on '
+                    f'{tensor.device.type!r}; save plain arrays and convert those.') from error
 
 
 def _strip(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """Checkpoints: what is saved comes back, and what is wrong is said at once."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.core import checkpoint
+from cspd_jax.core import checkpoint, weights
 from cspd_jax.models import llamagen, vq
 
 CONFIG = llamagen.LlamaGenConfig(
@@ -86,7 +87,7 @@ def test_saving_again_replaces_a_checkpoint_and_nothing_else(folder, params):
 def test_a_save_that_fails_leaves_the_old_checkpoint(folder, params, monkeypatch):
   def fail(*args, **kwargs):
     raise OSError('disk full')
-  monkeypatch.setattr(checkpoint.ocp, 'save_checkpointables', fail)
+  monkeypatch.setattr(weights.ocp, 'save_checkpointables', fail)
   with pytest.raises(OSError, match='disk full'):
     checkpoint.save(folder, 'llamagen', CONFIG, jax.tree.map(jnp.zeros_like, params))
   _assert_same(checkpoint.load(folder).params, params)
@@ -149,6 +150,83 @@ def test_damaged_files_are_named(folder):
       with pytest.raises(checkpoint.CheckpointError, match=file.name):
         checkpoint.load(copy)
       shutil.rmtree(copy)
+
+
+def test_a_changed_byte_is_found_and_named(folder, params):
+  files = [file for file in (folder / 'arrays').rglob('*')
+           if file.is_file() and file.stat().st_size]
+  assert len(files) > 5
+  for file in files:
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(checkpoint.CheckpointError,
+                       match=f'{file.name}: other bytes .* copy or convert the model again'):
+      checkpoint.load(folder)
+    file.write_bytes(data)
+  _assert_same(checkpoint.load(folder, verify=False).params, params)
+
+
+def test_shipped_networks_have_digests():
+  for name in checkpoint.shipped():
+    description = json.loads((checkpoint.ASSETS / name / 'model.json').read_text())
+    assert description['blake2b'] == weights.digests(
+        checkpoint.ASSETS / name, description['files'])
+
+
+def test_verification_can_be_left_out(folder, params):
+  metadata = max((folder / 'arrays').rglob('_CHECKPOINT_METADATA'))
+  metadata.write_bytes(metadata.read_bytes().replace(b'init', b'inid'))
+  with pytest.raises(checkpoint.CheckpointError, match='_CHECKPOINT_METADATA: other bytes'):
+    checkpoint.load(folder)
+  _assert_same(checkpoint.load(folder, verify=False).params, params)
+
+
+def test_folders_of_earlier_versions_load_and_are_replaced(tmp_path, params):
+  # One group, no digests.
+  description = dict(format=1, kind='llamagen', config=dataclasses.asdict(CONFIG), metadata={})
+  weights.ocp.save_checkpointables(tmp_path / 'm' / 'arrays', {'params': jax.device_get(params)})
+  (tmp_path / 'm' / 'arrays' / 'commit_success.txt').unlink(missing_ok=True)
+  description['files'] = {
+      path.relative_to(tmp_path / 'm').as_posix(): path.stat().st_size
+      for path in (tmp_path / 'm' / 'arrays').rglob('*') if path.is_file()}
+  (tmp_path / 'm' / 'model.json').write_text(json.dumps(description))
+  _assert_same(checkpoint.load(tmp_path / 'm').params, params)
+  checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, params)
+  assert 'blake2b' in json.loads((tmp_path / 'm' / 'model.json').read_text())
+  _assert_same(checkpoint.load(tmp_path / 'm').params, params)
+
+
+@pytest.mark.parametrize('number', [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused_with_their_place(tmp_path, params, number):
+  wrong = jax.tree.map(np.array, params)
+  wrong['transformer']['output'][-1, -1] = number
+  message = f'transformer/output of shape .16, 12. holds .* not finite, such as {number}'
+  with pytest.raises(checkpoint.CheckpointError, match=message):
+    checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, wrong)
+  assert not any(tmp_path.iterdir())
+  checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, wrong, allow_nonfinite=True)
+  with pytest.raises(checkpoint.CheckpointError, match=message):
+    checkpoint.load(tmp_path / 'm')
+  _assert_same(checkpoint.load(tmp_path / 'm', allow_nonfinite=True).params, wrong)
+
+
+def test_numbers_that_overflow_in_the_dtype_asked_for_are_refused(folder, params):
+  large = jax.tree.map(lambda x: np.full(x.shape, 1e5, x.dtype), params)
+  with pytest.raises(checkpoint.CheckpointError, match='such as inf'):
+    checkpoint.save(folder, 'llamagen', CONFIG, large, dtype='float16')
+  _assert_same(checkpoint.load(folder).params, params)
+
+
+@pytest.mark.parametrize('shape, place', [
+    ((), ()), ((3,), (2,)), ((5, 1 << 19), (4, 7)), ((2, 3, 4), (1, 2, 3)), ((0, 2), None)])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float8_e5m2'])
+def test_every_number_is_looked_at(shape, place, dtype):
+  array = np.zeros(shape, jnp.dtype(dtype))
+  weights.check_finite({'a': array, 'b': np.ones(3, int)})
+  if place is not None:
+    array[place] = np.nan
+    with pytest.raises(ValueError, match='a of shape'):
+      weights.check_finite({'b': np.ones(3), 'a': array.T})
 
 
 def test_unknown_names_and_foreign_folders_are_explained(tmp_path, monkeypatch):

@@ -38,6 +38,9 @@ class FileFamily(NamedTuple):
     metadata: `config -> ` what is stored with the network, such as the names of its classes.
     sampling: `config -> ` official sampling options by name, the ones for pictures first; empty
       for what is not sampled from.
+    layout: `model name or None -> ` where a folder has the networks of a whole model: by family of
+      files, paths from the folder, of which the first that is there counts. The family itself is
+      the first entry. Empty if a folder is not a whole model.
     compare: `(params, target_params) -> lines` on how the network fits the target that it
       drafts for; None where there is nothing to compare.
   """
@@ -54,6 +57,7 @@ class FileFamily(NamedTuple):
   model: str | None = None
   metadata: Callable[[Any], Mapping[str, Any]] = lambda config: {}
   sampling: Callable[[Any], Mapping[str, Defaults]] = lambda config: {}
+  layout: Callable[[str | None], Mapping[str, tuple[str, ...]]] = lambda model: {}
   compare: Callable[[Any, Any], list[str]] | None = None
 
 

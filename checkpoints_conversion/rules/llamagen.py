@@ -93,8 +93,22 @@ def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
   return presets
 
 
+def layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
+  """Returns where the official programs want the files of a model and of what belongs to it."""
+  if model not in PRESETS:
+    return {}
+  form, size, pixels = model.split('_')
+  stage = f'stage{1 if pixels == "256" else 2}_' if form == 't2i' else ''
+  words = ('t5-ckpt/flan-t5-xl', 'flan-t5-xl', '../flan-t5-xl')
+  return {
+      'llamagen': (f'{form}_{size.upper()}_{stage}{pixels}.pt',),
+      'llamagen_vq': (f'vq_ds16_{form}.pt',),
+      **({'t5': words, 't5_text': tuple(f'{folder}/tokenizer.json' for folder in words)}
+         if form == 't2i' else {})}
+
+
 FAMILY = family.FileFamily(
     name='llamagen', what=_WHAT, kind='llamagen', rules=rules, infer=infer, presets=PRESETS,
     options=family.IMAGE_SIZE | family.NUM_HEADS,
     leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
-    model='llamagen', metadata=metadata, sampling=sampling)
+    model='llamagen', metadata=metadata, sampling=sampling, layout=layout)

@@ -105,4 +105,7 @@ FAMILY = family.FileFamily(
     name='mar', what=_WHAT, kind='mar', rules=rules, infer=infer, presets=PRESETS,
     options=family.NUM_HEADS,
     # The averaged weights are the ones that the published results use.
-    prefer='model_ema', model='mar', metadata=metadata, sampling=sampling)
+    prefer='model_ema', model='mar', metadata=metadata, sampling=sampling,
+    layout=lambda model: {
+        'mar': ('checkpoint-last.pth',),
+        'kl_vae': ('kl16.ckpt', 'vae/kl16.ckpt', '../vae/kl16.ckpt', '../../vae/kl16.ckpt')})

@@ -101,8 +101,15 @@ def _what(preset: str) -> str:
   return f'a transformer like {preset}'
 
 
+def _chameleon(name: str) -> tuple[str, ...]:
+  """Where Chameleon's tokenizers are in Meta's download, and as the official programs want it."""
+  return tuple(f'{folder}{name}' for folder in (
+      '', 'tokenizer/', 'chameleon/tokenizer/', '../tokenizer/', '../chameleon/tokenizer/'))
+
+
 def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
-            num_norm_shards: int | None = None) -> family.FileFamily:
+            others: Mapping[str, tuple[str, ...]], num_norm_shards: int | None = None,
+            ) -> family.FileFamily:
   return family.FileFamily(
       name=name, what=_what(presets[0]), kind='unified',
       rules=functools.partial(rules, num_norm_shards=num_norm_shards),
@@ -112,12 +119,21 @@ def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
                **family.NUM_HEADS},
       # The image tokenizer is a network of its own; rotary tables are not weights.
       leftovers=r'model\.vqmodel\..*|.*rotary_emb\.inv_freq',
-      model='unified', sampling=functools.partial(_sampling, sampling))
+      model='unified', sampling=functools.partial(_sampling, sampling),
+      layout=lambda model: {name: ('.',), **others})
 
 
 # Guidance and cuts of the official samplers.
 LUMINA_MGPT = _family(
     'lumina_mgpt', tuple(f'lumina_mgpt_7b_{size}' for size in (768, 512, 1024)),
-    {'guidance_scale': 4.0, 'top_k': 2000}, num_norm_shards=1)
-ANOLE = _family('anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000})
-EMU3 = _family('emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048})
+    {'guidance_scale': 4.0, 'top_k': 2000}, num_norm_shards=1,
+    others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
+            'lumina_mgpt_text': _chameleon('text_tokenizer.json')})
+ANOLE = _family(
+    'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
+    others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
+            'anole_text': _chameleon('text_tokenizer.json')})
+EMU3 = _family(
+    'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
+    others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer'),
+            'emu3_text': ('emu3.tiktoken',)})

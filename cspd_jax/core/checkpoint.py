@@ -1,29 +1,25 @@
 """Saving and loading networks: one folder per network.
 
 A folder holds `model.json` (the kind of network, the sizes in its config, the
-format version, free metadata and a list of the other files) and `arrays/` (the
-parameters, written by Orbax). Parameters are saved as host arrays, so that a
-checkpoint does not remember the devices it was made on. `families.folder` joins
-networks into a model.
+format version, free metadata and a list of the other files with their digests)
+and `arrays/` (the parameters, written by Orbax). Parameters are saved as host
+arrays, so that a checkpoint does not remember the devices it was made on.
+`families.folder` joins networks into a model.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from orbax.checkpoint import v1 as ocp
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import files
+from cspd_jax.core import files, folders, weights
 
 Params = Any
 
@@ -94,11 +90,12 @@ def save(
     *,
     dtype: Any = None,
     extra: Mapping[str, Any] | None = None,
+    allow_nonfinite: bool = False,
 ) -> None:
   """Saves a model; an older checkpoint at the same place is replaced.
 
-  The folder appears complete or not at all: it is written under a temporary
-  name beside its destination and then renamed.
+  The folder appears complete or not at all: it is written beside its place, and
+  what a process leaves that is killed is removed by the next save.
 
   Args:
     path: the folder to write.
@@ -107,42 +104,63 @@ def save(
     params: its parameters.
     dtype: the dtype to store floating-point parameters in; None keeps theirs.
     extra: anything that JSON can hold, returned by `load` as metadata.
+    allow_nonfinite: whether parameters may be NaN or infinite.
 
   Raises:
-    CheckpointError: if the parameters do not belong to the config, or `path`
-      is something else than an older checkpoint or an empty folder.
+    CheckpointError: if the parameters do not belong to the config, they are not
+      finite, `path` is something else than an older checkpoint or an empty
+      folder, it holds files that `save` did not write, or another process is
+      writing it.
   """
-  path = pathlib.Path(path).expanduser().absolute()
-  known = _kind(kind)
-  if not isinstance(config, known.config):
-    raise CheckpointError(
-        f'config is a {type(config).__name__}; a {kind!r} model takes a {known.config.__name__}.')
-  if path.exists() and not _is_replaceable(path):
-    raise CheckpointError(
-        f'path is {path}, which exists and is not a checkpoint; give another folder or remove it.')
-  _check_shapes(f'params for a {kind!r} model', _expected(known, config), _shapes(params))
+  _check_config(kind, config)
+  _check_shapes(f'params for a {kind!r} model', _expected(KINDS[kind], config), _shapes(params))
+  save_groups(path, kind, config, [lambda: jax.device_get(params)], dtype=dtype, extra=extra,
+              allow_nonfinite=allow_nonfinite)
+
+
+def save_groups(
+    path: str | os.PathLike,
+    kind: str,
+    config: Any,
+    groups: Sequence[weights.Group],
+    *,
+    state: Any = None,
+    dtype: Any = None,
+    extra: Mapping[str, Any] | None = None,
+    allow_nonfinite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+  """As `save`, for parameters that are made one group after the other.
+
+  Args:
+    path: see `save`.
+    kind: see `save`.
+    config: see `save`.
+    groups: each returns a part of the parameters' tree; together they must be all.
+    state: what the parameters depend on, as JSON can hold it: groups that a process wrote before
+      it was killed are kept by the next one with the same state. None begins anew.
+    dtype: see `save`.
+    extra: see `save`.
+    allow_nonfinite: see `save`.
+    progress: called as `progress(done, total)` with numbers of groups.
+
+  Raises:
+    CheckpointError: see `save`.
+  """
+  path = pathlib.Path(path).expanduser().resolve()
+  _check_config(kind, config)
   try:
     json.dumps(extra)
   except TypeError as error:
     raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
-
-  path.parent.mkdir(parents=True, exist_ok=True)
-  temporary = pathlib.Path(tempfile.mkdtemp(prefix=f'.{path.name}.', dir=path.parent))
-  try:
-    new = temporary / 'new'
-    new.mkdir()
-    ocp.save_checkpointables(new / 'arrays', {'params': _cast(jax.device_get(params), dtype)})
-    # Only object stores need this marker, and it names a folder of the machine that saved.
-    (new / 'arrays' / 'commit_success.txt').unlink(missing_ok=True)
-    description = {
+  with _refused(), folders.replacing(path, _listed, state) as new:
+    names = weights.write(new, groups, dtype=dtype, allow_nonfinite=allow_nonfinite,
+                          progress=progress)
+    sizes = _file_sizes(new)
+    files.write_json(new / 'model.json', {
         'format': _FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
-        'metadata': dict(extra or {}), 'files': _file_sizes(new)}
-    (new / 'model.json').write_text(json.dumps(description, indent=2) + '\n')
-    if path.exists():
-      path.rename(temporary / 'old')
-    new.rename(path)
-  finally:
-    shutil.rmtree(temporary, ignore_errors=True)
+        'metadata': dict(extra or {}), 'groups': names, 'files': sizes,
+        'blake2b': weights.digests(new, sizes)})
 
 
 def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
@@ -162,7 +180,8 @@ def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
   files.write_json(folder / 'model.json', description)
 
 
-def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = None) -> Loaded:
+def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = None,
+         verify: bool = True, allow_nonfinite: bool = False) -> Loaded:
   """Loads a model.
 
   Args:
@@ -171,36 +190,39 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = 
     sharding: where the parameters go: a device, a `jax.sharding.Sharding`, a tree of those like
       the parameters, or a mesh of `sharding.make_mesh`, over which they are divided as their kind
       says. None means the default device.
+    verify: whether to read every file twice and compare its digest with the one
+      that `save` stored.
+    allow_nonfinite: whether parameters may be NaN or infinite.
 
   Returns:
     The model.
 
   Raises:
-    CheckpointError: if there is no such checkpoint, or it is damaged, or its
-      parameters do not belong to its config.
+    CheckpointError: if there is no such checkpoint, or it is damaged, its
+      parameters do not belong to its config, or they are not finite.
     ValueError: if they cannot be divided over the mesh.
   """
   folder = _find(path_or_name)
-  kind, config, metadata = _read_description(folder)
+  kind, config, metadata, groups = _read_description(folder)
   expected = _expected(KINDS[kind], config)
   if isinstance(sharding, jax.sharding.Mesh):
     sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
+  if verify:
+    _verify(folder)
   try:
-    stored = ocp.checkpointables_metadata(folder / 'arrays').metadata['params']
-    if stored is None:
-      raise ValueError('no parameters can be read')
-    _check_shapes(f'{folder}, a {kind!r} model', expected, _shapes(stored))
-    # Asking for host arrays makes Orbax ignore the devices of the machine that saved. These
-    # only carry shape and dtype: they are views of one number.
-    host = jax.tree.map(
-        lambda leaf, found: np.broadcast_to(np.zeros((), found.dtype), leaf.shape),
-        expected, stored)
-    params = ocp.load_checkpointables(folder / 'arrays', {'params': host})['params']
+    _check_shapes(f'{folder}, a {kind!r} model', expected, _shapes(weights.stored(folder, groups)))
+    params = weights.read(folder, groups)
   except CheckpointError:
     raise
   except Exception as error:  # Orbax raises many types for files that it cannot read.
     raise _damaged(folder, str(error) or type(error).__name__) from error
-  return Loaded(kind, config, jax.device_put(_cast(params, dtype), sharding), metadata)
+  params = weights.cast(params, dtype)
+  if not allow_nonfinite:
+    try:
+      weights.check_finite(params)
+    except ValueError as error:
+      raise CheckpointError(f'{folder}: {error}') from error
+  return Loaded(kind, config, jax.device_put(params, sharding), metadata)
 
 
 def describe(path_or_name: str | os.PathLike) -> Loaded:
@@ -215,7 +237,7 @@ def describe(path_or_name: str | os.PathLike) -> Loaded:
   Raises:
     CheckpointError: if there is no such checkpoint, or its description is damaged.
   """
-  kind, config, metadata = _read_description(_find(path_or_name))
+  kind, config, metadata, _ = _read_description(_find(path_or_name))
   return Loaded(kind, config, _expected(KINDS[kind], config), metadata)
 
 
@@ -225,8 +247,31 @@ def _kind(kind: str) -> Kind:
   return KINDS[kind]
 
 
-def _is_replaceable(path: pathlib.Path) -> bool:
-  return path.is_dir() and ((path / 'model.json').is_file() or not any(path.iterdir()))
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+  """Turns the ValueErrors of `folders` into CheckpointErrors."""
+  try:
+    yield
+  except CheckpointError:
+    raise
+  except ValueError as error:
+    raise CheckpointError(str(error)) from error
+
+
+def _listed(folder: pathlib.Path) -> list[str]:
+  """Files that `save` and `annotate` wrote into a folder; raises CheckpointError if none did."""
+  try:
+    description = json.loads((folder / 'model.json').read_text())
+    if not isinstance(description['kind'], str):
+      raise ValueError('it names no kind')
+    names = [name for name in description['files']
+             if (parts := pathlib.PurePosixPath(name).parts)[0] == 'arrays' and '..' not in parts]
+  except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    raise CheckpointError(
+        f'path is {folder}, which exists and is not a checkpoint; give another folder or remove it '
+        f'(model.json: {type(error).__name__}: {error}).') from error
+  left = [path.name for path in files.leftovers(folder / 'model.json')]
+  return [*names, *left, 'model.json']
 
 
 def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
@@ -235,6 +280,8 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
   if str(path_or_name) in shipped():
     return ASSETS / str(path_or_name)
   folder = pathlib.Path(path_or_name).expanduser().absolute()
+  with _refused():
+    folders.recover(folder)
   if not folder.exists():
     raise CheckpointError(
         f'path_or_name is {str(path_or_name)!r}: there is no such folder, and no model of that '
@@ -247,14 +294,33 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
   return folder
 
 
-def _read_description(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any]]:
-  """Kind, config and metadata from `model.json`."""
+def _check_config(kind: str, config: Any) -> None:
+  known = _kind(kind)
+  if not isinstance(config, known.config):
+    raise CheckpointError(
+        f'config is a {type(config).__name__}; a {kind!r} model takes a {known.config.__name__}.')
+
+
+def _verify(folder: pathlib.Path) -> None:
+  """Compares the files with their digests; folders of earlier versions have none."""
+  known = json.loads((folder / 'model.json').read_text()).get('blake2b', {})
+  found = weights.digests(folder, known)
+  if wrong := [name for name in known if found[name] != known[name]]:
+    raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
+
+
+def _read_description(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any], list[str]]:
+  """Kind, config, metadata and groups of parameters from `model.json`."""
   try:
     description = json.loads((folder / 'model.json').read_text())
     version, kind = description['format'], description['kind']
     fields, metadata = dict(description['config']), dict(description['metadata'])
-    sizes_on_file = dict(description['files'])
-  except (ValueError, KeyError, TypeError) as error:
+    groups = list(description.get('groups', ['arrays']))
+    sizes_on_file = {name: int(size) for name, size in description['files'].items()}
+    digests = dict(description.get('blake2b', {}))
+    if unlisted := sorted(digests.keys() - sizes_on_file.keys()):
+      raise ValueError(f'{unlisted[0]!r} is not among its files')
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise _damaged(folder / 'model.json', f'{type(error).__name__}: {error}') from error
   if version != _FORMAT:
     raise CheckpointError(
@@ -271,7 +337,7 @@ def _read_description(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any]]:
         f'{folder}: its config has fields that {config_class.__name__} does not: '
         f'{", ".join(unknown)} (known: {", ".join(sorted(known))}).')
   try:
-    return kind, config_class(**fields), metadata
+    return kind, config_class(**fields), metadata, groups
   except (TypeError, ValueError) as error:
     raise CheckpointError(f'{folder}: its config is not valid: {error}') from error
 
@@ -309,13 +375,3 @@ def _check_shapes(what: str, expected: Params, found: dict[str, tuple[int, ...]]
   if problems:
     raise CheckpointError(f'{what}: parameters do not belong to the config:\n  ' +
                           '\n  '.join(problems))
-
-
-def _cast(params: Params, dtype: Any) -> Params:
-  """Host arrays, the floating-point ones in `dtype` unless it is None."""
-  def cast(leaf):
-    leaf = np.asarray(leaf)
-    if dtype is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
-      return leaf
-    return leaf.astype(jnp.dtype(dtype))
-  return jax.tree.map(cast, params)

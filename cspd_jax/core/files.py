@@ -1,5 +1,6 @@
 """Files that are complete whenever they are there."""
 
+import glob
 import json
 import os
 import pathlib
@@ -9,14 +10,36 @@ import numpy as np
 
 
 def write(path: str | os.PathLike, data: bytes) -> None:
-  """Writes a file beside its place and renames it, replacing an older one."""
+  """Writes a file beside its place and renames it, replacing an older one.
+
+  What processes left beside it that were killed while they wrote it is removed.
+  """
   path = pathlib.Path(path)
+  for left in leftovers(path):
+    left.unlink(missing_ok=True)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}')
   try:
     temporary.write_bytes(data)
     temporary.replace(path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
+  """What `write` left beside a file in processes that were killed."""
+  return [other for other in path.parent.glob(f'.{glob.escape(path.name)}.*')
+          if (number := other.suffix[1:]).isdecimal() and not _runs(int(number))]
+
+
+def _runs(process: int) -> bool:
+  """Whether there is a process of this number."""
+  try:
+    os.kill(process, 0)
+  except ProcessLookupError:
+    return False
+  except (OSError, OverflowError):  # Another user's.
+    return True
+  return True
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:

@@ -31,7 +31,8 @@ def shipped() -> list[str]:
 
 
 def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any = None,
-         grid: tuple[int, int] | None = None, **parts: str | os.PathLike | Loaded | None) -> Model:
+         verify: bool = True, allow_nonfinite: bool = False, grid: tuple[int, int] | None = None,
+         **parts: str | os.PathLike | Loaded | None) -> Model:
   """Loads a model.
 
   Args:
@@ -43,6 +44,8 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
       the parameters of target and drafters over the devices of a group. Or where the target's
       parameters go: a device, a `jax.sharding.Sharding`, or a tree of those like the parameters.
       None means the default device.
+    verify: whether to compare every file with its digest; see `core.checkpoint.load`.
+    allow_nonfinite: whether parameters may be NaN or infinite.
     grid: rows and columns of tokens of an image, for families whose models make images of several
       sizes. None takes the model's own.
     **parts: networks that replace the model's own, by role, such as `draft=` or `tokenizer=`:
@@ -70,8 +73,9 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
   dtype = stored_dtype if dtype is None else dtype
   places = {'target': sharding} | dict.fromkeys(_ALONE)
   loaded = {
-      role: _network(role, part if role in parts else folder / part, family, dtype,
-                     places.get(role, mesh))
+      role: _network(role, part if role in parts else folder / part, family, dtype=dtype,
+                     sharding=places.get(role, mesh), verify=verify,
+                     allow_nonfinite=allow_nonfinite)
       for role, part in (description['parts'] | parts).items() if part is not None}
   if 'target' in parts and 'target' not in loaded:
     raise ValueError(f'target is None, but model {folder.name!r} cannot be without; leave it out '
@@ -83,10 +87,10 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
   return model if mesh is None else dataclasses.replace(model, mesh=mesh)
 
 
-def _network(role: str, part: Any, family: family_lib.Family, dtype: Any, sharding: Any) -> Loaded:
+def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:
   """A network of a model, loaded unless it is; raises CheckpointError if it is of no such kind."""
   if not isinstance(part, Loaded):
-    part = checkpoint.load(part, dtype=dtype, sharding=sharding)
+    part = checkpoint.load(part, **options)
   if part.kind not in family.roles.get(role, ()):
     raise CheckpointError(
         f'{role} is a {part.kind!r} network; in a {family.name!r} model it must be of kind: '

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from checkpoints_conversion import convert, rules
+from checkpoints_conversion import convert, read, rules
 from checkpoints_conversion.rules import family as family_lib
-from cspd_jax.core import checkpoint
+from cspd_jax.core import checkpoint, weights
 from cspd_jax.models import llamagen, vq
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -92,7 +93,8 @@ def test_files_become_checkpoints_of_inferred_sizes(name, tmp_path):
   assert made == config
   loaded = checkpoint.load(tmp_path / 'out')
   assert loaded.config == config
-  assert loaded.metadata['source'] == 'model.safetensors' and len(loaded.metadata['sha256']) == 64
+  assert loaded.metadata['source'] == 'model.safetensors'
+  assert loaded.metadata['sha256'] == read.sha256(tmp_path / 'model.safetensors')
   back = convert.publish(rules.FAMILIES[family], config, loaded.params)
   for key, tensor in tensors.items():
     np.testing.assert_array_equal(back[key], tensor)
@@ -150,3 +152,89 @@ def test_command_line_answers_bad_input_with_one_message_and_code_2(tmp_path):
     done = _run(*arguments)
     assert done.returncode == 2
     assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize('number', [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_named_as_published(tmp_path, number):
+  tensors = _published('class')
+  tensors['layers.1.attention.wqkv.weight'][5, 3] = number
+  safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
+  arguments = dict(source=tmp_path / 'model.safetensors', output=tmp_path / 'deep' / 'out',
+                   options=OPTIONS['class'])
+  with pytest.raises(ValueError, match=f'tensor layers.1.attention.wqkv.weight .*such as {number}'):
+    convert.convert_file('llamagen', **arguments)
+  assert os.listdir(tmp_path) == ['model.safetensors']
+  convert.convert_file('llamagen', allow_nonfinite=True, **arguments)
+  loaded = checkpoint.load(tmp_path / 'deep' / 'out', allow_nonfinite=True)
+  assert sum((~np.isfinite(leaf)).sum() for leaf in jax.tree.leaves(loaded.params)) == 1
+
+
+def test_stopped_conversions_go_on_if_the_source_is_the_same(tmp_path, monkeypatch):
+  monkeypatch.setattr(convert, '_GROUP', 3000)  # Bytes: some groups of some tensors.
+  family, _ = MODELS['class']
+  source, made = tmp_path / 'model.safetensors', []
+  save = weights.ocp.save_checkpointables
+
+  def stop(done, total):
+    if done == 2:
+      raise KeyboardInterrupt
+
+  def counted(path, *arguments):
+    made.append(path.name)
+    return save(path, *arguments)
+
+  def run(progress=None):
+    made.clear()
+    convert.convert_file(family, source, tmp_path / 'out', options=OPTIONS['class'],
+                         progress=progress)
+
+  monkeypatch.setattr(weights.ocp, 'save_checkpointables', counted)
+  first, second = _published('class', 0), _published('class', 1)
+  safetensors.numpy.save_file(first, source)
+  for tensors, kept in ((first, 2), (second, 0)):
+    with pytest.raises(KeyboardInterrupt):
+      run(stop)
+    assert not (tmp_path / 'out').exists() and len(made) == 2
+    # Orbax was killed within a group.
+    (tmp_path / '.out.unfinished' / 'new' / 'arrays' / '0002.orbax-tmp').mkdir()
+    safetensors.numpy.save_file(tensors, source)
+    run()
+    names = sorted(os.listdir(tmp_path / 'out' / 'arrays'))
+    assert len(names) > 3 and made == names[kept:]
+    assert sorted(os.listdir(tmp_path)) == ['model.safetensors', 'out']
+    back = convert.publish(
+        rules.FAMILIES[family], MODELS['class'][1], checkpoint.load(tmp_path / 'out').params)
+    for key, tensor in tensors.items():
+      np.testing.assert_array_equal(back[key], tensor)
+    shutil.rmtree(tmp_path / 'out')
+    safetensors.numpy.save_file(first, source)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='other systems count otherwise')
+@pytest.mark.parametrize('shards', [1, 4])
+def test_memory_is_that_of_some_tensors(tmp_path, shards):
+  config = llamagen.LlamaGenConfig(
+      height=2, width=2, dim=1024, num_layers=10, num_heads=16, ffn_dim=2816, vocab_size=8192,
+      num_classes=3)
+  shapes = list(convert.published_shapes(rules.get('llamagen'), config).items())
+  (tmp_path / 'in').mkdir()
+  for i in range(shards):
+    safetensors.numpy.save_file(
+        {name: np.ones(shape, np.float32) for name, shape in shapes[i::shards]},
+        tmp_path / 'in' / f'{i}.safetensors')
+  size = sum(file.stat().st_size for file in (tmp_path / 'in').iterdir())
+  program = (
+      'import resource, sys, jax\n'
+      'from checkpoints_conversion import command\n'
+      'peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10\n'
+      'jax.devices()\n'
+      'before = peak()\n'
+      'assert not command.main(sys.argv[1:])\n'
+      'print(peak() - before)')
+  out = subprocess.run(
+      [sys.executable, '-c', program, '--family=llamagen', f'--source={tmp_path}/in',
+       '--num_heads=16', '--image_size=32', f'--output={tmp_path}/out'],
+      env=os.environ | {'PYTHONPATH': str(_ROOT)}, cwd=_ROOT, check=True, capture_output=True,
+      text=True).stdout
+  assert size > 500e6 and int(out.split()[-1]) < 0.9 * size

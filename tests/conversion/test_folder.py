@@ -121,6 +121,31 @@ def test_official_sampling_options_are_those_of_the_scripts():
       registry.build(options['decoder'], mar.target(config, guided=True))
 
 
+def test_published_folders_are_those_of_the_official_downloads():
+  layout = rules.get('llamagen').layout
+  assert layout('c2i_xl_384') == {
+      'llamagen': ('c2i_XL_384.pt',), 'llamagen_vq': ('vq_ds16_c2i.pt',)}
+  assert layout('c2i_3b_384')['llamagen'] == ('c2i_3B_384.pt',)
+  text = layout('t2i_xl_512')
+  assert [text[name][0] for name in ('llamagen', 'llamagen_vq', 't5', 't5_text')] == [
+      't2i_XL_stage2_512.pt', 'vq_ds16_t2i.pt', 't5-ckpt/flan-t5-xl',
+      't5-ckpt/flan-t5-xl/tokenizer.json']
+  assert layout(None) == {}
+  for family in rules.FAMILIES.values():
+    for model in (None, *family.presets):
+      for name in family.layout(model):
+        assert rules.get(name).model == family.model
+
+
+def test_folders_without_their_target_are_refused(tmp_path):
+  with pytest.raises(ValueError, match='a folder without c2i_B_256.pt'):
+    folder.find_model('llamagen', tmp_path, 'c2i_b_256')
+  (tmp_path / 'c2i_B_256.pt').touch()
+  found, missing = folder.find_model('llamagen', tmp_path, 'c2i_b_256')
+  assert found == {'llamagen': tmp_path / 'c2i_B_256.pt'}
+  assert missing == {'llamagen_vq': ('vq_ds16_c2i.pt',)}
+
+
 def test_other_official_options_can_be_chosen(tmp_path):
   with pytest.raises(ValueError, match="sampling is 'fid'.*it can be: pictures"):
     _convert(tmp_path, 'llamagen', sampling='fid')

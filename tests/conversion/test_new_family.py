@@ -1,5 +1,7 @@
 """A family of files that is not in the package: everything that its rule module has to say."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -22,7 +24,9 @@ TABLE = FileFamily(
     name='tiny', what='a table', kind='tiny', model='tiny',
     rules=lambda config: [Rule('table.weight', ('table',), KEEP)], infer=_infer,
     presets={'tiny_2': tiny.TinyConfig(2)}, options={'rows': 'Rows of tokens.'},
-    sampling=lambda config: {'pictures': {'guidance_scale': 1.5}})
+    sampling=lambda config: {'pictures': {'guidance_scale': 1.5}},
+    layout=lambda model: {'tiny': ('table.safetensors',),
+                          'tiny_palette': ('tokenizer/x.safetensors', 'palette.safetensors')})
 PALETTE = FileFamily(
     name='tiny_palette', what='a palette', kind='palette', model='tiny',
     rules=lambda config: [Rule('colours', ('colours',), KEEP)],
@@ -69,3 +73,61 @@ def test_its_options_are_not_for_others(sources, capsys):
                        '--rows=2', f'--output={sources}/beach']) == 2
   assert 'rows: not for a palette' in capsys.readouterr().err
   assert not (sources / 'beach').exists()
+
+
+def test_a_published_folder_is_a_whole_model(sources, capsys):
+  arguments = ['--family=tiny', f'--source={sources}', '--rows=2', f'--output={sources}/beach']
+  assert not command.main(arguments)
+  assert cspd_jax.load(sources / 'beach').generate(['sea'], decoder='vanilla').images is not None
+  (sources / 'palette.safetensors').unlink()
+  capsys.readouterr()
+  assert not command.main([*arguments[:-1], f'--output={sources}/sand'])
+  assert ('has no tokenizer/x.safetensors, a palette; add it with cspd-convert '
+          '--family=tiny_palette --source=FILE') in capsys.readouterr().out
+  assert cspd_jax.load(sources / 'sand').tokenizer is None
+  (sources / 'table.safetensors').unlink()
+  assert command.main(arguments) == 2
+  assert 'a folder without table.safetensors' in capsys.readouterr().err
+
+
+class TestHub:
+  """Ids of the hub, of which a folder stands for all."""
+
+  @pytest.fixture
+  def downloads(self, sources, monkeypatch):
+    hub = pytest.importorskip('huggingface_hub')
+    asked = []
+
+    def download(name, *, revision, allow_patterns):
+      asked.append((name, revision, allow_patterns))
+      if name != 'owner/beach':
+        raise ConnectionError('no route to host\nmore')
+      return str(sources)
+
+    monkeypatch.setattr(hub, 'snapshot_download', download)
+    return asked
+
+  def test_an_id_is_converted(self, sources, downloads):
+    assert not command.main(['--family=tiny', '--source=owner/beach@v1', '--rows=2',
+                             f'--output={sources}/beach'])
+    assert downloads == [('owner/beach', 'v1', [
+        'table.safetensors', 'tokenizer/x.safetensors', 'palette.safetensors'])]
+    assert cspd_jax.load(sources / 'beach').tokenizer is not None
+
+  def test_what_cannot_be_downloaded_is_one_line(self, sources, downloads, capsys, monkeypatch):
+    arguments = ['--family=tiny', '--source=owner/sea', '--rows=2', f'--output={sources}/sea']
+    assert command.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert 'does not give it (no route to host); check the name' in message
+    assert message.count('\n') == 1
+    monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
+    assert command.main(arguments) == 2
+    assert "pip install -e '.[hub]'" in capsys.readouterr().err
+    assert not (sources / 'sea').exists()
+
+  def test_paths_are_not_asked_for(self, sources, downloads, capsys):
+    for source in (f'{sources}/no', 'models/x.safetensors', '../no', 'no'):
+      assert command.main(['--family=tiny', f'--source={source}', '--rows=2',
+                           f'--output={sources}/sea']) == 2
+      assert 'there is no such file' in capsys.readouterr().err
+    assert not downloads

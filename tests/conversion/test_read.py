@@ -1,7 +1,9 @@
 """Reading weight files: safetensors with NumPy alone, pickles only if harmless."""
 
 import argparse
+import contextlib
 import json
+import os
 import pathlib
 import pickle
 import sys
@@ -51,6 +53,34 @@ def test_a_folder_of_shards_is_one_model(tmp_path):
     read.read(tmp_path)
 
 
+def test_an_index_says_which_shards_belong_to_a_model(tmp_path):
+  index = tmp_path / 'model.safetensors.index.json'
+  safetensors.numpy.save_file({'a': np.ones(2)}, tmp_path / '1.safetensors')
+  safetensors.numpy.save_file({'a': np.ones(2)}, tmp_path / 'consolidated.safetensors')
+  index.write_text(json.dumps({'weight_map': {'a': '1.safetensors'}}))
+  _assert_same(read.read(tmp_path).tensors, {'a': np.ones(2)})
+  index.write_text(json.dumps({'weight_map': {'a': '1.safetensors', 'b': '2.safetensors'}}))
+  with pytest.raises(read.ReadError, match='where 2.safetensors is missing; download it'):
+    read.read(tmp_path)
+  for text in ('{', '[]', '{"weight_map": ["a"]}', '{"weight_map": {"a": 3}}'):
+    index.write_text(text)
+    with pytest.raises(read.ReadError, match='index.json is damaged'):
+      read.read(tmp_path)
+
+
+def test_what_is_neither_file_nor_folder_is_refused(tmp_path):
+  os.mkfifo(tmp_path / 'x.pt')
+  with pytest.raises(read.ReadError, match='neither a file nor a folder'):
+    read.read(tmp_path / 'x.pt')
+
+
+def test_released_tensors_may_be_read_again(tmp_path):
+  safetensors.numpy.save_file(_tensors(), tmp_path / 'x.safetensors')
+  weights = read.read(tmp_path / 'x.safetensors')
+  weights.release()
+  _assert_same(weights.tensors, _tensors())
+
+
 @pytest.mark.parametrize('keep', [0, 5, 40, -1])
 def test_truncated_safetensors_are_refused(tmp_path, keep):
   path = tmp_path / 'x.safetensors'
@@ -83,7 +113,9 @@ def test_prefixes_of_wrapped_modules_are_stripped(tmp_path):
 def test_sha256_is_that_of_the_file(tmp_path):
   (tmp_path / 'x.safetensors').write_bytes(b'abc')
   expected = 'ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad'
-  assert read.sha256(tmp_path / 'x.safetensors') == read.sha256(tmp_path) == expected
+  assert read.sha256(tmp_path / 'x.safetensors') == {'x.safetensors': expected}
+  (tmp_path / 'y.safetensors').write_bytes(b'abc')
+  assert read.sha256(tmp_path) == {'x.safetensors': expected, 'y.safetensors': expected}
 
 
 def test_pickles_without_torch_are_explained(tmp_path, monkeypatch):
@@ -154,4 +186,33 @@ class TestPickles:
     for keep in (0, 10, len(data) // 2):
       (tmp_path / 'x.pt').write_bytes(data[:keep])
       with pytest.raises(read.ReadError):
+        read.read(tmp_path / 'x.pt')
+
+  @pytest.mark.filterwarnings('ignore')
+  def test_tensors_that_are_no_plain_arrays_are_named(self, torch, tmp_path):
+    for tensor, message in [
+        (torch.eye(2).to_sparse(), 'sparse_coo'), (torch.empty(2, device='meta'), "'meta'"),
+        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), 'layout')]:
+      torch.save({'a.weight': tensor}, tmp_path / 'x.pt')
+      with pytest.raises(read.ReadError, match=f'a.weight is .*{message}'):
+        read.read(tmp_path / 'x.pt')
+
+  def test_float8_and_strided_tensors_are_read(self, torch, tmp_path):
+    values = torch.arange(6.).reshape(2, 3)
+    torch.save({'a': values.to(torch.float8_e4m3fn), 'b': values.T[1:]}, tmp_path / 'x.pt')
+    _assert_same(read.read(tmp_path / 'x.pt').tensors,
+                 {'a': values.numpy().astype(ml_dtypes.float8_e4m3fn), 'b': values.numpy().T[1:]})
+
+  @pytest.mark.filterwarnings('ignore')
+  @pytest.mark.parametrize('seed', range(3))
+  def test_any_change_is_read_or_refused(self, torch, tmp_path, seed):
+    torch.save({'model': self._state(torch), 'steps': 3}, tmp_path / 'x.pt')
+    data, rng = (tmp_path / 'x.pt').read_bytes(), np.random.default_rng(seed)
+    for _ in range(100):
+      place = int(rng.integers(len(data)))
+      noise = rng.bytes(int(rng.integers(1, 9)))
+      changed = [data[:place], data[:place] + noise + data[place + len(noise):],
+                 data[:place] + noise + data[place:], data + noise][rng.integers(4)]
+      (tmp_path / 'x.pt').write_bytes(changed)
+      with contextlib.suppress(read.ReadError):
         read.read(tmp_path / 'x.pt')

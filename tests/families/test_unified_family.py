@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -100,6 +101,27 @@ def test_a_model_is_converted_part_by_part(folder):
     alone.condition(['a cat'])
   with pytest.raises(ValueError, match='has no image tokenizer'):
     alone.generate(model.condition(['a cat']))
+
+
+def test_the_layout_of_the_official_program_is_a_whole_model(files, folder, tmp_path, capsys):
+  torch = pytest.importorskip('torch')
+  place = tmp_path / 'ckpts' / 'chameleon' / 'tokenizer'
+  place.mkdir(parents=True)
+  shutil.copy(files / 'text_tokenizer.json', place)
+  source = tmp_path / 'ckpts' / 'Lumina-mGPT-7B-768'
+  shutil.copytree(files / 'transformer', source)
+  tensors = safetensors.numpy.load_file(files / 'vqgan.safetensors')
+  torch.save({'state_dict': {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}},
+             place / 'vqgan.ckpt')
+  assert not convert_command.main([
+      '--family=lumina_mgpt', f'--source={source}', '--num_heads=2', '--height=4', '--width=6',
+      f'--output={tmp_path}/model'])
+  assert 'has no' not in capsys.readouterr().out
+  model, parts = cspd_jax.load(tmp_path / 'model'), cspd_jax.load(folder)
+  jax.tree.map(np.testing.assert_array_equal, model.params, parts.params)
+  jax.tree.map(np.testing.assert_array_equal, model.tokenizer.params, parts.tokenizer.params)
+  np.testing.assert_array_equal(model.condition(['a cat']).tokens,
+                                parts.condition(['a cat']).tokens)
 
 
 def test_prompts_are_written_as_the_official_sampler_does(folder):

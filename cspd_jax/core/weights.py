@@ -1,0 +1,140 @@
+"""Parameters as files, a group of them after the other, so that a host never holds them all.
+
+A group is a part of the parameters' tree, written by Orbax into a folder of its own.
+"""
+
+import concurrent.futures
+import hashlib
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+Params = Any
+# Returns a part of the parameters.
+Group = Callable[[], Params]
+
+# Numbers that are looked at together, bytes that are read together.
+_BLOCK = 1 << 20
+
+
+def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_nonfinite: bool,
+          progress: Callable[[int, int], None] | None = None) -> list[str]:
+  """Writes the groups that are not there yet.
+
+  Args:
+    folder: where `arrays/` is, or will be.
+    groups: called one by one, in this order, unless an earlier process wrote the group.
+    dtype: of floating-point parameters; None keeps theirs.
+    allow_nonfinite: whether numbers may be NaN or infinite.
+    progress: called as `progress(done, total)` with numbers of groups.
+
+  Returns:
+    Where the groups are in the folder.
+
+  Raises:
+    ValueError: naming a parameter with numbers that are not finite.
+  """
+  names = [f'arrays/{i:04d}' for i in range(len(groups))]
+  (folder / 'arrays').mkdir(exist_ok=True)
+  for other in set((folder / 'arrays').glob('*')) - {folder / name for name in names}:
+    shutil.rmtree(other)  # A group that was not complete.
+  for i, (name, group) in enumerate(zip(names, groups, strict=True)):
+    # Orbax writes beside the place and renames.
+    if not (folder / name).exists():
+      params = cast(group(), dtype)
+      if not allow_nonfinite:
+        check_finite(params)
+      ocp.save_checkpointables(folder / name, {'params': params})
+    # Only object stores need this marker, and it names a folder of the machine that saved.
+    (folder / name / 'commit_success.txt').unlink(missing_ok=True)
+    if progress:
+      progress(i + 1, len(names))
+  return names
+
+
+def stored(folder: pathlib.Path, names: Iterable[str]) -> Params:
+  """Shapes and dtypes of the parameters that groups hold, as Orbax describes them."""
+  merged: dict[str, Any] = {}
+  for name in names:
+    part = ocp.checkpointables_metadata(folder / name).metadata['params']
+    if part is None:
+      raise ValueError('no parameters can be read')
+    _merge(merged, part)
+  return merged
+
+
+def read(folder: pathlib.Path, names: Iterable[str]) -> Params:
+  """The parameters that groups hold, as host arrays."""
+  merged: dict[str, Any] = {}
+  for name in names:
+    # Asking for host arrays makes Orbax ignore the devices of the machine that saved. These
+    # only carry shape and dtype: they are views of one number.
+    like = jax.tree.map(lambda found: np.broadcast_to(np.zeros((), found.dtype), found.shape),
+                        stored(folder, [name]))
+    _merge(merged, ocp.load_checkpointables(folder / name, {'params': like})['params'])
+  return merged
+
+
+def _merge(tree: dict[str, Any], part: Params) -> None:
+  for name, value in part.items():
+    if isinstance(value, dict) and name in tree:
+      _merge(tree[name], value)
+    else:
+      tree[name] = value
+
+
+def cast(params: Params, dtype: Any) -> Params:
+  """Host arrays, the floating-point ones in `dtype` unless it is None."""
+  def one(leaf):
+    leaf = np.asarray(leaf)
+    if dtype is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
+      return leaf
+    with np.errstate(over='ignore'):  # `check_finite` says it with the name.
+      return leaf.astype(jnp.dtype(dtype))
+  return jax.tree.map(one, params)
+
+
+def check_finite(arrays: Params) -> None:
+  """Raises ValueError if a number of a tree of host arrays is NaN or infinite, naming the array."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+      continue
+    # Rows, so that an array in another order is not copied as a whole.
+    rows = max(1, _BLOCK // max(1, leaf[:1].size)) if leaf.ndim else 1
+    for first in range(0, max(1, len(leaf) if leaf.ndim else 1), rows):
+      block = leaf[first:first + rows] if leaf.ndim else leaf
+      if not np.isfinite(block).all():
+        wrong = block[~np.isfinite(block)].reshape(-1)
+        name = '/'.join(str(getattr(key, 'key', key)) for key in path)
+        raise ValueError(
+            f'{name} of shape {leaf.shape} holds numbers that are not finite, such as {wrong[0]}; '
+            'take a file without, or allow_nonfinite if they are meant.')
+
+
+def digests(folder: pathlib.Path, names: Iterable[str],
+            begin: Callable[[], Any] = lambda: hashlib.blake2b(digest_size=32)) -> dict[str, str]:
+  """Hexadecimal digests of files, read in threads.
+
+  Args:
+    folder: where the files are.
+    names: their paths in the folder.
+    begin: makes the digest of nothing, by default a BLAKE2b of 32 bytes.
+  """
+  names = sorted(names)
+  with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    found = pool.map(lambda name: _digest(folder / name, begin()), names)
+    return dict(zip(names, found, strict=True))
+
+
+def _digest(path: pathlib.Path, state: Any) -> str:
+  with path.open('rb') as stream:
+    while block := stream.read(_BLOCK):
+      state.update(block)
+  return state.hexdigest()

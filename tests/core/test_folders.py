@@ -1,0 +1,181 @@
+"""Folders that take the place of older ones, with every file operation failing in turn."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from cspd_jax.core import files, folders
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def listed(folder):
+  """Files of a folder that `write` wrote."""
+  if not (folder / 'list.json').exists():
+    raise ValueError(f'{folder} has no list')
+  return [*json.loads((folder / 'list.json').read_text()), 'list.json']
+
+
+def write(path, text, state=None):
+  with folders.replacing(path, listed, state) as new:
+    (new / 'inner').mkdir(exist_ok=True)
+    for name in ('inner/a', 'b'):
+      (new / name).write_text(text)
+    files.write_json(new / 'list.json', ['inner/a', 'b'])
+
+
+def content(path):
+  return {name.relative_to(path).as_posix(): name.read_text()
+          for name in path.rglob('*') if name.is_file() and name.name != 'list.json'}
+
+
+OLD, NEW = ({'inner/a': text, 'b': text} for text in ('old', 'new'))
+
+
+@pytest.fixture(params=[True, False], ids=['in_one_step', 'by_two_renames'])
+def exchange(request, monkeypatch):
+  if not request.param:
+    monkeypatch.setattr(folders, '_exchange', lambda first, second: False)
+
+
+@pytest.mark.usefixtures('exchange')
+def test_a_folder_takes_the_place_of_nothing_an_empty_one_and_an_older_one(tmp_path):
+  (tmp_path / 'empty').mkdir()
+  for name in ('empty', 'fresh/deep'):
+    write(tmp_path / name, 'old')
+    assert content(tmp_path / name) == OLD
+    write(tmp_path / name, 'new')
+    assert content(tmp_path / name) == NEW
+  assert sorted(os.listdir(tmp_path)) == ['empty', 'fresh']
+  assert os.listdir(tmp_path / 'fresh') == ['deep']
+
+
+@pytest.mark.parametrize('stranger', ['mine', 'inner/mine', 'empty/', 'link'])
+def test_what_others_put_there_is_named_and_stays(tmp_path, stranger):
+  path = tmp_path / 'x'
+  write(path, 'old')
+  other = path / stranger
+  if stranger == 'link':
+    other.symlink_to(tmp_path)
+  elif stranger == 'empty/':
+    other.mkdir()
+  else:
+    other.write_text('mine')
+  with pytest.raises(ValueError, match=f"holds '{stranger.rstrip('/')}'.*give another folder"):
+    write(path, 'new')
+  assert other.exists() and content(path).items() >= OLD.items()
+  assert os.listdir(tmp_path) == ['x']
+
+
+def test_files_and_unknown_folders_are_refused(tmp_path):
+  (tmp_path / 'file').write_text('mine')
+  with pytest.raises(ValueError, match='which is a file'):
+    write(tmp_path / 'file', 'new')
+  (tmp_path / 'photos').mkdir()
+  (tmp_path / 'photos' / 'mine').write_text('mine')
+  with pytest.raises(ValueError, match='has no list'):
+    write(tmp_path / 'photos', 'new')
+  (tmp_path / '.x.unfinished' / 'new').mkdir(parents=True)
+  (tmp_path / '.x.unfinished' / 'new' / 'mine').write_text('mine')
+  with pytest.raises(ValueError, match='new is not known here'):
+    write(tmp_path / 'x', 'new')
+  assert [path.read_text() for path in tmp_path.rglob('*') if path.is_file()] == ['mine'] * 3
+
+
+def test_two_writers_of_one_folder_do_not_meet(tmp_path):
+  with folders.replacing(tmp_path / 'x', listed) as new:
+    with pytest.raises(ValueError, match='being written by another process'):
+      write(tmp_path / 'x', 'other')
+    files.write_json(new / 'list.json', [])
+  write(tmp_path / 'x', 'new')
+
+
+def test_interrupted_work_is_kept_for_the_same_state_only(tmp_path):
+  def interrupted(state):
+    with folders.replacing(tmp_path / 'x', listed, state) as new:
+      (new / 'part').write_text('done')
+      raise KeyboardInterrupt
+
+  for state, found in (('a', ['part']), ('b', [])):
+    with pytest.raises(KeyboardInterrupt):
+      interrupted('a')
+    with folders.replacing(tmp_path / 'x', listed, state) as new:
+      assert sorted(os.listdir(new)) == found
+      files.write_json(new / 'list.json', found)
+    assert os.listdir(tmp_path) == ['x']
+
+
+def test_leftover_files_of_the_dead_are_removed(tmp_path):
+  process = subprocess.Popen(['true'])
+  process.wait()
+  left, alive = tmp_path / f'.a.json.{process.pid}', tmp_path / f'.a.json.{os.getppid()}'
+  other = tmp_path / '.a.json.backup'
+  for path in (left, alive, other):
+    path.write_text('x')
+  files.write_json(tmp_path / 'a.json', 1)
+  assert set(tmp_path.iterdir()) == {alive, other, tmp_path / 'a.json'}
+
+
+# What Python does to files: a hook sees each operation before it happens.
+_OPERATIONS = ('open', 'os.mkdir', 'os.remove', 'os.rename', 'os.rmdir')
+_PROGRAM = '''
+import os, pathlib, signal, sys
+sys.path.insert(0, sys.argv[1])
+import test_folders
+from cspd_jax.core import folders
+
+step = stop = 0
+
+def hook(event, arguments):
+  global step
+  if stop and event in test_folders._OPERATIONS and sys.argv[2] in str(arguments[0]):
+    step += 1
+    if step == stop:
+      if how == 'raise':
+        raise OSError('no space left')
+      os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(hook)
+possible = folders._exchange
+for how, exchange in test_folders._MODES:
+  folders._exchange = possible if exchange == 'exchange' else lambda first, second: False
+  for number in range(1, 41):
+    path = pathlib.Path(sys.argv[2], how, exchange, f'{number}', 'x')
+    test_folders.write(path, 'old')
+    process = os.fork()
+    if not process:
+      step, stop = 0, number
+      try:
+        test_folders.write(path, 'new')
+      finally:
+        os._exit(0)
+    os.waitpid(process, 0)
+'''
+_MODES = [(how, exchange) for how in ('kill', 'raise') for exchange in ('exchange', 'renames')]
+
+
+@pytest.fixture(scope='module')
+def faults(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('faults')
+  subprocess.run([sys.executable, '-c', _PROGRAM, str(_ROOT / 'tests/core'), str(folder)],
+                 env=os.environ | {'PYTHONPATH': str(_ROOT)}, cwd=_ROOT, check=True)
+  return folder
+
+
+@pytest.mark.parametrize('how, exchange', _MODES)
+def test_a_fault_at_every_operation_leaves_the_old_or_the_new(faults, how, exchange):
+  found = []
+  for number in range(1, 41):
+    path = faults / how / exchange / f'{number}' / 'x'
+    if how == 'raise':
+      assert path.exists()
+    folders.recover(path)
+    found.append(content(path))
+    write(path, 'new')
+    assert content(path) == NEW and os.listdir(path.parent) == ['x']
+  assert all(files in (OLD, NEW) for files in found)
+  assert 8 < found.count(OLD) < 32 and (found[0], found[-1]) == (OLD, NEW)
