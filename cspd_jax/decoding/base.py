@@ -128,7 +128,8 @@ class Draft(NamedTuple):
     tokens: `[B, N]` the token of every draft node; -1 is no candidate.
     probs: `[B, M, V]` distributions the tokens were drawn from, or None if the verifier
       does not ask for them. Node `i` and its siblings use row
-      `layout.probs_rows[i]`; `M` is one more than the largest of these.
+      `layout.probs_rows[i]`; `M` is one more than the largest of these. A token that has no
+      probability there was not drawn but chosen, without chance; it counts as one-hot.
     tree: the topology, if the layout gives its budget only; its draws must be 'fixed'.
   """
 

@@ -135,7 +135,7 @@ class Decoder:
     return State(
         count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
         accepted=jnp.zeros((batch, tree.max_depth + 2), jnp.int32),
-        tv_bound=jnp.zeros((batch,), jnp.float32), cache=cache,
+        tv_bound=jnp.zeros((batch,), probs.dtype), cache=cache,
         drafter=drafter_state, rng=rng)
 
   def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:

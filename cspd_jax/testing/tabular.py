@@ -69,7 +69,8 @@ def prefix_lengths(vocab_size: int, length: int) -> np.ndarray:
 
 def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: bool = False,
             num_classes: int = 1, row_width: int | None = None, spread: float = 1.5,
-            forced: dict[int, int] | None = None, dtype=jnp.float32) -> Tabular:
+            forced: dict[int, int] | None = None, tied: bool = False,
+            dtype=jnp.float32) -> Tabular:
   """A random `Tabular` model.
 
   Args:
@@ -81,6 +82,8 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
     row_width: width of an image row; the whole sequence by default.
     spread: standard deviation of the logits.
     forced: tokens forced at positions, as a grammar would.
+    tied: round the logits to whole numbers, so that after many prefixes several tokens are
+      equally probable.
     dtype: of the logits.
 
   Raises:
@@ -90,6 +93,7 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   streams = 2 if guided else 1
   params = spread * jax.random.normal(
       key, (num_classes, streams, num_prefixes, vocab_size), dtype)
+  params = jnp.round(params) if tied else params
   table = np.full(length, -1, np.int32)
   for position, token in (forced or {}).items():
     table[position] = token
