@@ -50,6 +50,13 @@ class Task(NamedTuple):
     return (jax.tree.map(jnp.asarray, self.condition), random_lib.image_keys(self.seeds),
             self.sampling, self.model.draft_params(self.specification))
 
+  def checked(self, decoded: Any) -> Any:
+    """What was decoded; raises ValueError, by name, if images did not come about as they should."""
+    self.model.engine.check_result(decoded, [
+        f'{caption!r} with seed {seed}, number {number}'
+        for caption, (seed, number) in zip(self.captions, self.seeds)])
+    return decoded
+
   def result(self, decoded: Any) -> Generated:
     """The images of what was decoded."""
     pixels = [np.asarray(self.model.pixels(decoded.tokens[i:i + 1]))
@@ -145,7 +152,8 @@ def _rounds(task: Task, every: int) -> Iterator[Partial]:
   state = start(model.params, condition, rows, sampling, draft_params)
   while True:
     complete = bool(np.all(np.asarray(state.count) >= decoder.target.num_tokens))
-    yield Partial(task, jax.device_get(finish(state)), np.asarray(state.count), complete)
+    decoded = task.checked(jax.device_get(finish(state)))
+    yield Partial(task, decoded, np.asarray(state.count), complete)
     if complete:
       return
     state = advance(model.params, state, sampling, draft_params)
@@ -202,6 +210,9 @@ def decode(task: Task) -> Any:
 
   Returns:
     The decoder's result, NumPy arrays.
+
+  Raises:
+    ValueError: if the model's numbers are no probabilities.
   """
   model, count = task.model, len(task.captions)
   run = programs.kept(model, (str(task.specification), task.guided), lambda: jax.jit(
@@ -211,7 +222,7 @@ def decode(task: Task) -> Any:
     groups = model.mesh.shape[sharding.DATA]
     task = task.pick(np.minimum(np.arange(-(-count // groups) * groups), count - 1))
   decoded = sharding.gathered(run(model.params, *task.arguments()))
-  return jax.tree.map(lambda leaf: leaf[:count], decoded)
+  return task.checked(jax.tree.map(lambda leaf: leaf[:count], decoded))
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

@@ -237,7 +237,7 @@ def _causal(config: UnifiedConfig, num_streams: int) -> causal.Causal:
   def check_condition(condition):
     if isinstance(condition, Prompt) and np.ndim(condition.tokens) == 3:
       condition = condition.first(num_streams)
-    causal.check_prompt(condition, num_streams, config.vocab_size)
+    return causal.check_prompt(condition, num_streams, config.vocab_size)
 
   return causal.Causal(
       transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),

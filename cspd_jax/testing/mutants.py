@@ -122,13 +122,14 @@ def _longest(accepted, topology):
   return jnp.argmax(jnp.where(reached, np.asarray(topology.depth), -1)).astype(jnp.int32)
 
 
-def _independent(self, weights, count):
-  return jnp.stack([self.draw(weights) for _ in range(count)], axis=1)
-
-
 def _most_probable(env, rng, probs, positions, count, draws):
   del env, positions, draws
   return rng, random.winners(probs, count), probs
+
+
+def _drawn_apart(env, rng, probs, positions, count, draws):
+  del draws
+  return _original_choose(env, rng, probs, positions, count, 'distinct')
 
 
 def _softmax_recorded(env, rng, probs, positions, count, draws):
@@ -169,8 +170,8 @@ MUTANTS = {
     'corrected token with the distribution of the pass before': Mutant(
         _patch(corrected_lib, '_redraw', lambda env, rng, tokens, probs, *args: rng.draw(probs)),
         _corrected),
-    'siblings drawn independently, tested as distinct': Mutant(
-        _patch(random.RowRandom, 'draw_distinct', _independent), _eagle('distinct')),
+    'siblings drawn without replacement, tested as independent': Mutant(
+        _patch(siblings, 'choose', _drawn_apart), _eagle('iid')),
     'most probable tokens tested as if drawn': Mutant(
         _patch(siblings, 'choose', _most_probable), _eagle('distinct')),
     'softmax recorded for tokens taken without chance': Mutant(

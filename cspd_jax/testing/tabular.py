@@ -10,6 +10,7 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Target, TreeLike
 from cspd_jax.decoding.drafters import Heads, Network, from_model, from_network
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.models import class_labels
 
 
 class Tabular(NamedTuple):
@@ -120,9 +121,7 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
     return *lookup(params, label, position, index), (label, slots)
 
   def check_condition(condition):
-    labels = np.asarray(condition)
-    if np.any((labels < 0) | (labels >= num_classes)):
-      raise ValueError(f'condition is {labels}; classes go from 0 to {num_classes - 1}.')
+    return class_labels.check(condition, num_classes)
 
   target = Target(
       prefill=prefill, score=score, commit=_commit, vocab_size=vocab_size, num_tokens=length,

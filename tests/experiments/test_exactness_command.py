@@ -25,7 +25,8 @@ def test_decoders_pass(tmp_path):
   assert {row['guarantee'] for row in rows} == {'exact', 'seed-exact', 'relaxed'}
   for row in rows:
     assert set(row) == {
-        'decoder', 'temperature', 'guarantee', 'tv', 'tv_expected', 'bound', 'p_value', 'samples', 'pass'}
+        'decoder', 'temperature', 'guarantee', 'tv', 'tv_expected', 'bound', 'p_value', 'samples',
+        'pass'}
     assert row['pass'] and row['samples'] == 65536
     assert row['decoder'] in done.stdout
 

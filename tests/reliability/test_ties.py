@@ -1,4 +1,4 @@
-"""Temperature 0 with tied logits: what is recorded is what was drawn from, and bounds are bounds."""
+"""Temperature 0 with tied logits: what is recorded is what was drawn from; bounds hold."""
 
 import jax
 import jax.numpy as jnp
