@@ -180,6 +180,7 @@ class Verifier(NamedTuple):
       with the same key.
     greedy: whether it decides, at temperature 0, by the target's distribution at
       temperature 1 without cuts; it is then defined for temperature 0 only.
+    takes_fixed: if it needs them, whether it also verifies 'fixed' drafts, without any.
     check: `(drafter, vocab_size) -> None`; raises ValueError if it cannot verify
       the drafts of this drafter, with the reason.
   """
@@ -189,6 +190,7 @@ class Verifier(NamedTuple):
   needs_probs: bool
   seed_exact: bool = False
   greedy: bool = False
+  takes_fixed: bool = False
   check: Callable[['Drafter', int], None] = lambda drafter, vocab_size: None
 
 

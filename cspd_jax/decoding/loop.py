@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core.modes import usual_promotion
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import (
@@ -73,6 +74,7 @@ class Decoder:
   verifier: Verifier
   open_rng: Callable = RowRandom
 
+  @usual_promotion
   def check(self, condition: Condition, warp: Warp = Warp()) -> jax.Array:
     """Checks a condition and options.
 
@@ -90,6 +92,7 @@ class Decoder:
     valid = warp_lib.check(warp, self.target.num_streams, num_rows, self.verifier.greedy)
     return valid if known is None else valid & known
 
+  @usual_promotion
   def __call__(self, params: Params, condition: Condition, key: jax.Array,
                warp: Warp = Warp(), draft_params: Params = None) -> Decoded:
     """Generates one image's tokens per row of `condition`.
@@ -115,6 +118,7 @@ class Decoder:
         lambda state: self.round(params, state, warp, draft_params), state)
     return self.finish(state)
 
+  @usual_promotion
   def start(self, params, condition, rng, warp=Warp(), draft_params=None) -> State:
     """The prefill: commits token 0 of every row. `rng`: see `core.random.row_keys`."""
     valid = self.check(condition, warp)
@@ -147,6 +151,7 @@ class Decoder:
         valid=valid & warp_lib.is_distribution(probs[:, 0]), cache=cache, drafter=drafter_state,
         rng=rng)
 
+  @usual_promotion
   def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:
     """One draft-score-verify-commit round; complete rows stay as they are."""
     target, drafter = self.target, self.drafter
@@ -194,7 +199,8 @@ class Decoder:
         rounds=state.rounds + (length > 0),
         accepted=state.accepted.at[jnp.arange(batch), length].add(length > 0),
         tv_bound=state.tv_bound + self._tv_bound(verdict, positions, length),
-        valid=state.valid & _were_distributions(probs, path, length), cache=cache, drafter=drafter_state, rng=rng)
+        valid=state.valid & _were_distributions(probs, path, length),
+        cache=cache, drafter=drafter_state, rng=rng)
 
   def finish(self, state: State) -> Decoded:
     """The result, once every row is complete."""
@@ -250,6 +256,10 @@ def make_decoder(target: Target, drafter: Drafter, verifier: Verifier) -> Decode
   """
   drafter.check(target)
   verifier.check(drafter, target.vocab_size)
+  if verifier.needs_probs and drafter.layout.draws == 'fixed' and not verifier.takes_fixed:
+    raise ValueError(
+        "the verifier needs the distributions the drafts were drawn from, but draws is 'fixed': "
+        'the drafter records none. Take another verifier, such as exact(), or another drafter.')
   return Decoder(target, drafter, verifier)
 
 

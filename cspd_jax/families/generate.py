@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.core import files, programs, random as random_lib
+from cspd_jax.core import files, modes, programs, random as random_lib
 from cspd_jax.families import prompts as prompts_lib
 from cspd_jax.families.images import Generated, Partial
 
@@ -45,6 +45,7 @@ class Task(NamedTuple):
         captions=[self.captions[i] for i in index], seeds=[self.seeds[i] for i in index],
         sampling=type(self.sampling)(*map(of_each, self.sampling)))
 
+  @modes.usual_promotion
   def arguments(self) -> tuple[Any, jax.Array, Any, Any]:
     """What the decoder takes after the parameters."""
     return (jax.tree.map(jnp.asarray, self.condition), random_lib.image_keys(self.seeds),

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.core.values import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
@@ -62,11 +63,10 @@ class LlamaGenConfig:
   norm_eps: float = 1e-5
 
   def __post_init__(self):
+    side = (1, fields.MOST_SIDE)
+    fields.check(self, height=side, width=side, num_layers=(1, fields.MOST_LAYERS))
     if self.conditioning not in ('class', 'text'):
       raise ValueError(f"conditioning is {self.conditioning!r}; it must be 'class' or 'text'.")
-    for name in ('height', 'width', 'dim', 'num_heads', 'num_classes', 'caption_dim'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name} is {getattr(self, name)}; it must be at least 1.')
     if self.dim % (4 * self.num_heads):
       raise ValueError(
           f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple of '

@@ -75,7 +75,7 @@ def rejection(rule_for: Callable[[int], Rule], exact: bool, **kwargs) -> Verifie
     distribution = jnp.where(is_candidate, accept.residual(distribution, drafted), distribution)
     return Verdict(node, jnp.where(kept, token, rng.draw(distribution[None])[0]), tv_bound=tv_bound)
 
-  return Verifier(verify, exact=exact, needs_probs=True, **kwargs)
+  return Verifier(verify, exact=exact, needs_probs=True, takes_fixed=True, **kwargs)
 
 
 def _accept(rng, rule: Rule, layout: Layout, tokens, probs, target_probs):
