@@ -42,6 +42,14 @@ def num_rows(condition: Condition) -> int:
   return sizes.pop()[0]
 
 
+def check_params(params: Params) -> None:
+  """Raises ValueError if what drafts has no parameters."""
+  if params is None:
+    raise ValueError(
+        'draft_params is None, but the decoder drafts with a model of its own; give its '
+        'parameters, those of model.draft_params(specification) if a family made it.')
+
+
 def prefill(target: Target, params: Params, condition: Condition, num_slots: int,
             owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
   """Calls `target.prefill` and checks what it returns; `owner` names the target in errors.
@@ -49,6 +57,8 @@ def prefill(target: Target, params: Params, condition: Condition, num_slots: int
   Raises:
     ContractError: if it does not return what `Target` says; all functions here likewise.
   """
+  if owner != 'target':
+    check_params(params)
   function, streams = f'prefill of the {owner}', target.num_streams
   batch = jax.tree.leaves(condition)[0].shape[0]
   logits, features, cache = _triple(

@@ -256,6 +256,11 @@ def make_decoder(target: Target, drafter: Drafter, verifier: Verifier) -> Decode
   """
   drafter.check(target)
   verifier.check(drafter, target.vocab_size)
+  if drafter.tree.max_depth >= target.num_tokens:
+    raise ValueError(
+        f'the drafts of a round are {drafter.tree.max_depth} long, but an image has '
+        f'{target.num_tokens} tokens; they may be at most {target.num_tokens - 1}, so give a '
+        'smaller length or tree.')
   if verifier.needs_probs and drafter.layout.draws == 'fixed' and not verifier.takes_fixed:
     raise ValueError(
         "the verifier needs the distributions the drafts were drawn from, but draws is 'fixed': "

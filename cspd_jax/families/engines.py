@@ -48,10 +48,11 @@ class Engine(NamedTuple):
 
   def check_result(self, decoded: Any, names: Sequence[str]) -> None:
     """Raises ValueError if images `[B]`, called `names`, did not come about as they should."""
-    if wrong := [name for name, valid in zip(names, self.valid(decoded)) if not valid]:
+    found = self.valid(decoded)
+    if wrong := [name for name, valid in zip(names, found) if not valid]:
       shown = ', '.join(wrong[:8]) + (f' and {len(wrong) - 8} more' if len(wrong) > 8 else '')
       raise ValueError(
-          f"the model's numbers are no probabilities for {len(wrong)} of {len(names)} images "
+          f"the model's numbers are no probabilities for {len(wrong)} of {len(found)} images "
           f'({shown}): its logits hold NaN or infinity, or allow no token. Look for such values '
           'in its parameters, or load it with a wider dtype.')
 

@@ -3,7 +3,6 @@
 import contextlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -28,7 +27,6 @@ DECODERS = (
     'mc_sjd(window=4)+cool', 'mc_sjd(window=4)+typical', 'mc_sjd(window=4)+lantern(k=1)',
     'mc_sjd(window=4)+grouped(group=2, d_threshold=1.0)')
 QUICK = ('sjd_pac(window=7, tree=caterpillar(2, 2))', 'eagle(tree=kary(2, 3))')
-# A draft model without chance tells what a row of its batch does to another.
 WARP = Warp(*map(np.asarray, (np.float32(1.5), np.float32([0.9, 0.7, 0.0]), np.int32(3),
                               np.float32(0.9), np.int32(2))))
 MODEL = tables.tabular(

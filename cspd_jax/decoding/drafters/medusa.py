@@ -63,7 +63,8 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
   depth, rank = tree.depth[1:], tree.rank[1:]
 
   def init(env, condition, rng, outcome):
-    del env, condition
+    del condition
+    contract.check_params(env.params)
     if outcome.features is None:
       raise ValueError("The target returns no features; this drafter reads the target's features.")
     return rng, outcome.features[:, :, -1]
