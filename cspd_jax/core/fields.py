@@ -2,10 +2,11 @@
 
 import functools
 import math
-import numbers
 import types
 import typing
 from typing import Any
+
+import numpy as np
 
 # No size of a network is larger, nor is a grid longer or a stack of layers higher: what is would
 # take minutes to describe, and more memory than there is to make.
@@ -52,9 +53,9 @@ def _is(value: Any, kind: Any, limits: tuple[int, int]) -> bool:
   if isinstance(value, bool) or kind is bool:
     return kind is bool and isinstance(value, bool)
   if kind is int:
-    return isinstance(value, numbers.Integral) and limits[0] <= value <= limits[1]
+    return isinstance(value, int | np.integer) and limits[0] <= value <= limits[1]
   if kind is float:
-    return isinstance(value, numbers.Real) and value > 0 and math.isfinite(value)
+    return isinstance(value, int | float | np.number) and 0 < value < math.inf
   return isinstance(value, kind)
 
 

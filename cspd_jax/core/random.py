@@ -54,7 +54,7 @@ def row_keys(key: Any, batch_size: int) -> RowKeys:
 
 def _as_keys(key: Any) -> jax.Array:
   """Typed keys from typed keys, from words of the old kind, or from a seed."""
-  dtype, shape = getattr(key, 'dtype', None), jnp.shape(key)
+  dtype, shape = getattr(key, 'dtype', None), getattr(key, 'shape', ())
   if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
     return key
   if dtype == jnp.uint32 and shape and shape[-1] == jax.random.key_data(jax.random.key(0)).size:

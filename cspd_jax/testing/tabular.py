@@ -1,5 +1,6 @@
 """A model small enough to enumerate: a table of logits for every prefix."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -92,8 +93,8 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   """
   num_prefixes = _num_prefixes(vocab_size, length)
   streams = 2 if guided else 1
-  params = spread * jax.random.normal(
-      key, (num_classes, streams, num_prefixes, vocab_size), dtype)
+  shape = (num_classes, streams, num_prefixes, vocab_size)
+  params = spread * jax.random.normal(key, shape, dtype)
   params = jnp.round(params) if tied else params
   table = np.full(length, -1, np.int32)
   for position, token in (forced or {}).items():
@@ -120,14 +121,11 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
     slots = jax.vmap(jax.lax.dynamic_update_slice)(slots, tokens, start[:, None])
     return *lookup(params, label, position, index), (label, slots)
 
-  def check_condition(condition):
-    return class_labels.check(condition, num_classes)
-
   target = Target(
       prefill=prefill, score=score, commit=_commit, vocab_size=vocab_size, num_tokens=length,
       row_width=row_width or length, num_streams=streams,
       forced=(lambda p: jnp.asarray(table)[jnp.clip(p, 0, length - 1)]) if forced else None,
-      check_condition=check_condition)
+      check_condition=functools.partial(class_labels.check, num_classes=num_classes))
   return Tabular(target, params, vocab_size, length)
 
 

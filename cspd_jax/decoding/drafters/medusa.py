@@ -74,10 +74,8 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
     logits = contract.head_logits(heads, env.params, state)[:, :, :tree.max_depth]
     places = start[:, None] + 1 + jnp.arange(tree.max_depth)
     probs = siblings.probabilities(env, logits, places)
-    rng, candidates, recorded = siblings.choose(
-        env, rng, probs, places, int(rank.max()) + 1, draws)
-    return rng, state, Draft(
-        candidates[:, depth - 1, rank], recorded if env.needs_probs else None)
+    rng, tokens, recorded = siblings.choose(env, rng, probs, places, int(rank.max()) + 1, draws)
+    return rng, state, Draft(tokens[:, depth - 1, rank], recorded if env.needs_probs else None)
 
   def update(env, state, rng, outcome):
     del env, state
