@@ -53,9 +53,9 @@ def _is(value: Any, kind: Any, limits: tuple[int, int]) -> bool:
   if isinstance(value, bool) or kind is bool:
     return kind is bool and isinstance(value, bool)
   if kind is int:
-    return isinstance(value, int | np.integer) and limits[0] <= value <= limits[1]
+    return isinstance(value, int | np.integer) and bool(limits[0] <= value <= limits[1])
   if kind is float:
-    return isinstance(value, int | float | np.number) and 0 < value < math.inf
+    return isinstance(value, int | float | np.number) and bool(0 < value < math.inf)
   return isinstance(value, kind)
 
 
