@@ -119,7 +119,7 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
 
   Returns:
     `[B, N, V]` probabilities, float32 (float64 for float64 logits). All of a node are NaN if a
-    logit of it is NaN or infinity, or all are -inf; see `is_distribution`.
+    logit of it is NaN or +inf, or all are -inf; see `is_distribution`.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   warp = Warp(*(jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in warp))
