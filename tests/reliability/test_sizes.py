@@ -15,6 +15,7 @@ from cspd_jax.models import (
     mar,
     medusa,
     neighbours,
+    t5,
     transformer,
     unified,
     vq,
@@ -25,7 +26,8 @@ NAN, INF = float('nan'), float('inf')
 CONFIGS = {type(config).__name__: config for config in (
     eagle.EagleConfig(), emu3_vq.Emu3VQConfig(), kl_vae.KLVAEConfig(), llamagen.LlamaGenConfig(),
     mar.MARConfig(), medusa.MedusaConfig(), neighbours.NeighboursConfig(), unified.UnifiedConfig(),
-    vq.VQConfig(), bpe.TextConfig(), transformer.TransformerConfig(8, 8, 1, 1, 1, 8, 8))}
+    t5.T5Config(), vq.VQConfig(), bpe.TextConfig(),
+    transformer.TransformerConfig(8, 8, 1, 1, 1, 8, 8))}
 WRONG = {int: (-1, 10**12, True, 2.5, 4.0, '4', NAN, (4,), 10**30),
          float: (0, 0.0, -1e-5, NAN, INF, -INF, True, '1e-5'),
          bool: (1, 0, 'False', None), str: (3, None, b'class'),
@@ -44,7 +46,7 @@ def test_every_field_of_every_config(name, field, value):
 
 def test_all_configs_are_tried():
   kinds = {config.__name__ for module in (
-      eagle, emu3_vq, kl_vae, llamagen, mar, medusa, neighbours, transformer, unified, vq, bpe)
+      eagle, emu3_vq, kl_vae, llamagen, mar, medusa, neighbours, t5, transformer, unified, vq, bpe)
            for config in vars(module).values()
            if isinstance(config, type) and dataclasses.is_dataclass(config)
            and config.__name__.endswith('Config')}
