@@ -1,8 +1,9 @@
 """Shows that decoders are exact: their output distribution against the enumerated one.
 
-A decoder runs on a random tabular model (every prefix has a distribution of its own, supports are
-cut so that they differ, guidance is on, rows of a batch have different classes) through the
-library's own jitted path; the distribution of whole sequences is compared with the enumerated one.
+A decoder runs on two random tabular models (every prefix has a distribution of its own, guidance is
+on, rows of a batch have different classes) through the library's own jitted path; the distribution
+of whole sequences is compared with the enumerated one. On one model supports are cut so that they
+differ; the other has tied logits, and temperature 0.
 
   python -m experiments.exactness
   python -m experiments.exactness --vocab=4 --length=4 --window=3 --samples=1000000
@@ -22,7 +23,7 @@ import dataclasses
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,7 +39,9 @@ from cspd_jax.testing import exactness, tabular as tabular_lib
 from cspd_jax.testing.tabular import Tabular
 from experiments import cli
 
-WARP = Warp(guidance_scale=1.3, temperature=0.9, top_p=0.95)
+CUT = Warp(guidance_scale=1.3, temperature=0.9, top_p=0.95)
+# Whole-numbered logits stay tied under a guidance scale of 2.
+GREEDY = Warp(guidance_scale=2.0, temperature=0.0)
 # As many as a batch of `check_decoder`, whose compiled program serves here too.
 _ROWS = 2**14
 
@@ -71,6 +74,7 @@ class Bench(NamedTuple):
 
   Attributes:
     model: the tabular model.
+    warp: sampling options.
     probs: `[C, V**T]` distributions of its sequences.
     resources: what drafts, and a codebook.
     draft_params: parameters of what drafts, by the keys of `registry.DRAFTS`.
@@ -80,6 +84,7 @@ class Bench(NamedTuple):
   """
 
   model: Tabular
+  warp: Warp
   probs: np.ndarray
   resources: registry.Resources
   draft_params: dict[str | None, Any]
@@ -97,25 +102,27 @@ def main(flags: Flags) -> int:
   if path is not None and not os.access(path.absolute().parent, os.W_OK):
     raise ValueError(
         f'json is {str(path)!r}; {path.absolute().parent} is not a folder that can be written.')
-  bench = prepare(flags)
-  rows = run(bench, every(bench) if flags.decoder is None else flags.decoder)
+  benches = prepare(flags), prepare(flags, greedy=True)
+  rows = run(benches, every(benches[0]) if flags.decoder is None else flags.decoder)
   if path is not None:
     files.write_json(path, rows)
   return 0 if all(row['pass'] for row in rows) else 1
 
 
-def prepare(flags: Flags) -> Bench:
-  """The model, and what drafts for it."""
+def prepare(flags: Flags, greedy: bool = False) -> Bench:
+  """The model, and what drafts for it; `greedy`: the one with tied logits."""
   key, draft_key = jax.random.split(jax.random.key(flags.seed))
   make = lambda key: tabular_lib.tabular(
-      key, flags.vocab, flags.length, guided=True, num_classes=2, spread=1.0)
-  model, draft = make(key), make(draft_key)
+      key, flags.vocab, flags.length, guided=True, num_classes=2, spread=0.5 if greedy else 1.0,
+      tied=greedy)
+  model, draft, warp = make(key), make(draft_key), GREEDY if greedy else CUT
   codebook = np.random.default_rng(flags.seed).standard_normal((flags.vocab, 4))
   drafts = tabular_lib.drafts(model.target, draft.target)
   params = {None: None, **dict.fromkeys(drafts, draft.params),
             'medusa': jnp.stack([draft.params] * 2)}
-  return Bench(model, exactness.class_probs(model, WARP), registry.Resources(drafts, codebook),
-               params, flags.window, flags.seed, flags.samples)
+  return Bench(
+      model, warp, exactness.class_probs(model, warp), registry.Resources(drafts, codebook), params,
+      flags.window, flags.seed, flags.samples)
 
 
 def every(bench: Bench) -> list[str]:
@@ -172,24 +179,33 @@ def build(spec: Spec, bench: Bench) -> Decoder:
   return registry.build(spec, bench.model.target, bench.resources)
 
 
-def run(bench: Bench, texts: Sequence[str], show: Callable[[str], None] = print) -> list[dict]:
-  """Checks decoders; returns a JSON-ready row for each.
+def run(benches: Sequence[Bench], texts: Sequence[str],
+        show: Callable[[str], None] = print) -> list[dict]:
+  """Checks decoders on every bench; returns a JSON-ready row for each.
 
   Raises:
     ValueError: for a specification that cannot be built.
   """
-  specs = {text: sized(text, bench) for text in texts}
-  built = {text: build(spec, bench) for text, spec in specs.items()}
-  width = max(map(len, built))
-  show(f'{bench.model.vocab_size}^{bench.model.length} sequences, {int((bench.probs > 0).sum())} '
-       f'possible in 2 classes; {bench.samples} samples per decoder')
+  specs = {text: sized(text, benches[0]) for text in texts}
+  for spec in specs.values():
+    build(spec, benches[0])  # Says what cannot be built before anything runs.
+  return [row for bench in benches for row in _rows(bench, specs, len(specs) * len(benches), show)]
+
+
+def _rows(bench: Bench, specs: Mapping[str, Spec], count: int,
+          show: Callable[[str], None]) -> list[dict]:
+  """The rows of one bench; `count` of all benches."""
+  width = max(map(len, specs))
+  show(f'temperature {bench.warp.temperature}: {bench.model.vocab_size}^{bench.model.length} '
+       f'sequences, {int((bench.probs > 0).sum())} possible in 2 classes; {bench.samples} samples '
+       'per decoder')
   show(f'{"decoder":<{width}} {"guarantee":<10} {"TV":>8} {"expected":>8} {"bound":>8} '
        f'{"p-value":>9}  verdict')
   vanilla = _decode(bench, build(parse('vanilla'), bench), None)
   rows = []
-  for text, decoder in built.items():
-    rows.append(_row(bench, text, decoder, registry.needs(specs[text]), vanilla, len(built)))
-    row = rows[-1]
+  for text, spec in specs.items():
+    row = _row(bench, text, build(spec, bench), registry.needs(spec), vanilla, count)
+    rows.append(row)
     show(f'{text:<{width}} {row["guarantee"]:<10} {row["tv"]:8.5f} {row["tv_expected"]:8.5f} '
          f'{row["bound"]:8.5f} {row["p_value"]:9.2g}  {"pass" if row["pass"] else "FAIL"}')
   return rows
@@ -199,7 +215,7 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla,
          count: int) -> dict[str, Any]:
   """The report on one of `count` decoders; `vanilla` is what that one decoded."""
   report = exactness.check_decoder(
-      decoder, bench.model, bench.probs, WARP, draft_params=bench.draft_params[needs],
+      decoder, bench.model, bench.probs, bench.warp, draft_params=bench.draft_params[needs],
       samples=bench.samples, seed=bench.seed, false_alarm=exactness.FALSE_ALARM / count)
   guarantee, passed, bound = registry.guarantee(decoder), report.passed, 0.0
   if guarantee == 'seed-exact':
@@ -209,14 +225,15 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla,
     bound = float(_decode(bench, decoder, needs).tv_bound.mean())
     passed = report.tv - report.tv_expected <= bound + 0.01
   return {
-      'decoder': text, 'guarantee': guarantee, 'tv': report.tv, 'tv_expected': report.tv_expected,
+      'decoder': text, 'temperature': bench.warp.temperature, 'guarantee': guarantee,
+      'tv': report.tv, 'tv_expected': report.tv_expected,
       'bound': bound, 'p_value': report.p_value, 'samples': report.samples, 'pass': bool(passed)}
 
 
 def _decode(bench: Bench, decoder: Decoder, needs: str | None):
   """One batch, with rows of both classes."""
   return jax.device_get(jax.jit(decoder)(
-      bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.seed), WARP,
+      bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.seed), bench.warp,
       bench.draft_params[needs]))
 
 

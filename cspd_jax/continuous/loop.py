@@ -22,6 +22,7 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, open_span
 from cspd_jax.core.random import RowKeys, row_keys
+from cspd_jax.core.values import is_concrete
 
 
 class State(NamedTuple):
@@ -112,7 +113,7 @@ class Decoder:
     Raises:
       ValueError: if `draft_params` is needed and not given, or from `check`.
     """
-    if sampling_lib.is_concrete(condition, sampling):
+    if is_concrete(condition, sampling):
       self.check(condition, sampling)
     rng = row_keys(key, jax.tree.leaves(condition)[0].shape[0])
     state = self.start(params, condition, rng, sampling, draft_params)

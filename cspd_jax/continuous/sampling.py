@@ -60,11 +60,6 @@ def check_guidance(guidance: str) -> None:
                      f'{", ".join(schedule_lib.GUIDANCE_SCHEDULES)}.')
 
 
-def is_concrete(*trees) -> bool:
-  """Whether the values of all leaves can be looked at."""
-  return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
-
-
 def scale(sampling: Sampling, guidance: str, num_tokens: int, hidden: jax.Array) -> jax.Array:
   """Returns the guidance scale `[B, n]` of tokens after whose step `hidden` `[B, n]` are hidden."""
   last = jnp.broadcast_to(per_row(sampling.guidance_scale, hidden.shape[0]), hidden.shape)

@@ -1,7 +1,7 @@
 """Random numbers of the rows of a batch: one state per row, counted instead of split."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,19 +30,19 @@ def image_keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:
   return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seed, number)
 
 
-def row_keys(key: jax.Array, batch_size: int) -> RowKeys:
+def row_keys(key: Any, batch_size: int) -> RowKeys:
   """One independent `RowKeys` per row.
 
   Args:
     key: a single key, from which row `b` gets `fold_in(key, b)` whatever the
-      batch size; or one key per row, `[B]`.
+      batch size; or one key per row, `[B]`. Keys of the old kind, `[..., 2]` uint32, will do, and
+      a whole number as the seed of a key.
     batch_size: `B`.
 
   Raises:
-    ValueError: if `key` is neither.
+    ValueError: if `key` is none of these.
   """
-  if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
-    key = jax.random.wrap_key_data(key)
+  key = _as_keys(key)
   if key.ndim == 0:
     key = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch_size))
   if key.shape != (batch_size,):
@@ -50,6 +50,23 @@ def row_keys(key: jax.Array, batch_size: int) -> RowKeys:
         f'key has shape {key.shape}; give a single key, or one key per row, ({batch_size},).')
   words = jax.vmap(lambda key: jax.random.bits(key, (2, 2), jnp.uint32))(key)
   return RowKeys(words[:, 0], words[:, 1])
+
+
+def _as_keys(key: Any) -> jax.Array:
+  """Typed keys from typed keys, from words of the old kind, or from a seed."""
+  dtype, shape = getattr(key, 'dtype', None), getattr(key, 'shape', ())
+  if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    return key
+  if dtype == jnp.uint32 and shape and shape[-1] == jax.random.key_data(jax.random.key(0)).size:
+    return jax.random.wrap_key_data(jnp.asarray(key))
+  is_number = isinstance(key, (int, np.integer)) or (
+      dtype is not None and shape == () and jnp.issubdtype(dtype, jnp.integer))
+  if not is_number or isinstance(key, bool):
+    shown = repr(key) if dtype is None else f'{dtype}{list(shape)}'
+    raise ValueError(
+        f'key is {shown:.80}; it must be a random key, such as jax.random.key(0), or one per row; '
+        'or a whole number as its seed.')
+  return jax.random.key(key)
 
 
 def as_key(words: jax.Array, first: jax.typing.ArrayLike, second: int) -> jax.Array:

@@ -82,8 +82,9 @@ class Target(NamedTuple):
     num_streams: `S`; 2 if the model has a null condition for guidance.
     forced: None, or `positions -> tokens` (both int32 of one shape) that
       gives the token the grammar forces at a position, or -1 where it is free.
-    check_condition: `condition -> None`; raises ValueError for a condition the
-      model does not know. Called on concrete values only.
+    check_condition: `condition -> [B]` bool, which rows the model knows, or None for all of
+      them; raises ValueError for a condition of a form it does not know, and for rows too if
+      their values are known (`core.values.is_concrete`), for under `jit` they are traced.
   """
 
   prefill: Prefill
@@ -94,7 +95,7 @@ class Target(NamedTuple):
   row_width: int
   num_streams: int = 1
   forced: Callable[[jax.Array], jax.Array] | None = None
-  check_condition: Callable[[Condition], None] = lambda condition: None
+  check_condition: Callable[[Condition], Any] = lambda condition: None
 
 
 # How siblings come about: drawn one after the other without replacement, drawn
@@ -128,7 +129,8 @@ class Draft(NamedTuple):
     tokens: `[B, N]` the token of every draft node; -1 is no candidate.
     probs: `[B, M, V]` distributions the tokens were drawn from, or None if the verifier
       does not ask for them. Node `i` and its siblings use row
-      `layout.probs_rows[i]`; `M` is one more than the largest of these.
+      `layout.probs_rows[i]`; `M` is one more than the largest of these. A token that has no
+      probability there was not drawn but chosen, without chance; it counts as one-hot.
     tree: the topology, if the layout gives its budget only; its draws must be 'fixed'.
   """
 
@@ -147,7 +149,7 @@ class Verdict(NamedTuple):
     samples: `[N + 1]` the target's own token after every node, if the verifier
       drew one; None otherwise.
     tv_bound: `[N + 1]` what testing this node adds to the bound on total variation;
-      0 where the walk did not come. None if the verifier is exact.
+      0 where the walk did not come. None if the verifier is exact, or knows no bound.
   """
 
   node: jax.Array
@@ -178,6 +180,7 @@ class Verifier(NamedTuple):
       with the same key.
     greedy: whether it decides, at temperature 0, by the target's distribution at
       temperature 1 without cuts; it is then defined for temperature 0 only.
+    takes_fixed: if it needs them, whether it also verifies 'fixed' drafts, without any.
     check: `(drafter, vocab_size) -> None`; raises ValueError if it cannot verify
       the drafts of this drafter, with the reason.
   """
@@ -187,6 +190,7 @@ class Verifier(NamedTuple):
   needs_probs: bool
   seed_exact: bool = False
   greedy: bool = False
+  takes_fixed: bool = False
   check: Callable[['Drafter', int], None] = lambda drafter, vocab_size: None
 
 
@@ -314,7 +318,11 @@ class Decoded(NamedTuple):
     round_of_token: `[B, T]` int32 the round that fixed a token; 0 is the
       prefill, which fixes the first token.
     tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of
-      the image's tokens and the target's. 0 for exact decoders. See `verifiers.rule`.
+      the image's tokens and the target's. 0 for exact decoders, NaN if the verifier tells none.
+      See `verifiers.rule`.
+    valid: `[B]` bool; False if an option or the condition of the row was out of range, or the
+      target's logits gave no distribution (NaN, infinity, no token possible) for one of its
+      tokens. The tokens mean nothing then.
   """
 
   tokens: jax.Array
@@ -322,3 +330,4 @@ class Decoded(NamedTuple):
   accepted: jax.Array
   round_of_token: jax.Array
   tv_bound: jax.Array
+  valid: jax.Array

@@ -27,6 +27,29 @@ class ContractError(ValueError):
   """A function of a model, a drafter or a verifier does not return what it must."""
 
 
+def num_rows(condition: Condition) -> int:
+  """The number of rows `B` of a condition.
+
+  Raises:
+    ValueError: unless every leaf has a leading axis `B`, at least 1.
+  """
+  sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(condition)}
+  if len(sizes) != 1 or () in sizes or (0,) in sizes:
+    raise ValueError(
+        f'condition has leaves of the shapes '
+        f'{[jnp.shape(leaf) for leaf in jax.tree.leaves(condition)][:8]}; all must be arrays with '
+        'one leading axis for the rows, at least 1 row; make an array of a list.')
+  return sizes.pop()[0]
+
+
+def check_params(params: Params) -> None:
+  """Raises ValueError if what drafts has no parameters."""
+  if params is None:
+    raise ValueError(
+        'draft_params is None, but the decoder drafts with a model of its own; give its '
+        'parameters, those of model.draft_params(specification) if a family made it.')
+
+
 def prefill(target: Target, params: Params, condition: Condition, num_slots: int,
             owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
   """Calls `target.prefill` and checks what it returns; `owner` names the target in errors.
@@ -34,6 +57,8 @@ def prefill(target: Target, params: Params, condition: Condition, num_slots: int
   Raises:
     ContractError: if it does not return what `Target` says; all functions here likewise.
   """
+  if owner != 'target':
+    check_params(params)
   function, streams = f'prefill of the {owner}', target.num_streams
   batch = jax.tree.leaves(condition)[0].shape[0]
   logits, features, cache = _triple(

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from cspd_jax.core.modes import usual_promotion
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import (
@@ -37,6 +37,7 @@ class State(NamedTuple):
     rounds: `[B]` forward passes so far, the prefill included.
     accepted: `[B, D + 2]` histogram of tokens committed per round.
     tv_bound: `[B]` the bound on total variation so far.
+    valid: `[B]` whether all that a row came from could be; see `Decoded.valid`.
     cache: the target's cache.
     drafter: the drafter's state.
     rng: the rows' random numbers.
@@ -48,6 +49,7 @@ class State(NamedTuple):
   rounds: jax.Array
   accepted: jax.Array
   tv_bound: jax.Array
+  valid: jax.Array
   cache: Any
   drafter: Any
   rng: Any
@@ -72,18 +74,25 @@ class Decoder:
   verifier: Verifier
   open_rng: Callable = RowRandom
 
-  def check(self, condition: Condition, warp: Warp = Warp()) -> None:
-    """Raises ValueError for a condition or options that cannot work.
+  @usual_promotion
+  def check(self, condition: Condition, warp: Warp = Warp()) -> jax.Array:
+    """Checks a condition and options.
 
-    For concrete values, before tracing; a traced call cannot look at values.
+    Call it before compiling: a traced call cannot look at values, and marks rows in
+    `Decoded.valid` instead.
+
+    Returns:
+      `[B]` bool, which rows can be decoded.
+
+    Raises:
+      ValueError: for a condition or options that cannot work, as far as their values are known.
     """
-    warp_lib.check(warp, self.target.num_streams)
-    if self.verifier.greedy and np.any(np.asarray(warp.temperature) != 0):
-      raise ValueError(
-          f'temperature is {warp.temperature}, but the verifier is the greedy variant of its '
-          'rule; set temperature to 0 or take the variant for sampling.')
-    self.target.check_condition(condition)
+    num_rows = contract.num_rows(condition)
+    known = self.target.check_condition(condition)
+    valid = warp_lib.check(warp, self.target.num_streams, num_rows, self.verifier.greedy)
+    return valid if known is None else valid & known
 
+  @usual_promotion
   def __call__(self, params: Params, condition: Condition, key: jax.Array,
                warp: Warp = Warp(), draft_params: Params = None) -> Decoded:
     """Generates one image's tokens per row of `condition`.
@@ -98,18 +107,21 @@ class Decoder:
 
     Returns:
       A `Decoded`.
+
+    Raises:
+      ValueError: for arguments that cannot work, as far as `check` can tell.
     """
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((condition, warp))):
-      self.check(condition, warp)
-    rng = row_keys(key, jax.tree.leaves(condition)[0].shape[0])
+    rng = row_keys(key, contract.num_rows(condition))
     state = self.start(params, condition, rng, warp, draft_params)
     state = jax.lax.while_loop(
         lambda state: jnp.any(state.count < self.target.num_tokens),
         lambda state: self.round(params, state, warp, draft_params), state)
     return self.finish(state)
 
+  @usual_promotion
   def start(self, params, condition, rng, warp=Warp(), draft_params=None) -> State:
     """The prefill: commits token 0 of every row. `rng`: see `core.random.row_keys`."""
+    valid = self.check(condition, warp)
     target, tree = self.target, self.drafter.tree
     env = self._env(warp, draft_params)
     logits, features, cache = contract.prefill(
@@ -135,9 +147,11 @@ class Decoder:
     return State(
         count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
         accepted=jnp.zeros((batch, tree.max_depth + 2), jnp.int32),
-        tv_bound=jnp.zeros((batch,), jnp.float32), cache=cache,
-        drafter=drafter_state, rng=rng)
+        tv_bound=jnp.zeros((batch,), probs.dtype),
+        valid=valid & warp_lib.is_distribution(probs[:, 0]), cache=cache, drafter=drafter_state,
+        rng=rng)
 
+  @usual_promotion
   def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:
     """One draft-score-verify-commit round; complete rows stay as they are."""
     target, drafter = self.target, self.drafter
@@ -185,6 +199,7 @@ class Decoder:
         rounds=state.rounds + (length > 0),
         accepted=state.accepted.at[jnp.arange(batch), length].add(length > 0),
         tv_bound=state.tv_bound + self._tv_bound(verdict, positions, length),
+        valid=state.valid & _were_distributions(probs, path, length),
         cache=cache, drafter=drafter_state, rng=rng)
 
   def finish(self, state: State) -> Decoded:
@@ -192,7 +207,8 @@ class Decoder:
     size = self.target.num_tokens
     return Decoded(
         tokens=state.tokens[:, :size], rounds=state.rounds, accepted=state.accepted,
-        round_of_token=state.round_of_token[:, :size], tv_bound=state.tv_bound)
+        round_of_token=state.round_of_token[:, :size], tv_bound=state.tv_bound,
+        valid=state.valid)
 
   def _length(self, count, accepted):
     """`[B]` tokens to commit: the accepted ones and one more, 0 for a complete row."""
@@ -205,7 +221,7 @@ class Decoder:
   def _tv_bound(self, verdict, positions, length):
     """`[B]` what this round adds to the bound; drafts past the last token do not count."""
     if verdict.tv_bound is None:
-      return jnp.zeros(length.shape, jnp.float32)
+      return jnp.where(self.verifier.exact | (length == 0), 0, jnp.nan)
     counts = (positions <= self.target.num_tokens) & (length > 0)[:, None]
     return jnp.sum(jnp.where(counts, verdict.tv_bound, 0), axis=1)
 
@@ -240,6 +256,15 @@ def make_decoder(target: Target, drafter: Drafter, verifier: Verifier) -> Decode
   """
   drafter.check(target)
   verifier.check(drafter, target.vocab_size)
+  if drafter.tree.max_depth >= target.num_tokens:
+    raise ValueError(
+        f'the drafts of a round are {drafter.tree.max_depth} long, but an image has '
+        f'{target.num_tokens} tokens; they may be at most {target.num_tokens - 1}, so give a '
+        'smaller length or tree.')
+  if verifier.needs_probs and drafter.layout.draws == 'fixed' and not verifier.takes_fixed:
+    raise ValueError(
+        "the verifier needs the distributions the drafts were drawn from, but draws is 'fixed': "
+        'the drafter records none. Take another verifier, such as exact(), or another drafter.')
   return Decoder(target, drafter, verifier)
 
 
@@ -247,6 +272,12 @@ def _untempered(warp: Warp) -> Warp:
   """Guidance only: what a greedy rule looks at."""
   return Warp(
       guidance_scale=warp.guidance_scale, guidance_interval=warp.guidance_interval)
+
+
+def _were_distributions(probs: jax.Array, path: jax.Array, length: jax.Array) -> jax.Array:
+  """`[B]` bool, whether the tokens committed in a round came from distributions."""
+  on_path = jnp.take_along_axis(warp_lib.is_distribution(probs), path, axis=1)
+  return jnp.all(on_path | (jnp.arange(path.shape[1]) >= length[:, None]), axis=1)
 
 
 def _append(buffer, start, values, length):

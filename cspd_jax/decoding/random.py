@@ -34,7 +34,7 @@ class RowRandom:
     Tested as `u q < p`: no division, and a token outside the target's support
     (`p = 0`) is never accepted.
     """
-    return jax.random.uniform(self._next(), p.shape) * q < p
+    return jax.random.uniform(self._next(), p.shape, p.dtype) * q < p
 
   def integers(self, count: int, bound: int) -> jax.Array:
     """Draws independent integers `[count]`, uniform on `0 .. bound - 1`."""

@@ -12,10 +12,13 @@ attributes as arrays, for topologies that depend on the drafts.
 
 import dataclasses
 import functools
+import numbers
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from cspd_jax.core import fields
 
 # No tree has more drafts: more than a forward pass of any model takes.
 MAX_NODES = 2**14
@@ -27,12 +30,18 @@ class Tree:
 
   Attributes:
     parents: the parent of every node; `parents[0]` is -1 (the root) and every
-      other parent is an earlier node. Length `N + 1`.
+      other parent is an earlier node. Length `N + 1`, at most `MAX_NODES + 1`.
+
+  Raises:
+    ValueError: if they are not so.
   """
 
   parents: tuple[int, ...]
 
   def __post_init__(self):
+    fields.check(self, parents=(-1, MAX_NODES))
+    if len(self.parents) > MAX_NODES + 1:
+      raise ValueError(f'parents has {len(self.parents) - 1} nodes; at most {MAX_NODES} may be.')
     if not self.parents or self.parents[0] != -1:
       raise ValueError(
           f'parents: the first entry is the root and must be -1, got {self.parents[:1]}.')
@@ -293,12 +302,15 @@ def branching(counts: str) -> Tree:
   Raises:
     ValueError: if it does not read so, or a path leads to no node.
   """
+  if not isinstance(counts, str) or not counts.isascii():
+    raise ValueError(f"counts is {counts!r:.80}; it must be a text, such as '2 0:2 00:1'.")
   number = {}
   for entry in counts.split():
     path, _, children = entry.rpartition(':')
-    if not (path + children).isdecimal() or path in number or int(children) < 1:
-      raise ValueError(f'counts has the entry {entry!r}; give path:number once per path, a '
-                       'number of at least 1.')
+    # Ranks of one digit: with more children, 10 would be both the last of them and a path.
+    if not (path + children).isdecimal() or path in number or not 1 <= int(children[-9:]) <= 10:
+      raise ValueError(f'counts has the entry {entry!r:.80}; give path:number once per path, a '
+                       'number from 1 to 10.')
     number[path] = int(children)
   found = ['']
   for path in found:  # Grows while it is read.
@@ -319,7 +331,9 @@ def cut(tree: Tree, depth: int) -> Tree:
 
 
 def check_size(name: str, value: int, least: int) -> None:
-  """Raises ValueError for a number of drafts below `least` or above `MAX_NODES`."""
+  """Raises ValueError unless `value` is a whole number from `least` to `MAX_NODES`."""
+  if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    raise ValueError(f'{name} is {value!r:.80}; it must be a whole number.')
   if value < least:
     raise ValueError(f'{name} is {value}; it must be at least {least}.')
   if value > MAX_NODES:
@@ -328,7 +342,10 @@ def check_size(name: str, value: int, least: int) -> None:
 
 def _main_length(kind: str, depth: int, num_nodes: int | None, side: int) -> int:
   """The length of the main chain, at least `depth`, beside `side` side nodes."""
-  num_nodes = side + depth if num_nodes is None else num_nodes
+  if num_nodes is None:
+    num_nodes = side + depth
+  elif isinstance(num_nodes, bool) or not isinstance(num_nodes, numbers.Integral):
+    raise ValueError(f'num_nodes is {num_nodes!r:.80}; it must be a whole number.')
   if max(num_nodes, side) > MAX_NODES:
     raise ValueError(f'{kind}: the tree has more than {MAX_NODES} nodes; give a smaller one.')
   if num_nodes - side < depth:

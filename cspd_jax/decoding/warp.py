@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core.values import is_concrete
+
 
 class Warp(NamedTuple):
   """How logits are turned into the distribution that is sampled.
@@ -20,7 +22,8 @@ class Warp(NamedTuple):
 
   Attributes:
     guidance_scale: `g` in `u + g (c - u)` with conditional and unconditional
-      logits `c` and `u`; 1 is no guidance.
+      logits `c` and `u`; 1 is no guidance. Where `c` or `u` is -inf the logit is `c`: a token
+      that the condition makes impossible stays so, whatever the null condition says.
     temperature: divides the guided logits; 0 is greedy decoding.
     top_k: keeps the `k` largest logits (and ties with the last); 0 keeps all.
     top_p: keeps the most probable tokens up to this mass, the one that crosses
@@ -36,24 +39,64 @@ class Warp(NamedTuple):
   guidance_interval: jax.typing.ArrayLike = -1
 
 
-def check(warp: Warp, num_streams: int) -> None:
-  """Raises ValueError for values outside their range. For concrete values."""
-  is_whole = lambda x, least: (x >= least) & (x == np.floor(x))
-  limits: dict[str, tuple[Callable[[np.ndarray], Any], str]] = dict(
-      guidance_scale=(np.isfinite, 'finite'),
-      temperature=(lambda x: np.isfinite(x) & (x >= 0), 'finite and at least 0'),
-      top_k=(lambda x: is_whole(x, 0), 'a whole number, at least 0 (0 keeps all)'),
-      top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 keeps all)'),
-      guidance_interval=(lambda x: is_whole(x, -1),
-                         'a whole number, at least -1 (-1 guides all tokens)'))
-  for name, (is_valid, words) in limits.items():
-    value = np.asarray(getattr(warp, name))
-    if not np.all(is_valid(value)):
-      raise ValueError(f'{name} is {value}; it must be {words}.')
-  if num_streams == 1 and np.any(np.asarray(warp.guidance_scale) != 1):
-    raise ValueError(
-        f'guidance_scale is {warp.guidance_scale}, but the model has no null condition to '
-        'guide away from; set guidance_scale to 1 or build the target with guidance.')
+_is_whole = lambda x, least: (x >= least) & (x == x // 1)
+# What a value may be, in code that reads traced values too, and in words.
+_LIMITS: dict[str, tuple[Callable[[Any], Any], str]] = dict(
+    guidance_scale=(lambda x: abs(x) < np.inf, 'finite'),
+    temperature=(lambda x: (x >= 0) & (x < np.inf), 'finite and at least 0'),
+    top_k=(lambda x: _is_whole(x, 0), 'a whole number, at least 0 (0 keeps all)'),
+    top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 keeps all)'),
+    guidance_interval=(lambda x: _is_whole(x, -1),
+                       'a whole number, at least -1 (-1 guides all tokens)'))
+
+
+def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> jax.Array:
+  """Checks the options: values that are known now raise, traced ones tell later.
+
+  Args:
+    warp: the options.
+    num_streams: guidance streams of the target.
+    num_rows: `B`.
+    greedy: whether the decoder is defined for temperature 0 only.
+
+  Returns:
+    `[B]` bool, which rows have values in their range.
+
+  Raises:
+    ValueError: for a value that is no number or none for each row, or outside its range.
+  """
+  valid = np.ones(num_rows, bool)
+  for name, value in warp._asdict().items():
+    value = _numbers(name, value, num_rows)
+    limits = [_LIMITS[name]]
+    if name == 'guidance_scale' and num_streams == 1:
+      limits.append((lambda x: x == 1, '1, for the model has no null condition to guide away '
+                     'from; build the target with guidance, or leave it out'))
+    if name == 'temperature' and greedy:
+      limits.append((lambda x: x == 0, '0, for the verifier is the greedy variant of its rule; '
+                     'take the variant for sampling otherwise'))
+    for is_valid, words in limits:
+      holds = is_valid(value)
+      if is_concrete(value) and not np.all(holds):
+        raise ValueError(f'{name} is {value}; it must be {words}.')
+      valid = valid & holds
+  return jnp.asarray(valid)
+
+
+def _numbers(name: str, value: Any, num_rows: int) -> Any:
+  """An option as an array, a scalar or `[num_rows]`; of NumPy if its value is known."""
+  shown = f'{name} is {value!r:.80}'
+  try:
+    value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f'{shown}; it must be a number, or one number per row.') from error
+  if value.dtype == bool or not (
+      jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
+    raise ValueError(f'{shown}; it must be a number, or one number per row.')
+  if value.shape not in ((), (num_rows,)):
+    raise ValueError(f'{name} has shape {value.shape}; it must be a number or, for these '
+                     f'{num_rows} rows, have shape ({num_rows},).')
+  return value
 
 
 def uncut(warp: Warp) -> Warp:
@@ -75,7 +118,8 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
     forced: `[B, N]` token forced by the grammar or -1; None where there is none.
 
   Returns:
-    `[B, N, V]` probabilities, float32 (float64 for float64 logits).
+    `[B, N, V]` probabilities, float32 (float64 for float64 logits). All of a node are NaN if a
+    logit of it is NaN or +inf, or all are -inf; see `is_distribution`.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   warp = Warp(*(jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in warp))
@@ -83,7 +127,7 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
   if logits.shape[0] == 2:
     last = warp.guidance_interval + 1
     is_guided = (last == 0) | (positions[..., None] <= last)
-    x = jnp.where(is_guided, logits[1] + warp.guidance_scale * (x - logits[1]), x)
+    x = jnp.where(is_guided, _guided(x, logits[1], warp.guidance_scale), x)
   greedy = warp.temperature == 0
   x = x / jnp.where(greedy, 1, warp.temperature)
   # Cuts that are off cost nothing: the branch is chosen at run time.
@@ -100,6 +144,18 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
   if forced is not None:
     p = jnp.where(forced[..., None] < 0, p, jax.nn.one_hot(forced, p.shape[-1], dtype=p.dtype))
   return p
+
+
+def is_distribution(p: jax.Array) -> jax.Array:
+  """Whether `p` `[..., V]`, as `probabilities` returns it, is a distribution; bool `[...]`."""
+  return ~jnp.isnan(p[..., 0])  # If one entry is NaN all are.
+
+
+def _guided(conditional: jax.Array, null: jax.Array, scale: jax.Array) -> jax.Array:
+  """`u + g (c - u)`, or `c` where one of them is -inf, for then the difference means nothing."""
+  both = (conditional > -jnp.inf) & ~(null == -jnp.inf)  # NaN remains.
+  c, u = jnp.where(both, conditional, 0), jnp.where(both, null, 0)
+  return jnp.where(both, u + scale * (c - u), conditional)
 
 
 def is_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
@@ -125,12 +181,13 @@ def is_top_p(p: jax.Array, mass: jax.Array) -> jax.Array:
 
 
 def _ordered_bits(x: jax.Array) -> jax.Array:
-  """Unsigned integers, all positive, in the order of the floats `x`."""
+  """Unsigned integers, all positive, in the order of the floats `x`; NaN comes last, and stays."""
   bits = jnp.finfo(x.dtype).bits
   unsigned = jnp.dtype(f'uint{bits}')
   sign = unsigned.type(1 << (bits - 1))
   raw = jax.lax.bitcast_convert_type(x + 0.0, unsigned)  # `+ 0` turns -0 into 0.
-  return jnp.where(raw >= sign, ~raw, raw | sign)
+  order = jnp.where(raw >= sign, ~raw, raw | sign)
+  return jnp.where(jnp.isnan(x), ~unsigned.type(0), order)
 
 
 def _largest_with(holds, order: jax.Array) -> jax.Array:

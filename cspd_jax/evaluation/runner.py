@@ -122,7 +122,8 @@ def run(
     What the decoder returns, of all images in the order of their prompts, as NumPy arrays.
 
   Raises:
-    ValueError: if there is nothing to do, an option cannot work, or the folder holds another run.
+    ValueError: if there is nothing to do, an option cannot work, the folder holds another run, or
+      the model's numbers are no probabilities.
   """
   batches = [decoded for _, decoded in iterate(
       model, decoder, prompts, seed=seed, batch_size=batch_size, sampling=sampling, folder=folder,
@@ -175,6 +176,9 @@ def iterate(
     decoded = shards.read(first, kept) if shards else None
     if decoded is None:
       decoded = _first(jax.device_get(program(*arguments(first))), kept)
+      if isinstance(program, Program):
+        model.engine.check_result(
+            decoded, [f'number {first + number}' for number in range(kept)])
       if shards:
         shards.write(first, decoded)
     if progress is not None:

@@ -135,7 +135,9 @@ def switch(verifiers: Sequence[Verifier], index: jax.Array) -> Verifier:
       def run():
         # Each draws the numbers that it would draw alone.
         verdict = verifier.verify(copy.copy(rng), layout, tokens, *args)
-        tv_bound = jnp.zeros(tokens.shape) if verdict.tv_bound is None else verdict.tv_bound
+        tv_bound = verdict.tv_bound
+        if tv_bound is None:
+          tv_bound = jnp.full(tokens.shape, 0.0 if verifier.exact else jnp.nan)
         return verdict._replace(tv_bound=tv_bound)
       return run
     return jax.lax.switch(index, [branch(verifier) for verifier in verifiers])
@@ -143,4 +145,5 @@ def switch(verifiers: Sequence[Verifier], index: jax.Array) -> Verifier:
   return Verifier(
       verify, exact=all(verifier.exact for verifier in verifiers),
       needs_probs=any(verifier.needs_probs for verifier in verifiers),
-      seed_exact=verifiers[0].seed_exact)
+      seed_exact=verifiers[0].seed_exact,
+      takes_fixed=all(verifier.takes_fixed or not verifier.needs_probs for verifier in verifiers))

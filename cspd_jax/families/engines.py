@@ -1,6 +1,6 @@
 """The two engines as a model sees them: how decoders and sampling options come about."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +31,7 @@ class Engine(NamedTuple):
     needs: `specification -> ` the key of the drafts that it needs, or None.
     build: `(specification, model, guided) -> Decoder`.
     guarantee: `decoder -> ` what its output has to do with the target's distribution.
+    valid: `result -> [B]` bool, which images of a decoder's result, NumPy arrays, are images.
   """
 
   name: str
@@ -43,6 +44,17 @@ class Engine(NamedTuple):
   needs: Callable[[Any], str | None]
   build: Callable[[Any, Any, bool], Any]
   guarantee: Callable[[Any], str]
+  valid: Callable[[Any], np.ndarray]
+
+  def check_result(self, decoded: Any, names: Sequence[str]) -> None:
+    """Raises ValueError if images `[B]`, called `names`, did not come about as they should."""
+    found = self.valid(decoded)
+    if wrong := [name for name, valid in zip(names, found) if not valid]:
+      shown = ', '.join(wrong[:8]) + (f' and {len(wrong) - 8} more' if len(wrong) > 8 else '')
+      raise ValueError(
+          f"the model's numbers are no probabilities for {len(wrong)} of {len(found)} images "
+          f'({shown}): its logits hold NaN or infinity, or allow no token. Look for such values '
+          'in its parameters, or load it with a wider dtype.')
 
   def default(self, chosen: Any, drafts: Mapping[str, Any]) -> str:
     """The specification that a model is decoded with if nothing is said.
@@ -158,11 +170,12 @@ def _summaries(registry) -> dict[str, str]:
 DISCRETE = Engine(
     'discrete', _summaries(discrete_registry), 'vanilla', ('eagle', 'mc_sjd'), Warp,
     discrete_registry.complete, discrete_registry.parameters, discrete_registry.needs,
-    _build_discrete, discrete_registry.guarantee)
+    _build_discrete, discrete_registry.guarantee, lambda decoded: decoded.valid)
 
 CONTINUOUS = Engine(
     'continuous', _summaries(continuous_registry), 'mar', ('exact_head',), Sampling,
     continuous_registry.complete,
     lambda specification: continuous_registry.parameters(
         spec.parse(specification).parts[0].name), continuous_registry.needs, _build_continuous,
-    continuous_registry.guarantee)
+    continuous_registry.guarantee,
+    lambda decoded: np.isfinite(decoded.tokens).all(axis=(1, 2)))

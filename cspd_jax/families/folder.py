@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from cspd_jax.core import checkpoint, files
 from cspd_jax.core.checkpoint import CheckpointError, Loaded
@@ -57,9 +58,12 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
   Raises:
     CheckpointError: if there is no such model, it has no target yet, or one of its networks is
       missing, damaged or of the wrong kind.
-    ValueError: if the networks do not belong together, a role is unknown, the model makes no images
-      of that size, or a network cannot be divided over the mesh.
+    ValueError: if the networks do not belong together, a role is unknown, `dtype` is not one of
+      floating-point numbers, the model makes no images of that size, or a network cannot be
+      divided over the mesh.
   """
+  if dtype is not None:
+    _check_dtype(dtype)
   mesh = sharding if isinstance(sharding, jax.sharding.Mesh) else None
   folder = _find(name_or_folder)
   description = read(folder)
@@ -110,6 +114,17 @@ def _resize(grid: Any, family: family_lib.Family) -> Callable[[dict[str, Loaded]
       isinstance(size, int) and size > 0 for size in grid):
     raise ValueError(f'grid is {grid!r}; it must be rows and columns of tokens, such as (32, 48).')
   return lambda loaded: resize(loaded, (grid[0], grid[1]))
+
+
+def _check_dtype(dtype: Any) -> None:
+  """Raises ValueError unless parameters can have this dtype."""
+  try:
+    is_float = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+  except TypeError:
+    is_float = False
+  if not is_float:
+    raise ValueError(f'dtype is {dtype!r}; it must be one of floating-point numbers, such as '
+                     "'bfloat16', 'float16' or 'float32'.")
 
 
 def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],

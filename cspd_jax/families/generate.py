@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.core import files, programs, random as random_lib
+from cspd_jax.core import files, modes, programs, random as random_lib
 from cspd_jax.families import prompts as prompts_lib
 from cspd_jax.families.images import Generated, Partial
 
@@ -45,10 +45,18 @@ class Task(NamedTuple):
         captions=[self.captions[i] for i in index], seeds=[self.seeds[i] for i in index],
         sampling=type(self.sampling)(*map(of_each, self.sampling)))
 
+  @modes.usual_promotion
   def arguments(self) -> tuple[Any, jax.Array, Any, Any]:
     """What the decoder takes after the parameters."""
     return (jax.tree.map(jnp.asarray, self.condition), random_lib.image_keys(self.seeds),
             self.sampling, self.model.draft_params(self.specification))
+
+  def checked(self, decoded: Any) -> Any:
+    """What was decoded; raises ValueError, by name, if images did not come about as they should."""
+    self.model.engine.check_result(decoded, [
+        f'{caption!r} with seed {seed}, number {number}'
+        for caption, (seed, number) in zip(self.captions, self.seeds)])
+    return decoded
 
   def result(self, decoded: Any) -> Generated:
     """The images of what was decoded."""
@@ -145,7 +153,8 @@ def _rounds(task: Task, every: int) -> Iterator[Partial]:
   state = start(model.params, condition, rows, sampling, draft_params)
   while True:
     complete = bool(np.all(np.asarray(state.count) >= decoder.target.num_tokens))
-    yield Partial(task, jax.device_get(finish(state)), np.asarray(state.count), complete)
+    decoded = task.checked(jax.device_get(finish(state)))
+    yield Partial(task, decoded, np.asarray(state.count), complete)
     if complete:
       return
     state = advance(model.params, state, sampling, draft_params)
@@ -202,6 +211,9 @@ def decode(task: Task) -> Any:
 
   Returns:
     The decoder's result, NumPy arrays.
+
+  Raises:
+    ValueError: if the model's numbers are no probabilities.
   """
   model, count = task.model, len(task.captions)
   run = programs.kept(model, (str(task.specification), task.guided), lambda: jax.jit(
@@ -211,7 +223,7 @@ def decode(task: Task) -> Any:
     groups = model.mesh.shape[sharding.DATA]
     task = task.pick(np.minimum(np.arange(-(-count // groups) * groups), count - 1))
   decoded = sharding.gathered(run(model.params, *task.arguments()))
-  return jax.tree.map(lambda leaf: leaf[:count], decoded)
+  return task.checked(jax.tree.map(lambda leaf: leaf[:count], decoded))
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

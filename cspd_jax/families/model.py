@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cspd_jax.core.modes import usual_promotion
 from cspd_jax.families import generate as generate_lib, prompts as prompts_lib
 from cspd_jax.families.engines import Engine
 from cspd_jax.families.images import Generated
@@ -123,6 +124,7 @@ class Model:
     """Prompts that show what the model can do, such as the names of its classes."""
     return self.conditions.prompts
 
+  @usual_promotion
   def condition(self, prompts: Any) -> Any:
     """The condition of images, one per prompt.
 
@@ -134,6 +136,7 @@ class Model:
     """
     return self.conditions.encode(prompts_lib.listed(prompts))
 
+  @usual_promotion
   def pixels(self, tokens: jax.Array) -> jax.Array:
     """Images `[B, H, W, 3]` in [-1, 1] of tokens `[B, T, ...]`.
 

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core.values import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.decoding.tree import RuntimeTree, Tree
@@ -84,7 +85,7 @@ class Causal(NamedTuple):
   row_width: int
   forced: Callable[[jax.Array], jax.Array] | None = None
   num_forced: int = 0
-  check_condition: Callable[[Any], None] = lambda condition: None
+  check_condition: Callable[[Any], Any] = lambda condition: None
 
 
 class Cache(NamedTuple):
@@ -337,23 +338,33 @@ def embed_prompt(params: Params, config: TransformerConfig, prompt: Prompt) -> P
   return Prefix(embeddings, prompt_places(visible))
 
 
-def check_prompt(prompt: Any, num_streams: int, vocab_size: int) -> None:
-  """Raises ValueError unless `prompt` is a `Prompt` for `num_streams` streams."""
+def check_prompt(prompt: Any, num_streams: int, vocab_size: int) -> Any:
+  """Which rows of a `Prompt` for `num_streams` streams a model knows, `[B]` bool.
+
+  Raises:
+    ValueError: if it is no such prompt, or a row whose values are known is none.
+  """
   if not isinstance(prompt, Prompt):
     raise ValueError(f'condition is a {type(prompt).__name__}; this model takes a causal.Prompt.')
-  tokens, visible = np.asarray(prompt.tokens), np.asarray(prompt.visible)
+  as_array = np.asarray if is_concrete(prompt) else jnp.asarray
+  tokens, visible = as_array(prompt.tokens), as_array(prompt.visible)
   if tokens.ndim != 3 or tokens.shape[1] != num_streams or visible.shape != tokens.shape:
     raise ValueError(
         f'condition has tokens {tokens.shape} and visible {visible.shape}; this target takes '
         f'[B, {num_streams}, C] for both.')
-  falls = np.diff(visible.astype(np.int8), axis=-1) < 0
-  if not tokens.shape[2] or not visible[..., -1].all() or falls.any():
+  visible = visible.astype(bool)
+  padded = (visible[..., 1:] | ~visible[..., :-1]).all(axis=(1, 2))
+  if tokens.shape[2]:
+    padded = padded & visible[..., -1].all(axis=1)
+  if not tokens.shape[2] or is_concrete(prompt) and not padded.all():
     raise ValueError(
         'condition: visible must be False and then True along the last axis, with a True at the '
         'end; prompts are padded on the left and hold at least one token.')
-  if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+  known = ((tokens >= 0) & (tokens < vocab_size)).all(axis=(1, 2))
+  if is_concrete(prompt) and not known.all():
     raise ValueError(f'condition holds tokens from {tokens.min()} to {tokens.max()}; this model '
                      f'knows 0 to {vocab_size - 1}.')
+  return padded & known
 
 
 def frequencies(count: int, base: float) -> np.ndarray:

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding.drafters import small_network
 from cspd_jax.decoding.drafters.eagle import Network
 from cspd_jax.models import causal, transformer
@@ -72,18 +73,14 @@ class EagleConfig:
   correction_dim: int = 0
 
   def __post_init__(self):
+    fields.check(self, num_tokens=(1, fields.MOST_SIDE**2), num_layers=(1, fields.MOST_LAYERS),
+                 correction_dim=(0, fields.MOST))
     if self.family not in FAMILIES:
       raise ValueError(f'family is {self.family!r}; it must be one of {", ".join(FAMILIES)}.')
     if self.num_kv_heads is None:
       object.__setattr__(self, 'num_kv_heads', self.num_heads)
     if self.num_outputs is None:
       object.__setattr__(self, 'num_outputs', self.vocab_size)
-    for name in ('num_tokens', 'row_width', 'dim', 'num_heads', 'num_kv_heads', 'ffn_dim',
-                 'vocab_size', 'num_layers'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name} is {getattr(self, name)}; it must be at least 1.')
-    if self.correction_dim < 0:
-      raise ValueError(f'correction_dim is {self.correction_dim}; it must be at least 0.')
     axes = 2 if self.family == 'llamagen' else 1
     if self.dim % (2 * axes * self.num_heads):
       raise ValueError(

@@ -17,6 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import fields
 from cspd_jax.models import vq
 
 
@@ -43,9 +44,8 @@ class Emu3VQConfig:
   codebook_size: int = 32768
 
   def __post_init__(self):
-    # A checkpoint's JSON gives a list back; a static jit argument must be hashable.
-    object.__setattr__(self, 'ch_mult', tuple(self.ch_mult))
-    _ = self.network  # Checks the sizes.
+    fields.check(self)
+    _ = self.network  # Checks what the sizes have to do with each other.
 
   @property
   def factor(self) -> int:

@@ -25,6 +25,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import fields
 from cspd_jax.models import vq
 
 
@@ -51,11 +52,8 @@ class KLVAEConfig:
   scale: float = 0.2325
 
   def __post_init__(self):
-    # A checkpoint's JSON gives a list back; a static jit argument must be hashable.
-    object.__setattr__(self, 'ch_mult', tuple(self.ch_mult))
-    if not self.scale > 0:
-      raise ValueError(f'KLVAEConfig.scale must be positive, got {self.scale}.')
-    self.network(self.z_channels)  # Checks the other sizes.
+    fields.check(self)
+    self.network(self.z_channels)  # Checks what the sizes have to do with each other.
 
   @property
   def factor(self) -> int:

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
+from cspd_jax.core.values import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.models import causal, class_labels, transformer
@@ -61,11 +63,10 @@ class LlamaGenConfig:
   norm_eps: float = 1e-5
 
   def __post_init__(self):
+    side = (1, fields.MOST_SIDE)
+    fields.check(self, height=side, width=side, num_layers=(1, fields.MOST_LAYERS))
     if self.conditioning not in ('class', 'text'):
       raise ValueError(f"conditioning is {self.conditioning!r}; it must be 'class' or 'text'.")
-    for name in ('height', 'width', 'dim', 'num_heads', 'num_classes', 'caption_dim'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name} is {getattr(self, name)}; it must be at least 1.')
     if self.dim % (4 * self.num_heads):
       raise ValueError(
           f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple of '
@@ -320,25 +321,29 @@ def _prefix(
   return causal.Prefix(embeddings, causal.Places(visible, positions, jnp.zeros(1, jnp.int32)))
 
 
-def _check_condition(config: LlamaGenConfig, condition: Any) -> None:
-  """Raises ValueError for a condition that the model does not know."""
+def _check_condition(config: LlamaGenConfig, condition: Any) -> Any:
+  """Which rows `[B]` the model knows; see `decoding.base.Target.check_condition`."""
   if config.conditioning == 'class':
-    class_labels.check(condition, config.num_classes)
-    return
+    return class_labels.check(condition, config.num_classes)
   if not isinstance(condition, Caption):
     raise ValueError(
         f'condition is a {type(condition).__name__}; this model takes a llamagen.Caption of '
         f'text embeddings and their mask.')
-  embeddings, mask = np.shape(condition.embeddings), np.asarray(condition.mask)
+  as_array = np.asarray if is_concrete(condition) else jnp.asarray
+  embeddings, mask = as_array(condition.embeddings), as_array(condition.mask)
   expected = (CAPTION_LENGTH, config.caption_dim)
-  if len(embeddings) != 3 or embeddings[1:] != expected or mask.shape != embeddings[:2]:
+  if embeddings.shape != mask.shape[:1] + expected or mask.shape[1:] != expected[:1]:
     raise ValueError(
-        f'condition has embeddings {embeddings} and mask {mask.shape}; this model takes '
+        f'condition has embeddings {embeddings.shape} and mask {mask.shape}; this model takes '
         f'[B, {expected[0]}, {expected[1]}] and [B, {expected[0]}].')
+  mask = mask.astype(bool)
   # The first image token is predicted from the last caption token.
-  if not mask[:, -1].all():
+  if is_concrete(condition) and not mask[:, -1].all():
     raise ValueError(
-        f'condition: the mask of caption {int(np.argmin(mask[:, -1] != 0))} is False at the last '
+        f'condition: the mask of caption {int(np.argmin(mask[:, -1]))} is False at the last '
         'position; captions are padded on the left and hold at least one token.')
-  if not np.isfinite(np.asarray(condition.embeddings, np.float32)[mask.astype(bool)]).all():
+  # Compared, because NumPy does not know whether a bfloat16 is finite.
+  finite = ((abs(embeddings) < np.inf) | ~mask[..., None]).all(axis=(1, 2))
+  if is_concrete(condition) and not finite.all():
     raise ValueError('condition: the caption embeddings hold values that are not finite.')
+  return mask[:, -1] & finite

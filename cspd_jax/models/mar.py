@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import base
+from cspd_jax.core import fields
 from cspd_jax.models import class_labels, diffusion_head
 
 Params = Any
@@ -67,9 +68,8 @@ class MARConfig:
   buffer_size: int = 64
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      if getattr(self, field.name) < 1:
-        raise ValueError(f'{field.name} is {getattr(self, field.name)}; it must be at least 1.')
+    side, layers = (1, fields.MOST_SIDE), (1, fields.MOST_LAYERS)
+    fields.check(self, height=side, width=side, num_layers=layers, head_layers=layers)
     if self.dim % self.num_heads:
       raise ValueError(f'num_heads is {self.num_heads}; it must divide dim ({self.dim}).')
     if self.token_dim % self.patch_size**2:

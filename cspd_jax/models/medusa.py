@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import fields
 from cspd_jax.decoding.drafters.medusa import Heads
 
 Params = Any
@@ -33,9 +34,7 @@ class MedusaConfig:
   vocab_size: int = 16384
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      if getattr(self, field.name) < 1:
-        raise ValueError(f'{field.name} is {getattr(self, field.name)}; it must be at least 1.')
+    fields.check(self, num_heads=(1, fields.MOST_LAYERS))
 
 
 class Head(nn.Module):

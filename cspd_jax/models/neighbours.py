@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding.drafters.corrector import Corrector, distributions
 from cspd_jax.decoding.drafters.model import check_grid
 
@@ -42,9 +43,7 @@ class NeighboursConfig:
   hidden_dim: int = 384
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      if getattr(self, field.name) < 1:
-        raise ValueError(f'{field.name} is {getattr(self, field.name)}; it must be at least 1.')
+    fields.check(self, num_tokens=(1, fields.MOST_SIDE**2))
 
 
 class Neighbours(nn.Module):

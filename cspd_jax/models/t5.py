@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.models import transformer
 
 Params = Any
@@ -47,9 +48,7 @@ class T5Config:
   num_distances: int = 32
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      if getattr(self, field.name) < 1:
-        raise ValueError(f'{field.name} is {getattr(self, field.name)}; it must be at least 1.')
+    fields.check(self, num_layers=(1, fields.MOST_LAYERS))
     if self.num_distances % 4 or self.num_distances // 4 >= _FAR:
       raise ValueError(f'num_distances is {self.num_distances}; it must be a multiple of 4 below '
                        f'{4 * _FAR}.')

@@ -21,6 +21,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import fields
+
 # `(keys, values)` of every layer, each `[R, K, S, E]`.
 KeyValues = tuple[tuple[jax.Array, jax.Array], ...]
 
@@ -70,12 +72,9 @@ class TransformerConfig:
   swin_norm: bool = False
 
   def __post_init__(self):
+    fields.check(self, num_layers=(1, fields.MOST_LAYERS))
     if self.num_outputs is None:
       object.__setattr__(self, 'num_outputs', self.vocab_size)
-    for name in ('vocab_size', 'dim', 'num_layers', 'num_heads', 'num_kv_heads', 'head_dim',
-                 'ffn_dim', 'num_outputs'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name} is {getattr(self, name)}; it must be at least 1.')
     if self.num_outputs > self.vocab_size:
       raise ValueError(f'num_outputs is {self.num_outputs}; it must be at most vocab_size '
                        f'({self.vocab_size}), because predicted tokens are read.')

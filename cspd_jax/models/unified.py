@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.models import causal, transformer
@@ -68,12 +69,11 @@ class UnifiedConfig:
   norm_eps: float = 1e-5
 
   def __post_init__(self):
+    side, token = (1, fields.MOST_SIDE), (0, fields.MOST)
+    fields.check(self, height=side, width=side, num_layers=(1, fields.MOST_LAYERS),
+                 first_code=token, row_end=token, image_ends=token)
     if self.num_kv_heads is None:
       object.__setattr__(self, 'num_kv_heads', self.num_heads)
-    object.__setattr__(self, 'image_ends', tuple(self.image_ends))
-    for name in ('height', 'width', 'vocab_size', 'num_codes', 'dim', 'num_heads'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name} is {getattr(self, name)}; it must be at least 1.')
     if self.dim % (2 * self.num_heads):
       raise ValueError(f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple '
                        f'of 2 * num_heads ({2 * self.num_heads}), because a head rotates.')
@@ -237,7 +237,7 @@ def _causal(config: UnifiedConfig, num_streams: int) -> causal.Causal:
   def check_condition(condition):
     if isinstance(condition, Prompt) and np.ndim(condition.tokens) == 3:
       condition = condition.first(num_streams)
-    causal.check_prompt(condition, num_streams, config.vocab_size)
+    return causal.check_prompt(condition, num_streams, config.vocab_size)
 
   return causal.Causal(
       transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),

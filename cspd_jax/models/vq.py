@@ -36,6 +36,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import fields
+
 
 @dataclasses.dataclass(frozen=True)
 class VQConfig:
@@ -65,15 +67,10 @@ class VQConfig:
   normalized: bool = True
 
   def __post_init__(self):
-    # A checkpoint's JSON gives a list back; a static jit argument must be hashable.
-    object.__setattr__(self, 'ch_mult', tuple(self.ch_mult))
-    for name in ('in_channels', 'ch', 'num_res_blocks', 'z_channels', 'codebook_size',
-                 'codebook_dim'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'VQConfig.{name} must be at least 1, got {getattr(self, name)}.')
-    if not self.ch_mult or min(self.ch_mult) < 1:
+    fields.check(self, num_res_blocks=(1, 64), ch_mult=(1, 1024))
+    if not 1 <= len(self.ch_mult) <= 8:
       raise ValueError(
-          f'VQConfig.ch_mult must hold one positive integer per resolution, got {self.ch_mult}.')
+          f'ch_mult is {self.ch_mult}; it must have a number for each of 1 to 8 resolutions.')
     for multiple in self.ch_mult:
       width = self.ch * multiple
       if width % _num_groups(width):

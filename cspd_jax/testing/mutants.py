@@ -38,10 +38,12 @@ class Mutant(NamedTuple):
     patch: `() -> context manager`; trace the decoder inside it.
     build: `target -> Decoder`, to be called inside the patch. A tabular target; some
       draft from another table, to be given as `draft_params`.
+    greedy: whether it does harm at temperature 0 only, on a model with tied logits.
   """
 
   patch: Callable[[], contextlib.AbstractContextManager]
   build: Callable[[Target], Decoder]
+  greedy: bool = False
 
 
 def _jacobi(coupling: str, topology: tree.Tree | None = None):
@@ -120,17 +122,25 @@ def _longest(accepted, topology):
   return jnp.argmax(jnp.where(reached, np.asarray(topology.depth), -1)).astype(jnp.int32)
 
 
-def _independent(self, weights, count):
-  return jnp.stack([self.draw(weights) for _ in range(count)], axis=1)
-
-
 def _most_probable(env, rng, probs, positions, count, draws):
   del env, positions, draws
-  return rng, random.winners(probs, count)
+  return rng, random.winners(probs, count), probs
+
+
+def _drawn_apart(env, rng, probs, positions, count, draws):
+  del draws
+  return _original_choose(env, rng, probs, positions, count, 'distinct')
+
+
+def _softmax_recorded(env, rng, probs, positions, count, draws):
+  """The distribution of the network, whatever the tokens came from."""
+  rng, tokens, _ = _original_choose(env, rng, probs, positions, count, draws)
+  return rng, tokens, probs
 
 
 # The package exports the function by the module's name.
 corrected_lib = sys.modules[corrected.__module__]
+_original_choose = siblings.choose
 _original_residual = accept.residual
 _original_couple = window._couple  # pylint: disable=protected-access
 _original_noise = random.RowRandom._position_noise  # pylint: disable=protected-access
@@ -160,10 +170,12 @@ MUTANTS = {
     'corrected token with the distribution of the pass before': Mutant(
         _patch(corrected_lib, '_redraw', lambda env, rng, tokens, probs, *args: rng.draw(probs)),
         _corrected),
-    'siblings drawn independently, tested as distinct': Mutant(
-        _patch(random.RowRandom, 'draw_distinct', _independent), _eagle('distinct')),
+    'siblings drawn without replacement, tested as independent': Mutant(
+        _patch(siblings, 'choose', _drawn_apart), _eagle('iid')),
     'most probable tokens tested as if drawn': Mutant(
         _patch(siblings, 'choose', _most_probable), _eagle('distinct')),
+    'softmax recorded for tokens taken without chance': Mutant(
+        _patch(siblings, 'choose', _softmax_recorded), _eagle('distinct'), greedy=True),
     'chosen token not removed from the distribution': Mutant(
         _patch(rule, '_refuse', lambda rule, layout, p, q, token, depth: (p, q)),
         _eagle('fixed')),

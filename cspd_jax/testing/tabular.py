@@ -1,5 +1,6 @@
 """A model small enough to enumerate: a table of logits for every prefix."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Target, TreeLike
 from cspd_jax.decoding.drafters import Heads, Network, from_model, from_network
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.models import class_labels
 
 
 class Tabular(NamedTuple):
@@ -69,7 +71,8 @@ def prefix_lengths(vocab_size: int, length: int) -> np.ndarray:
 
 def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: bool = False,
             num_classes: int = 1, row_width: int | None = None, spread: float = 1.5,
-            forced: dict[int, int] | None = None, dtype=jnp.float32) -> Tabular:
+            forced: dict[int, int] | None = None, tied: bool = False,
+            dtype=jnp.float32) -> Tabular:
   """A random `Tabular` model.
 
   Args:
@@ -81,6 +84,8 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
     row_width: width of an image row; the whole sequence by default.
     spread: standard deviation of the logits.
     forced: tokens forced at positions, as a grammar would.
+    tied: round the logits to whole numbers, so that after many prefixes several tokens are
+      equally probable.
     dtype: of the logits.
 
   Raises:
@@ -88,8 +93,9 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   """
   num_prefixes = _num_prefixes(vocab_size, length)
   streams = 2 if guided else 1
-  params = spread * jax.random.normal(
-      key, (num_classes, streams, num_prefixes, vocab_size), dtype)
+  shape = (num_classes, streams, num_prefixes, vocab_size)
+  params = spread * jax.random.normal(key, shape, dtype)
+  params = jnp.round(params) if tied else params
   table = np.full(length, -1, np.int32)
   for position, token in (forced or {}).items():
     table[position] = token
@@ -115,16 +121,11 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
     slots = jax.vmap(jax.lax.dynamic_update_slice)(slots, tokens, start[:, None])
     return *lookup(params, label, position, index), (label, slots)
 
-  def check_condition(condition):
-    labels = np.asarray(condition)
-    if np.any((labels < 0) | (labels >= num_classes)):
-      raise ValueError(f'condition is {labels}; classes go from 0 to {num_classes - 1}.')
-
   target = Target(
       prefill=prefill, score=score, commit=_commit, vocab_size=vocab_size, num_tokens=length,
       row_width=row_width or length, num_streams=streams,
       forced=(lambda p: jnp.asarray(table)[jnp.clip(p, 0, length - 1)]) if forced else None,
-      check_condition=check_condition)
+      check_condition=functools.partial(class_labels.check, num_classes=num_classes))
   return Tabular(target, params, vocab_size, length)
 
 

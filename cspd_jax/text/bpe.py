@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.text.packages import need
 
 Params = Any
@@ -38,10 +39,9 @@ class TextConfig:
   num_bytes: int = 1
 
   def __post_init__(self):
+    fields.check(self, num_bytes=(1, 2**30))
     if self.form not in FORMS:
       raise ValueError(f'form is {self.form!r}; it must be one of {", ".join(FORMS)}.')
-    if self.num_bytes < 1:
-      raise ValueError(f'num_bytes is {self.num_bytes}; it must be at least 1.')
 
 
 def init(config: TextConfig, key: jax.Array) -> Params:

@@ -82,8 +82,8 @@ def mistaken_draws(draws, said):
 @pytest.mark.parametrize('patch,build,options', [
     pytest.param((accept, 'without', unnormalised), parts(TREE, 'distinct', exact), {},
                  id='draft distribution not renormalised for the second sibling'),
-    pytest.param(None, mistaken_draws('iid', 'distinct'), {},
-                 id='independent siblings verified as distinct ones'),
+    pytest.param(None, mistaken_draws('distinct', 'iid'), {},
+                 id='distinct siblings verified as independent ones'),
     pytest.param((accept, 'residual', lambda p, q: _residual(p / p.sum(), q)),
                  parts(CHAIN, 'distinct', block), {},
                  id='plain residual after block verification'),

@@ -119,4 +119,4 @@ class WarpTest(chex.TestCase):
   )
   def test_errors(self, warp, streams, message):
     with self.assertRaisesRegex(ValueError, message):
-      warp_lib.check(warp, streams)
+      warp_lib.check(warp, streams, 2)

@@ -20,11 +20,13 @@ def test_decoders_pass(tmp_path):
   done = run('--samples=65536', f'--json={path}', '--seed=3', f'--decoder={",".join(names)}')
   assert done.returncode == 0, done.stderr
   rows = json.loads(path.read_text())
-  assert [row['decoder'] for row in rows] == names
+  assert [row['decoder'] for row in rows] == names * 2
+  assert [row['temperature'] for row in rows] == [0.9] * 4 + [0.0] * 4
   assert {row['guarantee'] for row in rows} == {'exact', 'seed-exact', 'relaxed'}
   for row in rows:
     assert set(row) == {
-        'decoder', 'guarantee', 'tv', 'tv_expected', 'bound', 'p_value', 'samples', 'pass'}
+        'decoder', 'temperature', 'guarantee', 'tv', 'tv_expected', 'bound', 'p_value', 'samples',
+        'pass'}
     assert row['pass'] and row['samples'] == 65536
     assert row['decoder'] in done.stdout
 

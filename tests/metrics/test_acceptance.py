@@ -18,7 +18,8 @@ def decoded(sizes_per_image):
     np.add.at(row, sizes, 1)
   rounds = np.asarray([1 + len(sizes) for sizes in sizes_per_image], np.int32)
   zeros = np.zeros((len(sizes_per_image), length), np.int32)
-  return Decoded(zeros, rounds, histogram, zeros, np.zeros(len(rounds), np.float32))
+  return Decoded(zeros, rounds, histogram, zeros, np.zeros(len(rounds), np.float32),
+                 np.ones(len(rounds), bool))
 
 
 class SummariseTest(absltest.TestCase):

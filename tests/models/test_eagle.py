@@ -270,7 +270,7 @@ def test_published_sizes():
     (dict(dim=90, num_heads=3), 'dim is 90 with num_heads 3; it must be a multiple of 4'),
     (dict(num_kv_heads=3), 'num_kv_heads is 3'),
     (dict(row_width=15), 'num_tokens is 256; it must be a multiple of row_width'),
-    (dict(correction_dim=-1), 'correction_dim is -1; it must be at least 0'),
+    (dict(correction_dim=-1), 'correction_dim is -1; it must be a whole number from 0'),
 ])
 def test_impossible_sizes_are_refused(options, message):
   with pytest.raises(ValueError, match=message):

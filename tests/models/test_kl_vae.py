@@ -89,7 +89,8 @@ def test_impossible_inputs_are_refused(params):
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(scale=0.0), 'scale must be positive, got 0.0'), (dict(ch_mult=()), 'ch_mult'),
+    (dict(scale=0.0), 'scale is 0.0; it must be a finite number above 0'),
+    (dict(ch_mult=()), 'ch_mult'),
     (dict(z_channels=0), 'z_channels'), (dict(ch=130), 'normalisation groups')])
 def test_impossible_sizes_are_refused(options, message):
   with pytest.raises(ValueError, match=message):

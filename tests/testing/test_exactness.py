@@ -27,6 +27,8 @@ make = functools.partial(
     tabular, vocab_size=3, length=5, guided=True, num_classes=2, row_width=3, spread=1.0)
 MODEL, DRAFT = make(jax.random.key(0)), make(jax.random.key(1))
 PROBS = exactness.class_probs(MODEL, WARP)
+GREEDY = Warp(guidance_scale=2.0, temperature=0.0)
+TIED = make(jax.random.key(2), spread=0.5, tied=True)
 
 PAIRS = {
     'ancestral, exact': lambda: (ancestral(), exact()),
@@ -54,6 +56,12 @@ def check(decoder, **kwargs):
       decoder, MODEL, PROBS, WARP, draft_params=DRAFT.params, samples=2**18, **kwargs)
 
 
+def check_tied(decoder):
+  return exactness.check_decoder(
+      decoder, TIED, exactness.class_probs(TIED, GREEDY), GREEDY, draft_params=DRAFT.params,
+      samples=2**16)
+
+
 def test_the_problem_is_not_trivial():
   assert (PROBS > 0).sum() > 100 and (PROBS == 0).sum() > 100
   assert 0.5 * np.abs(PROBS[0] - PROBS[1]).sum() > 0.3
@@ -66,11 +74,21 @@ def test_pair_is_exact(pair):
 
 
 @pytest.mark.parametrize('mutant', representative(
-    MUTANTS, 'longest of several accepted paths'))
+    MUTANTS, 'longest of several accepted paths',
+    'softmax recorded for tokens taken without chance'))
 def test_mutant_is_rejected(mutant):
   with MUTANTS[mutant].patch():
-    report = check(MUTANTS[mutant].build(MODEL.target))
+    if MUTANTS[mutant].greedy:
+      report = check_tied(MUTANTS[mutant].build(TIED.target))
+    else:
+      report = check(MUTANTS[mutant].build(MODEL.target))
   assert not report.passed, report
+
+
+@pytest.mark.parametrize('pair', representative(PAIRS, 'eagle, tree'))
+def test_pair_is_exact_at_temperature_0_with_tied_logits(pair):
+  report = check_tied(make_decoder(TIED.target, *PAIRS[pair]()))
+  assert report.passed, report
 
 
 def test_rows_with_one_key_are_rejected():

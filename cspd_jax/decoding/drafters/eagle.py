@@ -45,10 +45,10 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
       places = jnp.broadcast_to(start[:, None] + 1 + depth, (start.shape[0], len(nodes)))
       logits = contract.feature_logits(network, env.params, features)
       distribution = siblings.probabilities(env, logits, places)
-      probs.append(distribution)
       children = tree.children[nodes]
       count = int((children > 0).sum(axis=1).max())
-      rng, candidates = siblings.choose(env, rng, distribution, places, count, draws)
+      rng, candidates, recorded = siblings.choose(env, rng, distribution, places, count, draws)
+      probs.append(recorded)
       at, rank = np.nonzero(children > 0)
       tokens = tokens.at[:, children[at, rank] - 1].set(candidates[:, at, rank])
       if depth + 1 < len(levels):

@@ -63,7 +63,8 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
   depth, rank = tree.depth[1:], tree.rank[1:]
 
   def init(env, condition, rng, outcome):
-    del env, condition
+    del condition
+    contract.check_params(env.params)
     if outcome.features is None:
       raise ValueError("The target returns no features; this drafter reads the target's features.")
     return rng, outcome.features[:, :, -1]
@@ -73,9 +74,8 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
     logits = contract.head_logits(heads, env.params, state)[:, :, :tree.max_depth]
     places = start[:, None] + 1 + jnp.arange(tree.max_depth)
     probs = siblings.probabilities(env, logits, places)
-    rng, candidates = siblings.choose(env, rng, probs, places, int(rank.max()) + 1, draws)
-    needs_probs = env.needs_probs and draws != 'fixed'
-    return rng, state, Draft(candidates[:, depth - 1, rank], probs if needs_probs else None)
+    rng, tokens, recorded = siblings.choose(env, rng, probs, places, int(rank.max()) + 1, draws)
+    return rng, state, Draft(tokens[:, depth - 1, rank], recorded if env.needs_probs else None)
 
   def update(env, state, rng, outcome):
     del env, state

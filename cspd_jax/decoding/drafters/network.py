@@ -100,6 +100,7 @@ def check(network: Network, target: Target) -> None:
 def init(network: Network, max_depth: int, tree_slots: int, env: Env, condition: Condition,
          rng: RngState, outcome: Outcome) -> tuple[RngState, NetworkState]:
   """The state after the prefill, with `tree_slots` slots for nodes of a tree."""
+  contract.check_params(env.params)
   if outcome.features is None:
     raise ValueError('The target returns no features; this drafter reads the target\'s features.')
   slots = env.target.num_tokens + max(max_depth, tree_slots) + 1

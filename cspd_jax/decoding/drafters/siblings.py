@@ -16,9 +16,8 @@ def check_draws(draws: str) -> None:
 def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
   """Returns the draft distributions `[B, n, V]` of the tokens at `positions` `[B, n]`.
 
-  At temperature 0 this is the distribution at temperature 1: the candidates are then its most
-  probable tokens, of which the one-hot distribution would know only the first. No verifier minds:
-  with a one-hot target distribution the right token is accepted whatever its draft distribution.
+  At temperature 0 this is the distribution at temperature 1: `choose` takes its most probable
+  tokens then, of which the one-hot distribution would know only the first.
 
   Args:
     env: the decode's environment.
@@ -34,6 +33,10 @@ def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Arra
 def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, draws: str):
   """Candidates for every place, in the order in which they are to be tested.
 
+  At temperature 0 they are the most probable tokens, whatever `draws` says. What is recorded then
+  is what they came from: one-hot at the first; the others have no probability, which says that
+  they were not drawn (`base.Draft`).
+
   Args:
     env: the decode's environment.
     rng: the rows' random numbers.
@@ -43,11 +46,12 @@ def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, dr
     draws: one of `base.DRAWS`.
 
   Returns:
-    The rows' random numbers, and tokens `[B, n, count]`, -1 where the distribution has no more.
+    The rows' random numbers; tokens `[B, n, count]`, -1 where the distribution has no more; and
+    the distributions `[B, n, V]` to record, None for 'fixed' ones.
   """
   best = random_lib.winners(probs, count)
   if draws == 'fixed':
-    return rng, best
+    return rng, best, None
 
   def row(rng, probs, positions):
     if env.seed_exact:  # The runners-up under the noise that will decide.
@@ -58,4 +62,6 @@ def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, dr
 
   rng, drawn = env.rowwise(row)(rng, probs, positions)
   greedy = jnp.reshape(jnp.asarray(env.warp.temperature) == 0, (-1, 1, 1))
-  return rng, jnp.where(greedy, best, drawn)
+  recorded = jnp.where(
+      greedy, jax.nn.one_hot(best[..., 0], probs.shape[-1], dtype=probs.dtype), probs)
+  return rng, jnp.where(greedy, best, drawn), recorded

@@ -54,6 +54,11 @@ def _couple(rng, state, outcome, first, length, coupling) -> tuple[jax.Array, ja
     return rng.draw(probs), probs
   if coupling == 'noise':
     return rng.draw_at(first + jnp.arange(length + 1), probs), probs
+  if state.probs is None:
+    raise ValueError(
+        f'coupling is {coupling!r}, which needs the distributions of the drafts or samples of the '
+        "target, but the verifier asks for none and returns none; set the verifier's needs_probs, "
+        "or take coupling 'redraw'.")
   return coupled(rng, state.tokens, state.probs, probs), probs
 
 

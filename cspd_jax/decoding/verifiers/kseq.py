@@ -17,7 +17,8 @@ def kseq() -> Verifier:
   `b = sum_x min(q, p / r)` one is accepted with probability `a = 1 - (1 - b)^k`, and
   otherwise the token follows `p - min(q, p / r) a / b`, normalised. That is a distribution if
   `a <= r b`; the smallest such `r`, between 1 and `k`, accepts most, and no rule accepts
-  more often than `1 / (1 - 1 / e)` times as much. For drafters with 'iid' draws.
+  more often than `1 / (1 - 1 / e)` times as much. For drafters with 'iid' draws. Siblings
+  that were chosen, not drawn (`base.Draft`), as at temperature 0, are no candidates.
   """
 
   def verify(rng, layout, tokens, probs, target_probs, positions):
@@ -29,12 +30,13 @@ def kseq() -> Verifier:
       return Verdict(jnp.int32(0), rng.draw(target_probs[:1])[0])
     children = tree.children[inner]
     p, q = target_probs[inner], probs[np.asarray(layout.probs_rows)[children[:, 0]]]
-    count = jnp.sum((children > 0) & (tokens[children] >= 0), axis=1)
-    factor = _factor(p, q, count)
     # Every test is the same for all siblings, so all nodes are tested at once.
     parents, token = np.searchsorted(inner, tree.parents[1:]), jnp.maximum(tokens[1:], 0)
+    is_drawn = jnp.append(False, (tokens[1:] >= 0) & (q[parents, token] > 0))
+    count = jnp.sum((children > 0) & is_drawn[children], axis=1)
+    factor = _factor(p, q, count)
     passed = rng.accept(p[parents, token] / factor[parents], q[parents, token])
-    node = walk.deepest(jnp.append(False, passed & (tokens[1:] >= 0)), tree)
+    node = walk.deepest(jnp.append(False, passed) & is_drawn, tree)
     row = jnp.asarray(np.cumsum(is_inner) - 1)[node]
     left = _left(p[row], q[row], factor[row], count[row])
     distribution = jnp.where(jnp.asarray(is_inner)[node], left, target_probs[node])

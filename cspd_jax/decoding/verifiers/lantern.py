@@ -53,9 +53,9 @@ def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metr
       neighbours' mass it is the most probable token, by the distribution at temperature 1
       without cuts, and the last token is the most probable one. Siblings are tried in
       order, so an earlier neighbour goes before the most probable token itself. The bound on
-      total variation is then the number of accepted tokens that are not the most probable one
-      (ties apart): the target's distribution has a single token, so each adds a total
-      variation of 1.
+      total variation is then the number of accepted tokens that are not the most probable one:
+      the target's distribution has a single token, so each adds a total variation of 1. Where
+      `m` tokens are equally probable, accepting one of them adds `1 - 1 / m`.
 
   Raises:
     ValueError: for options outside their range or a table that is none.
@@ -169,16 +169,20 @@ def _greedy(mass: Callable) -> Callable:
   """`verify` at temperature 0, with `mass(p [..., V], token [...]) -> [...]`."""
 
   def verify(rng, layout, tokens, probs, target_probs, positions):
-    del rng, probs, positions
+    del probs, positions
     tree = layout.tree
     parents = jnp.maximum(jnp.asarray(tree.parents), 0)
     p = target_probs[parents]
     accepted = (tokens >= 0) & (mass(p, jnp.maximum(tokens, 0)) >= jnp.max(p, axis=-1))
     node = walk.deepest(accepted, tree)
-    best = random.winner(target_probs)
+    # The target draws one of the most probable tokens, with equal chances.
+    is_best = target_probs == jnp.max(target_probs, axis=-1, keepdims=True)
+    chances = is_best / jnp.sum(is_best, axis=-1, keepdims=True)
+    token = rng.draw(chances[node][None])[0]
     on_path = jnp.asarray(tree.ancestors)[node].at[0].set(False)
-    tv_bound = (on_path & (tokens != best[parents])).astype(target_probs.dtype)
-    return Verdict(node, best[node], best, tv_bound)
+    tv_bound = jnp.where(on_path, 1 - chances[parents, jnp.maximum(tokens, 0)], 0)
+    return Verdict(node, token, random.winner(target_probs).at[node].set(token),
+                   tv_bound.astype(target_probs.dtype))
 
   return verify
 

@@ -75,7 +75,7 @@ def rejection(rule_for: Callable[[int], Rule], exact: bool, **kwargs) -> Verifie
     distribution = jnp.where(is_candidate, accept.residual(distribution, drafted), distribution)
     return Verdict(node, jnp.where(kept, token, rng.draw(distribution[None])[0]), tv_bound=tv_bound)
 
-  return Verifier(verify, exact=exact, needs_probs=True, **kwargs)
+  return Verifier(verify, exact=exact, needs_probs=True, takes_fixed=True, **kwargs)
 
 
 def _accept(rng, rule: Rule, layout: Layout, tokens, probs, target_probs):
@@ -141,10 +141,11 @@ def _refuse(rule: Rule, layout: Layout, p, q, token, depth):
 
 
 def _draft_distribution(layout: Layout, q, token, p) -> jax.Array:
-  """`q`, or the distribution of a candidate that was not drawn."""
+  """`q`, or the one-hot distribution of a candidate that was not drawn."""
+  chosen = jax.nn.one_hot(token, p.shape[-1], dtype=p.dtype)
   if layout.draws == 'fixed':
-    return jax.nn.one_hot(token, p.shape[-1], dtype=p.dtype)
-  return q
+    return chosen
+  return jnp.where(accept.take(q, token)[..., None] > 0, q, chosen)
 
 
 def _rows(probs: jax.Array, index: np.ndarray) -> jax.Array:

@@ -1,0 +1,97 @@
+"""Decoders under the modes of JAX: the tokens are those without."""
+
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+
+from cspd_jax.core.random import row_keys
+from cspd_jax.decoding import registry
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing import tabular as tables
+from tests.marks import representative
+
+MODES = {
+    'x64': lambda: jax.enable_x64(True),
+    'strict': lambda: jax.numpy_dtype_promotion('strict'),
+    'rank': lambda: jax.numpy_rank_promotion('raise'),
+    'nans': lambda: jax.debug_nans(True),
+    'all': lambda: _all(),
+}
+DECODERS = (
+    'vanilla', 'jacobi(window=4)', 'sjd(window=4)', 'sjd_pac(window=7, tree=caterpillar(2, 2))',
+    'seed_exact(window=7, tree=caterpillar(2, 2))', 'jacobi(window=4, fresh=resample-above)',
+    'speculative(length=2)', 'eagle(tree=kary(2, 3))', 'eagle(tree=kary(2, 3), draws=iid)+kseq',
+    'eagle(tree=chain(2))+block', 'eagle2(num_nodes=5, width=2, depth=3)', 'medusa(length=2)',
+    'corrected(window=7, tree=caterpillar(2, 2))', 'corrected(window=4, by=neighbours)',
+    'mc_sjd(window=4)+cool', 'mc_sjd(window=4)+typical', 'mc_sjd(window=4)+lantern(k=1)',
+    'mc_sjd(window=4)+grouped(group=2, d_threshold=1.0)')
+QUICK = ('sjd_pac(window=7, tree=caterpillar(2, 2))', 'eagle(tree=kary(2, 3))')
+WARP = Warp(*map(np.asarray, (np.float32(1.5), np.float32([0.9, 0.7, 0.0]), np.int32(3),
+                              np.float32(0.9), np.int32(2))))
+MODEL = tables.tabular(
+    jax.random.key(0), 4, 6, guided=True, num_classes=2, row_width=3, forced={2: 1})
+DRAFT = tables.tabular(jax.random.key(1), 4, 6, guided=True, num_classes=2, row_width=3)
+CODEBOOK = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+
+
+@contextlib.contextmanager
+def _all():
+  with MODES['x64'](), MODES['strict'](), MODES['rank'](), MODES['nans']():
+    yield
+
+
+def decoded(spec, params=MODEL.params, draft_params=DRAFT.params):
+  decoder = registry.build(spec, MODEL.target, registry.Resources(
+      tables.drafts(MODEL.target, DRAFT.target), CODEBOOK))
+  if registry.needs(spec) == 'medusa':
+    draft_params = np.stack([draft_params] * 2)
+  return jax.device_get(jax.jit(decoder)(
+      params, np.asarray([0, 1, 1], np.int32), jax.random.key(3), WARP, draft_params))
+
+
+USUAL = {}
+
+
+def usual(spec):
+  if spec not in USUAL:
+    USUAL[spec] = decoded(spec)
+  return USUAL[spec]
+
+
+@pytest.mark.parametrize('mode,spec', representative(
+    [(mode, spec) for mode in MODES for spec in DECODERS],
+    ('x64', QUICK[0]), ('all', QUICK[1])))
+def test_tokens_are_those_without(mode, spec):
+  expected = usual(spec)
+  with MODES[mode]():
+    found = decoded(spec)
+  np.testing.assert_array_equal(found.tokens, expected.tokens)
+  np.testing.assert_array_equal(found.rounds, expected.rounds)
+  assert found.valid.all() and found.tokens.dtype == np.int32
+  assert found.tv_bound.dtype == np.float32
+
+
+@pytest.mark.parametrize('spec', representative(DECODERS, QUICK[1]))
+def test_float16(spec):
+  """Logits of few bits are read in float32, where they are exact."""
+  half = [np.asarray(params, np.float16) for params in (MODEL.params, DRAFT.params)]
+  found, expected = (decoded(spec, *(params.astype(kind) for params in half))
+                     for kind in (np.float16, np.float32))
+  np.testing.assert_array_equal(found.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize('key', [
+    jax.random.PRNGKey(3), np.asarray(jax.random.PRNGKey(3)), 3, np.int64(3), np.uint8(3)],
+    ids=['words', 'words of numpy', 'int', 'int64', 'uint8'])
+def test_keys_of_other_kinds(key):
+  for found, expected in zip(row_keys(key, 3), row_keys(jax.random.key(3), 3)):
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_other_random_bits():
+  """Without `jax_threefry_partitionable` the numbers are others, and rows still have their own."""
+  with jax.threefry_partitionable(False):
+    found, expected = decoded('seed_exact(window=4)'), decoded('vanilla')
+    np.testing.assert_array_equal(found.tokens, expected.tokens)

@@ -1,0 +1,115 @@
+"""Arguments that cannot be, and the words they are refused with; under `jit` where it matters."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.decoding import decoders, tree as trees
+from cspd_jax.decoding.base import Verdict, Verifier
+from cspd_jax.decoding.drafters.eagle import eagle
+from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.drafters.medusa import medusa
+from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing.tabular import heads, network, tabular
+
+MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3)
+KEY = jax.random.key(0)
+LABELS = np.asarray([0, 1])
+
+
+def traced(labels=LABELS, key=KEY, warp=Warp(), make=decoders.vanilla, params=MODEL.params):
+  """Everything but Python numbers is traced; nothing is compiled."""
+  decoder = make(MODEL.target)
+  return lambda: jax.eval_shape(decoder, params, labels, key, warp)
+
+
+DECODES = [
+    # Options.
+    (dict(warp=Warp(temperature=np.ones(3))), r'temperature has shape \(3,\).* shape \(2,\)'),
+    (dict(warp=Warp(top_k=np.ones((2, 1), int))), r'top_k has shape \(2, 1\)'),
+    (dict(warp=Warp(top_p=np.asarray([True, False]))), 'top_p is .* must be a number'),
+    (dict(warp=Warp(guidance_scale=np.ones(2, complex))), 'guidance_scale is .* must be a number'),
+    # Keys.
+    (dict(key=np.zeros(2, np.float32)), r'key is float32\[2\]; it must be a random key'),
+    (dict(key=np.zeros((2, 3), np.uint32)), r'key is uint32\[2, 3\]'),
+    (dict(key=jax.random.split(KEY, 3)), r'key has shape \(3,\)'),
+    (dict(key=jax.random.split(KEY, (2, 1))), r'key has shape \(2, 1\)'),
+    (dict(key=np.zeros((5, 2), np.uint32)), r'key has shape \(5,\)'),
+    (dict(key=np.asarray([1, 2])), r'key is int\d+\[2\]'),
+    # Conditions.
+    (dict(labels=[0, 1]), r'condition has leaves .* make an array of a list'),
+    (dict(labels=np.int32(1)), 'condition has leaves'),
+    (dict(labels=np.zeros(0, int)), 'at least 1 row'),
+    (dict(labels=np.zeros((2, 1), int)), r'shape \(2, 1\).* one integer class label per image'),
+    (dict(labels=np.zeros(2, np.float32)), 'dtype float32; this model takes one integer'),
+    (dict(labels={}), 'condition has leaves'),
+    (dict(labels=(np.zeros(2, int), np.zeros(3, int))), 'one leading axis'),
+    # What drafts has no parameters.
+    (dict(make=lambda t: decoders.speculative(t, t, 2)), 'draft_params is None'),
+    (dict(make=lambda t: decoders.eagle(t, network(t), trees.chain(2))), 'draft_params is None'),
+    (dict(make=lambda t: decoders.eagle2(t, network(t), 2, 2, 2)), 'draft_params is None'),
+    (dict(make=lambda t: decoders.medusa(t, heads(t, 2))), 'draft_params is None'),
+]
+
+
+@pytest.mark.parametrize('arguments,message', DECODES)
+def test_decodes(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    traced(**arguments)()
+
+
+@pytest.mark.parametrize('key', [None, 'seed', 1.5, True, [1, 2]])
+def test_keys_that_cannot_be_traced(key):
+  with pytest.raises(ValueError, match='key is '):
+    decoders.vanilla(MODEL.target)(MODEL.params, LABELS, key)
+
+
+@pytest.mark.parametrize('warp,message', [
+    (Warp(temperature='1'), "temperature is '1'"), (Warp(top_p=None), 'top_p is None'),
+    (Warp(top_k=True), 'top_k is True'), (Warp(guidance_scale=[[1.0], 2.0]), 'guidance_scale is')])
+def test_options_that_cannot_be_traced(warp, message):
+  with pytest.raises(ValueError, match=message):
+    decoders.vanilla(MODEL.target).check(LABELS, warp)
+
+
+def _needy(drafter):
+  """A verifier of one's own that reads the drafts' distributions."""
+  def verify(rng, layout, tokens, probs, target_probs, positions):
+    return Verdict(jnp.int32(0), rng.draw(jnp.maximum(target_probs[:1], probs[:1]))[0])
+
+  return make_decoder(MODEL.target, drafter, Verifier(verify, exact=False, needs_probs=True))
+
+
+def _careless(target):
+  """A verifier that neither asks for distributions nor gives samples."""
+  def verify(rng, layout, tokens, probs, target_probs, positions):
+    return Verdict(jnp.int32(0), rng.draw(target_probs[:1])[0])
+
+  return make_decoder(
+      target, jacobi(3, 'maximal'), Verifier(verify, exact=True, needs_probs=False))
+
+
+@pytest.mark.parametrize('build,message', [
+    (lambda: decoders.speculative(MODEL.target, MODEL.target, 999),
+     'drafts of a round are 999 long, but an image has 6 tokens; they may be at most 5'),
+    (lambda: decoders.eagle(MODEL.target, network(MODEL.target), trees.chain(6)), 'are 6 long'),
+    (lambda: decoders.speculative(MODEL.target, MODEL.target, '3'), "length is '3'"),
+    (lambda: decoders.mc_sjd(MODEL.target, 4.0), 'window is 4.0; it must be a whole number'),
+    (lambda: _needy(eagle(network(MODEL.target), trees.chain(2), 'fixed')),
+     "draws is 'fixed': the drafter records none"),
+    (lambda: _needy(medusa(heads(MODEL.target, 2), trees.chain(2), 'fixed')), 'records none'),
+    (traced(make=_careless), "coupling is 'maximal'.*set the verifier's needs_probs"),
+    (lambda: cspd_jax.load('demo', dtype='int8'), "dtype is 'int8'; it must be one of floating"),
+    (lambda: cspd_jax.load('demo', dtype='float17'), "dtype is 'float17'"),
+])
+def test_parts_that_do_not_fit(build, message):
+  with pytest.raises(ValueError, match=message):
+    build()
+
+
+def test_fixed_drafts_of_rules():
+  make_decoder(MODEL.target, eagle(network(MODEL.target), trees.chain(2), 'fixed'), exact())
