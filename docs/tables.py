@@ -34,6 +34,7 @@ REPORTS = {
     'overhead': 'python -m experiments.overhead',
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected/numbers.py',
+    'corrected_wide': 'python -m experiments.topologies --config=configs/corrected/wide.py',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
     'sjd': 'python -m experiments.papers.sjd',
@@ -171,6 +172,7 @@ TABLES: dict[str, Table] = {
     'curves': Table('benchmark', lambda path: '![Trade-off curves](pictures/curves.png)'),
     'conclusions': Table('benchmark', _CONCLUSIONS),
     'corrected': Table('corrected', _own),
+    'corrected_wide': Table('corrected_wide', _own),
     'corrected_proof': Table('corrected_proof', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         "images equal to vanilla's": '{equal_to_baseline:.2%}',
