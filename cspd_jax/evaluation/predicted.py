@@ -121,7 +121,7 @@ def decode(model: Any, specification: Any, batch: int, guided: bool, condition: 
   """
   decoder = model.decoder(specification, guided=guided)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
-               model.sampling(), model.draft_params(specification)]
+               model.engine.settled(model.sampling()), model.draft_params(specification)]
   program = devices.compiled(decoder, arguments, device)
   arguments[2] = random.row_keys(arguments[2], batch)
   start = jax.eval_shape(decoder.start, *arguments)

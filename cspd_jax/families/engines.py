@@ -10,7 +10,7 @@ from cspd_jax.continuous import registry as continuous_registry
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import spec
 from cspd_jax.decoding import registry as discrete_registry
-from cspd_jax.decoding.warp import Warp
+from cspd_jax.decoding.warp import Warp, settled
 
 # Sizes of a round that choose parameters of other names; see `decoding.registry.complete`.
 _SIZES = ('window', 'length')
@@ -31,6 +31,7 @@ class Engine(NamedTuple):
     needs: `specification -> ` the key of the drafts that it needs, or None.
     build: `(specification, model, guided) -> Decoder`.
     guarantee: `decoder -> ` what its output has to do with the target's distribution.
+    settled: `sampling options -> ` the same for a program that leaves out what is off.
   """
 
   name: str
@@ -43,6 +44,7 @@ class Engine(NamedTuple):
   needs: Callable[[Any], str | None]
   build: Callable[[Any, Any, bool], Any]
   guarantee: Callable[[Any], str]
+  settled: Callable[[Any], Any] = lambda sampling: sampling
 
   def default(self, chosen: Any, drafts: Mapping[str, Any]) -> str:
     """The specification that a model is decoded with if nothing is said.
@@ -158,7 +160,7 @@ def _summaries(registry) -> dict[str, str]:
 DISCRETE = Engine(
     'discrete', _summaries(discrete_registry), 'vanilla', ('eagle', 'mc_sjd'), Warp,
     discrete_registry.complete, discrete_registry.parameters, discrete_registry.needs,
-    _build_discrete, discrete_registry.guarantee)
+    _build_discrete, discrete_registry.guarantee, settled)
 
 CONTINUOUS = Engine(
     'continuous', _summaries(continuous_registry), 'mar', ('exact_head',), Sampling,
