@@ -2,7 +2,7 @@
 
   python -m experiments.compile_report
 
-Runtime: about two minutes on one CPU core. Result: in runs/compile_report, bytes, kernels and
+Runtime: about two minutes on one idle CPU core. Result: in runs/compile_report, bytes, kernels and
 predicted times of every decoder (report.json).
 """
 
@@ -31,7 +31,8 @@ class Config:
 
   device: str = 'h200'
   model: str = 'lumina_mgpt_7b_768'
-  decoder: tuple[str, ...] = ('mc_sjd', 'corrected(passes=4)')
+  decoder: tuple[str, ...] = (
+      'corrected(passes=4)', 'mc_sjd', 'eagle(tree=EAGLE)', 'mc_sjd(window=16)')
   window: int = 64
   batch: int = 1
   guided: bool = True
