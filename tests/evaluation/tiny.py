@@ -9,6 +9,7 @@ import numpy as np
 
 from cspd_jax.decoding import registry
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.families import engines
 from cspd_jax.testing import tabular
 
 
@@ -19,6 +20,7 @@ class TinyModel:
   table: Any = None
   name: str = 'tiny'
   programs: dict = dataclasses.field(default_factory=dict)
+  engine: Any = engines.DISCRETE
 
   @property
   def params(self):
