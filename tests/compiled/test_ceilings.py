@@ -42,7 +42,7 @@ _CEILINGS = {
     (_XL, 'vanilla'): (1.06, 565, 0),
     (_XL, 'mc_sjd(window=64)'): (2.9, 650, 0),
     (_7B, 'vanilla'): (1.11, 700, 0),
-    (_7B, 'corrected(by=eagle, passes=4, window=64)'): (2.1, 1150, 0),
+    (_7B, 'corrected(by=eagle, passes=4, window=64)'): (2.1, 1200, 0),
 }
 
 
