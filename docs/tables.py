@@ -35,6 +35,8 @@ REPORTS = {
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected/numbers.py',
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected/wide.py',
+    'compiled_7b': 'python -m experiments.compile_report',
+    'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
     'sjd': 'python -m experiments.papers.sjd',
@@ -177,6 +179,8 @@ TABLES: dict[str, Table] = {
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         "images equal to vanilla's": '{equal_to_baseline:.2%}',
         **_measured('nll_excess', errors=True)})),
+    'compiled_7b': Table('compiled_7b', _own),
+    'compiled_xl': Table('compiled_xl', _own),
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](pictures/uncertainty.png)')),
     'sjd': Table('sjd', _own),

@@ -1,6 +1,7 @@
 """What all tests share: compiled programs, and their order."""
 
 import os
+import re
 import shutil
 import tempfile
 
@@ -14,8 +15,8 @@ _QUICK = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes
 
 def pytest_configure(config):
   """Lets the workers, and the programs that tests start, share what they compile."""
-  slow = 'slow' in (config.option.markexpr or '').replace('not slow', '')
-  if not slow:
+  left_out = re.compile('not (slow|compiled)')
+  if not re.search('slow|compiled', left_out.sub('', config.option.markexpr or '')):
     os.environ.setdefault('XLA_FLAGS', _QUICK)
   if 'JAX_COMPILATION_CACHE_DIR' in os.environ:  # The caller's, or that of the first process.
     return

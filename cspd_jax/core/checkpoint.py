@@ -241,6 +241,15 @@ def describe(path_or_name: str | os.PathLike) -> Loaded:
   return Loaded(kind, config, _expected(KINDS[kind], config), metadata)
 
 
+def sketch(kind: str, config: Any) -> Loaded:
+  """Describes a network of given sizes, as `describe` does.
+
+  Raises:
+    CheckpointError: if there is no such kind.
+  """
+  return Loaded(kind, config, _expected(_kind(kind), config), {})
+
+
 def _kind(kind: str) -> Kind:
   if kind not in KINDS:
     raise CheckpointError(f'kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')

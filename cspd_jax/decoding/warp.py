@@ -18,24 +18,26 @@ class Warp(NamedTuple):
   """How logits are turned into the distribution that is sampled.
 
   Every field is a scalar or has one value per row, `[B]`; all are run-time
-  values: changing them does not compile anew.
+  values: changing them does not compile anew. A cut that may be on costs a branch
+  at run time, for which a GPU waits for its host; one that is None costs nothing.
 
   Attributes:
     guidance_scale: `g` in `u + g (c - u)` with conditional and unconditional
       logits `c` and `u`; 1 is no guidance. Where `c` or `u` is -inf the logit is `c`: a token
       that the condition makes impossible stays so, whatever the null condition says.
     temperature: divides the guided logits; 0 is greedy decoding.
-    top_k: keeps the `k` largest logits (and ties with the last); 0 keeps all.
+    top_k: keeps the `k` largest logits (and ties with the last); 0 keeps all, and so
+      does None, with which no temperature may be 0.
     top_p: keeps the most probable tokens up to this mass, the one that crosses
-      it included; 1 keeps all.
+      it included; 1 keeps all, and so does None.
     guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image
       are guided, the others drawn with the conditional logits alone; -1 guides all.
   """
 
   guidance_scale: jax.typing.ArrayLike = 1.0
   temperature: jax.typing.ArrayLike = 1.0
-  top_k: jax.typing.ArrayLike = 0
-  top_p: jax.typing.ArrayLike = 1.0
+  top_k: jax.typing.ArrayLike | None = 0
+  top_p: jax.typing.ArrayLike | None = 1.0
   guidance_interval: jax.typing.ArrayLike = -1
 
 
@@ -67,6 +69,8 @@ def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> 
   """
   valid = np.ones(num_rows, bool)
   for name, value in warp._asdict().items():
+    if value is None and name in ('top_k', 'top_p'):
+      continue
     value = _numbers(name, value, num_rows)
     limits = [_LIMITS[name]]
     if name == 'guidance_scale' and num_streams == 1:
@@ -75,6 +79,9 @@ def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> 
     if name == 'temperature' and greedy:
       limits.append((lambda x: x == 0, '0, for the verifier is the greedy variant of its rule; '
                      'take the variant for sampling otherwise'))
+    if name == 'temperature' and warp.top_k is None:
+      limits.append((lambda x: x != 0, 'above 0, for top_k is None, which leaves no way to decode '
+                     'greedily; set top_k to 0 otherwise'))
     for is_valid, words in limits:
       holds = is_valid(value)
       if is_concrete(value) and not np.all(holds):
@@ -103,7 +110,18 @@ def uncut(warp: Warp) -> Warp:
   """The options without cuts, and at temperature 1 if they are greedy: what drafters look at."""
   temperature = jnp.asarray(warp.temperature)
   return warp._replace(
-      temperature=jnp.where(temperature == 0, 1, temperature), top_k=0, top_p=1.0)
+      temperature=jnp.where(temperature == 0, 1, temperature), top_k=None, top_p=None)
+
+
+def settled(warp: Warp) -> Warp:
+  """The options with None for cuts that are off, which become no part of a program.
+
+  For concrete values.
+  """
+  greedy = np.any(np.asarray(warp.temperature) == 0)
+  return warp._replace(
+      top_k=warp.top_k if greedy or np.any(warp.top_k) else None,
+      top_p=None if warp.top_p is None or np.all(np.asarray(warp.top_p) >= 1) else warp.top_p)
 
 
 def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
@@ -122,7 +140,8 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
     logit of it is NaN or +inf, or all are -inf; see `is_distribution`.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-  warp = Warp(*(jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in warp))
+  warp = Warp(*(None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
+                for value in warp))
   x = logits[0]
   if logits.shape[0] == 2:
     last = warp.guidance_interval + 1
@@ -130,17 +149,19 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
     x = jnp.where(is_guided, _guided(x, logits[1], warp.guidance_scale), x)
   greedy = warp.temperature == 0
   x = x / jnp.where(greedy, 1, warp.temperature)
-  # Cuts that are off cost nothing: the branch is chosen at run time.
-  top_k = jnp.where(greedy, 1, warp.top_k)
-  x = jax.lax.cond(
-      jnp.any(top_k > 0),
-      lambda x: jnp.where((top_k == 0) | is_top_k(x, top_k), x, -jnp.inf),
-      lambda x: x, x)
+  # Cuts that turn out to be off cost no more than the choice of a branch.
+  if warp.top_k is not None:
+    top_k = jnp.where(greedy, 1, warp.top_k)
+    x = jax.lax.cond(
+        jnp.any(top_k > 0),
+        lambda x: jnp.where((top_k == 0) | is_top_k(x, top_k), x, -jnp.inf),
+        lambda x: x, x)
   p = jax.nn.softmax(x)
-  p = jax.lax.cond(
-      jnp.any(warp.top_p < 1),
-      lambda p: _normalise(jnp.where((warp.top_p >= 1) | is_top_p(p, warp.top_p), p, 0)),
-      lambda p: p, p)
+  if warp.top_p is not None:
+    p = jax.lax.cond(
+        jnp.any(warp.top_p < 1),
+        lambda p: _normalise(jnp.where((warp.top_p >= 1) | is_top_p(p, warp.top_p), p, 0)),
+        lambda p: p, p)
   if forced is not None:
     p = jnp.where(forced[..., None] < 0, p, jax.nn.one_hot(forced, p.shape[-1], dtype=p.dtype))
   return p

@@ -64,7 +64,7 @@ class Program:
     self.specification = model.specification(specification)
     guided = programs.is_guided(sampling)
     self.decoder = model.decoder(self.specification, guided=guided)
-    self._params = model.params
+    self._params, self._settled = model.params, model.engine.settled
     self._draft_params = model.draft_params(self.specification)
     self._jitted = programs.kept(
         model, (str(self.specification), guided), lambda: jax.jit(self.decoder))
@@ -87,7 +87,7 @@ class Program:
     return jax.eval_shape(self.decoder, *self._arguments(condition, row_keys, sampling))
 
   def _arguments(self, condition, row_keys, sampling):
-    return self._params, condition, row_keys, sampling, self._draft_params
+    return self._params, condition, row_keys, self._settled(sampling), self._draft_params
 
 
 def run(

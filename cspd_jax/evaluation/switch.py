@@ -75,13 +75,13 @@ class Programs:
     found = {}
 
     def run(condition, row_keys, sampling):
+      sampling = self._model.engine.settled(sampling)
       arguments = (self._model.params, condition, row_keys, sampling, draft_params, index)
-      size = len(row_keys)
-      if size not in found:
-        found[size] = programs.kept(
-            self._model, _name(members, guided, size),
-            lambda: self._compile(one_of(decoders), arguments))
-      return found[size](*arguments)
+      name = _name(members, guided, len(row_keys), sampling)
+      if name not in found:
+        found[name] = programs.kept(
+            self._model, name, lambda: self._compile(one_of(decoders), arguments))
+      return found[name](*arguments)
 
     return run
 
@@ -89,7 +89,8 @@ class Programs:
     """Whether `decode` would find its program for batches of this size."""
     guided = programs.is_guided(sampling)
     members = self._sharing(self.text(specification), guided)
-    return _name(members, guided, batch_size) in self._model.programs
+    sampling = self._model.engine.settled(sampling)
+    return _name(members, guided, batch_size, sampling) in self._model.programs
 
   def _sharing(self, text: str, guided: bool) -> tuple[str, ...]:
     """Decoders that share a program with this one, itself among them."""
@@ -103,8 +104,8 @@ class Programs:
     return found.run
 
 
-def _name(members: tuple[str, ...], guided: bool, batch_size: int) -> tuple:
-  return members, guided, batch_size
+def _name(members: tuple[str, ...], guided: bool, batch_size: int, sampling: Any) -> tuple:
+  return members, guided, batch_size, jax.tree.structure(sampling)
 
 
 def _parts(text: str, decoder: Any) -> tuple:

@@ -1,5 +1,6 @@
 """What drafts for a model of discrete tokens, made from its networks."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,21 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Any],
   drafts['layers'] = Drafts(layers[1], layers[0])
   drafts['corrector'] = _corrector(target_params, loaded.get('corrector'), drafts)
   return drafts
+
+
+def published(layer: eagle.EagleConfig) -> dict[str, tuple[str, Any]]:
+  """Kind and sizes, by role, of the networks that are made for a target.
+
+  The corrector is two layers of EAGLE with a learned correction, as the shipped one.
+
+  Args:
+    layer: sizes of the target's EAGLE network.
+  """
+  corrector = dataclasses.replace(layer, num_layers=2, correction_dim=layer.dim)
+  return {
+      'eagle': ('eagle', layer), 'corrector': ('eagle', corrector),
+      'neighbours': ('neighbours', neighbours.NeighboursConfig(
+          layer.num_outputs, layer.num_tokens, layer.row_width))}
 
 
 def _corrector(target_params: Params, own: Any, drafts: dict[str, Drafts]) -> Drafts:

@@ -10,7 +10,7 @@ from cspd_jax.continuous import registry as continuous_registry
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import spec
 from cspd_jax.decoding import registry as discrete_registry
-from cspd_jax.decoding.warp import Warp
+from cspd_jax.decoding.warp import Warp, settled
 
 # Sizes of a round that choose parameters of other names; see `decoding.registry.complete`.
 _SIZES = ('window', 'length')
@@ -32,6 +32,7 @@ class Engine(NamedTuple):
     build: `(specification, model, guided) -> Decoder`.
     guarantee: `decoder -> ` what its output has to do with the target's distribution.
     valid: `result -> [B]` bool, which images of a decoder's result, NumPy arrays, are images.
+    settled: `sampling options -> ` the same for a program that leaves out what is off.
   """
 
   name: str
@@ -45,6 +46,7 @@ class Engine(NamedTuple):
   build: Callable[[Any, Any, bool], Any]
   guarantee: Callable[[Any], str]
   valid: Callable[[Any], np.ndarray]
+  settled: Callable[[Any], Any] = lambda sampling: sampling
 
   def check_result(self, decoded: Any, names: Sequence[str]) -> None:
     """Raises ValueError if images `[B]`, called `names`, did not come about as they should."""
@@ -170,7 +172,8 @@ def _summaries(registry) -> dict[str, str]:
 DISCRETE = Engine(
     'discrete', _summaries(discrete_registry), 'vanilla', ('eagle', 'mc_sjd'), Warp,
     discrete_registry.complete, discrete_registry.parameters, discrete_registry.needs,
-    _build_discrete, discrete_registry.guarantee, lambda decoded: decoded.valid)
+    _build_discrete, discrete_registry.guarantee, lambda decoded: decoded.valid,
+    settled)
 
 CONTINUOUS = Engine(
     'continuous', _summaries(continuous_registry), 'mar', ('exact_head',), Sampling,

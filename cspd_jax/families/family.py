@@ -1,6 +1,7 @@
 """What a family of models says of itself, and the list of the families there are."""
 
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -71,6 +72,21 @@ def is_described(loaded: Loaded) -> bool:
   return isinstance(jax.tree.leaves(loaded.params)[0], jax.ShapeDtypeStruct)
 
 
+class Published(NamedTuple):
+  """What is published of a family, for those who look at sizes alone.
+
+  Attributes:
+    presets: sizes of the targets, by name.
+    networks: `target's config -> ` kind and sizes, by role, of networks that draft for it.
+    condition: `(target's config, count) -> ` the condition of so many images, described by
+      `jax.ShapeDtypeStruct`.
+  """
+
+  presets: Mapping[str, Any] = MappingProxyType({})
+  networks: Callable[[Any], Mapping[str, tuple[str, Any]]] = lambda config: {}
+  condition: Callable[[Any, int], Any] | None = None
+
+
 class Family(NamedTuple):
   """A family of models.
 
@@ -82,6 +98,7 @@ class Family(NamedTuple):
     build: joins networks into a model; raises ValueError if they do not belong together.
     resize: `(networks by role, (rows, columns)) -> ` the same for images of so many tokens; None if
       a model makes images of one size.
+    published: see `Published`.
   """
 
   name: str
@@ -89,6 +106,7 @@ class Family(NamedTuple):
   roles: Mapping[str, tuple[str, ...]]
   build: Callable[[Parts], Model]
   resize: Callable[[Mapping[str, Loaded], tuple[int, int]], Mapping[str, Loaded]] | None = None
+  published: Published = Published()
 
 
 FAMILIES: dict[str, Family] = {}

@@ -127,6 +127,67 @@ def _check_dtype(dtype: Any) -> None:
                      "'bfloat16', 'float16' or 'float32'.")
 
 
+def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | None = None
+             ) -> Model:
+  """A model without its numbers, to be compiled: parameters are `jax.ShapeDtypeStruct`.
+
+  What drafts for the target but is no part of a folder has the sizes that are published for it.
+
+  Args:
+    name: a preset of a family, such as 'c2i_xl_256', the name of a shipped model, or a folder.
+    dtype: of the floating-point parameters.
+    layers: layers that are left of the target; what drafts for it stays whole. None leaves all.
+
+  Raises:
+    CheckpointError: if there is no such model.
+    ValueError: if it has fewer layers.
+  """
+  family, loaded = _sketches(name)
+  config = loaded['target'].config
+  if layers is not None and not 1 <= layers <= config.num_layers:
+    raise ValueError(f'layers is {layers}; {str(name)!r} has {config.num_layers}, so it must be 1 '
+                     f'to {config.num_layers}.')
+  for role, (kind, sizes) in family.published.networks(config).items():
+    loaded.setdefault(role, checkpoint.sketch(kind, sizes))
+
+  def build(target):
+    parts = {role: one._replace(params=_described(one.params, dtype))
+             for role, one in {**loaded, 'target': target}.items()}
+    return family.build(family_lib.Parts(str(name), parts, {}))
+
+  whole = build(loaded['target'])
+  if layers is None:
+    return whole
+  small = checkpoint.sketch(
+      loaded['target'].kind, dataclasses.replace(config, num_layers=layers))
+  return dataclasses.replace(build(small), drafts=whole.drafts)
+
+
+def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loaded]]:
+  """The family and the described networks of a model, but for those that make pixels or words."""
+  presets = {}
+  for family in family_lib.FAMILIES.values():
+    presets |= dict.fromkeys(family.published.presets, family)
+  if name in presets:
+    family = presets[name]
+    target = checkpoint.sketch(family.roles['target'][0], family.published.presets[name])
+    return family, {'target': target}
+  try:
+    folder = _find(name)
+  except CheckpointError as error:
+    raise CheckpointError(f'{error} Published sizes are: {", ".join(sorted(presets))}.') from error
+  description = read(folder)
+  return family_lib.get(description['family']), {
+      role: checkpoint.describe(folder / part) for role, part in description['parts'].items()
+      if role not in ('tokenizer', 'text', 't5')}
+
+
+def _described(params: Any, dtype: Any) -> Any:
+  """Shapes of parameters, the floating-point ones with a dtype."""
+  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
+      leaf.shape, dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype), params)
+
+
 def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
          defaults: Mapping[str, Any] | None = None) -> None:
   """Makes a model of networks that are saved already, or adds them to the model in a folder.

@@ -49,7 +49,8 @@ class Task(NamedTuple):
   def arguments(self) -> tuple[Any, jax.Array, Any, Any]:
     """What the decoder takes after the parameters."""
     return (jax.tree.map(jnp.asarray, self.condition), random_lib.image_keys(self.seeds),
-            self.sampling, self.model.draft_params(self.specification))
+            self.model.engine.settled(self.sampling),
+            self.model.draft_params(self.specification))
 
   def checked(self, decoded: Any) -> Any:
     """What was decoded; raises ValueError, by name, if images did not come about as they should."""

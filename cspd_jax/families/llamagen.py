@@ -1,10 +1,14 @@
 """LlamaGen: an autoregressive transformer over VQ tokens, conditioned on classes or captions."""
 
+import dataclasses
 from typing import Any
+
+import jax
+import numpy as np
 
 from cspd_jax.core.checkpoint import Kind
 from cspd_jax.families import captions, classes, drafts, engines
-from cspd_jax.families.family import Family, Parts
+from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.families.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
 from cspd_jax.models import eagle, llamagen, medusa, neighbours, t5, transformer, vq
@@ -72,6 +76,29 @@ def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
       config.num_classes, parts.loaded['target'].metadata.get('labels', ()))
 
 
+def _networks(config: llamagen.LlamaGenConfig) -> dict[str, tuple[str, Any]]:
+  """Networks for a target: those of `drafts.published`, Medusa's heads and a smaller LlamaGen."""
+  layer = eagle.EagleConfig(
+      num_tokens=config.num_tokens, row_width=config.width, dim=config.dim,
+      num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
+      vocab_size=config.vocab_size, rope_base=config.rope_base, norm_eps=config.norm_eps)
+  small = llamagen.PRESETS['c2i_b_256']
+  draft = dataclasses.replace(
+      config, dim=small.dim, num_layers=small.num_layers, num_heads=small.num_heads,
+      num_kv_heads=small.num_kv_heads, ffn_dim=small.ffn_dim)
+  return drafts.published(layer) | {
+      'medusa': ('medusa', medusa.MedusaConfig(dim=config.dim, vocab_size=config.vocab_size)),
+      'draft': ('llamagen', draft)}
+
+
+def _condition(config: llamagen.LlamaGenConfig, count: int) -> Any:
+  if config.conditioning == 'class':
+    return jax.ShapeDtypeStruct((count,), np.int32)
+  size = (count, config.num_condition_tokens)
+  return llamagen.Caption(jax.ShapeDtypeStruct((*size, config.caption_dim), np.float32),
+                          jax.ShapeDtypeStruct(size, bool))
+
+
 FAMILY = Family(
     name='llamagen',
     kinds={
@@ -86,4 +113,5 @@ FAMILY = Family(
     roles={'target': ('llamagen',), 'tokenizer': ('vq',), 't5': ('t5',), 'text': ('text',),
            'draft': ('llamagen',), 'eagle': ('eagle',), 'medusa': ('medusa',),
            'neighbours': ('neighbours',), 'corrector': ('eagle',)},
-    build=build)
+    build=build,
+    published=Published(llamagen.PRESETS, _networks, _condition))

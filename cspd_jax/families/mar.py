@@ -1,9 +1,12 @@
 """MAR: class-conditional images of continuous tokens with a diffusion head and a KL autoencoder."""
 
+import jax
+import numpy as np
+
 from cspd_jax.continuous.blend import stored_rho
 from cspd_jax.core.checkpoint import Kind
 from cspd_jax.families import classes, engines
-from cspd_jax.families.family import Family, Parts
+from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.families.model import Drafts, Model, Tokenizer
 from cspd_jax.models import kl_vae, mar
 
@@ -43,4 +46,6 @@ FAMILY = Family(
     name='mar',
     kinds={'mar': Kind(mar.MARConfig, mar.init), 'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
     roles={'target': ('mar',), 'tokenizer': ('kl_vae',), 'draft': ('mar',)},
-    build=build)
+    build=build,
+    published=Published(mar.PRESETS, condition=lambda config, count: jax.ShapeDtypeStruct(
+        (count,), np.int32)))

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core.checkpoint import Kind, Loaded
 from cspd_jax.families import drafts, engines
-from cspd_jax.families.family import Family, Parts, is_described
+from cspd_jax.families.family import Family, Parts, Published, is_described
 from cspd_jax.families.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
 from cspd_jax.models import eagle, emu3_vq, neighbours, transformer, unified, vq
@@ -18,6 +19,8 @@ from cspd_jax.text import bpe, prompts as prompts_lib
 
 # A coordinate that no vector of a codebook comes near.
 _FAR = 1e4
+# Tokens of a described prompt: a sentence in the published templates.
+_PROMPT_LENGTH = 64
 
 
 def build(parts: Parts) -> Model:
@@ -136,6 +139,20 @@ def _conditions(config: unified.UnifiedConfig, text: bpe.Text | None,
   return Conditions(encode, captions, ())
 
 
+def _networks(config: unified.UnifiedConfig) -> dict[str, tuple[str, Any]]:
+  return drafts.published(eagle.EagleConfig(
+      family='chameleon', num_tokens=config.num_tokens, row_width=config.row_width, dim=config.dim,
+      num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
+      vocab_size=config.vocab_size, rope_base=config.rope_base, norm_eps=config.norm_eps,
+      num_outputs=config.num_image_tokens))
+
+
+def _condition(config: unified.UnifiedConfig, count: int) -> Prompt:
+  del config
+  size = (count, 2, _PROMPT_LENGTH)
+  return Prompt(jax.ShapeDtypeStruct(size, np.int32), jax.ShapeDtypeStruct(size, bool))
+
+
 FAMILY = Family(
     name='unified',
     kinds={
@@ -149,4 +166,5 @@ FAMILY = Family(
     roles={'target': ('unified',), 'tokenizer': ('vq', 'emu3_vq'), 'text': ('text',),
            'draft': ('unified',), 'eagle': ('eagle',), 'neighbours': ('neighbours',),
            'corrector': ('eagle',)},
-    build=build, resize=resize)
+    build=build, resize=resize,
+    published=Published(unified.PRESETS, _networks, _condition))

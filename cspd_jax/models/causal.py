@@ -29,6 +29,8 @@ from cspd_jax.models.transformer import KeyValues, Rope, TransformerConfig
 
 Params = Any
 _IMPOSSIBLE = -1e30
+# Slots are a multiple of this: other numbers of them make GPUs pad keys and values in every round.
+_TILE = 64
 # Positions `[R or 1, L]` int to rotary tables. Image tokens past the end must give finite numbers.
 RopeFunction = Callable[[jax.Array], Rope]
 
@@ -138,8 +140,10 @@ def whole(places: Places, length: int) -> tuple[jax.Array, jax.Array]:
 
 
 def allocate(layers: KeyValues, places: Places, num_slots: int) -> Cache:
-  """The cache after a condition was read, with room for `num_slots` image tokens."""
-  room = ((0, 0), (0, 0), (0, num_slots), (0, 0))
+  """The cache after a condition was read, with room for at least `num_slots` image tokens."""
+  read = layers[0][0].shape[2]
+  size = -(-(read + num_slots) // _TILE) * _TILE
+  room = ((0, 0), (0, 0), (0, size - read), (0, 0))
   return Cache(
       jax.tree.map(lambda x: jnp.pad(x, room), layers), places.visible,
       jnp.broadcast_to(places.origin, places.visible.shape[:1]))
@@ -182,8 +186,9 @@ def commit(cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
   source = (count + start[:, None] + path)[:, None, :, None]
 
   def move(slots):
-    return transformer.write_slots(
-        slots, jnp.take_along_axis(slots, source, axis=2), count + start + 1)
+    # A kernel that reads slots of an array while it writes others copies all of it first.
+    moved = jax.lax.optimization_barrier(jnp.take_along_axis(slots, source, axis=2))
+    return transformer.write_slots(slots, moved, count + start + 1)
 
   return cache._replace(layers=jax.tree.map(move, cache.layers))
 

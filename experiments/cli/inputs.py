@@ -37,14 +37,19 @@ def tokens_at_most(group: Any, of: cspd_jax.Model, *names: str) -> None:
                        f'tokens of an image of {of.name!r}.')
 
 
+def check_dtype(config: Any) -> None:
+  """Raises ValueError for a dtype that parameters cannot have; None passes."""
+  if config.dtype not in (None, *_DTYPES):
+    raise ValueError(f'dtype is {config.dtype!r}; it must be one of {", ".join(_DTYPES)}.')
+
+
 def model(config: Any) -> cspd_jax.Model:
   """The model that a configuration names, with its parts and dtype.
 
   Raises:
     ValueError: if there is none, or its parts do not belong together.
   """
-  if config.dtype not in (None, *_DTYPES):
-    raise ValueError(f'dtype is {config.dtype!r}; it must be one of {", ".join(_DTYPES)}.')
+  check_dtype(config)
   return cspd_jax.load(config.model, dtype=config.dtype, **given(config.parts))
 
 

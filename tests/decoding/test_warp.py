@@ -120,3 +120,28 @@ class WarpTest(chex.TestCase):
   def test_errors(self, warp, streams, message):
     with self.assertRaisesRegex(ValueError, message):
       warp_lib.check(warp, streams, 2)
+
+
+class SettledTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (Warp(2.0), (None, None)), (Warp(2.0, 0.0), (0, None)), (Warp(top_k=5), (5, None)),
+      (Warp(top_p=0.5), (None, 0.5)), (Warp(temperature=np.array([0.0, 1.0])), (0, None)),
+      (Warp(top_k=np.array([0, 3]), top_p=np.ones(2)), ([0, 3], None)),
+      (Warp(top_k=None, top_p=None), (None, None)))
+  def test_cuts_that_are_off_leave_the_program(self, warp, expected):
+    found = warp_lib.settled(warp)
+    for value, wanted in zip((found.top_k, found.top_p), expected):
+      np.testing.assert_array_equal(value, wanted)
+    # As a user's program does: the values come at run time, and None before.
+    logits = jax.random.normal(jax.random.key(0), (2, 2, 3, 32))
+    settled = jax.jit(warp_lib.probabilities).lower(logits, found, _FIRST)
+    np.testing.assert_array_equal(settled.compile()(logits, found, _FIRST),
+                                  _jitted(logits, warp, _FIRST))
+    branches = sum(value is not None for value in expected)
+    assert settled.as_text().count('stablehlo.case') == branches
+
+  def test_no_greedy_decode_without_a_cut(self):
+    with self.assertRaisesRegex(ValueError, 'temperature is 0.*set top_k to 0'):
+      warp_lib.check(Warp(temperature=0, top_k=None), 1, 2)
+    warp_lib.check(Warp(top_k=None, top_p=None), 1, 2)

@@ -1,0 +1,48 @@
+"""What rounds cost on an accelerator, from compilation alone.
+
+  python -m experiments.compile_report
+
+Runtime: about two minutes on one idle CPU core. Result: in runs/compile_report, bytes, kernels and
+predicted times of every decoder (report.json).
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What to compile.
+
+  Attributes:
+    device: what to compile for: h200 or v5e.
+    model: a published size such as c2i_xl_256, a shipped model or a folder.
+    decoder: specifications of decoders; `vanilla` comes first of itself, for the speed-ups.
+    window: tokens per forward pass of decoders that leave it open.
+    batch: images decoded at once.
+    guided: whether the null condition runs beside the condition.
+    layers: layers to compile; a second program has one more, and all others cost what it does. By
+      default 2, or what is more than XLA keeps in a TPU's fast memory.
+    dtype: of the parameters: float32 or bfloat16.
+    tokens_per_round: tokens that every decoder commits per round; by default what the report
+      `accepted` says of it.
+    accepted: report.json of a program that measured step compression.
+    workdir: folder of the results.
+  """
+
+  device: str = 'h200'
+  model: str = 'lumina_mgpt_7b_768'
+  decoder: tuple[str, ...] = (
+      'corrected(passes=4)', 'mc_sjd', 'eagle(tree=EAGLE)', 'mc_sjd(window=16)')
+  window: int = 64
+  batch: int = 1
+  guided: bool = True
+  layers: int | None = None
+  dtype: str = 'bfloat16'
+  tokens_per_round: float | None = None
+  accepted: str = 'docs/reports/corrected.json'
+  workdir: str = 'runs/compile_report'
+
+
+def get_config() -> Config:
+  """The configuration of `experiments.compile_report`."""
+  return Config()

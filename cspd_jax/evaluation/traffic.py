@@ -1,0 +1,182 @@
+"""What one instruction of a compiled program moves and multiplies.
+
+An instruction is taken to read what it needs of its operands once and to write its results once. An
+update of a part of an operand that the instruction hands on is written in place.
+"""
+
+import collections
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cspd_jax.evaluation import hlo
+
+# What moves numbers and computes none.
+_MOVES = frozenset((
+    'bitcast', 'broadcast', 'concatenate', 'constant', 'convert', 'copy', 'copy-start',
+    'dynamic-slice', 'dynamic-update-slice', 'fusion', 'gather', 'get-tuple-element', 'iota', 'pad',
+    'parameter', 'reshape', 'reverse', 'slice', 'slice-start', 'transpose', 'tuple'))
+# Parts of an operand that are read or updated.
+_SLICES = ('slice', 'dynamic-slice', 'gather')
+_UPDATES = ('dynamic-update-slice', 'scatter')
+# What needs of its operands the share that is needed of its result.
+_SHARED = ('reduce', 'dot', 'convolution', 'concatenate', 'pad', 'reduce-window', 'transpose',
+           'reshape', 'copy', 'bitcast', 'convert')
+
+
+class Traffic(NamedTuple):
+  """What an instruction moves.
+
+  Attributes:
+    read: bytes of every operand.
+    written: of every result, the number of the operand that it updates in place, or None, and its
+      bytes.
+  """
+
+  read: list[float]
+  written: list[tuple[int | None, float]]
+
+
+def of(module: hlo.Module, computation: hlo.Computation, one: hlo.Instruction) -> Traffic:
+  """What the instruction `one` of a computation moves."""
+  return _inside(module, _alone(module, computation, one))
+
+
+def only_moves(module: hlo.Module, one: hlo.Instruction) -> bool:
+  """Whether an instruction computes no numbers but small ones, such as places."""
+  if one.opcode != 'fusion':
+    return one.opcode in _MOVES
+  inner = module.computations[one.called[0]]
+  least = _count(inner.result) / 8
+  return all(part.opcode in _MOVES or _count(part) < least for part in inner.instructions.values())
+
+
+def flops(module: hlo.Module, computation: hlo.Computation, one: hlo.Instruction) -> float:
+  """Multiplications and additions of the matrix products of an instruction."""
+  inner = _alone(module, computation, one).instructions
+  found = 0.0
+  for part in inner.values():
+    library = re.search('gemm|matmul', part.text('custom_call_target') or '')
+    if part.opcode in ('dot', 'convolution') or library:
+      found += _product(inner, part)
+    elif part.opcode == 'fusion':
+      found += flops(module, computation, part)
+  return found
+
+
+def _alone(module: hlo.Module, computation: hlo.Computation, one: hlo.Instruction
+           ) -> hlo.Computation:
+  """What a fusion fuses; a computation of one for any other instruction."""
+  if one.opcode == 'fusion':
+    return module.computations[one.called[0]]
+  parts = {}
+  for i, name in enumerate(one.operands):
+    arrays = computation.instructions[name].arrays
+    parts[str(i)] = hlo.Instruction(str(i), 'parameter', arrays, (), str(i), '')
+  arrays = one.arrays
+  if one.opcode in ('copy-start', 'slice-start'):
+    # Beside what they copy they give their operand and a mark.
+    arrays = arrays[:1] if one.opcode == 'copy-start' else arrays[-2:-1]
+  if one.opcode == 'custom-call' and len(arrays) > 1:
+    arrays = tuple(array for array in arrays if array.dtype != 's8')  # Not its scratch space.
+  opcode = one.opcode.removesuffix('-start')
+  parts['root'] = one._replace(
+      name='root', opcode=opcode, arrays=arrays, operands=tuple(parts))
+  return hlo.Computation('', parts, 'root')
+
+
+def _inside(module: hlo.Module, computation: hlo.Computation) -> Traffic:
+  """What a fused computation reads of its parameters and writes."""
+  instructions, result = computation.instructions, computation.result
+  needed: dict[str, float] = collections.defaultdict(float)
+  written: list[tuple[int | None, float]] = []
+  for name in result.operands if result.opcode == 'tuple' else (result.name,):
+    place, updates = _in_place(computation, name)
+    if place is None:
+      needed[name] += _count(instructions[name])
+      written += [(None, array.bytes) for array in instructions[name].arrays]
+      continue
+    moved = 0
+    for update in updates:
+      for operand in update.operands[1:]:
+        needed[operand] += _count(instructions[operand])
+      moved += _count(instructions[update.operands[1 if update.opcode in _UPDATES[:1] else 2]])
+    array = instructions[name].arrays[0]
+    written.append((place, array.bytes * min(1, moved / array.size)))
+  for one in reversed(instructions.values()):
+    if needed[one.name] > 0 and one.opcode != 'parameter':
+      for operand, count in _needs(module, instructions, one, needed[one.name]):
+        needed[operand] += count
+  read = [sum(array.bytes for array in one.arrays) * min(1, needed[one.name] / _count(one))
+          for one in computation.parameters()]
+  return Traffic(read, written)
+
+
+def _in_place(computation: hlo.Computation, name: str) -> tuple[int | None, list[hlo.Instruction]]:
+  """The parameter that a result updates in place, and the updates; None if it is made anew."""
+  updates, one = [], computation.instructions[name]
+  while one.opcode in ('bitcast', *_UPDATES):
+    if one.opcode != 'bitcast':
+      updates.append(one)
+    one = computation.instructions[one.operands[0]]
+  if updates and one.opcode == 'parameter':
+    return int(one.literal), updates
+  return None, []
+
+
+def _needs(module: hlo.Module, instructions: dict[str, hlo.Instruction], one: hlo.Instruction,
+           count: float) -> Iterator[tuple[str, float]]:
+  """How many elements of every operand `count` elements of a result need."""
+  size = lambda name: _count(instructions[name])
+  count = min(count, _count(one))
+  share = count / _count(one)
+  if one.opcode in _SLICES:
+    yield one.operands[0], min(size(one.operands[0]), count)
+    yield from ((name, size(name)) for name in one.operands[1:])
+  elif one.opcode == 'dynamic-update-slice':
+    yield one.operands[0], max(0.0, count - size(one.operands[1]))
+    yield from ((name, size(name)) for name in one.operands[1:])
+  elif one.opcode in _SHARED:
+    yield from ((name, share * size(name)) for name in one.operands)
+  elif one.opcode == 'fusion':
+    inner = module.computations[one.called[0]]
+    for name, parameter, read in zip(one.operands, inner.parameters(), _inside(module, inner).read):
+      # Nothing is known of arrays in another memory, where it does not matter.
+      whole = sum(array.bytes for array in parameter.arrays)
+      yield name, share * size(name) * (read / whole if whole else 1)
+  elif one.opcode in ('sort', 'custom-call', 'scatter'):
+    yield from ((name, size(name)) for name in one.operands)
+  else:
+    yield from ((name, min(size(name), count)) for name in one.operands)
+
+
+def _count(one: hlo.Instruction) -> int:
+  """Elements of all that an instruction gives, at least 1."""
+  return max(1, sum(array.size for array in one.arrays))
+
+
+def _product(instructions: dict[str, hlo.Instruction], one: hlo.Instruction) -> float:
+  left, right = (instructions[name].arrays[0] for name in one.operands[:2])
+  out = one.arrays[0].size
+  if one.opcode == 'convolution':  # As TPUs have all products.
+    return 2 * out * _taps(one, right)
+  contracted = one.numbers('lhs_contracting_dims')
+  if one.opcode == 'custom-call':
+    found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', one.attributes)
+    contracted = [int(number) for number in re.findall(r'\d+', found[1] if found else '')]
+  return 2 * out * math.prod(left.dims[i] for i in contracted)
+
+
+def _taps(one: hlo.Instruction, right: hlo.Array) -> int:
+  """Products per element of a convolution; a dilated dimension is a batch, with one."""
+  labels = re.findall(r'dim_labels=\w+_(\w+)->', one.attributes)[0]
+  window = re.search(r'window=\{([^}]*)\}', one.attributes)
+  dilated = re.search(r'lhs_dilate=([\dx]+)', window[1]) if window else None
+  batches = [number != '1' for number in dilated[1].split('x')] if dilated else []
+  spatial = [axis for axis, label in enumerate(labels) if label not in 'io']
+  spatial.sort(key=lambda axis: labels[axis])
+  taps = right.dims[labels.index('i')]
+  for number, axis in enumerate(spatial):
+    taps *= 1 if number < len(batches) and batches[number] else right.dims[axis]
+  return taps

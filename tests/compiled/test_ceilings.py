@@ -1,0 +1,59 @@
+"""What rounds cost on an H200, compiled for one: no later change brings a copy back.
+
+The ceilings are today's figures with a little room. Skipped where the compilers are not installed.
+"""
+
+import functools
+
+import pytest
+
+from cspd_jax import families
+from cspd_jax.evaluation import devices, predicted
+
+pytestmark = pytest.mark.compiled
+_XL, _7B = 'c2i_xl_256', 'lumina_mgpt_7b_768'
+
+
+@functools.cache
+def _figures(model, decoder):
+  """Figures of all layers, from two and three; and the live half of the cache of two."""
+  try:
+    accelerator = devices.check('h200')
+  except ImportError as error:
+    pytest.skip(str(error))
+  few, more = (families.describe(model, layers=layers) for layers in (2, 3))
+  condition = families.FAMILIES[few.family].published.condition(few.config, 1)
+  device = devices.describe('h200')
+  one, other = (predicted.decode(part, decoder, 1, True, condition, accelerator, device)
+                for part in (few, more))
+  layers = families.describe(model).config.num_layers
+  return predicted.extrapolated(one, other, layers - 2), predicted.live_cache(few, True, condition)
+
+
+@functools.cache
+def _ideal(model):
+  """Bytes of the weights and the live half of the cache of all layers."""
+  found, live = _figures(model, 'vanilla')
+  return found.weights + live * families.describe(model).config.num_layers / 2
+
+
+# Bytes over ideal, kernels and branches of a round.
+_CEILINGS = {
+    (_XL, 'vanilla'): (1.06, 565, 0),
+    (_XL, 'mc_sjd(window=64)'): (2.9, 650, 0),
+    (_7B, 'vanilla'): (1.11, 700, 0),
+    (_7B, 'corrected(by=eagle, passes=4, window=64)'): (2.1, 1200, 0),
+}
+
+
+@pytest.mark.parametrize('case', _CEILINGS, ids=' '.join)
+def test_ceilings(case):
+  found, _ = _figures(*case)
+  over_ideal, kernels, branches = _CEILINGS[case]
+  assert found.total_bytes / _ideal(case[0]) <= over_ideal, dict(found.bytes)
+  assert found.total_kernels <= kernels, dict(found.kernels)
+  assert found.conditionals <= branches
+  assert found.copied == 0, 'the cache is updated in place'
+  # No layer copies anything of a MiB or more, such as its keys.
+  layers = families.describe(case[0]).config.num_layers
+  assert all(count < layers for count in found.copies.values()), dict(found.copies)

@@ -1,0 +1,152 @@
+"""`evaluation.hlo`, `traffic`, `rounds` and `predicted` on small texts and on a CPU's program."""
+
+import pathlib
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cspd_jax.evaluation import devices, hlo, predicted, rounds, traffic
+
+# A loop that reads a weight, updates a cache of [2,8] in place, copies another of [4,1024,128] and
+# chooses a branch; and a loop of three turns inside of it. The first copy has no line.
+_TEXT = (pathlib.Path(__file__).parent / 'round.hlo').read_text()
+_CACHES = {(2, 8), (4, 1024, 128)}
+
+
+@pytest.fixture(scope='module')
+def module():
+  return hlo.parse(_TEXT)
+
+
+@pytest.fixture(scope='module')
+def found(module):
+  return rounds.read(module, _CACHES)
+
+
+def _kernel(found, name):
+  return next(kernel for kernel in found.kernels if kernel.name == name)
+
+
+def test_instructions(module):
+  body = module.computations['body'].instructions
+  assert module.entry == 'main' and module.computations['body'].root == 'after'
+  assert [str(one) for one in body['state'].arrays] == [
+      's32[]', 'f32[16,32]', 'f32[2,8]', 'f32[4,1024,128]', 'f32[2,16]']
+  assert body['product'].operands == ('token', 'weight')
+  assert body['product'].called == ['fused_product'] and body['inner'].trips == 3
+  assert module.computations['main'].instructions['loop'].trips is None
+  assert body['chosen'].calls('false_computation') == ['uncut']
+  assert module.computations['main'].instructions['p'].text('op_name') == "params['output']"
+  assert [(line.function, line.line) for line in module.stack(body['product'])] == [
+      ('attend', 147), ('Decoder.__call__', 106)]
+
+
+@pytest.mark.parametrize('layout,dims,expected', [
+    ('{1,0}', (3, 5), 30), ('{1,0:T(8,128)(2,1)}', (3, 5), 8 * 128 * 2),
+    ('{0,1:T(8,128)(2,1)}', (3, 200), 128 * 200 * 2), ('{1,0:T(8,128)(2,1)S(1)}', (3, 5), 0)])
+def test_bytes_of_arrays(layout, dims, expected):
+  assert hlo.Array('bf16', dims, layout).bytes == expected
+
+
+def test_text_without_a_program():
+  with pytest.raises(ValueError, match='no ENTRY'):
+    hlo.parse('HloModule nothing\n')
+
+
+def test_a_round(found):
+  assert (found.conditionals, found.loops) == (1, 1)
+  names = [kernel.name for kernel in found.kernels]
+  assert names == ['product', 'update', 'moved', 'back', 'negate.1', 'copy.1']
+  assert _kernel(found, 'negate.1').times == 3
+  assert found.copied == 4 * 1024 * 128 * 4
+
+
+def test_what_kernels_move(found):
+  product = _kernel(found, 'product')
+  assert [(one.label.kind, one.read, one.written) for one in product.moved] == [
+      ('constants', 128, 0), ('weights', 2048, 0), ('', 0, 256)]
+  assert product.flops == 2 * 2 * 32 * 16 and not product.moves
+  assert (product.part, product.scope) == ('target', 'attention')
+  assert product.source == 'models/transformer.py:147'
+  # A slice is read and written, not what it is a part of.
+  update = _kernel(found, 'update')
+  assert [(one.label.kind, one.read, one.written) for one in update.moved] == [
+      ('cache', 0, 0), ('', 8, 0), ('constants', 4, 0), ('cache', 0, 8)]
+  moved = _kernel(found, 'moved')
+  assert moved.moves and moved.part == 'drafter' and moved.bytes == 2 * 4 * 1024 * 128 * 4
+  assert _kernel(found, 'copy.1').source == 'decoding/loop.py:106'  # Of what calls it.
+
+
+def test_figures(found):
+  device = devices.Accelerator(1e9, 1e12, 1e-6, 0, '', '', ())
+  one = predicted.figures(found, device, temporaries=10)
+  assert one.weights == 2048 and one.total_kernels == 8
+  assert one.copies == {('f32[4,1024,128]', 'decoding/drafters/eagle.py:20'): 2}
+  assert one.bytes['target', 'weights'] == 2048
+  assert one.seconds['launches'] == pytest.approx(8e-6)
+  assert one.seconds['bytes'] == pytest.approx(one.total_bytes / 1e9)
+  slow = predicted.figures(found, device._replace(flops=1e6))
+  assert slow.seconds['products'] == pytest.approx(2048 / 1e6)
+  more = one._replace(kernels={'target': 5, 'verifier': 2}, weights=3000.0, copies={})
+  whole = predicted.extrapolated(one, more, 10)
+  assert whole.weights == 2048 + 10 * 952 and whole.kernels['verifier'] == 20
+  assert whole.kernels['target'] == one.kernels['target'] + 10 * (5 - one.kernels['target'])
+  assert list(whole.copies.values()) == [2 - 20]
+
+
+def test_a_program_without_a_loop():
+  text = jax.jit(lambda x: x + 1).lower(jnp.zeros(3)).compile().as_text()
+  with pytest.raises(ValueError, match='no loop'):
+    rounds.read(hlo.parse(text), set())
+
+
+@pytest.fixture(scope='module')
+def on_cpu():
+  """The round of a small loop, compiled here: a product, and a row of a cache updated."""
+  def run(params, x):
+    def body(carry):
+      i, cache, x = carry
+      x = jnp.tanh(x @ params['w'])
+      return i + 1, jax.lax.dynamic_update_slice(cache, x[:, None], (0, i, 0)), x
+
+    start = (0, jnp.zeros((4, 64, 256)), x)
+    return jax.lax.while_loop(lambda carry: carry[0] < 64, body, start)[1]
+
+  arguments = [{'w': jnp.zeros((256, 256))}, jnp.zeros((4, 256))]
+  text = jax.jit(run).lower(*arguments).compile().as_text()
+  return rounds.read(hlo.parse(text), {(4, 64, 256)})
+
+
+def test_a_program_of_this_machine(on_cpu):
+  weights = [one.read for kernel in on_cpu.kernels for one in kernel.moved
+             if one.label.kind == 'weights']
+  cache = [one.written for kernel in on_cpu.kernels for one in kernel.moved
+           if one.label.kind == 'cache']
+  assert max(weights) == 256 * 256 * 4 and sum(cache) == 4 * 256 * 4
+  assert sum(kernel.flops for kernel in on_cpu.kernels) == 2 * 4 * 256 * 256
+  assert on_cpu.copied == 0 and on_cpu.conditionals == 0
+
+
+@pytest.mark.parametrize('opcode,line,expected', [
+    ('gather', 'gather(%p, %i), offset_dims={1}', ([2 * 64 * 4, 8], 2 * 64 * 4)),
+    ('slice', 'slice(%p), slice={[0:2], [0:64]}', ([2 * 64 * 4], 2 * 64 * 4)),
+    ('add', 'add(%r, %r)', ([512, 512], 512))])
+def test_instructions_alone(opcode, line, expected):
+  module = hlo.parse(textwrap.dedent(f'''\
+      ENTRY %main (p: f32[100,64]) -> f32[2,64] {{
+        %p = f32[100,64]{{1,0}} parameter(0)
+        %i = s32[2]{{0}} parameter(1)
+        %r = f32[2,64]{{1,0}} parameter(2)
+        ROOT %x = f32[2,64]{{1,0}} {line}
+      }}
+      '''))
+  computation = module.computations['main']
+  found = traffic.of(module, computation, computation.instructions['x'])
+  assert (found.read, found.written[0][1]) == expected, opcode
+
+
+def test_devices():
+  with pytest.raises(ValueError, match='device is .abacus.; it must be one of h200, v5e'):
+    devices.check('abacus')

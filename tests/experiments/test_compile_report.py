@@ -1,0 +1,71 @@
+"""`experiments.compile_report`, with this machine's CPU in the place of an accelerator."""
+
+import json
+
+import jax
+import pytest
+
+from cspd_jax.evaluation import devices
+from experiments import compile_report
+from tests.experiments import calls
+
+_CPU = devices.Accelerator(1e10, 1e11, 1e-6, 0, 'cpu', '', ())
+_BAD = {
+    'device': (['--device=abacus'], ['device is', 'h200, v5e']),
+    'no such model': (['--model=nothing'], ['nothing', 'c2i_xl_256']),
+    'continuous tokens': (['--model=mar_b'], ['mar_b', 'discrete']),
+    'too many layers': (['--layers=9'], ['layers is 9', 'at most']),
+    'no layers': (['--layers=0'], ['layers is 0', 'at least 1']),
+    'dtype': (['--dtype=int4'], ['dtype', 'bfloat16']),
+    'decoder': (['--decoder=hurry'], ['hurry', 'vanilla']),
+    'a report that is none': (['--accepted=setup.cfg'], ['accepted', 'setup.cfg']),
+}
+
+
+@pytest.fixture
+def here(monkeypatch):
+  """Compiles for this machine."""
+  check = devices.check
+  monkeypatch.setattr(devices, 'check', lambda name: _CPU if name == 'h200' else check(name))
+  monkeypatch.setattr(devices, 'describe', lambda name: jax.devices()[0])
+
+
+def _call(capsys, out, *words):
+  return calls.call(compile_report.main, capsys, out, '--model=demo', *words)
+
+
+@pytest.mark.parametrize('name', _BAD)
+def test_bad_input(here, capsys, tmp_path, name):
+  words, found = _BAD[name]
+  calls.check_refused(_call(capsys, tmp_path / 'out', *words), found)
+
+
+def test_missing_wheels(monkeypatch, capsys, tmp_path):
+  monkeypatch.setattr(devices, '_is_installed', lambda wheel: wheel == 'jax-cuda12-pjrt')
+  calls.check_refused(_call(capsys, tmp_path / 'out'), [
+      'jax-cuda12-plugin, nvidia-cuda-nvcc-cu12 must be installed',
+      f'pip install --no-deps jax-cuda12-plugin=={jax.__version__}'])
+
+
+def test_a_report(here, capsys, tmp_path):
+  accepted = tmp_path / 'accepted.json'
+  accepted.write_text(json.dumps(dict(rows=[
+      dict(decoder='corrected(by=neighbours, window=4)', step_compression=2.5)])))
+  found = _call(
+      capsys, tmp_path / 'out', '--layers=1', '--window=4', '--dtype=float32', '--guided=false',
+      '--decoder=corrected(by=neighbours)', f'--accepted={accepted}')
+  assert found.code == 0, found.err
+  report = json.loads((found.folder / 'report.json').read_text())
+  vanilla, corrected = report['rows']
+  assert (vanilla['decoder'], corrected['decoder']) == (
+      'vanilla', 'corrected(by=neighbours, window=4)')
+  assert vanilla['speedup'] == vanilla['tokens_per_round'] == 1
+  assert corrected['speedup'] == pytest.approx(2.5 * vanilla['ms'] / corrected['ms'])
+  assert 1 < vanilla['over_ideal'] < 100 and 1 < corrected['over_ideal'] < 100
+  assert corrected['kernels_of_parts']['drafter'] > 0 and corrected['gflops'] > vanilla['gflops']
+  # Ideally every parameter is read once; a CPU lays some of them out anew.
+  weights = vanilla['mib_of_parts']['target: weights']
+  assert 1 - 1e-6 <= weights / (report['ideal_mib'] - report['live_cache_mib']) < 1.5
+  assert (report['compiled_layers'], report['compiled_for']) == (1, 'h200')
+  for row in report['rows']:
+    assert row['decoder'] in found.out
