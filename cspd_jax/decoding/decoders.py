@@ -103,11 +103,11 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
 def corrected_tree(window: int) -> Tree:
   """The tree of `corrected` and `corrected_seed_exact` for a window.
 
-  Chosen on the embedded model: in a long window many candidates for the first tokens, whose refusal
+  Chosen on the embedded model: in a long window candidates for the first tokens, whose refusal
   costs a round most, in a short one none, because there the main chain needs all the tokens.
   """
   if window >= 48:
-    return trees.caterpillar(8, 3, window - 1)
+    return trees.caterpillar(4, 6, window - 1)
   if window >= 24:
     return trees.caterpillar(3, 3, window - 1)
   return trees.chain(window - 1)

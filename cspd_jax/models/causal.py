@@ -25,14 +25,13 @@ from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.decoding.tree import RuntimeTree, Tree
 from cspd_jax.models import transformer
-from cspd_jax.models.transformer import KeyValues, Rope, TransformerConfig
+from cspd_jax.models.rope import RopeFunction
+from cspd_jax.models.transformer import KeyValues, TransformerConfig
 
 Params = Any
 _IMPOSSIBLE = -1e30
 # Slots are a multiple of this: other numbers of them make GPUs pad keys and values in every round.
 _TILE = 64
-# Positions `[R or 1, L]` int to rotary tables. Image tokens past the end must give finite numbers.
-RopeFunction = Callable[[jax.Array], Rope]
 
 
 class Places(NamedTuple):
@@ -370,36 +369,3 @@ def check_prompt(prompt: Any, num_streams: int, vocab_size: int) -> Any:
     raise ValueError(f'condition holds tokens from {tokens.min()} to {tokens.max()}; this model '
                      f'knows 0 to {vocab_size - 1}.')
   return padded & known
-
-
-def frequencies(count: int, base: float) -> np.ndarray:
-  """Rotary frequencies `base**(-i / count)`, `[count]` float32."""
-  return np.float32(base) ** (-np.arange(count, dtype=np.float32) / count)
-
-
-def sequence_rope(head_dim: int, base: float) -> RopeFunction:
-  """Rotation by the place in the sequence; negative positions count as 0."""
-  turns = frequencies(head_dim // 2, base)
-
-  def rope(positions):
-    angles = jnp.maximum(positions, 0)[..., None] * turns
-    return Rope(jnp.cos(angles), jnp.sin(angles))
-
-  return rope
-
-
-def grid_rope(num_tokens: int, row_width: int, head_dim: int, base: float) -> RopeFunction:
-  """Rotation by row and column of an image token, half of the numbers each.
-
-  Negative positions get zeros, which make queries and keys vanish; the last cell serves for
-  tokens past the end.
-  """
-  turns = frequencies(head_dim // 4, base)
-
-  def rope(positions):
-    cell = jnp.divmod(jnp.clip(positions, 0, num_tokens - 1), row_width)
-    angles = jnp.concatenate([part[..., None] * turns for part in cell], axis=-1)
-    image = (positions >= 0)[..., None]
-    return Rope(jnp.where(image, jnp.cos(angles), 0), jnp.where(image, jnp.sin(angles), 0))
-
-  return rope

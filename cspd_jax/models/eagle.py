@@ -29,6 +29,7 @@ from cspd_jax.decoding.drafters import small_network
 from cspd_jax.decoding.drafters.eagle import Network
 from cspd_jax.models import causal, transformer
 from cspd_jax.models.causal import Cache, Places, Prompt
+from cspd_jax.models.rope import RopeFunction, grid_rope, sequence_rope
 
 Params = Any
 
@@ -108,11 +109,11 @@ class EagleConfig:
         qk_norm=chameleon)
 
   @property
-  def rope(self) -> causal.RopeFunction:
+  def rope(self) -> RopeFunction:
     """Rotation of the target's kind."""
     if self.family == 'chameleon':
-      return causal.sequence_rope(self.head_dim, self.rope_base)
-    return causal.grid_rope(self.num_tokens, self.row_width, self.head_dim, self.rope_base)
+      return sequence_rope(self.head_dim, self.rope_base)
+    return grid_rope(self.num_tokens, self.row_width, self.head_dim, self.rope_base)
 
 
 def _published() -> dict[str, EagleConfig]:

@@ -21,6 +21,7 @@ from cspd_jax.core.values import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.models import causal, class_labels, transformer
+from cspd_jax.models.rope import RopeFunction
 
 Params = Any
 # The learned null caption always has this many rows, and so has a text condition.
@@ -149,7 +150,7 @@ def left_padded(features: Sequence[Any]) -> Caption:
   return Caption(embeddings, np.arange(CAPTION_LENGTH) >= CAPTION_LENGTH - lengths[:, None])
 
 
-def _rope(config: LlamaGenConfig) -> causal.RopeFunction:
+def _rope(config: LlamaGenConfig) -> RopeFunction:
   """Rotation by row and column of a token, half of the pairs each, from a table.
 
   Conditions stand at position -1, where the table holds zeros: their queries and keys vanish, so

@@ -24,6 +24,7 @@ from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.models import causal, transformer
 from cspd_jax.models.causal import Prompt
+from cspd_jax.models.rope import RopeFunction, sequence_rope
 
 Params = Any
 
@@ -225,8 +226,8 @@ def logits_and_features(
       params, model, model.embed_condition(params, chosen, 1), tokens[:, :-1])[:2]
 
 
-def _rope(config: UnifiedConfig) -> causal.RopeFunction:
-  return causal.sequence_rope(config.dim // config.num_heads, config.rope_base)
+def _rope(config: UnifiedConfig) -> RopeFunction:
+  return sequence_rope(config.dim // config.num_heads, config.rope_base)
 
 
 def _causal(config: UnifiedConfig, num_streams: int) -> causal.Causal:

@@ -133,7 +133,7 @@ def _check_leaves(tree: Tree) -> None:
   if np.any(np.asarray(tree.parents) > tree.main_length):
     raise ValueError(
         'tree has side nodes with children; in a corrected window they must be leaves beside the '
-        'main chain, such as caterpillar(8, 3) has.')
+        'main chain, such as caterpillar(4, 6) has.')
 
 
 def _nothing_known(env: Env, outcome: Outcome, answers: Said, length: int,
