@@ -79,6 +79,7 @@ class PaperTest(chex.TestCase):
     self.assertBetween(generated.tests.accepted.mean(), 0.3, 0.99)
     self.assertEqual(compare(generated.tokens, reference).passed, same)
 
+  @pytest.mark.slow
   def test_bias_with_few_samples(self):
     """A draft model whose variances are far off is believed, as Sigma is large."""
     model = analytic.variance_chain(slope=0.0)

@@ -40,6 +40,7 @@ def test_the_switch_makes_no_difference():
     assert (float(got.tv_bound.mean()) > 0) == (index > 0)
 
 
+@pytest.mark.slow
 def test_decoders_of_one_drafter_share_a_program(model):
   bench = Bench(model, ['sea', 'sky', 'sand'], batch_size=2)
   bench.programs.share(DECODERS)

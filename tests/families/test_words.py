@@ -130,6 +130,7 @@ def test_logits_of_words_agree_with_the_official_program(model):
     np.testing.assert_allclose(run(condition), want, atol=3e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_windows_trees_and_commit(model):
   check_target(
       model.target(guided=True), model.params, model.condition(CAPTIONS),

@@ -261,6 +261,7 @@ def test_impossible_sizes_are_refused(options, message):
     llamagen.LlamaGenConfig(**options)
 
 
+@pytest.mark.slow
 def test_first_layers_as_a_network():
   # All layers say what the model says; windows are those of the whole; fewer layers say less.
   config, params, condition, tokens = _class_case()

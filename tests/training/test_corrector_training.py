@@ -105,6 +105,7 @@ def test_recorded_answers_are_the_targets(met, target_params):
           rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_windows_are_read_as_sequences(met, target_params, params):
   _, found = met
   batch = _batch(found)

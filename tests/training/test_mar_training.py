@@ -46,6 +46,7 @@ def trained(fresh):
   return state, history
 
 
+@pytest.mark.slow
 def test_a_fresh_model_has_the_error_of_predicting_no_noise(fresh):
   _, metrics = _STEP(fresh, _data(), CONFIG, TRAIN)
   assert abs(metrics['mse'] - 1) < 0.1
