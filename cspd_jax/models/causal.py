@@ -30,8 +30,9 @@ from cspd_jax.models.transformer import KeyValues, TransformerConfig
 
 Params = Any
 _IMPOSSIBLE = -1e30
-# Slots are a multiple of this: other numbers of them make GPUs pad keys and values in every round.
-_TILE = 64
+# From so many slots on there is a multiple of a tile, for other numbers make GPUs pad keys and
+# values in every round. In smaller caches the room costs about as much.
+_TILED, _TILE = 512, 64
 
 
 class Places(NamedTuple):
@@ -141,7 +142,9 @@ def whole(places: Places, length: int) -> tuple[jax.Array, jax.Array]:
 def allocate(layers: KeyValues, places: Places, num_slots: int) -> Cache:
   """The cache after a condition was read, with room for at least `num_slots` image tokens."""
   read = layers[0][0].shape[2]
-  size = -(-(read + num_slots) // _TILE) * _TILE
+  size = read + num_slots
+  if size >= _TILED:
+    size = -(-size // _TILE) * _TILE
   room = ((0, 0), (0, 0), (0, size - read), (0, 0))
   return Cache(
       jax.tree.map(lambda x: jnp.pad(x, room), layers), places.visible,

@@ -277,6 +277,16 @@ def _decoded(decoder):
   return np.asarray(decoded.tokens), np.asarray(decoded.rounds)
 
 
+@pytest.mark.parametrize('room,slots', [(8, 11), (508, 511), (509, 512), (510, 576), (900, 960)])
+def test_large_caches_are_made_of_tiles(room, slots):
+  layers = ((jnp.ones((2, 1, 3, 4)),) * 2,)
+  places = causal.prompt_places(jnp.ones((2, 3), bool))
+  cache = causal.allocate(layers, places, room)
+  assert cache.layers[0][1].shape == (2, 1, slots, 4)
+  np.testing.assert_array_equal(cache.layers[0][0][:, :, :3], 1)
+  assert not cache.layers[0][0][:, :, 3:].any()
+
+
 def test_images_hold_the_tokens_that_the_grammar_forces():
   tokens, _ = _decoded('vanilla')
   ends = np.arange(LENGTH) % WIDTH == WIDTH - 1
