@@ -69,7 +69,7 @@ def test_keys_that_cannot_be_traced(key):
 
 
 @pytest.mark.parametrize('warp,message', [
-    (Warp(temperature='1'), "temperature is '1'"), (Warp(top_p=None), 'top_p is None'),
+    (Warp(temperature='1'), "temperature is '1'"), (Warp(temperature=None), 'temperature is None'),
     (Warp(top_k=True), 'top_k is True'), (Warp(guidance_scale=[[1.0], 2.0]), 'guidance_scale is')])
 def test_options_that_cannot_be_traced(warp, message):
   with pytest.raises(ValueError, match=message):
