@@ -243,8 +243,7 @@ def _floating(family: FileFamily, config: Any) -> list[str]:
 
 @functools.lru_cache(maxsize=8)  # Tracing a big network takes seconds.
 def _template(kind: str, config: Any) -> Params:
-  init = checkpoint.KINDS[kind].init
-  return jax.eval_shape(lambda: init(config, jax.random.key(0)))
+  return checkpoint.sketch(kind, config).params
 
 
 def _rules(family: FileFamily, config: Any) -> tuple[list[base.Rule], list[str], Any]:

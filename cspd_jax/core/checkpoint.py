@@ -203,15 +203,17 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = 
     ValueError: if they cannot be divided over the mesh.
   """
   folder = _find(path_or_name)
-  kind, config, metadata, groups = _read_description(folder)
+  kind, config, metadata, groups, digests = _read_description(folder)
   expected = _expected(KINDS[kind], config)
   if isinstance(sharding, jax.sharding.Mesh):
     sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
   if verify:
-    _verify(folder)
+    _verify(folder, digests)
   try:
-    _check_shapes(f'{folder}, a {kind!r} model', expected, _shapes(weights.stored(folder, groups)))
-    params = weights.read(folder, groups)
+    described = weights.stored(folder, groups)
+    _check_shapes(
+        f'{folder}, a {kind!r} model', expected, _shapes(weights.joined(described.values())))
+    params = weights.read(folder, described)
   except CheckpointError:
     raise
   except Exception as error:  # Orbax raises many types for files that it cannot read.
@@ -237,8 +239,9 @@ def describe(path_or_name: str | os.PathLike) -> Loaded:
   Raises:
     CheckpointError: if there is no such checkpoint, or its description is damaged.
   """
-  kind, config, metadata, _ = _read_description(_find(path_or_name))
-  return Loaded(kind, config, _expected(KINDS[kind], config), metadata)
+  found = _read_description(_find(path_or_name))
+  return Loaded(found.kind, found.config, _expected(KINDS[found.kind], found.config),
+                found.metadata)
 
 
 def sketch(kind: str, config: Any) -> Loaded:
@@ -310,16 +313,25 @@ def _check_config(kind: str, config: Any) -> None:
         f'config is a {type(config).__name__}; a {kind!r} model takes a {known.config.__name__}.')
 
 
-def _verify(folder: pathlib.Path) -> None:
-  """Compares the files with their digests; folders of earlier versions have none."""
-  known = json.loads((folder / 'model.json').read_text()).get('blake2b', {})
+class _Description(NamedTuple):
+  """Attributes: as `Loaded` has them; where groups of parameters are; digests of files, if any."""
+
+  kind: str
+  config: Any
+  metadata: dict[str, Any]
+  groups: list[str]
+  digests: dict[str, str]
+
+
+def _verify(folder: pathlib.Path, known: Mapping[str, str]) -> None:
+  """Compares the files with their digests."""
   found = weights.digests(folder, known)
   if wrong := [name for name in known if found[name] != known[name]]:
     raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
 
 
-def _read_description(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any], list[str]]:
-  """Kind, config, metadata and groups of parameters from `model.json`."""
+def _read_description(folder: pathlib.Path) -> _Description:
+  """Reads `model.json`, and compares the sizes of the files with it."""
   try:
     description = json.loads((folder / 'model.json').read_text())
     version, kind = description['format'], description['kind']
@@ -346,7 +358,7 @@ def _read_description(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any], l
         f'{folder}: its config has fields that {config_class.__name__} does not: '
         f'{", ".join(unknown)} (known: {", ".join(sorted(known))}).')
   try:
-    return kind, config_class(**fields), metadata, groups
+    return _Description(kind, config_class(**fields), metadata, groups, digests)
   except (TypeError, ValueError) as error:
     raise CheckpointError(f'{folder}: its config is not valid: {error}') from error
 
@@ -368,7 +380,7 @@ def _expected(kind: Kind, config: Any) -> Params:
 
 def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
   flat, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda x: hasattr(x, 'shape'))
-  return {'/'.join(str(getattr(key, 'key', key)) for key in path): tuple(leaf.shape)
+  return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape)
           for path, leaf in flat}
 
 

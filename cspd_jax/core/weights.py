@@ -8,7 +8,7 @@ import hashlib
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -59,33 +59,38 @@ def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_no
   return names
 
 
-def stored(folder: pathlib.Path, names: Iterable[str]) -> Params:
-  """Shapes and dtypes of the parameters that groups hold, as Orbax describes them."""
-  merged: dict[str, Any] = {}
-  for name in names:
-    part = ocp.checkpointables_metadata(folder / name).metadata['params']
-    if part is None:
-      raise ValueError('no parameters can be read')
-    _merge(merged, part)
-  return merged
+def stored(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Params]:
+  """Shapes and dtypes of the parameters of every group, as Orbax describes them."""
+  found = {name: ocp.checkpointables_metadata(folder / name).metadata['params'] for name in names}
+  if None in found.values():
+    raise ValueError('no parameters can be read')
+  return found
 
 
-def read(folder: pathlib.Path, names: Iterable[str]) -> Params:
-  """The parameters that groups hold, as host arrays."""
-  merged: dict[str, Any] = {}
-  for name in names:
+def read(folder: pathlib.Path, described: Mapping[str, Params]) -> Params:
+  """The parameters of groups as host arrays, in one tree; `described` is what `stored` gives."""
+  def group(name, shapes):
     # Asking for host arrays makes Orbax ignore the devices of the machine that saved. These
     # only carry shape and dtype: they are views of one number.
-    like = jax.tree.map(lambda found: np.broadcast_to(np.zeros((), found.dtype), found.shape),
-                        stored(folder, [name]))
-    _merge(merged, ocp.load_checkpointables(folder / name, {'params': like})['params'])
-  return merged
+    like = jax.tree.map(
+        lambda found: np.broadcast_to(np.zeros((), found.dtype), found.shape), shapes)
+    return ocp.load_checkpointables(folder / name, {'params': like})['params']
+
+  return joined(group(name, shapes) for name, shapes in described.items())
+
+
+def joined(parts: Iterable[Params]) -> Params:
+  """Parts of a tree as one."""
+  whole: dict[str, Any] = {}
+  for part in parts:
+    _merge(whole, part)
+  return whole
 
 
 def _merge(tree: dict[str, Any], part: Params) -> None:
   for name, value in part.items():
-    if isinstance(value, dict) and name in tree:
-      _merge(tree[name], value)
+    if isinstance(value, dict):
+      _merge(tree.setdefault(name, {}), value)
     else:
       tree[name] = value
 
@@ -112,7 +117,7 @@ def check_finite(arrays: Params) -> None:
       block = leaf[first:first + rows] if leaf.ndim else leaf
       if not np.isfinite(block).all():
         wrong = block[~np.isfinite(block)].reshape(-1)
-        name = '/'.join(str(getattr(key, 'key', key)) for key in path)
+        name = jax.tree_util.keystr(path, simple=True, separator='/')
         raise ValueError(
             f'{name} of shape {leaf.shape} holds numbers that are not finite, such as {wrong[0]}; '
             'take a file without, or allow_nonfinite if they are meant.')

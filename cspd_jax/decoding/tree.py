@@ -332,20 +332,24 @@ def cut(tree: Tree, depth: int) -> Tree:
 
 def check_size(name: str, value: int, least: int) -> None:
   """Raises ValueError unless `value` is a whole number from `least` to `MAX_NODES`."""
-  if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-    raise ValueError(f'{name} is {value!r:.80}; it must be a whole number.')
+  _check_whole(name, value)
   if value < least:
     raise ValueError(f'{name} is {value}; it must be at least {least}.')
   if value > MAX_NODES:
     raise ValueError(f'{name} is {value}; it may be at most {MAX_NODES}.')
 
 
+def _check_whole(name: str, value: object) -> None:
+  if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    raise ValueError(f'{name} is {value!r:.80}; it must be a whole number.')
+
+
 def _main_length(kind: str, depth: int, num_nodes: int | None, side: int) -> int:
   """The length of the main chain, at least `depth`, beside `side` side nodes."""
   if num_nodes is None:
     num_nodes = side + depth
-  elif isinstance(num_nodes, bool) or not isinstance(num_nodes, numbers.Integral):
-    raise ValueError(f'num_nodes is {num_nodes!r:.80}; it must be a whole number.')
+  else:
+    _check_whole('num_nodes', num_nodes)
   if max(num_nodes, side) > MAX_NODES:
     raise ValueError(f'{kind}: the tree has more than {MAX_NODES} nodes; give a smaller one.')
   if num_nodes - side < depth:

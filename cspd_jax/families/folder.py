@@ -179,7 +179,7 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
   description = read(folder)
   return family_lib.get(description['family']), {
       role: checkpoint.describe(folder / part) for role, part in description['parts'].items()
-      if role not in ('tokenizer', 'text', 't5')}
+      if role not in (*_ALONE, 't5')}
 
 
 def _described(params: Any, dtype: Any) -> Any:
