@@ -34,7 +34,7 @@ class Config:
       'sjd', 'mc_sjd', 'sjd_pac', 'eagle(tree=chain(12))+block', 'eagle(tree=EAGLE)', 'corrected',
       'corrected_seed_exact')
   temperature: tuple[float, ...] = (0.7, 1.0, 1.3)
-  guidance_scale: tuple[float, ...] = (1.0, 3.0)
+  guidance_scale: tuple[float, ...] = (1.0, 3.0, 6.0)
   images: groups.Images = groups.Images(num_images=16, seed=12)
   window: int = 32
   batch_size: int = 16

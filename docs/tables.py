@@ -35,6 +35,9 @@ REPORTS = {
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected/numbers.py',
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected/wide.py',
+    'corrected_ablations':
+        'python -m experiments.topologies --config=configs/corrected/ablations.py',
+    'corrected_top_k': 'python -m experiments.topologies --config=configs/corrected/top_k.py',
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
@@ -175,6 +178,8 @@ TABLES: dict[str, Table] = {
     'conclusions': Table('benchmark', _CONCLUSIONS),
     'corrected': Table('corrected', _own),
     'corrected_wide': Table('corrected_wide', _own),
+    'corrected_ablations': Table('corrected_ablations', _own),
+    'corrected_top_k': Table('corrected_top_k', _own),
     'corrected_proof': Table('corrected_proof', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         "images equal to vanilla's": '{equal_to_baseline:.2%}',

@@ -1,0 +1,20 @@
+"""Corrected windows when only the most probable tokens can be drawn.
+
+  python -m experiments.topologies --config=configs/corrected/top_k.py
+
+Counts only. Runtime: five minutes on two CPU cores. Result: in runs/corrected_top_k, step
+compression and one-token rounds (rows.csv, report.json).
+"""
+
+import dataclasses
+
+from configs import groups, topologies
+from configs.corrected import numbers
+
+
+def get_config() -> topologies.Config:
+  """The configuration."""
+  return dataclasses.replace(
+      topologies.Config(), decoder=numbers.DECODERS, window=(32,),
+      sampling=groups.Sampling(top_k=100), images=groups.Images(num_images=32, seed=12),
+      workdir='runs/corrected_top_k')
