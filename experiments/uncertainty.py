@@ -80,18 +80,20 @@ def run(config: Any) -> None:
 
 
 def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], model: Any) -> None:
-  """One line per decoder, through its points in the order of the entropy."""
-  lines = {}
-  for text in texts:
-    own = sorted((point for point in points if point['decoder'] == text),
-                 key=lambda point: point['entropy'])
-    lines[text] = curves.Curve(
-        [point['entropy'] for point in own], [point['step_compression'] for point in own],
-        [point['step_compression_error'] for point in own])
-  curves.save_curves(
-      path, [[curves.Panel(f'{model.name}, temperatures and guidance scales',
-                           'tokens per forward pass', lines)]],
-      xlabel='entropy of the target, nats per token')
+  """A panel per guidance scale; a line per decoder, through its points in the order of entropy."""
+  panels = []
+  for scale in dict.fromkeys(point['guidance_scale'] for point in points):
+    lines = {}
+    for text in texts:
+      own = sorted((point for point in points
+                    if (point['decoder'], point['guidance_scale']) == (text, scale)),
+                   key=lambda point: point['entropy'])
+      lines[text] = curves.Curve(
+          [point['entropy'] for point in own], [point['step_compression'] for point in own],
+          [point['step_compression_error'] for point in own])
+    panels.append([curves.Panel(f'{model.name}, guidance scale {scale:g}',
+                                'tokens per forward pass', lines)])
+  curves.save_curves(path, panels, xlabel='entropy of the target, nats per token')
 
 
 @cli.program(config='configs/uncertainty.py', expected=default.Config)
