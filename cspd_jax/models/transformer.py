@@ -129,16 +129,31 @@ def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array
   """
   images = start.shape[0]
   split = lambda x: x.reshape(-1, images, *x.shape[1:])
-  streams, new = split(cache), split(new.astype(cache.dtype))
-  if images <= _MAX_UNROLLED_IMAGES:
-    for image in range(images):
-      streams = jax.lax.dynamic_update_slice(
-          streams, new[:, image:image + 1], (0, image, 0, start[image], 0))
+  arguments = split(cache), split(new.astype(cache.dtype)), start
+  if images > _MAX_UNROLLED_IMAGES:
+    written = _write_together(*arguments)
+  elif images == 1:
+    written = _write_one_by_one(*arguments)
   else:
-    streams = jax.vmap(
-        lambda c, n, s: jax.lax.dynamic_update_slice(c, n, (0, 0, s, 0)),
-        in_axes=(1, 1, 0), out_axes=1)(streams, new, start)
-  return streams.reshape(cache.shape)
+    # On GPUs a batched scatter is in place too, and one kernel.
+    written = jax.lax.platform_dependent(
+        *arguments, cuda=_write_together, default=_write_one_by_one)
+  return written.reshape(cache.shape)
+
+
+def _write_one_by_one(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+  """Writes `new` `[S, B, K, L, E]` into `[S, B, K, slots, E]`, an update per image."""
+  for image in range(start.shape[0]):
+    cache = jax.lax.dynamic_update_slice(
+        cache, new[:, image:image + 1], (0, image, 0, start[image], 0))
+  return cache
+
+
+def _write_together(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+  """The same in one batched update."""
+  return jax.vmap(
+      lambda slots, part, first: jax.lax.dynamic_update_slice(slots, part, (0, 0, first, 0)),
+      in_axes=(1, 1, 0), out_axes=1)(cache, new, start)
 
 
 class RMSNorm(nn.Module):
