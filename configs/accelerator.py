@@ -24,8 +24,6 @@ class Config:
     torch: whether PyTorch, if it is installed, decodes the same sizes token by token.
     repeats: timed runs of each; the median counts.
     rounds: of a timed run.
-    copied_mib: size of the array that is copied for the memory's bandwidth.
-    matrix: rows of the matrices that are multiplied for the peak rate.
     tokens_per_round: tokens that every decoder commits per round; by default what the report
       `accepted` says of it.
     accepted: report.json of a program that measured step compression.
@@ -34,7 +32,7 @@ class Config:
 
   minutes: float = 8.0
   shipped: tuple[str, ...] = ('demo', 'mar_demo')
-  shapes: tuple[str, ...] = ('c2i_xl_256', 'lumina_mgpt_7b_768')
+  shapes: tuple[str, ...] = ('c2i_xl_256', 'lumina_mgpt_7b_768', 'mar_b')
   decoder: tuple[str, ...] = (
       'corrected(passes=4, window=64)', 'mc_sjd(window=64)', 'mc_sjd(window=16)')
   batch: tuple[int, ...] = (1, 8)
@@ -43,8 +41,6 @@ class Config:
   torch: bool = True
   repeats: int = 5
   rounds: int = 16
-  copied_mib: int = 1024
-  matrix: int = 8192
   tokens_per_round: float | None = None
   accepted: str = 'docs/reports/corrected.json'
   workdir: str = 'runs/accelerator'

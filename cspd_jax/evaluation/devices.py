@@ -116,9 +116,10 @@ def compiled(function: Any, arguments: Any, device: Any) -> Any:
 def _fused_attention() -> Iterator[None]:
   """Has programs for a GPU that is not there use its fused attention."""
   # What JAX asks a device that is there.
-  told = dict(check_cudnn_version=lambda: _CUDNN,
-              check_compute_capability=lambda version: _version(version) <= _CAPABILITY,
-              is_cuda_compute_capability_equal=lambda version: _version(version) == _CAPABILITY)
+  told: dict[str, Any] = dict(
+      check_cudnn_version=lambda: _CUDNN,
+      check_compute_capability=lambda version: _version(version) <= _CAPABILITY,
+      is_cuda_compute_capability_equal=lambda version: _version(version) == _CAPABILITY)
   with mock.patch.multiple(cudnn, **told), mock.patch.object(
       attention, 'is_available', lambda: True):
     yield

@@ -36,8 +36,10 @@ class Program(NamedTuple):
 
 
 def made_up(described: Any, seed: int = 0) -> Any:
-  """Arrays for what `jax.ShapeDtypeStruct` describes, on the device: normal numbers of deviation
-  0.02, ones for norms and masks, zeros for whole numbers."""
+  """Arrays for what `jax.ShapeDtypeStruct` describes, on the device.
+
+  Normal numbers of deviation 0.02, ones for norms and masks, zeros for whole numbers.
+  """
   def array(key, leaf):
     if leaf.dtype == bool:
       return jnp.ones(leaf.shape, leaf.dtype)

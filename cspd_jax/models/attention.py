@@ -124,7 +124,7 @@ def difference(device: jax.Device, implementation: str = 'cudnn') -> float:
   be read.
   """
   rng = np.random.default_rng(0)
-  normal = lambda *shape: rng.standard_normal(shape).astype(jnp.bfloat16)
+  normal = lambda *shape: np.asarray(rng.standard_normal(shape), jnp.bfloat16)
   query, keys, values = normal(2, 16, 8, 64), normal(2, 2, 128, 64), normal(2, 2, 128, 64)
   first, last = np.array([3, 0])[:, None, None], np.array([70, 30])[:, None, None]
   slot, token = np.arange(128), np.arange(16)[:, None]
@@ -136,5 +136,5 @@ def difference(device: jax.Device, implementation: str = 'cudnn') -> float:
   with jax.default_device(device):
     run = lambda function: np.asarray(
         jax.jit(function)(query, keys, values, mask).astype(jnp.float32))
-    return float(np.abs(
-        run(functools.partial(fused, implementation=implementation)) - run(plain)).max())
+    found = run(functools.partial(fused, implementation=implementation)) - run(plain)
+  return float(np.abs(found).max())
