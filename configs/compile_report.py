@@ -32,7 +32,8 @@ class Config:
   device: str = 'h200'
   model: str = 'lumina_mgpt_7b_768'
   decoder: tuple[str, ...] = (
-      'corrected(passes=4)', 'mc_sjd', 'eagle(tree=EAGLE)', 'mc_sjd(window=16)')
+      'corrected(passes=4)', 'mc_sjd', 'mc_sjd(window=16)', 'eagle(tree=EAGLE)',
+      'eagle(tree=LANTERN)')
   window: int = 64
   batch: int = 1
   guided: bool = True

@@ -40,6 +40,7 @@ REPORTS = {
     'corrected_top_k': 'python -m experiments.topologies --config=configs/corrected/top_k.py',
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
+    'rounds': 'python -m experiments.accelerator',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
     'sjd': 'python -m experiments.papers.sjd',
@@ -186,6 +187,7 @@ TABLES: dict[str, Table] = {
         **_measured('nll_excess', errors=True)})),
     'compiled_7b': Table('compiled_7b', _own),
     'compiled_xl': Table('compiled_xl', _own),
+    'rounds': Table('rounds', _own),
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](pictures/uncertainty.png)')),
     'sjd': Table('sjd', _own),

@@ -12,17 +12,14 @@ round. Nothing is run. Into --workdir goes report.json with all of it.
 """
 
 import dataclasses
-import json
 import math
-import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from configs import compile_report as default
 from cspd_jax import families
-from cspd_jax.core import spec as spec_lib
-from cspd_jax.evaluation import devices, predicted, tables
+from cspd_jax.evaluation import accepted, devices, predicted, tables
 from cspd_jax.evaluation.report import Report
 from experiments import cli
 from experiments.cli import inputs
@@ -38,19 +35,9 @@ _MOST = 12
 
 def committed(config: Any, text: str) -> float | None:
   """Tokens that a decoder commits per round, as far as they are known."""
-  if spec_lib.parse(text) == spec_lib.parse('vanilla'):
-    return 1.0
-  if config.tokens_per_round is not None:
+  if config.tokens_per_round is not None and text != 'vanilla':
     return config.tokens_per_round
-  try:
-    rows = json.loads(pathlib.Path(config.accepted).read_text())['rows']
-    known = {row['decoder']: float(row['step_compression']) for row in rows}
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise ValueError(f'accepted is {config.accepted!r}, which cannot be read as a report with '
-                     f'step_compression ({type(error).__name__}: {error}); give another, or '
-                     'tokens_per_round.') from error
-  wanted = spec_lib.parse(text)
-  return next((value for name, value in known.items() if spec_lib.parse(name) == wanted), None)
+  return accepted.tokens_per_round(config.accepted, text)
 
 
 def prepare(config: Any, accelerator: devices.Accelerator) -> tuple[list[str], list[Any]]:

@@ -4,12 +4,18 @@ XLA compiles for a described device; what it needs comes with wheels that run on
 timed: the kernels, what they read and where they copy are facts, times are arithmetic on them.
 """
 
+import contextlib
 import importlib.metadata
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import topologies
+
+from cspd_jax.models import attention
 
 # As XLA describes it, with the versions that decide what becomes part of a CUDA graph.
 _H200 = '''gpu_device_info {
@@ -23,6 +29,8 @@ _H200 = '''gpu_device_info {
   runtime_version: "12.9.0" compile_time_toolkit_version: "12.9.0" dnn_version: "9.10.0" }
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H200"
 '''
+# The versions in it that fused attention asks for.
+_CUDNN, _CAPABILITY = 91000, (9, 0)
 # So that libtpu looks for no machine.
 _NO_TPU = dict(TPU_SKIP_MDS_QUERY='1', TPU_ACCELERATOR_TYPE='v5litepod-4',
                TPU_WORKER_HOSTNAMES='localhost')
@@ -100,7 +108,25 @@ def compiled(function: Any, arguments: Any, device: Any) -> Any:
   place = jax.sharding.SingleDeviceSharding(device)
   described = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
       jax.numpy.shape(leaf), leaf.dtype, sharding=place), arguments)
-  return jax.jit(function).lower(*described).compile()
+  with _fused_attention() if device.platform == 'gpu' else contextlib.nullcontext():
+    return jax.jit(function).lower(*described).compile()
+
+
+@contextlib.contextmanager
+def _fused_attention() -> Iterator[None]:
+  """Has programs for a GPU that is not there use its fused attention."""
+  # What JAX asks a device that is there.
+  told: dict[str, Any] = dict(
+      check_cudnn_version=lambda: _CUDNN,
+      check_compute_capability=lambda version: _version(version) <= _CAPABILITY,
+      is_cuda_compute_capability_equal=lambda version: _version(version) == _CAPABILITY)
+  with mock.patch.multiple(cudnn, **told), mock.patch.object(
+      attention, 'is_available', lambda: True):
+    yield
+
+
+def _version(text: str) -> tuple[int, ...]:
+  return tuple(map(int, text.split('.')))
 
 
 def _is_installed(wheel: str) -> bool:

@@ -61,7 +61,7 @@ class Kernel(NamedTuple):
     moved: one entry per operand and result.
     flops: of its matrix products.
     times: how often it runs in a round.
-    moves: whether it only moves numbers.
+    moves: whether it only moves numbers, to where they were not yet.
   """
 
   name: str
@@ -216,14 +216,16 @@ class _Walk:
   def _kernel(self, computation: hlo.Computation, one: hlo.Instruction, operands: list[Any],
               times: int) -> Any:
     found = traffic_lib.of(self.module, computation, one)
-    moves = traffic_lib.only_moves(self.module, one)
+    only_moves = traffic_lib.only_moves(self.module, one)
+    # What updates a part of an operand in place copies nothing.
+    moves = only_moves and any(place is None for place, _ in found.written)
     labels = [_first(operand) for operand in operands]
     results = []
     for place, _ in found.written:
       label = Label() if place is None else labels[place]
       # Weights that are laid out anew, and what goes to a faster memory, stay what they are.
       stays = labels and (labels[0].is_weights or one.opcode.endswith('-start'))
-      if place is None and moves and stays:
+      if place is None and only_moves and stays:
         label = labels[0]
       results.append(label)
     if one.opcode in _ALWAYS or max(array.size for array in one.arrays) > 1:

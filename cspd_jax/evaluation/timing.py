@@ -35,11 +35,11 @@ class Compiled(NamedTuple):
   """A compiled program.
 
   Attributes:
-    run: takes the arguments that it was compiled for, or others of the same shapes.
+    run: a `jax.stages.Compiled`, for the arguments of `compiled` or others of the same shapes.
     seconds: time to trace and compile.
   """
 
-  run: Callable
+  run: Any
   seconds: float
 
 

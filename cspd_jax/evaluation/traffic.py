@@ -1,7 +1,8 @@
 """What one instruction of a compiled program moves and multiplies.
 
 An instruction is taken to read what it needs of its operands once and to write its results once. An
-update of a part of an operand that the instruction hands on is written in place.
+update of a part of an operand that the instruction hands on is written in place. Fused attention
+that is told how many slots are live reads half of its keys and values: the mean over an image.
 """
 
 import collections
@@ -20,6 +21,8 @@ _MOVES = frozenset((
 # Parts of an operand that are read or updated.
 _SLICES = ('slice', 'dynamic-slice', 'gather')
 _UPDATES = ('dynamic-update-slice', 'scatter')
+# What cuDNN's fused attention is called, and where its operands have keys and values.
+_FUSED_ATTENTION, _KEYS_AND_VALUES = '__cudnn$fmha', slice(1, 3)
 # What needs of its operands the share that is needed of its result.
 _SHARED = ('reduce', 'dot', 'convolution', 'concatenate', 'pad', 'reduce-window', 'transpose',
            'reshape', 'copy', 'bitcast', 'convert')
@@ -146,9 +149,16 @@ def _needs(module: hlo.Module, instructions: dict[str, hlo.Instruction], one: hl
       whole = sum(array.bytes for array in parameter.arrays)
       yield name, share * size(name) * (read / whole if whole else 1)
   elif one.opcode in ('sort', 'custom-call', 'scatter'):
-    yield from ((name, size(name)) for name in one.operands)
+    half = one.operands[_KEYS_AND_VALUES] if _reads_live_slots(one) else ()
+    yield from ((name, size(name) / (2 if name in half else 1)) for name in one.operands)
   else:
     yield from ((name, min(size(name), count)) for name in one.operands)
+
+
+def _reads_live_slots(one: hlo.Instruction) -> bool:
+  """Whether an instruction is attention that is told how many slots to read."""
+  return (one.text('custom_call_target') or '').startswith(_FUSED_ATTENTION) and (
+      '"mask_type": "PADDING"' in one.attributes)
 
 
 def _count(one: hlo.Instruction) -> int:

@@ -110,7 +110,7 @@ class Window(NamedTuple):
   Attributes:
     positions: `[R, L]` int.
     mask: `[R, L, C + num_slots]` bool, what each token sees.
-    slot: `[R]` int, the slot of the window's first token.
+    slot: `[B]` int, the slot of the window's first token.
   """
 
   positions: jax.Array
@@ -165,7 +165,8 @@ def window(cache: Cache, start: jax.Array, depth: jax.Array, seen: jax.Array) ->
   """
   rows, count = cache.visible.shape
   streams = rows // start.shape[0]
-  start, depth, seen = tile(start, streams), jnp.asarray(depth), jnp.asarray(seen)
+  slot, start = count + start, tile(start, streams)
+  depth, seen = jnp.asarray(depth), jnp.asarray(seen)
   positions = (cache.origin + start)[:, None] + (
       tile(depth, streams) if depth.ndim == 2 else depth)
   node = jnp.arange(cache.layers[0][0].shape[2] - count) - start[:, None]
@@ -177,15 +178,14 @@ def window(cache: Cache, start: jax.Array, depth: jax.Array, seen: jax.Array) ->
     related = seen[:, clipped].swapaxes(0, 1)
   image = (node < 0)[:, None] | (related & (node <= last)[:, None])
   condition = jnp.broadcast_to(cache.visible[:, None], (rows, image.shape[1], count))
-  return Window(positions, jnp.concatenate([condition, image], axis=2), count + start)
+  return Window(positions, jnp.concatenate([condition, image], axis=2), slot)
 
 
 def commit(cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
   """Moves the entries of an accepted path `[B, D]` in place; see `decoding.base.Target`."""
   rows, count = cache.visible.shape
   streams = rows // start.shape[0]
-  start, path = tile(start, streams), tile(path, streams)
-  source = (count + start[:, None] + path)[:, None, :, None]
+  source = tile(count + start[:, None] + path, streams)[:, None, :, None]
 
   def move(slots):
     # A kernel that reads slots of an array while it writes others copies all of it first.

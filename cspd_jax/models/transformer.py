@@ -22,13 +22,15 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.core import fields
+from cspd_jax.models import attention
 
 # `(keys, values)` of every layer, each `[R, K, S, E]`.
 KeyValues = tuple[tuple[jax.Array, jax.Array], ...]
 
-# Up to here one update per row beats a batched scatter: every update is in place.
-_MAX_UNROLLED_ROWS = 8
-_MASKED = -1e30
+# Up to here one update per image beats a batched scatter: every update is in place.
+_MAX_UNROLLED_IMAGES = 8
+# Added to the variance in the norms of heads, in all published models.
+_HEAD_EPS = 1e-5
 
 # What of the parameters is divided over devices, see `sharding.split`: heads, and the hidden width
 # of the feed-forward layers. Two sums per layer join the parts. Every device has the tables of
@@ -114,51 +116,44 @@ def rotate(x: jax.Array, rope: Rope) -> jax.Array:
 def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
   """Writes `new` `[R, K, L, E]` into slots `start .. start + L - 1` of every row.
 
-  The caller provides enough slots: an update that would run past the end is
-  shifted back onto older slots by XLA instead of failing.
+  Rows of all guidance streams of an image are written together. The caller provides enough slots:
+  an update that would run past the end is shifted back onto older slots by XLA instead of failing.
 
   Args:
     cache: `[R, K, S, E]`.
     new: `[R, K, L, E]`.
-    start: `[R]` int.
+    start: `[B]` int, of the images; row `s B + b` is image `b` in stream `s`.
 
   Returns:
     The updated cache, `[R, K, S, E]`.
   """
-  new = new.astype(cache.dtype)
-  if cache.shape[0] <= _MAX_UNROLLED_ROWS:
-    for row in range(cache.shape[0]):
-      cache = jax.lax.dynamic_update_slice(cache, new[row:row + 1], (row, 0, start[row], 0))
-    return cache
-  return jax.vmap(lambda c, n, s: jax.lax.dynamic_update_slice(c, n, (0, s, 0)))(
-      cache, new, start)
+  images = start.shape[0]
+  split = lambda x: x.reshape(-1, images, *x.shape[1:])
+  arguments = split(cache), split(new.astype(cache.dtype)), start
+  if images > _MAX_UNROLLED_IMAGES:
+    written = _write_together(*arguments)
+  elif images == 1:
+    written = _write_one_by_one(*arguments)
+  else:
+    # On GPUs a batched scatter is in place too, and one kernel.
+    written = jax.lax.platform_dependent(
+        *arguments, cuda=_write_together, default=_write_one_by_one)
+  return written.reshape(cache.shape)
 
 
-def attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
-  """Grouped-query attention with the softmax in float32.
+def _write_one_by_one(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+  """Writes `new` `[S, B, K, L, E]` into `[S, B, K, slots, E]`, an update per image."""
+  for image in range(start.shape[0]):
+    cache = jax.lax.dynamic_update_slice(
+        cache, new[:, image:image + 1], (0, image, 0, start[image], 0))
+  return cache
 
-  Args:
-    query: `[R, L, H, E]`.
-    keys: `[R, K, S, E]`.
-    values: `[R, K, S, E]`.
-    mask: `[R or 1, L, S]` bool, with something visible for every token.
 
-  Returns:
-    `[R, L, H, E]`.
-  """
-  rows, length, heads, width = query.shape
-  kv_heads = keys.shape[1]
-  # Heads before tokens, so that both products come out as they are needed.
-  query = query.reshape(rows, length, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
-  query = query.reshape(rows, kv_heads, -1, width)
-  scores = jnp.einsum('rkqe,rkse->rkqs', query, keys, preferred_element_type=jnp.float32)
-  scores = scores.reshape(rows, kv_heads, -1, length, keys.shape[2]) * width**-0.5
-  scores = jnp.where(mask[:, None, None], scores, _MASKED)
-  weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-  weights = weights.reshape(rows, kv_heads, -1, keys.shape[2])
-  out = jnp.einsum('rkqs,rkse->rkqe', weights, values)
-  out = out.reshape(rows, kv_heads, -1, length, width).transpose(0, 3, 1, 2, 4)
-  return out.reshape(rows, length, heads, width)
+def _write_together(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+  """The same in one batched update."""
+  return jax.vmap(
+      lambda slots, part, first: jax.lax.dynamic_update_slice(slots, part, (0, 0, first, 0)),
+      in_axes=(1, 1, 0), out_axes=1)(cache, new, start)
 
 
 class RMSNorm(nn.Module):
@@ -179,10 +174,14 @@ class HeadNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Normalises `x` `[R, L, heads, E]`; eps is 1e-5 in all published models."""
+    """Normalises `x` `[R, L, heads, E]`."""
     scale = self.param('scale', nn.initializers.ones, x.shape[-2:])
     bias = self.param('bias', nn.initializers.zeros, x.shape[-2:])
-    return jax.nn.standardize(x.astype(jnp.float32), epsilon=1e-5).astype(x.dtype) * scale + bias
+    # The variance from what is centred: on GPUs mean, variance and quotient are one kernel.
+    wide = x.astype(jnp.float32)
+    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _HEAD_EPS)
+    return wide.astype(x.dtype) * scale + bias
 
 
 class Block(nn.Module):
@@ -232,7 +231,7 @@ class Block(nn.Module):
       cache = new
     else:
       cache = tuple(write_slots(old, part, start) for old, part in zip(cache, new))
-    attended = attend(rotate(query, rope), *cache, mask)
+    attended = attention.attend(rotate(query, rope), *cache, mask)
     out = self._kernel('out', (heads, width), (config.dim,))
     return jnp.einsum('rlhe,hed->rld', attended, out), cache
 
@@ -299,7 +298,7 @@ class Transformer(nn.Module):
         `[R or 1, L, S]` with one. Every token must see something.
       cache: None for a forward pass over a whole sequence, otherwise the keys
         and values to read and to write the new tokens' into.
-      start: `[R]` first slot of the new tokens in the cache.
+      start: `[B]` first slot of the new tokens of every image in the cache; see `write_slots`.
 
     Returns:
       logits `[R, L, V]` float32, features after the final norm `[R, L, D]`, and

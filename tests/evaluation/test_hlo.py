@@ -74,6 +74,7 @@ def test_what_kernels_move(found):
   update = _kernel(found, 'update')
   assert [(one.label.kind, one.read, one.written) for one in update.moved] == [
       ('cache', 0, 0), ('', 8, 0), ('constants', 4, 0), ('cache', 0, 8)]
+  assert not update.moves  # It makes nothing anew.
   moved = _kernel(found, 'moved')
   assert moved.moves and moved.part == 'drafter' and moved.bytes == 2 * 4 * 1024 * 128 * 4
   assert _kernel(found, 'copy.1').source == 'decoding/loop.py:106'  # Of what calls it.
@@ -145,6 +146,27 @@ def test_instructions_alone(opcode, line, expected):
   computation = module.computations['main']
   found = traffic.of(module, computation, computation.instructions['x'])
   assert (found.read, found.written[0][1]) == expected, opcode
+
+
+@pytest.mark.parametrize('mask_type,share', [('PADDING', 0.5), ('NO_MASK', 1)])
+def test_fused_attention_reads_live_slots(mask_type, share):
+  module = hlo.parse(textwrap.dedent(f'''\
+      ENTRY %main (q: bf16[2,4,2,8], k: bf16[2,64,2,8], v: bf16[2,64,2,8]) -> bf16[2,2,4,8] {{
+        %q = bf16[2,4,2,8]{{3,2,1,0}} parameter(0)
+        %k = bf16[2,64,2,8]{{3,2,1,0}} parameter(1)
+        %v = bf16[2,64,2,8]{{3,2,1,0}} parameter(2)
+        %bias = bf16[2,1,4,64]{{3,2,1,0}} parameter(3)
+        %rows = s32[2]{{0}} parameter(4)
+        %live = s32[2]{{0}} parameter(5)
+        ROOT %x = (bf16[2,2,4,8]{{3,1,2,0}}, u8[0]{{0}}) custom-call(%q, %k, %v, \
+      %bias, %rows, %live), custom_call_target="__cudnn$fmhaScaleBiasSoftmax", \
+      backend_config={{"mask_type": "{mask_type}"}}
+      }}
+      '''))
+  computation = module.computations['main']
+  found = traffic.of(module, computation, computation.instructions['x'])
+  cache = 2 * 64 * 2 * 8 * 2
+  assert found.read == [256, share * cache, share * cache, 1024, 8, 8]
 
 
 def test_devices():

@@ -1,0 +1,30 @@
+"""Tokens per round of a decoder, from the report of a program that measured them."""
+
+import json
+import os
+import pathlib
+
+from cspd_jax.core import spec as spec_lib
+
+
+def tokens_per_round(path: str | os.PathLike, text: str) -> float | None:
+  """Step compression of a decoder; 1 for vanilla, None if the report says nothing of it.
+
+  Args:
+    path: a report.json with rows of 'decoder' and 'step_compression'.
+    text: the specification.
+
+  Raises:
+    ValueError: if the file cannot be read as one.
+  """
+  wanted = spec_lib.parse(text)
+  if wanted == spec_lib.parse('vanilla'):
+    return 1.0
+  try:
+    rows = json.loads(pathlib.Path(path).read_text())['rows']
+    known = {row['decoder']: float(row['step_compression']) for row in rows}
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise ValueError(f'accepted is {str(path)!r}, which cannot be read as a report with '
+                     f'step_compression ({type(error).__name__}: {error}); give another, or '
+                     'tokens_per_round.') from error
+  return next((value for name, value in known.items() if spec_lib.parse(name) == wanted), None)

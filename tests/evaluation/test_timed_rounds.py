@@ -1,0 +1,87 @@
+"""Rounds that are timed: forced acceptance, made-up weights, rates of the device."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax import families
+from cspd_jax.evaluation import accepted, devices, forced, rates, timed_rounds
+
+
+@pytest.fixture(name='model', scope='module')
+def _model():
+  model = families.describe('demo', dtype='float32', layers=1)
+  return dataclasses.replace(model, params=timed_rounds.made_up(model.params))
+
+
+def _condition(model, count):
+  return timed_rounds.made_up(
+      families.FAMILIES[model.family].published.condition(model.config, count))
+
+
+@pytest.mark.parametrize('text, tokens', [
+    ('mc_sjd(window=8)', 2.6), ('seed_exact(window=6)', 6), ('sjd_pac(window=12)', 1)])
+def test_rounds_commit_what_they_are_told(model, text, tokens):
+  decoder = forced.forced(model.decoder(text, guided=False), tokens)
+  decoded = jax.jit(decoder)(model.params, _condition(model, 2), jax.random.key(1))
+  lengths = np.arange(decoded.accepted.shape[1])
+  counts = np.asarray(decoded.accepted)
+  assert np.abs((counts * lengths).sum(1) / counts.sum(1) - tokens).max() < 0.1
+  # The last round ends with the image.
+  others = lengths[(counts > 0).any(0)][1:] if tokens > 1 else lengths[(counts > 0).any(0)]
+  assert set(others) <= {math.floor(tokens), math.ceil(tokens)}
+
+
+@pytest.mark.parametrize('tokens', [0.5, 9, np.nan])
+def test_no_more_than_the_main_chain(model, tokens):
+  with pytest.raises(ValueError, match='7 drafts in a row, so it must be 1 to 8'):
+    forced.forced(model.decoder('mc_sjd(window=8)', guided=False), tokens)
+
+
+def test_no_trees_of_the_run_time(model):
+  with pytest.raises(ValueError, match='known at run time'):
+    forced.forced(model.decoder('eagle2', guided=False), 2)
+
+
+def test_made_up_arrays():
+  found = timed_rounds.made_up(dict(
+      kernel=jax.ShapeDtypeStruct((64, 64), jnp.bfloat16),
+      scale=jax.ShapeDtypeStruct((4,), jnp.float32),
+      tokens=jax.ShapeDtypeStruct((2, 3), jnp.int32), visible=jax.ShapeDtypeStruct((2,), bool)))
+  assert 0.015 < float(jnp.std(found['kernel'].astype(jnp.float32))) < 0.025
+  assert found['scale'].tolist() == [1] * 4 and not found['tokens'].any()
+  assert found['visible'].all() and found['kernel'].dtype == jnp.bfloat16
+
+
+def test_rounds_are_counted_and_timed(model):
+  decoder = forced.forced(model.decoder('mc_sjd(window=4)', guided=True), 2)
+  device = devices.Accelerator(1e10, 1e11, 0, 0, 'cpu', '', ())
+  program = timed_rounds.program(
+      decoder, model.params, _condition(model, 2), model.engine.settled(model.sampling()),
+      None, device)
+  for count in (0, 5):
+    assert program.run(count)[0].tolist() == [128 + 2 * count] * 2
+  assert program.figures.weights > 0 and program.figures.flops > 0
+  found = timed_rounds.measure({'mc_sjd': program}, count=4, repeats=2)['mc_sjd']
+  assert len(found.seconds) == 2 and found.seconds.min() > 0
+
+
+def test_rates(monkeypatch):
+  monkeypatch.setattr(rates, '_ENOUGH', 0.0)
+  assert 1e7 < rates.copy_bandwidth(1) < 1e14
+  assert 1e7 < rates.matrix_rate('float32', 1) < 1e17
+
+
+def test_accepted(tmp_path):
+  path = tmp_path / 'report.json'
+  path.write_text('{"rows": [{"decoder": "mc_sjd(window=8)", "step_compression": 2.5}]}')
+  assert accepted.tokens_per_round(path, 'mc_sjd( window = 8 )') == 2.5
+  assert accepted.tokens_per_round(path, 'mc_sjd(window=9)') is None
+  assert accepted.tokens_per_round('nothing', 'vanilla') == 1
+  path.write_text('[]')
+  with pytest.raises(ValueError, match='cannot be read as a report'):
+    accepted.tokens_per_round(path, 'mc_sjd')

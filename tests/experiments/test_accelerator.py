@@ -1,0 +1,53 @@
+"""`experiments.accelerator`, with this machine's CPU in the place of an accelerator."""
+
+import json
+
+import pytest
+
+from experiments import accelerator
+from tests.experiments import calls
+
+_QUICK = ('--shapes=demo', '--shipped=', '--batch=2', '--repeats=1', '--rounds=2', '--notorch')
+
+
+def _run(capsys, out, *words):
+  return calls.call(accelerator.main, capsys, out, *_QUICK, *words)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+  monkeypatch.setattr(accelerator.rates, '_ENOUGH', 0.0)
+
+
+def test_rounds_of_a_size(capsys, tmp_path):
+  code, shown, *_ = _run(capsys, tmp_path, '--decoder=mc_sjd(window=4)', '--tokens_per_round=2.5')
+  assert code == 0 and 'mc_sjd(window=4)' in shown
+  report = json.loads((tmp_path / 'report.json').read_text())
+  vanilla, other = report['rows']
+  assert vanilla['decoder'] == 'vanilla' and vanilla['speedup'] == 1 and not report['notes']
+  assert other['tokens'] == 2.5 and other['ms'] > 0 and other['batch'] == 2
+  assert other['speedup'] == pytest.approx(2.5 * vanilla['ms'] / other['ms'])
+  assert other['seconds_per_image'] == pytest.approx(1e-3 * other['ms'] * 256 / 2.5 / 2)
+  assert report['rates']['bandwidth'] > 1e6 and (tmp_path / 'roofline.png').stat().st_size > 1000
+
+
+def test_what_fails_is_noted_and_the_rest_goes_on(capsys, monkeypatch, tmp_path):
+  def fail(repeats=5):
+    raise RuntimeError('no matrix unit')
+  monkeypatch.setattr(accelerator.rates, 'matrix_rate', fail)
+  code, shown, *_ = _run(capsys, tmp_path, '--decoder=', '--minutes=0.0001')
+  report = json.loads((tmp_path / 'report.json').read_text())
+  assert code == 0 and not report['rows']
+  assert 'RuntimeError: no matrix unit' in report['notes'][0]['error'] or (
+      'minutes were over' in report['notes'][0]['error'])
+  assert 'minutes were over' in report['notes'][-1]['error'] and 'not measured: demo' in shown
+
+
+@pytest.mark.parametrize('words, message', [
+    (('--decoder=mc_sjd(window=5)',), 'says nothing; give tokens_per_round'),
+    (('--decoder=mc_sjd(window=4)', '--tokens_per_round=9'), 'it must be 1 to 4'),
+    (('--minutes=0',), 'minutes is 0'), (('--batch=0',), 'batch is'),
+    (('--shapes=nothing',), 'nothing'), (('--rounds=0',), 'rounds is 0')])
+def test_refused_before_anything_runs(capsys, tmp_path, words, message):
+  code, _, error, _ = _run(capsys, tmp_path, *words)
+  assert code == 2 and message in error

@@ -1,0 +1,138 @@
+"""Attention: what it computes, and how it is chosen."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.models import attention
+
+
+def _normal(seed, *shape):
+  return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+@pytest.fixture(name='fresh')
+def _fresh():
+  attention.is_available.cache_clear()
+  yield
+  attention.is_available.cache_clear()
+
+
+def test_attention_is_softmax_over_what_is_visible():
+  query, keys, values = _normal(0, 2, 3, 4, 6), _normal(1, 2, 2, 5, 6), _normal(2, 2, 2, 5, 6)
+  mask = np.random.default_rng(3).random((2, 3, 5)) < 0.5
+  mask[..., 0] = True
+  with jax.default_matmul_precision('highest'):
+    out = attention.attend(query, keys, values, jnp.asarray(mask))
+  for row, token, head in np.ndindex(2, 3, 4):
+    seen = mask[row, token]
+    scores = keys[row, head // 2][seen] @ query[row, token, head] / np.sqrt(6)
+    expected = jax.nn.softmax(scores) @ values[row, head // 2][seen]
+    np.testing.assert_allclose(out[row, token, head], expected, atol=1e-5)
+
+
+# What the fused path asks for is checked with the implementation of the same call that runs here.
+_fused = functools.partial(attention.fused, implementation='xla')
+
+
+@pytest.mark.parametrize('shared', [False, True], ids=['mask per row', 'one mask'])
+def test_fused_attention_is_asked_for_the_same(shared):
+  query, keys, values = _normal(0, 2, 3, 4, 8), _normal(1, 2, 2, 9, 8), _normal(2, 2, 2, 9, 8)
+  mask = np.random.default_rng(3).random((1 if shared else 2, 3, 9)) < 0.5
+  mask[..., 1], mask[..., 0], mask[..., 7:] = True, False, False
+  with jax.default_matmul_precision('highest'):
+    np.testing.assert_allclose(
+        _fused(query, keys, values, jnp.asarray(mask)),
+        attention.plain(query, keys, values, jnp.asarray(mask)), atol=1e-5)
+
+
+def test_the_trial_tells_wrong_attention_apart(monkeypatch):
+  device, right = jax.devices()[0], attention.fused
+  assert attention.difference(device, 'xla') < attention._TOLERANCE
+  wrong = {
+      'no mask': lambda q, k, v, mask, how: right(q, k, v, mask | True, how),
+      'live slots only': lambda q, k, v, mask, how: right(
+          q, k, v, jnp.broadcast_to(jnp.arange(128)[None, None] <= 85, mask.shape), how),
+      'other scale': lambda q, k, v, mask, how: right(q * 1.1, k, v, mask, how),
+      'other heads': lambda q, k, v, mask, how: right(q[:, :, ::-1], k, v, mask, how),
+      'zeros': lambda q, k, v, mask, how: 0 * q}
+  for name, function in wrong.items():
+    monkeypatch.setattr(attention, 'fused', lambda *args, implementation, function=function:
+                        function(*args, implementation))
+    assert not attention.difference(device, 'xla') < 2 * attention._TOLERANCE, name
+
+
+def _traced(dtype, width=8):
+  array = lambda *shape: jax.ShapeDtypeStruct(shape, dtype)
+  # A function of its own, for traces of the same one are kept.
+  return str(jax.make_jaxpr(lambda *args: attention.attend(*args))(
+      array(2, 3, 4, width), array(2, 2, 9, width), array(2, 2, 9, width),
+      jax.ShapeDtypeStruct((2, 3, 9), bool)))
+
+
+def test_fused_attention_is_chosen_by_platform(monkeypatch):
+  monkeypatch.setattr(attention, 'is_available', lambda: True)
+  monkeypatch.setattr(attention, 'fused', _fused)
+  chosen = 'platform_index'
+  assert chosen in _traced(jnp.bfloat16) and chosen in _traced(jnp.float16)
+  assert chosen not in _traced(jnp.float32)
+  assert chosen not in _traced(jnp.bfloat16, width=12)
+  monkeypatch.setattr(attention, 'is_available', lambda: False)
+  assert chosen not in _traced(jnp.bfloat16)
+
+
+def test_where_there_is_no_gpu_none_is_asked(fresh):
+  assert not attention.is_available()
+
+
+class _Gpus:
+  """A process that has a device which `difference` says something of."""
+
+  def __init__(self, monkeypatch, says):
+    monkeypatch.setattr(jax, 'local_devices', lambda backend: [jax.devices()[0]])
+    monkeypatch.setattr(attention, 'difference', says)
+
+
+@pytest.mark.parametrize('found, available', [(1e-3, True), (0.5, False), (np.nan, False)])
+def test_a_gpu_is_used_if_it_agrees(monkeypatch, fresh, found, available):
+  _Gpus(monkeypatch, lambda device: found)
+  # While a program is traced, as in use.
+  jax.make_jaxpr(lambda x: x if attention.is_available() == available else None)(1.0)
+  assert attention.is_available() == available
+
+
+def test_a_gpu_that_cannot_is_not_used(monkeypatch, fresh, caplog):
+  def fail(device):
+    raise RuntimeError('cuDNN is not detected.')
+  _Gpus(monkeypatch, fail)
+  with caplog.at_level('WARNING', logger='absl'):
+    assert not attention.is_available()
+  assert 'cuDNN is not detected' in caplog.text
+
+
+def test_plain_attention_can_be_asked_for(monkeypatch, fresh):
+  _Gpus(monkeypatch, lambda device: 0.0)
+  monkeypatch.setenv('CSPD_JAX_ATTENTION', 'plain')
+  assert not attention.is_available()
+  attention.is_available.cache_clear()
+  monkeypatch.setenv('CSPD_JAX_ATTENTION', 'fused')
+  with pytest.raises(ValueError, match='CSPD_JAX_ATTENTION'):
+    attention.is_available()
+
+
+def test_the_trial_stands_outside_of_traces(monkeypatch, fresh):
+  trial = functools.partial(attention.difference, implementation='xla')
+  _Gpus(monkeypatch, trial)
+
+  @jax.jit
+  def traced(x):
+    def body(carry):
+      assert attention.is_available()
+      return carry + 1
+    with jax.numpy_dtype_promotion('strict'), jax.default_matmul_precision('highest'):
+      return jax.lax.while_loop(lambda carry: carry < 3, body, x)
+
+  assert traced(0) == 3
