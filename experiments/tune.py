@@ -26,7 +26,7 @@ from cspd_jax.core.checkpoint import CheckpointError
 from cspd_jax.evaluation import rows as rows_lib, tables, tuning
 from cspd_jax.evaluation.bench import Bench
 from cspd_jax.evaluation.report import Report
-from cspd_jax.families import stored
+from cspd_jax.families import choices, stored
 from experiments import cli
 from experiments.cli import inputs
 
@@ -238,7 +238,8 @@ def run(config: Any) -> None:
   if plan.place is not None:
     plan.place.store(kind, decoders)
     print(f'\nStored in {plan.place.folder} for {kind}: ' + ', '.join(
-        f'{text} from {_images(size)} at once on' for size, text in decoders.items()) + '.')
+        f'{text} from {_images(size)} at once on'
+        for size, text in choices.different(decoders).items()) + '.')
 
 
 def _images(count: int) -> str:

@@ -184,7 +184,7 @@ def short_run(bench: Bench, text: str, batch_size: int) -> Run:
     ValueError: if the model's numbers are no probabilities.
   """
   batches = -(-len(bench.prompts) // batch_size)
-  bench.run(text, batch_size)()  # The first run of a program may be slower.
+  bench.run(text, batch_size)  # Compiles it and runs it once.
   decode, found = bench.programs.decode(text, bench.sampling), {}
   arguments = bench.batches(batch_size, batches)
 

@@ -64,13 +64,18 @@ def joined(chosen: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any
     decoders: specifications by number of images; they replace those of the same numbers.
   """
   by_device = dict.fromkeys(PLATFORMS, chosen) if isinstance(chosen, str) else dict(chosen or {})
-  sizes, kept = _sizes(by_device.get(kind, {})) | dict(decoders), {}
-  for size in sorted(sizes):
-    # What the next smaller number names already need not be said again.
-    if not kept or kept[max(kept)] != sizes[size]:
-      kept[size] = sizes[size]
+  kept = different(_sizes(by_device.get(kind, {})) | dict(decoders))
   by_device[kind] = kept[1] if list(kept) == [1] else {str(size): kept[size] for size in kept}
   return by_device
+
+
+def different(decoders: Mapping[int, str]) -> dict[int, str]:
+  """Specifications by number of images, rising, without those that the number before has too."""
+  kept: dict[int, str] = {}
+  for size in sorted(decoders):
+    if not kept or kept[max(kept)] != decoders[size]:
+      kept[size] = decoders[size]
+  return kept
 
 
 def is_by_size(chosen: Any) -> bool:

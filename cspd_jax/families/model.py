@@ -123,7 +123,7 @@ class Model:
   @property
   def device(self) -> Any:
     """The JAX device that the model runs on, the first of several."""
-    leaf = jax.tree.leaves(self.params)[0]
+    leaf = next(iter(jax.tree.leaves(self.params)), None)
     return min(leaf.devices(), key=lambda device: device.id) if isinstance(
         leaf, jax.Array) else jax.devices()[0]
 

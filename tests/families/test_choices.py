@@ -11,6 +11,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.core import checkpoint
 from cspd_jax.families import choices, stored
+from cspd_jax.families.gallery import Gallery
 from tests.families import tiny
 
 H200 = types.SimpleNamespace(device_kind='NVIDIA H200', platform='gpu')
@@ -96,6 +97,9 @@ def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path)
   assert model.generate(['sea', 'sky']).decoder == 'vanilla'
   assert model.generate(['sea', 'sky'], batch_size=1).decoder == 'mc_sjd(window=4)'
   assert model.generate(['sea', 'sky'], decoder='sjd(window=2)').decoder == 'sjd(window=2)'
+  for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # What `cspd-generate` makes.
+    gallery = Gallery(model, ['sea', 'sky'], tmp_path / f'by_{size}', batch_size=size)
+    assert str(gallery.task.specification) == text
   assert next(model.stream(['sea', 'sky'])).images.shape[0] == 2
   with pytest.raises(ValueError, match='batch_size is 1, but all images of a stream'):
     model.stream(['sea'], batch_size=1)
