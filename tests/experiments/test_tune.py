@@ -64,7 +64,7 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
       text: 1.0 if text == best[size] else 2.0 for text in texts})
   found = _call(
       capsys, tmp_path / 'out', own, '--batch_size=1,2', '--window=3', '--num_images=2',
-      '--decoder=vanilla,mc_sjd,eagle,jacobi+cool', '--repeats=1', '--best=2', '--guidance_scale=1')
+      '--decoder=vanilla,mc_sjd,eagle,jacobi+cool', '--repeats=1', '--best=3', '--guidance_scale=1')
   assert found.code == 0, found.err
   report = json.loads((found.folder / 'report.json').read_text())
   assert report['chosen'] == {str(size): text for size, text in best.items()}
@@ -78,7 +78,6 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
     assert float(row['predicted_seconds']) == pytest.approx(
         float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / int(row['batch_size']))
     assert row['guarantee'] in ('exact', 'seed-exact') and row['decoder'] in found.out
-    assert row['measured_seconds'] or row['decoder'] != 'sjd(window=2)'
   assert [table['title'] for table in report['tables']] == ['1 image at once', '2 images at once']
   model = cspd_jax.load(own)
   assert model.generate('sea', guidance_scale=1).decoder == 'mc_sjd(window=3)'
@@ -119,11 +118,13 @@ def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
   found = _call(
       capsys, tmp_path / 'out', tmp_path / 'model', f'--store={tmp_path / "own"}', '--window=3,5',
       '--decoder=corrected(by=layers),corrected(by=layers,passes=1)', '--passes=2,1,3',
-      '--batch_size=1')
+      '--batch_size=1', '--best=1')
   assert found.code == 0, found.err
   default = str(cspd_jax.load(tmp_path / 'model').specification())
   assert asked == [f'corrected(by=layers, passes={passes}, window={window})'
                    for passes in (2, 1) for window in (3, 5)] + [default, best]
+  rows = json.loads((found.folder / 'report.json').read_text())['rows']
+  assert {row['decoder'] for row in rows if row['measured_seconds']} == {best, default}
   assert str(cspd_jax.load(tmp_path / 'own').specification()) == best
 
 
