@@ -226,7 +226,7 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
   choices.check(chosen)
   folder.mkdir(parents=True, exist_ok=True)
   version = _FORMATS[choices.is_by_size(chosen)]
-  files.write_json(folder / FILE, {**dict(format=version), **description})
+  files.write_json(folder / FILE, dict(format=version, **description))
 
 
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
