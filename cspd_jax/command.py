@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--seed', type=int, nargs='+', default=[0], help='A whole number, under '
                       'which the images are numbered, or one per image. Default: 0.')
   parser.add_argument('--decoder', help="A specification, such as 'mc_sjd(window=32)'. Default: "
-                      "the model's best for this machine.")
+                      "the model's best for this machine and --batch_size.")
   parser.add_argument('--batch_size', type=int, default=8, help='Images decoded at once. Default: '
                       '8.')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'],

@@ -32,6 +32,7 @@ REPORTS = {
     'compare_accelerator': 'python -m experiments.compare',
     'compare_mar': 'python -m experiments.compare --config=configs/compare/mar_demo.py',
     'overhead': 'python -m experiments.overhead',
+    'tune': 'python -m experiments.tune --dry_run',
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected/numbers.py',
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected/wide.py',
@@ -170,6 +171,7 @@ TABLES: dict[str, Table] = {
         **_measured('target_passes', 'draft_passes', 'head_calls', 'head_rows'),
         'speed-up': '{speedup:.2f}x', 'draws from': '{distribution}'})),
     'overhead': Table('overhead', _own),
+    'tune': Table('tune', _own),
     'pairs': Table('benchmark', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('accepted_length', errors=True), 'speed-up': '{speedup:.2f}x',

@@ -10,16 +10,13 @@ committing; with a draft model its passes too). The two take turns; medians are 
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from configs import overhead as default
 from cspd_jax.decoding.tree import Budget
-from cspd_jax.evaluation import tables, timing
+from cspd_jax.evaluation import forward as forward_lib, tables, timing
 from cspd_jax.evaluation.bench import Bench
 from cspd_jax.evaluation.report import Report
 from experiments import cli
@@ -29,34 +26,14 @@ _COLUMNS = {'decoder': '{decoder}', 'ms/round': '{ms_per_round:.2f}',
             'forward': '{ms_of_forward_pass:.2f}', 'rest': '{rest:.1%}'}
 
 
-def forward_passes(decoder: Any) -> Callable:
-  """A function that does the forward passes of `count` rounds and nothing else."""
-  target, tree = decoder.target, decoder.drafter.tree
-
-  def run(params, condition, count):
-    logits, _, cache = target.prefill(params, condition, target.num_tokens + tree.num_nodes)
-    tokens = jnp.zeros((logits.shape[1], tree.num_nodes + 1), jnp.int32)
-
-    def body(i, carry):
-      tokens, cache, _ = carry
-      start = jnp.broadcast_to(i % target.num_tokens, tokens.shape[:1])
-      logits, _, cache = target.score(params, cache, tokens, start, tree)
-      # The next tokens depend on all logits, so that no pass is left out.
-      unchanged = (jnp.sum(logits) * 0).astype(jnp.int32)
-      return tokens + unchanged, cache, jnp.sum(logits)
-
-    return jax.lax.fori_loop(0, count, body, (tokens, cache, jnp.sum(logits)))[2]
-
-  return run
-
-
 def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
   """Milliseconds per round of a decoder, and of its forward passes alone."""
   decoder, whole = bench.check(text), bench.run(text)
   rounds = np.int32(bench.sample(text).decoded.rounds[0] - 1)
   condition = bench.model.condition(bench.prompts)
   forward = timing.compiled(
-      forward_passes(decoder), bench.model.params, condition, rounds).run
+      forward_lib.passes(decoder.target, decoder.drafter.tree), bench.model.params, condition,
+      rounds).run
   found = timing.measure(
       {'whole': whole, 'alone': lambda: forward(bench.model.params, condition, rounds)}, repeats)
   own, alone = (1e3 * found[name].median / int(rounds) for name in ('whole', 'alone'))

@@ -94,15 +94,20 @@ class Bench:
     prompts, the prompts are repeated, but no image is.
     """
     sampling = self.sampling if sampling is None else sampling
-    decode, arguments = self.programs.decode(specification, sampling), []
-    for first in range(0, batch_size * batches, batch_size):
-      numbers = np.arange(first, first + batch_size)
-      arguments.append((
-          self.model.condition([self.prompts[i % len(self.prompts)] for i in numbers]),
-          runner.keys(self.seed, numbers), sampling))
+    decode = self.programs.decode(specification, sampling)
+    arguments = self.batches(batch_size, batches, sampling)
     if not self.programs.is_compiled(specification, sampling, batch_size):
       jax.block_until_ready(decode(*arguments[0]))
     return lambda: [jax.block_until_ready(decode(*one)) for one in arguments]
+
+  def batches(self, batch_size: int, batches: int, sampling: Any = None) -> list[tuple]:
+    """What a decoder of `programs` takes for the first images, batch after batch; see `run`."""
+    sampling, found = self.sampling if sampling is None else sampling, []
+    for first in range(0, batch_size * batches, batch_size):
+      numbers = np.arange(first, first + batch_size)
+      found.append((self.model.condition([self.prompts[i % len(self.prompts)] for i in numbers]),
+                    runner.keys(self.seed, numbers), sampling))
+    return found
 
   def _decode(self, specification: Any, sampling: Any, prompts: Sequence[Any],
               seed: Any) -> Sample:

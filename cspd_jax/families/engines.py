@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from cspd_jax.continuous import registry as continuous_registry
@@ -11,6 +10,7 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import spec
 from cspd_jax.decoding import registry as discrete_registry
 from cspd_jax.decoding.warp import Warp, settled
+from cspd_jax.families import choices
 
 # Sizes of a round that choose parameters of other names; see `decoding.registry.complete`.
 _SIZES = ('window', 'length')
@@ -58,17 +58,27 @@ class Engine(NamedTuple):
           f'({shown}): its logits hold NaN or infinity, or allow no token. Look for such values '
           'in its parameters, or load it with a wider dtype.')
 
-  def default(self, chosen: Any, drafts: Mapping[str, Any]) -> str:
+  def default(self, chosen: Any, drafts: Mapping[str, Any], device: Any, batch_size: int) -> str:
     """The specification that a model is decoded with if nothing is said.
 
     Args:
-      chosen: what the model names: a specification, one by platform, or None.
+      chosen: what the model names; see `families.choices`.
       drafts: what drafts for the model.
+      device: the JAX device that it runs on.
+      batch_size: images that are decoded together.
+
+    Raises:
+      ValueError: if the model names a decoder that there is not.
     """
-    if isinstance(chosen, Mapping):
-      chosen = chosen.get(jax.default_backend())
-    if chosen is not None and self.needs(chosen) in (None, *drafts):
-      return chosen
+    named = choices.find(chosen, device, batch_size)
+    try:
+      if named is not None and self.needs(named) in (None, *drafts):
+        return named
+    except ValueError as error:
+      raise ValueError(
+          f'the decoder that model.json names for {device.device_kind!r} and {batch_size} images '
+          f'at once cannot be used: {error} Give decoder, or choose anew with '
+          'experiments.tune.') from error
     return next(name for name in self.candidates if self.needs(name) in (None, *drafts))
 
   def specification(self, specification: Any, given: Mapping[str, Any]) -> spec.Spec:

@@ -17,18 +17,19 @@ import jax.numpy as jnp
 
 from cspd_jax.core import checkpoint, files
 from cspd_jax.core.checkpoint import CheckpointError, Loaded
-from cspd_jax.families import family as family_lib
+from cspd_jax.families import choices, family as family_lib
 from cspd_jax.families.model import Model
 
-_FORMAT = 1
-_FILE = 'model.json'
+# The second one names decoders by number of images as well; see `families.choices`.
+_FORMATS = (1, 2)
+FILE = 'model.json'
 # Networks that take no part in decoding tokens; they stay on one device.
 _ALONE = ('tokenizer', 'text')
 
 
 def shipped() -> list[str]:
   """Names of the models that come with the package."""
-  return sorted(found.parent.name for found in checkpoint.ASSETS.glob(f'*/{_FILE}'))
+  return sorted(found.parent.name for found in checkpoint.ASSETS.glob(f'*/{FILE}'))
 
 
 def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any = None,
@@ -65,7 +66,7 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
   if dtype is not None:
     _check_dtype(dtype)
   mesh = sharding if isinstance(sharding, jax.sharding.Mesh) else None
-  folder = _find(name_or_folder)
+  folder = find(name_or_folder)
   description = read(folder)
   family = family_lib.get(description['family'])
   if unknown := sorted(set(parts) - set(family.roles)):
@@ -173,7 +174,7 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
     target = checkpoint.sketch(family.roles['target'][0], family.published.presets[name])
     return family, {'target': target}
   try:
-    folder = _find(name)
+    folder = find(name)
   except CheckpointError as error:
     raise CheckpointError(f'{error} Published sizes are: {", ".join(sorted(presets))}.') from error
   description = read(folder)
@@ -201,15 +202,15 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
 
   Raises:
     CheckpointError: if the folder holds a network of its own, or a model of another family.
-    ValueError: for an unknown family or role.
+    ValueError: for an unknown family or role, or a default decoder of another form.
   """
   folder = pathlib.Path(folder).expanduser().absolute()
   known = family_lib.get(family)
   if unknown := sorted(set(parts) - set(known.roles)):
     raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
                      f'{", ".join(known.roles)}.')
-  description: dict[str, Any] = dict(format=_FORMAT, family=family, parts={}, defaults={})
-  if (folder / _FILE).exists():
+  description: dict[str, Any] = dict(family=family, parts={}, defaults={})
+  if (folder / FILE).exists():
     if 'kind' in _content(folder):
       raise CheckpointError(
           f'folder is {folder}, which holds a network of its own; give another folder for the '
@@ -221,8 +222,11 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
           f'{family!r} one.')
   description['parts'] = {**description['parts'], **parts}
   description['defaults'] = {**description['defaults'], **(defaults or {})}
+  chosen = description['defaults'].get('decoder')
+  choices.check(chosen)
   folder.mkdir(parents=True, exist_ok=True)
-  files.write_json(folder / _FILE, description)
+  version = _FORMATS[choices.is_by_size(chosen)]
+  files.write_json(folder / FILE, dict(format=version, **description))
 
 
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
@@ -231,7 +235,7 @@ def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
   Raises:
     CheckpointError: if there is no such model, or it has no such part.
   """
-  folder = _find(name_or_folder)
+  folder = find(name_or_folder)
   parts = read(folder)['parts']
   if role not in parts:
     raise CheckpointError(
@@ -248,7 +252,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   description = _content(folder)
   if 'kind' in description:  # A network of its own.
     family = family_lib.of_target(description['kind']).name
-    return dict(format=_FORMAT, family=family, parts={'target': '.'}, defaults={})
+    return dict(family=family, parts={'target': '.'}, defaults={})
   try:
     version = description['format']
     found: dict[str, Any] = dict(
@@ -257,34 +261,42 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
     wrong = [role for role, part in found['parts'].items() if not isinstance(part, str)]
   except (KeyError, TypeError, ValueError) as error:
     raise _damaged(folder, error) from error
-  if version != _FORMAT:
-    raise CheckpointError(
-        f'{folder} has format {version!r}; this version of cspd_jax reads format {_FORMAT}.')
+  if version not in _FORMATS:
+    raise CheckpointError(f'{folder} has format {version!r}; this version of cspd_jax reads '
+                          f'formats {" and ".join(map(str, _FORMATS))}.')
   if wrong:
-    raise CheckpointError(f'{folder / _FILE}: the part {wrong[0]!r} must be named by its folder.')
-  return dict(format=_FORMAT, **found)
+    raise CheckpointError(f'{folder / FILE}: the part {wrong[0]!r} must be named by its folder.')
+  try:
+    choices.check(found['defaults'].get('decoder'))
+  except ValueError as error:
+    raise CheckpointError(f'{folder / FILE}: {error}') from error
+  return found
 
 
 def _content(folder: pathlib.Path) -> dict[str, Any]:
   """What `model.json` holds, be it of a model or of a network; raises CheckpointError."""
   try:
-    return dict(json.loads((folder / _FILE).read_text()))
+    return dict(json.loads((folder / FILE).read_text()))
   except (OSError, TypeError, ValueError) as error:
     raise _damaged(folder, error) from error
 
 
 def _damaged(folder: pathlib.Path, error: Exception) -> CheckpointError:
   return CheckpointError(
-      f'{folder / _FILE} cannot be read ({type(error).__name__}: {error}); copy or convert the '
+      f'{folder / FILE} cannot be read ({type(error).__name__}: {error}); copy or convert the '
       'model again.')
 
 
-def _find(name_or_folder: str | os.PathLike) -> pathlib.Path:
-  """The folder of a model; a shipped name wins over a folder of that name."""
+def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
+  """The folder of a model; a shipped name wins over a folder of that name.
+
+  Raises:
+    CheckpointError: if there is no such model.
+  """
   if str(name_or_folder) in shipped():
     return checkpoint.ASSETS / str(name_or_folder)
   folder = pathlib.Path(name_or_folder).expanduser().absolute()
-  if not (folder / _FILE).is_file():
+  if not (folder / FILE).is_file():
     what = 'has no model.json' if folder.is_dir() else 'is no folder'
     raise CheckpointError(
         f'name_or_folder is {str(name_or_folder)!r}, which {what}; give one of the shipped models '

@@ -41,12 +41,10 @@ class Gallery:
     Raises:
       ValueError: for anything that cannot work, by the name of the argument.
     """
-    self.task = generate_lib.prepare(model, prompts, seed=seed, **options)
-    if batch_size < 1:
-      raise ValueError(f'batch_size is {batch_size}; it must be at least 1.')
+    self.task = generate_lib.prepare(model, prompts, seed=seed, batch_size=batch_size, **options)
     self.names = [images_lib.file_name(i, caption, one[0])
                   for i, (caption, one) in enumerate(zip(self.task.captions, self.task.seeds))]
-    self._size = min(batch_size, len(self.names))
+    self._size = self.task.batch_size
     self._npz = npz
     self._report = report_lib.Report(
         folder, [*self.names, *[_NPZ] * npz], overwrite=overwrite,

@@ -25,6 +25,7 @@ class Task(NamedTuple):
     captions: `[B]` what every image shows.
     seeds: `[B]` seed and number of every image.
     sampling: the sampling options.
+    batch_size: images decoded at once.
   """
 
   model: Any
@@ -35,6 +36,7 @@ class Task(NamedTuple):
   captions: list[str]
   seeds: list[tuple[int, int]]
   sampling: Any
+  batch_size: int
 
   def pick(self, index: Sequence[int] | np.ndarray) -> 'Task':
     """The task of the images of these numbers."""
@@ -91,7 +93,8 @@ def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = N
     prompts: a prompt, a list, or the path of a file with one per line; `model.prompts` if None.
     seed: a whole number, under which the images are numbered, or one per image. An image
       depends on its own seed, number and prompt only.
-    decoder: specification, such as `'seed_exact(window=16)'`; the model's default if None.
+    decoder: specification, such as `'seed_exact(window=16)'`; if None, the model's default for
+      the device and as many images at once.
     batch_size: images decoded at once; all if None.
     progress: called with the number of finished images and of all.
     **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
@@ -103,13 +106,8 @@ def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = N
   Raises:
     ValueError: for anything that cannot work, by the name of the argument.
   """
-  task = prepare(model, prompts, seed=seed, decoder=decoder, **options)
-  count = len(task.captions)
-  batch_size = count if batch_size is None else batch_size
-  if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-    raise ValueError(f'batch_size is {batch_size!r}; it must be a whole number, at least 1.')
-  batch_size = min(batch_size, count)
-  found = []
+  task = prepare(model, prompts, seed=seed, decoder=decoder, batch_size=batch_size, **options)
+  count, batch_size, found = len(task.captions), task.batch_size, []
   for first in range(0, count, batch_size):
     # The last batch is filled up, because another size would be compiled anew.
     index = np.minimum(np.arange(first, first + batch_size), count - 1)
@@ -141,6 +139,9 @@ def stream(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = Non
   """
   if not isinstance(every, (int, np.integer)) or every < 1:
     raise ValueError(f'every is {every!r}; it must be a whole number, at least 1.')
+  if 'batch_size' in options:
+    raise ValueError(f"batch_size is {options['batch_size']!r}, but all images of a stream are "
+                     'decoded at once; leave it out.')
   task = prepare(model, prompts, seed=seed, decoder=decoder, **options)
   return _rounds(task, int(every))
 
@@ -181,7 +182,7 @@ def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
 
 
 def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
-            **options) -> Task:
+            batch_size: int | None = None, **options) -> Task:
   """Checks all arguments of `generate`; nothing is compiled.
 
   Raises:
@@ -190,10 +191,11 @@ def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = No
   engine = model.engine
   given = {name: value for name, value in options.items() if name in engine.options._fields}
   sampling = model.sampling(**given)
-  specification = model.specification(
-      decoder, **{name: value for name, value in options.items() if name not in given})
   prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
   condition, captions = model.condition(prompts), model.conditions.captions(prompts)
+  batch_size = _batch_size(batch_size, len(captions))
+  specification = model.specification(decoder, batch_size=batch_size, **{
+      name: value for name, value in options.items() if name not in given})
   numbered = prompts_lib.seeds(seed, len(captions))
   for name, value in sampling._asdict().items():
     if np.shape(value) not in ((), (len(captions),)):
@@ -204,7 +206,17 @@ def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = No
   built.check(condition, sampling)
   if model.tokenizer is None:
     model.pixels(None)  # Says what is missing.
-  return Task(model, specification, built, guided, condition, captions, numbered, sampling)
+  return Task(model, specification, built, guided, condition, captions, numbered, sampling,
+              batch_size)
+
+
+def _batch_size(given: Any, count: int) -> int:
+  """Images decoded at once, of `count` in all; raises ValueError for what is no such number."""
+  if given is None:
+    return count
+  if not isinstance(given, (int, np.integer)) or given < 1:
+    raise ValueError(f'batch_size is {given!r}; it must be a whole number, at least 1.')
+  return min(int(given), count)
 
 
 def decode(task: Task) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cspd_jax import sharding
 from cspd_jax.core.modes import usual_promotion
 from cspd_jax.families import generate as generate_lib, prompts as prompts_lib
 from cspd_jax.families.engines import Engine
@@ -84,8 +85,8 @@ class Model:
     conditions: what images can be asked for.
     tokenizer: the image tokenizer; None if the model was loaded without one.
     drafts: what drafts for it or corrects, by the name that decoders ask for it by.
-    defaults: what suits the model: sampling options by name, and 'decoder', a
-      specification or one by platform ('cpu', 'gpu', 'tpu').
+    defaults: what suits the model: sampling options by name, and 'decoder', a specification or
+      several by device and number of images; see `families.choices`.
     forward: `(params, condition, tokens [B, T], drop [B]) -> (logits [B, T, V], features
       [B, C + T - 1, F])` of whole images, with the null condition where `drop`; features are those
       of `C` condition tokens and of the image tokens but the last. What drafters learn from; None
@@ -118,6 +119,13 @@ class Model:
   def num_tokens(self) -> int:
     """Tokens of one image."""
     return self.target(guided=False).num_tokens
+
+  @property
+  def device(self) -> Any:
+    """The JAX device that the model runs on, the first of several."""
+    leaf = next(iter(jax.tree.leaves(self.params)), None)
+    return min(leaf.devices(), key=lambda device: device.id) if isinstance(
+        leaf, jax.Array) else jax.devices()[0]
 
   @property
   def prompts(self) -> Sequence[Any]:
@@ -170,28 +178,34 @@ class Model:
     """
     return self.engine.sampling(self.defaults, options)
 
-  def decoder(self, specification: Any = None, *, guided: bool = True, **parameters) -> Any:
+  def decoder(self, specification: Any = None, *, guided: bool = True, batch_size: int = 1,
+              **parameters) -> Any:
     """A decoder of this model, to be jitted and called with its parameters.
 
     Args:
       specification: such as `'mc_sjd(window=32)'`; the model's default if None.
       guided: whether to run the null condition beside the condition.
+      batch_size: images that will be decoded together, on which the model's default may depend.
       **parameters: parameters that the specification leaves open.
 
     Raises:
       ValueError: for a specification that cannot work, saying why.
     """
-    specification = self.specification(specification, **parameters)
+    specification = self.specification(specification, batch_size=batch_size, **parameters)
     self.engine.check_drafts(specification, self.drafts, self.name)
     return self.engine.build(specification, self, guided)
 
-  def specification(self, specification: Any = None, **parameters) -> Any:
+  def specification(self, specification: Any = None, *, batch_size: int = 1,
+                    **parameters) -> Any:
     """The parsed specification of a decoder, with parameters filled in where it leaves them open.
 
     Arguments as for `decoder`.
     """
     if specification is None:
-      specification = self.engine.default(self.defaults.get('decoder'), self.drafts)
+      if self.mesh is not None:  # Every group of devices takes its share.
+        batch_size = -(-batch_size // self.mesh.shape[sharding.DATA])
+      specification = self.engine.default(
+          self.defaults.get('decoder'), self.drafts, self.device, batch_size)
     return self.engine.specification(specification, parameters)
 
   def draft_params(self, specification: Any) -> Params:

@@ -1,0 +1,236 @@
+"""What decoders cost on this machine, predicted from few measurements, and which one to choose.
+
+The rounds of an image depend on the model and the decoder, the cost of a round on the machine:
+
+  seconds per image = rounds x seconds of a round / images decoded together
+
+Rounds come from a short run of every candidate. A batch ends with its last row, so of a batch the
+expected rounds of the slowest of so many images count. A round is timed in the same run, at one
+number of images; at another number `b` it takes as many times longer as a bare forward pass of the
+target over as many tokens does:
+
+  seconds of a round(b) = seconds of a round(base) x pass(b, tokens) / pass(base, tokens)
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from cspd_jax.decoding.tree import chain
+from cspd_jax.evaluation import forward, timing
+from cspd_jax.evaluation.bench import Bench
+from cspd_jax.metrics import acceptance
+
+# Bare passes in a timed run.
+_PASSES = 16
+# A longer round that is predicted to be so much slower ends a line of candidates.
+_MARGIN = 1.1
+# Candidates up to so many times slower than the best one are looked at more closely.
+_NEAR = 1.3
+
+
+class Run(NamedTuple):
+  """The short run of a candidate.
+
+  Attributes:
+    decoder: its specification.
+    tokens: of a round: the last committed one and the drafts.
+    accepted: tokens that a round commits in the mean.
+    rounds: `[N]` of every image, the prefill included.
+    seconds: of a round, with `batch_size` images decoded together.
+    batch_size: see `seconds`.
+  """
+
+  decoder: str
+  tokens: int
+  accepted: float
+  rounds: np.ndarray
+  seconds: float
+  batch_size: int
+
+
+class Passes(NamedTuple):
+  """What bare forward passes of the target cost.
+
+  Attributes:
+    tokens: `[K]` tokens of a row, rising.
+    seconds: `[K]` of a pass, by number of images.
+  """
+
+  tokens: Sequence[int]
+  seconds: Mapping[int, np.ndarray]
+
+  def at(self, batch_size: int, tokens: int) -> float:
+    """Seconds of a pass, between the measured numbers of tokens along a line."""
+    return float(np.interp(tokens, self.tokens, self.seconds[batch_size]))
+
+
+class Predicted(NamedTuple):
+  """What a candidate is expected to take.
+
+  Attributes:
+    rounds: of a batch, which ends with its last row.
+    round_seconds: of one of them.
+    seconds: per image.
+  """
+
+  rounds: float
+  round_seconds: float
+  seconds: float
+
+
+def last_row(rounds: np.ndarray, batch_size: int) -> float:
+  """The expected rounds of the slowest of `batch_size` images, drawn from those of `[N]` images."""
+  ordered = np.sort(np.asarray(rounds, float))
+  below = (np.arange(len(ordered) + 1) / len(ordered)) ** batch_size
+  return float(ordered @ np.diff(below))
+
+
+def predict(run: Run, passes: Passes, batch_size: int) -> Predicted:
+  """What a candidate is expected to take with `batch_size` images decoded together."""
+  scale = 1.0 if batch_size == run.batch_size else (
+      passes.at(batch_size, run.tokens) / passes.at(run.batch_size, run.tokens))
+  rounds, seconds = last_row(run.rounds, batch_size), run.seconds * scale
+  return Predicted(rounds, seconds, rounds * seconds / batch_size)
+
+
+class Searched(NamedTuple):
+  """Candidates after a search.
+
+  Attributes:
+    seconds: per image by number of images decoded together, by specification.
+    left_out: why others were not tried, by specification.
+  """
+
+  seconds: dict[str, Mapping[int, float]]
+  left_out: dict[str, str]
+
+
+def search(lines: Sequence[Sequence[str]], further: Callable[[str], Sequence[str]],
+           seconds: Callable[[str], Mapping[int, float] | None]) -> Searched:
+  """Tries candidates, but for those that cannot be expected to win.
+
+  Of a line, whose rounds get longer, no more are tried after one that is clearly slower than the
+  best one before it, whatever number of images is decoded together. What is near the best of all
+  lines is looked at more closely.
+
+  Args:
+    lines: specifications of decoders.
+    further: `specification -> ` others that differ little from it.
+    seconds: `specification -> ` predicted seconds per image by number of images decoded together;
+      None if the time is up.
+  """
+  found: dict[str, Mapping[int, float]] = {}
+  left_out: dict[str, str] = {}
+
+  def visit(text):
+    if text not in found:
+      one = seconds(text)
+      if one is None:
+        left_out[text] = 'the time was up'
+        return None
+      found[text] = one
+    return found[text]
+
+  for line in lines:
+    best: dict[int, float] = {}
+    for number, text in enumerate(line):
+      one = visit(text)
+      if one is None:
+        continue
+      if best and all(value > _MARGIN * best[size] for size, value in one.items()):
+        left_out |= {later: f'{text}, with shorter rounds, is slower than shorter ones already'
+                     for later in line[number + 1:] if later not in found}
+        break
+      best = {size: min(value, best.get(size, value)) for size, value in one.items()}
+  for text in _promising(lines, found):
+    for more in further(text):
+      visit(more)
+  return Searched(found, {text: why for text, why in left_out.items() if text not in found})
+
+
+def _promising(lines: Sequence[Sequence[str]], found: Mapping[str, Mapping[int, float]]
+               ) -> list[str]:
+  """The best of every line for every number of images, if it is near the best of all lines."""
+  sizes = next(iter(found.values()), {})
+  promising = []
+  for size in sizes:
+    least = min(one[size] for one in found.values())
+    for line in lines:
+      known = [text for text in line if text in found]
+      best = min(known, key=lambda text: found[text][size], default=None)
+      if best is not None and found[best][size] <= _NEAR * least:
+        promising.append(best)
+  return list(dict.fromkeys(promising))
+
+
+def ranked(found: Mapping[str, Mapping[int, float]], batch_size: int) -> list[str]:
+  """Candidates of a search, those first that are predicted to be fastest."""
+  return sorted(found, key=lambda text: found[text][batch_size])
+
+
+def tokens(bench: Bench, text: str) -> int:
+  """Tokens of a round of a decoder: the last committed one and the drafts."""
+  return bench.check(text).drafter.tree.num_nodes + 1
+
+
+def short_run(bench: Bench, text: str, batch_size: int) -> Run:
+  """Decodes the images of a bench with a candidate, `batch_size` at once.
+
+  Raises:
+    ValueError: if the model's numbers are no probabilities.
+  """
+  batches = -(-len(bench.prompts) // batch_size)
+  bench.run(text, batch_size)  # Compiles it and runs it once.
+  decode, found = bench.programs.decode(text, bench.sampling), {}
+  arguments = bench.batches(batch_size, batches)
+
+  def run(number):
+    found[number] = decode(*arguments[number])
+    return found[number]
+
+  timed = timing.measure(
+      {number: functools.partial(run, number) for number in range(batches)}, 1, warmup=0)
+  decoded = jax.tree.map(lambda *parts: np.concatenate(parts), *map(
+      jax.device_get, (found[number] for number in range(batches))))
+  bench.model.engine.check_result(decoded, [
+      f'number {number}' for number in range(len(decoded.rounds))])
+  rounds = decoded.rounds.reshape(batches, batch_size).max(axis=1)
+  seconds = [timed[number].median / rounds[number] for number in range(batches)]
+  return Run(
+      text, tokens(bench, text), acceptance.summarise(decoded).accepted_length_mean,
+      decoded.rounds, float(np.median(seconds)), batch_size)
+
+
+def measure_passes(bench: Bench, batch_sizes: Sequence[int], lengths: Sequence[int],
+                   repeats: int) -> Passes:
+  """Times bare forward passes of the target, for every number of images and of tokens."""
+  model, runs = bench.model, {}
+  target = bench.check(bench.baseline).target
+  for size in batch_sizes:
+    (condition, _, _), = bench.batches(size, 1)
+    for length in lengths:
+      run = timing.compiled(forward.passes(target, chain(length - 1)), model.params, condition,
+                            np.int32(_PASSES)).run
+      for count in (1, _PASSES):
+        runs[size, length, count] = functools.partial(
+            run, model.params, condition, np.int32(count))
+  found = timing.measure(runs, repeats)
+  # What comes before the passes, such as the prefill, does not count.
+  spent = lambda size, length: max(
+      found[size, length, _PASSES].median - found[size, length, 1].median,
+      found[size, length, _PASSES].median / _PASSES)
+  return Passes(lengths, {
+      size: np.array([spent(size, length) for length in lengths]) / (_PASSES - 1)
+      for size in batch_sizes})
+
+
+def measure(bench: Bench, texts: Sequence[str], batch_size: int, repeats: int) -> dict[str, float]:
+  """Seconds per image of whole decodes that take turns, the images of a bench, in the median."""
+  batches = -(-len(bench.prompts) // batch_size)
+  found = timing.measure(
+      {text: bench.run(text, batch_size, batches) for text in texts}, repeats, warmup=0)
+  return {text: found[text].median / (batches * batch_size) for text in texts}

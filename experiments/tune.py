@@ -1,0 +1,255 @@
+"""Chooses the decoder, window and tree that are fastest on this machine, and stores them.
+
+  python -m experiments.tune --model=checkpoints/c2i_b_256
+  python -m experiments.tune --model=demo --store=models/demo
+  python -m experiments.tune --dry_run --batch_size=1,4,16 --window=4,8,16 --minutes=5
+
+A short run of every candidate gives its rounds per image and what a round costs; bare forward
+passes say how that grows with the number of images decoded together. From these follow seconds per
+image and images per hour for every number of images, and the few best candidates are measured.
+The fastest go into the model's `model.json` for the kind of device that ran: from then on
+`model.generate` and `cspd-generate` take them there where no decoder is given. Only exact decoders
+are chosen, unless `--guarantee` says otherwise. Into --workdir go all figures (rows.csv,
+report.json).
+"""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cspd_jax
+from configs import tune as default
+from cspd_jax.core import files
+from cspd_jax.core.checkpoint import CheckpointError
+from cspd_jax.evaluation import rows as rows_lib, tables, tuning
+from cspd_jax.evaluation.bench import Bench
+from cspd_jax.evaluation.report import Report
+from cspd_jax.families import choices, stored
+from experiments import cli
+from experiments.cli import inputs
+
+_GUARANTEES = ('seed-exact', 'exact', 'relaxed')
+_COLUMNS = {
+    'decoder': '{decoder}', 'tokens': '{tokens}', 'accepted': '{accepted:.2f}',
+    'ms per round': '{ms_per_round:.2f}', 's/image, predicted': '{predicted_seconds:.4f}',
+    'measured': '{measured_seconds:.4f}', 'images/hour': '{images_per_hour:.0f}',
+    'chosen': '{chosen}'}
+# A table on the console has no more rows; the files have all.
+_SHOWN = 8
+
+
+class Plan(NamedTuple):
+  """What is to be tried, checked.
+
+  Attributes:
+    bench: the model and the images.
+    lines: candidates in rising order of tokens per round; see `tuning.search`.
+    further: by candidate, those that differ from it in passes.
+    standing: by number of images decoded together, what the model is decoded with so far, where
+      that can run and be chosen.
+    left_out: why other candidates are not tried.
+    place: where the choice is stored; None if nowhere.
+  """
+
+  bench: Bench
+  lines: list[list[str]]
+  further: dict[str, list[str]]
+  standing: dict[int, str]
+  left_out: dict[str, str]
+  place: stored.Place | None
+
+
+def prepare(config: Any) -> Plan:
+  """Loads the model and checks all options.
+
+  Raises:
+    ValueError: for anything that cannot work, naming the option.
+  """
+  inputs.at_least(config, 1, 'best', 'repeats')
+  if not config.minutes > 0:
+    raise ValueError(f'minutes is {config.minutes}; it must be above 0.')
+  for name in ('window', 'passes', 'batch_size'):
+    values = getattr(config, name)
+    if not values or min(values) < 1:
+      raise ValueError(f'{name} is {values}; give whole numbers from 1, with commas.')
+  if config.decoder is not None and not config.decoder:
+    raise ValueError('decoder is empty; give at least one.')
+  place = _place(config)
+  model = inputs.model(config)
+  if model.engine.name != 'discrete':
+    raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
+                     'tokens are discrete.')
+  prompts, seed = inputs.images(config.images, model)
+  bench = Bench(model, prompts, seed=seed, sampling=model.sampling(**inputs.given(config.sampling)))
+  return _candidates(config, bench)._replace(place=place)
+
+
+def _place(config: Any) -> stored.Place | None:
+  """Where the choice is stored."""
+  if config.dry_run:
+    return None
+  if given := inputs.given(config.parts):
+    raise ValueError(f'{next(iter(given))} is given, but a choice is stored with the networks that '
+                     'it was made with; add it to a model folder (families.save) and give that, or '
+                     'give --dry_run.')
+  try:
+    return stored.place(config.model, config.store)
+  except CheckpointError:
+    raise
+  except ValueError as error:
+    raise ValueError(f'{error} Or give --dry_run, which stores nothing.') from error
+
+
+def _candidates(config: Any, bench: Bench) -> Plan:
+  """The candidates that can run and may be chosen; raises ValueError if there are none."""
+  model, names, further = bench.model, config.decoder, {}
+  if names is None:
+    names = default.SEED_EXACT if config.guarantee == 'seed-exact' else default.DECODERS
+  lines = []
+  for name in names:
+    lines.append([])
+    for window in sorted(config.window):
+      first, *others = (_sized(model, name, window, passes) for passes in config.passes)
+      lines[-1].append(first)
+      further[first] = [other for other in dict.fromkeys(others) if other != first]
+  standing, left_out = _standing(model, config.batch_size)
+  lines += [[text] for text in standing.values()]
+  kept: dict[str, None] = {}
+  for number, line in enumerate(lines):
+    able, refused = rows_lib.able(bench, line)
+    weak = {text: why for text in able if (why := _weaker(bench, text, config.guarantee))}
+    left_out |= refused | weak
+    lines[number] = [text for text in able if text not in weak and text not in kept]
+    kept |= dict.fromkeys(lines[number])
+  if not kept:
+    raise ValueError('nothing can run; ' + '; '.join(f'{k}: {v}' for k, v in left_out.items()))
+  return Plan(bench, [line for line in lines if line], further,
+              {size: text for size, text in standing.items() if text in kept}, left_out, None)
+
+
+def _sized(model: cspd_jax.Model, name: str, window: int, passes: int) -> str:
+  """A candidate with sizes where it leaves them open."""
+  found = model.specification(name)
+  if 'passes' in model.engine.parameters(found) and 'passes' not in found.parts[0].arguments:
+    found = model.specification(found, passes=passes)
+  return str(model.engine.complete(found, window=window, length=max(window - 1, 1)))
+
+
+def _standing(model: cspd_jax.Model, batch_sizes: Sequence[int]
+              ) -> tuple[dict[int, str], dict[str, str]]:
+  """What a model is decoded with so far; a name that nobody knows any more is left out."""
+  try:
+    return {size: str(model.specification(batch_size=size)) for size in batch_sizes}, {}
+  except ValueError as error:
+    return {}, {'what is stored so far': str(error)}
+
+
+def _weaker(bench: Bench, text: str, least: str) -> str | None:
+  """Why a decoder may not be chosen; None if it may."""
+  found = bench.model.engine.guarantee(bench.check(text))
+  if _GUARANTEES.index(found) <= _GUARANTEES.index(least):
+    return None
+  return f'it is {found}, and guarantee is {least}'
+
+
+def tune(plan: Plan, config: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
+  """Runs candidates, measures the best of them and marks those to choose.
+
+  Returns:
+    A row per candidate and number of images, the fastest first; and why others were left out.
+  """
+  bench, sizes = plan.bench, sorted(set(config.batch_size))
+  until = time.perf_counter() + 60 * config.minutes
+  passes = _passes(plan, config, sizes)
+  runs: dict[str, tuning.Run] = {}
+
+  def seconds(text: str) -> Mapping[int, float] | None:
+    if runs and time.perf_counter() > until:
+      return None
+    run = runs[text] = tuning.short_run(bench, text, sizes[0])
+    found = {size: tuning.predict(run, passes, size).seconds for size in sizes}
+    print(f'{text}: {run.accepted:.2f} tokens per round; seconds per image '
+          + ', '.join(f'{value:.4f} ({size} at once)' for size, value in found.items()), flush=True)
+    return found
+
+  searched = tuning.search(plan.lines, lambda text: plan.further.get(text, []), seconds)
+  rows = []
+  for size in sizes:
+    ranked = tuning.ranked(searched.seconds, size)
+    few = dict.fromkeys(ranked[:config.best])
+    if plan.standing.get(size) in searched.seconds:  # What the model has is to be beaten.
+      few[plan.standing[size]] = None
+    measured = tuning.measure(bench, list(few), size, config.repeats)
+    chosen = min(measured, key=lambda text: measured[text])
+    rows += [_row(bench, runs[text], passes, size, measured.get(text), text == chosen)
+             for text in ranked]
+  return rows, plan.left_out | searched.left_out
+
+
+def _passes(plan: Plan, config: Any, sizes: Sequence[int]) -> tuning.Passes:
+  """Bare forward passes of as many tokens as candidates have; none for one number of images."""
+  bench = plan.bench
+  most = max(tuning.tokens(bench, text) for line in plan.lines for text in line)
+  lengths = sorted({1, most, *(window for window in config.window if window < most)})
+  if len(sizes) == 1:
+    return tuning.Passes(lengths, {})
+  print(f'forward passes of {", ".join(map(str, lengths))} tokens', flush=True)
+  return tuning.measure_passes(bench, sizes, lengths, config.repeats)
+
+
+def _row(bench: Bench, run: tuning.Run, passes: tuning.Passes, size: int, measured: float | None,
+         chosen: bool) -> dict[str, Any]:
+  """What is known of a candidate with `size` images decoded together."""
+  predicted = tuning.predict(run, passes, size)
+  return dict(
+      batch_size=size, decoder=run.decoder,
+      guarantee=bench.model.engine.guarantee(bench.check(run.decoder)), tokens=run.tokens,
+      accepted=run.accepted, rounds=float(run.rounds.mean()), rounds_of_batch=predicted.rounds,
+      ms_per_round=1e3 * predicted.round_seconds, predicted_seconds=predicted.seconds,
+      measured_seconds=measured, images_per_hour=3600 / (measured or predicted.seconds),
+      chosen='yes' if chosen else None)
+
+
+def run(config: Any) -> None:
+  """Tunes, shows and writes what was found, and stores the choice.
+
+  Raises:
+    ValueError: for anything that cannot work, before anything is compiled.
+  """
+  plan = prepare(config)
+  report, start = Report(config.workdir, ['rows.csv']), time.perf_counter()
+  rows, left_out = tune(plan, config)
+  by_size = {size: [i for i, row in enumerate(rows) if row['batch_size'] == size]
+             for size in dict.fromkeys(row['batch_size'] for row in rows)}
+  for size, numbers in by_size.items():
+    shown = [rows[i] for i in numbers if i in numbers[:_SHOWN] or rows[i]['measured_seconds']]
+    print(f'\n{_images(size)} at once\n{tables.text(_COLUMNS, shown, left=1)}')
+  decoders = {row['batch_size']: row['decoder'] for row in rows if row['chosen']}
+  kind = plan.bench.model.device.device_kind
+  files.write(report.path('rows.csv'), tables.csv(rows).encode())
+  report.write(
+      settings=dataclasses.asdict(config), rows=rows, left_out=left_out, chosen=decoders,
+      device_kind=kind, prompts=plan.bench.prompts,
+      minutes=(time.perf_counter() - start) / 60, tables=[
+          dict(title=f'{_images(size)} at once', columns=_COLUMNS, rows=numbers)
+          for size, numbers in by_size.items()])
+  if plan.place is not None:
+    plan.place.store(kind, decoders)
+    print(f'\nStored in {plan.place.folder} for {kind}: ' + ', '.join(
+        f'{text} from {_images(size)} at once on'
+        for size, text in choices.different(decoders).items()) + '.')
+
+
+def _images(count: int) -> str:
+  return f'{count} image{"s"[:count != 1]}'
+
+
+@cli.program(config='configs/tune.py', expected=default.Config)
+def main(config: Any) -> None:
+  run(config)
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,141 @@
+"""`experiments.tune` on a tiny model: what it measures, stores and refuses."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.evaluation import tuning
+from cspd_jax.families import stored
+from experiments import tune
+from tests.experiments import calls, models
+from tests.families import tiny
+
+_BAD = {
+    'no decoder': (['--decoder='], ['decoder is empty']),
+    'unknown decoder': (['--decoder=hurry'], ['hurry', 'vanilla']),
+    'unknown parameter': (['--decoder=mc_sjd(windw=3)'], ['windw', 'window']),
+    'window of 0': (['--window=0,4'], ['window is (0, 4)', 'from 1']),
+    'no batch': (['--batch_size='], ['batch_size']),
+    'batch of 0': (['--batch_size=0'], ['batch_size is (0,)']),
+    'passes of 0': (['--passes=0'], ['passes is (0,)']),
+    'none of the best': (['--best=0'], ['best is 0']),
+    'no runs': (['--repeats=0'], ['repeats is 0']),
+    'no time': (['--minutes=0'], ['minutes is 0']),
+    'another guarantee': (['--guarantee=none'], ['guarantee', 'seed-exact, exact, relaxed']),
+    'shipped model': (
+        ['--model=demo'], ["'demo', which comes with the package", 'store=FOLDER', '--dry_run']),
+    'other networks': (
+        ['--model=demo', '--store={folder}'], ['beach', 'holds other networks', '--dry_run']),
+    'a part beside the model': (
+        ['--tokenizer={folder}/tokenizer'], ['tokenizer is given', 'families.save', '--dry_run']),
+    'no such model': (['--model=nothing'], ['nothing', 'is no folder']),
+    'continuous tokens': (['--model=mar_demo', '--dry_run'], ['mar_demo', 'discrete']),
+    'nothing that can run': (
+        ['--decoder=eagle', '--guarantee=seed-exact'], ['nothing can run', 'EAGLE network']),
+}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
+
+
+def _call(capsys, out, folder, *words):
+  return calls.call(tune.main, capsys, out, f'--model={folder}', *words)
+
+
+@pytest.mark.parametrize('name', _BAD)
+def test_bad_input(folder, capsys, tmp_path, name):
+  words, found = _BAD[name]
+  calls.check_refused(_call(capsys, tmp_path / 'out', folder, *(
+      word.format(folder=folder) for word in words)), found)
+
+
+def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
+  own, kind = tmp_path / 'own', jax.devices()[0].device_kind
+  stored.place(folder, own).store(kind, {1: 'sjd(window=2)'})
+  # Machines differ; here, one image at once is fastest with one decoder and two with another.
+  best = {1: 'mc_sjd(window=3)', 2: 'vanilla'}
+  monkeypatch.setattr(tuning, 'measure', lambda bench, texts, size, repeats: {
+      text: 1.0 if text == best[size] else 2.0 for text in texts})
+  found = _call(
+      capsys, tmp_path / 'out', own, '--batch_size=1,2', '--window=3', '--num_images=2',
+      '--decoder=vanilla,mc_sjd,eagle,jacobi+cool', '--repeats=1', '--best=3', '--guidance_scale=1')
+  assert found.code == 0, found.err
+  report = json.loads((found.folder / 'report.json').read_text())
+  assert report['chosen'] == {str(size): text for size, text in best.items()}
+  assert 'EAGLE network' in report['left_out']['eagle(tree=chain(2))']
+  assert 'it is relaxed' in report['left_out']['jacobi(window=3)+cool']
+  assert report['device_kind'] == kind and f'for {kind}: mc_sjd(window=3) from 1' in found.out
+  rows = list(csv.DictReader((found.folder / 'rows.csv').open()))
+  # Two candidates and what the model was decoded with before, for both numbers of images.
+  assert len(rows) == 6 and {row['batch_size'] for row in rows} == {'1', '2'}
+  for row in rows:
+    assert float(row['predicted_seconds']) == pytest.approx(
+        float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / int(row['batch_size']))
+    assert row['guarantee'] in ('exact', 'seed-exact') and row['decoder'] in found.out
+  assert [table['title'] for table in report['tables']] == ['1 image at once', '2 images at once']
+  model = cspd_jax.load(own)
+  assert model.generate('sea', guidance_scale=1).decoder == 'mc_sjd(window=3)'
+  assert model.generate(['sea', 'sky', 'sand'], guidance_scale=1).decoder == 'vanilla'
+
+
+def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
+  before = (folder / 'model.json').read_bytes()
+  found = _call(
+      capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=2', '--decoder=vanilla',
+      '--num_images=2', '--repeats=1', '--minutes=1e-9', '--best=1', '--guarantee=seed-exact')
+  assert found.code == 0, found.err
+  row, = csv.DictReader((found.folder / 'rows.csv').open())
+  assert row['chosen'] == 'yes' and row['decoder'] == 'vanilla'
+  assert float(row['images_per_hour']) == pytest.approx(3600 / float(row['measured_seconds']))
+  assert 'Stored' not in found.out and (folder / 'model.json').read_bytes() == before
+
+
+def _without_work(monkeypatch, seconds):
+  """Replaces measurements by `seconds`, a function of the decoder; returns what is asked for."""
+  asked = []
+
+  def short_run(bench, text, size):
+    asked.append(text)
+    return tuning.Run(text, tuning.tokens(bench, text), 2.0, np.array([5]), seconds(text), size)
+
+  monkeypatch.setattr(tuning, 'short_run', short_run)
+  monkeypatch.setattr(tuning, 'measure', lambda bench, texts, size, repeats: {
+      text: seconds(text) for text in texts})
+  return asked
+
+
+def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
+  models.llamagens(tmp_path)
+  best = 'corrected(by=layers, passes=3, window=5)'
+  asked = _without_work(
+      monkeypatch, lambda text: 1.0 if text == best else 1.1 if 'window=5' in text else 2.0)
+  found = _call(
+      capsys, tmp_path / 'out', tmp_path / 'model', f'--store={tmp_path / "own"}', '--window=3,5',
+      '--decoder=corrected(by=layers),corrected(by=layers,passes=1)', '--passes=2,1,3',
+      '--batch_size=1', '--best=1')
+  assert found.code == 0, found.err
+  default = str(cspd_jax.load(tmp_path / 'model').specification())
+  assert asked == [f'corrected(by=layers, passes={passes}, window={window})'
+                   for passes in (2, 1) for window in (3, 5)] + [default, best]
+  rows = json.loads((found.folder / 'report.json').read_text())['rows']
+  assert {row['decoder'] for row in rows if row['measured_seconds']} == {best, default}
+  assert str(cspd_jax.load(tmp_path / 'own').specification()) == best
+
+
+def test_a_default_that_nobody_knows_is_replaced(folder, capsys, tmp_path, monkeypatch):
+  own = tmp_path / 'own'
+  stored.place(folder, own).store(jax.devices()[0].device_kind, {1: 'faster'})
+  asked = _without_work(monkeypatch, len)
+  found = _call(capsys, tmp_path / 'out', own, '--batch_size=1', '--window=3,5',
+                '--decoder=mc_sjd,jacobi(window=3)')
+  assert found.code == 0, found.err
+  assert asked == ['mc_sjd(window=3)', 'mc_sjd(window=5)', 'jacobi(window=3)']
+  report = json.loads((found.folder / 'report.json').read_text())
+  assert "no 'faster'" in report['left_out']['what is stored so far']
+  assert str(cspd_jax.load(own).specification()) == 'mc_sjd(window=3)'

@@ -1,0 +1,160 @@
+"""Default decoders by device and number of images: their form, who takes them, where they go."""
+
+import dataclasses
+import json
+import types
+
+import jax
+import pytest
+
+import cspd_jax
+from cspd_jax import families
+from cspd_jax.core import checkpoint
+from cspd_jax.families import choices, stored
+from cspd_jax.families.gallery import Gallery
+from tests.families import tiny
+
+H200 = types.SimpleNamespace(device_kind='NVIDIA H200', platform='gpu')
+CPU = types.SimpleNamespace(device_kind='cpu', platform='cpu')
+CHOSEN = {'cpu': {'1': 'mc_sjd(window=4)', '8': 'vanilla'}, 'gpu': 'mc_sjd(window=64)',
+          'NVIDIA H200': {'4': 'seed_exact(window=16)'}}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
+
+
+def _content(folder):
+  return json.loads((folder / 'model.json').read_text())
+
+
+@pytest.mark.parametrize('chosen, device, batch_size, found', [
+    (None, CPU, 1, None),
+    ('sjd', CPU, 1, 'sjd'),
+    ('sjd', H200, 64, 'sjd'),
+    ({'gpu': 'sjd'}, CPU, 1, None),
+    (CHOSEN, CPU, 1, 'mc_sjd(window=4)'),
+    (CHOSEN, CPU, 7, 'mc_sjd(window=4)'),
+    (CHOSEN, CPU, 8, 'vanilla'),
+    (CHOSEN, CPU, 100, 'vanilla'),
+    (CHOSEN, H200, 3, 'mc_sjd(window=64)'),
+    (CHOSEN, H200, 4, 'seed_exact(window=16)'),
+])
+def test_the_kind_comes_before_the_platform_and_a_size_holds_up_to_the_next(
+    chosen, device, batch_size, found):
+  choices.check(chosen)
+  assert choices.find(chosen, device, batch_size) == found
+
+
+@pytest.mark.parametrize('chosen, decoders, found', [
+    (None, {1: 'a'}, {'cpu': 'a'}),
+    (None, {2: 'a'}, {'cpu': {'2': 'a'}}),
+    ('s', {1: 'a'}, {'cpu': 'a', 'gpu': 's', 'tpu': 's'}),
+    ({'gpu': 's'}, {1: 'a', 8: 'b'}, {'gpu': 's', 'cpu': {'1': 'a', '8': 'b'}}),
+    ({'cpu': 's'}, {8: 'b'}, {'cpu': {'1': 's', '8': 'b'}}),
+    ({'cpu': {'1': 'a', '16': 'b'}}, {1: 'c', 4: 'b'}, {'cpu': {'1': 'c', '4': 'b'}}),
+    ({'cpu': {'1': 'a', '8': 'b'}}, {1: 'b', 8: 'b'}, {'cpu': 'b'}),
+])
+def test_a_choice_joins_what_was_there(chosen, decoders, found):
+  joined = choices.joined(chosen, 'cpu', decoders)
+  assert joined == found
+  choices.check(joined)
+  for size, decoder in decoders.items():
+    assert choices.find(joined, CPU, size) == decoder
+
+
+@pytest.mark.parametrize('chosen, message', [
+    (3, 'decoder is 3; it must be a text'),
+    (['sjd'], 'it must be a text'),
+    ({'cpu': 3}, "decoder for 'cpu' is 3"),
+    ({'cpu': None}, "decoder for 'cpu' is None"),
+    ({'cpu': {'1': {}}}, "decoder for 'cpu' is {}"),
+    ({'cpu': {'0': 'sjd'}}, "decoder for 'cpu' is given for '0' images"),
+    ({'cpu': {'few': 'sjd'}}, "for 'few' images"),
+])
+def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
+    folder, tmp_path, chosen, message):
+  networks = {'target': str(folder / 'target')}
+  with pytest.raises(ValueError, match=message):
+    families.save(tmp_path / 'new', 'tiny', networks, {'decoder': chosen})
+  assert not (tmp_path / 'new').exists()
+  families.save(tmp_path / 'old', 'tiny', networks, {'decoder': 'sjd'})
+  description = _content(tmp_path / 'old')
+  description['defaults']['decoder'] = chosen
+  (tmp_path / 'old' / 'model.json').write_text(json.dumps(description))
+  with pytest.raises(checkpoint.CheckpointError, match=message):
+    cspd_jax.load(tmp_path / 'old')
+
+
+def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path):
+  kind = jax.devices()[0].device_kind
+  place = stored.place(folder, tmp_path / 'own')
+  place.store(kind, {1: 'mc_sjd(window=4)', 2: 'vanilla'})
+  place.store('another device', {1: 'jacobi(window=3)'})
+  model = cspd_jax.load(tmp_path / 'own')
+  assert str(model.specification()) == 'mc_sjd(window=4)' == model.generate('sea').decoder
+  assert model.generate(['sea', 'sky']).decoder == 'vanilla'
+  assert model.generate(['sea', 'sky'], batch_size=1).decoder == 'mc_sjd(window=4)'
+  assert model.generate(['sea', 'sky'], decoder='sjd(window=2)').decoder == 'sjd(window=2)'
+  for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # What `cspd-generate` makes.
+    gallery = Gallery(model, ['sea', 'sky'], tmp_path / f'by_{size}', batch_size=size)
+    assert str(gallery.task.specification) == text
+  assert next(model.stream(['sea', 'sky'])).images.shape[0] == 2
+  with pytest.raises(ValueError, match='batch_size is 1, but all images of a stream'):
+    model.stream(['sea'], batch_size=1)
+  elsewhere = dataclasses.replace(model, defaults={'decoder': {'another device': 'vanilla'}})
+  assert str(elsewhere.specification()) == model.engine.candidates[-1]
+
+
+def test_a_group_of_devices_takes_its_share(folder):
+  model = cspd_jax.load(folder, sharding=cspd_jax.sharding.make_mesh(data=1))
+  defaults = {'decoder': {jax.default_backend(): {'1': 'sjd(window=2)', '4': 'vanilla'}}}
+  one = dataclasses.replace(model, defaults=defaults)
+  assert str(one.specification(batch_size=4)) == 'vanilla'
+  two = dataclasses.replace(
+      model, defaults=defaults, mesh=types.SimpleNamespace(shape={cspd_jax.sharding.DATA: 2}))
+  assert str(two.specification(batch_size=6)) == 'sjd(window=2)'
+  assert str(two.specification(batch_size=7)) == 'vanilla'
+
+
+def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(folder, tmp_path):
+  stored.place(folder, tmp_path / 'own').store(jax.devices()[0].device_kind, {
+      1: 'vanilla', 2: 'faster(window=4)'})
+  model = cspd_jax.load(tmp_path / 'own')
+  assert str(model.specification(batch_size=1)) == 'vanilla'
+  with pytest.raises(ValueError, match=r"names for .* and 2 images .* no 'faster'.* Give decoder"):
+    model.generate(['sea', 'sky'])
+  assert model.generate(['sea', 'sky'], decoder='vanilla').decoder == 'vanilla'
+
+
+def test_networks_stay_where_they_are_and_the_format_says_what_is_inside(folder, tmp_path):
+  before = (folder / 'model.json').read_bytes()
+  assert _content(folder)['format'] == 1
+  place = stored.place(folder, tmp_path / 'own')
+  place.store('cpu', {1: 'vanilla'})
+  assert _content(tmp_path / 'own')['format'] == 1
+  stored.place(folder, tmp_path / 'own').store('cpu', {8: 'sjd(window=2)'})
+  own = _content(tmp_path / 'own')
+  assert own['format'] == 2 and own['defaults'] == {
+      'guidance_scale': 1.5, 'decoder': {'cpu': {'1': 'vanilla', '8': 'sjd(window=2)'}}}
+  assert sorted(path.name for path in (tmp_path / 'own').iterdir()) == ['model.json']
+  assert (folder / 'model.json').read_bytes() == before
+  assert families.part_folder(tmp_path / 'own', 'target') == folder / 'target'
+
+
+def test_places_that_are_refused(folder, tmp_path):
+  with pytest.raises(ValueError, match="'demo', which comes with the package .* store=FOLDER"):
+    stored.place('demo')
+  with pytest.raises(ValueError, match='the folder of a network alone; give store=FOLDER'):
+    stored.place(folder / 'target')
+  with pytest.raises(ValueError, match='holds other networks than model'):
+    stored.place('demo', folder)
+  with pytest.raises(ValueError, match='holds other networks than model'):
+    stored.place(folder / 'target', folder / 'target')
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(ValueError, match='files cannot be written'):
+    stored.place(folder, tmp_path / 'file')
+  with pytest.raises(checkpoint.CheckpointError, match='is no folder'):
+    stored.place(tmp_path / 'missing')
+  assert not stored.place('demo', tmp_path / 'demo').folder.exists()
