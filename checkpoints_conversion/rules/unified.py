@@ -69,7 +69,8 @@ def rules(config: UnifiedConfig, how: Stored) -> list[Rule]:
     config: the model's sizes.
     how: the file stores it.
   """
-  heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.dim // config.num_heads
+  sizes = config.transformer
+  heads, kv_heads, width = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
   ours, theirs = 'transformer/layers_{i}/', 'model.layers.{i}.'
   table = [
       Rule('model.embed_tokens.weight', ('transformer/token_embedding',),
@@ -91,7 +92,7 @@ def rules(config: UnifiedConfig, how: Stored) -> list[Rule]:
   ]
   if config.qk_norm:
     for letter, name, count in (('q', 'query', heads), ('k', 'key', kv_heads)):
-      rows = min(count, count if how.norm_rows is None else how.norm_rows)
+      rows = count if how.norm_rows is None else min(how.norm_rows, count)
       transform = base.head_norm(count, rows, how.halves)
       norm = f'{theirs}self_attn.{letter}_norm.'
       table += [Rule(norm + 'weight', (f'{ours}{name}_norm/scale',), transform),
