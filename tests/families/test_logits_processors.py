@@ -1,16 +1,16 @@
-"""What is sampled from, against the official samplers on a given sequence: contexts, guidance, cuts,
-grammar.
+"""What is sampled from, against the official samplers on a given sequence.
 
-`tests/data/logits_processors.npz` was recorded in float32 from the official classes over the networks
-of transformers 5.23 (Chameleon's own mask of image tokens left out), with the sizes of
-`published_files.py` and the weights of `published.py`, seeds 61, 63 and 65; `softmax` came last.
+Contexts, guidance, cuts and grammar at once. `tests/data/logits_processors.npz` was recorded in
+float32 from the official classes over the networks of transformers 5.23 (Chameleon's own mask of
+image tokens left out), with the sizes of `published_files.py` and the weights of `published.py`,
+seeds 61, 63 and 65; `softmax` came last.
 
-- Lumina-mGPT, `inference_solver.py`: `LLMImageStartTriggeredUnbatchedClassifierFreeGuidance...` with
-  scale 4, which finds the context to lead away from on its own, `MultiModalLogitsProcessor` and
-  `InterleavedTopKLogitsWarper` with 40 image tokens.
-- Anole, Meta's `logits_processor.py` as `ImageDecoder` joins it: `InBatchInstructCFGLogitsProcessor`
-  with scales 3 and 1.2 over the prompt, its images (none) and nothing,
-  `AllowOnlyTokensLogitsProcessor` with the image tokens, temperature 0.7, `top_p` 0.9.
+- Lumina-mGPT, `inference_solver.py`: `LLMImageStartTriggeredUnbatchedClassifierFreeGuidance...`
+  with scale 4, which finds the context to lead away from on its own, `MultiModalLogitsProcessor`
+  and `InterleavedTopKLogitsWarper` with 40 image tokens.
+- Anole, Meta's `logits_processor.py` as `ImageDecoder` joins it:
+  `InBatchInstructCFGLogitsProcessor` with scales 3 and 1.2 over the prompt, its images (none) and
+  nothing, `AllowOnlyTokensLogitsProcessor` with the image tokens, temperature 0.7, `top_p` 0.9.
 - Emu3, `image_generation.py`: `UnbatchedClassifierFreeGuidanceLogitsProcessor` with scale 3 and the
   official words to lead away from, `PrefixConstrainedLogitsProcessor` with
   `Emu3PrefixConstrainedLogitsHelper`, then the 40 most probable tokens.
