@@ -26,8 +26,6 @@ from cspd_jax.version import __version__
 Params = Any
 
 _VERSION = 2
-# Bytes of published tensors that are converted together, at least.
-_GROUP = 64 << 20
 
 
 def convert(family: FileFamily, config: Any, tensors: Mapping[str, shards.Tensor]) -> Params:
@@ -72,14 +70,8 @@ def groups(
       the tensor.
   """
   _check(family, config, tensors)
-  parts: list[list[base.Rule]] = []
-  size = _GROUP
-  for rule in _rules(family, config)[0]:
-    if size >= _GROUP:
-      parts.append([])
-      size = 0
-    parts[-1].append(rule)
-    size += tensors[rule.source].nbytes
+  parts = weights.grouped(
+      _rules(family, config)[0], lambda rule: tensors[rule.source].nbytes)
 
   def make(part: list[base.Rule]) -> Params:
     release()
