@@ -26,7 +26,7 @@ class FileFamily(NamedTuple):
   Attributes:
     name: how the command and the registry call it.
     what: the network in words, with its article.
-    kind: the kind of network that is written, a key of `checkpoint.KINDS`.
+    kind: the kind of network that is written, a key of `kinds.KINDS`.
     rules: `config -> rules`.
     infer: `(shapes, options) -> config`: the sizes of the network, from the shapes of its
       published tensors and from what only a person or the file of settings can know.

@@ -13,13 +13,13 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import files, folders, weights
+from cspd_jax.core import files, folders, int8, kinds, weights
+from cspd_jax.core.kinds import KINDS, Kind
 
 Params = Any
 
@@ -31,40 +31,11 @@ class CheckpointError(ValueError):
   """A checkpoint that cannot be saved or loaded; the message lists all that is wrong."""
 
 
-class Kind(NamedTuple):
-  """A kind of network.
-
-  Attributes:
-    config: the dataclass with its sizes.
-    init: `(config, key) -> params`, from which the expected shapes are taken.
-    split: what of the parameters can be divided over devices; see `sharding.split`.
-  """
-
-  config: type[Any]
-  init: Callable[[Any, jax.Array], Params]
-  split: Mapping[str, int] = MappingProxyType({})
-
-
-# What `kind` may be; families add theirs with `register`.
-KINDS: dict[str, Kind] = {}
-
-
-def register(name: str, kind: Kind) -> None:
-  """Makes a kind of network known.
-
-  Raises:
-    ValueError: if another kind has this name.
-  """
-  if KINDS.setdefault(name, kind) != kind:
-    raise ValueError(f'kind is {name!r}, which is registered with {KINDS[name].config.__name__}; '
-                     'choose another name.')
-
-
 class Loaded(NamedTuple):
   """A loaded model.
 
   Attributes:
-    kind: a key of `KINDS`.
+    kind: a key of `kinds.KINDS`.
     config: an instance of the kind's config.
     params: the parameters.
     metadata: what was given to `save` as `extra`.
@@ -99,7 +70,7 @@ def save(
 
   Args:
     path: the folder to write.
-    kind: a key of `KINDS`.
+    kind: a key of `kinds.KINDS`.
     config: the model's sizes.
     params: its parameters.
     dtype: the dtype to store floating-point parameters in; None keeps theirs.
@@ -113,7 +84,7 @@ def save(
       writing it.
   """
   _check_config(kind, config)
-  _check_shapes(f'params for a {kind!r} model', _expected(KINDS[kind], config), params)
+  _check_shapes(f'params for a {kind!r} model', kinds.expected(KINDS[kind], config), params)
   save_groups(path, kind, config, weights.divided(params), dtype=dtype, extra=extra,
               allow_nonfinite=allow_nonfinite)
 
@@ -180,13 +151,14 @@ def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
   files.write_json(folder / 'model.json', description)
 
 
-def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = None,
-         verify: bool = True, allow_nonfinite: bool = False) -> Loaded:
+def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
+         sharding: Any = None, verify: bool = True, allow_nonfinite: bool = False) -> Loaded:
   """Loads a model.
 
   Args:
     path_or_name: a folder written by `save`, or the name of a shipped model.
     dtype: the dtype of the floating-point parameters; None keeps the stored one.
+    quantize: 'int8' turns the matrices of the layers into `int8.Int8`; None leaves them.
     sharding: where the parameters go: a device, a `jax.sharding.Sharding`, a tree of those like
       the parameters, or a mesh of `sharding.make_mesh`, over which they are divided as their kind
       says. None means the default device.
@@ -200,11 +172,12 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = 
   Raises:
     CheckpointError: if there is no such checkpoint, or it is damaged, its
       parameters do not belong to its config, or they are not finite.
-    ValueError: if they cannot be divided over the mesh.
+    ValueError: if they cannot be divided over the mesh, or have no matrices of 8 bits.
   """
   folder = _find(path_or_name)
   kind, config, metadata, groups, digests = _read_description(folder)
-  expected = _expected(KINDS[kind], config)
+  expected = kinds.expected(KINDS[kind], config)
+  inputs = int8.check(quantize, kind, KINDS[kind].matrices)
   if isinstance(sharding, jax.sharding.Mesh):
     sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
   if verify:
@@ -215,11 +188,13 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = 
   places = {} if sharding is None else weights.named(jax.tree.broadcast(sharding, expected))
 
   def finish(name, leaf):
-    leaf = weights.cast(leaf, dtype)
+    count, place = inputs(name), places.get(name)
+    leaf = leaf if count else weights.cast(leaf, dtype)
     if not allow_nonfinite:
       with _refused(f'{folder}: '):
         weights.check_finite({name: leaf})
-    return jax.device_put(leaf, places.get(name))
+    return int8.put(int8.quantized(leaf, count), count, place) if count else jax.device_put(
+        leaf, place)
 
   return Loaded(kind, config, _finished(folder, described, finish), metadata)
 
@@ -250,7 +225,7 @@ def describe(path_or_name: str | os.PathLike) -> Loaded:
     CheckpointError: if there is no such checkpoint, or its description is damaged.
   """
   found = _read_description(_find(path_or_name))
-  return Loaded(found.kind, found.config, _expected(KINDS[found.kind], found.config),
+  return Loaded(found.kind, found.config, kinds.expected(KINDS[found.kind], found.config),
                 found.metadata)
 
 
@@ -260,7 +235,7 @@ def sketch(kind: str, config: Any) -> Loaded:
   Raises:
     CheckpointError: if there is no such kind.
   """
-  return Loaded(kind, config, _expected(_kind(kind), config), {})
+  return Loaded(kind, config, kinds.expected(_kind(kind), config), {})
 
 
 def _kind(kind: str) -> Kind:
@@ -387,10 +362,6 @@ def _readable(folder: pathlib.Path) -> Iterator[None]:
 def _damaged(path: pathlib.Path, reason: str) -> CheckpointError:
   return CheckpointError(
       f'{path} is damaged or incomplete ({reason[:1000]}); copy or convert the model again.')
-
-
-def _expected(kind: Kind, config: Any) -> Params:
-  return jax.eval_shape(lambda: kind.init(config, jax.random.key(0)))
 
 
 def _check_shapes(what: str, expected: Params, found: Params) -> None:
