@@ -39,6 +39,7 @@ REPORTS = {
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
+    'quantized': 'python -m experiments.quantized',
     'sjd': 'python -m experiments.papers.sjd',
     'sjd_pac': 'python -m experiments.papers.sjd_pac',
     'cool_sd': 'python -m experiments.papers.cool_sd',
@@ -183,6 +184,7 @@ TABLES: dict[str, Table] = {
     'compiled_xl': Table('compiled_xl', _own),
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](pictures/uncertainty.png)')),
+    'quantized': Table('quantized', _own),
     'sjd': Table('sjd', _own),
     'sjd_pac': Table('sjd_pac', _own),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),

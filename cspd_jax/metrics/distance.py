@@ -1,4 +1,4 @@
-"""How far one target is from another along the same images, such as a rounded one from the whole."""
+"""How far one target is from another along the same images, such as a rounded one."""
 
 from typing import Any, NamedTuple
 
