@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from checkpoints_conversion import read as read_lib, rules as rules_lib
+from checkpoints_conversion import read as read_lib, rules as rules_lib, shards
 from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax.core import checkpoint, weights
@@ -26,11 +26,9 @@ from cspd_jax.version import __version__
 Params = Any
 
 _VERSION = 2
-# Bytes of published tensors that are converted together, at least.
-_GROUP = 64 << 20
 
 
-def convert(family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray]) -> Params:
+def convert(family: FileFamily, config: Any, tensors: Mapping[str, shards.Tensor]) -> Params:
   """Converts published tensors to parameters.
 
   Args:
@@ -52,7 +50,7 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray]) 
 
 
 def groups(
-    family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray], *,
+    family: FileFamily, config: Any, tensors: Mapping[str, shards.Tensor], *,
     release: Callable[[], None] = lambda: None, allow_nonfinite: bool = False,
 ) -> list[weights.Group]:
   """As `convert`, for parameters that are made one group of tensors after the other.
@@ -72,20 +70,14 @@ def groups(
       the tensor.
   """
   _check(family, config, tensors)
-  parts: list[list[base.Rule]] = []
-  size = _GROUP
-  for rule in _rules(family, config)[0]:
-    if size >= _GROUP:
-      parts.append([])
-      size = 0
-    parts[-1].append(rule)
-    size += tensors[rule.source].nbytes
+  parts = weights.grouped(
+      _rules(family, config)[0], lambda rule: tensors[rule.source].nbytes)
 
   def make(part: list[base.Rule]) -> Params:
     release()
     made: dict[str, np.ndarray] = {}
     for rule in part:
-      tensor = tensors[rule.source]
+      tensor = np.asarray(tensors[rule.source])
       if not allow_nonfinite:
         try:
           weights.check_finite({rule.source: tensor})
@@ -97,7 +89,7 @@ def groups(
   return [functools.partial(make, part) for part in parts]
 
 
-def _check(family: FileFamily, config: Any, tensors: Mapping[str, np.ndarray]) -> None:
+def _check(family: FileFamily, config: Any, tensors: Mapping[str, shards.Tensor]) -> None:
   """Raises ConversionError with all that is wrong with the names, shapes and dtypes of tensors."""
   wanted = published_shapes(family, config)
   found = {name: tuple(tensor.shape) for name, tensor in tensors.items()
@@ -186,9 +178,12 @@ def open_source(
   if model is not None and given:
     raise ConversionError(
         f'{", ".join(sorted(given))}: only without model, which sets the sizes itself.')
-  read = read_lib.read(source, key=key, prefer=family.prefer)
+  read = read_lib.read(source, key=key, prefer=family.prefer, shares=family.shares)
   shapes = {name: tuple(tensor.shape) for name, tensor in read.tensors.items()}
-  config = family.presets[model] if model else family_lib.infer(family, shapes, given)
+  family = family._replace(**family.variant(shapes))
+  told = family.settings(read_lib.settings(source))
+  config = family.presets[model] if model else family_lib.infer(family, shapes, given, told)
+  _check_settings(family, config, told)
   made = groups(family, config, read.tensors, release=read.release,
                 allow_nonfinite=allow_nonfinite)
   metadata = {'source': os.path.basename(os.path.abspath(source)), 'model': model,
@@ -231,6 +226,17 @@ def convert_file(
   made = open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
   made.save(output, dtype=dtype, progress=progress, allow_nonfinite=allow_nonfinite)
   return made.network.config
+
+
+def _check_settings(family: FileFamily, config: Any, told: Mapping[str, Any]) -> None:
+  """Raises ConversionError where the file of settings beside the weights tells something else."""
+  problems = [f'{name} is {value!r}, the model has {getattr(config, name)!r}'
+              for name, value in told.items() if getattr(config, name) != value]
+  if problems:
+    raise ConversionError(
+        f'The settings beside the weights (config.json or params.json) are not those of this '
+        f'{family.kind} model:\n  ' + '\n  '.join(problems) +
+        '\nGive another model, or download files that belong together.')
 
 
 def _floating(family: FileFamily, config: Any) -> list[str]:

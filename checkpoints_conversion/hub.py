@@ -30,9 +30,10 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
         f'source is {str(source)!r}: there is no such file, and to download it from the Hugging '
         "Face Hub huggingface_hub must be installed: `pip install -e '.[hub]'`.") from error
   names = list(names) or ['.']
-  patterns = [name for name in names if name != '.' and not name.startswith('..')]
+  inside = [name for name in names if name != '.' and not name.startswith('..')]
+  patterns = [name if pathlib.PurePath(name).suffix else f'{name}/*' for name in inside]
   if '.' in names:
-    patterns += ['*.safetensors', '*.safetensors.index.json']
+    patterns += ['*.safetensors', '*.safetensors.index.json', 'config.json']
   try:
     return pathlib.Path(huggingface_hub.snapshot_download(
         match[1], revision=match[2], allow_patterns=patterns))

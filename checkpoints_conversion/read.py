@@ -12,12 +12,13 @@ import os
 import pathlib
 import pickle
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from checkpoints_conversion import safetensors
+from checkpoints_conversion import safetensors, shards
 from cspd_jax.core import weights
 
 # What single files are called.
@@ -35,27 +36,31 @@ class Weights(NamedTuple):
   """What was read.
 
   Attributes:
-    tensors: arrays by name, without the prefixes of compiled and wrapped modules.
+    tensors: arrays by name, or what becomes one by `np.asarray`, without the prefixes of compiled
+      and wrapped modules.
     key: the part of the file that they were in; None if they were the file.
     release: frees the memory of what was read; the arrays stay, and may be read again.
   """
 
-  tensors: dict[str, np.ndarray]
+  tensors: dict[str, shards.Tensor]
   key: str | None
   release: Callable[[], None] = lambda: None
 
 
 def read(
     path: str | os.PathLike, *, key: str | None = None, prefer: str | None = None,
+    shares: Mapping[str, str] = MappingProxyType({}),
 ) -> Weights:
   """Reads the tensors of a weight file.
 
   Args:
-    path: a `.safetensors` file, a folder of those, a file that `torch.save` wrote, or a `.json` or
-      `.tiktoken` file, whose bytes are one tensor of the name 'file'.
+    path: a `.safetensors` file, a folder of those, a file that `torch.save` wrote, a folder of
+      Meta's `consolidated*.pth`, or a `.json` or `.tiktoken` file, whose bytes are one tensor of
+      the name 'file'.
     key: which part of a PyTorch file holds the weights, for instance 'ema'. None
       takes `prefer` or the first of 'model', 'module' and 'state_dict', or the file itself.
     prefer: the part to take, where there is one of this name and `key` is None.
+    shares: what each of several of Meta's files holds; see `shards.join`.
 
   Raises:
     ReadError: if there is no such file, or it is damaged, holds something else
@@ -66,7 +71,7 @@ def read(
   if found[0].suffix in ('.json', '.tiktoken'):
     return Weights({'file': np.frombuffer(found[0].read_bytes(), np.uint8)}, None)
   if found[0].suffix != '.safetensors':
-    return _read_torch(path, key, prefer)
+    return _read_consolidated(path, found, key, prefer, shares)
   if key is not None:
     raise ReadError(f'key is {key!r}, but {path} is safetensors and has no parts; leave it out.')
   tensors: dict[str, np.ndarray] = {}
@@ -78,6 +83,19 @@ def read(
     tensors.update(part.tensors)
     releases.append(part.release)
   return Weights(_strip(path, tensors), None, lambda: _all(releases))
+
+
+def _read_consolidated(path: pathlib.Path, found: list[pathlib.Path], key: str | None,
+                       prefer: str | None, shares: Mapping[str, str]) -> Weights:
+  """One PyTorch file, or those of a model-parallel checkpoint as one."""
+  parts = [_read_torch(file, key, prefer) for file in found]
+  if len(parts) == 1:
+    return parts[0]
+  try:
+    return Weights(shards.join([part.tensors for part in parts], shares), parts[0].key)
+  except ValueError as error:
+    raise ReadError(f'source is {path}, whose {len(found)} files do not belong together: {error}.'
+                    ) from error
 
 
 def _all(functions: list[Callable[[], None]]) -> None:
@@ -106,10 +124,47 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
       raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); download it again.'
                       ) from error
   if not found:
-    raise ReadError(f'source is {path}, a folder without .safetensors files; give the file itself, '
-                    'or the name of a published model, whose files are looked for.')
+    found = _consolidated(path)
+  if not found:
+    raise ReadError(
+        f'source is {path}, a folder without .safetensors files or consolidated.pth; give the file '
+        'itself, or the name of a published model, whose files are looked for.')
   if missing := [file.name for file in found if not file.is_file()]:
     raise ReadError(f'source is {path}, where {", ".join(missing)} is missing; download it.')
+  return found
+
+
+def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The files of a checkpoint as Meta publishes them: one, or one for each of several devices."""
+  if (whole := folder / 'consolidated.pth').is_file():
+    return [whole]
+  parts = sorted(folder.glob('consolidated.[0-9][0-9].pth'))
+  count = int(parts[-1].suffixes[0][1:]) + 1 if parts else 0
+  count = max(count, int(settings(folder).get('model_parallel_size') or 1) if parts else 0)
+  return [folder / f'consolidated.{number:02}.pth' for number in range(count)]
+
+
+def settings(path: str | os.PathLike) -> dict[str, Any]:
+  """What lies beside weights as config.json, or as params.json and consolidate_params.json.
+
+  Args:
+    path: a source; see `read`.
+
+  Returns:
+    The content of all of them that there are.
+
+  Raises:
+    ReadError: if one is damaged.
+  """
+  path = pathlib.Path(path).expanduser()
+  found: dict[str, Any] = {}
+  for name in ('config.json', 'params.json', 'consolidate_params.json'):
+    file = (path if path.is_dir() else path.parent) / name
+    try:
+      found |= json.loads(file.read_text()) if file.is_file() else {}
+    except (ValueError, TypeError) as error:
+      raise ReadError(f'{file} is damaged ({type(error).__name__}: {error}); download it again.'
+                      ) from error
   return found
 
 
@@ -160,6 +215,8 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   elif key not in parts:
     raise ReadError(f'key is {key!r}; the parts of {path} are: {", ".join(map(str, parts))}.')
   tensors = content if key is None else content[key]
+  # Anole's training program names what it leaves out.
+  tensors = {name: value for name, value in tensors.items() if value is not None}
   if other := [f'{name} ({type(value).__name__})' for name, value in tensors.items()
                if not isinstance(value, torch.Tensor)]:
     raise ReadError(f'{path} holds other things than tensors: {", ".join(other)}.')

@@ -44,6 +44,7 @@ REPORTS = {
     'rounds': 'python -m experiments.accelerator',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
+    'quantized': 'python -m experiments.quantized',
     'sjd': 'python -m experiments.papers.sjd',
     'sjd_pac': 'python -m experiments.papers.sjd_pac',
     'cool_sd': 'python -m experiments.papers.cool_sd',
@@ -192,6 +193,7 @@ TABLES: dict[str, Table] = {
     'rounds': Table('rounds', _own),
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](pictures/uncertainty.png)')),
+    'quantized': Table('quantized', _own),
     'sjd': Table('sjd', _own),
     'sjd_pac': Table('sjd_pac', _own),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),

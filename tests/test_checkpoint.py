@@ -1,8 +1,10 @@
 """Checkpoints: what is saved comes back, and what is wrong is said at once."""
 
 import dataclasses
+import gc
 import json
 import shutil
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -215,6 +217,27 @@ def test_numbers_that_overflow_in_the_dtype_asked_for_are_refused(folder, params
   with pytest.raises(checkpoint.CheckpointError, match='such as inf'):
     checkpoint.save(folder, 'llamagen', CONFIG, large, dtype='float16')
   _assert_same(checkpoint.load(folder).params, params)
+
+
+def test_the_host_has_one_group_of_arrays_at_a_time(tmp_path, params, monkeypatch):
+  """Files of any number of groups come back; what was read is let go of before the next group."""
+  monkeypatch.setattr(weights, '_GROUP', 1000)
+  checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, params)
+  assert len(list((tmp_path / 'm' / 'arrays').iterdir())) > 3
+  read, alive, most = weights.read, [], 0
+
+  def watched(*arguments):
+    nonlocal most
+    gc.collect()
+    most = max(most, sum(one() is not None for one in alive))
+    found = read(*arguments)
+    alive.extend(map(weakref.ref, found.values()))
+    return found
+
+  monkeypatch.setattr(weights, 'read', watched)
+  loaded = checkpoint.load(tmp_path / 'm', dtype='bfloat16')
+  assert most == 0 and len(alive) == len(jax.tree.leaves(params))
+  _assert_same(loaded.params, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
 
 
 @pytest.mark.parametrize('shape, place', [

@@ -103,11 +103,22 @@ def separate_heads(num_heads: int, head_dim: int, halves: bool) -> Transform:
   return Transform(forward, inverse)
 
 
-def head_norm(num_heads: int, num_shards: int) -> Transform:
-  """Repeats `[num_shards, E]`, a row for the heads of a shard, to `[H, E]`; halves become pairs."""
-  repeats = num_heads // num_shards
-  return Transform(lambda x: (_to_pairs(x).repeat(repeats, axis=0),),
-                   lambda x: _to_halves(x[::repeats]))
+def head_norm(num_heads: int, num_rows: int, halves: bool = True) -> Transform:
+  """Repeats `[num_rows, E]`, a row for neighbouring heads, to `[H, E]`; see `separate_heads`.
+
+  With 0 rows it is one vector `[E]` for all heads.
+  """
+  repeats = num_heads // max(num_rows, 1)
+
+  def forward(x):
+    x = x.reshape(-1, x.shape[-1])
+    return ((_to_pairs(x) if halves else x).repeat(repeats, axis=0),)
+
+  def inverse(x):
+    x = _to_halves(x[::repeats]) if halves else x[::repeats]
+    return x if num_rows else x[0]
+
+  return Transform(forward, inverse)
 
 
 def _to_pairs(x):

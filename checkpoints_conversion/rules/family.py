@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from checkpoints_conversion.rules.base import Rule
@@ -25,13 +26,18 @@ class FileFamily(NamedTuple):
   Attributes:
     name: how the command and the registry call it.
     what: the network in words, with its article.
-    kind: the kind of network that is written, a key of `checkpoint.KINDS`.
+    kind: the kind of network that is written, a key of `kinds.KINDS`.
     rules: `config -> rules`.
     infer: `(shapes, options) -> config`: the sizes of the network, from the shapes of its
-      published tensors and from what only a person can know.
+      published tensors and from what only a person or the file of settings can know.
     presets: configs of the published networks by name.
     options: what `infer` can be told, by name, with a line of help. All are whole numbers.
     leftovers: a regular expression for names of tensors that are not weights.
+    variant: `shapes -> ` fields in whose place a file with these tensors has others, such as rules;
+      empty for families that are stored in one way.
+    settings: `content -> ` fields of the config that `read.settings` tells.
+    shares: what each file of a model-parallel checkpoint holds of a tensor, by a regular expression
+      for its name; see `shards.join`. Empty if there are no such checkpoints.
     prefer: the part of a file that holds the weights; see `read.read`.
     model: the family of models, a key of `families.FAMILIES`, that the network is a part of;
       None if there is none, and the network stands alone.
@@ -49,10 +55,13 @@ class FileFamily(NamedTuple):
   what: str
   kind: str
   rules: Callable[[Any], list[Rule]]
-  infer: Callable[[Shapes, Mapping[str, int]], Any]
+  infer: Callable[[Shapes, Mapping[str, Any]], Any]
   presets: Mapping[str, Any]
   options: Mapping[str, str] = {}
   leftovers: str = r'(?!)'
+  variant: Callable[[Shapes], Mapping[str, Any]] = lambda shapes: {}
+  settings: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda content: {}
+  shares: Mapping[str, str] = {}
   prefer: str | None = None
   model: str | None = None
   metadata: Callable[[Any], Mapping[str, Any]] = lambda config: {}
@@ -61,13 +70,15 @@ class FileFamily(NamedTuple):
   compare: Callable[[Any, Any], list[str]] | None = None
 
 
-def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int]) -> Any:
+def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int],
+          told: Mapping[str, Any] = MappingProxyType({})) -> Any:
   """Infers the config of a network.
 
   Args:
     family: the family of its file.
     shapes: of its published tensors.
     options: what shapes cannot tell; see `FileFamily.options`.
+    told: what the file of settings tells; see `FileFamily.settings`.
 
   Raises:
     ConversionError: if an option is not the family's, or shapes and options do not tell all sizes.
@@ -75,7 +86,7 @@ def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int]) -> Any
   if unknown := sorted(options.keys() - family.options.keys()):
     raise ConversionError(
         f'{", ".join(unknown)}: not for {family.what}, whose shapes tell it; leave it out.')
-  return family.infer(shapes, options)
+  return family.infer(shapes, {**told, **options})
 
 
 def shape(what: str, shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:

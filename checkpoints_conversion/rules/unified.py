@@ -1,32 +1,84 @@
-"""Transformers over one vocabulary of text and images, as transformers stores them: Lumina-mGPT
-(arXiv 2408.02657), Anole (arXiv 2407.06135) and Emu3 (arXiv 2409.18869)."""
+"""Transformers over one vocabulary of text and images, as transformers and Meta store them:
+Lumina-mGPT (arXiv 2408.02657), Anole (arXiv 2407.06135) and Emu3 (arXiv 2409.18869)."""
 
 import functools
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule, Transform
 from cspd_jax.models import unified
 from cspd_jax.models.unified import UnifiedConfig
 
+# Meta's names (https://github.com/facebookresearch/chameleon) for those of transformers.
+_META = {
+    'model.embed_tokens': 'tok_embeddings', 'model.layers': 'layers', 'model.norm': 'norm',
+    'lm_head': 'output', 'self_attn.q_proj': 'attention.wq', 'self_attn.k_proj': 'attention.wk',
+    'self_attn.v_proj': 'attention.wv', 'self_attn.o_proj': 'attention.wo',
+    'self_attn.q_norm': 'attention.q_normalization',
+    'self_attn.k_norm': 'attention.k_normalization', 'mlp.gate_proj': 'feed_forward.w1',
+    'mlp.down_proj': 'feed_forward.w2', 'mlp.up_proj': 'feed_forward.w3',
+    'input_layernorm': 'attention_norm', 'post_attention_layernorm': 'ffn_norm'}
+# What each of several of Meta's files has of a tensor.
+_SHARES = {
+    r'.*\.(wq|wk|wv|w1|w3)\.weight|output\.weight': 'rows',
+    r'.*\.(wo|w2)\.weight|tok_embeddings\.weight': 'columns',
+    r'.*\.[qk]_normalization\.(weight|bias)': 'row',
+    r'(.*\.)?(attention_norm|ffn_norm|norm)\.weight|rope\.freqs': 'all'}
 
-def rules(config: UnifiedConfig, num_norm_shards: int | None = None) -> list[Rule]:
+
+class Stored(NamedTuple):
+  """How a file stores a transformer.
+
+  Attributes:
+    is_meta: whether names are Meta's, or those of transformers.
+    halves: whether number `i` of a head rotates with `i + E / 2`, or neighbours with each other.
+    norm_rows: rows of the norms of queries and keys; 0 is one vector for all heads, None means one
+      for every head.
+  """
+
+  is_meta: bool = False
+  halves: bool = True
+  norm_rows: int | None = None
+
+  def name(self, name: str) -> str:
+    """What a tensor of transformers is called."""
+    return re.sub('|'.join(map(re.escape, _META)), lambda found: _META[found[0]], name
+                  ) if self.is_meta else name
+
+
+def stored(shapes: family.Shapes) -> Stored:
+  """How a file with these tensors stores them.
+
+  Heads are stored as halves by all releases of transformers, which repeat norms in rows. The
+  version that Anole was trained with keeps Meta's order and its one vector, under names of
+  transformers.
+  """
+  is_meta = 'tok_embeddings.weight' in shapes
+  norm = shapes.get(Stored(is_meta).name('model.layers.0.self_attn.q_norm.weight'))
+  if norm is None:
+    return Stored(is_meta, not is_meta)
+  return Stored(is_meta, not is_meta and len(norm) == 2, norm[0] if len(norm) == 2 else 0)
+
+
+def rules(config: UnifiedConfig, how: Stored) -> list[Rule]:
   """Returns the rule table of a transformer.
 
   Args:
     config: the model's sizes.
-    num_norm_shards: rows of the norms of queries and keys; None means one for every head.
+    how: the file stores it.
   """
-  heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.dim // config.num_heads
+  sizes = config.transformer
+  heads, kv_heads, width = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
   ours, theirs = 'transformer/layers_{i}/', 'model.layers.{i}.'
   table = [
       Rule('model.embed_tokens.weight', ('transformer/token_embedding',),
            base.reorder(unified.order(config))),
       Rule(theirs + 'self_attn.q_proj.weight', (ours + 'query',),
-           base.separate_heads(heads, width, True)),
+           base.separate_heads(heads, width, how.halves)),
       Rule(theirs + 'self_attn.k_proj.weight', (ours + 'key',),
-           base.separate_heads(kv_heads, width, True)),
+           base.separate_heads(kv_heads, width, how.halves)),
       Rule(theirs + 'self_attn.v_proj.weight', (ours + 'value',),
            base.separate_heads(kv_heads, width, False)),
       Rule(theirs + 'self_attn.o_proj.weight', (ours + 'out',), base.join_heads(heads, width)),
@@ -40,11 +92,12 @@ def rules(config: UnifiedConfig, num_norm_shards: int | None = None) -> list[Rul
   ]
   if config.qk_norm:
     for letter, name, count in (('q', 'query', heads), ('k', 'key', kv_heads)):
-      transform = base.head_norm(count, num_norm_shards or count)
+      rows = count if how.norm_rows is None else min(how.norm_rows, count)
+      transform = base.head_norm(count, rows, how.halves)
       norm = f'{theirs}self_attn.{letter}_norm.'
       table += [Rule(norm + 'weight', (f'{ours}{name}_norm/scale',), transform),
                 Rule(norm + 'bias', (f'{ours}{name}_norm/bias',), transform)]
-  return table
+  return [rule._replace(source=how.name(rule.source)) for rule in table]
 
 
 def _codes_only(config: UnifiedConfig) -> Transform:
@@ -59,20 +112,20 @@ def _codes_only(config: UnifiedConfig) -> Transform:
   return Transform(lambda x: (x[first:after].T,), inverse)
 
 
-def infer(preset: str, shapes: family.Shapes, options: Mapping[str, int]) -> UnifiedConfig:
+def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> UnifiedConfig:
   """Infers the sizes of a transformer.
 
   Args:
     preset: name of the published model whose vocabulary and grammar it has.
     shapes: of its published tensors.
-    options: `height` and `width` of its images in codes, `num_heads`; the published ones if they
-      are not given.
+    options: `height` and `width` of its images in codes, `num_heads`; and `swin_norm`, `rope_base`
+      and `norm_eps`, which files of settings tell. The published ones if they are not given.
 
   Raises:
     ConversionError: if the shapes and options do not tell all sizes, or another vocabulary.
   """
-  known = unified.PRESETS[preset]
-  shape = functools.partial(family.shape, _what(preset), shapes)
+  known, name = unified.PRESETS[preset], stored(shapes).name
+  shape = lambda tensor, rank: family.shape(_what(preset), shapes, name(tensor), rank)
   vocab_size, dim = shape('model.embed_tokens.weight', 2)
   if vocab_size != known.vocab_size:
     raise family.ConversionError(
@@ -84,12 +137,32 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, int]) -> Uni
       height=options.get('height', known.height), width=options.get('width', known.width),
       vocab_size=vocab_size, num_codes=known.num_codes, first_code=known.first_code,
       row_end=known.row_end, image_ends=known.image_ends, dim=dim,
-      num_layers=family.count(shapes, r'model\.layers\.(\d+)\.self_attn\.q_proj\.weight'),
+      num_layers=family.count(
+          shapes, name('model.layers.{i}.self_attn.q_proj.weight').replace('{i}', r'(\d+)')),
       num_heads=num_heads,
       num_kv_heads=shape('model.layers.0.self_attn.k_proj.weight', 2)[0] // width,
       ffn_dim=shape('model.layers.0.mlp.gate_proj.weight', 2)[0],
-      qk_norm='model.layers.0.self_attn.q_norm.weight' in shapes, rope_base=known.rope_base,
-      norm_eps=known.norm_eps)
+      qk_norm=name('model.layers.0.self_attn.q_norm.weight') in shapes,
+      swin_norm=options.get('swin_norm', known.swin_norm),
+      rope_base=options.get('rope_base', known.rope_base),
+      norm_eps=options.get('norm_eps', known.norm_eps))
+
+
+# Sizes by what params.json (Meta) and config.json (transformers) call them.
+_SETTINGS = {
+    'dim': ('dim', 'hidden_size'), 'num_layers': ('n_layers', 'num_hidden_layers'),
+    'num_heads': ('n_heads', 'num_attention_heads'),
+    'num_kv_heads': ('n_kv_heads', 'num_key_value_heads'),
+    'norm_eps': ('norm_eps', 'rms_norm_eps'), 'rope_base': ('rope_theta',),
+    'swin_norm': ('swin_norm',), 'qk_norm': ('qk_normalization',)}
+
+
+def settings(content: Mapping[str, Any]) -> dict[str, Any]:
+  """Sizes that the file of settings beside the weights tells."""
+  content = {**content, **dict(content.get('model') or {})}
+  found = {size: next((content[name] for name in names if content.get(name) is not None), None)
+           for size, names in _SETTINGS.items()}
+  return {size: value for size, value in found.items() if value is not None}
 
 
 def _sampling(options: Mapping[str, Any], config: UnifiedConfig) -> Mapping[str, Any]:
@@ -104,29 +177,32 @@ def _what(preset: str) -> str:
 def _chameleon(name: str) -> tuple[str, ...]:
   """Where Chameleon's tokenizers are in Meta's download, and as the official programs want it."""
   return tuple(f'{folder}{name}' for folder in (
-      '', 'tokenizer/', 'chameleon/tokenizer/', '../tokenizer/', '../chameleon/tokenizer/'))
+      '', 'tokenizer/', 'chameleon/tokenizer/', '../tokenizer/', '../chameleon/tokenizer/',
+      '../../tokenizer/'))
 
 
 def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
-            others: Mapping[str, tuple[str, ...]], num_norm_shards: int | None = None,
+            others: Mapping[str, tuple[str, ...]], norm_rows: int | None = None,
             ) -> family.FileFamily:
   return family.FileFamily(
       name=name, what=_what(presets[0]), kind='unified',
-      rules=functools.partial(rules, num_norm_shards=num_norm_shards),
+      rules=functools.partial(rules, how=Stored(norm_rows=norm_rows)),
       infer=functools.partial(infer, presets[0]),
       presets={preset: unified.PRESETS[preset] for preset in presets},
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
+      variant=lambda shapes: {'rules': functools.partial(rules, how=stored(shapes))},
+      settings=settings, shares=_SHARES,
       # The image tokenizer is a network of its own; rotary tables are not weights.
-      leftovers=r'model\.vqmodel\..*|.*rotary_emb\.inv_freq',
+      leftovers=r'model\.vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
       model='unified', sampling=functools.partial(_sampling, sampling),
-      layout=lambda model: {name: ('.',), **others})
+      layout=lambda model: {name: ('models/7b', '.'), **others})
 
 
 # Guidance and cuts of the official samplers.
 LUMINA_MGPT = _family(
     'lumina_mgpt', tuple(f'lumina_mgpt_7b_{size}' for size in (768, 512, 1024)),
-    {'guidance_scale': 4.0, 'top_k': 2000}, num_norm_shards=1,
+    {'guidance_scale': 4.0, 'top_k': 2000}, norm_rows=1,
     others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
             'lumina_mgpt_text': _chameleon('text_tokenizer.json')})
 ANOLE = _family(

@@ -13,13 +13,13 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import files, folders, weights
+from cspd_jax.core import files, folders, int8, kinds, weights
+from cspd_jax.core.kinds import KINDS, Kind
 
 Params = Any
 
@@ -31,40 +31,11 @@ class CheckpointError(ValueError):
   """A checkpoint that cannot be saved or loaded; the message lists all that is wrong."""
 
 
-class Kind(NamedTuple):
-  """A kind of network.
-
-  Attributes:
-    config: the dataclass with its sizes.
-    init: `(config, key) -> params`, from which the expected shapes are taken.
-    split: what of the parameters can be divided over devices; see `sharding.split`.
-  """
-
-  config: type[Any]
-  init: Callable[[Any, jax.Array], Params]
-  split: Mapping[str, int] = MappingProxyType({})
-
-
-# What `kind` may be; families add theirs with `register`.
-KINDS: dict[str, Kind] = {}
-
-
-def register(name: str, kind: Kind) -> None:
-  """Makes a kind of network known.
-
-  Raises:
-    ValueError: if another kind has this name.
-  """
-  if KINDS.setdefault(name, kind) != kind:
-    raise ValueError(f'kind is {name!r}, which is registered with {KINDS[name].config.__name__}; '
-                     'choose another name.')
-
-
 class Loaded(NamedTuple):
   """A loaded model.
 
   Attributes:
-    kind: a key of `KINDS`.
+    kind: a key of `kinds.KINDS`.
     config: an instance of the kind's config.
     params: the parameters.
     metadata: what was given to `save` as `extra`.
@@ -99,7 +70,7 @@ def save(
 
   Args:
     path: the folder to write.
-    kind: a key of `KINDS`.
+    kind: a key of `kinds.KINDS`.
     config: the model's sizes.
     params: its parameters.
     dtype: the dtype to store floating-point parameters in; None keeps theirs.
@@ -113,8 +84,8 @@ def save(
       writing it.
   """
   _check_config(kind, config)
-  _check_shapes(f'params for a {kind!r} model', _expected(KINDS[kind], config), _shapes(params))
-  save_groups(path, kind, config, [lambda: jax.device_get(params)], dtype=dtype, extra=extra,
+  _check_shapes(f'params for a {kind!r} model', kinds.expected(KINDS[kind], config), params)
+  save_groups(path, kind, config, weights.divided(params), dtype=dtype, extra=extra,
               allow_nonfinite=allow_nonfinite)
 
 
@@ -156,7 +127,7 @@ def save_groups(
   with _refused(), folders.replacing(path, _listed, state) as new:
     names = weights.write(new, groups, dtype=dtype, allow_nonfinite=allow_nonfinite,
                           progress=progress)
-    sizes = _file_sizes(new)
+    sizes = weights.file_sizes(new)
     files.write_json(new / 'model.json', {
         'format': _FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
         'metadata': dict(extra or {}), 'groups': names, 'files': sizes,
@@ -180,13 +151,14 @@ def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
   files.write_json(folder / 'model.json', description)
 
 
-def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = None,
-         verify: bool = True, allow_nonfinite: bool = False) -> Loaded:
+def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
+         sharding: Any = None, verify: bool = True, allow_nonfinite: bool = False) -> Loaded:
   """Loads a model.
 
   Args:
     path_or_name: a folder written by `save`, or the name of a shipped model.
     dtype: the dtype of the floating-point parameters; None keeps the stored one.
+    quantize: 'int8' turns the matrices of the layers into `int8.Int8`; None leaves them.
     sharding: where the parameters go: a device, a `jax.sharding.Sharding`, a tree of those like
       the parameters, or a mesh of `sharding.make_mesh`, over which they are divided as their kind
       says. None means the default device.
@@ -200,31 +172,44 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = 
   Raises:
     CheckpointError: if there is no such checkpoint, or it is damaged, its
       parameters do not belong to its config, or they are not finite.
-    ValueError: if they cannot be divided over the mesh.
+    ValueError: if they cannot be divided over the mesh, or have no matrices of 8 bits.
   """
   folder = _find(path_or_name)
   kind, config, metadata, groups, digests = _read_description(folder)
-  expected = _expected(KINDS[kind], config)
+  expected = kinds.expected(KINDS[kind], config)
+  inputs = int8.check(quantize, kind, KINDS[kind].matrices)
   if isinstance(sharding, jax.sharding.Mesh):
     sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
   if verify:
     _verify(folder, digests)
-  try:
+  with _readable(folder):
     described = weights.stored(folder, groups)
-    _check_shapes(
-        f'{folder}, a {kind!r} model', expected, _shapes(weights.joined(described.values())))
-    params = weights.read(folder, described)
-  except CheckpointError:
-    raise
-  except Exception as error:  # Orbax raises many types for files that it cannot read.
-    raise _damaged(folder, str(error) or type(error).__name__) from error
-  params = weights.cast(params, dtype)
-  if not allow_nonfinite:
-    try:
-      weights.check_finite(params)
-    except ValueError as error:
-      raise CheckpointError(f'{folder}: {error}') from error
-  return Loaded(kind, config, jax.device_put(params, sharding), metadata)
+    _check_shapes(f'{folder}, a {kind!r} model', expected, weights.joined(described.values()))
+  places = {} if sharding is None else weights.named(jax.tree.broadcast(sharding, expected))
+
+  def finish(name, leaf):
+    count, place = inputs(name), places.get(name)
+    leaf = leaf if count else weights.cast(leaf, dtype)
+    if not allow_nonfinite:
+      with _refused(f'{folder}: '):
+        weights.check_finite({name: leaf})
+    return int8.put(int8.quantized(leaf, count), count, place) if count else jax.device_put(
+        leaf, place)
+
+  return Loaded(kind, config, _finished(folder, described, finish), metadata)
+
+
+def _finished(folder: pathlib.Path, described: Mapping[str, Params],
+              finish: Callable[[str, Any], jax.Array]) -> Params:
+  """`finish(name, host array)` of all parameters; the host has those of one group at a time."""
+  parts = []
+  for group, shapes in described.items():
+    with _readable(folder):
+      leaves: dict[str, Any] = weights.read(folder, group, shapes)
+    for name in leaves:
+      leaves[name] = finish(name, leaves[name])
+    parts.append(jax.tree.unflatten(jax.tree.structure(shapes), leaves.values()))
+  return weights.joined(parts)
 
 
 def describe(path_or_name: str | os.PathLike) -> Loaded:
@@ -240,7 +225,7 @@ def describe(path_or_name: str | os.PathLike) -> Loaded:
     CheckpointError: if there is no such checkpoint, or its description is damaged.
   """
   found = _read_description(_find(path_or_name))
-  return Loaded(found.kind, found.config, _expected(KINDS[found.kind], found.config),
+  return Loaded(found.kind, found.config, kinds.expected(KINDS[found.kind], found.config),
                 found.metadata)
 
 
@@ -250,7 +235,7 @@ def sketch(kind: str, config: Any) -> Loaded:
   Raises:
     CheckpointError: if there is no such kind.
   """
-  return Loaded(kind, config, _expected(_kind(kind), config), {})
+  return Loaded(kind, config, kinds.expected(_kind(kind), config), {})
 
 
 def _kind(kind: str) -> Kind:
@@ -260,14 +245,14 @@ def _kind(kind: str) -> Kind:
 
 
 @contextlib.contextmanager
-def _refused() -> Iterator[None]:
-  """Turns the ValueErrors of `folders` into CheckpointErrors."""
+def _refused(where: str = '') -> Iterator[None]:
+  """Turns the ValueErrors of `folders` and `weights` into CheckpointErrors."""
   try:
     yield
   except CheckpointError:
     raise
   except ValueError as error:
-    raise CheckpointError(str(error)) from error
+    raise CheckpointError(f'{where}{error}') from error
 
 
 def _listed(folder: pathlib.Path) -> list[str]:
@@ -346,7 +331,7 @@ def _read_description(folder: pathlib.Path) -> _Description:
   if version != _FORMAT:
     raise CheckpointError(
         f'{folder} has format {version!r}; this version of cspd_jax reads format {_FORMAT}.')
-  sizes = _file_sizes(folder)
+  sizes = weights.file_sizes(folder)
   if wrong := [f'{name} has {sizes[name]} bytes instead of {size}' if name in sizes
                else f'{name} is missing' for name, size in sizes_on_file.items()
                if sizes.get(name) != size]:
@@ -363,10 +348,15 @@ def _read_description(folder: pathlib.Path) -> _Description:
     raise CheckpointError(f'{folder}: its config is not valid: {error}') from error
 
 
-def _file_sizes(folder: pathlib.Path) -> dict[str, int]:
-  """Bytes of every file of the arrays, by its path in the folder."""
-  return {file.relative_to(folder).as_posix(): file.stat().st_size
-          for file in sorted((folder / 'arrays').rglob('*')) if file.is_file()}
+@contextlib.contextmanager
+def _readable(folder: pathlib.Path) -> Iterator[None]:
+  """Turns the many errors that Orbax raises for files that it cannot read into CheckpointErrors."""
+  try:
+    yield
+  except CheckpointError:
+    raise
+  except Exception as error:
+    raise _damaged(folder, str(error) or type(error).__name__) from error
 
 
 def _damaged(path: pathlib.Path, reason: str) -> CheckpointError:
@@ -374,25 +364,8 @@ def _damaged(path: pathlib.Path, reason: str) -> CheckpointError:
       f'{path} is damaged or incomplete ({reason[:1000]}); copy or convert the model again.')
 
 
-def _expected(kind: Kind, config: Any) -> Params:
-  return jax.eval_shape(lambda: kind.init(config, jax.random.key(0)))
-
-
-def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
-  flat, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda x: hasattr(x, 'shape'))
-  return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape)
-          for path, leaf in flat}
-
-
-def _check_shapes(what: str, expected: Params, found: dict[str, tuple[int, ...]]) -> None:
-  """Raises one CheckpointError with every difference between two sets of shapes."""
-  wanted = _shapes(expected)
-  problems = [f'missing: {name} {wanted[name]}' for name in sorted(wanted.keys() - found.keys())]
-  problems += [
-      f'unexpected: {name} {found[name]}' for name in sorted(found.keys() - wanted.keys())]
-  problems += [
-      f'mis-shaped: {name} is {found[name]}, the config asks for {wanted[name]}'
-      for name in sorted(wanted.keys() & found.keys()) if wanted[name] != found[name]]
-  if problems:
+def _check_shapes(what: str, expected: Params, found: Params) -> None:
+  """Raises one CheckpointError with every difference between the shapes of two trees."""
+  if problems := weights.differences(expected, found):
     raise CheckpointError(f'{what}: parameters do not belong to the config:\n  ' +
                           '\n  '.join(problems))

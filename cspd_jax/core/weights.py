@@ -8,20 +8,56 @@ import hashlib
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from orbax.checkpoint import v1 as ocp
 
 Params = Any
+T = TypeVar('T')
 # Returns a part of the parameters.
 Group = Callable[[], Params]
 
+# Bytes of arrays that are made, written and read together, at least.
+_GROUP = 64 << 20
 # Numbers that are looked at together, bytes that are read together.
 _BLOCK = 1 << 20
+
+
+def grouped(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
+  """Neighbours together, so that their bytes, as `size` gives them, are enough for a group."""
+  groups: list[list[T]] = []
+  total = _GROUP
+  for item in items:
+    if total >= _GROUP:
+      groups.append([])
+      total = 0
+    groups[-1].append(item)
+    total += size(item)
+  return groups
+
+
+def divided(params: Params) -> list[Group]:
+  """Groups of parameters, which become host arrays when they are called for."""
+  def part(items):
+    return lambda: traverse_util.unflatten_dict(jax.device_get(dict(items)), sep='/')
+
+  return [part(items) for items in grouped(named(params).items(), lambda item: item[1].nbytes)]
+
+
+def differences(wanted: Params, found: Params) -> list[str]:
+  """What is missing, unexpected or of another shape in `found`, a line each."""
+  shapes, others = ({name: tuple(leaf.shape) for name, leaf in named(tree).items()}
+                    for tree in (wanted, found))
+  return [
+      *(f'missing: {name} {shapes[name]}' for name in sorted(shapes.keys() - others.keys())),
+      *(f'unexpected: {name} {others[name]}' for name in sorted(others.keys() - shapes.keys())),
+      *(f'mis-shaped: {name} is {others[name]}, the config asks for {shapes[name]}'
+        for name in sorted(shapes.keys() & others.keys()) if shapes[name] != others[name])]
 
 
 def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_nonfinite: bool,
@@ -67,16 +103,19 @@ def stored(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Params]:
   return found
 
 
-def read(folder: pathlib.Path, described: Mapping[str, Params]) -> Params:
-  """The parameters of groups as host arrays, in one tree; `described` is what `stored` gives."""
-  def group(name, shapes):
-    # Asking for host arrays makes Orbax ignore the devices of the machine that saved. These
-    # only carry shape and dtype: they are views of one number.
-    like = jax.tree.map(
-        lambda found: np.broadcast_to(np.zeros((), found.dtype), found.shape), shapes)
-    return ocp.load_checkpointables(folder / name, {'params': like})['params']
+def read(folder: pathlib.Path, name: str, described: Params) -> dict[str, np.ndarray]:
+  """The parameters of a group as host arrays by name; `described` is what `stored` gives for it."""
+  # Asking for host arrays makes Orbax ignore the devices of the machine that saved. These
+  # only carry shape and dtype: they are views of one number.
+  like = jax.tree.map(
+      lambda found: np.broadcast_to(np.zeros((), found.dtype), found.shape), described)
+  return named(ocp.load_checkpointables(folder / name, {'params': like})['params'])
 
-  return joined(group(name, shapes) for name, shapes in described.items())
+
+def named(tree: Params) -> dict[str, Any]:
+  """Leaves by their paths, in the order of the tree."""
+  flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
+  return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in flat}
 
 
 def joined(parts: Iterable[Params]) -> Params:
@@ -102,13 +141,13 @@ def cast(params: Params, dtype: Any) -> Params:
     if dtype is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
       return leaf
     with np.errstate(over='ignore'):  # `check_finite` says it with the name.
-      return leaf.astype(jnp.dtype(dtype))
+      return leaf.astype(jnp.dtype(dtype), copy=False)
   return jax.tree.map(one, params)
 
 
 def check_finite(arrays: Params) -> None:
   """Raises ValueError if a number of a tree of host arrays is NaN or infinite, naming the array."""
-  for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+  for name, leaf in named(arrays).items():
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
       continue
     # Rows, so that an array in another order is not copied as a whole.
@@ -117,10 +156,15 @@ def check_finite(arrays: Params) -> None:
       block = leaf[first:first + rows] if leaf.ndim else leaf
       if not np.isfinite(block).all():
         wrong = block[~np.isfinite(block)].reshape(-1)
-        name = jax.tree_util.keystr(path, simple=True, separator='/')
         raise ValueError(
             f'{name} of shape {leaf.shape} holds numbers that are not finite, such as {wrong[0]}; '
             'take a file without, or allow_nonfinite if they are meant.')
+
+
+def file_sizes(folder: pathlib.Path) -> dict[str, int]:
+  """Bytes of every file of the arrays, by its path in the folder."""
+  return {file.relative_to(folder).as_posix(): file.stat().st_size
+          for file in sorted((folder / 'arrays').rglob('*')) if file.is_file()}
 
 
 def digests(folder: pathlib.Path, names: Iterable[str],

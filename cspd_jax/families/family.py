@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.core import checkpoint
-from cspd_jax.core.checkpoint import Kind, Loaded
+from cspd_jax.core import kinds
+from cspd_jax.core.checkpoint import Loaded
+from cspd_jax.core.kinds import Kind
 from cspd_jax.families.model import Model
 from cspd_jax.text import bpe
 
@@ -121,7 +122,7 @@ def register(family: Family) -> None:
   if FAMILIES.get(family.name, family) is not family:
     raise ValueError(f'name is {family.name!r}, which another family has; choose another name.')
   for name, kind in family.kinds.items():
-    checkpoint.register(name, kind)
+    kinds.register(name, kind)
   FAMILIES[family.name] = family
 
 

@@ -32,9 +32,9 @@ def shipped() -> list[str]:
   return sorted(found.parent.name for found in checkpoint.ASSETS.glob(f'*/{FILE}'))
 
 
-def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any = None,
-         verify: bool = True, allow_nonfinite: bool = False, grid: tuple[int, int] | None = None,
-         **parts: str | os.PathLike | Loaded | None) -> Model:
+def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
+         sharding: Any = None, verify: bool = True, allow_nonfinite: bool = False,
+         grid: tuple[int, int] | None = None, **parts: str | os.PathLike | Loaded | None) -> Model:
   """Loads a model.
 
   Args:
@@ -42,6 +42,9 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
       the folder of a target alone.
     dtype: dtype of the floating-point parameters. None takes what the model's defaults say,
       or else what is stored.
+    quantize: 'int8' loads the matrices of the target's layers as whole numbers of 8 bits, with a
+      scale per output; embeddings, norms and the output matrix stay in `dtype`. This is another
+      target, to which exact decoders are exact; see `metrics.distance`. None leaves them.
     sharding: a mesh of `sharding.make_mesh`: images are divided over its groups of devices, and
       the parameters of target and drafters over the devices of a group. Or where the target's
       parameters go: a device, a `jax.sharding.Sharding`, or a tree of those like the parameters.
@@ -60,8 +63,8 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
     CheckpointError: if there is no such model, it has no target yet, or one of its networks is
       missing, damaged or of the wrong kind.
     ValueError: if the networks do not belong together, a role is unknown, `dtype` is not one of
-      floating-point numbers, the model makes no images of that size, or a network cannot be
-      divided over the mesh.
+      floating-point numbers, `quantize` is not for this target, the model makes no images of that
+      size, or a network cannot be divided over the mesh.
   """
   if dtype is not None:
     _check_dtype(dtype)
@@ -76,20 +79,29 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
   defaults = dict(description['defaults'])
   stored_dtype = defaults.pop('dtype', None)
   dtype = stored_dtype if dtype is None else dtype
+  if quantize is not None and isinstance(parts.get('target'), Loaded):
+    raise ValueError(f'quantize is {quantize!r}, but target is loaded already; give its folder.')
   places = {'target': sharding} | dict.fromkeys(_ALONE)
   loaded = {
       role: _network(role, part if role in parts else folder / part, family, dtype=dtype,
+                     quantize=quantize if role == 'target' else None,
                      sharding=places.get(role, mesh), verify=verify,
                      allow_nonfinite=allow_nonfinite)
       for role, part in (description['parts'] | parts).items() if part is not None}
+  _check_target(folder, parts, loaded)
+  model = family.build(family_lib.Parts(folder.name, resized(loaded), defaults))
+  return model if mesh is None else dataclasses.replace(model, mesh=mesh)
+
+
+def _check_target(folder: pathlib.Path, parts: Mapping[str, Any], loaded: Mapping[str, Loaded]
+                  ) -> None:
+  """Raises ValueError or CheckpointError unless a model was loaded with a target."""
   if 'target' in parts and 'target' not in loaded:
     raise ValueError(f'target is None, but model {folder.name!r} cannot be without; leave it out '
                      'or give a folder.')
   if 'target' not in loaded:
     raise CheckpointError(f'model {folder.name!r} has no target yet; convert one into its folder '
                           f'with cspd-convert --output={folder}, or give target=.')
-  model = family.build(family_lib.Parts(folder.name, resized(loaded), defaults))
-  return model if mesh is None else dataclasses.replace(model, mesh=mesh)
 
 
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.core.checkpoint import Kind
+from cspd_jax.core.kinds import Kind
 from cspd_jax.families import captions, classes, drafts, engines
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.families.model import Conditions, Model, Tokenizer
@@ -102,7 +102,8 @@ def _condition(config: llamagen.LlamaGenConfig, count: int) -> Any:
 FAMILY = Family(
     name='llamagen',
     kinds={
-        'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init, transformer.SPLIT),
+        'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init, transformer.SPLIT,
+                         transformer.MATRICES),
         'vq': Kind(vq.VQConfig, vq.init),
         't5': Kind(t5.T5Config, t5.init, transformer.SPLIT),
         'text': Kind(bpe.TextConfig, bpe.init),

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from cspd_jax.continuous.blend import stored_rho
-from cspd_jax.core.checkpoint import Kind
+from cspd_jax.core.kinds import Kind
 from cspd_jax.families import classes, engines
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.families.model import Drafts, Model, Tokenizer

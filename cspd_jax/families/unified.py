@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core.checkpoint import Kind, Loaded
+from cspd_jax.core.checkpoint import Loaded
+from cspd_jax.core.kinds import Kind
 from cspd_jax.families import drafts, engines
 from cspd_jax.families.family import Family, Parts, Published, is_described
 from cspd_jax.families.model import Conditions, Model, Tokenizer
@@ -156,7 +157,8 @@ def _condition(config: unified.UnifiedConfig, count: int) -> Prompt:
 FAMILY = Family(
     name='unified',
     kinds={
-        'unified': Kind(unified.UnifiedConfig, unified.init, transformer.SPLIT),
+        'unified': Kind(unified.UnifiedConfig, unified.init, transformer.SPLIT,
+                        transformer.MATRICES),
         'vq': Kind(vq.VQConfig, vq.init),
         'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init),
         'text': Kind(bpe.TextConfig, bpe.init),

@@ -50,6 +50,15 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
   Returns:
     A `Likelihood`.
   """
+  found = distributions(target, params, condition, tokens, warp)
+  entropy = jnp.sum(jax.scipy.special.entr(found), axis=-1)
+  nll = -jnp.log(accept.take(found, tokens))
+  return Likelihood(nll=jnp.mean(nll, axis=1), entropy=jnp.mean(entropy, axis=1))
+
+
+def distributions(target: Target, params: Any, condition: Condition, tokens: jax.Array,
+                  warp: warp_lib.Warp) -> jax.Array:
+  """What every token of whole images is drawn from, `[B, T, V]`; arguments as for `likelihood`."""
   first, _, cache = target.prefill(params, condition, target.num_tokens)
   logits = first[:, :, None]
   if target.num_tokens > 1:
@@ -59,11 +68,8 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
         params, cache, tokens[:, :-1], start, chain(target.num_tokens - 2))
     logits = jnp.concatenate([logits, rest], axis=2)
   positions = jnp.broadcast_to(jnp.arange(target.num_tokens), tokens.shape)
-  distribution = warp_lib.probabilities(
+  return warp_lib.probabilities(
       logits, warp, positions, None if target.forced is None else target.forced(positions))
-  entropy = jnp.sum(jax.scipy.special.entr(distribution), axis=-1)
-  nll = -jnp.log(accept.take(distribution, tokens))
-  return Likelihood(nll=jnp.mean(nll, axis=1), entropy=jnp.mean(entropy, axis=1))
 
 
 def unigram_distance(tokens: np.ndarray, others: np.ndarray, vocab_size: int) -> float:

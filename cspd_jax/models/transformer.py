@@ -21,7 +21,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import fields
+from cspd_jax.core import fields, int8
 from cspd_jax.models import attention
 
 # `(keys, values)` of every layer, each `[R, K, S, E]`.
@@ -38,6 +38,9 @@ _HEAD_EPS = 1e-5
 SPLIT = {
     '.*/(query|key|value)': 1, '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
     '.*/(gate|up)': 1, '.*/down': 0}
+
+# The matrices of the layers, and how many axes of theirs are inputs; see `core.int8`.
+MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +213,7 @@ class Block(nn.Module):
     return RMSNorm(self.config.norm_eps, name=name)(x)
 
   def _kernel(self, name, inputs, outputs):
-    """A parameter `[*inputs, *outputs]`."""
+    """A parameter `[*inputs, *outputs]`, which may be an `int8.Int8`."""
     axes = range(len(inputs) + len(outputs))
     init = nn.initializers.normal(0.02)
     if self.scaled_init:
@@ -222,7 +225,7 @@ class Block(nn.Module):
     heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.head_dim
     # One kernel per projection, heads apart: a fused one cannot be split over devices by head.
     query, key, value = (
-        jnp.einsum('rld,dhe->rlhe', x, self._kernel(name, (config.dim,), (count, width)))
+        int8.einsum('rld,dhe->rlhe', x, self._kernel(name, (config.dim,), (count, width)))
         for name, count in (('query', heads), ('key', kv_heads), ('value', kv_heads)))
     if config.qk_norm:
       query, key = HeadNorm(name='query_norm')(query), HeadNorm(name='key_norm')(key)
@@ -233,13 +236,14 @@ class Block(nn.Module):
       cache = tuple(write_slots(old, part, start) for old, part in zip(cache, new))
     attended = attention.attend(rotate(query, rope), *cache, mask)
     out = self._kernel('out', (heads, width), (config.dim,))
-    return jnp.einsum('rlhe,hed->rld', attended, out), cache
+    return int8.einsum('rlhe,hed->rld', attended, out), cache
 
   def _feed_forward(self, x):
     config = self.config
-    gate = x @ self._kernel('gate', (config.dim,), (config.ffn_dim,))
-    up = x @ self._kernel('up', (config.dim,), (config.ffn_dim,))
-    return (jax.nn.silu(gate) * up) @ self._kernel('down', (config.ffn_dim,), (config.dim,))
+    gate, up = (int8.einsum('rld,df->rlf', x, self._kernel(name, (config.dim,), (config.ffn_dim,)))
+                for name in ('gate', 'up'))
+    down = self._kernel('down', (config.ffn_dim,), (config.dim,))
+    return int8.einsum('rlf,fd->rld', jax.nn.silu(gate) * up, down)
 
 
 class Transformer(nn.Module):

@@ -45,7 +45,12 @@ def lumina_mgpt(text: Text, prompt: str, height: int, width: int) -> tuple[list[
 
 
 def anole(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """The two contexts of Anole (arXiv 2407.06135); arguments as for `lumina_mgpt`."""
+  """The two contexts of Anole (arXiv 2407.06135) as its published drafters know them.
+
+  The sampler of Meta and GAIR has the bare prompt, and `<s>` before the start of the image that
+  guidance leads away from; for those contexts give a `causal.Prompt`. Arguments as for
+  `lumina_mgpt`.
+  """
   del height, width
   image = [id_of(text, _IMAGE_START)]
   words = f'Generate an image of {prompt}'

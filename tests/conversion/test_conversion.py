@@ -170,7 +170,7 @@ def test_weights_that_are_not_finite_are_named_as_published(tmp_path, number):
 
 
 def test_stopped_conversions_go_on_if_the_source_is_the_same(tmp_path, monkeypatch):
-  monkeypatch.setattr(convert, '_GROUP', 3000)  # Bytes: some groups of some tensors.
+  monkeypatch.setattr(weights, '_GROUP', 3000)  # Bytes: some groups of some tensors.
   family, _ = MODELS['class']
   source, made = tmp_path / 'model.safetensors', []
   save = weights.ocp.save_checkpointables

@@ -1,9 +1,7 @@
 """From files in the published layout of Lumina-mGPT, at tiny sizes, to pictures of words."""
 
-import base64
 import dataclasses
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -11,42 +9,18 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import command as convert_command, convert, rules
 from cspd_jax import command as generate_command
 from cspd_jax.core import checkpoint
 from cspd_jax.models import eagle, emu3_vq, unified, vq
 from cspd_jax.text import bpe, prompts
+from tests.families import published_files
+from tests.families.published_files import chameleon_text, convert, emu3_text, letters
 from tests.models import published
 
 for _package in ('tiktoken', 'tokenizers'):  # They read the files of words.
   pytest.importorskip(_package)
 
-CONFIG = unified.UnifiedConfig(
-    height=4, width=6, row_end=8803, image_ends=(8196,), dim=16, num_layers=2, num_heads=2,
-    ffn_dim=16)
-VQ = vq.VQConfig(ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=8192, codebook_dim=4,
-                 level_attention=False, normalized=False)
-CODES = np.random.default_rng(0).permutation(8192)
-
-
-def _letters(code):
-  return ''.join(chr(ord('A') + int(digit)) for digit in str(code))
-
-
-def _tokenizer_file():
-  """A file like Chameleon's: published names and ids, text as single characters."""
-  ids = {'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3, '<eoss>': 8196, '<racm3:break>': 8197}
-  ids |= {f'IMGIMG{_letters(code)}Z': 4 + place for place, code in enumerate(CODES)}
-  ids |= {f'<reserved{number:05d}>': number + 4 for number in range(8194, 9000)}
-  ids |= {chr(number): 20000 + number for number in range(10, 127) if number not in range(11, 32)}
-  added = [dict(id=ids[name], content=name, special=True, single_word=False, lstrip=False,
-                rstrip=False, normalized=False) for name in ids if name.startswith('<r')]
-  model = dict(type='BPE', vocab=ids, merges=[], unk_token='<unk>', dropout=None, fuse_unk=False,
-               byte_fallback=False, continuing_subword_prefix=None, end_of_word_suffix=None,
-               ignore_merges=False)
-  return json.dumps(dict(
-      version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
-      pre_tokenizer=None, post_processor=None, decoder=None, model=model)).encode()
+CONFIG, VQ, CODES = published_files.LUMINA_MGPT, published_files.CHAMELEON_VQ, published_files.CODES
 
 
 def _text(file, form='lumina_mgpt'):
@@ -55,37 +29,24 @@ def _text(file, form='lumina_mgpt'):
 
 @pytest.fixture(scope='module')
 def files(tmp_path_factory):
-  """Files as they are published."""
+  """Files as they are published, those of PyTorch as safetensors."""
   folder = tmp_path_factory.mktemp('published')
-  file = rules.FAMILIES['lumina_mgpt']
-  tensors = published.weights(convert.published_shapes(file, CONFIG), 1)
-  tensors['model.vqmodel.encoder.conv_in.bias'] = np.zeros(3, np.float32)
-  (folder / 'transformer').mkdir()
-  names = sorted(tensors)
-  for number, part in enumerate((names[::2], names[1::2]), start=1):
-    safetensors.numpy.save_file(
-        {name: tensors[name] for name in part},
-        folder / 'transformer' / f'model-0000{number}-of-00002.safetensors')
-  tensors = published.weights(convert.published_shapes(rules.FAMILIES['chameleon_vqgan'], VQ), 2)
-  tensors['loss.logvar'] = np.zeros(1, np.float32)
-  safetensors.numpy.save_file(tensors, folder / 'vqgan.safetensors')
-  (folder / 'text_tokenizer.json').write_bytes(_tokenizer_file())
+  weights = published_files.tensors('lumina_mgpt', CONFIG, 1)
+  published_files.shard(folder / 'transformer', weights)
+  safetensors.numpy.save_file(
+      published_files.tensors('chameleon_vqgan', VQ, 2), folder / 'vqgan.safetensors')
+  (folder / 'text_tokenizer.json').write_bytes(chameleon_text())
   return folder
-
-
-def _convert(files, family, name, folder, *words):
-  return convert_command.main(
-      [f'--family={family}', f'--source={files}/{name}', f'--output={folder}', *words])
 
 
 @pytest.fixture(scope='module')
 def folder(files, tmp_path_factory):
   """The model, converted by the command."""
   folder = tmp_path_factory.mktemp('models') / 'lumina'
-  assert not _convert(files, 'chameleon_vqgan', 'vqgan.safetensors', folder)
-  assert not _convert(files, 'lumina_mgpt', 'transformer', folder, '--num_heads=2', '--height=4',
-                      '--width=6')
-  assert not _convert(files, 'lumina_mgpt_text', 'text_tokenizer.json', folder)
+  assert not convert(files, 'chameleon_vqgan', 'vqgan.safetensors', folder)
+  assert not convert(files, 'lumina_mgpt', 'transformer', folder, '--num_heads=2', '--height=4',
+                     '--width=6')
+  assert not convert(files, 'lumina_mgpt_text', 'text_tokenizer.json', folder)
   return folder
 
 
@@ -103,19 +64,11 @@ def test_a_model_is_converted_part_by_part(folder):
     alone.generate(model.condition(['a cat']))
 
 
-def test_the_layout_of_the_official_program_is_a_whole_model(files, folder, tmp_path, capsys):
-  torch = pytest.importorskip('torch')
-  place = tmp_path / 'ckpts' / 'chameleon' / 'tokenizer'
-  place.mkdir(parents=True)
-  shutil.copy(files / 'text_tokenizer.json', place)
-  source = tmp_path / 'ckpts' / 'Lumina-mGPT-7B-768'
-  shutil.copytree(files / 'transformer', source)
-  tensors = safetensors.numpy.load_file(files / 'vqgan.safetensors')
-  torch.save({'state_dict': {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}},
-             place / 'vqgan.ckpt')
-  assert not convert_command.main([
-      '--family=lumina_mgpt', f'--source={source}', '--num_heads=2', '--height=4', '--width=6',
-      f'--output={tmp_path}/model'])
+def test_the_layout_of_the_official_program_is_a_whole_model(folder, tmp_path, capsys):
+  pytest.importorskip('torch')
+  source = published_files.lumina_mgpt(tmp_path)
+  assert not convert(source.parent, 'lumina_mgpt', source.name, tmp_path / 'model', '--height=4',
+                     '--width=6')
   assert 'has no' not in capsys.readouterr().out
   model, parts = cspd_jax.load(tmp_path / 'model'), cspd_jax.load(folder)
   jax.tree.map(np.testing.assert_array_equal, model.params, parts.params)
@@ -188,10 +141,8 @@ def test_published_drafters_know_the_tokens(folder, tmp_path):
   config = eagle.EagleConfig(
       'chameleon', num_tokens=29, row_width=7, dim=16, num_heads=2, ffn_dim=16, vocab_size=65536,
       norm_eps=1e-5, own_embedding=True, num_outputs=8194)
-  file = rules.FAMILIES['eagle_lumina_mgpt']
-  tensors = published.weights(convert.published_shapes(file, config), 3)
-  params = convert.convert(file, config, tensors)
-  table = tensors['embed_tokens.weight']
+  table = published_files.tensors('eagle_lumina_mgpt', config, 3)['embed_tokens.weight']
+  params = published.params('eagle_lumina_mgpt', config, 3)
   np.testing.assert_array_equal(params['token_embedding'][:2], table[4:6])
   np.testing.assert_array_equal(params['token_embedding'][8191:8195], table[[8195, 8803, 8196, 0]])
   checkpoint.save(tmp_path / 'eagle', 'eagle', config, params)
@@ -209,37 +160,30 @@ def test_published_drafters_know_the_tokens(folder, tmp_path):
     (b'{"model": {"vocab": []}}', 'cannot be read (AttributeError')])
 def test_files_that_cannot_be_read(tmp_path, capsys, content, message):
   (tmp_path / 'text.json').write_bytes(content)
-  assert _convert(tmp_path, 'anole_text', 'text.json', tmp_path / 'model') == 2
+  assert convert(tmp_path, 'anole_text', 'text.json', tmp_path / 'model') == 2
   assert message in capsys.readouterr().err and not (tmp_path / 'model').exists()
 
 
 def test_image_tokens_must_be_a_permutation():
-  content = json.loads(_tokenizer_file())
-  content['model']['vocab'][f'IMGIMG{_letters(7)}Z'] = 30000
+  content = json.loads(chameleon_text())
+  content['model']['vocab'][f'IMGIMG{letters(7)}Z'] = 30000
   text = _text(json.dumps(content).encode())
   with pytest.raises(ValueError, match='does not name the 8192 image tokens from id 4 on'):
     prompts.code_map(text, 4, 8192)
-  whole = _text(_tokenizer_file())
+  whole = _text(chameleon_text())
   np.testing.assert_array_equal(prompts.code_map(whole, 4, 8192), CODES)
 
 
 def test_sizes_without_tokens_are_refused():
-  text = _text(_tokenizer_file())
+  text = _text(chameleon_text())
   with pytest.raises(ValueError, match='the image has 3x4 codes; Lumina-mGPT knows even numbers'):
     prompts.lumina_mgpt(text, 'a cat', 3, 4)
   assert prompts.anole(text, 'me', 32, 32) == ([
       0, *(20000 + ord(letter) for letter in 'Generate an image of me'), 8710, 8197], [8197])
 
 
-def _ranks():
-  """A file like Emu3's: all bytes, then some merges."""
-  tokens = [bytes([byte]) for byte in range(256)] + [b'a ', b'90', b'ca', b'cat']
-  return b''.join(base64.b64encode(token) + f' {rank}\n'.encode()
-                  for rank, token in enumerate(tokens))
-
-
 def test_emu3_writes_as_its_official_program():
-  text = _text(_ranks(), 'emu3')
+  text = _text(emu3_text(), 'emu3')
   request, away = prompts.emu3(text, 'cat', 90, 45)
   image = [151852, *b'9', *b'0', *b'*', *b'4', *b'5', 151851]
   assert request == [151849, 259, *b' masterpiece, film grained, best quality.', *image]
@@ -258,12 +202,10 @@ def test_pictures_of_emu3(tmp_path):
       unified.PRESETS['emu3_gen_8b'], height=2, width=3, dim=16, num_layers=1, num_heads=2,
       num_kv_heads=1, ffn_dim=16)
   sizes = emu3_vq.Emu3VQConfig(ch=32, ch_mult=(1, 2), num_res_blocks=1)
-  text = bpe.TextConfig('emu3', len(_ranks()))
-  params = convert.convert(rules.FAMILIES['emu3'], config, published.weights(
-      convert.published_shapes(rules.FAMILIES['emu3'], config), 4))
-  checkpoint.save(tmp_path / 'target', 'unified', config, params)
+  text = bpe.TextConfig('emu3', len(emu3_text()))
+  checkpoint.save(tmp_path / 'target', 'unified', config, published.params('emu3', config, 4))
   checkpoint.save(tmp_path / 'tokenizer', 'emu3_vq', sizes, emu3_vq.init(sizes, jax.random.key(0)))
-  checkpoint.save(tmp_path / 'text', 'text', text, {'file': np.frombuffer(_ranks(), np.uint8)})
+  checkpoint.save(tmp_path / 'text', 'text', text, {'file': np.frombuffer(emu3_text(), np.uint8)})
   cspd_jax.families.save(
       tmp_path, 'unified', {name: name for name in ('target', 'tokenizer', 'text')})
   model = cspd_jax.load(tmp_path)
@@ -277,4 +219,4 @@ def test_pictures_of_emu3(tmp_path):
 
 def test_texts_are_saved_as_they_are(folder):
   loaded = checkpoint.load(folder / 'text', dtype='bfloat16')
-  assert bytes(np.asarray(jax.device_get(loaded.params['file']))) == _tokenizer_file()
+  assert bytes(np.asarray(jax.device_get(loaded.params['file']))) == chameleon_text()

@@ -20,14 +20,15 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import command as convert_command, convert, rules
 from cspd_jax import command as generate_command
 from cspd_jax.core import checkpoint
 from cspd_jax.decoding import tree
 from cspd_jax.evaluation import shards
-from cspd_jax.models import eagle, llamagen, medusa, neighbours, t5, vq
+from cspd_jax.models import eagle, llamagen, medusa, neighbours
 from cspd_jax.testing.check_target import check_target
 from cspd_jax.text import bpe
+from tests.families import published_files
+from tests.families.published_files import convert
 from tests.marks import representative
 from tests.models import published
 
@@ -36,14 +37,10 @@ for _package in ('ftfy', 'tokenizers'):  # They read words.
 
 CAPTIONS = ['A portrait photo of a kangaroo wearing an orange hoodie, “Welcome Friends!”',
             'a map of the world made out of sushi. ' * 12, '']
-T5 = t5.T5Config(vocab_size=320, dim=40, num_layers=2, num_heads=4, head_dim=12, ffn_dim=56)
+SMALL, VQ, T5 = published_files.T2I, published_files.T2I_VQ, published_files.T5
 WIDE = llamagen.LlamaGenConfig(
     conditioning='text', height=8, width=8, dim=64, num_layers=2, num_heads=4, ffn_dim=192,
     vocab_size=48, caption_dim=40)
-SMALL = dataclasses.replace(
-    WIDE, height=3, width=3, dim=16, num_heads=2, num_kv_heads=2, ffn_dim=24)
-VQ = vq.VQConfig(
-    ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=48, codebook_dim=4)
 
 
 @pytest.fixture(autouse=True)
@@ -56,36 +53,22 @@ def _precise():
 def files(tmp_path_factory):
   """Files as they are published."""
   folder = tmp_path_factory.mktemp('published')
-  shapes = lambda family, config: convert.published_shapes(rules.FAMILIES[family], config)
   save = safetensors.numpy.save_file
-  save(published.weights(shapes('llamagen', SMALL), 45), folder / 't2i.safetensors')
-  save(published.weights(shapes('llamagen_vq', VQ), 46), folder / 'vq.safetensors')
-  encoder = published.weights(shapes('t5', T5), 41)
-  whole = {**encoder, 'lm_head.weight': encoder['shared.weight'],
-           'decoder.final_layer_norm.weight': np.ones(40, np.float32)}
-  (folder / 'flan-t5-xl').mkdir()
-  for number, names in enumerate((sorted(whole)[::2], sorted(whole)[1::2]), start=1):
-    save({name: whole[name] for name in names},
-         folder / 'flan-t5-xl' / f'model-0000{number}-of-00002.safetensors')
-  (folder / 'flan-t5-xl' / 'tokenizer.json').write_bytes(
-      published.recorded('llamagen_words')['tokenizer'].tobytes())
+  save(published_files.tensors('llamagen', SMALL, 45), folder / 't2i.safetensors')
+  save(published_files.tensors('llamagen_vq', VQ, 46), folder / 'vq.safetensors')
+  published_files.flan_t5(folder / 'flan-t5-xl')
   return folder
-
-
-def _convert(files, family, name, folder, *words):
-  return convert_command.main(
-      [f'--family={family}', f'--source={files}/{name}', f'--output={folder}', *words])
 
 
 @pytest.fixture(scope='module')
 def folder(files, tmp_path_factory):
   """The model, converted by the command."""
   folder = tmp_path_factory.mktemp('models') / 't2i'
-  assert not _convert(files, 't5_text', 'flan-t5-xl/tokenizer.json', folder)
-  assert not _convert(files, 'llamagen', 't2i.safetensors', folder, '--image_size=48',
-                      '--num_heads=2')
-  assert not _convert(files, 't5', 'flan-t5-xl', folder)
-  assert not _convert(files, 'llamagen_vq', 'vq.safetensors', folder)
+  assert not convert(files, 't5_text', 'flan-t5-xl/tokenizer.json', folder)
+  assert not convert(files, 'llamagen', 't2i.safetensors', folder, '--image_size=48',
+                     '--num_heads=2')
+  assert not convert(files, 't5', 'flan-t5-xl', folder)
+  assert not convert(files, 'llamagen_vq', 'vq.safetensors', folder)
   return folder
 
 
@@ -261,9 +244,9 @@ def test_damaged_files_are_refused(files, tmp_path, capsys):
   source.mkdir()
   one = 'model-00001-of-00002.safetensors'
   (source / one).write_bytes((files / 'flan-t5-xl' / one).read_bytes())
-  assert _convert(tmp_path, 't5', 'shards', tmp_path / 'model') == 2
+  assert convert(tmp_path, 't5', 'shards', tmp_path / 'model') == 2
   assert 'missing: ' in (error := capsys.readouterr().err) or 'not a T5 encoder' in error
   (tmp_path / 'tokenizer.json').write_bytes(b'{"model": {"type": "Unigram"}}')
-  assert _convert(tmp_path, 't5_text', 'tokenizer.json', tmp_path / 'model') == 2
+  assert convert(tmp_path, 't5_text', 'tokenizer.json', tmp_path / 'model') == 2
   assert 'the tokenizer file cannot be read (KeyError' in capsys.readouterr().err
   assert not (tmp_path / 'model').exists()

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from cspd_jax import families
 from cspd_jax.core import checkpoint
-from cspd_jax.core.checkpoint import Kind
+from cspd_jax.core.kinds import Kind
 from cspd_jax.decoding.base import Target
 from cspd_jax.families import classes, engines
 

@@ -1,0 +1,65 @@
+"""How far a target of 8 bits is from its own: the numbers, and the program."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from configs import quantized as quantized_config
+from cspd_jax.metrics import distance, likelihood
+from experiments import quantized
+from tests.experiments import calls, models
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('models')
+  models.llamagens(folder)
+  return folder
+
+
+def test_numbers_are_those_of_the_distributions(folder):
+  whole = cspd_jax.load(folder / 'alone', dtype='float32')
+  small = cspd_jax.load(folder / 'alone', dtype='float32', quantize='int8')
+  target, warp = whole.target(guided=True), whole.sampling(guidance_scale=2.0, top_k=5)
+  condition, tokens = whole.condition([0, 1]), jnp.tile(jnp.arange(16), (2, 1)) % 4
+  found = distance.distance(target, whole.params, small.params, condition, tokens, warp)
+  own, other = (np.asarray(likelihood.distributions(target, params, condition, tokens, warp))
+                for params in (whole.params, small.params))
+  apart = 0.5 * np.abs(own - other).sum(axis=-1)
+  np.testing.assert_allclose(found.total_variation, apart.mean(axis=1), rtol=1e-5)
+  np.testing.assert_allclose(found.largest, apart.max(axis=1), rtol=1e-5)
+  assert found.total_variation.min() > 0 and found.largest.max() < 0.3
+  same = distance.distance(target, whole.params, whole.params, condition, tokens, warp)
+  np.testing.assert_array_equal(same.nll, same.other_nll)
+  assert not np.any(same.largest)
+
+
+def test_the_program(folder, capsys, tmp_path):
+  found = calls.call(
+      quantized.main, capsys, tmp_path / 'out', f'--model={folder}/alone', '--num_images=4',
+      '--guidance_scale=1,2')
+  assert found.code == 0, found.err
+  rows = json.loads((found.folder / 'report.json').read_text())['rows']
+  assert [row['guidance_scale'] for row in rows] == [1, 2]
+  for row in rows:
+    assert 0 < row['total_variation'] <= row['largest'] < 0.3
+    assert row['difference'] == pytest.approx(row['other_nll'] - row['nll'], abs=1e-6)
+    assert row['other_mib'] < row['mib']
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--quantize=int4'], ["quantize is 'int4'"]), (['--num_images=1'], ['num_images is 1']),
+    (['--model=mar_demo'], ["a 'mar' network has no matrices"])])
+def test_wrong_input(folder, capsys, tmp_path, words, message):
+  calls.check_refused(calls.call(
+      quantized.main, capsys, tmp_path / 'out', f'--model={folder}/alone', *words), message)
+
+
+def test_nothing_to_measure():
+  config = dataclasses.replace(quantized_config.get_config(), guidance_scale=())
+  with pytest.raises(ValueError, match='guidance_scale is empty'):
+    quantized.run(config)

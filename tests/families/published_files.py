@@ -1,0 +1,161 @@
+"""Folders as models are published, at tiny sizes: names, shards, index, settings, tokenizers.
+
+Weights are those of `tests/models/published.py`.
+"""
+
+import base64
+import dataclasses
+import json
+
+import numpy as np
+import safetensors.numpy
+
+from checkpoints_conversion import command, convert as convert_lib, rules
+from cspd_jax.models import emu3_vq, llamagen, t5, unified, vq
+from tests.models import published
+
+CODES = np.random.default_rng(0).permutation(8192)
+_small = dict(dim=16, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=16)
+LUMINA_MGPT = dataclasses.replace(
+    unified.PRESETS['lumina_mgpt_7b_768'], height=4, width=6, **_small)
+ANOLE = dataclasses.replace(unified.PRESETS['anole_7b'], height=3, width=4, **_small)
+EMU3 = dataclasses.replace(
+    unified.PRESETS['emu3_gen_8b'], height=2, width=3, **{**_small, 'num_kv_heads': 1})
+CHAMELEON_VQ = vq.VQConfig(
+    ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=8192, codebook_dim=4,
+    level_attention=False, normalized=False)
+EMU3_VQ = emu3_vq.Emu3VQConfig(ch=128, ch_mult=(1, 1), num_res_blocks=1)
+T2I = llamagen.LlamaGenConfig(
+    conditioning='text', height=3, width=3, dim=16, num_layers=2, num_heads=2, ffn_dim=24,
+    vocab_size=48, caption_dim=40)
+T2I_VQ = vq.VQConfig(
+    ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=48, codebook_dim=4)
+T5 = t5.T5Config(vocab_size=320, dim=40, num_layers=2, num_heads=4, head_dim=12, ffn_dim=56)
+
+
+def convert(files, family, name, folder, *words):
+  """Runs the command on one of some files, and returns its exit code."""
+  return command.main(
+      [f'--family={family}', f'--source={files}/{name}', f'--output={folder}', *words])
+
+
+def tensors(family, config, seed):
+  """Published tensors of a network."""
+  return published.weights(convert_lib.published_shapes(rules.get(family), config), seed)
+
+
+def letters(code):
+  """How the name of an image token writes its code."""
+  return ''.join(chr(ord('A') + int(digit)) for digit in str(code))
+
+
+def chameleon_text():
+  """A file like Chameleon's: published names and ids, text as single characters."""
+  ids = {'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3, '<eoss>': 8196, '<racm3:break>': 8197}
+  ids |= {f'IMGIMG{letters(code)}Z': 4 + place for place, code in enumerate(CODES)}
+  ids |= {f'<reserved{number:05d}>': number + 4 for number in range(8194, 9000)}
+  ids |= {chr(number): 20000 + number for number in range(10, 127) if number not in range(11, 32)}
+  added = [dict(id=ids[name], content=name, special=True, single_word=False, lstrip=False,
+                rstrip=False, normalized=False) for name in ids if name.startswith('<r')]
+  model = dict(type='BPE', vocab=ids, merges=[], unk_token='<unk>', dropout=None, fuse_unk=False,
+               byte_fallback=False, continuing_subword_prefix=None, end_of_word_suffix=None,
+               ignore_merges=False)
+  return json.dumps(dict(
+      version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
+      pre_tokenizer=None, post_processor=None, decoder=None, model=model)).encode()
+
+
+def emu3_text():
+  """A file like Emu3's: all bytes, then some merges."""
+  pieces = [bytes([byte]) for byte in range(256)] + [b'a ', b'90', b'ca', b'cat']
+  return b''.join(base64.b64encode(piece) + f' {rank}\n'.encode()
+                  for rank, piece in enumerate(pieces))
+
+
+def t5_text():
+  """A tokenizer file of T5 with few tokens."""
+  return published.recorded('llamagen_words')['tokenizer'].tobytes()
+
+
+def shard(folder, whole, settings=None, count=2):
+  """Writes tensors into a folder as transformers does, with an index."""
+  folder.mkdir(parents=True, exist_ok=True)
+  index = {}
+  for number in range(count):
+    name = f'model-{number + 1:05}-of-{count:05}.safetensors'
+    part = {key: whole[key] for key in sorted(whole)[number::count]}
+    index |= dict.fromkeys(part, name)
+    safetensors.numpy.save_file(part, folder / name)
+  (folder / 'model.safetensors.index.json').write_text(json.dumps(
+      {'metadata': {'total_size': sum(x.nbytes for x in whole.values())}, 'weight_map': index}))
+  if settings is not None:
+    (folder / 'config.json').write_text(json.dumps(settings))
+
+
+def _settings(config):
+  """What the config.json of a transformer says."""
+  return dict(
+      hidden_size=config.dim, num_hidden_layers=config.num_layers, vocab_size=config.vocab_size,
+      num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
+      intermediate_size=config.ffn_dim, rms_norm_eps=config.norm_eps, rope_theta=config.rope_base)
+
+
+def save_pickle(whole, path, key):
+  """Writes a file of PyTorch, or beside its place one of safetensors where PyTorch is missing."""
+  try:
+    import torch
+  except ImportError:
+    safetensors.numpy.save_file(whole, path.with_suffix('.safetensors'))
+  else:
+    torch.save({key: {name: torch.from_numpy(x) for name, x in whole.items()}}, path)
+
+
+def _chameleon(family, config, folder, tokenizer):
+  """A model of Chameleon's kin, whose tokenizers are in the folder `tokenizer`."""
+  weights = tensors(family, config, 1)
+  weights['model.vqmodel.encoder.conv_in.bias'] = np.zeros(3, np.float32)
+  shard(folder, weights, _settings(config))
+  tokenizer.mkdir(parents=True)
+  (tokenizer / 'text_tokenizer.json').write_bytes(chameleon_text())
+  pixels = tensors('chameleon_vqgan', CHAMELEON_VQ, 2)
+  save_pickle({**pixels, 'loss.logvar': np.zeros(1, np.float32)}, tokenizer / 'vqgan.ckpt',
+              'state_dict')
+  return folder
+
+
+def lumina_mgpt(root):
+  """What the official program of Lumina-mGPT wants in `ckpts`; returns the target's folder."""
+  return _chameleon('lumina_mgpt', LUMINA_MGPT, root / 'ckpts' / 'Lumina-mGPT-7B-768',
+                    root / 'ckpts' / 'chameleon' / 'tokenizer')
+
+
+def anole(root):
+  """Anole as transformers stores it, beside the tokenizers of Meta's download."""
+  return _chameleon('anole', ANOLE, root / 'anole', root / 'anole' / 'tokenizer')
+
+
+def emu3(root):
+  """The two repositories of Emu3, beside each other."""
+  shard(root / 'Emu3-Gen', tensors('emu3', EMU3, 4), _settings(EMU3))
+  (root / 'Emu3-Gen' / 'emu3.tiktoken').write_bytes(emu3_text())
+  pixels = {name: np.abs(x) if name.endswith('running_var') else x
+            for name, x in tensors('emu3_vq', EMU3_VQ, 5).items()}
+  shard(root / 'Emu3-VisionTokenizer', pixels, count=1)
+  return root / 'Emu3-Gen'
+
+
+def flan_t5(folder):
+  """Flan-T5, whole: encoder, decoder and tokenizer."""
+  encoder = tensors('t5', T5, 41)
+  shard(folder, {**encoder, 'lm_head.weight': encoder['shared.weight'],
+                 'decoder.final_layer_norm.weight': np.ones(40, np.float32)})
+  (folder / 'tokenizer.json').write_bytes(t5_text())
+
+
+def llamagen_words(root):
+  """`pretrained_models` of text-conditional LlamaGen."""
+  folder = root / 'pretrained_models'
+  flan_t5(folder / 't5-ckpt' / 'flan-t5-xl')
+  save_pickle(tensors('llamagen', T2I, 45), folder / 't2i_XL_stage1_256.pt', 'model')
+  save_pickle(tensors('llamagen_vq', T2I_VQ, 46), folder / 'vq_ds16_t2i.pt', 'model')
+  return folder

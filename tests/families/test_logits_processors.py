@@ -1,0 +1,83 @@
+"""What is sampled from, against the official samplers on a given sequence.
+
+Contexts, guidance, cuts and grammar at once. `tests/data/logits_processors.npz` was recorded in
+float32 from the official classes over the networks of transformers 5.23 (Chameleon's own mask of
+image tokens left out), with the sizes of `published_files.py` and the weights of `published.py`,
+seeds 61, 63 and 65; `softmax` came last.
+
+- Lumina-mGPT, `inference_solver.py`: `LLMImageStartTriggeredUnbatchedClassifierFreeGuidance...`
+  with scale 4, which finds the context to lead away from on its own, `MultiModalLogitsProcessor`
+  and `InterleavedTopKLogitsWarper` with 40 image tokens.
+- Anole, Meta's `logits_processor.py` as `ImageDecoder` joins it:
+  `InBatchInstructCFGLogitsProcessor` with scales 3 and 1.2 over the prompt, its images (none) and
+  nothing, `AllowOnlyTokensLogitsProcessor` with the image tokens, temperature 0.7, `top_p` 0.9.
+- Emu3, `image_generation.py`: `UnbatchedClassifierFreeGuidanceLogitsProcessor` with scale 3 and the
+  official words to lead away from, `PrefixConstrainedLogitsProcessor` with
+  `Emu3PrefixConstrainedLogitsHelper`, then the 40 most probable tokens.
+
+The prompt is 'a cat'. Codes are `default_rng(seed + 1).integers(0, num_codes)` where the grammar
+forces nothing. Arrays hold probabilities at every position in descending order, and the published
+ids that they belong to, -1 where there are no more.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import warp
+from cspd_jax.models import unified
+from cspd_jax.text import bpe, prompts
+from tests.families import published_files
+from tests.models import published
+
+for _package in ('tiktoken', 'tokenizers'):  # They read the files of words.
+  pytest.importorskip(_package)
+
+# Config, tokenizer file, seed, options.
+CASES = {
+    'lumina_mgpt': (published_files.LUMINA_MGPT, published_files.chameleon_text, 61, warp.Warp(
+        guidance_scale=4.0, top_k=40)),
+    'anole': (published_files.ANOLE, published_files.chameleon_text, 63, warp.Warp(
+        guidance_scale=3.0, temperature=0.7, top_p=0.9)),
+    'emu3': (published_files.EMU3, published_files.emu3_text, 65, warp.Warp(
+        guidance_scale=3.0, top_k=40)),
+}
+
+
+def _contexts(name, text, config):
+  """Published ids of what is asked for, and of what guidance leads away from."""
+  if name == 'anole':  # Meta's sampler; LANTERN's, which is the default here, has other words.
+    return [0, *text.encode('a cat'), 8710, 8197], [0, 8197]
+  return prompts.WRITERS[name](text, 'a cat', config.height, config.width)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_probabilities_are_those_of_the_official_sampler(name):
+  config, file, seed, options = CASES[name]
+  text = bpe.read({'file': np.frombuffer(file(), np.uint8)}, name)
+  order = unified.order(config)
+  prompt = prompts.padded([_contexts(name, text, config)])
+  condition = prompt._replace(tokens=np.argsort(order)[prompt.tokens])
+  positions = jnp.arange(config.num_tokens)[None]
+  forced = unified.forced(config, positions)
+  tokens = np.array(forced)
+  tokens[tokens < 0] = np.random.default_rng(seed + 1).integers(
+      0, config.num_codes, np.sum(tokens < 0))
+
+  @jax.jit
+  def probabilities(params):
+    streams = [unified.logits_and_features(
+        params, config, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
+    return warp.probabilities(jnp.stack(streams), options, positions, forced)[0]
+
+  with jax.default_matmul_precision('highest'):
+    found = np.asarray(probabilities(published.params(name, config, seed)))
+  recorded = published.recorded('logits_processors')
+  want, ids = recorded[name], recorded[f'{name}_ids']
+  whole = np.zeros((config.num_tokens, config.vocab_size), np.float32)
+  np.put_along_axis(whole, np.maximum(ids, 0), np.where(ids < 0, 0, want), axis=1)
+  np.testing.assert_allclose(found, whole[:, order[:config.num_image_tokens]], atol=2e-5)
+  # Nothing else of the vocabulary can stand in an image.
+  np.testing.assert_allclose(whole[:, order[:config.num_image_tokens]].sum(axis=1), 1, atol=1e-5)
+  assert np.array_equal(found > 0, whole[:, order[:config.num_image_tokens]] > 0)

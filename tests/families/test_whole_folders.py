@@ -1,0 +1,166 @@
+"""Published folders of every family of words, whole: two commands to pictures, and what is broken.
+
+Where PyTorch is missing, Chameleon's image tokenizer is safetensors and needs a command of its own,
+and LlamaGen is left to `test_words.py`.
+"""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import cspd_jax
+from checkpoints_conversion import rules
+from cspd_jax import command as generate_command
+from tests.families import published_files
+from tests.families.published_files import convert
+from tests.marks import representative
+
+for _package in ('ftfy', 'tiktoken', 'tokenizers'):  # They read words.
+  pytest.importorskip(_package)
+
+# What makes the folder; what the command is told beside it; rows and columns of pixels.
+WHOLE = {
+    'lumina_mgpt': (published_files.lumina_mgpt, ('--height=4', '--width=6'), (4, 6)),
+    'anole': (published_files.anole, ('--height=3', '--width=4'), (3, 4)),
+    'emu3': (published_files.emu3, ('--height=2', '--width=3'), (4, 6)),
+    'llamagen': (published_files.llamagen_words, ('--model=t2i_xl_256',), (3, 3)),
+}
+CONFIGS = {'lumina_mgpt': published_files.LUMINA_MGPT, 'anole': published_files.ANOLE,
+           'emu3': published_files.EMU3, 'llamagen': published_files.T2I}
+@pytest.fixture
+def small(monkeypatch):
+  """Makes the published model as small as the folder."""
+  family = rules.get('llamagen')
+  monkeypatch.setitem(rules.FAMILIES, 'llamagen', family._replace(
+      presets={'t2i_xl_256': published_files.T2I}))
+
+
+def _convert(family, folder, output):
+  """The one command, and another one for Chameleon's image tokenizer if it is safetensors."""
+  if family == 'llamagen':
+    pytest.importorskip('torch')
+  assert not convert(folder.parent, family, folder.name, output, *WHOLE[family][1])
+  for file in folder.parent.rglob('vqgan.safetensors'):
+    assert not convert(file.parent, 'chameleon_vqgan', file.name, output)
+
+
+def _size(png):
+  """Rows and columns of a picture."""
+  header = png.read_bytes()
+  return int.from_bytes(header[20:24], 'big'), int.from_bytes(header[16:20], 'big')
+
+
+@pytest.mark.parametrize('family', representative(WHOLE, 'emu3'))
+def test_a_folder_becomes_pictures_by_two_commands(family, small, tmp_path, capsys):
+  make, _, size = WHOLE[family]
+  _convert(family, make(tmp_path / 'published'), tmp_path / 'model')
+  assert generate_command.main(
+      [f'--model={tmp_path}/model', '--prompt=a cat', '--prompt=a dog, 中文',
+       '--decoder=seed_exact(window=4)', f'--output={tmp_path}/out']) == 0
+  pictures = sorted((tmp_path / 'out').glob('*.png'))
+  assert [_size(picture) for picture in pictures] == [size, size]
+  assert pictures[0].read_bytes() != pictures[1].read_bytes()
+  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
+  assert [row['prompt'] for row in report['rows']] == ['a cat', 'a dog, 中文']
+  model = cspd_jax.load(tmp_path / 'model')
+  assert model.config == CONFIGS[family]
+  assert model.defaults['guidance_scale'] > 1 < model.defaults['top_k']
+
+
+@pytest.fixture(scope='module')
+def published(request, tmp_path_factory):
+  """Family, folder in two shards, and what the command is told beside it."""
+  root = tmp_path_factory.mktemp('published')
+  if request.param == 't5':
+    published_files.flan_t5(root / 'flan-t5-xl')
+    return 't5', root / 'flan-t5-xl', ('--role=t5',)
+  make, words, _ = WHOLE[request.param]
+  return request.param, make(root), (*words, '--role=target')
+
+
+@pytest.fixture
+def refused(published, tmp_path, capsys):
+  """Returns what the command says of a copy in which the tensors of the first shard are changed."""
+  family, folder, words = published
+  shutil.copytree(folder, tmp_path / folder.name)
+  path = tmp_path / folder.name / 'model-00001-of-00002.safetensors'
+
+  def run(change):
+    tensors = safetensors.numpy.load_file(path)
+    if change(tensors, path) is None:
+      safetensors.numpy.save_file(tensors, path)
+    assert convert(tmp_path, family, folder.name, tmp_path / 'model', *words) == 2
+    assert not (tmp_path / 'model').exists()
+    error = capsys.readouterr().err
+    assert error.startswith('error: ')
+    return error
+
+  return run
+
+
+def _norm(tensors):
+  """The name of the scale of a norm, in any family."""
+  return next(name for name in sorted(tensors)
+              if 'norm' in name and 'weight' in name and not name.startswith('decoder'))
+
+
+every_family = pytest.mark.parametrize(
+    'published', ['lumina_mgpt', 'anole', 'emu3', 't5'], indirect=True)
+
+
+@every_family
+def test_a_missing_shard(refused):
+  assert 'model-00001-of-00002.safetensors is missing; download it' in refused(
+      lambda tensors, path: path.unlink() or path)
+
+
+@every_family
+def test_a_truncated_shard(refused):
+  assert ('model-00001-of-00002.safetensors is not a complete safetensors file (its tensors end at '
+          'byte') in refused(lambda tensors, path: path.write_bytes(path.read_bytes()[:-10]))
+
+
+@every_family
+def test_numbers_of_another_kind(refused):
+  def whole(tensors, path):
+    tensors[_norm(tensors)] = tensors[_norm(tensors)].astype(np.int32)
+
+  assert re.search('not floating-point: .*norm.* is int32', refused(whole))
+
+
+@every_family
+def test_numbers_that_are_none(refused):
+  def spoil(tensors, path):
+    tensors[_norm(tensors)][0] = np.nan
+
+  assert re.search('tensor .*norm.* holds numbers that are not finite, such as nan', refused(spoil))
+
+
+@every_family
+def test_names_too_many_and_too_few(refused):
+  def rename(tensors, path):
+    name = _norm(tensors)
+    tensors[f'another.{name}'] = tensors.pop(name)
+
+  assert re.search(r'\n  missing: .*norm.*\n  unexpected: another\..*norm', refused(rename))
+
+
+@pytest.mark.parametrize('published, message', [
+    ('lumina_mgpt', 'has 65539 tokens; a transformer like lumina_mgpt_7b_768 has 65536'),
+    ('anole', 'has 65539 tokens; a transformer like anole_7b has 65536'),
+    ('emu3', 'has 184625 tokens; a transformer like emu3_gen_8b has 184622')],
+    indirect=['published'])
+def test_another_vocabulary(refused, message):
+  def more(tensors, path):
+    for shard in path.parent.glob('model-*.safetensors'):
+      tensors = safetensors.numpy.load_file(shard)
+      tensors |= {name: np.concatenate([tensors[name], tensors[name][:3]]) for name in tensors
+                  if name in ('model.embed_tokens.weight', 'lm_head.weight')}
+      safetensors.numpy.save_file(tensors, shard)
+    return path
+
+  assert message in refused(more)
