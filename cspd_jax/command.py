@@ -21,6 +21,8 @@ from absl import logging
 import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core import exits
+from cspd_jax.core.fields import int64
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.evaluation import progress
 from cspd_jax.families.gallery import Gallery
@@ -40,15 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """
   logging.use_absl_handler()
   logging.set_verbosity(logging.WARNING)  # Loading a model logs a page.
-  try:
-    _generate(_parser().parse_args(argv))
-  except KeyboardInterrupt:
-    print('interrupted', file=sys.stderr)
-    return 130
-  except (ValueError, OSError, ImportError) as error:  # Words need packages.
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  return 0
+  return exits.code_of(lambda: _generate(_parser().parse_args(argv)))
 
 
 def _generate(arguments: argparse.Namespace) -> None:
@@ -104,12 +98,12 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--prompt', action='append', help='What an image shows; may be repeated. '
                       "Default: the model's own list.")
   parser.add_argument('--prompts', help='A file with one prompt per line.')
-  parser.add_argument('--seed', type=int, nargs='+', default=[0], help='A whole number, under '
+  parser.add_argument('--seed', type=int64, nargs='+', default=[0], help='A whole number, under '
                       'which the images are numbered, or one per image. Default: 0.')
   parser.add_argument('--decoder', help="A specification, such as 'mc_sjd(window=32)'. Default: "
                       "the model's best for this machine.")
-  parser.add_argument('--batch_size', type=int, default=8, help='Images decoded at once. Default: '
-                      '8.')
+  parser.add_argument('--batch_size', type=int64, default=8,
+                      help='Images decoded at once. Default: 8.')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'],
                       help="Of the parameters. Default: the model's.")
   parser.add_argument('--grid', help='Rows and columns of tokens, such as 48x32, of a model that '
@@ -118,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
                       'their own, each of four devices that the model is divided over. Default: '
                       'one device.')
   for name in _SAMPLING:
-    kind = int if isinstance(getattr(Warp(), name, None), int) else float
+    kind = int64 if isinstance(getattr(Warp(), name, None), int) else float
     parser.add_argument(f'--{name}', type=kind, help="Sampling option. Default: the model's.")
   parser.add_argument('--output', default='runs/generate', help='Folder of the images. Default: '
                       'runs/generate.')

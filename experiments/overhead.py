@@ -65,7 +65,6 @@ def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
 
 @cli.program(config='configs/overhead.py', expected=default.Config)
 def main(config: Any) -> None:
-  inputs.at_least(config, 1, 'window', 'repeats')
   model = inputs.model(config)
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '

@@ -41,7 +41,6 @@ def run(config: Any) -> None:
   Raises:
     ValueError: for anything that cannot work, before anything is compiled.
   """
-  inputs.at_least(config, 1, 'batch_size')
   inputs.at_least(config.images, 2, 'num_images')
   model = inputs.model(config)
   if model.engine.name != 'discrete':

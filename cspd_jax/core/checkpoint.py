@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import jax
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import files, folders, weights
+from cspd_jax.core import files, folders, places, reading, weights
 
 Params = Any
 
 _FORMAT = 1
+_REMEDY = 'copy or convert the model again'
 ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
 
 
@@ -113,7 +114,7 @@ def save(
       writing it.
   """
   _check_config(kind, config)
-  _check_shapes(f'params for a {kind!r} model', _expected(KINDS[kind], config), _shapes(params))
+  _check_shapes(f'params for a {kind!r} model', _expected(KINDS[kind], config), params)
   save_groups(path, kind, config, [lambda: jax.device_get(params)], dtype=dtype, extra=extra,
               allow_nonfinite=allow_nonfinite)
 
@@ -147,13 +148,13 @@ def save_groups(
   Raises:
     CheckpointError: see `save`.
   """
-  path = pathlib.Path(path).expanduser().resolve()
   _check_config(kind, config)
   try:
     json.dumps(extra)
   except TypeError as error:
     raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
-  with _refused(), folders.replacing(path, _listed, state) as new:
+  with _refused(), folders.replacing(
+      places.folder('path', path).resolve(), _listed, state) as new:
     names = weights.write(new, groups, dtype=dtype, allow_nonfinite=allow_nonfinite,
                           progress=progress)
     sizes = _file_sizes(new)
@@ -175,7 +176,7 @@ def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
   """
   folder = _find(path_or_name)
   _read_description(folder)
-  description = json.loads((folder / 'model.json').read_text())
+  description = reading.json(folder / 'model.json', _REMEDY)
   description['metadata'] |= extra
   files.write_json(folder / 'model.json', description)
 
@@ -211,8 +212,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, sharding: Any = 
     _verify(folder, digests)
   try:
     described = weights.stored(folder, groups)
-    _check_shapes(
-        f'{folder}, a {kind!r} model', expected, _shapes(weights.joined(described.values())))
+    _check_shapes(f'{folder}, a {kind!r} model', expected, weights.joined(described.values()))
     params = weights.read(folder, described)
   except CheckpointError:
     raise
@@ -253,9 +253,9 @@ def sketch(kind: str, config: Any) -> Loaded:
   return Loaded(kind, config, _expected(_kind(kind), config), {})
 
 
-def _kind(kind: str) -> Kind:
+def _kind(kind: str, where: str = '') -> Kind:
   if kind not in KINDS:
-    raise CheckpointError(f'kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')
+    raise CheckpointError(f'{where}kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')
   return KINDS[kind]
 
 
@@ -273,15 +273,15 @@ def _refused() -> Iterator[None]:
 def _listed(folder: pathlib.Path) -> list[str]:
   """Files that `save` and `annotate` wrote into a folder; raises CheckpointError if none did."""
   try:
-    description = json.loads((folder / 'model.json').read_text())
+    description = reading.json(folder / 'model.json', 'it is none that save wrote')
     if not isinstance(description['kind'], str):
       raise ValueError('it names no kind')
     names = [name for name in description['files']
              if (parts := pathlib.PurePosixPath(name).parts)[0] == 'arrays' and '..' not in parts]
-  except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+  except (ValueError, KeyError, IndexError, TypeError) as error:
     raise CheckpointError(
         f'path is {folder}, which exists and is not a checkpoint; give another folder or remove it '
-        f'(model.json: {type(error).__name__}: {error}).') from error
+        f'({type(error).__name__}: {error}).') from error
   left = [path.name for path in files.leftovers(folder / 'model.json')]
   return [*names, *left, 'model.json']
 
@@ -291,8 +291,8 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
   names = ', '.join(shipped()) or 'none'
   if str(path_or_name) in shipped():
     return ASSETS / str(path_or_name)
-  folder = pathlib.Path(path_or_name).expanduser().absolute()
   with _refused():
+    folder = places.find('path_or_name', path_or_name)
     folders.recover(folder)
   if not folder.exists():
     raise CheckpointError(
@@ -332,9 +332,10 @@ def _verify(folder: pathlib.Path, known: Mapping[str, str]) -> None:
 
 def _read_description(folder: pathlib.Path) -> _Description:
   """Reads `model.json`, and compares the sizes of the files with it."""
+  with _refused():
+    description = reading.json(folder / 'model.json', _REMEDY)
   try:
-    description = json.loads((folder / 'model.json').read_text())
-    version, kind = description['format'], description['kind']
+    version, kind = description['format'], str(description['kind'])
     fields, metadata = dict(description['config']), dict(description['metadata'])
     groups = list(description.get('groups', ['arrays']))
     sizes_on_file = {name: int(size) for name, size in description['files'].items()}
@@ -351,7 +352,7 @@ def _read_description(folder: pathlib.Path) -> _Description:
                else f'{name} is missing' for name, size in sizes_on_file.items()
                if sizes.get(name) != size]:
     raise _damaged(folder, '; '.join(wrong))
-  config_class = _kind(kind).config
+  config_class = _kind(kind, f'{folder}: ').config
   known = {field.name for field in dataclasses.fields(config_class)}
   if unknown := sorted(set(fields) - known):
     raise CheckpointError(
@@ -371,28 +372,15 @@ def _file_sizes(folder: pathlib.Path) -> dict[str, int]:
 
 def _damaged(path: pathlib.Path, reason: str) -> CheckpointError:
   return CheckpointError(
-      f'{path} is damaged or incomplete ({reason[:1000]}); copy or convert the model again.')
+      f'{path} is damaged or incomplete ({reason[:1000]}); {_REMEDY}.')
 
 
 def _expected(kind: Kind, config: Any) -> Params:
   return jax.eval_shape(lambda: kind.init(config, jax.random.key(0)))
 
 
-def _shapes(params: Params) -> dict[str, tuple[int, ...]]:
-  flat, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda x: hasattr(x, 'shape'))
-  return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape)
-          for path, leaf in flat}
-
-
-def _check_shapes(what: str, expected: Params, found: dict[str, tuple[int, ...]]) -> None:
-  """Raises one CheckpointError with every difference between two sets of shapes."""
-  wanted = _shapes(expected)
-  problems = [f'missing: {name} {wanted[name]}' for name in sorted(wanted.keys() - found.keys())]
-  problems += [
-      f'unexpected: {name} {found[name]}' for name in sorted(found.keys() - wanted.keys())]
-  problems += [
-      f'mis-shaped: {name} is {found[name]}, the config asks for {wanted[name]}'
-      for name in sorted(wanted.keys() & found.keys()) if wanted[name] != found[name]]
-  if problems:
+def _check_shapes(what: str, expected: Params, params: Params) -> None:
+  """Raises one CheckpointError with every difference between two trees of arrays."""
+  if problems := weights.differences(expected, params):
     raise CheckpointError(f'{what}: parameters do not belong to the config:\n  ' +
                           '\n  '.join(problems))

@@ -16,12 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from cspd_jax.core import places
+
 Params = Any
 # Returns a part of the parameters.
 Group = Callable[[], Params]
 
 # Numbers that are looked at together, bytes that are read together.
 _BLOCK = 1 << 20
+# Bytes of what Orbax writes beside the numbers.
+_MARGIN = 1 << 20
 
 
 def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_nonfinite: bool,
@@ -39,7 +43,7 @@ def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_no
     Where the groups are in the folder.
 
   Raises:
-    ValueError: naming a parameter with numbers that are not finite.
+    ValueError: naming a parameter with numbers that are not finite, or if the disk is full.
   """
   names = [f'arrays/{i:04d}' for i in range(len(groups))]
   (folder / 'arrays').mkdir(exist_ok=True)
@@ -51,6 +55,8 @@ def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_no
       params = cast(group(), dtype)
       if not allow_nonfinite:
         check_finite(params)
+      # Orbax waits for minutes for a full disk, and ends with pages.
+      places.check_space(folder, _MARGIN + sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
       ocp.save_checkpointables(folder / name, {'params': params})
     # Only object stores need this marker, and it names a folder of the machine that saved.
     (folder / name / 'commit_success.txt').unlink(missing_ok=True)
@@ -104,6 +110,33 @@ def cast(params: Params, dtype: Any) -> Params:
     with np.errstate(over='ignore'):  # `check_finite` says it with the name.
       return leaf.astype(jnp.dtype(dtype))
   return jax.tree.map(one, params)
+
+
+def differences(expected: Params, params: Params) -> list[str]:
+  """What is missing, unexpected, or of another shape or kind of numbers in a tree of arrays.
+
+  Floating-point numbers may have any width.
+  """
+  wanted, found = _leaves(expected), _leaves(params)
+  problems = [f'missing: {name} {tuple(wanted[name].shape)}'
+              for name in sorted(wanted.keys() - found.keys())]
+  problems += [f'unexpected: {name} {tuple(found[name].shape)}'
+               for name in sorted(found.keys() - wanted.keys())]
+  for name in sorted(wanted.keys() & found.keys()):
+    one, other = found[name], wanted[name]
+    if tuple(one.shape) != tuple(other.shape):
+      problems.append(f'mis-shaped: {name} is {tuple(one.shape)}, the config asks for '
+                      f'{tuple(other.shape)}')
+    elif one.dtype != other.dtype and not all(
+        jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (one, other)):
+      problems.append(f'mis-typed: {name} is {one.dtype}, the config asks for {other.dtype}')
+  return problems
+
+
+def _leaves(params: Params) -> dict[str, Any]:
+  """Arrays by name."""
+  flat, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda x: hasattr(x, 'shape'))
+  return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in flat}
 
 
 def check_finite(arrays: Params) -> None:

@@ -6,7 +6,6 @@ is a folder of `core.checkpoint`, inside of the model's folder or elsewhere.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import checkpoint, files
+from cspd_jax.core import checkpoint, files, places, reading
 from cspd_jax.core.checkpoint import CheckpointError, Loaded
 from cspd_jax.families import family as family_lib
 from cspd_jax.families.model import Model
@@ -62,8 +61,6 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
       floating-point numbers, the model makes no images of that size, or a network cannot be
       divided over the mesh.
   """
-  if dtype is not None:
-    _check_dtype(dtype)
   mesh = sharding if isinstance(sharding, jax.sharding.Mesh) else None
   folder = _find(name_or_folder)
   description = read(folder)
@@ -75,6 +72,8 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, sharding: Any 
   defaults = dict(description['defaults'])
   stored_dtype = defaults.pop('dtype', None)
   dtype = stored_dtype if dtype is None else dtype
+  if dtype is not None:
+    _check_dtype(dtype)
   places = {'target': sharding} | dict.fromkeys(_ALONE)
   loaded = {
       role: _network(role, part if role in parts else folder / part, family, dtype=dtype,
@@ -203,7 +202,7 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
     CheckpointError: if the folder holds a network of its own, or a model of another family.
     ValueError: for an unknown family or role.
   """
-  folder = pathlib.Path(folder).expanduser().absolute()
+  folder = places.folder('folder', folder)
   known = family_lib.get(family)
   if unknown := sorted(set(parts) - set(known.roles)):
     raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
@@ -268,9 +267,9 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 def _content(folder: pathlib.Path) -> dict[str, Any]:
   """What `model.json` holds, be it of a model or of a network; raises CheckpointError."""
   try:
-    return dict(json.loads((folder / _FILE).read_text()))
-  except (OSError, TypeError, ValueError) as error:
-    raise _damaged(folder, error) from error
+    return reading.json(folder / _FILE, 'copy or convert the model again')
+  except ValueError as error:
+    raise CheckpointError(str(error)) from error
 
 
 def _damaged(folder: pathlib.Path, error: Exception) -> CheckpointError:
@@ -283,7 +282,7 @@ def _find(name_or_folder: str | os.PathLike) -> pathlib.Path:
   """The folder of a model; a shipped name wins over a folder of that name."""
   if str(name_or_folder) in shipped():
     return checkpoint.ASSETS / str(name_or_folder)
-  folder = pathlib.Path(name_or_folder).expanduser().absolute()
+  folder = places.find('name_or_folder', name_or_folder)
   if not (folder / _FILE).is_file():
     what = 'has no model.json' if folder.is_dir() else 'is no folder'
     raise CheckpointError(

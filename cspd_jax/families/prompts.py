@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from cspd_jax.core import reading
+
 
 def listed(prompts: Any) -> Any:
   """A list of prompts.
@@ -38,11 +40,8 @@ def listed(prompts: Any) -> Any:
 
 
 def _lines(path: pathlib.Path) -> list[str]:
-  try:
-    lines = [line.strip() for line in path.read_text(encoding='utf-8').splitlines()]
-  except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(f'prompts is {str(path)!r}, which cannot be read as text ({error}); give a '
-                     'file with one prompt per line.') from error
+  found = reading.text(path, 'give a file with one prompt per line', 'prompts')
+  lines = [line.strip() for line in found.splitlines()]
   if not any(lines):
     raise ValueError(f'prompts is {str(path)!r}, a file without prompts; write one per line.')
   return [line for line in lines if line]
