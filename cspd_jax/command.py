@@ -21,7 +21,7 @@ from absl import logging
 import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.core import exits
+from cspd_jax.core import exits, places
 from cspd_jax.core.fields import int64
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.evaluation import progress
@@ -50,6 +50,7 @@ def _generate(arguments: argparse.Namespace) -> None:
   if arguments.prompt and arguments.prompts:
     raise ValueError(f'prompt is {arguments.prompt} and prompts is {arguments.prompts!r}; give '
                      'only one of them.')
+  output = places.folder('output', arguments.output)
   grid, mesh = (_pair(name, getattr(arguments, name)) for name in ('grid', 'mesh'))
   model = cspd_jax.load(arguments.model, dtype=arguments.dtype, grid=grid,
                         sharding=mesh and sharding.make_mesh(*mesh))
@@ -60,7 +61,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     raise ValueError(f'{unknown[0]} is no sampling option of model {model.name!r}; options are: '
                      f'{", ".join(sampling)}.')
   gallery = Gallery(
-      model, prompts, arguments.output, seed=arguments.seed if len(arguments.seed) > 1
+      model, prompts, output, seed=arguments.seed if len(arguments.seed) > 1
       else arguments.seed[0], decoder=arguments.decoder, batch_size=arguments.batch_size,
       npz=arguments.npz, overwrite=arguments.overwrite, **sampling)
   print(gallery.headline, flush=True)

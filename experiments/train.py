@@ -97,6 +97,8 @@ def main(recipe: Any, flags: Any) -> None:
   workdir = places.folder('workdir', flags.workdir)
   export = places.folder('export', flags.export or workdir / 'export')
   photos.load()
+  if recipe.tokenizer_of is not None:
+    tokenizer_of(recipe, workdir)  # Says what is wrong with it before anything is written.
   with locks.hold(workdir):
     stages.remember(recipe, workdir)
     training.log_progress()

@@ -255,7 +255,8 @@ def sketch(kind: str, config: Any) -> Loaded:
 
 def _kind(kind: str, where: str = '') -> Kind:
   if kind not in KINDS:
-    raise CheckpointError(f'{where}kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')
+    raise CheckpointError(
+        f'{where}kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')
   return KINDS[kind]
 
 

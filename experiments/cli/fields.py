@@ -98,13 +98,13 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], str]) -> 
     try:
       new[name] = read(inner[()], kinds[name])
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # Deep brackets.
-      raise ValueError(f'--{prefix}{name}={inner[()]}: it takes {describe(kinds[name])}'
+      raise ValueError(f'--{prefix}{name}={inner[()]:.80}: it takes {describe(kinds[name])}'
                        f'{"" if old is None else f", such as {show(old)}"}.') from error
   try:
     return dataclasses.replace(config, **new)
   except (ValueError, TypeError) as error:
-    given = ' '.join(f'--{prefix}{".".join(path)}={text}' for path, text in texts.items())
-    raise ValueError(f'{given}: {error}') from error
+    given = ' '.join(f'--{prefix}{".".join(path)}={text:.80}' for path, text in texts.items())
+    raise ValueError(f'{given or "--config"}: {error}') from error
 
 
 def read(text: str, kind: Any) -> Any:

@@ -84,6 +84,9 @@ class Program:
       rest = values(['program', *words])[1:]
     except flags.UnrecognizedFlagError as error:
       raise ValueError(f'{_unknown(error.flagname, groups)} See --help.') from error
+    except flags.IllegalFlagValueError as error:  # All others are texts.
+      given = str(error).partition(': ')[0].removeprefix('flag ')
+      raise ValueError(f'{given}: it takes true or false. See --help.') from error
     except flags.Error as error:
       raise ValueError(f'{error} See --help.') from error
     if rest:
@@ -99,13 +102,17 @@ class Program:
     """
     if self._expected is None or isinstance(config, self._expected):
       return
-    names = [field.name for field in dataclasses.fields(self._expected)]
-    if missing := set(names) - {field.name for field in dataclasses.fields(config)}:
+    wanted = {field.name: field.default for field in dataclasses.fields(self._expected)}
+    if missing := wanted.keys() - {field.name for field in dataclasses.fields(config)}:
       raise ValueError(
           f'--config gives a {type(config).__name__} without {", ".join(sorted(missing))}; this '
           f'program takes one like {self._config}.')
+    values = {name: getattr(config, name) for name in wanted}
+    # Groups of fields may be of another kind, and check themselves.
+    values |= {name: default for name, default in wanted.items()
+               if dataclasses.is_dataclass(default) and dataclasses.is_dataclass(values[name])}
     try:
-      self._expected(**{name: getattr(config, name) for name in names})
+      self._expected(**values)
     except ValueError as error:
       raise ValueError(f'--config gives a {type(config).__name__} with values that this program '
                        f'cannot take: {error}') from error

@@ -1,5 +1,6 @@
 """Files that are cut, changed or extended: read as they were meant, or one clear error."""
 
+import base64
 import io
 import json
 import os
@@ -68,10 +69,13 @@ def read_state(path):
   return found
 
 
-def make_tokenizer(name):
-  def make(path):
-    path.write_bytes(published.recorded(f'{name}')['tokenizer'].tobytes())
-  return make
+def make_tokenizer(path):
+  path.write_bytes(published.recorded('llamagen_words')['tokenizer'].tobytes())
+
+
+def make_ranks(path):
+  path.write_bytes(b''.join(
+      b'%s %d\n' % (base64.b64encode(bytes([byte])), byte) for byte in range(256)))
 
 
 def read_tokenizer(path):
@@ -93,7 +97,8 @@ PLAIN = {
                  lambda path: reading.json(path, REMEDY)),
     'prompts.txt': (lambda path: path.write_text('a cat\nun café\n\n狗\n'),
                     lambda path: prompts.listed(pathlib.Path(path))),
-    't5': (make_tokenizer('llamagen_words'), read_tokenizer),
+    't5': (make_tokenizer, read_tokenizer),
+    'emu3': (make_ranks, read_tokenizer),
 }
 
 
@@ -129,9 +134,8 @@ def test_what_has_checksums_is_read_right_or_not_at_all(tmp_path, name, count):
 @pytest.mark.parametrize('count', [150, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name', PLAIN)
 def test_text_is_read_or_refused(tmp_path, name, count):
-  if name == 't5':
-    pytest.importorskip('tokenizers')
-    count = min(count, 500)
+  if package := {'t5': 'tokenizers', 'emu3': 'tiktoken'}.get(name):
+    pytest.importorskip(package)
   _, found, messages = _check(name, *PLAIN[name], count, tmp_path)
   assert found and messages
 
