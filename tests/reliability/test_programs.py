@@ -327,9 +327,16 @@ def test_values_that_cannot_be(capfd, folder, name, word, message):
   refused(capfd, name, [*words, word], message, folder)
 
 
-def test_there_are_many_of_them():
-  count = sum(map(len, FLAGS.values())) + len(BAD_CONFIGS) + len(PLACES) * (len(PROGRAMS) - 2)
-  assert count >= 200
+@pytest.mark.parametrize('name, flag', [
+    (name, '--model') for name in ('generate', 'compare', 'benchmark', 'topologies', 'overhead',
+                                   'uncertainty', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac',
+                                   'papers.cool_sd', 'papers.lantern', 'fit_corrector',
+                                   'fit_head_drafter', 'cspd-generate')
+] + [('train_drafter', '--target'), ('train', '--tokenizer_of')])
+def test_networks_of_another_kind(capfd, folder, name, flag):
+  for model, message in (('{tmp}/tokenizer', "'vq'"), ('{tmp}/model.json', 'is no folder'),
+                         ('{tmp}/{long}', 'cannot be a place'), ('{tmp}/pipe', 'is no folder')):
+    refused(capfd, name, [f'{PROGRAMS[name]}={{tmp}}/new', f'{flag}={model}'], message, folder)
 
 
 def test_stored_numbers_of_another_type(capfd, folder, tmp_path):
