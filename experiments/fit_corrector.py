@@ -95,9 +95,15 @@ def check(flags: Flags) -> cspd_jax.Model:
                      'takes no parts; give a folder.')
   if flags.output is not None and places.folder('output', flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
+  checkpoint.check_place(_output(flags))
   inputs.tokens_at_most(flags, model, 'window')
   model.sampling(guidance_scale=flags.guidance_scale)
   return model
+
+
+def _output(flags: Flags) -> pathlib.Path:
+  """The folder of the network."""
+  return places.folder('output', flags.output or pathlib.Path(flags.model) / 'neighbours')
 
 
 def images(flags: Flags, model: cspd_jax.Model) -> tuple[np.ndarray, np.ndarray]:
@@ -152,7 +158,7 @@ def main(flags: Any) -> None:
       config, NeighboursTrainConfig(num_steps=flags.num_steps, seed=flags.seed), tokens, held_out)
   print(f'{min(losses):.3f} nats per token of other images; {np.log(target.vocab_size):.3f} before',
         flush=True)
-  folder = places.folder('output', flags.output or pathlib.Path(flags.model) / 'neighbours')
+  folder = _output(flags)
   checkpoint.save(folder, 'neighbours', config, params, dtype=jnp.dtype('bfloat16'),
                   extra={'target': model.name})
   if flags.output is None:

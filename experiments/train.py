@@ -96,6 +96,8 @@ def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
   workdir = places.folder('workdir', flags.workdir)
   export = places.folder('export', flags.export or workdir / 'export')
+  families.check_place(export, recipe.family, {role: role for role in ('tokenizer',
+                                                                       *stages.MODELS)})
   photos.load()
   if recipe.tokenizer_of is not None:
     tokenizer_of(recipe, workdir)  # Says what is wrong with it before anything is written.

@@ -51,6 +51,7 @@ def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: 
   Raises:
     ValueError: if the drafter does not fit its model, or the folder holds another run.
   """
+  checkpoint.check_place(export)
   model, how = cspd_jax.load(recipe.target, dtype='float32'), _RECIPES[type(recipe)]
   how.check(recipe, model)
   with locks.hold(workdir):

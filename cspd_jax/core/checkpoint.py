@@ -164,6 +164,12 @@ def save_groups(
         'blake2b': weights.digests(new, sizes)})
 
 
+def check_place(path: str | os.PathLike) -> None:
+  """Raises CheckpointError if `save` would not write a network there, before there is one."""
+  with _refused():
+    folders.check(places.folder('path', path).resolve(), _listed)
+
+
 def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
   """Adds to the metadata of a checkpoint; the parameters stay as they are.
 

@@ -1,6 +1,7 @@
 """Places of files and folders as people name them, checked before the work."""
 
 import contextlib
+import math
 import os
 import pathlib
 import shutil
@@ -63,7 +64,7 @@ def file(name: str, place: str | os.PathLike) -> pathlib.Path:
 
 def check_space(path: pathlib.Path, size: int) -> None:
   """Raises ValueError if `size` bytes do not fit on the disk of an existing folder."""
-  free = shutil.disk_usage(path).free
+  free = _free(path)
   if free < size:
     raise ValueError(f'{path} is on a disk with {free / 1e6:.1f} MB left, and {size / 1e6:.1f} MB '
                      'are to be written; free some space and repeat the command.')
@@ -81,9 +82,15 @@ def _check_writable(name: str, place: str | os.PathLike, path: pathlib.Path,
   if not os.access(there, os.W_OK | os.X_OK):
     raise ValueError(f'{name} is {shown(place)}, {_which(there, path)} not to be written by you; '
                      'give another place.')
-  if shutil.disk_usage(there).free < _LEAST:
+  if _free(there) < _LEAST:
     raise ValueError(f'{name} is {shown(place)}, {_which(there, path)} on a disk that is full; '
                      'free some space, or give another place.')
+
+
+def _free(path: pathlib.Path) -> float:
+  """Bytes that are left on the disk of a folder, as far as it tells."""
+  usage = shutil.disk_usage(path)
+  return usage.free if usage.total else math.inf
 
 
 def _which(there: pathlib.Path, path: pathlib.Path) -> str:

@@ -203,6 +203,25 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
     ValueError: for an unknown family or role.
   """
   folder = places.folder('folder', folder)
+  description = _joined(folder, family, parts, defaults or {})
+  folder.mkdir(parents=True, exist_ok=True)
+  files.write_json(folder / _FILE, description)
+
+
+def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]) -> None:
+  """Checks that a model can be saved in a folder, with networks in it, before there are any.
+
+  Arguments and errors are those of `save`.
+  """
+  folder = places.folder('folder', folder)
+  _joined(folder, family, parts, {})
+  for part in parts.values():
+    checkpoint.check_place(folder / part)
+
+
+def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
+            defaults: Mapping[str, Any]) -> dict[str, Any]:
+  """The description of a model with what is added to it; see `save`."""
   known = family_lib.get(family)
   if unknown := sorted(set(parts) - set(known.roles)):
     raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
@@ -219,9 +238,8 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
           f'{folder} holds a {description["family"]!r} model; give another folder for a '
           f'{family!r} one.')
   description['parts'] = {**description['parts'], **parts}
-  description['defaults'] = {**description['defaults'], **(defaults or {})}
-  folder.mkdir(parents=True, exist_ok=True)
-  files.write_json(folder / _FILE, description)
+  description['defaults'] = {**description['defaults'], **defaults}
+  return description
 
 
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:

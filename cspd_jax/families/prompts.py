@@ -24,7 +24,7 @@ def listed(prompts: Any) -> Any:
   if isinstance(prompts, os.PathLike):
     return _lines(pathlib.Path(prompts))
   if isinstance(prompts, (str, int, np.integer)):
-    return [prompts]
+    prompts = [prompts]
   if isinstance(prompts, (range, np.ndarray, jax.Array)) and np.ndim(prompts) < 2:
     prompts = np.asarray(prompts).tolist()
     prompts = prompts if isinstance(prompts, list) else [prompts]
@@ -36,7 +36,19 @@ def listed(prompts: Any) -> Any:
   if len(kinds) > 1:
     raise ValueError(f'prompts mixes names and numbers ({list(prompts)[:8]}); give all of them as '
                      'names, or all as numbers.')
+  for prompt in prompts:
+    if isinstance(prompt, str) and not _is_text(prompt):
+      raise ValueError(f'prompts holds {prompt!r:.80}, which is no Unicode text.')
   return list(prompts)
+
+
+def _is_text(prompt: str) -> bool:
+  """Whether a prompt has no bytes that a terminal could not decode."""
+  try:
+    prompt.encode()
+    return True
+  except UnicodeEncodeError:
+    return False
 
 
 def _lines(path: pathlib.Path) -> list[str]:

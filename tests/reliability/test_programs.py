@@ -66,6 +66,8 @@ def folder(tmp_path_factory):
   (folder / 'empty.safetensors').write_text('')
   (folder / 'list.json').write_text('[1, 2]')
   (folder / 'rows.json').write_text('{"rows": [{"x": 1}]}')
+  (folder / 'strange' / 'target').mkdir(parents=True)
+  (folder / 'strange' / 'target' / 'notes.txt').write_text('mine')
   (folder / 'loop').symlink_to(folder / 'loop')
   (folder / 'labels.npz').write_bytes(b'')
   np.savez(folder / 'cube.npz', tokens=np.zeros((64, 4, 4), int))
@@ -132,7 +134,7 @@ def test_folders_that_cannot_be_written(capfd, folder, monkeypatch, name):
   monkeypatch.setattr(os, 'access', lambda path, mode: False)
   refused(capfd, name, [f'{flag}={{tmp}}/new'], 'not to be written', folder)
   monkeypatch.undo()
-  usage = type('usage', (), dict(free=1000))
+  usage = type('usage', (), dict(free=1000, total=10**9))
   monkeypatch.setattr('shutil.disk_usage', lambda path: usage)
   refused(capfd, name, [f'{flag}={{tmp}}/new'], 'a disk that is full', folder)
 
@@ -252,7 +254,9 @@ FLAGS = {
         ('--restart_below=nan', 'restart_below is nan'), ('--codebook_size=0', 'codebook_size'),
         ('--tokenizer_of=demo/eagle', 'is no folder'), ('--stage=dance', 'it takes one of all'),
         ('--export={tmp}/empty', 'is no folder'), ('--export={tmp}/{long}', 'cannot be a place'),
-        ('--export=~nobody_here/x', 'cannot be a place')],
+        ('--export=~nobody_here/x', 'cannot be a place'),
+        ('--export={tmp}/strange', 'strange/target, which exists and is not a checkpoint'),
+        ('--export={tmp}/target', 'which holds a network of its own')],
     'train_drafter': [
         ('--train.batch_size=0', 'batch_size is 0'), ('--train.num_steps=0', 'num_steps is 0'),
         ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
@@ -260,6 +264,7 @@ FLAGS = {
         ('--num_depths=0', 'num_depths is 0'), ('--num_train_images=0', 'num_train_images is 0'),
         ('--target={tmp}/empty', 'is no folder'), ('--target={tmp}/tokenizer', "'vq'"),
         ('--target={tmp}/model', 'drafter.'), ('--export={tmp}/pipe', 'is no folder'),
+        ('--export={tmp}/strange', 'which exists and is not a checkpoint'),
         ('--dtype=complex64', 'it takes one of float32')],
     'fit_corrector': [
         ('--num_images=63', 'num_images is 63'), ('--num_measured=-1', 'num_measured is -1'),
