@@ -30,6 +30,9 @@ def writing(path: str | os.PathLike) -> Iterator[BinaryIO]:
     with temporary.open('wb') as stream:
       yield stream
     temporary.replace(path)
+  except OSError as error:
+    error.filename = error.filename or str(path)  # A full disk does not say where.
+    raise
   finally:
     temporary.unlink(missing_ok=True)
 

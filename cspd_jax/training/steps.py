@@ -30,8 +30,9 @@ def save(folder: pathlib.Path, number: int, state: Any) -> None:
   files.write_arrays(folder / f'step_{number:08d}.npz', leaves)
   kept = _files(folder)
   # Later ones are from before a damaged file made the training go back.
-  for other in [one for one in kept if one > number] + sorted(kept)[:-_KEPT]:
-    kept[other].unlink(missing_ok=True)
+  for later in [one for one in kept if one > number]:
+    kept.pop(later).unlink(missing_ok=True)
+  _forget(kept)
 
 
 def restore(folder: pathlib.Path, like: Any) -> Any:
@@ -53,8 +54,17 @@ def restore(folder: pathlib.Path, like: Any) -> Any:
     except ValueError as error:
       logging.warning('%s', error)
       continue
-    return _filled(found[number], like, stored)
+    state = _filled(found[number], like, stored)
+    # A process may have been killed before it removed what its last state replaced.
+    _forget({one: path for one, path in found.items() if one <= number})
+    return state
   return None
+
+
+def _forget(found: dict[int, pathlib.Path]) -> None:
+  """Removes all files but the last ones."""
+  for number in sorted(found)[:-_KEPT]:
+    found[number].unlink(missing_ok=True)
 
 
 def _files(folder: pathlib.Path) -> dict[int, pathlib.Path]:

@@ -82,6 +82,17 @@ def test_a_load_puts_right_what_a_kill_left_between_two_renames(tmp_path):
   assert os.listdir(tmp_path) == ['m'] and number(tmp_path / 'm') == 2
 
 
+def test_a_network_is_not_begun_on_a_disk_without_room(tmp_path, monkeypatch):
+  """Orbax would wait for minutes."""
+  save(tmp_path / 'm', 1)
+  usage = type('usage', (), dict(free=(1 << 20) + 500, total=10**9))
+  monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
+  with pytest.raises(checkpoint.CheckpointError, match='1.0 MB left, and .* free some space'):
+    save(tmp_path / 'm', 2)
+  monkeypatch.undo()
+  assert number(tmp_path / 'm') == 1 and os.listdir(tmp_path) == ['m']
+
+
 def work(path):
   """What `faults` lets fail: a save in the place of an older one."""
   save(path / 'm', 2)
