@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from absl import logging
 
 from checkpoints_conversion import folder, rules
-from cspd_jax.core import checkpoint
+from cspd_jax.core import checkpoint, exits, fields, places
 from cspd_jax.evaluation import progress
 
 
@@ -31,22 +31,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: its arguments; None takes those of the process.
 
   Returns:
-    The exit code: 0, or 2 after a message about the input.
+    The exit code: 0, 2 after a message about the input, or 130 if it was interrupted.
   """
   logging.set_verbosity(logging.WARNING)  # Orbax reports every step of a save.
-  try:
-    arguments = _parser().parse_args(argv)
-    needed = ('family', 'source', 'output')
-    if missing := [f'--{name}' for name in needed if not getattr(arguments, name)]:
-      raise ValueError(f'{", ".join(missing)} must be given; see --help.')
-    _convert(arguments)
-  except (ValueError, OSError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  return 0
+  return exits.code_of(lambda: _convert(_parser().parse_args(argv)))
 
 
 def _convert(arguments: argparse.Namespace) -> None:
+  """Converts what the command line asks for."""
+  needed = ('family', 'source', 'output')
+  if missing := [f'--{name}' for name in needed if not getattr(arguments, name)]:
+    raise ValueError(f'{", ".join(missing)} must be given; see --help.')
+  places.find('source', arguments.source)
+  places.folder('output', arguments.output)
   family = rules.get(arguments.family)
   if arguments.target and family.compare is None:
     raise ValueError(f'--target is for drafters; --family is {family.name!r}.')
@@ -63,8 +60,8 @@ def _convert(arguments: argparse.Namespace) -> None:
           name, source, arguments.output, role=arguments.role, progress=show,
           allow_nonfinite=arguments.allow_nonfinite, **own)
     print(f'{place}: {config}')
-  for name, places in whole.missing.items():
-    print(f'{arguments.source} has no {places[0]}, {rules.get(name).what}; add it with '
+  for name, missed in whole.missing.items():
+    print(f'{arguments.source} has no {missed[0]}, {rules.get(name).what}; add it with '
           f'cspd-convert --family={name} --source=FILE --output={arguments.output}')
   if target and family.compare:
     print('\n'.join(family.compare(checkpoint.load(place).params, target.params)))
@@ -97,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--sampling', help="Official sampling options to store as the model's "
                       "defaults: 'pictures' (default), or 'fid' where they were published.")
   for name, text in _options().items():
-    parser.add_argument(f'--{name}', type=int, help=f'{text} Only without --model.')
+    parser.add_argument(f'--{name}', type=fields.int64, help=f'{text} Only without --model.')
   parser.add_argument('--target', help='Folder of the converted target of an EAGLE drafter: says '
                       "which of its tables the drafter's own token embedding equals.")
   parser.add_argument('--key', help="Part of a .pt file that holds the weights, such as 'ema'. "

@@ -14,6 +14,7 @@ import jax
 
 from configs import groups
 from configs.compare import demo
+from cspd_jax.core import fields
 from cspd_jax.evaluation.conclusions import Claim
 from cspd_jax.evaluation.tradeoff import Curve
 
@@ -103,6 +104,9 @@ class Config:
   timed_images: int | None = 2
   dtype: str | None = None
   workdir: str = 'runs/benchmark'
+
+  def __post_init__(self):
+    fields.check(self, reference_sets=(2, fields.MOST))
 
 
 def base() -> Config:

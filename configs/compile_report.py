@@ -8,6 +8,8 @@ predicted times of every decoder (report.json).
 
 import dataclasses
 
+from cspd_jax.core import fields
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -42,6 +44,9 @@ class Config:
   tokens_per_round: float | None = None
   accepted: str = 'docs/reports/corrected.json'
   workdir: str = 'runs/compile_report'
+
+  def __post_init__(self):
+    fields.check(self, tokens_per_round=(1, fields.MOST))
 
 
 def get_config() -> Config:

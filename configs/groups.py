@@ -2,6 +2,12 @@
 
 import dataclasses
 
+from cspd_jax.core import fields
+
+# What is listed of more images than these takes gigabytes before the first of them.
+MOST_IMAGES = 10**6
+_WHOLE = (-2**31, 2**31 - 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -23,6 +29,9 @@ class Parts:
   neighbours: str | None = None
   corrector: str | None = None
 
+  def __post_init__(self):
+    fields.check(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class Images:
@@ -42,6 +51,9 @@ class Images:
   num_images: int | None = None
   seed: int = 0
   seeds: tuple[int, ...] | None = None
+
+  def __post_init__(self):
+    fields.check(self, num_images=(1, MOST_IMAGES), seed=fields.SEEDS, seeds=fields.SEEDS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,3 +75,8 @@ class Sampling:
   top_k: int | None = None
   top_p: float | None = None
   guidance_interval: int | None = None
+
+  def __post_init__(self):
+    # The model knows more of what they may be.
+    fields.check(self, guidance_scale=fields.FINITE, temperature=fields.FINITE,
+                 top_p=fields.FINITE, top_k=_WHOLE, guidance_interval=_WHOLE)

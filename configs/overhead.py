@@ -6,6 +6,7 @@
 import dataclasses
 
 from configs import groups
+from cspd_jax.core import fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,9 @@ class Config:
   repeats: int = 5
   dtype: str | None = None
   workdir: str = 'runs/overhead'
+
+  def __post_init__(self):
+    fields.check(self)
 
 
 def get_config() -> Config:

@@ -9,6 +9,7 @@ step compression and one-token rounds of every window and decoder (rows.csv, rep
 import dataclasses
 
 from configs import groups
+from cspd_jax.core import fields
 
 COUPLINGS = (
     'jacobi(coupling=redraw)+exact', 'jacobi(coupling=maximal)+exact',
@@ -53,6 +54,9 @@ class Config:
   batch_size: int = 16
   dtype: str | None = None
   workdir: str = 'runs/topologies'
+
+  def __post_init__(self):
+    fields.check(self)
 
 
 def get_config() -> Config:

@@ -9,6 +9,7 @@ Runtime: a quarter of an hour on two CPU cores. Result: in runs/uncertainty, a p
 import dataclasses
 
 from configs import groups
+from cspd_jax.core import fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Config:
   batch_size: int = 16
   dtype: str | None = None
   workdir: str = 'runs/uncertainty'
+
+  def __post_init__(self):
+    fields.check(self, temperature=fields.FINITE, guidance_scale=fields.FINITE)
 
 
 def get_config() -> Config:

@@ -21,6 +21,8 @@ from absl import logging
 import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core import exits, places
+from cspd_jax.core.fields import int64
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.evaluation import progress
 from cspd_jax.families.gallery import Gallery
@@ -40,15 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """
   logging.use_absl_handler()
   logging.set_verbosity(logging.WARNING)  # Loading a model logs a page.
-  try:
-    _generate(_parser().parse_args(argv))
-  except KeyboardInterrupt:
-    print('interrupted', file=sys.stderr)
-    return 130
-  except (ValueError, OSError, ImportError) as error:  # Words need packages.
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  return 0
+  return exits.code_of(lambda: _generate(_parser().parse_args(argv)))
 
 
 def _generate(arguments: argparse.Namespace) -> None:
@@ -56,6 +50,7 @@ def _generate(arguments: argparse.Namespace) -> None:
   if arguments.prompt and arguments.prompts:
     raise ValueError(f'prompt is {arguments.prompt} and prompts is {arguments.prompts!r}; give '
                      'only one of them.')
+  output = places.folder('output', arguments.output)
   grid, mesh = (_pair(name, getattr(arguments, name)) for name in ('grid', 'mesh'))
   model = cspd_jax.load(arguments.model, dtype=arguments.dtype, grid=grid,
                         sharding=mesh and sharding.make_mesh(*mesh))
@@ -66,7 +61,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     raise ValueError(f'{unknown[0]} is no sampling option of model {model.name!r}; options are: '
                      f'{", ".join(sampling)}.')
   gallery = Gallery(
-      model, prompts, arguments.output, seed=arguments.seed if len(arguments.seed) > 1
+      model, prompts, output, seed=arguments.seed if len(arguments.seed) > 1
       else arguments.seed[0], decoder=arguments.decoder, batch_size=arguments.batch_size,
       npz=arguments.npz, overwrite=arguments.overwrite, **sampling)
   print(gallery.headline, flush=True)
@@ -104,12 +99,12 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument('--prompt', action='append', help='What an image shows; may be repeated. '
                       "Default: the model's own list.")
   parser.add_argument('--prompts', help='A file with one prompt per line.')
-  parser.add_argument('--seed', type=int, nargs='+', default=[0], help='A whole number, under '
+  parser.add_argument('--seed', type=int64, nargs='+', default=[0], help='A whole number, under '
                       'which the images are numbered, or one per image. Default: 0.')
   parser.add_argument('--decoder', help="A specification, such as 'mc_sjd(window=32)'. Default: "
                       "the model's best for this machine and --batch_size.")
-  parser.add_argument('--batch_size', type=int, default=8, help='Images decoded at once. Default: '
-                      '8.')
+  parser.add_argument('--batch_size', type=int64, default=8,
+                      help='Images decoded at once. Default: 8.')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'],
                       help="Of the parameters. Default: the model's.")
   parser.add_argument('--grid', help='Rows and columns of tokens, such as 48x32, of a model that '
@@ -118,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
                       'their own, each of four devices that the model is divided over. Default: '
                       'one device.')
   for name in _SAMPLING:
-    kind = int if isinstance(getattr(Warp(), name, None), int) else float
+    kind = int64 if isinstance(getattr(Warp(), name, None), int) else float
     parser.add_argument(f'--{name}', type=kind, help="Sampling option. Default: the model's.")
   parser.add_argument('--output', default='runs/generate', help='Folder of the images. Default: '
                       'runs/generate.')

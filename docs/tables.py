@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cspd_jax import metrics
-from cspd_jax.core import spec as spec_lib
+from cspd_jax.core import files, spec as spec_lib
 from cspd_jax.decoding import registry
 from cspd_jax.evaluation import tables
 from docs import lists
@@ -261,7 +261,7 @@ def main(words: Sequence[str]) -> int:
     if new != text:
       stale.append(page.relative_to(ROOT).as_posix())
       if '--check' not in words:
-        page.write_text(new)
+        files.write(page, new.encode())
   if stale:
     print('\n'.join(stale))
   return int(bool(stale) and '--check' in words)

@@ -32,12 +32,12 @@ import numpy as np
 from checkpoints_conversion import convert, rules
 from cspd_jax.continuous import head as head_lib, schedule as schedule_lib
 from cspd_jax.continuous.speculative_head import speculative
+from cspd_jax.core import fields
 from cspd_jax.core.random import row_keys
 from cspd_jax.evaluation import tables, timing
 from cspd_jax.evaluation.report import Report
 from cspd_jax.models import mar
 from experiments import cli
-from experiments.cli import inputs
 
 _SCALE = 2.9
 _VISIBLE = 3 / 8  # Of the tokens; an eighth below one of our encoder's static lengths.
@@ -68,6 +68,9 @@ class Flags:
   kernels_per_call: int = 8
   repeats: int = 5
   workdir: str = 'runs/against_pytorch'
+
+  def __post_init__(self):
+    fields.check(self)
 
 
 def num_visible(config: mar.MARConfig) -> int:
@@ -178,7 +181,6 @@ def check(flags: Flags) -> mar.MARConfig:
   Raises:
     ValueError: for flags that cannot work.
   """
-  inputs.at_least(flags, 1, 'tokens', 'kernels_per_call', 'repeats')
   if flags.repo is None:
     raise ValueError('repo is none; give a clone of https://github.com/LTH14/mar.')
   if flags.size not in mar.PRESETS:

@@ -72,8 +72,6 @@ def prepare(config: Any) -> Plan:
   Raises:
     ValueError: for anything that cannot work, naming the option.
   """
-  inputs.at_least(config, 1, 'batch_size', 'timed_images')
-  inputs.at_least(config, 2, 'reference_sets')
   model = inputs.model(config)
   metrics = rows_lib.choose(model.engine.name, config.metrics)
   rows_lib.choose(model.engine.name, config.columns)

@@ -53,7 +53,6 @@ def prepare(config: Any) -> Job:
   Raises:
     ValueError: for anything that cannot work, naming the option.
   """
-  inputs.at_least(config, 1, 'repeats')
   model = inputs.model(config)
   inputs.tokens_at_most(config.sizes, model, *[
       name for name in _TOKENS if hasattr(config.sizes, name)])

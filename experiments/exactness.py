@@ -20,8 +20,6 @@ anywhere with probability 1e-6 at most. The tokens of a seed-exact decoder must 
 """
 
 import dataclasses
-import os
-import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import files
+from cspd_jax.core import fields, files, places
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import registry
 from cspd_jax.decoding.loop import Decoder
@@ -68,6 +66,10 @@ class Flags:
   decoder: tuple[str, ...] | None = None
   json: str | None = None
 
+  def __post_init__(self):
+    fields.check(self, vocab=(2, 2**10), length=(2, 2**10), samples=(1000, 2**40),
+                 seed=fields.SEEDS)
+
 
 class Bench(NamedTuple):
   """What all decoders are tried on.
@@ -95,13 +97,7 @@ class Bench(NamedTuple):
 
 @cli.program(flags=Flags())
 def main(flags: Flags) -> int:
-  for name, least in dict(vocab=2, length=2, window=1, samples=1000).items():
-    if getattr(flags, name) < least:
-      raise ValueError(f'{name} is {getattr(flags, name)}; it must be at least {least}.')
-  path = pathlib.Path(flags.json) if flags.json else None
-  if path is not None and not os.access(path.absolute().parent, os.W_OK):
-    raise ValueError(
-        f'json is {str(path)!r}; {path.absolute().parent} is not a folder that can be written.')
+  path = places.file('json', flags.json) if flags.json else None
   benches = prepare(flags), prepare(flags, greedy=True)
   rows = run(benches, every(benches[0]) if flags.decoder is None else flags.decoder)
   if path is not None:

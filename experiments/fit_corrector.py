@@ -17,7 +17,6 @@ committed token, before (`mc_sjd`, the same window with stale answers) and after
 import dataclasses
 import pathlib
 import sys
-import zipfile
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.core import checkpoint
+from cspd_jax.core import checkpoint, fields, places, reading
 from cspd_jax.metrics import acceptance
 from cspd_jax.models import neighbours
 from cspd_jax.training import neighbours as training_lib, samples
@@ -66,6 +65,10 @@ class Flags:
   num_steps: int = 1500
   seed: int = 0
 
+  def __post_init__(self):
+    fields.check(self, num_images=(64, fields.MOST), num_measured=(0, fields.MOST),
+                 guidance_scale=fields.FINITE, seed=fields.SEEDS)
+
 
 def check(flags: Flags) -> cspd_jax.Model:
   """Checks all flags.
@@ -76,9 +79,6 @@ def check(flags: Flags) -> cspd_jax.Model:
   Raises:
     ValueError: for anything that cannot work.
   """
-  inputs.at_least(flags, 64, 'num_images')
-  inputs.at_least(flags, 0, 'num_measured', 'seed')
-  inputs.at_least(flags, 1, 'num_steps')
   model = cspd_jax.load(flags.model)
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {flags.model!r}, whose tokens are continuous; give one of discrete '
@@ -93,11 +93,17 @@ def check(flags: Flags) -> cspd_jax.Model:
   if flags.output is None and families.part_folder(flags.model, 'target') == folder:
     raise ValueError(f'output is none, but {flags.model!r} is the folder of a target alone, which '
                      'takes no parts; give a folder.')
-  if flags.output is not None and pathlib.Path(flags.output).exists():
+  if flags.output is not None and places.folder('output', flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
+  checkpoint.check_place(_output(flags))
   inputs.tokens_at_most(flags, model, 'window')
   model.sampling(guidance_scale=flags.guidance_scale)
   return model
+
+
+def _output(flags: Flags) -> pathlib.Path:
+  """The folder of the network."""
+  return places.folder('output', flags.output or pathlib.Path(flags.model) / 'neighbours')
 
 
 def images(flags: Flags, model: cspd_jax.Model) -> tuple[np.ndarray, np.ndarray]:
@@ -117,12 +123,8 @@ def images(flags: Flags, model: cspd_jax.Model) -> tuple[np.ndarray, np.ndarray]
 
 def _read(path: str, model: cspd_jax.Model) -> np.ndarray:
   """The array `tokens` of a file; raises ValueError unless it holds images of the model."""
-  try:
-    with np.load(path, allow_pickle=False) as stored:
-      tokens = stored['tokens']
-  except (OSError, KeyError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-    raise ValueError(f'tokens is {path!r}, which cannot be read ({type(error).__name__}: {error}); '
-                     'give an .npz file with an array of that name.') from error
+  tokens = reading.arrays(path, 'give an .npz file with an array of that name', 'tokens',
+                          needed=('tokens',))['tokens']
   vocab = model.target(guided=False).vocab_size
   if (tokens.ndim != 2 or tokens.shape[1] != model.num_tokens or len(tokens) < 64
       or not np.issubdtype(tokens.dtype, np.integer)
@@ -156,7 +158,7 @@ def main(flags: Any) -> None:
       config, NeighboursTrainConfig(num_steps=flags.num_steps, seed=flags.seed), tokens, held_out)
   print(f'{min(losses):.3f} nats per token of other images; {np.log(target.vocab_size):.3f} before',
         flush=True)
-  folder = pathlib.Path(flags.output or pathlib.Path(flags.model) / 'neighbours')
+  folder = _output(flags)
   checkpoint.save(folder, 'neighbours', config, params, dtype=jnp.dtype('bfloat16'),
                   extra={'target': model.name})
   if flags.output is None:

@@ -14,7 +14,6 @@ same with any numbers.
 
 import dataclasses
 import pathlib
-import shutil
 import sys
 from typing import Any
 
@@ -24,9 +23,8 @@ import numpy as np
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.continuous import blend, registry, schedule as schedule_lib
-from cspd_jax.core import checkpoint
+from cspd_jax.core import checkpoint, fields, places
 from experiments import cli
-from experiments.cli import inputs
 
 # Images that chains are recorded from together, and images that the head calls are counted on.
 _RECORDED, _COUNTED = 64, 8
@@ -56,6 +54,10 @@ class Flags:
   num_iter: int = 16
   seed: int = 0
 
+  def __post_init__(self):
+    fields.check(self, guidance_scale=fields.FINITE, num_chains=(32, fields.MOST),
+                 kernels_per_call=(2, fields.MOST), seed=fields.SEEDS)
+
 
 def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
   """Checks all flags.
@@ -66,8 +68,6 @@ def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
   Raises:
     ValueError: for anything that cannot work.
   """
-  inputs.at_least(flags, 32, 'num_chains')
-  inputs.at_least(flags, 2, 'kernels_per_call')
   model = cspd_jax.load(flags.model, dtype='float32')
   if model.engine.name != 'continuous':
     raise ValueError(f'model is {flags.model!r}, whose tokens are discrete; give one of continuous '
@@ -81,7 +81,7 @@ def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
   if flags.overwrite and target.is_relative_to(checkpoint.ASSETS):
     raise ValueError(f'overwrite is true, but {flags.model!r} comes with the package, which stays '
                      'as it is; leave it out.')
-  if not flags.overwrite and pathlib.Path(flags.output).exists():
+  if not flags.overwrite and places.folder('output', flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
   return model, target
 
@@ -137,8 +137,9 @@ def main(flags: Any) -> None:
     checkpoint.annotate(target, blend.describe_rho(schedule, *best))
     print(f'stored in {target}')
     return
-  shutil.copytree(target, flags.output)
-  checkpoint.annotate(flags.output, blend.describe_rho(schedule, *best))
+  found = checkpoint.load(target)
+  checkpoint.save(flags.output, found.kind, found.config, found.params,
+                  extra=found.metadata | blend.describe_rho(schedule, *best))
   print(f'stored in {flags.output}, a copy of the target: '
         f'cspd_jax.load({flags.model!r}, target={flags.output!r})')
 

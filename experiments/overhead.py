@@ -42,13 +42,12 @@ def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
 
 @cli.program(config='configs/overhead.py', expected=default.Config)
 def main(config: Any) -> None:
-  inputs.at_least(config, 1, 'window', 'repeats')
+  if not config.decoder:
+    raise ValueError('decoder is empty; give at least one.')
   model = inputs.model(config)
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
                      'tokens are discrete.')
-  if not config.decoder:
-    raise ValueError('decoder is empty; give at least one.')
   texts = [str(model.engine.complete(text, window=config.window)) for text in config.decoder]
   bench = Bench(model, model.prompts[:1],
                 sampling=model.sampling(**inputs.given(config.sampling)))

@@ -29,9 +29,9 @@ def run(config: Any) -> None:
   Raises:
     ValueError: for anything that cannot work, before anything is compiled.
   """
-  inputs.at_least(config, 1, 'batch_size')
-  if not config.window or min(config.window) < 1:
-    raise ValueError(f'window is {config.window}; give whole numbers from 1, with commas.')
+  for name in ('window', 'decoder'):
+    if not getattr(config, name):
+      raise ValueError(f'{name} is empty; give at least one.')
   model = inputs.model(config)
   metrics = rows_lib.choose(model.engine.name, config.metrics)
   prompts, seed = inputs.images(config.images, model)

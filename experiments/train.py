@@ -21,7 +21,7 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.core import checkpoint
+from cspd_jax.core import checkpoint, locks, places
 from cspd_jax.data import photos
 from cspd_jax.evaluation.report import Report
 from cspd_jax.training import stages
@@ -94,11 +94,17 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
 @cli.program(config='configs/train/demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
-  workdir = pathlib.Path(flags.workdir).absolute()
+  workdir = places.folder('workdir', flags.workdir)
+  export = places.folder('export', flags.export or workdir / 'export')
+  families.check_place(export, recipe.family, {role: role for role in ('tokenizer',
+                                                                       *stages.MODELS)})
   photos.load()
-  stages.remember(recipe, workdir)
-  training.log_progress()
-  run(recipe, workdir, flags.stage, pathlib.Path(flags.export or workdir / 'export'))
+  if recipe.tokenizer_of is not None:
+    tokenizer_of(recipe, workdir)  # Says what is wrong with it before anything is written.
+  with locks.hold(workdir):
+    stages.remember(recipe, workdir)
+    training.log_progress()
+    run(recipe, workdir, flags.stage, export)
 
 
 if __name__ == '__main__':

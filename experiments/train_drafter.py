@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from absl import logging
 
 import cspd_jax
-from cspd_jax.core import checkpoint
+from cspd_jax.core import checkpoint, locks, places
 from cspd_jax.evaluation.report import Report
 from cspd_jax.training import corrector_recipe, drafter_recipe, stages
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
@@ -51,10 +51,18 @@ def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: 
   Raises:
     ValueError: if the drafter does not fit its model, or the folder holds another run.
   """
+  checkpoint.check_place(export)
   model, how = cspd_jax.load(recipe.target, dtype='float32'), _RECIPES[type(recipe)]
   how.check(recipe, model)
-  stages.remember(recipe, workdir)
-  params, figures = how.train(recipe, model, workdir)
+  with locks.hold(workdir):
+    stages.remember(recipe, workdir)
+    params, figures = how.train(recipe, model, workdir)
+    _finish(recipe, params, figures, workdir, export, dtype)
+
+
+def _finish(recipe: DrafterRecipe | CorrectorRecipe, params: Any, figures: dict[str, float],
+            workdir: pathlib.Path, export: pathlib.Path, dtype: str) -> None:
+  """Writes the network and the report."""
   checkpoint.save(export, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
                   extra={'target': recipe.target})
   training.log_size(export)
@@ -66,8 +74,8 @@ def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: 
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
   training.log_progress()
-  workdir = pathlib.Path(flags.workdir).absolute()
-  run(recipe, workdir, pathlib.Path(flags.export or workdir / 'export'), flags.dtype)
+  workdir = places.folder('workdir', flags.workdir)
+  run(recipe, workdir, places.folder('export', flags.export or workdir / 'export'), flags.dtype)
 
 
 if __name__ == '__main__':

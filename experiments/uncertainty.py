@@ -41,16 +41,15 @@ def run(config: Any) -> None:
   Raises:
     ValueError: for anything that cannot work, before anything is compiled.
   """
-  inputs.at_least(config, 1, 'batch_size')
+  for name in ('decoder', 'temperature', 'guidance_scale'):
+    if not getattr(config, name):
+      raise ValueError(f'{name} is empty; give at least one.')
   inputs.at_least(config.images, 2, 'num_images')
   model = inputs.model(config)
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, whose tokens are continuous; give one of '
                      'discrete tokens.')
   inputs.tokens_at_most(config, model, 'window')
-  for name in ('decoder', 'temperature', 'guidance_scale'):
-    if not getattr(config, name):
-      raise ValueError(f'{name} is empty; give at least one.')
   if len(set(config.decoder)) > _MOST:
     raise ValueError(f'decoder has {len(set(config.decoder))} entries; a picture has room for '
                      f'{_MOST}.')

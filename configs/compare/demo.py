@@ -13,6 +13,7 @@ import dataclasses
 import jax
 
 from configs import groups
+from cspd_jax.core import fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Sizes:
 
   window: int | None = 64
   length: int | None = 4
+
+  def __post_init__(self):
+    fields.check(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,9 @@ class Config:
   repeats: int = 3
   dtype: str | None = None
   workdir: str = 'runs/demo'
+
+  def __post_init__(self):
+    fields.check(self)
 
 
 def get_config() -> Config:

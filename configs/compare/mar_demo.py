@@ -11,6 +11,7 @@ import dataclasses
 
 from configs import groups
 from configs.compare import demo
+from cspd_jax.core import fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Sizes:
   draft_length: int | None = None
   block_length: int | None = None
   prefix_share: float | None = None
+
+  def __post_init__(self):
+    fields.check(self, prefix_share=fields.SHARES)
 
 
 @dataclasses.dataclass(frozen=True)

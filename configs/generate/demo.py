@@ -10,6 +10,7 @@ and report.json.
 import dataclasses
 
 from configs import groups
+from cspd_jax.core import fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Config:
   npz: bool = False
   overwrite: bool = False
   workdir: str = 'runs/generate'
+
+  def __post_init__(self):
+    fields.check(self)
 
 
 def get_config() -> Config:

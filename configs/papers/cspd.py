@@ -9,6 +9,7 @@ of it takes hours on two CPU cores; `--suite` and `--decoder` take parts.
 import dataclasses
 
 from configs import groups
+from cspd_jax.core import fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,10 @@ class Config:
   repeats: int = 3
   dtype: str | None = None
   workdir: str = 'runs/papers/cspd'
+
+  def __post_init__(self):
+    fields.check(self, prefix_share=fields.SHARES, prefix_shares=fields.SHARES,
+                 scales=fields.FINITE, temperatures=fields.FINITE)
 
 
 def get_config() -> Config:

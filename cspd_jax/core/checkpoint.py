@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import jax
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import files, folders, int8, kinds, weights
+from cspd_jax.core import files, folders, int8, kinds, places, reading, weights
 from cspd_jax.core.kinds import KINDS, Kind
 
 Params = Any
 
 _FORMAT = 1
+_REMEDY = 'copy or convert the model again'
 ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
 
 
@@ -118,13 +119,13 @@ def save_groups(
   Raises:
     CheckpointError: see `save`.
   """
-  path = pathlib.Path(path).expanduser().resolve()
   _check_config(kind, config)
   try:
     json.dumps(extra)
   except TypeError as error:
     raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
-  with _refused(), folders.replacing(path, _listed, state) as new:
+  with _refused(), folders.replacing(
+      places.folder('path', path).resolve(), _listed, state) as new:
     names = weights.write(new, groups, dtype=dtype, allow_nonfinite=allow_nonfinite,
                           progress=progress)
     sizes = weights.file_sizes(new)
@@ -132,6 +133,12 @@ def save_groups(
         'format': _FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
         'metadata': dict(extra or {}), 'groups': names, 'files': sizes,
         'blake2b': weights.digests(new, sizes)})
+
+
+def check_place(path: str | os.PathLike) -> None:
+  """Raises CheckpointError if `save` would not write a network there, before there is one."""
+  with _refused():
+    folders.check(places.folder('path', path).resolve(), _listed)
 
 
 def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
@@ -146,7 +153,7 @@ def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
   """
   folder = _find(path_or_name)
   _read_description(folder)
-  description = json.loads((folder / 'model.json').read_text())
+  description = reading.json(folder / 'model.json', _REMEDY)
   description['metadata'] |= extra
   files.write_json(folder / 'model.json', description)
 
@@ -185,10 +192,10 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   with _readable(folder):
     described = weights.stored(folder, groups)
     _check_shapes(f'{folder}, a {kind!r} model', expected, weights.joined(described.values()))
-  places = {} if sharding is None else weights.named(jax.tree.broadcast(sharding, expected))
+  devices = {} if sharding is None else weights.named(jax.tree.broadcast(sharding, expected))
 
   def finish(name, leaf):
-    count, place = inputs(name), places.get(name)
+    count, place = inputs(name), devices.get(name)
     leaf = leaf if count else weights.cast(leaf, dtype)
     if not allow_nonfinite:
       with _refused(f'{folder}: '):
@@ -238,9 +245,10 @@ def sketch(kind: str, config: Any) -> Loaded:
   return Loaded(kind, config, kinds.expected(_kind(kind), config), {})
 
 
-def _kind(kind: str) -> Kind:
+def _kind(kind: str, where: str = '') -> Kind:
   if kind not in KINDS:
-    raise CheckpointError(f'kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')
+    raise CheckpointError(
+        f'{where}kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')
   return KINDS[kind]
 
 
@@ -258,15 +266,15 @@ def _refused(where: str = '') -> Iterator[None]:
 def _listed(folder: pathlib.Path) -> list[str]:
   """Files that `save` and `annotate` wrote into a folder; raises CheckpointError if none did."""
   try:
-    description = json.loads((folder / 'model.json').read_text())
+    description = reading.json(folder / 'model.json', 'it is none that save wrote')
     if not isinstance(description['kind'], str):
       raise ValueError('it names no kind')
     names = [name for name in description['files']
              if (parts := pathlib.PurePosixPath(name).parts)[0] == 'arrays' and '..' not in parts]
-  except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+  except (ValueError, KeyError, IndexError, TypeError) as error:
     raise CheckpointError(
         f'path is {folder}, which exists and is not a checkpoint; give another folder or remove it '
-        f'(model.json: {type(error).__name__}: {error}).') from error
+        f'({type(error).__name__}: {error}).') from error
   left = [path.name for path in files.leftovers(folder / 'model.json')]
   return [*names, *left, 'model.json']
 
@@ -276,8 +284,8 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
   names = ', '.join(shipped()) or 'none'
   if str(path_or_name) in shipped():
     return ASSETS / str(path_or_name)
-  folder = pathlib.Path(path_or_name).expanduser().absolute()
   with _refused():
+    folder = places.find('path_or_name', path_or_name)
     folders.recover(folder)
   if not folder.exists():
     raise CheckpointError(
@@ -317,9 +325,10 @@ def _verify(folder: pathlib.Path, known: Mapping[str, str]) -> None:
 
 def _read_description(folder: pathlib.Path) -> _Description:
   """Reads `model.json`, and compares the sizes of the files with it."""
+  with _refused():
+    description = reading.json(folder / 'model.json', _REMEDY)
   try:
-    description = json.loads((folder / 'model.json').read_text())
-    version, kind = description['format'], description['kind']
+    version, kind = description['format'], str(description['kind'])
     fields, metadata = dict(description['config']), dict(description['metadata'])
     groups = list(description.get('groups', ['arrays']))
     sizes_on_file = {name: int(size) for name, size in description['files'].items()}
@@ -336,7 +345,7 @@ def _read_description(folder: pathlib.Path) -> _Description:
                else f'{name} is missing' for name, size in sizes_on_file.items()
                if sizes.get(name) != size]:
     raise _damaged(folder, '; '.join(wrong))
-  config_class = _kind(kind).config
+  config_class = _kind(kind, f'{folder}: ').config
   known = {field.name for field in dataclasses.fields(config_class)}
   if unknown := sorted(set(fields) - known):
     raise CheckpointError(
@@ -361,7 +370,7 @@ def _readable(folder: pathlib.Path) -> Iterator[None]:
 
 def _damaged(path: pathlib.Path, reason: str) -> CheckpointError:
   return CheckpointError(
-      f'{path} is damaged or incomplete ({reason[:1000]}); copy or convert the model again.')
+      f'{path} is damaged or incomplete ({reason[:1000]}); {_REMEDY}.')
 
 
 def _check_shapes(what: str, expected: Params, found: Params) -> None:

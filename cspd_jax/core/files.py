@@ -1,33 +1,60 @@
 """Files that are complete whenever they are there."""
 
+import contextlib
 import glob
 import json
 import os
 import pathlib
-from typing import Any
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
 import numpy as np
 
+# What to do about a damaged file that a run keeps for itself.
+REMAKE = 'remove it, and the run makes it anew'
 
-def write(path: str | os.PathLike, data: bytes) -> None:
-  """Writes a file beside its place and renames it, replacing an older one.
 
-  What processes left beside it that were killed while they wrote it is removed.
+@contextlib.contextmanager
+def writing(path: str | os.PathLike) -> Iterator[BinaryIO]:
+  """Yields a stream to write a file with, which is beside its place until the block ends.
+
+  It replaces an older one; if the block raises, that one stays. What processes left beside it that
+  were killed while they wrote it is removed.
   """
   path = pathlib.Path(path)
   for left in leftovers(path):
     left.unlink(missing_ok=True)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}')
   try:
-    temporary.write_bytes(data)
+    with temporary.open('wb') as stream:
+      yield stream
     temporary.replace(path)
+  except OSError as error:
+    error.filename = error.filename or str(path)  # A full disk does not say where.
+    raise
   finally:
     temporary.unlink(missing_ok=True)
 
 
+def write(path: str | os.PathLike, data: bytes) -> None:
+  """Writes a file beside its place and renames it; see `writing`."""
+  with writing(path) as stream:
+    stream.write(data)
+
+
+def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes arrays by name as an .npz file; it is the same for the same arrays, to the byte."""
+  with writing(path) as stream, zipfile.ZipFile(stream, 'w') as archive:
+    for name, array in arrays.items():
+      with archive.open(f'{name}.npy', 'w', force_zip64=True) as part:
+        np.lib.format.write_array(part, np.asarray(array), allow_pickle=False)
+
+
 def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
-  """What `write` left beside a file in processes that were killed."""
-  return [other for other in path.parent.glob(f'.{glob.escape(path.name)}.*')
+  """What `write` left beside a file, or beside any file for the name '*', in killed processes."""
+  name = path.name if path.name == '*' else glob.escape(path.name)
+  return [other for other in path.parent.glob(f'.{name}.*')
           if (number := other.suffix[1:]).isdecimal() and not _runs(int(number))]
 
 

@@ -14,12 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from cspd_jax.core import files
-
-try:
-  import fcntl
-except ImportError:  # Not a POSIX system: there are no locks.
-  fcntl = None  # type: ignore[assignment]
+from cspd_jax.core import files, locks, reading
 
 # `folder -> names`: the files that a folder has when it is complete, relative to it; the last one
 # is the one that tells. Raises ValueError for a folder that must not be replaced.
@@ -48,7 +43,7 @@ def replacing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator
   recover(path)
   check(path, listed)
   work, made = _work(path), [parent for parent in path.parents if not parent.exists()]
-  with _locked(work):
+  with locks.exclusive(work):
     try:
       new = _begin(work, listed, state)
       yield new
@@ -74,7 +69,7 @@ def recover(path: pathlib.Path) -> None:
     ValueError: if the process is still at work.
   """
   if not path.exists() and (_work(path) / _OLD).exists():
-    with _locked(_work(path)):
+    with locks.exclusive(_work(path)):
       _put_back(path)
 
 
@@ -125,8 +120,8 @@ def _begin(work: pathlib.Path, listed: Listed, state: Any) -> pathlib.Path:
 
 def _state(work: pathlib.Path) -> Any:
   try:
-    return json.loads((work / _STATE).read_text())
-  except (OSError, ValueError):
+    return reading.json(work / _STATE, 'begin anew', kind=object)
+  except ValueError:
     return None
 
 
@@ -173,35 +168,3 @@ def _exchange(first: pathlib.Path, second: pathlib.Path) -> bool:
   if hasattr(library, 'renamex_np'):  # macOS.
     return library.renamex_np(*names, 2) == 0
   return False
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-  """Makes a folder and holds it; the hold ends with the process.
-
-  Raises:
-    ValueError: if another process holds it.
-  """
-  if fcntl is None:
-    folder.mkdir(parents=True, exist_ok=True)
-    yield
-    return
-  while True:
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-      fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      os.close(handle)
-      raise ValueError(
-          f'{folder} is being written by another process; wait for its end.') from error
-    except OSError:  # A file system without locks.
-      break
-    # The folder may have been removed by its last holder, and be another one now.
-    if folder.exists() and os.path.samestat(os.fstat(handle), folder.stat()):
-      break
-    os.close(handle)
-  try:
-    yield
-  finally:
-    os.close(handle)

@@ -17,6 +17,8 @@ import numpy as np
 from flax import traverse_util
 from orbax.checkpoint import v1 as ocp
 
+from cspd_jax.core import places
+
 Params = Any
 T = TypeVar('T')
 # Returns a part of the parameters.
@@ -26,6 +28,8 @@ Group = Callable[[], Params]
 _GROUP = 64 << 20
 # Numbers that are looked at together, bytes that are read together.
 _BLOCK = 1 << 20
+# Bytes of what Orbax writes beside the numbers.
+_MARGIN = 1 << 20
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
@@ -49,17 +53,6 @@ def divided(params: Params) -> list[Group]:
   return [part(items) for items in grouped(named(params).items(), lambda item: item[1].nbytes)]
 
 
-def differences(wanted: Params, found: Params) -> list[str]:
-  """What is missing, unexpected or of another shape in `found`, a line each."""
-  shapes, others = ({name: tuple(leaf.shape) for name, leaf in named(tree).items()}
-                    for tree in (wanted, found))
-  return [
-      *(f'missing: {name} {shapes[name]}' for name in sorted(shapes.keys() - others.keys())),
-      *(f'unexpected: {name} {others[name]}' for name in sorted(others.keys() - shapes.keys())),
-      *(f'mis-shaped: {name} is {others[name]}, the config asks for {shapes[name]}'
-        for name in sorted(shapes.keys() & others.keys()) if shapes[name] != others[name])]
-
-
 def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_nonfinite: bool,
           progress: Callable[[int, int], None] | None = None) -> list[str]:
   """Writes the groups that are not there yet.
@@ -75,7 +68,7 @@ def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_no
     Where the groups are in the folder.
 
   Raises:
-    ValueError: naming a parameter with numbers that are not finite.
+    ValueError: naming a parameter with numbers that are not finite, or if the disk is full.
   """
   names = [f'arrays/{i:04d}' for i in range(len(groups))]
   (folder / 'arrays').mkdir(exist_ok=True)
@@ -87,6 +80,8 @@ def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_no
       params = cast(group(), dtype)
       if not allow_nonfinite:
         check_finite(params)
+      # Orbax waits for minutes for a full disk, and ends with pages.
+      places.check_space(folder, _MARGIN + sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
       ocp.save_checkpointables(folder / name, {'params': params})
     # Only object stores need this marker, and it names a folder of the machine that saved.
     (folder / name / 'commit_success.txt').unlink(missing_ok=True)
@@ -143,6 +138,27 @@ def cast(params: Params, dtype: Any) -> Params:
     with np.errstate(over='ignore'):  # `check_finite` says it with the name.
       return leaf.astype(jnp.dtype(dtype), copy=False)
   return jax.tree.map(one, params)
+
+
+def differences(expected: Params, params: Params) -> list[str]:
+  """What is missing, unexpected, or of another shape or kind of numbers in a tree of arrays.
+
+  Floating-point numbers may have any width.
+  """
+  wanted, found = named(expected), named(params)
+  problems = [f'missing: {name} {tuple(wanted[name].shape)}'
+              for name in sorted(wanted.keys() - found.keys())]
+  problems += [f'unexpected: {name} {tuple(found[name].shape)}'
+               for name in sorted(found.keys() - wanted.keys())]
+  for name in sorted(wanted.keys() & found.keys()):
+    one, other = found[name], wanted[name]
+    if tuple(one.shape) != tuple(other.shape):
+      problems.append(f'mis-shaped: {name} is {tuple(one.shape)}, the config asks for '
+                      f'{tuple(other.shape)}')
+    elif one.dtype != other.dtype and not all(
+        jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (one, other)):
+      problems.append(f'mis-typed: {name} is {one.dtype}, the config asks for {other.dtype}')
+  return problems
 
 
 def check_finite(arrays: Params) -> None:

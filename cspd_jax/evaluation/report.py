@@ -7,20 +7,18 @@ since, is never touched.
 """
 
 import hashlib
-import json
 import math
 import os
 import pathlib
 import platform
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from cspd_jax.core import files
+from cspd_jax.core import files, locks, places, reading
 from cspd_jax.version import __version__
 
 _REPORT = 'report.json'
@@ -51,15 +49,9 @@ class Report:
       ValueError: if files cannot be written there, one of the names is that of a file that no
         report wrote, or there is a report that is not to be replaced.
     """
-    self.folder = pathlib.Path(folder)
-    try:
-      self.folder.mkdir(parents=True, exist_ok=True)
-      with tempfile.TemporaryFile(dir=self.folder):
-        pass
-    except OSError as error:
-      raise ValueError(
-          f'workdir is {str(folder)!r}, where files cannot be written ({error.strerror}); give '
-          'another folder.') from error
+    self.folder = places.folder('workdir', folder)
+    # Until the report is written, or nobody knows of it any more.
+    self._hold: locks.Hold | None = locks.hold(self.folder)
     self._new = self.folder / _UNFINISHED
     if (self._new / _REPORT).exists():
       self._move()  # The last report was stopped while its files were moved.
@@ -74,7 +66,8 @@ class Report:
   def _begin(self, run: Mapping[str, Any] | None, overwrite: bool) -> None:
     """Makes the folder of what is not finished, or keeps that of the same run."""
     path = self._new / _RUN
-    if run is not None and path.exists() and json.loads(path.read_text()) == plain(run):
+    if run is not None and path.exists() and reading.json(
+        path, 'remove the folder that it is in, or overwrite' ) == plain(run):
       return
     if self._new.exists():
       if not overwrite:
@@ -118,6 +111,7 @@ class Report:
         for path in sorted(self._new.rglob('*')) if path.is_file() and path.name != _RUN}
     files.write_json(self._new / _REPORT, content)
     self._move()
+    self._hold = None
 
   def _check(self, name: str) -> None:
     """Raises ValueError if the file `name` would replace what no report wrote."""
@@ -134,7 +128,7 @@ class Report:
   def _move(self) -> None:
     """Moves what is finished into place; if it is stopped, the next report goes on with it."""
     earlier = _read(self.folder)
-    new = json.loads((self._new / _REPORT).read_text())['files']
+    new = _files(self._new)
     # report.json comes last: until then both lists of files are there to go on with.
     for name in new:
       if (self._new / name).exists():
@@ -178,10 +172,17 @@ def plain(content: Any, name: str = 'report') -> Any:
 def _read(folder: pathlib.Path) -> dict[str, str]:
   """The files of the report in a folder, with their digests; empty if there is none."""
   try:
-    found = json.loads((folder / _REPORT).read_text())['files']
-    return {_REPORT: '', **{str(name): str(digest) for name, digest in found.items()}}
-  except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    return {_REPORT: '', **_files(folder)}
+  except ValueError:
     return {}
+
+
+def _files(folder: pathlib.Path) -> dict[str, str]:
+  """The files that report.json lists, with their digests; raises ValueError if it lists none."""
+  found = reading.json(folder / _REPORT, 'move it away').get('files')
+  if not isinstance(found, dict):
+    raise ValueError(f'{folder / _REPORT} lists no files; move it away.')
+  return {name: str(digest) for name, digest in found.items()}
 
 
 def _is_own(path: pathlib.Path, digest: str | None) -> bool:

@@ -1,18 +1,16 @@
 """The finished batches of a run as files, each complete whenever it is there."""
 
 import hashlib
-import io
 import json
 import os
 import pathlib
-import zipfile
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import files
+from cspd_jax.core import files, locks, places, reading
 
 _SETTINGS = 'run.json'
 # So many numbers of an array tell whether parameters are the same.
@@ -33,21 +31,22 @@ class Shards:
     Raises:
       ValueError: if the folder holds another run, or what is no run at all.
     """
-    self._folder = pathlib.Path(folder)
+    self._folder = places.folder('folder', folder)
     self._leaves, self._tree = jax.tree.flatten(structure)
+    # No second process makes the same batches.
+    self._hold = locks.hold(self._folder)
     path = self._folder / _SETTINGS
     new = json.loads(json.dumps(settings_of_run))
     if path.exists():
-      old = json.loads(path.read_text())
+      old = reading.json(path, 'give another folder')
       if changed := [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
                      for name in {**old, **new} if old.get(name) != new.get(name)]:
         raise ValueError(f'folder is {str(folder)!r}, which holds another run '
                          f'({"; ".join(changed)}); give another folder.')
-    elif self._folder.exists() and any(self._folder.iterdir()):
+    elif any(self._folder.iterdir()):
       raise ValueError(f'folder is {str(folder)!r}, which holds other files; give an empty or a '
                        'new one.')
     else:
-      self._folder.mkdir(parents=True, exist_ok=True)
       files.write_json(path, new)
 
   def read(self, first: int, count: int) -> Any:
@@ -59,24 +58,19 @@ class Shards:
     path = self._path(first)
     if not path.exists():
       return None
-    try:
-      with np.load(path, allow_pickle=False) as stored:
-        leaves = [stored[f'{i}'] for i in range(len(self._leaves))]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-      raise ValueError(f'{path} cannot be read ({error}); remove it, and the run makes it '
-                       'anew.') from error
+    names = tuple(f'{i}' for i in range(len(self._leaves)))
+    stored = reading.arrays(path, files.REMAKE, needed=names)
+    leaves = [stored[name] for name in names]
     for leaf, like in zip(leaves, self._leaves):
       if leaf.shape != (count, *like.shape[1:]) or leaf.dtype != like.dtype:
         raise ValueError(f'{path} holds {leaf.dtype} of shape {leaf.shape} instead of {like.dtype} '
-                         f'of shape {(count, *like.shape[1:])}; remove it, and the run makes it '
-                         'anew.')
+                         f'of shape {(count, *like.shape[1:])}; {files.REMAKE}.')
     return jax.tree.unflatten(self._tree, leaves)
 
   def write(self, first: int, results: Any) -> None:
     """Keeps the results from image `first` on."""
-    data = io.BytesIO()
-    np.savez(data, **{f'{i}': leaf for i, leaf in enumerate(jax.tree.leaves(results))})
-    files.write(self._path(first), data.getvalue())
+    files.write_arrays(self._path(first), {
+        f'{i}': leaf for i, leaf in enumerate(jax.tree.leaves(results))})
 
   def _path(self, first: int) -> pathlib.Path:
     return self._folder / f'batch_{first:07d}.npz'

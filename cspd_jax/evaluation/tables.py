@@ -7,12 +7,12 @@ have, or has as None, is shown as a dash.
 
 import csv as csv_lib
 import io
-import json
 import os
-import pathlib
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from cspd_jax.core import places, reading
 
 Columns = Mapping[str, str]
 Row = Mapping[str, Any]
@@ -80,15 +80,16 @@ def of_report(path: str | os.PathLike) -> list[Table]:
   Raises:
     ValueError: if it is none.
   """
-  path = pathlib.Path(path)
+  path = places.find('report', path)
+  report = reading.json(path / 'report.json' if path.is_dir() else path, 'give a report.json, or '
+                        'the folder that it is in', 'report')
   try:
-    report = json.loads((path / 'report.json' if path.is_dir() else path).read_text())
     rows = report['rows']
     names = {name: f'{{{name}}}' for row in rows for name in row}
     return [Table(one['title'], one['columns'], [rows[i] for i in one['rows']])
             for one in report.get(
                 'tables', [dict(title='', columns=names, rows=range(len(rows)))]) if one['rows']]
-  except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+  except (KeyError, TypeError, IndexError, AttributeError) as error:
     raise ValueError(f'report is {str(path)!r}, which cannot be read as one '
                      f'({type(error).__name__}: {error}).') from error
 

@@ -5,13 +5,22 @@ A new family is a file like `llamagen.py` and a line in the list below.
 
 from cspd_jax.families import llamagen, mar, unified
 from cspd_jax.families.family import FAMILIES, Family, Parts, Published, register
-from cspd_jax.families.folder import decoder, describe, load, part_folder, save, shipped
+from cspd_jax.families.folder import (
+  check_place,
+  decoder,
+  describe,
+  load,
+  part_folder,
+  save,
+  shipped,
+)
 from cspd_jax.families.images import Generated
 from cspd_jax.families.model import Conditions, Drafts, Model, Tokenizer
 
 __all__ = (
     'Conditions', 'Drafts', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Published',
-    'Tokenizer', 'decoder', 'describe', 'load', 'part_folder', 'register', 'save', 'shipped')
+    'Tokenizer', 'check_place', 'decoder', 'describe', 'load', 'part_folder', 'register', 'save',
+    'shipped')
 
 for _one in (llamagen.FAMILY, mar.FAMILY, unified.FAMILY):
   register(_one)

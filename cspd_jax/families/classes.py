@@ -14,8 +14,16 @@ def conditions(num_classes: int, names: Sequence[str] = ()) -> Conditions:
   Args:
     num_classes: number of classes.
     names: of the classes, if they have any.
+
+  Raises:
+    ValueError: unless these are so many names.
   """
-  number = {}
+  names = names or ()
+  if names and (not isinstance(names, list | tuple) or len(names) != num_classes
+                or not all(isinstance(name, str) for name in names)):
+    raise ValueError(f'labels of the target is {names!r:.80}; it must be a list of {num_classes} '
+                     'names, or empty.')
+  number: dict[str, int] = {}
   for label, name in enumerate(names):
     number.setdefault(name.lower(), label)
 

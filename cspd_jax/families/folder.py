@@ -6,7 +6,6 @@ is a folder of `core.checkpoint`, inside of the model's folder or elsewhere.
 """
 
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import checkpoint, files
+from cspd_jax.core import checkpoint, files, places, reading
 from cspd_jax.core.checkpoint import CheckpointError, Loaded
 from cspd_jax.families import choices, family as family_lib
 from cspd_jax.families.model import Model
@@ -66,8 +65,6 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
       floating-point numbers, `quantize` is not for this target, the model makes no images of that
       size, or a network cannot be divided over the mesh.
   """
-  if dtype is not None:
-    _check_dtype(dtype)
   mesh = sharding if isinstance(sharding, jax.sharding.Mesh) else None
   folder = find(name_or_folder)
   description = read(folder)
@@ -79,13 +76,15 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
   defaults = dict(description['defaults'])
   stored_dtype = defaults.pop('dtype', None)
   dtype = stored_dtype if dtype is None else dtype
+  if dtype is not None:
+    _check_dtype(dtype)
   if quantize is not None and isinstance(parts.get('target'), Loaded):
     raise ValueError(f'quantize is {quantize!r}, but target is loaded already; give its folder.')
-  places = {'target': sharding} | dict.fromkeys(_ALONE)
+  devices = {'target': sharding} | dict.fromkeys(_ALONE)
   loaded = {
       role: _network(role, part if role in parts else folder / part, family, dtype=dtype,
                      quantize=quantize if role == 'target' else None,
-                     sharding=places.get(role, mesh), verify=verify,
+                     sharding=devices.get(role, mesh), verify=verify,
                      allow_nonfinite=allow_nonfinite)
       for role, part in (description['parts'] | parts).items() if part is not None}
   _check_target(folder, parts, loaded)
@@ -216,7 +215,26 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
     CheckpointError: if the folder holds a network of its own, or a model of another family.
     ValueError: for an unknown family or role, or a default decoder of another form.
   """
-  folder = pathlib.Path(folder).expanduser().absolute()
+  folder = places.folder('folder', folder)
+  description = _joined(folder, family, parts, defaults or {})
+  folder.mkdir(parents=True, exist_ok=True)
+  files.write_json(folder / FILE, description)
+
+
+def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]) -> None:
+  """Checks that a model can be saved in a folder, with networks in it, before there are any.
+
+  Arguments and errors are those of `save`.
+  """
+  folder = places.folder('folder', folder)
+  _joined(folder, family, parts, {})
+  for part in parts.values():
+    checkpoint.check_place(folder / part)
+
+
+def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
+            defaults: Mapping[str, Any]) -> dict[str, Any]:
+  """The description of a model with what is added to it; see `save`."""
   known = family_lib.get(family)
   if unknown := sorted(set(parts) - set(known.roles)):
     raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
@@ -233,12 +251,10 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
           f'{folder} holds a {description["family"]!r} model; give another folder for a '
           f'{family!r} one.')
   description['parts'] = {**description['parts'], **parts}
-  description['defaults'] = {**description['defaults'], **(defaults or {})}
+  description['defaults'] = {**description['defaults'], **defaults}
   chosen = description['defaults'].get('decoder')
   choices.check(chosen)
-  folder.mkdir(parents=True, exist_ok=True)
-  version = _FORMATS[choices.is_by_size(chosen)]
-  files.write_json(folder / FILE, dict(format=version, **description))
+  return dict(format=_FORMATS[choices.is_by_size(chosen)], **description)
 
 
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
@@ -288,9 +304,9 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 def _content(folder: pathlib.Path) -> dict[str, Any]:
   """What `model.json` holds, be it of a model or of a network; raises CheckpointError."""
   try:
-    return dict(json.loads((folder / FILE).read_text()))
-  except (OSError, TypeError, ValueError) as error:
-    raise _damaged(folder, error) from error
+    return reading.json(folder / FILE, 'copy or convert the model again')
+  except ValueError as error:
+    raise CheckpointError(str(error)) from error
 
 
 def _damaged(folder: pathlib.Path, error: Exception) -> CheckpointError:
@@ -307,7 +323,7 @@ def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
   """
   if str(name_or_folder) in shipped():
     return checkpoint.ASSETS / str(name_or_folder)
-  folder = pathlib.Path(name_or_folder).expanduser().absolute()
+  folder = places.find('name_or_folder', name_or_folder)
   if not (folder / FILE).is_file():
     what = 'has no model.json' if folder.is_dir() else 'is no folder'
     raise CheckpointError(

@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from cspd_jax.core import files
+from cspd_jax.core import files, reading
 from cspd_jax.evaluation import report as report_lib, shards
 from cspd_jax.families import (
   generate as generate_lib,
@@ -100,18 +99,15 @@ class Gallery:
     """A row per image; rounds are in the files, which an earlier run may have left."""
     rows = []
     for name, caption, (seed, number) in zip(self.names, self.task.captions, self.task.seeds):
-      with Image.open(self._report.path(name)) as image:
-        rounds = int(image.info['rounds'])
-      rows.append(dict(file=name, prompt=caption, seed=seed, number=number, rounds=rounds))
+      _, texts = reading.picture(self._report.path(name), files.REMAKE, needed=('rounds',))
+      rows.append(dict(file=name, prompt=caption, seed=seed, number=number,
+                       rounds=int(texts['rounds'])))
     return rows
 
   def _write_npz(self) -> None:
     """Writes all images as one array."""
-    images = None
+    read = lambda name: reading.picture(self._report.path(name), files.REMAKE)[0]
+    images = np.zeros((len(self.names), *read(self.names[0]).shape), np.uint8)
     for i, name in enumerate(self.names):
-      with Image.open(self._report.path(name)) as image:
-        pixels = np.asarray(image)
-      if images is None:
-        images = np.zeros((len(self.names), *pixels.shape), np.uint8)
-      images[i] = pixels
-    np.savez(self._report.path(_NPZ), arr_0=images)
+      images[i] = read(name)
+    files.write_arrays(self._report.path(_NPZ), dict(arr_0=images))

@@ -173,6 +173,7 @@ class Partial:
 def file_name(index: int, prompt: str, seed: int) -> str:
   """The name of an image's file."""
   words = re.sub(r'\W+', '_', prompt.lower()).strip('_')[:60] or 'image'
+  words = words.encode()[:180].decode(errors='ignore')  # A name has 255 bytes at most.
   return f'{index:05d}_{words}_seed{seed}.png'
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from cspd_jax.core import reading
+
 
 def listed(prompts: Any) -> Any:
   """A list of prompts.
@@ -22,7 +24,7 @@ def listed(prompts: Any) -> Any:
   if isinstance(prompts, os.PathLike):
     return _lines(pathlib.Path(prompts))
   if isinstance(prompts, (str, int, np.integer)):
-    return [prompts]
+    prompts = [prompts]
   if isinstance(prompts, (range, np.ndarray, jax.Array)) and np.ndim(prompts) < 2:
     prompts = np.asarray(prompts).tolist()
     prompts = prompts if isinstance(prompts, list) else [prompts]
@@ -34,15 +36,24 @@ def listed(prompts: Any) -> Any:
   if len(kinds) > 1:
     raise ValueError(f'prompts mixes names and numbers ({list(prompts)[:8]}); give all of them as '
                      'names, or all as numbers.')
+  for prompt in prompts:
+    if isinstance(prompt, str) and not _is_text(prompt):
+      raise ValueError(f'prompts holds {prompt!r:.80}, which is no Unicode text.')
   return list(prompts)
 
 
-def _lines(path: pathlib.Path) -> list[str]:
+def _is_text(prompt: str) -> bool:
+  """Whether a prompt has no bytes that a terminal could not decode."""
   try:
-    lines = [line.strip() for line in path.read_text(encoding='utf-8').splitlines()]
-  except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(f'prompts is {str(path)!r}, which cannot be read as text ({error}); give a '
-                     'file with one prompt per line.') from error
+    prompt.encode()
+    return True
+  except UnicodeEncodeError:
+    return False
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+  found = reading.text(path, 'give a file with one prompt per line', 'prompts')
+  lines = [line.strip() for line in found.splitlines()]
   if not any(lines):
     raise ValueError(f'prompts is {str(path)!r}, a file without prompts; write one per line.')
   return [line for line in lines if line]

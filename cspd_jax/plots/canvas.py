@@ -41,6 +41,7 @@ def fit(text: str, inches: float, size: float, most: int = 8) -> str:
 
   Args:
     text: broken at spaces and, as specifications of decoders have none, after `+`, `(`, `,`, `=`.
+      A dollar sign stands for itself, not for a formula.
     inches: that a line may take.
     size: of the font, in points.
     most: lines; what is too much ends in an ellipsis.
@@ -53,7 +54,12 @@ def fit(text: str, inches: float, size: float, most: int = 8) -> str:
   lines = [line.rstrip() for line in lines]
   if len(lines) > most:
     lines = [*lines[:most - 1], f'{lines[most - 1]} ...']
-  return '\n'.join(lines)
+  return plain('\n'.join(lines))
+
+
+def plain(text: str) -> str:
+  """A text as it is drawn: without this, what stands between two dollar signs is a formula."""
+  return text.replace('$', r'\$')
 
 
 def bare(axes) -> None:

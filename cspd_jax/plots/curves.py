@@ -83,8 +83,9 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
   for axes in cells[-1]:
     axes.set_xlabel(xlabel, fontsize=8, color=canvas.INK)
   figure.legend(
-      [drawn[name] for name in styles], list(styles), loc='outside lower center', fontsize=8,
-      ncols=columns, frameon=False, labelcolor=canvas.INK, handlelength=3)
+      [drawn[name] for name in styles], [canvas.plain(name) for name in styles],
+      loc='outside lower center', fontsize=8, ncols=columns, frameon=False, labelcolor=canvas.INK,
+      handlelength=3)
   buffer = io.BytesIO()
   figure.savefig(buffer, format=form[1:], metadata={'Date': None} if form == '.svg' else None)
   files.write(path, buffer.getvalue())

@@ -5,11 +5,12 @@ and loaded like everything else that a model is made of.
 """
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -21,6 +22,8 @@ from cspd_jax.text.packages import need
 
 Params = Any
 _FIRST_SPECIAL = 151643
+# What files are called.
+_FILE, _FILE_OF_RANKS = 'text_tokenizer.json or tokenizer.json', 'emu3.tiktoken'
 
 # How prompts are written; see `text.prompts` and `text.captions`.
 FORMS = ('lumina_mgpt', 'anole', 'emu3', 't5')
@@ -98,17 +101,13 @@ class _Vocabulary:
 
   def __init__(self, file: bytes):
     self._file = file
-    try:
+    with _refusing(_FILE):
       content = json.loads(self._file)
       named = content['model']['vocab']
       if content['model'].get('type') == 'Unigram':  # Pieces and their scores, in order of ids.
         named = {piece: number for number, (piece, _) in enumerate(named)}
       vocabulary = {str(name): int(number) for name, number in named.items()}
       added = {str(one['content']): int(one['id']) for one in content.get('added_tokens') or ()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise ValueError(
-          f'the tokenizer file cannot be read ({type(error).__name__}: {error}); give the '
-          'text_tokenizer.json or tokenizer.json that belongs to the model.') from error
     self.ids: Mapping[str, int] = vocabulary | added
 
   def encode(self, text: str) -> list[int]:
@@ -117,7 +116,9 @@ class _Vocabulary:
 
   @functools.cached_property
   def _tokenizer(self):
-    found = need('tokenizers').Tokenizer.from_buffer(self._file)
+    make = need('tokenizers').Tokenizer.from_buffer
+    with _refusing(_FILE):
+      found = make(self._file)
     found.encode_special_tokens = True
     # Some files cut and pad by themselves.
     found.no_truncation()
@@ -133,15 +134,13 @@ class _Ranks:
              r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
 
   def __init__(self, file: bytes):
-    try:
+    with _refusing(_FILE_OF_RANKS):
       lines = [line.split() for line in file.splitlines() if line]
       self._ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
       if missing := [byte for byte in range(256) if bytes([byte]) not in self._ranks]:
         raise ValueError(f'byte {missing[0]} has no token')
-    except ValueError as error:
-      raise ValueError(
-          f'the tokenizer file cannot be read ({type(error).__name__}: {error}); give the '
-          'emu3.tiktoken that belongs to the model.') from error
+      if len(set(self._ranks.values())) < len(lines):
+        raise ValueError('a token or a rank is there twice')
     special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>',
                *(f'<|extra_{number}|>' for number in range(205)),
                '<|image token|>', '<|image start|>', '<|image end|>']
@@ -154,5 +153,19 @@ class _Ranks:
 
   @functools.cached_property
   def _tokenizer(self):
-    return need('tiktoken').Encoding(
-        'emu3', pat_str=self._PIECES, mergeable_ranks=self._ranks, special_tokens={})
+    make = need('tiktoken').Encoding
+    with _refusing(_FILE_OF_RANKS):
+      return make('emu3', pat_str=self._PIECES, mergeable_ranks=self._ranks, special_tokens={})
+
+
+@contextlib.contextmanager
+def _refusing(name: str) -> Iterator[None]:
+  """Turns what the package of a damaged file raises into a ValueError."""
+  try:
+    yield
+  except (KeyboardInterrupt, SystemExit):
+    raise
+  except BaseException as error:  # Panics of Rust are no Exceptions.
+    reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+    raise ValueError(f'the tokenizer file cannot be read ({reason:.300}); give the {name} that '
+                     'belongs to the model.') from error

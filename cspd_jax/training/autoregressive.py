@@ -42,6 +42,9 @@ class ARTrainConfig:
   ema_decay: float = 0.99
   seed: int = 0
 
+  def __post_init__(self):
+    state_lib.check(self)
+
 
 def init(config: llamagen.LlamaGenConfig, train: ARTrainConfig) -> TrainState:
   """The state before the first step."""

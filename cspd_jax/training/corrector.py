@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.drafters import small_network
 from cspd_jax.models import eagle
@@ -64,6 +65,13 @@ class CorrectorTrainConfig:
   weight_decay: float = 0.01
   ema_decay: float = 0.99
   seed: int = 0
+
+  def __post_init__(self):
+    state_lib.check(
+        self, guidance_scales=fields.FINITE, divergence_weight=fields.NOT_NEGATIVE,
+        plain_weight=fields.NOT_NEGATIVE)
+    if not self.guidance_scales:
+      raise ValueError('guidance_scales is empty; give at least one.')
 
 
 class Batch(NamedTuple):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from cspd_jax.core import fields, files, reading
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle
 from cspd_jax.training import (
@@ -68,6 +69,9 @@ class CorrectorRecipe:
   checkpoint_every: int = 250
   evaluate_every: int = 250
 
+  def __post_init__(self):
+    fields.check(self, guidance_scale=fields.FINITE, seed=fields.SEEDS)
+
   @property
   def kind(self) -> str:
     """The kind of checkpoint that it is stored as."""
@@ -91,14 +95,12 @@ def check(recipe: CorrectorRecipe, model: Any) -> None:
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain, such as with '
                      'tree=chain().')
   fewest = min(recipe.num_train_images, recipe.num_held_out_images)
-  if not 1 <= recipe.train.batch_size <= fewest:
+  if recipe.train.batch_size > fewest:
     raise ValueError(f'train.batch_size is {recipe.train.batch_size}; with these numbers of images '
                      f'it must be 1 to {fewest}.')
-  if not 1 <= recipe.plain.batch_size <= recipe.num_plain_images:
+  if recipe.plain.batch_size > recipe.num_plain_images:
     raise ValueError(f'plain.batch_size is {recipe.plain.batch_size}; with these numbers of images '
                      f'it must be 1 to {recipe.num_plain_images}.')
-  if recipe.train.passes < 1:
-    raise ValueError(f'train.passes is {recipe.train.passes}; it must be at least 1.')
 
 
 def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.Path
@@ -108,8 +110,8 @@ def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.P
   numbers = np.arange(count) % len(model.prompts)
   path = workdir / f'windows_{split}.npz'
   if path.exists():
-    with np.load(path) as stored:
-      return Windows(*(stored[name] for name in Windows._fields)), numbers
+    stored = reading.arrays(path, files.REMAKE, needed=Windows._fields)
+    return Windows(*(stored[name] for name in Windows._fields)), numbers
   decoder, conditions = model.decoder(recipe.decoder), model.condition(model.prompts)
   key = jax.random.key(recipe.seed + (split != 'train'))
   parts: list[Windows] = []
@@ -122,9 +124,7 @@ def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.P
     parts.append(Windows(*(part[:count - start] for part in found)))
     logging.info('windows of %s: %d of %d images', split, min(start + _DECODED, count), count)
   found = windows.joined(parts)
-  unfinished = path.with_name(f'.{path.name}')
-  np.savez(unfinished, **found._asdict())
-  unfinished.replace(path)
+  files.write_arrays(path, found._asdict())
   return found, numbers
 
 

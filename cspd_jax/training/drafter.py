@@ -10,13 +10,14 @@ warm-up and a cosine schedule; the parameters to ship are an exponential moving 
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import eagle, medusa
 from cspd_jax.training import state as state_lib
@@ -59,13 +60,14 @@ class DrafterTrainConfig:
   distribution_weight: float = 0.1
   noise: float = 0.1
   head_decay: float = 0.8
-  labels: str = 'probs'
+  labels: Literal['probs', 'tokens'] = 'probs'
   ema_decay: float = 0.99
   seed: int = 0
 
   def __post_init__(self):
-    if self.labels not in ('probs', 'tokens'):
-      raise ValueError(f"labels is {self.labels!r}; it must be 'probs' or 'tokens'.")
+    state_lib.check(
+        self, distribution_weight=fields.NOT_NEGATIVE, noise=fields.NOT_NEGATIVE,
+        head_decay=fields.NOT_NEGATIVE)
 
 
 def init(config: DrafterConfig, train: DrafterTrainConfig, target_params: Params) -> TrainState:

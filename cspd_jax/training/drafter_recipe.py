@@ -7,11 +7,12 @@ complete. `model` is the `families.Model` that the drafter is for.
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, medusa
@@ -47,7 +48,7 @@ class DrafterRecipe:
   drafter: eagle.EagleConfig | medusa.MedusaConfig
   train: DrafterTrainConfig
   target: str = 'demo'
-  data: str = 'generated'
+  data: Literal['generated', 'photos'] = 'generated'
   num_train_images: int = 4096
   num_held_out_images: int = 64
   guidance_scale: float = 2.0
@@ -58,8 +59,7 @@ class DrafterRecipe:
   evaluate_every: int = 250
 
   def __post_init__(self):
-    if self.data not in ('generated', 'photos'):
-      raise ValueError(f"data is {self.data!r}; it must be 'generated' or 'photos'.")
+    fields.check(self, guidance_scale=fields.FINITE, seed=fields.SEEDS)
     limit = getattr(self.drafter, 'num_tokens', None) or self.drafter.num_heads + 1
     if not 1 <= self.num_depths < limit:
       raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import fields
 from cspd_jax.models import kl_vae
 from cspd_jax.training import reconstruction, state as state_lib
 from cspd_jax.training.state import TrainState
@@ -38,6 +39,10 @@ class KLVAETrainConfig:
   gradient_weight: float = 0.5
   kl_weight: float = 3e-4
   seed: int = 0
+
+  def __post_init__(self):
+    state_lib.check(
+        self, gradient_weight=fields.NOT_NEGATIVE, kl_weight=fields.NOT_NEGATIVE)
 
 
 def init(config: kl_vae.KLVAEConfig, train: KLVAETrainConfig) -> TrainState:

@@ -1,8 +1,8 @@
 """A training loop that can be stopped at any time and continued to the same result.
 
-The whole state, with the step in it, is checkpointed by Orbax; batches are a function of the step.
-A run that is started again continues after its last checkpoint and ends with the parameters that
-an uninterrupted run would have. Metrics go to a file with one JSON object per line.
+The whole state, with the step in it, is kept in files; batches are a function of the step. A run
+that is started again continues after the last state that can be read and ends with the parameters
+that an uninterrupted run would have. Metrics go to a file with one JSON object per line.
 """
 
 import json
@@ -13,8 +13,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from absl import logging
+
+from cspd_jax.core import files
+from cspd_jax.training import steps
 
 
 def run(
@@ -39,41 +41,43 @@ def run(
     batch_fn: the batch of a step's number.
     num_steps: steps to reach in all.
     batch_size: examples per batch, for the examples per second.
-    workdir: folder for checkpoints `<name>/` and metrics `<name>.jsonl`.
+    workdir: folder for states `<name>/` and metrics `<name>.jsonl`.
     name: of this training, for these paths and the log.
-    checkpoint_every: steps between checkpoints; the last step always has one.
+    checkpoint_every: steps between states that are kept; the last one always is.
     log_every: steps between log lines.
     evaluate: held-out metrics of a state.
     evaluate_every: steps between evaluations; None means never.
 
   Returns:
     The last state.
+
+  Raises:
+    ValueError: if the folder holds states of something else.
   """
   workdir = pathlib.Path(workdir).absolute()
-  workdir.mkdir(parents=True, exist_ok=True)
-  metrics_path = workdir / f'{name}.jsonl'
-  options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
-  with ocp.CheckpointManager(workdir / name, options=options) as manager:
-    if manager.latest_step() is not None:
-      state = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state))
-      logging.info('%s: continuing after step %d', name, int(state.step))
-    start = int(state.step)
-    _drop_later_lines(metrics_path, start)
-    log = _Log(name, num_steps, batch_size, start)
-    for index in range(start, num_steps):
-      state, metrics = step_fn(state, batch_fn(index))
-      done, record = index + 1, {}
-      if _due(done, log_every, num_steps):
-        record |= log.trained(done, metrics)
-      if evaluate and evaluate_every and _due(done, evaluate_every, num_steps):
-        record |= log.held_out(done, evaluate(state))
-      if record:
-        with metrics_path.open('a') as file:
-          file.write(json.dumps({'step': done, **record}) + '\n')
-      if _due(done, checkpoint_every, num_steps):
-        manager.save(done, args=ocp.args.StandardSave(state))
-    jax.block_until_ready(state)
-    log.end()
+  folder, metrics_path = workdir / name, workdir / f'{name}.jsonl'
+  folder.mkdir(parents=True, exist_ok=True)
+  restored = steps.restore(folder, state)
+  if restored is not None:
+    state = restored
+    logging.info('%s: continuing after step %d', name, int(state.step))
+  start = int(state.step)
+  _drop_later_lines(metrics_path, start)
+  log = _Log(name, num_steps, batch_size, start)
+  for index in range(start, num_steps):
+    state, metrics = step_fn(state, batch_fn(index))
+    done, record = index + 1, {}
+    if _due(done, log_every, num_steps):
+      record |= log.trained(done, metrics)
+    if evaluate and evaluate_every and _due(done, evaluate_every, num_steps):
+      record |= log.held_out(done, evaluate(state))
+    if record:
+      with metrics_path.open('a') as file:
+        file.write(json.dumps({'step': done, **record}) + '\n')
+    if _due(done, checkpoint_every, num_steps):
+      steps.save(folder, done, state)
+  jax.block_until_ready(state)
+  log.end()
   return state
 
 
@@ -122,13 +126,13 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
   if not path.exists():
     return
   kept = []
-  for line in path.read_text().splitlines():
+  for line in path.read_bytes().splitlines():
     try:
       if json.loads(line)['step'] <= step:
-        kept.append(line + '\n')
-    except ValueError:
+        kept.append(line + b'\n')
+    except (ValueError, KeyError, TypeError):
       continue
-  path.write_text(''.join(kept))
+  files.write(path, b''.join(kept))
 
 
 def jit_step(step: Callable[..., Any], *static: Any) -> Callable[[Any, Any], Any]:

@@ -22,6 +22,7 @@ import numpy as np
 import optax
 
 from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.core import fields
 from cspd_jax.models import mar
 from cspd_jax.training import state as state_lib
 from cspd_jax.training.state import TrainState
@@ -75,15 +76,12 @@ class MARTrainConfig:
   seed: int = 0
 
   def __post_init__(self):
-    for name, allowed, words in (
-        ('min_hidden', 0 <= self.min_hidden < 1, 'from 0 to below 1'),
-        ('hidden_deviation', self.hidden_deviation > 0, 'above 0'),
-        ('last_share', 0 <= self.last_share <= 1, 'from 0 to 1'),
-        ('last_weight', self.last_weight > 0, 'above 0'),
-        ('cooldown_steps', 0 <= self.cooldown_steps <= self.num_steps,
-         f'from 0 to num_steps, {self.num_steps}')):
-      if not allowed:
-        raise ValueError(f'{name} is {getattr(self, name)}; it must be {words}.')
+    state_lib.check(
+        self, min_hidden=fields.BELOW_1, dropout=fields.BELOW_1, last_share=fields.SHARES,
+        cooldown_steps=(0, fields.MOST))
+    if self.cooldown_steps > self.num_steps:
+      raise ValueError(f'cooldown_steps is {self.cooldown_steps}; it must be from 0 to num_steps, '
+                       f'{self.num_steps}.')
 
 
 class Draws(NamedTuple):

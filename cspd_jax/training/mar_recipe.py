@@ -46,6 +46,7 @@ class MARRecipe(stages.Stages):
   draft_train: MARTrainConfig
 
   def __post_init__(self):
+    super().__post_init__()
     side = self.side(self.tokenizer.factor)
     for role in stages.MODELS:
       config = getattr(self, role)

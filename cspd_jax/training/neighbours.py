@@ -42,6 +42,9 @@ class NeighboursTrainConfig:
   patience: int = 3
   seed: int = 0
 
+  def __post_init__(self):
+    state_lib.check(self)
+
 
 def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, tokens: np.ndarray,
         held_out: np.ndarray) -> tuple[Params, list[float]]:

@@ -43,6 +43,9 @@ class PlainTrainConfig:
   ema_decay: float = 0.99
   seed: int = 0
 
+  def __post_init__(self):
+    state_lib.check(self)
+
 
 def loss(params: Params, config: eagle.EagleConfig, target_params: Params, forward: Forward,
          tokens: jax.Array, condition: Any, guidance_scale: jax.Array,

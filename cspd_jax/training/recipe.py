@@ -38,6 +38,7 @@ class Recipe(stages.Stages):
   draft_train: ARTrainConfig
 
   def __post_init__(self):
+    super().__post_init__()
     side = self.side(self.tokenizer.factor)
     wanted = {'conditioning': 'class', 'height': side, 'width': side,
               'vocab_size': self.tokenizer.codebook_size,
@@ -75,7 +76,8 @@ class Recipe(stages.Stages):
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     tokens, labels = data['train']
     held_out = [tuple(part[i:i + train.batch_size] for part in data['held_out'])
-                for i in range(0, 4 * train.batch_size, train.batch_size)]
+                for i in range(0, min(4 * train.batch_size, self.num_held_out_images),
+                               train.batch_size)]
     nll = jax.jit(lambda params, tokens, labels: autoregressive.nll(
         params, config, tokens, labels).mean())
     state = self.train(

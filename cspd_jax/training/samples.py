@@ -7,6 +7,8 @@ import jax
 import numpy as np
 from absl import logging
 
+from cspd_jax.core import files, reading
+
 # Images that the target samples at once.
 _BATCH = 64
 
@@ -48,13 +50,11 @@ def kept(path: pathlib.Path, model: Any, count: int, key: jax.Array, sampling: A
   Arguments but for `path` and result as for `sampled`.
   """
   if path.exists():
-    with np.load(path) as stored:
-      if len(stored['tokens']) == count:
-        return stored['tokens'], stored['labels']
+    stored = reading.arrays(path, files.REMAKE, needed=('tokens', 'labels'))
+    if stored['tokens'].shape == (count, model.num_tokens) and stored['labels'].shape == (count,):
+      return stored['tokens'], stored['labels']
   tokens, numbers = sampled(model, count, key, sampling)
-  unfinished = path.with_name(f'.{path.name}')
-  np.savez(unfinished, tokens=tokens, labels=numbers)
-  unfinished.replace(path)
+  files.write_arrays(path, dict(tokens=tokens, labels=numbers))
   return tokens, numbers
 
 

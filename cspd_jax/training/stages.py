@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import files
+from cspd_jax.core import fields, files, reading
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.training import loop
 
@@ -66,6 +66,10 @@ class Stages(abc.ABC):
   log_every: int = 50
   checkpoint_every: int = 250
   evaluate_every: int = 250
+
+  def __post_init__(self):
+    fields.check(self, image_size=(1, fields.MOST_SIDE), guidance_scale=fields.FINITE,
+                 seed=fields.SEEDS)
 
   @abc.abstractmethod
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
@@ -172,9 +176,9 @@ class Stages(abc.ABC):
     """
     count = self.num_train_images if split == 'train' else self.num_held_out_images
     if path.exists():
-      with np.load(path) as stored:
-        if stored[name].shape[0] == count:
-          return stored[name], stored['labels']
+      stored = reading.arrays(path, files.REMAKE, needed=(name, 'labels'))
+      if len(stored[name]) == count and stored['labels'].shape == (count,):
+        return stored[name], stored['labels']
     found, classes = [], []
     for index in range(-(-count // _ENCODE_BATCH)):
       # One more than the tokenizer's seed, so that the training crops differ.
@@ -184,7 +188,7 @@ class Stages(abc.ABC):
       if index % 50 == 0:
         logging.info('%s of %s: %d of %d crops', name, split, index * _ENCODE_BATCH, count)
     parts, labels = np.concatenate(found)[:count], np.concatenate(classes)[:count]
-    np.savez(path, **{name: parts, 'labels': labels})
+    files.write_arrays(path, {name: parts, 'labels': labels})
     return parts, labels
 
 
@@ -226,7 +230,7 @@ def remember(recipe: Any, workdir: pathlib.Path) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     files.write_json(path, new)
     return
-  old, new = _flat(json.loads(path.read_text())), _flat(new)
+  old, new = _flat(reading.json(path, 'give another folder')), _flat(new)
   if changed := [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
                  for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]:
     raise ValueError(f'workdir is {str(workdir)!r}, which holds a run with another configuration '

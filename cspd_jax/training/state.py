@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from cspd_jax.core import fields
+
 Params = Any
 
 
@@ -26,6 +28,25 @@ class TrainState(NamedTuple):
   opt_state: Any
   average: Params | None = None
   extra: Any = None
+
+
+# Of the numbers that most settings have; what is not named is above 0.
+_RANGES: dict[str, fields.Range] = dict(
+    warmup_steps=(0, fields.MOST), weight_decay=fields.NOT_NEGATIVE, ema_decay=fields.SHARES,
+    drop_rate=fields.SHARES, seed=fields.SEEDS)
+
+
+def check(train: Any, **ranges: fields.Range) -> None:
+  """Checks every field of training settings, in their `__post_init__`; see `core.fields.check`.
+
+  Args:
+    train: the settings.
+    **ranges: of numbers that are its own.
+
+  Raises:
+    ValueError: for the first field of another type or outside its range.
+  """
+  fields.check(train, **_RANGES | ranges)
 
 
 def matrices(params: Params) -> Any:

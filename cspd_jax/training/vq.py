@@ -12,6 +12,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import fields
 from cspd_jax.models import vq
 from cspd_jax.training import reconstruction, state as state_lib
 from cspd_jax.training.state import TrainState
@@ -48,6 +49,12 @@ class VQTrainConfig:
   restart_until: float = 0.7
   restart_below: float = 0.05
   seed: int = 0
+
+  def __post_init__(self):
+    state_lib.check(
+        self, gradient_weight=fields.NOT_NEGATIVE, codebook_weight=fields.NOT_NEGATIVE,
+        commitment_weight=fields.NOT_NEGATIVE, quantize_from=(0, fields.MOST),
+        restart_until=fields.SHARES, restart_below=fields.NOT_NEGATIVE)
 
 
 def init(config: vq.VQConfig, train: VQTrainConfig) -> TrainState:

@@ -14,6 +14,8 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cspd_jax.core import fields as fields_lib
+
 
 class Field(NamedTuple):
   """A field that can be set.
@@ -95,14 +97,14 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], str]) -> 
       continue
     try:
       new[name] = read(inner[()], kinds[name])
-    except (ValueError, SyntaxError) as error:
-      raise ValueError(f'--{prefix}{name}={inner[()]}: it takes {describe(kinds[name])}'
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # Deep brackets.
+      raise ValueError(f'--{prefix}{name}={inner[()]:.80}: it takes {describe(kinds[name])}'
                        f'{"" if old is None else f", such as {show(old)}"}.') from error
   try:
     return dataclasses.replace(config, **new)
   except (ValueError, TypeError) as error:
-    given = ' '.join(f'--{prefix}{".".join(path)}={text}' for path, text in texts.items())
-    raise ValueError(f'{given}: {error}') from error
+    given = ' '.join(f'--{prefix}{".".join(path)}={text:.80}' for path, text in texts.items())
+    raise ValueError(f'{given or "--config"}: {error}') from error
 
 
 def read(text: str, kind: Any) -> Any:
@@ -114,7 +116,9 @@ def read(text: str, kind: Any) -> Any:
     return _choose(text, {str(option): option for option in options})
   if kind is bool:
     return _choose(text.lower(), {'true': True, '1': True, 'false': False, '0': False})
-  if kind in (int, float, str):
+  if kind is int:
+    return fields_lib.int64(text)
+  if kind in (float, str):
     return kind(text)
   if kind is tuple or origin is tuple:
     return _read_tuple(text, options)
@@ -134,7 +138,7 @@ def _read_one_of(text: str, kinds: Sequence[Any]) -> Any:
   for kind in sorted((k for k in kinds if k is not type(None)), key=lambda k: k is str):
     try:
       return read(text, kind)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
       continue
   raise ValueError(text)
 

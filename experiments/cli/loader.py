@@ -1,10 +1,12 @@
 """Configurations: Python files with a function `get_config()` that returns a dataclass."""
 
 import dataclasses
+import importlib.machinery
 import importlib.util
-import pathlib
 import sys
 from typing import Any
+
+from cspd_jax.core import places
 
 
 def load(path: str) -> Any:
@@ -13,22 +15,23 @@ def load(path: str) -> Any:
   Raises:
     ValueError: if there is no such file, it fails, or it returns no dataclass.
   """
-  file = pathlib.Path(path)
+  file = places.find('--config', path)
   if not file.is_file():
     near = sorted(str(p) for p in file.parent.glob('*.py') if p.name != '__init__.py')
     raise ValueError(f'--config={path}: there is no such file. ' + (
         f'In {file.parent}: {", ".join(near)}.' if near else
         f'{file.parent} holds no configurations either; run from the root of the repository.'))
   name = f'config_{file.stem}'
-  spec = importlib.util.spec_from_file_location(name, file)
-  module = importlib.util.module_from_spec(spec)
+  # Any file is taken for Python, whatever its name ends in.
+  source = importlib.machinery.SourceFileLoader(name, str(file))
+  module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, source))
   sys.modules[name] = module  # Where the types of the fields are looked up.
   try:
-    spec.loader.exec_module(module)
+    source.exec_module(module)
     if not hasattr(module, 'get_config'):
       raise ValueError('it has no function get_config(), which returns a dataclass')
     config = module.get_config()
-  except Exception as error:  # A configuration is any Python, and may fail in any way.
+  except (Exception, SystemExit) as error:  # It is any Python, and may fail in any way.
     raise ValueError(f'--config={path} cannot be run: {type(error).__name__}: {error}.') from error
   if not dataclasses.is_dataclass(config) or isinstance(config, type):
     raise ValueError(f'--config={path}: get_config() returned a {type(config).__name__}; '

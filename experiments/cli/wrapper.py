@@ -24,10 +24,13 @@ from typing import Any
 
 from absl import flags, logging
 
+from cspd_jax.core import exits, places
 from experiments.cli import fields, loader
 
 _PREFIX = 'config.'
 _WIDTH = 96
+# What fields are called that name places to write.
+_FOLDERS, _FILES = ('workdir', 'output', 'export'), ('json',)
 
 
 class Program:
@@ -46,22 +49,19 @@ class Program:
     words = list(sys.argv if argv is None else argv)[1:]
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
-    debug = '--debug' in words
-    try:
-      path, words = self._config_path([word for word in words if word != '--debug'])
-      config = loader.load(path) if path is not None else None
-      if any(word in ('--help', '-h', '--helpfull') for word in words):
-        print(self._help(path, config))
-        return 0
-      return self._main(*self._arguments(config, words)) or 0
-    except KeyboardInterrupt:
-      print('interrupted', file=sys.stderr)
-      return 130
-    except (ValueError, ImportError, FileNotFoundError, PermissionError) as error:
-      if debug:
-        raise
-      print(f'error: {error}', file=sys.stderr)
-      return 2
+    return exits.code_of(
+        lambda: self._run([word for word in words if word != '--debug']), '--debug' in words)
+
+  def _run(self, words: Sequence[str]) -> int | None:
+    path, words = self._config_path(words)
+    config = loader.load(path) if path is not None else None
+    if any(word in ('--help', '-h', '--helpfull') for word in words):
+      print(self._help(path, config))
+      return 0
+    arguments = self._arguments(config, words)
+    for argument in arguments:
+      _check_places(argument)
+    return self._main(*arguments)
 
   def _config_path(self, words: Sequence[str]) -> tuple[str | None, list[str]]:
     """What --config says, and the other words."""
@@ -77,37 +77,54 @@ class Program:
 
   def _arguments(self, config: Any, words: Sequence[str]) -> list[Any]:
     """What `main` is called with."""
-    if self._expected is not None:
-      missing = ({field.name for field in dataclasses.fields(self._expected)} -
-                 {field.name for field in dataclasses.fields(config)})
-      if missing:
-        raise ValueError(
-            f'--config gives a {type(config).__name__} without {", ".join(sorted(missing))}; this '
-            f'program takes one like {self._config}.')
-    places = [place for place in (self._flags, config) if place is not None]
-    values, meant = self._flag_values(places)
+    self._check_kind(config)
+    groups = [group for group in (self._flags, config) if group is not None]
+    values, meant = self._flag_values(groups)
     try:
       rest = values(['program', *words])[1:]
     except flags.UnrecognizedFlagError as error:
-      raise ValueError(f'{_unknown(error.flagname, places)} See --help.') from error
+      raise ValueError(f'{_unknown(error.flagname, groups)} See --help.') from error
+    except flags.IllegalFlagValueError as error:  # All others are texts.
+      given = str(error).partition(': ')[0].removeprefix('flag ')
+      raise ValueError(f'{given}: it takes true or false. See --help.') from error
     except flags.Error as error:
       raise ValueError(f'{error} See --help.') from error
     if rest:
       raise ValueError(f'{rest[0]!r} is not a flag; see --help.')
-    texts: list[dict[str, str]] = [{} for _ in places]
+    texts: list[dict[str, str]] = [{} for _ in groups]
     for name, (number, field) in meant.items():
       if values[name].present:
         texts[number][field.name] = str(values[name].value)
-    return [fields.override(place, given) for place, given in zip(places, texts)][::-1]
+    return [fields.override(group, given) for group, given in zip(groups, texts)][::-1]
 
-  def _flag_values(self, places: Sequence[Any]) -> tuple[
+  def _check_kind(self, config: Any) -> None:
+    """Raises ValueError unless a configuration has the fields that are expected, and their types.
+    """
+    if self._expected is None or isinstance(config, self._expected):
+      return
+    wanted = {field.name: field.default for field in dataclasses.fields(self._expected)}
+    if missing := wanted.keys() - {field.name for field in dataclasses.fields(config)}:
+      raise ValueError(
+          f'--config gives a {type(config).__name__} without {", ".join(sorted(missing))}; this '
+          f'program takes one like {self._config}.')
+    values = {name: getattr(config, name) for name in wanted}
+    # Groups of fields may be of another kind, and check themselves.
+    values |= {name: default for name, default in wanted.items()
+               if dataclasses.is_dataclass(default) and dataclasses.is_dataclass(values[name])}
+    try:
+      self._expected(**values)
+    except ValueError as error:
+      raise ValueError(f'--config gives a {type(config).__name__} with values that this program '
+                       f'cannot take: {error}') from error
+
+  def _flag_values(self, groups: Sequence[Any]) -> tuple[
       flags.FlagValues, dict[str, tuple[int, fields.Field]]]:
-    """absl flags for all fields by all their names, and the place and field that each means."""
+    """absl flags for all fields by all their names, and the group and field that each means."""
     values, meant = flags.FlagValues(), {}
-    for number, place in enumerate(places):
-      for field in fields.every(place):
-        names = [field.name, fields.short_name(place, field)]
-        if place is not self._flags:
+    for number, group in enumerate(groups):
+      for field in fields.every(group):
+        names = [field.name, fields.short_name(group, field)]
+        if group is not self._flags:
           names += [_PREFIX + name for name in names]
         for name in dict.fromkeys(names):
           if name in meant:  # A flag of the program hides that of its configuration.
@@ -146,10 +163,10 @@ def program(config: str | None = None, *, expected: type | None = None,
   return lambda main: Program(main, config, expected, flags)
 
 
-def _unknown(name: str, places: Sequence[Any]) -> str:
+def _unknown(name: str, groups: Sequence[Any]) -> str:
   """What is wrong with a name that is no flag, and what may be meant."""
   last = name.removeprefix(_PREFIX)
-  every = [(place, field) for place in places for field in fields.every(place)]
+  every = [(group, field) for group in groups for field in fields.every(group)]
   if several := [field.name for _, field in every if field.name.endswith(f'.{last}')]:
     return f'--{last} may be any of {", ".join(f"--{one}" for one in several)}; say which.'
   if group := [fields.short_name(*one) for one in every if one[1].name.startswith(f'{last}.')]:
@@ -160,15 +177,23 @@ def _unknown(name: str, places: Sequence[Any]) -> str:
       f'did you mean --{near[0]}?' if near else f'flags are: {", ".join(names)}.')
 
 
+def _check_places(argument: Any) -> None:
+  """Raises ValueError for a place that cannot be written, before anything is loaded for it."""
+  for names, check in ((_FOLDERS, places.folder), (_FILES, places.file)):
+    for name in names:
+      if (place := getattr(argument, name, None)) is not None:
+        check(name, place)
+
+
 def _is_bool(field: fields.Field) -> bool:
   return field.kind is bool
 
 
-def _listed(place: Any) -> list[str]:
+def _listed(group: Any) -> list[str]:
   """The fields of a dataclass as lines of the help text."""
   lines = []
-  for field in fields.every(place):
-    lines.append(f'--{fields.short_name(place, field)}={fields.show(field.value)}')
+  for field in fields.every(group):
+    lines.append(f'--{fields.short_name(group, field)}={fields.show(field.value)}')
     lines += textwrap.wrap(
         f'{field.doc} ({fields.describe(field.kind)})'.strip(), _WIDTH, initial_indent='    ',
         subsequent_indent='    ')

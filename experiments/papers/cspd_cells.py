@@ -68,7 +68,6 @@ class Lab:
     Raises:
       ValueError: for anything that cannot work, naming the option.
     """
-    inputs.at_least(config, 1, 'batch_size', 'repeats')
     for name, known in (('suite', SUITES), ('decoder', tuple(MODES))):
       chosen = getattr(config, name)
       if not chosen or not set(chosen) <= set(known):
@@ -78,8 +77,6 @@ class Lab:
                  'kernels_per_call'):
       if not getattr(config, name):
         raise ValueError(f'{name} is empty; give at least one value.')
-    if min(config.batch_sizes) < 1:
-      raise ValueError(f'batch_sizes is {config.batch_sizes}; they must be at least 1.')
     model = inputs.model(config)
     if model.engine.name != 'continuous' or 'model' not in model.drafts:
       raise ValueError(f'model is {config.model!r}; give one of continuous tokens with a draft '

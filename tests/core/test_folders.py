@@ -2,15 +2,12 @@
 
 import json
 import os
-import pathlib
 import subprocess
-import sys
 
 import pytest
 
 from cspd_jax.core import files, folders
-
-_ROOT = pathlib.Path(__file__).parents[2]
+from tests.reliability import faults
 
 
 def listed(folder):
@@ -120,57 +117,33 @@ def test_leftover_files_of_the_dead_are_removed(tmp_path):
   assert set(tmp_path.iterdir()) == {alive, other, tmp_path / 'a.json'}
 
 
-# What Python does to files: a hook sees each operation before it happens.
-_OPERATIONS = ('open', 'os.mkdir', 'os.remove', 'os.rename', 'os.rmdir')
-_PROGRAM = '''
-import os, pathlib, signal, sys
-sys.path.insert(0, sys.argv[1])
-import test_folders
-from cspd_jax.core import folders
-
-step = stop = 0
-
-def hook(event, arguments):
-  global step
-  if stop and event in test_folders._OPERATIONS and sys.argv[2] in str(arguments[0]):
-    step += 1
-    if step == stop:
-      if how == 'raise':
-        raise OSError('no space left')
-      os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(hook)
-possible = folders._exchange
-for how, exchange in test_folders._MODES:
-  folders._exchange = possible if exchange == 'exchange' else lambda first, second: False
-  for number in range(1, 41):
-    path = pathlib.Path(sys.argv[2], how, exchange, f'{number}', 'x')
-    test_folders.write(path, 'old')
-    process = os.fork()
-    if not process:
-      step, stop = 0, number
-      try:
-        test_folders.write(path, 'new')
-      finally:
-        os._exit(0)
-    os.waitpid(process, 0)
-'''
 _MODES = [(how, exchange) for how in ('kill', 'raise') for exchange in ('exchange', 'renames')]
 
 
+def work(path):
+  """What `faults` lets fail: a folder takes the place of an older one."""
+  if path.parent.name == 'renames':
+    folders._exchange = lambda first, second: False
+  write(path / 'x', 'new')
+
+
 @pytest.fixture(scope='module')
-def faults(tmp_path_factory):
+def faulty(tmp_path_factory):
+  """Folders, and the exit codes of the processes that failed to replace them."""
   folder = tmp_path_factory.mktemp('faults')
-  subprocess.run([sys.executable, '-c', _PROGRAM, str(_ROOT / 'tests/core'), str(folder)],
-                 env=os.environ | {'PYTHONPATH': str(_ROOT)}, cwd=_ROOT, check=True)
-  return folder
+  cases = [(f'{how}/{exchange}/{number}', how, number) for how, exchange in _MODES
+           for number in range(1, 41)]
+  for name, _, _ in cases:
+    write(folder / name / 'x', 'old')
+  return folder, dict(zip([name for name, _, _ in cases], faults.run(__file__, folder, cases)))
 
 
 @pytest.mark.parametrize('how, exchange', _MODES)
-def test_a_fault_at_every_operation_leaves_the_old_or_the_new(faults, how, exchange):
-  found = []
-  for number in range(1, 41):
-    path = faults / how / exchange / f'{number}' / 'x'
+def test_a_fault_at_every_operation_leaves_the_old_or_the_new(faulty, how, exchange):
+  folder, codes = faulty
+  found, names = [], [f'{how}/{exchange}/{number}' for number in range(1, 41)]
+  for name in names:
+    path = folder / name / 'x'
     if how == 'raise':
       assert path.exists()
     folders.recover(path)
@@ -179,3 +152,4 @@ def test_a_fault_at_every_operation_leaves_the_old_or_the_new(faults, how, excha
     assert content(path) == NEW and os.listdir(path.parent) == ['x']
   assert all(files in (OLD, NEW) for files in found)
   assert 8 < found.count(OLD) < 32 and (found[0], found[-1]) == (OLD, NEW)
+  assert codes[names[0]] == {'kill': -9, 'raise': 2}[how] and codes[names[-1]] == 0

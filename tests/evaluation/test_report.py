@@ -126,7 +126,7 @@ def test_names_stay_in_the_folder(tmp_path, name):
 
 def test_folder_that_cannot_be_written(tmp_path):
   (tmp_path / 'file').write_text('')
-  with pytest.raises(ValueError, match='files cannot be written'):
+  with pytest.raises(ValueError, match='is no folder; give a folder'):
     Report(tmp_path / 'file' / 'out')
 
 

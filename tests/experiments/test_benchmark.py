@@ -30,7 +30,7 @@ _BAD = {
         ['--drafter=jacobi', '--verifier=block'], ['nothing can run', 'keeps']),
     'unknown metric': (['--metrics=beauty'], ['beauty', 'step_compression']),
     'one image': (['--num_images=1'], ['num_images is 1', 'at least 2']),
-    'one set': (['--reference_sets=1'], ['reference_sets is 1', 'at least 2']),
+    'one set': (['--reference_sets=1'], ['reference_sets is 1', 'from 2 to']),
     'no batch': (['--batch_size=0'], ['batch_size is 0']),
     'nothing timed': (['--timed_images=0'], ['timed_images is 0']),
     'greedy': (['--temperature=0'], ['temperature is 0.0', 'above 0']),

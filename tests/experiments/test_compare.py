@@ -23,7 +23,7 @@ _BAD = {
     'unknown decoder': (['--decoder=vanilla,fast'], ['fast', 'seed_exact']),
     'unknown parameter': (['--decoder=mc_sjd(windw=3)'], ['windw', 'window']),
     'no decoder': (['--decoder='], ['decoder', 'seed_exact']),
-    'window below 1': (['--window=0'], ['window is 0', 'at least 1']),
+    'window below 1': (['--window=0'], ['window is 0', 'from 1 to']),
     'window too large': (['--window=99'], ['window is 99', '16']),
     'window far too large': (['--window=999999999999'], ['window is 999999999999', '16']),
     'too many drafts': (['--length=17'], ['length is 17', '16']),

@@ -138,7 +138,7 @@ def _fit(capsys, models, *words):
 
 
 @pytest.mark.parametrize('words,message', [
-    (['--num_chains=4'], 'num_chains is 4; it must be at least 32'),
+    (['--num_chains=4'], 'num_chains is 4; it must be a whole number from 32'),
     (['--kernels_per_call=1'], 'kernels_per_call is 1'),
     (['--num_iter=5'], 'num_iter is 5'), (['--guidance_scale=1'], 'guidance_scale is 1'),
     (['--model=demo'], 'whose tokens are discrete'),

@@ -33,7 +33,7 @@ def test_decoders_pass(tmp_path):
 
 @pytest.mark.parametrize('flag,message', [
     ('--windw=3', '--windw is not a flag; did you mean --window?'),
-    ('--window=0', 'window is 0; it must be at least 1'),
+    ('--window=0', 'window is 0; it must be a whole number from 1'),
     ('--window=40', 'window is 40'),
     ('--vocab=99', 'prefixes'),
     ('--decoder=falcon', "no 'falcon'"),

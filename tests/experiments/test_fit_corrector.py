@@ -28,7 +28,7 @@ def _fit(capsys, *words):
 
 
 @pytest.mark.parametrize('words, message', [
-    (['--num_images=3'], 'num_images is 3; it must be at least 64'),
+    (['--num_images=3'], 'num_images is 3; it must be a whole number from 64'),
     (['--num_steps=0'], 'num_steps is 0'), (['--window=17'], 'window is 17'),
     (['--model=mar_demo'], 'whose tokens are continuous'),
     (['--model=demo'], "output is none, but 'demo' comes with the package"),

@@ -15,7 +15,7 @@ _BAD = {
     'no window': (topologies, ['--window='], ['window', 'values separated by commas']),
     'window below 1': (topologies, ['--window=0'], ['window is (0,)', 'from 1']),
     'a window that is no number': (topologies, ['--window=wide'], ['window', 'wide']),
-    'no decoder': (topologies, ['--decoder='], ['nothing can run']),
+    'no decoder': (topologies, ['--decoder='], ['decoder is empty']),
     'trees larger than the window': (
         topologies, ['--window=2', '--decoder=sjd_pac(tree=kary(3, 3))'], ['nothing can run', '3']),
     'window twice': (topologies, ['--decoder=sjd(window=8)', '--metrics=beauty'], ['beauty']),
@@ -26,7 +26,7 @@ _BAD = {
     'uncertainty: cold': (
         uncertainty, ['--window=4', '--decoder=mc_sjd', '--temperature=-1'], ['temperature is -1']),
     'overhead: no window': (overhead, ['--window='], ['window', 'a whole number']),
-    'overhead: window of 0': (overhead, ['--window=0'], ['window is 0', 'at least 1']),
+    'overhead: window of 0': (overhead, ['--window=0'], ['window is 0', 'from 1 to']),
     'overhead: no decoder': (overhead, ['--decoder='], ['decoder is empty']),
     'overhead: continuous tokens': (overhead, ['--model=mar_demo'], ['mar_demo', 'discrete']),
     'overhead: a tree of run time': (

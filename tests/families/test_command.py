@@ -33,7 +33,7 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
     (['--prompt=sea', '--prompts=x'], 'give only one of them'),
     (['--prompts=missing.txt'], 'cannot be read'),
     (['--decoder=fast'], "there is no 'fast'"),
-    (['--seed=x'], 'invalid int value'),
+    (['--seed=x'], 'invalid int64 value'),
     (['--seed=-1'], 'seed is -1'),
     (['--temprature=1'], 'unrecognized arguments: --temprature=1'),
     (['--batch_size=0'], 'batch_size is 0'),

@@ -36,6 +36,20 @@ class PlotsTest(parameterized.TestCase):
     self.assertGreater(picture.shape[1], 200 * count)
     self.assertGreater(picture.std(), 0.05)
 
+  @parameterized.parameters('$', '$x$', r'$\frac$', 'a $5 and a $6 cat', r'\$x$', '$$', '{$^$}')
+  def test_captions_are_no_formulas(self, text):
+    for name, shown in (('plain', text.replace('$', 'S')), ('dollars', text)):
+      figure = canvas.figure(3, 1, shown)
+      (words,) = figure.texts if not figure._suptitle else [figure._suptitle]
+      self.assertEqual(words._preprocess_math(words.get_text()), (shown, False), name)
+    grid.save_grid(self.path, self.images, captions=[text] * 3, title=text)
+    acceptance.save_acceptance_map(
+        self.path, {text: self.rounds['sjd']}, images={text: self.images}, captions=[text] * 3,
+        title=text)
+    bars.save_bars(self.path, [bars.Panel('t', {text: 1.0}, '{:.1f}', text)], baseline=text,
+                   title=text)
+    self.read()
+
   def test_grid_shows_the_images_colours(self):
     image = np.broadcast_to(np.float32([1, 0, -1]), (1, 8, 8, 3))
     grid.save_grid(self.path, image)

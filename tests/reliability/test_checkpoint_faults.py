@@ -2,9 +2,7 @@
 
 import json
 import os
-import pathlib
-import subprocess
-import sys
+import shutil
 
 import jax
 import numpy as np
@@ -13,8 +11,8 @@ import pytest
 from cspd_jax import families
 from cspd_jax.core import checkpoint
 from cspd_jax.models import llamagen
+from tests.reliability import faults
 
-_ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = llamagen.LlamaGenConfig(
     height=2, width=2, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=12, num_classes=3)
 
@@ -84,43 +82,20 @@ def test_a_load_puts_right_what_a_kill_left_between_two_renames(tmp_path):
   assert os.listdir(tmp_path) == ['m'] and number(tmp_path / 'm') == 2
 
 
-# Each case is a process of its own, which fails at one of the file operations of a save.
-_PROGRAM = '''
-import os, pathlib, shutil, signal, sys
-sys.path.insert(0, sys.argv[1])
-import test_checkpoint_faults as tests
+def test_a_network_is_not_begun_on_a_disk_without_room(tmp_path, monkeypatch):
+  """Orbax would wait for minutes."""
+  save(tmp_path / 'm', 1)
+  usage = type('usage', (), dict(free=(1 << 20) + 500, total=10**9))
+  monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
+  with pytest.raises(checkpoint.CheckpointError, match='1.0 MB left, and .* free some space'):
+    save(tmp_path / 'm', 2)
+  monkeypatch.undo()
+  assert number(tmp_path / 'm') == 1 and os.listdir(tmp_path) == ['m']
 
-root, how, step, stop = sys.argv[2], sys.argv[3], 0, 0
 
-def hook(event, arguments):
-  global step
-  if not stop or event not in ('open', 'os.mkdir', 'os.remove', 'os.rename', 'os.rmdir'):
-    return
-  name = str(arguments[0])
-  if event == 'open' and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
-    return
-  if how == 'raise' and 'arrays' in name:  # Orbax waits for minutes if its operations raise.
-    return
-  if root in name:
-    step += 1
-    if step == stop:
-      if how == 'raise':
-        raise OSError('no space left')
-      os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(hook)
-for number in map(int, sys.argv[4:]):
-  path = pathlib.Path(root, f'{number}', 'm')
-  shutil.copytree(pathlib.Path(root, 'first'), path)
-  process = os.fork()
-  if not process:
-    stop = number
-    try:
-      tests.save(path, 2)
-    finally:
-      os._exit(0)
-  os.waitpid(process, 0)
-'''
+def work(path):
+  """What `faults` lets fail: a save in the place of an older one."""
+  save(path / 'm', 2)
 
 
 @pytest.mark.parametrize('how, stops', [
@@ -129,9 +104,9 @@ for number in map(int, sys.argv[4:]):
     pytest.param('raise', range(1, 30), marks=pytest.mark.slow)])
 def test_a_fault_at_any_operation_leaves_the_old_or_the_new(tmp_path, how, stops):
   save(tmp_path / 'first', 1)
-  subprocess.run(
-      [sys.executable, '-c', _PROGRAM, str(_ROOT / 'tests/reliability'), str(tmp_path), how,
-       *map(str, stops)], env=os.environ | {'PYTHONPATH': str(_ROOT)}, cwd=_ROOT, check=True)
+  for stop in stops:
+    shutil.copytree(tmp_path / 'first', tmp_path / f'{stop}' / 'm')
+  codes = faults.run(__file__, tmp_path, [(f'{stop}', how, stop) for stop in stops])
   found = []
   for stop in stops:
     path = tmp_path / f'{stop}' / 'm'
@@ -141,4 +116,5 @@ def test_a_fault_at_any_operation_leaves_the_old_or_the_new(tmp_path, how, stops
     save(path, 3)
     assert number(path) == 3 and os.listdir(path.parent) == ['m']
   assert found[0] == 1 and set(found) <= {1, 2}
+  assert codes[0] == {'kill': -9, 'raise': 2}[how] and (len(stops) < 10 or codes[-1] == 0)
   assert len(stops) < 10 or found[-1] == 2

@@ -1,0 +1,85 @@
+"""How programs end."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from cspd_jax.core import exits, places
+
+_FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'a/b')
+
+
+def ended(capsys, error):
+  def main():
+    raise error
+
+  code = exits.code_of(main)
+  return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize('error, code, said', [
+    (KeyboardInterrupt(), 130, 'interrupted\n'),
+    (ValueError('x is 1;\n  y is 2.\n'), 2, 'error: x is 1; y is 2.\n'),
+    (_FULL, 2, "error: No space left on device: 'a/b'; free some space and repeat the command.\n"),
+    (OSError(errno.EROFS, 'Read-only file system'), 2, 'error: Read-only file system\n'),
+    (OSError('no words'), 2, 'error: no words\n'),
+    (ImportError('no torch'), 2, 'error: no torch\n'),
+    (jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 2, 'error: there is not '
+     'enough memory (RESOURCE_EXHAUSTED: Out of memory); ask for less at once, such as with a '
+     'smaller batch.\n')])
+def test_codes_and_messages(capsys, error, code, said):
+  assert ended(capsys, error) == (code, said)
+
+
+def test_memory_that_cannot_be_had(capsys):
+  """Of Python, of NumPy and of JAX, on this machine."""
+  for make in (lambda: [0] * 10**15, lambda: np.zeros(10**15),
+               lambda: jax.block_until_ready(jax.numpy.zeros((10**7, 10**7)))):
+    assert exits.code_of(make) == 2
+    err = capsys.readouterr().err
+    assert err.startswith('error: there is not enough memory (') and err.count('\n') == 1
+
+
+@pytest.mark.parametrize('error', [
+    TypeError('a mistake'), KeyError('x'), jax.errors.JaxRuntimeError('INTERNAL: a mistake')])
+def test_mistakes_of_the_program_keep_their_traceback(error):
+  def main():
+    raise error
+
+  with pytest.raises(type(error)):
+    exits.code_of(main)
+
+
+def test_long_messages_are_cut(capsys):
+  _, err = ended(capsys, ValueError('x' * 10**5))
+  assert len(err) < 2000 and err.endswith(' ...\n')
+
+
+def test_a_pipe_that_nobody_reads():
+  program = ('from cspd_jax.core import exits; import sys; '
+             'sys.exit(exits.code_of(lambda: [print("x" * 100) for _ in range(10000)] and None))')
+  with subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE) as process:
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b'' and process.wait() == 141
+
+
+def test_homes(monkeypatch, tmp_path):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  assert places.folder('x', '~/new') == tmp_path / 'new'
+  with pytest.raises(ValueError, match="x is '~nobody_of_this_name', which cannot be a place"):
+    places.folder('x', '~nobody_of_this_name')
+  with pytest.raises(ValueError, match='embedded null'):
+    places.find('x', 'a\0b')
+
+
+def test_space(tmp_path):
+  places.check_space(tmp_path, 10)
+  with pytest.raises(ValueError, match='MB left, and 1000000000000.0 MB are to be written'):
+    places.check_space(tmp_path, 10**18)

@@ -1,0 +1,228 @@
+"""Files that are cut, changed or extended: read as they were meant, or one clear error."""
+
+import base64
+import io
+import json
+import os
+import pathlib
+import shutil
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, PngImagePlugin
+
+from cspd_jax.core import checkpoint, files, reading
+from cspd_jax.evaluation import shards, tables
+from cspd_jax.families import folder as folder_lib, prompts
+from cspd_jax.text import bpe
+from cspd_jax.training import steps
+from experiments.cli import loader
+from tests.models import published
+from tests.reliability import damage
+
+REMEDY = 'make it anew'
+ARRAYS = {'tokens': np.arange(600).reshape(3, 200), 'labels': np.arange(3, dtype=np.int32),
+          'none': np.zeros((0, 4)), 'column': np.asfortranarray(np.ones((4, 5), np.float16))}
+STATE = {'step': jnp.int32(7), 'wide': jnp.ones((20, 3)), 'narrow': jnp.ones(9, jnp.bfloat16)}
+REPORT = {'settings': {'seed': 1}, 'rows': [{'decoder': 'vanilla', 'speed': 1.0}, {'x': None}],
+          'files': {'a.png': '00' * 32}, 'tables': [
+              {'title': 'all', 'columns': {'decoder': '{decoder}'}, 'rows': [0, 1]}]}
+
+
+def read_batch(path):
+  structure = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in BATCH.items()}
+  return shards.Shards(path.parent, {'seed': 1}, structure).read(0, 3)
+
+
+def make_batch(path):
+  structure = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in BATCH.items()}
+  shards.Shards(path.parent, {'seed': 1}, structure).write(0, BATCH)
+
+
+BATCH = {name: ARRAYS[name] for name in ('labels', 'tokens')}
+
+
+def make_picture(path):
+  texts = PngImagePlugin.PngInfo()
+  texts.add_text('rounds', '12')
+  pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
+  Image.fromarray(pixels).save(path, 'PNG', pnginfo=texts)
+
+
+def read_picture(path):
+  pixels, texts = reading.picture(path, REMEDY, needed=('rounds',))
+  return {'pixels': pixels, 'rounds': texts['rounds']}
+
+
+def make_state(path):
+  steps.save(path.parent, 7, STATE)
+
+
+def read_state(path):
+  """None stands for a step to go back behind, which is told of."""
+  found = steps.restore(path.parent, STATE)
+  if found is None:
+    raise ValueError(f'{path}: go back')
+  return found
+
+
+def make_tokenizer(path):
+  path.write_bytes(published.recorded('llamagen_words')['tokenizer'].tobytes())
+
+
+def make_ranks(path):
+  path.write_bytes(b''.join(
+      b'%s %d\n' % (base64.b64encode(bytes([byte])), byte) for byte in range(256)))
+
+
+def read_tokenizer(path):
+  text = bpe.read({'file': np.frombuffer(path.read_bytes(), np.uint8)}, path.parent.name)
+  return text.encode('a cat on a mat, 5 times')
+
+
+# What has checksums reads as it was. In text, a change may mean something else.
+CHECKED = {
+    'a.npz': (lambda path: files.write_arrays(path, ARRAYS),
+              lambda path: reading.arrays(path, REMEDY, needed=tuple(ARRAYS))),
+    'a.png': (make_picture, read_picture),
+    'step_00000007.npz': (make_state, read_state),
+    'batch_0000000.npz': (make_batch, read_batch),
+}
+PLAIN = {
+    'report.json': (lambda path: files.write_json(path, REPORT), tables.of_report),
+    'any.json': (lambda path: files.write_json(path, REPORT),
+                 lambda path: reading.json(path, REMEDY)),
+    'prompts.txt': (lambda path: path.write_text('a cat\nun café\n\n狗\n'),
+                    lambda path: prompts.listed(pathlib.Path(path))),
+    't5': (make_tokenizer, read_tokenizer),
+    'emu3': (make_ranks, read_tokenizer),
+}
+
+
+def _check(name, make, read, count, folder):
+  """Reads changed versions of a file; returns what was read and the messages."""
+  path = folder / name / name
+  path.parent.mkdir()
+  make(path)
+  original, meant = path.read_bytes(), read(path)
+  found, messages = [], []
+  for data in damage.changed(original, count):
+    path.write_bytes(data)
+    try:
+      found.append(read(path))
+    except ValueError as error:
+      messages.append(str(error))
+      assert '\n' not in messages[-1] and len(messages[-1]) < 1000
+  path.write_bytes(original)
+  jax.tree.map(np.testing.assert_array_equal, read(path), meant)
+  assert len(found) + len(messages) == count and len(messages) > count / 5
+  return meant, found, messages
+
+
+@pytest.mark.parametrize('count', [150, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', CHECKED)
+def test_what_has_checksums_is_read_right_or_not_at_all(tmp_path, name, count):
+  meant, found, messages = _check(name, *CHECKED[name], count, tmp_path)
+  for one in found:
+    jax.tree.map(np.testing.assert_array_equal, meant, {key: one[key] for key in meant})
+  assert all(name in message for message in messages)
+
+
+@pytest.mark.parametrize('count', [150, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', PLAIN)
+def test_text_is_read_or_refused(tmp_path, name, count):
+  if package := {'t5': 'tokenizers', 'emu3': 'tiktoken'}.get(name):
+    pytest.importorskip(package)
+  _, found, messages = _check(name, *PLAIN[name], count, tmp_path)
+  assert found and messages
+
+
+@pytest.mark.parametrize('count', [40, pytest.param(2000, marks=pytest.mark.slow)])
+def test_descriptions_of_models_and_networks(tmp_path, count):
+  for name, read in (('target', checkpoint.describe), ('', folder_lib.read)):
+    path = tmp_path / 'demo' / name / 'model.json'
+    if not path.exists():
+      shutil.copytree(checkpoint.ASSETS / 'demo', tmp_path / 'demo')
+    original, refused = path.read_bytes(), 0
+    for data in damage.changed(original, count):
+      path.write_bytes(data)
+      try:
+        read(path.parent)
+      except checkpoint.CheckpointError:
+        refused += 1
+    path.write_bytes(original)
+    assert refused > count / 4
+
+
+@pytest.mark.parametrize('content', [
+    '5', '[]', 'null', '"text"', '{"rows": 3}', '{"rows": [1]}', '{"rows": {"a": 1}}', '{"rows": []'
+    ', "tables": [{}]}', '{"rows": [], "tables": 3}', '{"rows": [{}], "tables": [[]]}', '[' * 10**5,
+    '{"rows": [NaN]}', '{"rows": [1e999]}', '{"rows": [-Infinity]}', '9' * 5000, '\ufeff{}', '',
+    '{"rows": [{"a": 1}], "tables": [{"title": "x", "columns": [], "rows": [9]}]}'])
+def test_json_of_another_type(tmp_path, content):
+  (tmp_path / 'report.json').write_text(content)
+  with pytest.raises(ValueError, match='report is .*report.json.* cannot be read'):
+    tables.of_report(tmp_path / 'report.json')
+
+
+@pytest.mark.parametrize('change', [
+    dict(kind=['vq']), dict(kind=None), dict(config=[]), dict(config={'ch': 1e999}),
+    dict(files=3), dict(files={'arrays/x': []}), dict(files={'arrays/x': 1e30}), dict(metadata=3),
+    dict(groups=3), dict(groups=[3]), dict(blake2b=[3]), dict(blake2b={'x': 'y'}), dict(format='1'),
+    dict(metadata={'labels': 3}), dict(metadata={'labels': ['cat']}),
+    dict(metadata={'labels': [1] * 8})])
+def test_descriptions_with_values_of_another_type(tmp_path, change):
+  shutil.copytree(checkpoint.ASSETS / 'demo', tmp_path / 'demo')
+  path = tmp_path / 'demo' / 'target' / 'model.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | change))
+  with pytest.raises(ValueError) as found:
+    folder_lib.load(tmp_path / 'demo', draft=None, eagle=None, medusa=None, corrector=None,
+                    neighbours=None, tokenizer=None)
+  assert str(tmp_path) in str(found.value) or 'labels of the target' in str(found.value)
+
+
+@pytest.mark.parametrize('read', [
+    lambda path: reading.text(path, REMEDY), lambda path: reading.json(path, REMEDY),
+    lambda path: reading.arrays(path, REMEDY), lambda path: reading.picture(path, REMEDY),
+    lambda path: tables.of_report(path), lambda path: prompts.listed(path),
+    lambda path: loader.load(str(path)), checkpoint.load, folder_lib.load])
+@pytest.mark.parametrize('kind', ['pipe', 'folder', 'nothing', 'long', 'device', 'nobody', 'loop'])
+def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
+  path = tmp_path / 'x'
+  if kind == 'pipe':
+    os.mkfifo(path)
+  elif kind == 'folder':
+    path.mkdir()
+  elif kind == 'loop':
+    path.symlink_to(path)
+  path = {'long': tmp_path / ('x' * 300), 'device': pathlib.Path('/dev/zero'),
+          'nobody': pathlib.Path('~nobody_of_this_name/x')}.get(kind, path)
+  with pytest.raises(ValueError, match='no such file|it is no file|no model.json|is no folder|'
+                     'cannot be a place|cannot be read|not a checkpoint|no such folder'):
+    read(path)
+
+
+def test_sizes_in_headers_allocate_nothing(tmp_path):
+  """An array of 8 TB is refused by its header."""
+  header = io.BytesIO()
+  np.lib.format.write_array_header_1_0(
+      header, dict(descr='<f8', fortran_order=False, shape=(10**12,)))
+  with zipfile.ZipFile(tmp_path / 'a.npz', 'w') as archive:
+    archive.writestr('tokens.npy', header.getvalue() + bytes(16))
+  with pytest.raises(ValueError, match=r'has 16 bytes for float64 of shape \(1000000000000,\)'):
+    reading.arrays(tmp_path / 'a.npz', REMEDY)
+
+
+@pytest.mark.parametrize('array, message', [
+    (np.asarray([{}], object), 'holds Python objects'), (None, 'magic string')])
+def test_arrays_that_are_none(tmp_path, array, message):
+  if array is None:
+    with zipfile.ZipFile(tmp_path / 'a.npz', 'w') as archive:
+      archive.writestr('tokens.npy', b'text of some length')
+  else:
+    np.savez(tmp_path / 'a.npz', tokens=array)
+  with pytest.raises(ValueError, match=message):
+    reading.arrays(tmp_path / 'a.npz', REMEDY)

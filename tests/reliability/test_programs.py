@@ -1,0 +1,357 @@
+"""What programs are given that cannot work: one line on stderr, exit code 2, nothing done."""
+
+import functools
+import importlib
+import os
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+import cspd_jax
+from checkpoints_conversion import command as convert_command
+from cspd_jax import command
+from cspd_jax.core import checkpoint, weights
+from tests.experiments import models as models_lib
+
+# Every program, with the flag that names the folder it writes, and whether it takes --config.
+WITH_CONFIG = ('generate', 'compare', 'benchmark', 'topologies', 'overhead', 'uncertainty',
+               'compile_report', 'train', 'train_drafter', 'papers.cspd', 'papers.sjd',
+               'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
+PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | {
+    'fit_corrector': '--output', 'fit_head_drafter': '--output', 'against_pytorch': '--workdir',
+    'exactness': '--json', 'tables': None, 'cspd-generate': '--output', 'cspd-convert': '--output'}
+# What the two commands need before anything else is looked at.
+NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors']}
+
+
+def call(name, words):
+  """Runs a program in this process; returns its exit code."""
+  if name == 'cspd-generate':
+    return command.main(words)
+  if name == 'cspd-convert':
+    return convert_command.main(words)
+  return importlib.import_module(f'experiments.{name}').main(['program', *words])
+
+
+CONFIGS = {
+    'text': 'this is no Python', 'raises': 'def get_config():\n  return 1 / 0',
+    'none': 'def get_config():\n  return None', 'ends': 'import sys\nsys.exit(0)',
+    'nothing': 'x = 1', 'imports': 'import no_such_package_at_all',
+    'deep': 'x = ' + '(' * 300 + ')' * 300, 'spins': 'def get_config():\n  return get_config()',
+    'kind': 'def get_config():\n  import configs.groups\n  return configs.groups.Images',
+    'fields': 'from configs.generate import demo\nfrom configs import groups\n\n'
+              'def get_config():\n  return demo.Config(images=None)',
+    'twisted': 'import dataclasses\nfrom configs.generate import demo\n\n'
+               'def get_config():\n  config = demo.Config()\n'
+               '  object.__setattr__(config, "batch_size", "8")\n  return config',
+    'own': 'import dataclasses\nfrom configs.generate import demo\n\n@dataclasses.dataclass\n'
+           'class Own:\n' + ''.join(f'  {name}: object = None\n' for name in (
+               'model', 'parts', 'decoder', 'images', 'sampling', 'batch_size', 'dtype', 'npz',
+               'overwrite', 'workdir')) + '\ndef get_config():\n  return Own()'}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Tiny models, and files of every wrong kind."""
+  folder = tmp_path_factory.mktemp('inputs')
+  models_lib.llamagens(folder)
+  os.mkfifo(folder / 'pipe')
+  (folder / 'binary').write_bytes(bytes(range(256)))
+  (folder / 'zeros').write_bytes(bytes(64))
+  (folder / 'empty').write_text('')
+  (folder / 'latin').write_bytes('def get_config(): "café"'.encode('latin-1'))
+  (folder / 'text.safetensors').write_text('no tensors, but some words')
+  (folder / 'empty.safetensors').write_text('')
+  (folder / 'list.json').write_text('[1, 2]')
+  (folder / 'rows.json').write_text('{"rows": [{"x": 1}]}')
+  (folder / 'strange' / 'target').mkdir(parents=True)
+  (folder / 'strange' / 'target' / 'notes.txt').write_text('mine')
+  (folder / 'loop').symlink_to(folder / 'loop')
+  (folder / 'labels.npz').write_bytes(b'')
+  np.savez(folder / 'cube.npz', tokens=np.zeros((64, 4, 4), int))
+  np.savez(folder / 'floats.npz', tokens=np.zeros((64, 16)))
+  np.savez(folder / 'other.npz', labels=np.zeros(3))
+  for name, text in CONFIGS.items():
+    (folder / f'{name}.py').write_text(text)
+  return folder
+
+
+@pytest.fixture(autouse=True)
+def _models_are_loaded_once(monkeypatch):
+  monkeypatch.setattr(cspd_jax, 'load', _LOAD)
+
+
+_LOAD = functools.cache(cspd_jax.load)
+
+
+def refused(capfd, name, words, message, folder):
+  """Checks that a program ended with one line, which holds a message, and left nothing."""
+  before = sorted(folder.rglob('*'))
+  words = [*NEEDED.get(name, ()), *words]
+  code = call(name, [word.replace('{tmp}', str(folder)).replace('{long}', 'x' * 300)
+                     for word in words])
+  out, err = capfd.readouterr()
+  assert code == 2, (code, out, err)
+  assert err.startswith('error: ') and err.count('\n') == 1 and not out, err
+  assert message in err and len(err) < 2000, err
+  assert sorted(folder.rglob('*')) == before, 'something was written'
+
+
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_unknown_flags_and_stray_words(capfd, folder, name):
+  refused(capfd, name, ['--foo=1'], '--foo', folder)
+  refused(capfd, name, ['stray'], 'stray', folder)
+
+
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_help(capfd, name):
+  try:
+    code = call(name, ['--help'])
+  except SystemExit as ended:  # That of argparse.
+    code = ended.code
+  out, err = capfd.readouterr()
+  flag = '--config=' if name in WITH_CONFIG else PROGRAMS[name] or '--report'
+  assert code == 0 and not err and flag in out and (PROGRAMS[name] or '--report') in out
+  if name in WITH_CONFIG:
+    assert '--seed=' in out or name in ('overhead', 'compile_report')
+
+
+PLACES = [('{tmp}/{long}', 'cannot be a place (File name too long)'),
+          ('~nobody_of_this_name/x', 'cannot be a place'), ('{tmp}/empty', 'empty is no folder'),
+          ('{tmp}/empty/x', 'empty is no folder'), ('{tmp}/pipe', 'is no folder'),
+          ('{tmp}/loop', 'is no folder'), ('{tmp}/loop/x', 'cannot be a place')]
+
+
+@pytest.mark.parametrize('name', [name for name, flag in PROGRAMS.items()
+                                  if flag not in (None, '--json')])
+def test_folders_that_cannot_be_written(capfd, folder, monkeypatch, name):
+  flag = PROGRAMS[name]
+  for place, message in PLACES:
+    message = message.replace('empty is no', 'is no') if place == '{tmp}/empty' else message
+    refused(capfd, name, [f'{flag}={place}'], message, folder)
+  monkeypatch.setattr(os, 'access', lambda path, mode: False)
+  refused(capfd, name, [f'{flag}={{tmp}}/new'], 'not to be written', folder)
+  monkeypatch.undo()
+  usage = type('usage', (), dict(free=1000, total=10**9))
+  monkeypatch.setattr('shutil.disk_usage', lambda path: usage)
+  refused(capfd, name, [f'{flag}={{tmp}}/new'], 'a disk that is full', folder)
+
+
+BAD_CONFIGS = [
+    ('{tmp}/{long}', 'cannot be a place'), ('~nobody_of_this_name/x.py', 'cannot be a place'),
+    ('{tmp}/none_of_this_name.py', 'there is no such file'), ('{tmp}', 'there is no such file'),
+    ('{tmp}/pipe', 'there is no such file'), ('{tmp}/binary', 'cannot be run'),
+    ('{tmp}/zeros', 'cannot be run'), ('{tmp}/empty', 'no function get_config()'),
+    ('{tmp}/latin', 'cannot be run: SyntaxError'), ('{tmp}/text.py', 'cannot be run: SyntaxError'),
+    ('{tmp}/raises.py', 'ZeroDivisionError'), ('{tmp}/none.py', 'returned a NoneType'),
+    ('{tmp}/ends.py', 'SystemExit'), ('{tmp}/nothing.py', 'no function get_config()'),
+    ('{tmp}/imports.py', 'ModuleNotFoundError'), ('{tmp}/deep.py', 'cannot be run'),
+    ('{tmp}/spins.py', 'RecursionError'), ('{tmp}/kind.py', 'returned a type'),
+    ('{tmp}/fields.py', 'images is None; it must be a Images'), ('', 'there is no such file'),
+    ('{tmp}/twisted.py', "--config: batch_size is '8'"), ('{tmp}/own.py', 'model is None'),
+    ('{tmp}/other.py', '--config gives a Other')]
+
+
+@pytest.mark.parametrize('config, message', BAD_CONFIGS)
+def test_configurations_that_cannot_be(capfd, folder, config, message):
+  refused(capfd, 'generate', [f'--config={config}'], message, folder)
+
+
+@pytest.mark.parametrize('name', WITH_CONFIG)
+def test_configurations_of_other_programs(capfd, folder, name):
+  refused(capfd, name, ['--config={tmp}/other.py'], '--config gives a Other', folder)
+  refused(capfd, name, ['--config'], 'Missing value for flag --config', folder)
+
+
+HUGE, WORDS = '9' * 25, 'x' * 300
+# Fields of configurations and flags, by program.
+FLAGS = {
+    'generate': [
+        (f'--seed={HUGE}', f'--images.seed={HUGE}: it takes a whole number'),
+        ('--seed=-1', 'seed is -1; it must be a whole number from 0 to 4294967295'),
+        ('--seed=4294967296', 'seed is 4294967296'), ('--seed=1.5', 'a whole number'),
+        ('--seeds=1,-1', 'seeds is (1, -1)'), (f'--seeds={HUGE}', 'values separated by commas'),
+        ('--seeds=' + '(' * 5000, 'values separated by commas'),
+        ('--seeds=', 'values separated by commas'), ('--seeds=a', 'values separated by commas'),
+        ('--num_images=999999999999', 'num_images is 999999999999; it must be'),
+        ('--num_images=0', 'num_images is 0'), ('--num_images=-3', 'num_images is -3'),
+        (f'--num_images={HUGE}', 'it takes a whole number'), ('--num_images=nan', 'a whole number'),
+        ('--batch_size=0', 'batch_size is 0'), ('--batch_size=-1', 'batch_size is -1'),
+        (f'--batch_size={HUGE}', 'a whole number'), ('--npz=maybe', 'it takes true or false'),
+        ('--temperature=nan', 'temperature is nan'), ('--temperature=-inf', 'temperature is -inf'),
+        ('--temperature=hot', 'it takes a number'), ('--guidance_scale=inf', 'scale is inf'),
+        ('--top_k=99999999999', 'top_k is 99999999999'), ('--top_p=nan', 'top_p is nan'),
+        ('--guidance_interval=0.5', 'a whole number'), ('--dtype=int8', "dtype is 'int8'"),
+        (f'--model={WORDS}', 'cannot be a place'), ('--model=~nobody_here/x', 'cannot be a place'),
+        ('--model={tmp}/empty', 'which is no folder'), ('--model={tmp}/pipe', 'is no folder'),
+        ('--model={tmp}/loop', 'is no folder'), ('--model=', 'has no model.json'),
+        ('--model={tmp}', 'has no model.json'), ('--model={tmp}/tokenizer', "'vq'"),
+        ('--model={tmp}/truncated', 'bytes instead of'), ('--model=demo/eagle', 'is no folder'),
+        ('--prompts={tmp}/pipe', 'cannot be read as text (it is no file)'),
+        ('--prompts={tmp}/binary', 'cannot be read as text'), ('--prompts={tmp}', 'is no file'),
+        ('--prompts={tmp}/empty', 'a file without prompts'), (f'--prompts={WORDS}', 'be a place'),
+        ('--prompts=~nobody_here/x', 'cannot be a place'), (f'--prompt={WORDS}', 'prompts holds'),
+        (f'--prompt={HUGE}', 'prompts holds'), ('--prompt=$x$', "prompts holds '$x$'"),
+        ('--prompt=-1', "prompts holds '-1'"), ('--prompt=,', 'there is no prompt'),
+        (f'--decoder={WORDS}', 'there is no'), ('--decoder=mc_sjd(window=0)', 'window'),
+        (f'--decoder=mc_sjd(window={HUGE})', 'window'), ('--decoder=mc_sjd(', 'mc_sjd('),
+        ('--decoder=' + '(' * 5000, 'decoder'), ('--decoder=', 'decoder'),
+        ('--draft={tmp}/tokenizer', "draft is a 'vq' network"),
+        ('--tokenizer={tmp}/target', "tokenizer is a 'llamagen' network"),
+        ('--eagle={tmp}/draft', "eagle is a 'llamagen' network"),
+        ('--draft={tmp}/other_vocabulary', 'vocab_size'), ('--draft={tmp}/pipe', 'path_or_name'),
+        (f'--draft={WORDS}', 'cannot be a place'), ('--draft={tmp}/empty', 'path_or_name')],
+    'compare': [
+        ('--repeats=0', 'repeats is 0'), ('--decoder=', 'decoder is empty'),
+        ('--window=-1', 'window is -1'), (f'--window={HUGE}', 'a whole number'),
+        ('--length=0', 'length is 0'), ('--decoder=eagle', 'decoder eagle cannot run'),
+        ('--num_images=10000000', 'num_images is 10000000')],
+    'topologies': [
+        ('--window=', '--window=: it takes values separated by commas'),
+        ('--window=()', 'window is empty; give at least one'), ('--window=0', 'window is (0,)'),
+        ('--window=-4,16', 'window is (-4, 16)'), ('--window=1.5', 'values separated by commas'),
+        (f'--window={HUGE}', 'values separated by commas'), ('--decoder=', 'decoder is empty'),
+        ('--batch_size=0', 'batch_size is 0'), ('--metrics=speed_of_light', 'speed_of_light')],
+    'benchmark': [
+        ('--reference_sets=1', 'reference_sets is 1'), ('--timed_images=0', 'timed_images is 0'),
+        ('--num_images=1', 'num_images is 1'), ('--temperature=0', 'temperature is 0'),
+        ('--metrics=beauty', 'beauty'), ('--columns=beauty', 'beauty')],
+    'overhead': [('--window=0', 'window is 0'), ('--repeats=-1', 'repeats is -1'),
+                 ('--decoder=', 'decoder is empty'), ('--model=mar_demo', 'continuous tokens')],
+    'uncertainty': [('--temperature=', 'values separated'), ('--temperature=nan', 'temperature'),
+                    ('--num_images=1', 'num_images is 1'), ('--window=400', 'window is 400'),
+                    ('--guidance_scale=()', 'guidance_scale is empty')],
+    'compile_report': [
+        ('--device=abacus', 'abacus'), ('--layers=0', 'layers is 0'), ('--batch=0', 'batch is 0'),
+        ('--tokens_per_round=0.5', 'tokens_per_round is 0.5'),
+        ('--tokens_per_round=nan', 'tokens_per_round is nan'),
+        ('--accepted={tmp}/list.json', 'it holds a list, not a dict'),
+        ('--accepted={tmp}/rows.json', 'no report with step_compression'),
+        ('--accepted={tmp}/pipe', 'it is no file'), ('--accepted={tmp}/binary', 'cannot be read'),
+        ('--accepted={tmp}', 'it is no file')],
+    'train': [
+        ('--image_size=0', 'image_size is 0'), ('--image_size=1000000', 'image_size is 1000000'),
+        ('--num_train_images=0', 'num_train_images is 0'), ('--log_every=0', 'log_every is 0'),
+        ('--num_held_out_images=-1', 'num_held_out_images is -1'),
+        ('--checkpoint_every=0', 'checkpoint_every is 0'),
+        ('--evaluate_every=-2', 'evaluate_every is -2'),
+        ('--guidance_scale=nan', 'guidance_scale is nan'), ('--config.seed=-1', '--seed'),
+        ('--target_train.batch_size=0', 'batch_size is 0'),
+        ('--target_train.num_steps=-5', 'num_steps is -5'),
+        ('--target_train.learning_rate=nan', 'learning_rate is nan'),
+        ('--target_train.learning_rate=0', 'learning_rate is 0.0; it must be a finite number'),
+        ('--target_train.learning_rate=-1e-3', 'learning_rate is -0.001'),
+        ('--draft_train.learning_rate=inf', 'learning_rate is inf'),
+        ('--draft_train.warmup_steps=-1', 'warmup_steps is -1'),
+        ('--draft_train.weight_decay=-1', 'weight_decay is -1'),
+        ('--draft_train.ema_decay=1.5', 'ema_decay is 1.5; it must be a number from 0 to 1'),
+        ('--draft_train.drop_rate=-0.1', 'drop_rate is -0.1'),
+        (f'--target_train.seed={HUGE}', 'a whole number'), ('--target_train.seed=-1', 'seed is -1'),
+        ('--gradient_weight=-1', 'gradient_weight is -1'), ('--quantize_from=-1', 'quantize_from'),
+        ('--restart_every=0', 'restart_every is 0'), ('--restart_until=2', 'restart_until is 2'),
+        ('--restart_below=nan', 'restart_below is nan'), ('--codebook_size=0', 'codebook_size'),
+        ('--tokenizer_of=demo/eagle', 'is no folder'), ('--stage=dance', 'it takes one of all'),
+        ('--export={tmp}/empty', 'is no folder'), ('--export={tmp}/{long}', 'cannot be a place'),
+        ('--export=~nobody_here/x', 'cannot be a place'),
+        ('--export={tmp}/strange', 'strange/target, which exists and is not a checkpoint'),
+        ('--export={tmp}/target', 'which holds a network of its own')],
+    'train_drafter': [
+        ('--train.batch_size=0', 'batch_size is 0'), ('--train.num_steps=0', 'num_steps is 0'),
+        ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
+        ('--data=stolen', 'it takes one of generated, photos'), ('--labels=x', 'one of probs'),
+        ('--num_depths=0', 'num_depths is 0'), ('--num_train_images=0', 'num_train_images is 0'),
+        ('--target={tmp}/empty', 'is no folder'), ('--target={tmp}/tokenizer', "'vq'"),
+        ('--target={tmp}/model', 'drafter.'), ('--export={tmp}/pipe', 'is no folder'),
+        ('--export={tmp}/strange', 'which exists and is not a checkpoint'),
+        ('--dtype=complex64', 'it takes one of float32')],
+    'fit_corrector': [
+        ('--num_images=63', 'num_images is 63'), ('--num_measured=-1', 'num_measured is -1'),
+        ('--num_steps=0', 'num_steps is 0'), ('--seed=-1', 'seed is -1'), ('--window=0', 'window'),
+        ('--guidance_scale=nan', 'guidance_scale is nan'), ('--model=mar_demo', 'continuous'),
+        ('--tokens={tmp}/pipe', 'it is no file'), ('--tokens={tmp}', 'it is no file'),
+        ('--tokens={tmp}/cube.npz', 'holds int64[64, 4, 4]; it must hold'),
+        ('--tokens={tmp}/floats.npz', 'holds float64[64, 16]; it must hold'),
+        ('--tokens={tmp}/other.npz', "it has no array 'tokens'"),
+        ('--tokens={tmp}/binary', 'cannot be read as .npz'),
+        ('--tokens={tmp}/labels.npz', 'cannot be read as .npz')],
+    'fit_head_drafter': [
+        ('--num_chains=1', 'num_chains is 1'), ('--kernels_per_call=0', 'kernels_per_call is 0'),
+        ('--num_iter=0', 'num_iter is 0'), ('--guidance_scale=inf', 'guidance_scale is inf'),
+        ('--model=demo', 'tokens are discrete'), (f'--seed={HUGE}', 'a whole number')],
+    'exactness': [
+        ('--vocab=1', 'vocab is 1'), ('--length=0', 'length is 0'), ('--samples=10', 'samples is'),
+        ('--samples=-1', 'samples is -1'), (f'--seed={HUGE}', 'whole number'),
+        ('--vocab=99999', 'vocab is 99999'),
+        ('--json={tmp}', 'which is no file'), ('--json=/dev/full', 'which is no file'),
+        ('--json={tmp}/pipe', 'which is no file'), ('--json={tmp}/{long}', 'cannot be a place'),
+        ('--json={tmp}/no/x.json', 'not a folder that can be written')],
+    'tables': [
+        ('--report={tmp}', 'there is no such file'), ('--report={tmp}/pipe', 'it is no file'),
+        ('--report={tmp}/list.json', 'it holds a list'), ('--report={tmp}/binary', 'as JSON'),
+        ('--report={tmp}/{long}', 'cannot be a place'), ('--report=~nobody_here', 'be a place'),
+        ('--report={tmp}/empty', 'cannot be read as JSON')],
+    'against_pytorch': [('--repeats=0', 'repeats is 0'), ('--tokens=0', 'tokens is 0'),
+                        ('--repo={tmp}', 'there is no models/mar.py')],
+    'papers.cspd': [
+        ('--suite=table9', 'suite'), ('--batch_sizes=0', 'batch_sizes is (0,)'),
+        ('--lengths=()', 'lengths is empty'), ('--prefix_share=2', 'prefix_share is 2'),
+        ('--temperatures=nan', 'temperatures'), ('--repeats=0', 'repeats is 0')],
+    'cspd-generate': [
+        (f'--seed={HUGE}', 'invalid int64 value'), ('--seed=-1', 'seed is -1'),
+        ('--seed=4294967296', 'seed is 4294967296'), ('--batch_size=0', 'batch_size is 0'),
+        (f'--batch_size={HUGE}', 'invalid int64 value'), ('--temperature=nan', 'ture is nan'),
+        (f'--top_k={HUGE}', 'invalid int64 value'), ('--model={tmp}/{long}', 'be a place'),
+        ('--prompts={tmp}/pipe', 'it is no file'), ('--prompts={tmp}/binary', 'as text'),
+        (f'--prompt={WORDS}', 'prompts holds'), ('--mesh=0x1', 'data is 0'),
+        ('--mesh=9999x9999', 'which makes 99980001 devices'),
+        ('--grid=4x4', "grid is (4, 4), but a 'llamagen' model"), ('--grid=x', "grid is 'x'"),
+        ('--dtype=int8', 'invalid choice'), ('--decoder=mc_sjd(', 'mc_sjd('),
+        ('--model={tmp}/tokenizer', "'vq'"), ('--model=~nobody_here', 'be a place')],
+    'cspd-convert': [
+        ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'place'),
+        ('--source=~nobody_here/x', 'cannot be a place'), ('--dtype=int4', 'choice'),
+        ('--source={tmp}/none.safetensors', 'there is no such file'), ('--family=gpt', 'gpt'),
+        ('--target={tmp}/pipe', '--target is for drafters'), ('--model=c9_xl', 'published'),
+        ('--source={tmp}/text.safetensors', 'not a complete safetensors file'),
+        ('--source={tmp}/empty.safetensors', 'not a complete safetensors file'),
+        ('--source={tmp}/model', 'a folder without'), ('--num_heads=x', 'invalid int64 value')]}
+# The tiny model loads fast.
+TINY = {'generate', 'compare', 'topologies', 'benchmark', 'fit_corrector', 'cspd-generate',
+        'uncertainty'}
+
+
+@pytest.mark.parametrize('name, word, message', [
+    (name, *case) for name, cases in FLAGS.items() for case in cases])
+def test_values_that_cannot_be(capfd, folder, name, word, message):
+  words = ['--model={tmp}/model'] if name in TINY and '--model=' not in word else []
+  words += ['--window=4'] if name == 'fit_corrector' else []
+  if PROGRAMS[name] is not None and not word.startswith(PROGRAMS[name]) and name != 'exactness':
+    words.append(f'{PROGRAMS[name]}={{tmp}}/new')
+  refused(capfd, name, [*words, word], message, folder)
+
+
+@pytest.mark.parametrize('name, flag', [
+    (name, '--model') for name in ('generate', 'compare', 'benchmark', 'topologies', 'overhead',
+                                   'uncertainty', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac',
+                                   'papers.cool_sd', 'papers.lantern', 'fit_corrector',
+                                   'fit_head_drafter', 'cspd-generate')
+] + [('train_drafter', '--target'), ('train', '--tokenizer_of')])
+def test_networks_of_another_kind(capfd, folder, name, flag):
+  for model, message in (('{tmp}/tokenizer', "'vq'"), ('{tmp}/model.json', 'is no folder'),
+                         ('{tmp}/{long}', 'cannot be a place'), ('{tmp}/pipe', 'is no folder')):
+    refused(capfd, name, [f'{PROGRAMS[name]}={{tmp}}/new', f'{flag}={model}'], message, folder)
+
+
+def test_stored_numbers_of_another_type(capfd, folder, tmp_path):
+  """Whole numbers where the network has floating-point ones."""
+  found = checkpoint.load(folder / 'target')
+  whole = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.int32), found.params)
+  with pytest.raises(checkpoint.CheckpointError, match='mis-typed: .* is int32'):
+    checkpoint.save(tmp_path / 'x', found.kind, found.config, whole)
+  monkey = pytest.MonkeyPatch()
+  monkey.setattr(weights, 'differences', lambda expected, params: [])
+  checkpoint.save(tmp_path / 'x', found.kind, found.config, whole)
+  monkey.undo()
+  refused(capfd, 'generate', [f'--model={tmp_path}/x'], 'mis-typed', pathlib.Path(folder))
