@@ -1,4 +1,4 @@
-"""Rounds of targets of 8 bits on an H200, compiled for one: kernels widen what they read themselves.
+"""Rounds of targets of 8 bits, compiled for an H200: kernels widen what they read themselves.
 
 Skipped where the compilers are not installed.
 """
