@@ -17,8 +17,8 @@ from tests.experiments import models as models_lib
 
 # Every program, with the flag that names the folder it writes, and whether it takes --config.
 WITH_CONFIG = ('generate', 'compare', 'benchmark', 'topologies', 'overhead', 'uncertainty',
-               'compile_report', 'train', 'train_drafter', 'papers.cspd', 'papers.sjd',
-               'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
+               'compile_report', 'accelerator', 'train', 'train_drafter', 'papers.cspd',
+               'papers.sjd', 'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | {
     'fit_corrector': '--output', 'fit_head_drafter': '--output', 'against_pytorch': '--workdir',
     'exactness': '--json', 'tables': None, 'cspd-generate': '--output', 'cspd-convert': '--output'}
@@ -115,7 +115,7 @@ def test_help(capfd, name):
   flag = '--config=' if name in WITH_CONFIG else PROGRAMS[name] or '--report'
   assert code == 0 and not err and flag in out and (PROGRAMS[name] or '--report') in out
   if name in WITH_CONFIG:
-    assert '--seed=' in out or name in ('overhead', 'compile_report')
+    assert '--seed=' in out or name in ('overhead', 'compile_report', 'accelerator')
 
 
 PLACES = [('{tmp}/{long}', 'cannot be a place (File name too long)'),
@@ -231,6 +231,11 @@ FLAGS = {
         ('--accepted={tmp}/rows.json', 'no report with step_compression'),
         ('--accepted={tmp}/pipe', 'it is no file'), ('--accepted={tmp}/binary', 'cannot be read'),
         ('--accepted={tmp}', 'it is no file')],
+    'accelerator': [
+        ('--minutes=0', 'minutes is 0'), ('--minutes=nan', 'minutes is nan'),
+        ('--batch=0', 'batch is (0,)'), ('--batch=()', 'batch is empty'), ('--rounds=0', 'rounds'),
+        ('--repeats=0', 'repeats is 0'), ('--tokens_per_round=0', 'tokens_per_round is 0'),
+        ('--shapes=c9_xl', "is 'c9_xl'"), ('--accepted={tmp}/pipe', 'it is no file')],
     'train': [
         ('--image_size=0', 'image_size is 0'), ('--image_size=1000000', 'image_size is 1000000'),
         ('--num_train_images=0', 'num_train_images is 0'), ('--log_every=0', 'log_every is 0'),
