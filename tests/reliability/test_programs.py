@@ -219,7 +219,7 @@ FLAGS = {
         ('--num_images=1', 'num_images is 1'), ('--temperature=0', 'temperature is 0'),
         ('--metrics=beauty', 'beauty'), ('--columns=beauty', 'beauty')],
     'overhead': [('--window=0', 'window is 0'), ('--repeats=-1', 'repeats is -1'),
-                 ('--decoder=', 'decoder is empty'), ('--model=mar_demo', 'continuous tokens')],
+                 ('--decoder=', 'decoder is empty')],
     'uncertainty': [('--temperature=', 'values separated'), ('--temperature=nan', 'temperature'),
                     ('--num_images=1', 'num_images is 1'), ('--window=400', 'window is 400'),
                     ('--guidance_scale=()', 'guidance_scale is empty')],
@@ -274,7 +274,7 @@ FLAGS = {
     'fit_corrector': [
         ('--num_images=63', 'num_images is 63'), ('--num_measured=-1', 'num_measured is -1'),
         ('--num_steps=0', 'num_steps is 0'), ('--seed=-1', 'seed is -1'), ('--window=0', 'window'),
-        ('--guidance_scale=nan', 'guidance_scale is nan'), ('--model=mar_demo', 'continuous'),
+        ('--guidance_scale=nan', 'guidance_scale is nan'),
         ('--tokens={tmp}/pipe', 'it is no file'), ('--tokens={tmp}', 'it is no file'),
         ('--tokens={tmp}/cube.npz', 'holds int64[64, 4, 4]; it must hold'),
         ('--tokens={tmp}/floats.npz', 'holds float64[64, 16]; it must hold'),
@@ -284,7 +284,7 @@ FLAGS = {
     'fit_head_drafter': [
         ('--num_chains=1', 'num_chains is 1'), ('--kernels_per_call=0', 'kernels_per_call is 0'),
         ('--num_iter=0', 'num_iter is 0'), ('--guidance_scale=inf', 'guidance_scale is inf'),
-        ('--model=demo', 'tokens are discrete'), (f'--seed={HUGE}', 'a whole number')],
+        (f'--seed={HUGE}', 'a whole number')],
     'exactness': [
         ('--vocab=1', 'vocab is 1'), ('--length=0', 'length is 0'), ('--samples=10', 'samples is'),
         ('--samples=-1', 'samples is -1'), (f'--seed={HUGE}', 'whole number'),
