@@ -17,8 +17,8 @@ from tests.experiments import models as models_lib
 
 # Every program, with the flag that names the folder it writes, and whether it takes --config.
 WITH_CONFIG = ('generate', 'compare', 'benchmark', 'topologies', 'overhead', 'uncertainty',
-               'compile_report', 'accelerator', 'train', 'train_drafter', 'papers.cspd',
-               'papers.sjd', 'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
+               'compile_report', 'accelerator', 'tune', 'quantized', 'train', 'train_drafter',
+               'papers.cspd', 'papers.sjd', 'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | {
     'fit_corrector': '--output', 'fit_head_drafter': '--output', 'against_pytorch': '--workdir',
     'exactness': '--json', 'tables': None, 'cspd-generate': '--output', 'cspd-convert': '--output'}
@@ -236,6 +236,14 @@ FLAGS = {
         ('--batch=0', 'batch is (0,)'), ('--batch=()', 'batch is empty'), ('--rounds=0', 'rounds'),
         ('--repeats=0', 'repeats is 0'), ('--tokens_per_round=0', 'tokens_per_round is 0'),
         ('--shapes=c9_xl', "is 'c9_xl'"), ('--accepted={tmp}/pipe', 'it is no file')],
+    'tune': [
+        ('--best=0', 'best is 0'), ('--minutes=nan', 'minutes is nan'),
+        ('--window=0', 'window is (0,)'),
+        ('--window=()', 'window is empty'), ('--batch_size=0', 'batch_size is (0,)'),
+        ('--guarantee=none', 'it takes one of'), ('--store={tmp}/pipe', 'is no folder'),
+        ('--store={tmp}/{long}', 'cannot be a place'), ('--passes=-1', 'passes is (-1,)')],
+    'quantized': [('--batch_size=0', 'batch_size is 0'), ('--guidance_scale=nan', 'guidance_scale'),
+                  ('--guidance_scale=()', 'guidance_scale is empty')],
     'train': [
         ('--image_size=0', 'image_size is 0'), ('--image_size=1000000', 'image_size is 1000000'),
         ('--num_train_images=0', 'num_train_images is 0'), ('--log_every=0', 'log_every is 0'),
