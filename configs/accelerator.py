@@ -8,6 +8,8 @@ Runtime: `minutes`. Result: in runs/accelerator, rates of the device, times of r
 
 import dataclasses
 
+from cspd_jax.core import fields
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -44,6 +46,9 @@ class Config:
   tokens_per_round: float | None = None
   accepted: str = 'docs/reports/corrected.json'
   workdir: str = 'runs/accelerator'
+
+  def __post_init__(self):
+    fields.check(self, tokens_per_round=(1, fields.MOST))
 
 
 def get_config() -> Config:

@@ -9,6 +9,7 @@ what it was measured with (report.json).
 import dataclasses
 
 from configs import groups
+from cspd_jax.core import fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,9 @@ class Config:
   batch_size: int = 16
   dtype: str | None = 'float32'
   workdir: str = 'runs/quantized'
+
+  def __post_init__(self):
+    fields.check(self, guidance_scale=fields.FINITE)
 
 
 def get_config() -> Config:

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Literal
 
 from configs import groups
+from cspd_jax.core import fields
 
 # The most promising first, in case that the time is up.
 DECODERS = (
@@ -63,6 +64,9 @@ class Config:
   store: str | None = None
   dry_run: bool = False
   workdir: str = 'runs/tune'
+
+  def __post_init__(self):
+    fields.check(self)
 
 
 def get_config() -> Config:

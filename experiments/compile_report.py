@@ -46,7 +46,6 @@ def prepare(config: Any, accelerator: devices.Accelerator) -> tuple[list[str], l
   Raises:
     ValueError: for anything that cannot work.
   """
-  inputs.at_least(config, 1, 'window', 'batch', 'layers', 'tokens_per_round')
   inputs.check_dtype(config)
   describe = lambda layers: families.describe(config.model, dtype=config.dtype, layers=layers)
   whole = describe(None)
@@ -101,6 +100,8 @@ def show(one: Mapping[str, Any]) -> None:
 
 @cli.program(config='configs/compile_report.py', expected=default.Config)
 def main(config: Any) -> None:
+  for text in config.decoder:
+    committed(config, text)  # Says what is wrong with the report.
   accelerator = devices.check(config.device)
   texts, (few, more, whole) = prepare(config, accelerator)
   tokens = {text: committed(config, text) for text in texts}

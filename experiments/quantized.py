@@ -39,7 +39,6 @@ def run(config: Any) -> None:
   Raises:
     ValueError: for anything that cannot work, before anything is compiled.
   """
-  inputs.at_least(config, 1, 'batch_size')
   inputs.at_least(config.images, 2, 'num_images')
   if not config.guidance_scale:
     raise ValueError('guidance_scale is empty; give at least one.')

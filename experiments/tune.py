@@ -67,15 +67,9 @@ def prepare(config: Any) -> Plan:
   Raises:
     ValueError: for anything that cannot work, naming the option.
   """
-  inputs.at_least(config, 1, 'best', 'repeats')
-  if not config.minutes > 0:
-    raise ValueError(f'minutes is {config.minutes}; it must be above 0.')
-  for name in ('window', 'passes', 'batch_size'):
-    values = getattr(config, name)
-    if not values or min(values) < 1:
-      raise ValueError(f'{name} is {values}; give whole numbers from 1, with commas.')
-  if config.decoder is not None and not config.decoder:
-    raise ValueError('decoder is empty; give at least one.')
+  for name in ('window', 'passes', 'batch_size', 'decoder'):
+    if getattr(config, name) == ():
+      raise ValueError(f'{name} is empty; give at least one.')
   place = _place(config)
   model = inputs.model(config)
   if model.engine.name != 'discrete':

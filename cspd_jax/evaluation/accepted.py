@@ -1,10 +1,8 @@
 """Tokens per round of a decoder, from the report of a program that measured them."""
 
-import json
 import os
-import pathlib
 
-from cspd_jax.core import spec as spec_lib
+from cspd_jax.core import reading, spec as spec_lib
 
 
 def tokens_per_round(path: str | os.PathLike, text: str) -> float | None:
@@ -20,11 +18,11 @@ def tokens_per_round(path: str | os.PathLike, text: str) -> float | None:
   wanted = spec_lib.parse(text)
   if wanted == spec_lib.parse('vanilla'):
     return 1.0
+  report = reading.json(path, 'give another report, or tokens_per_round', 'accepted')
   try:
-    rows = json.loads(pathlib.Path(path).read_text())['rows']
-    known = {row['decoder']: float(row['step_compression']) for row in rows}
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise ValueError(f'accepted is {str(path)!r}, which cannot be read as a report with '
-                     f'step_compression ({type(error).__name__}: {error}); give another, or '
+    known = {row['decoder']: float(row['step_compression']) for row in report['rows']}
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f'accepted is {str(path)!r}, which is no report with step_compression '
+                     f'({type(error).__name__}: {error}); give another, or '
                      'tokens_per_round.') from error
   return next((value for name, value in known.items() if spec_lib.parse(name) == wanted), None)

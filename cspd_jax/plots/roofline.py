@@ -58,7 +58,7 @@ def save_roofline(path: str | os.PathLike, works: Mapping[str, Mapping[str, Work
   for color, marker, (group, members) in zip(_COLORS, _MARKERS, works.items()):
     axes.plot([work.flops / work.bytes for work in members.values()],
               [1e-12 * work.flops / work.seconds for work in members.values()],
-              marker, color=color, markersize=5, label=group)
+              marker, color=color, markersize=5, label=canvas.plain(group))
     for name, work in members.items():
       axes.annotate(name, (work.flops / work.bytes, 1e-12 * work.flops / work.seconds),
                     xytext=(5, -3), textcoords='offset points', fontsize=6, color=canvas.INK)

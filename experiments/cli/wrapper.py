@@ -30,7 +30,7 @@ from experiments.cli import fields, loader
 _PREFIX = 'config.'
 _WIDTH = 96
 # What fields are called that name places to write.
-_FOLDERS, _FILES = ('workdir', 'output', 'export'), ('json',)
+_FOLDERS, _FILES = ('workdir', 'output', 'export', 'store'), ('json',)
 
 
 class Program:

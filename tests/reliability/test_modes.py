@@ -72,7 +72,8 @@ def test_tokens_are_those_without(mode, spec):
   assert found.tv_bound.dtype == np.float32
 
 
-@pytest.mark.parametrize('spec', representative(DECODERS, QUICK))
+@pytest.mark.slow
+@pytest.mark.parametrize('spec', DECODERS)
 def test_float16(spec):
   """Logits of few bits are read in float32, where they are exact."""
   half = [np.asarray(params, np.float16) for params in (MODEL.params, DRAFT.params)]

@@ -17,8 +17,8 @@ from tests.experiments import models as models_lib
 
 # Every program, with the flag that names the folder it writes, and whether it takes --config.
 WITH_CONFIG = ('generate', 'compare', 'benchmark', 'topologies', 'overhead', 'uncertainty',
-               'compile_report', 'train', 'train_drafter', 'papers.cspd', 'papers.sjd',
-               'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
+               'compile_report', 'accelerator', 'tune', 'quantized', 'train', 'train_drafter',
+               'papers.cspd', 'papers.sjd', 'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | {
     'fit_corrector': '--output', 'fit_head_drafter': '--output', 'against_pytorch': '--workdir',
     'exactness': '--json', 'tables': None, 'cspd-generate': '--output', 'cspd-convert': '--output'}
@@ -115,7 +115,7 @@ def test_help(capfd, name):
   flag = '--config=' if name in WITH_CONFIG else PROGRAMS[name] or '--report'
   assert code == 0 and not err and flag in out and (PROGRAMS[name] or '--report') in out
   if name in WITH_CONFIG:
-    assert '--seed=' in out or name in ('overhead', 'compile_report')
+    assert '--seed=' in out or name in ('overhead', 'compile_report', 'accelerator')
 
 
 PLACES = [('{tmp}/{long}', 'cannot be a place (File name too long)'),
@@ -219,7 +219,7 @@ FLAGS = {
         ('--num_images=1', 'num_images is 1'), ('--temperature=0', 'temperature is 0'),
         ('--metrics=beauty', 'beauty'), ('--columns=beauty', 'beauty')],
     'overhead': [('--window=0', 'window is 0'), ('--repeats=-1', 'repeats is -1'),
-                 ('--decoder=', 'decoder is empty'), ('--model=mar_demo', 'continuous tokens')],
+                 ('--decoder=', 'decoder is empty')],
     'uncertainty': [('--temperature=', 'values separated'), ('--temperature=nan', 'temperature'),
                     ('--num_images=1', 'num_images is 1'), ('--window=400', 'window is 400'),
                     ('--guidance_scale=()', 'guidance_scale is empty')],
@@ -231,6 +231,19 @@ FLAGS = {
         ('--accepted={tmp}/rows.json', 'no report with step_compression'),
         ('--accepted={tmp}/pipe', 'it is no file'), ('--accepted={tmp}/binary', 'cannot be read'),
         ('--accepted={tmp}', 'it is no file')],
+    'accelerator': [
+        ('--minutes=0', 'minutes is 0'), ('--minutes=nan', 'minutes is nan'),
+        ('--batch=0', 'batch is (0,)'), ('--batch=()', 'batch is empty'), ('--rounds=0', 'rounds'),
+        ('--repeats=0', 'repeats is 0'), ('--tokens_per_round=0', 'tokens_per_round is 0'),
+        ('--shapes=c9_xl', "is 'c9_xl'"), ('--accepted={tmp}/pipe', 'it is no file')],
+    'tune': [
+        ('--best=0', 'best is 0'), ('--minutes=nan', 'minutes is nan'),
+        ('--window=0', 'window is (0,)'),
+        ('--window=()', 'window is empty'), ('--batch_size=0', 'batch_size is (0,)'),
+        ('--guarantee=none', 'it takes one of'), ('--store={tmp}/pipe', 'is no folder'),
+        ('--store={tmp}/{long}', 'cannot be a place'), ('--passes=-1', 'passes is (-1,)')],
+    'quantized': [('--batch_size=0', 'batch_size is 0'), ('--guidance_scale=nan', 'guidance_scale'),
+                  ('--guidance_scale=()', 'guidance_scale is empty')],
     'train': [
         ('--image_size=0', 'image_size is 0'), ('--image_size=1000000', 'image_size is 1000000'),
         ('--num_train_images=0', 'num_train_images is 0'), ('--log_every=0', 'log_every is 0'),
@@ -269,7 +282,7 @@ FLAGS = {
     'fit_corrector': [
         ('--num_images=63', 'num_images is 63'), ('--num_measured=-1', 'num_measured is -1'),
         ('--num_steps=0', 'num_steps is 0'), ('--seed=-1', 'seed is -1'), ('--window=0', 'window'),
-        ('--guidance_scale=nan', 'guidance_scale is nan'), ('--model=mar_demo', 'continuous'),
+        ('--guidance_scale=nan', 'guidance_scale is nan'),
         ('--tokens={tmp}/pipe', 'it is no file'), ('--tokens={tmp}', 'it is no file'),
         ('--tokens={tmp}/cube.npz', 'holds int64[64, 4, 4]; it must hold'),
         ('--tokens={tmp}/floats.npz', 'holds float64[64, 16]; it must hold'),
@@ -279,7 +292,7 @@ FLAGS = {
     'fit_head_drafter': [
         ('--num_chains=1', 'num_chains is 1'), ('--kernels_per_call=0', 'kernels_per_call is 0'),
         ('--num_iter=0', 'num_iter is 0'), ('--guidance_scale=inf', 'guidance_scale is inf'),
-        ('--model=demo', 'tokens are discrete'), (f'--seed={HUGE}', 'a whole number')],
+        (f'--seed={HUGE}', 'a whole number')],
     'exactness': [
         ('--vocab=1', 'vocab is 1'), ('--length=0', 'length is 0'), ('--samples=10', 'samples is'),
         ('--samples=-1', 'samples is -1'), (f'--seed={HUGE}', 'whole number'),

@@ -72,7 +72,7 @@ def outcome(spec, vocab_size, rounds):
 
 
 @pytest.mark.parametrize('spec', representative(
-    EXACT, f'eagle({TREE}, draws=iid)+kseq', 'mc_sjd(window=2)'))
+    EXACT, f'eagle({TREE}, draws=iid)+kseq'))
 def test_exact_decoders(spec):
   assert outcome(spec, *EXACT[spec])[0] < 1e-12
 

@@ -232,7 +232,6 @@ def test_a_recipe_from_images_to_a_model(tmp_path):
     (dict(drafter=dataclasses.replace(EAGLE, num_tokens=256, row_width=16, vocab_size=1024)),
      'drafter.dim is 16'),
     (dict(num_held_out_images=4), 'train.batch_size is 8; .* 1 to 4'),
-    (dict(train=dataclasses.replace(TRAIN, passes=0)), 'train.passes is 0'),
     (dict(num_plain_images=8), 'plain.batch_size is 16; .* 1 to 8'),
     (dict(decoder='corrected(by=eagle, window=64)'), 'must be a chain'),
     (dict(target='mar_demo'), "target is 'mar_demo', a 'mar' model")])
