@@ -52,22 +52,6 @@ class Run(NamedTuple):
   batch_size: int
 
 
-class Passes(NamedTuple):
-  """What bare forward passes of the target cost.
-
-  Attributes:
-    tokens: `[K]` tokens of a row, rising.
-    seconds: `[K]` of a pass, by number of images.
-  """
-
-  tokens: Sequence[int]
-  seconds: Mapping[int, np.ndarray]
-
-  def at(self, batch_size: int, tokens: int) -> float:
-    """Seconds of a pass, between the measured numbers of tokens along a line."""
-    return float(np.interp(tokens, self.tokens, self.seconds[batch_size]))
-
-
 class Predicted(NamedTuple):
   """What a candidate is expected to take.
 
@@ -89,11 +73,15 @@ def last_row(rounds: np.ndarray, batch_size: int) -> float:
   return float(ordered @ np.diff(below))
 
 
-def predict(run: Run, passes: Passes, batch_size: int) -> Predicted:
-  """What a candidate is expected to take with `batch_size` images decoded together."""
-  scale = 1.0 if batch_size == run.batch_size else (
-      passes.at(batch_size, run.tokens) / passes.at(run.batch_size, run.tokens))
-  rounds, seconds = last_row(run.rounds, batch_size), run.seconds * scale
+def predict(run: Run, batch_size: int, growth: float) -> Predicted:
+  """What a candidate is expected to take with `batch_size` images decoded together.
+
+  Args:
+    run: its short run.
+    batch_size: images decoded together.
+    growth: how many times longer a round takes with them than in the short run; see `growth`.
+  """
+  rounds, seconds = last_row(run.rounds, batch_size), run.seconds * growth
   return Predicted(rounds, seconds, rounds * seconds / batch_size)
 
 
@@ -205,27 +193,33 @@ def short_run(bench: Bench, text: str, batch_size: int) -> Run:
       decoded.rounds, float(np.median(seconds)), batch_size)
 
 
-def measure_passes(bench: Bench, batch_sizes: Sequence[int], lengths: Sequence[int],
-                   repeats: int) -> Passes:
-  """Times bare forward passes of the target, for every number of images and of tokens."""
+def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
+           ) -> dict[int, float]:
+  """How many times longer a bare forward pass takes than with the first number of images.
+
+  Args:
+    bench: the model and the images.
+    tokens: of an image in a pass.
+    batch_sizes: numbers of images.
+    repeats: timed runs, which take turns.
+
+  Returns:
+    The factor by number of images.
+  """
+  if len(batch_sizes) == 1:
+    return {batch_sizes[0]: 1.0}
   model, runs = bench.model, {}
-  target = bench.check(bench.baseline).target
+  passes = forward.passes(bench.check(bench.baseline).target, chain(tokens - 1))
   for size in batch_sizes:
     (condition, _, _), = bench.batches(size, 1)
-    for length in lengths:
-      run = timing.compiled(forward.passes(target, chain(length - 1)), model.params, condition,
-                            np.int32(_PASSES)).run
-      for count in (1, _PASSES):
-        runs[size, length, count] = functools.partial(
-            run, model.params, condition, np.int32(count))
-  found = timing.measure(runs, repeats)
+    run = timing.compiled(passes, model.params, condition, np.int32(1)).run
+    for count in (1, _PASSES):
+      runs[size, count] = functools.partial(run, model.params, condition, np.int32(count))
+  found = {name: one.median for name, one in timing.measure(runs, repeats).items()}
   # What comes before the passes, such as the prefill, does not count.
-  spent = lambda size, length: max(
-      found[size, length, _PASSES].median - found[size, length, 1].median,
-      found[size, length, _PASSES].median / _PASSES)
-  return Passes(lengths, {
-      size: np.array([spent(size, length) for length in lengths]) / (_PASSES - 1)
-      for size in batch_sizes})
+  spent = {size: max(found[size, _PASSES] - found[size, 1], found[size, _PASSES] / _PASSES)
+           for size in batch_sizes}
+  return {size: spent[size] / spent[batch_sizes[0]] for size in batch_sizes}
 
 
 def measure(bench: Bench, texts: Sequence[str], batch_size: int, repeats: int) -> dict[str, float]:
