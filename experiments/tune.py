@@ -164,6 +164,7 @@ def tune(plan: Plan, config: Any) -> tuple[list[dict[str, Any]], dict[str, str]]
   bench, sizes = plan.bench, sorted(set(config.batch_size))
   until = time.perf_counter() + 60 * config.minutes
   runs: dict[str, tuning.Run] = {}
+  pace = tuning.pace(bench, sizes[0])
   growth = functools.cache(
       lambda tokens: tuning.growth(bench, tokens, sizes, config.repeats))
 
@@ -173,7 +174,7 @@ def tune(plan: Plan, config: Any) -> tuple[list[dict[str, Any]], dict[str, str]]
   def seconds(text: str) -> Mapping[int, float] | None:
     if runs and time.perf_counter() > until:
       return None
-    run = runs[text] = tuning.short_run(bench, text, sizes[0])
+    run = runs[text] = tuning.short_run(bench, text, sizes[0], pace)
     found = {size: predict(text, size).seconds for size in sizes}
     print(f'{text}: {run.accepted:.2f} tokens per round; seconds per image '
           + ', '.join(f'{value:.4f} ({size} at once)' for size, value in found.items()), flush=True)

@@ -10,6 +10,10 @@ number of images; at another number `b` it takes as many times longer as a bare 
 target over as many tokens does:
 
   seconds of a round(b) = seconds of a round(base) x pass(b, tokens) / pass(base, tokens)
+
+Candidates run one after the other, and a machine may do other work in between. So bare passes over
+one token take turns with the images of every short run, and the times of a candidate count by
+theirs.
 """
 
 import functools
@@ -26,6 +30,8 @@ from cspd_jax.metrics import acceptance
 
 # Bare passes in a timed run.
 _PASSES = 16
+# Part of the tokens of an image whose passes tell how fast the machine is.
+_PACE = 8
 # A longer round that is predicted to be so much slower ends a line of candidates.
 _MARGIN = 1.1
 # Candidates up to so many times slower than the best one are looked at more closely.
@@ -40,7 +46,7 @@ class Run(NamedTuple):
     tokens: of a round: the last committed one and the drafts.
     accepted: tokens that a round commits in the mean.
     rounds: `[N]` of every image, the prefill included.
-    seconds: of a round, with `batch_size` images decoded together.
+    seconds: of a round, with `batch_size` images decoded together, at the pace of the machine.
     batch_size: see `seconds`.
   """
 
@@ -50,6 +56,18 @@ class Run(NamedTuple):
   rounds: np.ndarray
   seconds: float
   batch_size: int
+
+
+class Pace(NamedTuple):
+  """How fast the machine is.
+
+  Attributes:
+    run: some bare forward passes.
+    seconds: that they took at first, in the median.
+  """
+
+  run: Callable[[], object]
+  seconds: float
 
 
 class Predicted(NamedTuple):
@@ -165,8 +183,24 @@ def tokens(bench: Bench, text: str) -> int:
   return bench.check(text).drafter.tree.num_nodes + 1
 
 
-def short_run(bench: Bench, text: str, batch_size: int) -> Run:
+def pace(bench: Bench, batch_size: int) -> Pace:
+  """Times bare passes over one token per image, `batch_size` at once."""
+  model, target = bench.model, bench.check(bench.baseline).target
+  (condition, _, _), = bench.batches(batch_size, 1)
+  arguments = model.params, condition, np.int32(max(1, target.num_tokens // _PACE))
+  run = timing.compiled(forward.passes(target, chain(0)), *arguments).run
+  passes = functools.partial(run, *arguments)
+  return Pace(passes, timing.measure({'passes': passes})['passes'].median)
+
+
+def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
   """Decodes the images of a bench with a candidate, `batch_size` at once.
+
+  Args:
+    bench: the model and the images.
+    text: the candidate.
+    batch_size: images decoded together.
+    pace: what takes turns with them.
 
   Raises:
     ValueError: if the model's numbers are no probabilities.
@@ -180,17 +214,20 @@ def short_run(bench: Bench, text: str, batch_size: int) -> Run:
     found[number] = decode(*arguments[number])
     return found[number]
 
-  timed = timing.measure(
-      {number: functools.partial(run, number) for number in range(batches)}, 1, warmup=0)
+  turns = {}
+  for number in range(batches):
+    turns |= {('pace', number): pace.run, ('own', number): functools.partial(run, number)}
+  timed = {name: one.median for name, one in timing.measure(turns, 1, warmup=0).items()}
   decoded = jax.tree.map(lambda *parts: np.concatenate(parts), *map(
       jax.device_get, (found[number] for number in range(batches))))
   bench.model.engine.check_result(decoded, [
       f'number {number}' for number in range(len(decoded.rounds))])
   rounds = decoded.rounds.reshape(batches, batch_size).max(axis=1)
-  seconds = [timed[number].median / rounds[number] for number in range(batches)]
+  seconds = [timed['own', number] / timed['pace', number] / rounds[number]
+             for number in range(batches)]
   return Run(
       text, tokens(bench, text), acceptance.summarise(decoded).accepted_length_mean,
-      decoded.rounds, float(np.median(seconds)), batch_size)
+      decoded.rounds, pace.seconds * float(np.median(seconds)), batch_size)
 
 
 def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int

@@ -68,11 +68,15 @@ def test_candidates_after_the_time_is_up_are_named():
 def test_measurements_are_of_the_images_of_the_bench(tmp_path):
   model = cspd_jax.load(tiny.saved(tmp_path / 'beach'))
   bench = Bench(model, ['sea', 'sky', 'sand'], sampling=model.sampling(guidance_scale=1))
-  run = tuning.short_run(bench, 'mc_sjd(window=3)', 2)
+  pace = tuning.pace(bench, 2)
+  run = tuning.short_run(bench, 'mc_sjd(window=3)', 2, pace)
   assert run.tokens == tuning.tokens(bench, run.decoder) == 3 and run.seconds > 0
   # Three images fill a batch and a half, so there is one more; the first are those of the bench.
   assert run.rounds.shape == (4,)
   np.testing.assert_array_equal(run.rounds[:3], bench.sample(run.decoder).decoded.rounds)
+  # Were the machine a thousand times slower at first than now, so were the candidate.
+  slower = tuning.short_run(bench, run.decoder, 2, pace._replace(seconds=1000 * pace.seconds))
+  assert slower.seconds > 30 * run.seconds
   assert run.accepted == pytest.approx(15 * 4 / (run.rounds - 1).sum())
   growth = tuning.growth(bench, 3, [2, 4], 1)
   assert growth[2] == 1 and growth[4] > 0 and tuning.growth(bench, 3, [2], 1) == {2: 1.0}
