@@ -37,7 +37,7 @@ _COLUMNS = {
     'ms per round': '{ms_per_round:.2f}', 's/image, predicted': '{predicted_seconds:.4f}',
     'measured': '{measured_seconds:.4f}', 'images/hour': '{images_per_hour:.0f}',
     'chosen': '{chosen}'}
-# A table on the console has no more rows; the files have all.
+# A table on the console has so many rows, and those that are measured or the baseline.
 _SHOWN = 8
 
 
@@ -218,7 +218,8 @@ def run(config: Any) -> None:
   by_size = {size: [i for i, row in enumerate(rows) if row['batch_size'] == size]
              for size in dict.fromkeys(row['batch_size'] for row in rows)}
   for size, numbers in by_size.items():
-    shown = [rows[i] for i in numbers if i in numbers[:_SHOWN] or rows[i]['measured_seconds']]
+    shown = [rows[i] for i in numbers if i in numbers[:_SHOWN] or rows[i]['measured_seconds']
+             or rows[i]['decoder'] == plan.bench.baseline]
     print(f'\n{_images(size)} at once\n{tables.text(_COLUMNS, shown, left=1)}')
   decoders = {row['batch_size']: row['decoder'] for row in rows if row['chosen']}
   kind = plan.bench.model.device.device_kind
