@@ -14,6 +14,7 @@ report.json).
 """
 
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ _COLUMNS = {
     'ms per round': '{ms_per_round:.2f}', 's/image, predicted': '{predicted_seconds:.4f}',
     'measured': '{measured_seconds:.4f}', 'images/hour': '{images_per_hour:.0f}',
     'chosen': '{chosen}'}
-# A table on the console has no more rows; the files have all.
+# A table on the console has so many rows, and those that are measured or the baseline.
 _SHOWN = 8
 
 
@@ -156,14 +157,19 @@ def tune(plan: Plan, config: Any) -> tuple[list[dict[str, Any]], dict[str, str]]
   """
   bench, sizes = plan.bench, sorted(set(config.batch_size))
   until = time.perf_counter() + 60 * config.minutes
-  passes = _passes(plan, config, sizes)
   runs: dict[str, tuning.Run] = {}
+  pace = tuning.pace(bench, sizes[0])
+  growth = functools.cache(
+      lambda tokens: tuning.growth(bench, tokens, sizes, config.repeats))
+
+  def predict(text: str, size: int) -> tuning.Predicted:
+    return tuning.predict(runs[text], size, growth(runs[text].tokens)[size])
 
   def seconds(text: str) -> Mapping[int, float] | None:
     if runs and time.perf_counter() > until:
       return None
-    run = runs[text] = tuning.short_run(bench, text, sizes[0])
-    found = {size: tuning.predict(run, passes, size).seconds for size in sizes}
+    run = runs[text] = tuning.short_run(bench, text, sizes[0], pace)
+    found = {size: predict(text, size).seconds for size in sizes}
     print(f'{text}: {run.accepted:.2f} tokens per round; seconds per image '
           + ', '.join(f'{value:.4f} ({size} at once)' for size, value in found.items()), flush=True)
     return found
@@ -177,26 +183,14 @@ def tune(plan: Plan, config: Any) -> tuple[list[dict[str, Any]], dict[str, str]]
       few[plan.standing[size]] = None
     measured = tuning.measure(bench, list(few), size, config.repeats)
     chosen = min(measured, key=lambda text: measured[text])
-    rows += [_row(bench, runs[text], passes, size, measured.get(text), text == chosen)
+    rows += [_row(bench, runs[text], size, predict(text, size), measured.get(text), text == chosen)
              for text in ranked]
   return rows, plan.left_out | searched.left_out
 
 
-def _passes(plan: Plan, config: Any, sizes: Sequence[int]) -> tuning.Passes:
-  """Bare forward passes of as many tokens as candidates have; none for one number of images."""
-  bench = plan.bench
-  most = max(tuning.tokens(bench, text) for line in plan.lines for text in line)
-  lengths = sorted({1, most, *(window for window in config.window if window < most)})
-  if len(sizes) == 1:
-    return tuning.Passes(lengths, {})
-  print(f'forward passes of {", ".join(map(str, lengths))} tokens', flush=True)
-  return tuning.measure_passes(bench, sizes, lengths, config.repeats)
-
-
-def _row(bench: Bench, run: tuning.Run, passes: tuning.Passes, size: int, measured: float | None,
-         chosen: bool) -> dict[str, Any]:
+def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
+         measured: float | None, chosen: bool) -> dict[str, Any]:
   """What is known of a candidate with `size` images decoded together."""
-  predicted = tuning.predict(run, passes, size)
   return dict(
       batch_size=size, decoder=run.decoder,
       guarantee=bench.model.engine.guarantee(bench.check(run.decoder)), tokens=run.tokens,
@@ -218,7 +212,8 @@ def run(config: Any) -> None:
   by_size = {size: [i for i, row in enumerate(rows) if row['batch_size'] == size]
              for size in dict.fromkeys(row['batch_size'] for row in rows)}
   for size, numbers in by_size.items():
-    shown = [rows[i] for i in numbers if i in numbers[:_SHOWN] or rows[i]['measured_seconds']]
+    shown = [rows[i] for i in numbers if i in numbers[:_SHOWN] or rows[i]['measured_seconds']
+             or rows[i]['decoder'] == plan.bench.baseline]
     print(f'\n{_images(size)} at once\n{tables.text(_COLUMNS, shown, left=1)}')
   decoders = {row['batch_size']: row['decoder'] for row in rows if row['chosen']}
   kind = plan.bench.model.device.device_kind

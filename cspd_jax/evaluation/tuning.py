@@ -10,6 +10,10 @@ number of images; at another number `b` it takes as many times longer as a bare 
 target over as many tokens does:
 
   seconds of a round(b) = seconds of a round(base) x pass(b, tokens) / pass(base, tokens)
+
+Candidates run one after the other, and a machine may do other work in between. So bare passes over
+one token take turns with the images of every short run, and the times of a candidate count by
+theirs.
 """
 
 import functools
@@ -26,6 +30,8 @@ from cspd_jax.metrics import acceptance
 
 # Bare passes in a timed run.
 _PASSES = 16
+# Part of the tokens of an image whose passes tell how fast the machine is.
+_PACE = 8
 # A longer round that is predicted to be so much slower ends a line of candidates.
 _MARGIN = 1.1
 # Candidates up to so many times slower than the best one are looked at more closely.
@@ -40,7 +46,7 @@ class Run(NamedTuple):
     tokens: of a round: the last committed one and the drafts.
     accepted: tokens that a round commits in the mean.
     rounds: `[N]` of every image, the prefill included.
-    seconds: of a round, with `batch_size` images decoded together.
+    seconds: of a round, with `batch_size` images decoded together, at the pace of the machine.
     batch_size: see `seconds`.
   """
 
@@ -52,20 +58,16 @@ class Run(NamedTuple):
   batch_size: int
 
 
-class Passes(NamedTuple):
-  """What bare forward passes of the target cost.
+class Pace(NamedTuple):
+  """How fast the machine is.
 
   Attributes:
-    tokens: `[K]` tokens of a row, rising.
-    seconds: `[K]` of a pass, by number of images.
+    run: some bare forward passes.
+    seconds: that they took at first, in the median.
   """
 
-  tokens: Sequence[int]
-  seconds: Mapping[int, np.ndarray]
-
-  def at(self, batch_size: int, tokens: int) -> float:
-    """Seconds of a pass, between the measured numbers of tokens along a line."""
-    return float(np.interp(tokens, self.tokens, self.seconds[batch_size]))
+  run: Callable[[], object]
+  seconds: float
 
 
 class Predicted(NamedTuple):
@@ -89,11 +91,15 @@ def last_row(rounds: np.ndarray, batch_size: int) -> float:
   return float(ordered @ np.diff(below))
 
 
-def predict(run: Run, passes: Passes, batch_size: int) -> Predicted:
-  """What a candidate is expected to take with `batch_size` images decoded together."""
-  scale = 1.0 if batch_size == run.batch_size else (
-      passes.at(batch_size, run.tokens) / passes.at(run.batch_size, run.tokens))
-  rounds, seconds = last_row(run.rounds, batch_size), run.seconds * scale
+def predict(run: Run, batch_size: int, growth: float) -> Predicted:
+  """What a candidate is expected to take with `batch_size` images decoded together.
+
+  Args:
+    run: its short run.
+    batch_size: images decoded together.
+    growth: how many times longer a round takes with them than in the short run; see `growth`.
+  """
+  rounds, seconds = last_row(run.rounds, batch_size), run.seconds * growth
   return Predicted(rounds, seconds, rounds * seconds / batch_size)
 
 
@@ -177,8 +183,24 @@ def tokens(bench: Bench, text: str) -> int:
   return bench.check(text).drafter.tree.num_nodes + 1
 
 
-def short_run(bench: Bench, text: str, batch_size: int) -> Run:
+def pace(bench: Bench, batch_size: int) -> Pace:
+  """Times bare passes over one token per image, `batch_size` at once."""
+  model, target = bench.model, bench.check(bench.baseline).target
+  (condition, _, _), = bench.batches(batch_size, 1)
+  arguments = model.params, condition, np.int32(max(1, target.num_tokens // _PACE))
+  run = timing.compiled(forward.passes(target, chain(0)), *arguments).run
+  passes = functools.partial(run, *arguments)
+  return Pace(passes, timing.measure({'passes': passes})['passes'].median)
+
+
+def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
   """Decodes the images of a bench with a candidate, `batch_size` at once.
+
+  Args:
+    bench: the model and the images.
+    text: the candidate.
+    batch_size: images decoded together.
+    pace: what takes turns with them.
 
   Raises:
     ValueError: if the model's numbers are no probabilities.
@@ -192,40 +214,49 @@ def short_run(bench: Bench, text: str, batch_size: int) -> Run:
     found[number] = decode(*arguments[number])
     return found[number]
 
-  timed = timing.measure(
-      {number: functools.partial(run, number) for number in range(batches)}, 1, warmup=0)
+  turns = {}
+  for number in range(batches):
+    turns |= {('pace', number): pace.run, ('own', number): functools.partial(run, number)}
+  timed = {name: one.median for name, one in timing.measure(turns, 1, warmup=0).items()}
   decoded = jax.tree.map(lambda *parts: np.concatenate(parts), *map(
       jax.device_get, (found[number] for number in range(batches))))
   bench.model.engine.check_result(decoded, [
       f'number {number}' for number in range(len(decoded.rounds))])
   rounds = decoded.rounds.reshape(batches, batch_size).max(axis=1)
-  seconds = [timed[number].median / rounds[number] for number in range(batches)]
+  seconds = [timed['own', number] / timed['pace', number] / rounds[number]
+             for number in range(batches)]
   return Run(
       text, tokens(bench, text), acceptance.summarise(decoded).accepted_length_mean,
-      decoded.rounds, float(np.median(seconds)), batch_size)
+      decoded.rounds, pace.seconds * float(np.median(seconds)), batch_size)
 
 
-def measure_passes(bench: Bench, batch_sizes: Sequence[int], lengths: Sequence[int],
-                   repeats: int) -> Passes:
-  """Times bare forward passes of the target, for every number of images and of tokens."""
+def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
+           ) -> dict[int, float]:
+  """How many times longer a bare forward pass takes than with the first number of images.
+
+  Args:
+    bench: the model and the images.
+    tokens: of an image in a pass.
+    batch_sizes: numbers of images.
+    repeats: timed runs, which take turns.
+
+  Returns:
+    The factor by number of images.
+  """
+  if len(batch_sizes) == 1:
+    return {batch_sizes[0]: 1.0}
   model, runs = bench.model, {}
-  target = bench.check(bench.baseline).target
+  passes = forward.passes(bench.check(bench.baseline).target, chain(tokens - 1))
   for size in batch_sizes:
     (condition, _, _), = bench.batches(size, 1)
-    for length in lengths:
-      run = timing.compiled(forward.passes(target, chain(length - 1)), model.params, condition,
-                            np.int32(_PASSES)).run
-      for count in (1, _PASSES):
-        runs[size, length, count] = functools.partial(
-            run, model.params, condition, np.int32(count))
-  found = timing.measure(runs, repeats)
+    run = timing.compiled(passes, model.params, condition, np.int32(1)).run
+    for count in (1, _PASSES):
+      runs[size, count] = functools.partial(run, model.params, condition, np.int32(count))
+  found = {name: one.median for name, one in timing.measure(runs, repeats).items()}
   # What comes before the passes, such as the prefill, does not count.
-  spent = lambda size, length: max(
-      found[size, length, _PASSES].median - found[size, length, 1].median,
-      found[size, length, _PASSES].median / _PASSES)
-  return Passes(lengths, {
-      size: np.array([spent(size, length) for length in lengths]) / (_PASSES - 1)
-      for size in batch_sizes})
+  spent = {size: max(found[size, _PASSES] - found[size, 1], found[size, _PASSES] / _PASSES)
+           for size in batch_sizes}
+  return {size: spent[size] / spent[batch_sizes[0]] for size in batch_sizes}
 
 
 def measure(bench: Bench, texts: Sequence[str], batch_size: int, repeats: int) -> dict[str, float]:

@@ -8,8 +8,6 @@ from cspd_jax.evaluation import tuning
 from cspd_jax.evaluation.bench import Bench
 from tests.families import tiny
 
-PASSES = tuning.Passes([1, 4, 16], {1: np.array([1.0, 2.0, 4.0]), 8: np.array([2.0, 8.0, 32.0])})
-
 
 def _run(tokens, rounds, seconds):
   return tuning.Run('one', tokens, 1.0, np.asarray(rounds), seconds, 1)
@@ -27,12 +25,10 @@ def test_a_batch_ends_with_its_last_row():
 
 def test_rounds_times_cost_over_images():
   run = _run(4, [10, 10, 20], 0.5)
-  assert tuning.predict(run, PASSES, 1) == pytest.approx((40 / 3, 0.5, 20 / 3))
-  rounds = tuning.last_row(run.rounds, 8)
-  # A pass over four tokens takes four times longer for eight images than for one.
-  assert tuning.predict(run, PASSES, 8) == pytest.approx((rounds, 2.0, rounds * 2.0 / 8))
-  between = tuning.predict(_run(10, [10], 0.5), PASSES, 8)
-  assert between.round_seconds == pytest.approx(0.5 * 20 / 3)
+  assert tuning.predict(run, 1, 1.0) == pytest.approx((40 / 3, 0.5, 20 / 3))
+  # Of eight images, 20 rounds are the most unless all have 10; a round takes four times longer.
+  rounds = 20 - 10 * (2 / 3) ** 8
+  assert tuning.predict(run, 8, 4.0) == pytest.approx((rounds, 2.0, rounds * 2.0 / 8))
 
 
 def _search(lines, costs, further=lambda text: []):
@@ -72,12 +68,16 @@ def test_candidates_after_the_time_is_up_are_named():
 def test_measurements_are_of_the_images_of_the_bench(tmp_path):
   model = cspd_jax.load(tiny.saved(tmp_path / 'beach'))
   bench = Bench(model, ['sea', 'sky', 'sand'], sampling=model.sampling(guidance_scale=1))
-  run = tuning.short_run(bench, 'mc_sjd(window=3)', 2)
+  pace = tuning.pace(bench, 2)
+  run = tuning.short_run(bench, 'mc_sjd(window=3)', 2, pace)
   assert run.tokens == tuning.tokens(bench, run.decoder) == 3 and run.seconds > 0
   # Three images fill a batch and a half, so there is one more; the first are those of the bench.
   assert run.rounds.shape == (4,)
   np.testing.assert_array_equal(run.rounds[:3], bench.sample(run.decoder).decoded.rounds)
+  # Were the machine a thousand times slower at first than now, so were the candidate.
+  slower = tuning.short_run(bench, run.decoder, 2, pace._replace(seconds=1000 * pace.seconds))
+  assert slower.seconds > 30 * run.seconds
   assert run.accepted == pytest.approx(15 * 4 / (run.rounds - 1).sum())
-  passes = tuning.measure_passes(bench, [2], [1, 3], 1)
-  assert all(passes.at(2, length) > 0 for length in (1, 2, 3))
+  growth = tuning.growth(bench, 3, [2, 4], 1)
+  assert growth[2] == 1 and growth[4] > 0 and tuning.growth(bench, 3, [2], 1) == {2: 1.0}
   assert list(tuning.measure(bench, [run.decoder], 2, 1)) == [run.decoder]

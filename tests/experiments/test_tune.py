@@ -100,11 +100,12 @@ def _without_work(monkeypatch, seconds):
   """Replaces measurements by `seconds`, a function of the decoder; returns what is asked for."""
   asked = []
 
-  def short_run(bench, text, size):
+  def short_run(bench, text, size, pace):
     asked.append(text)
     return tuning.Run(text, tuning.tokens(bench, text), 2.0, np.array([5]), seconds(text), size)
 
   monkeypatch.setattr(tuning, 'short_run', short_run)
+  monkeypatch.setattr(tuning, 'pace', lambda bench, size: None)
   monkeypatch.setattr(tuning, 'measure', lambda bench, texts, size, repeats: {
       text: seconds(text) for text in texts})
   return asked
