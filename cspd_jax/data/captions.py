@@ -21,7 +21,8 @@ PLACES = tuple(' '.join(filter(None, (row, column))) or 'middle'
 UNKNOWN = '?'
 # All words of captions, and of the request that they stand in.
 WORDS = tuple(sorted({
-    'a', 'an', 'the', 'photo', 'of', 'mostly', ',', 'generate', 'image', *photos_lib.NAMES, *COLOURS,
+    'generate', 'image', 'of', 'a', 'an', 'the', 'photo', 'mostly', ',',
+    *photos_lib.NAMES, *COLOURS,
     *(word for place in PLACES for word in place.split())}))
 # Prompts that show what can be asked for.
 EXAMPLES = (

@@ -102,12 +102,18 @@ def _pixels(config: unified.UnifiedConfig, loaded: Any, network: Any, code: np.n
     codes = jnp.asarray(code)[unified.codes(config, tokens)]
     return network.decode(params, sizes, codes.reshape(-1, config.height, config.width))
 
+  token = np.argsort(code)
+
+  def encode(params, images):
+    found = jnp.asarray(token)[network.encode(params, sizes, images)]
+    return unified.with_grammar(config, found.reshape(len(images), -1))
+
   def codebook(params):
     vectors = network.codebook(params, sizes)[code]
     # Nothing is near the tokens of the grammar.
     return jnp.pad(vectors, ((0, len(config.ends)), (0, 0)), constant_values=_FAR)
 
-  return Tokenizer(sizes, loaded.params, decode=decode, codebook=codebook)
+  return Tokenizer(sizes, loaded.params, decode=decode, encode=encode, codebook=codebook)
 
 
 def _conditions(config: unified.UnifiedConfig, text: bpe.Text | None,

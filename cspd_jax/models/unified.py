@@ -185,13 +185,13 @@ def codes(config: UnifiedConfig, tokens: jax.Array) -> jax.Array:
   return rows.reshape(-1, config.height * config.width)
 
 
-def with_grammar(config: UnifiedConfig, codes: np.ndarray) -> np.ndarray:
-  """Images `[B, T]` of codes `[B, height * width]`, int32; `codes` is the way back."""
+def with_grammar(config: UnifiedConfig, codes: Any) -> Any:
+  """Images `[B, T]` of codes `[B, height * width]`; `unified.codes` is the way back."""
   with jax.ensure_compile_time_eval():
     tokens = np.asarray(forced(config, jnp.arange(config.num_tokens)))
-  images = np.broadcast_to(tokens, (codes.shape[0], config.num_tokens)).astype(np.int32)
-  images[:, tokens < 0] = codes
-  return images
+  # The place of every token among the codes; the grammar's have none.
+  place = np.cumsum(tokens < 0) - 1
+  return jnp.where(tokens < 0, codes[:, place], tokens)
 
 
 def init(config: UnifiedConfig, key: jax.Array) -> Params:

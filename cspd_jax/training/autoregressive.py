@@ -133,6 +133,11 @@ def step(
   return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
 
 
+def part(arrays: Any, start: int, count: int) -> Any:
+  """Entries `start .. start + count - 1` of every leaf, or those that there are."""
+  return jax.tree.map(lambda leaf: leaf[start:start + count], arrays)
+
+
 def batch_of(
     tokens: np.ndarray,
     conditions: _Condition,

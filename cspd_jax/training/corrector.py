@@ -189,7 +189,7 @@ def _reader(network: Any, params: Params, batch: Batch, features: jax.Array, ans
   windows, length = batch.nodes.shape[1:]
   slots = count + windows * (2 * length - 1)
   condition = features.shape[2] - count + 1
-  cache = network.prefill(params, None, features[:, :, :condition], slots)
+  cache = network.prefill(params, batch.condition, features[:, :, :condition], slots)
   zero = jnp.zeros((images,), jnp.int32)
   said, cache = network.step(
       params, cache, batch.tokens, features[:, :, condition - 1:], zero, np.arange(count),

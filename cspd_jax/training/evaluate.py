@@ -47,10 +47,11 @@ def model(
 
   Returns:
     'nll_nats' and 'nll_bits' per token given the condition, 'nll_nats_no_label' and
-    'nll_bits_no_label' without, all of tokens that no grammar forces, and for the distributions 'plain' and 'guided' a
-    dictionary with the token entropy's quantiles 'entropy_bits_q10', '_q50' and '_q90', the mean
-    largest probability 'top1_mean', the share of tokens whose largest probability is below 0.2,
-    'top1_below_0.2', and the mean of the sum of squared probabilities, 'collision'.
+    'nll_bits_no_label' without, and for the distributions 'plain' and 'guided' a dictionary with
+    the token entropy's quantiles 'entropy_bits_q10', '_q50' and '_q90', the mean largest
+    probability 'top1_mean', the share of tokens whose largest probability is below 0.2,
+    'top1_below_0.2', and the mean of the sum of squared probabilities, 'collision'. Tokens that a
+    grammar forces do not count.
   """
   free = np.flatnonzero(autoregressive.is_free(config))
 
@@ -85,4 +86,4 @@ def model(
 def _batches(tokens: np.ndarray, conditions: Any):
   """`_BATCH` images and their conditions at a time; the last ones may be fewer."""
   for start in range(0, tokens.shape[0], _BATCH):
-    yield jax.tree.map(lambda leaf: leaf[start:start + _BATCH], (tokens, conditions))
+    yield autoregressive.part((tokens, conditions), start, _BATCH)

@@ -73,10 +73,9 @@ class TokenRecipe(stages.Stages):
     """See `stages.Stages`."""
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     tokens, conditions = self.sequences(data['train'])
-    held_out_sequences = self.sequences(data['held_out'])
-    held_out = [jax.tree.map(lambda leaf: leaf[i:i + train.batch_size], held_out_sequences)
-                for i in range(0, min(4 * train.batch_size, self.num_held_out_images),
-                               train.batch_size)]
+    measured, size = self.sequences(data['held_out']), train.batch_size
+    held_out = [autoregressive.part(measured, i, size)
+                for i in range(0, min(4 * size, self.num_held_out_images), size)]
     nll = jax.jit(lambda params, tokens, condition: autoregressive.nll(
         params, config, tokens, condition).mean())
     state = self.train(

@@ -55,7 +55,7 @@ class TextRecipe(recipe.TokenRecipe):
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Prompt]:
     """Images with the tokens of the grammar, and their prompts; see `recipe.TokenRecipe`."""
     codes, shown = data
-    return unified.with_grammar(self.target, codes), self._prompts(shown.tolist())
+    return np.asarray(unified.with_grammar(self.target, codes)), self._prompts(shown.tolist())
 
   def _prompts(self, shown: list[str]) -> Prompt:
     """Captions as the model reads them."""

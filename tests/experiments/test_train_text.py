@@ -6,15 +6,15 @@ import pathlib
 import numpy as np
 import pytest
 
+import cspd_jax
+from cspd_jax.data import captions
+from cspd_jax.models import unified
+from cspd_jax.text import bpe, words
+from experiments import train
+from experiments.cli import loader
+
 for _package in ('skimage', 'sklearn', 'tokenizers'):
   pytest.importorskip(_package)
-
-import cspd_jax  # pylint: disable=wrong-import-position
-from cspd_jax.data import captions  # pylint: disable=wrong-import-position
-from cspd_jax.models import unified  # pylint: disable=wrong-import-position
-from cspd_jax.text import bpe, words  # pylint: disable=wrong-import-position
-from experiments import train  # pylint: disable=wrong-import-position
-from experiments.cli import loader  # pylint: disable=wrong-import-position
 
 ROOT = pathlib.Path(__file__).parents[2]
 
