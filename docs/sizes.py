@@ -23,10 +23,10 @@ _FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def _markdown(rows: Iterable[Mapping[str, Any]]) -> str:
-  """Rows as Markdown; the first one has all columns."""
+def _markdown(rows: Iterable[Mapping[str, Any]], left: int = 1) -> str:
+  """Rows as Markdown; the first one has all columns, of which some are aligned left."""
   rows = list(rows)
-  return tables.markdown({name: f'{{{name}}}' for name in rows[0]}, rows)
+  return tables.markdown({name: f'{{{name}}}' for name in rows[0]}, rows, left=left)
 
 
 def official(page: str) -> str:
@@ -38,9 +38,9 @@ def official(page: str) -> str:
       said = ', '.join(f'`{name}` {value}' if name != 'decoder' else f'`{value}`'
                        for name, value in options.items())
       found.setdefault((use, said), []).append(f'`{preset}`')
-  return _markdown(
+  return _markdown((
       {'model': ', '.join(presets), 'for': use, 'options': said}
-      for (use, said), presets in found.items())
+      for (use, said), presets in found.items()), left=3)
 
 
 def memory(page: str) -> str:

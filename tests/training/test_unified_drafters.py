@@ -32,15 +32,20 @@ DRAFTER = eagle.EagleConfig(
 TRAIN = DrafterTrainConfig(num_steps=3, batch_size=2, warmup_steps=1)
 
 
+def _params():
+  """Parameters of a target that says something: a fresh one has an output of zeros."""
+  params = unified.init(CONFIG, jax.random.key(0))
+  params['transformer']['output'] = 0.5 * jax.random.normal(
+      jax.random.key(1), params['transformer']['output'].shape)
+  return params
+
+
 @pytest.fixture(scope='module')
 def target(tmp_path_factory):
   """A model of words without prompts of its own, and a file of prompts."""
   folder = tmp_path_factory.mktemp('words')
-  params = unified.init(CONFIG, jax.random.key(0))
-  params['transformer']['output'] = 0.5 * jax.random.normal(
-      jax.random.key(1), params['transformer']['output'].shape)
   file = np.frombuffer(words.file(WORDS, 8), np.uint8).copy()
-  checkpoint.save(folder / 'target', 'unified', CONFIG, params)
+  checkpoint.save(folder / 'target', 'unified', CONFIG, _params())
   checkpoint.save(folder / 'text', 'text', bpe.TextConfig('anole', len(file)), {'file': file})
   families.save(folder, 'unified', {'target': 'target', 'text': 'text'}, {'guidance_scale': 2.0})
   (folder / 'prompts.txt').write_text('a cat\na dog\n\n')
@@ -103,21 +108,27 @@ def test_a_corrector_is_trained(target, tmp_path):
   assert figures['length'] > 0
 
 
-def _losses(condition, drop):
-  """Losses of a drafter on a random image."""
+def _losses(*cases):
+  """Losses of a drafter on random images, for conditions and dropped rows."""
   rng = np.random.default_rng(3)
   tokens = jnp.asarray(unified.with_grammar(CONFIG, rng.integers(8, size=(2, 9))))
-  params = unified.init(CONFIG, jax.random.key(0))
-  own = eagle.init(DRAFTER, jax.random.key(4))
+  params, own = _params(), eagle.init(DRAFTER, jax.random.key(4))
   # The target's features are fixed, so that the drafter alone reads the prompt.
   features = jnp.asarray(rng.normal(size=(2, 5 + CONFIG.num_tokens - 1, 16)), jnp.float32)
-  probs = jnp.full((2, CONFIG.num_tokens, CONFIG.num_image_tokens), 0.1)
-  found, _ = drafter.eagle_loss(
-      own, DRAFTER, TRAIN, params, tokens, features, probs, jax.random.key(5),
-      eagle.prompt(DRAFTER, condition, drop))
+  # No token of the grammar has a probability of its own.
+  probs = jnp.asarray(rng.dirichlet(np.ones(8), (2, CONFIG.num_tokens)), jnp.float32)
+  probs = jnp.pad(probs, ((0, 0), (0, 0), (0, 2)))
   forward = lambda params, condition, tokens, drop: (jnp.log(probs), features)
-  both, _ = plain.loss(own, DRAFTER, params, forward, tokens, condition, jnp.float32(2.0))
-  return float(found), float(both)
+
+  @jax.jit
+  def losses(condition, drop):
+    found, _ = drafter.eagle_loss(
+        own, DRAFTER, TRAIN, params, tokens, features, probs, jax.random.key(5),
+        eagle.prompt(DRAFTER, condition, drop))
+    both, _ = plain.loss(own, DRAFTER, params, forward, tokens, condition, jnp.float32(2.0))
+    return found, both
+
+  return [np.asarray(losses(*case)) for case in cases]
 
 
 def test_the_prompt_of_the_dropped_stream_is_read():
@@ -127,9 +138,10 @@ def test_the_prompt_of_the_dropped_stream_is_read():
   condition = Prompt(jnp.asarray(ids), jnp.asarray(visible))
   turned = Prompt(*(part[:, ::-1] for part in condition))
   keep, drop = np.zeros(2, bool), np.ones(2, bool)
-  np.testing.assert_allclose(_losses(condition, keep)[0], _losses(turned, drop)[0], rtol=1e-6)
-  assert abs(_losses(condition, keep)[0] - _losses(condition, drop)[0]) > 1e-6
-  assert abs(_losses(condition, keep)[1] - _losses(turned, keep)[1]) > 1e-6
+  kept, same, dropped, other = _losses(
+      (condition, keep), (turned, drop), (condition, drop), (turned, keep))
+  np.testing.assert_allclose(kept[0], same[0], rtol=1e-6)
+  assert abs(kept[0] - dropped[0]) > 1e-6 and abs(kept[1] - other[1]) > 1e-6
 
 
 @pytest.mark.parametrize('changes, message', [
