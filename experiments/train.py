@@ -86,8 +86,7 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
   for role, network in networks.items():
     checkpoint.save(folder / role, *network, dtype=jnp.bfloat16, extra=recipe.metadata)
     training.log_size(folder / role)
-  families.save(folder, recipe.family, {role: role for role in networks},
-                dict(dtype='float32', guidance_scale=recipe.guidance_scale))
+  families.save(folder, recipe.family, {role: role for role in networks}, recipe.defaults)
 
 
 @cli.program(config='configs/train/demo.py', flags=Flags())

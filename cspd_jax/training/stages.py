@@ -77,6 +77,11 @@ class Stages(abc.ABC):
     """What is stored with the networks, as JSON can hold it."""
     return {'labels': list(photos_lib.NAMES), 'image_size': self.image_size}
 
+  @property
+  def defaults(self) -> dict[str, Any]:
+    """What suits the exported model; see `families.Model.defaults`."""
+    return {'dtype': 'float32', 'guidance_scale': self.guidance_scale}
+
   @abc.abstractmethod
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
     """Trains the tokenizer in `workdir` or continues; returns its parameters."""

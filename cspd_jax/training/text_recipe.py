@@ -25,12 +25,18 @@ class TextRecipe(recipe.TokenRecipe):
   """Everything that determines a unified model of captions; see `recipe.TokenRecipe`.
 
   Its prompts are written as Anole's; rows and images end with tokens, as Lumina-mGPT's do.
+
+  Attributes:
+    target: sizes of the target.
+    draft: sizes of the draft model.
+    top_k: of the exported model; 0 keeps all tokens.
   """
 
   family: ClassVar[str] = 'unified'
 
   target: unified.UnifiedConfig
   draft: unified.UnifiedConfig
+  top_k: int = dataclasses.field(default=0, kw_only=True)
 
   def __post_init__(self):
     super().__post_init__()
@@ -43,6 +49,11 @@ class TextRecipe(recipe.TokenRecipe):
   def metadata(self) -> dict[str, Any]:
     """See `stages.Stages`."""
     return {'prompts': list(captions.EXAMPLES), 'image_size': self.image_size}
+
+  @property
+  def defaults(self) -> dict[str, Any]:
+    """See `stages.Stages`."""
+    return super().defaults | {'top_k': self.top_k}
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Crops and their captions; see `stages.Stages`."""
