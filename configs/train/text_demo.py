@@ -2,9 +2,9 @@
 
   python -m experiments.train --config=configs/train/text_demo.py --workdir=runs/train_text_demo
 
-The settings that made cspd_jax/assets/text_demo; its image tokenizer is the one of `demo`. A step of
-the target takes 1.1 s on one CPU core that nothing else uses; beside other work on it, the shipped
-run took 57 minutes for the target and 26 for the draft model.
+The settings that made cspd_jax/assets/text_demo; its image tokenizer is the one of `demo`. A step
+of the target takes 1.1 s on one CPU core that nothing else uses; beside other work on it, the
+shipped run took 57 minutes for the target and 26 for the draft model.
 
 Result on the held-out parts of the photographs: target 3.75 bits per token (median entropy of its
 distributions 4.1), draft model 4.09. The prompt is worth 1.1 bits of the first token and little of

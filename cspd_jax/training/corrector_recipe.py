@@ -92,7 +92,7 @@ def check(recipe: CorrectorRecipe, model: Any) -> None:
     ValueError: if the model is none that correctors are trained for, or the sizes differ.
   """
   drafter_recipe.check_target(recipe, model, (
-      'vocab_size', 'num_outputs', 'num_tokens', 'row_width', 'dim', 'family'))
+      'vocab_size', 'num_tokens', 'row_width', 'dim', 'family', 'num_outputs'))
   decoder = model.decoder(recipe.decoder)
   if not decoder.drafter.layout.tree.is_chain:
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain, such as with '
@@ -159,11 +159,10 @@ def train_plain(recipe: CorrectorRecipe, model: Any, params: Params, workdir: pa
   """Trains on whole images in `workdir` or continues; the moving average of the parameters."""
   settings, forward = recipe.plain, model.forward
   sampling = Warp(guidance_scale=recipe.guidance_scale)
-  prompts = samples.prompts_of(model, recipe.prompts)
   tokens, numbers = samples.kept(
-      workdir / 'tokens.npz', model, prompts, recipe.num_plain_images,
+      workdir / 'tokens.npz', model, recipe.prompts, recipe.num_plain_images,
       jax.random.key(recipe.seed + 2), sampling)
-  conditions = model.condition(prompts)
+  conditions = model.condition(samples.prompts_of(model, recipe.prompts))
 
   def batch_of(index):
     taken, of = autoregressive.batch_of(tokens, numbers, settings.seed, index, settings.batch_size)

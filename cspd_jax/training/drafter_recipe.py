@@ -93,10 +93,11 @@ def check(recipe: DrafterRecipe, model: Any) -> None:
   """
   sizes = ('dim', 'vocab_size')
   check_target(recipe, model, sizes if recipe.kind == 'medusa' else (
-      *sizes, 'family', 'num_outputs', 'num_tokens', 'row_width'))
+      *sizes, 'family', 'num_tokens', 'row_width', 'num_outputs'))
   if recipe.data == 'photos' and (model.tokenizer is None or model.family != 'llamagen'):
-    raise ValueError(f"data is 'photos', but the target {recipe.target!r} is no class-conditional "
-                     "model with a tokenizer; give one that is, or data='generated'.")
+    lacks = 'tokenizer' if model.tokenizer is None else 'classes'
+    raise ValueError(f"data is 'photos', but the target {recipe.target!r} has no {lacks}; give "
+                     "a model that has, or data='generated'.")
 
 
 def check_target(recipe: Any, model: Any, names: Sequence[str]) -> None:
@@ -142,13 +143,12 @@ def images(
         num_held_out_images=recipe.num_held_out_images)
     return made.tokenize(tokenizer.params, split, workdir)
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
-  prompts = samples.prompts_of(model, recipe.prompts)
   if recipe.data == 'given':
-    tokens, labels = _given(recipe, model, len(prompts))
+    tokens, labels = _given(recipe, model, len(samples.prompts_of(model, recipe.prompts)))
     part = slice(count) if split == 'train' else slice(len(tokens) - count, None)
     return tokens[part], labels[part]
   key = jax.random.fold_in(jax.random.key(recipe.seed), photos_lib.SPLITS.index(split))
-  return samples.kept(workdir / f'tokens_{split}.npz', model, prompts, count, key,
+  return samples.kept(workdir / f'tokens_{split}.npz', model, recipe.prompts, count, key,
                       Warp(guidance_scale=recipe.guidance_scale))
 
 

@@ -36,13 +36,13 @@ def prompts_of(model: Any, path: str | None = None) -> Sequence[Any]:
   return model.prompts
 
 
-def sampled(model: Any, prompts: Sequence[Any], count: int, key: jax.Array, sampling: Any
+def sampled(model: Any, prompts: str | None, count: int, key: jax.Array, sampling: Any
             ) -> tuple[np.ndarray, np.ndarray]:
   """Samples images of all prompts in turn.
 
   Args:
     model: a `families.Model` of discrete tokens.
-    prompts: what it is asked for.
+    prompts: file of what it is asked for, or None; see `prompts_of`.
     count: number of images.
     key: random key.
     sampling: options of a `Warp`.
@@ -53,8 +53,9 @@ def sampled(model: Any, prompts: Sequence[Any], count: int, key: jax.Array, samp
   Raises:
     ValueError: for options that cannot be.
   """
-  numbers = np.arange(count, dtype=np.int32) % len(prompts)
-  conditions = model.condition(prompts)
+  asked = prompts_of(model, prompts)
+  numbers = np.arange(count, dtype=np.int32) % len(asked)
+  conditions = model.condition(asked)
   decoder = model.decoder('vanilla', guided=True)
   decoder.check(conditions, sampling)
   decode = jax.jit(decoder)
@@ -68,7 +69,7 @@ def sampled(model: Any, prompts: Sequence[Any], count: int, key: jax.Array, samp
   return np.concatenate(batches)[:count], numbers
 
 
-def kept(path: pathlib.Path, model: Any, prompts: Sequence[Any], count: int, key: jax.Array,
+def kept(path: pathlib.Path, model: Any, prompts: str | None, count: int, key: jax.Array,
          sampling: Any) -> tuple[np.ndarray, np.ndarray]:
   """The images of a file; they are sampled and stored there first if it does not hold so many.
 
