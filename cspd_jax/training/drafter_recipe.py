@@ -6,14 +6,13 @@ complete. `model` is the `families.Model` that the drafter is for.
 
 import dataclasses
 import pathlib
-import zipfile
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from cspd_jax.core import fields
+from cspd_jax.core import fields, reading
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, medusa
@@ -155,12 +154,9 @@ def images(
 def _given(recipe: DrafterRecipe, model: Any, num_prompts: int) -> tuple[np.ndarray, np.ndarray]:
   """The images of a file, and the numbers of their prompts; raises ValueError for others."""
   wanted = recipe.num_train_images + recipe.num_held_out_images
-  try:
-    with np.load(str(recipe.tokens), allow_pickle=False) as stored:
-      tokens, labels = stored['tokens'], stored['labels']
-  except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-    raise ValueError(f'tokens is {recipe.tokens!r}, which cannot be read ({error}); give an .npz '
-                     'file with the arrays tokens and labels.') from error
+  stored = reading.arrays(str(recipe.tokens), 'give a file of given images', 'tokens',
+                          needed=('tokens', 'labels'))
+  tokens, labels = stored['tokens'], stored['labels']
   target = model.target(guided=False)
   if (tokens.ndim != 2 or tokens.shape[1] != target.num_tokens or len(tokens) < wanted
       or labels.shape != tokens.shape[:1]

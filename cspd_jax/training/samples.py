@@ -21,11 +21,7 @@ def prompts_of(model: Any, path: str | None = None) -> Sequence[Any]:
     ValueError: if there are none.
   """
   if path is not None:
-    try:
-      text = pathlib.Path(path).read_text(encoding='utf-8')
-    except (OSError, UnicodeDecodeError) as error:
-      raise ValueError(f'prompts is {path!r}, which cannot be read as text ({error}); give a file '
-                       'with one prompt per line.') from error
+    text = reading.text(path, 'give a file with one prompt per line', 'prompts')
     found: Sequence[Any] = [line.strip() for line in text.splitlines() if line.strip()]
     if not found:
       raise ValueError(f'prompts is {path!r}, a file without prompts; write one per line.')

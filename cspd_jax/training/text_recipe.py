@@ -29,14 +29,14 @@ class TextRecipe(recipe.TokenRecipe):
   Attributes:
     target: sizes of the target.
     draft: sizes of the draft model.
-    top_k: of the exported model; 0 keeps all tokens.
+    top_k: of the exported model; None keeps all tokens.
   """
 
   family: ClassVar[str] = 'unified'
 
   target: unified.UnifiedConfig
   draft: unified.UnifiedConfig
-  top_k: int = dataclasses.field(default=0, kw_only=True)
+  top_k: int | None = dataclasses.field(default=None, kw_only=True)
 
   def __post_init__(self):
     super().__post_init__()
@@ -53,7 +53,7 @@ class TextRecipe(recipe.TokenRecipe):
   @property
   def defaults(self) -> dict[str, Any]:
     """See `stages.Stages`."""
-    return super().defaults | {'top_k': self.top_k}
+    return super().defaults | ({} if self.top_k is None else {'top_k': self.top_k})
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Crops and their captions; see `stages.Stages`."""
