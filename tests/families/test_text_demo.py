@@ -31,7 +31,7 @@ def test_it_is_small_and_says_what_it_can_do(model):
   assert sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) < 8e6
   assert model.family == 'unified' and model.config.qk_norm and model.config.row_end is not None
   assert 'an orange cat' in model.prompts and model.sampling().guidance_scale == 3
-  assert {'model', 'layers'} <= set(model.drafts)
+  assert {'model', 'neighbours', 'layers'} <= set(model.drafts)
 
 
 def test_images_have_the_grammar(model, vanilla):
@@ -58,7 +58,8 @@ def test_another_prompt_has_another_distribution(model):
 
 
 _DECODERS = ('seed_exact(window=32)', 'model(length=4)+match',
-             'corrected_seed_exact(by=layers, window=16)')
+             'corrected_seed_exact(by=layers, window=16)',
+             'corrected_seed_exact(by=neighbours, window=32)')
 
 
 @pytest.mark.parametrize('decoder', representative(_DECODERS, _DECODERS[0]))
