@@ -63,7 +63,8 @@ def _generate(arguments: argparse.Namespace) -> None:
   gallery = Gallery(
       model, prompts, output, seed=arguments.seed if len(arguments.seed) > 1
       else arguments.seed[0], decoder=arguments.decoder, batch_size=arguments.batch_size,
-      npz=arguments.npz, overwrite=arguments.overwrite, **sampling)
+      prefix=arguments.prefix, rows=arguments.rows, npz=arguments.npz,
+      overwrite=arguments.overwrite, **sampling)
   print(gallery.headline, flush=True)
   with progress.bar('generating') as show:
     gallery.generate(vars(arguments), show)
@@ -103,6 +104,10 @@ def _parser() -> argparse.ArgumentParser:
                       'which the images are numbered, or one per image. Default: 0.')
   parser.add_argument('--decoder', help="A specification, such as 'mc_sjd(window=32)'. Default: "
                       "the model's best for this machine and --batch_size.")
+  parser.add_argument('--prefix', help='An image whose first rows are kept; the rest is made. Of '
+                      "another shape than the model's, its middle is taken.")
+  parser.add_argument('--rows', type=int64,
+                      help='Rows of tokens that are kept of it. Default: half of them.')
   parser.add_argument('--batch_size', type=int64, default=8,
                       help='Images decoded at once. Default: 8.')
   parser.add_argument('--dtype', choices=['float32', 'bfloat16'],

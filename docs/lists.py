@@ -19,6 +19,7 @@ from cspd_jax.decoding.loop import Decoder
 from cspd_jax.evaluation import tables
 from cspd_jax.families import engines
 from cspd_jax.testing import mutants, tabular
+from docs import sizes
 
 ROOT = pathlib.Path(__file__).parents[1]
 # A chain, and siblings drawn one by one: what `block` and `kseq` can verify.
@@ -118,7 +119,7 @@ def shipped() -> str:
   found = []
   for name in families.shipped():
     for role in families.folder.read(checkpoint.ASSETS / name)['parts']:
-      loaded = checkpoint.load(checkpoint.ASSETS / name / role)
+      loaded = checkpoint.load(families.part_folder(name, role))
       size = sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
       found.append({'model': f'`{name}`', 'role': role, 'network': f'`{loaded.kind}`',
                     'parameters': f'{size / 1e6:.2f} M'})
@@ -155,4 +156,4 @@ LISTS: dict[str, Callable[[], str]] = {
     'decoders': decoders, 'drafters': drafters, 'verifiers': verifiers, 'trees': trees,
     'continuous': continuous, 'metrics': measures, 'published': published, 'shipped': shipped,
     'photographs': photographs, 'programs': programs, 'mutants': broken,
-}
+} | sizes.LISTS

@@ -55,6 +55,7 @@ REPORTS = {
         'python -m experiments.train_drafter --config=configs/train/corrector_demo.py',
     'train_demo': 'python -m experiments.train --config=configs/train/demo.py',
     'train_mar_demo': 'python -m experiments.train --config=configs/train/mar_demo.py',
+    'train_text_demo': 'python -m experiments.train --config=configs/train/text_demo.py',
 }
 _UNMEASURED = 'not measured yet'
 # Rows of the README's table.
@@ -205,6 +206,7 @@ TABLES: dict[str, Table] = {
         _trained)),
     'train_demo': Table('train_demo', _of(_TRAINED, _figures)),
     'train_mar_demo': Table('train_mar_demo', _of(_TRAINED, _figures)),
+    'train_text_demo': Table('train_text_demo', _of(_TRAINED, _figures)),
 }
 
 

@@ -130,7 +130,7 @@ def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, A
     grid.save_grid(report.path(row['images']), images[row['decoder']], captions=captions,
                    title=f'{row["decoder"]}: {", ".join(said)}')
   shown = {name: value[:_MAPPED] for name, value in images.items()}
-  on_grid = lambda values: values.reshape(-1, *model.grid)[:_MAPPED]
+  on_grid = lambda values: model.cells(values)[:_MAPPED]
   acceptance.save_acceptance_map(
       report.path('acceptance.png'),
       {name: on_grid(one.sample.decoded.round_of_token) for name, one in compared.items()},

@@ -114,7 +114,8 @@ def images(flags: Flags, model: cspd_jax.Model) -> tuple[np.ndarray, np.ndarray]
   """
   if flags.tokens is None:
     sampling = model.sampling(guidance_scale=flags.guidance_scale)
-    tokens, _ = samples.sampled(model, flags.num_images, jax.random.key(flags.seed), sampling)
+    tokens, _ = samples.sampled(
+        model, None, flags.num_images, jax.random.key(flags.seed), sampling)
   else:
     tokens = _read(flags.tokens, model)
   held_out = max(len(tokens) // 16, 16)

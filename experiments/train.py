@@ -83,12 +83,10 @@ def tokenizer_of(recipe: stages.Stages, workdir: pathlib.Path) -> Any:
 def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
             folder: pathlib.Path) -> None:
   """Writes the model with its networks in bfloat16."""
-  extra = {'labels': list(photos.NAMES), 'image_size': recipe.image_size}
   for role, network in networks.items():
-    checkpoint.save(folder / role, *network, dtype=jnp.bfloat16, extra=extra)
+    checkpoint.save(folder / role, *network, dtype=jnp.bfloat16, extra=recipe.metadata)
     training.log_size(folder / role)
-  families.save(folder, recipe.family, {role: role for role in networks},
-                dict(dtype='float32', guidance_scale=recipe.guidance_scale))
+  families.save(folder, recipe.family, {role: role for role in networks}, recipe.defaults)
 
 
 @cli.program(config='configs/train/demo.py', flags=Flags())

@@ -24,18 +24,18 @@ def write(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, Any],
   """
   shown = 2 * len(photos.NAMES)
   images, labels = (part[:shown] for part in recipe.held_out())
-  save = lambda name, pictures, labels: grid.save_grid(
-      report.path(f'{name}.png'), pictures, captions=[photos.NAMES[label] for label in labels],
-      columns=len(photos.NAMES))
-  save('held_out', images, labels)
-  save('reconstructions', recipe.rebuilt(tokenizer, data, images), labels)
-  networks = recipe.networks(tokenizer, models, data)
-  parts = {role: Loaded(*network, metadata={}) for role, network in networks.items()}
-  labels = [i % len(photos.NAMES) for i in range(shown)]
+  save = lambda name, pictures, captions: grid.save_grid(
+      report.path(f'{name}.png'), pictures, captions=captions, columns=len(photos.NAMES))
+  save('held_out', images, recipe.described(labels))
+  save('reconstructions', recipe.rebuilt(tokenizer, data, images), recipe.described(labels))
+  parts = {role: Loaded(*network, metadata=recipe.metadata)
+           for role, network in recipe.networks(tokenizer, models, data).items()}
+  shared = {role: part for role, part in parts.items() if role not in models}
   for role in models:
     model = families.FAMILIES[recipe.family].build(families.Parts(
-        role, {'target': parts[role], 'tokenizer': parts['tokenizer']}, {}))
+        role, shared | {'target': parts[role]}, {}))
+    prompts = [model.prompts[i % len(model.prompts)] for i in range(shown)]
     for suffix, scale in (('', 1.0), ('_guided', recipe.guidance_scale)):
       generated = model.generate(
-          labels, seed=recipe.seed, decoder=model.engine.baseline, guidance_scale=scale)
-      save(f'samples_{role}{suffix}', generated.images / np.float32(127.5) - 1, labels)
+          prompts, seed=recipe.seed, decoder=model.engine.baseline, guidance_scale=scale)
+      save(f'samples_{role}{suffix}', generated.images / np.float32(127.5) - 1, generated.prompts)

@@ -70,6 +70,21 @@ SOURCES = (
 NAMES = tuple(source.name for source in SOURCES)
 
 
+class Crops(NamedTuple):
+  """Crops of the photographs.
+
+  Attributes:
+    images: `[N, size, size, 3]` float32 in [-1, 1].
+    labels: `[N]` int32, the photographs.
+    places: `[N, 2]` float, how far across and down its part of the photograph a crop lies, from 0
+      to 1; across is counted in the mirrored photograph if the crop is mirrored.
+  """
+
+  images: np.ndarray
+  labels: np.ndarray
+  places: np.ndarray
+
+
 def load() -> tuple:
   """Opens the photographs.
 
@@ -114,6 +129,19 @@ def crop_batch(
     batch_size: int,
     size: int = 64,
 ) -> tuple[np.ndarray, np.ndarray]:
+  """One batch of crops, the same for the same arguments: the images and labels of `crops`."""
+  found = crops(photos, seed, step, split, batch_size, size)
+  return found.images, found.labels
+
+
+def crops(
+    photos: tuple,
+    seed: int,
+    step: int,
+    split: str,
+    batch_size: int,
+    size: int = 64,
+) -> Crops:
   """One batch of crops, the same for the same arguments.
 
   Args:
@@ -124,9 +152,6 @@ def crop_batch(
     batch_size: number of crops; the classes take turns from a random start.
     size: side of the returned crops in pixels.
 
-  Returns:
-    images `[batch_size, size, size, 3]` float32 in [-1, 1] and labels `[batch_size]` int32.
-
   Raises:
     ValueError: if `split` is not one of `SPLITS`.
   """
@@ -134,12 +159,13 @@ def crop_batch(
     raise ValueError(f'split must be one of {", ".join(SPLITS)}, got {split!r}.')
   rng = np.random.default_rng([seed, SPLITS.index(split), step])
   labels = ((rng.integers(len(photos)) + np.arange(batch_size)) % len(photos)).astype(np.int32)
-  crops = np.stack([_crop(photos[label], rng, split, size) for label in labels])
-  return crops.astype(np.float32) / 127.5 - 1, labels
+  found, places = zip(*(_crop(photos[label], rng, split, size) for label in labels))
+  return Crops(np.stack(found).astype(np.float32) / 127.5 - 1, labels, np.array(places))
 
 
-def _crop(photo, rng: np.random.Generator, split: str, size: int) -> np.ndarray:
-  """One crop `[size, size, 3]` uint8."""
+def _crop(photo, rng: np.random.Generator, split: str, size: int
+          ) -> tuple[np.ndarray, tuple[float, float]]:
+  """One crop `[size, size, 3]` uint8, and its place."""
   from PIL import Image  # Only training needs it.
 
   width, height = photo.size
@@ -153,4 +179,5 @@ def _crop(photo, rng: np.random.Generator, split: str, size: int) -> np.ndarray:
   # Cut first: resizing with a box would let the filter look across the border between splits.
   square = photo.crop((x, y, x + side, y + side))
   pixels = np.asarray(square.resize((size, size), Image.Resampling.LANCZOS))
-  return pixels[:, ::-1] if rng.integers(2) else pixels
+  across, down = (x - left) / max(right - left - side, 1), y / max(height - side, 1)
+  return (pixels[:, ::-1], (1 - across, down)) if rng.integers(2) else (pixels, (across, down))

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from cspd_jax.decoding import continued
 from cspd_jax.decoding.correctors import CORRECTORS
 from cspd_jax.decoding.drafters import Network, from_network
 from cspd_jax.families.family import Parts
@@ -26,18 +27,25 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Any],
   drafts = {}
   if 'draft' in loaded:
     draft = loaded['draft']
-    drafts['model'] = Drafts(lambda guided: draft_target(draft.config, guided), draft.params)
+    drafts['model'] = Drafts(
+        lambda guided, given=0: continued.target(draft_target(draft.config, guided), given),
+        draft.params)
   if 'eagle' in loaded:
     network = eagle.network(loaded['eagle'].config)
     drafts['eagle'] = Drafts(
-        lambda guided: network, eagle.attach(target_params, loaded['eagle'].params))
+        lambda guided, given=0: continued.network(network, given),
+        eagle.attach(target_params, loaded['eagle'].params))
   if 'medusa' in loaded:
     heads = medusa.drafting_heads(loaded['medusa'].config)
-    drafts['medusa'] = Drafts(lambda guided: heads, loaded['medusa'].params)
+    drafts['medusa'] = Drafts(lambda guided, given=0: heads, loaded['medusa'].params)
   if 'neighbours' in loaded:
-    near = neighbours.corrector(loaded['neighbours'].config)
-    drafts['neighbours'] = Drafts(lambda guided: near, loaded['neighbours'].params)
-  drafts['layers'] = Drafts(layers[1], layers[0])
+    near = loaded['neighbours'].config
+    drafts['neighbours'] = Drafts(
+        lambda guided, given=0: neighbours.corrector(
+            dataclasses.replace(near, num_tokens=near.num_tokens - given)),
+        loaded['neighbours'].params)
+  drafts['layers'] = Drafts(
+      lambda guided, given=0: continued.network(layers[1](guided), given), layers[0])
   drafts['corrector'] = _corrector(target_params, loaded.get('corrector'), drafts)
   return drafts
 
@@ -60,8 +68,9 @@ def published(layer: eagle.EagleConfig) -> dict[str, tuple[str, Any]]:
 def _corrector(target_params: Params, own: Any, drafts: dict[str, Drafts]) -> Drafts:
   """What corrects best: the network that is trained for it, or else what there is."""
   if own is not None:
-    trained = from_network(eagle.network(own.config))
-    return Drafts(lambda guided: trained, eagle.attach(target_params, own.params))
+    network = eagle.network(own.config)
+    return Drafts(lambda guided, given=0: from_network(continued.network(network, given)),
+                  eagle.attach(target_params, own.params))
   name = next(name for name in ('eagle', 'neighbours', 'layers') if name in drafts)
   other, correct = drafts[name], CORRECTORS[name]
-  return Drafts(lambda guided: correct(other.build(guided)), other.params)
+  return Drafts(lambda guided, given=0: correct(other.build(guided, given)), other.params)

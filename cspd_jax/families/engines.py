@@ -8,7 +8,7 @@ import numpy as np
 from cspd_jax.continuous import registry as continuous_registry
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import spec
-from cspd_jax.decoding import registry as discrete_registry
+from cspd_jax.decoding import continued, registry as discrete_registry
 from cspd_jax.decoding.warp import Warp, settled
 from cspd_jax.families import choices
 
@@ -29,7 +29,8 @@ class Engine(NamedTuple):
       leaves open and a decoder has; see the registries.
     parameters: `specification -> ` names of the parameters that it may give.
     needs: `specification -> ` the key of the drafts that it needs, or None.
-    build: `(specification, model, guided) -> Decoder`.
+    build: `(specification, model, guided, given) -> Decoder` of images whose first `given` tokens
+      are a part of the condition; see `decoding.continued`.
     guarantee: `decoder -> ` what its output has to do with the target's distribution.
     valid: `result -> [B]` bool, which images of a decoder's result, NumPy arrays, are images.
     settled: `sampling options -> ` the same for a program that leaves out what is off.
@@ -43,7 +44,7 @@ class Engine(NamedTuple):
   complete: Callable[..., spec.Spec]
   parameters: Callable[[Any], Collection[str]]
   needs: Callable[[Any], str | None]
-  build: Callable[[Any, Any, bool], Any]
+  build: Callable[[Any, Any, bool, int], Any]
   guarantee: Callable[[Any], str]
   valid: Callable[[Any], np.ndarray]
   settled: Callable[[Any], Any] = lambda sampling: sampling
@@ -159,14 +160,17 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
         f'{name} is {value!r}; it must be a number, or one number per image.') from error
 
 
-def _build_discrete(specification, model, guided):
-  drafts = {name: part.build(guided) for name, part in model.drafts.items()}
+def _build_discrete(specification, model, guided, given):
+  target = continued.target(model.target(guided=guided), given)
+  drafts = {name: part.build(guided, given) for name, part in model.drafts.items()}
   return discrete_registry.build(
-      specification, model.target(guided=guided),
-      discrete_registry.Resources(drafts, model.codebook))
+      specification, target, discrete_registry.Resources(drafts, model.codebook))
 
 
-def _build_continuous(specification, model, guided):
+def _build_continuous(specification, model, guided, given):
+  if given:
+    raise ValueError(f'{given} tokens are given, but a {model.family!r} model draws the tokens of '
+                     'an image in a random order and continues none; leave prefix out.')
   draft = model.drafts.get('model')
   head_drafter = model.head_drafter
   return continuous_registry.build(

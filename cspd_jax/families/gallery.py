@@ -45,10 +45,13 @@ class Gallery:
                   for i, (caption, one) in enumerate(zip(self.task.captions, self.task.seeds))]
     self._size = self.task.batch_size
     self._npz = npz
+    run = shards.settings(
+        model, self.task.specification, self.task.condition, self.task.seeds, batch_size,
+        self.task.sampling, prompts_lib.listed(prompts))
+    if self.task.given:
+      run['given'] = shards.fingerprint(self.task.condition.tokens, every=True)
     self._report = report_lib.Report(
-        folder, [*self.names, *[_NPZ] * npz], overwrite=overwrite,
-        run=shards.settings(model, self.task.specification, self.task.condition, self.task.seeds,
-                            batch_size, self.task.sampling, prompts_lib.listed(prompts)))
+        folder, [*self.names, *[_NPZ] * npz], overwrite=overwrite, run=run)
 
   @property
   def headline(self) -> str:

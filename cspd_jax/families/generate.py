@@ -9,7 +9,8 @@ import numpy as np
 
 from cspd_jax import sharding
 from cspd_jax.core import files, modes, programs, random as random_lib
-from cspd_jax.families import prompts as prompts_lib
+from cspd_jax.decoding import continued
+from cspd_jax.families import given as given_lib, prompts as prompts_lib
 from cspd_jax.families.images import Generated, Partial
 
 
@@ -26,6 +27,8 @@ class Task(NamedTuple):
     seeds: `[B]` seed and number of every image.
     sampling: the sampling options.
     batch_size: images decoded at once.
+    given: `P`, first tokens of the images that are given; the condition is a
+      `continued.Continued` if there are any.
   """
 
   model: Any
@@ -37,6 +40,7 @@ class Task(NamedTuple):
   seeds: list[tuple[int, int]]
   sampling: Any
   batch_size: int
+  given: int = 0
 
   def pick(self, index: Sequence[int] | np.ndarray) -> 'Task':
     """The task of the images of these numbers."""
@@ -50,9 +54,9 @@ class Task(NamedTuple):
   @modes.usual_promotion
   def arguments(self) -> tuple[Any, jax.Array, Any, Any]:
     """What the decoder takes after the parameters."""
+    sampling = continued.sampling(self.sampling, self.given) if self.given else self.sampling
     return (jax.tree.map(jnp.asarray, self.condition), random_lib.image_keys(self.seeds),
-            self.model.engine.settled(self.sampling),
-            self.model.draft_params(self.specification))
+            self.model.engine.settled(sampling), self.model.draft_params(self.specification))
 
   def checked(self, decoded: Any) -> Any:
     """What was decoded; raises ValueError, by name, if images did not come about as they should."""
@@ -63,10 +67,14 @@ class Task(NamedTuple):
 
   def result(self, decoded: Any) -> Generated:
     """The images of what was decoded."""
-    pixels = [np.asarray(self.model.pixels(decoded.tokens[i:i + 1]))
-              for i in range(len(self.captions))]
+    tokens, fixed = np.asarray(decoded.tokens), np.asarray(decoded.round_of_token)
+    if self.given:
+      tokens = np.concatenate([self.condition.tokens, tokens], axis=1)
+      fixed = np.pad(fixed, ((0, 0), (self.given, 0)))
+    pixels = [np.asarray(self.model.pixels(tokens[i:i + 1])) for i in range(len(self.captions))]
     return Generated(
-        images=to_bytes(np.concatenate(pixels)), decoded=decoded, prompts=self.captions,
+        images=to_bytes(np.concatenate(pixels)), decoded=decoded, tokens=tokens,
+        round_of_cell=self.model.cells(fixed), given=self.given, prompts=self.captions,
         seeds=self.seeds, decoder=str(self.specification),
         guarantee=self.model.engine.guarantee(self.decoder),
         sampling={name: files.plain(value) for name, value in self.sampling._asdict().items()},
@@ -74,14 +82,15 @@ class Task(NamedTuple):
 
   def _labels(self) -> list[int] | None:
     """The class of every image, if that is what the condition is."""
-    numbers = np.asarray(self.condition) if hasattr(self.condition, 'dtype') else None
+    condition = self.condition.condition if self.given else self.condition
+    numbers = np.asarray(condition) if hasattr(condition, 'dtype') else None
     is_class = numbers is not None and numbers.ndim == 1 and np.issubdtype(
         numbers.dtype, np.integer)
     return numbers.tolist() if is_class else None
 
 
 def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
-             batch_size: int | None = None,
+             prefix: Any = None, rows: int | None = None, batch_size: int | None = None,
              progress: Callable[[int, int], None] | None = None, **options) -> Generated:
   """Generates one image per prompt.
 
@@ -95,6 +104,9 @@ def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = N
       depends on its own seed, number and prompt only.
     decoder: specification, such as `'seed_exact(window=16)'`; if None, the model's default for
       the device and as many images at once.
+    prefix: first rows of the images, which are then completed: tokens, an image or its path; see
+      `given.tokens`. Whatever the decoder, the rest follows the model's distribution given them.
+    rows: rows of tokens to take of them.
     batch_size: images decoded at once; all if None.
     progress: called with the number of finished images and of all.
     **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
@@ -106,7 +118,8 @@ def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = N
   Raises:
     ValueError: for anything that cannot work, by the name of the argument.
   """
-  task = prepare(model, prompts, seed=seed, decoder=decoder, batch_size=batch_size, **options)
+  task = prepare(model, prompts, seed=seed, decoder=decoder, batch_size=batch_size, prefix=prefix,
+                 rows=rows, **options)
   count, batch_size, found = len(task.captions), task.batch_size, []
   for first in range(0, count, batch_size):
     # The last batch is filled up, because another size would be compiled anew.
@@ -125,7 +138,8 @@ def stream(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = Non
 
   Args:
     model: the model.
-    prompts: as for `generate`, and so are `seed`, `decoder` and `options`.
+    prompts: as for `generate`, and so are `seed`, `decoder` and `options`, `prefix` and `rows`
+      among them.
     seed: see `prompts`.
     decoder: see `prompts`.
     every: rounds between two looks; the last look always has the complete images.
@@ -156,7 +170,7 @@ def _rounds(task: Task, every: int) -> Iterator[Partial]:
   while True:
     complete = bool(np.all(np.asarray(state.count) >= decoder.target.num_tokens))
     decoded = task.checked(jax.device_get(finish(state)))
-    yield Partial(task, decoded, np.asarray(state.count), complete)
+    yield Partial(task, decoded, np.asarray(state.count) + task.given, complete)
     if complete:
       return
     state = advance(model.params, state, sampling, draft_params)
@@ -175,14 +189,15 @@ def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
 
     return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
-  name = (str(task.specification), task.guided, 'stream', every)
+  name = (str(task.specification), task.guided, task.given, 'stream', every)
   return programs.kept(
       task.model, name,
       lambda: tuple(map(jax.jit, (decoder.start, advance, decoder.finish))))
 
 
 def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
-            batch_size: int | None = None, **options) -> Task:
+            batch_size: int | None = None, prefix: Any = None, rows: int | None = None,
+            **options) -> Task:
   """Checks all arguments of `generate`; nothing is compiled.
 
   Raises:
@@ -201,22 +216,26 @@ def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = No
     if np.shape(value) not in ((), (len(captions),)):
       raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number, or one for each '
                        f'of {len(captions)} images.')
-  guided = programs.is_guided(sampling)
-  built = model.decoder(specification, guided=guided)
+  guided, length = programs.is_guided(sampling), 0
+  first = given_lib.tokens(model, prefix, rows, len(captions))
+  if first is not None:
+    length, condition = first.shape[1], continued.Continued(condition, first)
+    continued.sampling(sampling, length)  # Refuses what cannot be.
+  built = model.decoder(specification, guided=guided, given=length)
   built.check(condition, sampling)
   if model.tokenizer is None:
     model.pixels(None)  # Says what is missing.
   return Task(model, specification, built, guided, condition, captions, numbered, sampling,
-              batch_size)
+              batch_size, length)
 
 
-def _batch_size(given: Any, count: int) -> int:
+def _batch_size(wanted: Any, count: int) -> int:
   """Images decoded at once, of `count` in all; raises ValueError for what is no such number."""
-  if given is None:
+  if wanted is None:
     return count
-  if not isinstance(given, (int, np.integer)) or given < 1:
-    raise ValueError(f'batch_size is {given!r}; it must be a whole number, at least 1.')
-  return min(int(given), count)
+  if not isinstance(wanted, (int, np.integer)) or wanted < 1:
+    raise ValueError(f'batch_size is {wanted!r}; it must be a whole number, at least 1.')
+  return min(int(wanted), count)
 
 
 def decode(task: Task) -> Any:
@@ -229,7 +248,8 @@ def decode(task: Task) -> Any:
     ValueError: if the model's numbers are no probabilities.
   """
   model, count = task.model, len(task.captions)
-  run = programs.kept(model, (str(task.specification), task.guided), lambda: jax.jit(
+  name = (str(task.specification), task.guided, task.given)
+  run = programs.kept(model, name, lambda: jax.jit(
       task.decoder if model.mesh is None else sharding.over_images(task.decoder, model.mesh)))
   if model.mesh is not None:
     # Every group of devices takes as many images as the others.

@@ -29,7 +29,10 @@ class Generated:
 
   Attributes:
     images: `[B, H, W, 3]` uint8.
-    decoded: the decoder's result, NumPy arrays with a leading axis `B`.
+    decoded: the decoder's result, NumPy arrays with a leading axis `B`; without given tokens.
+    tokens: `[B, T, ...]` the images' tokens, the given ones included.
+    round_of_cell: `[B, rows, columns]` the round that fixed a token of the grid; 0 is the prefill,
+      and for given tokens too.
     prompts: `[B]` what every image was asked to show.
     seeds: `[B]` seed of every image, and its number under that seed.
     decoder: specification of the decoder.
@@ -38,10 +41,13 @@ class Generated:
     model: name of the model.
     grid: rows and columns of tokens.
     labels: `[B]` number of every image's class; None if there are no classes.
+    given: first tokens of every image that were given.
   """
 
   images: np.ndarray
   decoded: Any
+  tokens: np.ndarray
+  round_of_cell: np.ndarray
   prompts: Sequence[str]
   seeds: Sequence[tuple[int, int]]
   decoder: str
@@ -50,6 +56,7 @@ class Generated:
   model: str
   grid: tuple[int, int]
   labels: Sequence[int] | None = None
+  given: int = 0
 
   def __len__(self) -> int:
     return len(self.images)
@@ -102,8 +109,9 @@ class Generated:
     per_image = {name: value[index] if isinstance(value, list) else value
                  for name, value in self.sampling.items()}
     label = {} if self.labels is None else dict(label=self.labels[index])
+    given = dict(given_tokens=self.given) if self.given else {}
     return dict(
-        prompt=self.prompts[index], **label, seed=seed, number=number, model=self.model,
+        prompt=self.prompts[index], **label, **given, seed=seed, number=number, model=self.model,
         decoder=self.decoder, guarantee=self.guarantee, sampling=per_image,
         rounds=int(self.decoded.rounds[index]), software=software())
 
@@ -121,8 +129,7 @@ class Generated:
         f'<img src="{_inline(self.png(i))}" style="width:160px;image-rendering:pixelated">'
         f'<figcaption>{html.escape(self.prompts[i])}</figcaption></figure>' for i in range(shown))
     maps = acceptance.acceptance_map(
-        {self.decoder: self.decoded.round_of_token[:4].reshape(-1, *self.grid)},
-        captions=self.prompts[:4])
+        {self.decoder: self.round_of_cell[:4]}, captions=self.prompts[:4])
     more = f'<p>and {len(self) - shown} more</p>' if len(self) > shown else ''
     return f'<p>{html.escape(repr(self))}</p>{cells}{more}<br><img src="{_inline(maps)}">'
 
@@ -132,7 +139,7 @@ class Partial:
 
   Attributes:
     decoded: the decoder's result so far, NumPy arrays; what is not committed means nothing.
-    count: `[B]` committed tokens.
+    count: `[B]` committed tokens, the given ones included.
     complete: whether all images are.
     fixed: `[B, rows, columns]` bool, the tokens that are committed.
   """
@@ -140,10 +147,10 @@ class Partial:
   def __init__(self, task: Any, decoded: Any, count: np.ndarray, complete: bool):
     self._task, self.decoded, self.count, self.complete = task, decoded, count, complete
     order = getattr(decoded, 'order', None)
-    place = np.arange(decoded.round_of_token.shape[1])
+    place = np.arange(task.given + decoded.round_of_token.shape[1])
     if order is not None:
       place = np.argsort(order, axis=1)
-    self.fixed = (place < count[:, None]).reshape(-1, *task.model.grid)
+    self.fixed = task.model.cells(place < count[:, None])
 
   @property
   def images(self) -> np.ndarray:

@@ -55,6 +55,7 @@ def _tokenizer(loaded: Any, config: llamagen.LlamaGenConfig) -> Tokenizer | None
       sizes, loaded.params,
       decode=lambda params, tokens: vq.decode(
           params, sizes, tokens.reshape(-1, config.height, config.width)),
+      encode=lambda params, images: vq.encode(params, sizes, images).reshape(len(images), -1),
       codebook=lambda params: vq.codebook(params, sizes),
       features=lambda params, images: frechet.features(params, sizes, images))
 

@@ -42,6 +42,8 @@ class Tokenizer(NamedTuple):
     config: its sizes.
     params: its parameters.
     decode: `(params, tokens [B, T, ...]) -> [B, H, W, 3]` in [-1, 1].
+    encode: `(params, images [B, H, W, 3] in [-1, 1]) -> tokens [B, T]`; None for continuous tokens,
+      or without an encoder.
     codebook: `params -> [V, C]` the vectors of the tokens; None for continuous tokens.
     features: `(params, images [B, H, W, 3]) -> [B, F]` what the Frechet distance looks
       at; None if the tokenizer has no encoder.
@@ -50,6 +52,7 @@ class Tokenizer(NamedTuple):
   config: Any
   params: Params
   decode: Callable[[Params, jax.Array], jax.Array]
+  encode: Callable[[Params, jax.Array], jax.Array] | None = None
   codebook: Callable[[Params], jax.Array] | None = None
   features: Callable[[Params, jax.Array], jax.Array] | None = None
 
@@ -58,11 +61,12 @@ class Drafts(NamedTuple):
   """Something that drafts for the target.
 
   Attributes:
-    build: `guided -> ` what the drafter takes: a `Target`, a `Network`, `Heads`, a `Corrector`.
+    build: `(guided, given) -> ` what the drafter takes: a `Target`, a `Network`, `Heads`, a
+      `Corrector`; `given`, 0 if left out, is as in `Model.decoder`.
     params: the parameters that a decoder takes as `draft_params`.
   """
 
-  build: Callable[[bool], Any]
+  build: Callable[..., Any]
   params: Params
 
 
@@ -144,6 +148,26 @@ class Model:
     """
     return self.conditions.encode(prompts_lib.listed(prompts))
 
+  def cells(self, values: np.ndarray) -> np.ndarray:
+    """Values of tokens `[B, T]` by row and column `[B, rows, columns]`, without the grammar's."""
+    rows, columns = self.grid
+    if values.shape[1] != rows * columns:
+      width = self.target(guided=False).row_width
+      values = values[:, :rows * width].reshape(-1, rows, width)[:, :, :columns]
+    return values.reshape(-1, rows, columns)
+
+  @usual_promotion
+  def tokens(self, images: jax.Array) -> jax.Array:
+    """Tokens `[B, T]` of images `[B, H, W, 3]` in [-1, 1], those of the grammar included.
+
+    Raises:
+      ValueError: if the model has no image tokenizer of discrete tokens with an encoder.
+    """
+    if self.tokenizer is None or self.tokenizer.encode is None:
+      raise ValueError(f'model {self.name!r} has no image tokenizer that reads images; give '
+                       'tokens.')
+    return self._encode(self.tokenizer.params, images)
+
   @usual_promotion
   def pixels(self, tokens: jax.Array) -> jax.Array:
     """Images `[B, H, W, 3]` in [-1, 1] of tokens `[B, T, ...]`.
@@ -159,6 +183,10 @@ class Model:
   @functools.cached_property
   def _decode(self) -> Callable:
     return jax.jit(self.tokenizer.decode)
+
+  @functools.cached_property
+  def _encode(self) -> Callable:
+    return jax.jit(self.tokenizer.encode)
 
   @functools.cached_property
   def codebook(self) -> np.ndarray | None:
@@ -179,13 +207,15 @@ class Model:
     return self.engine.sampling(self.defaults, options)
 
   def decoder(self, specification: Any = None, *, guided: bool = True, batch_size: int = 1,
-              **parameters) -> Any:
+              given: int = 0, **parameters) -> Any:
     """A decoder of this model, to be jitted and called with its parameters.
 
     Args:
       specification: such as `'mc_sjd(window=32)'`; the model's default if None.
       guided: whether to run the null condition beside the condition.
       batch_size: images that will be decoded together, on which the model's default may depend.
+      given: the first tokens of the images that are a part of the condition, which is a
+        `decoding.continued.Continued` if there are any; whole rows.
       **parameters: parameters that the specification leaves open.
 
     Raises:
@@ -193,7 +223,7 @@ class Model:
     """
     specification = self.specification(specification, batch_size=batch_size, **parameters)
     self.engine.check_drafts(specification, self.drafts, self.name)
-    return self.engine.build(specification, self, guided)
+    return self.engine.build(specification, self, guided, given)
 
   def specification(self, specification: Any = None, *, batch_size: int = 1,
                     **parameters) -> Any:

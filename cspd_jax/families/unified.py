@@ -1,7 +1,7 @@
 """Unified models: one vocabulary for text and images, as Lumina-mGPT, Anole and Emu3 have."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,7 +49,8 @@ def build(parts: Parts) -> Model:
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
       target=lambda *, guided: unified.target(config, guided=guided),
-      conditions=_conditions(config, text, write), tokenizer=_tokenizer(parts, text),
+      conditions=_conditions(config, text, write, target.metadata.get('prompts', ())),
+      tokenizer=_tokenizer(parts, text),
       drafts=drafts.discrete(
           parts, lambda config, guided: unified.target(config, guided=guided), layers),
       forward=lambda params, condition, tokens, drop: unified.logits_and_features(
@@ -101,19 +102,23 @@ def _pixels(config: unified.UnifiedConfig, loaded: Any, network: Any, code: np.n
     codes = jnp.asarray(code)[unified.codes(config, tokens)]
     return network.decode(params, sizes, codes.reshape(-1, config.height, config.width))
 
+  token = np.argsort(code)
+
+  def encode(params, images):
+    found = jnp.asarray(token)[network.encode(params, sizes, images)]
+    return unified.with_grammar(config, found.reshape(len(images), -1))
+
   def codebook(params):
     vectors = network.codebook(params, sizes)[code]
     # Nothing is near the tokens of the grammar.
     return jnp.pad(vectors, ((0, len(config.ends)), (0, 0)), constant_values=_FAR)
 
-  return Tokenizer(sizes, loaded.params, decode=decode, codebook=codebook)
+  return Tokenizer(sizes, loaded.params, decode=decode, encode=encode, codebook=codebook)
 
 
 def _conditions(config: unified.UnifiedConfig, text: bpe.Text | None,
-                write: prompts_lib.Writer | None) -> Conditions:
+                write: prompts_lib.Writer | None, examples: Sequence[str]) -> Conditions:
   """Prompts in words, if the model has a text part, or in tokens with their published ids."""
-  place = np.argsort(unified.order(config))
-
   def written(prompts):
     if text is None or write is None or not isinstance(prompts, (list, tuple)) or not all(
         isinstance(prompt, str) for prompt in prompts):
@@ -126,18 +131,14 @@ def _conditions(config: unified.UnifiedConfig, text: bpe.Text | None,
 
   def encode(prompts):
     prompts = prompts if isinstance(prompts, Prompt) else written(prompts)
-    tokens = np.asarray(prompts.tokens)
-    if tokens.size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
-      raise ValueError(f'prompts holds tokens from {tokens.min()} to {tokens.max()}; this model '
-                       f'knows 0 to {config.vocab_size - 1}.')
-    return Prompt(jnp.asarray(place[tokens], jnp.int32), jnp.asarray(prompts.visible, bool))
+    return jax.tree.map(jnp.asarray, unified.renumbered(config, prompts))
 
   def captions(prompts):
     if isinstance(prompts, Prompt):
       return [f'prompt {i}' for i in range(np.shape(prompts.tokens)[0])]
     return [str(prompt) for prompt in prompts]
 
-  return Conditions(encode, captions, ())
+  return Conditions(encode, captions, () if text is None else tuple(examples))
 
 
 def _networks(config: unified.UnifiedConfig) -> dict[str, tuple[str, Any]]:

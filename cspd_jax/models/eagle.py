@@ -241,6 +241,20 @@ def attach(target_params: Params, params: Params) -> Params:
   return {'token_embedding': tables['token_embedding'], **params, 'output': tables['output']}
 
 
+def prompt(config: EagleConfig, condition: Any, drop: jax.Array | None = None) -> Prompt | None:
+  """What `predict` takes of a target's condition as its prompt.
+
+  Args:
+    config: sizes of the drafter; one of the 'llamagen' form takes nothing.
+    condition: of the target, a `Prompt` of two streams for a 'chameleon' drafter.
+    drop: `[B]` bool, which images take the second stream in place of the first. None takes both
+      streams of all images, one after the other.
+  """
+  if config.family == 'llamagen' or drop is None:
+    return None if config.family == 'llamagen' else condition
+  return Prompt(*(jnp.where(drop[:, None], part[:, 1], part[:, 0])[:, None] for part in condition))
+
+
 def predict(
     params: Params,
     config: EagleConfig,

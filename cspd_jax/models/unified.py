@@ -147,6 +147,20 @@ def order(config: UnifiedConfig) -> np.ndarray:
   return np.concatenate([first, np.setdiff1d(np.arange(config.vocab_size), first)])
 
 
+def renumbered(config: UnifiedConfig, prompt: Prompt) -> Prompt:
+  """A prompt of published ids in this library's tokens, host arrays.
+
+  Raises:
+    ValueError: for ids that the model does not know.
+  """
+  tokens = np.asarray(prompt.tokens)
+  if tokens.size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+    raise ValueError(f'prompts holds tokens from {tokens.min()} to {tokens.max()}; this model '
+                     f'knows 0 to {config.vocab_size - 1}.')
+  place = np.argsort(order(config)).astype(np.int32)
+  return Prompt(place[tokens], np.asarray(prompt.visible, bool))
+
+
 def forced(config: UnifiedConfig, positions: jax.Array) -> jax.Array:
   """The token that the grammar asks for at positions, or -1; see `decoding.base.Target`.
 
@@ -169,6 +183,15 @@ def codes(config: UnifiedConfig, tokens: jax.Array) -> jax.Array:
   body = tokens[:, :config.height * config.row_width]
   rows = body.reshape(-1, config.height, config.row_width)[:, :, :config.width]
   return rows.reshape(-1, config.height * config.width)
+
+
+def with_grammar(config: UnifiedConfig, codes: Any) -> Any:
+  """Images `[B, T]` of codes `[B, height * width]`; `unified.codes` is the way back."""
+  with jax.ensure_compile_time_eval():
+    tokens = np.asarray(forced(config, jnp.arange(config.num_tokens)))
+  # The place of every token among the codes; the grammar's have none.
+  place = np.cumsum(tokens < 0) - 1
+  return jnp.where(tokens < 0, codes[:, place], tokens)
 
 
 def init(config: UnifiedConfig, key: jax.Array) -> Params:

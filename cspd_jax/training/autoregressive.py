@@ -1,21 +1,26 @@
-"""Training step of a class-conditional LlamaGen model on token sequences.
+"""Training step of an autoregressive model on token sequences: LlamaGen's, or a unified one.
 
-Cross-entropy of every token given the label and the tokens before it. For some images the label is
-replaced by the null class, which is what guidance needs (Ho & Salimans, Classifier-Free Diffusion
-Guidance, 2021). AdamW with warm-up and a cosine schedule; the shipped parameters are an exponential
-moving average over the steps.
+Cross-entropy of every token given the condition and the tokens before it; tokens that the grammar
+forces have none. For some images the condition is replaced by the null class or the second stream,
+which is what guidance needs (Ho & Salimans, Classifier-Free Diffusion Guidance, 2021). AdamW with
+warm-up and a cosine schedule; the shipped parameters are an exponential moving average over the
+steps.
 """
 
 import dataclasses
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cspd_jax.models import llamagen
+from cspd_jax.models import llamagen, unified
 from cspd_jax.training import state as state_lib
 from cspd_jax.training.state import TrainState
+
+Config = llamagen.LlamaGenConfig | unified.UnifiedConfig
+_Condition = TypeVar('_Condition')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +33,10 @@ class ARTrainConfig:
     learning_rate: peak of the cosine schedule.
     warmup_steps: steps of linear warm-up.
     weight_decay: of AdamW, on matrices only.
-    drop_rate: probability that an image's label is replaced by the null class.
+    drop_rate: probability that an image's condition is replaced by the null class, or by the
+      second stream.
     ema_decay: of the moving average, once it has run for a while.
-    seed: of the parameters, the order of the images and the dropped labels.
+    seed: of the parameters, the order of the images and the dropped conditions.
   """
 
   num_steps: int = 2000
@@ -46,66 +52,103 @@ class ARTrainConfig:
     state_lib.check(self)
 
 
-def init(config: llamagen.LlamaGenConfig, train: ARTrainConfig) -> TrainState:
+def init(config: Config, train: ARTrainConfig) -> TrainState:
   """The state before the first step."""
-  params = llamagen.init(config, jax.random.key(train.seed))
+  model = unified if isinstance(config, unified.UnifiedConfig) else llamagen
+  params = model.init(config, jax.random.key(train.seed))
   return state_lib.start(params, state_lib.optimizer(train), averaged=True)
 
 
+def logits(
+    params: Any, config: Config, condition: Any, tokens: jax.Array, drop_mask: jax.Array,
+) -> jax.Array:
+  """Next-token logits `[B, T, V]` of whole images `[B, T]`.
+
+  Args:
+    params: parameters of the model.
+    config: its sizes, which say what it is.
+    condition: labels `[B]`, or a `causal.Prompt` of two streams.
+    tokens: `[B, T]`.
+    drop_mask: `[B]` bool; True takes the null class, or the second stream.
+  """
+  model = unified if isinstance(config, unified.UnifiedConfig) else llamagen
+  return model.logits_and_features(params, config, condition, tokens, drop_mask)[0]
+
+
+def is_free(config: Config) -> np.ndarray:
+  """Which tokens of an image `[T]` no grammar forces, bool."""
+  positions = np.arange(config.num_tokens)
+  if not isinstance(config, unified.UnifiedConfig):
+    return np.ones(positions.shape, bool)
+  with jax.ensure_compile_time_eval():
+    return np.asarray(unified.forced(config, jnp.asarray(positions))) < 0
+
+
 def nll(
-    params,
-    config: llamagen.LlamaGenConfig,
+    params: Any,
+    config: Config,
     tokens: jax.Array,
-    labels: jax.Array,
+    condition: Any,
     drop_mask: jax.Array | None = None,
 ) -> jax.Array:
-  """Negative log-likelihood `[B, T]` in nats of tokens `[B, T]` with labels `[B]`.
+  """Negative log-likelihood `[B, F]` in nats of the free ones among the tokens `[B, T]`.
 
-  Where `drop_mask` `[B]` is True the label is replaced by the null class.
+  Where `drop_mask` `[B]` is True the condition is replaced by the null class, or the second stream.
   """
-  logits = llamagen.logits(params, config, labels, tokens, drop_mask=drop_mask)
-  return optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
+  if drop_mask is None:
+    drop_mask = jnp.zeros(tokens.shape[:1], bool)
+  free = np.flatnonzero(is_free(config))
+  found = logits(params, config, condition, tokens, drop_mask)
+  if len(free) < tokens.shape[1]:
+    found, tokens = found[:, free], tokens[:, free]
+  return optax.softmax_cross_entropy_with_integer_labels(found, tokens)
 
 
 def step(
     state: TrainState,
-    batch: tuple[jax.Array, jax.Array],
-    config: llamagen.LlamaGenConfig,
+    batch: tuple[jax.Array, Any],
+    config: Config,
     train: ARTrainConfig,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One optimiser step; jit with `config` and `train` static.
 
   Args:
     state: the state to start from.
-    batch: tokens `[B, T]` and labels `[B]`, int32.
+    batch: tokens `[B, T]` int32 and the condition of every image.
     config: the model's sizes.
     train: the optimisation.
 
   Returns:
     The next state and the scalar metrics 'loss' (nats per token) and 'grad_norm'.
   """
-  tokens, labels = batch
+  tokens, condition = batch
   key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
-  drop_mask = jax.random.bernoulli(key, train.drop_rate, labels.shape)
+  drop_mask = jax.random.bernoulli(key, train.drop_rate, tokens.shape[:1])
 
   def loss(params):
-    return jnp.mean(nll(params, config, tokens, labels, drop_mask))
+    return jnp.mean(nll(params, config, tokens, condition, drop_mask))
 
   value, grads = jax.value_and_grad(loss)(state.params)
   metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
   return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
 
 
+def part(arrays: Any, start: int, count: int) -> Any:
+  """Entries `start .. start + count - 1` of every leaf, or those that there are."""
+  return jax.tree.map(lambda leaf: leaf[start:start + count], arrays)
+
+
 def batch_of(
-    tokens: jax.Array,
-    labels: jax.Array,
+    tokens: np.ndarray,
+    conditions: _Condition,
     seed: int,
     index: int,
     batch_size: int,
-) -> tuple[jax.Array, jax.Array]:
-  """Batch number `index` of an endless, reshuffled pass over `tokens` `[N, T]`, `labels` `[N]`.
+) -> tuple[np.ndarray, _Condition]:
+  """Batch number `index` of an endless, reshuffled pass over images and their conditions.
 
-  The same arguments give the same batch, so a continued run sees what it would have seen.
+  Every leaf of the conditions has as many entries as `tokens` `[N, T]`, such as labels `[N]`. The
+  same arguments give the same batch, so a continued run sees what it would have seen.
 
   Raises:
     ValueError: if `batch_size` exceeds the number of sequences.
@@ -118,4 +161,4 @@ def batch_of(
   epoch, position = divmod(index, per_epoch)
   order = np.random.default_rng([seed, epoch]).permutation(tokens.shape[0])
   picks = order[position * batch_size:(position + 1) * batch_size]
-  return tokens[picks], labels[picks]
+  return tokens[picks], jax.tree.map(lambda leaf: leaf[picks], conditions)

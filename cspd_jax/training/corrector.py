@@ -153,7 +153,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   params, network = eagle.attach(target_params, params), eagle.network(config)
   said, old, read = _reader(network, params, batch, features, answers)
   plain = plain_lib.divergence(probs[:, 1:], warp_lib.probabilities(
-      eagle.logits(params, said[:, :, :-1]), warp, jnp.arange(1, count)[None]))
+      network.logits(params, said[:, :, :-1]), warp, jnp.arange(1, count)[None]))
   root = jax.vmap(lambda row, at: row[at])(jnp.moveaxis(said, 0, 2), jnp.minimum(start, count - 1))
   old = _take(old, jnp.minimum(at - 1, length - 1))
   hints, found = stale, []
@@ -162,7 +162,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
     hints = small_network.correct(network, params, said, old, stale, known)
     flat = hints.reshape(images, -1, *hints.shape[3:])
     corrected = warp_lib.probabilities(
-        eagle.logits(params, jnp.moveaxis(flat, 2, 0)), warp, places.reshape(images, -1))
+        network.logits(params, jnp.moveaxis(flat, 2, 0)), warp, places.reshape(images, -1))
     corrected = corrected.reshape(wanted.shape)
     found.append((jnp.sum(jnp.minimum(corrected, wanted), axis=-1),
                   plain_lib.divergence(wanted, corrected)))
@@ -189,7 +189,7 @@ def _reader(network: Any, params: Params, batch: Batch, features: jax.Array, ans
   windows, length = batch.nodes.shape[1:]
   slots = count + windows * (2 * length - 1)
   condition = features.shape[2] - count + 1
-  cache = network.prefill(params, None, features[:, :, :condition], slots)
+  cache = network.prefill(params, batch.condition, features[:, :, :condition], slots)
   zero = jnp.zeros((images,), jnp.int32)
   said, cache = network.step(
       params, cache, batch.tokens, features[:, :, condition - 1:], zero, np.arange(count),

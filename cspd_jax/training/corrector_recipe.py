@@ -44,6 +44,8 @@ class CorrectorRecipe:
     plain: its optimisation on whole images.
     train: that on windows.
     target: the model that it corrects for: a shipped name or a folder.
+    prompts: file with a prompt per line for the images; None takes the prompts that the target has
+      itself.
     decoder: what the windows are met with: a corrected decoder whose drafts are a chain.
     num_plain_images: whole images to learn from.
     num_train_images: images whose windows are learned from.
@@ -59,6 +61,7 @@ class CorrectorRecipe:
   plain: PlainTrainConfig
   train: CorrectorTrainConfig
   target: str = 'demo'
+  prompts: str | None = None
   decoder: str = 'corrected(by=eagle, window=32, passes=2, tree=chain())'
   num_plain_images: int = 4096
   num_train_images: int = 1152
@@ -89,7 +92,7 @@ def check(recipe: CorrectorRecipe, model: Any) -> None:
     ValueError: if the model is none that correctors are trained for, or the sizes differ.
   """
   drafter_recipe.check_target(recipe, model, (
-      'vocab_size', 'num_tokens', 'row_width', 'dim', 'family'))
+      'vocab_size', 'num_tokens', 'row_width', 'dim', 'family', 'num_outputs'))
   decoder = model.decoder(recipe.decoder)
   if not decoder.drafter.layout.tree.is_chain:
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain, such as with '
@@ -107,12 +110,13 @@ def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.P
              ) -> tuple[Windows, np.ndarray]:
   """Windows of images, and the number of every image's prompt; kept in `workdir`."""
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
-  numbers = np.arange(count) % len(model.prompts)
+  prompts = samples.prompts_of(model, recipe.prompts)
+  numbers = np.arange(count) % len(prompts)
   path = workdir / f'windows_{split}.npz'
   if path.exists():
     stored = reading.arrays(path, files.REMAKE, needed=Windows._fields)
     return Windows(*(stored[name] for name in Windows._fields)), numbers
-  decoder, conditions = model.decoder(recipe.decoder), model.condition(model.prompts)
+  decoder, conditions = model.decoder(recipe.decoder), model.condition(prompts)
   key = jax.random.key(recipe.seed + (split != 'train'))
   parts: list[Windows] = []
   programs: dict = {}
@@ -156,9 +160,9 @@ def train_plain(recipe: CorrectorRecipe, model: Any, params: Params, workdir: pa
   settings, forward = recipe.plain, model.forward
   sampling = Warp(guidance_scale=recipe.guidance_scale)
   tokens, numbers = samples.kept(
-      workdir / 'tokens.npz', model, recipe.num_plain_images, jax.random.key(recipe.seed + 2),
-      sampling)
-  conditions = model.condition(model.prompts)
+      workdir / 'tokens.npz', model, recipe.prompts, recipe.num_plain_images,
+      jax.random.key(recipe.seed + 2), sampling)
+  conditions = model.condition(samples.prompts_of(model, recipe.prompts))
 
   def batch_of(index):
     taken, of = autoregressive.batch_of(tokens, numbers, settings.seed, index, settings.batch_size)
@@ -184,7 +188,7 @@ def train(recipe: CorrectorRecipe, model: Any, workdir: pathlib.Path
   """
   workdir.mkdir(parents=True, exist_ok=True)
   splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}
-  every = model.condition(model.prompts)
+  every = model.condition(samples.prompts_of(model, recipe.prompts))
   conditions = {split: samples.pick(every, numbers) for split, (_, numbers) in splits.items()}
   config, settings = recipe.drafter, recipe.train
   # The target is an argument: as a constant it would be compiled into the program.

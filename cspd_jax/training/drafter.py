@@ -93,6 +93,7 @@ def eagle_loss(
     features: jax.Array,
     probs: jax.Array,
     key: jax.Array,
+    prompt: Any = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """SmoothL1 of the next features, and cross-entropy with the target's distributions.
 
@@ -105,13 +106,15 @@ def eagle_loss(
     features: `[B, C + T - 1, F]` of the target, the condition's first.
     probs: `[B, T, V]` of the target, those of tokens `0 .. T - 1`.
     key: of the noise.
+    prompt: of these features; see `eagle.prompt`.
 
   Returns:
     The loss and its parts: 'regression' and 'cross_entropy' (nats per token).
   """
   noise = jax.random.uniform(key, features.shape, minval=-train.noise, maxval=train.noise)
   logits, predicted = eagle.predict(
-      eagle.attach(target_params, params), config, tokens[:, :-1], (features + noise)[:, :-1])
+      eagle.attach(target_params, params), config, tokens[:, :-1], (features + noise)[:, :-1],
+      prompt)
   wanted = features[:, features.shape[1] - predicted.shape[1]:]
   regression = jnp.mean(optax.huber_loss(predicted, wanted))
   cross_entropy = jnp.mean(optax.softmax_cross_entropy(logits, probs[:, 1:]))
@@ -168,7 +171,8 @@ def step(
   def loss(params):
     if isinstance(config, medusa.MedusaConfig):
       return medusa_loss(params, config, train, tokens, features, probs)
-    return eagle_loss(params, config, train, target_params, tokens, features, probs, noise_key)
+    return eagle_loss(params, config, train, target_params, tokens, features, probs, noise_key,
+                      eagle.prompt(config, condition, drop))
 
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
@@ -219,7 +223,7 @@ def measure(
     starts = jnp.arange(0, tokens.shape[1] - num_depths, stride)
     at = [starts] * num_depths
     drafts = _eagle_drafts(
-        eagle.attach(target_params, params), config, tokens, features, starts, num_depths)
+        eagle.attach(target_params, params), config, batch, features, starts, num_depths)
   metrics = {}
   for depth, (where, found) in enumerate(zip(at, drafts), start=1):
     distribution = warp_lib.probabilities(found, warp, (where + depth)[None])
@@ -232,11 +236,12 @@ def measure(
   return metrics
 
 
-def _eagle_drafts(params, config, tokens, features, starts, num_depths):
+def _eagle_drafts(params, config, images, features, starts, num_depths):
   """Logits `[S, B, len(starts), V]` of every depth, drafting after each of the tokens `starts`."""
+  tokens, condition = images
   network, batch = eagle.network(config), tokens.shape[0]
   count = features.shape[2] - tokens.shape[1] + 1
-  cache = network.prefill(params, None, features[:, :, :count], tokens.shape[1] + num_depths)
+  cache = network.prefill(params, condition, features[:, :, :count], tokens.shape[1] + num_depths)
   known = features[:, :, count - 1:]
   length = tokens.shape[1]
   _, cache = network.step(

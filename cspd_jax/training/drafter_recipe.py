@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from cspd_jax.core import fields
+from cspd_jax.core import fields, reading
 from cspd_jax.data import photos as photos_lib
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, medusa
@@ -33,8 +33,12 @@ class DrafterRecipe:
     drafter: sizes of the drafter; its class says which drafter it is.
     train: its optimisation.
     target: the model that it drafts for: a shipped name or a folder.
-    data: 'generated', images sampled from the target, which is what a drafter meets; or 'photos',
-      tokenised crops of the embedded photographs.
+    data: 'generated', images sampled from the target, which is what a drafter meets; 'given',
+      those of the file `tokens`; or 'photos', tokenised crops of the embedded photographs.
+    prompts: file with a prompt per line for the sampled or given images; None takes the prompts
+      that the target has itself.
+    tokens: file of given images, .npz: `tokens` `[N, T]`, and `labels` `[N]`, the number of every
+      image's prompt from 0 on. The last ones are held out.
     num_train_images: images to learn from.
     num_held_out_images: images to measure on.
     guidance_scale: of the generated images and of the distributions that are measured.
@@ -48,7 +52,9 @@ class DrafterRecipe:
   drafter: eagle.EagleConfig | medusa.MedusaConfig
   train: DrafterTrainConfig
   target: str = 'demo'
-  data: Literal['generated', 'photos'] = 'generated'
+  data: Literal['generated', 'given', 'photos'] = 'generated'
+  prompts: str | None = None
+  tokens: str | None = None
   num_train_images: int = 4096
   num_held_out_images: int = 64
   guidance_scale: float = 2.0
@@ -60,6 +66,9 @@ class DrafterRecipe:
 
   def __post_init__(self):
     fields.check(self, guidance_scale=fields.FINITE, seed=fields.SEEDS)
+    if (self.data == 'given') != (self.tokens is not None):
+      raise ValueError(f"tokens is {self.tokens!r} with data {self.data!r}; a file is needed with "
+                       "'given', and read with 'given' only.")
     limit = getattr(self.drafter, 'num_tokens', None) or self.drafter.num_heads + 1
     if not 1 <= self.num_depths < limit:
       raise ValueError(
@@ -83,22 +92,25 @@ def check(recipe: DrafterRecipe, model: Any) -> None:
   """
   sizes = ('dim', 'vocab_size')
   check_target(recipe, model, sizes if recipe.kind == 'medusa' else (
-      *sizes, 'family', 'num_tokens', 'row_width'))
-  if recipe.data == 'photos' and model.tokenizer is None:
-    raise ValueError(f"data is 'photos', but the target {recipe.target!r} has no tokenizer; give "
-                     "a model that has one, or data='generated'.")
+      *sizes, 'family', 'num_tokens', 'row_width', 'num_outputs'))
+  if recipe.data == 'photos' and (model.tokenizer is None or model.family != 'llamagen'):
+    lacks = 'tokenizer' if model.tokenizer is None else 'classes'
+    raise ValueError(f"data is 'photos', but the target {recipe.target!r} has no {lacks}; give "
+                     "a model that has, or data='generated'.")
 
 
 def check_target(recipe: Any, model: Any, names: Sequence[str]) -> None:
   """Raises ValueError unless the model can be learned from, and these fields of the drafter fit."""
-  if model.forward is None or not len(model.prompts):
+  if model.forward is None:
     raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that drafters are not '
-                     'trained for; give a model of discrete tokens that has prompts of its own, '
-                     'such as classes.')
-  target = model.target(guided=False)
+                     'trained for; give a model of discrete tokens.')
+  prompts, target = samples.prompts_of(model, recipe.prompts), model.target(guided=False)
+  known = {'dim': lambda: _width(model, prompts, target),
+           'family': lambda: 'chameleon' if model.family == 'unified' else model.family,
+           'vocab_size': lambda: getattr(model.config, 'vocab_size', target.vocab_size),
+           'num_outputs': lambda: target.vocab_size}
   for name in names:
-    wanted = (_width(model, target) if name == 'dim' else
-              model.family if name == 'family' else getattr(target, name))
+    wanted = known[name]() if name in known else getattr(target, name)
     found = getattr(recipe.drafter, name)
     if found != wanted:
       raise ValueError(
@@ -113,7 +125,10 @@ def images(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Tokens `[N, T]` and the number of every image's prompt `[N]`, int32; kept in `workdir`.
 
-  A prompt's number is its place in `model.prompts`, for a class its label.
+  A prompt's number is its place in `samples.prompts_of`, for a class its label.
+
+  Raises:
+    ValueError: if the given images are none of the model's.
   """
   if recipe.data == 'photos':
     tokenizer = model.tokenizer
@@ -127,14 +142,38 @@ def images(
         num_held_out_images=recipe.num_held_out_images)
     return made.tokenize(tokenizer.params, split, workdir)
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
+  if recipe.data == 'given':
+    tokens, labels = _given(recipe, model, len(samples.prompts_of(model, recipe.prompts)))
+    part = slice(count) if split == 'train' else slice(len(tokens) - count, None)
+    return tokens[part], labels[part]
   key = jax.random.fold_in(jax.random.key(recipe.seed), photos_lib.SPLITS.index(split))
-  return samples.kept(workdir / f'tokens_{split}.npz', model, count, key,
+  return samples.kept(workdir / f'tokens_{split}.npz', model, recipe.prompts, count, key,
                       Warp(guidance_scale=recipe.guidance_scale))
 
 
-def _width(model: Any, target: Any) -> int:
+def _given(recipe: DrafterRecipe, model: Any, num_prompts: int) -> tuple[np.ndarray, np.ndarray]:
+  """The images of a file, and the numbers of their prompts; raises ValueError for others."""
+  wanted = recipe.num_train_images + recipe.num_held_out_images
+  stored = reading.arrays(str(recipe.tokens), 'give a file of given images', 'tokens',
+                          needed=('tokens', 'labels'))
+  tokens, labels = stored['tokens'], stored['labels']
+  target = model.target(guided=False)
+  if (tokens.ndim != 2 or tokens.shape[1] != target.num_tokens or len(tokens) < wanted
+      or labels.shape != tokens.shape[:1]
+      or not all(np.issubdtype(part.dtype, np.integer) for part in (tokens, labels))
+      or not 0 <= tokens.min() <= tokens.max() < target.vocab_size
+      or not 0 <= labels.min() <= labels.max() < num_prompts):
+    raise ValueError(
+        f'tokens is {recipe.tokens!r}, with tokens {tokens.dtype}{list(tokens.shape)} and labels '
+        f'{labels.dtype}{list(labels.shape)}; it must hold at least {wanted} images of '
+        f'{target.num_tokens} whole numbers below {target.vocab_size}, each with a label below '
+        f'{num_prompts}, the number of prompts.')
+  return tokens.astype(np.int32), labels.astype(np.int32)
+
+
+def _width(model: Any, prompts: Sequence[Any], target: Any) -> int:
   """The width of the target's features."""
-  condition = model.condition(model.prompts[:1])
+  condition = model.condition(prompts[:1])
   _, features, _ = jax.eval_shape(
       lambda *args: target.prefill(*args, target.num_tokens), model.params, condition)
   return features.shape[-1]
@@ -153,7 +192,7 @@ def train(
   workdir.mkdir(parents=True, exist_ok=True)
   tokens, labels = images(recipe, model, 'train', workdir)
   held_out = images(recipe, model, 'held_out', workdir)
-  conditions = model.condition(model.prompts)
+  conditions = model.condition(samples.prompts_of(model, recipe.prompts))
   shown = lambda batch: (batch[0], samples.pick(conditions, batch[1]))
   config, train_config = recipe.drafter, recipe.train
   # The target is an argument: as a constant it would be compiled into the program.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.models import llamagen
+from cspd_jax.training import autoregressive
 
 _BATCH = 16
 _LN2 = float(np.log(2))
@@ -31,9 +31,9 @@ def codebook(tokens: np.ndarray, size: int) -> dict[str, float]:
 
 def model(
     params: Any,
-    config: llamagen.LlamaGenConfig,
+    config: autoregressive.Config,
     tokens: np.ndarray,
-    labels: np.ndarray,
+    conditions: Any,
     guidance_scale: float,
 ) -> dict[str, Any]:
   """Likelihood and entropy of a model's distributions along given images.
@@ -42,22 +42,26 @@ def model(
     params: the model's parameters.
     config: its sizes.
     tokens: `[N, T]` held-out images.
-    labels: `[N]` their classes.
+    conditions: of these images, every leaf `[N, ...]`, such as labels `[N]`.
     guidance_scale: of the guided distributions.
 
   Returns:
-    'nll_nats' and 'nll_bits' per token given the label, 'nll_nats_no_label' and
-    'nll_bits_no_label' with the null class, and for the distributions 'plain' and 'guided' a
-    dictionary with the token entropy's quantiles 'entropy_bits_q10', '_q50' and '_q90', the mean
-    largest probability 'top1_mean', the share of tokens whose largest probability is below 0.2,
-    'top1_below_0.2', and the mean of the sum of squared probabilities, 'collision'.
+    'nll_nats' and 'nll_bits' per token given the condition, 'nll_nats_no_label' and
+    'nll_bits_no_label' without, and for the distributions 'plain' and 'guided' a dictionary with
+    the token entropy's quantiles 'entropy_bits_q10', '_q50' and '_q90', the mean largest
+    probability 'top1_mean', the share of tokens whose largest probability is below 0.2,
+    'top1_below_0.2', and the mean of the sum of squared probabilities, 'collision'. Tokens that a
+    grammar forces do not count.
   """
-  def measure(tokens, labels):
+  free = np.flatnonzero(autoregressive.is_free(config))
+
+  def measure(tokens, condition):
     both = jnp.stack([
-        llamagen.logits(params, config, labels, tokens,
-                        drop_mask=jnp.full(labels.shape, dropped)) for dropped in (False, True)])
+        autoregressive.logits(params, config, condition, tokens,
+                              jnp.full(tokens.shape[:1], dropped)) for dropped in (False, True)])
+    both, tokens = both[:, :, free], tokens[:, free]
     taken = jnp.take_along_axis(jax.nn.log_softmax(both), tokens[None, ..., None], axis=-1)
-    warp, places = warp_lib.Warp(guidance_scale=guidance_scale), jnp.arange(tokens.shape[1])[None]
+    warp, places = warp_lib.Warp(guidance_scale=guidance_scale), jnp.asarray(free)[None]
     probs = {'plain': warp_lib.probabilities(both[:1], warp_lib.Warp(), places),
              'guided': warp_lib.probabilities(both, warp, places)}
     stats = {name: (jnp.sum(jax.scipy.special.entr(p), -1) / _LN2, jnp.max(p, -1),
@@ -65,7 +69,7 @@ def model(
     return -taken[..., 0], stats
 
   compiled = jax.jit(measure)
-  parts = [jax.device_get(compiled(*batch)) for batch in _batches(tokens, labels)]
+  parts = [jax.device_get(compiled(*batch)) for batch in _batches(tokens, conditions)]
   nll = np.concatenate([part[0] for part in parts], axis=1).mean(axis=(1, 2))
   report: dict[str, Any] = {'nll_nats': float(nll[0]), 'nll_bits': float(nll[0] / _LN2),
             'nll_nats_no_label': float(nll[1]), 'nll_bits_no_label': float(nll[1] / _LN2)}
@@ -79,7 +83,7 @@ def model(
   return report
 
 
-def _batches(*arrays: np.ndarray):
-  """Slices of `_BATCH` entries of each array; the last one may be shorter."""
-  for start in range(0, arrays[0].shape[0], _BATCH):
-    yield tuple(array[start:start + _BATCH] for array in arrays)
+def _batches(tokens: np.ndarray, conditions: Any):
+  """`_BATCH` images and their conditions at a time; the last ones may be fewer."""
+  for start in range(0, tokens.shape[0], _BATCH):
+    yield autoregressive.part((tokens, conditions), start, _BATCH)

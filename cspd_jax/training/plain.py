@@ -69,7 +69,8 @@ def loss(params: Params, config: eagle.EagleConfig, target_params: Params, forwa
   streams = features.shape[0]
   logits, _ = eagle.predict(
       eagle.attach(target_params, params), config, jnp.tile(tokens[:, :-1], (streams, 1)),
-      features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]))
+      features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
+      eagle.prompt(config, condition))
   found = warp_lib.probabilities(
       logits.reshape(streams, -1, *logits.shape[1:]), warp, jnp.arange(1, tokens.shape[1])[None])
   wanted = probs[:, 1:]

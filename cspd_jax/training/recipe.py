@@ -1,5 +1,6 @@
 """How the shipped models of discrete tokens are made, one network after another."""
 
+import abc
 import dataclasses
 import pathlib
 from collections.abc import Mapping
@@ -16,35 +17,32 @@ from cspd_jax.training.vq import VQTrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe(stages.Stages):
-  """Everything that determines the shipped models; more in `stages.Stages`.
+class TokenRecipe(stages.Stages):
+  """Everything that determines models of discrete tokens; more in `stages.Stages`.
 
   Attributes:
     tokenizer: sizes of the tokenizer.
     tokenizer_train: its optimisation.
     target: sizes of the target.
     target_train: its optimisation.
-    draft: sizes of the draft model; the same tokens and classes as the target.
+    draft: sizes of the draft model, which has the same tokens and conditions.
     draft_train: its optimisation.
   """
 
-  family: ClassVar[str] = 'llamagen'
-
   tokenizer: vq.VQConfig
   tokenizer_train: VQTrainConfig
-  target: llamagen.LlamaGenConfig
+  target: Any
   target_train: ARTrainConfig
-  draft: llamagen.LlamaGenConfig
+  draft: Any
   draft_train: ARTrainConfig
 
-  def __post_init__(self):
-    super().__post_init__()
-    side = self.side(self.tokenizer.factor)
-    wanted = {'conditioning': 'class', 'height': side, 'width': side,
-              'vocab_size': self.tokenizer.codebook_size,
-              'num_classes': len(photos_lib.NAMES)}
-    for role in stages.MODELS:
-      stages.check_model(role, getattr(self, role), wanted)
+  @abc.abstractmethod
+  def sequences(self, data: stages.Split) -> tuple[np.ndarray, Any]:
+    """The tokens `[N, T]` that a model predicts, and the conditions `[N, ...]` of the images.
+
+    Args:
+      data: what `tokenize` returned.
+    """
 
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
     """See `stages.Stages`."""
@@ -74,17 +72,17 @@ class Recipe(stages.Stages):
                   workdir: pathlib.Path) -> Any:
     """See `stages.Stages`."""
     config, train = getattr(self, role), getattr(self, f'{role}_train')
-    tokens, labels = data['train']
-    held_out = [tuple(part[i:i + train.batch_size] for part in data['held_out'])
-                for i in range(0, min(4 * train.batch_size, self.num_held_out_images),
-                               train.batch_size)]
-    nll = jax.jit(lambda params, tokens, labels: autoregressive.nll(
-        params, config, tokens, labels).mean())
+    tokens, conditions = self.sequences(data['train'])
+    measured, size = self.sequences(data['held_out']), train.batch_size
+    held_out = [autoregressive.part(measured, i, size)
+                for i in range(0, min(4 * size, self.num_held_out_images), size)]
+    nll = jax.jit(lambda params, tokens, condition: autoregressive.nll(
+        params, config, tokens, condition).mean())
     state = self.train(
         role, autoregressive.init(config, train),
         loop.jit_step(autoregressive.step, config, train),
         lambda index: autoregressive.batch_of(
-            tokens, labels, train.seed, index, train.batch_size),
+            tokens, conditions, train.seed, index, train.batch_size),
         train.num_steps, train.batch_size, workdir,
         lambda state: [{'nll': nll(state.average, *batch)} for batch in held_out])
     return state.average
@@ -94,17 +92,18 @@ class Recipe(stages.Stages):
     """See `stages.Stages`."""
     del data
     return {'tokenizer': stages.Network('vq', self.tokenizer, tokenizer)} | {
-        role: stages.Network('llamagen', getattr(self, role), params)
+        role: stages.Network(self.family, getattr(self, role), params)
         for role, params in models.items()}
 
   def figures(self, tokenizer: Any, models: Mapping[str, Any],
               data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
     """See `stages.Stages` and `evaluate`."""
     images, _ = self.held_out()
+    sequences = self.sequences(data['held_out'])
     found = {'tokenizer': stages.errors(self.rebuilt(tokenizer, data, images), images) |
              evaluate.codebook(data['train'][0], self.tokenizer.codebook_size)}
     return found | {
-        role: evaluate.model(params, getattr(self, role), *data['held_out'], self.guidance_scale)
+        role: evaluate.model(params, getattr(self, role), *sequences, self.guidance_scale)
         for role, params in models.items()}
 
   def rebuilt(self, tokenizer: Any, data: Mapping[str, stages.Split],
@@ -114,3 +113,26 @@ class Recipe(stages.Stages):
     run = jax.jit(lambda batch: vq.decode(
         tokenizer, self.tokenizer, vq.encode(tokenizer, self.tokenizer, batch)))
     return stages.batched(run, images)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe(TokenRecipe):
+  """Everything that determines class-conditional models; see `TokenRecipe`."""
+
+  family: ClassVar[str] = 'llamagen'
+
+  target: llamagen.LlamaGenConfig
+  draft: llamagen.LlamaGenConfig
+
+  def __post_init__(self):
+    super().__post_init__()
+    side = self.side(self.tokenizer.factor)
+    wanted = {'conditioning': 'class', 'height': side, 'width': side,
+              'vocab_size': self.tokenizer.codebook_size,
+              'num_classes': len(photos_lib.NAMES)}
+    for role in stages.MODELS:
+      stages.check_model(role, getattr(self, role), wanted)
+
+  def sequences(self, data: stages.Split) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens and labels of the images; see `TokenRecipe`."""
+    return data

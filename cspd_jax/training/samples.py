@@ -1,6 +1,7 @@
 """Images that a target has sampled: what everything that drafts for it learns from."""
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,23 +14,44 @@ from cspd_jax.core import files, reading
 _BATCH = 64
 
 
-def sampled(model: Any, count: int, key: jax.Array, sampling: Any) -> tuple[np.ndarray, np.ndarray]:
+def prompts_of(model: Any, path: str | None = None) -> Sequence[Any]:
+  """The prompts of a file with one per line, or those of the model itself.
+
+  Raises:
+    ValueError: if there are none.
+  """
+  if path is not None:
+    text = reading.text(path, 'give a file with one prompt per line', 'prompts')
+    found: Sequence[Any] = [line.strip() for line in text.splitlines() if line.strip()]
+    if not found:
+      raise ValueError(f'prompts is {path!r}, a file without prompts; write one per line.')
+    return found
+  if not len(model.prompts):
+    raise ValueError(f'prompts is none, and model {model.name!r} has none of its own; give a file '
+                     'with one per line.')
+  return model.prompts
+
+
+def sampled(model: Any, prompts: str | None, count: int, key: jax.Array, sampling: Any
+            ) -> tuple[np.ndarray, np.ndarray]:
   """Samples images of all prompts in turn.
 
   Args:
-    model: a `families.Model` of discrete tokens that has prompts.
+    model: a `families.Model` of discrete tokens.
+    prompts: file of what it is asked for, or None; see `prompts_of`.
     count: number of images.
     key: random key.
     sampling: options of a `Warp`.
 
   Returns:
-    Tokens `[N, T]` and the number of every image's prompt in `model.prompts` `[N]`, int32.
+    Tokens `[N, T]` and the number of every image's prompt `[N]`, int32.
 
   Raises:
     ValueError: for options that cannot be.
   """
-  numbers = np.arange(count, dtype=np.int32) % len(model.prompts)
-  conditions = model.condition(model.prompts)
+  asked = prompts_of(model, prompts)
+  numbers = np.arange(count, dtype=np.int32) % len(asked)
+  conditions = model.condition(asked)
   decoder = model.decoder('vanilla', guided=True)
   decoder.check(conditions, sampling)
   decode = jax.jit(decoder)
@@ -43,8 +65,8 @@ def sampled(model: Any, count: int, key: jax.Array, sampling: Any) -> tuple[np.n
   return np.concatenate(batches)[:count], numbers
 
 
-def kept(path: pathlib.Path, model: Any, count: int, key: jax.Array, sampling: Any
-         ) -> tuple[np.ndarray, np.ndarray]:
+def kept(path: pathlib.Path, model: Any, prompts: str | None, count: int, key: jax.Array,
+         sampling: Any) -> tuple[np.ndarray, np.ndarray]:
   """The images of a file; they are sampled and stored there first if it does not hold so many.
 
   Arguments but for `path` and result as for `sampled`.
@@ -53,7 +75,7 @@ def kept(path: pathlib.Path, model: Any, count: int, key: jax.Array, sampling: A
     stored = reading.arrays(path, files.REMAKE, needed=('tokens', 'labels'))
     if stored['tokens'].shape == (count, model.num_tokens) and stored['labels'].shape == (count,):
       return stored['tokens'], stored['labels']
-  tokens, numbers = sampled(model, count, key, sampling)
+  tokens, numbers = sampled(model, prompts, count, key, sampling)
   files.write_arrays(path, dict(tokens=tokens, labels=numbers))
   return tokens, numbers
 

@@ -21,10 +21,11 @@ _ENCODE_BATCH = 32
 # What is trained on the tokens.
 MODELS = ('target', 'draft')
 
-# Arrays of a tokenised split, and labels `[N]` int32.
+# Arrays of a tokenised split, and what its crops show: labels `[N]` int32, or captions `[N]` str.
 Split = tuple[np.ndarray, np.ndarray]
 
-_photos = functools.cache(photos_lib.load)
+# The photographs, opened once.
+photos = functools.cache(photos_lib.load)
 
 
 class Network(NamedTuple):
@@ -71,13 +72,23 @@ class Stages(abc.ABC):
     fields.check(self, image_size=(1, fields.MOST_SIDE), guidance_scale=fields.FINITE,
                  seed=fields.SEEDS)
 
+  @property
+  def metadata(self) -> dict[str, Any]:
+    """What is stored with the networks, as JSON can hold it."""
+    return {'labels': list(photos_lib.NAMES), 'image_size': self.image_size}
+
+  @property
+  def defaults(self) -> dict[str, Any]:
+    """What suits the exported model; see `families.Model.defaults`."""
+    return {'dtype': 'float32', 'guidance_scale': self.guidance_scale}
+
   @abc.abstractmethod
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
     """Trains the tokenizer in `workdir` or continues; returns its parameters."""
 
   @abc.abstractmethod
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> Split:
-    """What the tokenizer makes of random crops, and their labels; kept in `workdir`.
+    """What the tokenizer makes of random crops, and what these show; kept in `workdir`.
 
     Args:
       tokenizer: its parameters.
@@ -130,11 +141,15 @@ class Stages(abc.ABC):
     return self.image_size // factor
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Batch `index` of random crops `[size, H, W, 3]` of a split, and labels `[size]`."""
-    return photos_lib.crop_batch(_photos(), seed, index, split, size, self.image_size)
+    """Batch `index` of random crops `[size, H, W, 3]` of a split, and what they show `[size]`."""
+    return photos_lib.crop_batch(photos(), seed, index, split, size, self.image_size)
+
+  def described(self, labels: np.ndarray) -> list[str]:
+    """In words, what crops show; `labels` as `crops` gives them."""
+    return [photos_lib.NAMES[label] for label in labels]
 
   def held_out(self) -> tuple[np.ndarray, np.ndarray]:
-    """Crops of the held-out parts and labels, to measure on and to show."""
+    """Crops of the held-out parts and what they show, to measure on and to show."""
     return self.crops(self.seed + 1, 0, 'held_out', self.num_held_out_images)
 
   def train(self, name: str, state: Any, step: Callable, batch: Callable[[int], Any],
@@ -163,7 +178,7 @@ class Stages(abc.ABC):
 
   def encoded(self, path: pathlib.Path, name: str, split: str,
               encode: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """What a tokenizer makes of random crops, and labels `[N]` int32; kept in a file.
+    """What a tokenizer makes of random crops, and what these show `[N]`; kept in a file.
 
     The crops are not those that the tokenizer was trained on: those of the held-out split lie in
     other parts of the photographs, those of the training split are drawn anew.

@@ -27,5 +27,5 @@ def test_notebook(notebook, place):
 
 
 def test_nothing_is_left_out():
-  assert len(pages.NOTEBOOKS) == 4
+  assert len(pages.NOTEBOOKS) == 5
   assert {'WORKSPACE_README.md', 'docs/extend.md'} <= set(map(pages.name, pages.having('python')))

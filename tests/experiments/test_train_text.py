@@ -1,0 +1,71 @@
+"""The training program on captions, from photographs to a model of words."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.data import captions
+from cspd_jax.models import unified
+from cspd_jax.text import bpe, words
+from experiments import train
+from experiments.cli import loader
+
+for _package in ('skimage', 'sklearn', 'tokenizers'):
+  pytest.importorskip(_package)
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module')
+def recipe():
+  return loader.load(str(ROOT / 'configs' / 'train' / 'text_demo_smoke.py'))
+
+
+@pytest.fixture(scope='module')
+def finished(recipe, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('whole')
+  train.run(recipe, workdir, 'all', workdir / 'export')
+  return workdir
+
+
+def test_the_exported_model_takes_words(finished, recipe):
+  model = cspd_jax.load(finished / 'export')
+  assert model.family == 'unified' and model.config == recipe.target
+  assert list(model.prompts) == list(captions.EXAMPLES) and 'model' in model.drafts
+  made = model.generate(['a red cat', 'a zebra'], seed=1, decoder='mc_sjd(window=4)')
+  assert made.images.shape == (2, 8, 8, 3)
+  tokens = made.decoded.tokens
+  np.testing.assert_array_equal(
+      unified.with_grammar(model.config, np.asarray(unified.codes(model.config, tokens))), tokens)
+  for name in ('samples_target_guided', 'reconstructions'):
+    assert (finished / f'{name}.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_the_model_learns_from_prompts_as_users_write_them(finished, recipe):
+  codes = np.random.default_rng(0).integers(32, size=(2, 16))
+  shown = np.array(['the cat, top', 'a ? astronaut'])
+  tokens, condition = recipe.sequences((codes, shown))
+  wanted = cspd_jax.load(finished / 'export').condition(shown.tolist())
+  np.testing.assert_array_equal(condition.visible, wanted.visible)
+  np.testing.assert_array_equal(np.where(condition.visible, condition.tokens, 0),
+                                np.where(wanted.visible, wanted.tokens, 0))
+  np.testing.assert_array_equal(unified.codes(recipe.target, tokens), codes)
+
+
+def test_words_of_a_file(recipe):
+  text = bpe.read({'file': np.frombuffer(words.file(captions.WORDS, 32), np.uint8)}, 'anole')
+  name = {number: word for word, number in text.ids.items()}
+  assert [name[one] for one in text.encode('A Red zebra, top<s>')] == [
+      'a', 'red', '<unk>', ',', 'top', '<unk>', '<unk>', '<unk>']
+  assert len(name) == recipe.target.vocab_size
+  assert name[recipe.target.row_end] == '<reserved08799>'
+
+
+def test_a_recipe_refuses_models_of_another_vocabulary(recipe):
+  with pytest.raises(ValueError, match='target.vocab_size is 99; .* it must be'):
+    dataclasses.replace(recipe, target=dataclasses.replace(recipe.target, vocab_size=99))
+  with pytest.raises(ValueError, match='draft.row_end is None; .* it must be'):
+    dataclasses.replace(recipe, draft=dataclasses.replace(recipe.draft, row_end=None))

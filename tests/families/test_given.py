@@ -1,0 +1,253 @@
+"""Images whose first rows are given: the rest is the model's, whatever decodes and drafts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+import cspd_jax
+from cspd_jax import command, families
+from cspd_jax.core.checkpoint import Loaded
+from cspd_jax.decoding import continued
+from cspd_jax.decoding.tree import chain
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.families import given as given_lib
+from cspd_jax.models import eagle, llamagen, neighbours, unified, vq
+from cspd_jax.models.causal import Prompt
+from tests.marks import representative
+
+VQ = vq.VQConfig(ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=12,
+                 codebook_dim=4)
+SHARED = dict(height=4, width=3, vocab_size=20, num_codes=12, first_code=4, row_end=17,
+              image_ends=(18,), dim=16, num_heads=2, ffn_dim=16)
+UNIFIED = unified.UnifiedConfig(num_layers=2, **SHARED)
+LLAMAGEN = llamagen.LlamaGenConfig(
+    height=4, width=3, vocab_size=12, num_classes=3, dim=16, num_layers=2, num_heads=2, ffn_dim=16)
+
+
+def _random(init, config, seed):
+  """Parameters far from their start, where outputs are zero."""
+  leaves, tree = jax.tree.flatten(init(config, jax.random.key(seed)))
+  keys = jax.random.split(jax.random.key(seed + 100), len(leaves))
+  return tree.unflatten([leaf + 0.4 * jax.random.normal(key, leaf.shape, leaf.dtype)
+                         for leaf, key in zip(leaves, keys)])
+
+
+def _loaded(kind, module, config, seed):
+  return Loaded(kind, config, _random(module.init, config, seed), {})
+
+
+@functools.cache
+def _model(name):
+  config, module = {'unified': (UNIFIED, unified), 'llamagen': (LLAMAGEN, llamagen)}[name]
+  tokens = dict(num_tokens=config.num_tokens, row_width=getattr(config, 'row_width', config.width))
+  values = getattr(config, 'num_image_tokens', config.vocab_size)
+  network = eagle.EagleConfig(
+      family='chameleon' if name == 'unified' else name, dim=16, num_heads=2, ffn_dim=16,
+      vocab_size=config.vocab_size, num_outputs=values, **tokens)
+  parts = {
+      'target': _loaded(name, module, config, 0), 'draft': _loaded(name, module, config, 0),
+      'eagle': _loaded('eagle', eagle, network, 1),
+      'neighbours': _loaded('neighbours', neighbours, neighbours.NeighboursConfig(
+          values, dim=4, hidden_dim=8, **tokens), 2)}
+  if name == 'llamagen':
+    parts['tokenizer'] = _loaded('vq', vq, VQ, 3)
+  model = families.FAMILIES[name].build(families.Parts(name, parts, {'guidance_scale': 2.0}))
+  # Without a file of words nothing reads pixels; these tests look at tokens.
+  return model
+
+
+def _condition(name):
+  if name == 'llamagen':
+    return jnp.array([0, 2])
+  tokens = np.random.default_rng(0).integers(12, 20, (2, 2, 5))
+  visible = np.arange(5) >= [[[2], [4]], [[0], [3]]]
+  return Prompt(jnp.asarray(tokens, jnp.int32), jnp.asarray(visible))
+
+
+@functools.cache
+def _whole(name):
+  """Images without given tokens."""
+  model = _model(name)
+  decode = jax.jit(model.decoder('vanilla'))
+  return np.asarray(decode(model.params, _condition(name), jax.random.key(1),
+                           Warp(guidance_scale=2.0)).tokens)
+
+
+def _continued(name, spec, rows=2, seed=7):
+  model = _model(name)
+  given = rows * model.target(guided=True).row_width
+  decoder = model.decoder(spec, given=given)
+  condition = continued.Continued(_condition(name), jnp.asarray(_whole(name)[:, :given]))
+  return jax.jit(decoder)(model.params, condition, jax.random.key(seed), Warp(guidance_scale=2.0),
+                          model.draft_params(model.specification(spec)))
+
+
+@pytest.mark.parametrize('name', ['unified', 'llamagen'])
+def test_the_rest_has_the_logits_of_whole_images(name):
+  model, tokens = _model(name), jnp.asarray(_whole(name))
+  target = model.target(guided=True)
+  given, size = 2 * target.row_width, target.num_tokens
+  zero = jnp.zeros(2, jnp.int32)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def whole(target, condition, tokens):
+    first, features, cache = target.prefill(model.params, condition, target.num_tokens)
+    more, _, _ = target.score(model.params, cache, tokens[:, :-1], zero, chain(tokens.shape[1] - 2))
+    return jnp.concatenate([first[:, :, None], more], axis=2), features
+
+  want, before = whole(target, _condition(name), tokens)
+  later = continued.target(target, given)
+  found, features = whole(
+      later, continued.Continued(_condition(name), tokens[:, :given]), tokens[:, given:])
+  assert later.num_tokens == size - given
+  np.testing.assert_allclose(found, want[:, :, given:], atol=2e-4)
+  assert features.shape[2] == before.shape[2] + given
+
+
+_SPECS = (
+    ('unified', 'seed_exact(window=4)'), ('unified', 'model(length=3)+match'),
+    ('unified', 'eagle(tree=chain(3))+match'), ('unified', 'eagle(tree=kary(2, 2))+match'),
+    ('unified', 'corrected_seed_exact(by=neighbours, window=4)'),
+    ('unified', 'corrected_seed_exact(by=layers, window=4)'),
+    ('llamagen', 'corrected_seed_exact(by=eagle, window=4)'),
+    ('llamagen', 'model(length=3)+match'))
+
+
+@pytest.mark.parametrize('name, spec', representative(_SPECS, _SPECS[1], _SPECS[2]))
+def test_seed_exact_decoders_repeat_vanilla(name, spec):
+  found, want = _continued(name, spec), _continued(name, 'vanilla')
+  np.testing.assert_array_equal(found.tokens, want.tokens)
+  assert np.all(found.valid) and np.all(found.rounds <= want.rounds)
+  if spec.startswith('model'):  # The draft is the target itself, and sees the given tokens too.
+    assert np.max(found.rounds) <= 1 + -(-want.tokens.shape[1] // 4)
+
+
+def test_a_network_continues_as_if_it_had_read_the_image_from_its_beginning():
+  model, tokens, given = _model('unified'), jnp.asarray(_whole('unified')), 8
+  target, made = model.target(guided=True), model.drafts['eagle']
+  zero, rest = jnp.zeros(2, jnp.int32), tokens.shape[1] - given
+
+  @jax.jit
+  def features_of(tokens):
+    _, features, cache = target.prefill(model.params, _condition('unified'), target.num_tokens)
+    _, more, _ = target.score(model.params, cache, tokens, zero, chain(tokens.shape[1] - 1))
+    return jnp.concatenate([features, more], axis=2)
+
+  features = features_of(tokens)
+  last = features.shape[2] - tokens.shape[1]
+
+  @functools.partial(jax.jit, static_argnums=(0, 2, 3))
+  def predicted(network, condition, before, count):
+    cache = network.prefill(made.params, condition, features[:, :, :before], count)
+    return network.step(
+        made.params, cache, tokens[:, -count:], features[:, :, before - 1:before - 1 + count], zero,
+        np.arange(count), np.tri(count, dtype=bool))[0]
+
+  want = predicted(made.build(True), _condition('unified'), last, tokens.shape[1])
+  condition = continued.Continued(_condition('unified'), tokens[:, :given])
+  found = predicted(made.build(True, given), condition, last + given, rest)
+  np.testing.assert_allclose(found, want[:, :, given:], atol=1e-4)
+
+
+def test_guidance_ends_where_it_would_end_in_the_whole_image():
+  guided = lambda warp, positions: (positions <= warp.guidance_interval + 1) | (
+      warp.guidance_interval == -1)
+  positions = np.arange(12)
+  for interval in (-1, 0, 2, 4, 6, 20):
+    warp = Warp(guidance_scale=3.0, guidance_interval=interval)
+    moved = continued.sampling(warp, 4)
+    want = guided(warp, positions)[4:]
+    scale = np.where(guided(moved, positions[:8]), moved.guidance_scale, 1)
+    np.testing.assert_array_equal(scale, np.where(want, 3, 1), str(interval))
+  with pytest.raises(ValueError, match='guidance_interval is 3 with 4 tokens given'):
+    continued.sampling(Warp(guidance_scale=3.0, guidance_interval=3), 4)
+
+
+def _wrong(column, value):
+  tokens = _whole('unified')[:, :8].copy()
+  tokens[1, column] = value
+  return tokens
+
+
+# None of the vocabulary, the end of a row within one, and none where it must be.
+@pytest.mark.parametrize('column, value', [(0, 20), (0, 12), (3, 5)])
+def test_wrong_tokens_are_refused(column, value):
+  decoder = _model('unified').decoder('vanilla', given=8)
+  with pytest.raises(ValueError, match='row 1, hold one that cannot stand where it does'):
+    decoder.check(continued.Continued(_condition('unified'), _wrong(column, value)))
+  with pytest.raises(ValueError, match=r'float32\[2, 8\]; they must be whole numbers'):
+    decoder.check(continued.Continued(_condition('unified'), np.zeros((2, 8), np.float32)))
+
+
+def test_traced_wrong_tokens_are_marked():
+  decoder = _model('unified').decoder('vanilla', given=8)
+  check = jax.jit(lambda tokens: decoder.check(continued.Continued(_condition('unified'), tokens)))
+  assert check(_wrong(0, 12)).tolist() == [True, False]
+
+
+@pytest.mark.parametrize('given', [1, 5, -4, 17, 20])
+def test_whole_rows_are_given(given):
+  with pytest.raises(ValueError, match='they must be whole rows of 4 tokens, 1 to 4 of them'):
+    _model('unified').decoder('vanilla', given=given)
+
+
+def test_generate_completes_images():
+  model = _model('llamagen')
+  whole = model.generate([0, 2], seed=1, decoder='vanilla')
+  made = model.generate([0, 2], seed=3, decoder='eagle(tree=chain(2))', prefix=whole.tokens, rows=2)
+  np.testing.assert_array_equal(made.tokens[:, :6], whole.tokens[:, :6])
+  assert made.tokens.shape == whole.tokens.shape and made.decoded.tokens.shape == (2, 6)
+  assert (made.tokens[:, 6:] != whole.tokens[:, 6:]).any() and made.metadata(0)['label'] == 0
+  assert made.metadata(0)['given_tokens'] == 6 and 'data:image' in made._repr_html_()
+  assert not made.round_of_cell[:, :2].any() and made.round_of_cell[:, 2:].max() > 0
+  again = model.generate([0, 2], seed=3, decoder='vanilla', prefix=whole.tokens[:1, :6])
+  np.testing.assert_array_equal(again.tokens[1, :6], whole.tokens[0, :6])
+  looks = list(model.stream([0, 2], seed=3, decoder='eagle(tree=chain(2))', prefix=whole.tokens,
+                            rows=2))
+  assert looks[0].count.tolist() == [7, 7] and looks[0].fixed.sum() == 14
+  np.testing.assert_array_equal(looks[-1].result().images, made.images)
+  read = model.generate([0, 2], seed=3, decoder='vanilla', prefix=whole.images)
+  tokens = np.asarray(model.tokens(whole.images / np.float32(127.5) - 1))
+  np.testing.assert_array_equal(read.tokens[:, :6], tokens[:, :6])
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(rows=2), 'rows is 2, but no prefix is given'),
+    (dict(prefix=np.zeros(12, int), rows=4), 'rows is 4; it must be a whole number from 1 to 3'),
+    (dict(prefix=np.zeros(3, int), rows=2), 'rows is 2, but prefix has 3 tokens, 3 in a row'),
+    (dict(prefix=np.zeros(12, int)), 'prefix: 12 tokens are given; they must be whole rows'),
+    (dict(prefix=np.zeros((3, 6), int)), 'prefix has 3 images for 2 prompts'),
+    (dict(prefix=np.full(6, 12)), 'row 0, hold one that cannot stand'),
+    (dict(prefix=np.zeros(6)), r'prefix is float64\[6\]; it must be tokens'),
+    (dict(prefix=np.zeros((9, 6, 3), np.uint8)), 'images of 9x6 pixels; model .* makes 8x6'),
+    (dict(prefix=np.full((8, 6, 3), 2.0)), r'not all in \[-1, 1\]'),
+    (dict(prefix='nowhere.png'), "prefix is 'nowhere.png', which cannot be read as an image")])
+def test_what_cannot_be_given_is_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    _model('llamagen').generate([0, 2], decoder='vanilla', **options)
+
+
+def test_continuous_tokens_are_not_continued():
+  with pytest.raises(ValueError, match="a 'mar' model draws the tokens .* in a random order"):
+    cspd_jax.load('mar_demo').generate(['cat'], prefix=np.zeros((64, 64, 3), np.uint8))
+
+
+def test_the_command_completes_a_picture(tmp_path, capsys):
+  picture = np.random.default_rng(0).integers(256, size=(96, 160, 3)).astype(np.uint8)
+  Image.fromarray(picture).save(tmp_path / 'picture.png')
+  words = ['--model=demo', '--prompt=cat', '--decoder=mc_sjd(window=8)', '--guidance_scale=1',
+           f'--prefix={tmp_path}/picture.png', '--rows=15']
+  assert not command.main([*words, f'--output={tmp_path}/out'])
+  with Image.open(next((tmp_path / 'out').glob('*.png'))) as made:
+    assert made.info['given_tokens'] == str(15 * 16)
+  assert command.main([*words, '--rows=20', f'--output={tmp_path}/other']) == 2
+  assert 'rows is 20; it must be a whole number from 1 to 15' in capsys.readouterr().err
+  model = cspd_jax.load('demo')
+  middle = Image.fromarray(picture[:, 32:128]).resize((64, 64), Image.Resampling.LANCZOS)
+  tokens = model.tokens(np.asarray(middle)[None] / np.float32(127.5) - 1)
+  np.testing.assert_array_equal(
+      given_lib.tokens(model, tmp_path / 'picture.png', 15, 1), tokens[:, :15 * 16])

@@ -1,0 +1,83 @@
+"""The shipped model of prompts in words: it does what prompts say, and every decoder agrees."""
+
+import jax
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.core import checkpoint
+from cspd_jax.decoding.warp import Warp, probabilities
+from cspd_jax.models import unified
+from tests.marks import representative
+
+pytest.importorskip('tokenizers')
+
+PROMPTS = ['a blue cat', 'an orange cat', 'a blue retina', 'a red retina']
+SEEDS = [3, 3, 4, 4]
+
+
+@pytest.fixture(scope='module')
+def model():
+  return cspd_jax.load('text_demo')
+
+
+@pytest.fixture(scope='module')
+def vanilla(model):
+  return model.generate(PROMPTS, seed=SEEDS, decoder='vanilla')
+
+
+def test_it_is_small_and_says_what_it_can_do(model):
+  folder = checkpoint.ASSETS / 'text_demo'
+  assert sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) < 8e6
+  assert model.family == 'unified' and model.config.qk_norm and model.config.row_end is not None
+  assert 'an orange cat' in model.prompts and model.sampling().guidance_scale == 3
+  assert {'model', 'neighbours', 'layers'} <= set(model.drafts)
+
+
+def test_images_have_the_grammar(model, vanilla):
+  codes = np.asarray(unified.codes(model.config, vanilla.tokens))
+  np.testing.assert_array_equal(unified.with_grammar(model.config, codes), vanilla.tokens)
+  assert vanilla.images.shape == (4, 64, 64, 3) and vanilla.round_of_cell.shape == (4, 16, 16)
+
+
+def test_prompts_are_followed(vanilla):
+  red, _, blue = np.moveaxis(vanilla.images.astype(float).mean(axis=(1, 2)), -1, 0)
+  warm = red - blue
+  assert np.all(warm[[0, 2]] < -5) and np.all(warm[[1, 3]] > 25), warm
+
+
+def test_another_prompt_has_another_distribution(model):
+  target = model.target(guided=True)
+  logits = jax.jit(lambda params, condition: target.prefill(params, condition, 1)[0])(
+      model.params, model.condition([*PROMPTS[:2], 'a zebra', 'a giraffe']))
+  probs = np.asarray(probabilities(
+      logits[:, :, None], Warp(guidance_scale=3.0), np.zeros((4, 1), int)))[:, 0]
+  assert 0.5 * np.abs(probs[0] - probs[1]).sum() > 0.5
+  np.testing.assert_allclose(probs[2], probs[3], atol=1e-6)  # Words that it does not know.
+  np.testing.assert_allclose(logits[1, 0], logits[1, 1], atol=1e-4)  # An image without a prompt.
+
+
+_DECODERS = ('seed_exact(window=32)', 'model(length=4)+match',
+             'corrected_seed_exact(by=layers, window=16)',
+             'corrected_seed_exact(by=neighbours, window=32)')
+
+
+@pytest.mark.parametrize('decoder', representative(_DECODERS, _DECODERS[0]))
+def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
+  made = model.generate(PROMPTS, seed=SEEDS, decoder=decoder)
+  np.testing.assert_array_equal(made.tokens, vanilla.tokens)
+  assert np.all(made.decoded.rounds < 0.7 * vanilla.decoded.rounds)
+
+
+@pytest.mark.slow
+def test_a_given_beginning_is_completed(model, vanilla):
+  made, again = (model.generate(PROMPTS, seed=7, decoder=decoder, prefix=vanilla.tokens, rows=8)
+                 for decoder in ('seed_exact(window=32)', 'vanilla'))
+  np.testing.assert_array_equal(made.tokens, again.tokens)
+  np.testing.assert_array_equal(made.tokens[:, :8 * 17], vanilla.tokens[:, :8 * 17])
+
+
+def test_words_are_needed(model):
+  with pytest.raises(ValueError, match='this model takes words, or a causal.Prompt'):
+    model.generate([3])
+  assert not len(cspd_jax.load('text_demo', text=None, tokenizer=None).prompts)

@@ -1,0 +1,164 @@
+"""Drafters of unified models: they read the prompt, and learn from sampled or given images."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax import families
+from cspd_jax.core import checkpoint
+from cspd_jax.models import eagle, unified
+from cspd_jax.models.causal import Prompt
+from cspd_jax.text import bpe, words
+from cspd_jax.training import corrector_recipe, drafter, drafter_recipe, plain
+from cspd_jax.training.corrector import CorrectorTrainConfig
+from cspd_jax.training.corrector_recipe import CorrectorRecipe
+from cspd_jax.training.drafter import DrafterTrainConfig
+from cspd_jax.training.drafter_recipe import DrafterRecipe
+from cspd_jax.training.plain import PlainTrainConfig
+
+pytest.importorskip('tokenizers')
+
+WORDS = ('a', 'cat', 'dog', 'generate', 'image', 'of')
+CONFIG = unified.UnifiedConfig(
+    height=3, width=3, dim=16, num_layers=1, num_heads=2, ffn_dim=16,
+    **words.ids(WORDS, 8)._asdict())
+DRAFTER = eagle.EagleConfig(
+    family='chameleon', num_tokens=CONFIG.num_tokens, row_width=CONFIG.row_width, dim=16,
+    num_heads=2, ffn_dim=16, vocab_size=CONFIG.vocab_size, num_outputs=CONFIG.num_image_tokens)
+TRAIN = DrafterTrainConfig(num_steps=3, batch_size=2, warmup_steps=1)
+
+
+def _params():
+  """Parameters of a target that says something: a fresh one has an output of zeros."""
+  params = unified.init(CONFIG, jax.random.key(0))
+  params['transformer']['output'] = 0.5 * jax.random.normal(
+      jax.random.key(1), params['transformer']['output'].shape)
+  return params
+
+
+@pytest.fixture(scope='module')
+def target(tmp_path_factory):
+  """A model of words without prompts of its own, and a file of prompts."""
+  folder = tmp_path_factory.mktemp('words')
+  file = np.frombuffer(words.file(WORDS, 8), np.uint8).copy()
+  checkpoint.save(folder / 'target', 'unified', CONFIG, _params())
+  checkpoint.save(folder / 'text', 'text', bpe.TextConfig('anole', len(file)), {'file': file})
+  families.save(folder, 'unified', {'target': 'target', 'text': 'text'}, {'guidance_scale': 2.0})
+  (folder / 'prompts.txt').write_text('a cat\na dog\n\n')
+  return folder
+
+
+@pytest.fixture
+def recipe(target):
+  return DrafterRecipe(
+      drafter=DRAFTER, train=TRAIN, target=str(target), prompts=str(target / 'prompts.txt'),
+      num_train_images=4, num_held_out_images=2, num_depths=2)
+
+
+def test_a_drafter_is_trained_on_sampled_images_and_drafts(recipe, target, tmp_path):
+  model = cspd_jax.load(target)
+  drafter_recipe.check(recipe, model)
+  params, figures = drafter_recipe.train(recipe, model, tmp_path / 'run')
+  assert 0 < figures['overlap_1'] <= 1
+  checkpoint.save(tmp_path / 'eagle', 'eagle', DRAFTER, params)
+  model = cspd_jax.load(target, eagle=tmp_path / 'eagle')
+  condition = model.condition(['a cat', 'a dog'])
+  tokens = [jax.jit(model.decoder(spec))(
+      model.params, condition, jax.random.key(0), model.sampling(),
+      model.draft_params(model.specification(spec))).tokens
+            for spec in ('eagle(tree=chain(2))+match', 'vanilla')]
+  np.testing.assert_array_equal(*tokens)
+
+
+def test_given_images_are_learned_from(recipe, target, tmp_path):
+  tokens = np.asarray(unified.with_grammar(
+      CONFIG, np.random.default_rng(0).integers(8, size=(7, 9))))
+  np.savez(tmp_path / 'images.npz', tokens=tokens, labels=np.arange(7) % 2)
+  given = dataclasses.replace(recipe, data='given', tokens=str(tmp_path / 'images.npz'))
+  model = cspd_jax.load(target)
+  found, numbers = drafter_recipe.images(given, model, 'train', tmp_path)
+  np.testing.assert_array_equal(found, tokens[:4])
+  assert numbers.tolist() == [0, 1, 0, 1]
+  found, numbers = drafter_recipe.images(given, model, 'held_out', tmp_path)
+  np.testing.assert_array_equal(found, tokens[5:])
+  np.savez(tmp_path / 'images.npz', tokens=tokens, labels=np.arange(7))
+  with pytest.raises(ValueError, match=r'labels int64\[7\]; .* with a label below 2'):
+    drafter_recipe.images(given, model, 'train', tmp_path)
+  (tmp_path / 'images.npz').write_text('none')
+  with pytest.raises(ValueError, match='cannot be read'):
+    drafter_recipe.images(given, model, 'train', tmp_path)
+
+
+@pytest.mark.slow
+def test_a_corrector_is_trained(target, tmp_path):
+  recipe = CorrectorRecipe(
+      drafter=dataclasses.replace(DRAFTER, correction_dim=4),
+      plain=PlainTrainConfig(num_steps=2, batch_size=2),
+      train=CorrectorTrainConfig(num_steps=2, batch_size=2, passes=1, windows_per_image=2),
+      target=str(target), prompts=str(target / 'prompts.txt'),
+      decoder='corrected(by=layers, window=4, passes=1, tree=chain())',
+      num_plain_images=4, num_train_images=2, num_held_out_images=2)
+  model = cspd_jax.load(target)
+  corrector_recipe.check(recipe, model)
+  _, figures = corrector_recipe.train(recipe, model, tmp_path / 'run')
+  assert figures['length'] > 0
+
+
+def _losses(*cases):
+  """Losses of a drafter on random images, for conditions and dropped rows."""
+  rng = np.random.default_rng(3)
+  tokens = jnp.asarray(unified.with_grammar(CONFIG, rng.integers(8, size=(2, 9))))
+  params, own = _params(), eagle.init(DRAFTER, jax.random.key(4))
+  # The target's features are fixed, so that the drafter alone reads the prompt.
+  features = jnp.asarray(rng.normal(size=(2, 5 + CONFIG.num_tokens - 1, 16)), jnp.float32)
+  # No token of the grammar has a probability of its own.
+  probs = jnp.asarray(rng.dirichlet(np.ones(8), (2, CONFIG.num_tokens)), jnp.float32)
+  probs = jnp.pad(probs, ((0, 0), (0, 0), (0, 2)))
+  forward = lambda params, condition, tokens, drop: (jnp.log(probs), features)
+
+  @jax.jit
+  def losses(condition, drop):
+    found, _ = drafter.eagle_loss(
+        own, DRAFTER, TRAIN, params, tokens, features, probs, jax.random.key(5),
+        eagle.prompt(DRAFTER, condition, drop))
+    both, _ = plain.loss(own, DRAFTER, params, forward, tokens, condition, jnp.float32(2.0))
+    return found, both
+
+  return [np.asarray(losses(*case)) for case in cases]
+
+
+def test_the_prompt_of_the_dropped_stream_is_read():
+  ids = np.array([[[13, 14, 15, 16, 17]] * 2] * 2)
+  visible = np.ones((2, 2, 5), bool)
+  visible[:, 1, :3] = False
+  condition = Prompt(jnp.asarray(ids), jnp.asarray(visible))
+  turned = Prompt(*(part[:, ::-1] for part in condition))
+  keep, drop = np.zeros(2, bool), np.ones(2, bool)
+  kept, same, dropped, other = _losses(
+      (condition, keep), (turned, drop), (condition, drop), (turned, keep))
+  np.testing.assert_allclose(kept[0], same[0], rtol=1e-6)
+  assert abs(kept[0] - dropped[0]) > 1e-6 and abs(kept[1] - other[1]) > 1e-6
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(prompts=None), "prompts is none, and model '.*' has none of its own; give a file"),
+    (dict(prompts='nowhere.txt'), "prompts is 'nowhere.txt', which cannot be read"),
+    (dict(drafter=dataclasses.replace(DRAFTER, family='llamagen', num_tokens=12, row_width=4)),
+     "drafter.family is 'llamagen'; for the target .* it must be 'chameleon'"),
+    (dict(drafter=dataclasses.replace(DRAFTER, num_outputs=8)),
+     'drafter.num_outputs is 8; .* it must be 10'),
+    (dict(data='photos'), "data is 'photos', but .* has no tokenizer")])
+def test_recipes_that_do_not_fit_are_refused(recipe, target, changes, message):
+  with pytest.raises(ValueError, match=message):
+    drafter_recipe.check(dataclasses.replace(recipe, **changes), cspd_jax.load(target))
+
+
+def test_a_file_of_images_belongs_to_given_images(recipe):
+  with pytest.raises(ValueError, match="tokens is 'images.npz' with data 'generated'"):
+    dataclasses.replace(recipe, tokens='images.npz')
+  with pytest.raises(ValueError, match="tokens is None with data 'given'"):
+    dataclasses.replace(recipe, data='given')
