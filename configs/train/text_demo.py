@@ -9,7 +9,7 @@ shipped run took 57 minutes for the target and 26 for the draft model.
 Result on the held-out parts of the photographs: target 3.75 bits per token (median entropy of its
 distributions 4.1), draft model 4.09. The prompt is worth 1.1 bits of the first token and little of
 later ones, which follow their neighbours. Of 24 images of blue and orange, or red, cats, retinas
-and flowers at guidance scale 3 with the 50 most probable tokens, all had the colour.
+and flowers at guidance scale 3 with the 50 most probable tokens, all had the tint.
 """
 
 from cspd_jax.models.unified import UnifiedConfig

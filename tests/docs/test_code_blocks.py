@@ -8,6 +8,9 @@ import pytest
 
 from tests.docs import pages
 
+# Notebooks that take a minute.
+_SLOW = ('text_to_image',)
+
 
 @pytest.mark.parametrize('page', pages.having('python'), ids=pages.name)
 def test_page(page, place):
@@ -17,7 +20,11 @@ def test_page(page, place):
       pages.run(block.text, pages.name(page), block.line, namespace)
 
 
-@pytest.mark.parametrize('notebook', pages.NOTEBOOKS, ids=pages.name)
+_NOTEBOOKS = [pytest.param(one, marks=pytest.mark.slow if one.stem in _SLOW else (), id=one.name)
+              for one in pages.NOTEBOOKS]
+
+
+@pytest.mark.parametrize('notebook', _NOTEBOOKS)
 def test_notebook(notebook, place):
   plt.switch_backend('agg')
   namespace = {'__name__': 'notebook'}

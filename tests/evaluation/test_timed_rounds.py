@@ -83,5 +83,5 @@ def test_accepted(tmp_path):
   assert accepted.tokens_per_round(path, 'mc_sjd(window=9)') is None
   assert accepted.tokens_per_round('nothing', 'vanilla') == 1
   path.write_text('[]')
-  with pytest.raises(ValueError, match='cannot be read as a report'):
+  with pytest.raises(ValueError, match='cannot be read as JSON'):
     accepted.tokens_per_round(path, 'mc_sjd')

@@ -136,7 +136,7 @@ def test_tables_of_the_report(good, capsys):
   assert tables.main(['tables', f'--report={folder}/report.json', '--columns=decoder']) == 0
   assert '| jacobi(coupling=maximal, window=4)+uniform(delta=1.8) |' in capsys.readouterr().out
   for words, message in (
-      ([], 'report is none'), ([f'--report={folder}/rows.csv'], 'cannot be read as one'),
+      ([], 'report is none'), ([f'--report={folder}/rows.csv'], 'cannot be read as JSON'),
       ([f'--report={folder}', '--table=x'], "the report has: 'decoders', 'curves'")):
     assert tables.main(['tables', *words]) == 2
     assert message in capsys.readouterr().err

@@ -21,6 +21,7 @@ def folder(tmp_path_factory):
   return folder
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_distributions(folder):
   whole = cspd_jax.load(folder / 'alone', dtype='float32')
   small = cspd_jax.load(folder / 'alone', dtype='float32', quantize='int8')

@@ -16,6 +16,8 @@ from experiments.cli import loader
 for _package in ('skimage', 'sklearn', 'tokenizers'):
   pytest.importorskip(_package)
 
+pytestmark = pytest.mark.slow  # It trains; `test_train` goes through the same stages.
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 

@@ -86,7 +86,7 @@ def _continued(name, spec, rows=2, seed=7):
                           model.draft_params(model.specification(spec)))
 
 
-@pytest.mark.parametrize('name', ['unified', 'llamagen'])
+@pytest.mark.parametrize('name', [pytest.param('unified', marks=pytest.mark.slow), 'llamagen'])
 def test_the_rest_has_the_logits_of_whole_images(name):
   model, tokens = _model(name), jnp.asarray(_whole(name))
   target = model.target(guided=True)
@@ -117,7 +117,7 @@ _SPECS = (
     ('llamagen', 'model(length=3)+match'))
 
 
-@pytest.mark.parametrize('name, spec', representative(_SPECS, _SPECS[1], _SPECS[2]))
+@pytest.mark.parametrize('name, spec', representative(_SPECS, _SPECS[2]))
 def test_seed_exact_decoders_repeat_vanilla(name, spec):
   found, want = _continued(name, spec), _continued(name, 'vanilla')
   np.testing.assert_array_equal(found.tokens, want.tokens)
@@ -236,6 +236,7 @@ def test_continuous_tokens_are_not_continued():
     cspd_jax.load('mar_demo').generate(['cat'], prefix=np.zeros((64, 64, 3), np.uint8))
 
 
+@pytest.mark.slow
 def test_the_command_completes_a_picture(tmp_path, capsys):
   picture = np.random.default_rng(0).integers(256, size=(96, 160, 3)).astype(np.uint8)
   Image.fromarray(picture).save(tmp_path / 'picture.png')

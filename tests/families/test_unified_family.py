@@ -91,6 +91,7 @@ def test_prompts_are_written_as_the_official_sampler_does(folder):
   assert condition.tokens.shape[2] % 32 == 0 and condition.tokens.shape[1] == 2
 
 
+@pytest.mark.slow
 def test_pictures_of_words(folder, tmp_path):
   model = cspd_jax.load(folder)
   made = model.generate(['a cat', 'a dog'], seed=1, decoder='corrected_seed_exact', window=6)

@@ -273,7 +273,7 @@ FLAGS = {
     'train_drafter': [
         ('--train.batch_size=0', 'batch_size is 0'), ('--train.num_steps=0', 'num_steps is 0'),
         ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
-        ('--data=stolen', 'it takes one of generated, photos'), ('--labels=x', 'one of probs'),
+        ('--data=stolen', 'it takes one of generated, given'), ('--labels=x', 'one of probs'),
         ('--num_depths=0', 'num_depths is 0'), ('--num_train_images=0', 'num_train_images is 0'),
         ('--target={tmp}/empty', 'is no folder'), ('--target={tmp}/tokenizer', "'vq'"),
         ('--target={tmp}/model', 'drafter.'), ('--export={tmp}/pipe', 'is no folder'),

@@ -133,6 +133,7 @@ def test_windows_are_read_as_sequences(met, target_params, params):
     np.testing.assert_allclose(new[image, turn, :room], want[start + 1:], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_whole_images_are_read_alike(met, target_params, params):
   batch = _batch(met[1])
   found, parts = plain.loss(params, EAGLE, target_params, FORWARD, batch.tokens, batch.condition,

@@ -253,7 +253,7 @@ def test_images_of_the_splits_differ_and_are_kept(target_folder, tmp_path):
   assert tokens.shape == (12, 12) and labels.tolist() == [0, 1] * 6
   held_out, _ = drafter_recipe.images(recipe, model, 'held_out', tmp_path)
   assert (held_out != tokens[:4]).any()
-  again, _ = drafter_recipe.images(recipe, None, 'train', tmp_path)
+  again, _ = drafter_recipe.images(recipe, model, 'train', tmp_path)
   np.testing.assert_array_equal(again, tokens)
 
 

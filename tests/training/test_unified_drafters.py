@@ -59,6 +59,7 @@ def recipe(target):
       num_train_images=4, num_held_out_images=2, num_depths=2)
 
 
+@pytest.mark.slow
 def test_a_drafter_is_trained_on_sampled_images_and_drafts(recipe, target, tmp_path):
   model = cspd_jax.load(target)
   drafter_recipe.check(recipe, model)
