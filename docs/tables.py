@@ -41,6 +41,8 @@ REPORTS = {
     'corrected_top_k': 'python -m experiments.topologies --config=configs/corrected/top_k.py',
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
+    'compiled_7b_batch':
+        "python -m experiments.compile_report --batch=8 --decoder='mc_sjd,mc_sjd(window=16)'",
     'rounds': 'python -m experiments.accelerator',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
@@ -191,6 +193,7 @@ TABLES: dict[str, Table] = {
         **_measured('nll_excess', errors=True)})),
     'compiled_7b': Table('compiled_7b', _own),
     'compiled_xl': Table('compiled_xl', _own),
+    'compiled_7b_batch': Table('compiled_7b_batch', _own),
     'rounds': Table('rounds', _own),
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](pictures/uncertainty.png)')),
