@@ -7,7 +7,6 @@ objects runs code when it is opened.
 
 import argparse
 import hashlib
-import json
 import os
 import pathlib
 import pickle
@@ -19,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints_conversion import safetensors, shards
-from cspd_jax.core import weights
+from cspd_jax.core import reading, weights
 
 # What single files are called.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')
@@ -118,9 +117,9 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
   found = sorted(path.glob('*.safetensors'))
   for index in sorted(path.glob('*.safetensors.index.json')):
     try:
-      found = [path / name for name in sorted(set(json.loads(index.read_text())[
-          'weight_map'].values())) if pathlib.PurePath(name).name == name]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      found = [path / name for name in sorted(set(_json(index)['weight_map'].values()))
+               if pathlib.PurePath(name).name == name]
+    except (KeyError, TypeError, AttributeError) as error:
       raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); download it again.'
                       ) from error
   if not found:
@@ -160,12 +159,16 @@ def settings(path: str | os.PathLike) -> dict[str, Any]:
   found: dict[str, Any] = {}
   for name in ('config.json', 'params.json', 'consolidate_params.json'):
     file = (path if path.is_dir() else path.parent) / name
-    try:
-      found |= json.loads(file.read_text()) if file.is_file() else {}
-    except (ValueError, TypeError) as error:
-      raise ReadError(f'{file} is damaged ({type(error).__name__}: {error}); download it again.'
-                      ) from error
+    found |= _json(file) if file.is_file() else {}
   return found
+
+
+def _json(file: pathlib.Path) -> dict[str, Any]:
+  """What a file beside the weights holds; raises ReadError."""
+  try:
+    return reading.json(file, 'download it again')
+  except ValueError as error:
+    raise ReadError(str(error)) from error
 
 
 def sha256(path: str | os.PathLike) -> dict[str, str]:

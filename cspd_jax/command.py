@@ -10,18 +10,22 @@ input ends with one message and exit code 2, before anything is compiled.
 """
 
 import argparse
+import functools
+import io
 import pathlib
 import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+import numpy as np
 from absl import logging
+from PIL import Image
 
 import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.core import exits, places
+from cspd_jax.core import exits, files, places
 from cspd_jax.core.fields import int64
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.evaluation import progress
@@ -51,6 +55,12 @@ def _generate(arguments: argparse.Namespace) -> None:
     raise ValueError(f'prompt is {arguments.prompt} and prompts is {arguments.prompts!r}; give '
                      'only one of them.')
   output = places.folder('output', arguments.output)
+  watch = None
+  if arguments.stream is not None:
+    if arguments.mesh:
+      raise ValueError(f'stream is {arguments.stream!r} and mesh is {arguments.mesh!r}; images of '
+                       'several devices cannot be watched, so leave one of them out.')
+    watch = functools.partial(_show, places.file('stream', arguments.stream))
   grid, mesh = (_pair(name, getattr(arguments, name)) for name in ('grid', 'mesh'))
   model = cspd_jax.load(arguments.model, dtype=arguments.dtype, grid=grid,
                         sharding=mesh and sharding.make_mesh(*mesh))
@@ -67,8 +77,15 @@ def _generate(arguments: argparse.Namespace) -> None:
       overwrite=arguments.overwrite, **sampling)
   print(gallery.headline, flush=True)
   with progress.bar('generating') as show:
-    gallery.generate(vars(arguments), show)
+    gallery.generate(vars(arguments), show, watch)
   print(f'Images and report.json are in {gallery.folder}.')
+
+
+def _show(path: pathlib.Path, images: np.ndarray) -> None:
+  """Writes images `[n, H, W, 3]` side by side, in place of the picture before."""
+  picture = io.BytesIO()
+  Image.fromarray(np.concatenate(list(images), axis=1)).save(picture, 'png')
+  files.write(path, picture.getvalue())
 
 
 def _pair(name: str, text: str | None) -> tuple[int, int] | None:
@@ -122,6 +139,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(f'--{name}', type=kind, help="Sampling option. Default: the model's.")
   parser.add_argument('--output', default='runs/generate', help='Folder of the images. Default: '
                       'runs/generate.')
+  parser.add_argument('--stream', help='A picture of the images that are being made, written anew '
+                      'every few rounds, with what is committed so far.')
   parser.add_argument('--npz', action='store_true', help='Also writes images.npz, all images as '
                       'one array for tools that measure the FID.')
   parser.add_argument('--overwrite', action='store_true', help='Replaces images of an earlier '

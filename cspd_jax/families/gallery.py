@@ -14,6 +14,8 @@ from cspd_jax.families import (
 )
 
 _NPZ = 'images.npz'
+# Rounds between two looks at images that come about.
+_ROUNDS = 8
 
 
 class Gallery:
@@ -66,19 +68,22 @@ class Gallery:
     return str(self._report.folder)
 
   def generate(self, settings: Mapping[str, Any],
-               progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+               progress: Callable[[int, int], None] = lambda done, total: None,
+               watch: Callable[[np.ndarray], None] | None = None) -> None:
     """Generates the images that a stopped run has not left, and finishes the folder.
 
     Args:
       settings: what was asked for, for the report.
       progress: called with the number of finished images and of all.
+      watch: called every few rounds with the images of a batch so far, `[n, H, W, 3]` uint8, grey
+        where nothing is committed.
     """
     missing = [i for i, name in enumerate(self.names) if not self._report.has(name)]
     done = len(self.names) - len(missing)
     progress(done, len(self.names))
     for first in range(0, len(missing), self._size):
       batch = missing[first:first + self._size]
-      self._generate(batch)
+      self._generate(batch, watch)
       done += len(batch)
       progress(done, len(self.names))
     if self._npz:
@@ -89,12 +94,17 @@ class Gallery:
         guarantee=task.model.engine.guarantee(task.decoder), sampling=task.sampling._asdict(),
         rows=self._rows())
 
-  def _generate(self, batch: list[int]) -> None:
+  def _generate(self, batch: list[int], watch: Callable[[np.ndarray], None] | None) -> None:
     """Generates and writes the images of these numbers."""
     # The last batch is filled up, because another size would be compiled anew.
     filled = batch + batch[-1:] * (self._size - len(batch))
     task = self.task.pick(filled)
-    out = task.result(generate_lib.decode(task))
+    if watch is None:
+      out = task.result(generate_lib.decode(task))
+    else:
+      for look in generate_lib.looks(task, _ROUNDS):
+        watch(look.images[:len(batch)])
+      out = look.result()
     for row, i in enumerate(batch):
       files.write(self._report.path(self.names[i]), out.png(row))
 

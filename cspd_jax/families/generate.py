@@ -157,11 +157,11 @@ def stream(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = Non
     raise ValueError(f"batch_size is {options['batch_size']!r}, but all images of a stream are "
                      'decoded at once; leave it out.')
   task = prepare(model, prompts, seed=seed, decoder=decoder, **options)
-  return _rounds(task, int(every))
+  return looks(task, int(every))
 
 
-def _rounds(task: Task, every: int) -> Iterator[Partial]:
-  """The looks at one batch; apart from `stream`, so that arguments are checked at once."""
+def looks(task: Task, every: int) -> Iterator[Partial]:
+  """What `stream` yields for a task, whose images are decoded in one batch on one device."""
   model, decoder = task.model, task.decoder
   condition, key, sampling, draft_params = task.arguments()
   rows = random_lib.row_keys(key, len(task.captions))

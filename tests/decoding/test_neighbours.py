@@ -96,7 +96,7 @@ def test_broken_file(tmp_path, content):
     np.savez(path, table=np.array([{}], object), fingerprint='')
   else:
     path.write_bytes(path.read_bytes()[:-100] if content == 'cut' else content)
-  with pytest.raises(ValueError, match='not a readable neighbour table.*delete it'):
+  with pytest.raises(ValueError, match='cannot be read as .npz .*delete it'):
     load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
 
 

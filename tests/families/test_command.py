@@ -1,5 +1,8 @@
 """The command that comes with the package: prompts in, pictures out."""
 
+import io
+
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -27,7 +30,26 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
   assert command.main([*words, '--overwrite']) == 0
 
 
+def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch):
+  seen, write = [], command.files.write
+  monkeypatch.setattr(command.files, 'write', lambda path, data: (
+      write(path, data), seen.append(data) if path.name == 'now.png' else None))
+  words = [f'--model={folder}', '--prompt=sea', '--prompt=sky', '--decoder=vanilla']
+  assert command.main([*words, f'--output={tmp_path / "out"}',
+                       f'--stream={tmp_path / "now.png"}']) == 0
+  first, *_, last = (np.asarray(Image.open(io.BytesIO(data))) for data in seen)
+  assert len(seen) > 2 and first.shape == last.shape == (16, 32, 3)
+  assert (first[-1] == 128).all(), 'grey where nothing is committed yet'
+  assert command.main([*words, f'--output={tmp_path / "again"}']) == 0
+  for folder_ in ('out', 'again'):
+    names = ('00000_sea_seed0.png', '00001_sky_seed0.png')
+    pictures = [np.asarray(Image.open(tmp_path / folder_ / name)) for name in names]
+    np.testing.assert_array_equal(np.concatenate(pictures, axis=1), last)
+
+
 @pytest.mark.parametrize('words, message', [
+    (['--stream=missing/now.png'], 'stream is'),
+    (['--stream=now.png', '--mesh=1x1'], 'cannot be watched'),
     (['--model=nowhere'], "name_or_folder is 'nowhere'"),
     (['--prompt=mud'], "prompts holds 'mud'"),
     (['--prompt=sea', '--prompts=x'], 'give only one of them'),

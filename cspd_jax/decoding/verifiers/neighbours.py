@@ -5,9 +5,10 @@ import json
 import os
 import pathlib
 import tempfile
-import zipfile
 
 import numpy as np
+
+from cspd_jax.core import reading
 
 DISTANCES = ('l2', 'cosine', 'random')
 
@@ -86,16 +87,12 @@ def load_or_build(codebook: np.ndarray, k: int, distance: str = 'l2', normalize:
 
 
 def _read(path: pathlib.Path, fingerprint: str) -> np.ndarray:
-  try:
-    with np.load(path, allow_pickle=False) as file:
-      table, found = file['table'], str(file['fingerprint'])
-  except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-    raise ValueError(f'{path} is not a readable neighbour table ({error}); delete it.') from error
-  if found != fingerprint:
+  content = reading.arrays(path, 'delete it', needed=('table', 'fingerprint'))
+  if (found := str(content['fingerprint'])) != fingerprint:
     raise ValueError(
         f'{path} holds the table of another codebook or of other options: its fingerprint is '
         f'{found[:16]}, expected {fingerprint[:16]}. Delete it or give another cache_dir.')
-  return table
+  return content['table']
 
 
 def _check(codebook, k: int, distance: str, normalize: bool) -> np.ndarray:
