@@ -1,0 +1,39 @@
+"""`experiments.inspect`: sizes of models that are not there."""
+
+import json
+import math
+
+import jax
+import pytest
+
+import cspd_jax
+from experiments import inspect
+from tests.experiments import calls
+
+
+def test_sizes_of_the_shipped_model(capsys, tmp_path):
+  found = calls.call(inspect.main, capsys, tmp_path / 'out', '--window=1,4', '--dtype=float32',
+                     '--batch=2')
+  assert found.code == 0 and 'cache of 2 images of 256 tokens' in found.out
+  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
+  model = cspd_jax.load('demo', dtype='float32')
+  count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.params))
+  target, *_, one, four = report['rows']
+  assert target['parameters'] == count and target['gigabytes'] == pytest.approx(4e-9 * count)
+  config = model.config.transformer
+  slots, width = 257, config.num_kv_heads * config.head_dim
+  assert report['cache_gigabytes'] == pytest.approx(
+      1e-9 * 2 * 2 * config.num_layers * 2 * slots * width * 4, rel=0.05)
+  # Two products per weight of the layers and of the output, for two streams of two images.
+  tables = config.vocab_size * config.dim
+  assert 2 * 4 * (count - 2 * tables) < 1e9 * one['gflops'] < 2 * 4 * count * 1.5
+  assert four['gflops'] == pytest.approx(4 * one['gflops'], rel=0.05)
+  assert one['gigabytes'] == pytest.approx(
+      target['gigabytes'] + report['cache_gigabytes'] / 2)
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--window=0'], 'window is'), (['--model=mar_demo'], 'continuous tokens'),
+    (['--model=nothing'], 'nothing'), (['--batch=0'], 'batch is 0')])
+def test_refused(capsys, tmp_path, words, message):
+  calls.check_refused(calls.call(inspect.main, capsys, tmp_path / 'out', *words), [message])
