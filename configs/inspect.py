@@ -8,6 +8,8 @@ rounds read and multiply (report.json).
 
 import dataclasses
 
+from cspd_jax.core import fields
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -28,6 +30,9 @@ class Config:
   guided: bool = True
   dtype: str = 'bfloat16'
   workdir: str = 'runs/inspect'
+
+  def __post_init__(self):
+    fields.check(self)
 
 
 def get_config() -> Config:
