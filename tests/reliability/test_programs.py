@@ -116,7 +116,8 @@ def test_help(capfd, name):
   flag = '--config=' if name in WITH_CONFIG else PROGRAMS[name] or '--report'
   assert code == 0 and not err and flag in out and (PROGRAMS[name] or '--report') in out
   if name in WITH_CONFIG:
-    assert '--seed=' in out or name in ('overhead', 'compile_report', 'accelerator')
+    assert '--seed=' in out or name in (
+      'overhead', 'compile_report', 'inspect', 'accelerator')
 
 
 PLACES = [('{tmp}/{long}', 'cannot be a place (File name too long)'),
