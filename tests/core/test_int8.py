@@ -69,7 +69,7 @@ def test_a_target_of_8_bits_is_smaller_and_near(folder):
 
 
 @pytest.mark.parametrize('decoder', representative(
-    ('seed_exact', 'corrected_seed_exact(by=layers)'), 'corrected_seed_exact(by=layers)'))
+    ('seed_exact', 'corrected_seed_exact(by=layers)'), 'seed_exact'))
 def test_exact_decoders_are_exact_to_it(folder, decoder):
   model = cspd_jax.load(folder, quantize='int8')
 

@@ -81,6 +81,7 @@ def _rows(path, curves):
   return [row for row in rows if (row['curve'] != '' or row['value'] != '') == curves]
 
 
+@pytest.mark.slow
 def test_pairs(good):
   code, out, folder = good
   assert code == 0
@@ -106,6 +107,7 @@ def test_pairs(good):
   assert abs(float(rows[0]['nll_difference'])) < 6 * float(rows[0]['nll_difference_error']) + 0.5
 
 
+@pytest.mark.slow
 def test_curves(good):
   _, out, folder = good
   rows = list(csv.DictReader((folder / 'rows.csv').open()))[4:]
@@ -127,6 +129,7 @@ def test_curves(good):
     assert claim in out
 
 
+@pytest.mark.slow
 def test_tables_of_the_report(good, capsys):
   _, _, folder = good
   assert tables.main(['tables', f'--report={folder}', '--table=decoders']) == 0

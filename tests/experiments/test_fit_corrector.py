@@ -46,6 +46,7 @@ def test_what_is_refused(models, capsys, words, message):
   assert code == 2 and not out and message in err and err.count('\n') == 1
 
 
+@pytest.mark.slow
 def test_it_becomes_a_part_of_the_model(models, capsys):
   code, out, err = _fit(capsys, f'--model={models}/model', f'--tokens={models}/images.npz')
   assert code == 0, err

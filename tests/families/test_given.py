@@ -86,7 +86,8 @@ def _continued(name, spec, rows=2, seed=7):
                           model.draft_params(model.specification(spec)))
 
 
-@pytest.mark.parametrize('name', [pytest.param('unified', marks=pytest.mark.slow), 'llamagen'])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['unified', 'llamagen'])
 def test_the_rest_has_the_logits_of_whole_images(name):
   model, tokens = _model(name), jnp.asarray(_whole(name))
   target = model.target(guided=True)

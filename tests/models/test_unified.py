@@ -137,7 +137,7 @@ def model(tmp_path_factory):
 @pytest.mark.parametrize('decoder', representative(
     ('seed_exact(window=6)', 'corrected_seed_exact(by=layers, window=6, passes=2)',
      'corrected_seed_exact(by=layers, window=8, tree=caterpillar(2, 2))'),
-    'corrected_seed_exact(by=layers, window=6, passes=2)'))
+    'seed_exact(window=6)'))
 def test_decoders_keep_the_grammar_and_the_images(model, decoder):
   rng = np.random.default_rng(0)
   prompts = causal.Prompt(rng.integers(0, 96, (3, 2, 7)), np.arange(7) >= np.array(

@@ -53,6 +53,7 @@ def test_a_fresh_model_has_the_error_of_predicting_no_noise(fresh):
   np.testing.assert_allclose(metrics['loss'], metrics['mse'] + metrics['vlb'], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_average_learns_and_uses_the_label(trained):
   state, history = trained
   assert np.mean([metrics['mse'] for metrics in history[-20:]]) < 0.35
@@ -66,6 +67,7 @@ def test_the_average_learns_and_uses_the_label(trained):
   assert given < null < wrong
 
 
+@pytest.mark.slow
 def test_the_average_follows_the_parameters_slowly(trained):
   state = trained[0]._replace(step=jnp.int32(1000))
   following, _ = _STEP(state, _data(), CONFIG, TRAIN)
