@@ -44,7 +44,7 @@ def build(parts: Parts) -> Model:
     parts.pair('draft', size)
   layers = unified.first_layers(target.params, config, max(1, config.num_layers // 8))
   text = parts.text(prompts_lib.WRITERS)
-  write = None if text is None else prompts_lib.WRITERS[parts.loaded['text'].config.form]
+  write = None if text is None else _writer(parts)
   return Model(
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
@@ -66,6 +66,15 @@ def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loa
   sizes = {'unified': dict(height=height, width=width), 'eagle': tokens, 'neighbours': tokens}
   return {role: part._replace(config=dataclasses.replace(part.config, **sizes.get(part.kind, {})))
           for role, part in loaded.items()}
+
+
+def _writer(parts: Parts) -> prompts_lib.Writer:
+  """What writes the contexts of prompts: that of the text part, or of the defaults' 'contexts'."""
+  name = parts.defaults.get('contexts', parts.loaded['text'].config.form)
+  if name not in prompts_lib.WRITERS:
+    raise ValueError(f'contexts of model {parts.name!r} is {name!r}; it must be one of '
+                     f'{", ".join(prompts_lib.WRITERS)}.')
+  return prompts_lib.WRITERS[name]
 
 
 def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:

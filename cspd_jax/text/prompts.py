@@ -44,6 +44,17 @@ def lumina_mgpt(text: Text, prompt: str, height: int, width: int) -> tuple[list[
   return [id_of(text, '<s>'), *text.encode(words), id_of(text, _END_OF_TURN), *image], image
 
 
+def lumina_mgpt_sjd(text: Text, prompt: str, height: int, width: int
+                    ) -> tuple[list[int], list[int]]:
+  """The two contexts of Lumina-mGPT as SJD's program has them (arXiv 2410.01699).
+
+  The one without a request still begins with the end of the turn. Arguments and errors as for
+  `lumina_mgpt`.
+  """
+  request, image = lumina_mgpt(text, prompt, height, width)
+  return request, [id_of(text, _END_OF_TURN), *image]
+
+
 def anole(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
   """The two contexts of Anole (arXiv 2407.06135) as its published drafters know them.
 
@@ -73,7 +84,7 @@ def emu3(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], l
 # `(text, prompt, height, width) -> ` the ids of both contexts.
 Writer = Callable[[Text, str, int, int], tuple[list[int], list[int]]]
 WRITERS: dict[str, Writer] = {
-    'lumina_mgpt': lumina_mgpt, 'anole': anole, 'emu3': emu3}
+    'lumina_mgpt': lumina_mgpt, 'lumina_mgpt_sjd': lumina_mgpt_sjd, 'anole': anole, 'emu3': emu3}
 
 
 def padded(contexts: Sequence[Sequence[Sequence[int]]]) -> Prompt:

@@ -9,8 +9,9 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from cspd_jax import command as generate_command
+from cspd_jax import command as generate_command, families
 from cspd_jax.core import checkpoint
+from cspd_jax.families import unified as unified_family
 from cspd_jax.models import eagle, emu3_vq, unified, vq
 from cspd_jax.text import bpe, prompts
 from tests.families import published_files
@@ -89,6 +90,21 @@ def test_prompts_are_written_as_the_official_sampler_does(folder):
   # What looks like a token of the grammar is text.
   assert ids[1][0].count(8197) == 1 and ids[1][1] == image
   assert condition.tokens.shape[2] % 32 == 0 and condition.tokens.shape[1] == 2
+
+
+def test_contexts_of_another_program(folder):
+  model = cspd_jax.load(folder)
+  build = lambda name: unified_family.FAMILY.build(families.family.Parts('lumina', {
+      role: checkpoint.load(folder / role) for role in ('target', 'text')},
+      dict(model.defaults, contexts=name)))
+  plain, sjd = (one.condition(['a cat']) for one in (model, build('lumina_mgpt_sjd')))
+  ids = lambda prompt, stream: prompt.tokens[0, stream][prompt.visible[0, stream]].tolist()
+  assert ids(plain, 0) == ids(sjd, 0)
+  # The end of the turn stands before the start of the image, as it does in the request.
+  request, image = ids(plain, 0), ids(plain, 1)
+  assert ids(sjd, 1) == [request[-len(image) - 1], *image]
+  with pytest.raises(ValueError, match="contexts of model 'lumina' is 'x'; it must be one of"):
+    build('x')
 
 
 @pytest.mark.slow
