@@ -96,9 +96,15 @@ def measure(programs: Mapping[str, Program], count: int, repeats: int) -> dict[s
     programs: by name.
     count: rounds of a timed run; the prefill, timed apart, is taken off.
     repeats: timed runs.
+
+  Raises:
+    ValueError: if rounds take no longer than what else the machine does meanwhile.
   """
   runs = {(name, number): lambda one=one, number=number: one.run(number)
           for name, one in programs.items() for number in (0, count)}
   found = timing.measure(runs, repeats)
-  return {name: Timing((found[name, count].seconds - found[name, 0].median) / count)
-          for name in programs}
+  times = {name: Timing((found[name, count].seconds - found[name, 0].median) / count)
+           for name in programs}
+  if unknown := [name for name, one in times.items() if one.median <= 0]:
+    raise ValueError(f'{count} rounds of {unknown[0]} took no longer than none; give more rounds.')
+  return times

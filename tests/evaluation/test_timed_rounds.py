@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 
 import jax
 import jax.numpy as jnp
@@ -66,8 +67,11 @@ def test_rounds_are_counted_and_timed(model):
   for count in (0, 5):
     assert program.run(count)[0].tolist() == [128 + 2 * count] * 2
   assert program.figures.weights > 0 and program.figures.flops > 0
-  found = timed_rounds.measure({'mc_sjd': program}, count=4, repeats=2)['mc_sjd']
-  assert len(found.seconds) == 2 and found.seconds.min() > 0
+  found = timed_rounds.measure({'mc_sjd': program}, count=32, repeats=3)['mc_sjd']
+  assert len(found.seconds) == 3 and found.median > 0
+  still = program._replace(run=lambda count: None if count else time.sleep(0.05))
+  with pytest.raises(ValueError, match='32 rounds of still took no longer than none'):
+    timed_rounds.measure({'still': still}, count=32, repeats=1)
 
 
 def test_rates(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from experiments import accelerator
 from tests.experiments import calls
 
-_QUICK = ('--shapes=demo', '--shipped=', '--batch=2', '--repeats=1', '--rounds=2', '--notorch')
+_QUICK = ('--shapes=demo', '--shipped=', '--batch=2', '--repeats=3', '--rounds=24', '--notorch')
 
 
 def _run(capsys, out, *words):
