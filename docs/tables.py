@@ -38,6 +38,7 @@ REPORTS = {
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected/wide.py',
     'corrected_ablations':
         'python -m experiments.topologies --config=configs/corrected/ablations.py',
+    'corrected_short': 'python -m experiments.topologies --config=configs/corrected/short.py',
     'corrected_top_k': 'python -m experiments.topologies --config=configs/corrected/top_k.py',
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
@@ -52,7 +53,8 @@ REPORTS = {
     'cool_sd': 'python -m experiments.papers.cool_sd',
     'lantern': 'python -m experiments.papers.lantern',
     'cspd': 'python -m experiments.papers.cspd',
-    'against_pytorch': 'python -m experiments.against_pytorch --repo=mar',
+    'against_mar': 'python -m experiments.against_mar --repo=mar',
+    'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     'train_corrector':
         'python -m experiments.train_drafter --config=configs/train/corrector_demo.py',
     'train_demo': 'python -m experiments.train --config=configs/train/demo.py',
@@ -186,6 +188,7 @@ TABLES: dict[str, Table] = {
     'corrected': Table('corrected', _own),
     'corrected_wide': Table('corrected_wide', _own),
     'corrected_ablations': Table('corrected_ablations', _own),
+    'corrected_short': Table('corrected_short', _own),
     'corrected_top_k': Table('corrected_top_k', _own),
     'corrected_proof': Table('corrected_proof', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
@@ -203,7 +206,8 @@ TABLES: dict[str, Table] = {
     'cool_sd': Table('cool_sd', _CONCLUSIONS),
     'lantern': Table('lantern', _CONCLUSIONS),
     'cspd': Table('cspd', _own),
-    'against_pytorch': Table('against_pytorch', _own),
+    'against_mar': Table('against_mar', _own),
+    'against_llamagen': Table('against_llamagen', _own),
     'train_corrector': Table('train_corrector', _of({
         'on held-out images': '{figure}', 'before': '{before:.3f}', 'after': '{after:.3f}'},
         _trained)),

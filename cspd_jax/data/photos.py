@@ -6,7 +6,7 @@ the time, and resized to a fixed side. The left three quarters of every photogra
 and the rest is held out, so no held-out pixel is ever trained on.
 
   photos = load()
-  images, labels = crop_batch(photos, seed=0, step=0, split='train', batch_size=16)
+  found = crops(photos, seed=0, step=0, split='train', batch_size=16)
 """
 
 import importlib.util
@@ -119,19 +119,6 @@ def _open(source: Source):
     size = tuple(round(side * shrink) for side in image.size)
     image = image.resize(size, Image.Resampling.LANCZOS)
   return image
-
-
-def crop_batch(
-    photos: tuple,
-    seed: int,
-    step: int,
-    split: str,
-    batch_size: int,
-    size: int = 64,
-) -> tuple[np.ndarray, np.ndarray]:
-  """One batch of crops, the same for the same arguments: the images and labels of `crops`."""
-  found = crops(photos, seed, step, split, batch_size, size)
-  return found.images, found.labels
 
 
 def crops(

@@ -142,7 +142,8 @@ class Stages(abc.ABC):
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Batch `index` of random crops `[size, H, W, 3]` of a split, and what they show `[size]`."""
-    return photos_lib.crop_batch(photos(), seed, index, split, size, self.image_size)
+    found = photos_lib.crops(photos(), seed, index, split, size, self.image_size)
+    return found.images, found.labels
 
   def described(self, labels: np.ndarray) -> list[str]:
     """In words, what crops show; `labels` as `crops` gives them."""

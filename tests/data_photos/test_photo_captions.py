@@ -15,7 +15,7 @@ def loaded():
 
 
 def test_the_crops_are_those_without_captions_or_their_opposite(loaded):
-  plain, labels = photos.crop_batch(loaded, 0, 3, 'train', 24)
+  plain, labels, _ = photos.crops(loaded, 0, 3, 'train', 24)
   found = captions.captioned(loaded, 0, 3, 'train', 24)
   turned = [not np.array_equal(*pair) for pair in zip(found.images, plain)]
   assert 4 < sum(turned) < 16

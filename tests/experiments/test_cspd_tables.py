@@ -12,7 +12,7 @@ from configs import groups
 from configs.papers import cspd as cspd_config
 from cspd_jax.continuous import blend, schedule as schedule_lib
 from cspd_jax.core import checkpoint, programs
-from experiments import against_pytorch, fit_head_drafter
+from experiments import fit_head_drafter
 from experiments.papers import cspd, cspd_cells
 from tests.experiments import calls, models as models_lib
 
@@ -163,14 +163,3 @@ def test_program_fits(models, capsys, tmp_path):
   assert code == 0, err
   metadata = checkpoint.load(models / 'target').metadata
   assert blend.stored_rho(schedule_lib.make(), metadata, False).shape == (100,)
-
-
-@pytest.mark.parametrize('words,message', [
-    ([], 'repo is none'), (['--repo={tmp}'], 'there is no models/mar.py'),
-    (['--repo={tmp}', '--size=mar_s'], 'mar_b, mar_l, mar_h'),
-    (['--repo={tmp}', '--tokens=200'], 'at most the hidden ones, 160'),
-    (['--repo={tmp}', '--kernels_per_call=101'], '101')])
-def test_the_official_code_is_asked_for(capsys, tmp_path, words, message):
-  found = calls.call(against_pytorch.main, capsys, tmp_path / 'out', *(
-      word.format(tmp=tmp_path) for word in words))
-  calls.check_refused(found, [message])

@@ -73,14 +73,14 @@ def test_report_and_pictures(finished, recipe):
 
 @pytest.mark.slow
 def test_stopped_run_continues_to_the_same_parameters(finished, recipe, tmp_path, monkeypatch):
-  crop_batch = stages.photos_lib.crop_batch
+  crops = stages.photos_lib.crops
 
   def stop_at_step_4(photos, seed, step, split, *args):
     if (step, split) == (4, 'train'):
       raise KeyboardInterrupt
-    return crop_batch(photos, seed, step, split, *args)
+    return crops(photos, seed, step, split, *args)
 
-  monkeypatch.setattr(stages.photos_lib, 'crop_batch', stop_at_step_4)
+  monkeypatch.setattr(stages.photos_lib, 'crops', stop_at_step_4)
   with pytest.raises(KeyboardInterrupt):
     recipe.train_tokenizer(tmp_path)
   monkeypatch.undo()

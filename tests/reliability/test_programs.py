@@ -21,7 +21,8 @@ WITH_CONFIG = ('generate', 'compare', 'benchmark', 'topologies', 'overhead', 'un
                'train_drafter', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac', 'papers.cool_sd',
                'papers.lantern')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | {
-    'fit_corrector': '--output', 'fit_head_drafter': '--output', 'against_pytorch': '--workdir',
+    'fit_corrector': '--output', 'fit_head_drafter': '--output', 'against_mar': '--workdir',
+    'against_llamagen': '--workdir',
     'exactness': '--json', 'tables': None, 'cspd-generate': '--output', 'cspd-convert': '--output'}
 # What the two commands need before anything else is looked at.
 NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors']}
@@ -307,8 +308,12 @@ FLAGS = {
         ('--report={tmp}/list.json', 'it holds a list'), ('--report={tmp}/binary', 'as JSON'),
         ('--report={tmp}/{long}', 'cannot be a place'), ('--report=~nobody_here', 'be a place'),
         ('--report={tmp}/empty', 'cannot be read as JSON')],
-    'against_pytorch': [('--repeats=0', 'repeats is 0'), ('--tokens=0', 'tokens is 0'),
-                        ('--repo={tmp}', 'there is no models/mar.py')],
+    'against_mar': [('--repeats=0', 'repeats is 0'), ('--tokens=0', 'tokens is 0'),
+                    ('--steps=0', 'steps is 0'), ('--images=-1', 'images is -1'),
+                    ('--repo={tmp}', 'there is no models/mar.py')],
+    'against_llamagen': [
+        ('--repeats=0', 'repeats is 0'), ('--tokens_per_round=0', 'tokens_per_round is 0'),
+        ('--decoder=', 'decoder is empty'), ('--size=c2i_b_256', 'repo is none')],
     'papers.cspd': [
         ('--suite=table9', 'suite'), ('--batch_sizes=0', 'batch_sizes is (0,)'),
         ('--lengths=()', 'lengths is empty'), ('--prefix_share=2', 'prefix_share is 2'),

@@ -1,27 +1,28 @@
-"""Times an autoregressive step of MAR against the official PyTorch code on the same machine.
+"""Times MAR against the official PyTorch code on the same machine's CPU: a step, and whole images.
 
   git clone https://github.com/LTH14/mar
   pip install torch 'timm<1' scipy
-  python -m experiments.against_pytorch --repo=mar
-  python -m experiments.against_pytorch --repo=mar --size=mar_l --tokens=4
+  python -m experiments.against_mar --repo=mar
+  python -m experiments.against_mar --repo=mar --size=mar_l --tokens=4 --images=0
 
 The official modules get random weights, which are converted, so that both compute the same; how far
-the vectors for the head differ is printed. One image, three eighths of its tokens visible: the
-official encoder reads those alone, ours the least of its lengths that holds them, half of all
-tokens, which is as many too many as on average. Both run on the CPU with as many threads as there
-are cores, in turns; medians are shown, without compilation. The official head runs eagerly, 100
-calls. How many calls `exact_head` needs depends on the weights; the count with these is shown,
-trained heads of the same size may need fewer or more.
+the vectors for the head differ is printed. Both run on the CPU with as many threads as there are
+cores, in turns; medians are shown, without compilation.
 
-Speed-ups over PyTorch also hold what compilation gains; the gain of speculation alone is the
-speed-up of `exact_head` over `mar`, which differ in the head's sampler only. The same figures, with
-versions, are in report.json in --workdir.
+A step: one image, three eighths of its tokens visible: the official encoder reads those alone, ours
+the least of its lengths that holds them, half of all tokens, which is as many too many as on
+average. The official head runs eagerly, 100 calls.
+
+Images, with guidance: as the official sampler makes them, in --steps of many tokens each, by its
+`sample_tokens` and by decoders of as many steps.
+
+How many calls `exact_head` needs depends on the weights; the count with these is shown, trained
+heads of the same size may need fewer or more. Speed-ups over PyTorch also hold what compilation
+gains; the gain of speculation alone is the speed-up of `exact_head` over `mar`, which differ in the
+head's sampler only. The same figures, with versions, are in report.json in --workdir.
 """
 
 import dataclasses
-import importlib
-import os
-import pathlib
 import sys
 from typing import Any
 
@@ -30,22 +31,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints_conversion import convert, rules
-from cspd_jax.continuous import head as head_lib, schedule as schedule_lib
+from cspd_jax.continuous import decoders, head as head_lib, schedule as schedule_lib
+from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.speculative_head import speculative
 from cspd_jax.core import fields
 from cspd_jax.core.random import row_keys
 from cspd_jax.evaluation import tables, timing
 from cspd_jax.evaluation.report import Report
 from cspd_jax.models import mar
-from experiments import cli
+from experiments import cli, official
 
+_URL = 'https://github.com/LTH14/mar'
 _SCALE = 2.9
+_LABEL = 207
 _VISIBLE = 3 / 8  # Of the tokens; an eighth below one of our encoder's static lengths.
 # Names of the official constructors.
 _OFFICIAL = {'mar_b': 'mar_base', 'mar_l': 'mar_large', 'mar_h': 'mar_huge'}
-_COLUMNS = {
+_STEP = {
     '': '{name}', 'guidance': '{guided}', 'transformer ms': '{transformer_ms:.0f}',
     'head calls': '{head_calls:.0f}', 'head ms': '{head_ms:.0f}', 'step ms': '{step_ms:.0f}',
+    'over PyTorch': '{speedup_over_pytorch:.2f}x', 'over mar': '{speedup_over_mar:.2f}x'}
+_IMAGE = {
+    '': '{name}', 'steps': '{steps}', 'head calls': '{head_calls:.0f}', 's/image': '{seconds:.1f}',
     'over PyTorch': '{speedup_over_pytorch:.2f}x', 'over mar': '{speedup_over_mar:.2f}x'}
 
 
@@ -58,7 +65,9 @@ class Flags:
     size: of the model: mar_b, mar_l or mar_h.
     tokens: that the step fixes.
     kernels_per_call: of exact_head.
-    repeats: timed runs of each; the median counts.
+    repeats: timed runs of a step; the median counts.
+    images: timed whole images; none if 0.
+    steps: of a whole image.
     workdir: folder of report.json.
   """
 
@@ -67,10 +76,12 @@ class Flags:
   tokens: int = 1
   kernels_per_call: int = 8
   repeats: int = 5
-  workdir: str = 'runs/against_pytorch'
+  images: int = 3
+  steps: int = 64
+  workdir: str = 'runs/against_mar'
 
   def __post_init__(self):
-    fields.check(self)
+    fields.check(self, images=(0, fields.MOST))
 
 
 def num_visible(config: mar.MARConfig) -> int:
@@ -78,31 +89,20 @@ def num_visible(config: mar.MARConfig) -> int:
   return int(_VISIBLE * config.num_tokens)
 
 
-def official(repo: str, name: str):
+def theirs(flags: Flags):
   """The official model with random weights, and PyTorch.
 
   Raises:
     ValueError: if the code or what it needs is not there.
   """
-  if not (pathlib.Path(repo) / 'models' / 'mar.py').exists():
-    raise ValueError(f'repo is {repo!r}, where there is no models/mar.py; give a clone of '
-                     'https://github.com/LTH14/mar.')
-  sys.path.insert(0, repo)
-  try:
-    torch, module = importlib.import_module('torch'), importlib.import_module('models.mar')
-  except ImportError as error:
-    raise ValueError(f'the official code cannot be imported ({error}); it needs '
-                     "pip install torch 'timm<1' scipy.") from error
-  torch.set_num_threads(os.cpu_count())
+  torch, module = official.imported(flags.repo, _URL, 'models/mar.py', "torch 'timm<1' scipy")
   torch.Tensor.cuda = lambda self, *args, **kwargs: self  # Its sampler moves noise to a GPU.
-  config = mar.PRESETS[name]
-  model = getattr(module, _OFFICIAL[name])(
+  config = mar.PRESETS[flags.size]
+  model = getattr(module, _OFFICIAL[flags.size])(
       img_size=256, vae_stride=16, patch_size=1, vae_embed_dim=16, class_num=config.num_classes,
       buffer_size=config.buffer_size, diffloss_w=config.head_width,
       diffloss_d=config.head_layers, num_sampling_steps='100').eval()
-  for parameter in model.parameters():
-    if not parameter.abs().max():
-      torch.nn.init.normal_(parameter, std=0.02)  # A head of zeros would accept every draft.
+  official.perturb(torch, model)  # A head of zeros would accept every draft.
   return model, torch
 
 
@@ -175,6 +175,33 @@ def compare(model, torch, config: mar.MARConfig, params, guided: bool,
                      speedup_over_mar=ours / row['step_ms']) for row in rows]
 
 
+def whole_images(model, torch, config: mar.MARConfig, params, flags: Flags) -> list[dict[str, Any]]:
+  """Rows of whole images with guidance."""
+  target, keys = mar.target(config, guided=True), jax.random.split(jax.random.key(0), 1)
+  options, labels = Sampling(guidance_scale=np.float32(_SCALE)), jnp.array([_LABEL])
+  made = {'mar': decoders.mar(target, num_iter=flags.steps),
+          'exact_head': decoders.exact_head(
+              target, num_iter=flags.steps, kernels_per_call=flags.kernels_per_call)}
+  compiled = {name: timing.compiled(one, params, labels, keys, options, None).run
+              for name, one in made.items()}
+
+  def their_image():
+    with torch.no_grad():
+      return model.sample_tokens(
+          1, num_iter=flags.steps, cfg=_SCALE, cfg_schedule='linear',
+          labels=torch.tensor([_LABEL]))
+
+  runs = {'PyTorch': their_image}
+  runs |= {name: lambda run=run: run(params, labels, keys, options, None)
+           for name, run in compiled.items()}
+  found = timing.measure(runs, flags.images, warmup=0)
+  calls = {name: float(runs[name]().costs.head_calls.sum()) for name in compiled}
+  return [dict(
+      name=name, steps=flags.steps, head_calls=calls.get(name, 100.0 * flags.steps),
+      seconds=times.median, speedup_over_pytorch=found['PyTorch'].median / times.median,
+      speedup_over_mar=found['mar'].median / times.median) for name, times in found.items()]
+
+
 def check(flags: Flags) -> mar.MARConfig:
   """The sizes of the model.
 
@@ -182,14 +209,16 @@ def check(flags: Flags) -> mar.MARConfig:
     ValueError: for flags that cannot work.
   """
   if flags.repo is None:
-    raise ValueError('repo is none; give a clone of https://github.com/LTH14/mar.')
+    raise ValueError(f'repo is none; give a clone of {_URL}.')
   if flags.size not in mar.PRESETS:
     raise ValueError(f'size is {flags.size!r}; it must be one of {", ".join(mar.PRESETS)}.')
   config = mar.PRESETS[flags.size]
   hidden = config.num_tokens - num_visible(config)
   if flags.tokens > hidden:
     raise ValueError(f'tokens is {flags.tokens}; it may be at most the hidden ones, {hidden}.')
-  speculative(mar.target(config, guided=False), schedule_lib.make(), flags.kernels_per_call)
+  target = mar.target(config, guided=False)
+  speculative(target, schedule_lib.make(), flags.kernels_per_call)
+  decoders.mar(target, num_iter=flags.steps)
   return config
 
 
@@ -197,20 +226,27 @@ def check(flags: Flags) -> mar.MARConfig:
 def main(flags: Any) -> None:
   jax.config.update('jax_platforms', 'cpu')
   config = check(flags)
-  model, torch = official(flags.repo, flags.size)
+  model, torch = theirs(flags)
   report = Report(flags.workdir)
   params = jax.tree.map(jnp.asarray, convert.convert(
       rules.get('mar'), config,
       {name: tensor.numpy() for name, tensor in model.state_dict().items()}))
   rows = [row for guided in (False, True)
           for row in compare(model, torch, config, params, guided, flags)]
-  title = f'{flags.size}, {flags.tokens} of {config.num_tokens} tokens per step'
-  print(f'\n{title}\n\n{tables.text(_COLUMNS, rows)}')
+  parts = {f'{flags.size}, {flags.tokens} of {config.num_tokens} tokens per step': (_STEP, rows)}
+  if flags.images:
+    parts[f'{flags.size}, images of {flags.steps} steps'] = (
+        _IMAGE, whole_images(model, torch, config, params, flags))
+  tables_of, rows = [], []
+  for title, (columns, found) in parts.items():
+    print(f'\n{title}\n\n{tables.text(columns, found, left=1)}')
+    first = len(rows)
+    rows += found
+    tables_of.append(dict(title=title, columns=columns, rows=list(range(first, len(rows)))))
   report.write(
       settings=dataclasses.asdict(flags), rows=rows, tokens_per_image=config.num_tokens,
       tokens_visible=num_visible(config), guidance_scale=_SCALE, batch=1, dtype='float32',
-      torch_version=str(torch.__version__),
-      tables=[dict(title=title, columns=_COLUMNS, rows=list(range(len(rows))))])
+      torch_version=str(torch.__version__), tables=tables_of)
   print(f'\nreport.json is in {flags.workdir}.')
 
 

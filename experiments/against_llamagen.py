@@ -1,0 +1,177 @@
+"""Times images of LlamaGen against the official PyTorch code on the same machine's CPU.
+
+  git clone https://github.com/FoundationVision/LlamaGen
+  pip install torch
+  python -m experiments.against_llamagen --repo=LlamaGen
+  python -m experiments.against_llamagen --repo=LlamaGen --decoder=mc_sjd --tokens_per_round=2.5
+
+The official model gets random weights, which are converted, so that both compute the same; how far
+the first logits differ is printed. Then one image with guidance is timed: by the official
+`generate()`, by `vanilla`, and by decoders. Random weights accept nothing, so decoders are told to
+commit as many tokens per round as they have been measured to with the embedded model
+(`--accepted`), and compute all the rest, what drafts for them included. Both run with as many
+threads as there are cores, in turns; medians are shown, without compilation. The same figures, with
+versions, are in report.json in --workdir.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints_conversion import convert, rules
+from cspd_jax import families
+from cspd_jax.core import fields
+from cspd_jax.evaluation import accepted, forced, tables, timed_rounds, timing
+from cspd_jax.evaluation.report import Report
+from experiments import cli, official
+
+_URL = 'https://github.com/FoundationVision/LlamaGen'
+_SCALE = 2.0
+_LABEL = 207
+# Names of the official constructors.
+_OFFICIAL = {'c2i_b_256': 'GPT-B', 'c2i_l_256': 'GPT-L', 'c2i_xl_256': 'GPT-XL'}
+_COLUMNS = {
+    '': '{decoder}', 'tokens': '{tokens:.2f}', 'rounds': '{rounds}', 'ms/round': '{ms:.1f}',
+    'of one token': '{ratio:.2f}x', 's/image': '{seconds_per_image:.2f}',
+    'over vanilla': '{speedup:.2f}x', 'over PyTorch': '{speedup_over_pytorch:.2f}x'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """What to time.
+
+  Attributes:
+    repo: folder of the official code.
+    size: of the model: c2i_b_256, c2i_l_256 or c2i_xl_256.
+    decoder: specifications of decoders; `vanilla` comes first of itself.
+    tokens_per_round: tokens that every decoder commits per round; by default what the report
+      `accepted` says of it.
+    accepted: report.json of a program that measured step compression.
+    repeats: timed runs of each; the median counts.
+    workdir: folder of report.json.
+  """
+
+  repo: str | None = None
+  size: str = 'c2i_b_256'
+  decoder: tuple[str, ...] = (
+      'mc_sjd(window=4)', 'mc_sjd(window=8)', 'mc_sjd(window=16)',
+      'corrected(by=neighbours, passes=2, window=4)',
+      'corrected(by=neighbours, passes=2, window=8)', 'corrected(passes=1, window=4)',
+      'corrected(passes=2, window=8)', 'corrected(passes=2, window=16)')
+  tokens_per_round: float | None = None
+  accepted: str = 'docs/reports/corrected_short.json'
+  repeats: int = 5
+  workdir: str = 'runs/against_llamagen'
+
+  def __post_init__(self):
+    fields.check(self, tokens_per_round=(1, fields.MOST))
+
+
+def check(flags: Flags) -> tuple[Any, dict[str, float]]:
+  """The model in sizes alone, and the tokens that every decoder commits per round.
+
+  Raises:
+    ValueError: for flags that cannot work.
+  """
+  if not flags.decoder:
+    raise ValueError('decoder is empty; give at least one.')
+  if flags.repo is None:
+    raise ValueError(f'repo is none; give a clone of {_URL}.')
+  if flags.size not in _OFFICIAL:
+    raise ValueError(f'size is {flags.size!r}; it must be one of {", ".join(_OFFICIAL)}.')
+  model = families.describe(flags.size, dtype='float32')
+  texts, known = [str(model.specification(text)) for text in ('vanilla', *flags.decoder)], {}
+  for text in dict.fromkeys(texts):
+    given = None if text == texts[0] else flags.tokens_per_round
+    known[text] = given or accepted.tokens_per_round(flags.accepted, text)
+    if known[text] is None:
+      raise ValueError(f'decoder holds {text!r}, of which accepted ({flags.accepted!r}) says '
+                       'nothing; give tokens_per_round.')
+    forced.forced(model.decoder(text, guided=True), known[text])
+  return model, known
+
+
+def theirs(flags: Flags, config: Any) -> tuple[Any, Callable[[], Any], np.ndarray, str]:
+  """The official code.
+
+  Returns:
+    The model with random weights; a function that makes an image; the logits `[2, V]` of the first
+    token, with and without its class; the version of PyTorch.
+  """
+  torch, module = official.imported(flags.repo, _URL, 'autoregressive/models/gpt.py', 'torch')
+  _, sampling = official.imported(flags.repo, _URL, 'autoregressive/models/generate.py', 'torch')
+  torch.manual_seed(0)
+  size = config.num_tokens
+  model = module.GPT_models[_OFFICIAL[flags.size]](
+      vocab_size=config.vocab_size, block_size=size, num_classes=config.num_classes,
+      cls_token_num=1, model_type='c2i').eval()
+  official.perturb(torch, model)
+
+  def image():
+    return sampling.generate(
+        model, torch.tensor([_LABEL]), size, cfg_scale=_SCALE, cfg_interval=-1, temperature=1.0,
+        top_k=0, top_p=1.0, sample_logits=True)
+
+  with torch.no_grad():
+    model.setup_caches(max_batch_size=2, max_seq_length=size + 1, dtype=torch.float32)
+    both = torch.tensor([_LABEL, config.num_classes])
+    logits = model(None, both, torch.arange(1))[0][:, 0].numpy()
+  return model, image, logits, str(torch.__version__)
+
+
+def ours(model: Any, known: dict[str, float]) -> tuple[dict[str, Callable[[], Any]], np.ndarray]:
+  """Functions that make an image, by decoder, compiled; and the logits that `theirs` returns."""
+  condition, key = jnp.array([_LABEL]), jax.random.split(jax.random.key(0), 1)
+  sampling, runs = model.engine.settled(model.sampling(guidance_scale=_SCALE)), {}
+  for text, tokens in known.items():
+    decoder = model.decoder(text, guided=True)
+    decoder = decoder if text == 'vanilla' else forced.forced(decoder, tokens)
+    arguments = (model.params, condition, key, sampling,
+                 timed_rounds.made_up(model.draft_params(text)))
+    run = timing.compiled(decoder, *arguments).run
+    runs[text] = lambda run=run, arguments=arguments: run(*arguments)
+    print(f'{text} is compiled', file=sys.stderr, flush=True)
+  target = model.target(guided=True)
+  logits, *_ = jax.jit(lambda params: target.prefill(params, condition, target.num_tokens))(
+      model.params)
+  return runs, np.asarray(logits[:, 0])
+
+
+@cli.program(flags=Flags())
+def main(flags: Any) -> None:
+  jax.config.update('jax_platforms', 'cpu')
+  model, known = check(flags)
+  official_model, image, expected, version = theirs(flags, model.config)
+  report = Report(flags.workdir)
+  model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, convert.convert(
+      rules.get('llamagen'), model.config,
+      {name: tensor.numpy() for name, tensor in official_model.state_dict().items()
+       if 'kv_cache' not in name and name not in ('freqs_cis', 'causal_mask')})))
+  runs, logits = ours(model, known)
+  difference = float(np.abs(logits - expected).max())
+  print(f'the first logits differ by {difference:.1e} at most', flush=True)
+  found = timing.measure({'PyTorch': image} | runs, flags.repeats)
+  rows, first = [], found['vanilla'].median
+  for name, times in found.items():
+    rounds = int(runs[name]().rounds[0]) if name in runs else model.num_tokens
+    rows.append(dict(
+        decoder=name, tokens=model.num_tokens / rounds, rounds=rounds,
+        ms=1e3 * times.median / rounds, ratio=times.median / rounds * model.num_tokens / first,
+        seconds_per_image=times.median, quartiles=times.quartiles,
+        speedup=first / times.median, speedup_over_pytorch=found['PyTorch'].median / times.median))
+  title = f'{flags.size}, one image with guidance'
+  print(f'\n{title}\n\n{tables.text(_COLUMNS, rows, left=1)}')
+  report.write(
+      settings=dataclasses.asdict(flags), rows=rows, difference=difference, guidance_scale=_SCALE,
+      batch=1, dtype='float32', torch_version=version,
+      tables=[dict(title=title, columns=_COLUMNS, rows=list(range(len(rows))))])
+  print(f'\nreport.json is in {flags.workdir}.')
+
+
+if __name__ == '__main__':
+  sys.exit(main())
