@@ -1,13 +1,13 @@
 """More images than are decoded at once: a row that is complete takes the next image.
 
-A batch ends with its slowest row. Here a decode has slots instead of rows, and a slot whose image is
-complete takes the next one of a queue, while the others go on. An image depends on its own key,
+A batch ends with its slowest row. Here a decode has slots instead of rows, and a slot whose image
+is complete takes the next one of a queue, while the others go on. An image depends on its own key,
 condition and options only, so it is the image that it would be in a batch.
 
-Images come in groups, a quarter of the slots. A call of `Refill.advance` reads the conditions of one
-group in one prefill, hands its images out one by one as slots become free, and ends when all of them
-have one and a slot is free for the next group. Everything within a call is one program without a
-word to the host; what a call needs is known before the last one ends, so the device waits for
+Images come in groups, a quarter of the slots. A call of `Refill.advance` reads the conditions of
+one group in one prefill, hands its images out one by one as slots become free, and ends when all of
+them have one and a slot is free for the next group. Everything within a call is one program without
+a word to the host; what a call needs is known before the last one ends, so the device waits for
 nobody. The cost beside batches is the memory of the group's caches, and four prefills of a quarter
 of the rows in place of one of all.
 """
@@ -216,12 +216,10 @@ def _replaced(old: Any, new: Any, slot: jax.Array, row: jax.Array, streams: int,
 
   def place(path, old, new):
     axis = _axis(path, old.shape, new.shape, streams, num_slots, group)
-    blocks = old.shape[axis] // num_slots
-    before, after = old.shape[:axis], old.shape[axis + 1:]
-    one = jax.lax.dynamic_slice_in_dim(
-        new.reshape(*before, blocks, group, *after), row, 1, axis + 1)
-    return jax.lax.dynamic_update_slice_in_dim(
-        old.reshape(*before, blocks, num_slots, *after), one, slot, axis + 1).reshape(old.shape)
+    for block in range(old.shape[axis] // num_slots):
+      one = jax.lax.dynamic_slice_in_dim(new, block * group + row, 1, axis)
+      old = jax.lax.dynamic_update_slice_in_dim(old, one, block * num_slots + slot, axis)
+    return old
 
   return jax.tree_util.tree_map_with_path(place, old, new)
 

@@ -1,5 +1,6 @@
 """Images from prompts: one call, or round by round."""
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -159,8 +160,8 @@ def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
   for first in range(0, count, size):
     # The last batch is filled up, because another size would be compiled anew.
     index = np.minimum(np.arange(first, first + size), count - 1)
-    decoded, kept = decode(task.pick(index)), min(size, count - first)
-    yield index[:kept], jax.tree.map(lambda leaf: leaf[:kept], decoded)
+    found, kept = decode(task.pick(index)), slice(min(size, count - first))
+    yield index[kept], jax.tree.map(operator.itemgetter(kept), found)
 
 
 def _can_refill(task: Task) -> bool:
