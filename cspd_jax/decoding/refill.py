@@ -31,6 +31,11 @@ from cspd_jax.decoding.warp import Warp
 _SHARE = 4
 
 
+def group(num_slots: int) -> int:
+  """The number of images that are read in one prefill for so many slots."""
+  return max(1, num_slots // _SHARE)
+
+
 class Queue(NamedTuple):
   """A group of images that wait, `G` of them; what `Decoder.start` takes for each.
 
@@ -107,7 +112,7 @@ class Refill:
   @property
   def group(self) -> int:
     """The number `G` of images that are read in one prefill."""
-    return max(1, self.num_slots // _SHARE)
+    return group(self.num_slots)
 
   @usual_promotion
   def idle(self, params: Params, queue: Queue, draft_params: Params = None) -> Slots:
@@ -206,38 +211,60 @@ class Refill:
 
 
 def _replaced(old: Any, new: Any, slot: jax.Array, row: jax.Array, streams: int, num_slots: int,
-              group: int) -> Any:
-  """`old` with slot number `slot` as row number `row` of `new`.
-
-  Which axis of a leaf holds the rows follows from the sizes for `num_slots` and for `group` rows.
+              size: int) -> Any:
+  """`old`, of `num_slots` rows, with slot number `slot` as row number `row` of the `size` of `new`.
   """
-  if num_slots == group:  # One slot: all of it is the new image's.
+  if num_slots == size:  # One slot: all of it is the new image's.
     return new
 
-  def place(path, old, new):
-    axis = _axis(path, old.shape, new.shape, streams, num_slots, group)
+  def place(axis, old, new):
     for block in range(old.shape[axis] // num_slots):
-      one = jax.lax.dynamic_slice_in_dim(new, block * group + row, 1, axis)
+      one = jax.lax.dynamic_slice_in_dim(new, block * size + row, 1, axis)
       old = jax.lax.dynamic_update_slice_in_dim(old, one, block * num_slots + slot, axis)
     return old
 
-  return jax.tree_util.tree_map_with_path(place, old, new)
+  return jax.tree.map(place, row_axes(old, new, streams, num_slots, size), old, new)
 
 
-def _axis(path: Any, old: tuple[int, ...], new: tuple[int, ...], streams: int, num_slots: int,
-          group: int) -> int:
-  """The axis of a leaf that holds the rows, which are `streams` blocks of them or one."""
-  axes = [axis for axis, (many, few) in enumerate(zip(old, new)) if many != few]
-  if len(axes) == 1 and (old[axes[0]], new[axes[0]]) in (
-      (blocks * num_slots, blocks * group) for blocks in (1, streams)):
-    return axes[0]
-  sizes = ' or '.join(dict.fromkeys(['B', 'B' if streams == 1 else f'{streams} B']))
-  raise ContractError(
-      f'the state of a decode has a leaf state{jax.tree_util.keystr(path)} of shape {list(new)} '
-      f'for {group} images and {list(old)} for {num_slots}; for images to follow each other in a '
-      f'row it must have one axis of size {sizes} that tells the B images apart (those of every '
-      'stream together, one stream after the other). Change the cache or the drafter, or decode '
-      'all images at once (batch_size=None).')
+def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> Any:
+  """Which axis of every leaf of a decode's state holds the rows: the one whose size follows them.
+
+  Args:
+    many: the state, or its shapes, of `num_many` images.
+    few: the same of `num_few` images.
+    streams: guidance streams. The rows of all may share the axis, one stream after the other.
+    num_many: see `many`.
+    num_few: another number; see `few`.
+
+  Returns:
+    The axis per leaf.
+
+  Raises:
+    ContractError: if there is no such axis, or more than one.
+  """
+  sizes = [(blocks * num_many, blocks * num_few) for blocks in {1, streams}]
+
+  def find(path, many, few):
+    axes = [axis for axis, both in enumerate(zip(many.shape, few.shape)) if both[0] != both[1]]
+    if len(axes) == 1 and (many.shape[axes[0]], few.shape[axes[0]]) in sizes:
+      return axes[0]
+    words = 'B' if streams == 1 else f'B or {streams} B'
+    raise ContractError(
+        f'the state of a decode has a leaf state{jax.tree_util.keystr(path)} of shape '
+        f'{list(few.shape)} for {num_few} images and {list(many.shape)} for {num_many}; for images '
+        f'to follow each other in a row it must have one axis of size {words} that tells the B '
+        'images apart. Change the cache or the drafter, or decode all images at once '
+        '(batch_size=None).')
+
+  return jax.tree_util.tree_map_with_path(find, many, few)
+
+
+def helps(decoder: Decoder, count: int, num_slots: int) -> bool:
+  """Whether so many images take fewer rounds in slots than in batches of as many rows.
+
+  Without drafts every image takes as many rounds as it has tokens.
+  """
+  return count > num_slots > 1 and decoder.drafter.tree.num_nodes > 0
 
 
 class Program(NamedTuple):
@@ -276,14 +303,14 @@ def run(program: Program, params: Params, count: int,
   Yields:
     The images that became complete, NumPy arrays without the rows beyond `count`.
   """
-  group, slots, last = program.refill.group, None, None
-  for first in range(0, count, group):
-    numbers = np.minimum(np.arange(first, first + group), count - 1)
+  size, slots, last = program.refill.group, None, None
+  for first in range(0, count, size):
+    numbers = np.minimum(np.arange(first, first + size), count - 1)
     condition, key, warp = images(numbers)
     queue = Queue(
-        condition, key, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (group,)), warp),
-        jnp.asarray(numbers, jnp.int32), jnp.int32(min(group, count - first)),
-        jnp.asarray(first + group >= count))
+        condition, key, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size,)), warp),
+        jnp.asarray(numbers, jnp.int32), jnp.int32(min(size, count - first)),
+        jnp.asarray(first + size >= count))
     if slots is None:
       slots = program.idle(params, queue, draft_params)
     slots, finished = program.advance(params, slots, queue, draft_params)

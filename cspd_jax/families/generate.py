@@ -154,7 +154,7 @@ def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
     ValueError: if the model's numbers are no probabilities for some of them.
   """
   count, size = len(task.captions), task.batch_size
-  if count > size > 1 and _can_refill(task):
+  if _can_refill(task):
     yield from _refilled(task)
     return
   for first in range(0, count, size):
@@ -165,9 +165,9 @@ def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
 
 
 def _can_refill(task: Task) -> bool:
-  """Whether rows can take the next image, and would not all be complete at once anyway."""
+  """Whether rows of a batch can take the next image, and that helps."""
   return (task.model.engine.name == 'discrete' and task.model.mesh is None
-          and task.decoder.drafter.tree.num_nodes > 0)
+          and refill.helps(task.decoder, len(task.captions), task.batch_size))
 
 
 def _refilled(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
