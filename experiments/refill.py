@@ -1,7 +1,7 @@
 """What is gained where a row that is complete takes the next image, beside batch after batch.
 
   python -m experiments.refill
-  python -m experiments.refill --decoder='mc_sjd,corrected(window=32)' --batch_size=4 --num_images=64
+  python -m experiments.refill --decoder='mc_sjd,corrected' --window=32 --num_images=64
 
 Every decoder makes the same images twice: in batches, each of which ends with its last row, and in
 rows that take the next image. Rounds are forward passes over all rows, without the prefills; times

@@ -42,7 +42,7 @@ _MARGIN = 1.1
 # Candidates up to so many times slower than the best one are looked at more closely.
 _NEAR = 1.3
 # Queues that are drawn for an expectation.
-_QUEUES = 100
+_QUEUES = 400
 
 
 class Run(NamedTuple):

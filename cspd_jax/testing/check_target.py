@@ -79,8 +79,9 @@ def check_target(target: Target, params: Params, condition: Condition, *,
 
   Shapes, dtypes and streams; determinism; windows against one-by-one scoring, with rows at
   different starts; trees, static and run-time, node by node; `commit`; leftovers of rejected
-  drafts; the end of the image; rows among each other, and of the cache; features. Distributions are compared, by
-  their total variation. Use float32 parameters: in bfloat16 rounding hides small mistakes.
+  drafts; the end of the image; rows among each other, and of the cache; features. Distributions are
+  compared, by their total variation. Use float32 parameters: in bfloat16 rounding hides small
+  mistakes.
 
   Args:
     target: the target.

@@ -17,16 +17,16 @@ def folder(tmp_path_factory):
 def test_batches_and_a_queue(folder, capsys, tmp_path):
   found = calls.call(
       refill.main, capsys, tmp_path / 'out', f'--model={folder}', '--decoder=mc_sjd',
-      '--window=4', '--num_images=6', '--batch_size=2', '--repeats=1', '--guidance_scale=1')
+      '--window=4', '--num_images=12', '--batch_size=3', '--repeats=1', '--guidance_scale=1')
   assert found.code == 0, found.err
   report = json.loads((found.folder / 'report.json').read_text())
   row, = report['rows']
   assert row['decoder'] == 'mc_sjd(window=4)' in found.out and row['same_images'] == 1
-  # Two rows share the rounds of six images; a prefill is none of them.
-  least = 3 * (row['rounds'] - 1)
-  assert least <= row['rounds_in_queue'] < row['rounds_in_batches'] <= 3 * (row['most_rounds'] - 1)
+  # Three rows share the rounds of twelve images; a prefill is none of them.
+  least, most = (4 * (row[name] - 1) for name in ('rounds', 'most_rounds'))
+  assert least <= row['rounds_in_queue'] < row['rounds_in_batches'] <= most
   assert row['speedup'] == pytest.approx(row['seconds_in_batches'] / row['seconds_in_queue'])
-  assert report['tables'][0]['title'].endswith('6 images, 2 at once')
+  assert report['tables'][0]['title'].endswith('12 images, 3 at once')
 
 
 @pytest.mark.parametrize('words, message', [
