@@ -2,7 +2,7 @@
 
   python -m experiments.refill
 
-Runtime: two minutes on one CPU core. Result: in runs/refill, rounds and times of batches and of a
+Runtime: ten minutes on one CPU core. Result: in runs/refill, rounds and times of batches and of a
 queue (report.json).
 """
 
@@ -33,7 +33,7 @@ class Config:
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] = ('vanilla', 'mc_sjd', 'corrected', 'eagle')
   window: int = 16
-  images: groups.Images = groups.Images(num_images=32)
+  images: groups.Images = groups.Images(num_images=64)
   batch_size: int = 8
   sampling: groups.Sampling = groups.Sampling()
   repeats: int = 3

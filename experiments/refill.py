@@ -9,6 +9,7 @@ are of all that is done, in turns, in the median. The images must be the same.
 """
 
 import dataclasses
+import functools
 import sys
 from typing import Any
 
@@ -60,18 +61,23 @@ def _texts(config: Any, bench: Bench) -> list[str]:
 
 def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
   """Rounds and seconds of the images of a bench with a decoder, in batches and as a queue."""
-  size, count = bench.batch_size, len(bench.prompts)
-  batches, queue = bench.run(text, size, count // size), bench.queue(text, size)
-  found = timing.measure({'batches': batches, 'queue': queue}, repeats, warmup=0)
-  seconds = {name: one.median / count for name, one in found.items()}
-  want = jax.tree.map(lambda *parts: np.concatenate(parts), *map(jax.device_get, batches()))
-  refilled = queue()
-  order = np.argsort(np.concatenate([some.image for some in refilled]))
-  tokens = np.concatenate([some.decoded.tokens for some in refilled])[order]
+  size, count, found = bench.batch_size, len(bench.prompts), {}
+  runs = {'batches': bench.run(text, size, count // size), 'queue': bench.queue(text, size)}
+
+  def kept(name):
+    found[name] = runs[name]()
+    return found[name]
+
+  timed = timing.measure({name: functools.partial(kept, name) for name in runs}, repeats, warmup=0)
+  seconds = {name: one.median / count for name, one in timed.items()}
+  want = jax.tree.map(
+      lambda *parts: np.concatenate(parts), *map(jax.device_get, found['batches']))
+  order = np.argsort(np.concatenate([some.image for some in found['queue']]))
+  tokens = np.concatenate([some.decoded.tokens for some in found['queue']])[order]
   return dict(
       decoder=text, rounds=float(want.rounds.mean()), most_rounds=int(want.rounds.max()),
       rounds_in_batches=int((want.rounds.reshape(-1, size).max(axis=1) - 1).sum()),
-      rounds_in_queue=sum(int(some.rounds) for some in refilled),
+      rounds_in_queue=sum(int(some.rounds) for some in found['queue']),
       seconds_in_batches=seconds['batches'], seconds_in_queue=seconds['queue'],
       speedup=seconds['batches'] / seconds['queue'],
       same_images=float((tokens == want.tokens).all(axis=1).mean()))

@@ -123,9 +123,9 @@ class Bench:
       condition = self.model.condition([self.prompts[i % len(self.prompts)] for i in numbers])
       return condition, runner.keys(self.seed, numbers), options
 
-    run = lambda: list(refill.run(program, params, count, images, draft_params))
-    run()
-    return run
+    run = lambda count: list(refill.run(program, params, count, images, draft_params))
+    run(min(count, batch_size))
+    return lambda: run(count)
 
   def batches(self, batch_size: int, batches: int, sampling: Any = None) -> list[tuple]:
     """What a decoder of `programs` takes for the first images, batch after batch; see `run`."""
