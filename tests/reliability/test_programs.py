@@ -247,7 +247,7 @@ FLAGS = {
     'quantized': [('--batch_size=0', 'batch_size is 0'), ('--guidance_scale=nan', 'guidance_scale'),
                   ('--guidance_scale=()', 'guidance_scale is empty')],
     'refill': [('--batch_size=0', 'batch_size is 0'), ('--decoder=', 'decoder is empty'),
-               ('--batch_size=5', 'batch_size is 5 and there are 32 images'),
+               ('--batch_size=5', 'batch_size is 5 and there are 64 images'),
                ('--num_images=8', 'batch_size is 8 and there are 8 images')],
     'train': [
         ('--image_size=0', 'image_size is 0'), ('--image_size=1000000', 'image_size is 1000000'),
