@@ -88,7 +88,8 @@ def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
   before = (folder / 'model.json').read_bytes()
   found = _call(
       capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=2',
-      '--decoder=seed_exact(window=3)', '--num_images=3', '--repeats=1', '--minutes=1e-9', '--best=1', '--guarantee=seed-exact')
+      '--decoder=seed_exact(window=3)', '--num_images=3', '--repeats=1', '--minutes=1e-9',
+      '--best=1', '--guarantee=seed-exact')
   assert found.code == 0, found.err
   row, = csv.DictReader((found.folder / 'rows.csv').open())
   assert row['chosen'] == 'yes' and row['decoder'] == 'seed_exact(window=3)'
