@@ -133,14 +133,18 @@ def _primitives(jaxpr):
         yield from _primitives(getattr(part, 'jaxpr', part))
 
 
-def test_the_loop_has_no_conditionals():
-  one = refill.Refill(_build('mc_sjd'), SLOTS)
-  some = lambda warp: refill.Queue(
+def _queue(warp):
+  """A group of one image."""
+  return refill.Queue(
       LABELS[:1], KEYS[:1], jax.tree.map(lambda leaf: jnp.full(1, leaf), warp),
       jnp.zeros(1, jnp.int32), jnp.int32(1), jnp.asarray(True))
 
+
+def test_the_loop_has_no_conditionals():
+  one = refill.Refill(_build('mc_sjd'), SLOTS)
+
   def found(warp):
-    queue = some(warp)
+    queue = _queue(warp)
     slots = jax.eval_shape(one.idle, MODEL.params, queue)
     return list(_primitives(jax.make_jaxpr(one.advance)(MODEL.params, slots, queue).jaxpr))
 
@@ -208,20 +212,42 @@ CONFIG = llamagen.LlamaGenConfig(
     height=3, width=3, vocab_size=8, num_classes=3, dim=16, num_layers=1, num_heads=2, ffn_dim=16)
 
 
+def _transformer():
+  """A target of two streams, and its parameters."""
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32),
+                        jax.eval_shape(lambda: llamagen.init(CONFIG, jax.random.key(0))))
+  return llamagen.target(CONFIG, guided=True), params
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('given', [0, 3])
 def test_a_transformer(given):
   """Keys and values of both streams, on their own and behind given tokens."""
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32),
-                        jax.eval_shape(lambda: llamagen.init(CONFIG, jax.random.key(0))))
-  target = continued.target(llamagen.target(CONFIG, guided=True), given)
-  decoder = decoders.mc_sjd(target, 3)
+  target, params = _transformer()
+  decoder = decoders.mc_sjd(continued.target(target, given), 3)
   conditions = LABELS
   if given:
-    conditions = continued.Continued(LABELS, rng.integers(0, 8, (COUNT, given), np.int32))
+    first = np.random.default_rng(1).integers(0, 8, (COUNT, given), np.int32)
+    conditions = continued.Continued(LABELS, first)
   arguments = dict(warp=WARP._replace(top_k=np.int32(4)), params=params, draft_params=None,
                    conditions=conditions)
   found, rounds = _refilled(refill.program(decoder, SLOTS), **arguments)
   want, of_batches = _batches(decoder, SLOTS, **arguments)
   assert _differences(found, want) == [] and rounds == _scheduled(want.rounds, SLOTS) < of_batches
+
+
+@pytest.mark.slow
+def test_no_more_copies_of_the_cache_than_in_a_batch():
+  target, params = _transformer()
+  one = refill.Refill(decoders.mc_sjd(target, 3), SLOTS)
+  queue = _queue(SAMPLED)
+  slots = jax.eval_shape(one.idle, params, queue)
+  shape = ','.join(map(str, slots.state.cache.layers[0][0].shape))
+
+  def copies(function, *args, **how):
+    text = jax.jit(function, **how).lower(*args).compile().as_text()
+    return sum(f'f32[{shape}]' in line and ' copy(' in line for line in text.splitlines())
+
+  batch = copies(one.decoder, params, LABELS[:SLOTS], KEYS[:SLOTS], SAMPLED)
+  assert copies(one.advance, params, slots, queue, donate_argnums=1) <= batch
