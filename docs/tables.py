@@ -33,6 +33,7 @@ REPORTS = {
     'compare_mar': 'python -m experiments.compare --config=configs/compare/mar_demo.py',
     'overhead': 'python -m experiments.overhead',
     'tune': 'python -m experiments.tune --dry_run',
+    'refill': 'python -m experiments.refill',
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected/numbers.py',
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected/wide.py',
@@ -178,6 +179,7 @@ TABLES: dict[str, Table] = {
         'speed-up': '{speedup:.2f}x', 'draws from': '{distribution}'})),
     'overhead': Table('overhead', _own),
     'tune': Table('tune', _own),
+    'refill': Table('refill', _own),
     'pairs': Table('benchmark', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('accepted_length', errors=True), 'speed-up': '{speedup:.2f}x',

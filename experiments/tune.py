@@ -162,8 +162,12 @@ def tune(plan: Plan, config: Any) -> tuple[list[dict[str, Any]], dict[str, str]]
   growth = functools.cache(
       lambda tokens: tuning.growth(bench, tokens, sizes, config.repeats))
 
+  prefill = functools.cache(lambda size: tuning.prefill(bench, size, pace, config.repeats))
+
   def predict(text: str, size: int) -> tuning.Predicted:
-    return tuning.predict(runs[text], size, growth(runs[text].tokens)[size])
+    count = tuning.queue_length(bench, text, size)
+    return tuning.predict(runs[text], size, growth(runs[text].tokens)[size], count,
+                          prefill(size) if count else 0.0)
 
   def seconds(text: str) -> Mapping[int, float] | None:
     if runs and time.perf_counter() > until:

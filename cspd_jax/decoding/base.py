@@ -53,7 +53,9 @@ class Target(NamedTuple):
   The cache is any pytree with one slot per token (a transformer keeps keys and
   values there). After a prefill no slot of it is filled; token `k` of the image
   belongs in slot `k`. Slots at or after the first token that is not committed
-  hold leftovers of rejected drafts and must be ignored.
+  hold leftovers of rejected drafts and must be ignored. For rows that take the next image
+  (`decoding.refill`) every leaf has one axis of rows: `B`, or `S B` with row `b` of stream `s`
+  at `s B + b`; so have the leaves of a drafter's state.
 
   Attributes:
     prefill: `(params, condition, num_slots) -> (logits [S, B, V], features, cache)`:

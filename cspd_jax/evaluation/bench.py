@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from cspd_jax.core import programs as programs_lib
+from cspd_jax.decoding import refill
 from cspd_jax.evaluation import runner
 from cspd_jax.evaluation.switch import Programs
 from cspd_jax.metrics.base import Sample
@@ -99,6 +100,32 @@ class Bench:
     if not self.programs.is_compiled(specification, sampling, batch_size):
       jax.block_until_ready(decode(*arguments[0]))
     return lambda: [jax.block_until_ready(decode(*one)) for one in arguments]
+
+  def queue(self, specification: Any, batch_size: int, count: int | None = None
+            ) -> Callable[[], list[refill.Finished]]:
+    """A function to be timed: decodes images in rows that take the next one; see `decoding.refill`.
+
+    It is compiled and has run once. Images and prompts are those of `run`.
+
+    Args:
+      specification: of a decoder of discrete tokens.
+      batch_size: rows.
+      count: images; as many as there are prompts if None.
+    """
+    decoder, options = self.check(specification), self.model.engine.settled(self.sampling)
+    count, params = len(self.prompts) if count is None else count, self.model.params
+    draft_params = self.model.draft_params(self.programs.text(specification))
+    name = self.programs.text(specification), programs_lib.is_guided(options), batch_size, 'queue'
+    program = programs_lib.kept(
+        self.model, name, lambda: refill.program(decoder, batch_size))
+
+    def images(numbers):
+      condition = self.model.condition([self.prompts[i % len(self.prompts)] for i in numbers])
+      return condition, runner.keys(self.seed, numbers), options
+
+    run = lambda count: list(refill.run(program, params, count, images, draft_params))
+    run(min(count, batch_size))
+    return lambda: run(count)
 
   def batches(self, batch_size: int, batches: int, sampling: Any = None) -> list[tuple]:
     """What a decoder of `programs` takes for the first images, batch after batch; see `run`."""

@@ -5,7 +5,10 @@ The rounds of an image depend on the model and the decoder, the cost of a round 
   seconds per image = rounds x seconds of a round / images decoded together
 
 Rounds come from a short run of every candidate. A batch ends with its last row, so of a batch the
-expected rounds of the slowest of so many images count. A round is timed in the same run, at one
+expected rounds of the slowest of so many images count. Where more images wait than are decoded
+together, a row that is complete takes the next one (`decoding.refill`), so that the rounds of all
+images over the rows count, the last of which end alone, and the prefill of every group. A round is
+timed in the same run, at one
 number of images; at another number `b` it takes as many times longer as a bare forward pass of the
 target over as many tokens does:
 
@@ -17,12 +20,14 @@ theirs.
 """
 
 import functools
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from cspd_jax.decoding import refill
 from cspd_jax.decoding.tree import chain
 from cspd_jax.evaluation import forward, timing
 from cspd_jax.evaluation.bench import Bench
@@ -36,6 +41,8 @@ _PACE = 8
 _MARGIN = 1.1
 # Candidates up to so many times slower than the best one are looked at more closely.
 _NEAR = 1.3
+# Queues that are drawn for an expectation.
+_QUEUES = 400
 
 
 class Run(NamedTuple):
@@ -74,7 +81,8 @@ class Predicted(NamedTuple):
   """What a candidate is expected to take.
 
   Attributes:
-    rounds: of a batch, which ends with its last row.
+    rounds: in which as many images as are decoded together become complete: of a batch, which ends
+      with its last row; or of a queue in the mean, with its prefills.
     round_seconds: of one of them.
     seconds: per image.
   """
@@ -91,16 +99,52 @@ def last_row(rounds: np.ndarray, batch_size: int) -> float:
   return float(ordered @ np.diff(below))
 
 
-def predict(run: Run, batch_size: int, growth: float) -> Predicted:
+def queue_rounds(rounds: np.ndarray, batch_size: int, count: int) -> float:
+  """The expected rounds of `count` images that follow each other in `batch_size` rows.
+
+  Args:
+    rounds: of `[N]` images, the prefill included, which does not count here. Those of the queue are
+      drawn from them.
+    batch_size: rows; the one that is free first takes the next image.
+    count: images.
+  """
+  drawn, found = np.random.default_rng(0), []
+  for own in drawn.choice(np.asarray(rounds) - 1, (_QUEUES, count)):
+    ends = [0.0] * batch_size
+    for one in own:
+      heapq.heapreplace(ends, ends[0] + one)
+    found.append(max(ends))
+  return float(np.mean(found))
+
+
+def predict(run: Run, batch_size: int, growth: float, count: int = 0,
+            prefill: float = 0.0) -> Predicted:
   """What a candidate is expected to take with `batch_size` images decoded together.
 
   Args:
     run: its short run.
     batch_size: images decoded together.
     growth: how many times longer a round takes with them than in the short run; see `growth`.
+    count: images of a queue, whose rows take the next one; 0 for a batch.
+    prefill: seconds of the prefill of a group of the queue; see `prefill`.
   """
-  rounds, seconds = last_row(run.rounds, batch_size), run.seconds * growth
+  seconds = run.seconds * growth
+  if count:
+    groups = -(-count // refill.group(batch_size))
+    rounds = queue_rounds(run.rounds, batch_size, count) + groups * prefill / seconds
+    rounds *= batch_size / count
+  else:
+    rounds = last_row(run.rounds, batch_size)
   return Predicted(rounds, seconds, rounds * seconds / batch_size)
+
+
+def queue_length(bench: Bench, text: str, batch_size: int) -> int:
+  """The number of a bench's images if they are decoded as a queue; 0 if in batches.
+
+  So `families.generate` decodes them.
+  """
+  count = len(bench.prompts)
+  return count if refill.helps(bench.check(text), count, batch_size) else 0
 
 
 class Searched(NamedTuple):
@@ -259,9 +303,32 @@ def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
   return {size: spent[size] / spent[batch_sizes[0]] for size in batch_sizes}
 
 
+def prefill(bench: Bench, batch_size: int, pace: Pace, repeats: int) -> float:
+  """Seconds of the prefill of a group of a queue, at the pace of the machine.
+
+  Args:
+    bench: the model and the images.
+    batch_size: images decoded together.
+    pace: what takes turns with it.
+    repeats: timed runs.
+  """
+  (condition, _, _), = bench.batches(refill.group(batch_size), 1)
+  arguments = bench.model.params, condition, np.int32(0)
+  run = timing.compiled(
+      forward.passes(bench.check(bench.baseline).target, chain(0)), *arguments).run
+  found = timing.measure(
+      {'pace': pace.run, 'own': functools.partial(run, *arguments)}, repeats)
+  return pace.seconds * found['own'].median / found['pace'].median
+
+
 def measure(bench: Bench, texts: Sequence[str], batch_size: int, repeats: int) -> dict[str, float]:
   """Seconds per image of whole decodes that take turns, the images of a bench, in the median."""
-  batches = -(-len(bench.prompts) // batch_size)
-  found = timing.measure(
-      {text: bench.run(text, batch_size, batches) for text in texts}, repeats, warmup=0)
-  return {text: found[text].median / (batches * batch_size) for text in texts}
+  runs, counts = {}, {}
+  for text in texts:
+    batches = -(-len(bench.prompts) // batch_size)
+    if count := queue_length(bench, text, batch_size):
+      runs[text], counts[text] = bench.queue(text, batch_size), count
+    else:
+      runs[text], counts[text] = bench.run(text, batch_size, batches), batches * batch_size
+  found = timing.measure(runs, repeats, warmup=0)
+  return {text: found[text].median / counts[text] for text in texts}

@@ -1,6 +1,6 @@
-"""Generated images as a folder of files, batch by batch, to be stopped and continued."""
+"""Generated images as a folder of files, to be stopped and continued."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,10 +81,10 @@ class Gallery:
     missing = [i for i, name in enumerate(self.names) if not self._report.has(name)]
     done = len(self.names) - len(missing)
     progress(done, len(self.names))
-    for first in range(0, len(missing), self._size):
-      batch = missing[first:first + self._size]
-      self._generate(batch, watch)
-      done += len(batch)
+    for numbers, out in self._made(missing, watch):
+      for row, i in enumerate(numbers):
+        files.write(self._report.path(self.names[i]), out.png(row))
+      done += len(numbers)
       progress(done, len(self.names))
     if self._npz:
       self._write_npz()
@@ -94,19 +94,22 @@ class Gallery:
         guarantee=task.model.engine.guarantee(task.decoder), sampling=task.sampling._asdict(),
         rows=self._rows())
 
-  def _generate(self, batch: list[int], watch: Callable[[np.ndarray], None] | None) -> None:
-    """Generates and writes the images of these numbers."""
-    # The last batch is filled up, because another size would be compiled anew.
-    filled = batch + batch[-1:] * (self._size - len(batch))
-    task = self.task.pick(filled)
+  def _made(self, missing: list[int], watch: Callable[[np.ndarray], None] | None
+            ) -> Iterator[tuple[list[int], images_lib.Generated]]:
+    """Generates the images of these numbers; yields complete ones as rows, with their numbers."""
     if watch is None:
-      out = task.result(generate_lib.decode(task))
-    else:
+      task = self.task.pick(missing)
+      for index, decoded in generate_lib.finished(task):
+        if len(index):
+          yield [missing[i] for i in index], task.pick(index).result(decoded)
+      return
+    for first in range(0, len(missing), self._size):
+      batch = missing[first:first + self._size]
+      # The last batch is filled up, because another size would be compiled anew.
+      task = self.task.pick(batch + batch[-1:] * (self._size - len(batch)))
       for look in generate_lib.looks(task, _ROUNDS):
         watch(look.images[:len(batch)])
-      out = look.result()
-    for row, i in enumerate(batch):
-      files.write(self._report.path(self.names[i]), out.png(row))
+      yield batch, look.result()
 
   def _rows(self) -> list[dict[str, Any]]:
     """A row per image; rounds are in the files, which an earlier run may have left."""

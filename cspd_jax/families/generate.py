@@ -1,5 +1,6 @@
 """Images from prompts: one call, or round by round."""
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from cspd_jax import sharding
 from cspd_jax.core import files, modes, programs, random as random_lib
-from cspd_jax.decoding import continued
+from cspd_jax.decoding import continued, refill
 from cspd_jax.families import given as given_lib, prompts as prompts_lib
 from cspd_jax.families.images import Generated, Partial
 
@@ -44,19 +45,27 @@ class Task(NamedTuple):
 
   def pick(self, index: Sequence[int] | np.ndarray) -> 'Task':
     """The task of the images of these numbers."""
-    index = np.asarray(index)
+    index = np.asarray(index, int)
     of_each = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
     return self._replace(
         condition=jax.tree.map(lambda leaf: leaf[index], self.condition),
         captions=[self.captions[i] for i in index], seeds=[self.seeds[i] for i in index],
         sampling=type(self.sampling)(*map(of_each, self.sampling)))
 
-  @modes.usual_promotion
   def arguments(self) -> tuple[Any, jax.Array, Any, Any]:
     """What the decoder takes after the parameters."""
+    return *self.inputs(), self.options(), self.model.draft_params(self.specification)
+
+  @modes.usual_promotion
+  def inputs(self) -> tuple[Any, jax.Array]:
+    """The condition and the random keys `[B]`."""
+    return jax.tree.map(jnp.asarray, self.condition), random_lib.image_keys(self.seeds)
+
+  @modes.usual_promotion
+  def options(self) -> Any:
+    """The sampling options as the decoder takes them."""
     sampling = continued.sampling(self.sampling, self.given) if self.given else self.sampling
-    return (jax.tree.map(jnp.asarray, self.condition), random_lib.image_keys(self.seeds),
-            self.model.engine.settled(sampling), self.model.draft_params(self.specification))
+    return self.model.engine.settled(sampling)
 
   def checked(self, decoded: Any) -> Any:
     """What was decoded; raises ValueError, by name, if images did not come about as they should."""
@@ -107,7 +116,8 @@ def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = N
     prefix: first rows of the images, which are then completed: tokens, an image or its path; see
       `given.tokens`. Whatever the decoder, the rest follows the model's distribution given them.
     rows: rows of tokens to take of them.
-    batch_size: images decoded at once; all if None.
+    batch_size: images decoded at once; all if None. With more images than that, a row that is
+      complete takes the next one; see `finished`.
     progress: called with the number of finished images and of all.
     **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
       and parameters that the specification leaves open (`window`, ...).
@@ -120,14 +130,59 @@ def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = N
   """
   task = prepare(model, prompts, seed=seed, decoder=decoder, batch_size=batch_size, prefix=prefix,
                  rows=rows, **options)
-  count, batch_size, found = len(task.captions), task.batch_size, []
-  for first in range(0, count, batch_size):
+  count, numbers, found = len(task.captions), np.zeros(0, int), []
+  for index, decoded in finished(task):
+    numbers = np.concatenate([numbers, index])
+    found.append(decoded)
+    if progress is not None and len(index):
+      progress(len(numbers), count)
+  order = np.argsort(numbers)
+  return task.result(jax.tree.map(lambda *parts: np.concatenate(parts)[order], *found))
+
+
+def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
+  """Decodes the images of a task, `batch_size` at once.
+
+  Images that do not all go at once follow each other in their rows (`decoding.refill`), where that
+  helps: a decoder without drafts takes as many rounds for every image, and continuous tokens and
+  several devices have no queue. These are decoded batch after batch.
+
+  Yields:
+    Numbers of images, and what the decoder returned of them; together, of all.
+
+  Raises:
+    ValueError: if the model's numbers are no probabilities for some of them.
+  """
+  count, size = len(task.captions), task.batch_size
+  if _can_refill(task):
+    yield from _refilled(task)
+    return
+  for first in range(0, count, size):
     # The last batch is filled up, because another size would be compiled anew.
-    index = np.minimum(np.arange(first, first + batch_size), count - 1)
-    found.append(decode(task.pick(index)))
-    if progress is not None:
-      progress(min(first + batch_size, count), count)
-  return task.result(jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *found))
+    index = np.minimum(np.arange(first, first + size), count - 1)
+    found, kept = decode(task.pick(index)), slice(min(size, count - first))
+    yield index[kept], jax.tree.map(operator.itemgetter(kept), found)
+
+
+def _can_refill(task: Task) -> bool:
+  """Whether rows of a batch can take the next image, and that helps."""
+  return (task.model.engine.name == 'discrete' and task.model.mesh is None
+          and refill.helps(task.decoder, len(task.captions), task.batch_size))
+
+
+def _refilled(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
+  """What `finished` yields where rows that are complete take the next image."""
+  model, options = task.model, task.options()
+  name = (str(task.specification), task.guided, task.given, 'refill', task.batch_size)
+  program = programs.kept(model, name, lambda: refill.program(task.decoder, task.batch_size))
+
+  def images(numbers):
+    return *task.pick(numbers).inputs(), type(options)(*(
+        leaf[numbers] if np.ndim(leaf) else leaf for leaf in options))
+
+  for some in refill.run(program, model.params, len(task.captions), images,
+                         model.draft_params(task.specification)):
+    yield some.image, task.pick(some.image).checked(some.decoded)
 
 
 def stream(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,

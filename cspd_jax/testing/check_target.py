@@ -38,6 +38,7 @@ CHECKS = (
     Check('streams', window_checks.streams),
     Check('rows of prefill', window_checks.prefill_rows),
     Check('rows of score', window_checks.rows),
+    Check('rows of the cache', window_checks.cache_rows, ('rows of score',)),
     Check('later tokens', window_checks.later_tokens),
     Check('windows', window_checks.windows, ('later tokens',)),
     Check('leftovers', window_checks.stale_slots, ('windows',)),
@@ -78,8 +79,9 @@ def check_target(target: Target, params: Params, condition: Condition, *,
 
   Shapes, dtypes and streams; determinism; windows against one-by-one scoring, with rows at
   different starts; trees, static and run-time, node by node; `commit`; leftovers of rejected
-  drafts; the end of the image; rows among each other; features. Distributions are compared, by
-  their total variation. Use float32 parameters: in bfloat16 rounding hides small mistakes.
+  drafts; the end of the image; rows among each other, and of the cache; features. Distributions are
+  compared, by their total variation. Use float32 parameters: in bfloat16 rounding hides small
+  mistakes.
 
   Args:
     target: the target.

@@ -7,8 +7,10 @@ import dataclasses
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.decoding import contract, refill
 from cspd_jax.testing.probe import SPARE, Probe, distance
 
 # Tokens of the windows that are tried.
@@ -153,6 +155,32 @@ def rows(probe: Probe) -> Iterator[str]:
   if apart > probe.tolerance:
     yield (f'score: the distributions of a row change by {apart:.2g} in total variation with the '
            'tokens of another row; rows must not know each other.')
+
+
+def cache_rows(probe: Probe) -> Iterator[str]:
+  """Rows of a cache can change places, as they do where a row takes the next image."""
+  cache, count, streams = probe.before, len(probe.tokens), probe.target.num_streams
+  few = jax.tree.map(lambda x: x[:2], probe.condition)
+  try:
+    axes = refill.row_axes(cache, jax.eval_shape(probe.prefill, probe.params, few)[2], streams,
+                           count, 2)
+  except contract.ContractError as error:
+    yield str(error)
+    return
+  order = np.roll(np.arange(count), 1)
+
+  def turned(leaf, axis):
+    blocks = np.arange(leaf.shape[axis] // count)[:, None]
+    return jnp.take(leaf, (blocks * count + order).ravel(), axis)
+
+  window = probe.tokens[order, probe.start:probe.start + 2]
+  got = probe.read(window, jax.tree.map(turned, cache, axes), probe.start)[0]
+  want = probe.one_by_one[0][:, order, probe.start:probe.start + 2]
+  apart = np.where(probe.fits(probe.start + np.arange(window.shape[1]) + 1), distance(got, want), 0)
+  if apart.max() > probe.tolerance:
+    yield (f'cache: with its rows in another order the distributions are {apart.max():.2g} apart '
+           'in total variation; an axis of all streams has the rows of one stream after those of '
+           'the other, row b of stream s at s B + b.')
 
 
 def features(probe: Probe) -> Iterator[str]:

@@ -31,6 +31,25 @@ def test_rounds_times_cost_over_images():
   assert tuning.predict(run, 8, 4.0) == pytest.approx((rounds, 2.0, rounds * 2.0 / 8))
 
 
+def test_rows_of_a_queue_take_the_next_image():
+  assert tuning.queue_rounds([5], 4, 9) == 3 * 4 and tuning.queue_rounds([5], 4, 4) == 4
+  rounds = np.array([4, 2, 6])
+  # One row has all of them; as many rows as images are a batch, whose prefill is a round there.
+  assert tuning.queue_rounds(rounds, 1, 50) == pytest.approx(50 * 3, rel=0.02)
+  assert tuning.queue_rounds(rounds, 5, 5) == pytest.approx(
+      tuning.last_row(rounds, 5) - 1, rel=0.05)
+  assert 50 * 3 / 5 < tuning.queue_rounds(rounds, 5, 50) < 10 * (tuning.last_row(rounds, 5) - 1)
+
+
+def test_a_queue_has_the_prefills_of_its_groups():
+  run = _run(4, [11], 0.5)
+  # Eight rows and twenty images, in ten groups: three times ten rounds, and ten prefills.
+  found = tuning.predict(run, 8, 2.0, 20, prefill=0.25)
+  assert found.round_seconds == 1.0
+  assert found.seconds == pytest.approx((30 * 1.0 + 10 * 0.25) / 20)
+  assert found.rounds == pytest.approx(found.seconds * 8)
+
+
 def _search(lines, costs, further=lambda text: []):
   asked = []
 
@@ -80,4 +99,12 @@ def test_measurements_are_of_the_images_of_the_bench(tmp_path):
   assert run.accepted == pytest.approx(15 * 4 / (run.rounds - 1).sum())
   growth = tuning.growth(bench, 3, [2, 4], 1)
   assert growth[2] == 1 and growth[4] > 0 and tuning.growth(bench, 3, [2], 1) == {2: 1.0}
-  assert list(tuning.measure(bench, [run.decoder], 2, 1)) == [run.decoder]
+  # Three images in two rows are a queue, but for a decoder whose rows end together.
+  lengths = {text: tuning.queue_length(bench, text, 2) for text in (run.decoder, 'vanilla')}
+  assert lengths == {run.decoder: 3, 'vanilla': 0}
+  assert tuning.queue_length(bench, run.decoder, 3) == 0
+  assert tuning.prefill(bench, 2, pace, 1) > 0
+  found = bench.queue(run.decoder, 2)()
+  assert sorted(np.concatenate([some.image for some in found])) == [0, 1, 2]
+  timed = tuning.measure(bench, list(lengths), 2, 1)
+  assert list(timed) == list(lengths) and all(seconds > 0 for seconds in timed.values())

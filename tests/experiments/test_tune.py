@@ -87,12 +87,16 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
 def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
   before = (folder / 'model.json').read_bytes()
   found = _call(
-      capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=2', '--decoder=vanilla',
-      '--num_images=2', '--repeats=1', '--minutes=1e-9', '--best=1', '--guarantee=seed-exact')
+      capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=2',
+      '--decoder=seed_exact(window=3)', '--num_images=3', '--repeats=1', '--minutes=1e-9',
+      '--best=1', '--guarantee=seed-exact')
   assert found.code == 0, found.err
   row, = csv.DictReader((found.folder / 'rows.csv').open())
-  assert row['chosen'] == 'yes' and row['decoder'] == 'vanilla'
+  assert row['chosen'] == 'yes' and row['decoder'] == 'seed_exact(window=3)'
   assert float(row['images_per_hour']) == pytest.approx(3600 / float(row['measured_seconds']))
+  # Three images in two rows are a queue: two rows share its rounds and prefills.
+  assert float(row['predicted_seconds']) == pytest.approx(
+      float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / 2)
   assert 'Stored' not in found.out and (folder / 'model.json').read_bytes() == before
 
 

@@ -36,7 +36,24 @@ def test_batches_give_what_one_batch_gives(model, generated):
       ['sea', 'sky', 'sea'], seed=3, decoder='seed_exact(window=4)', batch_size=2,
       progress=lambda done, total: seen.append((done, total)))
   np.testing.assert_array_equal(batched.decoded.tokens, generated.decoded.tokens)
-  assert seen == [(2, 3), (3, 3)]
+  # A row that is complete takes the next image, so images become complete one by one.
+  assert seen == [(1, 3), (3, 3)]
+
+
+def test_rows_take_the_next_image_with_its_own_options(model):
+  prompts, first = ['sea', 'sky', 'sand', 'sea', 'sky'], np.arange(20).reshape(5, 4) % 6
+  options = dict(seed=1, decoder='mc_sjd', window=3, prefix=first, rows=1,
+                 guidance_scale=[1.0, 3.0, 1.5, 2.0, 2.5], temperature=[1.0, 0.0, 0.5, 1.5, 1.0])
+  model.programs.clear()
+  refilled = model.generate(prompts, batch_size=2, **options)
+  assert ['refill' in name for name in model.programs] == [True]
+  whole = model.generate(prompts, **options)
+  for name, one, other in zip(whole.decoded._fields, refilled.decoded, whole.decoded):
+    np.testing.assert_array_equal(one, other, err_msg=name)
+  np.testing.assert_array_equal(refilled.images, whole.images)
+  # Rows of a decoder without drafts are complete together.
+  assert not generate._can_refill(
+      generate.prepare(model, prompts, batch_size=2, decoder='vanilla'))
 
 
 def test_programs_are_compiled_once(model):

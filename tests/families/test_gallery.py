@@ -16,7 +16,7 @@ def test_options_per_image(tmp_path):
   assert gallery.headline == '3 images with sjd(window=4); model beach'
   steps = []
   gallery.generate({}, lambda *step: steps.append(step))
-  assert steps == [(0, 3), (2, 3), (3, 3)]
+  assert steps == [(0, 3), (1, 3), (3, 3)]
   found = []
   for name in gallery.names:
     with Image.open(tmp_path / 'out' / name) as image:

@@ -17,9 +17,9 @@ from tests.experiments import models as models_lib
 
 # Every program, with the flag that names the folder it writes, and whether it takes --config.
 WITH_CONFIG = ('generate', 'compare', 'benchmark', 'topologies', 'overhead', 'uncertainty',
-               'compile_report', 'inspect', 'accelerator', 'tune', 'quantized', 'train',
-               'train_drafter', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac', 'papers.cool_sd',
-               'papers.lantern')
+               'compile_report', 'inspect', 'accelerator', 'tune', 'quantized', 'refill',
+               'train', 'train_drafter', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac',
+               'papers.cool_sd', 'papers.lantern')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | {
     'fit_corrector': '--output', 'fit_head_drafter': '--output', 'against_mar': '--workdir',
     'against_llamagen': '--workdir',
@@ -247,6 +247,9 @@ FLAGS = {
         ('--store={tmp}/{long}', 'cannot be a place'), ('--passes=-1', 'passes is (-1,)')],
     'quantized': [('--batch_size=0', 'batch_size is 0'), ('--guidance_scale=nan', 'guidance_scale'),
                   ('--guidance_scale=()', 'guidance_scale is empty')],
+    'refill': [('--batch_size=0', 'batch_size is 0'), ('--decoder=', 'decoder is empty'),
+               ('--batch_size=5', 'batch_size is 5 and there are 64 images'),
+               ('--num_images=8', 'batch_size is 8 and there are 8 images')],
     'train': [
         ('--image_size=0', 'image_size is 0'), ('--image_size=1000000', 'image_size is 1000000'),
         ('--num_train_images=0', 'num_train_images is 0'), ('--log_every=0', 'log_every is 0'),
@@ -339,7 +342,7 @@ FLAGS = {
         ('--source={tmp}/model', 'a folder without'), ('--num_heads=x', 'invalid int64 value')]}
 # The tiny model loads fast.
 TINY = {'generate', 'compare', 'topologies', 'benchmark', 'fit_corrector', 'cspd-generate',
-        'uncertainty'}
+        'uncertainty', 'refill'}
 
 
 @pytest.mark.parametrize('name, word, message', [
@@ -354,6 +357,7 @@ def test_values_that_cannot_be(capfd, folder, name, word, message):
 
 @pytest.mark.parametrize('name, flag', [
     (name, '--model') for name in ('generate', 'compare', 'benchmark', 'topologies', 'overhead',
+                                   'refill',
                                    'uncertainty', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac',
                                    'papers.cool_sd', 'papers.lantern', 'fit_corrector',
                                    'fit_head_drafter', 'cspd-generate')

@@ -167,6 +167,11 @@ def test_generate_says_which_images(broken):
     broken.generate(['sand', 'sea'], seed=3, decoder='vanilla')
 
 
+def test_generate_says_which_images_of_a_queue(broken):
+  with pytest.raises(ValueError, match=r"images \('sea' with seed 3, number 1\)"):
+    broken.generate(['sand', 'sea', 'sky'], seed=3, decoder='mc_sjd', window=3, batch_size=2)
+
+
 def test_stream_and_runs_too(broken):
   with pytest.raises(ValueError, match="for 1 of 1 images .'sea'"):
     list(broken.stream(['sea'], decoder='vanilla'))

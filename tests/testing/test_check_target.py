@@ -73,6 +73,11 @@ def past_the_end(logits, tokens, start, tree, cache):
   return jnp.where((start[:, None] + tree.depth < 9)[..., None], logits, jnp.nan)
 
 
+def interleaved(logits, features, cache):
+  """With the rows of both streams by turns: row `b` of stream `s` at `2 b + s`."""
+  return logits, features, (cache[0], jnp.repeat(cache[1], 2, axis=0))
+
+
 # name: the target, the check that finds it, and what the sentence says.
 BROKEN = {
     'commit does nothing': (
@@ -137,6 +142,22 @@ BROKEN = {
         prefilling(lambda logits, features, cache: (
             logits + logits.mean(axis=1, keepdims=True), features, cache)),
         'rows of prefill', 'with the other rows of the batch'),
+    'rows of the cache in another order': (
+        T._replace(
+            prefill=lambda *args: interleaved(*T.prefill(*args)),
+            score=lambda params, cache, *args: interleaved(*T.score(
+                params, (cache[0], cache[1][::2]), *args)),
+            commit=lambda cache, *args: (cache[0], jnp.repeat(
+                T.commit((cache[0], cache[1][::2]), *args)[1], 2, axis=0))),
+        'rows of the cache', 'row b of stream s at s B . b'),
+    'a cache without rows': (
+        T._replace(
+            prefill=lambda *args: (*T.prefill(*args)[:2], (T.prefill(*args)[2], jnp.zeros(3))),
+            score=lambda params, cache, *args: (
+                *T.score(params, cache[0], *args)[:2],
+                (T.score(params, cache[0], *args)[2], cache[1])),
+            commit=lambda cache, *args: (T.commit(cache[0], *args), cache[1])),
+        'rows of the cache', r'leaf state.1. of shape .3. for 2 images and .3. for 4'),
     'random numbers of its own': (
         scoring(lambda logits, *_: logits + np.random.normal(size=logits.shape)), 'determinism',
         'score: two calls with the same arguments'),

@@ -1,0 +1,256 @@
+"""Rows that take the next image: the images of batches, in fewer rounds."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import continued, contract, decoders, refill, registry
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.models import llamagen
+from cspd_jax.testing.tabular import drafts, tabular
+from tests.marks import representative
+
+MODEL = tabular(jax.random.key(0), 3, 7, guided=True, num_classes=3, row_width=7)
+DRAFT = tabular(jax.random.key(1), 3, 7, guided=True, num_classes=3, row_width=7)
+COUNT, SLOTS = 9, 4
+NUMBERS = np.arange(COUNT)
+# All that an image depends on differs from image to image, and one is drawn greedily.
+LABELS = NUMBERS * 2 % 3
+KEYS = jax.random.split(jax.random.key(5), COUNT)
+WARP = Warp(guidance_scale=np.linspace(1, 2, COUNT, dtype=np.float32),
+            temperature=np.where(NUMBERS == 6, 0, 1).astype(np.float32), top_k=np.int32(0),
+            top_p=None)
+SAMPLED = Warp(np.float32(1.5), np.float32(0.9), None, None)
+TREE = 'tree=caterpillar(2, 2)'
+NAMES = {
+    'vanilla': {}, 'seed_exact': {}, 'mc_sjd': {}, 'corrected': {}, 'eagle': {}, 'eagle2': {},
+    'speculative': {}, 'medusa': {}, 'sjd_pac': {}, f'seed_exact({TREE})': dict(window=5),
+    f'corrected({TREE})': dict(window=5), 'jacobi+cool': {}}
+
+
+def _build(name, target=MODEL.target):
+  sizes = dict(window=4, length=3) | NAMES.get(name, {})
+  resources = registry.Resources(drafts(MODEL.target, DRAFT.target))
+  return registry.build(registry.complete(name, **sizes), target, resources)
+
+
+def _draft_params(name):
+  return jnp.stack([DRAFT.params] * 2) if registry.needs(name) == 'medusa' else DRAFT.params
+
+
+def _picked(warp, numbers):
+  return Warp(*(leaf[numbers] if np.ndim(leaf) else leaf for leaf in warp))
+
+
+def _refilled(program, count=COUNT, warp=WARP, params=MODEL.params, draft_params=DRAFT.params,
+              conditions=LABELS):
+  """All images in order; and the rounds of the loop."""
+  found = list(refill.run(
+      program, params, count,
+      lambda numbers: (jax.tree.map(lambda leaf: leaf[numbers], conditions), KEYS[numbers],
+                       _picked(warp, numbers)), draft_params))
+  numbers = np.concatenate([some.image for some in found])
+  assert sorted(numbers) == list(range(count))
+  decoded = jax.tree.map(lambda *parts: np.concatenate(parts)[np.argsort(numbers)],
+                         *(some.decoded for some in found))
+  return decoded, sum(int(some.rounds) for some in found)
+
+
+def _batches(decoder, size, count=COUNT, warp=WARP, params=MODEL.params,
+             draft_params=DRAFT.params, conditions=LABELS):
+  """All images in order; and the rounds of all batches, prefills apart."""
+  run, parts, rounds = jax.jit(decoder), [], 0
+  for first in range(0, count, size):
+    numbers = np.minimum(np.arange(first, first + size), count - 1)
+    part = run(params, jax.tree.map(lambda leaf: leaf[numbers], conditions), KEYS[numbers],
+               _picked(warp, numbers), draft_params)
+    rounds += int(part.rounds.max()) - 1
+    parts.append(jax.device_get(part))
+  return jax.tree.map(lambda *some: np.concatenate(some)[:count], *parts), rounds
+
+
+def _scheduled(rounds, slots):
+  """Rounds of a queue whose images go, one after the other, to the slot that is free first."""
+  ends = [0] * slots
+  for own in rounds - 1:
+    ends[ends.index(min(ends))] += own
+  return max(ends)
+
+
+def _differences(one, other):
+  """Fields of a result in which two differ."""
+  return [name for name, a, b in zip(one._fields, one, other)
+          if not np.array_equal(a, b, equal_nan=True)]
+
+
+@functools.cache
+def _program(name, slots=SLOTS):
+  return refill.program(_build(name), slots)
+
+
+@pytest.mark.parametrize('name', representative(NAMES, f'seed_exact({TREE})'))
+def test_images_of_batches(name):
+  found, rounds = _refilled(_program(name), draft_params=_draft_params(name))
+  want, of_batches = _batches(_build(name), SLOTS, draft_params=_draft_params(name))
+  assert _differences(found, want) == [] and found.valid.all()
+  # No slot is free while an image waits.
+  assert rounds == _scheduled(want.rounds, SLOTS)
+  if name == 'vanilla':
+    assert rounds == of_batches
+  else:
+    assert rounds < of_batches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('count, slots', [(2, 1), (3, 2), (3, 5), (5, 4), (9, 8)])
+def test_any_number_of_images_in_any_number_of_slots(count, slots):
+  program = _program('mc_sjd', slots)
+  assert program.refill.group == max(1, slots // 4)
+  found, rounds = _refilled(program, count, SAMPLED)
+  want, _ = _batches(_build('mc_sjd'), slots, count, SAMPLED)
+  assert _differences(found, want) == [] and rounds == _scheduled(want.rounds, slots)
+
+
+def test_one_program_serves_queues_of_any_length():
+  program = refill.program(decoders.vanilla(MODEL.target), SLOTS)
+  long, rounds = _refilled(program)
+  short, fewer = _refilled(program, 5)
+  assert fewer == 2 * 6 < rounds == 3 * 6
+  assert _differences(short, jax.tree.map(lambda leaf: leaf[:5], long)) == []
+  assert program.advance._cache_size() == program.idle._cache_size() == 1
+
+
+def _primitives(jaxpr):
+  """Names of all primitives of a program, with those of its parts."""
+  for equation in jaxpr.eqns:
+    yield equation.primitive.name
+    for part in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(
+        x, 'eqns') or hasattr(x, 'jaxpr')):
+      if hasattr(part, 'eqns') or hasattr(part, 'jaxpr'):
+        yield from _primitives(getattr(part, 'jaxpr', part))
+
+
+def _queue(warp):
+  """A group of one image."""
+  return refill.Queue(
+      LABELS[:1], KEYS[:1], jax.tree.map(lambda leaf: jnp.full(1, leaf), warp),
+      jnp.zeros(1, jnp.int32), jnp.int32(1), jnp.asarray(True))
+
+
+def test_the_loop_has_no_conditionals():
+  one = refill.Refill(_build('mc_sjd'), SLOTS)
+
+  def found(warp):
+    queue = _queue(warp)
+    slots = jax.eval_shape(one.idle, MODEL.params, queue)
+    return list(_primitives(jax.make_jaxpr(one.advance)(MODEL.params, slots, queue).jaxpr))
+
+  assert 'cond' not in found(SAMPLED) and found(SAMPLED).count('while') == 3
+  assert 'cond' in found(SAMPLED._replace(top_k=np.int32(3)))  # That of the cuts would be seen.
+
+
+def test_an_invalid_image_spoils_no_other_one():
+  program, labels = _program(f'seed_exact({TREE})'), np.where(NUMBERS == 4, 2, NUMBERS % 2)
+  params = MODEL.params.at[2].set(np.nan)
+  found, _ = _refilled(program, params=params, conditions=labels)
+  np.testing.assert_array_equal(found.valid, NUMBERS != 4)
+  whole, _ = _refilled(program, conditions=labels)
+  np.testing.assert_array_equal(found.tokens[found.valid], whole.tokens[found.valid])
+
+
+STATE = refill._replaced
+MUTANTS = {
+    'cache': lambda old, new: new._replace(cache=old.cache),
+    'rng': lambda old, new: new._replace(rng=old.rng),
+    'rounds': lambda old, new: new._replace(rounds=old.rounds),
+    'histogram': lambda old, new: new._replace(accepted=old.accepted),
+    'valid': lambda old, new: new._replace(valid=old.valid),
+    'options': None}
+
+
+@pytest.mark.parametrize('mutant', representative(MUTANTS, 'cache'))
+def test_what_an_image_leaves_behind_would_be_seen(mutant, monkeypatch):
+  def replaced(old, new, *args):
+    state, warp = STATE(old, new, *args)
+    if mutant == 'options':
+      return state, old[1]
+    return MUTANTS[mutant](old[0], state), warp
+
+  want, _ = _batches(decoders.vanilla(MODEL.target), SLOTS)
+  monkeypatch.setattr(refill, '_replaced', replaced)
+  found, _ = _refilled(refill.program(decoders.vanilla(MODEL.target), SLOTS))
+  assert _differences(found, want)
+
+
+@pytest.mark.parametrize('leaf, message', [
+    (lambda batch: jnp.zeros(3), r'shape \[3\] for 1 images and \[3\] for 4'),
+    pytest.param(lambda batch: jnp.zeros((batch, batch)), r'shape \[1, 1\] for 1 images',
+                 marks=pytest.mark.slow),
+    pytest.param(lambda batch: jnp.zeros(5 * batch), r'one axis of size B or 2 B that tells the B',
+                 marks=pytest.mark.slow)])
+def test_a_state_that_does_not_tell_its_rows_apart(leaf, message):
+  prefill = MODEL.target.prefill
+
+  def changed(params, condition, num_slots):
+    logits, features, cache = prefill(params, condition, num_slots)
+    return logits, features, (cache, leaf(condition.shape[0]))
+
+  def score(params, cache, tokens, start, tree):
+    logits, features, own = MODEL.target.score(params, cache[0], tokens, start, tree)
+    return logits, features, (own, cache[1])
+
+  decoder = decoders.vanilla(MODEL.target._replace(prefill=changed, score=score))
+  assert jax.jit(decoder)(MODEL.params, LABELS[:2], KEYS[:2], SAMPLED).valid.all()
+  with pytest.raises(contract.ContractError, match=message):
+    _refilled(refill.program(decoder, SLOTS), warp=SAMPLED)
+
+
+CONFIG = llamagen.LlamaGenConfig(
+    height=3, width=3, vocab_size=8, num_classes=3, dim=16, num_layers=1, num_heads=2, ffn_dim=16)
+
+
+def _transformer():
+  """A target of two streams, and its parameters."""
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32),
+                        jax.eval_shape(lambda: llamagen.init(CONFIG, jax.random.key(0))))
+  return llamagen.target(CONFIG, guided=True), params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('given', [0, 3])
+def test_a_transformer(given):
+  """Keys and values of both streams, on their own and behind given tokens."""
+  target, params = _transformer()
+  decoder = decoders.mc_sjd(continued.target(target, given), 3)
+  conditions = LABELS
+  if given:
+    first = np.random.default_rng(1).integers(0, 8, (COUNT, given), np.int32)
+    conditions = continued.Continued(LABELS, first)
+  arguments = dict(warp=WARP._replace(top_k=np.int32(4)), params=params, draft_params=None,
+                   conditions=conditions)
+  found, rounds = _refilled(refill.program(decoder, SLOTS), **arguments)
+  want, of_batches = _batches(decoder, SLOTS, **arguments)
+  assert _differences(found, want) == [] and rounds == _scheduled(want.rounds, SLOTS) < of_batches
+
+
+@pytest.mark.slow
+def test_no_more_copies_of_the_cache_than_in_a_batch():
+  target, params = _transformer()
+  one = refill.Refill(decoders.mc_sjd(target, 3), SLOTS)
+  queue = _queue(SAMPLED)
+  slots = jax.eval_shape(one.idle, params, queue)
+  size = slots.state.cache.layers[0][0].size
+
+  def copies(function, *args, **how):
+    text = jax.jit(function, **how).lower(*args).compile().as_text()
+    shapes = re.findall(r'= f32\[([\d,]+)\]\S* copy\(', text)
+    assert shapes
+    return sum(np.prod([int(one) for one in shape.split(',')]) == size for shape in shapes)
+
+  batch = copies(one.decoder, params, LABELS[:SLOTS], KEYS[:SLOTS], SAMPLED)
+  assert copies(one.advance, params, slots, queue, donate_argnums=1) <= batch
