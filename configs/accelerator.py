@@ -23,6 +23,8 @@ class Config:
     batch: numbers of images that are decoded at once.
     guided: whether the null condition runs beside the condition.
     dtype: of the parameters of `shapes`: float32 or bfloat16.
+    graphs: whether the rounds of the first of `shapes` are timed as one CUDA graph too, and their
+      tokens compared; on NVIDIA GPUs, last, for a quarter of `minutes` more.
     torch: whether PyTorch, if it is installed, decodes the same sizes token by token.
     repeats: timed runs of each; the median counts.
     rounds: of a timed run.
@@ -40,6 +42,7 @@ class Config:
   batch: tuple[int, ...] = (1, 8)
   guided: bool = True
   dtype: str = 'bfloat16'
+  graphs: bool = True
   torch: bool = True
   repeats: int = 5
   rounds: int = 16

@@ -10,9 +10,14 @@ decoders commit as many tokens as a trained model has been measured to (`--accep
 bytes and products of the compiled round predict at the rates measured. If PyTorch is installed it
 decodes the same sizes token by token, eagerly and compiled. What fails is noted, and the rest goes
 on. Into --workdir go report.json and the roofline of all rounds (roofline.png).
+
+Then, on NVIDIA GPUs, rounds that are a CUDA graph each and the same rounds as one graph (see
+`core.programs`) take turns, and their tokens are compared: in graphs/report.json, so that nothing
+is lost if that ends the process.
 """
 
 import dataclasses
+import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +29,7 @@ import numpy as np
 import cspd_jax
 from configs import accelerator as default
 from cspd_jax import families
-from cspd_jax.core import random
+from cspd_jax.core import programs, random
 from cspd_jax.evaluation import (
   accepted,
   devices,
@@ -46,6 +51,9 @@ _ROUNDS = {
     'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}', 'tokens': '{tokens:.2f}',
     'ms/round': '{ms:.2f}', 'predicted': '{predicted_ms:.2f}', 'GB/s': '{gigabytes:.0f}',
     's/image': '{seconds_per_image:.2f}', 'speed-up': '{speedup:.2f}x'}
+_COMPARED = {
+    'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}', 'a graph per round': '{ms:.2f}',
+    'one graph': '{one_graph_ms:.2f}', 'other tokens': '{other_tokens}'}
 _IMAGES = {
     'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}',
     'rounds': '{rounds:.0f}', 's/image': '{seconds_per_image:.3f}', 'speed-up': '{speedup:.2f}x'}
@@ -85,7 +93,7 @@ def device_rates(session: Session) -> devices.Accelerator:
   flops = session.attempt('rate of matrix products', rates.matrix_rate)
   on_gpu = jax.default_backend() == 'gpu'
   found = devices.Accelerator(bandwidth or 1.0, flops or 1.0, _GPU_LAUNCH if on_gpu else 0.0, 0,
-                              jax.default_backend(), '', ())
+                              0, jax.default_backend(), '', ())
   print(f'{jax.devices()[0].device_kind}: {1e-9 * found.bandwidth:.0f} GB/s copied, '
         f'{1e-12 * found.flops:.1f} TFLOP/s', flush=True)
   return found
@@ -161,13 +169,13 @@ def committed(config: Any, text: str) -> float:
 
 
 def _program(config: Any, model: Any, text: str, tokens: float, batch: int,
-             accelerator: devices.Accelerator) -> timed_rounds.Program:
+             accelerator: devices.Accelerator, graphs: str | None = None) -> timed_rounds.Program:
   decoder = forced.forced(model.decoder(text, guided=config.guided), tokens)
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)
   made_up = timed_rounds.made_up
   return timed_rounds.program(
       decoder, model.params, made_up(condition), model.engine.settled(model.sampling()),
-      made_up(model.draft_params(text)), accelerator)
+      made_up(model.draft_params(text)), accelerator, graphs)
 
 
 def _time_rounds(session: Session, config: Any, model: Any, batch: int,
@@ -186,6 +194,31 @@ def _time_rounds(session: Session, config: Any, model: Any, batch: int,
         compile_seconds=programs[text].seconds,
         seconds_per_image=times.median * model.num_tokens / tokens / batch,
         speedup=None if vanilla is None else vanilla.median * tokens / times.median))
+
+
+def graphs(session: Session, config: Any, name: str, accelerator: devices.Accelerator) -> None:
+  """Rounds that are a CUDA graph each beside the same rounds as one graph, with their tokens."""
+  model = families.describe(name, dtype=config.dtype)
+  params = session.attempt(f'weights of {name}', lambda: jax.block_until_ready(
+      timed_rounds.made_up(model.params)))
+  if params is None:
+    return
+  model = dataclasses.replace(model, params=params)
+  texts = [str(model.specification(text)) for text in ('vanilla', *config.decoder)]
+  for text in dict.fromkeys(texts):
+    def compare(text=text):
+      made = {kind: _program(config, model, text, committed(config, text), config.batch[0],
+                             accelerator, kind) for kind in programs.GRAPHS}
+      times = timed_rounds.measure(made, config.rounds, config.repeats)
+      one, other = (np.asarray(made[kind].run(config.rounds)[1]) for kind in programs.GRAPHS)
+      return dict(
+          kind='graphs', model=name, batch=config.batch[0], decoder=text,
+          other_tokens=int((one != other).sum()),
+          **{key: 1e3 * times[kind].median
+             for key, kind in zip(('ms', 'one_graph_ms'), programs.GRAPHS)})
+    found = session.attempt(f'{name} as one graph: {text}', compare)
+    if found is not None:
+      session.add(_COMPARED, found)
 
 
 def _torch(session: Session, config: Any, model: Any, batch: int) -> None:
@@ -270,6 +303,18 @@ def main(config: Any) -> None:
       tables=[dict(title=title, columns=columns, rows=[
           i for i, row in enumerate(session.rows) if kinds[row['kind']] is columns])
               for title, columns in (('images', _IMAGES), ('rounds', _ROUNDS))])
+  _show_notes(session)
+  discrete = [name for name in config.shapes if families.describe(name).engine.name == 'discrete']
+  if config.graphs and discrete and programs.on_cuda():
+    report, session = Report(pathlib.Path(config.workdir) / 'graphs'), Session(config.minutes / 4)
+    graphs(session, config, discrete[0], accelerator)
+    report.write(
+        settings=dataclasses.asdict(config), rows=session.rows, notes=session.notes,
+        tables=[dict(title='graphs', columns=_COMPARED, rows=list(range(len(session.rows))))])
+    _show_notes(session)
+
+
+def _show_notes(session: Session) -> None:
   for note in session.notes:
     print(f'not measured: {note["what"]} ({note["error"]})')
 

@@ -6,9 +6,11 @@
 
 Compiles every decoder for a few of the model's layers and for one more, reads what XLA made of a
 round and extrapolates to all layers: bytes over ideal (the weights once and the live half of the
-cache), kernels, branches on the host, copies of a MiB or more, the time by bandwidth, peak rate and
-launches, and the speed-up over `vanilla` that follows from the tokens that a decoder commits per
-round. Nothing is run. Into --workdir goes report.json with all of it.
+cache), in all, without the partial sums of split products that a cache of the device holds, and
+over an ideal that has the drafter's weights once too; kernels, branches on the host, copies of a
+MiB or more, the time by bandwidth, peak rate and launches, and the speed-up over `vanilla` that
+follows from the tokens that a decoder commits per round. Nothing is run. Into --workdir goes
+report.json with all of it.
 """
 
 import dataclasses
@@ -26,6 +28,8 @@ from experiments.cli import inputs
 
 _COLUMNS = {
     'decoder': '{decoder}', 'MiB': '{mib:.0f}', 'over ideal': '{over_ideal:.2f}',
+    'without sums': '{over_ideal_without_sums:.2f}',
+    'with drafter': '{over_ideal_with_drafter:.2f}',
     'kernels': '{kernels:.0f}', 'branches': '{conditionals:.0f}', 'ms': '{ms:.2f}',
     'launches': '{launches:.0%}', 'tokens': '{tokens_per_round:.2f}',
     'speed-up': '{speedup:.2f}x'}
@@ -75,6 +79,10 @@ def row(text: str, found: predicted.Figures, ideal: float, tokens: float | None,
                            for key, count in counts.items() if round(count)]
   return dict(
       decoder=text, mib=found.total_bytes / 2**20, over_ideal=found.total_bytes / ideal,
+      over_ideal_without_sums=(found.total_bytes - found.cached_sums) / ideal,
+      over_ideal_with_drafter=(found.total_bytes - found.cached_sums) / (
+          ideal + found.drafter_weights),
+      drafter_mib=found.drafter_weights / 2**20, partial_sums_mib=found.cached_sums / 2**20,
       kernels=found.total_kernels, conditionals=found.conditionals, loops=found.loops,
       ms=1e3 * seconds, gflops=found.flops / 1e9, tokens_per_round=tokens,
       speedup=None if tokens is None else tokens * first.total_seconds / seconds,

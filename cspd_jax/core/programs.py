@@ -1,8 +1,15 @@
-"""Compiled programs that a model keeps."""
+"""Compiled programs: those that a model keeps, and how decoders are compiled.
 
+XLA records the kernels of a round as a CUDA graph, launched by the host once per round. With the
+environment variable CSPD_JAX_GRAPHS=loop it records the whole decoding loop, so that the host waits
+once per image. On other devices than NVIDIA GPUs that changes nothing.
+"""
+
+import os
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 Kept = TypeVar('Kept')
@@ -10,6 +17,44 @@ Kept = TypeVar('Kept')
 # Every program holds memory maps, up to two thousand on a CPU, of which Linux grants a process
 # 65530.
 MOST = 16
+
+# What becomes one CUDA graph, XLA's choice first.
+GRAPHS = ('round', 'loop')
+_VARIABLE = 'CSPD_JAX_GRAPHS'
+# What XLA records unless it is told otherwise, and then loops and branches too.
+_RECORDED = 'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL'
+
+
+def jit(function: Callable[..., Any], graphs: str | None = None) -> Any:
+  """Compiles a function that decodes, as `jax.jit` does.
+
+  Args:
+    function: to be compiled; not to be called while another function is traced.
+    graphs: one of `GRAPHS`; None for what the environment says.
+
+  Raises:
+    ValueError: if the environment variable CSPD_JAX_GRAPHS is none of them.
+  """
+  return jax.jit(function, compiler_options=compiler_options(graphs))
+
+
+def compiler_options(graphs: str | None = None) -> dict[str, str] | None:
+  """What `jit` tells the compiler of the default device; None for nothing."""
+  graphs = os.environ.get(_VARIABLE, GRAPHS[0]) if graphs is None else graphs
+  if graphs not in GRAPHS:
+    raise ValueError(f'the environment variable {_VARIABLE} is {graphs!r}; it must be one of '
+                     f'{", ".join(GRAPHS)}.')
+  if graphs == 'round' or not on_cuda():
+    return None
+  return {'xla_gpu_enable_command_buffer': _RECORDED}
+
+
+def on_cuda() -> bool:
+  """Whether the default device is an NVIDIA GPU."""
+  try:
+    return jax.devices()[0] in jax.devices('cuda')
+  except RuntimeError:  # There is none.
+    return False
 
 
 def kept(model: Any, name: Hashable, make: Callable[[], Kept]) -> Kept:

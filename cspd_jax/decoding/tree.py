@@ -130,6 +130,8 @@ class Tree:
 
   def reach(self, node: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Depth `[B]` of one node per row `[B]` and the path to it, `[B, D + 1]`."""
+    if self.is_chain:  # All paths are the chain.
+      return node, jnp.broadcast_to(jnp.asarray(self.paths[0]), (*node.shape, self.paths.shape[1]))
     return jnp.asarray(self.depth)[node], jnp.asarray(self.paths)[node]
 
 

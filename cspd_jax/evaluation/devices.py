@@ -7,7 +7,7 @@ timed: the kernels, what they read and where they copy are facts, times are arit
 import contextlib
 import importlib.metadata
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -44,6 +44,7 @@ class Accelerator(NamedTuple):
     flops: multiplications and additions per second in bfloat16, likewise.
     kernel_seconds: what a kernel costs beside its work: with CUDA graphs on a GPU.
     fast_memory: bytes beside the main memory in which XLA keeps parameters.
+    cache: bytes of the second-level cache that all cores share; 0 if there is none.
     platform: XLA's name of it.
     topology: name of the smallest one.
     wheels: what compiles for it.
@@ -53,15 +54,17 @@ class Accelerator(NamedTuple):
   flops: float
   kernel_seconds: float
   fast_memory: int
+  cache: int
   platform: str
   topology: str
   wheels: tuple[str, ...]
 
 
 ACCELERATORS = {
-    'h200': Accelerator(4.8e12, 989e12, 1.5e-6, 0, 'cuda', '1x1x1', (
+    # 50 MB of cache by NVIDIA's H100 architecture paper, the same chip; as XLA describes it above.
+    'h200': Accelerator(4.8e12, 989e12, 1.5e-6, 0, 52428800, 'cuda', '1x1x1', (
         'jax-cuda12-plugin', 'jax-cuda12-pjrt', 'nvidia-cuda-nvcc-cu12')),
-    'v5e': Accelerator(819e9, 197e12, 0.5e-6, 128 << 20, 'tpu', 'v5e:2x2', ('libtpu',)),
+    'v5e': Accelerator(819e9, 197e12, 0.5e-6, 128 << 20, 0, 'tpu', 'v5e:2x2', ('libtpu',)),
 }
 
 
@@ -97,19 +100,21 @@ def describe(name: str) -> Any:
   return topology.devices[0]
 
 
-def compiled(function: Any, arguments: Any, device: Any) -> Any:
+def compiled(function: Any, arguments: Any, device: Any,
+             options: Mapping[str, Any] | None = None) -> Any:
   """A function, compiled for a described device.
 
   Args:
     function: to be jitted.
     arguments: of the function; only shapes and dtypes are looked at.
     device: see `describe`.
+    options: of the compiler, as `jax.jit` takes them.
   """
   place = jax.sharding.SingleDeviceSharding(device)
   described = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
       jax.numpy.shape(leaf), leaf.dtype, sharding=place), arguments)
   with _fused_attention() if device.platform == 'gpu' else contextlib.nullcontext():
-    return jax.jit(function).lower(*described).compile()
+    return jax.jit(function, compiler_options=options).lower(*described).compile()
 
 
 @contextlib.contextmanager

@@ -28,6 +28,9 @@ class Figures(NamedTuple):
   Attributes:
     bytes: moved in the main memory, by part of the decoder and what for.
     weights: bytes of the target's parameters that a round reads, each counted once.
+    drafter_weights: the same of the drafter's.
+    cached_sums: bytes of partial sums of split products that fit in the device's second-level
+      cache, written and read; they are among `bytes`.
     flops: of matrix products.
     kernels: by part of the decoder.
     conditionals: branches at run time, by the host on a GPU.
@@ -41,6 +44,8 @@ class Figures(NamedTuple):
 
   bytes: Mapping[tuple[str, str], float]
   weights: float
+  drafter_weights: float
+  cached_sums: float
   flops: float
   kernels: Mapping[str, float]
   conditionals: float
@@ -70,7 +75,8 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
             ) -> Figures:
   """Adds the kernels of a round up."""
   moved: dict[tuple[str, str], float] = collections.defaultdict(float)
-  weights: dict[str, float] = collections.defaultdict(float)
+  weights: dict[rounds.Label, float] = collections.defaultdict(float)
+  cached_sums = 0.0
   kernels: dict[str, float] = collections.defaultdict(float)
   copies: dict[tuple[str, str], float] = collections.defaultdict(float)
   seconds: dict[str, float] = collections.defaultdict(float)
@@ -79,8 +85,10 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
     for one in kernel.moved:
       size = kernel.times * (one.read + one.written)
       moved[kernel.part, one.label.kind or kernel.scope] += size
-      if one.label.kind == 'weights':
-        weights[one.label.name] = max(weights[one.label.name], one.read)
+      if one.label.is_weights:
+        weights[one.label] = max(weights[one.label], one.read)
+      if one.label.kind == rounds.PARTIAL_SUMS and size <= kernel.times * accelerator.cache:
+        cached_sums += size
     if kernel.moves and kernel.written >= LARGE:
       copies[kernel.arrays, kernel.source] += kernel.times
     streaming = kernel.bytes / accelerator.bandwidth
@@ -88,9 +96,11 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
     seconds['launches'] += kernel.times * accelerator.kernel_seconds
     seconds['products' if multiplying > streaming else 'bytes'] += (
         kernel.times * max(streaming, multiplying))
+  once = lambda kind: sum(size for label, size in weights.items() if label.kind == kind)
+  flops = sum(kernel.times * kernel.flops for kernel in found.kernels)
   return Figures(
-      moved, sum(weights.values()), sum(kernel.times * kernel.flops for kernel in found.kernels),
-      kernels, found.conditionals, found.loops, copies, found.copied, seconds, temporaries)
+      moved, once('weights'), once('drafter weights'), cached_sums, flops, kernels,
+      found.conditionals, found.loops, copies, found.copied, seconds, temporaries)
 
 
 def extrapolated(few: Figures, more: Figures, steps: int) -> Figures:

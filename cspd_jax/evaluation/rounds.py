@@ -20,6 +20,8 @@ _ALWAYS = frozenset(('fusion', 'custom-call', 'sort', 'scatter', 'reduce', 'copy
 _SCOPES = {'_attention': 'attention', '_feed_forward': 'feed-forward', '_norm': 'norms',
            '.logits': 'logits', '.embed': 'embedding'}
 _PACKAGE = 'cspd_jax'
+# The kind of what a split product hands on.
+PARTIAL_SUMS = 'partial sums'
 # How far from an instruction a line of the source is looked for.
 _HOPS = 4
 
@@ -28,7 +30,8 @@ class Label(NamedTuple):
   """What an array is.
 
   Attributes:
-    kind: 'weights', 'drafter weights', 'cache', 'state', 'constants'; empty for what a round makes.
+    kind: 'weights', 'drafter weights', 'cache', 'state', 'constants', 'partial sums' of split
+      products; empty for anything else that a round makes.
     name: which one.
   """
 
@@ -220,9 +223,12 @@ class _Walk:
     # What updates a part of an operand in place copies nothing.
     moves = only_moves and any(place is None for place, _ in found.written)
     labels = [_first(operand) for operand in operands]
+    made = Label()
+    if traffic_lib.gives_partial_sums(self.module, computation, one):
+      made = Label(PARTIAL_SUMS, one.name)
     results = []
     for place, _ in found.written:
-      label = Label() if place is None else labels[place]
+      label = made if place is None else labels[place]
       # Weights that are laid out anew, and what goes to a faster memory, stay what they are.
       stays = labels and (labels[0].is_weights or one.opcode.endswith('-start'))
       if place is None and only_moves and stays:

@@ -67,7 +67,7 @@ class Program:
     self._params, self._settled = model.params, model.engine.settled
     self._draft_params = model.draft_params(self.specification)
     self._jitted = programs.kept(
-        model, (str(self.specification), guided), lambda: jax.jit(self.decoder))
+        model, (str(self.specification), guided), lambda: programs.jit(self.decoder))
 
   def __call__(self, condition: Any, row_keys: jax.Array, sampling: Any) -> Any:
     return self._jitted(*self._arguments(condition, row_keys, sampling))

@@ -57,7 +57,7 @@ def made_up(described: Any, seed: int = 0) -> Any:
 
 
 def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_params: Any,
-            accelerator: devices.Accelerator) -> Program:
+            accelerator: devices.Accelerator, graphs: str | None = None) -> Program:
   """Compiles rounds that begin when half of the image is there.
 
   Args:
@@ -67,6 +67,7 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
     sampling: options, as `Engine.settled` gives them.
     draft_params: of the drafter.
     accelerator: the rates of the device, for the figures.
+    graphs: what is one CUDA graph, see `core.programs.jit`.
   """
   batch = jax.tree.leaves(condition)[0].shape[0]
 
@@ -81,7 +82,7 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
 
   keys = random.row_keys(jax.random.key(0), batch)
   arguments = (params, condition, keys, sampling, draft_params)
-  compiled = timing.compiled(run, *arguments, np.int32(1))
+  compiled = timing.compiled(run, *arguments, np.int32(1), graphs=graphs)
   state = jax.eval_shape(decoder.start, *arguments)
   caches = {leaf.shape for leaf in jax.tree.leaves(state.cache) if leaf.ndim > 2}
   found = rounds.read(hlo.parse(compiled.run.as_text()), caches)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from cspd_jax.core import programs
+
 Name = TypeVar('Name', bound=Hashable)
 
 
@@ -43,10 +45,16 @@ class Compiled(NamedTuple):
   seconds: float
 
 
-def compiled(function: Callable, *args: Any) -> Compiled:
-  """Compiles `function(*args)` ahead of time and tells how long that took."""
+def compiled(function: Callable, *args: Any, graphs: str | None = None) -> Compiled:
+  """Compiles `function(*args)` ahead of time and tells how long that took.
+
+  Args:
+    function: to be compiled.
+    *args: arrays, or what describes them.
+    graphs: see `core.programs.jit`.
+  """
   start = time.perf_counter()
-  run = jax.jit(function).lower(*args).compile()
+  run = programs.jit(function, graphs).lower(*args).compile()
   return Compiled(run, time.perf_counter() - start)
 
 

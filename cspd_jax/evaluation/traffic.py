@@ -55,6 +55,30 @@ def only_moves(module: hlo.Module, one: hlo.Instruction) -> bool:
   return all(part.opcode in _MOVES or _count(part) < least for part in inner.instructions.values())
 
 
+def gives_partial_sums(module: hlo.Module, computation: hlo.Computation, one: hlo.Instruction
+                       ) -> bool:
+  """Whether an instruction is a product split over its inner dimension.
+
+  Its result has a part of every sum in each entry of a leading dimension, which whatever reads it
+  adds up. XLA splits products that are too small to occupy a GPU.
+  """
+  users = [user for user in computation.instructions.values() if one.name in user.operands]
+  return bool(users) and all(_adds_up(module, user, one.name) for user in users) and (
+      flops(module, computation, one) > 0)
+
+
+def _adds_up(module: hlo.Module, user: hlo.Instruction, name: str) -> bool:
+  """Whether all that an instruction does with an operand is to sum over its first dimension."""
+  if user.opcode == 'reduce':
+    return user.operands[0] == name and user.numbers('dimensions') == [0]
+  if user.opcode != 'fusion':
+    return False
+  inner = module.computations[user.called[0]]
+  parameter = inner.parameters()[user.operands.index(name)].name
+  readers = [part for part in inner.instructions.values() if parameter in part.operands]
+  return bool(readers) and all(_adds_up(module, part, parameter) for part in readers)
+
+
 def flops(module: hlo.Module, computation: hlo.Computation, one: hlo.Instruction) -> float:
   """Multiplications and additions of the matrix products of an instruction."""
   inner = _alone(module, computation, one).instructions

@@ -247,7 +247,7 @@ def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
   name = (str(task.specification), task.guided, task.given, 'stream', every)
   return programs.kept(
       task.model, name,
-      lambda: tuple(map(jax.jit, (decoder.start, advance, decoder.finish))))
+      lambda: tuple(map(programs.jit, (decoder.start, advance, decoder.finish))))
 
 
 def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
@@ -304,7 +304,7 @@ def decode(task: Task) -> Any:
   """
   model, count = task.model, len(task.captions)
   name = (str(task.specification), task.guided, task.given)
-  run = programs.kept(model, name, lambda: jax.jit(
+  run = programs.kept(model, name, lambda: programs.jit(
       task.decoder if model.mesh is None else sharding.over_images(task.decoder, model.mesh)))
   if model.mesh is not None:
     # Every group of devices takes as many images as the others.

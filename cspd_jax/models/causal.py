@@ -185,14 +185,14 @@ def commit(cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
   """Moves the entries of an accepted path `[B, D]` in place; see `decoding.base.Target`."""
   rows, count = cache.visible.shape
   streams = rows // start.shape[0]
-  source = tile(count + start[:, None] + path, streams)[:, None, :, None]
-
-  def move(slots):
-    # A kernel that reads slots of an array while it writes others copies all of it first.
-    moved = jax.lax.optimization_barrier(jnp.take_along_axis(slots, source, axis=2))
-    return transformer.write_slots(slots, moved, count + start + 1)
-
-  return cache._replace(layers=jax.tree.map(move, cache.layers))
+  # Computed once: kernels that read one array of places are joined, over all layers.
+  source = jax.lax.optimization_barrier(
+      tile(count + start[:, None] + path, streams)[:, None, :, None])
+  # A kernel that reads slots of an array while it writes others copies all of it first.
+  moved = jax.lax.optimization_barrier(jax.tree.map(
+      lambda slots: jnp.take_along_axis(slots, source, axis=2), cache.layers))
+  write = lambda slots, new: transformer.write_slots(slots, new, count + start + 1)
+  return cache._replace(layers=jax.tree.map(write, cache.layers, moved))
 
 
 def padded(logits: jax.Array, size: int) -> jax.Array:

@@ -231,10 +231,12 @@ class Block(nn.Module):
       query, key = HeadNorm(name='query_norm')(query), HeadNorm(name='key_norm')(key)
     new = rotate(key, rope).swapaxes(1, 2), value.swapaxes(1, 2)
     if cache is None:
-      cache = new
+      cache, live = new, None
     else:
       cache = tuple(write_slots(old, part, start) for old, part in zip(cache, new))
-    attended = attention.attend(rotate(query, rope), *cache, mask)
+      # A token sees itself and nothing that is written behind it.
+      live = jnp.tile(start + x.shape[1], x.shape[0] // start.shape[0])
+    attended = attention.attend(rotate(query, rope), *cache, mask, live)
     out = self._kernel('out', (heads, width), (config.dim,))
     return int8.einsum('rlhe,hed->rld', attended, out), cache
 

@@ -81,7 +81,7 @@ def test_what_kernels_move(found):
 
 
 def test_figures(found):
-  device = devices.Accelerator(1e9, 1e12, 1e-6, 0, '', '', ())
+  device = devices.Accelerator(1e9, 1e12, 1e-6, 0, 0, '', '', ())
   one = predicted.figures(found, device, temporaries=10)
   assert one.weights == 2048 and one.total_kernels == 8
   assert one.copies == {('f32[4,1024,128]', 'decoding/drafters/eagle.py:20'): 2}
@@ -167,6 +167,54 @@ def test_fused_attention_reads_live_slots(mask_type, share):
   found = traffic.of(module, computation, computation.instructions['x'])
   cache = 2 * 64 * 2 * 8 * 2
   assert found.read == [256, share * cache, share * cache, 1024, 8, 8]
+
+
+_SPLIT = """\
+    %add (a: f32[], b: f32[]) -> f32[] {
+      %a = f32[] parameter(0)
+      %b = f32[] parameter(1)
+      ROOT %s = f32[] add(%a, %b)
+    }
+    %product (p: bf16[4,8,16], q: bf16[4,16,32]) -> f32[4,8,32] {
+      %p = bf16[4,8,16]{2,1,0} parameter(0)
+      %q = bf16[4,16,32]{2,1,0} parameter(1)
+      ROOT %dot = f32[4,8,32]{2,1,0} dot(%p, %q), lhs_batch_dims={0}, \
+    lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}
+    }
+    %sum (x: f32[4,8,32], y: f32[8,32]) -> f32[8,32] {
+      %x = f32[4,8,32]{2,1,0} parameter(0)
+      %y = f32[8,32]{1,0} parameter(1)
+      %zero = f32[] constant(0)
+      %reduce = f32[8,32]{1,0} reduce(%x, %zero), dimensions={AXIS}, to_apply=%add
+      ROOT %out = f32[8,32]{1,0} add(%reduce, %y)
+    }
+    ENTRY %main (p: bf16[4,8,16], q: bf16[4,16,32], y: f32[8,32]) -> f32[8,32] {
+      %p = bf16[4,8,16]{2,1,0} parameter(0)
+      %q = bf16[4,16,32]{2,1,0} parameter(1)
+      %y = f32[8,32]{1,0} parameter(2)
+      %parts = f32[4,8,32]{2,1,0} fusion(%p, %q), kind=kCustom, calls=%product
+      ROOT %out = f32[8,32]{1,0} fusion(%parts, %y), kind=kLoop, calls=%sum
+    }
+    """
+
+
+def test_partial_sums():
+  for axis, expected in ((0, True), (1, False)):
+    module = hlo.parse(textwrap.dedent(_SPLIT.replace('AXIS', str(axis))))
+    computation = module.computations['main']
+    found = {name: traffic.gives_partial_sums(module, computation, one)
+             for name, one in computation.instructions.items()}
+    assert found.pop('parts') == expected and not any(found.values())
+
+
+def test_partial_sums_in_a_cache(found):
+  sums = rounds.Label(rounds.PARTIAL_SUMS, 'parts')
+  write, read = (found.kernels[0]._replace(moved=(moved,)) for moved in (
+      rounds.Moved(sums, 0, 4096), rounds.Moved(sums, 4096, 0)))
+  device = devices.Accelerator(1e9, 1e12, 1e-6, 0, 5000, '', '', ())
+  figures = lambda device: predicted.figures(found._replace(kernels=[write, read]), device)
+  assert figures(device).cached_sums == figures(device).total_bytes == 2 * 4096
+  assert figures(device._replace(cache=4000)).cached_sums == 0
 
 
 def test_devices():

@@ -60,7 +60,7 @@ def test_made_up_arrays():
 
 def test_rounds_are_counted_and_timed(model):
   decoder = forced.forced(model.decoder('mc_sjd(window=4)', guided=True), 2)
-  device = devices.Accelerator(1e10, 1e11, 0, 0, 'cpu', '', ())
+  device = devices.Accelerator(1e10, 1e11, 0, 0, 0, 'cpu', '', ())
   program = timed_rounds.program(
       decoder, model.params, _condition(model, 2), model.engine.settled(model.sampling()),
       None, device)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from cspd_jax.core import programs
 from experiments import accelerator
 from tests.experiments import calls
 
@@ -29,6 +30,16 @@ def test_rounds_of_a_size(capsys, tmp_path):
   assert other['speedup'] == pytest.approx(2.5 * vanilla['ms'] / other['ms'])
   assert other['seconds_per_image'] == pytest.approx(1e-3 * other['ms'] * 256 / 2.5 / 2)
   assert report['rates']['bandwidth'] > 1e6 and (tmp_path / 'roofline.png').stat().st_size > 1000
+
+
+def test_rounds_as_one_graph_are_compared(capsys, monkeypatch, tmp_path):
+  monkeypatch.setattr(programs, 'on_cuda', lambda: True)
+  code, shown, *_ = _run(capsys, tmp_path, '--decoder=')
+  report = json.loads((tmp_path / 'graphs' / 'report.json').read_text())
+  (row,) = report['rows']
+  assert code == 0 and row['decoder'] == 'vanilla' and 'other tokens 0' in shown
+  assert row['other_tokens'] == 0 and row['ms'] > 0 and row['one_graph_ms'] > 0
+  assert json.loads((tmp_path / 'report.json').read_text())['rows'][0]['kind'] == 'rounds'
 
 
 def test_what_fails_is_noted_and_the_rest_goes_on(capsys, monkeypatch, tmp_path):

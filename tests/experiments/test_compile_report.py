@@ -9,7 +9,7 @@ from cspd_jax.evaluation import devices
 from experiments import compile_report
 from tests.experiments import calls
 
-_CPU = devices.Accelerator(1e10, 1e11, 1e-6, 0, 'cpu', '', ())
+_CPU = devices.Accelerator(1e10, 1e11, 1e-6, 0, 0, 'cpu', '', ())
 _BAD = {
     'device': (['--device=abacus'], ['device is', 'h200, v5e']),
     'no such model': (['--model=nothing'], ['nothing', 'c2i_xl_256']),

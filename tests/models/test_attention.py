@@ -44,21 +44,23 @@ def test_fused_attention_is_asked_for_the_same(shared):
   mask = np.random.default_rng(3).random((1 if shared else 2, 3, 9)) < 0.5
   mask[..., 1], mask[..., 0], mask[..., 7:] = True, False, False
   with jax.default_matmul_precision('highest'):
-    np.testing.assert_allclose(
-        _fused(query, keys, values, jnp.asarray(mask)),
-        attention.plain(query, keys, values, jnp.asarray(mask)), atol=1e-5)
+    expected = attention.plain(query, keys, values, jnp.asarray(mask))
+    for live in (None, jnp.array([7, 7])):
+      np.testing.assert_allclose(
+          _fused(query, keys, values, jnp.asarray(mask), live), expected, atol=1e-5)
 
 
 def test_the_trial_tells_wrong_attention_apart(monkeypatch):
   device, right = jax.devices()[0], attention.fused
   assert attention.difference(device, 'xla') < attention._TOLERANCE
   wrong = {
-      'no mask': lambda q, k, v, mask, how: right(q, k, v, mask | True, how),
-      'live slots only': lambda q, k, v, mask, how: right(
-          q, k, v, jnp.broadcast_to(jnp.arange(128)[None, None] <= 85, mask.shape), how),
-      'other scale': lambda q, k, v, mask, how: right(q * 1.1, k, v, mask, how),
-      'other heads': lambda q, k, v, mask, how: right(q[:, :, ::-1], k, v, mask, how),
-      'zeros': lambda q, k, v, mask, how: 0 * q}
+      'no mask': lambda q, k, v, mask, live, how: right(q, k, v, mask | True, live, how),
+      'live slots only': lambda q, k, v, mask, live, how: right(
+          q, k, v, jnp.broadcast_to(jnp.arange(128)[None, None] <= 85, mask.shape), live, how),
+      'too few slots': lambda q, k, v, mask, live, how: right(q, k, v, mask, live - 1, how),
+      'other scale': lambda q, k, v, mask, live, how: right(q * 1.1, k, v, mask, live, how),
+      'other heads': lambda q, k, v, mask, live, how: right(q[:, :, ::-1], k, v, mask, live, how),
+      'zeros': lambda q, k, v, mask, live, how: 0 * q}
   for name, function in wrong.items():
     monkeypatch.setattr(attention, 'fused', lambda *args, implementation, function=function:
                         function(*args, implementation))

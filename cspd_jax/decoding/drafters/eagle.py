@@ -34,31 +34,34 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
   inner = inner[np.argsort(tree.depth[inner], kind='stable')]
   number = {int(node): i for i, node in enumerate(inner)}
   levels = [inner[tree.depth[inner] == depth] for depth in range(tree.max_depth)]
+  # The children of a level in the order of their parents, and where each node is among all of them.
+  children = [tree.children[nodes][tree.children[nodes] > 0] for nodes in levels]
+  order = np.argsort(np.concatenate(children))
   probs_rows = (0,) + tuple(number[parent] for parent in tree.parents[1:])
 
   def propose(env, state, rng, root, start):
     del root  # It is the last of the state's tokens.
     features, cache = network_lib.catch_up(env, network, state, start)
-    tokens = jnp.full((start.shape[0], tree.num_nodes), -1, jnp.int32)
-    probs = []
+    tokens, probs = [], []
     for depth, nodes in enumerate(levels):
       places = jnp.broadcast_to(start[:, None] + 1 + depth, (start.shape[0], len(nodes)))
       logits = contract.feature_logits(network, env.params, features)
       distribution = siblings.probabilities(env, logits, places)
-      children = tree.children[nodes]
-      count = int((children > 0).sum(axis=1).max())
-      rng, candidates, recorded = siblings.choose(env, rng, distribution, places, count, draws)
+      at, rank = np.nonzero(tree.children[nodes] > 0)
+      rng, candidates, recorded = siblings.choose(
+          env, rng, distribution, places, int(rank.max()) + 1, draws)
       probs.append(recorded)
-      at, rank = np.nonzero(children > 0)
-      tokens = tokens.at[:, children[at, rank] - 1].set(candidates[:, at, rank])
+      tokens.append(candidates[:, at, rank])
       if depth + 1 < len(levels):
         nodes_below, before = levels[depth + 1], sum(map(len, levels[1:depth + 2]))
         above = np.searchsorted(nodes, np.asarray(tree.parents)[nodes_below])
+        among = np.nonzero(nodes_below[:, None] == children[depth])[1]
         features, cache = contract.step(
-            network, env.params, cache, jnp.maximum(tokens[:, nodes_below - 1], 0),
+            network, env.params, cache, jnp.maximum(tokens[depth][:, among], 0),
             features[:, :, above], start + 1, np.full(len(nodes_below), depth),
             tree.ancestors[np.ix_(nodes_below, inner[1:before + 1])])
     probs = jnp.concatenate(probs, axis=1) if env.needs_probs and draws != 'fixed' else None
+    tokens = jnp.concatenate(tokens, axis=1)[:, order]
     return rng, state._replace(cache=cache), Draft(tokens, probs)
 
   return Drafter(

@@ -49,9 +49,8 @@ def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, dr
     The rows' random numbers; tokens `[B, n, count]`, -1 where the distribution has no more; and
     the distributions `[B, n, V]` to record, None for 'fixed' ones.
   """
-  best = random_lib.winners(probs, count)
   if draws == 'fixed':
-    return rng, best, None
+    return rng, random_lib.winners(probs, count), None
 
   def row(rng, probs, positions):
     if env.seed_exact:  # The runners-up under the noise that will decide.
@@ -61,6 +60,9 @@ def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, dr
     return rng.draw_distinct(probs, count)
 
   rng, drawn = env.rowwise(row)(rng, probs, positions)
+  if env.warp.top_k is None:  # Then no temperature is 0.
+    return rng, drawn, probs
+  best = random_lib.winners(probs, count)
   greedy = jnp.reshape(jnp.asarray(env.warp.temperature) == 0, (-1, 1, 1))
   recorded = jnp.where(
       greedy, jax.nn.one_hot(best[..., 0], probs.shape[-1], dtype=probs.dtype), probs)

@@ -79,16 +79,15 @@ def rejection(rule_for: Callable[[int], Rule], exact: bool, **kwargs) -> Verifie
 
 
 def _accept(rng, rule: Rule, layout: Layout, tokens, probs, target_probs):
-  """`[N + 1]` each: would the node be accepted in its turn, and its share of `tv_bound`."""
-  tree = layout.tree
-  accepted = jnp.zeros(tokens.shape, bool)
-  costs = jnp.zeros(tokens.shape, target_probs.dtype)
+  """`[N + 1]` each: would the node be accepted in its turn, and its share of `tv_bound`, if any."""
+  tree, size = layout.tree, tokens.shape[0]
+  tested, accepted, costs = [], [], []
   p, q, parents = target_probs, None, np.zeros(0, np.int64)
   for rank in range(tree.children.shape[1] if tree.num_nodes else 0):
     # Few nodes have many children: the running distributions are carried for those only.
     children = tree.children[:, rank]
     if isinstance(tree, RuntimeTree):  # Its drafts are fixed: `q` is not needed.
-      nodes = jnp.where(children > 0, children, tokens.shape[0])  # Out of range: none.
+      nodes = jnp.where(children > 0, children, size)  # Out of range: none.
     else:
       still = np.flatnonzero(children > 0)
       nodes = children[still]
@@ -105,15 +104,29 @@ def _accept(rng, rule: Rule, layout: Layout, tokens, probs, target_probs):
     q_now = _draft_distribution(layout, q, candidate, p)
     kept = rng.accept(rule.mass(p, q_now, candidate, depth),
                       accept.take(q_now, candidate)) & is_candidate
-    accepted = accepted.at[nodes].set(kept, mode='drop')
+    tested.append(nodes)
+    accepted.append(kept)
     if rule.gap is not None:
       cost = rule.gap(p, q_now, candidate, depth)
       if rule.offset is not None:
         cost += jnp.where(kept, 0, rule.offset(p, q_now, candidate, depth))
-      costs = costs.at[nodes].set(jnp.where(is_candidate, cost, 0), mode='drop')
+      costs.append(jnp.where(is_candidate, cost, 0))
     if rank + 1 < tree.children.shape[1]:
       p, q = _refuse(rule, layout, p, q, token, depth)
-  return accepted, costs
+  if not tested:
+    return jnp.zeros(size, bool), jnp.zeros(size, target_probs.dtype)
+  return _by_node(size, tested, accepted), _by_node(size, tested, costs) if costs else None
+
+
+def _by_node(size: int, nodes, parts) -> jax.Array:
+  """`[size]`: the numbers `parts` of the `nodes` of every turn; 0 for the root."""
+  if isinstance(nodes[0], np.ndarray):
+    order = np.argsort(np.concatenate([[0], *nodes]))
+    return _rows(jnp.pad(jnp.concatenate(parts), (1, 0)), order)
+  found = jnp.zeros(size, parts[0].dtype)
+  for turn, part in zip(nodes, parts):
+    found = found.at[turn].set(part, mode='drop')
+  return found
 
 
 def _stop_distribution(rule: Rule, node, layout: Layout, tokens, probs, target_probs) -> jax.Array:

@@ -21,8 +21,10 @@ def deepest(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
   Returns:
     Scalar int32, the index of a node (0 if nothing was accepted).
   """
+  if tree.is_chain:  # As many as are accepted in a row.
+    return jnp.argmin(jnp.pad(accepted[1:], (0, 1))).astype(jnp.int32)
   chosen = accepted & ~earlier_accepted(accepted, tree)
-  chosen = chosen.at[0].set(True)
+  chosen |= jnp.arange(chosen.shape[0]) == 0
   reached = jnp.all(chosen | ~tree.ancestors, axis=1)
   return jnp.argmax(jnp.where(reached, tree.depth, -1)).astype(jnp.int32)
 
