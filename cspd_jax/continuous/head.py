@@ -71,16 +71,14 @@ def modulated(target: Target, schedule: Schedule, params: Params, batch: Batch) 
   """The batch with `modulation` for all levels, if the head has one and memory allows."""
   if target.modulation is None or batch.modulation is not None:
     return batch
-  levels, shape = schedule.num_levels, batch.z.shape[:2]
-  steps = jnp.broadcast_to(jnp.asarray(schedule.steps), (*shape, levels)).reshape(-1)
-  z = jnp.broadcast_to(batch.z[:, :, None], (*shape, levels, batch.z.shape[-1]))
-  make = lambda: target.modulation.make(params, steps, z.reshape(-1, z.shape[-1]))
+  make = lambda: target.modulation.make(
+      params, jnp.asarray(schedule.steps), batch.z.reshape(-1, batch.z.shape[-1]))
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize
              for leaf in jax.tree.leaves(jax.eval_shape(make)))
   if size > _MODULATION_BYTES:
     return batch
   return batch._replace(modulation=jax.tree.map(
-      lambda leaf: leaf.reshape(*shape, levels, *leaf.shape[1:]), make()))
+      lambda leaf: leaf.reshape(*batch.z.shape[:2], *leaf.shape[1:]), make()))
 
 
 class Sampled(NamedTuple):
