@@ -1,8 +1,8 @@
 """Rules: which published tensor becomes which parameter, and how.
 
-A rule names one published tensor and the parameters it becomes, or several that become one. Names may hold
-placeholders such as `{i}` for numbers; a rule stands for every parameter of the
-network whose path fits. Paths join the keys of the parameter tree with '/'.
+A rule names one published tensor and the parameters it becomes, or several that become one.
+Names may hold placeholders such as `{i}` for numbers; a rule stands for every parameter of
+the network whose path fits. Paths join the keys of the parameter tree with '/'.
 Every transform has an exact inverse, so that the published names and shapes of
 any size follow from the network itself.
 """

@@ -147,11 +147,10 @@ def kernel(target: Target, schedule: Schedule, params: Params, batch: Batch, x: 
   if batch.modulation is None:
     eps, v = target.denoise(params, states, steps, spread(batch.z))
   else:
-    # Whole rows of a table are much faster to gather than its entries.
     first = jnp.arange(streams * level.shape[0]) * schedule.num_levels
     row = (first.reshape(streams, -1, *(1,) * (level.ndim - 1)) + level).reshape(-1)
-    pick = lambda leaf: leaf.reshape(-1, *leaf.shape[3:]).at[row].get(mode='promise_in_bounds')
-    eps, v = target.modulation.apply(params, states, jax.tree.map(pick, batch.modulation))
+    made = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch.modulation)
+    eps, v = target.modulation.apply(params, states, made, row)
   contract.check_head(states, eps, v)
   eps, v = (leaf.reshape(streams, *x.shape) for leaf in (eps, v))
   per_token = lambda leaf: leaf.reshape(-1, *(1,) * level.ndim)

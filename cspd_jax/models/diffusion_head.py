@@ -1,8 +1,8 @@
 """The diffusion head of MAR: a small network that denoises one token (arXiv 2406.11838).
 
-In the shape descriptions, `N` is any number of states, `L` of levels, `C` the length of a token, `D`
-the width of the transformer, `W` that of the head and `M` the rows of a modulation, three per
-block and two.
+In the shape descriptions, `N` is any number of states, `L` of levels, `R` of modulations, `C` the
+length of a token, `D` the width of the transformer, `W` that of the head and `M` the rows of a
+modulation, three per block and two.
 """
 
 import math
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_NORM_EPS = 1e-6
+NORM_EPS = 1e-6
 _TIME_FEATURES = 256
 _TABLE = nn.initializers.normal(0.02)
 _XAVIER = nn.initializers.xavier_uniform()
@@ -42,7 +42,7 @@ class Head(nn.Module):
 
     def norm(**options):
       return nn.LayerNorm(
-          epsilon=_NORM_EPS, use_fast_variance=False, dtype=jnp.float32, **options)
+          epsilon=NORM_EPS, use_fast_variance=False, dtype=jnp.float32, **options)
 
     def layers(make):
       return [make() for _ in range(self.num_layers)]
@@ -67,9 +67,14 @@ class Head(nn.Module):
     y = self._times(step) + self.condition(z)[:, None]
     return self.modulation(jax.nn.silu(y))
 
-  def apply_modulated(
-      self, x: jax.Array, modulation: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """See `continuous.base.Modulation.apply`; `modulation` is `[N, M, W]`."""
+  def apply_modulated(self, x: jax.Array, modulation: jax.Array, row: jax.Array
+                      ) -> tuple[jax.Array, jax.Array]:
+    """See `continuous.base.Modulation.apply`; `modulation` is `[R, M, W]`."""
+    # Whole rows of a table are much faster to gather than its entries.
+    return self._apply(x, modulation.at[row].get(mode='promise_in_bounds'))
+
+  def _apply(self, x: jax.Array, modulation: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The head on states `[N, C]` with a modulation `[N, M, W]` each."""
     part = lambda number: modulation[:, number]
     h = self.state(x)
     for i, (norm, mlp_in, mlp_out) in enumerate(zip(self.norm, self.mlp_in, self.mlp_out)):
@@ -84,7 +89,7 @@ class Head(nn.Module):
       self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     """See `continuous.base.Target.denoise`."""
     y = jax.nn.silu(self._times(step) + self.condition(z))
-    return self.apply_modulated(x, self.modulation(y))
+    return self._apply(x, self.modulation(y))
 
   def _times(self, step: jax.Array) -> jax.Array:
     """What the head knows of steps `[L]`, `[L, W]`."""

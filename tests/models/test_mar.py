@@ -206,8 +206,8 @@ def test_the_head_is_float32_in_full_precision_whatever_the_dtype(params):
     make, shapes = jax.make_jaxpr(target.modulation.make, return_shape=True)(
         half, jnp.arange(3), z)
     assert shapes.shape == (2, 3, 3 * CONFIG.head_layers + 2, CONFIG.head_width)
-    one_level = jax.ShapeDtypeStruct((2, *shapes.shape[2:]), shapes.dtype)
-    apply = jax.make_jaxpr(target.modulation.apply)(half, x, one_level)
+    rows = jax.ShapeDtypeStruct((6, *shapes.shape[2:]), shapes.dtype)
+    apply = jax.make_jaxpr(target.modulation.apply)(half, x, rows, jnp.arange(2))
   blocks = CONFIG.head_layers
   for jaxpr, num in ((whole, 6 + 2 * blocks), (make, 4), (apply, 2 + 2 * blocks)):
     products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == 'dot_general']
