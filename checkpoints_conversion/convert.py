@@ -71,19 +71,21 @@ def groups(
   """
   _check(family, config, tensors)
   parts = weights.grouped(
-      _rules(family, config)[0], lambda rule: tensors[rule.source].nbytes)
+      _rules(family, config)[0],
+      lambda rule: sum(tensors[name].nbytes for name in rule.sources))
 
   def make(part: list[base.Rule]) -> Params:
     release()
     made: dict[str, np.ndarray] = {}
     for rule in part:
-      tensor = np.asarray(tensors[rule.source])
+      published = {name: np.asarray(tensors[name]) for name in rule.sources}
       if not allow_nonfinite:
         try:
-          weights.check_finite({rule.source: tensor})
+          weights.check_finite(published)
         except ValueError as error:
           raise ConversionError(f'tensor {error}') from error
-      made.update(zip(rule.destinations, rule.transform.forward(tensor), strict=True))
+      parameters = rule.transform.forward(*published.values())
+      made.update(zip(rule.destinations, parameters, strict=True))
     return traverse_util.unflatten_dict(made, sep='/')
 
   return [functools.partial(make, part) for part in parts]
@@ -111,17 +113,16 @@ def publish(family: FileFamily, config: Any, params: Params) -> dict[str, np.nda
   """Inverts `convert`: parameters under their published names and layouts."""
   rules, paths, _ = _rules(family, config)
   leaves = dict(zip(paths, jax.tree.leaves(jax.device_get(params)), strict=True))
-  return {rule.source: np.ascontiguousarray(
-      rule.transform.inverse(*(leaves[path] for path in rule.destinations))) for rule in rules}
+  return {name: np.ascontiguousarray(array)
+          for rule in rules for name, array in rule.publish(leaves).items()}
 
 
 def published_shapes(family: FileFamily, config: Any) -> dict[str, tuple[int, ...]]:
   """Lists names and shapes of the published tensors of any size; nothing is allocated."""
   rules, paths, _ = _rules(family, config)
   leaves = dict(zip(paths, jax.tree.leaves(_template(family.kind, config)), strict=True))
-  return {rule.source: jax.eval_shape(
-      rule.transform.inverse, *(leaves[path] for path in rule.destinations)).shape
-          for rule in rules}
+  return {name: array.shape for rule in rules
+          for name, array in jax.eval_shape(rule.publish, leaves).items()}
 
 
 class Source(NamedTuple):
@@ -243,7 +244,7 @@ def _floating(family: FileFamily, config: Any) -> list[str]:
   """Names of the published tensors that hold weights; others are files."""
   rules, paths, _ = _rules(family, config)
   leaves = dict(zip(paths, jax.tree.leaves(_template(family.kind, config)), strict=True))
-  return [rule.source for rule in rules
+  return [name for rule in rules for name in rule.sources
           if jnp.issubdtype(leaves[rule.destinations[0]].dtype, np.floating)]
 
 

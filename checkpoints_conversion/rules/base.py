@@ -1,14 +1,14 @@
 """Rules: which published tensor becomes which parameter, and how.
 
-A rule names one published tensor and the parameters it becomes. Names may hold
-placeholders such as `{i}` for numbers; a rule stands for every parameter of the
-network whose path fits. Paths join the keys of the parameter tree with '/'.
+A rule names one published tensor and the parameters it becomes, or several that become one.
+Names may hold placeholders such as `{i}` for numbers; a rule stands for every parameter of
+the network whose path fits. Paths join the keys of the parameter tree with '/'.
 Every transform has an exact inverse, so that the published names and shapes of
 any size follow from the network itself.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +18,8 @@ class Transform(NamedTuple):
   """An exact rearrangement of numbers.
 
   Attributes:
-    forward: a published array to a tuple of parameters.
-    inverse: those parameters to the published array.
+    forward: a published array, or several, to a tuple of parameters.
+    inverse: those parameters to the published array, or to a tuple of them.
   """
 
   forward: Callable[[Any], tuple[Any, ...]]
@@ -27,17 +27,27 @@ class Transform(NamedTuple):
 
 
 class Rule(NamedTuple):
-  """One published tensor and the parameters it becomes.
+  """One published tensor and the parameters it becomes, or several that become one.
 
   Attributes:
-    source: published name.
+    source: published name, or names in the order of the transform.
     destinations: paths of the parameters, in the order of the transform.
     transform: how to get from one to the other.
   """
 
-  source: str
+  source: str | tuple[str, ...]
   destinations: tuple[str, ...]
   transform: Transform
+
+  @property
+  def sources(self) -> tuple[str, ...]:
+    """All published names."""
+    return (self.source,) if isinstance(self.source, str) else self.source
+
+  def publish(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Published arrays by name, from all parameters by path."""
+    made = self.transform.inverse(*(parameters[path] for path in self.destinations))
+    return dict(zip(self.sources, (made,) if isinstance(self.source, str) else made, strict=True))
 
 
 KEEP = Transform(lambda x: (x,), lambda x: x)
@@ -156,7 +166,7 @@ def expand(rules: Iterable[Rule], paths: Iterable[str]) -> list[Rule]:
     paths: paths of all parameters of the network.
 
   Returns:
-    One rule per published tensor, without placeholders, in the order of the parameters.
+    Rules for every published tensor, without placeholders, in the order of the parameters.
 
   Raises:
     ValueError: if a parameter is made by no rule, or by more than one.
@@ -170,7 +180,9 @@ def expand(rules: Iterable[Rule], paths: Iterable[str]) -> list[Rule]:
       if match := pattern.fullmatch(path):
         numbers = match.groupdict()
         destinations = tuple(name.format(**numbers) for name in rule.destinations)
-        found.append(Rule(rule.source.format(**numbers), destinations, rule.transform))
+        found.append(Rule(rule.source.format(**numbers) if isinstance(rule.source, str) else
+                          tuple(name.format(**numbers) for name in rule.source),
+                          destinations, rule.transform))
         made.extend(destinations)
   if sorted(made) != sorted(paths):
     wrong = sorted(path for path in {*made, *paths} if made.count(path) != paths.count(path))

@@ -22,13 +22,14 @@ class Modulation(NamedTuple):
   level, it is not repeated for every state, and its weights are not read at every kernel.
 
   Attributes:
-    make: `(params, step [N], z [N, D]) -> modulation`, a pytree with leaves `[N, ...]`.
-    apply: `(params, x [N, C], modulation) -> (eps [N, C], v [N, C])`; with the above, this
-      is `Target.denoise`.
+    make: `(params, step [L], z [N, D]) -> modulation`, a pytree with leaves `[N, L, ...]`: that of
+      every `z` at every step.
+    apply: `(params, x [N, C], modulation, row [N]) -> (eps [N, C], v [N, C])` with leaves
+      `[R, ...]`, of which every state takes one; with the above, this is `Target.denoise`.
   """
 
   make: Callable[[Params, jax.Array, jax.Array], Any]
-  apply: Callable[[Params, jax.Array, Any], tuple[jax.Array, jax.Array]]
+  apply: Callable[[Params, jax.Array, Any, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class Target(NamedTuple):

@@ -71,16 +71,14 @@ def modulated(target: Target, schedule: Schedule, params: Params, batch: Batch) 
   """The batch with `modulation` for all levels, if the head has one and memory allows."""
   if target.modulation is None or batch.modulation is not None:
     return batch
-  levels, shape = schedule.num_levels, batch.z.shape[:2]
-  steps = jnp.broadcast_to(jnp.asarray(schedule.steps), (*shape, levels)).reshape(-1)
-  z = jnp.broadcast_to(batch.z[:, :, None], (*shape, levels, batch.z.shape[-1]))
-  make = lambda: target.modulation.make(params, steps, z.reshape(-1, z.shape[-1]))
+  make = lambda: target.modulation.make(
+      params, jnp.asarray(schedule.steps), batch.z.reshape(-1, batch.z.shape[-1]))
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize
              for leaf in jax.tree.leaves(jax.eval_shape(make)))
   if size > _MODULATION_BYTES:
     return batch
   return batch._replace(modulation=jax.tree.map(
-      lambda leaf: leaf.reshape(*shape, levels, *leaf.shape[1:]), make()))
+      lambda leaf: leaf.reshape(*batch.z.shape[:2], *leaf.shape[1:]), make()))
 
 
 class Sampled(NamedTuple):
@@ -149,11 +147,10 @@ def kernel(target: Target, schedule: Schedule, params: Params, batch: Batch, x: 
   if batch.modulation is None:
     eps, v = target.denoise(params, states, steps, spread(batch.z))
   else:
-    # Whole rows of a table are much faster to gather than its entries.
     first = jnp.arange(streams * level.shape[0]) * schedule.num_levels
     row = (first.reshape(streams, -1, *(1,) * (level.ndim - 1)) + level).reshape(-1)
-    pick = lambda leaf: leaf.reshape(-1, *leaf.shape[3:]).at[row].get(mode='promise_in_bounds')
-    eps, v = target.modulation.apply(params, states, jax.tree.map(pick, batch.modulation))
+    made = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch.modulation)
+    eps, v = target.modulation.apply(params, states, made, row)
   contract.check_head(states, eps, v)
   eps, v = (leaf.reshape(streams, *x.shape) for leaf in (eps, v))
   per_token = lambda leaf: leaf.reshape(-1, *(1,) * level.ndim)

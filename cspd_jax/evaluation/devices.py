@@ -15,7 +15,7 @@ import jax
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import topologies
 
-from cspd_jax.models import attention
+from cspd_jax.models import attention, fused_head
 
 # As XLA describes it, with the versions that decide what becomes part of a CUDA graph.
 _H200 = '''gpu_device_info {
@@ -113,20 +113,22 @@ def compiled(function: Any, arguments: Any, device: Any,
   place = jax.sharding.SingleDeviceSharding(device)
   described = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
       jax.numpy.shape(leaf), leaf.dtype, sharding=place), arguments)
-  with _fused_attention() if device.platform == 'gpu' else contextlib.nullcontext():
+  with _fused() if device.platform == 'gpu' else contextlib.nullcontext():
     return jax.jit(function, compiler_options=options).lower(*described).compile()
 
 
 @contextlib.contextmanager
-def _fused_attention() -> Iterator[None]:
-  """Has programs for a GPU that is not there use its fused attention."""
+def _fused() -> Iterator[None]:
+  """Has programs for a GPU that is not there use the kernels that are tried on one that is."""
   # What JAX asks a device that is there.
   told: dict[str, Any] = dict(
       check_cudnn_version=lambda: _CUDNN,
       check_compute_capability=lambda version: _version(version) <= _CAPABILITY,
       is_cuda_compute_capability_equal=lambda version: _version(version) == _CAPABILITY)
-  with mock.patch.multiple(cudnn, **told), mock.patch.object(
-      attention, 'is_available', lambda: True):
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(mock.patch.multiple(cudnn, **told))
+    for module in (attention, fused_head):
+      stack.enter_context(mock.patch.object(module, 'is_available', lambda: True))
     yield
 
 

@@ -213,7 +213,8 @@ class _Walk:
     self.loops += times
     times *= one.trips or 1
     body = self.module.computations[one.calls('body')[0]]
-    self._call(one, one.calls('condition')[0], (carried,), times)
+    if one.trips is None:  # Else nothing asks at run time.
+      self._call(one, one.calls('condition')[0], (carried,), times)
     return self._call(one, body.name, (carried,), times)
 
   def _kernel(self, computation: hlo.Computation, one: hlo.Instruction, operands: list[Any],

@@ -23,6 +23,9 @@ _SLICES = ('slice', 'dynamic-slice', 'gather')
 _UPDATES = ('dynamic-update-slice', 'scatter')
 # What cuDNN's fused attention is called, and where its operands have keys and values.
 _FUSED_ATTENTION, _KEYS_AND_VALUES = '__cudnn$fmha', slice(1, 3)
+# What kernels of `models.fused_head` are called. Their first operand has one number per state; of
+# a table, their only operand of three dimensions, they read two rows for every state.
+_TRITON, _ROWS_OF_TABLE = '__gpu$xla.gpu.triton', 2
 # What needs of its operands the share that is needed of its result.
 _SHARED = ('reduce', 'dot', 'convolution', 'concatenate', 'pad', 'reduce-window', 'transpose',
            'reshape', 'copy', 'bitcast', 'convert')
@@ -172,6 +175,12 @@ def _needs(module: hlo.Module, instructions: dict[str, hlo.Instruction], one: hl
       # Nothing is known of arrays in another memory, where it does not matter.
       whole = sum(array.bytes for array in parameter.arrays)
       yield name, share * size(name) * (read / whole if whole else 1)
+  elif one.text('custom_call_target') == _TRITON:
+    states = size(one.operands[0])
+    for name in one.operands:
+      dims = instructions[name].arrays[0].dims
+      yield name, min(size(name), _ROWS_OF_TABLE * states * dims[-1] if len(dims) == 3 else
+                      size(name))
   elif one.opcode in ('sort', 'custom-call', 'scatter'):
     half = one.operands[_KEYS_AND_VALUES] if _reads_live_slots(one) else ()
     yield from ((name, size(name) / (2 if name in half else 1)) for name in one.operands)

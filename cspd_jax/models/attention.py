@@ -8,18 +8,16 @@ In the shape descriptions, `R` is the number of rows, `L` the number of new toke
 of cache slots, `H` and `K` the numbers of query and of key/value heads and `E` the width of a head.
 """
 
-import concurrent.futures
 import functools
-import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import logging
+
+from cspd_jax.models import tried
 
 # Set to 'plain', it keeps fused attention out. Read once, for compiled programs keep their choice.
 _VARIABLE = 'CSPD_JAX_ATTENTION'
-_CHOICES = ('auto', 'plain')
 _MASKED = -1e30
 # What every GPU that has fused attention takes.
 _WIDTHS, _MOST_WIDTH = 8, 128
@@ -98,26 +96,8 @@ def is_available() -> bool:
   Raises:
     ValueError: if the environment variable CSPD_JAX_ATTENTION is neither 'auto' nor 'plain'.
   """
-  if (choice := os.environ.get(_VARIABLE, _CHOICES[0])) not in _CHOICES:
-    raise ValueError(f'the environment variable {_VARIABLE} is {choice!r}; it must be one of '
-                     f'{", ".join(_CHOICES)}.')
-  if choice == 'plain':
-    return False
-  try:
-    device = jax.local_devices(backend='cuda')[0]
-  except RuntimeError:
-    return False
-  try:
-    # A thread of its own stands outside of the program that is being traced, and of its modes.
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-      found = pool.submit(difference, device).result()
-  except Exception as error:  # cuDNN, XLA and JAX all have their own.
-    logging.warning('Fused attention does not run on %s (%s: %s); plain attention serves.',
-                    device, type(error).__name__, error)
-    return False
-  if not found <= _TOLERANCE:
-    logging.warning('Fused attention on %s is off by %.3g; plain attention serves.', device, found)
-  return found <= _TOLERANCE
+  return tried.works(
+      'Fused attention', _VARIABLE, lambda device: difference(device), _TOLERANCE)
 
 
 def difference(device: jax.Device, implementation: str = 'cudnn') -> float:

@@ -1,7 +1,8 @@
 """The diffusion head of MAR: a small network that denoises one token (arXiv 2406.11838).
 
-In the shape descriptions, `N` is any number of states, `C` the length of a token, `D` the width of
-the transformer and `W` that of the head.
+In the shape descriptions, `N` is any number of states, `L` of levels, `R` of modulations, `C` the
+length of a token, `D` the width of the transformer, `W` that of the head and `M` the rows of a
+modulation, three per block and two.
 """
 
 import math
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_NORM_EPS = 1e-6
+NORM_EPS = 1e-6
 _TIME_FEATURES = 256
 _TABLE = nn.initializers.normal(0.02)
 _XAVIER = nn.initializers.xavier_uniform()
@@ -41,7 +42,7 @@ class Head(nn.Module):
 
     def norm(**options):
       return nn.LayerNorm(
-          epsilon=_NORM_EPS, use_fast_variance=False, dtype=jnp.float32, **options)
+          epsilon=NORM_EPS, use_fast_variance=False, dtype=jnp.float32, **options)
 
     def layers(make):
       return [make() for _ in range(self.num_layers)]
@@ -49,36 +50,50 @@ class Head(nn.Module):
     self.state = dense(width)
     self.time_in, self.time_out = dense(width, _TABLE), dense(width, _TABLE)
     self.condition = dense(width)
-    self.modulation = layers(lambda: dense(3 * width, zeros))
+    # One matrix for all blocks and the output: one product, and nothing is joined to run it.
+    self.modulation = nn.DenseGeneral(
+        (3 * self.num_layers + 2, width), kernel_init=zeros, dtype=jnp.float32)
     self.norm = layers(norm)
     self.mlp_in, self.mlp_out = (layers(lambda: dense(width)) for _ in range(2))
-    self.out_modulation = dense(2 * width, zeros)
     self.out_norm = norm(use_scale=False, use_bias=False)
     self.out = dense(2 * self.token_dim, zeros)
 
-  def modulate(self, step: jax.Array, z: jax.Array) -> list[jax.Array]:
-    """Shifts, scales and gates of every block `[N, 3 W]`, and of the output `[N, 2 W]`."""
-    y = self.time_out(jax.nn.silu(self.time_in(_time_features(step))))
-    y = jax.nn.silu(y + self.condition(z))
-    return [layer(y) for layer in (*self.modulation, self.out_modulation)]
+  def modulate(self, step: jax.Array, z: jax.Array) -> jax.Array:
+    """See `continuous.base.Modulation.make`.
 
-  def apply_modulated(
-      self, x: jax.Array, modulation: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """See `continuous.base.Modulation.apply`."""
-    *blocks, last = modulation
+    Returns:
+      `[N, L, M, W]`: shift, scale and gate of every block, then shift and scale of the output.
+    """
+    y = self._times(step) + self.condition(z)[:, None]
+    return self.modulation(jax.nn.silu(y))
+
+  def apply_modulated(self, x: jax.Array, modulation: jax.Array, row: jax.Array
+                      ) -> tuple[jax.Array, jax.Array]:
+    """See `continuous.base.Modulation.apply`; `modulation` is `[R, M, W]`."""
+    # Whole rows of a table are much faster to gather than its entries.
+    return self._apply(x, modulation.at[row].get(mode='promise_in_bounds'))
+
+  def _apply(self, x: jax.Array, modulation: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The head on states `[N, C]` with a modulation `[N, M, W]` each."""
+    part = lambda number: modulation[:, number]
     h = self.state(x)
-    for norm, mlp_in, mlp_out, block in zip(self.norm, self.mlp_in, self.mlp_out, blocks):
-      shift, scale, gate = jnp.split(block, 3, axis=-1)
+    for i, (norm, mlp_in, mlp_out) in enumerate(zip(self.norm, self.mlp_in, self.mlp_out)):
+      shift, scale, gate = map(part, range(3 * i, 3 * i + 3))
       inner = norm(h) * (1 + scale) + shift
       h = h + gate * mlp_out(jax.nn.silu(mlp_in(inner)))
-    shift, scale = jnp.split(last, 2, axis=-1)
+    shift, scale = part(-2), part(-1)
     eps, v = jnp.split(self.out(self.out_norm(h) * (1 + scale) + shift), 2, axis=-1)
     return eps, v
 
   def __call__(
       self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     """See `continuous.base.Target.denoise`."""
-    return self.apply_modulated(x, self.modulate(step, z))
+    y = jax.nn.silu(self._times(step) + self.condition(z))
+    return self._apply(x, self.modulation(y))
+
+  def _times(self, step: jax.Array) -> jax.Array:
+    """What the head knows of steps `[L]`, `[L, W]`."""
+    return self.time_out(jax.nn.silu(self.time_in(_time_features(step))))
 
 
 def _time_features(step: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import base
 from cspd_jax.core import fields
-from cspd_jax.models import class_labels, diffusion_head
+from cspd_jax.models import class_labels, diffusion_head, fused_head
 
 Params = Any
 
@@ -229,9 +229,9 @@ class MAR(nn.Module):
     """The part of `denoise` that does not see the state; see `continuous.base.Modulation`."""
     return self.head.modulate(step, z)
 
-  def denoise_modulated(self, x, modulation):
+  def denoise_modulated(self, x, modulation, row):
     """The rest of `denoise`."""
-    return self.head.apply_modulated(x, modulation)
+    return self.head.apply_modulated(x, modulation, row)
 
   def __call__(self, labels, drop, tokens, visible):
     z = self.transform(labels, drop, tokens, visible)
@@ -280,10 +280,19 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
         return model.apply({'params': params}, *args, method=method)
     return run
 
+  plain = exactly('denoise_modulated')
+
+  def apply(params, x, modulation, row):
+    fits = fused_head.fits(x.shape[0], config.head_width, config.token_dim)
+    if fits and fused_head.is_available():
+      fused = lambda params, *args: fused_head.apply(params['head'], *args)
+      return jax.lax.platform_dependent(params, x, modulation, row, cuda=fused, default=plain)
+    return plain(params, x, modulation, row)
+
   return base.Target(
       transform=transform, denoise=exactly('denoise'), num_tokens=config.num_tokens,
       token_dim=config.token_dim, num_streams=streams,
-      modulation=base.Modulation(exactly('modulate'), exactly('denoise_modulated')),
+      modulation=base.Modulation(exactly('modulate'), apply),
       check_condition=lambda condition: class_labels.check(condition, config.num_classes))
 
 

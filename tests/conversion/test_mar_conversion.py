@@ -6,13 +6,14 @@ import json
 import math
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from checkpoints_conversion import convert, read, rules
 from checkpoints_conversion.rules import family as family_lib
-from cspd_jax.core import checkpoint
+from cspd_jax.core import checkpoint, weights
 from cspd_jax.models import kl_vae, mar
 
 _MANIFESTS = pathlib.Path(__file__).parent.parent / 'data' / 'manifests'
@@ -144,3 +145,16 @@ class TestTrainingFiles:
     weights = read.read(save(model=2, epoch=3), prefer='model_ema')
     assert weights.key == 'model'
     _assert_same(weights.tensors, _published('mar', 2))
+
+
+def test_folders_with_modulations_by_block_are_refused(tmp_path):
+  config = MODELS['mar']
+  params = mar.init(config, jax.random.key(0))
+  head, width = dict(params['head']), config.head_width
+  whole = head.pop('modulation')
+  for name, rows in (('modulation_0', slice(0, 3)), ('out_modulation', slice(3, 5))):
+    head[name] = {'kernel': whole['kernel'][:, rows].reshape(width, -1),
+                  'bias': whole['bias'][rows].reshape(-1)}
+  checkpoint.save_groups(tmp_path / 'old', 'mar', config, weights.divided(params | {'head': head}))
+  with pytest.raises(checkpoint.CheckpointError, match='(?s)head.*modulation.*out_modulation'):
+    checkpoint.load(tmp_path / 'old')

@@ -77,3 +77,12 @@ def test_tables_must_make_every_parameter_once():
     base.expand(table, ['x_0/a', 'b', 'c'])
   with pytest.raises(ValueError, match="'b'"):
     base.expand(table + [base.Rule('again', ('b',), base.KEEP)], ['x_0/a', 'b'])
+
+
+def test_several_tensors_may_become_one_parameter():
+  join = base.Transform(lambda *parts: (np.concatenate(parts),), lambda x: tuple(np.split(x, 2)))
+  rule, = base.expand([base.Rule(('a.{i}', 'b.{i}'), ('x_{i}',), join)], ['x_3'])
+  assert rule.sources == ('a.3', 'b.3') and rule.destinations == ('x_3',)
+  published = rule.publish({'x_3': np.arange(4)})
+  assert {name: array.tolist() for name, array in published.items()} == {
+      'a.3': [0, 1], 'b.3': [2, 3]}

@@ -1,0 +1,174 @@
+"""Calls of MAR's diffusion head for few states on NVIDIA GPUs: one kernel per matrix.
+
+A call of the head is short, so on a GPU its time is that of launches. XLA puts a layer norm, an
+activation or a gate beside a product into kernels of their own, four or five per block; here they
+are part of the product's kernel, so that a block has two.
+
+In the shape descriptions, `N` is the number of states, `C` the length of a token, `K` the width of
+a layer's input, `O` that of its output, `W` that of the head, `R` the number of modulations and
+`M` the rows of each; see `diffusion_head`.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from cspd_jax.models import diffusion_head, tried
+
+Params = Any
+
+# Set to 'plain', it keeps these kernels out. Read once, for compiled programs keep their choice.
+_VARIABLE = 'CSPD_JAX_HEAD'
+# For more states than this, products that XLA picks keep a GPU busy.
+MOST_STATES = 64
+# States and columns that one program of a kernel computes: the least that Triton multiplies.
+_TILE = 16
+# Inputs that it multiplies at a time.
+_CHUNK = 256
+# Of 32 threads each, in a program.
+_WARPS = 4
+# Largest difference that rounding makes to outputs of deviation 1.
+_TOLERANCE = 1e-4
+
+
+def fits(states: int, width: int, token_dim: int) -> bool:
+  """Whether this is made for so many states and a head of these sizes."""
+  return states <= MOST_STATES and width % _CHUNK == 0 and token_dim == _TILE
+
+
+def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array, *,
+          interpret: bool = False) -> tuple[jax.Array, jax.Array]:
+  """Noise and variance of states; as `diffusion_head.Head.apply_modulated`.
+
+  Args:
+    params: of the head.
+    x: `[N, C]` states.
+    modulation: `[R, M, W]`.
+    row: `[N]` which modulation each state has.
+    interpret: whether to run the kernels step by step, on any device.
+  """
+  layer = functools.partial(_layer, row=row, modulation=modulation, interpret=interpret)
+  parts = modulation.shape[1]
+  h = layer(x, params['state'])
+  for i in range(parts // 3):
+    inner = layer(h, params[f'mlp_in_{i}'], part=3 * i, norm=params[f'norm_{i}'], silu=True)
+    h = layer(inner, params[f'mlp_out_{i}'], part=3 * i + 2, onto=h)
+  out = layer(h, params['out'], part=parts - 2, norm={})
+  eps, v = jnp.split(out[:x.shape[0]], 2, axis=-1)
+  return eps, v
+
+
+def _layer(x: jax.Array, dense: Params, *, row: jax.Array, modulation: jax.Array, interpret: bool,
+           part: int = 0, norm: Params = None, silu: bool = False,
+           onto: jax.Array | None = None) -> jax.Array:
+  """One matrix and what stands beside it, `[N, O]` with `N` rounded up to whole tiles.
+
+  Args:
+    x: `[N, K]`, or with `N` rounded up.
+    dense: kernel `[K, O]` and bias `[O]`.
+    row: `[N]`.
+    modulation: `[R, M, W]`.
+    interpret: see `apply`.
+    part: where a modulation has the shift, before the scale, of the normed `x`; or the gate.
+    norm: scale and bias of the norm of `x`, or nothing; None for no norm and no modulation of `x`.
+    silu: whether the activation follows.
+    onto: `[N, O]` what the result is added to behind the gate; None for no gate.
+  """
+  operands = {'row': row, 'x': x, 'kernel': dense['kernel'], 'bias': dense['bias']}
+  if norm is not None or onto is not None:
+    operands['modulation'] = modulation
+  operands |= {f'norm_{name}': leaf for name, leaf in (norm or {}).items()}
+  if onto is not None:
+    operands['onto'] = onto
+  names = tuple(operands)
+
+  def kernel(*refs):
+    *given, out = refs
+    _kernel(dict(zip(names, given, strict=True)), out, part, norm is not None, silu)
+
+  grid = pl.cdiv(row.shape[0], _TILE), dense['kernel'].shape[1] // _TILE
+  return pl.pallas_call(
+      kernel, jax.ShapeDtypeStruct((grid[0] * _TILE, grid[1] * _TILE), jnp.float32),
+      grid=grid, interpret=interpret, compiler_params=triton.CompilerParams(num_warps=_WARPS),
+      name='head_layer')(*operands.values())
+
+
+def _kernel(refs: Mapping[str, Any], out: Any, part: int, normed: bool, silu: bool) -> None:
+  """Computes one tile of a layer."""
+  first, columns = pl.program_id(0) * _TILE, pl.ds(pl.program_id(1) * _TILE, _TILE)
+  # Where states end within a tile, the last one is computed again.
+  rows = lambda ref: jnp.minimum(first + jnp.arange(_TILE), ref.shape[0] - 1)
+  row, x_rows, width = refs['row'][rows(refs['row'])], rows(refs['x']), refs['x'].shape[1]
+  size = min(width, _CHUNK)
+  chunk = lambda k: k * size + jnp.arange(size)
+  load = lambda k: refs['x'][x_rows[:, None], chunk(k)[None]]
+  modulation = lambda number, places: refs['modulation'][row[:, None], number, places[None]]
+
+  def sums(term):
+    """`[N, 1]` of a function of the inputs."""
+    return jax.lax.fori_loop(
+        0, width // size, lambda k, total: total + jnp.sum(term(load(k)), axis=1),
+        jnp.zeros(_TILE, jnp.float32))[:, None]
+
+  if normed:
+    mean = sums(lambda x: x) / width
+    scale = jax.lax.rsqrt(sums(lambda x: jnp.square(x - mean)) / width + diffusion_head.NORM_EPS)
+
+  def step(k, total):
+    x = load(k)
+    if normed:
+      x = (x - mean) * scale
+      if 'norm_scale' in refs:
+        x = (x * refs['norm_scale'][chunk(k)].astype(jnp.float32)
+             + refs['norm_bias'][chunk(k)].astype(jnp.float32))
+      x = x * (1 + modulation(part + 1, chunk(k))) + modulation(part, chunk(k))
+    kernel = refs['kernel'][pl.ds(k * size, size), columns].astype(jnp.float32)
+    return total + jnp.dot(x, kernel, precision=jax.lax.Precision.HIGHEST)
+
+  y = jax.lax.fori_loop(0, width // size, step, jnp.zeros((_TILE, _TILE), jnp.float32))
+  y += refs['bias'][columns].astype(jnp.float32)
+  if silu:
+    y *= jax.nn.sigmoid(y)
+  if 'onto' in refs:
+    gate = modulation(part, pl.program_id(1) * _TILE + jnp.arange(_TILE))
+    y = refs['onto'][pl.ds(first, _TILE), columns] + gate * y
+  out[pl.ds(first, _TILE), columns] = y
+
+
+@functools.cache
+def is_available() -> bool:
+  """Whether this process has a GPU on which `apply` gives what the plain head gives.
+
+  It is tried once, on a few numbers; if it fails there, that is logged.
+
+  Raises:
+    ValueError: if the environment variable CSPD_JAX_HEAD is neither 'auto' nor 'plain'.
+  """
+  return tried.works('The fused head', _VARIABLE, lambda device: difference(device), _TOLERANCE)
+
+
+def difference(device: jax.Device, interpret: bool = False) -> float:
+  """Largest difference of `apply` to the plain head on a small example, run on a device."""
+  width, layers = 2 * _CHUNK, 1
+  head = diffusion_head.Head(width, layers, _TILE)
+  rng = np.random.default_rng(0)
+  normal = lambda shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+  shapes = jax.eval_shape(lambda: head.init(
+      jax.random.key(0), jnp.zeros((1, _TILE)), jnp.zeros(1, int), jnp.zeros((1, _TILE))))
+  params = jax.tree.map(
+      lambda leaf: normal(leaf.shape) / (leaf.shape[0]**0.5 if leaf.ndim > 1 else 1),
+      shapes['params'])
+  # More states than a tile, and modulations that some share.
+  states, row = _TILE + 2, rng.integers(0, 5, _TILE + 2)
+  arguments = normal((states, _TILE)), 0.3 * normal((5, 3 * layers + 2, width)), row
+  plain = functools.partial(head.apply, method='apply_modulated')
+  with jax.default_device(device), jax.default_matmul_precision('highest'):
+    found = jax.jit(functools.partial(apply, interpret=interpret))(params, *arguments)
+    expected = jax.jit(plain)({'params': params}, *arguments)
+  return max(float(jnp.abs(one - other).max()) for one, other in zip(found, expected))
