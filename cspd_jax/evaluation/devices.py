@@ -31,9 +31,9 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description
 '''
 # The versions in it that fused attention asks for.
 _CUDNN, _CAPABILITY = 91000, (9, 0)
-# So that libtpu looks for no machine.
+# So that libtpu looks for no machine, and lets other processes compile too.
 _NO_TPU = dict(TPU_SKIP_MDS_QUERY='1', TPU_ACCELERATOR_TYPE='v5litepod-4',
-               TPU_WORKER_HOSTNAMES='localhost')
+               TPU_WORKER_HOSTNAMES='localhost', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
 
 
 class Accelerator(NamedTuple):

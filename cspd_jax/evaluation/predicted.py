@@ -75,7 +75,8 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
   copies: dict[tuple[str, str], float] = collections.defaultdict(float)
   seconds: dict[str, float] = collections.defaultdict(float)
   for kernel in found.kernels:
-    kernels[kernel.part] += kernel.times
+    launches = 0 if kernel.beside else kernel.times
+    kernels[kernel.part] += launches
     for one in kernel.moved:
       size = kernel.times * (one.read + one.written)
       moved[kernel.part, one.label.kind or kernel.scope] += size
@@ -85,7 +86,7 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
       copies[kernel.arrays, kernel.source] += kernel.times
     streaming = kernel.bytes / accelerator.bandwidth
     multiplying = kernel.flops / accelerator.flops
-    seconds['launches'] += kernel.times * accelerator.kernel_seconds
+    seconds['launches'] += launches * accelerator.kernel_seconds
     seconds['products' if multiplying > streaming else 'bytes'] += (
         kernel.times * max(streaming, multiplying))
   return Figures(

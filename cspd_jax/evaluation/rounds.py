@@ -14,6 +14,9 @@ from cspd_jax.evaluation import hlo, traffic as traffic_lib
 _PASSING = frozenset((
     'bitcast', 'opt-barrier', 'after-all', 'copy-done', 'slice-done', 'async-done'))
 _STILL = frozenset(('constant', 'iota', 'partition-id', 'replica-id'))
+# Calls that only say something about arrays, such as that parts lie behind each other on a TPU.
+_REMARKS = frozenset((
+    'ConcatBitcast', 'AssumeGatherIndicesInBound', 'GatherScatterIndicesBitpacked'))
 # Kernels even if they give one number; anything else with one is arithmetic beside the kernels.
 _ALWAYS = frozenset(('fusion', 'custom-call', 'sort', 'scatter', 'reduce', 'copy'))
 # What a part of a model does, by what its scope is called.
@@ -62,6 +65,7 @@ class Kernel(NamedTuple):
     flops: of its matrix products.
     times: how often it runs in a round.
     moves: whether it only moves numbers, to where they were not yet.
+    beside: whether it is a copy that goes on beside the kernels, and no kernel itself.
   """
 
   name: str
@@ -73,6 +77,7 @@ class Kernel(NamedTuple):
   flops: float
   times: int
   moves: bool
+  beside: bool = False
 
   @property
   def bytes(self) -> float:
@@ -184,7 +189,7 @@ class _Walk:
       return _parts(operands[0])[int(one.text('index'))] if _parts(operands[0]) else operands[0]
     if one.opcode == 'tuple':
       return tuple(operands)
-    if one.opcode in _PASSING:
+    if one.opcode in _PASSING or one.text('custom_call_target') in _REMARKS:
       return operands[0] if operands else Label()
     if one.opcode in _STILL:
       return Label('constants')
@@ -208,7 +213,7 @@ class _Walk:
 
   def _loop(self, one: hlo.Instruction, carried: Any, times: int) -> Any:
     self.loops += times
-    times *= one.trips or 1
+    times *= self.module.trips(one) or 1
     body = self.module.computations[one.calls('body')[0]]
     self._call(one, one.calls('condition')[0], (carried,), times)
     return self._call(one, body.name, (carried,), times)
@@ -235,7 +240,8 @@ class _Walk:
       self.kernels.append(Kernel(
           one.name, _part(lines), _scope(one, lines), _place(lines),
           ', '.join(map(str, one.arrays[:len(found.written)])), tuple(moved),
-          traffic_lib.flops(self.module, computation, one), times, moves))
+          traffic_lib.flops(self.module, computation, one), times, moves,
+          one.opcode.endswith('-start')))
     return tuple(results) if len(results) > 1 else results[0]
 
   def _lines(self, computation: hlo.Computation, one: hlo.Instruction) -> list[hlo.Line]:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cspd_jax.core import fields, int8
 from cspd_jax.models import attention
@@ -109,11 +110,30 @@ def causal_mask(length: int) -> jax.Array:
 
 def rotate(x: jax.Array, rope: Rope) -> jax.Array:
   """Rotates the pairs (0, 1), (2, 3), ... of `x` `[R, L, heads, E]`, in float32."""
+  return jax.lax.platform_dependent(x, rope, tpu=_rotate_swapped, default=_rotate_pairs)
+
+
+def _rotate_pairs(x: jax.Array, rope: Rope) -> jax.Array:
   pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
   even, odd = pairs[..., 0], pairs[..., 1]
   cos, sin = rope.cos[:, :, None], rope.sin[:, :, None]
   turned = jnp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
   return turned.reshape(x.shape).astype(x.dtype)
+
+
+def _rotate_swapped(x: jax.Array, rope: Rope) -> jax.Array:
+  """The same for TPUs, which take no pairs apart: a product swaps the two numbers of each.
+
+  It is exact: every sum has one number, times 1, and all of its bits are multiplied.
+  """
+  number = np.arange(x.shape[-1])
+  swap = jnp.asarray(number[:, None] == number ^ 1, x.dtype)
+  swapped = jnp.einsum('rlhe,ef->rlhf', x, swap, precision=jax.lax.Precision.HIGHEST,
+                       preferred_element_type=jnp.float32)
+  both = lambda table: jnp.repeat(table, 2, axis=-1)[:, :, None]
+  sign = jnp.asarray(np.where(number % 2, 1, -1), jnp.float32)
+  turned = x.astype(jnp.float32) * both(rope.cos) + swapped * (both(rope.sin) * sign)
+  return turned.astype(x.dtype)
 
 
 def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
@@ -133,14 +153,15 @@ def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array
   images = start.shape[0]
   split = lambda x: x.reshape(-1, images, *x.shape[1:])
   arguments = split(cache), split(new.astype(cache.dtype)), start
-  if images > _MAX_UNROLLED_IMAGES:
-    written = _write_together(*arguments)
-  elif images == 1:
+  if images == 1:
     written = _write_one_by_one(*arguments)
   else:
-    # On GPUs a batched scatter is in place too, and one kernel.
+    # On GPUs a batched scatter is in place too, and one kernel. TPUs make a loop over the images of
+    # it, for which the whole cache is transposed and back.
+    few = images <= _MAX_UNROLLED_IMAGES
     written = jax.lax.platform_dependent(
-        *arguments, cuda=_write_together, default=_write_one_by_one)
+        *arguments, cuda=_write_together, tpu=_write_one_by_one,
+        default=_write_one_by_one if few else _write_together)
   return written.reshape(cache.shape)
 
 
