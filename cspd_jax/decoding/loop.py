@@ -282,8 +282,6 @@ def _were_distributions(probs: jax.Array, path: jax.Array, length: jax.Array) ->
 
 def _append(buffer, start, values, length):
   """Writes the first `length[b]` of `values[b]` at `start[b]` of `buffer[b]`."""
-  def row(buffer, start, values, length):
-    old = jax.lax.dynamic_slice_in_dim(buffer, start, values.shape[0])
-    new = jnp.where(jnp.arange(values.shape[0]) < length, values, old)
-    return jax.lax.dynamic_update_slice_in_dim(buffer, new, start, 0)
-  return jax.vmap(row)(buffer, start, values, length)
+  place = jnp.arange(buffer.shape[1]) - start[:, None]
+  known = jnp.take_along_axis(values, jnp.clip(place, 0, values.shape[1] - 1), axis=1)
+  return jnp.where((place >= 0) & (place < length[:, None]), known, buffer)
