@@ -7,7 +7,7 @@ timed: the kernels, what they read and where they copy are facts, times are arit
 import contextlib
 import importlib.metadata
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -15,6 +15,7 @@ import jax
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import topologies
 
+from cspd_jax.core import layouts
 from cspd_jax.models import attention
 
 # As XLA describes it, with the versions that decide what becomes part of a CUDA graph.
@@ -97,17 +98,24 @@ def describe(name: str) -> Any:
   return topology.devices[0]
 
 
-def compiled(function: Any, arguments: Any, device: Any) -> Any:
+def compiled(function: Any, arguments: Any, device: Any,
+             orders: Mapping[str, tuple[int, ...]] | None = None) -> Any:
   """A function, compiled for a described device.
 
   Args:
     function: to be jitted.
     arguments: of the function; only shapes and dtypes are looked at.
     device: see `describe`.
+    orders: how what of the arguments lies in the memory of a TPU; see `core.layouts`.
   """
   place = jax.sharding.SingleDeviceSharding(device)
-  described = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
-      jax.numpy.shape(leaf), leaf.dtype, sharding=place), arguments)
+
+  def describe_one(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    shape = jax.ShapeDtypeStruct(jax.numpy.shape(leaf), leaf.dtype)
+    return shape.update(sharding=layouts.place(name, shape, place, orders or {}))
+
+  described = jax.tree_util.tree_map_with_path(describe_one, arguments)
   with _fused_attention() if device.platform == 'gpu' else contextlib.nullcontext():
     return jax.jit(function).lower(*described).compile()
 

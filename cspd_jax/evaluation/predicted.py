@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from cspd_jax.core import random
+from cspd_jax.core.kinds import KINDS
 from cspd_jax.evaluation import devices, hlo, rounds
 
 # Copies from here on are listed.
@@ -123,7 +124,7 @@ def decode(model: Any, specification: Any, batch: int, guided: bool, condition: 
   decoder = model.decoder(specification, guided=guided)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
                model.engine.settled(model.sampling()), model.draft_params(specification)]
-  program = devices.compiled(decoder, arguments, device)
+  program = devices.compiled(decoder, arguments, device, KINDS[model.family].orders)
   arguments[2] = random.row_keys(arguments[2], batch)
   start = jax.eval_shape(decoder.start, *arguments)
   caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}

@@ -40,6 +40,9 @@ SPLIT = {
     '.*/(query|key|value)': 1, '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
     '.*/(gate|up)': 1, '.*/down': 0}
 
+# In which order XLA reads the axes of what on TPUs; see `core.layouts`.
+ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
+
 # The matrices of the layers, and how many axes of theirs are inputs; see `core.int8`.
 MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
 
