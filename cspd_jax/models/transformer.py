@@ -21,6 +21,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from cspd_jax.core import fields, int8
 from cspd_jax.models import attention
@@ -30,6 +31,8 @@ KeyValues = tuple[tuple[jax.Array, jax.Array], ...]
 
 # Up to here one update per image beats a batched scatter: every update is in place.
 _MAX_UNROLLED_IMAGES = 8
+# Numbers in a row of a TPU's tiles.
+_LANES = 128
 # Added to the variance in the norms of heads, in all published models.
 _HEAD_EPS = 1e-5
 
@@ -160,10 +163,10 @@ def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array
     written = _write_one_by_one(*arguments)
   else:
     # On GPUs a batched scatter is in place too, and one kernel. TPUs make a loop over the images of
-    # it, for which the whole cache is transposed and back.
+    # it and transpose the whole cache for that, and back.
     few = images <= _MAX_UNROLLED_IMAGES
     written = jax.lax.platform_dependent(
-        *arguments, cuda=_write_together, tpu=_write_one_by_one,
+        *arguments, cuda=_write_together, tpu=_write_in_order,
         default=_write_one_by_one if few else _write_together)
   return written.reshape(cache.shape)
 
@@ -174,6 +177,17 @@ def _write_one_by_one(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax
     cache = jax.lax.dynamic_update_slice(
         cache, new[:, image:image + 1], (0, image, 0, start[image], 0))
   return cache
+
+
+def _write_in_order(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+  """The same for TPUs, which would transpose the cache for updates of many images of one slot.
+
+  The cache follows the order of what is written: whole tiles of a head's numbers go as they are,
+  narrower heads are padded unless slots are minor. To order the cache itself would gather it where
+  heads are divided over devices; so only the new entries are gathered, which are few.
+  """
+  order = (0, 1, 2, 3, 4) if cache.shape[-1] % _LANES == 0 else (0, 1, 2, 4, 3)
+  return _write_one_by_one(cache, with_layout_constraint(new, Layout(order)), start)
 
 
 def _write_together(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
