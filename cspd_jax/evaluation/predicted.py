@@ -71,7 +71,7 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
             ) -> Figures:
   """Adds the kernels of a round up."""
   moved: dict[tuple[str, str], float] = collections.defaultdict(float)
-  weights: dict[str, float] = collections.defaultdict(float)
+  weights: dict[rounds.Label, float] = collections.defaultdict(float)
   kernels: dict[str, float] = collections.defaultdict(float)
   copies: dict[tuple[str, str], float] = collections.defaultdict(float)
   seconds: dict[str, float] = collections.defaultdict(float)
@@ -82,7 +82,7 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
       size = kernel.times * (one.read + one.written)
       moved[kernel.part, one.label.kind or kernel.scope] += size
       if one.label.kind == 'weights':
-        weights[one.label.name] = max(weights[one.label.name], one.read)
+        weights[one.label] += kernel.times * one.read
     if kernel.moves and kernel.written >= LARGE:
       copies[kernel.arrays, kernel.source] += kernel.times
     streaming = kernel.bytes / accelerator.bandwidth
@@ -90,8 +90,10 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
     seconds['launches'] += launches * accelerator.kernel_seconds
     seconds['products' if multiplying > streaming else 'bytes'] += (
         kernel.times * max(streaming, multiplying))
+  # On TPUs they are read in parts.
+  once = sum(min(label.size, read) for label, read in weights.items())
   return Figures(
-      moved, sum(weights.values()), sum(kernel.times * kernel.flops for kernel in found.kernels),
+      moved, once, sum(kernel.times * kernel.flops for kernel in found.kernels),
       kernels, found.conditionals, found.loops, copies, found.copied, seconds, temporaries)
 
 

@@ -33,10 +33,12 @@ class Label(NamedTuple):
   Attributes:
     kind: 'weights', 'drafter weights', 'cache', 'state', 'constants'; empty for what a round makes.
     name: which one.
+    size: bytes of all of it, for parameters.
   """
 
   kind: str = ''
   name: str = ''
+  size: float = 0
 
   @property
   def is_weights(self) -> bool:
@@ -261,9 +263,10 @@ class _Walk:
 def _given(one: hlo.Instruction) -> Label:
   """What a parameter of the program is, by its name there."""
   name = one.text('op_name') or one.name
+  size = sum(array.bytes for array in one.arrays)
   if name.startswith('draft_params'):
-    return Label('drafter weights', name)
-  return Label('weights' if name.startswith('params') else 'constants', name)
+    return Label('drafter weights', name, size)
+  return Label('weights' if name.startswith('params') else 'constants', name, size)
 
 
 def _parts(value: Any) -> tuple:

@@ -110,7 +110,7 @@ def test_copies_beside_the_kernels_are_bytes_and_no_kernels(found):
   moved = predicted.figures(found, devices.ACCELERATORS['v5e'])
   assert moved.total_kernels == 2 + 5 and found.loops == 1
   # What lies in fast memory is not read again, what is copied there is read once.
-  assert moved.bytes['loop', 'weights'] == _WEIGHT
+  assert moved.bytes['loop', 'weights'] == moved.weights == _WEIGHT
   assert moved.bytes['loop', 'cache'] == 2 * _CACHE
 
 
