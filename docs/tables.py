@@ -43,9 +43,6 @@ REPORTS = {
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
     'compiled_7b_batch':
         "python -m experiments.compile_report --batch=8 --decoder='mc_sjd,mc_sjd(window=16)'",
-    'compiled_7b_v5e':
-        "python -m experiments.compile_report --device=v5e "
-        "--decoder='corrected(passes=4),mc_sjd,eagle(tree=EAGLE)'",
     'compiled_xl_v5e':
         "python -m experiments.compile_report --device=v5e --model=c2i_xl_256 "
         "--decoder='corrected(passes=4),mc_sjd(window=16),eagle(tree=EAGLE)'",
@@ -200,7 +197,6 @@ TABLES: dict[str, Table] = {
     'compiled_7b': Table('compiled_7b', _own),
     'compiled_xl': Table('compiled_xl', _own),
     'compiled_7b_batch': Table('compiled_7b_batch', _own),
-    'compiled_7b_v5e': Table('compiled_7b_v5e', _own),
     'compiled_xl_v5e': Table('compiled_xl_v5e', _own),
     'rounds': Table('rounds', _own),
     'uncertainty': Table('uncertainty', lambda path: (
