@@ -45,6 +45,9 @@ REPORTS = {
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
     'compiled_7b_batch':
         "python -m experiments.compile_report --batch=8 --decoder='mc_sjd,mc_sjd(window=16)'",
+    'compiled_xl_v5e':
+        "python -m experiments.compile_report --device=v5e --model=c2i_xl_256 "
+        "--decoder='corrected(passes=4),mc_sjd(window=16),eagle(tree=EAGLE)'",
     'rounds': 'python -m experiments.accelerator',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
@@ -199,6 +202,7 @@ TABLES: dict[str, Table] = {
     'compiled_7b': Table('compiled_7b', _own),
     'compiled_xl': Table('compiled_xl', _own),
     'compiled_7b_batch': Table('compiled_7b_batch', _own),
+    'compiled_xl_v5e': Table('compiled_xl_v5e', _own),
     'rounds': Table('rounds', _own),
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](pictures/uncertainty.png)')),

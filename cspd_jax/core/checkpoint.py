@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import files, folders, int8, kinds, places, reading, weights
+from cspd_jax.core import files, folders, int8, kinds, layouts, places, reading, weights
 from cspd_jax.core.kinds import KINDS, Kind
 
 Params = Any
@@ -200,8 +200,9 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     if not allow_nonfinite:
       with _refused(f'{folder}: '):
         weights.check_finite({name: leaf})
-    return int8.put(int8.quantized(leaf, count), count, place) if count else jax.device_put(
-        leaf, place)
+    if count:
+      return int8.put(int8.quantized(leaf, count), count, place)
+    return jax.device_put(leaf, layouts.place(name, leaf, place, KINDS[kind].orders))
 
   return Loaded(kind, config, _finished(folder, described, finish), metadata)
 

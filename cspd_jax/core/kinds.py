@@ -18,12 +18,14 @@ class Kind(NamedTuple):
     split: what of the parameters can be divided over devices; see `sharding.split`.
     matrices: which of them can be of 8 bits, by regular expressions for their names, and how many
       of their axes are inputs; see `core.int8`.
+    orders: how the axes of which lie in the memory of a TPU; see `core.layouts`.
   """
 
   config: type[Any]
   init: Callable[[Any, jax.Array], Params]
   split: Mapping[str, int] = MappingProxyType({})
   matrices: Mapping[str, int] = MappingProxyType({})
+  orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 # What `kind` may be; families add theirs with `register`.

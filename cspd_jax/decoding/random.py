@@ -44,12 +44,15 @@ class RowRandom:
     """One token from every row of `weights` `[n, V]` (non-negative, any sum)."""
     return winner(weights / exponential(self._next(), weights.shape))
 
-  def draw_distinct(self, weights: jax.Array, count: int) -> jax.Array:
+  def draw_distinct(self, weights: jax.Array, count: int, greedy: jax.typing.ArrayLike = False
+                    ) -> jax.Array:
     """Draws tokens `[n, count]` without replacement, in order of the draws.
 
-    An entry is -1 where a row has fewer tokens of positive weight.
+    An entry is -1 where a row has fewer tokens of positive weight. With `greedy`, which may be
+    known at run time only, these are the tokens of the largest weights: one search serves both.
     """
-    return winners(weights / exponential(self._next(), weights.shape), count)
+    noise = exponential(self._next(), weights.shape)
+    return winners(weights / jnp.where(greedy, 1, noise), count)
 
   def draw_at(self, positions: jax.Array, weights: jax.Array) -> jax.Array:
     """Like `draw`, with the noise that belongs to `positions` `[n]`.
@@ -59,9 +62,14 @@ class RowRandom:
     """
     return winner(weights / self._position_noise(positions, weights.shape[-1]))
 
-  def best_at(self, positions: jax.Array, weights: jax.Array, count: int) -> jax.Array:
-    """Returns `[n, count]`: the token that `draw_at` gives, then the runners-up; -1 if none."""
-    return winners(weights / self._position_noise(positions, weights.shape[-1]), count)
+  def best_at(self, positions: jax.Array, weights: jax.Array, count: int,
+              greedy: jax.typing.ArrayLike = False) -> jax.Array:
+    """Returns `[n, count]`: the token that `draw_at` gives, then the runners-up; -1 if none.
+
+    With `greedy` as for `draw_distinct`.
+    """
+    noise = self._position_noise(positions, weights.shape[-1])
+    return winners(weights / jnp.where(greedy, 1, noise), count)
 
   def _position_noise(self, positions, vocab_size):
     return jax.vmap(

@@ -15,6 +15,7 @@ import jax
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import topologies
 
+from cspd_jax.core import layouts
 from cspd_jax.models import attention, fused_head
 
 # As XLA describes it, with the versions that decide what becomes part of a CUDA graph.
@@ -31,9 +32,9 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description
 '''
 # The versions in it that fused attention asks for.
 _CUDNN, _CAPABILITY = 91000, (9, 0)
-# So that libtpu looks for no machine.
+# So that libtpu looks for no machine, and lets other processes compile too.
 _NO_TPU = dict(TPU_SKIP_MDS_QUERY='1', TPU_ACCELERATOR_TYPE='v5litepod-4',
-               TPU_WORKER_HOSTNAMES='localhost')
+               TPU_WORKER_HOSTNAMES='localhost', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
 
 
 class Accelerator(NamedTuple):
@@ -101,6 +102,7 @@ def describe(name: str) -> Any:
 
 
 def compiled(function: Any, arguments: Any, device: Any,
+             orders: Mapping[str, tuple[int, ...]] | None = None,
              options: Mapping[str, Any] | None = None) -> Any:
   """A function, compiled for a described device.
 
@@ -108,11 +110,17 @@ def compiled(function: Any, arguments: Any, device: Any,
     function: to be jitted.
     arguments: of the function; only shapes and dtypes are looked at.
     device: see `describe`.
+    orders: how what of the arguments lies in the memory of a TPU; see `core.layouts`.
     options: of the compiler, as `jax.jit` takes them.
   """
   place = jax.sharding.SingleDeviceSharding(device)
-  described = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
-      jax.numpy.shape(leaf), leaf.dtype, sharding=place), arguments)
+
+  def describe_one(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    shape = jax.ShapeDtypeStruct(jax.numpy.shape(leaf), leaf.dtype)
+    return shape.update(sharding=layouts.place(name, shape, place, orders or {}))
+
+  described = jax.tree_util.tree_map_with_path(describe_one, arguments)
   with _fused() if device.platform == 'gpu' else contextlib.nullcontext():
     return jax.jit(function, compiler_options=options).lower(*described).compile()
 

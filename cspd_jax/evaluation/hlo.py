@@ -163,6 +163,18 @@ class Module(NamedTuple):
       found.append(line)
     return found
 
+  def trips(self, loop: Instruction) -> int | None:
+    """How often the body of a loop runs; None where that is known at run time only.
+
+    TPUs do not note it: there a loop that compares with a constant counts to it from 0.
+    """
+    condition = self.computations[loop.calls('condition')[0]]
+    compared = condition.result
+    if loop.trips is not None or compared.text('direction') != 'LT':
+      return loop.trips
+    bound = condition.instructions[compared.operands[1]]
+    return int(bound.literal) if bound.opcode == 'constant' else None
+
 
 def parse(text: str) -> Module:
   """Reads the text of a module, as `Compiled.as_text()` gives it.

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from cspd_jax.core import random
+from cspd_jax.core.kinds import KINDS
 from cspd_jax.evaluation import devices, hlo, rounds
 
 # Copies from here on are listed.
@@ -81,22 +82,25 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
   copies: dict[tuple[str, str], float] = collections.defaultdict(float)
   seconds: dict[str, float] = collections.defaultdict(float)
   for kernel in found.kernels:
-    kernels[kernel.part] += kernel.times
+    launches = 0 if kernel.beside else kernel.times
+    kernels[kernel.part] += launches
     for one in kernel.moved:
       size = kernel.times * (one.read + one.written)
       moved[kernel.part, one.label.kind or kernel.scope] += size
       if one.label.is_weights:
-        weights[one.label] = max(weights[one.label], one.read)
+        weights[one.label] += kernel.times * one.read
       if one.label.kind == rounds.PARTIAL_SUMS and size <= kernel.times * accelerator.cache:
         cached_sums += size
     if kernel.moves and kernel.written >= LARGE:
       copies[kernel.arrays, kernel.source] += kernel.times
     streaming = kernel.bytes / accelerator.bandwidth
     multiplying = kernel.flops / accelerator.flops
-    seconds['launches'] += kernel.times * accelerator.kernel_seconds
+    seconds['launches'] += launches * accelerator.kernel_seconds
     seconds['products' if multiplying > streaming else 'bytes'] += (
         kernel.times * max(streaming, multiplying))
-  once = lambda kind: sum(size for label, size in weights.items() if label.kind == kind)
+  # On TPUs they are read in parts.
+  once = lambda kind: sum(
+      min(label.size, read) for label, read in weights.items() if label.kind == kind)
   flops = sum(kernel.times * kernel.flops for kernel in found.kernels)
   return Figures(
       moved, once('weights'), once('drafter weights'), cached_sums, flops, kernels,
@@ -132,7 +136,7 @@ def decode(model: Any, specification: Any, batch: int, guided: bool, condition: 
   decoder = model.decoder(specification, guided=guided)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
                model.engine.settled(model.sampling()), model.draft_params(specification)]
-  program = devices.compiled(decoder, arguments, device)
+  program = devices.compiled(decoder, arguments, device, KINDS[model.family].orders)
   arguments[2] = random.row_keys(arguments[2], batch)
   start = jax.eval_shape(decoder.start, *arguments)
   caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}

@@ -14,6 +14,9 @@ from cspd_jax.evaluation import hlo, traffic as traffic_lib
 _PASSING = frozenset((
     'bitcast', 'opt-barrier', 'after-all', 'copy-done', 'slice-done', 'async-done'))
 _STILL = frozenset(('constant', 'iota', 'partition-id', 'replica-id'))
+# Calls that only say something about arrays, such as that parts lie behind each other on a TPU.
+_REMARKS = frozenset((
+    'ConcatBitcast', 'AssumeGatherIndicesInBound', 'GatherScatterIndicesBitpacked'))
 # Kernels even if they give one number; anything else with one is arithmetic beside the kernels.
 _ALWAYS = frozenset(('fusion', 'custom-call', 'sort', 'scatter', 'reduce', 'copy'))
 # What a part of a model does, by what its scope is called.
@@ -33,10 +36,12 @@ class Label(NamedTuple):
     kind: 'weights', 'drafter weights', 'cache', 'state', 'constants', 'partial sums' of split
       products; empty for anything else that a round makes.
     name: which one.
+    size: bytes of all of it, for parameters.
   """
 
   kind: str = ''
   name: str = ''
+  size: float = 0
 
   @property
   def is_weights(self) -> bool:
@@ -65,6 +70,7 @@ class Kernel(NamedTuple):
     flops: of its matrix products.
     times: how often it runs in a round.
     moves: whether it only moves numbers, to where they were not yet.
+    beside: whether it is a copy that goes on beside the kernels, and no kernel itself.
   """
 
   name: str
@@ -76,6 +82,7 @@ class Kernel(NamedTuple):
   flops: float
   times: int
   moves: bool
+  beside: bool = False
 
   @property
   def bytes(self) -> float:
@@ -187,7 +194,7 @@ class _Walk:
       return _parts(operands[0])[int(one.text('index'))] if _parts(operands[0]) else operands[0]
     if one.opcode == 'tuple':
       return tuple(operands)
-    if one.opcode in _PASSING:
+    if one.opcode in _PASSING or one.text('custom_call_target') in _REMARKS:
       return operands[0] if operands else Label()
     if one.opcode in _STILL:
       return Label('constants')
@@ -211,7 +218,7 @@ class _Walk:
 
   def _loop(self, one: hlo.Instruction, carried: Any, times: int) -> Any:
     self.loops += times
-    times *= one.trips or 1
+    times *= self.module.trips(one) or 1
     body = self.module.computations[one.calls('body')[0]]
     if one.trips is None:  # Else nothing asks at run time.
       self._call(one, one.calls('condition')[0], (carried,), times)
@@ -242,7 +249,8 @@ class _Walk:
       self.kernels.append(Kernel(
           one.name, _part(lines), _scope(one, lines), _place(lines),
           ', '.join(map(str, one.arrays[:len(found.written)])), tuple(moved),
-          traffic_lib.flops(self.module, computation, one), times, moves))
+          traffic_lib.flops(self.module, computation, one), times, moves,
+          one.opcode.endswith('-start')))
     return tuple(results) if len(results) > 1 else results[0]
 
   def _lines(self, computation: hlo.Computation, one: hlo.Instruction) -> list[hlo.Line]:
@@ -262,9 +270,10 @@ class _Walk:
 def _given(one: hlo.Instruction) -> Label:
   """What a parameter of the program is, by its name there."""
   name = one.text('op_name') or one.name
+  size = sum(array.bytes for array in one.arrays)
   if name.startswith('draft_params'):
-    return Label('drafter weights', name)
-  return Label('weights' if name.startswith('params') else 'constants', name)
+    return Label('drafter weights', name, size)
+  return Label('weights' if name.startswith('params') else 'constants', name, size)
 
 
 def _parts(value: Any) -> tuple:

@@ -201,25 +201,34 @@ def _count(one: hlo.Instruction) -> int:
 
 def _product(instructions: dict[str, hlo.Instruction], one: hlo.Instruction) -> float:
   left, right = (instructions[name].arrays[0] for name in one.operands[:2])
-  out = one.arrays[0].size
+  out = one.arrays[0]
   if one.opcode == 'convolution':  # As TPUs have all products.
-    return 2 * out * _taps(one, right)
+    return 2 * _convolved(one, left, right, out)
   contracted = one.numbers('lhs_contracting_dims')
   if one.opcode == 'custom-call':
     found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', one.attributes)
     contracted = [int(number) for number in re.findall(r'\d+', found[1] if found else '')]
-  return 2 * out * math.prod(left.dims[i] for i in contracted)
+  return 2 * out.size * math.prod(left.dims[i] for i in contracted)
 
 
-def _taps(one: hlo.Instruction, right: hlo.Array) -> int:
-  """Products per element of a convolution; a dilated dimension is a batch, with one."""
-  labels = re.findall(r'dim_labels=\w+_(\w+)->', one.attributes)[0]
+def _convolved(one: hlo.Instruction, left: hlo.Array, right: hlo.Array, out: hlo.Array) -> int:
+  """Pairs of numbers that a convolution multiplies.
+
+  Batches and heads of a product are spatial dimensions, dilated or padded so that most of a window
+  lies on nothing.
+  """
+  labels = re.findall(r'dim_labels=(\w+)_(\w+)->(\w+)', one.attributes)[0]
+  spatial = ''.join(sorted(set(labels[0]) - set('bf')))
   window = re.search(r'window=\{([^}]*)\}', one.attributes)
-  dilated = re.search(r'lhs_dilate=([\dx]+)', window[1]) if window else None
-  batches = [number != '1' for number in dilated[1].split('x')] if dilated else []
-  spatial = [axis for axis, label in enumerate(labels) if label not in 'io']
-  spatial.sort(key=lambda axis: labels[axis])
-  taps = right.dims[labels.index('i')]
+  given = dict(re.findall(r'(\w+)=(\S+)', window[1] if window else ''))
+  pairs = out.size // math.prod(out.dims[labels[2].index(axis)] for axis in spatial)
+  pairs *= right.dims[labels[1].index('i')]
   for number, axis in enumerate(spatial):
-    taps *= 1 if number < len(batches) and batches[number] else right.dims[axis]
-  return taps
+    stride, before, dilation, spread = (
+        int(given[name].split('x')[number].split('_')[0]) if name in given else default
+        for name, default in (('stride', 1), ('pad', 0), ('lhs_dilate', 1), ('rhs_dilate', 1)))
+    last = (left.dims[labels[0].index(axis)] - 1) * dilation
+    places = (i * stride + j * spread - before for i in range(out.dims[labels[2].index(axis)])
+              for j in range(right.dims[labels[1].index(axis)]))
+    pairs *= sum(0 <= place <= last and place % dilation == 0 for place in places)
+  return pairs

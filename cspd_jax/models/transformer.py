@@ -20,6 +20,8 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from cspd_jax.core import fields, int8
 from cspd_jax.models import attention
@@ -29,6 +31,8 @@ KeyValues = tuple[tuple[jax.Array, jax.Array], ...]
 
 # Up to here one update per image beats a batched scatter: every update is in place.
 _MAX_UNROLLED_IMAGES = 8
+# Numbers in a row of a TPU's tiles.
+_LANES = 128
 # Added to the variance in the norms of heads, in all published models.
 _HEAD_EPS = 1e-5
 
@@ -38,6 +42,9 @@ _HEAD_EPS = 1e-5
 SPLIT = {
     '.*/(query|key|value)': 1, '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
     '.*/(gate|up)': 1, '.*/down': 0}
+
+# In which order XLA reads the axes of what on TPUs; see `core.layouts`.
+ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 
 # The matrices of the layers, and how many axes of theirs are inputs; see `core.int8`.
 MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
@@ -109,11 +116,30 @@ def causal_mask(length: int) -> jax.Array:
 
 def rotate(x: jax.Array, rope: Rope) -> jax.Array:
   """Rotates the pairs (0, 1), (2, 3), ... of `x` `[R, L, heads, E]`, in float32."""
+  return jax.lax.platform_dependent(x, rope, tpu=_rotate_swapped, default=_rotate_pairs)
+
+
+def _rotate_pairs(x: jax.Array, rope: Rope) -> jax.Array:
   pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 2)
   even, odd = pairs[..., 0], pairs[..., 1]
   cos, sin = rope.cos[:, :, None], rope.sin[:, :, None]
   turned = jnp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
   return turned.reshape(x.shape).astype(x.dtype)
+
+
+def _rotate_swapped(x: jax.Array, rope: Rope) -> jax.Array:
+  """The same for TPUs, which take no pairs apart: a product swaps the two numbers of each.
+
+  It is exact: every sum has one number, times 1, and all of its bits are multiplied.
+  """
+  number = np.arange(x.shape[-1])
+  swap = jnp.asarray(number[:, None] == number ^ 1, x.dtype)
+  swapped = jnp.einsum('rlhe,ef->rlhf', x, swap, precision=jax.lax.Precision.HIGHEST,
+                       preferred_element_type=jnp.float32)
+  both = lambda table: jnp.repeat(table, 2, axis=-1)[:, :, None]
+  sign = jnp.asarray(np.where(number % 2, 1, -1), jnp.float32)
+  turned = x.astype(jnp.float32) * both(rope.cos) + swapped * (both(rope.sin) * sign)
+  return turned.astype(x.dtype)
 
 
 def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
@@ -133,14 +159,15 @@ def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array
   images = start.shape[0]
   split = lambda x: x.reshape(-1, images, *x.shape[1:])
   arguments = split(cache), split(new.astype(cache.dtype)), start
-  if images > _MAX_UNROLLED_IMAGES:
-    written = _write_together(*arguments)
-  elif images == 1:
+  if images == 1:
     written = _write_one_by_one(*arguments)
   else:
-    # On GPUs a batched scatter is in place too, and one kernel.
+    # On GPUs a batched scatter is in place too, and one kernel. TPUs make a loop over the images of
+    # it and transpose the whole cache for that, and back.
+    few = images <= _MAX_UNROLLED_IMAGES
     written = jax.lax.platform_dependent(
-        *arguments, cuda=_write_together, default=_write_one_by_one)
+        *arguments, cuda=_write_together, tpu=_write_in_order,
+        default=_write_one_by_one if few else _write_together)
   return written.reshape(cache.shape)
 
 
@@ -150,6 +177,17 @@ def _write_one_by_one(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax
     cache = jax.lax.dynamic_update_slice(
         cache, new[:, image:image + 1], (0, image, 0, start[image], 0))
   return cache
+
+
+def _write_in_order(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+  """The same for TPUs, which would transpose the cache for updates of many images of one slot.
+
+  The cache follows the order of what is written: whole tiles of a head's numbers go as they are,
+  narrower heads are padded unless slots are minor. To order the cache itself would gather it where
+  heads are divided over devices; so only the new entries are gathered, which are few.
+  """
+  order = (0, 1, 2, 3, 4) if cache.shape[-1] % _LANES == 0 else (0, 1, 2, 4, 3)
+  return _write_one_by_one(cache, with_layout_constraint(new, Layout(order)), start)
 
 
 def _write_together(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:

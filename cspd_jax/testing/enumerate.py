@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.decoding import random
 from cspd_jax.decoding.base import Layout, Verifier
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
@@ -65,8 +66,8 @@ class _Enumerated:
   def draw(self, weights):
     return self.draw_distinct(weights, 1)[:, 0]
 
-  def draw_distinct(self, weights, count):
-    tokens = []
+  def draw_distinct(self, weights, count, greedy=False):
+    tokens, best = [], random.winners(weights, count)
     for _ in range(count):
       token = self._digits(weights.shape[0], weights.shape[1])
       mass = weights.sum(axis=-1)
@@ -78,13 +79,13 @@ class _Enumerated:
       self._weigh(probability)
       tokens.append(jnp.where(mass > 0, token, -1))
       weights = jnp.where(chosen, 0, weights)
-    return jnp.stack(tokens, axis=1)
+    return jnp.where(greedy, best, jnp.stack(tokens, axis=1))
 
   def draw_at(self, positions, weights):
     del positions
     return self.draw(weights)
 
-  def best_at(self, positions, weights, count):
+  def best_at(self, positions, weights, count, greedy=False):
     raise ValueError(
         'Runners-up under one noise cannot be enumerated; compare a seed-exact decoder with '
         'vanilla, token for token, instead.')

@@ -42,6 +42,18 @@ def test_missing_candidates_are_marked():
   assert sorted(tokens[2, :3]) == [0, 1, 2] and list(tokens[2, 3:]) == [-1, -1]
 
 
+@pytest.mark.parametrize('draw', [
+    lambda rng, weights, greedy: rng.draw_distinct(weights, 3, greedy),
+    lambda rng, weights, greedy: rng.best_at(jnp.arange(2), weights, 3, greedy)])
+def test_greedy_draws_are_the_largest_weights(draw):
+  state = jax.tree.map(lambda x: x[0], rows(1))
+  weights = jnp.asarray([[.1, .3, .2, .3, .1], [0., .5, 0., .5, 0.]])
+  run = jax.jit(lambda greedy: draw(random.RowRandom(state), weights, greedy))
+  np.testing.assert_array_equal(run(True), [[1, 3, 2], [1, 3, -1]])
+  np.testing.assert_array_equal(run(False), draw(random.RowRandom(state), weights, False))
+  assert np.any(run(False) != run(True))
+
+
 def test_accept_at_the_ends():
   rng = random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
   p, q = jnp.asarray([0., 1., .5, 0.]), jnp.asarray([.5, .5, .5, 0.])

@@ -45,6 +45,20 @@ def test_rotation_turns_neighbouring_pairs():
       transformer.rotate(x, quarter).ravel(), [0.0, 1.0, -2.0, 0.0])
 
 
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_rotation_by_swapping_is_the_same(dtype):
+  x, rope = (100 * _normal(0, 2, 5, 3, 6)).astype(dtype), _rope(5)
+  swapped = jax.jit(transformer._rotate_swapped)(x, rope)
+  pairs = jax.jit(transformer._rotate_pairs)(x, rope)
+  assert swapped.dtype == dtype
+  np.testing.assert_allclose(
+      np.asarray(swapped, np.float32), np.asarray(pairs, np.float32),
+      rtol=2e-6 if dtype == jnp.float32 else 1e-2, atol=2e-5)
+  other = transformer.Rope(rope.cos, -rope.sin)
+  assert not np.allclose(np.asarray(transformer._rotate_swapped(x, other), np.float32),
+                         np.asarray(pairs, np.float32), rtol=1e-2)
+
+
 def test_zero_rows_of_the_table_erase_queries_and_keys():
   x = _normal(0, 1, 3, 2, 6)
   zero = transformer.Rope(jnp.zeros((1, 3, 3)), jnp.zeros((1, 3, 3)))
@@ -63,8 +77,12 @@ def test_norm_casts_back_before_the_scale():
 
 
 @pytest.mark.parametrize('streams', [1, 2])
-@pytest.mark.parametrize('images', [1, 3, 8, 9, 12])
-def test_every_image_is_written_at_its_own_slot(images, streams):
+@pytest.mark.parametrize('images,write', [
+    *((images, None) for images in (1, 3, 8, 9, 12)), (3, transformer._write_in_order),
+    (3, transformer._write_together)])
+def test_every_image_is_written_at_its_own_slot(images, write, streams, monkeypatch):
+  if write:  # What another platform has.
+    monkeypatch.setattr(jax.lax, 'platform_dependent', lambda *args, **choices: write(*args))
   rows = streams * images
   cache, new = _normal(0, rows, 2, 15, 3), _normal(1, rows, 2, 4, 3)
   start = np.arange(images) % 12

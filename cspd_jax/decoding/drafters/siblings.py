@@ -52,18 +52,19 @@ def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, dr
   if draws == 'fixed':
     return rng, random_lib.winners(probs, count), None
 
-  def row(rng, probs, positions):
+  def row(rng, probs, positions, greedy):
     if env.seed_exact:  # The runners-up under the noise that will decide.
-      return rng.best_at(positions, probs, count)
+      return rng.best_at(positions, probs, count, greedy)
     if draws == 'iid':
-      return rng.draw(jnp.repeat(probs, count, axis=0)).reshape(-1, count)
-    return rng.draw_distinct(probs, count)
+      drawn = rng.draw(jnp.repeat(probs, count, axis=0)).reshape(-1, count)
+      return jnp.where(greedy, random_lib.winners(probs, count), drawn)
+    return rng.draw_distinct(probs, count, greedy)
 
-  rng, drawn = env.rowwise(row)(rng, probs, positions)
+  greedy = jnp.broadcast_to(jnp.asarray(env.warp.temperature) == 0, probs.shape[:1])
+  rng, chosen = env.rowwise(row)(rng, probs, positions, greedy)
   if env.warp.top_k is None:  # Then no temperature is 0.
-    return rng, drawn, probs
-  best = random_lib.winners(probs, count)
-  greedy = jnp.reshape(jnp.asarray(env.warp.temperature) == 0, (-1, 1, 1))
+    return rng, chosen, probs
   recorded = jnp.where(
-      greedy, jax.nn.one_hot(best[..., 0], probs.shape[-1], dtype=probs.dtype), probs)
-  return rng, jnp.where(greedy, best, drawn), recorded
+      greedy[:, None, None],
+      jax.nn.one_hot(chosen[..., 0], probs.shape[-1], dtype=probs.dtype), probs)
+  return rng, chosen, recorded

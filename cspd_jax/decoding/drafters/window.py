@@ -99,13 +99,13 @@ def refill(rng, env, tree, coupling, fresh, drawn, shift, last_probs, image, cou
     The state of one row.
   """
   length, vocab = tree.main_length, last_probs.shape[-1]
-  padded = lambda x: jnp.concatenate([x, jnp.zeros((length + 1,) + x.shape[1:], x.dtype)])
-  tokens = jax.lax.dynamic_slice_in_dim(padded(drawn[0]), shift, length)
-  probs = jax.lax.dynamic_slice_in_dim(padded(drawn[1]), shift, length)
   left = length + 1 - shift  # Drafts carried over; in front of the fresh ones.
   slots = jnp.arange(length)
   positions = count + slots
   is_fresh = slots >= left
+  # Rows by number: TPUs slice rows that begin in different places of different images in a loop.
+  carried = jnp.minimum(shift + slots, length)
+  tokens, probs = jnp.where(is_fresh, 0, drawn[0][carried]), drawn[1][carried]
 
   if length:
     image = jax.lax.dynamic_update_slice(jnp.pad(image, (0, length)), tokens, (count,))
