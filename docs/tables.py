@@ -47,7 +47,7 @@ REPORTS = {
         "python -m experiments.compile_report --batch=8 --decoder='mc_sjd,mc_sjd(window=16)'",
     'compiled_xl_v5e':
         "python -m experiments.compile_report --device=v5e --model=c2i_xl_256 "
-        "--decoder='corrected(passes=4),mc_sjd(window=16),eagle(tree=EAGLE)'",
+        "--decoder='mc_sjd(window=16)'",
     'rounds': 'python -m experiments.accelerator',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
