@@ -48,6 +48,7 @@ REPORTS = {
     'compiled_xl_v5e':
         "python -m experiments.compile_report --device=v5e --model=c2i_xl_256 "
         "--decoder='mc_sjd(window=16)'",
+    'compiled_mar': 'python -m experiments.compile_report --model=mar_b --decoder=exact_head',
     'rounds': 'python -m experiments.accelerator',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
@@ -200,6 +201,7 @@ TABLES: dict[str, Table] = {
         "images equal to vanilla's": '{equal_to_baseline:.2%}',
         **_measured('nll_excess', errors=True)})),
     'compiled_7b': Table('compiled_7b', _own),
+    'compiled_mar': Table('compiled_mar', _own),
     'compiled_xl': Table('compiled_xl', _own),
     'compiled_7b_batch': Table('compiled_7b_batch', _own),
     'compiled_xl_v5e': Table('compiled_xl_v5e', _own),

@@ -3,6 +3,7 @@
   python -m experiments.compile_report
   python -m experiments.compile_report --model=c2i_xl_256 --decoder='mc_sjd,eagle(tree=LANTERN)'
   python -m experiments.compile_report --device=v5e --layers=4 --window=16
+  python -m experiments.compile_report --model=mar_b --decoder=exact_head
 
 Compiles every decoder for a few of the model's layers and for one more, reads what XLA made of a
 round and extrapolates to all layers: bytes over ideal (the weights once and the live half of the
@@ -45,7 +46,7 @@ def committed(config: Any, text: str) -> float | None:
 
 
 def prepare(config: Any, accelerator: devices.Accelerator) -> tuple[list[str], list[Any]]:
-  """The specifications, vanilla first, and the model in few layers, in one more and whole.
+  """The specifications, the baseline first, and the model in few layers, in one more and whole.
 
   Raises:
     ValueError: for anything that cannot work.
@@ -53,9 +54,6 @@ def prepare(config: Any, accelerator: devices.Accelerator) -> tuple[list[str], l
   inputs.check_dtype(config)
   describe = lambda layers: families.describe(config.model, dtype=config.dtype, layers=layers)
   whole = describe(None)
-  if whole.engine.name != 'discrete':
-    raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
-                     'tokens are discrete.')
   total, few = whole.config.num_layers, config.layers
   if few is None:
     size = predicted.size(describe(2).params) - predicted.size(describe(1).params)
@@ -64,7 +62,7 @@ def prepare(config: Any, accelerator: devices.Accelerator) -> tuple[list[str], l
     raise ValueError(f'layers is {few}; with one more it must be at most {total}, the layers of '
                      f'{config.model!r}.')
   texts = [str(whole.engine.complete(text, window=config.window))
-           for text in ('vanilla', *config.decoder)]
+           for text in (whole.engine.baseline, *config.decoder)]
   for text in texts:
     whole.decoder(text, guided=config.guided)
   return list(dict.fromkeys(texts)), [describe(few), describe(few + 1), whole]

@@ -25,17 +25,18 @@ _VARIABLE = 'CSPD_JAX_GRAPHS'
 _RECORDED = 'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL'
 
 
-def jit(function: Callable[..., Any], graphs: str | None = None) -> Any:
+def jit(function: Callable[..., Any], graphs: str | None = None, **options: Any) -> Any:
   """Compiles a function that decodes, as `jax.jit` does.
 
   Args:
     function: to be compiled; not to be called while another function is traced.
     graphs: one of `GRAPHS`; None for what the environment says.
+    **options: others of `jax.jit`.
 
   Raises:
     ValueError: if the environment variable CSPD_JAX_GRAPHS is none of them.
   """
-  return jax.jit(function, compiler_options=compiler_options(graphs))
+  return jax.jit(function, compiler_options=compiler_options(graphs), **options)
 
 
 def compiler_options(graphs: str | None = None) -> dict[str, str] | None:

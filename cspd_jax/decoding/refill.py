@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.core.modes import usual_promotion
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding.base import Condition, Decoded, Params
@@ -284,7 +285,8 @@ class Program(NamedTuple):
 def program(decoder: Decoder, num_slots: int) -> Program:
   """A decoder that keeps so many images going, for `run`."""
   refill = Refill(decoder, num_slots)
-  return Program(refill, jax.jit(refill.idle), jax.jit(refill.advance, donate_argnums=1))
+  return Program(
+      refill, jax.jit(refill.idle), programs.jit(refill.advance, donate_argnums=1))
 
 
 def run(program: Program, params: Params, count: int,

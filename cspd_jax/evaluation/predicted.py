@@ -138,14 +138,18 @@ def decode(model: Any, specification: Any, batch: int, guided: bool, condition: 
                model.engine.settled(model.sampling()), model.draft_params(specification)]
   program = devices.compiled(decoder, arguments, device, KINDS[model.family].orders)
   arguments[2] = random.row_keys(arguments[2], batch)
-  start = jax.eval_shape(decoder.start, *arguments)
-  caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}
+  caches = set()
+  if model.engine.name == 'discrete':  # Masked models keep none.
+    start = jax.eval_shape(decoder.start, *arguments)
+    caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}
   found = rounds.read(hlo.parse(program.as_text()), caches)
   return figures(found, accelerator, program.memory_analysis().temp_size_in_bytes)
 
 
 def live_cache(model: Any, guided: bool, condition: Any) -> float:
   """Bytes of the cache that the mean round of an image must read: half of the image's."""
+  if model.engine.name != 'discrete':
+    return 0.0
   target = model.target(guided=guided)
   cache = jax.eval_shape(
       lambda *args: target.prefill(*args, target.num_tokens // 2)[2], model.params, condition)

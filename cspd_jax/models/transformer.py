@@ -15,6 +15,7 @@ the model width and `V` the number of tokens that can be predicted.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -29,8 +30,6 @@ from cspd_jax.models import attention
 # `(keys, values)` of every layer, each `[R, K, S, E]`.
 KeyValues = tuple[tuple[jax.Array, jax.Array], ...]
 
-# Up to here one update per image beats a batched scatter: every update is in place.
-_MAX_UNROLLED_IMAGES = 8
 # Numbers in a row of a TPU's tiles.
 _LANES = 128
 # Added to the variance in the norms of heads, in all published models.
@@ -45,6 +44,11 @@ SPLIT = {
 
 # In which order XLA reads the axes of what on TPUs; see `core.layouts`.
 ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
+
+# `einsum` contracts axes in the order of their letters, and CPUs transpose a matrix that lies in
+# another one in every round. Matrices of fewer numbers are contracted so all the same: it costs
+# them little, and keeps the last bits of their sums what they were.
+_LARGE_MATRIX = 2**18
 
 # The matrices of the layers, and how many axes of theirs are inputs; see `core.int8`.
 MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
@@ -157,18 +161,33 @@ def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array
     The updated cache, `[R, K, S, E]`.
   """
   images = start.shape[0]
-  split = lambda x: x.reshape(-1, images, *x.shape[1:])
-  arguments = split(cache), split(new.astype(cache.dtype)), start
+  new = new.astype(cache.dtype)
   if images == 1:
-    written = _write_one_by_one(*arguments)
-  else:
-    # On GPUs a batched scatter is in place too, and one kernel. TPUs make a loop over the images of
-    # it and transpose the whole cache for that, and back.
-    few = images <= _MAX_UNROLLED_IMAGES
-    written = jax.lax.platform_dependent(
-        *arguments, cuda=_write_together, tpu=_write_in_order,
-        default=_write_one_by_one if few else _write_together)
-  return written.reshape(cache.shape)
+    return _by_image(_write_one_by_one)(cache, new, start)
+  # On GPUs a batched scatter is in place too, and one kernel. TPUs make a loop over the images of it
+  # and transpose the whole cache for that, and back. CPUs copy the cache before an update of an
+  # image's streams, and after it.
+  return jax.lax.platform_dependent(
+      cache, new, start, cuda=_by_image(_write_together), tpu=_by_image(_write_in_order),
+      default=_write_rows)
+
+
+def _write_rows(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+  """Writes `new` `[R, K, L, E]` into `[R, K, slots, E]`, an update per row."""
+  def write(row, cache):
+    one = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=0)
+    return jax.lax.dynamic_update_slice(cache, one, (row, 0, start[row % start.shape[0]], 0))
+
+  return jax.lax.fori_loop(0, cache.shape[0], write, cache)
+
+
+def _by_image(write: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  """A way to write by stream and image, of caches and entries `[S, B, ...]`, as one by rows."""
+  def run(cache, new, start):
+    split = lambda x: x.reshape(-1, start.shape[0], *x.shape[1:])
+    return write(split(cache), split(new), start).reshape(cache.shape)
+
+  return run
 
 
 def _write_one_by_one(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
@@ -276,7 +295,8 @@ class Block(nn.Module):
       live = jnp.tile(start + x.shape[1], x.shape[0] // start.shape[0])
     attended = attention.attend(rotate(query, rope), *cache, mask, live)
     out = self._kernel('out', (heads, width), (config.dim,))
-    return int8.einsum('rlhe,hed->rld', attended, out), cache
+    is_large = heads * width * config.dim >= _LARGE_MATRIX
+    return int8.einsum('rlhw,hwd->rld' if is_large else 'rlhe,hed->rld', attended, out), cache
 
   def _feed_forward(self, x):
     config = self.config

@@ -13,7 +13,7 @@ _CPU = devices.Accelerator(1e10, 1e11, 1e-6, 0, 0, 'cpu', '', ())
 _BAD = {
     'device': (['--device=abacus'], ['device is', 'h200, v5e']),
     'no such model': (['--model=nothing'], ['nothing', 'c2i_xl_256']),
-    'continuous tokens': (['--model=mar_b'], ['mar_b', 'discrete']),
+    'decoders of other tokens': (['--model=mar_b'], ['corrected', 'exact_head']),
     'too many layers': (['--layers=9'], ['layers is 9', 'at most']),
     'no layers': (['--layers=0'], ['layers is 0', 'from 1 to']),
     'dtype': (['--dtype=int4'], ['dtype', 'bfloat16']),
@@ -69,3 +69,16 @@ def test_a_report(here, capsys, tmp_path):
   assert (report['compiled_layers'], report['compiled_for']) == (1, 'h200')
   for row in report['rows']:
     assert row['decoder'] in found.out
+
+
+@pytest.mark.slow
+def test_a_report_of_continuous_tokens(here, capsys, tmp_path):
+  found = _call(capsys, tmp_path / 'out', '--model=mar_demo', '--layers=1', '--dtype=float32',
+                '--decoder=exact_head')
+  assert found.code == 0, found.err
+  report = json.loads((found.folder / 'report.json').read_text())
+  mar, exact_head = report['rows']
+  assert (mar['decoder'], exact_head['decoder']) == ('mar', 'exact_head')
+  # A hundred calls of the head, and one turn of a loop that takes as many as it needs.
+  assert mar['kernels'] > 5 * exact_head['kernels'] > 0
+  assert report['live_cache_mib'] == 0 and mar['speedup'] is None

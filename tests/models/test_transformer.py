@@ -1,6 +1,7 @@
 """The shared transformer: rotary pairs, norms, cache writes, attention."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +83,8 @@ def test_norm_casts_back_before_the_scale():
     (3, transformer._write_together)])
 def test_every_image_is_written_at_its_own_slot(images, write, streams, monkeypatch):
   if write:  # What another platform has.
-    monkeypatch.setattr(jax.lax, 'platform_dependent', lambda *args, **choices: write(*args))
+    monkeypatch.setattr(jax.lax, 'platform_dependent',
+                        lambda *args, **choices: transformer._by_image(write)(*args))
   rows = streams * images
   cache, new = _normal(0, rows, 2, 15, 3), _normal(1, rows, 2, 4, 3)
   start = np.arange(images) % 12
@@ -92,6 +94,23 @@ def test_every_image_is_written_at_its_own_slot(images, write, streams, monkeypa
     first = start[row % images]
     expected[row, :, first:first + 4] = new[row]
   np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize('images', [1, 2, 9])
+def test_writing_copies_no_cache(images):
+  cache, new = _normal(0, 2 * images, 2, 15, 64), _normal(1, 2 * images, 2, 4, 64)
+
+  def rounds(cache, new):
+    def step(i, carry):
+      cache, total = carry
+      cache = transformer.write_slots(cache, new, jnp.full(images, i))
+      return cache, total + jnp.sum(cache, axis=2)
+    return jax.lax.fori_loop(0, 8, step, (cache, jnp.zeros((2 * images, 2, 64))))
+
+  text = jax.jit(rounds, donate_argnums=0).lower(cache, new).compile().as_text()
+  body = text[:text.index('\nENTRY')]
+  assert not re.findall(rf'f32\[{2 * images},2,15,64\]\S* copy\(', body)
+  assert not re.findall(rf'f32\[2,{images},2,15,64\]\S* copy\(', body)
 
 
 def test_cached_windows_repeat_the_full_forward():
@@ -138,3 +157,28 @@ def test_impossible_sizes_are_refused(name, value):
                ffn_dim=20)
   with pytest.raises(ValueError, match=f'{name} is {value}'):
     transformer.TransformerConfig(**{**sizes, name: value})
+
+
+@pytest.mark.parametrize('least, transposes', [(1, False), (2**30, True)])
+def test_a_round_transposes_no_large_matrix(least, transposes, monkeypatch):
+  monkeypatch.setattr(transformer, '_LARGE_MATRIX', least)
+  model, small = transformer.Transformer(CONFIG), _params()
+
+  def rounds(params, x):
+    step = lambda i, x: model.apply({'params': params}, x, rope, mask)[1]
+    return jax.lax.fori_loop(0, x.shape[1], step, x)
+
+  x, rope, mask = _normal(1, 2, 4, CONFIG.dim), _rope(4), transformer.causal_mask(4)
+  text = jax.jit(rounds).lower(small, x).compile().as_text()
+  out = small['layers_0']['out'].shape
+  assert (f'f32[{out[1]},{out[0]},{out[2]}]' in text) == transposes
+
+
+def test_large_matrices_give_what_small_ones_give(monkeypatch):
+  model, params = transformer.Transformer(CONFIG), _params()
+  arguments = {'params': params}, _normal(1, 2, 4, CONFIG.dim), _rope(4), transformer.causal_mask(4)
+  found = []
+  for least in (1, 2**30):
+    monkeypatch.setattr(transformer, '_LARGE_MATRIX', least)
+    found.append(model.apply(*arguments)[0])
+  np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-5)
