@@ -164,9 +164,9 @@ def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array
   new = new.astype(cache.dtype)
   if images == 1:
     return _by_image(_write_one_by_one)(cache, new, start)
-  # On GPUs a batched scatter is in place too, and one kernel. TPUs make a loop over images of it, and
-  # transpose the whole cache for that and back. CPUs copy the cache before an update of all streams
-  # of an image, and after it.
+  # On GPUs a batched scatter is in place too, and one kernel. TPUs make a loop over images of it
+  # and transpose the whole cache for that, and back. CPUs copy the cache before an update of all
+  # streams of an image, and after it.
   return jax.lax.platform_dependent(
       cache, new, start, cuda=_by_image(_write_together), tpu=_by_image(_write_in_order),
       default=_write_rows)
