@@ -73,6 +73,8 @@ def _check_install(words):
 
 
 def _check(words):
+  if re.fullmatch('[A-Z_]+=.*', words[0]):  # The environment of a command.
+    words = words[1:]
   if words[:2] == ['python', '-m']:
     assert (pages.ROOT / pathlib.Path(*words[2].split('.'))).with_suffix('.py').exists(), words[2]
     if words[2].startswith('experiments'):
