@@ -126,14 +126,19 @@ def images(session: Session, config: Any, name: str) -> None:
           speedup=None if first is None else first.median / times.median))
 
 
-def rounds(session: Session, config: Any, name: str, accelerator: devices.Accelerator) -> None:
-  """A published size with weights that are made up, with every batch."""
+def _made_up(session: Session, config: Any, name: str) -> Any:
+  """A published size with weights that are made up; None if they do not fit."""
   model = families.describe(name, dtype=config.dtype)
   params = session.attempt(f'weights of {name}', lambda: jax.block_until_ready(
       timed_rounds.made_up(model.params)))
-  if params is None:
+  return None if params is None else dataclasses.replace(model, params=params)
+
+
+def rounds(session: Session, config: Any, name: str, accelerator: devices.Accelerator) -> None:
+  """A published size with weights that are made up, with every batch."""
+  model = _made_up(session, config, name)
+  if model is None:
     return
-  model = dataclasses.replace(model, params=params)
   if model.engine.name != 'discrete':
     for batch in config.batch:
       continuous(session, config, model, batch)
@@ -198,12 +203,9 @@ def _time_rounds(session: Session, config: Any, model: Any, batch: int,
 
 def graphs(session: Session, config: Any, name: str, accelerator: devices.Accelerator) -> None:
   """Rounds that are a CUDA graph each beside the same rounds as one graph, with their tokens."""
-  model = families.describe(name, dtype=config.dtype)
-  params = session.attempt(f'weights of {name}', lambda: jax.block_until_ready(
-      timed_rounds.made_up(model.params)))
-  if params is None:
+  model = _made_up(session, config, name)
+  if model is None:
     return
-  model = dataclasses.replace(model, params=params)
   texts = [str(model.specification(text)) for text in ('vanilla', *config.decoder)]
   for text in dict.fromkeys(texts):
     def compare(text=text):
