@@ -1,5 +1,7 @@
 """What all tests share: compiled programs, and their order."""
 
+import gc
+import importlib.metadata
 import os
 import re
 import shutil
@@ -11,10 +13,17 @@ _LONG = ('docs', 'experiments', 'testing', 'training')
 
 # Most of the time goes to compiling programs that run once.
 _QUICK = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
+# XLA refuses flags that it does not know, and later versions do not know this one.
+if importlib.metadata.version('jaxlib').startswith('0.10.'):
+  _QUICK += ' --xla_cpu_use_fusion_emitters=false'
+
+# Tracing makes objects by the thousands, and few of them are garbage.
+_OBJECTS_PER_COLLECTION = 100_000
 
 
 def pytest_configure(config):
   """Lets the workers, and the programs that tests start, share what they compile."""
+  gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 20)
   left_out = re.compile('not (slow|compiled)')
   if not re.search('slow|compiled', left_out.sub('', config.option.markexpr or '')):
     os.environ.setdefault('XLA_FLAGS', _QUICK)
