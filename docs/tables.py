@@ -68,7 +68,7 @@ REPORTS = {
 }
 _UNMEASURED = 'not measured yet'
 # Rows of the README's table.
-_MOST = 10
+_MOST = 11
 
 Report = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -138,14 +138,14 @@ def _summary(report: Report) -> list[Row]:
   The baseline, and those that take the fewest forward passes.
   """
   path = _path('compare_accelerator')
-  speedups = {_name(row): row['speedup'] for row in _content(path)['rows']} if path.exists() else {}
+  rows = _content(path)['rows'] if path.exists() else []
+  speedups = {row['decoder']: row['speedup'] for row in rows}
   first, *others = report['rows']
   found = []
   for row in [first, *sorted(others, key=lambda row: -row['step_compression'])][:_MOST]:
-    name = _name(row)
-    fast = speedups.get(name)
+    fast = speedups.get(row['decoder'])
     found.append(dict(
-        row, name=name, how=registry.DECODERS[name].summary,
+        row, how=registry.DECODERS[_name(row)].summary,
         accelerator=_UNMEASURED if fast is None else f'{fast:.2f}x'))
   return found
 
@@ -167,7 +167,7 @@ _TRAINED = {'network': '{network}', 'on the held-out parts': '{figure}', 'value'
 
 TABLES: dict[str, Table] = {
     'summary': Table('compare_cpu', _of({
-        'decoder': '`{name}`', 'guarantee': '{guarantee}',
+        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         'tokens per forward pass': '{step_compression:.2f}', 'CPU speed-up': '{speedup:.2f}x',
         'accelerator speed-up': '{accelerator}', 'how': '{how}'}, _summary)),
     'compare': Table('compare_cpu', _of({

@@ -58,18 +58,17 @@ def prepare(config: Any) -> Job:
       name for name in _TOKENS if hasattr(config.sizes, name)])
   prompts, seed = inputs.images(config.images, model)
   sampling = model.sampling(**inputs.given(config.sampling))
-  names, left_out = _names(config, model)
+  specifications, left_out = _specifications(config, model)
   programs = {}
   condition = model.condition(prompts)
-  for name in names:
-    specification = model.engine.complete(name, **inputs.given(config.sizes))
+  for name, specification in specifications.items():
     programs[name] = runner.Program(model, specification, sampling)
     programs[name].check(condition, sampling)
   return Job(model, programs, left_out, prompts, seed, sampling)
 
 
-def _names(config: Any, model: cspd_jax.Model) -> tuple[list[str], dict[str, str]]:
-  """The decoders to run, and why others of `all` are left out."""
+def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any], dict[str, str]]:
+  """The decoders to run, complete, and why others of `all` are left out."""
   engine = model.engine
   chosen = list(dict.fromkeys(config.decoder))
   if not chosen:
@@ -81,7 +80,11 @@ def _names(config: Any, model: cspd_jax.Model) -> tuple[list[str], dict[str, str
   if reasons and chosen != ['all']:
     name, reason = next(iter(reasons.items()))
     raise ValueError(f'decoder {name} cannot run: {reason}.')
-  return [name for name in everything if name not in reasons], reasons
+  complete = lambda name: engine.complete(name, **inputs.given(config.sizes))
+  found = {name: complete(name) for name in everything if name not in reasons}
+  if chosen == ['all'] and (own := complete(model.specification())) not in found.values():
+    found[str(own)] = own
+  return found, reasons
 
 
 @cli.program(config='configs/compare/demo.py', expected=demo.Config)

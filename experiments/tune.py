@@ -36,8 +36,8 @@ _COLUMNS = {
     'decoder': '{decoder}', 'tokens': '{tokens}', 'accepted': '{accepted:.2f}',
     'ms per round': '{ms_per_round:.2f}', 's/image, predicted': '{predicted_seconds:.4f}',
     'measured': '{measured_seconds:.4f}', 'images/hour': '{images_per_hour:.0f}',
-    'chosen': '{chosen}'}
-# A table on the console has so many rows, and those that are measured or the baseline.
+    'speed-up': '{speedup:.2f}x', 'chosen': '{chosen}'}
+# A table has so many rows, and those that are measured.
 _SHOWN = 8
 
 
@@ -183,24 +183,27 @@ def tune(plan: Plan, config: Any) -> tuple[list[dict[str, Any]], dict[str, str]]
   for size in sizes:
     ranked = tuning.ranked(searched.seconds, size)
     few = dict.fromkeys(ranked[:config.best])
-    if plan.standing.get(size) in searched.seconds:  # What the model has is to be beaten.
-      few[plan.standing[size]] = None
+    # What the model has is to be beaten, and the baseline tells by how much.
+    few |= dict.fromkeys(text for text in (plan.standing.get(size), bench.baseline)
+                         if text in searched.seconds)
     measured = tuning.measure(bench, list(few), size, config.repeats)
     chosen = min(measured, key=lambda text: measured[text])
-    rows += [_row(bench, runs[text], size, predict(text, size), measured.get(text), text == chosen)
+    rows += [_row(bench, runs[text], size, predict(text, size), measured, text == chosen)
              for text in ranked]
   return rows, plan.left_out | searched.left_out
 
 
 def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
-         measured: float | None, chosen: bool) -> dict[str, Any]:
+         measured: Mapping[str, float], chosen: bool) -> dict[str, Any]:
   """What is known of a candidate with `size` images decoded together."""
+  seconds, baseline = measured.get(run.decoder), measured.get(bench.baseline)
   return dict(
       batch_size=size, decoder=run.decoder,
       guarantee=bench.model.engine.guarantee(bench.check(run.decoder)), tokens=run.tokens,
       accepted=run.accepted, rounds=float(run.rounds.mean()), rounds_of_batch=predicted.rounds,
       ms_per_round=1e3 * predicted.round_seconds, predicted_seconds=predicted.seconds,
-      measured_seconds=measured, images_per_hour=3600 / (measured or predicted.seconds),
+      measured_seconds=seconds, images_per_hour=3600 / (seconds or predicted.seconds),
+      speedup=baseline / seconds if baseline and seconds else None,
       chosen='yes' if chosen else None)
 
 
@@ -213,12 +216,10 @@ def run(config: Any) -> None:
   plan = prepare(config)
   report, start = Report(config.workdir, ['rows.csv']), time.perf_counter()
   rows, left_out = tune(plan, config)
-  by_size = {size: [i for i, row in enumerate(rows) if row['batch_size'] == size]
-             for size in dict.fromkeys(row['batch_size'] for row in rows)}
-  for size, numbers in by_size.items():
-    shown = [rows[i] for i in numbers if i in numbers[:_SHOWN] or rows[i]['measured_seconds']
-             or rows[i]['decoder'] == plan.bench.baseline]
-    print(f'\n{_images(size)} at once\n{tables.text(_COLUMNS, shown, left=1)}')
+  shown = {size: _shown(rows, size) for size in dict.fromkeys(row['batch_size'] for row in rows)}
+  for size, numbers in shown.items():
+    table = tables.text(_COLUMNS, [rows[i] for i in numbers], left=1)
+    print(f'\n{_images(size)} at once\n{table}')
   decoders = {row['batch_size']: row['decoder'] for row in rows if row['chosen']}
   kind = plan.bench.model.device.device_kind
   files.write(report.path('rows.csv'), tables.csv(rows).encode())
@@ -227,12 +228,18 @@ def run(config: Any) -> None:
       device_kind=kind, prompts=plan.bench.prompts,
       minutes=(time.perf_counter() - start) / 60, tables=[
           dict(title=f'{_images(size)} at once', columns=_COLUMNS, rows=numbers)
-          for size, numbers in by_size.items()])
+          for size, numbers in shown.items()])
   if plan.place is not None:
     plan.place.store(kind, decoders)
     print(f'\nStored in {plan.place.folder} for {kind}: ' + ', '.join(
         f'{text} from {_images(size)} at once on'
         for size, text in choices.different(decoders).items()) + '.')
+
+
+def _shown(rows: Sequence[Mapping[str, Any]], size: int) -> list[int]:
+  """Numbers of the rows that a table shows; rows.csv has the others."""
+  numbers = [i for i, row in enumerate(rows) if row['batch_size'] == size]
+  return [i for i in numbers if i in numbers[:_SHOWN] or rows[i]['measured_seconds']]
 
 
 def _images(count: int) -> str:

@@ -40,7 +40,8 @@ class Config:
   Attributes:
     model: a shipped model or a folder.
     parts: networks that take the place of its own.
-    decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32), or all.
+    decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32), or all, which
+      holds the one that the model takes where none is given.
     images: which images, the same with every decoder.
     sampling: how tokens are drawn.
     sizes: parameters of decoders whose specification leaves them open.

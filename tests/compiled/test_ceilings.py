@@ -8,7 +8,8 @@ import functools
 import pytest
 
 from cspd_jax import families
-from cspd_jax.evaluation import devices, predicted
+from cspd_jax.evaluation import predicted
+from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled
 _XL, _7B = 'c2i_xl_256', 'lumina_mgpt_7b_768'
@@ -17,13 +18,9 @@ _XL, _7B = 'c2i_xl_256', 'lumina_mgpt_7b_768'
 @functools.cache
 def _figures(model, decoder):
   """Figures of all layers, from two and three; and the live half of the cache of two."""
-  try:
-    accelerator = devices.check('h200')
-  except ImportError as error:
-    pytest.skip(str(error))
+  accelerator, device = compilers.find('h200')
   few, more = (families.describe(model, layers=layers) for layers in (2, 3))
   condition = families.FAMILIES[few.family].published.condition(few.config, 1)
-  device = devices.describe('h200')
   one, other = (predicted.decode(part, decoder, 1, True, condition, accelerator, device)
                 for part in (few, more))
   layers = families.describe(model).config.num_layers

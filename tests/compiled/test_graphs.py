@@ -11,16 +11,14 @@ import pytest
 from cspd_jax import families
 from cspd_jax.core import programs
 from cspd_jax.evaluation import devices
+from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled
 
 
 @pytest.mark.parametrize('graphs', programs.GRAPHS)
 def test_what_becomes_one_graph(graphs, monkeypatch, tmp_path):
-  try:
-    device = devices.describe('h200')
-  except ImportError as error:
-    pytest.skip(str(error))
+  _, device = compilers.find('h200')
   monkeypatch.setattr(programs, 'on_cuda', lambda: True)
   model = families.describe('c2i_xl_256', layers=1)
   condition = families.FAMILIES[model.family].published.condition(model.config, 1)

@@ -12,7 +12,8 @@ import pytest
 from cspd_jax import families
 from cspd_jax.core import int8, weights
 from cspd_jax.core.kinds import KINDS
-from cspd_jax.evaluation import devices, predicted
+from cspd_jax.evaluation import predicted
+from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled
 
@@ -33,14 +34,11 @@ def _rounded(model):
 
 @pytest.mark.parametrize('decoder', ['vanilla', 'mc_sjd(window=64)'])
 def test_a_round_reads_half_of_the_matrices(decoder):
-  try:
-    accelerator = devices.check('h200')
-  except ImportError as error:
-    pytest.skip(str(error))
+  accelerator, device = compilers.find('h200')
   model = families.describe('lumina_mgpt_7b_768', layers=2)
   condition = families.FAMILIES[model.family].published.condition(model.config, 1)
   whole, rounded = (
-      predicted.decode(one, decoder, 1, True, condition, accelerator, devices.describe('h200'))
+      predicted.decode(one, decoder, 1, True, condition, accelerator, device)
       for one in (model, _rounded(model)))
   matrices = 2 * 2 * (4 * 4096**2 + 3 * 4096 * 11008)  # Two layers, two bytes a number.
   assert whole.weights - rounded.weights == pytest.approx(0.5 * matrices, rel=0.01)

@@ -8,6 +8,7 @@ import pytest
 
 from cspd_jax import families
 from cspd_jax.evaluation import devices, hlo, rounds
+from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled
 _LEVELS = 100
@@ -15,11 +16,7 @@ _LEVELS = 100
 
 def _figures(decoder):
   """The round of a token of MAR-B with one layer in its transformer, and the calls of its head."""
-  try:
-    devices.check('h200')
-  except ImportError as error:
-    pytest.skip(str(error))
-  device = devices.describe('h200')
+  _, device = compilers.find('h200')
   model = families.describe('mar_b', layers=1)
   condition = families.FAMILIES[model.family].published.condition(model.config, 1)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), 1),

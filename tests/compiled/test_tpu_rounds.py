@@ -8,7 +8,8 @@ not installed.
 import pytest
 
 from cspd_jax import families
-from cspd_jax.evaluation import devices, predicted
+from cspd_jax.evaluation import predicted
+from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled
 _XL, _7B = 'c2i_xl_256', 'lumina_mgpt_7b_768'
@@ -25,15 +26,12 @@ _CEILINGS = {
 
 @pytest.mark.parametrize('case', _CEILINGS, ids=lambda case: ' '.join(map(str, case)))
 def test_rounds_on_a_tpu(case):
-  try:
-    accelerator = devices.check('v5e')
-  except ImportError as error:
-    pytest.skip(str(error))
+  accelerator, device = compilers.find('v5e')
   name, decoder, batch = case
   model = families.describe(name, layers=2)
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)
   found = predicted.decode(
-      model, decoder, batch, True, condition, accelerator, devices.describe('v5e'))
+      model, decoder, batch, True, condition, accelerator, device)
   kernels, mib, temporaries = _CEILINGS[case]
   assert found.total_kernels <= kernels, dict(found.kernels)
   assert found.total_bytes <= mib * 2**20, dict(found.bytes)

@@ -4,10 +4,12 @@ import functools
 import json
 from unittest import mock
 
+import jax
 import pytest
 
 import cspd_jax
 from cspd_jax.core import checkpoint
+from cspd_jax.families import stored
 from experiments import compare
 from tests.experiments import calls, models as models_lib
 from tests.families import tiny
@@ -159,6 +161,16 @@ def test_left_out_decoders_are_named(models):
   assert 'speculative' not in job.programs and 'sjd_pac' in job.programs
   assert "'model' part" in job.left_out['speculative']
   assert 'medusa' in job.left_out['medusa']
+
+
+@pytest.mark.parametrize('window, own', [(5, ['mc_sjd(window=3)']), (3, [])])
+def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
+  kind = jax.devices()[0].device_kind
+  stored.place(models / 'alone', tmp_path / 'own').store(kind, {1: 'mc_sjd(window=3)'})
+  job = compare.prepare(compare.demo.Config(
+      model=str(tmp_path / 'own'), sizes=compare.demo.Sizes(window=window, length=2)))
+  assert [name for name in job.programs if '(' in name] == own
+  assert 'mc_sjd' in job.programs
 
 
 def test_a_family_of_the_tests(capsys, tmp_path):

@@ -78,6 +78,8 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
     assert float(row['predicted_seconds']) == pytest.approx(
         float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / int(row['batch_size']))
     assert row['guarantee'] in ('exact', 'seed-exact') and row['decoder'] in found.out
+  speedups = {(row['batch_size'], row['decoder']): float(row['speedup']) for row in rows}
+  assert speedups['1', 'mc_sjd(window=3)'] == 2 and speedups['2', 'mc_sjd(window=3)'] == 0.5
   assert [table['title'] for table in report['tables']] == ['1 image at once', '2 images at once']
   model = cspd_jax.load(own)
   assert model.generate('sea', guidance_scale=1).decoder == 'mc_sjd(window=3)'
@@ -123,14 +125,16 @@ def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
       monkeypatch, lambda text: 1.0 if text == best else 1.1 if 'window=5' in text else 2.0)
   found = _call(
       capsys, tmp_path / 'out', tmp_path / 'model', f'--store={tmp_path / "own"}', '--window=3,5',
-      '--decoder=corrected(by=layers),corrected(by=layers,passes=1)', '--passes=2,1,3',
+      '--decoder=vanilla,corrected(by=layers),corrected(by=layers,passes=1)', '--passes=2,1,3',
       '--batch_size=1', '--best=1')
   assert found.code == 0, found.err
   default = str(cspd_jax.load(tmp_path / 'model').specification())
-  assert asked == [f'corrected(by=layers, passes={passes}, window={window})'
-                   for passes in (2, 1) for window in (3, 5)] + [default, best]
+  assert asked == ['vanilla', *(
+      f'corrected(by=layers, passes={passes}, window={window})'
+      for passes in (2, 1) for window in (3, 5)), default, best]
   rows = json.loads((found.folder / 'report.json').read_text())['rows']
-  assert {row['decoder'] for row in rows if row['measured_seconds']} == {best, default}
+  assert {row['decoder'] for row in rows if row['measured_seconds']} == {
+      'vanilla', best, default}
   assert str(cspd_jax.load(tmp_path / 'own').specification()) == best
 
 
