@@ -25,7 +25,7 @@ def test_what_becomes_one_graph(graphs, monkeypatch, tmp_path):
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), 1),
                model.engine.settled(model.sampling()), None]
   # XLA tells what the host launches, one a line, and indents what becomes part of a graph.
-  devices.compiled(model.decoder('vanilla', guided=True), arguments, device, dict(
+  devices.compiled(model.decoder('vanilla', guided=True), arguments, device, options=dict(
       programs.compiler_options(graphs) or {}, xla_dump_to=str(tmp_path)))
   (path,) = tmp_path.glob('*thunk_sequence_after_thunk_passes.txt')
   launched = re.findall(r'^\d+: (k\w+)', path.read_text(), re.MULTILINE)
