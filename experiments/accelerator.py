@@ -145,7 +145,7 @@ def rounds(session: Session, config: Any, name: str, accelerator: devices.Accele
     return
   texts = list(dict.fromkeys(str(model.specification(text))
                              for text in ('vanilla', *config.decoder)))
-  known = {text: committed(config, text) for text in texts}
+  known = {text: _committed(config, text) for text in texts}
   for batch in config.batch:
     programs = {}
     for text in texts:
@@ -158,19 +158,9 @@ def rounds(session: Session, config: Any, name: str, accelerator: devices.Accele
       _torch(session, config, model, batch)
 
 
-def committed(config: Any, text: str) -> float:
-  """Tokens that a decoder commits per round.
-
-  Raises:
-    ValueError: if nothing says.
-  """
-  found = accepted.tokens_per_round(config.accepted, text)
-  if config.tokens_per_round is not None and text != 'vanilla':
-    found = config.tokens_per_round
-  if found is None:
-    raise ValueError(f'decoder holds {text!r}, of which accepted ({config.accepted!r}) says '
-                     'nothing; give tokens_per_round.')
-  return found
+def _committed(config: Any, text: str) -> float:
+  """Tokens that a decoder commits per round."""
+  return accepted.required(config.accepted, text, config.tokens_per_round)
 
 
 def _program(config: Any, model: Any, text: str, tokens: float, batch: int,
@@ -209,7 +199,7 @@ def graphs(session: Session, config: Any, name: str, accelerator: devices.Accele
   texts = [str(model.specification(text)) for text in ('vanilla', *config.decoder)]
   for text in dict.fromkeys(texts):
     def compare(text=text):
-      made = {kind: _program(config, model, text, committed(config, text), config.batch[0],
+      made = {kind: _program(config, model, text, _committed(config, text), config.batch[0],
                              accelerator, kind) for kind in programs.GRAPHS}
       times = timed_rounds.measure(made, config.rounds, config.repeats)
       one, other = (np.asarray(made[kind].run(config.rounds)[1]) for kind in programs.GRAPHS)
@@ -285,7 +275,7 @@ def check(config: Any) -> None:
     if model.engine.name == 'discrete':
       for text in config.decoder:
         text = str(model.specification(text))
-        forced.forced(model.decoder(text, guided=config.guided), committed(config, text))
+        forced.forced(model.decoder(text, guided=config.guided), _committed(config, text))
 
 
 @cli.program(config='configs/accelerator.py', expected=default.Config)

@@ -87,11 +87,7 @@ def check(flags: Flags) -> tuple[Any, dict[str, float]]:
   model = families.describe(flags.size, dtype='float32')
   texts, known = [str(model.specification(text)) for text in ('vanilla', *flags.decoder)], {}
   for text in dict.fromkeys(texts):
-    given = None if text == texts[0] else flags.tokens_per_round
-    known[text] = given or accepted.tokens_per_round(flags.accepted, text)
-    if known[text] is None:
-      raise ValueError(f'decoder holds {text!r}, of which accepted ({flags.accepted!r}) says '
-                       'nothing; give tokens_per_round.')
+    known[text] = accepted.required(flags.accepted, text, flags.tokens_per_round)
     forced.forced(model.decoder(text, guided=True), known[text])
   return model, known
 

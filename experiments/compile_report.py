@@ -15,6 +15,7 @@ report.json with all of it.
 """
 
 import dataclasses
+import functools
 import math
 import sys
 from collections.abc import Mapping
@@ -36,13 +37,6 @@ _COLUMNS = {
     'speed-up': '{speedup:.2f}x'}
 # Parts of a round that are shown.
 _MOST = 12
-
-
-def committed(config: Any, text: str) -> float | None:
-  """Tokens that a decoder commits per round, as far as they are known."""
-  if config.tokens_per_round is not None and text != 'vanilla':
-    return config.tokens_per_round
-  return accepted.tokens_per_round(config.accepted, text)
 
 
 def prepare(config: Any, accelerator: devices.Accelerator) -> tuple[list[str], list[Any]]:
@@ -106,11 +100,13 @@ def show(one: Mapping[str, Any]) -> None:
 
 @cli.program(config='configs/compile_report.py', expected=default.Config)
 def main(config: Any) -> None:
+  known = functools.partial(
+      accepted.tokens_per_round, config.accepted, given=config.tokens_per_round)
   for text in config.decoder:
-    committed(config, text)  # Says what is wrong with the report.
+    known(text)  # Says what is wrong with the report.
   accelerator = devices.check(config.device)
   texts, (few, more, whole) = prepare(config, accelerator)
-  tokens = {text: committed(config, text) for text in texts}
+  tokens = {text: known(text) for text in texts}
   report, device = Report(config.workdir), devices.describe(config.device)
   condition = families.FAMILIES[whole.family].published.condition(whole.config, config.batch)
   steps = whole.config.num_layers - few.config.num_layers

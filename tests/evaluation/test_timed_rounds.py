@@ -85,7 +85,10 @@ def test_accepted(tmp_path):
   path.write_text('{"rows": [{"decoder": "mc_sjd(window=8)", "step_compression": 2.5}]}')
   assert accepted.tokens_per_round(path, 'mc_sjd( window = 8 )') == 2.5
   assert accepted.tokens_per_round(path, 'mc_sjd(window=9)') is None
-  assert accepted.tokens_per_round('nothing', 'vanilla') == 1
+  assert accepted.tokens_per_round('nothing', 'vanilla', 3.0) == 1
+  assert accepted.required('nothing', 'mc_sjd', 3.0) == 3
+  with pytest.raises(ValueError, match=r"'mc_sjd\(window=9\)'.* give tokens_per_round"):
+    accepted.required(path, 'mc_sjd(window=9)')
   path.write_text('[]')
   with pytest.raises(ValueError, match='cannot be read as JSON'):
     accepted.tokens_per_round(path, 'mc_sjd')
