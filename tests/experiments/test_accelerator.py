@@ -20,7 +20,6 @@ def _small(monkeypatch):
   monkeypatch.setattr(accelerator.rates, '_ENOUGH', 0.0)
 
 
-@pytest.mark.slow
 def test_rounds_of_a_size(capsys, tmp_path):
   code, shown, *_ = _run(capsys, tmp_path, '--decoder=mc_sjd(window=4)', '--tokens_per_round=2.5')
   assert code == 0 and 'mc_sjd(window=4)' in shown
@@ -33,7 +32,6 @@ def test_rounds_of_a_size(capsys, tmp_path):
   assert report['rates']['bandwidth'] > 1e6 and (tmp_path / 'roofline.png').stat().st_size > 1000
 
 
-@pytest.mark.slow
 def test_rounds_as_one_graph_are_compared(capsys, monkeypatch, tmp_path):
   monkeypatch.setattr(programs, 'on_cuda', lambda: True)
   code, shown, *_ = _run(capsys, tmp_path, '--decoder=')

@@ -117,7 +117,6 @@ def _without_work(monkeypatch, seconds):
   return asked
 
 
-@pytest.mark.slow
 def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
   models.llamagens(tmp_path)
   best = 'corrected(by=layers, passes=3, window=5)'

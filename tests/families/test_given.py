@@ -118,7 +118,6 @@ _SPECS = (
     ('llamagen', 'model(length=3)+match'))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name, spec', representative(_SPECS, _SPECS[2]))
 def test_seed_exact_decoders_repeat_vanilla(name, spec):
   found, want = _continued(name, spec), _continued(name, 'vanilla')
@@ -197,7 +196,6 @@ def test_whole_rows_are_given(given):
     _model('unified').decoder('vanilla', given=given)
 
 
-@pytest.mark.slow
 def test_generate_completes_images():
   model = _model('llamagen')
   whole = model.generate([0, 2], seed=1, decoder='vanilla')

@@ -134,7 +134,6 @@ def model(tmp_path_factory):
   return cspd_jax.load(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
     ('seed_exact(window=6)', 'corrected_seed_exact(by=layers, window=6, passes=2)',
      'corrected_seed_exact(by=layers, window=8, tree=caterpillar(2, 2))'),

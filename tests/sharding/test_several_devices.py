@@ -50,7 +50,6 @@ def _check(found, shapes):
     assert runs['collectives'] == wanted, (shape, data)
 
 
-@pytest.mark.slow
 def test_one_image_over_two_devices_and_two_images_at_a_time():
   _check(_run(1, '2x2'), ['2x2'])
 

@@ -227,7 +227,6 @@ def test_the_error_lists_what_is_wrong():
     check_target(BROKEN['commit does nothing'][0], MODEL.params, LABELS)
 
 
-@pytest.mark.slow
 def test_the_training_pass():
   def training(params, labels, tokens):
     """From prefixes, as the table has them."""

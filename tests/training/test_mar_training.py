@@ -139,7 +139,6 @@ def test_dropout_is_in_every_block_and_only_there(fresh):
     assert jaxpr.count('name=_bernoulli') == expected
 
 
-@pytest.mark.slow
 def test_the_same_state_and_batch_give_the_same_step(fresh):
   first, second = (_STEP(fresh, _data(), CONFIG, TRAIN)[0] for _ in range(2))
   jax.tree.map(np.testing.assert_array_equal, first, second)
