@@ -82,8 +82,13 @@ def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any],
     raise ValueError(f'decoder {name} cannot run: {reason}.')
   complete = lambda name: engine.complete(name, **inputs.given(config.sizes))
   found = {name: complete(name) for name in everything if name not in reasons}
-  if chosen == ['all'] and (own := complete(model.specification())) not in found.values():
-    found[str(own)] = own
+  if chosen == ['all']:
+    try:
+      own = complete(model.specification())
+    except ValueError as error:  # It names one that nobody knows any more.
+      return found, reasons | {'what the model takes': str(error)}
+    if own not in found.values():
+      found[str(own)] = own
   return found, reasons
 
 

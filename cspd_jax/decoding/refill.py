@@ -285,8 +285,7 @@ class Program(NamedTuple):
 def program(decoder: Decoder, num_slots: int) -> Program:
   """A decoder that keeps so many images going, for `run`."""
   refill = Refill(decoder, num_slots)
-  return Program(
-      refill, jax.jit(refill.idle), programs.jit(refill.advance, donate_argnums=1))
+  return Program(refill, jax.jit(refill.idle), programs.jit(refill.advance, donate_argnums=1))
 
 
 def run(program: Program, params: Params, count: int,

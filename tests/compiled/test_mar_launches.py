@@ -21,8 +21,7 @@ def _figures(decoder):
   condition = families.FAMILIES[model.family].published.condition(model.config, 1)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), 1),
                model.engine.settled(model.sampling()), None]
-  program = devices.compiled(
-      model.decoder(decoder, guided=True), arguments, device)
+  program = devices.compiled(model.decoder(decoder, guided=True), arguments, device)
   return rounds.read(hlo.parse(program.as_text()), ())
 
 

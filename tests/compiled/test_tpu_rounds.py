@@ -30,8 +30,7 @@ def test_rounds_on_a_tpu(case):
   name, decoder, batch = case
   model = families.describe(name, layers=2)
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)
-  found = predicted.decode(
-      model, decoder, batch, True, condition, accelerator, device)
+  found = predicted.decode(model, decoder, batch, True, condition, accelerator, device)
   kernels, mib, temporaries = _CEILINGS[case]
   assert found.total_kernels <= kernels, dict(found.kernels)
   assert found.total_bytes <= mib * 2**20, dict(found.bytes)

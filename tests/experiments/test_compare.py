@@ -173,6 +173,14 @@ def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
   assert 'mc_sjd' in job.programs
 
 
+def test_all_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path):
+  stored.place(models / 'alone', tmp_path / 'own').store(
+      jax.devices()[0].device_kind, {1: 'hurry(window=3)'})
+  job = compare.prepare(compare.demo.Config(
+      model=str(tmp_path / 'own'), sizes=compare.demo.Sizes(window=5, length=2)))
+  assert 'vanilla' in job.programs and 'hurry' in job.left_out['what the model takes']
+
+
 def test_a_family_of_the_tests(capsys, tmp_path):
   model = tiny.saved(tmp_path / 'beach')
   found = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={model}', '--window=4',
