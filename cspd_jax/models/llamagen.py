@@ -21,7 +21,7 @@ from cspd_jax.core.values import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.models import causal, class_labels, transformer
-from cspd_jax.models.rope import RopeFunction
+from cspd_jax.models.rope import RopeFunction, frequencies
 
 Params = Any
 # The learned null caption always has this many rows, and so has a text condition.
@@ -158,12 +158,10 @@ def _rope(config: LlamaGenConfig) -> RopeFunction:
   the end.
   """
   # NumPy's numbers, which are the published ones: those of a device differ in the last bit.
-  per_axis = config.transformer.head_dim // 4
-  exponents = np.arange(per_axis, dtype=np.float32) / np.float32(per_axis)
-  frequencies = np.float32(1) / np.float32(config.rope_base)**exponents
+  turns = frequencies(config.transformer.head_dim // 4, config.rope_base)
   rows, columns = np.divmod(np.arange(config.num_tokens, dtype=np.float32), config.width)
   angles = np.concatenate(
-      [np.outer(rows, frequencies), np.outer(columns, frequencies)], axis=1, dtype=np.float32)
+      [np.outer(rows, turns), np.outer(columns, turns)], axis=1, dtype=np.float32)
   zeros = np.zeros((1, angles.shape[1]), np.float32)
   table = [np.concatenate([zeros, part]) for part in (np.cos(angles), np.sin(angles))]
 

@@ -65,6 +65,7 @@ _CODES = (
     (r'^\.\S+$', ''),
 )
 _END = '</s>'
+_SECTION = 'CDATA['  # `<![CDATA[text]]>`.
 
 
 def tokens(text: Text, caption: str, length: int) -> list[int]:
@@ -102,14 +103,15 @@ def _replaced(caption: str, steps: tuple[tuple[str, str], ...]) -> str:
 
 
 def _shown(markup: str) -> str:
-  """What a browser shows of markup; what cannot be read as markup stays."""
+  """Returns the text of markup; what cannot be read as markup stays."""
   page = _Page()
   try:
-    page.feed(markup)
+    # Newer versions of Python recognize a section by capitals only.
+    page.feed(markup.replace(f'<![{_SECTION.lower()}', f'<![{_SECTION}'))
     page.close()
   except AssertionError:  # How the parser calls a declaration that it does not know.
     return markup
-  return ''.join(page.parts)
+  return ''.join(page.parts).replace(f'<![{_SECTION}', f'<![{_SECTION.lower()}')
 
 
 class _Page(html.parser.HTMLParser):
@@ -139,6 +141,11 @@ class _Page(html.parser.HTMLParser):
     """See `HTMLParser`."""
     if not self._within:
       self.parts.append(data)
+
+  def unknown_decl(self, data):
+    """See `HTMLParser`; the text of a section stays as it is, within hidden tags too."""
+    if data.startswith(_SECTION):
+      self.parts.append(data.removeprefix(_SECTION) or ' ')
 
   def handle_entityref(self, name):
     """See `HTMLParser`."""

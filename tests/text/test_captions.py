@@ -7,7 +7,8 @@ spaces), and the ids, one caption of `CLEANED` behind the other, `counts` of eac
 tokenizer gives after the official cleaning with `max_length=120` and truncation. What the captions
 become is what the official cleaning gave with ftfy 6.3.1 and beautifulsoup4 4.15.0; on 50000
 random rows of awkward pieces, 5600 published prompts and 8000 rows of any characters nothing
-differed, but where the official one stops at markup such as `<![x`, a caption stays as it is.
+differed, but where the official one stops at markup such as `<![x`, a caption stays as it is. The
+text of `<![CDATA[text]]>` was compared on 60000 rows of markup with such sections.
 """
 
 import functools
@@ -65,6 +66,11 @@ def test_captions_are_cleaned_as_officially(caption):
   assert captions.clean(captions.clean(caption)) == CLEANED[caption]
 
 
+def test_the_text_of_a_section_stays():
+  assert captions.clean('A <![CDATA[Red]]> fox in <rt>x<![cdata[snow]]></rt><![if y]>') == (
+      'a red fox in snow')
+
+
 def test_tokens_are_those_of_transformers():
   recorded, text = published.recorded('llamagen_words'), _text()
   found = [captions.tokens(text, caption, 120) for caption in CLEANED]
@@ -87,7 +93,10 @@ def test_what_files_cut_and_pad_by_themselves_is_not_done():
 @pytest.mark.parametrize('markup, shown', [
     ('a <i>red</i> fox<br/> &amp; &#233; &notasign; &#xe9;', 'a red fox & é &notasign é'),
     ('a<!-- hidden --> <rt>small</rt>fox<script>x</script> <style/>end', 'a fox end'),
-    ('1 < 2 & 3', '1 < 2 & 3')])
+    ('1 < 2 & 3', '1 < 2 & 3'),
+    ('a <![CDATA[x <b> &amp; y]]> <script><![CDATA[z]]></script>end', 'a x <b> &amp; y end'),
+    ('a <![cdata[x]]><![CDATA[]]><template>y<![CDATA[z]]></template>', 'a x z'),
+    ('a <![cdata[<![cdata[x]]> <![temp[y]]> <![cdata[z', 'a <![cdata[x  <![cdata[z')])
 def test_markup_is_read_as_a_browser_does(markup, shown):
   assert captions._shown(markup) == shown
 
