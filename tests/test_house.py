@@ -116,6 +116,29 @@ def test_packages_do_not_import_each_other_in_circles():
     needs = {name: needs[name] for name in needs.keys() - free}
 
 
+def _bound(tree):
+  """Names that a package binds to anything, with the dotted name of what it imports."""
+  for node in tree.body:
+    if isinstance(node, ast.ImportFrom):
+      yield from ((alias.asname or alias.name, f'{node.module}.{alias.name}')
+                  for alias in node.names)
+    elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+      yield node.name, None
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+      yield from ((name.id, None) for name in ast.walk(node)
+                  if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
+
+
+def test_no_package_hides_a_module():
+  """`from package import name` gives the module of that name, where there is one."""
+  names = {_name(path) for path in MODULES}
+  _expect_none([
+      f'{_label(path, 1)}: {name} hides the module of that name'
+      for path in MODULES if path.name == '__init__.py'
+      for name, imported in _bound(_tree(path))
+      if (module := f'{_name(path)}.{name}') in names and imported != module])
+
+
 def test_files_are_short():
   lengths = {path: len(path.read_text().splitlines()) for path in FILES}
   long = [_label(path, length) for path, length in lengths.items() if length > 400]

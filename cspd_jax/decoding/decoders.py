@@ -1,16 +1,28 @@
 """Well-known decoders as functions; `registry` builds the same and others from text."""
 
-from cspd_jax.decoding import drafters, published_trees, tree as trees
+from cspd_jax.decoding import published_trees, tree as trees
 from cspd_jax.decoding.base import Target
-from cspd_jax.decoding.drafters import Corrector, Heads, Network
+from cspd_jax.decoding.drafters import (
+  Corrector,
+  Heads,
+  Network,
+  ancestral,
+  corrected as corrected_lib,
+  dynamic,
+  eagle as eagle_lib,
+  jacobi as jacobi_lib,
+  medusa as medusa_lib,
+  model,
+)
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.decoding.verifiers import exact, match
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.match import match
 
 
 def vanilla(target: Target) -> Decoder:
   """One token per forward pass, drawn with the noise of its position."""
-  return make_decoder(target, drafters.ancestral(), match())
+  return make_decoder(target, ancestral.ancestral(), match())
 
 
 def speculative(target: Target, draft_target: Target, length: int = 4) -> Decoder:
@@ -18,22 +30,22 @@ def speculative(target: Target, draft_target: Target, length: int = 4) -> Decode
 
   Call the decoder with `draft_params`.
   """
-  return make_decoder(target, drafters.model(draft_target, length), exact())
+  return make_decoder(target, model.model(draft_target, length), exact())
 
 
 def jacobi(target: Target, window: int = 16) -> Decoder:
   """Jacobi decoding with sampling: a draft stays if a fresh draw equals it."""
-  return make_decoder(target, drafters.jacobi(window), match(seed_exact=False))
+  return make_decoder(target, jacobi_lib.jacobi(window), match(seed_exact=False))
 
 
 def sjd(target: Target, window: int = 16) -> Decoder:
   """Speculative Jacobi decoding (arXiv 2410.01699)."""
-  return make_decoder(target, drafters.jacobi(window), exact())
+  return make_decoder(target, jacobi_lib.jacobi(window), exact())
 
 
 def mc_sjd(target: Target, window: int = 16) -> Decoder:
   """SJD whose drafts are maximally coupled from round to round (arXiv 2510.24211)."""
-  return make_decoder(target, drafters.jacobi(window, 'maximal'), exact())
+  return make_decoder(target, jacobi_lib.jacobi(window, 'maximal'), exact())
 
 
 def sjd_pac(target: Target, window: int = 16, tree: Tree | None = None) -> Decoder:
@@ -45,7 +57,7 @@ def sjd_pac(target: Target, window: int = 16, tree: Tree | None = None) -> Decod
     tree: topology of the `window - 1` drafts; `default_tree(window)` by default.
   """
   tree = default_tree(window) if tree is None else tree
-  return make_decoder(target, drafters.jacobi(window, 'maximal', tree=tree), exact())
+  return make_decoder(target, jacobi_lib.jacobi(window, 'maximal', tree=tree), exact())
 
 
 def seed_exact(target: Target, window: int = 16, tree: Tree | None = None) -> Decoder:
@@ -55,7 +67,7 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None) -> De
   nodes hold the runners-up under the same noise. Arguments as for `sjd_pac`.
   """
   tree = default_tree(window) if tree is None else tree
-  return make_decoder(target, drafters.jacobi(window, 'noise', tree=tree), match())
+  return make_decoder(target, jacobi_lib.jacobi(window, 'noise', tree=tree), match())
 
 
 def default_tree(window: int) -> Tree:
@@ -87,7 +99,7 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, passes: in
     tree: topology of the `window - 1` drafts; `corrected_tree(window)` by default.
   """
   tree = corrected_tree(window) if tree is None else tree
-  return make_decoder(target, drafters.corrected(corrector, window, passes, tree), exact())
+  return make_decoder(target, corrected_lib.corrected(corrector, window, passes, tree), exact())
 
 
 def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
@@ -97,7 +109,7 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
   Arguments as for `corrected`.
   """
   tree = corrected_tree(window) if tree is None else tree
-  return make_decoder(target, drafters.corrected(corrector, window, passes, tree), match())
+  return make_decoder(target, corrected_lib.corrected(corrector, window, passes, tree), match())
 
 
 def corrected_tree(window: int) -> Tree:
@@ -118,7 +130,7 @@ def eagle(target: Target, network: Network, tree: Tree = published_trees.EAGLE) 
 
   Call the decoder with the network's parameters as `draft_params`.
   """
-  return make_decoder(target, drafters.eagle(network, tree), exact())
+  return make_decoder(target, eagle_lib.eagle(network, tree), exact())
 
 
 def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 10,
@@ -128,7 +140,7 @@ def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 1
   Drafts that are chosen and not drawn can be verified by drawing the target's token and
   looking for it among them, which gives the tokens of `vanilla`.
   """
-  return make_decoder(target, drafters.eagle2(network, num_nodes, width, depth), match())
+  return make_decoder(target, dynamic.eagle2(network, num_nodes, width, depth), match())
 
 
 def medusa(target: Target, heads: Heads, tree: Tree | None = None) -> Decoder:
@@ -140,4 +152,4 @@ def medusa(target: Target, heads: Heads, tree: Tree | None = None) -> Decoder:
     tree: not deeper than there are heads; a chain through all of them by default.
   """
   tree = trees.chain(heads.num_heads) if tree is None else tree
-  return make_decoder(target, drafters.medusa(heads, tree), exact())
+  return make_decoder(target, medusa_lib.medusa(heads, tree), exact())

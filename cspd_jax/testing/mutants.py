@@ -5,7 +5,6 @@ made in practice, and names a decoder in which it does harm.
 """
 
 import contextlib
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 from unittest import mock
@@ -18,16 +17,12 @@ from cspd_jax.core.random import as_key
 from cspd_jax.decoding import accept, random, tree
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import vanilla
-from cspd_jax.decoding.drafters import (
-  corrected,
-  eagle,
-  from_model,
-  jacobi,
-  siblings,
-  window,
-)
+from cspd_jax.decoding.drafters import corrected, from_model, siblings, window
+from cspd_jax.decoding.drafters.eagle import eagle
+from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.decoding.verifiers import exact, rule, walk
+from cspd_jax.decoding.verifiers import rule, walk
+from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.testing import tabular
 
 
@@ -59,7 +54,7 @@ def _eagle(draws: str):
 
 def _corrected(target: Target) -> Decoder:
   return make_decoder(
-      target, corrected(from_model(target), 6, 2, tree.caterpillar(2, 2, 5)), exact())
+      target, corrected.corrected(from_model(target), 6, 2, tree.caterpillar(2, 2, 5)), exact())
 
 
 def _patch(owner, name, replacement):
@@ -138,8 +133,6 @@ def _softmax_recorded(env, rng, probs, positions, count, draws):
   return rng, tokens, probs
 
 
-# The package exports the function by the module's name.
-corrected_lib = sys.modules[corrected.__module__]
 _original_choose = siblings.choose
 _original_residual = accept.residual
 _original_couple = window._couple  # pylint: disable=protected-access
@@ -166,9 +159,9 @@ MUTANTS = {
     'longest of several accepted paths': Mutant(
         _patch(walk, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
     'corrected token kept without a test': Mutant(
-        _patch(corrected_lib, '_redraw', lambda env, rng, tokens, *args: tokens), _corrected),
+        _patch(corrected, '_redraw', lambda env, rng, tokens, *args: tokens), _corrected),
     'corrected token with the distribution of the pass before': Mutant(
-        _patch(corrected_lib, '_redraw', lambda env, rng, tokens, probs, *args: rng.draw(probs)),
+        _patch(corrected, '_redraw', lambda env, rng, tokens, probs, *args: rng.draw(probs)),
         _corrected),
     'siblings drawn without replacement, tested as independent': Mutant(
         _patch(siblings, 'choose', _drawn_apart), _eagle('iid')),

@@ -11,7 +11,7 @@ from cspd_jax.continuous import couple, decoders, random as random_lib, schedule
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import BLOCK, TRUE
 from cspd_jax.continuous.parts import Drafter
-from cspd_jax.continuous.rules import Judged, token_test
+from cspd_jax.continuous.rules.token_test import Judged, token_test
 from cspd_jax.testing import analytic
 from tests.marks import representative
 

@@ -15,8 +15,9 @@ from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.head import Batch
 from cspd_jax.continuous.parts import Drafter
-from cspd_jax.continuous.rules import Ends, path_test
+from cspd_jax.continuous.rules.path_test import path_test
 from cspd_jax.continuous.rules.released import released_test
+from cspd_jax.continuous.rules.token_test import Ends
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic

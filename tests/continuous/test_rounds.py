@@ -10,7 +10,9 @@ from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.parts import Drafter
 from cspd_jax.continuous.result import Decoded
-from cspd_jax.continuous.rules import own, path_test, released
+from cspd_jax.continuous.rules.own import own
+from cspd_jax.continuous.rules.path_test import path_test
+from cspd_jax.continuous.rules.released import released
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import base as discrete
 from cspd_jax.testing import analytic

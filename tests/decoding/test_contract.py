@@ -6,9 +6,13 @@ import pytest
 
 from cspd_jax.decoding import registry, tree as trees
 from cspd_jax.decoding.base import Drafter, Verifier
-from cspd_jax.decoding.drafters import eagle, jacobi, medusa, model
+from cspd_jax.decoding.drafters.eagle import eagle
+from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.drafters.medusa import medusa
+from cspd_jax.decoding.drafters.model import model
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers import exact, match
+from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.testing.tabular import drafts, heads, network, tabular
 
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True)

@@ -25,7 +25,7 @@ from cspd_jax.core import checkpoint
 from cspd_jax.decoding import tree
 from cspd_jax.evaluation import shards
 from cspd_jax.models import eagle, llamagen, medusa, neighbours
-from cspd_jax.testing.check_target import check_target
+from cspd_jax.testing import check_target
 from cspd_jax.text import bpe
 from tests.families import published_files
 from tests.families.published_files import convert

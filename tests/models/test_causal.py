@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import registry, tree as tree_lib
-from cspd_jax.decoding.drafters import eagle as eagle_drafter
+from cspd_jax.decoding.drafters.eagle import eagle as eagle_drafter
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp

@@ -17,7 +17,7 @@ def _published(count, base):
 @pytest.mark.parametrize('count, base, checksum', [
     (16, 1e4, 0x617aacd4), (64, 1e4, 0xe506291f), (32, 1e6, 0x1e8de795)])
 def test_frequencies_are_the_recorded_ones(count, base, checksum):
-  """The checksums are those of PyTorch 2.13; the cases: LlamaGen, Chameleon, small heads of Emu3."""
+  """The checksums are those of PyTorch 2.13 for heads of LlamaGen, Chameleon and a small Emu3."""
   assert zlib.crc32(rope.frequencies(count, base).tobytes()) == checksum
 
 

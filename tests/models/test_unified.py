@@ -27,7 +27,7 @@ import cspd_jax
 from checkpoints_conversion import convert, rules
 from cspd_jax.core import checkpoint
 from cspd_jax.models import causal, unified
-from cspd_jax.testing.check_target import check_target
+from cspd_jax.testing import check_target
 from tests.marks import representative
 
 _sizes = dict(height=8, width=8, vocab_size=96, num_codes=48, dim=64, num_layers=2, num_heads=4,

@@ -10,8 +10,8 @@ import pytest
 from cspd_jax.core import checkpoint
 from cspd_jax.decoding.tree import Tree, chain
 from cspd_jax.models import llamagen
-from cspd_jax.testing.check_target import CHECKS, check_target, find_problems
 from cspd_jax.testing.tabular import prefix_number, tabular
+from cspd_jax.testing.target_checks import CHECKS, check_target, find_problems
 from tests.marks import representative
 
 MODEL = tabular(jax.random.key(0), 4, 9, guided=True, num_classes=3)

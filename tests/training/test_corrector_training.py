@@ -9,9 +9,10 @@ import pytest
 
 import cspd_jax
 from configs.train import corrector_demo
-from cspd_jax.decoding.drafters import corrected, from_network
+from cspd_jax.decoding.drafters import from_network
+from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers import exact
+from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, llamagen
 from cspd_jax.training import corrector, corrector_recipe, plain, state as state_lib, windows
