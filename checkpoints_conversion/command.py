@@ -15,7 +15,7 @@ what shapes cannot. Anything wrong with the input ends with one message and exit
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from absl import logging
 
@@ -50,21 +50,23 @@ def _convert(arguments: argparse.Namespace) -> None:
   target = checkpoint.load(arguments.target) if arguments.target else None
   whole = (folder.find_model(family.name, arguments.source, arguments.model)
            if arguments.role is None else folder.Whole({}, {}))
-  # What only the target can be told.
-  for name, source in (whole.found or {family.name: arguments.source}).items():
-    own: dict[str, Any] = {} if name != family.name else dict(
-        sampling=arguments.sampling, dtype=arguments.dtype, model=arguments.model,
-        key=arguments.key, options={name: getattr(arguments, name) for name in _options()})
-    with progress.bar(f'converting {name}', 'part') as show:
-      place, config = folder.convert_part(
-          name, source, arguments.output, role=arguments.role, progress=show,
-          allow_nonfinite=arguments.allow_nonfinite, **own)
+  asked = folder.Part(
+      family.name, arguments.source, arguments.role, arguments.sampling, arguments.dtype,
+      dict(model=arguments.model, key=arguments.key,
+           options={name: getattr(arguments, name) for name in _options()}))
+  # Options are for the target alone.
+  parts = [asked._replace(source=source) if name == family.name else folder.Part(name, source)
+           for name, source in whole.found.items()] or [asked]
+  converted = folder.convert_parts(
+      parts, arguments.output, allow_nonfinite=arguments.allow_nonfinite,
+      progress=lambda name: progress.bar(f'converting {name}', 'part'))
+  for place, config in converted:
     print(f'{place}: {config}')
   for name, missed in whole.missing.items():
     print(f'{arguments.source} has no {missed[0]}, {rules.get(name).what}; add it with '
           f'cspd-convert --family={name} --source=FILE --output={arguments.output}')
   if target and family.compare:
-    print('\n'.join(family.compare(checkpoint.load(place).params, target.params)))
+    print('\n'.join(family.compare(checkpoint.load(converted[-1][0]).params, target.params)))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,6 +8,7 @@ wrong is reported at once.
 import dataclasses
 import functools
 import os
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -138,13 +139,20 @@ class Source(NamedTuple):
   groups: list[weights.Group]
   state: Any
 
-  def save(self, output: str | os.PathLike, *, dtype: Any = None, allow_nonfinite: bool = False,
-           progress: Callable[[int, int], None] | None = None) -> None:
+  def save(self, output: str | os.PathLike, *, dtype: Any = None, **options: Any) -> None:
     """Makes the parameters and saves the network; see `checkpoint.save_groups`."""
     kind, config, _, metadata = self.network
-    state = [self.state, None if dtype is None else str(jnp.dtype(dtype))]
-    checkpoint.save_groups(output, kind, config, self.groups, state=state, dtype=dtype,
-                           extra=metadata, allow_nonfinite=allow_nonfinite, progress=progress)
+    checkpoint.save_groups(output, kind, config, self.groups, state=self.stored(dtype),
+                           dtype=dtype, extra=metadata, **options)
+
+  def write(self, folder: pathlib.Path, **options: Any) -> None:
+    """As `save`, into a folder that `families.joining` yields for the state `stored(dtype)`."""
+    kind, config, _, metadata = self.network
+    checkpoint.write(folder, kind, config, self.groups, metadata, **options)
+
+  def stored(self, dtype: Any) -> Any:
+    """What the stored network depends on, as JSON can hold it."""
+    return [self.state, None if dtype is None else str(jnp.dtype(dtype))]
 
 
 def open_source(

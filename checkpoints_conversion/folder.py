@@ -1,11 +1,13 @@
 """Conversion into model folders, which `cspd_jax.load` opens.
 
-The networks of a model are converted one by one into the same folder, in any order.
+The networks of a model come into the same folder, together or one by one, in any order.
 """
 
+import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from checkpoints_conversion import convert, hub, read, rules
@@ -13,6 +15,31 @@ from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
 from cspd_jax.core import checkpoint
 from cspd_jax.families import folder as folder_lib
+
+# `done, total ->`: called as parts of a network are written.
+Progress = Callable[[int, int], None]
+
+
+class Part(NamedTuple):
+  """A published file, and what it becomes.
+
+  Attributes:
+    family: see `convert.open_source`.
+    source: see `convert.open_source`; or an id of the hub, see `hub.local`.
+    role: what the network is to the model, such as 'draft'; None takes the first one that suits
+      its kind.
+    sampling: which official options become the model's defaults; None takes those for pictures.
+      Targets only.
+    dtype: the dtype to store; None keeps the published one.
+    arguments: others of `convert.open_source`.
+  """
+
+  family: str
+  source: str | os.PathLike
+  role: str | None = None
+  sampling: str | None = None
+  dtype: Any = None
+  arguments: Mapping[str, Any] = MappingProxyType({})
 
 
 def convert_part(
@@ -23,55 +50,74 @@ def convert_part(
     role: str | None = None,
     sampling: str | None = None,
     dtype: Any = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     allow_nonfinite: bool = False,
     **arguments: Any,
 ) -> tuple[pathlib.Path, Any]:
-  """Converts a published file to a part of a model.
+  """As `convert_parts`, for one of them; the arguments are those of `Part`."""
+  part = Part(family_name, source, role, sampling, dtype, arguments)
+  return convert_parts([part], output, allow_nonfinite=allow_nonfinite,
+                       progress=lambda name: contextlib.nullcontext(progress))[0]
+
+
+def convert_parts(
+    parts: Sequence[Part],
+    output: str | os.PathLike,
+    *,
+    progress: Callable[[str], contextlib.AbstractContextManager[Progress | None]] = (
+        lambda name: contextlib.nullcontext()),
+    allow_nonfinite: bool = False,
+) -> list[tuple[pathlib.Path, Any]]:
+  """Converts published files to parts of a model, all of them or none.
+
+  Every file is opened and compared with the others before anything is written, and nothing comes
+  to its place before everything is written. A process that was killed leaves its work to the next
+  one with the same parts.
 
   Args:
-    family_name: see `convert.open_source`.
-    source: see `convert.open_source`; or an id of the hub, see `hub.local`.
-    output: folder of the model. It is made, or the part joins the model that is there, in place of
-      an older part of the same role. A network that is no part of any family of models becomes a
-      folder of its own.
-    role: what the network is to the model, such as 'draft'; None takes the first one that suits
-      its kind.
-    sampling: which official options become the model's defaults; None takes those for pictures.
-      Targets only.
-    dtype: the dtype to store; None keeps the published one.
-    progress: called as `progress(done, total)`.
+    parts: what is converted, in this order: networks of one family of models and of different
+      roles. A network that is no part of any family of models becomes a folder of its own.
+    output: folder of the model. It is made, or the parts join the model that is there, in place
+      of older parts of the same roles.
+    progress: makes, for the family of each part, a context with what is called as it is written.
     allow_nonfinite: whether weights may be NaN or infinite.
-    **arguments: those of `convert.open_source`.
 
   Returns:
-    The folder of the network, and its config.
+    The folder and the config of every network.
 
   Raises:
-    ValueError: (or a subclass) for anything that is wrong with the input, or if the network does
-      not belong to the others of the model. Nothing has been written then.
+    ValueError: (or a subclass) for anything that is wrong with the input, or if the networks do
+      not belong together. `output` is as it was then.
   """
-  family, folder = rules.get(family_name), pathlib.Path(output).expanduser().absolute()
-  source = hub.local(source)
-  if family.model is None:
-    if role or sampling:
-      raise ConversionError(f'{family.what} is a part of no model that cspd_jax has; leave role '
-                            'and sampling out.')
-    return folder, convert.convert_file(
-        family_name, source, folder, dtype=dtype, progress=progress,
-        allow_nonfinite=allow_nonfinite, **arguments)
-  model = families.FAMILIES[family.model]
-  role = _role(family, model, role)
-  others = _parts(folder, model.name, role)
-  made = convert.open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
-  config = made.network.config
-  defaults = _defaults(family, config, role, sampling)
-  parts = {**others, role: made.network}
-  if 'target' in parts:
-    model.build(families.Parts(folder.name, parts, {}))  # Refuses what does not belong together.
-  made.save(folder / role, dtype=dtype, progress=progress, allow_nonfinite=allow_nonfinite)
-  families.save(folder, model.name, {role: role}, defaults)
-  return folder / role, config
+  folder = pathlib.Path(output).expanduser().absolute()
+  kinds = [rules.get(part.family) for part in parts]
+  names = {family.model for family in kinds}
+  if len(names) != 1 or (None in names and len(parts) > 1):
+    raise ConversionError(f'parts are {", ".join(part.family for part in parts)}, which make no '
+                          'model together; convert them one by one, into folders of their own.')
+  if (name := names.pop()) is None:
+    with progress(parts[0].family) as show:
+      return [_convert_alone(kinds[0], parts[0], folder, show, allow_nonfinite)]
+  model = families.FAMILIES[name]
+  roles = [_role(family, model, part.role) for family, part in zip(kinds, parts)]
+  if len(set(roles)) < len(roles):
+    raise ConversionError(f'parts have the roles {", ".join(roles)}; each must have its own.')
+  others = _parts(folder, model.name, roles)
+  opened, defaults = {}, {}
+  for family, role, part in zip(kinds, roles, parts):
+    opened[role] = convert.open_source(part.family, hub.local(part.source),
+                                       allow_nonfinite=allow_nonfinite, **part.arguments)
+    defaults |= _defaults(family, opened[role].network.config, role, part.sampling)
+  networks = others | {role: source.network for role, source in opened.items()}
+  if 'target' in networks:
+    model.build(families.Parts(folder.name, networks, {}))  # Refuses what does not belong together.
+  states = {role: opened[role].stored(part.dtype) for role, part in zip(roles, parts)}
+  with families.joining(folder, model.name, states, defaults) as new:
+    for role, part in zip(roles, parts):
+      with progress(part.family) as show:
+        opened.pop(role).write(new[role], dtype=part.dtype, progress=show,
+                               allow_nonfinite=allow_nonfinite)
+  return [(folder / role, networks[role].config) for role in roles]
 
 
 class Whole(NamedTuple):
@@ -114,6 +160,17 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
   return Whole({name: place for name, place in found.items() if place}, missing)
 
 
+def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progress: Progress | None,
+                   allow_nonfinite: bool) -> tuple[pathlib.Path, Any]:
+  """Converts a network that is no part of any model."""
+  if part.role or part.sampling:
+    raise ConversionError(f'{family.what} is a part of no model that cspd_jax has; leave role '
+                          'and sampling out.')
+  return folder, convert.convert_file(
+      part.family, hub.local(part.source), folder, dtype=part.dtype, progress=progress,
+      allow_nonfinite=allow_nonfinite, **part.arguments)
+
+
 def _role(family: FileFamily, model: families.Family, role: str | None) -> str:
   """Returns the role of a network in its family of models."""
   roles = [name for name, kinds in model.roles.items() if family.kind in kinds]
@@ -135,8 +192,9 @@ def _defaults(family: FileFamily, config: Any, role: str, sampling: str | None,
   return presets[sampling]
 
 
-def _parts(folder: pathlib.Path, model: str, role: str) -> dict[str, checkpoint.Loaded]:
-  """Describes the networks that a model has beside the one that is to come, without parameters."""
+def _parts(folder: pathlib.Path, model: str, roles: Sequence[str]) -> dict[str, checkpoint.Loaded]:
+  """Describes the networks of a model that stay, those of other roles, without parameters."""
+  checkpoint.recover(folder)
   if not (folder / 'model.json').exists():
     return {}
   try:
@@ -150,4 +208,4 @@ def _parts(folder: pathlib.Path, model: str, role: str) -> dict[str, checkpoint.
         f'output is {folder}, which holds a network of its own or a model of another family; give '
         f'another folder for a {model!r} model.')
   return {name: checkpoint.describe(folder / part)
-          for name, part in description['parts'].items() if name != role}
+          for name, part in description['parts'].items() if name not in roles}

@@ -1,10 +1,9 @@
 """Saving and loading networks: one folder per network.
 
-A folder holds `model.json` (the kind of network, the sizes in its config, the
-format version, free metadata and a list of the other files with their digests)
-and `arrays/` (the parameters, written by Orbax). Parameters are saved as host
-arrays, so that a checkpoint does not remember the devices it was made on.
-`families.folder` joins networks into a model.
+A folder holds `model.json` (the kind of network, the sizes in its config, the format version, free
+metadata and a list of the other files with their digests) and `arrays/` (the parameters, written by
+Orbax). Parameters are saved as host arrays, so that a checkpoint does not remember the devices it
+was made on. `families.folder` joins networks into a model.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import files, folders, int8, kinds, layouts, places, reading, weights
+from cspd_jax.core import files, folders, int8, kinds, layouts, places, reading, several, weights
 from cspd_jax.core.kinds import KINDS, Kind
 
 Params = Any
@@ -66,8 +65,8 @@ def save(
 ) -> None:
   """Saves a model; an older checkpoint at the same place is replaced.
 
-  The folder appears complete or not at all: it is written beside its place, and
-  what a process leaves that is killed is removed by the next save.
+  The folder appears complete or not at all: it is written beside its place, and what a process
+  leaves that is killed is removed by the next save.
 
   Args:
     path: the folder to write.
@@ -79,10 +78,9 @@ def save(
     allow_nonfinite: whether parameters may be NaN or infinite.
 
   Raises:
-    CheckpointError: if the parameters do not belong to the config, they are not
-      finite, `path` is something else than an older checkpoint or an empty
-      folder, it holds files that `save` did not write, or another process is
-      writing it.
+    CheckpointError: if the parameters do not belong to the config, they are not finite, `path` is
+      something else than an older checkpoint or an empty folder, it holds files that `save` did
+      not write, or another process is writing it.
   """
   _check_config(kind, config)
   _check_shapes(f'params for a {kind!r} model', kinds.expected(KINDS[kind], config), params)
@@ -126,13 +124,33 @@ def save_groups(
     raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
   with _refused(), folders.replacing(
       places.folder('path', path).resolve(), _listed, state) as new:
-    names = weights.write(new, groups, dtype=dtype, allow_nonfinite=allow_nonfinite,
-                          progress=progress)
-    sizes = weights.file_sizes(new)
-    files.write_json(new / 'model.json', {
-        'format': _FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
-        'metadata': dict(extra or {}), 'groups': names, 'files': sizes,
-        'blake2b': weights.digests(new, sizes)})
+    write(new, kind, config, groups, extra, dtype=dtype, allow_nonfinite=allow_nonfinite,
+          progress=progress)
+
+
+def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights.Group],
+          extra: Mapping[str, Any] | None = None, **options: Any) -> None:
+  """As `save_groups`, into a folder that `joining` yields; the options are its, but for `state`."""
+  names = weights.write(folder, groups, **options)
+  sizes = weights.file_sizes(folder)
+  files.write_json(folder / 'model.json', {
+      'format': _FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
+      'metadata': dict(extra or {}), 'groups': names, 'files': sizes,
+      'blake2b': weights.digests(folder, sizes)})
+
+
+@contextlib.contextmanager
+def joining(folder: pathlib.Path, states: Mapping[str, Any], file: str,
+            content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
+  """Yields folders to `write` networks into, which come to `folder` together; see `several`."""
+  with _refused(), several.replacing(folder, states, _listed, file, content) as new:
+    yield new
+
+
+def recover(folder: pathlib.Path) -> None:
+  """Moves networks into place that a killed process was joining to `folder`; see `several`."""
+  with _refused():
+    several.recover(folder, _listed)
 
 
 def check_place(path: str | os.PathLike) -> None:
@@ -287,6 +305,7 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
     return ASSETS / str(path_or_name)
   with _refused():
     folder = places.find('path_or_name', path_or_name)
+    recover(folder.parent)
     folders.recover(folder)
   if not folder.exists():
     raise CheckpointError(

@@ -40,15 +40,25 @@ def replacing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator
   Raises:
     ValueError: if `path` is anything else, or another process is writing it.
   """
+  with preparing(path, listed, state) as new:
+    yield new
+    complete = new.rename(new.with_name(_COMPLETE))
+    _take_place(complete, path, new.with_name(_OLD))
+
+
+@contextlib.contextmanager
+def preparing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator[pathlib.Path]:
+  """Yields a folder to write, which the block moves to `path` itself: by `move`, for instance.
+
+  Arguments and errors are those of `replacing`. What the block leaves in place of `path` stays;
+  the older folder is removed.
+  """
   recover(path)
   check(path, listed)
   work, made = _work(path), [parent for parent in path.parents if not parent.exists()]
   with locks.exclusive(work):
     try:
-      new = _begin(work, listed, state)
-      yield new
-      new.rename(work / _COMPLETE)
-      _take_place(work / _COMPLETE, path, work / _OLD)
+      yield _begin(work, listed, state)
     except BaseException as error:
       if state is None or isinstance(error, Exception):
         _put_back(path)
@@ -57,9 +67,51 @@ def replacing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator
           for folder in (work, *made):
             folder.rmdir()
       raise
-    with contextlib.suppress(OSError):  # The new folder is in place; the next one clears up.
-      _clear(work, listed)
-      work.rmdir()
+    clear(path, listed)
+
+
+def clear(path: pathlib.Path, listed: Listed) -> None:
+  """Removes what was written and what was replaced beside `path`, which is complete.
+
+  The caller holds it. What cannot be removed is left to the next one.
+  """
+  with contextlib.suppress(OSError):
+    _clear(_work(path), listed)
+    _work(path).rmdir()
+
+
+def hold(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+  """Holds a folder that a stopped process was writing, for a block.
+
+  Raises:
+    ValueError: if another process is writing it.
+  """
+  return locks.exclusive(_work(path))
+
+
+def unfinished(path: pathlib.Path) -> bool:
+  """Whether a process left what it wrote for `path`, in place or not."""
+  return (_work(path) / _STATE).exists()
+
+
+def move(path: pathlib.Path) -> None:
+  """Moves what was written to `path`, unless it is there already; the older folder is kept.
+
+  A process that was killed at any moment of it can be followed by another one.
+  """
+  new, old = (_work(path) / name for name in (_NEW, _OLD))
+  if new.exists():
+    if path.exists():
+      path.rename(old)
+    new.rename(path)
+
+
+def move_back(path: pathlib.Path) -> None:
+  """Undoes `move`."""
+  new = _work(path) / _NEW
+  if path.exists() and not new.exists():
+    path.rename(new)
+  _put_back(path)
 
 
 def recover(path: pathlib.Path) -> None:

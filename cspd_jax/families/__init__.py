@@ -9,6 +9,7 @@ from cspd_jax.families.folder import (
   check_place,
   decoder,
   describe,
+  joining,
   load,
   part_folder,
   save,
@@ -19,8 +20,8 @@ from cspd_jax.families.model import Conditions, Drafts, Model, Tokenizer
 
 __all__ = (
     'Conditions', 'Drafts', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Published',
-    'Tokenizer', 'check_place', 'decoder', 'describe', 'load', 'part_folder', 'register', 'save',
-    'shipped')
+    'Tokenizer', 'check_place', 'decoder', 'describe', 'joining', 'load', 'part_folder',
+    'register', 'save', 'shipped')
 
 for _one in (llamagen.FAMILY, mar.FAMILY, unified.FAMILY):
   register(_one)

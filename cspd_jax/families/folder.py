@@ -5,10 +5,11 @@
 is a folder of `core.checkpoint`, inside of the model's folder or elsewhere.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -221,6 +222,32 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
   files.write_json(folder / FILE, description)
 
 
+@contextlib.contextmanager
+def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
+            defaults: Mapping[str, Any]) -> Iterator[dict[str, pathlib.Path]]:
+  """Yields folders to write networks into, which join a model when the block ends: all or none.
+
+  If the block raises, the model's folder is as it was, and if the process is killed, the model is
+  the old one or the new one; see `core.several`.
+
+  Args:
+    folder: of the model. It is made, or the networks join the model that is there, in place of
+      older ones of the same roles.
+    family: name of its family.
+    states: what each network depends on, by role; see `checkpoint.save_groups`.
+    defaults: see `save`.
+
+  Raises:
+    CheckpointError: see `save` and `checkpoint.save`.
+    ValueError: see `save`.
+  """
+  folder = places.folder('folder', folder).resolve()
+  describe = lambda: _joined(folder, family, {role: role for role in states}, defaults)
+  describe()
+  with checkpoint.joining(folder, states, FILE, describe) as new:
+    yield new
+
+
 def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]) -> None:
   """Checks that a model can be saved in a folder, with networks in it, before there are any.
 
@@ -240,6 +267,7 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
     raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
                      f'{", ".join(known.roles)}.')
   description: dict[str, Any] = dict(family=family, parts={}, defaults={})
+  checkpoint.recover(folder)
   if (folder / FILE).exists():
     if 'kind' in _content(folder):
       raise CheckpointError(
@@ -324,6 +352,7 @@ def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
   if str(name_or_folder) in shipped():
     return checkpoint.ASSETS / str(name_or_folder)
   folder = places.find('name_or_folder', name_or_folder)
+  checkpoint.recover(folder)
   if not (folder / FILE).is_file():
     what = 'has no model.json' if folder.is_dir() else 'is no folder'
     raise CheckpointError(

@@ -1,7 +1,9 @@
 """Conversion into model folders: parts, roles, defaults, and what does not belong together."""
 
+import contextlib
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import cspd_jax
 from checkpoints_conversion import convert, folder, rules
 from checkpoints_conversion.rules import imagenet
 from cspd_jax.continuous import registry
-from cspd_jax.core import checkpoint
+from cspd_jax.core import checkpoint, folders
 from cspd_jax.models import eagle, llamagen, mar, vq
 
 TARGET = llamagen.LlamaGenConfig(
@@ -102,6 +104,114 @@ def test_networks_that_do_not_belong_together_are_refused(tmp_path):
   with pytest.raises(ValueError, match='holds .* a model of another family'):
     folder.convert_part('mar', _source(tmp_path, 'mar', config), tmp_path / 'model',
                         options={'num_heads': 2})
+
+
+def _parts(tmp_path, **configs):
+  return [folder.Part(family, _source(tmp_path, family, configs.get(family)),
+                      arguments={'options': OPTIONS[family]})
+          for family in ('llamagen_vq', 'eagle_llamagen', 'llamagen')]
+
+
+def _files(path):
+  """What all files of a folder hold."""
+  return {file.relative_to(path).as_posix(): file.read_bytes()
+          for file in path.rglob('*') if file.is_file()}
+
+
+def _spoil(part):
+  """Puts a number that is none into the last tensor."""
+  tensors = safetensors.numpy.load_file(part.source)
+  tensors[max(tensors)].flat[-1] = np.nan
+  safetensors.numpy.save_file(tensors, part.source)
+
+
+def test_parts_are_converted_together(tmp_path):
+  shown = []
+  made = folder.convert_parts(_parts(tmp_path), tmp_path / 'model', progress=lambda name: (
+      contextlib.nullcontext(lambda done, total: shown.append(name))))
+  assert made == [(tmp_path / 'model' / role, CONFIGS[family]) for role, family in (
+      ('tokenizer', 'llamagen_vq'), ('eagle', 'eagle_llamagen'), ('target', 'llamagen'))]
+  assert shown == ['llamagen_vq', 'eagle_llamagen', 'llamagen']
+  assert set(cspd_jax.load(tmp_path / 'model').drafts) == {'eagle', 'corrector', 'layers'}
+  assert sorted(os.listdir(tmp_path / 'model')) == ['eagle', 'model.json', 'target', 'tokenizer']
+
+
+@pytest.mark.parametrize('where', ['numbers', 'sizes', 'missing', 'twice', 'stranger'])
+def test_all_parts_are_converted_or_none(tmp_path, where):
+  _convert(tmp_path, 'llamagen')
+  _convert(tmp_path, 'llamagen_vq')
+  (tmp_path / 'model' / 'notes.txt').write_text('mine')
+  if where == 'stranger':
+    (tmp_path / 'model' / 'target' / 'notes.txt').write_text('mine')
+  before = _files(tmp_path / 'model')
+  parts = _parts(tmp_path, llamagen=dataclasses.replace(
+      TARGET, vocab_size=8) if where == 'sizes' else TARGET)
+  if where == 'numbers':
+    _spoil(parts[-1])
+  elif where == 'missing':
+    parts[-1].source.unlink()
+  elif where == 'twice':
+    parts[0] = parts[-1]
+  for output in ('model',) if where == 'stranger' else ('fresh/model', 'model'):
+    with pytest.raises(ValueError, match={
+        'numbers': 'not finite', 'sizes': 'codebook_size 9, but the target',
+        'missing': 'no such file', 'twice': 'each must have its own',
+        'stranger': "holds 'notes.txt' and would be replaced"}[where]):
+      folder.convert_parts(parts, tmp_path / output)
+  assert not (tmp_path / 'fresh').exists()
+  assert _files(tmp_path / 'model') == before
+
+
+def test_an_interrupted_conversion_goes_on(tmp_path):
+  parts, shown = _parts(tmp_path), []
+
+  def stop(name):
+    if name == 'llamagen':
+      raise KeyboardInterrupt
+    return contextlib.nullcontext()
+
+  with pytest.raises(KeyboardInterrupt):
+    folder.convert_parts(parts, tmp_path / 'model', progress=stop)
+  assert all(name.startswith('.') for name in os.listdir(tmp_path / 'model'))
+  written = _files(tmp_path / 'model' / '.tokenizer.unfinished' / 'new' / 'arrays')
+  assert written
+  folder.convert_parts(parts, tmp_path / 'model', progress=lambda name: shown.append(name) or (
+      contextlib.nullcontext()))
+  assert _files(tmp_path / 'model' / 'tokenizer' / 'arrays') == written
+  assert cspd_jax.load(tmp_path / 'model').config == TARGET
+  assert sorted(os.listdir(tmp_path / 'model')) == ['eagle', 'model.json', 'target', 'tokenizer']
+
+
+@pytest.mark.parametrize('reader', ['model', 'network', 'command'])
+def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch, reader):
+  folder.convert_parts(_parts(tmp_path), tmp_path / 'model')
+  small = dataclasses.replace(TARGET, ffn_dim=16)
+  parts = _parts(tmp_path, llamagen=small)[::2]
+
+  def stop(path):
+    if path.name == 'target':
+      raise KeyboardInterrupt
+    move(path)
+
+  move = folders.move
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(folders, 'move', stop)
+    folder.convert_parts(parts, tmp_path / 'model')
+  assert (tmp_path / 'model' / '.target.unfinished').exists()
+  if reader == 'command':  # One that is refused.
+    with pytest.raises(ValueError, match='not finite'):
+      _spoil(parts[0])
+      folder.convert_parts(parts[:1], tmp_path / 'model')
+  path = tmp_path / 'model'
+  found = checkpoint.load(path / 'target') if reader == 'network' else cspd_jax.load(path)
+  assert found.config == small
+  assert sorted(os.listdir(path)) == ['eagle', 'model.json', 'target', 'tokenizer']
+
+
+def test_parts_of_no_one_model_are_refused(tmp_path, alone):
+  parts = _parts(tmp_path)
+  with pytest.raises(ValueError, match='llamagen_vq, eagle_anole, which make no model together'):
+    folder.convert_parts([parts[0], parts[1]._replace(family=alone)], tmp_path / 'model')
 
 
 def test_official_sampling_options_are_those_of_the_scripts():

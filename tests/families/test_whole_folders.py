@@ -140,6 +140,20 @@ def test_numbers_that_are_none(refused):
   assert re.search('tensor .*norm.* holds numbers that are not finite, such as nan', refused(spoil))
 
 
+@pytest.mark.parametrize('published', ['emu3'], indirect=True)
+def test_a_refused_target_leaves_no_other_part(published, tmp_path, capsys):
+  """The text and the image tokenizer come first, and are whole."""
+  family, folder, (*words, _) = published
+  shutil.copytree(folder.parent, tmp_path / 'published')
+  path = next((tmp_path / 'published').rglob('model-00002-of-00002.safetensors'))
+  tensors = safetensors.numpy.load_file(path)
+  tensors[max(tensors)].flat[0] = np.nan
+  safetensors.numpy.save_file(tensors, path)
+  assert convert(path.parent.parent, family, path.parent.name, tmp_path / 'model', *words) == 2
+  assert 'not finite' in capsys.readouterr().err
+  assert not (tmp_path / 'model').exists()
+
+
 @every_family
 def test_names_too_many_and_too_few(refused):
   def rename(tensors, path):

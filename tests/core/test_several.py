@@ -1,0 +1,123 @@
+"""Folders that take their places together, with every file operation failing in turn."""
+
+import json
+import os
+
+import pytest
+
+from cspd_jax.core import several
+from tests.core import test_folders
+from tests.reliability import faults
+
+NAMES = ('a', 'b', 'c')
+
+
+def join(path, text, names=NAMES):
+  """Writes the folders and the file that names them."""
+  with several.replacing(path, dict.fromkeys(names, text), test_folders.listed, 'all.json',
+                         lambda: [text, *names]) as new:
+    assert list(new) == list(names)
+    for folder in new.values():
+      for name in ('x', 'list.json'):
+        (folder / name).write_text(json.dumps(['x'] if name == 'list.json' else text))
+
+
+def old(path):
+  """A folder with older ones of two of the names, a file of the user, and one of theirs behind a
+  link."""
+  join(path, 'old', ('a', 'b'))
+  (path / 'mine').write_text('"mine"')
+  (path / 'b').rename(path.parent / f'{path.name}-elsewhere')
+  (path / 'b').symlink_to(path.parent / f'{path.name}-elsewhere')
+
+
+def content(path):
+  """What all files hold but the lists."""
+  names = [os.path.join(folder, name) for folder, _, names in os.walk(path, followlinks=True)
+           for name in names if name != 'list.json']
+  return {os.path.relpath(name, path): json.loads(open(name).read()) for name in names}
+
+
+def hidden(path):
+  """What is left of work."""
+  return [name for name in path.rglob('.*') if not name.name.endswith('.err')]
+
+
+OLD = {'a/x': 'old', 'b/x': 'old', 'mine': 'mine', 'all.json': ['old', 'a', 'b']}
+NEW = {'a/x': 'new', 'b/x': 'new', 'c/x': 'new', 'mine': 'mine', 'all.json': ['new', *NAMES]}
+
+
+def work(path):
+  """What `faults` lets fail."""
+  join(path, 'new')
+
+
+def test_all_come_to_their_places(tmp_path):
+  old(tmp_path / 'm')
+  assert content(tmp_path / 'm') == OLD
+  join(tmp_path / 'm', 'new')
+  assert content(tmp_path / 'm') == NEW and (tmp_path / 'm' / 'b').is_symlink()
+  assert sorted(os.listdir(tmp_path)) == ['m', 'm-elsewhere']
+  assert sorted(os.listdir(tmp_path / 'm')) == ['a', 'all.json', 'b', 'c', 'mine']
+
+
+@pytest.mark.parametrize('where', ['last folder', 'content', 'stranger', 'file'])
+def test_what_fails_leaves_nothing(tmp_path, where):
+  old(tmp_path / 'm')
+
+  def fail():
+    raise ValueError('no')
+
+  def run(folder, names):
+    with several.replacing(folder, dict.fromkeys(names, 0), test_folders.listed, 'all.json',
+                           fail if where == 'content' else dict) as new:
+      for folder_ in new.values():
+        (folder_ / 'list.json').write_text('[]')
+      if where == 'last folder':
+        fail()
+      if where == 'stranger':  # It comes while the folders are written.
+        (folder / 'a').mkdir(exist_ok=True)
+        (folder / 'a' / 'photo').write_text('1')
+      if where == 'file':  # What is written last cannot be.
+        (folder / 'all.json').unlink(missing_ok=True)
+        (folder / 'all.json').mkdir()
+
+  for folder, names in ((tmp_path / 'm', NAMES), (tmp_path / 'fresh' / 'deep', NAMES)):
+    with pytest.raises((ValueError, IsADirectoryError)):
+      run(folder, names)
+  kept = content(tmp_path / 'm')
+  assert kept.pop('a/photo', 1) == 1
+  assert kept == {name: OLD[name] for name in OLD if where != 'file' or name != 'all.json'}
+  assert not hidden(tmp_path)
+  assert (tmp_path / 'fresh').exists() == (where in ('stranger', 'file'))
+
+
+def test_a_plan_names_nothing_elsewhere(tmp_path):
+  (tmp_path / 'other').mkdir()
+  for plan in ({'folders': ['../other'], 'file': 'x', 'content': 1}, {'folders': 3, 'content': 1},
+               {'folders': [], 'file': '..', 'content': 1}, {'folders': [], 'file': 'x'}):
+    (tmp_path / 'm').mkdir(exist_ok=True)
+    (tmp_path / 'm' / '.unfinished.json').write_text(json.dumps(plan))
+    with pytest.raises(ValueError, match='.unfinished.json is damaged; remove it'):
+      several.recover(tmp_path / 'm', test_folders.listed)
+  assert not os.listdir(tmp_path / 'other')
+
+
+def test_a_fault_at_any_operation_leaves_the_old_or_the_new(tmp_path):
+  cases = [(f'{how}/{number}/m', how, number)
+           for how in ('kill', 'raise') for number in range(1, 51)]
+  for name, *_ in cases:
+    old(tmp_path / name)
+  codes, found = faults.run(__file__, tmp_path, cases), {'kill': [], 'raise': []}
+  for (name, how, _), code in zip(cases, codes):
+    path = tmp_path / name
+    if how == 'raise' and code:  # A full disk.
+      assert code == 2 and content(path) == OLD and not hidden(path.parent)
+    several.recover(path, test_folders.listed)
+    found[how].append({file: value for file, value in content(path).items() if file[0] != '.'})
+    join(path, 'new')
+    assert content(path) == NEW and not hidden(path.parent)
+  for contents in found.values():
+    assert all(files in (OLD, NEW) for files in contents)
+    assert contents.count(OLD) > 10 and (contents[0], contents[-1]) == (OLD, NEW)
+  assert (codes[0], codes[49], codes[50], codes[-1]) == (-9, 0, 2, 0)
