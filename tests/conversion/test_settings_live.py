@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 
 from checkpoints_conversion import convert, rules
-from checkpoints_conversion.rules import emu3_vq as vq_rules, t5 as t5_rules, unified_settings
+from checkpoints_conversion.rules import (
+  eagle,
+  emu3_vq as vq_rules,
+  t5 as t5_rules,
+  unified_settings,
+)
 from cspd_jax.core import checkpoint
 from cspd_jax.models import causal, emu3_vq, t5, unified
 
@@ -22,10 +27,11 @@ transformers = pytest.importorskip('transformers', '5')  # Versions before write
 
 _CHAMELEON = unified_settings.CHAMELEON['config.json']
 _EMU3 = unified_settings.EMU3['config.json']
-TABLES = {
-    'ChameleonConfig': _CHAMELEON, 'Emu3Config': _EMU3,
-    'Emu3TextConfig': _EMU3['text_config'].fields, 'T5Config': t5_rules.FIELDS,
-    'Emu3VQVAEConfig': vq_rules.FIELDS['vq_config'].fields}
+TABLES = [
+    ('ChameleonConfig', _CHAMELEON), ('ChameleonConfig', eagle.CHAMELEON_FIELDS),
+    ('LlamaConfig', eagle.LLAMAGEN_FIELDS), ('Emu3Config', _EMU3), ('Emu3Config', vq_rules.FIELDS),
+    ('Emu3TextConfig', _EMU3['text_config'].fields), ('T5Config', t5_rules.FIELDS),
+    ('Emu3VQVAEConfig', vq_rules.FIELDS['vq_config'].fields)]
 _tiny = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2)
 # Left out: a vocabulary map, which only images that are read need.
@@ -42,11 +48,11 @@ def _config_class(name):
   return getattr(transformers, name, None) or getattr(transformers.models.emu3, name)
 
 
-@pytest.mark.parametrize('name', TABLES)
-def test_every_field_of_the_installed_version_is_on_the_list(name):
+@pytest.mark.parametrize('name, table', TABLES, ids=[name for name, _ in TABLES])
+def test_every_field_of_the_installed_version_is_on_the_list(name, table):
   kind = _config_class(name)
   fields = {field.name for field in dataclasses.fields(kind)} | kind().to_dict().keys()
-  assert {field for field in fields if not field.startswith('_')} <= TABLES[name].keys()
+  assert {field for field in fields if not field.startswith('_')} <= table.keys()
 
 
 def _redraw(network):
