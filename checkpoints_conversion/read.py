@@ -139,28 +139,29 @@ def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
     return [whole]
   parts = sorted(folder.glob('consolidated.[0-9][0-9].pth'))
   count = int(parts[-1].suffixes[0][1:]) + 1 if parts else 0
-  count = max(count, int(settings(folder).get('model_parallel_size') or 1) if parts else 0)
+  if parts:
+    count = max(count, *(int(content.get('model_parallel_size') or 1)
+                         for content in ({}, *settings(folder).values())))
   return [folder / f'consolidated.{number:02}.pth' for number in range(count)]
 
 
-def settings(path: str | os.PathLike) -> dict[str, Any]:
+def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
   """What lies beside weights as config.json, or as params.json and consolidate_params.json.
 
   Args:
     path: a source; see `read`.
 
   Returns:
-    The content of all of them that there are.
+    The content of those that there are, by name.
 
   Raises:
     ReadError: if one is damaged.
   """
   path = pathlib.Path(path).expanduser()
-  found: dict[str, Any] = {}
-  for name in ('config.json', 'params.json', 'consolidate_params.json'):
-    file = (path if path.is_dir() else path.parent) / name
-    found |= _json(file) if file.is_file() else {}
-  return found
+  folder = path if path.is_dir() else path.parent
+  return {name: _json(folder / name)
+          for name in ('config.json', 'params.json', 'consolidate_params.json')
+          if (folder / name).is_file()}
 
 
 def _json(file: pathlib.Path) -> dict[str, Any]:

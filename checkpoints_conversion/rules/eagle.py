@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from checkpoints_conversion.rules import base, family
+from checkpoints_conversion.rules import base, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
+from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.models import unified
 from cspd_jax.models.eagle import PRESETS, EagleConfig
 
@@ -15,6 +16,35 @@ Params = Any
 
 # The targets that have one vocabulary of text and images.
 _UNIFIED = {'anole': 'anole_7b', 'lumina_mgpt': 'lumina_mgpt_7b_768'}
+# What the drafters of LlamaGen call their images, and the tokens of these.
+_NUM_TOKENS = {'c2i': 576, 't2i': 256, 't2i2': 1024}
+_OF_THE_TARGET = Free('only the target reads it')
+_FIXED_ROPE = Free('the official drafter of LlamaGen rotates with base 10000 in any case')
+
+_SHARED: settings.Table = {
+    **settings.COMMON,
+    'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
+    'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
+    'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
+    'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
+    'hidden_act': settings.SILU, 'bias': Must((True,)), 'attention_bias': settings.NO_BIAS,
+    'mlp_bias': settings.NO_BIAS, 'qkv_bias': settings.NO_BIAS,
+    'max_position_embeddings': Free('rotation by any position is computed when it is needed'),
+    'tie_word_embeddings': Free('a drafter has no output matrix'),
+}
+LLAMAGEN_FIELDS: settings.Table = {
+    **_SHARED,
+    'model_type': Must(('llama',)), 'rope_theta': _FIXED_ROPE, 'rope_scaling': _FIXED_ROPE,
+    'rope_parameters': _FIXED_ROPE, 'rope_base': _FIXED_ROPE, 'input_type': Size('input_type', str),
+    'caption_dim': _OF_THE_TARGET, 'block_size': _OF_THE_TARGET, 'cls_token_num': _OF_THE_TARGET,
+}
+CHAMELEON_FIELDS: settings.Table = {
+    **_SHARED, **settings.rope(10000.0),
+    'model_type': Must(('chameleon',)), 'model_parallel_size': settings.OF_SHAPES,
+    'swin_norm': _OF_THE_TARGET, 'vq_config': _OF_THE_TARGET, 'vocabulary_map': _OF_THE_TARGET,
+    'boi_token_id': _OF_THE_TARGET, 'eoi_token_id': _OF_THE_TARGET,
+    'mask_image_logits': _OF_THE_TARGET,
+}
 
 
 def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) -> list[Rule]:
@@ -66,13 +96,34 @@ def _tokens(form: str, vocab_size: int) -> base.Transform:
   return KEEP if target is None else base.reorder(unified.order(target))
 
 
-def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> EagleConfig:
+def read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:
+  """Reads what config.json tells of a drafter, as `settings.read` does.
+
+  Args:
+    form: the model it drafts for: 'llamagen', 'anole' or 'lumina_mgpt'.
+    contents: see `settings.read`.
+
+  Raises:
+    ConversionError: see `settings.read`.
+  """
+  told = settings.read({'config.json': LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS},
+                       contents)
+  name = told.pop('input_type', None)
+  if name is not None and name not in _NUM_TOKENS:
+    settings.refuse([f'config.json: input_type is {name!r}; it must be one of '
+                     f'{", ".join(_NUM_TOKENS)}'])
+  return told if name is None else {**told, 'num_tokens': _NUM_TOKENS[name]}
+
+
+def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> EagleConfig:
   """Infers the sizes of a drafter.
 
   Args:
     form: the model it drafts for: 'llamagen', 'anole' or 'lumina_mgpt'.
     shapes: of its published tensors.
-    options: `image_size` in pixels; `num_heads`, where neither shapes nor a published width tell.
+    options: `image_size` in pixels; `num_heads`, where neither shapes nor a published width tell;
+      `norm_eps` and `rope_base`, which files of settings tell. The published ones if they are not
+      given: with wrong ones a drafter loses speed.
 
   Raises:
     ConversionError: if the shapes and options do not tell all sizes.
@@ -96,7 +147,8 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> Eagle
   return EagleConfig(
       family=architecture, num_tokens=side * width + ends, row_width=width, dim=dim,
       num_heads=projections['q'] // head_dim, num_kv_heads=projections['k'] // head_dim,
-      ffn_dim=ffn_dim, vocab_size=vocab_size, norm_eps=norm_eps, own_embedding=True,
+      ffn_dim=ffn_dim, vocab_size=vocab_size, rope_base=options.get('rope_base', 10000.0),
+      norm_eps=options.get('norm_eps', norm_eps), own_embedding=True,
       num_outputs=None if target is None else target.num_image_tokens)
 
 
@@ -156,7 +208,7 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
       name=f'eagle_{form}', what=_what(form), kind='eagle',
       rules=functools.partial(rules, form=form, num_norm_shards=num_norm_shards),
       infer=functools.partial(infer, form), presets=_presets(form),
-      options=family.IMAGE_SIZE | options,
+      options=family.IMAGE_SIZE | options, settings=functools.partial(read_settings, form),
       model=model, compare=describe_embedding)
 
 

@@ -1,16 +1,44 @@
-"""Emu3's image tokenizer (arXiv 2409.18869), as BAAI publishes it."""
+"""Emu3's image tokenizer (arXiv 2409.18869), as BAAI and transformers store it."""
 
+import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import base, blocks, family
-from checkpoints_conversion.rules.base import KEEP, POINTWISE, Rule
+from checkpoints_conversion.rules import base, blocks, family, settings
+from checkpoints_conversion.rules.base import KEEP, MATRIX, POINTWISE, Rule
+from checkpoints_conversion.rules.settings import Free, Must, Part, Size
 from cspd_jax.models.emu3_vq import Emu3VQConfig
 
 _WHAT = "Emu3's image tokenizer"
 # [out, in, time, height, width] to [time, height, width, in, out].
 _OVER_TIME = base.Transform(
     lambda x: (x.transpose(2, 3, 4, 1, 0),), lambda x: x.transpose(4, 3, 0, 1, 2))
+# What transformers calls parts of BAAI's names, in this order.
+_NAMES = (
+    (r'\.mid\.attn_1\.norm\b', '.middle_block.attn_norm'), (r'\.mid\.', '.middle_block.'),
+    (r'\.attn\.({j})\.norm\b', r'.attn_norms.\1'),
+    (r'^encoder\.down\.', 'encoder.down_block.down.'), (r'^decoder\.up\.', 'decoder.up_block.up.'),
+    (r'\.([qkv])\.(weight|bias)$', r'.\1_proj.\2'), (r'\.proj_out\.', '.out_proj.'))
+# Before all names in a file that also holds the transformer.
+_PREFIX = 'vqmodel.'
+
+_FIELDS: settings.Table = {
+    **settings.COMMON,
+    'model_type': Must(('Emu3VisionVQ', 'emu3_vqgan', 'emu3')),
+    'codebook_size': Size('codebook_size'), 'embed_dim': Size('z_channels'),
+    'z_channels': Size('z_channels'), 'latent_channels': Size('z_channels'),
+    'double_z': Must((False,)), 'double_latent': Must((False,)),
+    'in_channels': Size('in_channels'), 'out_channels': Size('in_channels'),
+    'ch': Size('ch'), 'base_channels': Size('ch'), 'ch_mult': Size('ch_mult', tuple),
+    'channel_multiplier': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
+    'temporal_downsample_factor': Must((4,)), 'num_attention_heads': Must((1,)),
+    'hidden_size': settings.OF_SHAPES, 'attn_resolutions': settings.OF_SHAPES,
+}
+_OF_THE_TRANSFORMER = Free('the transformer is a network of its own')
+FIELDS: settings.Table = {
+    **_FIELDS, 'vq_config': Part(_FIELDS), 'text_config': _OF_THE_TRANSFORMER,
+    'vocabulary_map': _OF_THE_TRANSFORMER, 'tie_word_embeddings': _OF_THE_TRANSFORMER}
 
 
 def rules(config: Emu3VQConfig) -> list[Rule]:
@@ -45,6 +73,33 @@ def _spatial_norm(source: str, destination: str) -> list[Rule]:
           base.layer(f'{source}.conv_b', f'{destination}/shift', POINTWISE))
 
 
+def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
+  """The rules and the inference for a file with these tensors."""
+  prefix = _PREFIX if any(name.startswith(_PREFIX) for name in shapes) else ''
+  if not prefix and not any(name.startswith('encoder.down_block.') for name in shapes):
+    return {}
+  return {'rules': functools.partial(_renamed, prefix), 'infer': _infer_renamed}
+
+
+def _renamed(prefix: str, config: Emu3VQConfig) -> list[Rule]:
+  """The rules for the names of transformers, whose attention has matrices."""
+  table = []
+  for rule in rules(config):
+    name = str(rule.source)
+    is_matrix = rule.transform is POINTWISE and re.search(r'\.([qkv]|proj_out)\.weight$', name)
+    for theirs, ours in _NAMES:
+      name = re.sub(theirs, ours, name)
+    table.append(rule._replace(source=prefix + name,
+                               transform=MATRIX if is_matrix else rule.transform))
+  return table
+
+
+def _infer_renamed(shapes: family.Shapes, options: Mapping[str, Any]) -> Emu3VQConfig:
+  """As `infer`, for the names of transformers."""
+  return infer({name.removeprefix(_PREFIX).replace('.down_block.', '.'): shape
+                for name, shape in shapes.items()}, options)
+
+
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> Emu3VQConfig:
   """Infers the sizes of a tokenizer from its shapes, which tell everything.
 
@@ -59,5 +114,6 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> Emu3VQConfig:
 
 FAMILY = family.FileFamily(
     name='emu3_vq', what=_WHAT, kind='emu3_vq', rules=rules, infer=infer,
-    presets={'vision_tokenizer': Emu3VQConfig()}, leftovers=r'.*\.num_batches_tracked',
-    model='unified')
+    presets={'vision_tokenizer': Emu3VQConfig()}, model='unified',
+    leftovers=r'.*\.num_batches_tracked|text_model\..*', variant=_variant,
+    settings=functools.partial(settings.read, {'config.json': FIELDS}))

@@ -35,7 +35,11 @@ class FileFamily(NamedTuple):
     leftovers: a regular expression for names of tensors that are not weights.
     variant: `shapes -> ` fields in whose place a file with these tensors has others, such as rules;
       empty for families that are stored in one way.
-    settings: `content -> ` fields of the config that `read.settings` tells.
+    settings: `contents -> ` fields of the config that the files of `read.settings` tell. It raises
+      ConversionError for those that the network here does not have; see `rules.settings`.
+    needed: fields of the config that the shapes of the weights do not tell, and that must be in the
+      settings, be an option or come with the name of a published model. By name, how config.json
+      writes the published one; empty for options.
     shares: what each file of a model-parallel checkpoint holds of a tensor, by a regular expression
       for its name; see `shards.join`. Empty if there are no such checkpoints.
     prefer: the part of a file that holds the weights; see `read.read`.
@@ -60,7 +64,8 @@ class FileFamily(NamedTuple):
   options: Mapping[str, str] = {}
   leftovers: str = r'(?!)'
   variant: Callable[[Shapes], Mapping[str, Any]] = lambda shapes: {}
-  settings: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda content: {}
+  settings: Callable[[Mapping[str, Mapping[str, Any]]], Mapping[str, Any]] = lambda contents: {}
+  needed: Mapping[str, str] = {}
   shares: Mapping[str, str] = {}
   prefer: str | None = None
   model: str | None = None
@@ -86,7 +91,26 @@ def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int],
   if unknown := sorted(options.keys() - family.options.keys()):
     raise ConversionError(
         f'{", ".join(unknown)}: not for {family.what}, whose shapes tell it; leave it out.')
-  return family.infer(shapes, {**told, **options})
+  config = family.infer(shapes, {**told, **options})
+  _ask(family, {*told, *options})
+  return config
+
+
+def _ask(family: FileFamily, told: set[str]) -> None:
+  """Raises ConversionError if a field that cannot be inferred is not told."""
+  missing = {name: text for name, text in family.needed.items() if name not in told}
+  if not missing:
+    return
+  options = ', '.join(name for name, text in missing.items() if not text)
+  written = ', '.join(text for text in missing.values() if text)
+  ways = [f'Give {options}.'] if options else []
+  if written:
+    ways.append('Put the config.json or params.json of the weights beside them, or write one: '
+                f'config.json of the published models says {{{written}}}.')
+  raise ConversionError(
+      f'{", ".join(missing)} cannot be told from the weights of {family.what}, and a wrong one '
+      f'gives wrong images. {" ".join(ways)} Or give model, if it is one of: '
+      f'{", ".join(family.presets)}.')
 
 
 def shape(what: str, shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:

@@ -1,15 +1,39 @@
-"""Encoders of T5 (arXiv 1910.10683) with gated feed-forward layers, as transformers stores them."""
+"""Encoders of T5 (arXiv 1910.10683), as transformers stores them."""
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
-from checkpoints_conversion.rules import base, family
+from checkpoints_conversion.rules import base, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
+from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.models import t5
 from cspd_jax.models.t5 import T5Config
 
-_WHAT = 'a T5 encoder with gated feed-forward layers'
+_WHAT = 'a T5 encoder'
 _FIRST = 'encoder.block.0.layer.'
+# Activations of transformers that the network here has, by their names there.
+_ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh', 'gelu': 'gelu',
+                'relu': 'relu', 'silu': 'silu', 'swish': 'silu'}
+_OF_THE_DECODER = Free('only the decoder, which image models do not read, depends on it')
+
+FIELDS: settings.Table = {
+    **settings.COMMON,
+    'model_type': Must(('t5',)), 'vocab_size': Size('vocab_size'),
+    'd_model': Size('dim'), 'hidden_size': Size('dim'),
+    'd_kv': Size('head_dim'), 'head_dim': Size('head_dim'), 'd_ff': Size('ffn_dim'),
+    'num_layers': Size('num_layers'), 'num_hidden_layers': Size('num_layers'),
+    'num_heads': Size('num_heads'), 'num_attention_heads': Size('num_heads'),
+    'relative_attention_num_buckets': Size('num_distances', int, 32),
+    'relative_attention_max_distance': Size('max_distance', int, 128),
+    'layer_norm_epsilon': Size('norm_eps', float, 1e-6),
+    # `read_settings` makes an activation of the first two.
+    'feed_forward_proj': Size('feed_forward_proj', str, 'relu'),
+    'dense_act_fn': Size('dense_act_fn', str), 'is_gated_act': Size('gated', bool),
+    'num_decoder_layers': _OF_THE_DECODER, 'tie_word_embeddings': _OF_THE_DECODER,
+    'scale_decoder_outputs': _OF_THE_DECODER, 'output_past': _OF_THE_DECODER,
+    'n_positions': Free('positions count by their distance, which has no bound'),
+}
 
 
 def rules(config: T5Config) -> list[Rule]:
@@ -25,21 +49,56 @@ def rules(config: T5Config) -> list[Rule]:
       Rule(theirs + '0.SelfAttention.v.weight', (ours + 'value',), separate),
       Rule(theirs + '0.SelfAttention.o.weight', (ours + 'out',), base.join_heads(heads, width)),
       Rule(theirs + '0.layer_norm.weight', (ours + 'attention_norm/scale',), KEEP),
-      Rule(theirs + '1.DenseReluDense.wi_0.weight', (ours + 'gate',), MATRIX),
-      Rule(theirs + '1.DenseReluDense.wi_1.weight', (ours + 'up',), MATRIX),
+      *_inputs(theirs + '1.DenseReluDense.', ours, config.gated),
       Rule(theirs + '1.DenseReluDense.wo.weight', (ours + 'down',), MATRIX),
       Rule(theirs + '1.layer_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
       Rule('encoder.final_layer_norm.weight', ('norm/scale',), KEEP),
   ]
 
 
-def infer(shapes: family.Shapes, options: Mapping[str, int]) -> T5Config:
-  """Infers the sizes of an encoder from its shapes, which tell everything.
+def _inputs(theirs: str, ours: str, gated: bool) -> list[Rule]:
+  """Rules of the matrices before the activation."""
+  names = {'wi_0': 'gate', 'wi_1': 'up'} if gated else {'wi': 'up'}
+  return [Rule(f'{theirs}{name}.weight', (ours + parameter,), MATRIX)
+          for name, parameter in names.items()]
+
+
+def read_settings(contents: settings.Contents) -> dict[str, Any]:
+  """Reads what config.json tells, as `settings.read` does.
+
+  The activation is the last part of `feed_forward_proj`, which stands for 'gelu_new' after
+  'gated-', unless `dense_act_fn` names one; that is what transformers computes.
+
+  Raises:
+    ConversionError: see `settings.read`.
+  """
+  told = settings.read({'config.json': FIELDS}, contents)
+  form, name = told.pop('feed_forward_proj', None), told.pop('dense_act_fn', None)
+  if form is None:
+    return told
+  gate, _, last = form.rpartition('-')
+  named = name or ('gelu_new' if form == 'gated-gelu' else last)
+  if gate not in ('', 'gated') or named not in _ACTIVATIONS:
+    settings.refuse([
+        f'config.json: feed_forward_proj is {form!r} and dense_act_fn is {name!r}; the activations '
+        f'here are {", ".join(_ACTIVATIONS)}, plain or gated'])
+  return {'gated': gate == 'gated', **told, 'activation': _ACTIVATIONS[named]}
+
+
+def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
+  """Infers the sizes of an encoder from its shapes.
+
+  Args:
+    shapes: of its published tensors.
+    options: `max_distance`, `norm_eps` and `activation`, which files of settings tell. Those of
+      Flan-T5 if they are not given.
 
   Raises:
     ConversionError: if the shapes are not those of such an encoder.
   """
-  del options
+  known = {name: options[name] for name in ('max_distance', 'norm_eps', 'activation')
+           if name in options}
+  gated = _FIRST + '1.DenseReluDense.wi.weight' not in shapes
   shape = functools.partial(family.shape, _WHAT, shapes)
   vocab_size, dim = shape('shared.weight', 2)
   num_distances, num_heads = shape(
@@ -49,11 +108,16 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> T5Config:
       num_layers=family.count(
           shapes, r'encoder\.block\.(\d+)\.layer\.0\.SelfAttention\.q\.weight'),
       num_heads=num_heads, head_dim=shape(_FIRST + '0.SelfAttention.q.weight', 2)[0] // num_heads,
-      ffn_dim=shape(_FIRST + '1.DenseReluDense.wi_0.weight', 2)[0], num_distances=num_distances)
+      ffn_dim=shape(f'{_FIRST}1.DenseReluDense.{"wi_0" if gated else "wi"}.weight', 2)[0],
+      num_distances=num_distances, gated=gated, **known)
 
 
 FAMILY = family.FileFamily(
     name='t5', what=_WHAT, kind='t5', rules=rules, infer=infer, presets=t5.PRESETS,
+    settings=read_settings, needed={
+        'norm_eps': '"layer_norm_epsilon": 1e-06',
+        'activation': '"feed_forward_proj": "gated-gelu"',
+        'max_distance': '"relative_attention_max_distance": 128'},
     # The second name of the token embedding, and the decoder, which image models do not read.
     leftovers=r'(encoder|decoder)\.embed_tokens\.weight|decoder\..*|lm_head\.weight',
     model='llamagen')

@@ -10,6 +10,10 @@ from cspd_jax.text import bpe
 def rules(config: bpe.TextConfig) -> list[base.Rule]:
   """Returns the rule table: the file is kept, if it can be read."""
   def checked(file):
+    if config.form == 'emu3' and bytes(file[:1]) == b'{':
+      raise family.ConversionError(
+          "source is a tokenizer.json, as transformers' folders of Emu3 have it; Emu3's tokenizer "
+          'is read from emu3.tiktoken, which BAAI/Emu3-Gen has.')
     bpe.read({'file': file}, config.form)
     return (file,)
 

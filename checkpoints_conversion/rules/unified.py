@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from checkpoints_conversion.rules import base, family
+from checkpoints_conversion.rules import base, family, settings, unified_settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule, Transform
 from cspd_jax.models import unified
 from cspd_jax.models.unified import UnifiedConfig
@@ -20,6 +20,8 @@ _META = {
     'self_attn.k_norm': 'attention.k_normalization', 'mlp.gate_proj': 'feed_forward.w1',
     'mlp.down_proj': 'feed_forward.w2', 'mlp.up_proj': 'feed_forward.w3',
     'input_layernorm': 'attention_norm', 'post_attention_layernorm': 'ffn_norm'}
+# What transformers puts before names in a file that also holds an image tokenizer.
+_WITH_TOKENIZER = 'text_model.'
 # What each of several of Meta's files has of a tensor.
 _SHARES = {
     r'.*\.(wq|wk|wv|w1|w3)\.weight|output\.weight': 'rows',
@@ -36,16 +38,19 @@ class Stored(NamedTuple):
     halves: whether number `i` of a head rotates with `i + E / 2`, or neighbours with each other.
     norm_rows: rows of the norms of queries and keys; 0 is one vector for all heads, None means one
       for every head.
+    prefix: of all names, where the file also holds an image tokenizer.
   """
 
   is_meta: bool = False
   halves: bool = True
   norm_rows: int | None = None
+  prefix: str = ''
 
   def name(self, name: str) -> str:
     """What a tensor of transformers is called."""
-    return re.sub('|'.join(map(re.escape, _META)), lambda found: _META[found[0]], name
-                  ) if self.is_meta else name
+    if self.is_meta:
+      name = re.sub('|'.join(map(re.escape, _META)), lambda found: _META[found[0]], name)
+    return self.prefix + name
 
 
 def stored(shapes: family.Shapes) -> Stored:
@@ -56,10 +61,25 @@ def stored(shapes: family.Shapes) -> Stored:
   transformers.
   """
   is_meta = 'tok_embeddings.weight' in shapes
-  norm = shapes.get(Stored(is_meta).name('model.layers.0.self_attn.q_norm.weight'))
+  prefix = _WITH_TOKENIZER if f'{_WITH_TOKENIZER}model.embed_tokens.weight' in shapes else ''
+  how = Stored(is_meta, not is_meta, prefix=prefix)
+  norm = shapes.get(how.name('model.layers.0.self_attn.q_norm.weight'))
   if norm is None:
-    return Stored(is_meta, not is_meta)
-  return Stored(is_meta, not is_meta and len(norm) == 2, norm[0] if len(norm) == 2 else 0)
+    return how
+  return how._replace(halves=how.halves and len(norm) == 2,
+                      norm_rows=norm[0] if len(norm) == 2 else 0)
+
+
+def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
+  """The rules for a file with these tensors; raises ConversionError if it has no output matrix."""
+  how = stored(shapes)
+  embedding, output = how.name('model.embed_tokens.weight'), how.name('lm_head.weight')
+  if embedding in shapes and output not in shapes:
+    raise family.ConversionError(
+        f'The file has no {output}. If its weights are tied (tie_word_embeddings), so that '
+        f'{embedding} is the output matrix too, save that a second time as {output}; otherwise '
+        'download all of its parts.')
+  return {'rules': functools.partial(rules, how=how)}
 
 
 def rules(config: UnifiedConfig, how: Stored) -> list[Rule]:
@@ -130,8 +150,10 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Uni
   if vocab_size != known.vocab_size:
     raise family.ConversionError(
         f'The file has {vocab_size} tokens; {_what(preset)} has {known.vocab_size}.')
-  num_heads = family.num_heads(
-      options, known.num_heads if dim == known.dim else None, dim, f'width {dim}')
+  published = known.num_heads if dim == known.dim else None
+  if norm := shapes.get(name('model.layers.0.self_attn.q_norm.weight')):
+    published = shape('model.layers.0.self_attn.q_proj.weight', 2)[0] // max(norm[-1], 1)
+  num_heads = family.num_heads(options, published, dim, f'width {dim}')
   width = dim // num_heads
   return UnifiedConfig(
       height=options.get('height', known.height), width=options.get('width', known.width),
@@ -146,23 +168,6 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Uni
       swin_norm=options.get('swin_norm', known.swin_norm),
       rope_base=options.get('rope_base', known.rope_base),
       norm_eps=options.get('norm_eps', known.norm_eps))
-
-
-# Sizes by what params.json (Meta) and config.json (transformers) call them.
-_SETTINGS = {
-    'dim': ('dim', 'hidden_size'), 'num_layers': ('n_layers', 'num_hidden_layers'),
-    'num_heads': ('n_heads', 'num_attention_heads'),
-    'num_kv_heads': ('n_kv_heads', 'num_key_value_heads'),
-    'norm_eps': ('norm_eps', 'rms_norm_eps'), 'rope_base': ('rope_theta',),
-    'swin_norm': ('swin_norm',), 'qk_norm': ('qk_normalization',)}
-
-
-def settings(content: Mapping[str, Any]) -> dict[str, Any]:
-  """Sizes that the file of settings beside the weights tells."""
-  content = {**content, **dict(content.get('model') or {})}
-  found = {size: next((content[name] for name in names if content.get(name) is not None), None)
-           for size, names in _SETTINGS.items()}
-  return {size: value for size, value in found.items() if value is not None}
 
 
 def _sampling(options: Mapping[str, Any], config: UnifiedConfig) -> Mapping[str, Any]:
@@ -182,8 +187,8 @@ def _chameleon(name: str) -> tuple[str, ...]:
 
 
 def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
-            others: Mapping[str, tuple[str, ...]], norm_rows: int | None = None,
-            ) -> family.FileFamily:
+            others: Mapping[str, tuple[str, ...]], *, fields: Mapping[str, settings.Table],
+            needed: Mapping[str, str], norm_rows: int | None = None) -> family.FileFamily:
   return family.FileFamily(
       name=name, what=_what(presets[0]), kind='unified',
       rules=functools.partial(rules, how=Stored(norm_rows=norm_rows)),
@@ -191,10 +196,10 @@ def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
       presets={preset: unified.PRESETS[preset] for preset in presets},
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
-      variant=lambda shapes: {'rules': functools.partial(rules, how=stored(shapes))},
-      settings=settings, shares=_SHARES,
+      variant=_variant, settings=functools.partial(settings.read, fields), needed=needed,
+      shares=_SHARES,
       # The image tokenizer is a network of its own; rotary tables are not weights.
-      leftovers=r'model\.vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
+      leftovers=r'(model\.)?vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
       model='unified', sampling=functools.partial(_sampling, sampling),
       layout=lambda model: {name: ('models/7b', '.'), **others})
 
@@ -204,12 +209,17 @@ LUMINA_MGPT = _family(
     'lumina_mgpt', tuple(f'lumina_mgpt_7b_{size}' for size in (768, 512, 1024)),
     {'guidance_scale': 4.0, 'top_k': 2000}, norm_rows=1,
     others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
-            'lumina_mgpt_text': _chameleon('text_tokenizer.json')})
+            'lumina_mgpt_text': _chameleon('text_tokenizer.json')},
+    fields=unified_settings.CHAMELEON,
+    # Models of three sizes of images have the same shapes.
+    needed={**unified_settings.NEEDED, 'height': '', 'width': ''})
 ANOLE = _family(
     'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
     others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
-            'anole_text': _chameleon('text_tokenizer.json')})
+            'anole_text': _chameleon('text_tokenizer.json')},
+    fields=unified_settings.CHAMELEON, needed=unified_settings.NEEDED)
 EMU3 = _family(
     'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
     others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer'),
-            'emu3_text': ('emu3.tiktoken',)})
+            'emu3_text': ('emu3.tiktoken',)},
+    fields=unified_settings.EMU3, needed=unified_settings.NEEDED_EMU3)

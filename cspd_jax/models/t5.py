@@ -1,4 +1,4 @@
-"""The encoder of T5 (arXiv 1910.10683) with gated feed-forward layers, as Flan-T5 has it.
+"""The encoder of T5 (arXiv 1910.10683), also with gated feed-forward layers, as in Flan-T5.
 
 It reads the words of a prompt for image models. Attention has no scale; how far two tokens stand
 apart adds a learned number to their logit, the same in all layers.
@@ -8,7 +8,9 @@ In the shape descriptions, `B` is the number of texts, `L` of tokens, `D` the wi
 """
 
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -19,10 +21,11 @@ from cspd_jax.core import fields
 from cspd_jax.models import transformer
 
 Params = Any
-# Tokens that stand at least so far apart are not told apart by their distance.
-_FAR = 128
-_NORM_EPS = 1e-6
 _MASKED = -1e30
+_ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
+    'gelu': functools.partial(jax.nn.gelu, approximate=False),
+    'relu': jax.nn.relu, 'silu': jax.nn.silu}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,10 @@ class T5Config:
     head_dim: `E`, which `D` does not depend on.
     ffn_dim: hidden width of the feed-forward layers.
     num_distances: distances that are told apart, half of them to either side; a multiple of 4.
+    max_distance: tokens that stand at least so far apart are not told apart by their distance.
+    norm_eps: added to the mean square in the norms.
+    activation: of the feed-forward layers; 'gelu_tanh' is the approximation of 'gelu' by tanh.
+    gated: whether the activation multiplies a second product of the input.
   """
 
   vocab_size: int = 32128
@@ -46,12 +53,16 @@ class T5Config:
   head_dim: int = 64
   ffn_dim: int = 5120
   num_distances: int = 32
+  max_distance: int = 128
+  norm_eps: float = 1e-6
+  activation: Literal['gelu_tanh', 'gelu', 'relu', 'silu'] = 'gelu_tanh'
+  gated: bool = True
 
   def __post_init__(self):
     fields.check(self, num_layers=(1, fields.MOST_LAYERS))
-    if self.num_distances % 4 or self.num_distances // 4 >= _FAR:
+    if self.num_distances % 4 or self.num_distances // 4 >= self.max_distance:
       raise ValueError(f'num_distances is {self.num_distances}; it must be a multiple of 4 below '
-                       f'{4 * _FAR}.')
+                       f'{4 * self.max_distance}, which is 4 * max_distance.')
 
 
 # The published encoders.
@@ -67,7 +78,7 @@ class Block(nn.Module):
   def __call__(self, x: jax.Array, bias: jax.Array) -> jax.Array:
     """Adds to `x` `[B, L, D]`; `bias` `[B, H, L, L]` is added to the logits of attention."""
     config, init = self.config, nn.initializers.normal(0.02)
-    read = transformer.RMSNorm(_NORM_EPS, name='attention_norm')(x)
+    read = transformer.RMSNorm(config.norm_eps, name='attention_norm')(x)
     query, key, value = (
         jnp.einsum('bld,dhe->blhe', read, self.param(
             name, init, (config.dim, config.num_heads, config.head_dim)))
@@ -77,10 +88,11 @@ class Block(nn.Module):
     out = self.param('out', init, (config.num_heads, config.head_dim, config.dim))
     x = x + jnp.einsum('bqhe,hed->bqd', jnp.einsum('bhqk,bkhe->bqhe', weights, value), out)
 
-    read = transformer.RMSNorm(_NORM_EPS, name='ffn_norm')(x)
-    gate = read @ self.param('gate', init, (config.dim, config.ffn_dim))
-    up = read @ self.param('up', init, (config.dim, config.ffn_dim))
-    branch = jax.nn.gelu(gate, approximate=True) * up
+    read = transformer.RMSNorm(config.norm_eps, name='ffn_norm')(x)
+    activate, shape = _ACTIVATIONS[config.activation], (config.dim, config.ffn_dim)
+    gate = activate(read @ self.param('gate', init, shape)) if config.gated else None
+    up = read @ self.param('up', init, shape)
+    branch = activate(up) if gate is None else gate * up
     return x + branch @ self.param('down', init, (config.ffn_dim, config.dim))
 
 
@@ -97,12 +109,12 @@ class T5Encoder(nn.Module):
         'token_embedding', nn.initializers.normal(1.0), (config.vocab_size, config.dim))
     distances = self.param(
         'distance_bias', nn.initializers.normal(0.02), (config.num_distances, config.num_heads))
-    bias = distances[_distances(tokens.shape[1], config.num_distances)].astype(jnp.float32)
+    bias = distances[_distances(tokens.shape[1], config)].astype(jnp.float32)
     bias = jnp.where(visible[:, None, None], bias.transpose(2, 0, 1), _MASKED)
     x = jnp.take(table, tokens, axis=0)
     for index in range(config.num_layers):
       x = Block(config, name=f'layers_{index}')(x, bias)
-    return transformer.RMSNorm(_NORM_EPS, name='norm')(x)
+    return transformer.RMSNorm(config.norm_eps, name='norm')(x)
 
 
 def init(config: T5Config, key: jax.Array) -> Params:
@@ -127,15 +139,17 @@ def encode(params: Params, config: T5Config, tokens: jax.Array, visible: jax.Arr
   return T5Encoder(config).apply({'params': params}, tokens, visible)
 
 
-def _distances(length: int, count: int) -> np.ndarray:
-  """What number a distance has, `[L, L]` for readers and read; one side has half of `count`.
+def _distances(length: int, config: T5Config) -> np.ndarray:
+  """What number a distance has, `[L, L]` for readers and read; one side has half of the numbers.
 
-  Half of the numbers of a side are for a distance each, the others for ever longer spans.
+  Half of the numbers of a side are for a distance each, the others for ever longer spans. The
+  published code computes in float32, which decides where a span ends on a whole number.
   """
   difference = np.arange(length) - np.arange(length)[:, None]
-  side = count // 2
+  side = config.num_distances // 2
   single = side // 2
   distance = np.abs(difference)
-  spans = np.log(np.maximum(distance, 1) / single) / np.log(_FAR / single) * (side - single)
-  spanned = np.minimum(single + spans.astype(int), side - 1)
+  spans = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(single))
+  spans /= np.float32(np.log(config.max_distance / single))
+  spanned = np.minimum(single + (spans * np.float32(side - single)).astype(int), side - 1)
   return side * (difference > 0) + np.where(distance < single, distance, spanned)

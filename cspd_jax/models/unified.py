@@ -91,6 +91,11 @@ class UnifiedConfig:
     _ = self.transformer  # Checks the sizes that only the transformer knows about.
 
   @property
+  def head_dim(self) -> int:
+    """Width of a head."""
+    return self.dim // self.num_heads
+
+  @property
   def ends(self) -> tuple[int, ...]:
     """Published ids of the tokens of the grammar, in the order of ours."""
     return (() if self.row_end is None else (self.row_end,)) + self.image_ends
@@ -116,7 +121,7 @@ class UnifiedConfig:
     return transformer.TransformerConfig(
         vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
         num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
-        head_dim=self.dim // self.num_heads, ffn_dim=self.ffn_dim, norm_eps=self.norm_eps,
+        head_dim=self.head_dim, ffn_dim=self.ffn_dim, norm_eps=self.norm_eps,
         num_outputs=self.num_codes, qk_norm=self.qk_norm, swin_norm=self.swin_norm)
 
 
@@ -250,7 +255,7 @@ def logits_and_features(
 
 
 def _rope(config: UnifiedConfig) -> RopeFunction:
-  return sequence_rope(config.dim // config.num_heads, config.rope_base)
+  return sequence_rope(config.head_dim, config.rope_base)
 
 
 def _causal(config: UnifiedConfig, num_streams: int) -> causal.Causal:

@@ -12,6 +12,7 @@ import safetensors.numpy
 
 from checkpoints_conversion import command, convert as convert_lib, rules
 from cspd_jax.models import emu3_vq, llamagen, t5, unified, vq
+from tests.conversion import published_settings
 from tests.models import published
 
 CODES = np.random.default_rng(0).permutation(8192)
@@ -92,9 +93,9 @@ def shard(folder, whole, settings=None, count=2):
     (folder / 'config.json').write_text(json.dumps(settings))
 
 
-def _settings(config):
-  """What the config.json of a transformer says."""
-  return dict(
+def transformer_settings(whole, config):
+  """A published config.json with the sizes of a tiny transformer."""
+  return whole | dict(
       hidden_size=config.dim, num_hidden_layers=config.num_layers, vocab_size=config.vocab_size,
       num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
       intermediate_size=config.ffn_dim, rms_norm_eps=config.norm_eps, rope_theta=config.rope_base)
@@ -114,7 +115,7 @@ def _chameleon(family, config, folder, tokenizer):
   """A model of Chameleon's kin, whose tokenizers are in the folder `tokenizer`."""
   weights = tensors(family, config, 1)
   weights['model.vqmodel.encoder.conv_in.bias'] = np.zeros(3, np.float32)
-  shard(folder, weights, _settings(config))
+  shard(folder, weights, transformer_settings(published_settings.LUMINA_MGPT, config))
   tokenizer.mkdir(parents=True)
   (tokenizer / 'text_tokenizer.json').write_bytes(chameleon_text())
   pixels = tensors('chameleon_vqgan', CHAMELEON_VQ, 2)
@@ -136,11 +137,13 @@ def anole(root):
 
 def emu3(root):
   """The two repositories of Emu3, beside each other."""
-  shard(root / 'Emu3-Gen', tensors('emu3', EMU3, 4), _settings(EMU3))
+  shard(root / 'Emu3-Gen', tensors('emu3', EMU3, 4),
+        transformer_settings(published_settings.EMU3, EMU3))
   (root / 'Emu3-Gen' / 'emu3.tiktoken').write_bytes(emu3_text())
   pixels = {name: np.abs(x) if name.endswith('running_var') else x
             for name, x in tensors('emu3_vq', EMU3_VQ, 5).items()}
-  shard(root / 'Emu3-VisionTokenizer', pixels, count=1)
+  settings = published_settings.EMU3_VQ | dict(ch=128, ch_mult=[1, 1], num_res_blocks=1)
+  shard(root / 'Emu3-VisionTokenizer', pixels, settings, count=1)
   return root / 'Emu3-Gen'
 
 
@@ -148,7 +151,10 @@ def flan_t5(folder):
   """Flan-T5, whole: encoder, decoder and tokenizer."""
   encoder = tensors('t5', T5, 41)
   shard(folder, {**encoder, 'lm_head.weight': encoder['shared.weight'],
-                 'decoder.final_layer_norm.weight': np.ones(40, np.float32)})
+                 'decoder.final_layer_norm.weight': np.ones(40, np.float32)},
+        published_settings.FLAN_T5_XL | dict(
+            vocab_size=T5.vocab_size, d_model=T5.dim, num_layers=T5.num_layers,
+            num_heads=T5.num_heads, d_kv=T5.head_dim, d_ff=T5.ffn_dim))
   (folder / 'tokenizer.json').write_bytes(t5_text())
 
 

@@ -14,6 +14,7 @@ from cspd_jax.core import checkpoint
 from cspd_jax.families import unified as unified_family
 from cspd_jax.models import eagle, emu3_vq, unified, vq
 from cspd_jax.text import bpe, prompts
+from tests.conversion import published_settings
 from tests.families import published_files
 from tests.families.published_files import chameleon_text, convert, emu3_text, letters
 from tests.models import published
@@ -33,7 +34,8 @@ def files(tmp_path_factory):
   """Files as they are published, those of PyTorch as safetensors."""
   folder = tmp_path_factory.mktemp('published')
   weights = published_files.tensors('lumina_mgpt', CONFIG, 1)
-  published_files.shard(folder / 'transformer', weights)
+  published_files.shard(folder / 'transformer', weights, published_files.transformer_settings(
+      published_settings.LUMINA_MGPT, CONFIG))
   safetensors.numpy.save_file(
       published_files.tensors('chameleon_vqgan', VQ, 2), folder / 'vqgan.safetensors')
   (folder / 'text_tokenizer.json').write_bytes(chameleon_text())
@@ -45,8 +47,7 @@ def folder(files, tmp_path_factory):
   """The model, converted by the command."""
   folder = tmp_path_factory.mktemp('models') / 'lumina'
   assert not convert(files, 'chameleon_vqgan', 'vqgan.safetensors', folder)
-  assert not convert(files, 'lumina_mgpt', 'transformer', folder, '--num_heads=2', '--height=4',
-                     '--width=6')
+  assert not convert(files, 'lumina_mgpt', 'transformer', folder, '--height=4', '--width=6')
   assert not convert(files, 'lumina_mgpt_text', 'text_tokenizer.json', folder)
   return folder
 

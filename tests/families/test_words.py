@@ -242,8 +242,8 @@ def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeyp
 def test_damaged_files_are_refused(files, tmp_path, capsys):
   source = tmp_path / 'shards'
   source.mkdir()
-  one = 'model-00001-of-00002.safetensors'
-  (source / one).write_bytes((files / 'flan-t5-xl' / one).read_bytes())
+  for name in ('model-00001-of-00002.safetensors', 'config.json'):
+    (source / name).write_bytes((files / 'flan-t5-xl' / name).read_bytes())
   assert convert(tmp_path, 't5', 'shards', tmp_path / 'model') == 2
   assert 'missing: ' in (error := capsys.readouterr().err) or 'not a T5 encoder' in error
   (tmp_path / 'tokenizer.json').write_bytes(b'{"model": {"type": "Unigram"}}')

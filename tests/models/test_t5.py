@@ -7,8 +7,10 @@ embedding counts once, as `shared.weight`. From `default_rng(32)`: tokens
 `features` `[221, 40]` holds the last hidden states of the texts, one behind the other.
 """
 
+import dataclasses
 import gzip
 import json
+import math
 import pathlib
 import re
 
@@ -69,6 +71,53 @@ def test_features_agree_with_transformers_live(sizes):
   np.testing.assert_allclose(found[visible], want[visible], atol=1e-4, rtol=0)
 
 
+def _formula(tensors, config, activate, numbers):
+  """The encoder in NumPy; `numbers` `[L, L]` are those of distances."""
+  def norm(x, name):
+    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + config.norm_eps) * tensors[name]
+
+  x = tensors['shared.weight'][np.arange(len(numbers))]
+  bias = tensors['encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight'][numbers]
+  for i in range(config.num_layers):
+    block = f'encoder.block.{i}.layer.'
+    matrix = lambda name: tensors[f'{block}{name}.weight'].T
+    read = norm(x, f'{block}0.layer_norm.weight')
+    query, key, value = ((read @ matrix(f'0.SelfAttention.{name}')).reshape(
+        len(x), config.num_heads, -1) for name in 'qkv')
+    weights = np.exp(np.einsum('qhe,khe->qkh', query, key) + bias)
+    weights /= weights.sum(1, keepdims=True)
+    mixed = np.einsum('qkh,khe->qhe', weights, value).reshape(len(x), -1)
+    x = x + mixed @ matrix('0.SelfAttention.o')
+    read = norm(x, f'{block}1.layer_norm.weight')
+    first = activate(read @ matrix(f'1.DenseReluDense.{"wi_0" if config.gated else "wi"}'))
+    gate = read @ matrix('1.DenseReluDense.wi_1') if config.gated else 1
+    x = x + (first * gate) @ matrix('1.DenseReluDense.wo')
+  return norm(x, 'encoder.final_layer_norm.weight')
+
+
+ACTIVATIONS = {
+    'gelu_tanh': lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    'gelu': lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / np.sqrt(2))),
+    'relu': lambda x: np.maximum(x, 0), 'silu': lambda x: x / (1 + np.exp(-x))}
+
+
+@pytest.mark.parametrize('changes', [
+    dict(activation='gelu_tanh', norm_eps=0.1), dict(activation='gelu', max_distance=20),
+    dict(activation='relu', gated=False), dict(activation='silu', num_layers=1)])
+def test_features_of_other_settings(changes):
+  config = dataclasses.replace(CONFIG, num_distances=8, **changes)
+  tensors = published.weights(convert.published_shapes(FILE, config), 7)
+  tokens = np.arange(30)[None]
+  features = t5.encode(
+      convert.convert(FILE, config, tensors), config, tokens, np.ones((1, 30), bool))
+  # The first distance of every number of a side: 2 and 3 are for ever longer spans.
+  starts = [0, 1, 2, 16 if config.max_distance == 128 else 7]
+  distance = tokens - tokens.T
+  numbers = np.searchsorted(starts, np.abs(distance), side='right') - 1 + 4 * (distance > 0)
+  want = _formula(tensors, config, ACTIVATIONS[config.activation], numbers)
+  np.testing.assert_allclose(features[0], want, atol=2e-5)
+
+
 def test_padding_is_never_read():
   params, (tokens, visible) = published.params('t5', CONFIG, 31), _texts()
   want = np.asarray(_encode(params, CONFIG, tokens, visible))[visible]
@@ -120,14 +169,17 @@ def test_whole_models_are_read_and_other_ones_refused():
              'lm_head.weight': tensors['shared.weight']}
   jax.tree.map(np.testing.assert_array_equal, convert.convert(FILE, CONFIG, {**tensors, **decoder}),
                published.params('t5', CONFIG, 31))
-  shapes = {name.replace('wi_0', 'wi'): tensor.shape for name, tensor in tensors.items()}
-  with pytest.raises(rules.ConversionError, match='not a T5 encoder with gated feed-forward'):
+  shapes = {name.replace('wi_0', 'wi_2'): tensor.shape for name, tensor in tensors.items()}
+  with pytest.raises(rules.ConversionError, match='not a T5 encoder: .*wi_0.weight is missing'):
     FILE.infer(shapes, {})
 
 
 @pytest.mark.parametrize('changes, message', [
     (dict(num_heads=0), 'num_heads is 0'), (dict(num_distances=6), 'num_distances is 6'),
-    (dict(num_distances=512), 'multiple of 4 below 512')])
+    (dict(num_distances=512), 'multiple of 4 below 512'),
+    (dict(max_distance=8), 'multiple of 4 below 32, which is 4'),
+    (dict(norm_eps=0.0), 'norm_eps is'),
+    (dict(activation='tanh'), "activation is 'tanh'; it must be one of gelu_tanh, gelu, relu")])
 def test_impossible_sizes_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     t5.T5Config(**changes)

@@ -1,0 +1,90 @@
+"""Settings files as models are published, with all of their fields."""
+
+_SAVED = {'architectures': ['Network'], 'torch_dtype': 'bfloat16',
+          'transformers_version': '4.43.3', 'use_cache': True}
+_VQ = {'attn_resolutions': [], 'ch': 128, 'ch_mult': [1, 1, 2, 2, 4], 'double_z': False,
+       'model_type': 'chameleon_vqgan', 'n_embed': 8192, 'out_ch': 3, 'z_channels': 256}
+_VOCABULARY = {'<s>': 0, '<image>': 8711, **{f'IMGIMG{code:05}Z': 4 + code for code in range(8192)}}
+
+# As transformers stores Chameleon, and Alpha-VLLM Lumina-mGPT.
+CHAMELEON = {
+    **_SAVED, 'attention_bias': False, 'attention_dropout': 0.0, 'boi_token_id': 8197,
+    'bos_token_id': 1, 'eoi_token_id': 8196, 'eos_token_id': 2, 'hidden_act': 'silu',
+    'hidden_size': 4096, 'image_token_id': 8711, 'initializer_range': 0.02,
+    'intermediate_size': 11008, 'max_position_embeddings': 4096, 'mlp_bias': False,
+    'model_parallel_size': 1, 'model_type': 'chameleon', 'num_attention_heads': 32,
+    'num_hidden_layers': 32, 'num_key_value_heads': 32, 'rms_norm_eps': 1e-05,
+    'rope_scaling': None, 'rope_theta': 10000.0, 'swin_norm': False, 'tie_word_embeddings': False,
+    'vocab_size': 65536, 'vq_config': _VQ, 'vocabulary_map': _VOCABULARY}
+LUMINA_MGPT = {
+    **CHAMELEON, '_name_or_path': 'Chameleon-7B', 'dropout': 0.05, 'mask_image_logits': False,
+    'z_loss_weight': 1e-05}
+# The spelling of transformers 5.
+CHAMELEON_5 = {
+    **{name: value for name, value in CHAMELEON.items()
+       if name not in ('rope_scaling', 'rope_theta', 'torch_dtype')},
+    'dtype': 'bfloat16', 'pad_token_id': None, 'transformers_version': '5.0.0',
+    'rope_parameters': {'rope_theta': 10000.0, 'rope_type': 'default'},
+    'vq_config': {'attn_resolutions': None, 'attn_type': 'vanilla', 'base_channels': 128,
+                  'channel_multiplier': [1, 1, 2, 2, 4], 'double_latent': False, 'dropout': 0.0,
+                  'embed_dim': 256, 'in_channels': 3, 'latent_channels': 256,
+                  'model_type': 'chameleon_vqgan', 'num_embeddings': 8192, 'num_res_blocks': 2,
+                  'resolution': 512}}
+# Meta's params.json; what trained the network is beside its arguments.
+META = {'name': 'run', 'seed': 3, 'optim': {'lr': 1e-4}, 'model_parallel_size': 1, 'model': {
+    'dim': 4096, 'n_layers': 32, 'n_heads': 32, 'n_kv_heads': None, 'vocab_size': -1,
+    'ffn_dim_multiplier': None, 'multiple_of': 256, 'norm_eps': 1e-05, 'rope_theta': 10000.0,
+    'qk_normalization': True, 'swin_norm': False, 'init_base_std': 0.02}}
+EMU3 = {
+    **_SAVED, 'attention_dropout': 0.1, 'auto_map': {'AutoConfig': 'configuration_emu3.Emu3Config'},
+    'boi_token_id': 151852, 'bos_token_id': 151849, 'eof_token_id': 151847,
+    'eoi_token_id': 151853, 'eol_token_id': 151846, 'eos_token_id': 151850, 'hidden_act': 'silu',
+    'hidden_size': 4096, 'image_area': 518400, 'img_token_id': 151851, 'initializer_range': 0.02,
+    'intermediate_size': 14336, 'max_position_embeddings': 9216, 'model_type': 'Emu3',
+    'num_attention_heads': 32, 'num_hidden_layers': 32, 'num_key_value_heads': 8,
+    'pad_token_id': 151643, 'pretraining_tp': 1, 'rms_norm_eps': 1e-05, 'rope_scaling': None,
+    'rope_theta': 1000000.0, 'tie_word_embeddings': False, 'vocab_size': 184622}
+EMU3_VQ = {
+    **_SAVED, 'auto_map': {'AutoModel': 'modeling_emu3visionvq.Emu3VisionVQModel'},
+    'attn_resolutions': [3], 'ch': 256, 'ch_mult': [1, 2, 2, 4], 'codebook_size': 32768,
+    'double_z': False, 'dropout': 0.0, 'embed_dim': 4, 'in_channels': 3,
+    'model_type': 'Emu3VisionVQ', 'num_res_blocks': 2, 'out_channels': 3,
+    'temporal_downsample_factor': 4, 'z_channels': 4}
+# Transformer and image tokenizer in one folder, as transformers stores them.
+EMU3_HF = {
+    'architectures': ['Emu3ForConditionalGeneration'], 'dtype': 'float32', 'image_token_id': 151859,
+    'model_type': 'emu3', 'tie_word_embeddings': False, 'transformers_version': '5.0.0',
+    'vocabulary_map': {'<image>': 151859, **{
+        f'<|visual token {code:06}|>': 151854 + code for code in range(32768)}},
+    'text_config': {
+        'attention_dropout': 0.1, 'bos_token_id': 151849, 'eos_token_id': 151850,
+        'hidden_act': 'silu', 'hidden_size': 4096, 'initializer_range': 0.02,
+        'intermediate_size': 14336, 'max_position_embeddings': 9216,
+        'model_type': 'emu3_text_model', 'num_attention_heads': 32, 'num_hidden_layers': 32,
+        'num_key_value_heads': 8, 'pad_token_id': 151643, 'rms_norm_eps': 1e-05,
+        'rope_parameters': {'rope_theta': 1000000.0, 'rope_type': 'default'},
+        'tie_word_embeddings': False, 'use_cache': True, 'vocab_size': 184622},
+    'vq_config': {
+        'attention_dropout': 0.0, 'attn_resolutions': [3], 'base_channels': 256,
+        'channel_multiplier': [1, 2, 2, 4], 'codebook_size': 32768, 'double_latent': False,
+        'embed_dim': 4, 'hidden_size': 1024, 'in_channels': 3, 'latent_channels': 4,
+        'model_type': 'emu3_vqgan', 'num_attention_heads': 1, 'num_res_blocks': 2,
+        'out_channels': 3, 'temporal_downsample_factor': 4}}
+FLAN_T5_XL = {
+    **_SAVED, 'd_ff': 5120, 'd_kv': 64, 'd_model': 2048, 'decoder_start_token_id': 0,
+    'dense_act_fn': 'gelu_new', 'dropout_rate': 0.1, 'eos_token_id': 1,
+    'feed_forward_proj': 'gated-gelu', 'initializer_factor': 1.0, 'is_encoder_decoder': True,
+    'is_gated_act': True, 'layer_norm_epsilon': 1e-06, 'model_type': 't5', 'n_positions': 512,
+    'num_decoder_layers': 24, 'num_heads': 32, 'num_layers': 24, 'output_past': True,
+    'pad_token_id': 0, 'relative_attention_max_distance': 128,
+    'relative_attention_num_buckets': 32, 'task_specific_params': {'summarization': {}},
+    'tie_word_embeddings': False, 'vocab_size': 32128}
+# LANTERN's drafters.
+EAGLE_CHAMELEON = {**CHAMELEON, 'num_hidden_layers': 1, 'dropout': 0.05}
+EAGLE_LLAMAGEN = {
+    **_SAVED, 'bos_token_id': 1, 'eos_token_id': 2, 'hidden_act': 'silu', 'hidden_size': 1280,
+    'caption_dim': 2048, 'class_dropout_p': 0.0, 'initializer_range': 0.02,
+    'intermediate_size': 3584, 'max_position_embeddings': 2048, 'model_type': 'llama',
+    'num_attention_heads': 20, 'num_hidden_layers': 1, 'num_key_value_heads': 20,
+    'pretraining_tp': 1, 'rms_norm_eps': 1e-06, 'rope_scaling': None,
+    'tie_word_embeddings': False, 'vocab_size': 16384, 'input_type': 't2i'}

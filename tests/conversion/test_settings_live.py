@@ -1,0 +1,171 @@
+"""Settings against the installed transformers: every field of its configs, and what it computes.
+
+A network is saved by `save_pretrained` and converted from the folder, so that names, spellings and
+defaults are those that people have.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from checkpoints_conversion import convert, rules
+from checkpoints_conversion.rules import (
+  eagle,
+  emu3_vq as vq_rules,
+  t5 as t5_rules,
+  unified_settings,
+)
+from cspd_jax.core import checkpoint
+from cspd_jax.models import causal, emu3_vq, t5, unified
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers', '5')  # Versions before write other fields.
+
+_CHAMELEON = unified_settings.CHAMELEON['config.json']
+_EMU3 = unified_settings.EMU3['config.json']
+TABLES = [
+    ('ChameleonConfig', _CHAMELEON), ('ChameleonConfig', eagle.CHAMELEON_FIELDS),
+    ('LlamaConfig', eagle.LLAMAGEN_FIELDS), ('Emu3Config', _EMU3), ('Emu3Config', vq_rules.FIELDS),
+    ('Emu3TextConfig', _EMU3['text_config'].fields), ('T5Config', t5_rules.FIELDS),
+    ('Emu3VQVAEConfig', vq_rules.FIELDS['vq_config'].fields)]
+_tiny = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2)
+# Left out: a vocabulary map, which only images that are read need.
+_IMAGE = {'vocabulary_map': {'<image>': 5}}
+
+
+@pytest.fixture(autouse=True)
+def _precise():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+def _config_class(name):
+  return getattr(transformers, name, None) or getattr(transformers.models.emu3, name)
+
+
+@pytest.mark.parametrize('name, table', TABLES, ids=[name for name, _ in TABLES])
+def test_every_field_of_the_installed_version_is_on_the_list(name, table):
+  kind = _config_class(name)
+  fields = {field.name for field in dataclasses.fields(kind)} | kind().to_dict().keys()
+  assert {field for field in fields if not field.startswith('_')} <= table.keys()
+
+
+def _redraw(network):
+  """Random numbers for everything, so that nothing has the value of its initialisation."""
+  generator = torch.Generator().manual_seed(0)
+  normal = lambda x: torch.randn(x.shape, generator=generator)
+  with torch.no_grad():
+    for parameter in network.parameters():
+      parameter.copy_(normal(parameter) / math.sqrt(math.prod(parameter.shape[1:]))
+                      if parameter.ndim > 1 else 1 + 0.2 * normal(parameter))
+    for name, buffer in network.named_buffers():
+      if 'running_' in name:
+        buffer.copy_(0.5 + normal(buffer).abs() if 'var' in name else 0.3 * normal(buffer))
+  return network.eval()
+
+
+def _converted(family, network, folder, **options):
+  network.save_pretrained(folder)
+  convert.convert_file(family, folder, folder / family, options=options)
+  return checkpoint.load(folder / family)
+
+
+def _chameleon(**changes):
+  vq = dict(base_channels=32, channel_multiplier=[1], num_res_blocks=1, embed_dim=4,
+            latent_channels=4, num_embeddings=16)
+  return transformers.ChameleonForConditionalGeneration(
+      transformers.ChameleonConfig(**_tiny, **_IMAGE, vq_config=vq, **changes))
+
+
+def _emu3_text(**changes):
+  return _config_class('Emu3TextConfig')(**_tiny, **changes)
+
+
+def _emu3(**changes):
+  return transformers.Emu3ForCausalLM(_emu3_text(**changes))
+
+
+def _emu3_hf(**changes):
+  vq = _config_class('Emu3VQVAEConfig')(
+      base_channels=128, channel_multiplier=[1, 1], num_res_blocks=1, attn_resolutions=[1],
+      hidden_size=128, codebook_size=64)
+  return transformers.Emu3ForConditionalGeneration(transformers.Emu3Config(
+      text_config=_emu3_text(**changes), vq_config=vq, **_IMAGE))
+
+
+CASES = {
+    'chameleon': ('anole', _chameleon, dict(swin_norm=True, rms_norm_eps=1e-2)),
+    'emu3': ('emu3', _emu3, dict(rms_norm_eps=1e-2)),
+    'emu3-hf': ('emu3', _emu3_hf, dict(rms_norm_eps=1e-2))}
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_logits_are_those_of_what_transformers_saved(name, tmp_path):
+  family, make, changes = CASES[name]
+  network = _redraw(make(**{**changes, 'rope_parameters': {
+      'rope_type': 'default', 'rope_theta': 37.0}}))
+  loaded = _converted(family, network, tmp_path, height=4, width=5)
+  config = loaded.config
+  rng = np.random.default_rng(1)
+  prompt = rng.integers(0, config.first_code, (2, 6))
+  tokens = np.array(unified.with_grammar(config, rng.integers(0, config.num_codes, (2, 20))))
+  ids = np.concatenate([prompt, unified.order(config)[tokens]], axis=1)
+  with torch.no_grad():  # Without Chameleon's mask of image tokens.
+    want = network.lm_head(network.model(torch.tensor(ids)).last_hidden_state).numpy()
+  place = np.argsort(unified.order(config))
+  prompts = causal.Prompt(*(np.stack([part] * 2, axis=1) for part in (
+      place[prompt], np.ones(prompt.shape, bool))))
+  logits, _ = unified.logits_and_features(
+      loaded.params, config, prompts, jnp.asarray(tokens), np.zeros(2, bool))
+  codes = slice(config.first_code, config.first_code + config.num_codes)
+  free = tokens[0] < config.num_codes
+  np.testing.assert_allclose(
+      logits[:, free, :config.num_codes], want[:, 5:-1][:, free, codes], atol=1e-5)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_other_rotations_are_refused_as_transformers_writes_them(name, tmp_path):
+  family, make, _ = CASES[name]
+  make(rope_parameters={'rope_type': 'linear', 'rope_theta': 37.0, 'factor': 2.0}).save_pretrained(
+      tmp_path)
+  with pytest.raises(rules.ConversionError, match="rope_parameters.rope_type is 'linear'"):
+    convert.open_source(family, tmp_path)
+
+
+def test_the_image_tokenizer_of_the_same_folder(tmp_path):
+  network = _redraw(_emu3_hf())
+  loaded = _converted('emu3_vq', network, tmp_path)
+  rng, theirs = np.random.default_rng(2), network.model.vqmodel
+  codes = rng.integers(0, 64, (2, 4, 6))
+  images = rng.uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
+  with torch.no_grad():
+    pixels = theirs.decode(torch.tensor(codes)).numpy().transpose(0, 2, 3, 1)
+    tokens = torch.stack(theirs.encode(
+        torch.tensor(images.transpose(0, 3, 1, 2)), torch.tensor([[8, 12]] * 2)).image_tokens)
+  np.testing.assert_allclose(
+      emu3_vq.decode_unclipped(loaded.params, loaded.config, codes), pixels, atol=1e-4)
+  np.testing.assert_array_equal(emu3_vq.encode(loaded.params, loaded.config, images), tokens)
+
+
+@pytest.mark.parametrize('changes', [
+    dict(layer_norm_epsilon=0.1, feed_forward_proj='gated-gelu'),
+    dict(relative_attention_max_distance=40, feed_forward_proj='gated-silu'),
+    dict(feed_forward_proj='relu'), dict(feed_forward_proj='gated-relu'),
+    dict(feed_forward_proj='gated-gelu', dense_act_fn='gelu'),
+    dict(feed_forward_proj='gelu_new', relative_attention_num_buckets=8)],
+    ids=lambda changes: ' '.join(map(str, changes.values())))
+def test_text_features_are_those_of_what_transformers_saved(changes, tmp_path):
+  network = _redraw(transformers.T5EncoderModel(transformers.T5Config(
+      vocab_size=96, d_model=40, d_kv=12, d_ff=56, num_layers=2, num_heads=4, **changes)))
+  loaded = _converted('t5', network, tmp_path)
+  tokens = np.random.default_rng(3).integers(0, 96, (2, 150))
+  visible = np.arange(150) < np.array([[150], [91]])
+  with torch.no_grad():
+    want = network(torch.tensor(tokens), torch.tensor(visible)).last_hidden_state.numpy()
+  features = np.asarray(t5.encode(loaded.params, loaded.config, tokens, visible))
+  np.testing.assert_allclose(features[visible], want[visible], atol=2e-5)
