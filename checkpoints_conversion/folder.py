@@ -63,6 +63,7 @@ def convert_part(
   model = families.FAMILIES[family.model]
   role = _role(family, model, role)
   others = _parts(folder, model.name, role)
+  families.check_place(folder, model.name, {role: role})
   made = convert.open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
   config = made.network.config
   defaults = _defaults(family, config, role, sampling)

@@ -96,6 +96,8 @@ def check(flags: Flags) -> cspd_jax.Model:
   if flags.output is not None and places.folder('output', flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
   checkpoint.check_place(_output(flags))
+  if flags.output is None:
+    families.check_place(flags.model, model.family, {'neighbours': 'neighbours'})
   inputs.tokens_at_most(flags, model, 'window')
   model.sampling(guidance_scale=flags.guidance_scale)
   return model

@@ -27,7 +27,7 @@ def writing(path: str | os.PathLike) -> Iterator[BinaryIO]:
     left.unlink(missing_ok=True)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}')
   try:
-    with temporary.open('wb') as stream:
+    with _created(temporary) as stream:
       yield stream
     temporary.replace(path)
   except OSError as error:
@@ -35,6 +35,15 @@ def writing(path: str | os.PathLike) -> Iterator[BinaryIO]:
     raise
   finally:
     temporary.unlink(missing_ok=True)
+
+
+def _created(path: pathlib.Path) -> BinaryIO:
+  """A new file; what has its name already, perhaps a link of a stranger, is not written through."""
+  try:
+    return path.open('xb')
+  except FileExistsError:
+    path.unlink()
+    return path.open('xb')
 
 
 def write(path: str | os.PathLike, data: bytes) -> None:

@@ -224,11 +224,15 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
 def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]) -> None:
   """Checks that a model can be saved in a folder, with networks in it, before there are any.
 
-  Arguments and errors are those of `save`.
+  Arguments and errors are those of `save`; `parts` are in the folder, and none may be a link, whose
+  network elsewhere would be replaced.
   """
   folder = places.folder('folder', folder)
   _joined(folder, family, parts, {})
   for part in parts.values():
+    if (folder / part).is_symlink():
+      raise CheckpointError(f'{folder / part} is a link, and the network that it leads to would be '
+                            'replaced; remove the link, or give another folder.')
     checkpoint.check_place(folder / part)
 
 
@@ -286,7 +290,8 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
     found: dict[str, Any] = dict(
         family=str(description['family']), parts=dict(description['parts']),
         defaults=dict(description['defaults']))
-    wrong = [role for role, part in found['parts'].items() if not isinstance(part, str)]
+    wrong = [role for role, part in found['parts'].items()
+             if not isinstance(part, str) or not part or not part.isprintable()]
   except (KeyError, TypeError, ValueError) as error:
     raise _damaged(folder, error) from error
   if version not in _FORMATS:
