@@ -345,8 +345,8 @@ def _read_description(folder: pathlib.Path) -> _Description:
     sizes_on_file = {name: int(size) for name, size in description['files'].items()}
     digests = dict(description.get('blake2b', {}))
     _check_names(folder, list(sizes_on_file), links=True)
-    if wrong_groups := [name for name in groups if not re.fullmatch(r'arrays(/\d{4,9})?', str(name))]:
-      raise ValueError(f'{str(wrong_groups[0])!r:.80} is no folder of arrays')
+    if other := [name for name in groups if not re.fullmatch(r'arrays(/\d{4,9})?', str(name))]:
+      raise ValueError(f'{str(other[0])!r:.80} is no folder of arrays')
     if unlisted := sorted(digests.keys() - sizes_on_file.keys()):
       raise ValueError(f'{unlisted[0]!r} is not among its files')
   except (ValueError, KeyError, TypeError, AttributeError) as error:

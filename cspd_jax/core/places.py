@@ -98,8 +98,8 @@ def inside(folder: pathlib.Path, name: Any, source: str | os.PathLike, *, deep: 
     except FileNotFoundError:
       continue
     if not is_kind(mode):
-      raise ValueError(f'{source} holds the name {shown(name)}, and {path} is a link, a folder or a '
-                       'device instead of a file; move it away, or give another folder.')
+      raise ValueError(f'{source} holds the name {shown(name)}, and {path} is a link, a folder or '
+                       'a device instead of a file; move it away, or give another folder.')
   return path
 
 

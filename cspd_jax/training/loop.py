@@ -57,7 +57,7 @@ def run(
   Raises:
     ValueError: if the folder holds states of something else.
   """
-  workdir = pathlib.Path(workdir).absolute()
+  workdir = places.find('workdir', workdir)
   folder, metrics_path = workdir / name, places.inside(workdir, f'{name}.jsonl', workdir)
   folder.mkdir(parents=True, exist_ok=True)
   restored = steps.restore(folder, state)

@@ -9,7 +9,7 @@ import pytest
 from cspd_jax import families
 from cspd_jax.core import checkpoint, files
 from cspd_jax.training import loop
-from tests.reliability.test_checkpoint_faults import CONFIG, number, save
+from tests.reliability.test_checkpoint_faults import number, save
 from tests.reliability.test_training_faults import State
 
 # Names that are no plain name of a file of a checkpoint.
