@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import files, folders, int8, kinds, layouts, places, reading, weights
+from cspd_jax.core import files, folders, int8, kinds, layouts, places, programs, reading, weights
 from cspd_jax.core.kinds import KINDS, Kind
 
 Params = Any
@@ -180,7 +180,8 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   Raises:
     CheckpointError: if there is no such checkpoint, or it is damaged, its
       parameters do not belong to its config, or they are not finite.
-    ValueError: if they cannot be divided over the mesh, or have no matrices of 8 bits.
+    ValueError: if they cannot be divided over the mesh, have no matrices of 8 bits, or JAX has no
+      device.
   """
   folder = _find(path_or_name)
   kind, config, metadata, groups, digests = _read_description(folder)
@@ -373,10 +374,14 @@ def _read_description(folder: pathlib.Path) -> _Description:
 
 @contextlib.contextmanager
 def _readable(folder: pathlib.Path) -> Iterator[None]:
-  """Turns the many errors that Orbax raises for files that it cannot read into CheckpointErrors."""
+  """Turns the many errors that Orbax raises for files that it cannot read into CheckpointErrors.
+
+  A machine without the device or the memory that is needed is no fault of the files.
+  """
+  programs.check_devices()
   try:
     yield
-  except CheckpointError:
+  except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
     raise
   except Exception as error:
     raise _damaged(folder, str(error) or type(error).__name__) from error

@@ -261,8 +261,9 @@ def test_arrays_that_are_much_larger_than_their_file(tmp_path, monkeypatch):
   monkeypatch.undo()
   with zipfile.ZipFile(path, 'w') as archive:  # What the list of the archive says.
     archive.writestr('tokens.npy', _member((1 << 29,), 0))
-  data, size = path.read_bytes(), len(_member((1 << 29,), 0))
-  path.write_bytes(data.replace(size.to_bytes(4, 'little'), (size + (3 << 30)).to_bytes(4, 'little')))
+  size = len(_member((1 << 29,), 0))
+  old, new = (number.to_bytes(4, 'little') for number in (size, size + (3 << 30)))
+  path.write_bytes(path.read_bytes().replace(old, new))
   with pytest.raises(ValueError, match='its arrays have 3221225600 bytes'):
     reading.arrays(path, REMEDY)
 
