@@ -180,9 +180,9 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
   presets = {}
   for family in family_lib.FAMILIES.values():
     presets |= dict.fromkeys(family.published.presets, family)
-  if name in presets:
-    family = presets[name]
-    target = checkpoint.sketch(family.roles['target'][0], family.published.presets[name])
+  if (preset := str(name)) in presets:
+    family = presets[preset]
+    target = checkpoint.sketch(family.roles['target'][0], family.published.presets[preset])
     return family, {'target': target}
   try:
     folder = find(name)

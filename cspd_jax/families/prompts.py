@@ -26,6 +26,9 @@ def listed(prompts: Any) -> Any:
   if isinstance(prompts, collections.abc.Set):
     raise ValueError(f'prompts is a {type(prompts).__name__}, which has no order, and an image '
                      'depends on the number of its prompt; give a list.')
+  if isinstance(prompts, (float, bytes, collections.abc.Iterator)):
+    raise ValueError(f'prompts is {prompts!r:.80}; it must be a prompt, a list of them, or a '
+                     'pathlib.Path to a file with one per line.')
   if isinstance(prompts, os.PathLike):
     return _lines(pathlib.Path(prompts))
   if isinstance(prompts, (str, int, np.integer)):
