@@ -103,6 +103,7 @@ def convert_parts(
   if len(set(roles)) < len(roles):
     raise ConversionError(f'parts have the roles {", ".join(roles)}; each must have its own.')
   others = _parts(folder, model.name, roles)
+  families.check_place(folder, model.name, {role: role for role in roles})
   opened, defaults = {}, {}
   for family, role, part in zip(kinds, roles, parts):
     opened[role] = convert.open_source(part.family, hub.local(part.source),

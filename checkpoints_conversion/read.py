@@ -18,10 +18,12 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints_conversion import safetensors, shards
-from cspd_jax.core import reading, weights
+from cspd_jax.core import places, reading, weights
 
 # What single files are called.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')
+# Files of one checkpoint, whose names have two digits.
+_MOST_PARTS = 100
 _PREFIXES = ('_orig_mod.', 'module.')
 # Where published and training files keep the weights; a file without any is the weights.
 _OUTER_KEYS = ('model', 'module', 'state_dict')
@@ -68,7 +70,7 @@ def read(
   path = pathlib.Path(path).expanduser()
   found = files(path)
   if found[0].suffix in ('.json', '.tiktoken'):
-    return Weights({'file': np.frombuffer(found[0].read_bytes(), np.uint8)}, None)
+    return Weights({'file': np.frombuffer(_bytes(found[0]), np.uint8)}, None)
   if found[0].suffix != '.safetensors':
     return _read_consolidated(path, found, key, prefer, shares)
   if key is not None:
@@ -117,9 +119,12 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
   found = sorted(path.glob('*.safetensors'))
   for index in sorted(path.glob('*.safetensors.index.json')):
     try:
-      found = [path / name for name in sorted(set(_json(index)['weight_map'].values()))
-               if pathlib.PurePath(name).name == name]
-    except (KeyError, TypeError, AttributeError) as error:
+      # The cache of the hub has links, and the files are only read.
+      found = [places.inside(path, name, index, links=True)
+               for name in sorted(set(_json(index)['weight_map'].values()))]
+    except ReadError:
+      raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); download it again.'
                       ) from error
   if not found:
@@ -138,10 +143,17 @@ def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
   if (whole := folder / 'consolidated.pth').is_file():
     return [whole]
   parts = sorted(folder.glob('consolidated.[0-9][0-9].pth'))
-  count = int(parts[-1].suffixes[0][1:]) + 1 if parts else 0
-  if parts:
-    count = max(count, *(int(content.get('model_parallel_size') or 1)
-                         for content in ({}, *settings(folder).values())))
+  if not parts:
+    return []
+  count = int(parts[-1].suffixes[0][1:]) + 1
+  for name, content in settings(folder).items():
+    told = content.get('model_parallel_size')
+    if told is None:
+      continue
+    if type(told) is not int or not 1 <= told <= _MOST_PARTS:
+      raise ReadError(f'source is {folder}, whose {name} has model_parallel_size {str(told):.80}; '
+                      f'it must be a whole number from 1 to {_MOST_PARTS}, so download it again.')
+    count = max(count, told)
   return [folder / f'consolidated.{number:02}.pth' for number in range(count)]
 
 
@@ -168,6 +180,14 @@ def _json(file: pathlib.Path) -> dict[str, Any]:
   """What a file beside the weights holds; raises ReadError."""
   try:
     return reading.json(file, 'download it again')
+  except ValueError as error:
+    raise ReadError(str(error)) from error
+
+
+def _bytes(file: pathlib.Path) -> bytes:
+  """The bytes of a tokenizer file; raises ReadError."""
+  try:
+    return reading.data(file, 'download it again')
   except ValueError as error:
     raise ReadError(str(error)) from error
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from cspd_jax.core import reading
+
 _DTYPES = {name: np.dtype(dtype) for name, dtype in {
     'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
     'F8_E4M3': ml_dtypes.float8_e4m3fn, 'F8_E5M2': ml_dtypes.float8_e5m2,
@@ -18,8 +20,6 @@ _DTYPES = {name: np.dtype(dtype) for name, dtype in {
     'I64': np.int64, 'I32': np.int32, 'I16': np.int16, 'I8': np.int8,
     'U64': np.uint64, 'U32': np.uint32, 'U16': np.uint16, 'U8': np.uint8, 'BOOL': np.bool_,
 }.items()}
-# The longest header that the format allows.
-_LONGEST = 100_000_000
 
 
 class Mapped(NamedTuple):
@@ -47,7 +47,7 @@ def read(path: str | os.PathLike) -> Mapped:
   with path.open('rb') as file:
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), 'little')
-    if size < 8 or length > min(size - 8, _LONGEST):
+    if size < 8 or length > min(size - 8, reading.MOST_HEADER):
       raise ValueError(f'it has {size} bytes and a header of {length}')
     header = _header(file.read(length))
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

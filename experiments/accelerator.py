@@ -35,12 +35,12 @@ from cspd_jax.evaluation import (
   devices,
   forced,
   rates,
+  report as report_lib,
   tables,
   timed_rounds,
   timing,
 )
 from cspd_jax.evaluation.bench import Bench
-from cspd_jax.evaluation.report import Report
 from cspd_jax.plots import roofline
 from experiments import accelerator_torch, cli
 from experiments.cli import inputs
@@ -278,10 +278,16 @@ def check(config: Any) -> None:
         forced.forced(model.decoder(text, guided=config.guided), _committed(config, text))
 
 
+def _graphs(config: Any) -> pathlib.Path:
+  """The folder of the report on graphs."""
+  return pathlib.Path(config.workdir) / 'graphs'
+
+
 @cli.program(config='configs/accelerator.py', expected=default.Config)
 def main(config: Any) -> None:
   check(config)
-  report, session = Report(config.workdir, [_PICTURE]), Session(config.minutes)
+  report_lib.check(_graphs(config))
+  report, session = report_lib.Report(config.workdir, [_PICTURE]), Session(config.minutes)
   accelerator = device_rates(session)
   for name in config.shipped:
     session.attempt(name, lambda name=name: images(session, config, name))
@@ -298,7 +304,7 @@ def main(config: Any) -> None:
   _show_notes(session)
   discrete = [name for name in config.shapes if families.describe(name).engine.name == 'discrete']
   if config.graphs and discrete and programs.on_cuda():
-    report, session = Report(pathlib.Path(config.workdir) / 'graphs'), Session(config.minutes / 4)
+    report, session = report_lib.Report(_graphs(config)), Session(config.minutes / 4)
     graphs(session, config, discrete[0], accelerator)
     report.write(
         settings=dataclasses.asdict(config), rows=session.rows, notes=session.notes,

@@ -89,13 +89,15 @@ def check(flags: Flags) -> cspd_jax.Model:
   if flags.output is None and flags.model in cspd_jax.shipped():
     raise ValueError(f'output is none, but {flags.model!r} comes with the package, which stays as '
                      'it is; give a folder.')
-  folder = pathlib.Path(flags.model).absolute()
+  folder = places.find('model', flags.model)
   if flags.output is None and families.part_folder(flags.model, 'target') == folder:
     raise ValueError(f'output is none, but {flags.model!r} is the folder of a target alone, which '
                      'takes no parts; give a folder.')
   if flags.output is not None and places.folder('output', flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
   checkpoint.check_place(_output(flags))
+  if flags.output is None:
+    families.check_place(flags.model, model.family, {'neighbours': 'neighbours'})
   inputs.tokens_at_most(flags, model, 'window')
   model.sampling(guidance_scale=flags.guidance_scale)
   return model

@@ -2,12 +2,13 @@
 
 import importlib
 import os
-import pathlib
 import sys
 from typing import Any
 
+from cspd_jax.core import places
 
-def imported(repo: str | None, url: str, file: str, needs: str) -> tuple[Any, Any]:
+
+def imported(repo: str, url: str, file: str, needs: str) -> tuple[Any, Any]:
   """PyTorch, with as many threads as there are cores, and a module of the official code.
 
   Args:
@@ -19,9 +20,10 @@ def imported(repo: str | None, url: str, file: str, needs: str) -> tuple[Any, An
   Raises:
     ValueError: if the code or what it needs is not there.
   """
-  if not (pathlib.Path(repo) / file).exists():
+  folder = places.find('repo', repo)
+  if not (folder / file).exists():
     raise ValueError(f'repo is {repo!r}, where there is no {file}; give a clone of {url}.')
-  sys.path.insert(0, repo)
+  sys.path.insert(0, str(folder))
   try:
     name = file.removesuffix('.py').replace('/', '.')
     torch, module = importlib.import_module('torch'), importlib.import_module(name)

@@ -23,7 +23,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.core import checkpoint, locks, places
 from cspd_jax.data import photos
-from cspd_jax.evaluation.report import Report
+from cspd_jax.evaluation import report as report_lib
 from cspd_jax.training import stages
 from experiments import cli, training_pictures
 from experiments.cli import training
@@ -57,7 +57,7 @@ def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathli
     _export(recipe, recipe.networks(tokenizer, models, data), export)
   if 'eval' in wanted:
     figures = recipe.figures(tokenizer, models, data)
-    report = Report(workdir, training_pictures.NAMES)
+    report = report_lib.Report(workdir, training_pictures.NAMES)
     training_pictures.write(recipe, tokenizer, models, data, report)
     report.write(settings=dataclasses.asdict(recipe),
                  rows=[dict(network=role, **found) for role, found in figures.items()])
@@ -96,6 +96,7 @@ def main(recipe: Any, flags: Any) -> None:
   export = places.folder('export', flags.export or workdir / 'export')
   families.check_place(export, recipe.family, {role: role for role in ('tokenizer',
                                                                        *stages.MODELS)})
+  report_lib.check(workdir, training_pictures.NAMES)
   photos.load()
   if recipe.tokenizer_of is not None:
     tokenizer_of(recipe, workdir)  # Says what is wrong with it before anything is written.

@@ -19,7 +19,7 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax.core import checkpoint, locks, places
-from cspd_jax.evaluation.report import Report
+from cspd_jax.evaluation import report as report_lib
 from cspd_jax.training import corrector_recipe, drafter_recipe, stages
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter_recipe import DrafterRecipe
@@ -52,6 +52,7 @@ def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: 
     ValueError: if the drafter does not fit its model, or the folder holds another run.
   """
   checkpoint.check_place(export)
+  report_lib.check(workdir)
   model, how = cspd_jax.load(recipe.target, dtype='float32'), _RECIPES[type(recipe)]
   how.check(recipe, model)
   with locks.hold(workdir):
@@ -67,7 +68,7 @@ def _finish(recipe: DrafterRecipe | CorrectorRecipe, params: Any, figures: dict[
                   extra={'target': recipe.target})
   training.log_size(export)
   logging.info('report: %s', json.dumps(figures))
-  Report(workdir).write(settings=dataclasses.asdict(recipe), rows=[figures])
+  report_lib.Report(workdir).write(settings=dataclasses.asdict(recipe), rows=[figures])
 
 
 @cli.program(config='configs/train/eagle_demo.py', flags=Flags())

@@ -11,13 +11,25 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import files, folders, int8, kinds, layouts, places, reading, several, weights
+from cspd_jax.core import (
+  files,
+  folders,
+  int8,
+  kinds,
+  layouts,
+  places,
+  programs,
+  reading,
+  several,
+  weights,
+)
 from cspd_jax.core.kinds import KINDS, Kind
 
 Params = Any
@@ -197,7 +209,8 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   Raises:
     CheckpointError: if there is no such checkpoint, or it is damaged, its
       parameters do not belong to its config, or they are not finite.
-    ValueError: if they cannot be divided over the mesh, or have no matrices of 8 bits.
+    ValueError: if they cannot be divided over the mesh, have no matrices of 8 bits, or JAX has no
+      device.
   """
   folder = _find(path_or_name)
   kind, config, metadata, groups, digests = _read_description(folder)
@@ -288,14 +301,23 @@ def _listed(folder: pathlib.Path) -> list[str]:
     description = reading.json(folder / 'model.json', 'it is none that save wrote')
     if not isinstance(description['kind'], str):
       raise ValueError('it names no kind')
-    names = [name for name in description['files']
-             if (parts := pathlib.PurePosixPath(name).parts)[0] == 'arrays' and '..' not in parts]
-  except (ValueError, KeyError, IndexError, TypeError) as error:
+    names = list(description['files'])
+    _check_names(folder, names)
+  except (ValueError, KeyError, TypeError) as error:
     raise CheckpointError(
         f'path is {folder}, which exists and is not a checkpoint; give another folder or remove it '
         f'({type(error).__name__}: {error}).') from error
   left = [path.name for path in files.leftovers(folder / 'model.json')]
   return [*names, *left, 'model.json']
+
+
+def _check_names(folder: pathlib.Path, names: Sequence[Any], links: bool = False) -> None:
+  """Raises ValueError unless these are names of files of the arrays in a folder."""
+  for name in names:
+    places.inside(folder, name, folder / 'model.json', deep=True, links=links)
+    if not name.startswith('arrays/'):
+      raise ValueError(f'{folder / "model.json"} holds the name {places.shown(name)}, which is not '
+                       'in arrays')
 
 
 def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
@@ -353,6 +375,9 @@ def _read_description(folder: pathlib.Path) -> _Description:
     groups = list(description.get('groups', ['arrays']))
     sizes_on_file = {name: int(size) for name, size in description['files'].items()}
     digests = dict(description.get('blake2b', {}))
+    _check_names(folder, list(sizes_on_file), links=True)
+    if other := [name for name in groups if not re.fullmatch(r'arrays(/\d{4,9})?', str(name))]:
+      raise ValueError(f'{str(other[0])!r:.80} is no folder of arrays')
     if unlisted := sorted(digests.keys() - sizes_on_file.keys()):
       raise ValueError(f'{unlisted[0]!r} is not among its files')
   except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -379,10 +404,14 @@ def _read_description(folder: pathlib.Path) -> _Description:
 
 @contextlib.contextmanager
 def _readable(folder: pathlib.Path) -> Iterator[None]:
-  """Turns the many errors that Orbax raises for files that it cannot read into CheckpointErrors."""
+  """Turns the many errors that Orbax raises for files that it cannot read into CheckpointErrors.
+
+  A machine without the device or the memory that is needed is no fault of the files.
+  """
+  programs.check_devices()
   try:
     yield
-  except CheckpointError:
+  except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
     raise
   except Exception as error:
     raise _damaged(folder, str(error) or type(error).__name__) from error

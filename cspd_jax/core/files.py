@@ -27,14 +27,31 @@ def writing(path: str | os.PathLike) -> Iterator[BinaryIO]:
     left.unlink(missing_ok=True)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}')
   try:
-    with temporary.open('wb') as stream:
-      yield stream
-    temporary.replace(path)
-  except OSError as error:
-    error.filename = error.filename or str(path)  # A full disk does not say where.
-    raise
+    with naming(path):
+      with _created(temporary) as stream:
+        yield stream
+      temporary.replace(path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> Iterator[None]:
+  """Gives errors of the system the path: a disk that is full or read-only does not say where."""
+  try:
+    yield
+  except OSError as error:
+    error.filename = error.filename or str(path)
+    raise
+
+
+def _created(path: pathlib.Path) -> BinaryIO:
+  """A new file; what has its name already, perhaps a link of a stranger, is not written through."""
+  try:
+    return path.open('xb')
+  except FileExistsError:
+    path.unlink()
+    return path.open('xb')
 
 
 def write(path: str | os.PathLike, data: bytes) -> None:

@@ -55,6 +55,7 @@ def preparing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator
   """
   recover(path)
   check(path, listed)
+  _check_work(_work(path))
   work, made = _work(path), [parent for parent in path.parents if not parent.exists()]
   with locks.exclusive(work):
     try:
@@ -121,6 +122,7 @@ def recover(path: pathlib.Path) -> None:
     ValueError: if the process is still at work.
   """
   if not path.exists() and (_work(path) / _OLD).exists():
+    _check_work(_work(path))
     with locks.exclusive(_work(path)):
       _put_back(path)
 
@@ -140,6 +142,16 @@ def check(path: pathlib.Path, listed: Listed) -> None:
 
 def _work(path: pathlib.Path) -> pathlib.Path:
   return path.with_name(f'.{path.name}.unfinished')
+
+
+def _check_work(work: pathlib.Path) -> None:
+  """Raises ValueError if there are links where a folder is written: they are of a stranger.
+
+  What they lead to would be written, or removed with what a stopped process left.
+  """
+  if links := [path for path in (work, *work.rglob('*')) if path.is_symlink()]:
+    raise ValueError(f'{links[0]} is a link where {work.name} is to be written; remove it, or give '
+                     'another folder.')
 
 
 def _put_back(path: pathlib.Path) -> None:

@@ -15,11 +15,12 @@ except ImportError:  # Not a POSIX system: there are no locks.
 class Hold:
   """A folder that other processes cannot hold, as long as this object lives.
 
-  `with hold(folder): ...` keeps it for a block.
+  `with hold(folder): ...` keeps it for a block, and raises ValueError at its end if the folder was
+  removed.
   """
 
-  def __init__(self, handle: int | None):
-    self._handle = handle
+  def __init__(self, folder: pathlib.Path, status: os.stat_result, handle: int | None):
+    self._folder, self._status, self._handle = folder, status, handle
 
   def __del__(self):
     if self._handle is not None:
@@ -28,8 +29,19 @@ class Hold:
   def __enter__(self) -> 'Hold':
     return self
 
-  def __exit__(self, *error) -> None:
-    """Nothing: the block had the last reference."""
+  def __exit__(self, kind, *error) -> None:
+    if kind is None:
+      self.check()
+
+  def check(self) -> None:
+    """Raises ValueError if the folder is gone, or another one has its name."""
+    try:
+      is_there = os.path.samestat(self._folder.stat(), self._status)
+    except OSError:
+      is_there = False
+    if not is_there:
+      raise ValueError(f'{self._folder} was removed or replaced while it was written; repeat the '
+                       'command.')
 
 
 # What this process holds, by device and number of the folder: it may hold a folder twice.
@@ -46,7 +58,7 @@ def hold(folder: pathlib.Path) -> Hold:
   status = folder.stat()
   key = status.st_dev, status.st_ino
   if (found := _HELD.get(key)) is None:
-    found = _HELD[key] = Hold(_lock(folder))
+    found = _HELD[key] = Hold(folder, status, _lock(folder))
   return found
 
 

@@ -5,9 +5,13 @@ import math
 import os
 import pathlib
 import shutil
+import stat
+from typing import Any
 
 # Bytes without which a disk is full.
 _LEAST = 1 << 20
+# Bytes of a file's name.
+_LONGEST_NAME = 255
 
 
 def find(name: str, place: str | os.PathLike) -> pathlib.Path:
@@ -18,8 +22,10 @@ def find(name: str, place: str | os.PathLike) -> pathlib.Path:
     place: the place.
 
   Raises:
-    ValueError: if there can be no such place: nobody's home, too long a name.
+    ValueError: if there can be no such place: no path, nobody's home, too long a name.
   """
+  if not isinstance(place, (str, os.PathLike)):
+    raise ValueError(f'{name} is {place!r:.80}; it must be a path, a text or a pathlib.Path.')
   try:
     path = pathlib.Path(place).expanduser().absolute()
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -60,6 +66,48 @@ def file(name: str, place: str | os.PathLike) -> pathlib.Path:
                      'written.')
   _check_writable(name, place, path, path.parent)
   return path
+
+
+def inside(folder: pathlib.Path, name: Any, source: str | os.PathLike, *, deep: bool = False,
+           links: bool = False) -> pathlib.Path:
+  """The path in a folder of a file whose name was read: a regular file, or nothing yet.
+
+  Every name that a file holds goes through here before anything is done with it.
+
+  Args:
+    folder: where the file must be.
+    name: as it was read, of any type.
+    source: what holds the name, for the message.
+    deep: whether the name may have several parts with '/' between, all but the last of folders.
+    links: whether the file may be a link to a regular one, as in the cache of a hub. For files
+      that are only read.
+
+  Raises:
+    ValueError: if a part is no plain name, or what is there is no regular file in the folder.
+  """
+  parts = name.split('/') if deep and isinstance(name, str) else [name]
+  if not all(map(is_plain, parts)):
+    raise ValueError(f'{source} holds the name {shown(str(name))}, which is no plain name of a '
+                     'file; move it away, or give another folder.')
+  path = folder
+  for number, part in enumerate(parts, 1):
+    path /= part
+    is_kind = stat.S_ISREG if number == len(parts) else stat.S_ISDIR
+    try:
+      mode = (path.stat if links and number == len(parts) else path.lstat)().st_mode
+    except FileNotFoundError:
+      continue
+    if not is_kind(mode):
+      raise ValueError(f'{source} holds the name {shown(name)}, and {path} is a link, a folder or '
+                       'a device instead of a file; move it away, or give another folder.')
+  return path
+
+
+def is_plain(name: Any) -> bool:
+  """Whether this is the name of a file in a folder, and of no other place."""
+  return (isinstance(name, str) and name.isprintable() and name not in ('', '.', '..')
+          and not set(name) & set('/\\') and pathlib.PurePath(name).name == name
+          and len(name.encode()) <= _LONGEST_NAME)
 
 
 def check_space(path: pathlib.Path, size: int) -> None:

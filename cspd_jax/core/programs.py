@@ -50,6 +50,20 @@ def compiler_options(graphs: str | None = None) -> dict[str, str] | None:
   return {'xla_gpu_enable_command_buffer': _RECORDED}
 
 
+def check_devices() -> None:
+  """Raises ValueError if JAX cannot start on the devices that it is to use.
+
+  What needs a device fails then in any way, as if its input were wrong.
+  """
+  try:
+    jax.devices()
+  except (RuntimeError, AssertionError) as error:  # The latter without the package for a GPU.
+    wanted = jax.config.jax_platforms
+    reason = f' ({str(error).rstrip(".")})' if str(error) else ''
+    raise ValueError(f'JAX_PLATFORMS is {wanted!r}, and JAX finds no such device{reason}; install '
+                     'JAX for it, or set JAX_PLATFORMS=cpu.') from error
+
+
 def on_cuda() -> bool:
   """Whether the default device is an NVIDIA GPU."""
   try:

@@ -4,16 +4,21 @@ A group is a part of the parameters' tree, written by Orbax into a folder of its
 """
 
 import concurrent.futures
+import contextlib
 import hashlib
 import os
 import pathlib
+import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from flax import traverse_util
 from orbax.checkpoint import v1 as ocp
 
@@ -28,6 +33,8 @@ Group = Callable[[], Params]
 _GROUP = 64 << 20
 # Numbers that are looked at together, bytes that are read together.
 _BLOCK = 1 << 20
+# Seconds that the threads of a save that failed have to end.
+_PATIENCE = 10.0
 # Bytes of what Orbax writes beside the numbers.
 _MARGIN = 1 << 20
 
@@ -69,6 +76,7 @@ def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_no
 
   Raises:
     ValueError: naming a parameter with numbers that are not finite, or if the disk is full.
+    OSError: if the disk fills up meanwhile, or the system refuses to write.
   """
   names = [f'arrays/{i:04d}' for i in range(len(groups))]
   (folder / 'arrays').mkdir(exist_ok=True)
@@ -82,12 +90,34 @@ def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_no
         check_finite(params)
       # Orbax waits for minutes for a full disk, and ends with pages.
       places.check_space(folder, _MARGIN + sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
-      ocp.save_checkpointables(folder / name, {'params': params})
+      with _one_error(folder):
+        ocp.save_checkpointables(folder / name, {'params': params})
     # Only object stores need this marker, and it names a folder of the machine that saved.
     (folder / name / 'commit_success.txt').unlink(missing_ok=True)
     if progress:
       progress(i + 1, len(names))
   return names
+
+
+@contextlib.contextmanager
+def _one_error(folder: pathlib.Path) -> Iterator[None]:
+  """Raises what the system says if Orbax cannot write, whose threads print pages about it."""
+  before, logger = set(threading.enumerate()), logging.get_absl_logger()
+  hooks = sys.unraisablehook, threading.excepthook
+  is_of_others = lambda record: 'orbax' not in record.pathname
+  sys.unraisablehook = threading.excepthook = lambda *args: None
+  logger.addFilter(is_of_others)
+  try:
+    yield
+  except Exception as error:
+    for thread in set(threading.enumerate()) - before:
+      thread.join(_PATIENCE)
+    if code := re.search(r"os_error_code='(\d+)'", str(error)):
+      raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
+    raise
+  finally:
+    logger.removeFilter(is_of_others)
+    sys.unraisablehook, threading.excepthook = hooks
 
 
 def stored(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Params]:

@@ -4,6 +4,9 @@ Files are collected in a folder inside of it and moved into place at the end, so
 that is stopped leaves the earlier report as it was, and may go on where it was. A new report takes
 the place of the earlier one with all its files. A file that no report wrote, or that was changed
 since, is never touched.
+
+A folder may be a stranger's: every name in it is one of a file of the folder (`places.inside`), and
+nothing is moved or removed before all of it was checked.
 """
 
 import hashlib
@@ -11,9 +14,8 @@ import math
 import os
 import pathlib
 import platform
-import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,6 +26,7 @@ from cspd_jax.version import __version__
 _REPORT = 'report.json'
 _UNFINISHED = 'unfinished_report'
 _RUN = 'run.json'
+_RESERVED = (_REPORT, _UNFINISHED, _RUN)
 
 
 class Report:
@@ -40,43 +43,34 @@ class Report:
 
     Args:
       folder: where the report will be.
-      names: files that it will have beside report.json, as far as they are known.
+      names: plain names of the files that it will have with report.json, as far as they are known.
       run: what the files depend on. If the folder holds an unfinished report of the same run,
         its files stay; see `has`. None begins anew.
-      overwrite: whether an earlier report may be replaced.
+      overwrite: whether an earlier report may be replaced, and an unfinished one of another run
+        if `run` is given.
 
     Raises:
       ValueError: if files cannot be written there, one of the names is that of a file that no
-        report wrote, or there is a report that is not to be replaced.
+        report wrote, there is a report or an unfinished one that is not to be replaced, or the
+        folder holds what no report leaves.
     """
     self.folder = places.folder('workdir', folder)
     # Until the report is written, or nobody knows of it any more.
     self._hold: locks.Hold | None = locks.hold(self.folder)
     self._new = self.folder / _UNFINISHED
-    if (self._new / _REPORT).exists():
-      self._move()  # The last report was stopped while its files were moved.
-    self._earlier = _read(self.folder)
-    if self._earlier and not overwrite:
-      raise ValueError(f'workdir is {str(folder)!r}, which holds a report already; give another '
-                       'folder, or overwrite.')
-    for name in (_REPORT, *names):
-      self._check(name)
-    self._begin(run, overwrite)
-
-  def _begin(self, run: Mapping[str, Any] | None, overwrite: bool) -> None:
-    """Makes the folder of what is not finished, or keeps that of the same run."""
-    path = self._new / _RUN
-    if run is not None and path.exists() and reading.json(
-        path, 'remove the folder that it is in, or overwrite' ) == plain(run):
-      return
-    if self._new.exists():
+    run = None if run is None else plain(run)
+    found = _check(self.folder, names, run, overwrite)
+    self._earlier = found.moving or found.earlier
+    if found.moving:
+      _move(self.folder, found)  # The last report was stopped while its files were moved.
       if not overwrite:
-        raise ValueError(f'workdir is {str(self.folder)!r}, where another run was stopped; go on '
-                         'with that one, give another folder, or overwrite.')
-      shutil.rmtree(self._new)
+        raise _holds_a_report(self.folder)
+    elif found.is_same:
+      return
+    elif self._new.exists():
+      _clear(self._new)
     self._new.mkdir()
-    if run is not None:
-      files.write_json(path, plain(run))
+    files.write_json(self._new / _RUN, run)
 
   def has(self, name: str) -> bool:
     """Whether the file `name` was written already, before this run of the program was stopped."""
@@ -86,12 +80,12 @@ class Report:
     """Where to write the file `name` of the report; it is moved into the folder at the end.
 
     Raises:
-      ValueError: if the folder holds a file of this name that no report wrote.
+      ValueError: if it is no plain name, the folder holds a file of this name that no report
+        wrote, or the folder was removed.
     """
-    self._check(name)
-    path = self._new / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    _check_name(self.folder, name, self._earlier)
+    self._check_there()
+    return self._new / name
 
   def write(self, *, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
             **more: Any) -> None:
@@ -103,42 +97,30 @@ class Report:
       **more: further entries.
 
     Raises:
-      ValueError: if a number is not finite, naming it, or a value is not what JSON can hold.
+      ValueError: if a number is not finite, naming it, a value is not what JSON can hold, or the
+        folder was removed or has a file of another program by now.
     """
     content = plain(dict(settings=settings, rows=rows, **more, **machine()))
-    content['files'] = {
-        path.relative_to(self._new).as_posix(): _digest(path)
-        for path in sorted(self._new.rglob('*')) if path.is_file() and path.name != _RUN}
+    self._check_there()
+    for left in files.leftovers(self._new / '*'):
+      left.unlink()
+    content['files'] = {name: _digest(path) for name, path in _content(self._new).items()
+                        if name not in _RESERVED}
     files.write_json(self._new / _REPORT, content)
-    self._move()
+    _move(self.folder, _found(self.folder, None))
     self._hold = None
 
-  def _check(self, name: str) -> None:
-    """Raises ValueError if the file `name` would replace what no report wrote."""
-    path = self.folder / name
-    if not path.resolve().is_relative_to(self.folder.resolve()) or path == self._new:
-      raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
-    if path.exists() and name != _REPORT and not _is_own(path, self._earlier.get(name)):
-      raise ValueError(f'workdir is {str(self.folder)!r}, where {name} was not written by a '
-                       'report, or changed since; move it away or give another folder.')
-    if name == _REPORT and path.exists() and not self._earlier:
-      raise ValueError(f'workdir is {str(self.folder)!r}, where report.json is that of another '
-                       'program; move it away or give another folder.')
+  def _check_there(self) -> None:
+    """Raises ValueError if the folder was removed while the report was made."""
+    if self._hold is not None:
+      self._hold.check()
+    if not self._new.is_dir():
+      raise ValueError(f'{self._new} was removed while it was written; repeat the command.')
 
-  def _move(self) -> None:
-    """Moves what is finished into place; if it is stopped, the next report goes on with it."""
-    earlier = _read(self.folder)
-    new = _files(self._new)
-    # report.json comes last: until then both lists of files are there to go on with.
-    for name in new:
-      if (self._new / name).exists():
-        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (self._new / name).replace(self.folder / name)
-    for name, digest in earlier.items():
-      if name not in new and name != _REPORT and _is_own(self.folder / name, digest):
-        (self.folder / name).unlink()
-    (self._new / _REPORT).replace(self.folder / _REPORT)
-    shutil.rmtree(self._new)
+
+def check(folder: str | os.PathLike, names: Sequence[str] = ()) -> None:
+  """Raises what `Report` would raise, for programs that write theirs after hours of work."""
+  _check(places.folder('workdir', folder), names, None, True)
 
 
 def machine() -> dict[str, Any]:
@@ -169,25 +151,138 @@ def plain(content: Any, name: str = 'report') -> Any:
   raise ValueError(f'{name} is a {type(content).__name__}; it must be what JSON can hold.')
 
 
-def _read(folder: pathlib.Path) -> dict[str, str]:
-  """The files of the report in a folder, with their digests; empty if there is none."""
-  try:
-    return {_REPORT: '', **_files(folder)}
-  except ValueError:
+class _Found(NamedTuple):
+  """What a folder holds.
+
+  Attributes:
+    earlier: files of its report with their digests, report.json among them; empty without one.
+    moving: files, likewise, of a complete report that was stopped while they were moved into place.
+    is_stopped: whether there are finished files of a run that was stopped.
+    is_same: whether the unfinished report is of the run that is asked for.
+  """
+
+  earlier: dict[str, str]
+  moving: dict[str, str]
+  is_stopped: bool
+  is_same: bool
+
+
+def _found(folder: pathlib.Path, run: Any) -> _Found:
+  """What a folder holds; raises ValueError if that is nothing that reports leave."""
+  new = folder / _UNFINISHED
+  earlier = _listed(folder)
+  if not os.path.lexists(new):
+    return _Found(earlier, {}, False, False)
+  if new.is_symlink() or not new.is_dir():
+    raise ValueError(f'workdir is {str(folder)!r}, where {_UNFINISHED} is no folder of a report; '
+                     'move it away or give another folder.')
+  content, moving = _content(new), _listed(new)
+  finished = content.keys() - {_RUN, *(left.name for left in files.leftovers(new / '*'))}
+  if finished and _RUN not in content and not moving:
+    raise ValueError(f'workdir is {str(folder)!r}, where {_UNFINISHED} holds files of no report '
+                     'that can go on; move it away or give another folder.')
+  for name, digest in moving.items():
+    if name in content and name != _REPORT:
+      _check_name(folder, name, earlier, digest)
+  of_run = _RUN in content and reading.json(
+      new / _RUN, 'remove the folder that it is in', kind=object)
+  is_stopped = bool(of_run and finished and not moving)
+  return _Found(earlier, moving, is_stopped, run is not None and of_run == run)
+
+
+def _check(folder: pathlib.Path, names: Sequence[str], run: Any, overwrite: bool) -> _Found:
+  """What a folder holds; raises ValueError unless a report can begin there."""
+  found = _found(folder, run)
+  if not overwrite and (found.earlier or found.moving and not found.is_same):
+    raise _holds_a_report(folder)
+  if found.is_stopped and not found.is_same and not (overwrite and run is not None):
+    raise ValueError(
+        f'workdir is {str(folder)!r}, where another run was stopped; go on with that one, give '
+        f'another folder, {"overwrite" if run is not None else f"remove {_UNFINISHED} in it"}.')
+  for name in (_REPORT, *names):
+    _check_name(folder, name, found.earlier, found.moving.get(name))
+  return found
+
+
+def _holds_a_report(folder: pathlib.Path) -> ValueError:
+  return ValueError(f'workdir is {str(folder)!r}, which holds a report already; give another '
+                    'folder, or overwrite.')
+
+
+def _check_name(folder: pathlib.Path, name: str, earlier: Mapping[str, str],
+                moving: str | None = None) -> None:
+  """Raises ValueError if the file `name` would replace what no report wrote.
+
+  Args:
+    folder: of the report.
+    name: of the file.
+    earlier: digests of the files of the report that is there.
+    moving: digest of the file that may be in place already; None if there is none.
+  """
+  if not places.is_plain(name) or name != _REPORT and name in _RESERVED:
+    raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
+  path = folder / name
+  if name == _REPORT and os.path.lexists(path) and not earlier:
+    raise ValueError(f'workdir is {str(folder)!r}, where report.json is that of another '
+                     'program; move it away or give another folder.')
+  if name != _REPORT and os.path.lexists(path) and not (
+      _is_own(path, earlier.get(name)) or _is_own(path, moving)):
+    raise ValueError(f'workdir is {str(folder)!r}, where {name} was not written by a '
+                     'report, or changed since; move it away or give another folder.')
+
+
+def _move(folder: pathlib.Path, found: _Found) -> None:
+  """Moves what is finished into place; if it is stopped, the next report goes on with it."""
+  new = folder / _UNFINISHED
+  # report.json comes last: until then both lists of files are there to go on with.
+  for name in found.moving:
+    if name != _REPORT and (new / name).exists():
+      (new / name).replace(folder / name)
+  for name, digest in found.earlier.items():
+    if name not in found.moving and _is_own(folder / name, digest):
+      (folder / name).unlink()
+  (new / _REPORT).replace(folder / _REPORT)
+  _clear(new)
+
+
+def _clear(new: pathlib.Path) -> None:
+  """Removes the folder of an unfinished report, its settings last."""
+  content = _content(new)
+  for name in sorted(content, key=lambda name: name == _RUN):
+    content[name].unlink()
+  new.rmdir()
+
+
+def _content(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+  """The files of a folder by name; raises ValueError if it holds anything else."""
+  return {name: places.inside(folder, name, folder) for name in sorted(os.listdir(folder))}
+
+
+def _listed(folder: pathlib.Path) -> dict[str, str]:
+  """The files of the report in a folder, with their digests; empty if there is none.
+
+  Raises:
+    ValueError: if its report.json is no list of files in the folder.
+  """
+  path = places.inside(folder, _REPORT, folder)
+  if not path.exists():
     return {}
-
-
-def _files(folder: pathlib.Path) -> dict[str, str]:
-  """The files that report.json lists, with their digests; raises ValueError if it lists none."""
-  found = reading.json(folder / _REPORT, 'move it away').get('files')
+  remedy = 'move it away or give another folder'
+  found = reading.json(path, remedy).get('files')
   if not isinstance(found, dict):
-    raise ValueError(f'{folder / _REPORT} lists no files; move it away.')
-  return {name: str(digest) for name, digest in found.items()}
+    raise ValueError(f'workdir is {str(folder)!r}, where report.json is that of another program; '
+                     f'{remedy}.')
+  for name in found:
+    places.inside(path.parent, name, path)
+    if name in _RESERVED:
+      raise ValueError(f'{path} lists {name!r} as a file of the report; {remedy}.')
+  return {_REPORT: '', **{name: str(digest) for name, digest in found.items()}}
 
 
 def _is_own(path: pathlib.Path, digest: str | None) -> bool:
   """Whether a file is the one that a report wrote."""
-  return path.is_file() and digest is not None and _digest(path) == digest
+  return (digest is not None and path.is_file() and not path.is_symlink()
+          and _digest(path) == digest)
 
 
 def _digest(path: pathlib.Path) -> str:

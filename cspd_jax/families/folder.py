@@ -181,9 +181,9 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
   presets = {}
   for family in family_lib.FAMILIES.values():
     presets |= dict.fromkeys(family.published.presets, family)
-  if name in presets:
-    family = presets[name]
-    target = checkpoint.sketch(family.roles['target'][0], family.published.presets[name])
+  if (preset := str(name)) in presets:
+    family = presets[preset]
+    target = checkpoint.sketch(family.roles['target'][0], family.published.presets[preset])
     return family, {'target': target}
   try:
     folder = find(name)
@@ -251,11 +251,15 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
 def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]) -> None:
   """Checks that a model can be saved in a folder, with networks in it, before there are any.
 
-  Arguments and errors are those of `save`.
+  Arguments and errors are those of `save`; `parts` are in the folder, and none may be a link, whose
+  network elsewhere would be replaced.
   """
   folder = places.folder('folder', folder)
   _joined(folder, family, parts, {})
   for part in parts.values():
+    if (folder / part).is_symlink():
+      raise CheckpointError(f'{folder / part} is a link, and the network that it leads to would be '
+                            'replaced; remove the link, or give another folder.')
     checkpoint.check_place(folder / part)
 
 
@@ -314,7 +318,8 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
     found: dict[str, Any] = dict(
         family=str(description['family']), parts=dict(description['parts']),
         defaults=dict(description['defaults']))
-    wrong = [role for role, part in found['parts'].items() if not isinstance(part, str)]
+    wrong = [role for role, part in found['parts'].items()
+             if not isinstance(part, str) or not part or not part.isprintable()]
   except (KeyError, TypeError, ValueError) as error:
     raise _damaged(folder, error) from error
   if version not in _FORMATS:

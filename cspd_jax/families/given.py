@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from PIL import Image
 
+from cspd_jax.core import reading
 from cspd_jax.decoding import continued
 
 
@@ -95,12 +96,7 @@ def _size(model: Any) -> tuple[int, int]:
 
 def _read(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
   """The middle of an image file as `[1, *size, 3]` uint8."""
-  try:
-    with Image.open(path) as image:
-      picture = image.convert('RGB')
-  except OSError as error:
-    raise ValueError(f'prefix is {str(path)!r}, which cannot be read as an image ({error}); give '
-                     'another file.') from error
+  picture = reading.photograph(path, 'give another file', 'prefix')
   height, width = size
   scale = min(picture.width / width, picture.height / height)
   left, top = ((whole - side * scale) / 2 for whole, side in (

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from cspd_jax.core import files
+from cspd_jax.core import files, places
 from cspd_jax.plots import acceptance
 from cspd_jax.version import __version__
 
@@ -79,7 +79,7 @@ class Generated:
     Raises:
       ValueError: if a file exists and is not to be replaced, or nothing can be written there.
     """
-    folder = pathlib.Path(folder).expanduser()
+    folder = places.find('folder', folder)
     paths = [folder / name for name in self.names()]
     if not overwrite and (found := [path for path in paths if path.exists()]):
       raise ValueError(

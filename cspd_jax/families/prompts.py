@@ -1,5 +1,6 @@
 """Prompts and seeds as callers give them, made into lists."""
 
+import collections.abc
 import os
 import pathlib
 from collections.abc import Sequence
@@ -19,8 +20,15 @@ def listed(prompts: Any) -> Any:
       type, such as embeddings, is given back as it is.
 
   Raises:
-    ValueError: if there are none, names and numbers are mixed, or the file cannot be read.
+    ValueError: if there are none, they have no order, names and numbers are mixed, or the file
+      cannot be read.
   """
+  if isinstance(prompts, collections.abc.Set):
+    raise ValueError(f'prompts is a {type(prompts).__name__}, which has no order, and an image '
+                     'depends on the number of its prompt; give a list.')
+  if isinstance(prompts, (float, bytes, collections.abc.Iterator)):
+    raise ValueError(f'prompts is {prompts!r:.80}; it must be a prompt, a list of them, or a '
+                     'pathlib.Path to a file with one per line.')
   if isinstance(prompts, os.PathLike):
     return _lines(pathlib.Path(prompts))
   if isinstance(prompts, (str, int, np.integer)):

@@ -15,8 +15,11 @@ import jax
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import files
+from cspd_jax.core import files, places
 from cspd_jax.training import steps
+
+# Bytes of a line of metrics that are read at once; a longer one was not written here.
+_LONGEST_LINE = 1 << 20
 
 
 def run(
@@ -54,8 +57,8 @@ def run(
   Raises:
     ValueError: if the folder holds states of something else.
   """
-  workdir = pathlib.Path(workdir).absolute()
-  folder, metrics_path = workdir / name, workdir / f'{name}.jsonl'
+  workdir = places.find('workdir', workdir)
+  folder, metrics_path = workdir / name, places.inside(workdir, f'{name}.jsonl', workdir)
   folder.mkdir(parents=True, exist_ok=True)
   restored = steps.restore(folder, state)
   if restored is not None:
@@ -72,7 +75,7 @@ def run(
     if evaluate and evaluate_every and _due(done, evaluate_every, num_steps):
       record |= log.held_out(done, evaluate(state))
     if record:
-      with metrics_path.open('a') as file:
+      with files.naming(metrics_path), metrics_path.open('a') as file:
         file.write(json.dumps({'step': done, **record}) + '\n')
     if _due(done, checkpoint_every, num_steps):
       steps.save(folder, done, state)
@@ -125,14 +128,13 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
   """Removes the metrics of steps that are about to be repeated, and a half-written last line."""
   if not path.exists():
     return
-  kept = []
-  for line in path.read_bytes().splitlines():
-    try:
-      if json.loads(line)['step'] <= step:
-        kept.append(line + b'\n')
-    except (ValueError, KeyError, TypeError):
-      continue
-  files.write(path, b''.join(kept))
+  with path.open('rb') as lines, files.writing(path) as kept:
+    while line := lines.readline(_LONGEST_LINE):
+      try:
+        if json.loads(line)['step'] <= step:
+          kept.write(line.rstrip() + b'\n')
+      except (ValueError, KeyError, TypeError, RecursionError):
+        continue
 
 
 def jit_step(step: Callable[..., Any], *static: Any) -> Callable[[Any, Any], Any]:

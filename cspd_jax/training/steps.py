@@ -45,6 +45,9 @@ def restore(folder: pathlib.Path, like: Any) -> Any:
   Raises:
     ValueError: if the folder holds something else.
   """
+  if folder.is_symlink():
+    raise ValueError(f'{folder} is a link, and files of what it leads to would be removed; move it '
+                     'away, or give another folder.')
   for left in files.leftovers(folder / '*'):
     left.unlink(missing_ok=True)
   found = _files(folder)

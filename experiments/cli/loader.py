@@ -1,4 +1,7 @@
-"""Configurations: Python files with a function `get_config()` that returns a dataclass."""
+"""Configurations: Python files with a function `get_config()` that returns a dataclass.
+
+They are run with all that their writer put there: this is for files that the user trusts.
+"""
 
 import dataclasses
 import importlib.machinery

@@ -142,7 +142,8 @@ class Program:
     if config is not None:
       lines += [
           f'Fields of the configuration, with the values of {path}. --config=FILE takes another '
-          'file,', '--config.FIELD=VALUE is the same as --FIELD=VALUE:', '', *_listed(config)]
+          'file: Python that is run,', 'so give only one that you trust. --config.FIELD=VALUE is '
+          'the same as --FIELD=VALUE:', '', *_listed(config)]
     lines += ['--help', '    this text', '--debug', '    shows where an error comes from']
     return '\n'.join(lines)
 

@@ -216,3 +216,43 @@ class TestPickles:
       (tmp_path / 'x.pt').write_bytes(changed)
       with contextlib.suppress(read.ReadError):
         read.read(tmp_path / 'x.pt')
+
+
+@pytest.mark.parametrize('name', ['../x.safetensors', '..', '', '{tmp}/x.safetensors',
+                                  'a\nb.safetensors', 'sub/x.safetensors', 'pipe.safetensors',
+                                  'folder.safetensors', 3, None, ['x']])
+def test_names_in_an_index_lead_nowhere(tmp_path, name):
+  folder = tmp_path / 'm'
+  for place in (tmp_path, folder / 'sub', folder / 'folder.safetensors'):
+    place.mkdir(parents=True, exist_ok=True)
+    safetensors.numpy.save_file({'a': np.ones(2)}, place / 'x.safetensors')
+  os.mkfifo(folder / 'pipe.safetensors')
+  name = name.format(tmp=tmp_path) if isinstance(name, str) else name
+  (folder / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': {'a': name}}))
+  with pytest.raises(read.ReadError, match='index.json.*(holds the name|is damaged)'):
+    read.read(folder)
+
+
+def test_files_of_an_index_may_be_links(tmp_path):
+  """So they are in the cache of the hub."""
+  safetensors.numpy.save_file({'a': np.ones(2)}, tmp_path / 'blob')
+  (tmp_path / 'm').mkdir()
+  (tmp_path / 'm' / 'x.safetensors').symlink_to('../blob')
+  (tmp_path / 'm' / 'model.safetensors.index.json').write_text(
+      json.dumps({'weight_map': {'a': 'x.safetensors'}}))
+  _assert_same(read.read(tmp_path / 'm').tensors, {'a': np.ones(2)})
+
+
+@pytest.mark.parametrize('told', [10**11, 101, 0, -1, [1], '2', 1.5, True, {}])
+def test_numbers_of_files_that_cannot_be(tmp_path, told):
+  (tmp_path / 'consolidated.00.pth').write_bytes(b'')
+  (tmp_path / 'params.json').write_text(json.dumps({'model_parallel_size': told}))
+  with pytest.raises(read.ReadError, match='whose model_parallel_size is .* from 1 to 100'):
+    read.files(tmp_path)
+
+
+def test_a_tokenizer_file_that_is_too_large(tmp_path):
+  (tmp_path / 'tokenizer.json').touch()
+  os.truncate(tmp_path / 'tokenizer.json', 20 << 30)
+  with pytest.raises(read.ReadError, match='tokenizer.json cannot be read as a file'):
+    read.read(tmp_path / 'tokenizer.json')

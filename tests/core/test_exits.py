@@ -1,6 +1,8 @@
 """How programs end."""
 
+import contextlib
 import errno
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,23 +12,28 @@ import numpy as np
 import pytest
 
 from cspd_jax.core import exits, places
+from cspd_jax.evaluation import progress
 
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'a/b')
 
 
-def ended(capsys, error):
+def ended_code(error):
   def main():
     raise error
 
-  code = exits.code_of(main)
-  return code, capsys.readouterr().err
+  return exits.code_of(main)
+
+
+def ended(capsys, error):
+  return ended_code(error), capsys.readouterr().err
 
 
 @pytest.mark.parametrize('error, code, said', [
     (KeyboardInterrupt(), 130, 'interrupted\n'),
     (ValueError('x is 1;\n  y is 2.\n'), 2, 'error: x is 1; y is 2.\n'),
     (_FULL, 2, "error: No space left on device: 'a/b'; free some space and repeat the command.\n"),
-    (OSError(errno.EROFS, 'Read-only file system'), 2, 'error: Read-only file system\n'),
+    (OSError(errno.EROFS, 'Read-only file system'), 2,
+     'error: Read-only file system (the system names no place; perhaps the standard output)\n'),
     (OSError('no words'), 2, 'error: no words\n'),
     (ImportError('no torch'), 2, 'error: no torch\n'),
     (jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 2, 'error: there is not '
@@ -68,6 +75,44 @@ def test_a_pipe_that_nobody_reads():
     process.stdout.readline()
     process.stdout.close()
     assert process.stderr.read() == b'' and process.wait() == 141
+
+
+@pytest.mark.parametrize('names', [['stdout'], ['stderr'], ['stdout', 'stderr']])
+def test_streams_that_are_closed(monkeypatch, names):
+  """Python has None in their place."""
+  for name in names:
+    monkeypatch.setattr(sys, name, None)
+
+  def main():
+    with progress.bar('x') as show:
+      show(1, 2)
+      progress.say('x')
+
+  assert exits.code_of(main) == 0
+  assert ended_code(ValueError('x')) == 2
+
+
+def test_a_standard_output_that_is_full(monkeypatch, capsys):
+  with contextlib.suppress(OSError), open('/dev/full', 'w') as full:
+    monkeypatch.setattr(sys, 'stdout', full)
+    assert exits.code_of(lambda: print('x')) == 2
+  assert capsys.readouterr().err == (
+      'error: No space left on device (the system names no place; perhaps the standard output); '
+      'free some space and repeat the command.\n')
+
+
+def test_a_device_that_there_is_not():
+  """Neither is the model damaged, nor is it a mistake of the program."""
+  has_gpu = importlib.util.find_spec('jax_cuda12_plugin') is not None
+  device = 'abacus' if has_gpu else 'cuda'
+  program = ('import sys; from cspd_jax.core import checkpoint, exits; import jax; '
+             'code = exits.code_of(lambda: checkpoint.load("demo/target")); '
+             'sys.exit(exits.code_of(lambda: jax.numpy.zeros(3)) + code)')
+  done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True,
+                        env=os.environ | {'JAX_PLATFORMS': device}, check=False)
+  lines = done.stderr.splitlines()
+  assert done.returncode == 4 and len(lines) == 2 and lines[0] == lines[1], done.stderr
+  assert lines[0].startswith(f"error: JAX_PLATFORMS is '{device}', and JAX finds no such device")
 
 
 def test_homes(monkeypatch, tmp_path):

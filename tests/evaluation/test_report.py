@@ -1,8 +1,11 @@
 """Reports: complete or not there, nothing of the user's touched, no stale files."""
 
 import contextlib
+import hashlib
 import json
+import os
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -19,17 +22,18 @@ def _write(folder, names, **more):
 
 
 def _names(folder):
-  return sorted(path.relative_to(folder).as_posix() for path in folder.rglob('*')
-                if path.is_file())
+  """All files but what says that a report was begun."""
+  return sorted(name for path in folder.rglob('*') if path.is_file()
+                and (name := path.relative_to(folder).as_posix()) != 'unfinished_report/run.json')
 
 
 def test_content(tmp_path):
-  _write(tmp_path, ['a.png', 'images/b.png'], model='m')
+  _write(tmp_path, ['a.png', 'b.png'], model='m')
   report = json.loads((tmp_path / 'report.json').read_text())
   assert report['settings'] == {'seed': 1} and report['rows'] == [{'x': [0.9], 'y': None}]
   assert report['model'] == 'm' and report['device'] and report['versions']['jax']
-  assert list(report['files']) == ['a.png', 'images/b.png']
-  assert _names(tmp_path) == ['a.png', 'images/b.png', 'report.json']
+  assert list(report['files']) == ['a.png', 'b.png']
+  assert _names(tmp_path) == ['a.png', 'b.png', 'report.json']
 
 
 def test_a_new_report_removes_the_files_of_the_earlier_one_only(tmp_path):
@@ -81,11 +85,10 @@ def test_a_stopped_run_goes_on_if_it_is_the_same(tmp_path):
   assert Report(tmp_path, run={'seed': 1}, overwrite=False).has('a.png')
   assert not Report(tmp_path, run={'seed': 2}).has('a.png')
   Report(tmp_path, run={'seed': 2}).path('a.png').write_text('a')
-  assert not Report(tmp_path).has('a.png')
   again = Report(tmp_path, run={'seed': 2})
   again.path('b.png').write_text('b')
   again.write(settings={}, rows=[])
-  assert _names(tmp_path) == ['b.png', 'report.json']
+  assert _names(tmp_path) == ['a.png', 'b.png', 'report.json']
 
 
 @pytest.mark.parametrize('stop_at', range(5))
@@ -118,7 +121,11 @@ def test_a_stop_at_any_move_is_mended_by_the_next_report(tmp_path, monkeypatch, 
   assert sorted([*listed, 'report.json']) == names
 
 
-@pytest.mark.parametrize('name', ['../a.png', '/tmp/a.png', 'unfinished_report'])
+NAMES = ['../taken.txt', '..', '.', '', 'a/b.png', 'a\\b.png', 'a\nb.png', 'a\0b', 'x' * 256,
+         'caf\udce9', 'unfinished_report', 'run.json']
+
+
+@pytest.mark.parametrize('name', [*NAMES, '/tmp/a.png'])
 def test_names_stay_in_the_folder(tmp_path, name):
   with pytest.raises(ValueError, match='must be a file in the folder'):
     Report(tmp_path / 'report').path(name)
@@ -137,3 +144,148 @@ def test_folder_that_cannot_be_written(tmp_path):
 def test_what_json_cannot_hold(content, words):
   with pytest.raises(ValueError, match=words):
     report_lib.plain(content)
+
+
+def _contents(folder):
+  """Everything in a folder, links as links."""
+  return {path.relative_to(folder).as_posix(): os.readlink(path) if path.is_symlink()
+          else path.read_bytes() if path.is_file() else None for path in folder.rglob('*')}
+
+
+def _refused(tmp_path, match, **more):
+  """Checks that a report in `tmp_path / 'x'` is refused, and nothing changed anywhere."""
+  before = _contents(tmp_path)
+  for run in (None, {'seed': 1}):
+    for overwrite in (False, True):
+      with pytest.raises(ValueError, match=match):
+        Report(tmp_path / 'x', run=run, overwrite=overwrite, **more)
+      assert _contents(tmp_path) == before
+  with pytest.raises(ValueError, match=match):
+    report_lib.check(tmp_path / 'x', **more)
+
+
+def _listing(path, names, content='x'):
+  """Writes a report.json that lists files."""
+  digest = hashlib.sha256(content.encode()).hexdigest()
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps({'rows': [], 'files': dict.fromkeys(names, digest)}))
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('place', ['', 'unfinished_report'])
+def test_names_in_a_report_of_a_stranger_lead_nowhere(tmp_path, place, name):
+  """Neither over a file outside (unfinished), nor to its removal (finished)."""
+  (tmp_path / 'taken.txt').write_text('x')
+  folder = tmp_path / 'x'
+  _listing(folder / place / 'report.json', [name])
+  _refused(tmp_path, r'holds the name|lists .* as a file|is a link, a folder or a device')
+
+
+def test_absolute_names_lead_nowhere(tmp_path):
+  (tmp_path / 'taken.txt').write_text('x')
+  for place in ('', 'unfinished_report'):
+    _listing(tmp_path / 'x' / place / 'report.json', [str(tmp_path / 'taken.txt')])
+    _refused(tmp_path, 'holds the name .*taken.txt.*no plain name')
+    shutil.rmtree(tmp_path / 'x')
+
+
+@pytest.mark.parametrize('link', [
+    'a.png', 'report.json', 'unfinished_report', 'unfinished_report/a.png',
+    'unfinished_report/run.json', 'unfinished_report/report.json', 'unfinished_report/b.png'])
+def test_links_in_a_folder_of_a_stranger_lead_nowhere(tmp_path, link):
+  """`a.png` is a name that either report lists, `b.png` one that nothing lists."""
+  folder, outside = tmp_path / 'x', tmp_path / 'outside'
+  _listing(folder / 'report.json', ['a.png'])
+  _listing(folder / 'unfinished_report' / 'report.json', ['a.png'])
+  (folder / 'unfinished_report' / 'a.png').write_text('x')
+  (folder / 'unfinished_report' / 'run.json').write_text('{"seed": 1}')
+  if link == 'unfinished_report':
+    (folder / link).rename(outside)
+  else:
+    outside.write_text((folder / link).read_text() if (folder / link).exists() else 'x')
+    (folder / link).unlink(missing_ok=True)
+  (folder / link).symlink_to(outside)
+  _refused(tmp_path, 'is a link, a folder or a device|is no folder of a report')
+
+
+@pytest.mark.parametrize('kind', ['folder', 'pipe'])
+def test_what_is_no_file_is_not_moved(tmp_path, kind):
+  path = tmp_path / 'x' / 'unfinished_report' / 'a.png'
+  path.parent.mkdir(parents=True)
+  path.mkdir() if kind == 'folder' else os.mkfifo(path)
+  _listing(path.with_name('report.json'), ['a.png'])
+  before = sorted(tmp_path.rglob('*'))
+  with pytest.raises(ValueError, match='is a link, a folder or a device'):
+    Report(tmp_path / 'x')
+  assert sorted(tmp_path.rglob('*')) == before
+
+
+def test_a_finished_report_does_not_replace_what_no_report_wrote(tmp_path):
+  """It was stopped while it was moved, and meanwhile there is a file of that name."""
+  folder = tmp_path / 'x'
+  _listing(folder / 'unfinished_report' / 'report.json', ['a.png'])
+  (folder / 'unfinished_report' / 'a.png').write_text('x')
+  (folder / 'a.png').write_text('mine')
+  before = _contents(tmp_path)
+  with pytest.raises(ValueError, match='a.png was not written by a report'):
+    Report(folder)
+  assert _contents(tmp_path) == before
+  (folder / 'a.png').unlink()
+  Report(folder)
+  assert _names(folder) == ['a.png', 'report.json']
+
+
+def test_a_stopped_move_goes_on_only_where_a_report_may_begin(tmp_path):
+  folder = tmp_path / 'x'
+  _listing(folder / 'unfinished_report' / 'report.json', ['a.png'])
+  (folder / 'unfinished_report' / 'a.png').write_text('x')
+  before = _contents(tmp_path)
+  with pytest.raises(ValueError, match='holds a report already'):
+    Report(folder, run={'seed': 1}, overwrite=False)
+  assert _contents(tmp_path) == before
+  (folder / 'mine.png').write_text('mine')
+  with pytest.raises(ValueError, match='mine.png was not written by a report'):
+    Report(folder, ['mine.png'])
+  assert (folder / 'unfinished_report' / 'a.png').exists()
+
+
+def test_files_of_a_stopped_run_are_not_removed_by_another_program(tmp_path):
+  Report(tmp_path / 'x', run={'seed': 1}).path('a.png').write_text('hours of work')
+  before = _contents(tmp_path)
+  for begin in (Report, report_lib.check):
+    with pytest.raises(ValueError, match='another run was stopped; .*remove unfinished_report'):
+      begin(tmp_path / 'x', ['b.png'])
+    assert _contents(tmp_path) == before
+  assert Report(tmp_path / 'x', run={'seed': 1}, overwrite=False).has('a.png')
+
+
+def test_a_stopped_run_without_a_finished_file_is_in_nobodys_way(tmp_path):
+  Report(tmp_path, run={'seed': 1})
+  (tmp_path / 'unfinished_report' / '.a.png.999999999').write_text('half of a picture')
+  _write(tmp_path, ['b.png'])
+  assert _names(tmp_path) == ['b.png', 'report.json']
+
+
+def test_an_unfinished_report_of_somebody_else_is_not_removed(tmp_path):
+  (tmp_path / 'unfinished_report').mkdir()
+  Report(tmp_path)  # An empty one is left by a kill between two operations.
+  (tmp_path / 'unfinished_report' / 'run.json').unlink()
+  (tmp_path / 'unfinished_report' / 'notes.txt').write_text('mine')
+  with pytest.raises(ValueError, match='unfinished_report holds files of no report'):
+    Report(tmp_path)
+  assert _names(tmp_path) == ['unfinished_report/notes.txt']
+
+
+@pytest.mark.parametrize('gone', ['', 'unfinished_report'])
+@pytest.mark.parametrize('again', [False, True])
+def test_a_folder_that_is_removed_during_the_run_is_an_error(tmp_path, gone, again):
+  folder = tmp_path / 'x'
+  report = Report(folder, ['a.png'])
+  shutil.rmtree(folder / gone)
+  if again and not gone:
+    folder.mkdir()
+  with pytest.raises(ValueError, match='was removed'):
+    report.path('a.png')
+  with pytest.raises(ValueError, match='was removed'):
+    report.write(settings={}, rows=[])
+  assert not list(tmp_path.rglob('report.json'))

@@ -143,6 +143,7 @@ def _fit(capsys, models, *words):
     (['--num_iter=5'], 'num_iter is 5'), (['--guidance_scale=1'], 'guidance_scale is 1'),
     (['--model=demo'], 'whose tokens are discrete'),
     (['--model=mar_demo', '--overwrite'], 'comes with the package'),
+    (['--overwrite'], 'outside of it'),
     (['--output={tmp}'], 'which exists; give another folder')])
 def test_fits_that_are_refused(models, capsys, words, message):
   code, out, err = _fit(capsys, models, *(word.format(tmp=models) for word in words))
@@ -159,7 +160,8 @@ def test_program_fits(models, capsys, tmp_path):
   assert (models / 'target' / 'model.json').read_bytes() == untouched
   fitted = cspd_jax.load(models / 'model', target=output)
   assert fitted.head_drafter(schedule_lib.make(), True).shape == (100,)
-  code, out, err = _fit(capsys, models, '--overwrite')
+  code, out, err = _fit(
+      capsys, models, f'--model={models}/target', '--guidance_scale=2', '--overwrite')
   assert code == 0, err
   metadata = checkpoint.load(models / 'target').metadata
   assert blend.stored_rho(schedule_lib.make(), metadata, False).shape == (100,)

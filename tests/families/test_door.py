@@ -8,6 +8,9 @@ import pytest
 from PIL import Image
 
 import cspd_jax
+from cspd_jax import families
+from cspd_jax.core import checkpoint
+from cspd_jax.evaluation import runner
 from cspd_jax.families import generate
 from tests.families import tiny
 
@@ -149,3 +152,21 @@ def test_bytes_are_rounded_to_the_nearest_level():
   pixels = np.array([-1.2, -1.0, 0.0, 1.0, 1.3], np.float32)
   np.testing.assert_array_equal(
       generate.to_bytes(pixels.reshape(1, 1, 5, 1)).ravel(), [0, 0, 128, 255, 255])
+
+
+@pytest.mark.parametrize('place', [None, 5, 1.5, b'demo', ['demo'], object()])
+def test_what_is_no_path_is_no_model(place):
+  for load in (cspd_jax.load, checkpoint.load, checkpoint.describe, families.describe):
+    with pytest.raises(ValueError, match='_or_(name|folder) is .*; it must be a path'):
+      load(place)
+
+
+@pytest.mark.parametrize('prompts, message', [
+    ({'sea', 'sky'}, 'prompts is a set, which has no order'),
+    (frozenset(['sea']), 'prompts is a frozenset, which has no order'),
+    ({'sea': 1}.keys(), 'prompts is a dict_keys'), (iter(['sea']), 'it must be a prompt, a list'),
+    (b'sea', "prompts is b'sea'; it must be"), (1.5, 'prompts is 1.5; it must be')])
+def test_prompts_without_an_order(model, prompts, message):
+  for use in (model.condition, model.generate, lambda some: runner.run(model, 'vanilla', some)):
+    with pytest.raises(ValueError, match=message):
+      use(prompts)

@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import zipfile
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
+from checkpoints_conversion import read as convert_read
 from cspd_jax.core import checkpoint, files, reading
 from cspd_jax.evaluation import shards, tables
-from cspd_jax.families import folder as folder_lib, prompts
+from cspd_jax.families import folder as folder_lib, given, prompts
 from cspd_jax.text import bpe
 from cspd_jax.training import steps
 from experiments.cli import loader
@@ -188,7 +190,8 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
     lambda path: reading.text(path, REMEDY), lambda path: reading.json(path, REMEDY),
     lambda path: reading.arrays(path, REMEDY), lambda path: reading.picture(path, REMEDY),
     lambda path: tables.of_report(path), lambda path: prompts.listed(path),
-    lambda path: loader.load(str(path)), checkpoint.load, folder_lib.load])
+    lambda path: loader.load(str(path)), checkpoint.load, folder_lib.load,
+    lambda path: given._read(path, (8, 8)), lambda path: reading.data(path, REMEDY)])
 @pytest.mark.parametrize('kind', ['pipe', 'folder', 'nothing', 'long', 'device', 'nobody', 'loop'])
 def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
   path = tmp_path / 'x'
@@ -226,3 +229,94 @@ def test_arrays_that_are_none(tmp_path, array, message):
     np.savez(tmp_path / 'a.npz', tokens=array)
   with pytest.raises(ValueError, match=message):
     reading.arrays(tmp_path / 'a.npz', REMEDY)
+
+
+def _zip(path, member, method=zipfile.ZIP_DEFLATED):
+  with zipfile.ZipFile(path, 'w', method) as archive:
+    archive.writestr('tokens.npy', member)
+
+
+def _member(shape, size):
+  """An array of zeros, of another size than its header says."""
+  header = io.BytesIO()
+  np.lib.format.write_array_header_1_0(header, dict(descr='<f8', fortran_order=False, shape=shape))
+  return header.getvalue() + bytes(8 * size)
+
+
+def test_arrays_are_unpacked_as_their_header_says(tmp_path, monkeypatch):
+  _zip(tmp_path / 'a.npz', _member((4,), 1 << 20))
+  monkeypatch.setattr(zipfile.ZipFile, 'read', None)  # Nothing of the array is unpacked.
+  with pytest.raises(ValueError, match=r'has 8388608 bytes for float64 of shape \(4,\)'):
+    reading.arrays(tmp_path / 'a.npz', REMEDY)
+
+
+def test_arrays_that_are_much_larger_than_their_file(tmp_path, monkeypatch):
+  """A file as `numpy.savez_compressed` writes it is read, 3 GB in 14 MB are not."""
+  path = tmp_path / 'a.npz'
+  np.savez_compressed(path, tokens=np.zeros(1 << 17))
+  assert not reading.arrays(path, REMEDY)['tokens'].any()
+  monkeypatch.setattr(reading, '_MOST_UNPACKED', 1 << 18)
+  with pytest.raises(ValueError, match='its arrays have 1048704 bytes and the file .* unpacked'):
+    reading.arrays(path, REMEDY)
+  monkeypatch.undo()
+  with zipfile.ZipFile(path, 'w') as archive:  # What the list of the archive says.
+    archive.writestr('tokens.npy', _member((1 << 29,), 0))
+  size = len(_member((1 << 29,), 0))
+  old, new = (number.to_bytes(4, 'little') for number in (size, size + (3 << 30)))
+  path.write_bytes(path.read_bytes().replace(old, new))
+  with pytest.raises(ValueError, match='its arrays have 3221225600 bytes'):
+    reading.arrays(path, REMEDY)
+
+
+def test_arrays_of_another_compression(tmp_path):
+  """Its dictionary alone may have 4 GB."""
+  _zip(tmp_path / 'a.npz', _member((4,), 4), zipfile.ZIP_LZMA)
+  with pytest.raises(ValueError, match='compressed in a way that NumPy does not use'):
+    reading.arrays(tmp_path / 'a.npz', REMEDY)
+
+
+@pytest.mark.parametrize('read', [
+    lambda path: reading.text(path, REMEDY), lambda path: reading.json(path, REMEDY),
+    lambda path: reading.data(path, REMEDY), prompts.listed, tables.of_report,
+    lambda path: convert_read.read(path.rename(path.with_suffix('.json')))])
+def test_text_of_20_gb_is_not_read(tmp_path, read):
+  path = tmp_path / 'x.txt'
+  path.touch()
+  os.truncate(path, 20 << 30)  # It takes no place on the disk.
+  with pytest.raises(ValueError, match='it has 21474836480 bytes, more than 268435456'):
+    read(path)
+
+
+def _png(width, height):
+  """A picture of the size that its header says, and a line of pixels."""
+  chunk = lambda kind, data: (len(data).to_bytes(4, 'big') + kind + data
+                              + zlib.crc32(kind + data).to_bytes(4, 'big'))
+  size = width.to_bytes(4, 'big') + height.to_bytes(4, 'big')
+  return (b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', size + bytes([8, 2, 0, 0, 0]))
+          + chunk(b'IDAT', zlib.compress(bytes(1 + 3 * min(width, 100)))) + chunk(b'IEND', b''))
+
+
+@pytest.mark.parametrize('size', [(12000, 12000), (60000, 60000), (2**31 - 1, 2**31 - 1)])
+@pytest.mark.parametrize('read', [
+    lambda path: given._read(path, (8, 8)), lambda path: reading.picture(path, REMEDY)])
+@pytest.mark.filterwarnings('error')
+def test_pictures_that_claim_too_many_pixels(tmp_path, size, read):
+  (tmp_path / 'x.png').write_bytes(_png(*size))
+  with pytest.raises(ValueError, match='x.png.* cannot be read .*pixels'):
+    read(tmp_path / 'x.png')
+
+
+def test_pictures_of_prefixes(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'x.png').write_bytes(_png(1, 1))
+  assert given._read(pathlib.Path('~/x.png'), (2, 2)).shape == (1, 2, 2, 3)
+  # Pillow would start Ghostscript.
+  (tmp_path / 'x.png').write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EOF\n')
+  with pytest.raises(ValueError, match='prefix is .* cannot be read as an image .*cannot identify'):
+    given._read(tmp_path / 'x.png', (2, 2))
+  for data in damage.changed(_png(1, 1), 60):
+    (tmp_path / 'x.png').write_bytes(data)
+    try:
+      given._read(tmp_path / 'x.png', (2, 2))
+    except ValueError as error:
+      assert '\n' not in str(error)

@@ -13,6 +13,7 @@ import cspd_jax
 from checkpoints_conversion import command as convert_command
 from cspd_jax import command
 from cspd_jax.core import checkpoint, weights
+from cspd_jax.evaluation.report import Report
 from tests.experiments import models as models_lib
 
 # Every program, with the flag that names the folder it writes, and whether it takes --config.
@@ -117,6 +118,7 @@ def test_help(capfd, name):
   flag = '--config=' if name in WITH_CONFIG else PROGRAMS[name] or '--report'
   assert code == 0 and not err and flag in out and (PROGRAMS[name] or '--report') in out
   if name in WITH_CONFIG:
+    assert 'Python that is run' in out
     assert '--seed=' in out or name in (
       'overhead', 'compile_report', 'inspect', 'accelerator')
 
@@ -353,6 +355,19 @@ def test_values_that_cannot_be(capfd, folder, name, word, message):
   if PROGRAMS[name] is not None and not word.startswith(PROGRAMS[name]) and name != 'exactness':
     words.append(f'{PROGRAMS[name]}={{tmp}}/new')
   refused(capfd, name, [*words, word], message, folder)
+
+
+@pytest.mark.parametrize('name, words', [
+    ('compare', ['--decoder=vanilla']), ('topologies', ['--window=4', '--decoder=mc_sjd']),
+    ('refill', ['--decoder=mc_sjd(window=4)'])])
+def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, words):
+  """They were removed in silence, and the program ended with 0."""
+  report = Report(tmp_path / 'x', run={'seed': 1})
+  report.path('a.png').write_bytes(b'hours of work')
+  del report
+  refused(capfd, name, [f'--workdir={tmp_path}/x', '--model={tmp}/model', *words],
+          'where another run was stopped; go on with that one', folder)
+  assert (tmp_path / 'x' / 'unfinished_report' / 'a.png').read_bytes() == b'hours of work'
 
 
 @pytest.mark.parametrize('name, flag', [

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,6 +185,15 @@ def test_reports_of_two_processes_do_not_meet(tmp_path):
       Report(tmp_path)
     first.kill()
   Report(tmp_path).write(settings={}, rows=[])
+
+
+@pytest.mark.parametrize('again', [False, True])
+def test_a_folder_that_is_removed_during_a_run_is_an_error(tmp_path, again):
+  with pytest.raises(ValueError, match='run was removed or replaced'), locks.hold(tmp_path / 'run'):
+    work(tmp_path / 'run')
+    shutil.rmtree(tmp_path / 'run')
+    if again:
+      (tmp_path / 'run').mkdir()
 
 
 def test_states_keep_numbers_of_every_kind(tmp_path):

@@ -1,0 +1,133 @@
+"""Folders of strangers: no name and no link in them leads to a file outside that is changed."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from cspd_jax import families
+from cspd_jax.core import checkpoint, files
+from cspd_jax.training import loop
+from tests.reliability.test_checkpoint_faults import number, save
+from tests.reliability.test_training_faults import State
+
+# Names that are no plain name of a file of a checkpoint.
+NAMES = ['arrays/../../mine', '../mine', 'mine', 'arrays', 'arrays//mine', 'arrays/./mine', '',
+         'arrays/a\nb', 'arrays/\0', 'arrays/' + 'x' * 256]
+
+
+def _described(folder, **changes):
+  """Changes what the description of a checkpoint says."""
+  path = folder / 'model.json'
+  description = json.loads(path.read_text())
+  for name, entries in changes.items():
+    description[name] = ({**description[name], **entries} if isinstance(entries, dict)
+                         else [*description[name], *entries])
+  path.write_text(json.dumps(description))
+
+
+@pytest.mark.parametrize('name', [*NAMES, '{tmp}/mine', 'arrays/link'])
+def test_names_in_a_checkpoint_lead_nowhere(tmp_path, name):
+  save(tmp_path / 'm', 1)
+  (tmp_path / 'mine').write_text('mine')
+  (tmp_path / 'm' / 'arrays' / 'link').symlink_to(tmp_path / 'mine')
+  name = name.format(tmp=tmp_path)
+  _described(tmp_path / 'm', files={name: 4})
+  with pytest.raises(checkpoint.CheckpointError, match='not a checkpoint|holds the name|a link'):
+    save(tmp_path / 'm', 2)
+  if name != 'arrays/link':  # Caches of a hub have links; they are read.
+    with pytest.raises(checkpoint.CheckpointError, match='holds the name'):
+      checkpoint.describe(tmp_path / 'm')
+  assert (tmp_path / 'mine').read_text() == 'mine'
+
+
+@pytest.mark.parametrize('name', [*NAMES, 'arrays/0000/..'])
+def test_groups_of_a_checkpoint_are_its_own(tmp_path, name):
+  save(tmp_path / 'm', 1)
+  _described(tmp_path / 'm', groups=[name] if name != 'arrays' else ['arrays\n'])
+  with pytest.raises(checkpoint.CheckpointError, match='is no folder of arrays'):
+    checkpoint.load(tmp_path / 'm')
+
+
+@pytest.mark.parametrize('part', ['', 'tar\nget', 'a\0b'])
+def test_parts_of_a_model_are_names(tmp_path, part):
+  save(tmp_path / 'm' / 'target', 1)
+  families.save(tmp_path / 'm', 'llamagen', {'target': 'target'})
+  _described(tmp_path / 'm', parts={'target': part})
+  with pytest.raises(checkpoint.CheckpointError, match='must be named by its folder'):
+    families.load(tmp_path / 'm')
+
+
+def test_no_network_is_written_through_a_link(tmp_path):
+  save(tmp_path / 'mine', 1)
+  (tmp_path / 'm').mkdir()
+  (tmp_path / 'm' / 'target').symlink_to(tmp_path / 'mine')
+  with pytest.raises(checkpoint.CheckpointError, match='target is a link'):
+    families.check_place(tmp_path / 'm', 'llamagen', {'target': 'target'})
+
+
+@pytest.mark.parametrize('link', ['', 'old', 'complete', 'new', 'new/arrays'])
+def test_what_a_stopped_save_leaves_has_no_links(tmp_path, link):
+  """Through them, checkpoints and folders of others would be removed."""
+  save(tmp_path / 'mine', 1)
+  work = tmp_path / 'x' / '.m.unfinished'
+  path = work / link
+  path.parent.mkdir(parents=True)
+  if link:
+    (work / 'state.json').write_text('null')
+  path.symlink_to(tmp_path / 'mine')
+  for _ in range(2):
+    with pytest.raises(checkpoint.CheckpointError, match='is a link'):
+      save(tmp_path / 'x' / 'm', 2)
+    assert path.is_symlink() and number(tmp_path / 'mine') == 1
+    (tmp_path / 'x' / 'm').mkdir(exist_ok=True)
+
+
+def test_a_file_is_not_written_through_a_link(tmp_path):
+  """A stranger may know the number of the process."""
+  (tmp_path / 'mine').write_text('mine')
+  (tmp_path / f'.a.json.{os.getpid()}').symlink_to(tmp_path / 'mine')
+  files.write_json(tmp_path / 'a.json', 1)
+  assert (tmp_path / 'mine').read_text() == 'mine' and not (tmp_path / 'a.json').is_symlink()
+  assert sorted(os.listdir(tmp_path)) == ['a.json', 'mine']
+
+
+def _train(workdir):
+  return loop.run(
+      State(np.int32(0), np.ones(3, np.float32)),
+      lambda state, batch: (State(state.step + np.int32(1), state.value), {'value': batch}),
+      float, num_steps=2, batch_size=1, workdir=workdir, name='net')
+
+
+@pytest.mark.parametrize('target', ['there', 'nothing'])
+def test_metrics_are_not_written_through_a_link(tmp_path, target):
+  (tmp_path / 'there').write_text('mine')
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run' / 'net.jsonl').symlink_to(tmp_path / target)
+  with pytest.raises(ValueError, match='net.jsonl is a link'):
+    _train(tmp_path / 'run')
+  assert (tmp_path / 'there').read_text() == 'mine' and not (tmp_path / 'nothing').exists()
+
+
+def test_metrics_are_not_read_from_a_pipe(tmp_path):
+  os.mkfifo(tmp_path / 'net.jsonl')
+  with pytest.raises(ValueError, match='is a link, a folder or a device'):
+    _train(tmp_path)
+
+
+def test_lines_of_metrics_that_are_none_of_ours_are_left_out(tmp_path):
+  (tmp_path / 'net.jsonl').write_bytes(b'[' * 10**6 + b'\n' + b'x' * (3 << 20) + b'\n')
+  _train(tmp_path)
+  lines = (tmp_path / 'net.jsonl').read_bytes().splitlines()
+  assert [json.loads(line)['step'] for line in lines] == [2]
+
+
+def test_states_behind_a_link_are_not_removed(tmp_path):
+  _train(tmp_path / 'mine')
+  before = sorted((tmp_path / 'mine' / 'net').iterdir())
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run' / 'net').symlink_to(tmp_path / 'mine' / 'net')
+  with pytest.raises(ValueError, match='net is a link'):
+    _train(tmp_path / 'run')
+  assert sorted((tmp_path / 'mine' / 'net').iterdir()) == before
