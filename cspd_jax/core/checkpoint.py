@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import jax
 
 from cspd_jax import sharding as sharding_lib
 from cspd_jax.core import (
+  description,
   files,
   folders,
   int8,
@@ -30,17 +30,12 @@ from cspd_jax.core import (
   several,
   weights,
 )
-from cspd_jax.core.kinds import KINDS, Kind
+from cspd_jax.core.description import CheckpointError
+from cspd_jax.core.kinds import KINDS
 
 Params = Any
 
-_FORMAT = 1
-_REMEDY = 'copy or convert the model again'
 ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
-
-
-class CheckpointError(ValueError):
-  """A checkpoint that cannot be saved or loaded; the message lists all that is wrong."""
 
 
 class Loaded(NamedTuple):
@@ -134,8 +129,8 @@ def save_groups(
     json.dumps(extra)
   except TypeError as error:
     raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
-  with _refused(), folders.replacing(
-      places.folder('path', path).resolve(), _listed, state) as new:
+  with description.refused(), folders.replacing(
+      places.folder('path', path).resolve(), description.listed, state) as new:
     write(new, kind, config, groups, extra, dtype=dtype, allow_nonfinite=allow_nonfinite,
           progress=progress)
 
@@ -145,8 +140,8 @@ def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights
   """As `save_groups`, into a folder that `joining` yields; the options are its, but for `state`."""
   names = weights.write(folder, groups, **options)
   sizes = weights.file_sizes(folder)
-  files.write_json(folder / 'model.json', {
-      'format': _FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
+  files.write_json(folder / description.FILE, {
+      'format': description.FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
       'metadata': dict(extra or {}), 'groups': names, 'files': sizes,
       'blake2b': weights.digests(folder, sizes)})
 
@@ -155,20 +150,21 @@ def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights
 def joining(folder: pathlib.Path, states: Mapping[str, Any], file: str,
             content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
   """Yields folders to `write` networks into, which come to `folder` together; see `several`."""
-  with _refused(), several.replacing(folder, states, _listed, file, content) as new:
+  with description.refused(), several.replacing(
+      folder, states, description.listed, file, content) as new:
     yield new
 
 
 def recover(folder: pathlib.Path) -> None:
   """Moves networks into place that a killed process was joining to `folder`; see `several`."""
-  with _refused():
-    several.recover(folder, _listed)
+  with description.refused():
+    several.recover(folder, description.listed, description.FILE)
 
 
 def check_place(path: str | os.PathLike) -> None:
   """Raises CheckpointError if `save` would not write a network there, before there is one."""
-  with _refused():
-    folders.check(places.folder('path', path).resolve(), _listed)
+  with description.refused():
+    folders.check(places.folder('path', path).resolve(), description.listed)
 
 
 def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
@@ -182,10 +178,10 @@ def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
     CheckpointError: if there is no such checkpoint, or it is damaged.
   """
   folder = _find(path_or_name)
-  _read_description(folder)
-  description = reading.json(folder / 'model.json', _REMEDY)
-  description['metadata'] |= extra
-  files.write_json(folder / 'model.json', description)
+  description.read(folder)
+  content = reading.json(folder / description.FILE, description.REMEDY)
+  content['metadata'] |= extra
+  files.write_json(folder / description.FILE, content)
 
 
 def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
@@ -213,13 +209,13 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
       device.
   """
   folder = _find(path_or_name)
-  kind, config, metadata, groups, digests = _read_description(folder)
+  kind, config, metadata, groups, digests = description.read(folder)
   expected = kinds.expected(KINDS[kind], config)
   inputs = int8.check(quantize, kind, KINDS[kind].matrices)
   if isinstance(sharding, jax.sharding.Mesh):
     sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
   if verify:
-    _verify(folder, digests)
+    description.verify(folder, digests)
   with _readable(folder):
     described = weights.stored(folder, groups)
     _check_shapes(f'{folder}, a {kind!r} model', expected, weights.joined(described.values()))
@@ -229,7 +225,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     count, place = inputs(name), devices.get(name)
     leaf = leaf if count else weights.cast(leaf, dtype)
     if not allow_nonfinite:
-      with _refused(f'{folder}: '):
+      with description.refused(f'{folder}: '):
         weights.check_finite({name: leaf})
     if count:
       return int8.put(int8.quantized(leaf, count), count, place)
@@ -263,7 +259,7 @@ def describe(path_or_name: str | os.PathLike) -> Loaded:
   Raises:
     CheckpointError: if there is no such checkpoint, or its description is damaged.
   """
-  found = _read_description(_find(path_or_name))
+  found = description.read(_find(path_or_name))
   return Loaded(found.kind, found.config, kinds.expected(KINDS[found.kind], found.config),
                 found.metadata)
 
@@ -274,50 +270,7 @@ def sketch(kind: str, config: Any) -> Loaded:
   Raises:
     CheckpointError: if there is no such kind.
   """
-  return Loaded(kind, config, kinds.expected(_kind(kind), config), {})
-
-
-def _kind(kind: str, where: str = '') -> Kind:
-  if kind not in KINDS:
-    raise CheckpointError(
-        f'{where}kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')
-  return KINDS[kind]
-
-
-@contextlib.contextmanager
-def _refused(where: str = '') -> Iterator[None]:
-  """Turns the ValueErrors of `folders` and `weights` into CheckpointErrors."""
-  try:
-    yield
-  except CheckpointError:
-    raise
-  except ValueError as error:
-    raise CheckpointError(f'{where}{error}') from error
-
-
-def _listed(folder: pathlib.Path) -> list[str]:
-  """Files that `save` and `annotate` wrote into a folder; raises CheckpointError if none did."""
-  try:
-    description = reading.json(folder / 'model.json', 'it is none that save wrote')
-    if not isinstance(description['kind'], str):
-      raise ValueError('it names no kind')
-    names = list(description['files'])
-    _check_names(folder, names)
-  except (ValueError, KeyError, TypeError) as error:
-    raise CheckpointError(
-        f'path is {folder}, which exists and is not a checkpoint; give another folder or remove it '
-        f'({type(error).__name__}: {error}).') from error
-  left = [path.name for path in files.leftovers(folder / 'model.json')]
-  return [*names, *left, 'model.json']
-
-
-def _check_names(folder: pathlib.Path, names: Sequence[Any], links: bool = False) -> None:
-  """Raises ValueError unless these are names of files of the arrays in a folder."""
-  for name in names:
-    places.inside(folder, name, folder / 'model.json', deep=True, links=links)
-    if not name.startswith('arrays/'):
-      raise ValueError(f'{folder / "model.json"} holds the name {places.shown(name)}, which is not '
-                       'in arrays')
+  return Loaded(kind, config, kinds.expected(description.kind_of(kind), config), {})
 
 
 def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
@@ -325,7 +278,7 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
   names = ', '.join(shipped()) or 'none'
   if str(path_or_name) in shipped():
     return ASSETS / str(path_or_name)
-  with _refused():
+  with description.refused():
     folder = places.find('path_or_name', path_or_name)
     recover(folder.parent)
     folders.recover(folder)
@@ -333,7 +286,7 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
     raise CheckpointError(
         f'path_or_name is {str(path_or_name)!r}: there is no such folder, and no model of that '
         f'name comes with the package (shipped: {names}).')
-  if not (folder / 'model.json').is_file():
+  if not (folder / description.FILE).is_file():
     raise CheckpointError(
         f'path_or_name is {str(path_or_name)!r}, which is not a checkpoint folder: it has no '
         'model.json. Published .pt and .safetensors files are converted with '
@@ -342,64 +295,10 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
 
 
 def _check_config(kind: str, config: Any) -> None:
-  known = _kind(kind)
+  known = description.kind_of(kind)
   if not isinstance(config, known.config):
     raise CheckpointError(
         f'config is a {type(config).__name__}; a {kind!r} model takes a {known.config.__name__}.')
-
-
-class _Description(NamedTuple):
-  """Attributes: as `Loaded` has them; where groups of parameters are; digests of files, if any."""
-
-  kind: str
-  config: Any
-  metadata: dict[str, Any]
-  groups: list[str]
-  digests: dict[str, str]
-
-
-def _verify(folder: pathlib.Path, known: Mapping[str, str]) -> None:
-  """Compares the files with their digests."""
-  found = weights.digests(folder, known)
-  if wrong := [name for name in known if found[name] != known[name]]:
-    raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
-
-
-def _read_description(folder: pathlib.Path) -> _Description:
-  """Reads `model.json`, and compares the sizes of the files with it."""
-  with _refused():
-    description = reading.json(folder / 'model.json', _REMEDY)
-  try:
-    version, kind = description['format'], str(description['kind'])
-    fields, metadata = dict(description['config']), dict(description['metadata'])
-    groups = list(description.get('groups', ['arrays']))
-    sizes_on_file = {name: int(size) for name, size in description['files'].items()}
-    digests = dict(description.get('blake2b', {}))
-    _check_names(folder, list(sizes_on_file), links=True)
-    if other := [name for name in groups if not re.fullmatch(r'arrays(/\d{4,9})?', str(name))]:
-      raise ValueError(f'{str(other[0])!r:.80} is no folder of arrays')
-    if unlisted := sorted(digests.keys() - sizes_on_file.keys()):
-      raise ValueError(f'{unlisted[0]!r} is not among its files')
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise _damaged(folder / 'model.json', f'{type(error).__name__}: {error}') from error
-  if version != _FORMAT:
-    raise CheckpointError(
-        f'{folder} has format {version!r}; this version of cspd_jax reads format {_FORMAT}.')
-  sizes = weights.file_sizes(folder)
-  if wrong := [f'{name} has {sizes[name]} bytes instead of {size}' if name in sizes
-               else f'{name} is missing' for name, size in sizes_on_file.items()
-               if sizes.get(name) != size]:
-    raise _damaged(folder, '; '.join(wrong))
-  config_class = _kind(kind, f'{folder}: ').config
-  known = {field.name for field in dataclasses.fields(config_class)}
-  if unknown := sorted(set(fields) - known):
-    raise CheckpointError(
-        f'{folder}: its config has fields that {config_class.__name__} does not: '
-        f'{", ".join(unknown)} (known: {", ".join(sorted(known))}).')
-  try:
-    return _Description(kind, config_class(**fields), metadata, groups, digests)
-  except (TypeError, ValueError) as error:
-    raise CheckpointError(f'{folder}: its config is not valid: {error}') from error
 
 
 @contextlib.contextmanager
@@ -414,12 +313,7 @@ def _readable(folder: pathlib.Path) -> Iterator[None]:
   except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
     raise
   except Exception as error:
-    raise _damaged(folder, str(error) or type(error).__name__) from error
-
-
-def _damaged(path: pathlib.Path, reason: str) -> CheckpointError:
-  return CheckpointError(
-      f'{path} is damaged or incomplete ({reason[:1000]}); {_REMEDY}.')
+    raise description.damaged(folder, str(error) or type(error).__name__) from error
 
 
 def _check_shapes(what: str, expected: Params, found: Params) -> None:

@@ -55,7 +55,7 @@ def preparing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator
   """
   recover(path)
   check(path, listed)
-  _check_work(_work(path))
+  check_links(path)
   work, made = _work(path), [parent for parent in path.parents if not parent.exists()]
   with locks.exclusive(work):
     try:
@@ -122,7 +122,7 @@ def recover(path: pathlib.Path) -> None:
     ValueError: if the process is still at work.
   """
   if not path.exists() and (_work(path) / _OLD).exists():
-    _check_work(_work(path))
+    check_links(path)
     with locks.exclusive(_work(path)):
       _put_back(path)
 
@@ -144,12 +144,13 @@ def _work(path: pathlib.Path) -> pathlib.Path:
   return path.with_name(f'.{path.name}.unfinished')
 
 
-def _check_work(work: pathlib.Path) -> None:
-  """Raises ValueError if there are links where a folder is written: they are of a stranger.
+def check_links(path: pathlib.Path) -> None:
+  """Raises ValueError if `path`, or anything where it is written, is a link of a stranger.
 
   What they lead to would be written, or removed with what a stopped process left.
   """
-  if links := [path for path in (work, *work.rglob('*')) if path.is_symlink()]:
+  work = _work(path)
+  if links := [found for found in (path, work, *work.rglob('*')) if found.is_symlink()]:
     raise ValueError(f'{links[0]} is a link where {work.name} is to be written; remove it, or give '
                      'another folder.')
 

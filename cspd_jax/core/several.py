@@ -7,10 +7,10 @@ the rest to the next one that reads or writes the folder.
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from cspd_jax.core import files, folders, reading
+from cspd_jax.core import files, folders, places, reading
 
 _PLAN = '.unfinished.json'
 _REMEDY = 'remove it, and convert the model again'
@@ -34,8 +34,8 @@ def replacing(folder: pathlib.Path, states: Mapping[str, Any], listed: folders.L
     ValueError: if one of the places holds anything else than what is listed, or another process is
       writing it; or what `content` raises.
   """
-  recover(folder, listed)
-  paths = [(folder / name).resolve() for name in states]
+  recover(folder, listed, file)
+  paths = _paths(folder, states)
   with contextlib.ExitStack() as stack:
     yield {name: stack.enter_context(folders.preparing(path, listed, state))
            for path, (name, state) in zip(paths, states.items())}
@@ -53,16 +53,24 @@ def replacing(folder: pathlib.Path, states: Mapping[str, Any], listed: folders.L
       raise
 
 
-def recover(folder: pathlib.Path, listed: folders.Listed) -> None:
+def recover(folder: pathlib.Path, listed: folders.Listed, file: str) -> None:
   """Moves the folders that belong in place, if a process was killed meanwhile.
 
+  The folder may be a stranger's, and so may the plan: nothing outside of the folder is moved.
+
+  Args:
+    folder: as for `replacing`, and so are `listed` and `file`.
+    listed: see `folder`.
+    file: see `folder`.
+
   Raises:
-    ValueError: if the process is still at work, or they cannot be moved.
+    ValueError: if the process is still at work, they cannot be moved, or the plan is not one of
+      `replacing`.
   """
   if not (folder / _PLAN).exists():
     return
-  plan = _plan(folder)
-  paths = [(folder / name).resolve() for name in plan['folders']]
+  plan = _plan(folder, file)
+  paths = _paths(folder, plan['folders'])
   try:
     with contextlib.ExitStack() as stack:
       for path in paths:
@@ -95,16 +103,20 @@ def _staged(folder: pathlib.Path, file: str) -> pathlib.Path:
   return folder / f'.{file}.unfinished'
 
 
-def _plan(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads the plan of a folder; raises ValueError unless all of its names are plain."""
-  plan = reading.json(folder / _PLAN, _REMEDY)
+def _paths(folder: pathlib.Path, names: Iterable[str]) -> list[pathlib.Path]:
+  """The folders of these names; raises ValueError for links, which lead elsewhere."""
+  paths = [folder.resolve() / name for name in names]
+  for path in paths:
+    folders.check_links(path)
+  return paths
+
+
+def _plan(folder: pathlib.Path, file: str) -> dict[str, Any]:
+  """Reads the plan of a folder; raises ValueError unless `replacing` may have written it."""
+  path = places.inside(folder, _PLAN, folder)
+  plan = reading.json(path, _REMEDY)
   names = plan.get('folders')
-  if not isinstance(names, list) or 'content' not in plan or not all(
-      map(_is_plain, [*names, plan.get('file')])):
-    raise ValueError(f'{folder / _PLAN} is damaged; {_REMEDY}.')
+  if (not isinstance(names, list) or not all(map(places.is_plain, names)) or 'content' not in plan
+      or plan.get('file') != file):
+    raise ValueError(f'{path} is damaged; {_REMEDY}.')
   return plan
-
-
-def _is_plain(name: Any) -> bool:
-  """Whether it is the name of a file or folder, and leads nowhere else."""
-  return isinstance(name, str) and name == pathlib.PurePath(name).name and name not in ('', '..')

@@ -23,12 +23,9 @@ def join(path, text, names=NAMES):
 
 
 def old(path):
-  """A folder with older ones of two of the names, a file of the user, and one of theirs behind a
-  link."""
+  """A folder with older ones of two of the names, and a file of the user."""
   join(path, 'old', ('a', 'b'))
   (path / 'mine').write_text('"mine"')
-  (path / 'b').rename(path.parent / f'{path.name}-elsewhere')
-  (path / 'b').symlink_to(path.parent / f'{path.name}-elsewhere')
 
 
 def content(path):
@@ -56,8 +53,7 @@ def test_all_come_to_their_places(tmp_path):
   old(tmp_path / 'm')
   assert content(tmp_path / 'm') == OLD
   join(tmp_path / 'm', 'new')
-  assert content(tmp_path / 'm') == NEW and (tmp_path / 'm' / 'b').is_symlink()
-  assert sorted(os.listdir(tmp_path)) == ['m', 'm-elsewhere']
+  assert content(tmp_path / 'm') == NEW
   assert sorted(os.listdir(tmp_path / 'm')) == ['a', 'all.json', 'b', 'c', 'mine']
 
 
@@ -95,12 +91,25 @@ def test_what_fails_leaves_nothing(tmp_path, where):
 def test_a_plan_names_nothing_elsewhere(tmp_path):
   (tmp_path / 'other').mkdir()
   for plan in ({'folders': ['../other'], 'file': 'x', 'content': 1}, {'folders': 3, 'content': 1},
-               {'folders': [], 'file': '..', 'content': 1}, {'folders': [], 'file': 'x'}):
+               {'folders': [], 'file': '..', 'content': 1}, {'folders': [], 'file': 'all.json'},
+               {'folders': [], 'file': 'mine.txt', 'content': 1}):
     (tmp_path / 'm').mkdir(exist_ok=True)
     (tmp_path / 'm' / '.unfinished.json').write_text(json.dumps(plan))
     with pytest.raises(ValueError, match='.unfinished.json is damaged; remove it'):
-      several.recover(tmp_path / 'm', test_folders.listed)
+      several.recover(tmp_path / 'm', test_folders.listed, 'all.json')
   assert not os.listdir(tmp_path / 'other')
+
+
+def test_a_plan_follows_no_links(tmp_path):
+  other, folder = tmp_path / 'other', tmp_path / 'm'
+  for path in (other, folder, tmp_path / '.other.unfinished' / 'new'):
+    path.mkdir(parents=True)
+  (folder / 'a').symlink_to(other)
+  (folder / '.unfinished.json').write_text(
+      json.dumps({'folders': ['a'], 'file': 'all.json', 'content': 1}))
+  with pytest.raises(ValueError, match='is a link'):
+    several.recover(folder, test_folders.listed, 'all.json')
+  assert other.is_dir() and (tmp_path / '.other.unfinished' / 'new').is_dir()
 
 
 def test_a_fault_at_any_operation_leaves_the_old_or_the_new(tmp_path):
@@ -113,7 +122,7 @@ def test_a_fault_at_any_operation_leaves_the_old_or_the_new(tmp_path):
     path = tmp_path / name
     if how == 'raise' and code:  # A full disk.
       assert code == 2 and content(path) == OLD and not hidden(path.parent)
-    several.recover(path, test_folders.listed)
+    several.recover(path, test_folders.listed, 'all.json')
     found[how].append({file: value for file, value in content(path).items() if file[0] != '.'})
     join(path, 'new')
     assert content(path) == NEW and not hidden(path.parent)
