@@ -93,7 +93,7 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
   workdir = places.folder('workdir', flags.workdir)
-  export = places.folder('export', flags.export or workdir / 'export')
+  export = training.export_place(flags.export, workdir)
   families.check_place(export, recipe.family, {role: role for role in ('tokenizer',
                                                                        *stages.MODELS)})
   report_lib.check(workdir, training_pictures.NAMES)

@@ -76,7 +76,7 @@ def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
   training.log_progress()
   workdir = places.folder('workdir', flags.workdir)
-  run(recipe, workdir, places.folder('export', flags.export or workdir / 'export'), flags.dtype)
+  run(recipe, workdir, training.export_place(flags.export, workdir), flags.dtype)
 
 
 if __name__ == '__main__':

@@ -60,8 +60,8 @@ def check_devices() -> None:
   except (RuntimeError, AssertionError) as error:  # The latter without the package for a GPU.
     wanted = jax.config.jax_platforms
     reason = f' ({str(error).rstrip(".")})' if str(error) else ''
-    raise ValueError(f'JAX_PLATFORMS is {wanted!r}, and JAX finds no such device{reason}; install '
-                     'JAX for it, or set JAX_PLATFORMS=cpu.') from error
+    raise ValueError(f'JAX_PLATFORMS is {wanted or "not set"}, and JAX cannot start on such a '
+                     f'device{reason}; install JAX for it, or set JAX_PLATFORMS=cpu.') from error
 
 
 def on_cuda() -> bool:

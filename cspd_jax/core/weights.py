@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ Group = Callable[[], Params]
 _GROUP = 64 << 20
 # Numbers that are looked at together, bytes that are read together.
 _BLOCK = 1 << 20
-# Seconds that the threads of a save that failed have to end.
+# Seconds that the threads of a save that failed have to end, together.
 _PATIENCE = 10.0
 # Bytes of what Orbax writes beside the numbers.
 _MARGIN = 1 << 20
@@ -105,13 +106,15 @@ def _one_error(folder: pathlib.Path) -> Iterator[None]:
   before, logger = set(threading.enumerate()), logging.get_absl_logger()
   hooks = sys.unraisablehook, threading.excepthook
   is_of_others = lambda record: 'orbax' not in record.pathname
-  sys.unraisablehook = threading.excepthook = lambda *args: None
+  sys.unraisablehook = lambda *args: None
+  threading.excepthook = lambda args: args.thread in before and hooks[1](args)
   logger.addFilter(is_of_others)
   try:
     yield
   except Exception as error:
+    end = time.monotonic() + _PATIENCE
     for thread in set(threading.enumerate()) - before:
-      thread.join(_PATIENCE)
+      thread.join(max(0, end - time.monotonic()))
     if code := re.search(r"os_error_code='(\d+)'", str(error)):
       raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
     raise

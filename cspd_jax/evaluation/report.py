@@ -198,7 +198,7 @@ def _check(folder: pathlib.Path, names: Sequence[str], run: Any, overwrite: bool
   if found.is_stopped and not found.is_same and not (overwrite and run is not None):
     raise ValueError(
         f'workdir is {str(folder)!r}, where another run was stopped; go on with that one, give '
-        f'another folder, {"overwrite" if run is not None else f"remove {_UNFINISHED} in it"}.')
+        f'another folder, or {"overwrite" if run is not None else f"remove {_UNFINISHED} in it"}.')
   for name in (_REPORT, *names):
     _check_name(folder, name, found.earlier, found.moving.get(name))
   return found

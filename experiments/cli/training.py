@@ -5,12 +5,27 @@ from typing import Any
 
 from absl import logging
 
+from cspd_jax.core import places
+
 
 def check_kind(recipe: Any, kind: type | tuple[type, ...], example: str) -> None:
   """Raises ValueError unless a configuration is a recipe of this kind, or one of these."""
   if not isinstance(recipe, kind):
     raise ValueError(f'--config gives a {type(recipe).__name__}; this program takes a recipe like '
                      f'{example}.')
+
+
+def export_place(export: str | None, workdir: pathlib.Path) -> pathlib.Path:
+  """The folder for what was trained: `export`, or the one of this name in the work folder.
+
+  Raises:
+    ValueError: if it cannot be written, or the latter is a link: it may be of a stranger, and lead
+      to another model, which would be replaced.
+  """
+  if export is None and (workdir / 'export').is_symlink():
+    raise ValueError(f'workdir is {str(workdir)!r}, where export is a link; remove it, or give '
+                     'the folder as export.')
+  return places.folder('export', export or workdir / 'export')
 
 
 def log_progress() -> None:

@@ -9,6 +9,7 @@ import pytest
 from cspd_jax import families
 from cspd_jax.core import checkpoint, files
 from cspd_jax.training import loop
+from experiments.cli import training
 from tests.reliability.test_checkpoint_faults import number, save
 from tests.reliability.test_training_faults import State
 
@@ -65,6 +66,14 @@ def test_no_network_is_written_through_a_link(tmp_path):
   (tmp_path / 'm' / 'target').symlink_to(tmp_path / 'mine')
   with pytest.raises(checkpoint.CheckpointError, match='target is a link'):
     families.check_place(tmp_path / 'm', 'llamagen', {'target': 'target'})
+
+
+def test_no_model_is_exported_through_a_link(tmp_path):
+  (tmp_path / 'run').mkdir()
+  (tmp_path / 'run' / 'export').symlink_to(tmp_path / 'mine')
+  with pytest.raises(ValueError, match='export is a link'):
+    training.export_place(None, tmp_path / 'run')
+  assert training.export_place(str(tmp_path / 'new'), tmp_path / 'run') == tmp_path / 'new'
 
 
 @pytest.mark.parametrize('link', ['', 'old', 'complete', 'new', 'new/arrays'])
