@@ -121,8 +121,8 @@ def refuse(problems: list[str]) -> None:
   """
   raise ConversionError(
       'The settings beside the weights are not those of a network that can be converted:\n  ' +
-      '\n  '.join(problems) +
-      '\nA setting that is ignored gives wrong images. If a field does not matter, remove it from '
+      ';\n  '.join(problems) +
+      '.\nA setting that is ignored gives wrong images. If a field does not matter, remove it from '
       'the file; if the file belongs to other weights, put these into a folder of their own.')
 
 
