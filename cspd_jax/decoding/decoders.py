@@ -8,9 +8,14 @@ from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers import exact, match
 
 
-def vanilla(target: Target) -> Decoder:
-  """One token per forward pass, drawn with the noise of its position."""
-  return make_decoder(target, drafters.ancestral(), match())
+def vanilla(target: Target, window: int = 1) -> Decoder:
+  """One token per forward pass, drawn with the noise of its position.
+
+  Args:
+    target: the target.
+    window: tokens per forward pass, all but the first without effect; see `drafters.ancestral`.
+  """
+  return make_decoder(target, drafters.ancestral(window), match())
 
 
 def speculative(target: Target, draft_target: Target, length: int = 4) -> Decoder:
