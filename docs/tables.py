@@ -34,6 +34,9 @@ REPORTS = {
     'overhead': 'python -m experiments.overhead',
     'tune': 'python -m experiments.tune --dry_run',
     'refill': 'python -m experiments.refill',
+    'rounding': 'python -m experiments.rounding',
+    'rounding_bfloat16':
+        'python -m experiments.rounding --dtype=bfloat16 --num_images=256',
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected/numbers.py',
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected/wide.py',
@@ -150,6 +153,15 @@ def _summary(report: Report) -> list[Row]:
   return found
 
 
+def _share(path: pathlib.Path) -> str:
+  """How many images of the first decoder of a report on rounding are those of vanilla."""
+  report = _content(path)
+  row = report['rows'][0]
+  return (f'Of {report["num_images"]} images of `{row["decoder"]}` in {row["dtype"]}, '
+          f'{1 - row["images"]:.2%} are those of `vanilla` and {1 - row["images_in_window"]:.2%} '
+          f'those of `{row["same_shapes"]}`.')
+
+
 def _pairs(report: Report) -> list[Row]:
   """Every exact pair of a drafter and a verifier, and the relaxed ones on a chain of EAGLE."""
   # The exact ends of the curves are there a second time, without a time.
@@ -184,6 +196,9 @@ TABLES: dict[str, Table] = {
     'overhead': Table('overhead', _own),
     'tune': Table('tune', _own),
     'refill': Table('refill', _own),
+    'rounding': Table('rounding', _own),
+    'rounding_bfloat16': Table('rounding_bfloat16', _own),
+    'rounding_share': Table('rounding', _share),
     'pairs': Table('benchmark', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('accepted_length', errors=True), 'speed-up': '{speedup:.2f}x',

@@ -11,7 +11,8 @@ for. Those that cannot work are listed with the reason. Columns are metrics (`cs
 and
 
   speed          wall-clock of the baseline over its own, one image at a time, without compilation
-  = baseline     share of images that equal the baseline's, for decoders that promise it
+  = baseline     share of images that equal the baseline's, for decoders that promise it; where
+                 rounding makes some differ, rows.csv has the share of those of vanilla(window=N)
 
 The baseline is `vanilla`, for continuous tokens `mar`. Trade-off curves follow relaxed verifiers
 from mild to strong on a chain and on a tree. Errors are standard errors over images.

@@ -138,8 +138,8 @@ def pairs(bench: Bench) -> list[str]:
   drafters = list(registry.DRAFTERS)
   drafters += [f'{name}(draws={draws})' for name in ('eagle', 'medusa') for draws in (
       'iid', 'fixed')]
-  drafters += ['eagle(tree=chain(2))', 'medusa(length=2)', 'mc_sjd', 'sjd_pac', 'seed_exact',
-               'corrected(passes=1)', 'corrected(by=neighbours)']
+  drafters += [f'vanilla(window={bench.window})', 'eagle(tree=chain(2))', 'medusa(length=2)',
+               'mc_sjd', 'sjd_pac', 'seed_exact', 'corrected(passes=1)', 'corrected(by=neighbours)']
   named = [registry.expand(sized(name, bench)) for name in registry.DECODERS]
   found = {}
   for drafter in drafters:

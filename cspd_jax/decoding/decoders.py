@@ -20,9 +20,15 @@ from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
 
 
-def vanilla(target: Target) -> Decoder:
-  """One token per forward pass, drawn with the noise of its position."""
-  return make_decoder(target, ancestral.ancestral(), match())
+def vanilla(target: Target, window: int = 1) -> Decoder:
+  """One token per forward pass, drawn with the noise of its position.
+
+  Args:
+    target: the target.
+    window: tokens per forward pass; all but the first only give it the shapes of a window decoder,
+      whose tokens then are the same bit for bit. See `drafters.ancestral`.
+  """
+  return make_decoder(target, ancestral.ancestral(window), match())
 
 
 def speculative(target: Target, draft_target: Target, length: int = 4) -> Decoder:
@@ -61,10 +67,11 @@ def sjd_pac(target: Target, window: int = 16, tree: Tree | None = None) -> Decod
 
 
 def seed_exact(target: Target, window: int = 16, tree: Tree | None = None) -> Decoder:
-  """Jacobi windows under the noise of each position: the tokens of `vanilla`.
+  """Jacobi windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
   Predictive sampling (arXiv 2002.09928) with a window, and a tree whose side
-  nodes hold the runners-up under the same noise. Arguments as for `sjd_pac`.
+  nodes hold the runners-up under the same noise. A chain gives these tokens bit for bit in any
+  dtype, a tree with side nodes up to rounding. Arguments as for `sjd_pac`.
   """
   tree = default_tree(window) if tree is None else tree
   return make_decoder(target, jacobi_lib.jacobi(window, 'noise', tree=tree), match())
@@ -104,9 +111,9 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, passes: in
 
 def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
                          passes: int | None = None, tree: Tree | None = None) -> Decoder:
-  """The same under the noise of each position: the tokens of `vanilla`.
+  """The same under the noise of each position: the tokens of `vanilla(window=window)`.
 
-  Arguments as for `corrected`.
+  Bit for bit or up to rounding, as those of `seed_exact`. Arguments as for `corrected`.
   """
   tree = corrected_tree(window) if tree is None else tree
   return make_decoder(target, corrected_lib.corrected(corrector, window, passes, tree), match())
@@ -138,7 +145,7 @@ def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 1
   """EAGLE with a tree chosen anew every round (EAGLE-2, arXiv 2406.16858).
 
   Drafts that are chosen and not drawn can be verified by drawing the target's token and
-  looking for it among them, which gives the tokens of `vanilla`.
+  looking for it among them, which gives the tokens of `vanilla` up to rounding.
   """
   return make_decoder(target, dynamic.eagle2(network, num_nodes, width, depth), match())
 

@@ -2,7 +2,9 @@
 
 A batch ends with its slowest row. Here a decode has slots instead of rows, and a slot whose image
 is complete takes the next one of a queue, while the others go on. An image depends on its own key,
-condition and options only, so it is the image that it would be in a batch.
+condition and options only, so it is the image that it would be in a batch, as far as the two
+programs round alike: sums of other shapes, and `Decoded.tv_bound` of relaxed decoders in any dtype,
+may differ in their last bits.
 
 Images come in groups, a quarter of the slots. A call of `Refill.advance` reads the conditions of
 one group in one prefill, hands its images out one by one as slots become free, and ends when all of
@@ -263,7 +265,8 @@ def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> 
 def helps(decoder: Decoder, count: int, num_slots: int) -> bool:
   """Whether so many images take fewer rounds in slots than in batches of as many rows.
 
-  Without drafts every image takes as many rounds as it has tokens.
+  Without drafts every image takes as many rounds as it has tokens. A window without candidates
+  (`drafters.ancestral`) is in slots where the decoder is that it is compared with.
   """
   return count > num_slots > 1 and decoder.drafter.tree.num_nodes > 0
 

@@ -324,8 +324,10 @@ def guarantee(decoder: Decoder) -> str:
   """What a decoder promises.
 
   Returns:
-    'seed-exact': the tokens of `vanilla` with the same key. 'exact': the target's distribution.
-    'relaxed': neither; `Decoded.tv_bound` bounds the total variation.
+    'seed-exact': the tokens of `vanilla(window=N)` with the same key, where `N` is the number of
+    tokens of a forward pass: bit for bit in any dtype for chains, up to rounding for trees; and
+    those of `vanilla` up to rounding. 'exact': the target's distribution. 'relaxed': neither;
+    `Decoded.tv_bound` bounds the total variation.
   """
   if decoder.verifier.seed_exact:
     return 'seed-exact'

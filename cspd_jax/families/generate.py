@@ -145,7 +145,8 @@ def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
 
   Images that do not all go at once follow each other in their rows (`decoding.refill`), where that
   helps: a decoder without drafts takes as many rounds for every image, and continuous tokens and
-  several devices have no queue. These are decoded batch after batch.
+  several devices have no queue. These are decoded batch after batch. An image is the same either
+  way, but for rounding; `Decoded.tv_bound` may differ in its last bit.
 
   Yields:
     Numbers of images, and what the decoder returned of them; together, of all.

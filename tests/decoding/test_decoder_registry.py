@@ -48,6 +48,7 @@ MAXIMAL = functools.partial(jacobi, coupling='maximal')
 # Specifications, and the same by hand: with the functions of `decoders`, or part by part.
 BUILT = {
     'vanilla': lambda: decoders.vanilla(T),
+    'vanilla(window=4)': lambda: decoders.vanilla(T, 4),
     'speculative(length=3)': lambda: decoders.speculative(T, DRAFT.target, 3),
     'jacobi(window=4)': lambda: decoders.jacobi(T, 4),
     'sjd(window=4)': lambda: decoders.sjd(T, 4),
@@ -71,6 +72,7 @@ BUILT = {
     'medusa': lambda: decoders.medusa(T, HEADS),
     'medusa(length=2)': lambda: decoders.medusa(T, HEADS, trees.chain(2)),
     'ancestral': lambda: make_decoder(T, ancestral(), exact()),
+    'ancestral(window=3)+block': lambda: make_decoder(T, ancestral(3), block()),
     'model(length=2)+block': lambda: make_decoder(T, model(DRAFT.target, 2), block()),
     'jacobi(window=4)+match': lambda: make_decoder(T, jacobi(4), match()),
     'jacobi(window=4, fresh=resample-above)+exact': lambda: make_decoder(
@@ -152,6 +154,7 @@ def test_needs():
     ('sjd_pac', 'jacobi(coupling=maximal, tree=auto)+exact'),
     ('seed_exact(tree=chain())', 'jacobi(coupling=noise, tree=chain())+match'),
     ('ancestral', 'ancestral+exact'),
+    ('vanilla(window=3)', 'ancestral(window=3)+match'),
     ('corrected(by=eagle)', 'corrected(by=eagle, tree=auto)+exact'),
     ('corrected(passes=1)+exact', 'corrected(passes=1)+exact'),
     ('corrected_seed_exact', 'corrected(tree=auto)+match'),
@@ -165,6 +168,7 @@ def test_expansion(spec, expanded):
 
 @pytest.mark.parametrize('spec,window,completed', [
     ('vanilla', 16, 'vanilla'),
+    ('vanilla(window=4)', 16, 'vanilla(window=4)'),
     ('speculative', 16, 'speculative(length=4)'),
     ('speculative(length=2)', 16, 'speculative(length=2)'),
     ('mc_sjd', 16, 'mc_sjd(window=16)'),
@@ -234,7 +238,13 @@ def test_usage():
     ('jacobi+sjd', "there is no verifier 'sjd'"),
     ('mc_sjd(windows=3)', "mc_sjd has no parameter 'windows'; it has window, fresh, tree"),
     ('mc_sjd(coupling=redraw)', "mc_sjd has no parameter 'coupling'"),
-    ('vanilla(window=3)', "vanilla has no parameter 'window'; it has none"),
+    ('vanilla(length=3)', "vanilla has no parameter 'length'; it has window"),
+    ('jacobi+match(windw=3)', "match has no parameter 'windw'"),
+    ('jacobi+block(window=3)', "block has no parameter 'window'; it has none"),
+    ('vanilla(window=0)', 'window is 0; it must be at least 1'),
+    ('vanilla(window=-2)', 'window is -2; it must be at least 1'),
+    ('vanilla(window=True)', 'window is True; it must be a whole number'),
+    ('vanilla(window=7)', 'window is 7 with a main chain of 6 drafts, but an image has 6 tokens'),
     ('jacobi(window=3)+exact(delta=1)', "exact has no parameter 'delta'"),
     ('eagle(network=x)', "eagle has no parameter 'network'; it has tree, draws"),
     ('eagle+lantern(table=x)', "lantern has no parameter 'table'"),

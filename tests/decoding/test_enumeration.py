@@ -24,6 +24,7 @@ JACOBI = lambda *args, **kwargs: lambda target: (jacobi(*args, **kwargs), exact(
 # name: vocabulary, rounds, parts. Two rounds also check the distributions that are recorded.
 CASES = {
     'ancestral': (3, 3, lambda target: (ancestral(), exact())),
+    'ancestral in a window': (3, 2, lambda target: (ancestral(3), exact())),
     'draft model': (3, 1, lambda target: (model(target, 2), exact())),
     'draft model, two rounds': (2, 2, lambda target: (model(target, 2), exact())),
     'deterministic jacobi': (2, 2, lambda target: (jacobi(3), match(seed_exact=False))),
@@ -61,9 +62,9 @@ def total_variation(parts, vocab_size, rounds, warp, forced=None):
 
 
 @pytest.mark.parametrize('name', representative(
-    CASES, 'ancestral', 'draft model, two rounds', 'deterministic jacobi', 'sjd',
-    'maximal, three words', 'caterpillar', 'three candidates', 'paths', 'kary',
-    'fresh repeat-above'))
+    CASES, 'ancestral', 'ancestral in a window', 'draft model, two rounds',
+    'deterministic jacobi', 'sjd', 'maximal, three words', 'caterpillar',
+    'three candidates', 'paths', 'kary', 'fresh repeat-above'))
 def test_rounds_are_exact(name):
   vocab_size, rounds, parts = CASES[name]
   assert total_variation(parts, vocab_size, rounds, PLAIN) < 1e-12

@@ -1,5 +1,7 @@
 """Many decoders on the same images: shared programs, keys, what is decoded twice."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,20 @@ def test_decoders_of_one_drafter_share_a_program(model):
   np.testing.assert_array_equal(found[2], found[3])
   seconds = bench.programs.seconds
   assert bench.sample(DECODERS[0]).tokens is found[0] and bench.programs.seconds == seconds > 0
+
+
+@pytest.mark.parametrize('vanilla, window, expected', [
+    (0, 4, {'equal_to_baseline': 1.0}),
+    (1, 4, {'equal_to_baseline': 0.5, 'equal_in_window': 1.0}),
+    (1, 99, {'equal_to_baseline': 0.5})])
+def test_where_vanilla_differs_its_window_decides(model, monkeypatch, vanilla, window, expected):
+  """Only one that an image has room for, and only where images differ."""
+  bench = Bench(model, ['sea', 'sky'])
+  own = types.SimpleNamespace(tokens=np.zeros((2, 5), int))
+  others = {'vanilla': own.tokens.copy(), 'vanilla(window=4)': own.tokens}
+  others['vanilla'][0, 3:] = vanilla
+  monkeypatch.setattr(bench, 'sample', lambda name: types.SimpleNamespace(tokens=others[name]))
+  assert rows._equal(bench, own, window) == expected
 
 
 def test_images_of_other_seeds(model):

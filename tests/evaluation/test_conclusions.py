@@ -60,11 +60,12 @@ def test_curves_without_common_lengths():
   assert printed.answer == 'unclear' and 'no accepted length in common' in printed.numbers
 
 
-def row(decoder, guarantee, length, excess=0.01):
+def row(decoder, guarantee, length, excess=0.01, in_window=None):
   return Row(decoder, dict(
       decoder=decoder, guarantee=guarantee, accepted_length=length, accepted_length_error=0.05,
       nll_excess=excess, nll_excess_error=0.01,
-      equal_to_baseline=1.0 if guarantee == 'seed-exact' else None), None)
+      equal_to_baseline=(1.0 if in_window is None else 0.5) if guarantee == 'seed-exact' else None,
+      equal_in_window=in_window), None)
 
 
 @pytest.mark.parametrize('dynamic,answer', [(2.0, 'yes'), (3.5, 'no'), (3.05, 'unclear')])
@@ -80,6 +81,14 @@ def test_conclusions_of_rows(dynamic, answer):
   biased = conclusions.of_guarantees(rows)[0]
   assert biased.answer == 'no' and 'model+exact' in biased.numbers
   assert not conclusions.of_rows(rows[:2], CLAIMS)
+
+
+@pytest.mark.parametrize('in_window, answer', [(1.0, 'yes'), (0.9, 'no')])
+def test_images_that_are_rounded_differently(in_window, answer):
+  rows = [row('vanilla', 'seed-exact', 1.0), row('seed_exact', 'seed-exact', 2.0),
+          row('eagle2', 'seed-exact', 2.0, in_window=in_window)]
+  found = conclusions.of_guarantees(rows)[-1]
+  assert found.answer == answer and f'{(1 + in_window) / 2:.0%}' in found.numbers
 
 
 def test_panels():

@@ -135,6 +135,13 @@ def test_writes_report_and_pictures(run):
   assert 'TV bound' not in found.out
 
 
+@pytest.mark.slow
+def test_vanilla_in_a_window_is_no_baseline(run):
+  _, rows = _report(run('--decoder=vanilla(window=4),vanilla,sjd', '--prompt=2'))
+  assert rows['vanilla']['speedup'] == 1 != rows['vanilla(window=4)']['speedup']
+  assert rows['vanilla(window=4)']['rounds'] == 16
+
+
 def test_without_vanilla_there_is_no_speedup(run):
   found = run('--decoder=speculative', '--prompt=2,0', '--num_images=3', '--guidance_scale=1')
   report, rows = _report(found)

@@ -20,7 +20,8 @@ MODES = {
     'all': lambda: _all(),
 }
 DECODERS = (
-    'vanilla', 'jacobi(window=4)', 'sjd(window=4)', 'sjd_pac(window=7, tree=caterpillar(2, 2))',
+    'vanilla', 'vanilla(window=4)', 'jacobi(window=4)', 'sjd(window=4)',
+    'sjd_pac(window=7, tree=caterpillar(2, 2))',
     'seed_exact(window=7, tree=caterpillar(2, 2))', 'jacobi(window=4, fresh=resample-above)',
     'speculative(length=2)', 'eagle(tree=kary(2, 3))', 'eagle(tree=kary(2, 3), draws=iid)+kseq',
     'eagle(tree=chain(2))+block', 'eagle2(num_nodes=5, width=2, depth=3)', 'medusa(length=2)',

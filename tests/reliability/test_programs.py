@@ -19,7 +19,7 @@ from tests.experiments import models as models_lib
 # Every program, with the flag that names the folder it writes, and whether it takes --config.
 WITH_CONFIG = ('generate', 'compare', 'benchmark', 'topologies', 'overhead', 'uncertainty',
                'compile_report', 'inspect', 'accelerator', 'tune', 'quantized', 'refill',
-               'train', 'train_drafter', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac',
+               'rounding', 'train', 'train_drafter', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac',
                'papers.cool_sd', 'papers.lantern')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | {
     'fit_corrector': '--output', 'fit_head_drafter': '--output', 'against_mar': '--workdir',

@@ -22,6 +22,7 @@ CODEBOOK = np.array([[0.0], [1.0], [1.5]])
 # specification: vocabulary, rounds.
 EXACT = {
     'vanilla': (3, 3),
+    'vanilla(window=3)': (3, 3),
     f'eagle({TREE})': (3, 1),
     f'eagle({TREE}, draws=iid)': (3, 1),
     f'eagle({TREE}, draws=iid)+kseq': (3, 1),

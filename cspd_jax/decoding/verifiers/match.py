@@ -17,7 +17,8 @@ def match(seed_exact: bool = True) -> Verifier:
     seed_exact: draw with the noise that belongs to the position (predictive
       sampling, Wiggers and Hoogeboom, arXiv 2002.09928). Token `k` is then
       `argmax(log p_k + g_k)` for one `g_k`, and the sequence equals, token for
-      token, that of any other decoder with this verifier and the same key.
+      token, that of any other decoder with this verifier and the same key, as far as
+      their `p_k` are rounded alike (`ancestral(window)`).
       Otherwise fresh noise every round.
   """
 

@@ -1,0 +1,151 @@
+"""`vanilla(window=N)`: the numbers of window decoders, bit for bit, in any dtype."""
+
+import dataclasses
+import functools
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.core.random import exponential, row_keys
+from cspd_jax.decoding import registry
+from cspd_jax.decoding.random import RowRandom
+from cspd_jax.decoding.verifiers import walk
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.models import llamagen
+from cspd_jax.testing.tabular import drafts
+from tests.marks import representative
+
+CONFIG = llamagen.LlamaGenConfig(
+    height=4, width=5, vocab_size=64, num_classes=3, dim=64, num_layers=2, num_heads=4, ffn_dim=96)
+TARGET = llamagen.target(CONFIG, guided=True)
+SAMPLED = Warp(np.float32(1.5), np.float32(0.9), None, None)
+CUT = Warp(np.float32(1.5), np.float32(0.9), np.int32(20), np.float32(0.9))
+# Decoders, with the tokens of their forward passes.
+CHAINS = {
+    'seed_exact(window=4)': 4, 'jacobi(window=7)+match': 7, 'seed_exact(window=20)': 20,
+    'corrected_seed_exact(window=5, by=model)': 5, 'speculative(length=3)+match': 4}
+TREES = {
+    'seed_exact(window=7, tree=caterpillar(3, 1))': 7, 'seed_exact(window=9, tree=kary(2, 3))': 9}
+
+
+@functools.cache
+def params(dtype):
+  rng = np.random.default_rng(0)
+  return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), dtype),
+                      jax.eval_shape(lambda: llamagen.init(CONFIG, jax.random.key(0))))
+
+
+def recorded(drafter):
+  """The drafter, with the distribution of every committed token `[B, T', V]` in its state."""
+
+  def init(env, condition, rng, outcome):
+    rng, own = drafter.init(env, condition, rng, outcome)
+    batch, extent = outcome.tokens.shape
+    empty = jnp.zeros((batch, extent, CONFIG.vocab_size))
+    return rng, (own, empty.at[:, 0].set(outcome.probs[:, 0]))
+
+  def propose(env, state, rng, root, start):
+    rng, own, draft = drafter.propose(env, state[0], rng, root, start)
+    return rng, (own, state[1]), draft
+
+  def update(env, state, rng, outcome):
+    rng, own = drafter.update(env, state[0], rng, outcome)
+    depth = jnp.arange(outcome.path.shape[1])
+    place = jnp.where(depth <= outcome.accepted[:, None], outcome.root[:, None] + 1 + depth,
+                      state[1].shape[1])
+    put = lambda table, place, probs, path: table.at[place].set(probs[path], mode='drop')
+    return rng, (own, jax.vmap(put)(state[1], place, outcome.probs, outcome.path))
+
+  return drafter._replace(init=init, propose=propose, update=update)
+
+
+@functools.cache
+def decoded(spec, dtype, batch=3, cut=False):
+  """Tokens `[B, T]`, the distributions that they were drawn from, and rounds."""
+  resources = registry.Resources(drafts(TARGET, TARGET) if registry.needs(spec) else {})
+  decoder = registry.build(spec, TARGET, resources)
+  decoder = dataclasses.replace(decoder, drafter=recorded(decoder.drafter))
+  warp = CUT if cut else SAMPLED
+
+  @jax.jit
+  def run(params, labels):
+    arguments = warp, params
+    state = decoder.start(params, labels, row_keys(jax.random.key(1), batch), *arguments)
+    state = jax.lax.while_loop(
+        lambda state: jnp.any(state.count < TARGET.num_tokens),
+        lambda state: decoder.round(params, state, *arguments), state)
+    out = decoder.finish(state)
+    return out.tokens, state.drafter[1][:, :TARGET.num_tokens], out.rounds
+
+  return jax.device_get(run(params(dtype), np.arange(batch) % CONFIG.num_classes))
+
+
+def check_same(spec, window, *case):
+  found, want = decoded(spec, *case), decoded(f'vanilla(window={window})', *case)
+  np.testing.assert_array_equal(found[0], want[0])
+  np.testing.assert_array_equal(found[1], want[1])
+  assert (want[2] == TARGET.num_tokens).all() and found[2].max() < TARGET.num_tokens
+
+
+CASES = [(spec, dtype, batch, cut) for spec in CHAINS
+         for dtype in ('bfloat16', 'float16', 'float32') for batch in (1, 3, 8)
+         for cut in (False, True)]
+
+
+@pytest.mark.parametrize('spec,dtype,batch,cut', representative(
+    CASES, ('seed_exact(window=4)', 'bfloat16', 3, False)))
+def test_chains_have_the_distributions_of_their_window_bit_for_bit(spec, dtype, batch, cut):
+  found, want = decoded(spec, dtype, batch, cut), _vanilla(CHAINS[spec], dtype, batch, cut)
+  np.testing.assert_array_equal(found[1], want[1])
+  np.testing.assert_array_equal(found[0], want[0])
+  assert found[2].max() < TARGET.num_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('spec', TREES)
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
+def test_trees_have_them_up_to_rounding(spec, dtype):
+  """The key of an accepted side node lies elsewhere in its round: sums have another order."""
+  found, want = decoded(spec, dtype, 8), _vanilla(TREES[spec], dtype, 8)
+  np.testing.assert_allclose(found[1], want[1], atol=1e-6 if dtype == 'float32' else 1e-2)
+  np.testing.assert_array_equal(found[0], want[0])
+
+
+def _vanilla(window, *case):
+  found = decoded(f'vanilla(window={window})', *case)
+  assert (found[2] == TARGET.num_tokens).all()
+  return found
+
+
+@pytest.mark.slow
+def test_another_window_would_be_seen():
+  apart = decoded('vanilla', 'bfloat16', 8)[1] != decoded('vanilla(window=20)', 'bfloat16', 8)[1]
+  assert apart.mean() > 0.01
+
+
+def _noise_of_the_round(self, positions, vocab_size):
+  return exponential(self._next(), (len(positions), vocab_size))
+
+
+# What is patched in a seed-exact decoder, and with what.
+MUTANTS = {
+    'noise of the round': lambda: mock.patch.object(
+        RowRandom, '_position_noise', _noise_of_the_round),
+    'noise of the next position': lambda: mock.patch.object(
+        RowRandom, '_position_noise', lambda self, positions, vocab_size: NOISE(
+            self, positions + 1, vocab_size)),
+    'a draft too many': lambda: mock.patch.object(
+        walk, 'deepest', lambda accepted, tree: jnp.minimum(
+            DEEPEST(accepted, tree) + 1, tree.num_nodes))}
+NOISE, DEEPEST = RowRandom._position_noise, walk.deepest
+
+
+@pytest.mark.parametrize('mutant', representative(MUTANTS, 'a draft too many'))
+def test_mistakes_would_be_seen(mutant):
+  want = _vanilla(4, 'bfloat16', 3, False)
+  with MUTANTS[mutant]():
+    found = decoded.__wrapped__('seed_exact(window=4)', 'bfloat16', 3, False)
+  assert np.any(found[0] != want[0])
