@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from checkpoints_conversion import convert, hub, read, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.families import folder as folder_lib
 
 
@@ -135,13 +135,13 @@ def _defaults(family: FileFamily, config: Any, role: str, sampling: str | None,
   return presets[sampling]
 
 
-def _parts(folder: pathlib.Path, model: str, role: str) -> dict[str, checkpoint.Loaded]:
+def _parts(folder: pathlib.Path, model: str, role: str) -> dict[str, store.Loaded]:
   """Describes the networks that a model has beside the one that is to come, without parameters."""
   if not (folder / 'model.json').exists():
     return {}
   try:
     description = folder_lib.read(folder)
-  except checkpoint.CheckpointError:
+  except store.CheckpointError:
     raise
   except ValueError:  # A network that is not the target of any model.
     description = {'family': None}
@@ -149,5 +149,5 @@ def _parts(folder: pathlib.Path, model: str, role: str) -> dict[str, checkpoint.
     raise ConversionError(
         f'output is {folder}, which holds a network of its own or a model of another family; give '
         f'another folder for a {model!r} model.')
-  return {name: checkpoint.describe(folder / part)
+  return {name: store.describe(folder / part)
           for name, part in description['parts'].items() if name != role}

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints_conversion import safetensors, shards
-from cspd_jax.core import reading, weights
+from cspd_jax.checkpoints import reading, weights
 
 # What single files are called.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')

@@ -2,7 +2,7 @@
 
 `model.json` holds the family, the folder of every network by its role ('target',
 'tokenizer', what drafts) and what suits the model: sampling options, decoders. A network
-is a folder of `core.checkpoint`, inside of the model's folder or elsewhere.
+is a folder of `checkpoints.store`, inside of the model's folder or elsewhere.
 """
 
 import dataclasses
@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import checkpoint, files, places, reading
-from cspd_jax.core.checkpoint import CheckpointError, Loaded
-from cspd_jax.families import choices, family as family_lib
-from cspd_jax.families.model import Model
+from cspd_jax.checkpoints import files, places, reading, store
+from cspd_jax.checkpoints.store import CheckpointError, Loaded
+from cspd_jax.families import family as family_lib
+from cspd_jax.generation import defaults as defaults_lib
+from cspd_jax.generation.model import Model
 
-# The second one names decoders by number of images as well; see `families.choices`.
+# The second one names decoders by number of images as well; see `generation.defaults`.
 _FORMATS = (1, 2)
 FILE = 'model.json'
 # Networks that take no part in decoding tokens; they stay on one device.
@@ -28,7 +29,7 @@ _ALONE = ('tokenizer', 'text')
 
 def shipped() -> list[str]:
   """Names of the models that come with the package."""
-  return sorted(found.parent.name for found in checkpoint.ASSETS.glob(f'*/{FILE}'))
+  return sorted(found.parent.name for found in store.ASSETS.glob(f'*/{FILE}'))
 
 
 def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
@@ -48,7 +49,7 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
       the parameters of target and drafters over the devices of a group. Or where the target's
       parameters go: a device, a `jax.sharding.Sharding`, or a tree of those like the parameters.
       None means the default device.
-    verify: whether to compare every file with its digest; see `core.checkpoint.load`.
+    verify: whether to compare every file with its digest; see `checkpoints.store.load`.
     allow_nonfinite: whether parameters may be NaN or infinite.
     grid: rows and columns of tokens of an image, for families whose models make images of several
       sizes. None takes the model's own.
@@ -106,7 +107,7 @@ def _check_target(folder: pathlib.Path, parts: Mapping[str, Any], loaded: Mappin
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:
   """A network of a model, loaded unless it is; raises CheckpointError if it is of no such kind."""
   if not isinstance(part, Loaded):
-    part = checkpoint.load(part, **options)
+    part = store.load(part, **options)
   if part.kind not in family.roles.get(role, ()):
     raise CheckpointError(
         f'{role} is a {part.kind!r} network; in a {family.name!r} model it must be of kind: '
@@ -160,7 +161,7 @@ def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | 
     raise ValueError(f'layers is {layers}; {str(name)!r} has {config.num_layers}, so it must be 1 '
                      f'to {config.num_layers}.')
   for role, (kind, sizes) in family.published.networks(config).items():
-    loaded.setdefault(role, checkpoint.sketch(kind, sizes))
+    loaded.setdefault(role, store.sketch(kind, sizes))
 
   def build(target):
     parts = {role: one._replace(params=_described(one.params, dtype))
@@ -170,7 +171,7 @@ def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | 
   whole = build(loaded['target'])
   if layers is None:
     return whole
-  small = checkpoint.sketch(
+  small = store.sketch(
       loaded['target'].kind, dataclasses.replace(config, num_layers=layers))
   return dataclasses.replace(build(small), drafts=whole.drafts)
 
@@ -182,7 +183,7 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
     presets |= dict.fromkeys(family.published.presets, family)
   if name in presets:
     family = presets[name]
-    target = checkpoint.sketch(family.roles['target'][0], family.published.presets[name])
+    target = store.sketch(family.roles['target'][0], family.published.presets[name])
     return family, {'target': target}
   try:
     folder = find(name)
@@ -190,7 +191,7 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
     raise CheckpointError(f'{error} Published sizes are: {", ".join(sorted(presets))}.') from error
   description = read(folder)
   return family_lib.get(description['family']), {
-      role: checkpoint.describe(folder / part) for role, part in description['parts'].items()
+      role: store.describe(folder / part) for role, part in description['parts'].items()
       if role not in (*_ALONE, 't5')}
 
 
@@ -229,7 +230,7 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
   folder = places.folder('folder', folder)
   _joined(folder, family, parts, {})
   for part in parts.values():
-    checkpoint.check_place(folder / part)
+    store.check_place(folder / part)
 
 
 def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
@@ -253,8 +254,8 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
   description['parts'] = {**description['parts'], **parts}
   description['defaults'] = {**description['defaults'], **defaults}
   chosen = description['defaults'].get('decoder')
-  choices.check(chosen)
-  return dict(format=_FORMATS[choices.is_by_size(chosen)], **description)
+  defaults_lib.check(chosen)
+  return dict(format=_FORMATS[defaults_lib.is_by_size(chosen)], **description)
 
 
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
@@ -295,7 +296,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   if wrong:
     raise CheckpointError(f'{folder / FILE}: the part {wrong[0]!r} must be named by its folder.')
   try:
-    choices.check(found['defaults'].get('decoder'))
+    defaults_lib.check(found['defaults'].get('decoder'))
   except ValueError as error:
     raise CheckpointError(f'{folder / FILE}: {error}') from error
   return found
@@ -322,7 +323,7 @@ def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
     CheckpointError: if there is no such model.
   """
   if str(name_or_folder) in shipped():
-    return checkpoint.ASSETS / str(name_or_folder)
+    return store.ASSETS / str(name_or_folder)
   folder = places.find('name_or_folder', name_or_folder)
   if not (folder / FILE).is_file():
     what = 'has no model.json' if folder.is_dir() else 'is no folder'

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import files
+from cspd_jax.checkpoints import files
 from cspd_jax.training import steps
 
 

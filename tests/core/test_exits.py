@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax.core import exits, places
+from cspd_jax.checkpoints import places
+from cspd_jax.core import exits
 
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'a/b')
 

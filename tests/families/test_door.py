@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.families import generate
+from cspd_jax.generation import generate
 from tests.families import tiny
 
 

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax import families
-from cspd_jax.core import checkpoint
-from cspd_jax.core.kinds import Kind
+from cspd_jax.checkpoints import store
+from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.decoding.base import Target
-from cspd_jax.families import classes, engines
+from cspd_jax.families import class_prompts
+from cspd_jax.generation import engines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class PaletteConfig:
 class Cache(NamedTuple):
   """Attributes: the rows' classes, `[S, B]`; the table needs no more of the past."""
 
-  classes: jax.Array
+  class_prompts: jax.Array
 
 
 def init(config, key):
@@ -93,7 +94,7 @@ def build(parts):
       name=parts.name, family='tiny', config=config, params=loaded['target'].params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
       target=lambda *, guided: target(config, guided=guided),
-      conditions=classes.conditions(config.num_classes, ('sand', 'sea', 'sky')),
+      conditions=class_prompts.conditions(config.num_classes, ('sand', 'sea', 'sky')),
       tokenizer=tokenizer, defaults=parts.defaults, metadata=loaded['target'].metadata)
 
 
@@ -108,7 +109,7 @@ def saved(folder):
   families.register(FAMILY)
   for role, kind, config, make in (('target', 'tiny', TinyConfig(), init),
                                    ('tokenizer', 'palette', PaletteConfig(), init_palette)):
-    checkpoint.save(folder / role, kind, config, make(config, jax.random.key(0)))
+    store.save(folder / role, kind, config, make(config, jax.random.key(0)))
   families.save(folder, 'tiny', {'target': 'target', 'tokenizer': 'tokenizer'},
                 {'guidance_scale': 1.5})
   return folder

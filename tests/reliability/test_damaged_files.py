@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from cspd_jax.core import checkpoint, files, reading
-from cspd_jax.evaluation import shards, tables
-from cspd_jax.families import folder as folder_lib, prompts
+from cspd_jax.checkpoints import files, reading, store
+from cspd_jax.families import folder as folder_lib
+from cspd_jax.generation import prompts, shards
+from cspd_jax.measure import tables
 from cspd_jax.text import bpe
 from cspd_jax.training import steps
 from experiments.cli import loader
@@ -142,16 +143,16 @@ def test_text_is_read_or_refused(tmp_path, name, count):
 
 @pytest.mark.parametrize('count', [40, pytest.param(2000, marks=pytest.mark.slow)])
 def test_descriptions_of_models_and_networks(tmp_path, count):
-  for name, read in (('target', checkpoint.describe), ('', folder_lib.read)):
+  for name, read in (('target', store.describe), ('', folder_lib.read)):
     path = tmp_path / 'demo' / name / 'model.json'
     if not path.exists():
-      shutil.copytree(checkpoint.ASSETS / 'demo', tmp_path / 'demo')
+      shutil.copytree(store.ASSETS / 'demo', tmp_path / 'demo')
     original, refused = path.read_bytes(), 0
     for data in damage.changed(original, count):
       path.write_bytes(data)
       try:
         read(path.parent)
-      except checkpoint.CheckpointError:
+      except store.CheckpointError:
         refused += 1
     path.write_bytes(original)
     assert refused > count / 4
@@ -175,7 +176,7 @@ def test_json_of_another_type(tmp_path, content):
     dict(metadata={'labels': 3}), dict(metadata={'labels': ['cat']}),
     dict(metadata={'labels': [1] * 8})])
 def test_descriptions_with_values_of_another_type(tmp_path, change):
-  shutil.copytree(checkpoint.ASSETS / 'demo', tmp_path / 'demo')
+  shutil.copytree(store.ASSETS / 'demo', tmp_path / 'demo')
   path = tmp_path / 'demo' / 'target' / 'model.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | change))
   with pytest.raises(ValueError) as found:
@@ -188,7 +189,7 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
     lambda path: reading.text(path, REMEDY), lambda path: reading.json(path, REMEDY),
     lambda path: reading.arrays(path, REMEDY), lambda path: reading.picture(path, REMEDY),
     lambda path: tables.of_report(path), lambda path: prompts.listed(path),
-    lambda path: loader.load(str(path)), checkpoint.load, folder_lib.load])
+    lambda path: loader.load(str(path)), store.load, folder_lib.load])
 @pytest.mark.parametrize('kind', ['pipe', 'folder', 'nothing', 'long', 'device', 'nobody', 'loop'])
 def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
   path = tmp_path / 'x'
