@@ -20,8 +20,8 @@ from typing import NoReturn
 from absl import logging
 
 from checkpoints_conversion import folder, rules
-from cspd_jax.core import checkpoint, exits, fields, places
-from cspd_jax.evaluation import progress
+from cspd_jax.checkpoints import places, store
+from cspd_jax.core import exits, fields, progress
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def _convert(arguments: argparse.Namespace) -> None:
   family = rules.get(arguments.family)
   if arguments.target and family.compare is None:
     raise ValueError(f'--target is for drafters; --family is {family.name!r}.')
-  target = checkpoint.load(arguments.target) if arguments.target else None
+  target = store.load(arguments.target) if arguments.target else None
   whole = (folder.find_model(family.name, arguments.source, arguments.model)
            if arguments.role is None else folder.Whole({}, {}))
   asked = folder.Part(
@@ -66,7 +66,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     print(f'{arguments.source} has no {missed[0]}, {rules.get(name).what}; add it with '
           f'cspd-convert --family={name} --source=FILE --output={arguments.output}')
   if target and family.compare:
-    print('\n'.join(family.compare(checkpoint.load(converted[-1][0]).params, target.params)))
+    print('\n'.join(family.compare(store.load(converted[-1][0]).params, target.params)))
 
 
 class _Parser(argparse.ArgumentParser):

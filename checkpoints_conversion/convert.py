@@ -21,7 +21,7 @@ from flax import traverse_util
 from checkpoints_conversion import read as read_lib, rules as rules_lib, shards
 from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
-from cspd_jax.core import checkpoint, weights
+from cspd_jax.checkpoints import store, weights
 from cspd_jax.version import __version__
 
 Params = Any
@@ -135,20 +135,20 @@ class Source(NamedTuple):
     state: what the parameters depend on, as JSON can hold it.
   """
 
-  network: checkpoint.Loaded
+  network: store.Loaded
   groups: list[weights.Group]
   state: Any
 
   def save(self, output: str | os.PathLike, *, dtype: Any = None, **options: Any) -> None:
     """Makes the parameters and saves the network; see `checkpoint.save_groups`."""
     kind, config, _, metadata = self.network
-    checkpoint.save_groups(output, kind, config, self.groups, state=self.stored(dtype),
+    store.save_groups(output, kind, config, self.groups, state=self.stored(dtype),
                            dtype=dtype, extra=metadata, **options)
 
   def write(self, folder: pathlib.Path, **options: Any) -> None:
     """As `save`, into a folder that `families.joining` yields for the state `stored(dtype)`."""
     kind, config, _, metadata = self.network
-    checkpoint.write(folder, kind, config, self.groups, metadata, **options)
+    store.write(folder, kind, config, self.groups, metadata, **options)
 
   def stored(self, dtype: Any) -> Any:
     """What the stored network depends on, as JSON can hold it."""
@@ -198,7 +198,7 @@ def open_source(
   metadata = {'source': os.path.basename(os.path.abspath(source)), 'model': model,
               'key': read.key, 'sha256': read_lib.sha256(source), 'converter': _VERSION,
               **family.metadata(config)}
-  network = checkpoint.Loaded(family.kind, config, _template(family.kind, config), metadata)
+  network = store.Loaded(family.kind, config, _template(family.kind, config), metadata)
   state = [__version__, family_name, dataclasses.asdict(config), metadata, allow_nonfinite]
   return Source(network, made, state)
 
@@ -258,7 +258,7 @@ def _floating(family: FileFamily, config: Any) -> list[str]:
 
 @functools.lru_cache(maxsize=8)  # Tracing a big network takes seconds.
 def _template(kind: str, config: Any) -> Params:
-  return checkpoint.sketch(kind, config).params
+  return store.sketch(kind, config).params
 
 
 def _rules(family: FileFamily, config: Any) -> tuple[list[base.Rule], list[str], Any]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from checkpoints_conversion import convert, hub, read, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.families import folder as folder_lib
 
 # `done, total ->`: called as parts of a network are written.
@@ -193,14 +193,14 @@ def _defaults(family: FileFamily, config: Any, role: str, sampling: str | None,
   return presets[sampling]
 
 
-def _parts(folder: pathlib.Path, model: str, roles: Sequence[str]) -> dict[str, checkpoint.Loaded]:
+def _parts(folder: pathlib.Path, model: str, roles: Sequence[str]) -> dict[str, store.Loaded]:
   """Describes the networks of a model that stay, those of other roles, without parameters."""
-  checkpoint.recover(folder)
+  store.recover(folder)
   if not (folder / 'model.json').exists():
     return {}
   try:
     description = folder_lib.read(folder)
-  except checkpoint.CheckpointError:
+  except store.CheckpointError:
     raise
   except ValueError:  # A network that is not the target of any model.
     description = {'family': None}
@@ -208,5 +208,5 @@ def _parts(folder: pathlib.Path, model: str, roles: Sequence[str]) -> dict[str, 
     raise ConversionError(
         f'output is {folder}, which holds a network of its own or a model of another family; give '
         f'another folder for a {model!r} model.')
-  return {name: checkpoint.describe(folder / part)
+  return {name: store.describe(folder / part)
           for name, part in description['parts'].items() if name not in roles}

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints_conversion import safetensors, shards
-from cspd_jax.core import places, reading, weights
+from cspd_jax.checkpoints import places, reading, weights
 
 # What single files are called.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from cspd_jax.core import reading
+from cspd_jax.checkpoints import reading
 
 _DTYPES = {name: np.dtype(dtype) for name, dtype in {
     'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,

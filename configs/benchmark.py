@@ -15,8 +15,8 @@ import jax
 from configs import groups
 from configs.compare import demo
 from cspd_jax.core import fields
-from cspd_jax.evaluation.conclusions import Claim
-from cspd_jax.evaluation.tradeoff import Curve
+from cspd_jax.measure.conclusions import Claim
+from cspd_jax.measure.tradeoff import Curve
 
 # EAGLE-2 gets as many drafts as EAGLE-1's tree, and as deep, to compare the two.
 DRAFTERS = (

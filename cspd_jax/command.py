@@ -24,12 +24,12 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import sharding
+from cspd_jax.checkpoints import files, places
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.core import exits, files, places
+from cspd_jax.core import exits, progress
 from cspd_jax.core.fields import int64
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.evaluation import progress
-from cspd_jax.families.gallery import Gallery
+from cspd_jax.generation.gallery import Gallery
 
 # Sampling options of both engines.
 _SAMPLING = tuple(dict.fromkeys((*Warp._fields, *Sampling._fields)))

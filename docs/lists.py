@@ -12,14 +12,14 @@ import numpy as np
 
 from checkpoints_conversion import rules
 from cspd_jax import families, metrics
-from cspd_jax.core import checkpoint
-from cspd_jax.data import photos
+from cspd_jax.checkpoints import store
 from cspd_jax.decoding import registry, tree_values
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.evaluation import tables
-from cspd_jax.families import engines
+from cspd_jax.generation import engines
+from cspd_jax.measure import tables
 from cspd_jax.testing import mutants, tabular
 from docs import sizes
+from experiments.demo_models import photos
 
 ROOT = pathlib.Path(__file__).parents[1]
 # A chain, and siblings drawn one by one: what `block` and `kseq` can verify.
@@ -118,8 +118,8 @@ def shipped() -> str:
   """The networks that come with the package."""
   found = []
   for name in families.shipped():
-    for role in families.folder.read(checkpoint.ASSETS / name)['parts']:
-      loaded = checkpoint.load(families.part_folder(name, role))
+    for role in families.folder.read(store.ASSETS / name)['parts']:
+      loaded = store.load(families.part_folder(name, role))
       size = sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
       found.append({'model': f'`{name}`', 'role': role, 'network': f'`{loaded.kind}`',
                     'parameters': f'{size / 1e6:.2f} M'})

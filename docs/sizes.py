@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from checkpoints_conversion import rules
 from cspd_jax import families
-from cspd_jax.core import checkpoint
-from cspd_jax.evaluation import predicted, tables
+from cspd_jax.checkpoints import store
+from cspd_jax.measure import tables
+from experiments.costs import predicted
 
 # By the name of a page: the family of files with its target, and those with what belongs to it.
 _FILES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -58,7 +59,7 @@ def memory(page: str) -> str:
 
 def _count(kind: str, config: Any) -> int:
   """Parameters of a network."""
-  return sum(leaf.size for leaf in jax.tree.leaves(checkpoint.sketch(kind, config).params))
+  return sum(leaf.size for leaf in jax.tree.leaves(store.sketch(kind, config).params))
 
 
 def _layers(config: Any, of: Callable[[Any], float]) -> float:
@@ -75,7 +76,7 @@ def _of_target(kind: str, preset: str, config: Any) -> dict[str, Any]:
   family = families.family.of_target(kind)
 
   def cache(config):
-    sketch = checkpoint.sketch(kind, config)
+    sketch = store.sketch(kind, config)
     target = family.build(families.Parts(preset, {'target': sketch}, {})).target(guided=True)
     params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), sketch.params)

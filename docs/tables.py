@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cspd_jax import metrics
-from cspd_jax.core import files, spec as spec_lib
+from cspd_jax.checkpoints import files
+from cspd_jax.core import spec as spec_lib
 from cspd_jax.decoding import registry
-from cspd_jax.evaluation import tables
+from cspd_jax.measure import tables
 from docs import lists
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -97,7 +98,7 @@ def _measured(*names: str, errors: bool = False) -> dict[str, str]:
 
 def _of(columns: Mapping[str, str], rows: Callable[[Report], Iterable[Row]] = (
     lambda report: report['rows'])) -> Callable[[pathlib.Path], str]:
-  """A table with columns of `evaluation.tables`; `rows` chooses among those of the report."""
+  """A table with columns of `measure.tables`; `rows` chooses among those of the report."""
   return lambda path: tables.markdown(columns, rows(_content(path)))
 
 

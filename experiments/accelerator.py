@@ -30,20 +30,20 @@ import cspd_jax
 from configs import accelerator as default
 from cspd_jax import families
 from cspd_jax.core import programs, random
-from cspd_jax.evaluation import (
+from cspd_jax.generation import report as report_lib
+from cspd_jax.measure import tables, timing
+from cspd_jax.measure.bench import Bench
+from experiments import cli
+from experiments.cli import inputs
+from experiments.costs import (
   accepted,
   devices,
   forced,
   rates,
-  report as report_lib,
-  tables,
+  roofline,
   timed_rounds,
-  timing,
+  torch_decoder,
 )
-from cspd_jax.evaluation.bench import Bench
-from cspd_jax.plots import roofline
-from experiments import accelerator_torch, cli
-from experiments.cli import inputs
 
 _PICTURE = 'roofline.png'
 _GPU_LAUNCH = 1.5e-6  # Seconds, as `devices.ACCELERATORS` has them.
@@ -218,7 +218,7 @@ def _torch(session: Session, config: Any, model: Any, batch: int) -> None:
   for compiled in (False, True):
     text = f'PyTorch, {"compiled" if compiled else "eager"}'
     seconds = session.attempt(f'{model.name}, {batch} at once: {text}', lambda compiled=compiled: (
-        accelerator_torch.seconds_per_token(
+        torch_decoder.seconds_per_token(
             model.config.transformer, rows=batch * (2 if config.guided else 1),
             slots=model.num_tokens, dtype=config.dtype, compiled=compiled,
             tokens=config.rounds, repeats=config.repeats)))

@@ -26,9 +26,10 @@ import numpy as np
 from checkpoints_conversion import convert, rules
 from cspd_jax import families
 from cspd_jax.core import fields
-from cspd_jax.evaluation import accepted, forced, tables, timed_rounds, timing
-from cspd_jax.evaluation.report import Report
-from experiments import cli, official
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import tables, timing
+from experiments import cli
+from experiments.costs import accepted, forced, official, timed_rounds
 
 _URL = 'https://github.com/FoundationVision/LlamaGen'
 _SCALE = 2.0

@@ -36,10 +36,11 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.speculative_head import speculative
 from cspd_jax.core import fields
 from cspd_jax.core.random import row_keys
-from cspd_jax.evaluation import tables, timing
-from cspd_jax.evaluation.report import Report
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import tables, timing
 from cspd_jax.models import mar
-from experiments import cli, official
+from experiments import cli
+from experiments.costs import official
 
 _URL = 'https://github.com/LTH14/mar'
 _SCALE = 2.9

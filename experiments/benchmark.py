@@ -31,11 +31,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs import benchmark as default
-from cspd_jax.core import files, spec as spec_lib
-from cspd_jax.evaluation import conclusions, rows as rows_lib, tables, tradeoff
-from cspd_jax.evaluation.bench import Bench
-from cspd_jax.evaluation.report import Report
-from cspd_jax.evaluation.rows import Row
+from cspd_jax.checkpoints import files
+from cspd_jax.core import spec as spec_lib
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import conclusions, rows as rows_lib, tables, tradeoff
+from cspd_jax.measure.bench import Bench
+from cspd_jax.measure.rows import Row
 from cspd_jax.metrics import base as metrics_lib
 from cspd_jax.metrics.base import Metric
 from cspd_jax.plots import curves as curves_plot

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 
 import cspd_jax
 from configs.compare import demo
-from cspd_jax.evaluation import comparison, progress, report as report_lib, runner
+from cspd_jax.core import progress
+from cspd_jax.generation import batches, report as report_lib
+from cspd_jax.measure import comparison
 from experiments import cli, compare_report
 from experiments.cli import inputs
 
@@ -40,7 +42,7 @@ class Job(NamedTuple):
   """
 
   model: cspd_jax.Model
-  programs: dict[str, runner.Program]
+  programs: dict[str, batches.Program]
   left_out: dict[str, str]
   prompts: list[Any]
   seed: Any
@@ -62,7 +64,7 @@ def prepare(config: Any) -> Job:
   programs = {}
   condition = model.condition(prompts)
   for name, specification in specifications.items():
-    programs[name] = runner.Program(model, specification, sampling)
+    programs[name] = batches.Program(model, specification, sampling)
     programs[name].check(condition, sampling)
   return Job(model, programs, left_out, prompts, seed, sampling)
 

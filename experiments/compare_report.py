@@ -9,13 +9,14 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import metrics
-from cspd_jax.evaluation import runner, tables
-from cspd_jax.evaluation.comparison import Compared
-from cspd_jax.evaluation.report import Report
+from cspd_jax.generation import batches
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import tables
+from cspd_jax.measure.comparison import Compared
 from cspd_jax.metrics import passes
 from cspd_jax.plots import acceptance, bars, grid, replaced
 
-Programs = Mapping[str, runner.Program]
+Programs = Mapping[str, batches.Program]
 
 # More images than these would make the maps too wide to read.
 _MAPPED = 4
@@ -79,7 +80,7 @@ def rows(model: cspd_jax.Model, programs: Programs,
   return found
 
 
-def _statement(program: runner.Program, decoded: Any) -> dict[str, Any]:
+def _statement(program: batches.Program, decoded: Any) -> dict[str, Any]:
   """What a decoder of continuous tokens draws from, and what it tests."""
   tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
   return dict(distribution=program.decoder.distribution,

@@ -23,10 +23,11 @@ from typing import Any
 
 from configs import compile_report as default
 from cspd_jax import families
-from cspd_jax.evaluation import accepted, devices, predicted, tables
-from cspd_jax.evaluation.report import Report
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import tables
 from experiments import cli
 from experiments.cli import inputs
+from experiments.costs import accepted, devices, predicted
 
 _COLUMNS = {
     'decoder': '{decoder}', 'MiB': '{mib:.0f}', 'over ideal': '{over_ideal:.2f}',

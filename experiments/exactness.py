@@ -28,7 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields, files, places
+from cspd_jax.checkpoints import files, places
+from cspd_jax.core import fields
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import registry
 from cspd_jax.decoding.loop import Decoder

@@ -25,7 +25,8 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.core import checkpoint, fields, places, reading
+from cspd_jax.checkpoints import places, reading, store
+from cspd_jax.core import fields
 from cspd_jax.metrics import acceptance
 from cspd_jax.models import neighbours
 from cspd_jax.training import neighbours as training_lib, samples
@@ -95,7 +96,7 @@ def check(flags: Flags) -> cspd_jax.Model:
                      'takes no parts; give a folder.')
   if flags.output is not None and places.folder('output', flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
-  checkpoint.check_place(_output(flags))
+  store.check_place(_output(flags))
   if flags.output is None:
     families.check_place(flags.model, model.family, {'neighbours': 'neighbours'})
   inputs.tokens_at_most(flags, model, 'window')
@@ -162,7 +163,7 @@ def main(flags: Any) -> None:
   print(f'{min(losses):.3f} nats per token of other images; {np.log(target.vocab_size):.3f} before',
         flush=True)
   folder = _output(flags)
-  checkpoint.save(folder, 'neighbours', config, params, dtype=jnp.dtype('bfloat16'),
+  store.save(folder, 'neighbours', config, params, dtype=jnp.dtype('bfloat16'),
                   extra={'target': model.name})
   if flags.output is None:
     families.save(flags.model, model.family, {'neighbours': 'neighbours'})

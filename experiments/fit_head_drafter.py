@@ -22,8 +22,9 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import families
+from cspd_jax.checkpoints import places, store
 from cspd_jax.continuous import blend, registry, schedule as schedule_lib
-from cspd_jax.core import checkpoint, fields, places
+from cspd_jax.core import fields
 from experiments import cli
 
 # Images that chains are recorded from together, and images that the head calls are counted on.
@@ -78,7 +79,7 @@ def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
       np.isfinite(flags.guidance_scale) and flags.guidance_scale != 1):
     raise ValueError(f'guidance_scale is {flags.guidance_scale}; it must be finite and not 1.')
   target = families.part_folder(flags.model, 'target')
-  if flags.overwrite and target.is_relative_to(checkpoint.ASSETS):
+  if flags.overwrite and target.is_relative_to(store.ASSETS):
     raise ValueError(f'overwrite is true, but {flags.model!r} comes with the package, which stays '
                      'as it is; leave it out.')
   folder = places.find('model', flags.model).resolve()
@@ -138,11 +139,11 @@ def main(flags: Any) -> None:
           + ', '.join(f'{schedule.steps[i]}: {best[-1][i]:.2f}' for i in range(0, 100, 11)),
           flush=True)
   if flags.overwrite:
-    checkpoint.annotate(target, blend.describe_rho(schedule, *best))
+    store.annotate(target, blend.describe_rho(schedule, *best))
     print(f'stored in {target}')
     return
-  found = checkpoint.load(target)
-  checkpoint.save(flags.output, found.kind, found.config, found.params,
+  found = store.load(target)
+  store.save(flags.output, found.kind, found.config, found.params,
                   extra=found.metadata | blend.describe_rho(schedule, *best))
   print(f'stored in {flags.output}, a copy of the target: '
         f'cspd_jax.load({flags.model!r}, target={flags.output!r})')

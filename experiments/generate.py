@@ -17,8 +17,8 @@ import dataclasses
 import sys
 
 from configs.generate import demo
-from cspd_jax.evaluation import progress
-from cspd_jax.families.gallery import Gallery
+from cspd_jax.core import progress
+from cspd_jax.generation.gallery import Gallery
 from experiments import cli
 from experiments.cli import inputs
 

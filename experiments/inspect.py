@@ -18,10 +18,11 @@ import jax.numpy as jnp
 from configs import inspect as default
 from cspd_jax import families
 from cspd_jax.decoding.tree import chain
-from cspd_jax.evaluation import predicted, tables
-from cspd_jax.evaluation.report import Report
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import tables
 from experiments import cli
 from experiments.cli import inputs
+from experiments.costs import predicted
 
 _NETWORKS = {'network': '{network}', 'parameters': '{parameters:,}', 'GB': '{gigabytes:.3f}'}
 _ROUNDS = {'tokens per round': '{window}', 'GB read': '{gigabytes:.3f}', 'GFLOPs': '{gflops:.1f}',

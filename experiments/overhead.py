@@ -16,9 +16,9 @@ import numpy as np
 
 from configs import overhead as default
 from cspd_jax.decoding.tree import Budget
-from cspd_jax.evaluation import forward as forward_lib, tables, timing
-from cspd_jax.evaluation.bench import Bench
-from cspd_jax.evaluation.report import Report
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import forward as forward_lib, tables, timing
+from cspd_jax.measure.bench import Bench
 from experiments import cli
 from experiments.cli import inputs
 

@@ -19,9 +19,9 @@ import numpy as np
 import cspd_jax
 from configs import quantized as default
 from cspd_jax.core import programs
-from cspd_jax.evaluation import tables
-from cspd_jax.evaluation.bench import Bench
-from cspd_jax.evaluation.report import Report
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import tables
+from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import base, distance as distance_lib
 from experiments import cli
 from experiments.cli import inputs

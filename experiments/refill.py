@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from configs import refill as default
-from cspd_jax.evaluation import tables, timing
-from cspd_jax.evaluation.bench import Bench
-from cspd_jax.evaluation.report import Report
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import tables, timing
+from cspd_jax.measure.bench import Bench
 from experiments import cli
 from experiments.cli import inputs
 

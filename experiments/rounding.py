@@ -18,9 +18,9 @@ import numpy as np
 
 import cspd_jax
 from configs import rounding as default
-from cspd_jax.evaluation import tables
-from cspd_jax.evaluation.bench import Bench
-from cspd_jax.evaluation.report import Report
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import tables
+from cspd_jax.measure.bench import Bench
 from experiments import cli
 from experiments.cli import inputs
 

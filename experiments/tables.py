@@ -11,7 +11,7 @@ import dataclasses
 import sys
 from typing import Any
 
-from cspd_jax.evaluation import tables
+from cspd_jax.measure import tables
 from experiments import cli
 
 

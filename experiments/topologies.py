@@ -14,10 +14,10 @@ import sys
 from typing import Any
 
 from configs import topologies as default
-from cspd_jax.core import files
-from cspd_jax.evaluation import rows as rows_lib, tables
-from cspd_jax.evaluation.bench import Bench
-from cspd_jax.evaluation.report import Report
+from cspd_jax.checkpoints import files
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import rows as rows_lib, tables
+from cspd_jax.measure.bench import Bench
 from experiments import cli
 from experiments.benchmark import Printer
 from experiments.cli import inputs

@@ -21,12 +21,11 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.core import checkpoint, locks, places
-from cspd_jax.data import photos
-from cspd_jax.evaluation import report as report_lib
-from cspd_jax.training import stages
-from experiments import cli, training_pictures
+from cspd_jax.checkpoints import locks, places, store
+from cspd_jax.generation import report as report_lib
+from experiments import cli
 from experiments.cli import training
+from experiments.demo_models import photos, pictures, stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +56,8 @@ def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathli
     _export(recipe, recipe.networks(tokenizer, models, data), export)
   if 'eval' in wanted:
     figures = recipe.figures(tokenizer, models, data)
-    report = report_lib.Report(workdir, training_pictures.NAMES)
-    training_pictures.write(recipe, tokenizer, models, data, report)
+    report = report_lib.Report(workdir, pictures.NAMES)
+    pictures.write(recipe, tokenizer, models, data, report)
     report.write(settings=dataclasses.asdict(recipe),
                  rows=[dict(network=role, **found) for role, found in figures.items()])
     logging.info('report: %s', json.dumps(figures))
@@ -84,7 +83,7 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
             folder: pathlib.Path) -> None:
   """Writes the model with its networks in bfloat16."""
   for role, network in networks.items():
-    checkpoint.save(folder / role, *network, dtype=jnp.bfloat16, extra=recipe.metadata)
+    store.save(folder / role, *network, dtype=jnp.bfloat16, extra=recipe.metadata)
     training.log_size(folder / role)
   families.save(folder, recipe.family, {role: role for role in networks}, recipe.defaults)
 
@@ -96,7 +95,7 @@ def main(recipe: Any, flags: Any) -> None:
   export = training.export_place(flags.export, workdir)
   families.check_place(export, recipe.family, {role: role for role in ('tokenizer',
                                                                        *stages.MODELS)})
-  report_lib.check(workdir, training_pictures.NAMES)
+  report_lib.check(workdir, pictures.NAMES)
   photos.load()
   if recipe.tokenizer_of is not None:
     tokenizer_of(recipe, workdir)  # Says what is wrong with it before anything is written.

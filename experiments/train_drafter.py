@@ -18,13 +18,14 @@ import jax.numpy as jnp
 from absl import logging
 
 import cspd_jax
-from cspd_jax.core import checkpoint, locks, places
-from cspd_jax.evaluation import report as report_lib
-from cspd_jax.training import corrector_recipe, drafter_recipe, stages
+from cspd_jax.checkpoints import locks, places, store
+from cspd_jax.generation import report as report_lib
+from cspd_jax.training import corrector_recipe, drafter_recipe
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter_recipe import DrafterRecipe
 from experiments import cli
 from experiments.cli import training
+from experiments.demo_models import stages
 
 _RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe}
 
@@ -51,7 +52,7 @@ def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: 
   Raises:
     ValueError: if the drafter does not fit its model, or the folder holds another run.
   """
-  checkpoint.check_place(export)
+  store.check_place(export)
   report_lib.check(workdir)
   model, how = cspd_jax.load(recipe.target, dtype='float32'), _RECIPES[type(recipe)]
   how.check(recipe, model)
@@ -64,7 +65,7 @@ def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: 
 def _finish(recipe: DrafterRecipe | CorrectorRecipe, params: Any, figures: dict[str, float],
             workdir: pathlib.Path, export: pathlib.Path, dtype: str) -> None:
   """Writes the network and the report."""
-  checkpoint.save(export, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
+  store.save(export, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
                   extra={'target': recipe.target})
   training.log_size(export)
   logging.info('report: %s', json.dumps(figures))

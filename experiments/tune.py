@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 
 import cspd_jax
 from configs import tune as default
-from cspd_jax.core import files
-from cspd_jax.core.checkpoint import CheckpointError
-from cspd_jax.evaluation import rows as rows_lib, tables, tuning
-from cspd_jax.evaluation.bench import Bench
-from cspd_jax.evaluation.report import Report
-from cspd_jax.families import choices, stored
+from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints.store import CheckpointError
+from cspd_jax.families import stored
+from cspd_jax.generation import defaults
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import rows as rows_lib, tables, tuning
+from cspd_jax.measure.bench import Bench
 from experiments import cli
 from experiments.cli import inputs
 
@@ -233,7 +234,7 @@ def run(config: Any) -> None:
     plan.place.store(kind, decoders)
     print(f'\nStored in {plan.place.folder} for {kind}: ' + ', '.join(
         f'{text} from {_images(size)} at once on'
-        for size, text in choices.different(decoders).items()) + '.')
+        for size, text in defaults.different(decoders).items()) + '.')
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], size: int) -> list[int]:

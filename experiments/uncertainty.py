@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from configs import uncertainty as default
-from cspd_jax.core import files
-from cspd_jax.evaluation import rows as rows_lib, tables
-from cspd_jax.evaluation.bench import Bench
-from cspd_jax.evaluation.report import Report
+from cspd_jax.checkpoints import files
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import rows as rows_lib, tables
+from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood
 from cspd_jax.plots import curves
 from experiments import cli

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.core import checkpoint, weights
+from cspd_jax.checkpoints import store, weights
 from cspd_jax.models import llamagen, vq
 
 CONFIG = llamagen.LlamaGenConfig(
@@ -31,7 +31,7 @@ def params():
 
 @pytest.fixture
 def folder(tmp_path, params):
-  checkpoint.save(tmp_path / 'model', 'llamagen', CONFIG, params, extra={'steps': 5})
+  store.save(tmp_path / 'model', 'llamagen', CONFIG, params, extra={'steps': 5})
   return tmp_path / 'model'
 
 
@@ -40,7 +40,7 @@ def _assert_same(found, expected):
 
 
 def test_what_is_saved_comes_back(folder, params):
-  loaded = checkpoint.load(folder)
+  loaded = store.load(folder)
   assert (loaded.kind, loaded.config, loaded.metadata) == ('llamagen', CONFIG, {'steps': 5})
   assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(loaded.params))
   _assert_same(loaded.params, params)
@@ -51,17 +51,17 @@ def test_tokenizers_come_back(tmp_path):
   config = vq.VQConfig(ch=8, ch_mult=(1, 2), num_res_blocks=1, z_channels=4, codebook_size=8,
                        codebook_dim=2)
   params = _random(vq.init, config)
-  checkpoint.save(tmp_path / 'new' / 'vq', 'vq', config, params)
-  loaded = checkpoint.load(str(tmp_path / 'new' / 'vq'))
+  store.save(tmp_path / 'new' / 'vq', 'vq', config, params)
+  loaded = store.load(str(tmp_path / 'new' / 'vq'))
   assert loaded.config == config
   _assert_same(loaded.params, params)
 
 
 def test_parameters_are_stored_and_loaded_in_the_dtype_asked_for(tmp_path, params):
   half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-  checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, params, dtype='bfloat16')
-  _assert_same(checkpoint.load(tmp_path / 'm').params, half)
-  wide = checkpoint.load(tmp_path / 'm', dtype=jnp.float32).params
+  store.save(tmp_path / 'm', 'llamagen', CONFIG, params, dtype='bfloat16')
+  _assert_same(store.load(tmp_path / 'm').params, half)
+  wide = store.load(tmp_path / 'm', dtype=jnp.float32).params
   assert {leaf.dtype for leaf in jax.tree.leaves(wide)} == {jnp.dtype('float32')}
   _assert_same(wide, jax.tree.map(lambda x: x.astype(jnp.float32), half))
 
@@ -69,20 +69,20 @@ def test_parameters_are_stored_and_loaded_in_the_dtype_asked_for(tmp_path, param
 def test_parameters_go_where_the_sharding_says(folder):
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('model',))
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  loaded = checkpoint.load(folder, sharding=sharding)
+  loaded = store.load(folder, sharding=sharding)
   assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(loaded.params))
 
 
 def test_saving_again_replaces_a_checkpoint_and_nothing_else(folder, params):
   doubled = jax.tree.map(lambda x: 2 * x, params)
-  checkpoint.save(folder, 'llamagen', CONFIG, doubled)
-  _assert_same(checkpoint.load(folder).params, doubled)
+  store.save(folder, 'llamagen', CONFIG, doubled)
+  _assert_same(store.load(folder).params, doubled)
   assert [path.name for path in folder.parent.iterdir()] == ['model']
   other = folder.parent / 'photos'
   other.mkdir()
   (other / 'photo').write_text('mine')
-  with pytest.raises(checkpoint.CheckpointError, match='not a checkpoint; give another folder'):
-    checkpoint.save(other, 'llamagen', CONFIG, params)
+  with pytest.raises(store.CheckpointError, match='not a checkpoint; give another folder'):
+    store.save(other, 'llamagen', CONFIG, params)
   assert (other / 'photo').read_text() == 'mine'
 
 
@@ -91,8 +91,8 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(folder, params, monkeypatch
     raise OSError('disk full')
   monkeypatch.setattr(weights.ocp, 'save_checkpointables', fail)
   with pytest.raises(OSError, match='disk full'):
-    checkpoint.save(folder, 'llamagen', CONFIG, jax.tree.map(jnp.zeros_like, params))
-  _assert_same(checkpoint.load(folder).params, params)
+    store.save(folder, 'llamagen', CONFIG, jax.tree.map(jnp.zeros_like, params))
+  _assert_same(store.load(folder).params, params)
   assert [path.name for path in folder.parent.iterdir()] == ['model']
 
 
@@ -106,8 +106,8 @@ def test_parameters_of_another_size_are_all_listed(tmp_path, params):
   wrong = {**params, 'extra': jnp.zeros(3), 'label_embedding': jnp.zeros((2, 16))}
   wrong['transformer'] = {
       name: leaf for name, leaf in params['transformer'].items() if name != 'norm'}
-  with pytest.raises(checkpoint.CheckpointError) as caught:
-    checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, wrong)
+  with pytest.raises(store.CheckpointError) as caught:
+    store.save(tmp_path / 'm', 'llamagen', CONFIG, wrong)
   for line in ('missing: transformer/norm/scale (16,)', 'unexpected: extra (3,)',
                'mis-shaped: label_embedding is (2, 16), the config asks for (4, 16)'):
     assert line in str(caught.value)
@@ -117,8 +117,8 @@ def test_a_config_that_does_not_fit_the_stored_parameters_is_refused(folder):
   description = json.loads((folder / 'model.json').read_text())
   description['config']['vocab_size'] = 13
   (folder / 'model.json').write_text(json.dumps(description))
-  with pytest.raises(checkpoint.CheckpointError) as caught:
-    checkpoint.load(folder)
+  with pytest.raises(store.CheckpointError) as caught:
+    store.load(folder)
   assert 'token_embedding is (12, 16), the config asks for (13, 16)' in str(caught.value)
   assert 'transformer/output is (16, 12)' in str(caught.value)
 
@@ -133,8 +133,8 @@ def test_a_config_that_does_not_fit_the_stored_parameters_is_refused(folder):
 def test_wrong_descriptions_are_explained(folder, change, message):
   description = json.loads((folder / 'model.json').read_text())
   (folder / 'model.json').write_text(json.dumps({**description, **change}))
-  with pytest.raises(checkpoint.CheckpointError, match=message):
-    checkpoint.load(folder)
+  with pytest.raises(store.CheckpointError, match=message):
+    store.load(folder)
 
 
 def test_damaged_files_are_named(folder):
@@ -149,8 +149,8 @@ def test_damaged_files_are_named(folder):
         victim.write_bytes(file.read_bytes()[:file.stat().st_size // 2])
       else:
         victim.unlink()
-      with pytest.raises(checkpoint.CheckpointError, match=file.name):
-        checkpoint.load(copy)
+      with pytest.raises(store.CheckpointError, match=file.name):
+        store.load(copy)
       shutil.rmtree(copy)
 
 
@@ -161,26 +161,26 @@ def test_a_changed_byte_is_found_and_named(folder, params):
   for file in files:
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(checkpoint.CheckpointError,
+    with pytest.raises(store.CheckpointError,
                        match=f'{file.name}: other bytes .* copy or convert the model again'):
-      checkpoint.load(folder)
+      store.load(folder)
     file.write_bytes(data)
-  _assert_same(checkpoint.load(folder, verify=False).params, params)
+  _assert_same(store.load(folder, verify=False).params, params)
 
 
 def test_shipped_networks_have_digests():
-  for name in checkpoint.shipped():
-    description = json.loads((checkpoint.ASSETS / name / 'model.json').read_text())
+  for name in store.shipped():
+    description = json.loads((store.ASSETS / name / 'model.json').read_text())
     assert description['blake2b'] == weights.digests(
-        checkpoint.ASSETS / name, description['files'])
+        store.ASSETS / name, description['files'])
 
 
 def test_verification_can_be_left_out(folder, params):
   metadata = max((folder / 'arrays').rglob('_CHECKPOINT_METADATA'))
   metadata.write_bytes(metadata.read_bytes().replace(b'init', b'inid'))
-  with pytest.raises(checkpoint.CheckpointError, match='_CHECKPOINT_METADATA: other bytes'):
-    checkpoint.load(folder)
-  _assert_same(checkpoint.load(folder, verify=False).params, params)
+  with pytest.raises(store.CheckpointError, match='_CHECKPOINT_METADATA: other bytes'):
+    store.load(folder)
+  _assert_same(store.load(folder, verify=False).params, params)
 
 
 def test_folders_of_earlier_versions_load_and_are_replaced(tmp_path, params):
@@ -192,10 +192,10 @@ def test_folders_of_earlier_versions_load_and_are_replaced(tmp_path, params):
       path.relative_to(tmp_path / 'm').as_posix(): path.stat().st_size
       for path in (tmp_path / 'm' / 'arrays').rglob('*') if path.is_file()}
   (tmp_path / 'm' / 'model.json').write_text(json.dumps(description))
-  _assert_same(checkpoint.load(tmp_path / 'm').params, params)
-  checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, params)
+  _assert_same(store.load(tmp_path / 'm').params, params)
+  store.save(tmp_path / 'm', 'llamagen', CONFIG, params)
   assert 'blake2b' in json.loads((tmp_path / 'm' / 'model.json').read_text())
-  _assert_same(checkpoint.load(tmp_path / 'm').params, params)
+  _assert_same(store.load(tmp_path / 'm').params, params)
 
 
 @pytest.mark.parametrize('number', [np.nan, np.inf, -np.inf])
@@ -203,26 +203,26 @@ def test_numbers_that_are_not_finite_are_refused_with_their_place(tmp_path, para
   wrong = jax.tree.map(np.array, params)
   wrong['transformer']['output'][-1, -1] = number
   message = f'transformer/output of shape .16, 12. holds .* not finite, such as {number}'
-  with pytest.raises(checkpoint.CheckpointError, match=message):
-    checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, wrong)
+  with pytest.raises(store.CheckpointError, match=message):
+    store.save(tmp_path / 'm', 'llamagen', CONFIG, wrong)
   assert not any(tmp_path.iterdir())
-  checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, wrong, allow_nonfinite=True)
-  with pytest.raises(checkpoint.CheckpointError, match=message):
-    checkpoint.load(tmp_path / 'm')
-  _assert_same(checkpoint.load(tmp_path / 'm', allow_nonfinite=True).params, wrong)
+  store.save(tmp_path / 'm', 'llamagen', CONFIG, wrong, allow_nonfinite=True)
+  with pytest.raises(store.CheckpointError, match=message):
+    store.load(tmp_path / 'm')
+  _assert_same(store.load(tmp_path / 'm', allow_nonfinite=True).params, wrong)
 
 
 def test_numbers_that_overflow_in_the_dtype_asked_for_are_refused(folder, params):
   large = jax.tree.map(lambda x: np.full(x.shape, 1e5, x.dtype), params)
-  with pytest.raises(checkpoint.CheckpointError, match='such as inf'):
-    checkpoint.save(folder, 'llamagen', CONFIG, large, dtype='float16')
-  _assert_same(checkpoint.load(folder).params, params)
+  with pytest.raises(store.CheckpointError, match='such as inf'):
+    store.save(folder, 'llamagen', CONFIG, large, dtype='float16')
+  _assert_same(store.load(folder).params, params)
 
 
 def test_the_host_has_one_group_of_arrays_at_a_time(tmp_path, params, monkeypatch):
   """Files of any number of groups come back; what was read is let go of before the next group."""
   monkeypatch.setattr(weights, '_GROUP', 1000)
-  checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, params)
+  store.save(tmp_path / 'm', 'llamagen', CONFIG, params)
   assert len(list((tmp_path / 'm' / 'arrays').iterdir())) > 3
   read, alive, most = weights.read, [], 0
 
@@ -235,7 +235,7 @@ def test_the_host_has_one_group_of_arrays_at_a_time(tmp_path, params, monkeypatc
     return found
 
   monkeypatch.setattr(weights, 'read', watched)
-  loaded = checkpoint.load(tmp_path / 'm', dtype='bfloat16')
+  loaded = store.load(tmp_path / 'm', dtype='bfloat16')
   assert most == 0 and len(alive) == len(jax.tree.leaves(params))
   _assert_same(loaded.params, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
 
@@ -253,30 +253,30 @@ def test_every_number_is_looked_at(shape, place, dtype):
 
 
 def test_unknown_names_and_foreign_folders_are_explained(tmp_path, monkeypatch):
-  monkeypatch.setattr(checkpoint, 'ASSETS', tmp_path / 'assets')
-  with pytest.raises(checkpoint.CheckpointError, match='no such folder.*shipped: none'):
-    checkpoint.load('no-such-model')
-  with pytest.raises(checkpoint.CheckpointError, match='no model.json.*cspd-convert'):
-    checkpoint.load(tmp_path)
+  monkeypatch.setattr(store, 'ASSETS', tmp_path / 'assets')
+  with pytest.raises(store.CheckpointError, match='no such folder.*shipped: none'):
+    store.load('no-such-model')
+  with pytest.raises(store.CheckpointError, match='no model.json.*cspd-convert'):
+    store.load(tmp_path)
   (tmp_path / 'model.pt').write_bytes(b'')
-  with pytest.raises(checkpoint.CheckpointError, match='not a checkpoint folder'):
-    checkpoint.load(tmp_path / 'model.pt')
+  with pytest.raises(store.CheckpointError, match='not a checkpoint folder'):
+    store.load(tmp_path / 'model.pt')
 
 
 def test_shipped_models_are_found_by_name(tmp_path, params, monkeypatch):
-  monkeypatch.setattr(checkpoint, 'ASSETS', tmp_path)
-  checkpoint.save(tmp_path / 'small' / 'target', 'llamagen', CONFIG, params)
-  assert checkpoint.shipped() == ['small/target']
-  assert checkpoint.load('small/target').config == CONFIG
-  with pytest.raises(checkpoint.CheckpointError, match='shipped: small/target'):
-    checkpoint.load('small/targ')
+  monkeypatch.setattr(store, 'ASSETS', tmp_path)
+  store.save(tmp_path / 'small' / 'target', 'llamagen', CONFIG, params)
+  assert store.shipped() == ['small/target']
+  assert store.load('small/target').config == CONFIG
+  with pytest.raises(store.CheckpointError, match='shipped: small/target'):
+    store.load('small/targ')
 
 
 def test_what_cannot_be_saved_is_explained(tmp_path, params):
   for arguments, message in [
       (('gpt', CONFIG), "kind is 'gpt'"), (('vq', CONFIG), 'config is a LlamaGenConfig')]:
-    with pytest.raises(checkpoint.CheckpointError, match=message):
-      checkpoint.save(tmp_path / 'm', *arguments, params)
-  with pytest.raises(checkpoint.CheckpointError, match='extra must hold only what JSON can'):
-    checkpoint.save(tmp_path / 'm', 'llamagen', CONFIG, params, extra={'a': object()})
+    with pytest.raises(store.CheckpointError, match=message):
+      store.save(tmp_path / 'm', *arguments, params)
+  with pytest.raises(store.CheckpointError, match='extra must hold only what JSON can'):
+    store.save(tmp_path / 'm', 'llamagen', CONFIG, params, extra={'a': object()})
   assert not any(tmp_path.iterdir())

@@ -10,12 +10,12 @@ Result on the held-out parts of the photographs: reconstructions of 29.2 dB, all
 target 3.99 bits per token (median entropy of its distributions 4.5), draft model 4.61.
 """
 
-from cspd_jax.data import photos
 from cspd_jax.models.llamagen import LlamaGenConfig
 from cspd_jax.models.vq import VQConfig
-from cspd_jax.training.autoregressive import ARTrainConfig
-from cspd_jax.training.recipe import Recipe
-from cspd_jax.training.vq import VQTrainConfig
+from experiments.demo_models import photos
+from experiments.demo_models.autoregressive import ARTrainConfig
+from experiments.demo_models.recipe import Recipe
+from experiments.demo_models.vq import VQTrainConfig
 
 
 def get_config() -> Recipe:

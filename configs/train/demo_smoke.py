@@ -5,12 +5,12 @@
 About a minute on two CPU cores, most of it compiling.
 """
 
-from cspd_jax.data import photos
 from cspd_jax.models.llamagen import LlamaGenConfig
 from cspd_jax.models.vq import VQConfig
-from cspd_jax.training.autoregressive import ARTrainConfig
-from cspd_jax.training.recipe import Recipe
-from cspd_jax.training.vq import VQTrainConfig
+from experiments.demo_models import photos
+from experiments.demo_models.autoregressive import ARTrainConfig
+from experiments.demo_models.recipe import Recipe
+from experiments.demo_models.vq import VQTrainConfig
 
 
 def get_config() -> Recipe:

@@ -10,12 +10,12 @@ predicted noise, with 10 to 100 % of the tokens hidden, 0.117 (target) and 0.119
 without label 0.119 and 0.121.
 """
 
-from cspd_jax.data import photos
 from cspd_jax.models.kl_vae import KLVAEConfig
 from cspd_jax.models.mar import MARConfig
-from cspd_jax.training.kl_vae import KLVAETrainConfig
-from cspd_jax.training.mar import MARTrainConfig
-from cspd_jax.training.mar_recipe import MARRecipe
+from experiments.demo_models import photos
+from experiments.demo_models.kl_vae import KLVAETrainConfig
+from experiments.demo_models.mar import MARTrainConfig
+from experiments.demo_models.mar_recipe import MARRecipe
 
 
 def get_config() -> MARRecipe:

@@ -14,10 +14,10 @@ and flowers at guidance scale 3 with the 50 most probable tokens, all had the ti
 
 from cspd_jax.models.unified import UnifiedConfig
 from cspd_jax.models.vq import VQConfig
-from cspd_jax.training import text_recipe
-from cspd_jax.training.autoregressive import ARTrainConfig
-from cspd_jax.training.text_recipe import TextRecipe
-from cspd_jax.training.vq import VQTrainConfig
+from experiments.demo_models import text_recipe
+from experiments.demo_models.autoregressive import ARTrainConfig
+from experiments.demo_models.text_recipe import TextRecipe
+from experiments.demo_models.vq import VQTrainConfig
 
 
 def get_config() -> TextRecipe:

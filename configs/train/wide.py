@@ -7,8 +7,8 @@ It is not shipped. It shows that what the shipped model shows does not rest on i
 
 from configs.train import demo
 from cspd_jax.models.llamagen import LlamaGenConfig
-from cspd_jax.training.autoregressive import ARTrainConfig
-from cspd_jax.training.recipe import Recipe
+from experiments.demo_models.autoregressive import ARTrainConfig
+from experiments.demo_models.recipe import Recipe
 
 
 def get_config() -> Recipe:

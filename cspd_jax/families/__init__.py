@@ -15,8 +15,8 @@ from cspd_jax.families.folder import (
   save,
   shipped,
 )
-from cspd_jax.families.images import Generated
-from cspd_jax.families.model import Conditions, Drafts, Model, Tokenizer
+from cspd_jax.generation.model import Conditions, Drafts, Model, Tokenizer
+from cspd_jax.generation.results import Generated
 
 __all__ = (
     'Conditions', 'Drafts', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Published',

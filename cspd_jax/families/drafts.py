@@ -8,7 +8,7 @@ from cspd_jax.decoding import continued
 from cspd_jax.decoding.correctors import CORRECTORS
 from cspd_jax.decoding.drafters import Network, from_network
 from cspd_jax.families.family import Parts
-from cspd_jax.families.model import Drafts
+from cspd_jax.generation.model import Drafts
 from cspd_jax.models import eagle, medusa, neighbours
 
 Params = Any

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.core import kinds
-from cspd_jax.core.checkpoint import Loaded
-from cspd_jax.core.kinds import Kind
-from cspd_jax.families.model import Model
+from cspd_jax.checkpoints import kinds
+from cspd_jax.checkpoints.kinds import Kind
+from cspd_jax.checkpoints.store import Loaded
+from cspd_jax.generation.model import Model
 from cspd_jax.text import bpe
 
 

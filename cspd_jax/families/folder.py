@@ -2,7 +2,7 @@
 
 `model.json` holds the family, the folder of every network by its role ('target',
 'tokenizer', what drafts) and what suits the model: sampling options, decoders. A network
-is a folder of `core.checkpoint`, inside of the model's folder or elsewhere.
+is a folder of `checkpoints.store`, inside of the model's folder or elsewhere.
 """
 
 import contextlib
@@ -15,12 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import checkpoint, files, places, reading
-from cspd_jax.core.checkpoint import CheckpointError, Loaded
-from cspd_jax.families import choices, family as family_lib
-from cspd_jax.families.model import Model
+from cspd_jax.checkpoints import files, places, reading, store
+from cspd_jax.checkpoints.store import CheckpointError, Loaded
+from cspd_jax.families import family as family_lib
+from cspd_jax.generation import defaults as defaults_lib
+from cspd_jax.generation.model import Model
 
-# The second one names decoders by number of images as well; see `families.choices`.
+# The second one names decoders by number of images as well; see `generation.defaults`.
 _FORMATS = (1, 2)
 FILE = 'model.json'
 # Networks that take no part in decoding tokens; they stay on one device.
@@ -29,7 +30,7 @@ _ALONE = ('tokenizer', 'text')
 
 def shipped() -> list[str]:
   """Names of the models that come with the package."""
-  return sorted(found.parent.name for found in checkpoint.ASSETS.glob(f'*/{FILE}'))
+  return sorted(found.parent.name for found in store.ASSETS.glob(f'*/{FILE}'))
 
 
 def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
@@ -49,7 +50,7 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
       the parameters of target and drafters over the devices of a group. Or where the target's
       parameters go: a device, a `jax.sharding.Sharding`, or a tree of those like the parameters.
       None means the default device.
-    verify: whether to compare every file with its digest; see `core.checkpoint.load`.
+    verify: whether to compare every file with its digest; see `checkpoints.store.load`.
     allow_nonfinite: whether parameters may be NaN or infinite.
     grid: rows and columns of tokens of an image, for families whose models make images of several
       sizes. None takes the model's own.
@@ -107,7 +108,7 @@ def _check_target(folder: pathlib.Path, parts: Mapping[str, Any], loaded: Mappin
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:
   """A network of a model, loaded unless it is; raises CheckpointError if it is of no such kind."""
   if not isinstance(part, Loaded):
-    part = checkpoint.load(part, **options)
+    part = store.load(part, **options)
   if part.kind not in family.roles.get(role, ()):
     raise CheckpointError(
         f'{role} is a {part.kind!r} network; in a {family.name!r} model it must be of kind: '
@@ -161,7 +162,7 @@ def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | 
     raise ValueError(f'layers is {layers}; {str(name)!r} has {config.num_layers}, so it must be 1 '
                      f'to {config.num_layers}.')
   for role, (kind, sizes) in family.published.networks(config).items():
-    loaded.setdefault(role, checkpoint.sketch(kind, sizes))
+    loaded.setdefault(role, store.sketch(kind, sizes))
 
   def build(target):
     parts = {role: one._replace(params=_described(one.params, dtype))
@@ -171,7 +172,7 @@ def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | 
   whole = build(loaded['target'])
   if layers is None:
     return whole
-  small = checkpoint.sketch(
+  small = store.sketch(
       loaded['target'].kind, dataclasses.replace(config, num_layers=layers))
   return dataclasses.replace(build(small), drafts=whole.drafts)
 
@@ -183,7 +184,7 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
     presets |= dict.fromkeys(family.published.presets, family)
   if (preset := str(name)) in presets:
     family = presets[preset]
-    target = checkpoint.sketch(family.roles['target'][0], family.published.presets[preset])
+    target = store.sketch(family.roles['target'][0], family.published.presets[preset])
     return family, {'target': target}
   try:
     folder = find(name)
@@ -191,7 +192,7 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
     raise CheckpointError(f'{error} Published sizes are: {", ".join(sorted(presets))}.') from error
   description = read(folder)
   return family_lib.get(description['family']), {
-      role: checkpoint.describe(folder / part) for role, part in description['parts'].items()
+      role: store.describe(folder / part) for role, part in description['parts'].items()
       if role not in (*_ALONE, 't5')}
 
 
@@ -228,7 +229,7 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
   """Yields folders to write networks into, which join a model when the block ends: all or none.
 
   If the block raises, the model's folder is as it was, and if the process is killed, the model is
-  the old one or the new one; see `core.several`.
+  the old one or the new one; see `checkpoints.several`.
 
   Args:
     folder: of the model. It is made, or the networks join the model that is there, in place of
@@ -244,7 +245,7 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
   folder = places.folder('folder', folder).resolve()
   describe = lambda: _joined(folder, family, {role: role for role in states}, defaults)
   describe()
-  with checkpoint.joining(folder, states, FILE, describe) as new:
+  with store.joining(folder, states, FILE, describe) as new:
     yield new
 
 
@@ -260,7 +261,7 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
     if (folder / part).is_symlink():
       raise CheckpointError(f'{folder / part} is a link, and the network that it leads to would be '
                             'replaced; remove the link, or give another folder.')
-    checkpoint.check_place(folder / part)
+    store.check_place(folder / part)
 
 
 def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
@@ -271,7 +272,7 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
     raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
                      f'{", ".join(known.roles)}.')
   description: dict[str, Any] = dict(family=family, parts={}, defaults={})
-  checkpoint.recover(folder)
+  store.recover(folder)
   if (folder / FILE).exists():
     if 'kind' in _content(folder):
       raise CheckpointError(
@@ -285,8 +286,8 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
   description['parts'] = {**description['parts'], **parts}
   description['defaults'] = {**description['defaults'], **defaults}
   chosen = description['defaults'].get('decoder')
-  choices.check(chosen)
-  return dict(format=_FORMATS[choices.is_by_size(chosen)], **description)
+  defaults_lib.check(chosen)
+  return dict(format=_FORMATS[defaults_lib.is_by_size(chosen)], **description)
 
 
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
@@ -328,7 +329,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   if wrong:
     raise CheckpointError(f'{folder / FILE}: the part {wrong[0]!r} must be named by its folder.')
   try:
-    choices.check(found['defaults'].get('decoder'))
+    defaults_lib.check(found['defaults'].get('decoder'))
   except ValueError as error:
     raise CheckpointError(f'{folder / FILE}: {error}') from error
   return found
@@ -355,9 +356,9 @@ def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
     CheckpointError: if there is no such model.
   """
   if str(name_or_folder) in shipped():
-    return checkpoint.ASSETS / str(name_or_folder)
+    return store.ASSETS / str(name_or_folder)
   folder = places.find('name_or_folder', name_or_folder)
-  checkpoint.recover(folder)
+  store.recover(folder)
   if not (folder / FILE).is_file():
     what = 'has no model.json' if folder.is_dir() else 'is no folder'
     raise CheckpointError(

@@ -6,10 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.core.kinds import Kind
-from cspd_jax.families import captions, classes, drafts, engines
+from cspd_jax.checkpoints.kinds import Kind
+from cspd_jax.families import caption_prompts, class_prompts, drafts
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.families.model import Conditions, Model, Tokenizer
+from cspd_jax.generation import engines
+from cspd_jax.generation.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
 from cspd_jax.models import eagle, llamagen, medusa, neighbours, t5, transformer, vq
 from cspd_jax.text import bpe
@@ -69,11 +70,11 @@ def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
   if config.conditioning == 'text':
     parts.pair('t5', 'dim', 'caption_dim')
     text = parts.text(('t5',))
-    return captions.conditions(config.caption_dim, parts.loaded.get('t5'), text)
+    return caption_prompts.conditions(config.caption_dim, parts.loaded.get('t5'), text)
   if words := [role for role in ('t5', 'text') if role in parts.loaded]:
     raise ValueError(f'model {parts.name!r} has the part {words[0]!r}, but its target is '
                      f'class-conditional and reads no words; load it with {words[0]}=None.')
-  return classes.conditions(
+  return class_prompts.conditions(
       config.num_classes, parts.loaded['target'].metadata.get('labels', ()))
 
 

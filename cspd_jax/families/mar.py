@@ -3,11 +3,12 @@
 import jax
 import numpy as np
 
+from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.continuous.blend import stored_rho
-from cspd_jax.core.kinds import Kind
-from cspd_jax.families import classes, engines
+from cspd_jax.families import class_prompts
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.families.model import Drafts, Model, Tokenizer
+from cspd_jax.generation import engines
+from cspd_jax.generation.model import Drafts, Model, Tokenizer
 from cspd_jax.models import kl_vae, mar
 
 
@@ -36,7 +37,7 @@ def build(parts: Parts) -> Model:
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=engines.CONTINUOUS,
       target=lambda *, guided: mar.target(config, guided=guided),
-      conditions=classes.conditions(config.num_classes, target.metadata.get('labels', ())),
+      conditions=class_prompts.conditions(config.num_classes, target.metadata.get('labels', ())),
       tokenizer=tokenizer, drafts=drafts, defaults=parts.defaults,
       head_drafter=lambda schedule, guided: stored_rho(schedule, target.metadata, guided),
       metadata=target.metadata)

@@ -6,8 +6,9 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cspd_jax.core import places
-from cspd_jax.families import choices, folder as folder_lib
+from cspd_jax.checkpoints import places
+from cspd_jax.families import folder as folder_lib
+from cspd_jax.generation import defaults as defaults_lib
 
 
 class Place(NamedTuple):
@@ -31,12 +32,12 @@ class Place(NamedTuple):
     Args:
       kind: of the device that it holds for, as JAX calls it.
       decoders: specifications by number of images that are decoded together; see
-        `families.choices`.
+        `generation.defaults`.
     """
     is_model = (self.folder / folder_lib.FILE).exists()
     # Read anew: a choice for another device may have come in the meantime.
     defaults = folder_lib.read(self.folder)['defaults'] if is_model else self.defaults
-    chosen = choices.joined(defaults.get('decoder'), kind, decoders)
+    chosen = defaults_lib.joined(defaults.get('decoder'), kind, decoders)
     folder_lib.save(self.folder, self.family, self.parts, {**defaults, 'decoder': chosen})
 
 

@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core.checkpoint import Loaded
-from cspd_jax.core.kinds import Kind
-from cspd_jax.families import drafts, engines
+from cspd_jax.checkpoints.kinds import Kind
+from cspd_jax.checkpoints.store import Loaded
+from cspd_jax.families import drafts
 from cspd_jax.families.family import Family, Parts, Published, is_described
-from cspd_jax.families.model import Conditions, Model, Tokenizer
+from cspd_jax.generation import engines
+from cspd_jax.generation.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
 from cspd_jax.models import eagle, emu3_vq, neighbours, transformer, unified, vq
 from cspd_jax.models.causal import Prompt
-from cspd_jax.text import bpe, prompts as prompts_lib
+from cspd_jax.text import bpe, templates as prompts_lib
 
 # A coordinate that no vector of a codebook comes near.
 _FAR = 1e4

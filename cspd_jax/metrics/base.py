@@ -57,7 +57,7 @@ class Sample:
   """Images of one decoder.
 
   Attributes:
-    decoded: what the decoder returned, `N` rows of NumPy arrays; see `evaluation.runner`.
+    decoded: what the decoder returned, `N` rows of NumPy arrays; see `generation.batches`.
     condition: what the images show, as the model's target takes it, with leading axis `N`.
     sampling: the sampling options, each a number or one per image.
     reference: images of the same distribution as the target's, drawn by an exact decoder with
@@ -159,7 +159,7 @@ def entries(values: Mapping[str, Value]) -> dict[str, float | None]:
 
 
 def columns(metrics: Sequence[Metric], errors: bool = False) -> dict[str, str]:
-  """Columns of `evaluation.tables` for rows of `entries`, of the metrics that have one.
+  """Columns of `measure.tables` for rows of `entries`, of the metrics that have one.
 
   Args:
     metrics: the metrics.

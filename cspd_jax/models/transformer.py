@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from cspd_jax.core import fields, int8
+from cspd_jax.checkpoints import int8
+from cspd_jax.core import fields
 from cspd_jax.models import attention
 
 # `(keys, values)` of every layer, each `[R, K, S, E]`.
@@ -42,7 +43,7 @@ SPLIT = {
     '.*/(query|key|value)': 1, '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
     '.*/(gate|up)': 1, '.*/down': 0}
 
-# In which order XLA reads the axes of what on TPUs; see `core.layouts`.
+# In which order XLA reads the axes of what on TPUs; see `checkpoints.layouts`.
 ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 
 # `einsum` contracts axes in the order of their letters, and CPUs transpose a matrix that lies in
@@ -50,7 +51,7 @@ ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 # them little, and keeps the last bits of their sums what they were.
 _LARGE_MATRIX = 2**18
 
-# The matrices of the layers, and how many axes of theirs are inputs; see `core.int8`.
+# The matrices of the layers, and how many axes of theirs are inputs; see `checkpoints.int8`.
 MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
 
 

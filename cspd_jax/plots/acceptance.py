@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cspd_jax.core import files
+from cspd_jax.checkpoints import files
 from cspd_jax.plots import canvas, grid
 
 

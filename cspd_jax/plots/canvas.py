@@ -7,7 +7,7 @@ import re
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from cspd_jax.core import files
+from cspd_jax.checkpoints import files
 
 INK = '#1f2933'
 FAINT = '#7b8794'
@@ -78,5 +78,5 @@ def png(picture: Figure) -> bytes:
 
 
 def save(picture: Figure, path: str | os.PathLike) -> None:
-  """Writes a figure as PNG; see `core.files.write`."""
+  """Writes a figure as PNG; see `checkpoints.files.write`."""
   files.write(path, png(picture))

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cspd_jax.core import files
+from cspd_jax.checkpoints import files
 from cspd_jax.plots import canvas
 
 # Colours that the colour-blind can tell apart (Okabe and Ito), and a marker for each.

@@ -25,7 +25,7 @@ _FIRST_SPECIAL = 151643
 # What files are called.
 _FILE, _FILE_OF_RANKS = 'text_tokenizer.json or tokenizer.json', 'emu3.tiktoken'
 
-# How prompts are written; see `text.prompts` and `text.captions`.
+# How prompts are written; see `text.templates` and `text.captions`.
 FORMS = ('lumina_mgpt', 'anole', 'emu3', 't5')
 
 

@@ -1,7 +1,7 @@
 """How the shipped corrector is made: it learns from whole images, then from windows.
 
 `train` continues what its folder already holds and does nothing if it is complete. `model` is the
-`families.Model` that the corrector is for.
+`generation.Model` that the corrector is for.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import fields, files, reading
+from cspd_jax.checkpoints import files, reading
+from cspd_jax.core import fields
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle
 from cspd_jax.training import (
-  autoregressive,
   corrector as corrector_lib,
   drafter_recipe,
   loop,
@@ -29,6 +29,7 @@ from cspd_jax.training import (
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.plain import PlainTrainConfig
 from cspd_jax.training.windows import Windows
+from experiments.demo_models import autoregressive
 
 Params = Any
 # Images that are decoded together.
@@ -86,7 +87,7 @@ def check(recipe: CorrectorRecipe, model: Any) -> None:
 
   Args:
     recipe: the recipe.
-    model: a `families.Model`, with parameters in float32.
+    model: a `generation.Model`, with parameters in float32.
 
   Raises:
     ValueError: if the model is none that correctors are trained for, or the sizes differ.

@@ -1,7 +1,7 @@
 """How the shipped drafters are made: images to learn from, then training.
 
 Every function that has a folder continues what it already holds and does nothing if it is
-complete. `model` is the `families.Model` that the drafter is for.
+complete. `model` is the `generation.Model` that the drafter is for.
 """
 
 import dataclasses
@@ -12,14 +12,15 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from cspd_jax.core import fields, reading
-from cspd_jax.data import photos as photos_lib
+from cspd_jax.checkpoints import reading
+from cspd_jax.core import fields
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, medusa
-from cspd_jax.training import drafter as drafter_lib, loop, recipe as recipe_lib, samples
-from cspd_jax.training.autoregressive import ARTrainConfig, batch_of
+from cspd_jax.training import drafter as drafter_lib, loop, samples
 from cspd_jax.training.drafter import DrafterTrainConfig
-from cspd_jax.training.vq import VQTrainConfig
+from experiments.demo_models import photos as photos_lib, recipe as recipe_lib
+from experiments.demo_models.autoregressive import ARTrainConfig, batch_of
+from experiments.demo_models.vq import VQTrainConfig
 
 # Images that are measured at once.
 _MEASURE_BATCH = 16
@@ -85,7 +86,7 @@ def check(recipe: DrafterRecipe, model: Any) -> None:
 
   Args:
     recipe: the recipe.
-    model: a `families.Model`, with parameters in float32.
+    model: a `generation.Model`, with parameters in float32.
 
   Raises:
     ValueError: if the model is none that drafters are trained for, or the sizes differ.

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import files, places
+from cspd_jax.checkpoints import files, places
 from cspd_jax.training import steps
 
 # Bytes of a line of metrics that are read at once; a longer one was not written here.

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import files, reading
+from cspd_jax.checkpoints import files, reading
 
 # Images that the target samples at once.
 _BATCH = 64
@@ -37,7 +37,7 @@ def sampled(model: Any, prompts: str | None, count: int, key: jax.Array, samplin
   """Samples images of all prompts in turn.
 
   Args:
-    model: a `families.Model` of discrete tokens.
+    model: a `generation.Model` of discrete tokens.
     prompts: file of what it is asked for, or None; see `prompts_of`.
     count: number of images.
     key: random key.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import files, reading
+from cspd_jax.checkpoints import files, reading
 
 _KEPT = 2
 

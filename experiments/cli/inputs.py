@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 import cspd_jax
-from cspd_jax.families import prompts as prompts_lib
+from cspd_jax.generation import prompts as prompts_lib
 
 _DTYPES = ('float32', 'bfloat16')
 # Without a prompt, a seed or a number there are so many images.

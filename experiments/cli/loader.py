@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from cspd_jax.core import places
+from cspd_jax.checkpoints import places
 
 
 def load(path: str) -> Any:

@@ -24,7 +24,8 @@ from typing import Any
 
 from absl import flags, logging
 
-from cspd_jax.core import exits, places
+from cspd_jax.checkpoints import places
+from cspd_jax.core import exits
 from experiments.cli import fields, loader
 
 _PREFIX = 'config.'

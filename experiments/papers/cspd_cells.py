@@ -10,8 +10,8 @@ import numpy as np
 import cspd_jax
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.core import programs
-from cspd_jax.evaluation import rows as rows_lib, timing
-from cspd_jax.evaluation.bench import Bench
+from cspd_jax.measure import rows as rows_lib, timing
+from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics.base import Sample
 from experiments.cli import inputs
 

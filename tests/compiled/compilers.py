@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cspd_jax.evaluation import devices
+from experiments.costs import devices
 
 
 def find(name: str) -> tuple[devices.Accelerator, Any]:

@@ -8,7 +8,7 @@ import functools
 import pytest
 
 from cspd_jax import families
-from cspd_jax.evaluation import predicted
+from experiments.costs import predicted
 from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled

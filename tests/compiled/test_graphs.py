@@ -10,7 +10,7 @@ import pytest
 
 from cspd_jax import families
 from cspd_jax.core import programs
-from cspd_jax.evaluation import devices
+from experiments.costs import devices
 from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.core import int8, weights
-from cspd_jax.core.kinds import KINDS
-from cspd_jax.evaluation import predicted
+from cspd_jax.checkpoints import int8, weights
+from cspd_jax.checkpoints.kinds import KINDS
+from experiments.costs import predicted
 from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled

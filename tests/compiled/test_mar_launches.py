@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from cspd_jax import families
-from cspd_jax.evaluation import devices, hlo, rounds
+from experiments.costs import devices, hlo, rounds
 from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled

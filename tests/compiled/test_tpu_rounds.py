@@ -8,7 +8,7 @@ not installed.
 import pytest
 
 from cspd_jax import families
-from cspd_jax.evaluation import predicted
+from experiments.costs import predicted
 from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.checkpoints import store
 from cspd_jax.continuous import blend, decoders, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.core import checkpoint
 from cspd_jax.models import kl_vae, mar
 
 _KINDS = {'mar_demo/target': 'mar', 'mar_demo/draft': 'mar', 'mar_demo/tokenizer': 'kl_vae'}
@@ -19,7 +19,7 @@ _ASSETS = pathlib.Path(cspd_jax.__file__).parent / 'assets'
 
 @pytest.fixture(scope='module')
 def models():
-  return {name: checkpoint.load(name, dtype='float32') for name in _KINDS}
+  return {name: store.load(name, dtype='float32') for name in _KINDS}
 
 
 def test_the_models_belong_together(models):

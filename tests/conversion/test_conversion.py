@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from checkpoints_conversion import convert, read, rules
 from checkpoints_conversion.rules import family as family_lib
-from cspd_jax.core import checkpoint, weights
+from cspd_jax.checkpoints import store, weights
 from cspd_jax.models import llamagen, vq
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_there_and_back_is_exact(name):
   tensors = _published(name)
   params = convert.convert(family, config, tensors)
   expected = jax.eval_shape(
-      lambda: checkpoint.KINDS[family.kind].init(config, jax.random.key(0)))
+      lambda: store.KINDS[family.kind].init(config, jax.random.key(0)))
   assert jax.tree.map(lambda x: x.shape, params) == jax.tree.map(lambda x: x.shape, expected)
   back = convert.publish(family, config, params)
   assert back.keys() == tensors.keys()
@@ -91,7 +91,7 @@ def test_files_become_checkpoints_of_inferred_sizes(name, tmp_path):
   made = convert.convert_file(family, tmp_path / 'model.safetensors', tmp_path / 'out',
                               options=OPTIONS[name])
   assert made == config
-  loaded = checkpoint.load(tmp_path / 'out')
+  loaded = store.load(tmp_path / 'out')
   assert loaded.config == config
   assert loaded.metadata['source'] == 'model.safetensors'
   assert loaded.metadata['sha256'] == read.sha256(tmp_path / 'model.safetensors')
@@ -141,7 +141,7 @@ def test_command_line_converts_safetensors_without_torch(tmp_path):
   done = _run('--family=llamagen', f'--source={tmp_path}/model.safetensors',
               f'--output={tmp_path}/out', '--image_size=32', '--num_heads=2', '--dtype=bfloat16')
   assert done.returncode == 0, done.stderr
-  assert checkpoint.load(tmp_path / 'out/target').params['label_embedding'].dtype == 'bfloat16'
+  assert store.load(tmp_path / 'out/target').params['label_embedding'].dtype == 'bfloat16'
 
 
 def test_command_line_answers_bad_input_with_one_message_and_code_2(tmp_path):
@@ -165,7 +165,7 @@ def test_weights_that_are_not_finite_are_named_as_published(tmp_path, number):
     convert.convert_file('llamagen', **arguments)
   assert os.listdir(tmp_path) == ['model.safetensors']
   convert.convert_file('llamagen', allow_nonfinite=True, **arguments)
-  loaded = checkpoint.load(tmp_path / 'deep' / 'out', allow_nonfinite=True)
+  loaded = store.load(tmp_path / 'deep' / 'out', allow_nonfinite=True)
   assert sum((~np.isfinite(leaf)).sum() for leaf in jax.tree.leaves(loaded.params)) == 1
 
 
@@ -203,7 +203,7 @@ def test_stopped_conversions_go_on_if_the_source_is_the_same(tmp_path, monkeypat
     assert len(names) > 3 and made == names[kept:]
     assert sorted(os.listdir(tmp_path)) == ['model.safetensors', 'out']
     back = convert.publish(
-        rules.FAMILIES[family], MODELS['class'][1], checkpoint.load(tmp_path / 'out').params)
+        rules.FAMILIES[family], MODELS['class'][1], store.load(tmp_path / 'out').params)
     for key, tensor in tensors.items():
       np.testing.assert_array_equal(back[key], tensor)
     shutil.rmtree(tmp_path / 'out')

@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import base, eagle as eagle_rules, family as family_lib
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.models import eagle, llamagen, transformer
 
 _MANIFESTS = sorted(
@@ -69,7 +69,7 @@ def test_files_become_checkpoints_and_back(form, tmp_path):
   made = convert.convert_file(f'eagle_{form}', tmp_path / 'model.safetensors', tmp_path / 'out',
                               options=OPTIONS[form])
   assert made == CONFIGS[form]
-  loaded = checkpoint.load(tmp_path / 'out')
+  loaded = store.load(tmp_path / 'out')
   assert (loaded.kind, loaded.config) == ('eagle', made)
   back = convert.publish(family, made, loaded.params)
   assert back.keys() == tensors.keys()
@@ -159,7 +159,7 @@ def test_command_line_says_which_table_it_is(tmp_path):
       height=2, width=2, dim=16, num_layers=1, num_heads=2, vocab_size=12)
   params = llamagen.init(config, jax.random.key(0))
   params['transformer']['output'] = jax.random.normal(jax.random.key(1), (16, 12))
-  checkpoint.save(tmp_path / 'target', 'llamagen', config, params)
+  store.save(tmp_path / 'target', 'llamagen', config, params)
   tensors = _published('llamagen')
   tensors['embed_tokens.weight'] = np.ascontiguousarray(params['transformer']['output'].T)
   safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')

@@ -12,8 +12,8 @@ import safetensors.numpy
 import cspd_jax
 from checkpoints_conversion import convert, folder, rules
 from checkpoints_conversion.rules import imagenet
+from cspd_jax.checkpoints import folders, store
 from cspd_jax.continuous import registry
-from cspd_jax.core import checkpoint, folders
 from cspd_jax.models import eagle, llamagen, mar, vq
 
 TARGET = llamagen.LlamaGenConfig(
@@ -53,7 +53,7 @@ def _convert(tmp_path, family, config=None, **arguments):
 def test_parts_in_any_order_make_a_model(order, tmp_path):
   for family in order:
     place, config = _convert(tmp_path, family)
-    assert config == CONFIGS[family] and checkpoint.load(place).config == config
+    assert config == CONFIGS[family] and store.load(place).config == config
   model = cspd_jax.load(tmp_path / 'model')
   assert (model.family, model.config, set(model.drafts)) == (
       'llamagen', TARGET, {'eagle', 'corrector', 'layers'})
@@ -86,10 +86,10 @@ def test_a_role_may_be_chosen(tmp_path, alone):
 
 def test_networks_without_a_model_stand_alone(tmp_path, alone):
   place, config = _convert(tmp_path, alone)
-  assert place == tmp_path / 'model' and checkpoint.load(place).config == config
+  assert place == tmp_path / 'model' and store.load(place).config == config
   with pytest.raises(ValueError, match='which holds a network of its own'):
     _convert(tmp_path, 'llamagen')
-  assert checkpoint.load(place).config == config
+  assert store.load(place).config == config
 
 
 def test_networks_that_do_not_belong_together_are_refused(tmp_path):
@@ -203,7 +203,7 @@ def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch,
       _spoil(parts[0])
       folder.convert_parts(parts[:1], tmp_path / 'model')
   path = tmp_path / 'model'
-  found = checkpoint.load(path / 'target') if reader == 'network' else cspd_jax.load(path)
+  found = store.load(path / 'target') if reader == 'network' else cspd_jax.load(path)
   assert found.config == small
   assert sorted(os.listdir(path)) == ['eagle', 'model.json', 'target', 'tokenizer']
 

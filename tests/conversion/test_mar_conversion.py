@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from checkpoints_conversion import convert, read, rules
 from checkpoints_conversion.rules import family as family_lib
-from cspd_jax.core import checkpoint, weights
+from cspd_jax.checkpoints import store, weights
 from cspd_jax.models import kl_vae, mar
 
 _MANIFESTS = pathlib.Path(__file__).parent.parent / 'data' / 'manifests'
@@ -71,7 +71,7 @@ def test_there_and_back_is_exact(name, tmp_path):
   made = convert.convert_file(
       name, tmp_path / 'model.safetensors', tmp_path / 'out', options=OPTIONS[name])
   assert made == MODELS[name]
-  loaded = checkpoint.load(tmp_path / 'out')
+  loaded = store.load(tmp_path / 'out')
   assert loaded.kind == name and loaded.config == made
   _assert_same(convert.publish(rules.FAMILIES[name], made, loaded.params), tensors)
 
@@ -135,7 +135,7 @@ class TestTrainingFiles:
     source = save(model=0, model_ema=1, optimizer={'state': {}}, epoch=3, scaler={},
                   args=argparse.Namespace(lr=1e-4, output_dir='x'))
     config = convert.convert_file('mar', source, tmp_path / 'out', options={'num_heads': 2})
-    loaded = checkpoint.load(tmp_path / 'out')
+    loaded = store.load(tmp_path / 'out')
     _assert_same(convert.publish(rules.FAMILIES['mar'], config, loaded.params),
                  _published('mar', 1))
     assert loaded.metadata['key'] == 'model_ema'
@@ -155,6 +155,6 @@ def test_folders_with_modulations_by_block_are_refused(tmp_path):
   for name, rows in (('modulation_0', slice(0, 3)), ('out_modulation', slice(3, 5))):
     head[name] = {'kernel': whole['kernel'][:, rows].reshape(width, -1),
                   'bias': whole['bias'][rows].reshape(-1)}
-  checkpoint.save_groups(tmp_path / 'old', 'mar', config, weights.divided(params | {'head': head}))
-  with pytest.raises(checkpoint.CheckpointError, match='(?s)head.*modulation.*out_modulation'):
-    checkpoint.load(tmp_path / 'old')
+  store.save_groups(tmp_path / 'old', 'mar', config, weights.divided(params | {'head': head}))
+  with pytest.raises(store.CheckpointError, match='(?s)head.*modulation.*out_modulation'):
+    store.load(tmp_path / 'old')

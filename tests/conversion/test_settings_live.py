@@ -19,7 +19,7 @@ from checkpoints_conversion.rules import (
   t5 as t5_rules,
   unified_settings,
 )
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.models import causal, emu3_vq, t5, unified
 
 torch = pytest.importorskip('torch')
@@ -72,7 +72,7 @@ def _redraw(network):
 def _converted(family, network, folder, **options):
   network.save_pretrained(folder)
   convert.convert_file(family, folder, folder / family, options=options)
-  return checkpoint.load(folder / family)
+  return store.load(folder / family)
 
 
 def _chameleon(**changes):

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax.core import exits, places
-from cspd_jax.evaluation import progress
+from cspd_jax.checkpoints import places
+from cspd_jax.core import exits, progress
 
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'a/b')
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from cspd_jax.core import files, folders
+from cspd_jax.checkpoints import files, folders
 from tests.reliability import faults
 
 

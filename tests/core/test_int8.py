@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import cspd_jax
 from cspd_jax import sharding
-from cspd_jax.core import checkpoint, int8
+from cspd_jax.checkpoints import int8, store
 from cspd_jax.models import llamagen
 from tests.marks import representative
 from tests.models import published
@@ -22,7 +22,7 @@ MATRICES = ('query', 'key', 'value', 'out', 'gate', 'up', 'down')
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp('model') / 'target'
-  checkpoint.save(folder, 'llamagen', CONFIG, published.params('llamagen', CONFIG, 3))
+  store.save(folder, 'llamagen', CONFIG, published.params('llamagen', CONFIG, 3))
   return folder
 
 
@@ -101,7 +101,7 @@ def test_a_mesh_divides_it(folder):
 
 @pytest.mark.parametrize('options, message', [
     (dict(quantize='int4'), "quantize is 'int4'; it must be 'int8', or None"),
-    (dict(quantize='int8', target=checkpoint.Loaded('llamagen', CONFIG, {}, {})),
+    (dict(quantize='int8', target=store.Loaded('llamagen', CONFIG, {}, {})),
      "quantize is 'int8', but target is loaded already; give its folder")])
 def test_what_cannot_be(folder, options, message):
   with pytest.raises(ValueError, match=message):

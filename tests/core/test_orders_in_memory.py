@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import cspd_jax.families  # noqa: F401
 from cspd_jax import sharding
-from cspd_jax.core import checkpoint, layouts
+from cspd_jax.checkpoints import layouts, store
 from cspd_jax.models import llamagen, transformer
 
 CONFIG = llamagen.LlamaGenConfig(
@@ -31,8 +31,8 @@ def test_loaded_parameters_lie_as_they_are_read(tmp_path, as_on_a_tpu):
   rng = np.random.default_rng(0)
   params = jax.tree.map(
       lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype), shapes)
-  checkpoint.save(tmp_path / 'model', 'llamagen', CONFIG, params)
-  found = checkpoint.load(tmp_path / 'model').params
+  store.save(tmp_path / 'model', 'llamagen', CONFIG, params)
+  found = store.load(tmp_path / 'model').params
   jax.tree.map(np.testing.assert_array_equal, found, params)
   layer = found['transformer']['layers_0']
   assert [_order(layer[name]) for name in ('query', 'key', 'value')] == 3 * [(1, 0, 2)]

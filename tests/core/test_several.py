@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from cspd_jax.core import several
+from cspd_jax.checkpoints import several
 from tests.core import test_folders
 from tests.reliability import faults
 

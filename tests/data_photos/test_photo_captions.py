@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
-from cspd_jax.data import captions, photos  # pylint: disable=wrong-import-position
+from experiments.demo_models import photo_captions, photos
 
 
 @pytest.fixture(scope='module')
@@ -16,24 +16,24 @@ def loaded():
 
 def test_the_crops_are_those_without_captions_or_their_opposite(loaded):
   plain, labels, _ = photos.crops(loaded, 0, 3, 'train', 24)
-  found = captions.captioned(loaded, 0, 3, 'train', 24)
+  found = photo_captions.captioned(loaded, 0, 3, 'train', 24)
   turned = [not np.array_equal(*pair) for pair in zip(found.images, plain)]
   assert 4 < sum(turned) < 16
-  wanted = np.where(np.reshape(turned, (-1, 1, 1, 1)), captions.opposite(plain), plain)
+  wanted = np.where(np.reshape(turned, (-1, 1, 1, 1)), photo_captions.opposite(plain), plain)
   np.testing.assert_array_equal(found.images, wanted)
-  again = captions.captioned(loaded, 0, 3, 'train', 24)
+  again = photo_captions.captioned(loaded, 0, 3, 'train', 24)
   assert again.captions.tolist() == found.captions.tolist()
   for caption, label, image in zip(found.captions.tolist(), labels, found.images):
     words = caption.replace(',', ' ,').split()
-    assert set(words) <= {*captions.WORDS, captions.UNKNOWN}
-    assert photos.NAMES[label] in words or captions.UNKNOWN in words
-    if said := set(words) & set(captions.COLOURS):
-      assert said == {captions.colour(image)}
+    assert set(words) <= {*photo_captions.WORDS, photo_captions.UNKNOWN}
+    assert photos.NAMES[label] in words or photo_captions.UNKNOWN in words
+    if said := set(words) & set(photo_captions.COLOURS):
+      assert said == {photo_captions.colour(image)}
 
 
 def test_examples_are_made_of_known_words():
-  for prompt in captions.EXAMPLES:
-    assert set(prompt.replace(',', ' ,').split()) <= set(captions.WORDS)
+  for prompt in photo_captions.EXAMPLES:
+    assert set(prompt.replace(',', ' ,').split()) <= set(photo_captions.WORDS)
 
 
 @pytest.mark.parametrize('colour, pixel', [
@@ -44,21 +44,21 @@ def test_examples_are_made_of_known_words():
 def test_colours_have_their_names(colour, pixel):
   image = np.full((4, 4, 3), 0.2)
   image[1:] = np.array(pixel) / 127.5 - 1
-  assert captions.colour(image) == colour
+  assert photo_captions.colour(image) == colour
 
 
 def test_the_opposite_of_a_colour_is_as_light_and_turning_twice_changes_nothing():
   image = np.random.default_rng(0).uniform(-1, 1, (5, 6, 3))
-  turned = captions.opposite(image)
+  turned = photo_captions.opposite(image)
   np.testing.assert_allclose(turned.max(-1), image.max(-1))
-  np.testing.assert_allclose(captions.opposite(turned), image)
-  assert captions.colour(np.broadcast_to([1., -1, -1], (2, 2, 3))) == 'red'
-  assert captions.colour(captions.opposite(np.broadcast_to([1., -1, -1], (2, 2, 3)))) == 'blue'
+  np.testing.assert_allclose(photo_captions.opposite(turned), image)
+  assert photo_captions.colour(np.broadcast_to([1., -1, -1], (2, 2, 3))) == 'red'
+  assert photo_captions.colour(photo_captions.opposite(np.broadcast_to([1., -1, -1], (2, 2, 3)))) == 'blue'
 
 
 def test_places_are_counted_as_the_crop_is_shown(loaded):
   found = photos.crops(loaded, 0, 0, 'train', 64)
   assert found.places.shape == (64, 2)
   assert found.places.min() >= 0 and found.places.max() <= 1 and found.places.std(0).min() > 0.2
-  assert [captions.place_of(*place) for place in ((0, 0), (0.5, 0), (1, 0.5), (0.5, 0.5), (1, 1))
+  assert [photo_captions.place_of(*place) for place in ((0, 0), (0.5, 0), (1, 0.5), (0.5, 0.5), (1, 1))
           ] == ['top left', 'top', 'right', 'middle', 'bottom right']

@@ -7,7 +7,7 @@ pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 from PIL import Image  # pylint: disable=wrong-import-position
 
-from cspd_jax.data import photos  # pylint: disable=wrong-import-position
+from experiments.demo_models import photos
 
 
 @pytest.fixture(scope='module')

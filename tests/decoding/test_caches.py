@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import published_trees
 from cspd_jax.decoding.drafters.dynamic import eagle2
@@ -25,7 +25,7 @@ LABELS = jnp.asarray([1, 5])
 
 @functools.cache
 def load(name):
-  return checkpoint.load(name, dtype='float32')
+  return store.load(name, dtype='float32')
 
 
 @pytest.mark.parametrize('name', representative(['eagle', 'eagle2'], 'eagle'))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.decoding import registry
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen
@@ -20,7 +20,7 @@ WARP = Warp(guidance_scale=2.0)
 
 @functools.cache
 def model(name='demo/target'):
-  return checkpoint.load(name, dtype='float32')
+  return store.load(name, dtype='float32')
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.decoding import registry
 
 
@@ -30,7 +30,7 @@ def place(monkeypatch, tmp_path):
   monkeypatch.setattr(cspd_jax, 'load', _load)
   monkeypatch.chdir(tmp_path)
   with contextlib.ExitStack() as stack:
-    for known in (families.FAMILIES, checkpoint.KINDS, registry.DRAFTERS, registry.VERIFIERS,
+    for known in (families.FAMILIES, store.KINDS, registry.DRAFTERS, registry.VERIFIERS,
                   registry.DECODERS):
       stack.enter_context(mock.patch.dict(known))
     yield tmp_path

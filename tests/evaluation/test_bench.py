@@ -12,8 +12,9 @@ from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import uniform
 from cspd_jax.decoding.verifiers.exact import exact
-from cspd_jax.evaluation import rows, runner, switch
-from cspd_jax.evaluation.bench import Bench
+from cspd_jax.generation import batches
+from cspd_jax.measure import rows, switch
+from cspd_jax.measure.bench import Bench
 from cspd_jax.testing import tabular
 from tests.families import tiny
 
@@ -50,7 +51,7 @@ def test_decoders_of_one_drafter_share_a_program(model):
   found = [bench.sample(text).tokens for text in DECODERS]
   assert len(model.programs) == 3  # One for both without, and two with the noise of vanilla.
   for text, tokens in zip(DECODERS, found):
-    alone = runner.run(model, text, bench.prompts, batch_size=2)
+    alone = batches.run(model, text, bench.prompts, batch_size=2)
     np.testing.assert_array_equal(tokens, alone.tokens)
   np.testing.assert_array_equal(found[2], found[3])
   seconds = bench.programs.seconds

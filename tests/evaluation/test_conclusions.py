@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding.base import Decoded
-from cspd_jax.evaluation import conclusions, tradeoff
-from cspd_jax.evaluation.conclusions import Claim
-from cspd_jax.evaluation.rows import Row
-from cspd_jax.evaluation.tradeoff import Curve, Point
+from cspd_jax.measure import conclusions, tradeoff
+from cspd_jax.measure.conclusions import Claim
+from cspd_jax.measure.rows import Row
+from cspd_jax.measure.tradeoff import Curve, Point
 from cspd_jax.metrics.base import Sample
 
 CURVES = [Curve('uniform', 'uniform(delta={})', ()), Curve('Cool-SD', 'cool(delta={})', ()),

@@ -1,4 +1,4 @@
-"""`evaluation.hlo`, `traffic`, `rounds` and `predicted` on small texts and on a CPU's program."""
+"""`experiments.costs.hlo`, `traffic`, `rounds` and `predicted` on small texts and on a CPU's program."""
 
 import pathlib
 import textwrap
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cspd_jax.evaluation import devices, hlo, predicted, rounds, traffic
+from experiments.costs import devices, hlo, predicted, rounds, traffic
 
 # A loop that reads a weight, updates a cache of [2,8] in place, copies another of [4,1024,128] and
 # chooses a branch; and a loop of three turns inside of it. The first copy has no line.

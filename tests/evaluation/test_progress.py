@@ -1,6 +1,6 @@
 """The line that says how far a job is."""
 
-from cspd_jax.evaluation import progress
+from cspd_jax.core import progress
 
 
 def test_done_and_total(capsys, monkeypatch):

@@ -1,6 +1,6 @@
 """Tables as text, Markdown and CSV."""
 
-from cspd_jax.evaluation import tables
+from cspd_jax.measure import tables
 
 COLUMNS = {'decoder': '{name}', 'kind': '{kind}', 'speed': '{speed:.1f}x +- {error:.1f}'}
 ROWS = [dict(name='vanilla', kind='exact', speed=1.0, error=0.25), dict(name='a|b', speed=None)]

@@ -10,8 +10,8 @@ import shutil
 import numpy as np
 import pytest
 
-from cspd_jax.evaluation import report as report_lib
-from cspd_jax.evaluation.report import Report
+from cspd_jax.generation import report as report_lib
+from cspd_jax.generation.report import Report
 
 
 def _write(folder, names, **more):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import decoders
-from cspd_jax.evaluation import runner
+from cspd_jax.generation import batches
 from tests.evaluation import tiny
 
 PROMPTS = [0, 2, 1, 1, 0]
@@ -18,7 +18,7 @@ def model():
 
 @pytest.fixture(scope='module')
 def one_by_one(model):
-  return runner.run(model, 'sjd', PROMPTS, seed=7, batch_size=1)
+  return batches.run(model, 'sjd', PROMPTS, seed=7, batch_size=1)
 
 
 def test_images_are_those_of_the_decoder(model, one_by_one):
@@ -33,7 +33,7 @@ def test_images_are_those_of_the_decoder(model, one_by_one):
 @pytest.mark.parametrize('batch_size', [2, 9])
 def test_batch_size_makes_no_difference(model, one_by_one, batch_size):
   progress = []
-  found = runner.run(model, 'sjd', PROMPTS, seed=7, batch_size=batch_size,
+  found = batches.run(model, 'sjd', PROMPTS, seed=7, batch_size=batch_size,
                      progress=lambda *numbers: progress.append(numbers))
   assert tiny.rows(found) == tiny.rows(one_by_one)
   assert progress[-1] == (5, 5) and len(progress) == -(-5 // batch_size)
@@ -46,36 +46,36 @@ def test_one_program_is_compiled_and_other_sampling_reuses_it(model):
     traces.append(condition.shape)
     return condition, sampling.temperature + 0 * condition
 
-  found = runner.run(model, jax.jit(decode), PROMPTS, batch_size=2)
+  found = batches.run(model, jax.jit(decode), PROMPTS, batch_size=2)
   assert traces == [(2,)]
   assert found[0].tolist() == PROMPTS and found[1].tolist() == [1.0] * 5
 
 
 def test_options_of_every_image(model):
   sampling = model.sampling(temperature=np.arange(1.0, 6.0))
-  found = runner.run(model, lambda condition, keys, sampling: sampling.temperature, PROMPTS,
+  found = batches.run(model, lambda condition, keys, sampling: sampling.temperature, PROMPTS,
                      sampling=sampling, batch_size=2)
   assert found.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_seeds_of_every_image(model):
   seeds = [3, 3, 4, 0, 7]
-  found = runner.run(model, 'sjd', PROMPTS, seed=seeds, batch_size=2)
+  found = batches.run(model, 'sjd', PROMPTS, seed=seeds, batch_size=2)
   for i, seed in enumerate(seeds):
-    alone = runner.run(model, 'sjd', PROMPTS[i:i + 1], seed=seed)  # One program for all.
+    alone = batches.run(model, 'sjd', PROMPTS[i:i + 1], seed=seed)  # One program for all.
     np.testing.assert_array_equal(found.tokens[i], alone.tokens[0])
-  pairs = runner.run(model, 'sjd', PROMPTS, seed=[(seed, 0) for seed in seeds], batch_size=2)
+  pairs = batches.run(model, 'sjd', PROMPTS, seed=[(seed, 0) for seed in seeds], batch_size=2)
   np.testing.assert_array_equal(pairs.tokens, found.tokens)
 
 
 def test_a_key_takes_the_place_of_a_seed():
   data = jax.random.key_data
   np.testing.assert_array_equal(
-      data(runner.keys(jax.random.key(5), [0, 3])), data(runner.keys(5, [0, 3])))
+      data(batches.keys(jax.random.key(5), [0, 3])), data(batches.keys(5, [0, 3])))
   np.testing.assert_array_equal(
-      data(runner.keys(5, [3]))[0], data(jax.random.fold_in(jax.random.key(5), 3)))
+      data(batches.keys(5, [3]))[0], data(jax.random.fold_in(jax.random.key(5), 3)))
   np.testing.assert_array_equal(
-      data(runner.keys([(5, 3), (6, 1)], [0, 1]))[0], data(runner.keys(5, [3]))[0])
+      data(batches.keys([(5, 3), (6, 1)], [0, 1]))[0], data(batches.keys(5, [3]))[0])
 
 
 def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
@@ -85,16 +85,16 @@ def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
 
   arguments = dict(seed=7, batch_size=2, folder=tmp_path / 'run')
   with pytest.raises(KeyboardInterrupt):
-    runner.run(model, 'sjd', PROMPTS, progress=stop_after_two, **arguments)
+    batches.run(model, 'sjd', PROMPTS, progress=stop_after_two, **arguments)
   names = sorted(file.name for file in (tmp_path / 'run').iterdir())
   assert names == ['batch_0000000.npz', 'batch_0000002.npz', 'run.json']
-  calls, call = [], runner.Program.__call__
+  calls, call = [], batches.Program.__call__
   monkeypatch.setattr(
-      runner.Program, '__call__', lambda self, *args: calls.append(1) or call(self, *args))
-  found = runner.run(model, 'sjd', PROMPTS, **arguments)
+      batches.Program, '__call__', lambda self, *args: calls.append(1) or call(self, *args))
+  found = batches.run(model, 'sjd', PROMPTS, **arguments)
   assert tiny.rows(found) == tiny.rows(one_by_one) and type(found) is type(one_by_one)
   assert len(calls) == 1
-  again = runner.run(model, 'sjd', PROMPTS, **arguments)
+  again = batches.run(model, 'sjd', PROMPTS, **arguments)
   assert tiny.rows(again) == tiny.rows(one_by_one) and len(calls) == 1
 
 
@@ -111,7 +111,7 @@ def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
     options = dict(decoder='sjd', seed=7, batch_size=2) | change
     used = tiny.model(options.pop('model')) if 'model' in options else model
     sampling = used.sampling(**options.pop('sampling', {}))
-    return runner.iterate(used, options.pop('decoder'), options.pop('prompts', PROMPTS),
+    return batches.iterate(used, options.pop('decoder'), options.pop('prompts', PROMPTS),
                           sampling=sampling, folder=tmp_path / 'run', **options)
 
   next(run({}))
@@ -121,13 +121,13 @@ def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
 
 def test_damaged_and_foreign_files(model, tmp_path):
   folder = tmp_path / 'run'
-  runner.run(model, 'sjd', PROMPTS, folder=folder, batch_size=2)
+  batches.run(model, 'sjd', PROMPTS, folder=folder, batch_size=2)
   path = folder / 'batch_0000000.npz'
   path.write_bytes(path.read_bytes()[:100])
   with pytest.raises(ValueError, match='cannot be read'):
-    runner.run(model, 'sjd', PROMPTS, folder=folder, batch_size=2)
+    batches.run(model, 'sjd', PROMPTS, folder=folder, batch_size=2)
   with pytest.raises(ValueError, match='holds other files'):
-    runner.run(model, 'sjd', PROMPTS, folder=tmp_path)
+    batches.run(model, 'sjd', PROMPTS, folder=tmp_path)
 
 
 @pytest.mark.parametrize('options, words', [
@@ -141,4 +141,4 @@ def test_damaged_and_foreign_files(model, tmp_path):
 def test_wrong_input(model, options, words):
   options = dict(decoder='sjd', prompts=PROMPTS) | options
   with pytest.raises(ValueError, match=words):
-    runner.run(model, options.pop('decoder'), options.pop('prompts'), **options)
+    batches.run(model, options.pop('decoder'), options.pop('prompts'), **options)

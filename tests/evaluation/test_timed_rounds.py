@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.evaluation import accepted, devices, forced, rates, timed_rounds
+from experiments.costs import accepted, devices, forced, rates, timed_rounds
 
 
 @pytest.fixture(name='model', scope='module')

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.evaluation import timing
+from cspd_jax.measure import timing
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`evaluation.hlo`, `traffic`, `rounds` and `predicted` on a program as XLA writes it for TPUs.
+"""`experiments.costs.hlo`, `traffic`, `rounds` and `predicted` on a program as XLA writes it for TPUs.
 
 A loop reads a weight that lies in fast memory and one that arrives there in two parts, which a
 remark joins; writes its cache back beside the kernels; and has a loop inside of it whose turns are
@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from cspd_jax.evaluation import devices, hlo, predicted, rounds, traffic
+from experiments.costs import devices, hlo, predicted, rounds, traffic
 
 _TEXT = textwrap.dedent('''\
     HloModule jit_decode, is_scheduled=true

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.evaluation import tuning
-from cspd_jax.evaluation.bench import Bench
+from cspd_jax.measure import tuning
+from cspd_jax.measure.bench import Bench
 from tests.families import tiny
 
 

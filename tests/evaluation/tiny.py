@@ -9,7 +9,7 @@ import numpy as np
 
 from cspd_jax.decoding import registry
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.families import engines
+from cspd_jax.generation import engines
 from cspd_jax.testing import tabular
 
 

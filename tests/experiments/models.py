@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from cspd_jax import families
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.models import kl_vae, llamagen, mar, vq
 
 NAMES = ['cat', 'dog', 'owl']
@@ -17,8 +17,8 @@ def save(folder: pathlib.Path, name: str, kind: str, config, scale: float = 0.5,
   rng = np.random.default_rng(0)
   params = jax.tree.map(
       lambda leaf: rng.normal(0, scale, leaf.shape).astype(np.float32),
-      jax.eval_shape(lambda: checkpoint.KINDS[kind].init(config, jax.random.key(0))))
-  checkpoint.save(folder / name, kind, config, params, extra=extra)
+      jax.eval_shape(lambda: store.KINDS[kind].init(config, jax.random.key(0))))
+  store.save(folder / name, kind, config, params, extra=extra)
 
 
 def llamagens(folder: pathlib.Path) -> None:
@@ -35,7 +35,7 @@ def llamagens(folder: pathlib.Path) -> None:
   target('text', {}, conditioning='text')
   config = vq.VQConfig(ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, codebook_size=16,
                        codebook_dim=2)
-  checkpoint.save(folder / 'tokenizer', 'vq', config, vq.init(config, jax.random.key(0)))
+  store.save(folder / 'tokenizer', 'vq', config, vq.init(config, jax.random.key(0)))
   largest = max((folder / 'truncated' / 'arrays').rglob('*'),
                 key=lambda file: file.stat().st_size if file.is_file() else 0)
   largest.write_bytes(largest.read_bytes()[:-1])

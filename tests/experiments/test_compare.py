@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import cspd_jax
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.families import stored
 from experiments import compare
 from tests.experiments import calls, models as models_lib
@@ -85,7 +85,7 @@ def load_once():
 def run(models, capsys, tmp_path):
   """Calls the program with a tiny model."""
   def run(*words):
-    words = [word.format(tmp=models, demo=checkpoint.ASSETS / 'demo') for word in words]
+    words = [word.format(tmp=models, demo=store.ASSETS / 'demo') for word in words]
     return calls.call(compare.main, capsys, tmp_path / 'out', f'--model={models}/model',
                       '--decoder=vanilla,sjd_pac,speculative', '--window=5', '--repeats=1', *words)
   return run

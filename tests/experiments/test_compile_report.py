@@ -5,8 +5,8 @@ import json
 import jax
 import pytest
 
-from cspd_jax.evaluation import devices
 from experiments import compile_report
+from experiments.costs import devices
 from tests.experiments import calls
 
 _CPU = devices.Accelerator(1e10, 1e11, 1e-6, 0, 0, 'cpu', '', ())

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.families import generate as generate_lib
+from cspd_jax.generation import generate as generate_lib
 from experiments import generate
 from tests.experiments import calls
 from tests.families import tiny

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from cspd_jax.evaluation.bench import Bench
+from cspd_jax.measure.bench import Bench
 from experiments import rounding
 from tests.experiments import calls
 from tests.families import tiny

@@ -12,10 +12,10 @@ pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
-from cspd_jax.core import checkpoint  # pylint: disable=wrong-import-position
-from cspd_jax.training import stages  # pylint: disable=wrong-import-position
+from cspd_jax.checkpoints import store
 from experiments import train, train_drafter  # pylint: disable=wrong-import-position
 from experiments.cli import loader  # pylint: disable=wrong-import-position
+from experiments.demo_models import stages
 from tests.experiments import calls  # pylint: disable=wrong-import-position
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -40,11 +40,11 @@ def _assert_equal(first, second):
 
 
 def test_exported_models_can_be_used(finished, recipe):
-  tokenizer = checkpoint.load(finished / 'export' / 'tokenizer')
+  tokenizer = store.load(finished / 'export' / 'tokenizer')
   assert tokenizer.config == recipe.tokenizer
   assert len(tokenizer.metadata['labels']) == recipe.target.num_classes
   for role in ('target', 'draft'):
-    loaded = checkpoint.load(finished / 'export' / role)
+    loaded = store.load(finished / 'export' / role)
     assert loaded.config == getattr(recipe, role)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
   model = cspd_jax.load(finished / 'export')
@@ -106,7 +106,7 @@ def test_recipe_refuses_models_that_do_not_fit(recipe):
 def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
   taken = dataclasses.replace(recipe, tokenizer_of=str(finished / 'export'))
   _assert_equal(train.tokenizer_of(taken, tmp_path),
-                checkpoint.load(finished / 'export' / 'tokenizer').params)
+                store.load(finished / 'export' / 'tokenizer').params)
   assert not list(tmp_path.iterdir())
   with pytest.raises(ValueError, match="tokenizer_of is 'demo', which has VQConfig"):
     train.tokenizer_of(dataclasses.replace(recipe, tokenizer_of='demo'), tmp_path)

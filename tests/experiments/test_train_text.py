@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.data import captions
 from cspd_jax.models import unified
-from cspd_jax.text import bpe, words
+from cspd_jax.text import bpe
 from experiments import train
 from experiments.cli import loader
+from experiments.demo_models import photo_captions, words
 
 for _package in ('skimage', 'sklearn', 'tokenizers'):
   pytest.importorskip(_package)
@@ -36,7 +36,7 @@ def finished(recipe, tmp_path_factory):
 def test_the_exported_model_takes_words(finished, recipe):
   model = cspd_jax.load(finished / 'export')
   assert model.family == 'unified' and model.config == recipe.target
-  assert list(model.prompts) == list(captions.EXAMPLES) and 'model' in model.drafts
+  assert list(model.prompts) == list(photo_captions.EXAMPLES) and 'model' in model.drafts
   made = model.generate(['a red cat', 'a zebra'], seed=1, decoder='mc_sjd(window=4)')
   assert made.images.shape == (2, 8, 8, 3)
   tokens = made.decoded.tokens
@@ -58,7 +58,7 @@ def test_the_model_learns_from_prompts_as_users_write_them(finished, recipe):
 
 
 def test_words_of_a_file(recipe):
-  text = bpe.read({'file': np.frombuffer(words.file(captions.WORDS, 32), np.uint8)}, 'anole')
+  text = bpe.read({'file': np.frombuffer(words.file(photo_captions.WORDS, 32), np.uint8)}, 'anole')
   name = {number: word for word, number in text.ids.items()}
   assert [name[one] for one in text.encode('A Red zebra, top<s>')] == [
       'a', 'red', '<unk>', ',', 'top', '<unk>', '<unk>', '<unk>']

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.evaluation import tuning
 from cspd_jax.families import stored
+from cspd_jax.measure import tuning
 from experiments import tune
 from tests.experiments import calls, models
 from tests.families import tiny

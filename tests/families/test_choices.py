@@ -9,9 +9,10 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.core import checkpoint
-from cspd_jax.families import choices, stored
-from cspd_jax.families.gallery import Gallery
+from cspd_jax.checkpoints import store
+from cspd_jax.families import stored
+from cspd_jax.generation import defaults as defaults_lib
+from cspd_jax.generation.gallery import Gallery
 from tests.families import tiny
 
 H200 = types.SimpleNamespace(device_kind='NVIDIA H200', platform='gpu')
@@ -43,8 +44,8 @@ def _content(folder):
 ])
 def test_the_kind_comes_before_the_platform_and_a_size_holds_up_to_the_next(
     chosen, device, batch_size, found):
-  choices.check(chosen)
-  assert choices.find(chosen, device, batch_size) == found
+  defaults_lib.check(chosen)
+  assert defaults_lib.find(chosen, device, batch_size) == found
 
 
 @pytest.mark.parametrize('chosen, decoders, found', [
@@ -57,11 +58,11 @@ def test_the_kind_comes_before_the_platform_and_a_size_holds_up_to_the_next(
     ({'cpu': {'1': 'a', '8': 'b'}}, {1: 'b', 8: 'b'}, {'cpu': 'b'}),
 ])
 def test_a_choice_joins_what_was_there(chosen, decoders, found):
-  joined = choices.joined(chosen, 'cpu', decoders)
+  joined = defaults_lib.joined(chosen, 'cpu', decoders)
   assert joined == found
-  choices.check(joined)
+  defaults_lib.check(joined)
   for size, decoder in decoders.items():
-    assert choices.find(joined, CPU, size) == decoder
+    assert defaults_lib.find(joined, CPU, size) == decoder
 
 
 @pytest.mark.parametrize('chosen, message', [
@@ -83,7 +84,7 @@ def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
   description = _content(tmp_path / 'old')
   description['defaults']['decoder'] = chosen
   (tmp_path / 'old' / 'model.json').write_text(json.dumps(description))
-  with pytest.raises(checkpoint.CheckpointError, match=message):
+  with pytest.raises(store.CheckpointError, match=message):
     cspd_jax.load(tmp_path / 'old')
 
 
@@ -155,6 +156,6 @@ def test_places_that_are_refused(folder, tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='files cannot be written'):
     stored.place(folder, tmp_path / 'file')
-  with pytest.raises(checkpoint.CheckpointError, match='is no folder'):
+  with pytest.raises(store.CheckpointError, match='is no folder'):
     stored.place(tmp_path / 'missing')
   assert not stored.place('demo', tmp_path / 'demo').folder.exists()

@@ -9,9 +9,8 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.core import checkpoint
-from cspd_jax.evaluation import runner
-from cspd_jax.families import generate
+from cspd_jax.checkpoints import store
+from cspd_jax.generation import batches, generate
 from tests.families import tiny
 
 
@@ -156,7 +155,7 @@ def test_bytes_are_rounded_to_the_nearest_level():
 
 @pytest.mark.parametrize('place', [None, 5, 1.5, b'demo', ['demo'], object()])
 def test_what_is_no_path_is_no_model(place):
-  for load in (cspd_jax.load, checkpoint.load, checkpoint.describe, families.describe):
+  for load in (cspd_jax.load, store.load, store.describe, families.describe):
     with pytest.raises(ValueError, match='_or_(name|folder) is .*; it must be a path'):
       load(place)
 
@@ -167,6 +166,6 @@ def test_what_is_no_path_is_no_model(place):
     ({'sea': 1}.keys(), 'prompts is a dict_keys'), (iter(['sea']), 'it must be a prompt, a list'),
     (b'sea', "prompts is b'sea'; it must be"), (1.5, 'prompts is 1.5; it must be')])
 def test_prompts_without_an_order(model, prompts, message):
-  for use in (model.condition, model.generate, lambda some: runner.run(model, 'vanilla', some)):
+  for use in (model.condition, model.generate, lambda some: batches.run(model, 'vanilla', some)):
     with pytest.raises(ValueError, match=message):
       use(prompts)

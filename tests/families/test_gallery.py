@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.families.gallery import Gallery
+from cspd_jax.generation.gallery import Gallery
 from tests.families import tiny
 
 

@@ -10,11 +10,11 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import command, families
-from cspd_jax.core.checkpoint import Loaded
+from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.decoding import continued
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.families import given as given_lib
+from cspd_jax.generation import prefix as given_lib
 from cspd_jax.models import eagle, llamagen, neighbours, unified, vq
 from cspd_jax.models.causal import Prompt
 from tests.marks import representative

@@ -27,7 +27,7 @@ import pytest
 
 from cspd_jax.decoding import warp
 from cspd_jax.models import unified
-from cspd_jax.text import bpe, prompts
+from cspd_jax.text import bpe, templates
 from tests.families import published_files
 from tests.models import published
 
@@ -49,7 +49,7 @@ def _contexts(name, text, config):
   """Published ids of what is asked for, and of what guidance leads away from."""
   if name == 'anole':  # Meta's sampler; LANTERN's, which is the default here, has other words.
     return [0, *text.encode('a cat'), 8710, 8197], [0, 8197]
-  return prompts.WRITERS[name](text, 'a cat', config.height, config.width)
+  return templates.WRITERS[name](text, 'a cat', config.height, config.width)
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -57,7 +57,7 @@ def test_probabilities_are_those_of_the_official_sampler(name):
   config, file, seed, options = CASES[name]
   text = bpe.read({'file': np.frombuffer(file(), np.uint8)}, name)
   order = unified.order(config)
-  prompt = prompts.padded([_contexts(name, text, config)])
+  prompt = templates.padded([_contexts(name, text, config)])
   condition = prompt._replace(tokens=np.argsort(order)[prompt.tokens])
   positions = jnp.arange(config.num_tokens)[None]
   forced = unified.forced(config, positions)

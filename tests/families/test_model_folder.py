@@ -9,7 +9,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from tests.families import tiny
 
 
@@ -38,10 +38,10 @@ def test_missing_drafts_are_named(folder):
 
 def test_parts_are_replaced_or_left_out(folder, tmp_path):
   other = tiny.PaletteConfig(side=2)
-  checkpoint.save(tmp_path / 'coarse', 'palette', other, tiny.init_palette(
+  store.save(tmp_path / 'coarse', 'palette', other, tiny.init_palette(
       other, jax.random.key(1)))
   assert cspd_jax.load(folder, tokenizer=tmp_path / 'coarse').generate('sea').images.shape[1] == 8
-  loaded = checkpoint.load(tmp_path / 'coarse')
+  loaded = store.load(tmp_path / 'coarse')
   assert cspd_jax.load(folder, tokenizer=loaded).tokenizer.config == other
   with pytest.raises(ValueError, match='load it with tokenizer='):
     cspd_jax.load(folder, tokenizer=None).generate('sea')
@@ -52,7 +52,7 @@ def test_parts_are_replaced_or_left_out(folder, tmp_path):
   with pytest.raises(ValueError, match='target is None'):
     cspd_jax.load(folder, target=None)
   larger = tiny.PaletteConfig(vocab_size=7)
-  checkpoint.save(tmp_path / 'large', 'palette', larger, tiny.init_palette(
+  store.save(tmp_path / 'large', 'palette', larger, tiny.init_palette(
       larger, jax.random.key(1)))
   with pytest.raises(ValueError, match='tokenizer has vocab_size 7, but the target'):
     cspd_jax.load(folder, tokenizer=tmp_path / 'large')
@@ -76,14 +76,14 @@ def test_a_network_is_never_overwritten_by_a_model(folder, tmp_path):
     alone = tmp_path / role
     shutil.copytree(folder / role, alone)
     before = (alone / 'model.json').read_bytes()
-    with pytest.raises(checkpoint.CheckpointError, match='holds a network of its own; give'):
+    with pytest.raises(store.CheckpointError, match='holds a network of its own; give'):
       families.save(alone, 'tiny', {'tokenizer': str(folder / 'tokenizer')})
     assert (alone / 'model.json').read_bytes() == before
 
 
 def test_a_model_without_a_target_says_how_to_add_one(folder, tmp_path):
   families.save(tmp_path / 'half', 'tiny', {'tokenizer': str(folder / 'tokenizer')})
-  with pytest.raises(checkpoint.CheckpointError, match='has no target yet.*--output=.*half'):
+  with pytest.raises(store.CheckpointError, match='has no target yet.*--output=.*half'):
     cspd_jax.load(tmp_path / 'half')
   with pytest.raises(ValueError, match='target is None'):
     cspd_jax.load(tmp_path / 'half', target=None)
@@ -114,7 +114,7 @@ def test_what_is_no_model_is_named(tmp_path):
   with pytest.raises(ValueError, match='another family has'):
     families.register(tiny.FAMILY._replace(kinds={}))
   with pytest.raises(ValueError, match='no target, and a model needs one'):
-    cspd_jax.load(checkpoint.ASSETS / 'demo' / 'tokenizer')
+    cspd_jax.load(store.ASSETS / 'demo' / 'tokenizer')
 
 
 def test_dtype_and_shipped_defaults():
@@ -124,4 +124,4 @@ def test_dtype_and_shipped_defaults():
       'demo', dtype='bfloat16', eagle=None, medusa=None, neighbours=None, corrector=None)
   assert set(small.drafts) == {'model', 'corrector', 'layers'}
   assert str(small.params['label_embedding'].dtype) == 'bfloat16'
-  assert json.loads((checkpoint.ASSETS / 'demo' / 'model.json').read_text())['family'] == 'llamagen'
+  assert json.loads((store.ASSETS / 'demo' / 'model.json').read_text())['family'] == 'llamagen'

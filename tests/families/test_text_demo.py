@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.decoding.warp import Warp, probabilities
 from cspd_jax.models import unified
 from tests.marks import representative
@@ -27,7 +27,7 @@ def vanilla(model):
 
 
 def test_it_is_small_and_says_what_it_can_do(model):
-  folder = checkpoint.ASSETS / 'text_demo'
+  folder = store.ASSETS / 'text_demo'
   assert sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) < 8e6
   assert model.family == 'unified' and model.config.qk_norm and model.config.row_end is not None
   assert 'an orange cat' in model.prompts and model.sampling().guidance_scale == 3

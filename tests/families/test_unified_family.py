@@ -10,10 +10,10 @@ import safetensors.numpy
 
 import cspd_jax
 from cspd_jax import command as generate_command, families
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.families import unified as unified_family
 from cspd_jax.models import eagle, emu3_vq, unified, vq
-from cspd_jax.text import bpe, prompts
+from cspd_jax.text import bpe, templates
 from tests.conversion import published_settings
 from tests.families import published_files
 from tests.families.published_files import chameleon_text, convert, emu3_text, letters
@@ -96,7 +96,7 @@ def test_prompts_are_written_as_the_official_sampler_does(folder):
 def test_contexts_of_another_program(folder):
   model = cspd_jax.load(folder)
   build = lambda name: unified_family.FAMILY.build(families.family.Parts('lumina', {
-      role: checkpoint.load(folder / role) for role in ('target', 'text')},
+      role: store.load(folder / role) for role in ('target', 'text')},
       dict(model.defaults, contexts=name)))
   plain, sjd = (one.condition(['a cat']) for one in (model, build('lumina_mgpt_sjd')))
   ids = lambda prompt, stream: prompt.tokens[0, stream][prompt.visible[0, stream]].tolist()
@@ -163,7 +163,7 @@ def test_published_drafters_know_the_tokens(folder, tmp_path):
   params = published.params('eagle_lumina_mgpt', config, 3)
   np.testing.assert_array_equal(params['token_embedding'][:2], table[4:6])
   np.testing.assert_array_equal(params['token_embedding'][8191:8195], table[[8195, 8803, 8196, 0]])
-  checkpoint.save(tmp_path / 'eagle', 'eagle', config, params)
+  store.save(tmp_path / 'eagle', 'eagle', config, params)
   model = cspd_jax.load(folder, eagle=tmp_path / 'eagle')
   tokens = lambda decoder: model.generate(['a cat'], seed=2, decoder=decoder).decoded.tokens
   np.testing.assert_array_equal(
@@ -187,22 +187,22 @@ def test_image_tokens_must_be_a_permutation():
   content['model']['vocab'][f'IMGIMG{letters(7)}Z'] = 30000
   text = _text(json.dumps(content).encode())
   with pytest.raises(ValueError, match='does not name the 8192 image tokens from id 4 on'):
-    prompts.code_map(text, 4, 8192)
+    templates.code_map(text, 4, 8192)
   whole = _text(chameleon_text())
-  np.testing.assert_array_equal(prompts.code_map(whole, 4, 8192), CODES)
+  np.testing.assert_array_equal(templates.code_map(whole, 4, 8192), CODES)
 
 
 def test_sizes_without_tokens_are_refused():
   text = _text(chameleon_text())
   with pytest.raises(ValueError, match='the image has 3x4 codes; Lumina-mGPT knows even numbers'):
-    prompts.lumina_mgpt(text, 'a cat', 3, 4)
-  assert prompts.anole(text, 'me', 32, 32) == ([
+    templates.lumina_mgpt(text, 'a cat', 3, 4)
+  assert templates.anole(text, 'me', 32, 32) == ([
       0, *(20000 + ord(letter) for letter in 'Generate an image of me'), 8710, 8197], [8197])
 
 
 def test_emu3_writes_as_its_official_program():
   text = _text(emu3_text(), 'emu3')
-  request, away = prompts.emu3(text, 'cat', 90, 45)
+  request, away = templates.emu3(text, 'cat', 90, 45)
   image = [151852, *b'9', *b'0', *b'*', *b'4', *b'5', 151851]
   assert request == [151849, 259, *b' masterpiece, film grained, best quality.', *image]
   assert away[0] == 151849 and away[-len(image):] == image and len(away) > 100
@@ -221,9 +221,9 @@ def test_pictures_of_emu3(tmp_path):
       num_kv_heads=1, ffn_dim=16)
   sizes = emu3_vq.Emu3VQConfig(ch=32, ch_mult=(1, 2), num_res_blocks=1)
   text = bpe.TextConfig('emu3', len(emu3_text()))
-  checkpoint.save(tmp_path / 'target', 'unified', config, published.params('emu3', config, 4))
-  checkpoint.save(tmp_path / 'tokenizer', 'emu3_vq', sizes, emu3_vq.init(sizes, jax.random.key(0)))
-  checkpoint.save(tmp_path / 'text', 'text', text, {'file': np.frombuffer(emu3_text(), np.uint8)})
+  store.save(tmp_path / 'target', 'unified', config, published.params('emu3', config, 4))
+  store.save(tmp_path / 'tokenizer', 'emu3_vq', sizes, emu3_vq.init(sizes, jax.random.key(0)))
+  store.save(tmp_path / 'text', 'text', text, {'file': np.frombuffer(emu3_text(), np.uint8)})
   cspd_jax.families.save(
       tmp_path, 'unified', {name: name for name in ('target', 'tokenizer', 'text')})
   model = cspd_jax.load(tmp_path)
@@ -236,5 +236,5 @@ def test_pictures_of_emu3(tmp_path):
 
 
 def test_texts_are_saved_as_they_are(folder):
-  loaded = checkpoint.load(folder / 'text', dtype='bfloat16')
+  loaded = store.load(folder / 'text', dtype='bfloat16')
   assert bytes(np.asarray(jax.device_get(loaded.params['file']))) == chameleon_text()

@@ -21,9 +21,9 @@ import safetensors.numpy
 
 import cspd_jax
 from cspd_jax import command as generate_command
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.decoding import tree
-from cspd_jax.evaluation import shards
+from cspd_jax.generation import shards
 from cspd_jax.models import eagle, llamagen, medusa, neighbours
 from cspd_jax.testing import check_target
 from cspd_jax.text import bpe
@@ -79,7 +79,7 @@ def model(folder):
 
 def test_a_model_is_converted_part_by_part(model, folder):
   assert model.config == SMALL and model.tokenizer.config == VQ
-  assert checkpoint.describe(folder / 't5').config == T5
+  assert store.describe(folder / 't5').config == T5
   assert model.defaults == {
       'temperature': 1.0, 'top_p': 1.0, 'guidance_scale': 7.5, 'top_k': 1000}
 
@@ -160,7 +160,7 @@ def test_prompts_of_other_kinds_are_refused(folder, left_out, message):
 
 def test_parts_that_do_not_belong_together_are_refused(folder, tmp_path):
   load = lambda **parts: cspd_jax.load(folder, **{
-      role: checkpoint.Loaded(kind, config, params, {})
+      role: store.Loaded(kind, config, params, {})
       for role, (kind, config, params) in parts.items()})
   file = published.recorded('llamagen_words')['tokenizer']
   narrow, few = dataclasses.replace(T5, dim=8), dataclasses.replace(T5, vocab_size=300)
@@ -190,7 +190,7 @@ def _drafting():
   near = neighbours.NeighboursConfig(
       vocab_size=48, num_tokens=9, row_width=3, dim=4, hidden_dim=8)
   made['neighbours'] = ('neighbours', near, neighbours.init(near, jax.random.key(3)))
-  return {role: checkpoint.Loaded(*part, {}) for role, part in made.items()}
+  return {role: store.Loaded(*part, {}) for role, part in made.items()}
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax import families
-from cspd_jax.core import checkpoint
-from cspd_jax.core.kinds import Kind
+from cspd_jax.checkpoints import store
+from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.decoding.base import Target
-from cspd_jax.families import classes, engines
+from cspd_jax.families import class_prompts as classes
+from cspd_jax.generation import engines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ def saved(folder):
   families.register(FAMILY)
   for role, kind, config, make in (('target', 'tiny', TinyConfig(), init),
                                    ('tokenizer', 'palette', PaletteConfig(), init_palette)):
-    checkpoint.save(folder / role, kind, config, make(config, jax.random.key(0)))
+    store.save(folder / role, kind, config, make(config, jax.random.key(0)))
   families.save(folder, 'tiny', {'target': 'target', 'tokenizer': 'tokenizer'},
                 {'guidance_scale': 1.5})
   return folder

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cspd_jax import metrics
-from cspd_jax.evaluation import runner, tables
+from cspd_jax.generation import batches
+from cspd_jax.measure import tables
 from cspd_jax.metrics import base, frechet, likelihood
 from tests.evaluation import tiny
 
@@ -42,8 +43,8 @@ def sample(model):
   prompts = [0, 1, 2, 0, 1]
   condition, warp = model.condition(prompts), model.sampling()
   reference = base.Sample(
-      runner.run(model, 'sjd', prompts * 2, seed=1, batch_size=5), jnp.tile(condition, 2), warp)
-  return base.Sample(runner.run(model, 'sjd', prompts, batch_size=5), condition, warp,
+      batches.run(model, 'sjd', prompts * 2, seed=1, batch_size=5), jnp.tile(condition, 2), warp)
+  return base.Sample(batches.run(model, 'sjd', prompts, batch_size=5), condition, warp,
                      reference, batch_size=2)
 
 

@@ -48,7 +48,7 @@ from cspd_jax.continuous import (
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
 from cspd_jax.models import mar
-from cspd_jax.training import mar as training
+from experiments.demo_models import mar as training
 from tests.marks import representative
 
 CONFIG = mar.MARConfig(

@@ -25,7 +25,7 @@ import pytest
 
 import cspd_jax
 from checkpoints_conversion import convert, rules
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.models import causal, unified
 from cspd_jax.testing import check_target
 from tests.marks import representative
@@ -130,7 +130,7 @@ def model(tmp_path_factory):
   folder = tmp_path_factory.mktemp('unified') / 'target'
   config = dataclasses.replace(CASES['chameleon'][0], height=3, width=4)
   params = published.params('anole', config, 21)
-  checkpoint.save(folder, 'unified', config, params)
+  store.save(folder, 'unified', config, params)
   return cspd_jax.load(folder)
 
 

@@ -9,7 +9,7 @@ import pytest
 from absl.testing import absltest, parameterized
 from matplotlib import image as mpl_image, pyplot
 
-from cspd_jax.core import files
+from cspd_jax.checkpoints import files
 from cspd_jax.plots import acceptance, bars, canvas, grid, replaced
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.core import checkpoint, weights
+from cspd_jax.checkpoints import store, weights
 from cspd_jax.models import llamagen
 from tests.reliability import faults
 
@@ -27,12 +27,12 @@ def params(number):
 
 
 def save(path, number):
-  checkpoint.save(path, 'llamagen', CONFIG, params(number))
+  store.save(path, 'llamagen', CONFIG, params(number))
 
 
 def number(path):
   """The number that all parameters are."""
-  numbers = {float(number) for leaf in jax.tree.leaves(checkpoint.load(path).params)
+  numbers = {float(number) for leaf in jax.tree.leaves(store.load(path).params)
              for number in np.unique(leaf)}
   assert len(numbers) == 1
   return numbers.pop()
@@ -44,7 +44,7 @@ def test_files_of_others_in_a_checkpoint_are_never_removed(tmp_path, stranger):
   other = tmp_path / 'm' / stranger
   other.parent.mkdir(exist_ok=True)
   other.write_text('mine')
-  with pytest.raises(checkpoint.CheckpointError, match=r'holds .*(notes|photo|deep).*move such'):
+  with pytest.raises(store.CheckpointError, match=r'holds .*(notes|photo|deep).*move such'):
     save(tmp_path / 'm', 2)
   assert other.read_text() == 'mine' and number(tmp_path / 'm') == 1
 
@@ -52,7 +52,7 @@ def test_files_of_others_in_a_checkpoint_are_never_removed(tmp_path, stranger):
 def test_models_of_several_networks_are_not_replaced_by_one(tmp_path):
   save(tmp_path / 'm' / 'target', 1)
   families.save(tmp_path / 'm', 'llamagen', {'target': 'target'})
-  with pytest.raises(checkpoint.CheckpointError, match='not a checkpoint; give another'):
+  with pytest.raises(store.CheckpointError, match='not a checkpoint; give another'):
     save(tmp_path / 'm', 2)
   assert number(tmp_path / 'm' / 'target') == 1
 
@@ -69,7 +69,7 @@ def test_a_load_puts_right_what_a_kill_left_between_two_renames(tmp_path):
   work = tmp_path / '.m.unfinished'
   work.mkdir()
   (tmp_path / 'm').rename(work / 'old')
-  assert checkpoint.describe(tmp_path / 'm').config == CONFIG
+  assert store.describe(tmp_path / 'm').config == CONFIG
   assert number(tmp_path / 'm') == 1
   save(tmp_path / 'm', 2)
   assert os.listdir(tmp_path) == ['m'] and number(tmp_path / 'm') == 2
@@ -80,7 +80,7 @@ def test_a_network_is_not_begun_on_a_disk_without_room(tmp_path, monkeypatch):
   save(tmp_path / 'm', 1)
   usage = type('usage', (), dict(free=(1 << 20) + 500, total=10**9))
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
-  with pytest.raises(checkpoint.CheckpointError, match='1.0 MB left, and .* free some space'):
+  with pytest.raises(store.CheckpointError, match='1.0 MB left, and .* free some space'):
     save(tmp_path / 'm', 2)
   monkeypatch.undo()
   assert number(tmp_path / 'm') == 1 and os.listdir(tmp_path) == ['m']
@@ -100,7 +100,7 @@ def test_a_disk_that_fills_up_during_a_save_is_one_error(tmp_path, capfd, caplog
   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
   try:
     with pytest.raises(OSError, match='m.unfinished') as found:
-      checkpoint.save(tmp_path / 'm', 'llamagen', large, many)
+      store.save(tmp_path / 'm', 'llamagen', large, many)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   out, err = capfd.readouterr()
@@ -116,7 +116,7 @@ def test_a_folder_that_is_removed_during_a_save_is_an_error(tmp_path):
     shutil.rmtree(tmp_path / '.m.unfinished')
 
   with pytest.raises(OSError, match='No such file'):
-    checkpoint.save_groups(tmp_path / 'm', 'llamagen', CONFIG, groups, progress=remove)
+    store.save_groups(tmp_path / 'm', 'llamagen', CONFIG, groups, progress=remove)
   assert not (tmp_path / 'm').exists()
 
 

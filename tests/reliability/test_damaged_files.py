@@ -16,9 +16,10 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from checkpoints_conversion import read as convert_read
-from cspd_jax.core import checkpoint, files, reading
-from cspd_jax.evaluation import shards, tables
-from cspd_jax.families import folder as folder_lib, given, prompts
+from cspd_jax.checkpoints import files, reading, store
+from cspd_jax.families import folder as folder_lib
+from cspd_jax.generation import prefix, prompts, shards
+from cspd_jax.measure import tables
 from cspd_jax.text import bpe
 from cspd_jax.training import steps
 from experiments.cli import loader
@@ -144,16 +145,16 @@ def test_text_is_read_or_refused(tmp_path, name, count):
 
 @pytest.mark.parametrize('count', [40, pytest.param(2000, marks=pytest.mark.slow)])
 def test_descriptions_of_models_and_networks(tmp_path, count):
-  for name, read in (('target', checkpoint.describe), ('', folder_lib.read)):
+  for name, read in (('target', store.describe), ('', folder_lib.read)):
     path = tmp_path / 'demo' / name / 'model.json'
     if not path.exists():
-      shutil.copytree(checkpoint.ASSETS / 'demo', tmp_path / 'demo')
+      shutil.copytree(store.ASSETS / 'demo', tmp_path / 'demo')
     original, refused = path.read_bytes(), 0
     for data in damage.changed(original, count):
       path.write_bytes(data)
       try:
         read(path.parent)
-      except checkpoint.CheckpointError:
+      except store.CheckpointError:
         refused += 1
     path.write_bytes(original)
     assert refused > count / 4
@@ -177,7 +178,7 @@ def test_json_of_another_type(tmp_path, content):
     dict(metadata={'labels': 3}), dict(metadata={'labels': ['cat']}),
     dict(metadata={'labels': [1] * 8})])
 def test_descriptions_with_values_of_another_type(tmp_path, change):
-  shutil.copytree(checkpoint.ASSETS / 'demo', tmp_path / 'demo')
+  shutil.copytree(store.ASSETS / 'demo', tmp_path / 'demo')
   path = tmp_path / 'demo' / 'target' / 'model.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | change))
   with pytest.raises(ValueError) as found:
@@ -190,8 +191,8 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
     lambda path: reading.text(path, REMEDY), lambda path: reading.json(path, REMEDY),
     lambda path: reading.arrays(path, REMEDY), lambda path: reading.picture(path, REMEDY),
     lambda path: tables.of_report(path), lambda path: prompts.listed(path),
-    lambda path: loader.load(str(path)), checkpoint.load, folder_lib.load,
-    lambda path: given._read(path, (8, 8)), lambda path: reading.data(path, REMEDY)])
+    lambda path: loader.load(str(path)), store.load, folder_lib.load,
+    lambda path: prefix._read(path, (8, 8)), lambda path: reading.data(path, REMEDY)])
 @pytest.mark.parametrize('kind', ['pipe', 'folder', 'nothing', 'long', 'device', 'nobody', 'loop'])
 def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
   path = tmp_path / 'x'
@@ -298,7 +299,7 @@ def _png(width, height):
 
 @pytest.mark.parametrize('size', [(12000, 12000), (60000, 60000), (2**31 - 1, 2**31 - 1)])
 @pytest.mark.parametrize('read', [
-    lambda path: given._read(path, (8, 8)), lambda path: reading.picture(path, REMEDY)])
+    lambda path: prefix._read(path, (8, 8)), lambda path: reading.picture(path, REMEDY)])
 @pytest.mark.filterwarnings('error')
 def test_pictures_that_claim_too_many_pixels(tmp_path, size, read):
   (tmp_path / 'x.png').write_bytes(_png(*size))
@@ -309,14 +310,14 @@ def test_pictures_that_claim_too_many_pixels(tmp_path, size, read):
 def test_pictures_of_prefixes(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   (tmp_path / 'x.png').write_bytes(_png(1, 1))
-  assert given._read(pathlib.Path('~/x.png'), (2, 2)).shape == (1, 2, 2, 3)
+  assert prefix._read(pathlib.Path('~/x.png'), (2, 2)).shape == (1, 2, 2, 3)
   # Pillow would start Ghostscript.
   (tmp_path / 'x.png').write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EOF\n')
   with pytest.raises(ValueError, match='prefix is .* cannot be read as an image .*cannot identify'):
-    given._read(tmp_path / 'x.png', (2, 2))
+    prefix._read(tmp_path / 'x.png', (2, 2))
   for data in damage.changed(_png(1, 1), 60):
     (tmp_path / 'x.png').write_bytes(data)
     try:
-      given._read(tmp_path / 'x.png', (2, 2))
+      prefix._read(tmp_path / 'x.png', (2, 2))
     except ValueError as error:
       assert '\n' not in str(error)

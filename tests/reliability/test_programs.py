@@ -12,8 +12,8 @@ import pytest
 import cspd_jax
 from checkpoints_conversion import command as convert_command
 from cspd_jax import command
-from cspd_jax.core import checkpoint, weights
-from cspd_jax.evaluation.report import Report
+from cspd_jax.checkpoints import store, weights
+from cspd_jax.generation.report import Report
 from tests.experiments import models as models_lib
 
 # Every program, with the flag that names the folder it writes, and whether it takes --config.
@@ -385,12 +385,12 @@ def test_networks_of_another_kind(capfd, folder, name, flag):
 
 def test_stored_numbers_of_another_type(capfd, folder, tmp_path):
   """Whole numbers where the network has floating-point ones."""
-  found = checkpoint.load(folder / 'target')
+  found = store.load(folder / 'target')
   whole = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.int32), found.params)
-  with pytest.raises(checkpoint.CheckpointError, match='mis-typed: .* is int32'):
-    checkpoint.save(tmp_path / 'x', found.kind, found.config, whole)
+  with pytest.raises(store.CheckpointError, match='mis-typed: .* is int32'):
+    store.save(tmp_path / 'x', found.kind, found.config, whole)
   monkey = pytest.MonkeyPatch()
   monkey.setattr(weights, 'differences', lambda expected, params: [])
-  checkpoint.save(tmp_path / 'x', found.kind, found.config, whole)
+  store.save(tmp_path / 'x', found.kind, found.config, whole)
   monkey.undo()
   refused(capfd, 'generate', [f'--model={tmp_path}/x'], 'mis-typed', pathlib.Path(folder))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.core import checkpoint, files
+from cspd_jax.checkpoints import files, store
 from cspd_jax.training import loop
 from experiments.cli import training
 from tests.reliability.test_checkpoint_faults import number, save
@@ -35,11 +35,11 @@ def test_names_in_a_checkpoint_lead_nowhere(tmp_path, name):
   (tmp_path / 'm' / 'arrays' / 'link').symlink_to(tmp_path / 'mine')
   name = name.format(tmp=tmp_path)
   _described(tmp_path / 'm', files={name: 4})
-  with pytest.raises(checkpoint.CheckpointError, match='not a checkpoint|holds the name|a link'):
+  with pytest.raises(store.CheckpointError, match='not a checkpoint|holds the name|a link'):
     save(tmp_path / 'm', 2)
   if name != 'arrays/link':  # Caches of a hub have links; they are read.
-    with pytest.raises(checkpoint.CheckpointError, match='holds the name'):
-      checkpoint.describe(tmp_path / 'm')
+    with pytest.raises(store.CheckpointError, match='holds the name'):
+      store.describe(tmp_path / 'm')
   assert (tmp_path / 'mine').read_text() == 'mine'
 
 
@@ -47,8 +47,8 @@ def test_names_in_a_checkpoint_lead_nowhere(tmp_path, name):
 def test_groups_of_a_checkpoint_are_its_own(tmp_path, name):
   save(tmp_path / 'm', 1)
   _described(tmp_path / 'm', groups=[name] if name != 'arrays' else ['arrays\n'])
-  with pytest.raises(checkpoint.CheckpointError, match='is no folder of arrays'):
-    checkpoint.load(tmp_path / 'm')
+  with pytest.raises(store.CheckpointError, match='is no folder of arrays'):
+    store.load(tmp_path / 'm')
 
 
 @pytest.mark.parametrize('part', ['', 'tar\nget', 'a\0b'])
@@ -56,7 +56,7 @@ def test_parts_of_a_model_are_names(tmp_path, part):
   save(tmp_path / 'm' / 'target', 1)
   families.save(tmp_path / 'm', 'llamagen', {'target': 'target'})
   _described(tmp_path / 'm', parts={'target': part})
-  with pytest.raises(checkpoint.CheckpointError, match='must be named by its folder'):
+  with pytest.raises(store.CheckpointError, match='must be named by its folder'):
     families.load(tmp_path / 'm')
 
 
@@ -64,7 +64,7 @@ def test_no_network_is_written_through_a_link(tmp_path):
   save(tmp_path / 'mine', 1)
   (tmp_path / 'm').mkdir()
   (tmp_path / 'm' / 'target').symlink_to(tmp_path / 'mine')
-  with pytest.raises(checkpoint.CheckpointError, match='target is a link'):
+  with pytest.raises(store.CheckpointError, match='target is a link'):
     families.check_place(tmp_path / 'm', 'llamagen', {'target': 'target'})
 
 
@@ -87,7 +87,7 @@ def test_what_a_stopped_save_leaves_has_no_links(tmp_path, link):
     (work / 'state.json').write_text('null')
   path.symlink_to(tmp_path / 'mine')
   for _ in range(2):
-    with pytest.raises(checkpoint.CheckpointError, match='is a link'):
+    with pytest.raises(store.CheckpointError, match='is a link'):
       save(tmp_path / 'x' / 'm', 2)
     assert path.is_symlink() and number(tmp_path / 'mine') == 1
     (tmp_path / 'x' / 'm').mkdir(exist_ok=True)

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.core import files, locks
-from cspd_jax.evaluation.report import Report
-from cspd_jax.training import stages, steps
+from cspd_jax.checkpoints import files, locks
+from cspd_jax.generation.report import Report
+from cspd_jax.training import steps
 from experiments import cli
+from experiments.demo_models import stages
 from tests.reliability import damage, faults
 
 STEPS = 6

@@ -14,7 +14,7 @@ from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.lantern import lantern_pp
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.evaluation import runner
+from cspd_jax.generation import batches
 from cspd_jax.models import causal, llamagen
 from cspd_jax.testing.tabular import tabular
 from tests.families import tiny
@@ -176,7 +176,7 @@ def test_stream_and_runs_too(broken):
   with pytest.raises(ValueError, match="for 1 of 1 images .'sea'"):
     list(broken.stream(['sea'], decoder='vanilla'))
   with pytest.raises(ValueError, match='for 1 of 2 images .number 1.'):
-    runner.run(broken, 'vanilla', ['sand', 'sea'])
+    batches.run(broken, 'vanilla', ['sand', 'sea'])
 
 
 @pytest.mark.parametrize('options,message', [

@@ -14,8 +14,8 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import families, sharding
-from cspd_jax.core import checkpoint
-from cspd_jax.families import generate
+from cspd_jax.checkpoints import store
+from cspd_jax.generation import generate
 from cspd_jax.models import eagle, llamagen
 
 _COLLECTIVE = re.compile(
@@ -36,9 +36,9 @@ def save(folder):
       num_kv_heads=4, ffn_dim=48)
   drafter = eagle.EagleConfig(
       num_tokens=16, row_width=4, dim=32, num_heads=4, ffn_dim=48, vocab_size=32, norm_eps=1e-5)
-  checkpoint.save(f'{folder}/target', 'llamagen', config,
+  store.save(f'{folder}/target', 'llamagen', config,
                   _random(llamagen.init(config, jax.random.key(0))))
-  checkpoint.save(f'{folder}/eagle', 'eagle', drafter,
+  store.save(f'{folder}/eagle', 'eagle', drafter,
                   _random(eagle.init(drafter, jax.random.key(0))))
   families.save(folder, 'llamagen', {'target': 'target', 'eagle': 'eagle'})
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.decoding.tree import Tree, chain
 from cspd_jax.models import llamagen
 from cspd_jax.testing.tabular import prefix_number, tabular
@@ -198,7 +198,7 @@ def test_short_images(length):
 @pytest.mark.slow
 @pytest.mark.parametrize('guided', [False, True])
 def test_the_shipped_model(guided):
-  model = checkpoint.load('demo/target', dtype='float32')
+  model = store.load('demo/target', dtype='float32')
   target = llamagen.target(model.config, guided=guided)
   training = lambda params, labels, tokens: llamagen.logits(
       params, model.config, labels, tokens)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cspd_jax.models import llamagen
-from cspd_jax.training import autoregressive as ar, state as state_lib
+from cspd_jax.training import state as state_lib
+from experiments.demo_models import autoregressive as ar
 
 CONFIG = llamagen.LlamaGenConfig(
     height=2, width=3, dim=16, num_layers=1, num_heads=1, ffn_dim=16, vocab_size=8, num_classes=2)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.models import eagle, llamagen, medusa
 from cspd_jax.training import drafter, drafter_recipe
@@ -207,7 +207,7 @@ def test_measured_heads_are_compared_with_the_probs_they_predict():
 @pytest.fixture(scope='module')
 def target_folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp('target')
-  checkpoint.save(folder, 'llamagen', TARGET, _target_params())
+  store.save(folder, 'llamagen', TARGET, _target_params())
   return str(folder)
 
 
@@ -271,7 +271,7 @@ def test_photographs_are_tokenised(tmp_path):
 def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
   recipe = loader.load(str(ROOT / 'configs' / 'train' / 'eagle_demo_smoke.py'))
   train_drafter.run(recipe, tmp_path, tmp_path / 'export', 'bfloat16')
-  loaded = checkpoint.load(tmp_path / 'export')
+  loaded = store.load(tmp_path / 'export')
   assert (loaded.kind, loaded.config) == ('eagle', recipe.drafter)
   assert loaded.metadata['target'] == 'demo'
   assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
@@ -286,7 +286,7 @@ def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
 def test_shipped_drafters_fit_the_shipped_target(name):
   recipe = loader.load(str(ROOT / 'configs' / 'train' / f'{name}_demo.py'))
   drafter_recipe.check(recipe, cspd_jax.load(recipe.target))
-  loaded = checkpoint.load(f'demo/{name}')
+  loaded = store.load(f'demo/{name}')
   assert (loaded.kind, loaded.config) == (name, recipe.drafter)
 
 

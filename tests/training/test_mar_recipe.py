@@ -11,16 +11,13 @@ pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
-from cspd_jax.core import checkpoint  # pylint: disable=wrong-import-position
+from cspd_jax.checkpoints import store
 from cspd_jax.models import (
   kl_vae,  # pylint: disable=wrong-import-position
   mar,  # pylint: disable=wrong-import-position
 )
-from cspd_jax.training import (
-  kl_vae as kl_vae_training,  # pylint: disable=wrong-import-position
-  mar_recipe,  # pylint: disable=wrong-import-position
-)
 from experiments.cli import loader  # pylint: disable=wrong-import-position
+from experiments.demo_models import kl_vae as kl_vae_training, mar_recipe
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -91,7 +88,7 @@ def test_program_trains_and_exports(recipe, tmp_path):
   train.run(recipe, tmp_path, 'all', tmp_path / 'export')
   model = cspd_jax.load(tmp_path / 'export')
   assert model.config == recipe.target and list(model.drafts) == ['model']
-  assert checkpoint.load(tmp_path / 'export' / 'draft').config == recipe.draft
+  assert store.load(tmp_path / 'export' / 'draft').config == recipe.draft
   images = model.pixels(np.zeros((1, 4, 16), np.float32))
   assert images.shape == (1, recipe.image_size, recipe.image_size, 3)
   for name in ('held_out', 'reconstructions', 'samples_target', 'samples_draft_guided'):

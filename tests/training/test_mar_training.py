@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.models import mar as model
-from cspd_jax.training import mar
+from experiments.demo_models import mar
 
 CONFIG = model.MARConfig(
     height=2, width=2, token_dim=3, dim=16, num_layers=1, num_heads=2, head_width=16,

@@ -9,16 +9,17 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.core import checkpoint
+from cspd_jax.checkpoints import store
 from cspd_jax.models import eagle, unified
 from cspd_jax.models.causal import Prompt
-from cspd_jax.text import bpe, words
+from cspd_jax.text import bpe
 from cspd_jax.training import corrector_recipe, drafter, drafter_recipe, plain
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.drafter_recipe import DrafterRecipe
 from cspd_jax.training.plain import PlainTrainConfig
+from experiments.demo_models import words
 
 pytest.importorskip('tokenizers')
 
@@ -45,8 +46,8 @@ def target(tmp_path_factory):
   """A model of words without prompts of its own, and a file of prompts."""
   folder = tmp_path_factory.mktemp('words')
   file = np.frombuffer(words.file(WORDS, 8), np.uint8).copy()
-  checkpoint.save(folder / 'target', 'unified', CONFIG, _params())
-  checkpoint.save(folder / 'text', 'text', bpe.TextConfig('anole', len(file)), {'file': file})
+  store.save(folder / 'target', 'unified', CONFIG, _params())
+  store.save(folder / 'text', 'text', bpe.TextConfig('anole', len(file)), {'file': file})
   families.save(folder, 'unified', {'target': 'target', 'text': 'text'}, {'guidance_scale': 2.0})
   (folder / 'prompts.txt').write_text('a cat\na dog\n\n')
   return folder
@@ -65,7 +66,7 @@ def test_a_drafter_is_trained_on_sampled_images_and_drafts(recipe, target, tmp_p
   drafter_recipe.check(recipe, model)
   params, figures = drafter_recipe.train(recipe, model, tmp_path / 'run')
   assert 0 < figures['overlap_1'] <= 1
-  checkpoint.save(tmp_path / 'eagle', 'eagle', DRAFTER, params)
+  store.save(tmp_path / 'eagle', 'eagle', DRAFTER, params)
   model = cspd_jax.load(target, eagle=tmp_path / 'eagle')
   condition = model.condition(['a cat', 'a dog'])
   tokens = [jax.jit(model.decoder(spec))(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.models import vq
-from cspd_jax.training import vq as vq_training
+from experiments.demo_models import vq as vq_training
 
 CONFIG = vq.VQConfig(
     ch=8, ch_mult=(1, 2), num_res_blocks=1, z_channels=8, codebook_size=16, codebook_dim=4)

@@ -8,7 +8,7 @@ import tempfile
 
 import numpy as np
 
-from cspd_jax.core import places, reading
+from cspd_jax.checkpoints import places, reading
 
 DISTANCES = ('l2', 'cosine', 'random')
 

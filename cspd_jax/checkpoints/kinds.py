@@ -1,0 +1,48 @@
+"""Kinds of networks, as the families register them."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+
+Params = Any
+
+
+class Kind(NamedTuple):
+  """A kind of network.
+
+  Attributes:
+    config: the dataclass with its sizes.
+    init: `(config, key) -> params`, from which the expected shapes are taken.
+    split: what of the parameters can be divided over devices; see `sharding.split`.
+    matrices: which of them can be of 8 bits, by regular expressions for their names, and how many
+      of their axes are inputs; see `checkpoints.int8`.
+    orders: how the axes of which lie in the memory of a TPU; see `checkpoints.layouts`.
+  """
+
+  config: type[Any]
+  init: Callable[[Any, jax.Array], Params]
+  split: Mapping[str, int] = MappingProxyType({})
+  matrices: Mapping[str, int] = MappingProxyType({})
+  orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+
+# What `kind` may be; families add theirs with `register`.
+KINDS: dict[str, Kind] = {}
+
+
+def register(name: str, kind: Kind) -> None:
+  """Makes a kind of network known.
+
+  Raises:
+    ValueError: if another kind has this name.
+  """
+  if KINDS.setdefault(name, kind) != kind:
+    raise ValueError(f'kind is {name!r}, which is registered with {KINDS[name].config.__name__}; '
+                     'choose another name.')
+
+
+def expected(kind: Kind, config: Any) -> Params:
+  """Shapes and dtypes of the parameters of a network."""
+  return jax.eval_shape(lambda: kind.init(config, jax.random.key(0)))

@@ -1,1 +1,0 @@
-"""Photographs to train and evaluate the shipped demonstration models on; see `data.photos`."""

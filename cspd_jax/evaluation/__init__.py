@@ -1,1 +1,0 @@
-"""Measuring decoders: one timer, one runner for many images, tables and reports."""

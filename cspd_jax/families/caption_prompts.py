@@ -1,0 +1,95 @@
+"""Prompts of text-conditional LlamaGen: in words, which T5 reads, or the features that it made."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.checkpoints.store import Loaded
+from cspd_jax.generation.model import Conditions
+from cspd_jax.models import llamagen, t5
+from cspd_jax.models.llamagen import Caption
+from cspd_jax.text import captions as captions_lib
+from cspd_jax.text.bpe import Text
+
+
+def conditions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> Conditions:
+  """What images a text-conditional model can be asked for.
+
+  Args:
+    caption_dim: width of the features.
+    encoder: a `t5` network; None if the model has none.
+    text: its tokenizer; None if the model has none.
+
+  Raises:
+    ValueError: if the encoder does not have all tokens of the tokenizer.
+  """
+  reader = None
+  if encoder is not None and text is not None:
+    if (last := max(text.ids.values())) >= encoder.config.vocab_size:
+      raise ValueError(f'text has tokens up to {last}, but t5 knows {encoder.config.vocab_size}; '
+                       'give the tokenizer.json that belongs to the encoder.')
+    reader = _reader(encoder, text)
+
+  def encode(prompts):
+    if isinstance(prompts, Caption):
+      return prompts
+    if getattr(prompts, 'ndim', None) == 3 or _is_list_of((np.ndarray, jax.Array), prompts):
+      return llamagen.left_padded(prompts)
+    if reader is None or not _is_list_of(str, prompts):
+      raise ValueError(
+          f'prompts is {str(prompts)[:80]!r}; {_words(encoder, text)}T5 features: an array [B, L, '
+          f'{caption_dim}], a list of arrays [L, {caption_dim}] with L up to '
+          f'{llamagen.CAPTION_LENGTH}, or a llamagen.Caption.')
+    found = {prompt: reader(prompt) for prompt in dict.fromkeys(prompts)}
+    return Caption(*map(np.stack, zip(*(found[prompt] for prompt in prompts))))
+
+  def captions(prompts):
+    if _is_list_of(str, prompts):
+      return list(prompts)
+    count = len(prompts.mask if isinstance(prompts, Caption) else prompts)
+    return [f'caption {i}' for i in range(count)]
+
+  return Conditions(encode, captions, ())
+
+
+def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:
+  """`prompt -> ` its features `[120, D]` and mask `[120]`, as host arrays.
+
+  Prompts are read one by one: the shape is compiled once, and no features depend on which prompts
+  stand beside each other.
+  """
+  length, sizes = llamagen.CAPTION_LENGTH, encoder.config
+
+  @jax.jit
+  def read(params, ids, count):
+    visible = jnp.arange(length) < count
+    features = t5.encode(params, sizes, ids[None], visible[None])[0]
+    # The encoder has padding on the right, images on the left.
+    move = lambda x: jnp.roll(x, length - count, axis=0)
+    return move(jnp.where(visible[:, None], features, 0)), move(visible)
+
+  def of(prompt):
+    ids = captions_lib.tokens(text, prompt, length)
+    row = np.zeros(length, np.int32)
+    row[:len(ids)] = ids
+    return jax.device_get(read(encoder.params, row, len(ids)))
+
+  return of
+
+
+def _is_list_of(kind: Any, prompts: Any) -> bool:
+  return type(prompts) in (list, tuple) and all(isinstance(prompt, kind) for prompt in prompts)
+
+
+def _words(encoder: Loaded | None, text: Text | None) -> str:
+  """Whether the model takes words, and what to do if it does not."""
+  missing = {role: command for role, command, part in (
+      ('t5', '--family=t5', encoder), ('text', '--family=t5_text', text)) if part is None}
+  if not missing:
+    return 'this model takes a list of prompts in words, or '
+  return (f'this model reads no words, for it has no part {" and no part ".join(missing)}: convert '
+          f'Flan-T5-XL into its folder with cspd-convert {" and ".join(missing.values())}, or load '
+          f'it with {" and ".join(f"{role}=FOLDER" for role in missing)}. It takes ')

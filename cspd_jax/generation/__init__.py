@@ -1,0 +1,1 @@
+"""From prompts to images: models, decoding in batches, results and folders of images."""

@@ -1,0 +1,124 @@
+"""The finished batches of a run as files, each complete whenever it is there."""
+
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.checkpoints import files, locks, places, reading
+
+_SETTINGS = 'run.json'
+# So many numbers of an array tell whether parameters are the same.
+_SAMPLED = 1024
+
+
+class Shards:
+  """A folder of finished batches, `batch_<first image>.npz`."""
+
+  def __init__(self, folder: str | os.PathLike, settings_of_run: dict[str, Any], structure: Any):
+    """Opens the folder, or makes it.
+
+    Args:
+      folder: of this run alone.
+      settings_of_run: what the results depend on, as JSON can hold it.
+      structure: shapes and dtypes of the result of a full batch.
+
+    Raises:
+      ValueError: if the folder holds another run, or what is no run at all.
+    """
+    self._folder = places.folder('folder', folder)
+    self._leaves, self._tree = jax.tree.flatten(structure)
+    # No second process makes the same batches.
+    self._hold = locks.hold(self._folder)
+    path = self._folder / _SETTINGS
+    new = json.loads(json.dumps(settings_of_run))
+    if path.exists():
+      old = reading.json(path, 'give another folder')
+      if changed := [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
+                     for name in {**old, **new} if old.get(name) != new.get(name)]:
+        raise ValueError(f'folder is {str(folder)!r}, which holds another run '
+                         f'({"; ".join(changed)}); give another folder.')
+    elif any(self._folder.iterdir()):
+      raise ValueError(f'folder is {str(folder)!r}, which holds other files; give an empty or a '
+                       'new one.')
+    else:
+      files.write_json(path, new)
+
+  def read(self, first: int, count: int) -> Any:
+    """The `count` results from image `first` on as NumPy arrays; None if they are not there.
+
+    Raises:
+      ValueError: if the file is not one of this run.
+    """
+    path = self._path(first)
+    if not path.exists():
+      return None
+    names = tuple(f'{i}' for i in range(len(self._leaves)))
+    stored = reading.arrays(path, files.REMAKE, needed=names)
+    leaves = [stored[name] for name in names]
+    for leaf, like in zip(leaves, self._leaves):
+      if leaf.shape != (count, *like.shape[1:]) or leaf.dtype != like.dtype:
+        raise ValueError(f'{path} holds {leaf.dtype} of shape {leaf.shape} instead of {like.dtype} '
+                         f'of shape {(count, *like.shape[1:])}; {files.REMAKE}.')
+    return jax.tree.unflatten(self._tree, leaves)
+
+  def write(self, first: int, results: Any) -> None:
+    """Keeps the results from image `first` on."""
+    files.write_arrays(self._path(first), {
+        f'{i}': leaf for i, leaf in enumerate(jax.tree.leaves(results))})
+
+  def _path(self, first: int) -> pathlib.Path:
+    return self._folder / f'batch_{first:07d}.npz'
+
+
+def settings(model: Any, specification: Any, condition: Any, seed: Any, batch_size: int,
+             sampling: Any, prompts: Any = None) -> dict[str, Any]:
+  """What the results of a run depend on.
+
+  Args:
+    model: as for `runner.run`, and so are all that are not named here.
+    specification: of the decoder.
+    condition: what the model made of the prompts.
+    seed: see `model`.
+    batch_size: see `model`.
+    sampling: see `model`.
+    prompts: a list of them as they were given; None if only the condition is known.
+  """
+  return dict(
+      model=model.name, parameters=fingerprint(model.params), decoder=str(specification),
+      draft_parameters=fingerprint(model.draft_params(specification)),
+      sampling={name: files.plain(value) for name, value in sampling._asdict().items()},
+      seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else files.plain(seed),
+      prompts=_fingerprint_of_prompts(prompts, condition), batch_size=batch_size)
+
+
+def fingerprint(arrays: Any, every: bool = False) -> str:
+  """A short text that differs for other shapes, dtypes and numbers.
+
+  Args:
+    arrays: a tree of them.
+    every: whether every number counts, or some of each array, enough for parameters.
+  """
+  digest = hashlib.sha256()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+    step = 1 if every else max(1, leaf.size // _SAMPLED)
+    digest.update(f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}'.encode())
+    digest.update(np.asarray(leaf.reshape(-1)[::step]).tobytes())
+  return digest.hexdigest()[:16]
+
+
+def _fingerprint_of_prompts(prompts: Any, condition: Any) -> str:
+  numbers = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
+  if numbers and isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts):
+    # What a network makes of words may have other last bits when it is compiled again.
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+  return fingerprint(condition, every=True)
+
+
+def _is_key(seed: Any) -> bool:
+  return isinstance(seed, jax.Array) and jax.dtypes.issubdtype(seed.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,1 @@
+"""Measuring decoders: one timer, comparisons, tuning and tables."""

@@ -1,0 +1,1 @@
+"""The cost of rounds: compiled programs, predictions, artificial rounds, PyTorch alongside."""

@@ -1,0 +1,1 @@
+"""The embedded models: photographs, captions, training steps and recipes."""

@@ -1,0 +1,40 @@
+"""Pictures of a training run: held-out crops, what the tokenizer makes of them, samples."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cspd_jax import families
+from cspd_jax.checkpoints.store import Loaded
+from cspd_jax.generation.report import Report
+from cspd_jax.plots import grid
+from experiments.demo_models import photos, stages
+
+NAMES = ('held_out.png', 'reconstructions.png', *(
+    f'samples_{role}{suffix}.png' for role in stages.MODELS for suffix in ('', '_guided')))
+
+
+def write(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, Any],
+          data: Mapping[str, stages.Split], report: Report) -> None:
+  """Draws real, reconstructed and sampled images into a report.
+
+  The other arguments are those of `Stages.figures`.
+  """
+  shown = 2 * len(photos.NAMES)
+  images, labels = (part[:shown] for part in recipe.held_out())
+  save = lambda name, pictures, captions: grid.save_grid(
+      report.path(f'{name}.png'), pictures, captions=captions, columns=len(photos.NAMES))
+  save('held_out', images, recipe.described(labels))
+  save('reconstructions', recipe.rebuilt(tokenizer, data, images), recipe.described(labels))
+  parts = {role: Loaded(*network, metadata=recipe.metadata)
+           for role, network in recipe.networks(tokenizer, models, data).items()}
+  shared = {role: part for role, part in parts.items() if role not in models}
+  for role in models:
+    model = families.FAMILIES[recipe.family].build(families.Parts(
+        role, shared | {'target': parts[role]}, {}))
+    prompts = [model.prompts[i % len(model.prompts)] for i in range(shown)]
+    for suffix, scale in (('', 1.0), ('_guided', recipe.guidance_scale)):
+      generated = model.generate(
+          prompts, seed=recipe.seed, decoder=model.engine.baseline, guidance_scale=scale)
+      save(f'samples_{role}{suffix}', generated.images / np.float32(127.5) - 1, generated.prompts)

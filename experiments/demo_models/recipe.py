@@ -1,0 +1,144 @@
+"""How the shipped models of discrete tokens are made, one network after another."""
+
+import abc
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from cspd_jax.models import llamagen, vq
+from cspd_jax.training import loop
+from experiments.demo_models import (
+  autoregressive,
+  evaluate,
+  photos as photos_lib,
+  stages,
+  vq as vq_training,
+)
+from experiments.demo_models.autoregressive import ARTrainConfig
+from experiments.demo_models.vq import VQTrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenRecipe(stages.Stages):
+  """Everything that determines models of discrete tokens; more in `stages.Stages`.
+
+  Attributes:
+    tokenizer: sizes of the tokenizer.
+    tokenizer_train: its optimisation.
+    target: sizes of the target.
+    target_train: its optimisation.
+    draft: sizes of the draft model, which has the same tokens and conditions.
+    draft_train: its optimisation.
+  """
+
+  tokenizer: vq.VQConfig
+  tokenizer_train: VQTrainConfig
+  target: Any
+  target_train: ARTrainConfig
+  draft: Any
+  draft_train: ARTrainConfig
+
+  @abc.abstractmethod
+  def sequences(self, data: stages.Split) -> tuple[np.ndarray, Any]:
+    """The tokens `[N, T]` that a model predicts, and the conditions `[N, ...]` of the images.
+
+    Args:
+      data: what `tokenize` returned.
+    """
+
+  def train_tokenizer(self, workdir: pathlib.Path) -> Any:
+    """See `stages.Stages`."""
+    config, train = self.tokenizer, self.tokenizer_train
+    crops = lambda seed, index, split: self.crops(seed, index, split, train.batch_size)[0]
+    held_out = [crops(self.seed, index, 'held_out') for index in range(4)]
+    compiled_loss = jax.jit(
+        lambda params, images: vq_training.loss(params, config, train, images)[1])
+
+    def measure(state):
+      parts = [compiled_loss(state.params, images) for images in held_out]
+      return [{key: part[key] for key in ('l1', 'psnr')} for part in parts]
+
+    state = self.train(
+        'vq', vq_training.init(config, train), loop.jit_step(vq_training.step, config, train),
+        lambda index: crops(train.seed, index, 'train'), train.num_steps, train.batch_size,
+        workdir, measure)
+    return state.params
+
+  def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
+    """Tokens `[N, T]` and labels `[N]`, int32; see `stages.Stages`."""
+    encode = jax.jit(lambda images: vq.encode(tokenizer, self.tokenizer, images))
+    return self.encoded(workdir / f'tokens_{split}.npz', 'tokens', split,
+                        lambda images: np.asarray(encode(images)).reshape(len(images), -1))
+
+  def train_model(self, role: str, data: Mapping[str, stages.Split],
+                  workdir: pathlib.Path) -> Any:
+    """See `stages.Stages`."""
+    config, train = getattr(self, role), getattr(self, f'{role}_train')
+    tokens, conditions = self.sequences(data['train'])
+    measured, size = self.sequences(data['held_out']), train.batch_size
+    held_out = [autoregressive.part(measured, i, size)
+                for i in range(0, min(4 * size, self.num_held_out_images), size)]
+    nll = jax.jit(lambda params, tokens, condition: autoregressive.nll(
+        params, config, tokens, condition).mean())
+    state = self.train(
+        role, autoregressive.init(config, train),
+        loop.jit_step(autoregressive.step, config, train),
+        lambda index: autoregressive.batch_of(
+            tokens, conditions, train.seed, index, train.batch_size),
+        train.num_steps, train.batch_size, workdir,
+        lambda state: [{'nll': nll(state.average, *batch)} for batch in held_out])
+    return state.average
+
+  def networks(self, tokenizer: Any, models: Mapping[str, Any],
+               data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
+    """See `stages.Stages`."""
+    del data
+    return {'tokenizer': stages.Network('vq', self.tokenizer, tokenizer)} | {
+        role: stages.Network(self.family, getattr(self, role), params)
+        for role, params in models.items()}
+
+  def figures(self, tokenizer: Any, models: Mapping[str, Any],
+              data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
+    """See `stages.Stages` and `evaluate`."""
+    images, _ = self.held_out()
+    sequences = self.sequences(data['held_out'])
+    found = {'tokenizer': stages.errors(self.rebuilt(tokenizer, data, images), images) |
+             evaluate.codebook(data['train'][0], self.tokenizer.codebook_size)}
+    return found | {
+        role: evaluate.model(params, getattr(self, role), *sequences, self.guidance_scale)
+        for role, params in models.items()}
+
+  def rebuilt(self, tokenizer: Any, data: Mapping[str, stages.Split],
+              images: np.ndarray) -> np.ndarray:
+    """See `stages.Stages`."""
+    del data
+    run = jax.jit(lambda batch: vq.decode(
+        tokenizer, self.tokenizer, vq.encode(tokenizer, self.tokenizer, batch)))
+    return stages.batched(run, images)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe(TokenRecipe):
+  """Everything that determines class-conditional models; see `TokenRecipe`."""
+
+  family: ClassVar[str] = 'llamagen'
+
+  target: llamagen.LlamaGenConfig
+  draft: llamagen.LlamaGenConfig
+
+  def __post_init__(self):
+    super().__post_init__()
+    side = self.side(self.tokenizer.factor)
+    wanted = {'conditioning': 'class', 'height': side, 'width': side,
+              'vocab_size': self.tokenizer.codebook_size,
+              'num_classes': len(photos_lib.NAMES)}
+    for role in stages.MODELS:
+      stages.check_model(role, getattr(self, role), wanted)
+
+  def sequences(self, data: stages.Split) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens and labels of the images; see `TokenRecipe`."""
+    return data

@@ -1,0 +1,147 @@
+"""Training step of the VQ tokenizer: reconstruction and codebook, without an adversary.
+
+The loss is the error of pixels and of their differences, plus the two usual terms that pull
+codebook vectors and latents together (van den Oord et al., Neural Discrete Representation
+Learning, 2017, equation 3), between unit vectors as in LlamaGen. Codebook vectors that nothing
+uses are moved onto latents of the current batch (random restarts: Dhariwal et al., Jukebox, 2020,
+section 3.1), because the gradient never reaches them.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.core import fields
+from cspd_jax.models import vq
+from cspd_jax.training import state as state_lib
+from cspd_jax.training.state import TrainState
+from experiments.demo_models import reconstruction
+
+
+@dataclasses.dataclass(frozen=True)
+class VQTrainConfig:
+  """Optimisation of a tokenizer.
+
+  Attributes:
+    num_steps: optimiser steps.
+    batch_size: crops per step.
+    learning_rate: peak of the cosine schedule.
+    warmup_steps: steps of linear warm-up.
+    gradient_weight: weight of the error of pixel differences.
+    codebook_weight: weight of the codebook term.
+    commitment_weight: weight of the commitment term.
+    quantize_from: first step with quantisation; before it a plain autoencoder spreads its latents.
+    restart_every: steps between restarts of unused codebook vectors.
+    restart_until: fraction of `num_steps` after which vectors are no longer restarted.
+    restart_below: usage, relative to uniform use, below which a vector counts as unused.
+    seed: of the parameters, the crops and the restarts.
+  """
+
+  num_steps: int = 5000
+  batch_size: int = 4
+  learning_rate: float = 1e-3
+  warmup_steps: int = 100
+  gradient_weight: float = 0.5
+  codebook_weight: float = 1.0
+  commitment_weight: float = 0.25
+  quantize_from: int = 300
+  restart_every: int = 50
+  restart_until: float = 0.7
+  restart_below: float = 0.05
+  seed: int = 0
+
+  def __post_init__(self):
+    state_lib.check(
+        self, gradient_weight=fields.NOT_NEGATIVE, codebook_weight=fields.NOT_NEGATIVE,
+        commitment_weight=fields.NOT_NEGATIVE, quantize_from=(0, fields.MOST),
+        restart_until=fields.SHARES, restart_below=fields.NOT_NEGATIVE)
+
+
+def init(config: vq.VQConfig, train: VQTrainConfig) -> TrainState:
+  """The state before the first step.
+
+  Its `extra` is the running use of every codebook vector, `[codebook_size]`; 1 is uniform use.
+  """
+  params = vq.init(config, jax.random.key(train.seed))
+  return state_lib.start(
+      params, reconstruction.optimizer(train), extra=jnp.zeros(config.codebook_size))
+
+
+def loss(
+    params,
+    config: vq.VQConfig,
+    train: VQTrainConfig,
+    images: jax.Array,
+    quantized: jax.Array | bool = True,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """The training loss of images `[B, H, W, C]` in [-1, 1].
+
+  Args:
+    params: parameters of the tokenizer.
+    config: its sizes.
+    train: the weights of the terms.
+    images: the batch.
+    quantized: False passes the latents to the decoder as they are.
+
+  Returns:
+    The loss and its parts: 'l1', 'psnr' (decibels for pixel values in [0, 1]), 'commitment', and
+    the batch's 'latents' `[B, h, w, codebook_dim]` and 'indices' `[B, h, w]`.
+  """
+  latents = vq.latents(params, config, images)
+  indices = vq.quantize(params, config, jax.lax.stop_gradient(latents))
+  vectors = vq.codebook(params, config)[indices]
+  # Straight through: the decoder sees the vector, the encoder gets the decoder's gradient.
+  passed = latents + jax.lax.stop_gradient(jnp.where(quantized, vectors - latents, 0.0))
+  output = vq.decode_vectors(params, config, passed)
+  error, metrics = reconstruction.error(output, images, train.gradient_weight)
+  codebook_term = jnp.mean((vectors - jax.lax.stop_gradient(latents)) ** 2)
+  commitment = jnp.mean((jax.lax.stop_gradient(vectors) - latents) ** 2)
+  total = (error + train.codebook_weight * codebook_term +
+           jnp.where(quantized, train.commitment_weight, 0.0) * commitment)
+  return total, {
+      **metrics, 'commitment': commitment, 'latents': latents, 'indices': indices}
+
+
+def step(
+    state: TrainState,
+    images: jax.Array,
+    config: vq.VQConfig,
+    train: VQTrainConfig,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """One optimiser step on images `[B, H, W, C]`; jit with `config` and `train` static.
+
+  Returns:
+    The next state and scalar metrics: 'loss', 'l1', 'psnr', 'commitment' and 'used', the fraction
+    of the codebook in use.
+  """
+  (total, parts), grads = jax.value_and_grad(loss, has_aux=True)(
+      state.params, config, train, images, state.step >= train.quantize_from)
+  following = state_lib.update(state, grads, reconstruction.optimizer(train))
+  usage = _update_usage(state.extra, parts['indices'])
+  params, usage = _restart(state.step, following.params, usage, parts['latents'], train)
+  metrics = {'loss': total, 'l1': parts['l1'], 'psnr': parts['psnr'],
+             'commitment': parts['commitment'],
+             'used': jnp.mean(usage >= train.restart_below)}
+  return following._replace(params=params, extra=usage), metrics
+
+
+def _update_usage(usage: jax.Array, indices: jax.Array) -> jax.Array:
+  size = usage.shape[0]
+  counts = jnp.zeros(size).at[indices.reshape(-1)].add(1.0)
+  return 0.99 * usage + 0.01 * counts * size / indices.size
+
+
+def _restart(at, params, usage, latents, train):
+  """Moves unused vectors onto random latents; at `quantize_from`, all of them."""
+  pool = latents.reshape(-1, latents.shape[-1])
+  key = jax.random.fold_in(jax.random.key(train.seed + 1), at)
+  picks = pool[jax.random.randint(key, usage.shape, 0, pool.shape[0])]
+  first = at == train.quantize_from - 1
+  due = (at > train.quantize_from) & (at % train.restart_every == 0)
+  due &= at < train.restart_until * train.num_steps
+  unused = first | (due & (usage < train.restart_below))
+  old = params['codebook']['embedding']
+  embedding = jnp.where(unused[:, None], picks.astype(old.dtype), old)
+  # A restarted vector gets the benefit of the doubt until the next round.
+  return {**params, 'codebook': {'embedding': embedding}}, jnp.where(unused, 1.0, usage)
