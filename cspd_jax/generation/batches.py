@@ -14,7 +14,6 @@ import numpy as np
 
 from cspd_jax.core import programs, random as random_lib
 from cspd_jax.generation import shards as shards_lib
-from cspd_jax.measure import timing
 
 # `(done, total) -> None`, called with numbers of images.
 Progress = Callable[[int, int], None]
@@ -77,11 +76,11 @@ class Program:
     """Raises ValueError for values that cannot work."""
     self.decoder.check(condition, sampling)
 
-  def compiled(self, condition: Any, row_keys: jax.Array, sampling: Any) -> timing.Compiled:
+  def compiled(self, condition: Any, row_keys: jax.Array, sampling: Any) -> programs.Compiled:
     """The compiled program for arguments like these, and how long it took to compile."""
-    run_all, seconds = timing.compiled(
+    run_all, seconds = programs.compiled(
         self.decoder, *self._arguments(condition, row_keys, sampling))
-    return timing.Compiled(lambda *given: run_all(*self._arguments(*given)), seconds)
+    return programs.Compiled(lambda *given: run_all(*self._arguments(*given)), seconds)
 
   def structure(self, condition: Any, row_keys: jax.Array, sampling: Any) -> Any:
     """Shapes and dtypes of the result."""

@@ -29,7 +29,6 @@ from cspd_jax.training import (
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.plain import PlainTrainConfig
 from cspd_jax.training.windows import Windows
-from experiments.demo_models import autoregressive
 
 Params = Any
 # Images that are decoded together.
@@ -166,7 +165,7 @@ def train_plain(recipe: CorrectorRecipe, model: Any, params: Params, workdir: pa
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
 
   def batch_of(index):
-    taken, of = autoregressive.batch_of(tokens, numbers, settings.seed, index, settings.batch_size)
+    taken, of = loop.batch_of(tokens, numbers, settings.seed, index, settings.batch_size)
     return taken, samples.pick(conditions, of), np.float32(recipe.guidance_scale)
 
   step = jax.jit(
