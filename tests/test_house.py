@@ -22,10 +22,10 @@ ROWS = (
     {'experiments.cli', 'experiments.costs', 'experiments.demo_models'},
     {'cspd_jax.command'},
     {'cspd_jax'},  # What users import: the names that `cspd_jax/__init__.py` gathers.
-    {'cspd_jax.measure'},
+    {'cspd_jax.measure', 'cspd_jax.training'},
     {'cspd_jax.families'},
     {'cspd_jax.generation'},
-    {'cspd_jax.training', 'cspd_jax.metrics', 'cspd_jax.plots', 'cspd_jax.testing'},
+    {'cspd_jax.metrics', 'cspd_jax.plots', 'cspd_jax.testing'},
     {'cspd_jax.models', 'cspd_jax.text'},
     {'cspd_jax.decoding', 'cspd_jax.continuous'},
     {'cspd_jax.checkpoints'},

@@ -16,6 +16,7 @@ from absl import logging
 from cspd_jax.checkpoints import files, reading
 from cspd_jax.core import fields
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation import batches
 from cspd_jax.models import eagle
 from cspd_jax.training import (
   corrector as corrector_lib,
@@ -120,13 +121,13 @@ def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.P
   key = jax.random.key(recipe.seed + (split != 'train'))
   parts: list[Windows] = []
   programs: dict = {}
-  for start in range(0, count, _DECODED):
-    batch = np.resize(numbers[start:start + _DECODED], min(_DECODED, count))
+  for index, kept in batches.filled(count, min(_DECODED, count)):
     found = windows.record(
-        decoder, model.params, samples.pick(conditions, batch), jax.random.fold_in(key, start),
-        Warp(guidance_scale=recipe.guidance_scale), model.draft_params(recipe.decoder), programs)
-    parts.append(Windows(*(part[:count - start] for part in found)))
-    logging.info('windows of %s: %d of %d images', split, min(start + _DECODED, count), count)
+        decoder, model.params, samples.pick(conditions, numbers[index]),
+        jax.random.fold_in(key, index[0]), Warp(guidance_scale=recipe.guidance_scale),
+        model.draft_params(recipe.decoder), programs)
+    parts.append(Windows(*(part[:kept] for part in found)))
+    logging.info('windows of %s: %d of %d images', split, index[kept - 1] + 1, count)
   found = windows.joined(parts)
   files.write_arrays(path, found._asdict())
   return found, numbers
