@@ -236,7 +236,7 @@ def continuous(session: Session, config: Any, model: Any, batch: int) -> None:
   keys = random.row_keys(jax.random.key(0), batch)
   for text in dict.fromkeys((model.engine.baseline, 'exact_head')):
     made = session.attempt(f'{model.name}, {batch} at once: {text}', lambda text=text: (
-        timing.compiled(model.decoder(text, guided=config.guided), model.params, condition, keys,
+        programs.compiled(model.decoder(text, guided=config.guided), model.params, condition, keys,
                         sampling, model.draft_params(text)).run))
     if made is not None:
       runs[text] = lambda made=made, text=text: made(

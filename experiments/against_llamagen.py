@@ -25,7 +25,7 @@ import numpy as np
 
 from checkpoints_conversion import convert, rules
 from cspd_jax import families
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables, timing
 from experiments import cli
@@ -130,7 +130,7 @@ def ours(model: Any, known: dict[str, float]) -> tuple[dict[str, Callable[[], An
     decoder = decoder if text == 'vanilla' else forced.forced(decoder, tokens)
     arguments = (model.params, condition, key, sampling,
                  timed_rounds.made_up(model.draft_params(text)))
-    run = timing.compiled(decoder, *arguments).run
+    run = programs.compiled(decoder, *arguments).run
     runs[text] = lambda run=run, arguments=arguments: run(*arguments)
     print(f'{text} is compiled', file=sys.stderr, flush=True)
   target = model.target(guided=True)

@@ -34,7 +34,7 @@ from checkpoints_conversion import convert, rules
 from cspd_jax.continuous import decoders, head as head_lib, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.speculative_head import speculative
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.core.random import row_keys
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables, timing
@@ -183,7 +183,7 @@ def whole_images(model, torch, config: mar.MARConfig, params, flags: Flags) -> l
   made = {'mar': decoders.mar(target, num_iter=flags.steps),
           'exact_head': decoders.exact_head(
               target, num_iter=flags.steps, kernels_per_call=flags.kernels_per_call)}
-  compiled = {name: timing.compiled(one, params, labels, keys, options, None).run
+  compiled = {name: programs.compiled(one, params, labels, keys, options, None).run
               for name, one in made.items()}
 
   def their_image():

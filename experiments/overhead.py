@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from configs import overhead as default
+from cspd_jax.core import programs
 from cspd_jax.decoding.tree import Budget
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import forward as forward_lib, tables, timing
@@ -31,7 +32,7 @@ def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
   decoder, whole = bench.check(text), bench.run(text)
   rounds = np.int32(bench.sample(text).decoded.rounds[0] - 1)
   condition = bench.model.condition(bench.prompts)
-  forward = timing.compiled(
+  forward = programs.compiled(
       forward_lib.passes(decoder.target, decoder.drafter.tree), bench.model.params, condition,
       rounds).run
   found = timing.measure(

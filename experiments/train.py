@@ -23,6 +23,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import locks, places, store
 from cspd_jax.generation import report as report_lib
+from cspd_jax.training import loop
 from experiments import cli
 from experiments.cli import training
 from experiments.demo_models import photos, pictures, stages
@@ -100,7 +101,7 @@ def main(recipe: Any, flags: Any) -> None:
   if recipe.tokenizer_of is not None:
     tokenizer_of(recipe, workdir)  # Says what is wrong with it before anything is written.
   with locks.hold(workdir):
-    stages.remember(recipe, workdir)
+    loop.remember(recipe, workdir)
     training.log_progress()
     run(recipe, workdir, flags.stage, export)
 

@@ -20,12 +20,11 @@ from absl import logging
 import cspd_jax
 from cspd_jax.checkpoints import locks, places, store
 from cspd_jax.generation import report as report_lib
-from cspd_jax.training import corrector_recipe, drafter_recipe
+from cspd_jax.training import corrector_recipe, drafter_recipe, loop
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter_recipe import DrafterRecipe
 from experiments import cli
 from experiments.cli import training
-from experiments.demo_models import stages
 
 _RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe}
 
@@ -57,7 +56,7 @@ def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: 
   model, how = cspd_jax.load(recipe.target, dtype='float32'), _RECIPES[type(recipe)]
   how.check(recipe, model)
   with locks.hold(workdir):
-    stages.remember(recipe, workdir)
+    loop.remember(recipe, workdir)
     params, figures = how.train(recipe, model, workdir)
     _finish(recipe, params, figures, workdir, export, dtype)
 

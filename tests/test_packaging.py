@@ -6,6 +6,7 @@ import fnmatch
 import importlib
 import pathlib
 import re
+import subprocess
 import sys
 
 import pytest
@@ -56,9 +57,10 @@ def test_console_scripts_exist(line):
 
 
 def test_what_is_imported_is_required_and_the_other_way_round():
-  optional = {name for extra in ('convert', 'hub', 'train', 'text') for name in _required(extra)}
+  optional = {name for extra in ('convert', 'hub', 'text') for name in _required(extra)}
   assert _imported(*PACKAGES) - optional == _required()
   assert _imported(*PACKAGES) >= optional
+  assert _imported('experiments') >= _required('train')
   assert _required('test') - {'pytest-xdist'} <= _imported('tests')
 
 
@@ -84,3 +86,11 @@ def test_the_source_distribution_holds_every_folder():
 def test_the_version_is_written_once():
   assert PROJECT['metadata']['version'] == 'attr: cspd_jax.version.__version__'
   assert re.fullmatch(r'\d+\.\d+\.\d+', cspd_jax.__version__)
+
+
+def test_importing_the_package_imports_no_plots_and_no_training():
+  code = ('import sys, cspd_jax; '
+          "print([name for name in ('matplotlib', 'optax', 'cspd_jax.plots', 'cspd_jax.training', "
+          "'cspd_jax.measure', 'experiments') if name in sys.modules])")
+  result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+  assert result.stdout == '[]\n', result.stderr

@@ -6,8 +6,9 @@ once per image. On other devices than NVIDIA GPUs that changes nothing.
 """
 
 import os
+import time
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -37,6 +38,31 @@ def jit(function: Callable[..., Any], graphs: str | None = None, **options: Any)
     ValueError: if the environment variable CSPD_JAX_GRAPHS is none of them.
   """
   return jax.jit(function, compiler_options=compiler_options(graphs), **options)
+
+
+class Compiled(NamedTuple):
+  """A compiled program.
+
+  Attributes:
+    run: a `jax.stages.Compiled`, for the arguments of `compiled` or others of the same shapes.
+    seconds: time to trace and compile.
+  """
+
+  run: Any
+  seconds: float
+
+
+def compiled(function: Callable, *args: Any, graphs: str | None = None) -> Compiled:
+  """Compiles `function(*args)` ahead of time and tells how long that took.
+
+  Args:
+    function: to be compiled.
+    *args: arrays, or what describes them.
+    graphs: see `jit`.
+  """
+  start = time.perf_counter()
+  run = jit(function, graphs).lower(*args).compile()
+  return Compiled(run, time.perf_counter() - start)
 
 
 def compiler_options(graphs: str | None = None) -> dict[str, str] | None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from cspd_jax.core import programs, random as random_lib
 from cspd_jax.generation import shards as shards_lib
-from cspd_jax.measure import timing
 
 # `(done, total) -> None`, called with numbers of images.
 Progress = Callable[[int, int], None]
@@ -37,6 +36,26 @@ def keys(seed: Any, numbers: np.ndarray | Sequence[int]) -> jax.Array:
   own = np.asarray(seed, np.uint32)[index % len(seed)].reshape(len(index), -1)
   number = own[:, 1] if own.shape[1] == 2 else np.zeros_like(index)
   return random_lib.image_keys(list(zip(own[:, 0], number)))
+
+
+def filled(count: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
+  """Divides images into batches of one size, so that one compiled program serves all of them.
+
+  Args:
+    count: images.
+    size: images of a batch.
+
+  Yields:
+    Numbers `[size]` of the images of a batch, and how many of them count: the last batch repeats
+    its last image.
+  """
+  for first in range(0, count, size):
+    yield np.minimum(np.arange(first, first + size), count - 1), min(size, count - first)
+
+
+def leading(results: Any, count: int) -> Any:
+  """The results of the first images of a batch."""
+  return jax.tree.map(lambda leaf: leaf[:count], results)
 
 
 class Program:
@@ -77,11 +96,11 @@ class Program:
     """Raises ValueError for values that cannot work."""
     self.decoder.check(condition, sampling)
 
-  def compiled(self, condition: Any, row_keys: jax.Array, sampling: Any) -> timing.Compiled:
+  def compiled(self, condition: Any, row_keys: jax.Array, sampling: Any) -> programs.Compiled:
     """The compiled program for arguments like these, and how long it took to compile."""
-    run_all, seconds = timing.compiled(
+    run_all, seconds = programs.compiled(
         self.decoder, *self._arguments(condition, row_keys, sampling))
-    return timing.Compiled(lambda *given: run_all(*self._arguments(*given)), seconds)
+    return programs.Compiled(lambda *given: run_all(*self._arguments(*given)), seconds)
 
   def structure(self, condition: Any, row_keys: jax.Array, sampling: Any) -> Any:
     """Shapes and dtypes of the result."""
@@ -158,10 +177,9 @@ def iterate(
   program = decoder if callable(decoder) else Program(model, decoder, sampling)
   size = min(batch_size, count)
 
-  def arguments(first):
-    numbers = np.arange(first, first + size)
-    pick = lambda leaf: leaf[numbers % count] if np.ndim(leaf) else leaf
-    return jax.tree.map(pick, condition), keys(seed, numbers), jax.tree.map(pick, sampling)
+  def arguments(index):
+    pick = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
+    return jax.tree.map(pick, condition), keys(seed, index), jax.tree.map(pick, sampling)
 
   if isinstance(program, Program):
     program.check(condition, sampling)
@@ -171,12 +189,12 @@ def iterate(
   shards = folder and shards_lib.Shards(
       folder, shards_lib.settings(
           model, program.specification, condition, seed, size, sampling, prompts),
-      program.structure(*arguments(0)))
-  for first in range(0, count, size):
-    kept = min(size, count - first)
+      program.structure(*arguments(np.arange(size))))
+  for index, kept in filled(count, size):
+    first = int(index[0])
     decoded = shards.read(first, kept) if shards else None
     if decoded is None:
-      decoded = _first(jax.device_get(program(*arguments(first))), kept)
+      decoded = leading(jax.device_get(program(*arguments(index))), kept)
       if isinstance(program, Program):
         model.engine.check_result(
             decoded, [f'number {first + number}' for number in range(kept)])
@@ -196,8 +214,3 @@ def _check(count: int, seed: Any, batch_size: int) -> None:
   if np.ndim(seed) and np.shape(seed) not in ((count,), (count, 2)):
     raise ValueError(f'seed has shape {np.shape(seed)}; it must be one integer, or one or two for '
                      f'each of the {count} prompts.')
-
-
-def _first(results: Any, count: int) -> Any:
-  """The results of the first images of a batch."""
-  return jax.tree.map(lambda leaf: leaf[:count], results)

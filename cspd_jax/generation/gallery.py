@@ -7,6 +7,7 @@ import numpy as np
 
 from cspd_jax.checkpoints import files, reading
 from cspd_jax.generation import (
+  batches,
   generate as generate_lib,
   prompts as prompts_lib,
   report as report_lib,
@@ -104,13 +105,11 @@ class Gallery:
         if len(index):
           yield [missing[i] for i in index], task.pick(index).result(decoded)
       return
-    for first in range(0, len(missing), self._size):
-      batch = missing[first:first + self._size]
-      # The last batch is filled up, because another size would be compiled anew.
-      task = self.task.pick(batch + batch[-1:] * (self._size - len(batch)))
-      for look in generate_lib.looks(task, _ROUNDS):
-        watch(look.images[:len(batch)])
-      yield batch, look.result()
+    for index, kept in batches.filled(len(missing), self._size):
+      numbers = [missing[i] for i in index]
+      for look in generate_lib.looks(self.task.pick(numbers), _ROUNDS):
+        watch(look.images[:kept])
+      yield numbers[:kept], look.result()
 
   def _rows(self) -> list[dict[str, Any]]:
     """A row per image; rounds are in the files, which an earlier run may have left."""

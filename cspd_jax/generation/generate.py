@@ -1,6 +1,5 @@
 """Images from prompts: one call, or round by round."""
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from cspd_jax import sharding
 from cspd_jax.checkpoints import files
 from cspd_jax.core import modes, programs, random as random_lib
 from cspd_jax.decoding import continued, refill
-from cspd_jax.generation import prefix as given_lib, prompts as prompts_lib
+from cspd_jax.generation import batches, prefix as given_lib, prompts as prompts_lib
 from cspd_jax.generation.results import Generated, Partial
 
 
@@ -159,11 +158,8 @@ def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
   if _can_refill(task):
     yield from _refilled(task)
     return
-  for first in range(0, count, size):
-    # The last batch is filled up, because another size would be compiled anew.
-    index = np.minimum(np.arange(first, first + size), count - 1)
-    found, kept = decode(task.pick(index)), slice(min(size, count - first))
-    yield index[kept], jax.tree.map(operator.itemgetter(kept), found)
+  for index, kept in batches.filled(count, size):
+    yield index[:kept], batches.leading(decode(task.pick(index)), kept)
 
 
 def _can_refill(task: Task) -> bool:
@@ -311,9 +307,9 @@ def decode(task: Task) -> Any:
   if model.mesh is not None:
     # Every group of devices takes as many images as the others.
     groups = model.mesh.shape[sharding.DATA]
-    task = task.pick(np.minimum(np.arange(-(-count // groups) * groups), count - 1))
+    task = task.pick(next(batches.filled(count, -(-count // groups) * groups))[0])
   decoded = sharding.gathered(run(model.params, *task.arguments()))
-  return task.checked(jax.tree.map(lambda leaf: leaf[:count], decoded))
+  return task.checked(batches.leading(decoded, count))
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

@@ -16,7 +16,6 @@ import numpy as np
 from PIL import Image, PngImagePlugin
 
 from cspd_jax.checkpoints import files, places
-from cspd_jax.plots import acceptance
 from cspd_jax.version import __version__
 
 # More than these would make a page of a notebook too long.
@@ -128,6 +127,7 @@ class Generated:
         f'<figure style="display:inline-block;margin:4px;text-align:center">'
         f'<img src="{_inline(self.png(i))}" style="width:160px;image-rendering:pixelated">'
         f'<figcaption>{html.escape(self.prompts[i])}</figcaption></figure>' for i in range(shown))
+    from cspd_jax.plots import acceptance  # Matplotlib takes a second to import.
     maps = acceptance.acceptance_map(
         {self.decoder: self.round_of_cell[:4]}, captions=self.prompts[:4])
     more = f'<p>and {len(self) - shown} more</p>' if len(self) > shown else ''

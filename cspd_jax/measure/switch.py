@@ -18,7 +18,6 @@ from cspd_jax.core import programs
 from cspd_jax.decoding import registry
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.measure import timing
 
 
 class Programs:
@@ -99,7 +98,7 @@ class Programs:
     return found if text in found else (text,)
 
   def _compile(self, function: Callable, arguments: tuple) -> Callable:
-    found = timing.compiled(function, *arguments)
+    found = programs.compiled(function, *arguments)
     self.seconds += found.seconds
     return found.run
 

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from cspd_jax.core import programs
-
 Name = TypeVar('Name', bound=Hashable)
 
 
@@ -31,31 +29,6 @@ class Timing(NamedTuple):
     """Seconds that a quarter and three quarters of the runs stay below."""
     lower, upper = np.quantile(self.seconds, (0.25, 0.75))
     return float(lower), float(upper)
-
-
-class Compiled(NamedTuple):
-  """A compiled program.
-
-  Attributes:
-    run: a `jax.stages.Compiled`, for the arguments of `compiled` or others of the same shapes.
-    seconds: time to trace and compile.
-  """
-
-  run: Any
-  seconds: float
-
-
-def compiled(function: Callable, *args: Any, graphs: str | None = None) -> Compiled:
-  """Compiles `function(*args)` ahead of time and tells how long that took.
-
-  Args:
-    function: to be compiled.
-    *args: arrays, or what describes them.
-    graphs: see `core.programs.jit`.
-  """
-  start = time.perf_counter()
-  run = programs.jit(function, graphs).lower(*args).compile()
-  return Compiled(run, time.perf_counter() - start)
 
 
 def measure(

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.tree import chain
 from cspd_jax.measure import forward, timing
@@ -232,7 +233,7 @@ def pace(bench: Bench, batch_size: int) -> Pace:
   model, target = bench.model, bench.check(bench.baseline).target
   (condition, _, _), = bench.batches(batch_size, 1)
   arguments = model.params, condition, np.int32(max(1, target.num_tokens // _PACE))
-  run = timing.compiled(forward.passes(target, chain(0)), *arguments).run
+  run = programs.compiled(forward.passes(target, chain(0)), *arguments).run
   passes = functools.partial(run, *arguments)
   return Pace(passes, timing.measure({'passes': passes})['passes'].median)
 
@@ -293,7 +294,7 @@ def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
   passes = forward.passes(bench.check(bench.baseline).target, chain(tokens - 1))
   for size in batch_sizes:
     (condition, _, _), = bench.batches(size, 1)
-    run = timing.compiled(passes, model.params, condition, np.int32(1)).run
+    run = programs.compiled(passes, model.params, condition, np.int32(1)).run
     for count in (1, _PASSES):
       runs[size, count] = functools.partial(run, model.params, condition, np.int32(count))
   found = {name: one.median for name, one in timing.measure(runs, repeats).items()}
@@ -314,7 +315,7 @@ def prefill(bench: Bench, batch_size: int, pace: Pace, repeats: int) -> float:
   """
   (condition, _, _), = bench.batches(refill.group(batch_size), 1)
   arguments = bench.model.params, condition, np.int32(0)
-  run = timing.compiled(
+  run = programs.compiled(
       forward.passes(bench.check(bench.baseline).target, chain(0)), *arguments).run
   found = timing.measure(
       {'pace': pace.run, 'own': functools.partial(run, *arguments)}, repeats)

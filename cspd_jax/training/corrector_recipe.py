@@ -16,6 +16,7 @@ from absl import logging
 from cspd_jax.checkpoints import files, reading
 from cspd_jax.core import fields
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation import batches
 from cspd_jax.models import eagle
 from cspd_jax.training import (
   corrector as corrector_lib,
@@ -29,7 +30,6 @@ from cspd_jax.training import (
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.plain import PlainTrainConfig
 from cspd_jax.training.windows import Windows
-from experiments.demo_models import autoregressive
 
 Params = Any
 # Images that are decoded together.
@@ -121,13 +121,13 @@ def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.P
   key = jax.random.key(recipe.seed + (split != 'train'))
   parts: list[Windows] = []
   programs: dict = {}
-  for start in range(0, count, _DECODED):
-    batch = np.resize(numbers[start:start + _DECODED], min(_DECODED, count))
+  for index, kept in batches.filled(count, min(_DECODED, count)):
     found = windows.record(
-        decoder, model.params, samples.pick(conditions, batch), jax.random.fold_in(key, start),
-        Warp(guidance_scale=recipe.guidance_scale), model.draft_params(recipe.decoder), programs)
-    parts.append(Windows(*(part[:count - start] for part in found)))
-    logging.info('windows of %s: %d of %d images', split, min(start + _DECODED, count), count)
+        decoder, model.params, samples.pick(conditions, numbers[index]),
+        jax.random.fold_in(key, index[0]), Warp(guidance_scale=recipe.guidance_scale),
+        model.draft_params(recipe.decoder), programs)
+    parts.append(Windows(*(part[:kept] for part in found)))
+    logging.info('windows of %s: %d of %d images', split, index[kept - 1] + 1, count)
   found = windows.joined(parts)
   files.write_arrays(path, found._asdict())
   return found, numbers
@@ -166,7 +166,7 @@ def train_plain(recipe: CorrectorRecipe, model: Any, params: Params, workdir: pa
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
 
   def batch_of(index):
-    taken, of = autoregressive.batch_of(tokens, numbers, settings.seed, index, settings.batch_size)
+    taken, of = loop.batch_of(tokens, numbers, settings.seed, index, settings.batch_size)
     return taken, samples.pick(conditions, of), np.float32(recipe.guidance_scale)
 
   step = jax.jit(

@@ -18,9 +18,6 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, medusa
 from cspd_jax.training import drafter as drafter_lib, loop, samples
 from cspd_jax.training.drafter import DrafterTrainConfig
-from experiments.demo_models import photos as photos_lib, recipe as recipe_lib
-from experiments.demo_models.autoregressive import ARTrainConfig, batch_of
-from experiments.demo_models.vq import VQTrainConfig
 
 # Images that are measured at once.
 _MEASURE_BATCH = 16
@@ -34,8 +31,8 @@ class DrafterRecipe:
     drafter: sizes of the drafter; its class says which drafter it is.
     train: its optimisation.
     target: the model that it drafts for: a shipped name or a folder.
-    data: 'generated', images sampled from the target, which is what a drafter meets; 'given',
-      those of the file `tokens`; or 'photos', tokenised crops of the embedded photographs.
+    data: 'generated', images sampled from the target, which is what a drafter meets; or 'given',
+      those of the file `tokens`.
     prompts: file with a prompt per line for the sampled or given images; None takes the prompts
       that the target has itself.
     tokens: file of given images, .npz: `tokens` `[N, T]`, and `labels` `[N]`, the number of every
@@ -53,7 +50,7 @@ class DrafterRecipe:
   drafter: eagle.EagleConfig | medusa.MedusaConfig
   train: DrafterTrainConfig
   target: str = 'demo'
-  data: Literal['generated', 'given', 'photos'] = 'generated'
+  data: Literal['generated', 'given'] = 'generated'
   prompts: str | None = None
   tokens: str | None = None
   num_train_images: int = 4096
@@ -94,10 +91,6 @@ def check(recipe: DrafterRecipe, model: Any) -> None:
   sizes = ('dim', 'vocab_size')
   check_target(recipe, model, sizes if recipe.kind == 'medusa' else (
       *sizes, 'family', 'num_tokens', 'row_width', 'num_outputs'))
-  if recipe.data == 'photos' and (model.tokenizer is None or model.family != 'llamagen'):
-    lacks = 'tokenizer' if model.tokenizer is None else 'classes'
-    raise ValueError(f"data is 'photos', but the target {recipe.target!r} has no {lacks}; give "
-                     "a model that has, or data='generated'.")
 
 
 def check_target(recipe: Any, model: Any, names: Sequence[str]) -> None:
@@ -131,23 +124,12 @@ def images(
   Raises:
     ValueError: if the given images are none of the model's.
   """
-  if recipe.data == 'photos':
-    tokenizer = model.tokenizer
-    # A recipe for both checks that the target belongs to the tokenizer.
-    made = recipe_lib.Recipe(
-        tokenizer=tokenizer.config, tokenizer_train=VQTrainConfig(),
-        target=model.config, target_train=ARTrainConfig(),
-        draft=model.config, draft_train=ARTrainConfig(),
-        image_size=model.config.width * tokenizer.config.factor, seed=recipe.seed,
-        num_train_images=recipe.num_train_images,
-        num_held_out_images=recipe.num_held_out_images)
-    return made.tokenize(tokenizer.params, split, workdir)
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
   if recipe.data == 'given':
     tokens, labels = _given(recipe, model, len(samples.prompts_of(model, recipe.prompts)))
     part = slice(count) if split == 'train' else slice(len(tokens) - count, None)
     return tokens[part], labels[part]
-  key = jax.random.fold_in(jax.random.key(recipe.seed), photos_lib.SPLITS.index(split))
+  key = jax.random.fold_in(jax.random.key(recipe.seed), int(split != 'train'))
   return samples.kept(workdir / f'tokens_{split}.npz', model, recipe.prompts, count, key,
                       Warp(guidance_scale=recipe.guidance_scale))
 
@@ -214,7 +196,8 @@ def train(
   state = loop.run(
       drafter_lib.init(config, train_config, model.params),
       lambda state, batch: compiled_step(state, shown(batch), model.params),
-      lambda index: batch_of(tokens, labels, train_config.seed, index, train_config.batch_size),
+      lambda index: loop.batch_of(
+          tokens, labels, train_config.seed, index, train_config.batch_size),
       num_steps=train_config.num_steps, batch_size=train_config.batch_size, workdir=workdir,
       name=recipe.kind, log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every,
       evaluate=evaluate, evaluate_every=recipe.evaluate_every)

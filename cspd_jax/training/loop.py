@@ -5,21 +5,24 @@ that is started again continues after the last state that can be read and ends w
 that an uninterrupted run would have. Metrics go to a file with one JSON object per line.
 """
 
+import dataclasses
 import json
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from absl import logging
 
-from cspd_jax.checkpoints import files, places
+from cspd_jax.checkpoints import files, places, reading
 from cspd_jax.training import steps
 
 # Bytes of a line of metrics that are read at once; a longer one was not written here.
 _LONGEST_LINE = 1 << 20
+
+Conditions = TypeVar('Conditions')
 
 
 def run(
@@ -145,3 +148,55 @@ def jit_step(step: Callable[..., Any], *static: Any) -> Callable[[Any, Any], Any
 def mean_metrics(metrics: list[dict[str, jax.Array]]) -> dict[str, float]:
   """The mean of each scalar metric over a list of batches."""
   return {key: float(np.mean([float(m[key]) for m in metrics])) for key in metrics[0]}
+
+
+def batch_of(
+    tokens: np.ndarray,
+    conditions: Conditions,
+    seed: int,
+    index: int,
+    batch_size: int,
+) -> tuple[np.ndarray, Conditions]:
+  """Batch number `index` of an endless, reshuffled pass over images and their conditions.
+
+  Every leaf of the conditions has as many entries as `tokens` `[N, T]`, such as labels `[N]`. The
+  same arguments give the same batch, so a continued run sees what it would have seen.
+
+  Raises:
+    ValueError: if `batch_size` exceeds the number of sequences.
+  """
+  if batch_size > tokens.shape[0]:
+    raise ValueError(
+        f'batch_size is {batch_size}, but there are only {tokens.shape[0]} sequences; '
+        'use a smaller batch or more images.')
+  per_epoch = tokens.shape[0] // batch_size
+  epoch, position = divmod(index, per_epoch)
+  order = np.random.default_rng([seed, epoch]).permutation(tokens.shape[0])
+  picks = order[position * batch_size:(position + 1) * batch_size]
+  return tokens[picks], jax.tree.map(lambda leaf: leaf[picks], conditions)
+
+
+def remember(recipe: Any, workdir: pathlib.Path) -> None:
+  """Writes a recipe into a new work folder, or checks that it is the folder's own.
+
+  Raises:
+    ValueError: if the folder belongs to another recipe, naming what differs.
+  """
+  path = workdir / 'config.json'
+  new = json.loads(json.dumps(dataclasses.asdict(recipe)))
+  if not path.exists():
+    workdir.mkdir(parents=True, exist_ok=True)
+    files.write_json(path, new)
+    return
+  old, new = _flat(reading.json(path, 'give another folder')), _flat(new)
+  if changed := [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
+                 for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]:
+    raise ValueError(f'workdir is {str(workdir)!r}, which holds a run with another configuration '
+                     f'({"; ".join(changed)}); give another folder.')
+
+
+def _flat(tree: dict, prefix: str = '') -> dict:
+  leaves = {}
+  for key, value in tree.items():
+    leaves |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+  return leaves

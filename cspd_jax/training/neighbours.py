@@ -10,8 +10,8 @@ from absl import logging
 
 from cspd_jax.models import neighbours
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.loop import batch_of
 from cspd_jax.training.state import TrainState
-from experiments.demo_models.autoregressive import batch_of
 
 Params = Any
 

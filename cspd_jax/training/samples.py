@@ -9,6 +9,7 @@ import numpy as np
 from absl import logging
 
 from cspd_jax.checkpoints import files, reading
+from cspd_jax.generation import batches
 
 # Images that the target samples at once.
 _BATCH = 64
@@ -55,14 +56,13 @@ def sampled(model: Any, prompts: str | None, count: int, key: jax.Array, samplin
   decoder = model.decoder('vanilla', guided=True)
   decoder.check(conditions, sampling)
   decode = jax.jit(decoder)
-  batches = []
-  for start in range(0, count, _BATCH):
-    # The last batch is filled up, so that one compiled program serves all.
-    batch = np.resize(numbers[start:start + _BATCH], min(_BATCH, count))
-    batches.append(np.asarray(decode(
-        model.params, pick(conditions, batch), jax.random.fold_in(key, start), sampling).tokens))
-    logging.info('images: %d of %d', min(start + _BATCH, count), count)
-  return np.concatenate(batches)[:count], numbers
+  parts = []
+  for index, kept in batches.filled(count, min(_BATCH, count)):
+    decoded = decode(model.params, pick(conditions, numbers[index]),
+                     jax.random.fold_in(key, index[0]), sampling)
+    parts.append(np.asarray(decoded.tokens)[:kept])
+    logging.info('images: %d of %d', index[kept - 1] + 1, count)
+  return np.concatenate(parts), numbers
 
 
 def kept(path: pathlib.Path, model: Any, prompts: str | None, count: int, key: jax.Array,

@@ -1,7 +1,7 @@
 """Rounds of a decoder, timed in the middle of an image on the device at hand.
 
-The parameters may be anything of the right shapes, see `experiments.costs.forced`. What was compiled is
-read as well (`experiments.costs.rounds`), so that bytes and products stand beside the time.
+The parameters may be anything of the right shapes, see `costs.forced`. The compiled program is read
+as well (`costs.rounds`), so that bytes and products are reported with the time.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import random
+from cspd_jax.core import programs, random
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.measure import timing
 from cspd_jax.measure.timing import Timing
@@ -83,7 +83,7 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
 
   keys = random.row_keys(jax.random.key(0), batch)
   arguments = (params, condition, keys, sampling, draft_params)
-  compiled = timing.compiled(run, *arguments, np.int32(1), graphs=graphs)
+  compiled = programs.compiled(run, *arguments, np.int32(1), graphs=graphs)
   state = jax.eval_shape(decoder.start, *arguments)
   caches = {leaf.shape for leaf in jax.tree.leaves(state.cache) if leaf.ndim > 2}
   found = rounds.read(hlo.parse(compiled.run.as_text()), caches)

@@ -8,7 +8,7 @@ steps.
 """
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from cspd_jax.training import state as state_lib
 from cspd_jax.training.state import TrainState
 
 Config = llamagen.LlamaGenConfig | unified.UnifiedConfig
-_Condition = TypeVar('_Condition')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,27 +137,3 @@ def part(arrays: Any, start: int, count: int) -> Any:
   return jax.tree.map(lambda leaf: leaf[start:start + count], arrays)
 
 
-def batch_of(
-    tokens: np.ndarray,
-    conditions: _Condition,
-    seed: int,
-    index: int,
-    batch_size: int,
-) -> tuple[np.ndarray, _Condition]:
-  """Batch number `index` of an endless, reshuffled pass over images and their conditions.
-
-  Every leaf of the conditions has as many entries as `tokens` `[N, T]`, such as labels `[N]`. The
-  same arguments give the same batch, so a continued run sees what it would have seen.
-
-  Raises:
-    ValueError: if `batch_size` exceeds the number of sequences.
-  """
-  if batch_size > tokens.shape[0]:
-    raise ValueError(
-        f'batch_size is {batch_size}, but there are only {tokens.shape[0]} sequences; '
-        'use a smaller batch or tokenise more crops.')
-  per_epoch = tokens.shape[0] // batch_size
-  epoch, position = divmod(index, per_epoch)
-  order = np.random.default_rng([seed, epoch]).permutation(tokens.shape[0])
-  picks = order[position * batch_size:(position + 1) * batch_size]
-  return tokens[picks], jax.tree.map(lambda leaf: leaf[picks], conditions)

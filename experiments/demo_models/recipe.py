@@ -87,7 +87,7 @@ class TokenRecipe(stages.Stages):
     state = self.train(
         role, autoregressive.init(config, train),
         loop.jit_step(autoregressive.step, config, train),
-        lambda index: autoregressive.batch_of(
+        lambda index: loop.batch_of(
             tokens, conditions, train.seed, index, train.batch_size),
         train.num_steps, train.batch_size, workdir,
         lambda state: [{'nll': nll(state.average, *batch)} for batch in held_out])

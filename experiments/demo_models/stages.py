@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -235,27 +234,3 @@ def errors(rebuilt: np.ndarray, images: np.ndarray) -> dict[str, float]:
           'l1': float(np.mean(np.abs(error)))}
 
 
-def remember(recipe: Any, workdir: pathlib.Path) -> None:
-  """Writes a recipe into a new work folder, or checks that it is the folder's own.
-
-  Raises:
-    ValueError: if the folder belongs to another recipe, naming what differs.
-  """
-  path = workdir / 'config.json'
-  new = json.loads(json.dumps(dataclasses.asdict(recipe)))
-  if not path.exists():
-    workdir.mkdir(parents=True, exist_ok=True)
-    files.write_json(path, new)
-    return
-  old, new = _flat(reading.json(path, 'give another folder')), _flat(new)
-  if changed := [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
-                 for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]:
-    raise ValueError(f'workdir is {str(workdir)!r}, which holds a run with another configuration '
-                     f'({"; ".join(changed)}); give another folder.')
-
-
-def _flat(tree: dict, prefix: str = '') -> dict:
-  leaves = {}
-  for key, value in tree.items():
-    leaves |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
-  return leaves

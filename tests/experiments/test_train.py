@@ -13,6 +13,7 @@ pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.checkpoints import store
+from cspd_jax.training import loop
 from experiments import train, train_drafter  # pylint: disable=wrong-import-position
 from experiments.cli import loader  # pylint: disable=wrong-import-position
 from experiments.demo_models import stages
@@ -89,11 +90,11 @@ def test_stopped_run_continues_to_the_same_parameters(finished, recipe, tmp_path
 
 
 def test_folder_refuses_another_configuration(recipe, tmp_path):
-  stages.remember(recipe, tmp_path)
-  stages.remember(recipe, tmp_path)
+  loop.remember(recipe, tmp_path)
+  loop.remember(recipe, tmp_path)
   other = dataclasses.replace(recipe, guidance_scale=3.0)
   with pytest.raises(ValueError, match='guidance_scale was 2.0, now 3.0'):
-    stages.remember(other, tmp_path)
+    loop.remember(other, tmp_path)
 
 
 def test_recipe_refuses_models_that_do_not_fit(recipe):

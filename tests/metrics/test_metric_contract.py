@@ -12,7 +12,7 @@ from cspd_jax import metrics
 from cspd_jax.generation import batches
 from cspd_jax.measure import tables
 from cspd_jax.metrics import base, frechet, likelihood
-from tests.evaluation import tiny
+from tests.measure import tiny
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pytest
 
 from cspd_jax.checkpoints import files, locks
 from cspd_jax.generation.report import Report
-from cspd_jax.training import steps
+from cspd_jax.training import loop, steps
 from experiments import cli
 from experiments.demo_models import stages
 from tests.reliability import damage, faults
@@ -50,7 +50,7 @@ RECIPE = Toy(num_train_images=40, num_held_out_images=8, checkpoint_every=2, log
 def work(workdir):
   """What training programs do to their folder."""
   with locks.hold(workdir):
-    stages.remember(RECIPE, workdir)
+    loop.remember(RECIPE, workdir)
     tokens, _ = RECIPE.encoded(workdir / 'tokens_train.npz', 'tokens', 'train',
                                lambda images: images[:, 0, 0, 0].astype(np.int32))
 

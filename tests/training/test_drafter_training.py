@@ -14,7 +14,7 @@ import cspd_jax
 from cspd_jax.checkpoints import store
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.models import eagle, llamagen, medusa
-from cspd_jax.training import drafter, drafter_recipe
+from cspd_jax.training import drafter, drafter_recipe, loop
 from experiments import train_drafter
 from experiments.cli import loader
 
@@ -228,14 +228,14 @@ def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_p
   for split in ('train', 'held_out'):
     shutil.copy(tmp_path / 'whole' / f'tokens_{split}.npz', tmp_path / 'stopped')
   assert report.keys() == {'top1_1', 'top3_1', 'overlap_1'}
-  batch_of = drafter_recipe.batch_of
+  batch_of = loop.batch_of
 
   def stop_at_step_4(tokens, labels, seed, index, size):
     if index == 4:
       raise KeyboardInterrupt
     return batch_of(tokens, labels, seed, index, size)
 
-  monkeypatch.setattr(drafter_recipe, 'batch_of', stop_at_step_4)
+  monkeypatch.setattr(loop, 'batch_of', stop_at_step_4)
   with pytest.raises(KeyboardInterrupt):
     drafter_recipe.train(recipe, model, tmp_path / 'stopped')
   monkeypatch.undo()
@@ -255,16 +255,6 @@ def test_images_of_the_splits_differ_and_are_kept(target_folder, tmp_path):
   assert (held_out != tokens[:4]).any()
   again, _ = drafter_recipe.images(recipe, model, 'train', tmp_path)
   np.testing.assert_array_equal(again, tokens)
-
-
-def test_photographs_are_tokenised(tmp_path):
-  pytest.importorskip('skimage')
-  pytest.importorskip('sklearn')
-  recipe = dataclasses.replace(
-      loader.load(str(ROOT / 'configs' / 'train' / 'eagle_demo_smoke.py')), data='photos')
-  model = cspd_jax.load(recipe.target, dtype='float32')
-  tokens, labels = drafter_recipe.images(recipe, model, 'held_out', tmp_path)
-  assert tokens.shape == (2, 256) and 0 <= labels.min() <= labels.max() < 8
 
 
 @pytest.mark.slow
@@ -302,7 +292,5 @@ def test_recipes_that_do_not_fit_are_refused(target_folder):
     drafter_recipe.check(other, cspd_jax.load(target_folder))
   with pytest.raises(ValueError, match="target is 'mar_demo', a 'mar' model"):
     drafter_recipe.check(dataclasses.replace(recipe, target='mar_demo'), cspd_jax.load('mar_demo'))
-  with pytest.raises(ValueError, match="data is 'photos', but .* has no tokenizer"):
-    drafter_recipe.check(dataclasses.replace(recipe, data='photos'), cspd_jax.load(target_folder))
   with pytest.raises(ValueError, match="labels is 'soft'"):
     drafter.DrafterTrainConfig(labels='soft')

@@ -1,4 +1,4 @@
-"""`experiments.costs.hlo`, `traffic`, `rounds` and `predicted` on a program as XLA writes it for TPUs.
+"""`costs.hlo`, `traffic`, `rounds` and `predicted` on a program as XLA writes it for TPUs.
 
 A loop reads a weight that lies in fast memory and one that arrives there in two parts, which a
 remark joins; writes its cache back beside the kernels; and has a loop inside of it whose turns are

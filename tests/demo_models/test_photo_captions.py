@@ -53,12 +53,14 @@ def test_the_opposite_of_a_colour_is_as_light_and_turning_twice_changes_nothing(
   np.testing.assert_allclose(turned.max(-1), image.max(-1))
   np.testing.assert_allclose(photo_captions.opposite(turned), image)
   assert photo_captions.colour(np.broadcast_to([1., -1, -1], (2, 2, 3))) == 'red'
-  assert photo_captions.colour(photo_captions.opposite(np.broadcast_to([1., -1, -1], (2, 2, 3)))) == 'blue'
+  red = np.broadcast_to([1., -1, -1], (2, 2, 3))
+  assert photo_captions.colour(photo_captions.opposite(red)) == 'blue'
 
 
 def test_places_are_counted_as_the_crop_is_shown(loaded):
   found = photos.crops(loaded, 0, 0, 'train', 64)
   assert found.places.shape == (64, 2)
   assert found.places.min() >= 0 and found.places.max() <= 1 and found.places.std(0).min() > 0.2
-  assert [photo_captions.place_of(*place) for place in ((0, 0), (0.5, 0), (1, 0.5), (0.5, 0.5), (1, 1))
-          ] == ['top left', 'top', 'right', 'middle', 'bottom right']
+  places = ((0, 0), (0.5, 0), (1, 0.5), (0.5, 0.5), (1, 1))
+  assert [photo_captions.place_of(*place) for place in places] == [
+      'top left', 'top', 'right', 'middle', 'bottom right']

@@ -6,7 +6,7 @@ import pytest
 
 from cspd_jax.decoding import decoders
 from cspd_jax.generation import batches
-from tests.evaluation import tiny
+from tests.measure import tiny
 
 PROMPTS = [0, 2, 1, 1, 0]
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from cspd_jax.checkpoints import several
-from tests.core import test_folders
+from tests.checkpoints import test_folders
 from tests.reliability import faults
 
 NAMES = ('a', 'b', 'c')

@@ -1,4 +1,4 @@
-"""`experiments.costs.hlo`, `traffic`, `rounds` and `predicted` on small texts and on a CPU's program."""
+"""`costs.hlo`, `traffic`, `rounds` and `predicted` on small texts and on a CPU's program."""
 
 import pathlib
 import textwrap

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core import programs
 from cspd_jax.measure import timing
 
 
@@ -59,7 +60,7 @@ def test_compilation_apart():
     traces.append(x.shape)
     return 2 * x
 
-  run, seconds = timing.compiled(double, jnp.ones(3))
+  run, seconds = programs.compiled(double, jnp.ones(3))
   assert traces == [(3,)] and seconds > 0
   np.testing.assert_array_equal(run(jnp.full(3, 2.0)), [4, 4, 4])
   assert len(traces) == 1
