@@ -279,3 +279,14 @@ def test_classes_of_imagenet_have_names(tmp_path):
   assert model.condition(['Geyser', '360']).tolist() == [974, 360]
   _convert(tmp_path, 'llamagen')
   assert len(cspd_jax.load(tmp_path / 'model').prompts) == 3
+
+
+def test_no_network_is_converted_through_a_link(tmp_path):
+  """The folder of a model may be a stranger's, and the link lead to another model."""
+  place, _ = folder.convert_part('llamagen_vq', _source(tmp_path, 'llamagen_vq'), tmp_path / 'mine')
+  before = (place / 'model.json').read_bytes()
+  (tmp_path / 'model').mkdir()
+  (tmp_path / 'model' / 'tokenizer').symlink_to(place)
+  with pytest.raises(checkpoint.CheckpointError, match='tokenizer is a link'):
+    _convert(tmp_path, 'llamagen_vq')
+  assert (place / 'model.json').read_bytes() == before
