@@ -2,8 +2,7 @@
 
 A folder holds `model.json` (the kind of network, the sizes in its config, the format version, free
 metadata and a list of the other files with their digests) and `arrays/` (the parameters, written by
-Orbax). Parameters are saved as host arrays, so that a checkpoint does not remember the devices it
-was made on. `families.folder` joins networks into a model.
+Orbax as host arrays, without the devices they were on). `families.folder` makes a model of them.
 """
 
 import contextlib
@@ -122,10 +121,12 @@ def save_groups(
     json.dumps(extra)
   except TypeError as error:
     raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
-  with _refused(), folders.replacing(
-      places.folder('path', path).resolve(), _listed, state) as new:
-    write(new, kind, config, groups, extra, dtype=dtype, allow_nonfinite=allow_nonfinite,
-          progress=progress)
+  with _refused():
+    place = places.folder('path', path).resolve()
+    recover(place.parent)
+    with folders.replacing(place, _listed, state) as new:
+      write(new, kind, config, groups, extra, dtype=dtype, allow_nonfinite=allow_nonfinite,
+            progress=progress)
 
 
 def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights.Group],
@@ -294,8 +295,7 @@ def _listed(folder: pathlib.Path) -> list[str]:
     raise CheckpointError(
         f'path is {folder}, which exists and is not a checkpoint; give another folder or remove it '
         f'({type(error).__name__}: {error}).') from error
-  left = [path.name for path in files.leftovers(folder / 'model.json')]
-  return [*names, *left, 'model.json']
+  return [*names, *(path.name for path in files.leftovers(folder / 'model.json')), 'model.json']
 
 
 def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
