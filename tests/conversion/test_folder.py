@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -182,14 +183,14 @@ def test_an_interrupted_conversion_goes_on(tmp_path):
   assert sorted(os.listdir(tmp_path / 'model')) == ['eagle', 'model.json', 'target', 'tokenizer']
 
 
-@pytest.mark.parametrize('reader', ['model', 'network', 'command'])
+@pytest.mark.parametrize('reader', ['model', 'network', 'command', 'save'])
 def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch, reader):
   folder.convert_parts(_parts(tmp_path), tmp_path / 'model')
   small = dataclasses.replace(TARGET, ffn_dim=16)
   parts = _parts(tmp_path, llamagen=small)[::2]
 
   def stop(path):
-    if path.name == 'target':
+    if path.name == ('tokenizer' if reader == 'save' else 'target'):
       raise KeyboardInterrupt
     move(path)
 
@@ -203,6 +204,12 @@ def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch,
       _spoil(parts[0])
       folder.convert_parts(parts[:1], tmp_path / 'model')
   path = tmp_path / 'model'
+  if reader == 'save':  # Another program replaces a network that was not moved.
+    config = dataclasses.replace(small, num_layers=2)
+    shapes = checkpoint.sketch('llamagen', config).params
+    checkpoint.save(path / 'target', 'llamagen', config, jax.tree.map(
+        lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes))
+    small = config
   found = checkpoint.load(path / 'target') if reader == 'network' else cspd_jax.load(path)
   assert found.config == small
   assert sorted(os.listdir(path)) == ['eagle', 'model.json', 'target', 'tokenizer']
