@@ -155,12 +155,14 @@ def _summary(report: Report) -> list[Row]:
 
 
 def _share(path: pathlib.Path) -> str:
-  """How many images of the first decoder of a report on rounding are those of vanilla."""
-  report = _content(path)
-  row = report['rows'][0]
-  return (f'Of {report["num_images"]} images of `{row["decoder"]}` in {row["dtype"]}, '
-          f'{1 - row["images"]:.2%} are those of `vanilla` and {1 - row["images_in_window"]:.2%} '
-          f'those of `{row["same_shapes"]}`.')
+  """How many images of the first decoder of the reports on rounding are those of vanilla."""
+  found = []
+  for report in map(_content, filter(pathlib.Path.exists, (path, _path('rounding_bfloat16')))):
+    row = report['rows'][0]
+    found.append(f'Of {report["num_images"]} images of `{row["decoder"]}` in {row["dtype"]}, '
+                 f'{1 - row["images"]:.2%} are those of `vanilla` and '
+                 f'{1 - row["images_in_window"]:.2%} those of `{row["same_shapes"]}`.')
+  return '\n'.join(found)
 
 
 def _pairs(report: Report) -> list[Row]:

@@ -95,9 +95,12 @@ def run(config: Any) -> None:
   """
   benches = prepare(config)
   report, rows = Report(config.workdir), []
+  widest = max(len(text) for bench in benches.values() for text in _texts(config, bench))
+  widths = [len('bfloat16'), widest, *(max(len(name), 18) for name in list(_COLUMNS)[2:])]
+  print(tables.heading(_COLUMNS, widths, left=2))
   for row in measured(config, benches):
     rows.append(row)
-    print(tables.text(_COLUMNS, rows[-1:], left=2), flush=True)
+    print(tables.line(_COLUMNS, row, widths, left=2), flush=True)
   prompts = next(iter(benches.values())).prompts
   report.write(
       settings=dataclasses.asdict(config), rows=rows, num_images=len(prompts), prompts=prompts,

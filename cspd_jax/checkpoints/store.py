@@ -2,8 +2,7 @@
 
 A folder holds `model.json` (the kind of network, the sizes in its config, the format version, free
 metadata and a list of the other files with their digests) and `arrays/` (the parameters, written by
-Orbax). Parameters are saved as host arrays, so that a checkpoint does not remember the devices it
-was made on. `families.folder` joins networks into a model.
+Orbax as host arrays, without the devices they were on). `families.folder` makes a model of them.
 """
 
 import contextlib
@@ -129,10 +128,12 @@ def save_groups(
     json.dumps(extra)
   except TypeError as error:
     raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
-  with description.refused(), folders.replacing(
-      places.folder('path', path).resolve(), description.listed, state) as new:
-    write(new, kind, config, groups, extra, dtype=dtype, allow_nonfinite=allow_nonfinite,
-          progress=progress)
+  with description.refused():
+    place = places.folder('path', path).resolve()
+    recover(place.parent)
+    with folders.replacing(place, description.listed, state) as new:
+      write(new, kind, config, groups, extra, dtype=dtype, allow_nonfinite=allow_nonfinite,
+            progress=progress)
 
 
 def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights.Group],

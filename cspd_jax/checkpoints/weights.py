@@ -36,6 +36,8 @@ _GROUP = 64 << 20
 _BLOCK = 1 << 20
 # Seconds that the threads of a save that failed have to end, together.
 _PATIENCE = 10.0
+# Seconds without another error after which they have ended.
+_QUIET = 1.0
 # Bytes of what Orbax writes beside the numbers.
 _MARGIN = 1 << 20
 
@@ -104,9 +106,9 @@ def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_no
 def _one_error(folder: pathlib.Path) -> Iterator[None]:
   """Raises what the system says if Orbax cannot write, whose threads print pages about it."""
   before, logger = set(threading.enumerate()), logging.get_absl_logger()
-  hooks = sys.unraisablehook, threading.excepthook
+  hooks, last = (sys.unraisablehook, threading.excepthook), [time.monotonic()]
   is_of_others = lambda record: 'orbax' not in record.pathname
-  sys.unraisablehook = lambda *args: None
+  sys.unraisablehook = lambda *args: last.append(time.monotonic())
   threading.excepthook = lambda args: args.thread in before and hooks[1](args)
   logger.addFilter(is_of_others)
   try:
@@ -115,6 +117,10 @@ def _one_error(folder: pathlib.Path) -> Iterator[None]:
     end = time.monotonic() + _PATIENCE
     for thread in set(threading.enumerate()) - before:
       thread.join(max(0, end - time.monotonic()))
+    # Threads that are not Python's cannot be joined: they have ended when nothing more is raised.
+    last.append(time.monotonic())
+    while (now := time.monotonic()) < min(end, last[-1] + _QUIET):
+      time.sleep(min(end, last[-1] + _QUIET) - now)
     if code := re.search(r"os_error_code='(\d+)'", str(error)):
       raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
     raise

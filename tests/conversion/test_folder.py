@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -182,14 +183,14 @@ def test_an_interrupted_conversion_goes_on(tmp_path):
   assert sorted(os.listdir(tmp_path / 'model')) == ['eagle', 'model.json', 'target', 'tokenizer']
 
 
-@pytest.mark.parametrize('reader', ['model', 'network', 'command'])
+@pytest.mark.parametrize('reader', ['model', 'network', 'command', 'save'])
 def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch, reader):
   folder.convert_parts(_parts(tmp_path), tmp_path / 'model')
   small = dataclasses.replace(TARGET, ffn_dim=16)
   parts = _parts(tmp_path, llamagen=small)[::2]
 
   def stop(path):
-    if path.name == 'target':
+    if path.name == ('tokenizer' if reader == 'save' else 'target'):
       raise KeyboardInterrupt
     move(path)
 
@@ -203,6 +204,12 @@ def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch,
       _spoil(parts[0])
       folder.convert_parts(parts[:1], tmp_path / 'model')
   path = tmp_path / 'model'
+  if reader == 'save':  # Another program replaces a network that was not moved.
+    config = dataclasses.replace(small, num_layers=2)
+    shapes = store.sketch('llamagen', config).params
+    store.save(path / 'target', 'llamagen', config, jax.tree.map(
+        lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes))
+    small = config
   found = store.load(path / 'target') if reader == 'network' else cspd_jax.load(path)
   assert found.config == small
   assert sorted(os.listdir(path)) == ['eagle', 'model.json', 'target', 'tokenizer']
@@ -279,3 +286,14 @@ def test_classes_of_imagenet_have_names(tmp_path):
   assert model.condition(['Geyser', '360']).tolist() == [974, 360]
   _convert(tmp_path, 'llamagen')
   assert len(cspd_jax.load(tmp_path / 'model').prompts) == 3
+
+
+def test_no_network_is_converted_through_a_link(tmp_path):
+  """The folder of a model may be a stranger's, and the link lead to another model."""
+  place, _ = folder.convert_part('llamagen_vq', _source(tmp_path, 'llamagen_vq'), tmp_path / 'mine')
+  before = (place / 'model.json').read_bytes()
+  (tmp_path / 'model').mkdir()
+  (tmp_path / 'model' / 'tokenizer').symlink_to(place)
+  with pytest.raises(checkpoint.CheckpointError, match='tokenizer is a link'):
+    _convert(tmp_path, 'llamagen_vq')
+  assert (place / 'model.json').read_bytes() == before

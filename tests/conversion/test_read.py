@@ -247,7 +247,7 @@ def test_files_of_an_index_may_be_links(tmp_path):
 def test_numbers_of_files_that_cannot_be(tmp_path, told):
   (tmp_path / 'consolidated.00.pth').write_bytes(b'')
   (tmp_path / 'params.json').write_text(json.dumps({'model_parallel_size': told}))
-  with pytest.raises(read.ReadError, match='whose model_parallel_size is .* from 1 to 100'):
+  with pytest.raises(read.ReadError, match='has model_parallel_size .* from 1 to 100'):
     read.files(tmp_path)
 
 

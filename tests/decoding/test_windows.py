@@ -83,13 +83,6 @@ def decoded(spec, dtype, batch=3, cut=False):
   return jax.device_get(run(params(dtype), np.arange(batch) % CONFIG.num_classes))
 
 
-def check_same(spec, window, *case):
-  found, want = decoded(spec, *case), decoded(f'vanilla(window={window})', *case)
-  np.testing.assert_array_equal(found[0], want[0])
-  np.testing.assert_array_equal(found[1], want[1])
-  assert (want[2] == TARGET.num_tokens).all() and found[2].max() < TARGET.num_tokens
-
-
 CASES = [(spec, dtype, batch, cut) for spec in CHAINS
          for dtype in ('bfloat16', 'float16', 'float32') for batch in (1, 3, 8)
          for cut in (False, True)]
