@@ -235,11 +235,11 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
     folder: of the model. It is made, or the networks join the model that is there, in place of
       older ones of the same roles.
     family: name of its family.
-    states: what each network depends on, by role; see `checkpoint.save_groups`.
+    states: what each network depends on, by role; see `store.save_groups`.
     defaults: see `save`.
 
   Raises:
-    CheckpointError: see `save` and `checkpoint.save`.
+    CheckpointError: see `save` and `store.save`.
     ValueError: see `save`.
   """
   folder = places.folder('folder', folder).resolve()

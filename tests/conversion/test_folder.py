@@ -294,6 +294,6 @@ def test_no_network_is_converted_through_a_link(tmp_path):
   before = (place / 'model.json').read_bytes()
   (tmp_path / 'model').mkdir()
   (tmp_path / 'model' / 'tokenizer').symlink_to(place)
-  with pytest.raises(checkpoint.CheckpointError, match='tokenizer is a link'):
+  with pytest.raises(store.CheckpointError, match='tokenizer is a link'):
     _convert(tmp_path, 'llamagen_vq')
   assert (place / 'model.json').read_bytes() == before
