@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import continued, contract, decoders, refill, registry
+from cspd_jax.decoding import continued, contract, decoders, refill, specification
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen
 from cspd_jax.testing.tabular import drafts, tabular
@@ -34,12 +34,12 @@ NAMES = {
 
 def _build(name, target=MODEL.target):
   sizes = dict(window=4, length=3) | NAMES.get(name, {})
-  resources = registry.Resources(drafts(MODEL.target, DRAFT.target))
-  return registry.build(registry.complete(name, **sizes), target, resources)
+  resources = specification.Resources(drafts(MODEL.target, DRAFT.target))
+  return specification.build(specification.complete(name, **sizes), target, resources)
 
 
 def _draft_params(name):
-  return jnp.stack([DRAFT.params] * 2) if registry.needs(name) == 'medusa' else DRAFT.params
+  return jnp.stack([DRAFT.params] * 2) if specification.needs(name) == 'medusa' else DRAFT.params
 
 
 def _picked(warp, numbers):
