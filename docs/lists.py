@@ -39,7 +39,7 @@ def _toy(spec: str) -> Decoder:
   drafts = tabular.drafts(model.target, model.target)
   codebook = np.random.default_rng(0).standard_normal((16, 3))
   return specification.build(specification.complete(spec, window=4, length=2), model.target,
-                        specification.Resources(drafts, codebook))
+                             specification.Resources(drafts, codebook))
 
 
 def _needs(key: str | None) -> str:
@@ -55,11 +55,30 @@ def decoders() -> str:
       for name, entry in specification.DECODERS.items())
 
 
+def functions() -> str:
+  """The functions of the named decoders of discrete tokens, for the reference."""
+  names = [*specification.DECODERS, 'default_tree', 'corrected_tree']
+  return _members('cspd_jax.decoding.decoders', names)
+
+
+def continuous_functions() -> str:
+  """The functions of the decoders of continuous tokens, for the reference."""
+  by_module: dict[str, list[str]] = {}
+  for name, entry in engines.CONTINUOUS.table.items():
+    by_module.setdefault(entry.build.__module__, []).append(name)
+  return '\n\n'.join(map(_members, by_module, by_module.values()))
+
+
+def _members(module: str, names: Iterable[str]) -> str:
+  """The directive of mkdocstrings for functions of a module."""
+  return f'::: {module}\n    options: {{members: [{", ".join(names)}]}}'
+
+
 def drafters() -> str:
   """The drafters."""
   return _table(
       {'drafter': f'`{specification.usage(name)}`' if name not in specification.DECODERS else
-                  f'`{_as_drafter(name)}`', 'needs': _needs(entry.needs),
+                  f'`{_as_drafter(name)}`', 'needs': _needs(next(iter(entry.networks), None)),
        'drafts': entry.summary}
       for name, entry in specification.DRAFTERS.items())
 
@@ -153,7 +172,8 @@ def broken() -> str:
 
 
 LISTS: dict[str, Callable[[], str]] = {
-    'decoders': decoders, 'drafters': drafters, 'verifiers': verifiers, 'trees': trees,
-    'continuous': continuous, 'metrics': measures, 'published': published, 'shipped': shipped,
-    'photographs': photographs, 'programs': programs, 'mutants': broken,
+    'decoders': decoders, 'functions': functions,
+    'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
+    'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
+    'shipped': shipped, 'photographs': photographs, 'programs': programs, 'mutants': broken,
 } | sizes.LISTS

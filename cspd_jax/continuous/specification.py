@@ -140,11 +140,6 @@ def guarantee(decoder: Decoder) -> str:
   return 'W2 bound' if rule.bounded else 'none'
 
 
-def usage(name: str) -> str:
-  """Returns a decoder with its parameters and their defaults."""
-  return binding.usage(name, parameters(name))
-
-
 def _schedule(name: str, value: Any) -> Schedule:
   if isinstance(value, bool) or not isinstance(value, int):
     raise ValueError(f'{name} is {value}; it must be the number of levels.')

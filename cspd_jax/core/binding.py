@@ -71,13 +71,6 @@ def check_names(part: Part, allowed: Collection[str]) -> None:
           f'{part.name} has no parameter {name!r}; it has {", ".join(allowed) or "none"}.')
 
 
-def usage(name: str, allowed: Mapping[str, inspect.Parameter],
-          names: Mapping[Any, str] = types.MappingProxyType({})) -> str:
-  """Returns a name with its parameters and their defaults, those of `names` by name."""
-  shown = [f'{key}={names.get(value.default, value.default)}' for key, value in allowed.items()]
-  return f'{name}({", ".join(shown)})'
-
-
 def _kinds(annotation: Any) -> list[type]:
   """The types of an annotation: those of a union, or itself."""
   is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)

@@ -159,8 +159,8 @@ class _Reader:
     if isinstance(node, ast.Constant) and (
         node.value is None or isinstance(node.value, bool | str)):
       return node.value
-    bare = _bare(node)
-    return self.number(name, node) if bare is None else bare
+    source = re.sub(r'\s', '', ast.get_source_segment(self.text, node) or '')
+    return source if _BARE.fullmatch(source) else self.number(name, node)
 
   def number(self, name: str, node: ast.expr) -> int | float:
     sign, operand = 1, node
@@ -175,17 +175,6 @@ class _Reader:
 
   def source(self, node: ast.AST) -> str:
     return repr(ast.get_source_segment(self.text, node))
-
-
-def _bare(node: ast.expr) -> str | None:
-  """The text of a name, or of names joined by hyphens; None for anything else."""
-  nodes = []
-  while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-    nodes.append(node.right)
-    node = node.left
-  nodes.append(node)
-  names = [name.id for name in reversed(nodes) if isinstance(name, ast.Name)]
-  return '-'.join(names) if len(names) == len(nodes) else None
 
 
 def _text(value: Value) -> str:

@@ -255,7 +255,9 @@ def guarantee(decoder: Decoder) -> str:
 def usage(name: str) -> str:
   """Returns a decoder, drafter or verifier with its parameters and their defaults."""
   allowed = VERIFIERS[name].parameters if name in VERIFIERS else parameters(name)
-  return binding.usage(name, allowed, {tree: key for key, tree in tree_values.PUBLISHED.items()})
+  trees = {tree: key for key, tree in tree_values.PUBLISHED.items()}
+  shown = [f'{key}={trees.get(value.default, value.default)}' for key, value in allowed.items()]
+  return f'{name}({", ".join(shown)})'
 
 
 def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:

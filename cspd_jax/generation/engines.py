@@ -64,8 +64,8 @@ class Engine(NamedTuple):
           f'({shown}): its logits hold NaN or infinity, or allow no token. Look for such values '
           'in its parameters, or load it with a wider dtype.')
 
-  def default(self, chosen: Any, drafts: Mapping[str, Any], device: Any, batch_size: int) -> str:
-    """The specification that a model is decoded with if nothing is said.
+  def default(self, chosen: Any, drafts: Mapping[str, Any], device: Any, batch_size: int) -> Spec:
+    """Returns the specification that a model is decoded with if nothing is said.
 
     Args:
       chosen: what the model names; see `generation.defaults`.
@@ -78,14 +78,15 @@ class Engine(NamedTuple):
     """
     named = defaults_lib.find(chosen, device, batch_size)
     try:
-      if named is not None and self.needs(named) in (None, *drafts):
-        return named
+      if named is not None and self.needs(spec := parse(named)) in (None, *drafts):
+        return spec
     except ValueError as error:
       raise ValueError(
           f'the decoder that model.json names for {device.device_kind!r} and {batch_size} images '
           f'at once cannot be used: {error} Give decoder, or choose anew with '
           'experiments.tune.') from error
-    return next(name for name in self.candidates if self.needs(name) in (None, *drafts))
+    return next(spec for spec in map(parse, self.candidates)
+                if self.needs(spec) in (None, *drafts))
 
   def specification(self, specification: Any, given: Mapping[str, Any]) -> Spec:
     """Parses a specification and adds the parameters that a caller gives separately.

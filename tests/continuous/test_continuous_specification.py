@@ -93,8 +93,3 @@ def test_the_fitted_blend_is_asked_for_at_the_levels_of_the_decoder(monkeypatch)
 def test_mistakes_are_named(spec, message):
   with pytest.raises(ValueError, match=message):
     specification.build(spec, CHAIN.target, RESOURCES)
-
-
-def test_usage():
-  assert specification.usage('mar') == (
-      'mar(num_iter=None, schedule=100, guidance=linear, last_noise=False)')

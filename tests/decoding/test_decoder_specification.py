@@ -3,6 +3,7 @@
 import functools
 import inspect
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.decoding import decoders, specification, tree as trees
+from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.dynamic import eagle2
@@ -20,7 +22,7 @@ from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.drafters.model import model
 from cspd_jax.decoding.drafters.small_model import from_model
 from cspd_jax.decoding.drafters.small_network import from_network
-from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.exact import exact
@@ -31,7 +33,9 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.neighbours import neighbour_table
 from cspd_jax.decoding.verifiers.typical import typical
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation import engines
 from cspd_jax.testing.tabular import drafts, heads, network, tabular
+from docs import lists
 from tests.marks import representative
 
 DECODERS = specification.DECODERS
@@ -165,6 +169,49 @@ def test_signatures(name):
     default = text[parameter.name].default
     assert parameter.default == default or (parameter.default is None and fixed == default)
   assert getattr(cspd_jax, name) is entry.build and name in cspd_jax.__all__
+
+
+def test_a_drafter_and_a_decoder_are_an_entry_each():
+  """Entries that are added work by text and by function, and are listed."""
+  def short(length: int = 2) -> Drafter:
+    return jacobi(length + 1)
+
+  with mock.patch.dict(specification.DRAFTERS), mock.patch.dict(DECODERS):
+    specification.DRAFTERS['short'] = specification.DrafterEntry(short, 'a short window')
+
+    @specification.named('short+match', 'short windows')
+    def brief(target: Target, length: int = 3) -> Decoder:
+      """Short windows."""
+
+    assert engines.DISCRETE.decoders['brief'] == 'short windows'
+    assert specification.usage('short') == 'short(length=2)'
+    assert specification.usage('brief') == 'brief(length=3)'  # The default of the function.
+    want = make_decoder(T, jacobi(4), match())
+    for decoder in (brief(T), build('brief'), brief(T, 3), build('brief(length=3)')):
+      assert program(decoder, None) == program(want, None)
+    assert build('brief(length=2)+exact').drafter.tree == trees.chain(2)
+    assert '| `brief(length=3)` | `short(length=3)+match` | seed-exact | - |' in lists.decoders()
+    assert 'brief' in lists.functions()
+    with pytest.raises(ValueError, match="brief has no parameter 'window'; it has length"):
+      build('brief(window=3)')
+    with pytest.raises(ValueError, match="there is no 'falcon'"):
+      specification.named('falcon+match', 'no such drafter')
+    with pytest.raises(ValueError, match="wrong has no parameter 'window'; it has length"):
+      @specification.named('short+match', 'a parameter that the drafter lacks')
+      def wrong(target: Target, window: int = 3) -> Decoder:
+        """Wrong."""
+
+
+def test_functions_accept_numbers_of_numpy_and_trees_by_name():
+  assert decoders.sjd(T, np.int64(4)).drafter.tree == trees.chain(3)
+  assert decoders.eagle(T, NETWORK, 'EAGLE').drafter.layout == decoders.eagle(
+      T, NETWORK).drafter.layout
+  big = T._replace(num_tokens=64)
+  for decoder in (decoders.sjd_pac(big, 48, None),
+                  specification.build('sjd_pac(window=48, tree=None)', big)):
+    assert decoder.drafter.tree == decoders.default_tree(48)
+  with pytest.raises(ValueError, match='window is 2.5; it must be a whole number'):
+    decoders.sjd(T, 2.5)
 
 
 @pytest.mark.parametrize('name', specification.DRAFTERS)
