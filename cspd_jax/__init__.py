@@ -1,24 +1,20 @@
 """Fast autoregressive image generation in JAX, without changing what is generated."""
 
+from typing import TYPE_CHECKING
+
+from cspd_jax.decoding import DECODERS as _DECODERS
 from cspd_jax.decoding.base import Decoded, Target
-from cspd_jax.decoding.decoders import (
-    eagle,
-    eagle2,
-    jacobi,
-    mc_sjd,
-    medusa,
-    seed_exact,
-    sjd,
-    sjd_pac,
-    speculative,
-    vanilla,
-)
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.families import Model, decoder, load, shipped
 from cspd_jax.version import __version__
 
-__all__ = (
+if TYPE_CHECKING:  # Type checkers read the functions, not the table.
+  from cspd_jax.decoding.decoders import *  # noqa: F403
+
+globals().update({name: entry.build for name, entry in _DECODERS.items()})
+
+__all__ = (  # noqa: PLE0604
     'Decoded',
     'Decoder',
     'Model',
@@ -26,17 +22,8 @@ __all__ = (
     'Warp',
     '__version__',
     'decoder',
-    'eagle',
-    'eagle2',
-    'jacobi',
     'load',
     'make_decoder',
-    'mc_sjd',
-    'medusa',
-    'seed_exact',
     'shipped',
-    'sjd',
-    'sjd_pac',
-    'speculative',
-    'vanilla',
+    *_DECODERS,
 )

@@ -13,7 +13,7 @@ import numpy as np
 from checkpoints_conversion import rules
 from cspd_jax import families, metrics
 from cspd_jax.checkpoints import store
-from cspd_jax.decoding import registry, tree_values
+from cspd_jax.decoding import specification, tree_values
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.generation import engines
 from cspd_jax.measure import tables
@@ -38,45 +38,64 @@ def _toy(spec: str) -> Decoder:
   model = tabular.tabular(jax.random.key(0), vocab_size=16, length=4)
   drafts = tabular.drafts(model.target, model.target)
   codebook = np.random.default_rng(0).standard_normal((16, 3))
-  return registry.build(registry.complete(spec, window=4, length=2), model.target,
-                        registry.Resources(drafts, codebook))
+  return specification.build(specification.complete(spec, window=4, length=2), model.target,
+                             specification.Resources(drafts, codebook))
 
 
 def _needs(key: str | None) -> str:
-  return registry.DRAFTS[key] if key else '-'
+  return specification.DRAFTS[key] if key else '-'
 
 
 def decoders() -> str:
   """The named decoders of discrete tokens."""
   return _table(
-      {'decoder': f'`{registry.usage(name)}`', 'stands for': f'`{entry.spec}`',
-       'guarantee': registry.guarantee(_toy(name)), 'needs': _needs(registry.needs(name)),
+      {'decoder': f'`{specification.usage(name)}`', 'stands for': f'`{entry.spec}`',
+       'guarantee': specification.guarantee(_toy(name)), 'needs': _needs(specification.needs(name)),
        'in words': entry.summary}
-      for name, entry in registry.DECODERS.items())
+      for name, entry in specification.DECODERS.items())
+
+
+def functions() -> str:
+  """The functions of the named decoders of discrete tokens, for the reference."""
+  names = [*specification.DECODERS, 'default_tree', 'corrected_tree']
+  return _members('cspd_jax.decoding.decoders', names)
+
+
+def continuous_functions() -> str:
+  """The functions of the decoders of continuous tokens, for the reference."""
+  by_module: dict[str, list[str]] = {}
+  for name, entry in engines.CONTINUOUS.table.items():
+    by_module.setdefault(entry.build.__module__, []).append(name)
+  return '\n\n'.join(map(_members, by_module, by_module.values()))
+
+
+def _members(module: str, names: Iterable[str]) -> str:
+  """The directive of mkdocstrings for functions of a module."""
+  return f'::: {module}\n    options: {{members: [{", ".join(names)}]}}'
 
 
 def drafters() -> str:
   """The drafters."""
   return _table(
-      {'drafter': f'`{registry.usage(name)}`' if name not in registry.DECODERS else
-                  f'`{_as_drafter(name)}`', 'needs': _needs(entry.needs),
+      {'drafter': f'`{specification.usage(name)}`' if name not in specification.DECODERS else
+                  f'`{_as_drafter(name)}`', 'needs': _needs(next(iter(entry.networks), None)),
        'drafts': entry.summary}
-      for name, entry in registry.DRAFTERS.items())
+      for name, entry in specification.DRAFTERS.items())
 
 
 def _as_drafter(name: str) -> str:
   """The usage of a drafter that shares its name with a decoder."""
-  known = registry.parameters(f'{name}+exact')
+  known = specification.parameters(f'{name}+exact')
   return f'{name}({", ".join(known)})'
 
 
 def verifiers() -> str:
   """The verifiers."""
-  guarantee = lambda name: registry.guarantee(_toy(f'{_CHAIN}+{name}'))
+  guarantee = lambda name: specification.guarantee(_toy(f'{_CHAIN}+{name}'))
   return _table(
-      {'verifier': f'`{registry.usage(name)}`', 'guarantee': guarantee(name),
+      {'verifier': f'`{specification.usage(name)}`', 'guarantee': guarantee(name),
        'rule': entry.summary}
-      for name, entry in registry.VERIFIERS.items())
+      for name, entry in specification.VERIFIERS.items())
 
 
 def trees() -> str:
@@ -153,7 +172,8 @@ def broken() -> str:
 
 
 LISTS: dict[str, Callable[[], str]] = {
-    'decoders': decoders, 'drafters': drafters, 'verifiers': verifiers, 'trees': trees,
-    'continuous': continuous, 'metrics': measures, 'published': published, 'shipped': shipped,
-    'photographs': photographs, 'programs': programs, 'mutants': broken,
+    'decoders': decoders, 'functions': functions,
+    'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
+    'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
+    'shipped': shipped, 'photographs': photographs, 'programs': programs, 'mutants': broken,
 } | sizes.LISTS

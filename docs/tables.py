@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from cspd_jax import metrics
 from cspd_jax.checkpoints import files
 from cspd_jax.core import spec as spec_lib
-from cspd_jax.decoding import registry
+from cspd_jax.decoding import specification
 from cspd_jax.measure import tables
 from docs import lists
 
@@ -149,7 +149,7 @@ def _summary(report: Report) -> list[Row]:
   for row in [first, *sorted(others, key=lambda row: -row['step_compression'])][:_MOST]:
     fast = speedups.get(row['decoder'])
     found.append(dict(
-        row, how=registry.DECODERS[_name(row)].summary,
+        row, how=specification.DECODERS[_name(row)].summary,
         accelerator=_UNMEASURED if fast is None else f'{fast:.2f}x'))
   return found
 

@@ -9,7 +9,7 @@ differ; the other has tied logits, and temperature 0.
   python -m experiments.exactness --vocab=4 --length=4 --window=3 --samples=1000000
   python -m experiments.exactness --decoder='eagle,mc_sjd(window=3)+cool' --json=exactness.json
 
-Without --decoder: every decoder of the registry, every drafter with every exact verifier that fits
+Without --decoder: every named decoder, every drafter with every exact verifier that fits
 it, and relaxed verifiers on a tree and on a Jacobi window.
 
 Printed per decoder: total variation (TV) to the exact distribution, the TV that an exact sampler
@@ -31,7 +31,7 @@ import numpy as np
 from cspd_jax.checkpoints import files, places
 from cspd_jax.core import fields
 from cspd_jax.core.spec import Spec, parse
-from cspd_jax.decoding import registry
+from cspd_jax.decoding import specification
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import exactness, tabular as tabular_lib
@@ -80,7 +80,7 @@ class Bench(NamedTuple):
     warp: sampling options.
     probs: `[C, V**T]` distributions of its sequences.
     resources: what drafts, and a codebook.
-    draft_params: parameters of what drafts, by the keys of `registry.DRAFTS`.
+    draft_params: parameters of what drafts, by the keys of `specification.DRAFTS`.
     window: tokens per forward pass.
     seed: of the samples.
     samples: sequences per decoder.
@@ -89,7 +89,7 @@ class Bench(NamedTuple):
   model: Tabular
   warp: Warp
   probs: np.ndarray
-  resources: registry.Resources
+  resources: specification.Resources
   draft_params: dict[str | None, Any]
   window: int
   seed: int
@@ -118,36 +118,36 @@ def prepare(flags: Flags, greedy: bool = False) -> Bench:
   params = {None: None, **dict.fromkeys(drafts, draft.params),
             'medusa': jnp.stack([draft.params] * 2)}
   return Bench(
-      model, warp, exactness.class_probs(model, warp), registry.Resources(drafts, codebook), params,
-      flags.window, flags.seed, flags.samples)
+      model, warp, exactness.class_probs(model, warp), specification.Resources(drafts, codebook),
+      params, flags.window, flags.seed, flags.samples)
 
 
 def every(bench: Bench) -> list[str]:
-  """The decoders of the registry, and pairs of drafters and verifiers."""
+  """The named decoders, and pairs of drafters and verifiers."""
   relaxed = [
       'uniform(delta=1.5)', 'cool(delta=1.2)', 'cool(clamp=False, delta=1.2)',
       'cool_linear(delta=1.5)', f'lantern(delta=0.2, k={min(2, bench.model.vocab_size - 1)})',
       f'lantern_pp(k={min(2, bench.model.vocab_size - 1)}, lam=2)',
       f'grouped(group={min(3, bench.model.vocab_size)})', 'typical']
-  return [*registry.DECODERS, *pairs(bench),
+  return [*specification.DECODERS, *pairs(bench),
           *(f'{drafter}+{verifier}' for verifier in relaxed
             for drafter in ('eagle', 'mc_sjd', 'corrected'))]
 
 
 def pairs(bench: Bench) -> list[str]:
   """Every drafter, along chains and trees, with every exact verifier; what has no name yet."""
-  drafters = list(registry.DRAFTERS)
+  drafters = list(specification.DRAFTERS)
   drafters += [f'{name}(draws={draws})' for name in ('eagle', 'medusa') for draws in (
       'iid', 'fixed')]
   drafters += [f'vanilla(window={bench.window})', 'eagle(tree=chain(2))', 'medusa(length=2)',
                'mc_sjd', 'sjd_pac', 'seed_exact', 'corrected(passes=1)', 'corrected(by=neighbours)']
-  named = [registry.expand(sized(name, bench)) for name in registry.DECODERS]
+  named = [specification.expand(sized(name, bench)) for name in specification.DECODERS]
   found = {}
   for drafter in drafters:
-    for verifier in registry.VERIFIERS:
+    for verifier in specification.VERIFIERS:
       try:
         spec = sized(f'{drafter}+{verifier}', bench)
-        if build(spec, bench).verifier.exact and registry.expand(spec) not in named:
+        if build(spec, bench).verifier.exact and specification.expand(spec) not in named:
           found[str(spec)] = None
       except ValueError:
         continue  # The verifier says what it cannot take.
@@ -168,12 +168,12 @@ def sized(text: str, bench: Bench) -> Spec:
       'window', 'tree', 'length'}:
     tree = parse(trees[first.name]).parts[0]
     first = dataclasses.replace(tree, arguments=tree.arguments | first.arguments)
-  return registry.complete(Spec((first, *spec.parts[1:])), window=window, length=length)
+  return specification.complete(Spec((first, *spec.parts[1:])), window=window, length=length)
 
 
 def build(spec: Spec, bench: Bench) -> Decoder:
   """The decoder of a specification on the tabular model."""
-  return registry.build(spec, bench.model.target, bench.resources)
+  return specification.build(spec, bench.model.target, bench.resources)
 
 
 def run(benches: Sequence[Bench], texts: Sequence[str],
@@ -201,7 +201,7 @@ def _rows(bench: Bench, specs: Mapping[str, Spec], count: int,
   vanilla = _decode(bench, build(parse('vanilla'), bench), None)
   rows = []
   for text, spec in specs.items():
-    row = _row(bench, text, build(spec, bench), registry.needs(spec), vanilla, count)
+    row = _row(bench, text, build(spec, bench), specification.needs(spec), vanilla, count)
     rows.append(row)
     show(f'{text:<{width}} {row["guarantee"]:<10} {row["tv"]:8.5f} {row["tv_expected"]:8.5f} '
          f'{row["bound"]:8.5f} {row["p_value"]:9.2g}  {"pass" if row["pass"] else "FAIL"}')
@@ -214,7 +214,7 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla,
   report = exactness.check_decoder(
       decoder, bench.model, bench.probs, bench.warp, draft_params=bench.draft_params[needs],
       samples=bench.samples, seed=bench.seed, false_alarm=exactness.FALSE_ALARM / count)
-  guarantee, passed, bound = registry.guarantee(decoder), report.passed, 0.0
+  guarantee, passed, bound = specification.guarantee(decoder), report.passed, 0.0
   if guarantee == 'seed-exact':
     passed = passed and np.array_equal(_decode(bench, decoder, needs).tokens, vanilla.tokens)
   if guarantee == 'relaxed':

@@ -23,7 +23,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import places, store
-from cspd_jax.continuous import blend, registry, schedule as schedule_lib
+from cspd_jax.continuous import blend, schedule as schedule_lib, specification
 from cspd_jax.core import fields
 from experiments import cli
 
@@ -119,8 +119,9 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
   # One token per row and step: calls of a row by itself. Other images than those of the fit.
   calls = {}
   for name, rho in blends.items():
-    run = jax.jit(registry.build(
-        speculative, model.target(guided=guided), registry.Resources(rho=lambda _, rho=rho: rho)))
+    run = jax.jit(specification.build(
+        speculative, model.target(guided=guided),
+        specification.Resources(rho=lambda _, rho=rho: rho)))
     decoded = run(model.params, condition(_COUNTED), jax.random.key(flags.seed + 2**20), sampling)
     calls[name] = float(decoded.costs.head_calls.sum() / decoded.order.size)
   return blends, calls

@@ -1,19 +1,25 @@
 """Continuous image tokens: masked bidirectional models with a diffusion head."""
 
+from typing import TYPE_CHECKING
+
 from cspd_jax.continuous.base import Modulation, Target
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import BLOCK, TRUE
-from cspd_jax.continuous.cspd import cspd_paper, cspd_relaxed, cspd_released
-from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel
 from cspd_jax.continuous.head import ancestral
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.parts import Drafter, Rule
 from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.specification import DECODERS
 from cspd_jax.continuous.speculative_head import speculative
 
-__all__ = (
+if TYPE_CHECKING:  # Type checkers read the functions, not the table.
+  from cspd_jax.continuous.cspd import *  # noqa: F403
+  from cspd_jax.continuous.decoders import *  # noqa: F403
+
+globals().update({name: entry.build for name, entry in DECODERS.items()})
+
+__all__ = (  # noqa: PLE0604
     'BLOCK', 'TRUE', 'Decoded', 'Decoder', 'Drafter', 'Modulation', 'Rule', 'Sampling', 'Schedule',
-    'Target', 'ancestral', 'cspd_paper', 'cspd_relaxed', 'cspd_released', 'exact_head',
-    'exact_path', 'make_decoder', 'mar', 'parallel', 'speculative')
+    'Target', 'ancestral', 'make_decoder', 'speculative', *DECODERS)

@@ -79,7 +79,7 @@ class Decoder:
 
   @property
   def guarantee(self) -> str:
-    """How close the samples are to the distribution, in words; `registry.guarantee` in one."""
+    """How close the samples are to the distribution, in words; `specification.guarantee` in one."""
     return self.rule.guarantee
 
   @property

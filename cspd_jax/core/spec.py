@@ -7,7 +7,8 @@ parentheses, in the syntax of Python:
   eagle(tree=LANTERN)+lantern_pp(lam=2)
   jacobi(window=16, coupling=maximal, tree=kary(3, 3))+exact
 
-Text is read here and never evaluated. What the names mean is the business of a registry.
+Text is parsed, once, into a frozen value, and never evaluated. `specification` of either engine
+says which names there are.
 """
 
 import ast
@@ -15,29 +16,31 @@ import dataclasses
 import keyword
 import math
 import re
+import types
+from collections.abc import Mapping
 
 # Bare text: names, also joined by hyphens.
 _BARE = re.compile(r'[A-Za-z_]\w*(-[A-Za-z_]\w*)*', re.ASCII)
-_MOST = 1000
+_MAX_LENGTH = 1000
 _VALUES = ('a number, True, False, None, a name, a text in quotes, a call such as kary(3, 3), or '
            'numbers in parentheses')
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Call:
   """A value that is a call, such as the tree `kary(3, 3)`.
 
   Attributes:
-    name: what is called.
+    name: of the function.
     positional: its arguments without a name.
     arguments: its arguments by name.
   """
 
   name: str
   positional: tuple['Value', ...]
-  arguments: dict[str, 'Value']
+  arguments: Mapping[str, 'Value']
 
-  def __str__(self) -> str:
+  def __repr__(self) -> str:
     named = [f'{name}={_text(value)}' for name, value in sorted(self.arguments.items())]
     return f'{self.name}({", ".join([_text(value) for value in self.positional] + named)})'
 
@@ -51,11 +54,14 @@ class Part:
 
   Attributes:
     name: of a decoder, a drafter or a verifier.
-    arguments: the parameters that are given, by name.
+    arguments: its parameters by name, read-only.
   """
 
   name: str
-  arguments: dict[str, Value] = dataclasses.field(default_factory=dict)
+  arguments: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    object.__setattr__(self, 'arguments', types.MappingProxyType(dict(self.arguments)))
 
   def __str__(self) -> str:
     return str(Call(self.name, (), self.arguments)) if self.arguments else self.name
@@ -63,7 +69,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """A decoder in words; `str` gives its canonical text, which `parse` reads.
+  """The value of a specification; `str` returns its canonical text, which `parse` reads.
 
   Attributes:
     parts: a named decoder or a drafter; or a drafter and a verifier.
@@ -74,18 +80,29 @@ class Spec:
   def __str__(self) -> str:
     return '+'.join(map(str, self.parts))
 
+  def __hash__(self) -> int:
+    return hash(tuple((part.name, *sorted(part.arguments)) for part in self.parts))
+
+  def __reduce__(self):  # Read-only arguments cannot be pickled.
+    return parse, (str(self),)
+
+  def add(self, arguments: Mapping[str, Value]) -> 'Spec':
+    """Returns the specification with more arguments of its first part."""
+    first, *rest = self.parts
+    return Spec((Part(first.name, {**first.arguments, **arguments}), *rest))
+
 
 def parse(text: str | Spec) -> Spec:
-  """Reads a specification; one that has been read is given back.
+  """Parses a specification; returns a value as it is.
 
   Raises:
-    ValueError: if the text does not read so, with the place that is wrong.
+    ValueError: for a text of another syntax, with the part of it that is wrong.
   """
   if isinstance(text, Spec):
     return text
-  if not isinstance(text, str) or len(text) > _MOST:
+  if not isinstance(text, str) or len(text) > _MAX_LENGTH:
     raise ValueError(
-        f'decoder is {text!r:.80}; it must be a text of at most {_MOST} characters, such as '
+        f'decoder is {text!r:.80}; it must be a text of at most {_MAX_LENGTH} characters, such as '
         'mc_sjd(window=32).')
   try:
     node = ast.parse(text.strip(), mode='eval').body
@@ -142,8 +159,8 @@ class _Reader:
     if isinstance(node, ast.Constant) and (
         node.value is None or isinstance(node.value, bool | str)):
       return node.value
-    bare = _bare(node)
-    return self.number(name, node) if bare is None else bare
+    source = re.sub(r'\s', '', ast.get_source_segment(self.text, node) or '')
+    return source if _BARE.fullmatch(source) else self.number(name, node)
 
   def number(self, name: str, node: ast.expr) -> int | float:
     sign, operand = 1, node
@@ -158,17 +175,6 @@ class _Reader:
 
   def source(self, node: ast.AST) -> str:
     return repr(ast.get_source_segment(self.text, node))
-
-
-def _bare(node: ast.expr) -> str | None:
-  """The text of a name, or of names joined by hyphens; None for anything else."""
-  nodes = []
-  while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-    nodes.append(node.right)
-    node = node.left
-  nodes.append(node)
-  names = [name.id for name in reversed(nodes) if isinstance(name, ast.Name)]
-  return '-'.join(names) if len(names) == len(nodes) else None
 
 
 def _text(value: Value) -> str:

@@ -11,15 +11,15 @@ from cspd_jax.decoding.base import (
     Verdict,
     Verifier,
 )
+from cspd_jax.decoding.decoders import DRAFTERS, VERIFIERS
 from cspd_jax.decoding.loop import Decoder, State, make_decoder
-from cspd_jax.decoding.registry import (
+from cspd_jax.decoding.specification import (
     DECODERS,
-    DRAFTERS,
-    VERIFIERS,
     Resources,
     build,
     complete,
     guarantee,
+    named,
     needs,
 )
 from cspd_jax.decoding.tree import (
@@ -65,6 +65,7 @@ __all__ = (
     'guarantee',
     'kary',
     'make_decoder',
+    'named',
     'needs',
     'paths',
     'runtime_tree',

@@ -179,7 +179,7 @@ class Verifier(NamedTuple):
     exact: whether the output follows the target's distribution.
     needs_probs: whether the drafter has to record the distributions of its tokens.
     seed_exact: whether the output equals, token for token, that of `vanilla(window=N)`
-      with the same key; see `registry.guarantee`.
+      with the same key; see `specification.guarantee`.
     greedy: whether it decides, at temperature 0, by the target's distribution at
       temperature 1 without cuts; it is then defined for temperature 0 only.
     takes_fixed: if it needs them, whether it also verifies 'fixed' drafts, without any.

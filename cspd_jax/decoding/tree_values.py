@@ -1,11 +1,11 @@
 """Draft trees as values of specifications: `EAGLE`, `kary(3, 3)`, `(-1, 0, 0)`."""
 
 from collections.abc import Callable
+from typing import Any
 
-from cspd_jax.core import registry
-from cspd_jax.core.spec import Call, Part, Value
+from cspd_jax.core import binding
+from cspd_jax.core.spec import Call, Part
 from cspd_jax.decoding import published_trees, tree as trees
-from cspd_jax.decoding.decoders import default_tree
 from cspd_jax.decoding.tree import Tree
 
 PUBLISHED: dict[str, Tree] = {
@@ -19,39 +19,40 @@ _BUDGETS = {'chain': 'length', 'paths': 'num_nodes', 'caterpillar': 'num_nodes',
             'kary': 'num_nodes'}
 
 
-def tree(name: str, value: Value, window: int | None = None,
-         auto: Callable[[int], Tree] = default_tree) -> Tree:
-  """The tree that a value of a specification describes.
+def tree(name: str, value: Any, window: int | None = None,
+         auto: Callable[[int], Tree] | None = None) -> Tree:
+  """Returns the tree that a value of a specification describes.
 
   Args:
     name: of the parameter, for errors.
-    value: a name, a call or parents.
+    value: a name, a call or parents; or the tree.
     window: of a drafter that has one. A call that leaves the number of nodes open gets
       `window - 1`, and 'auto' is `auto(window)`.
-    auto: the tree that suits a window.
+    auto: `window -> ` the tree that suits it, of a drafter that has one.
 
   Raises:
     ValueError: if there is no such tree.
   """
+  if isinstance(value, Tree):
+    return value
   if isinstance(value, str) and value in PUBLISHED:
     return PUBLISHED[value]
-  if value == 'auto' and window is not None:
+  if value == 'auto' and window is not None and auto is not None:
     return auto(window)
   if isinstance(value, tuple) and all(isinstance(parent, int) for parent in value):
     return Tree(value)
-  shown = repr(value) if isinstance(value, str) else value
   if not isinstance(value, Call) or value.name not in CALLS:
-    raise ValueError(f'{name} is {shown}; it must be {WORDS}.')
+    raise ValueError(f'{name} is {value!r}; it must be {WORDS}.')
   build = CALLS[value.name]
-  allowed = registry.parameters(build)
+  allowed = binding.parameters(build, {Tree})
   if len(value.positional) > len(allowed):
     raise ValueError(
-        f'{name} is {shown}; {value.name} has {len(allowed)} parameters: {", ".join(allowed)}.')
+        f'{name} is {value}; {value.name} has {len(allowed)} parameters: {", ".join(allowed)}.')
   arguments = dict(zip(allowed, value.positional))
   if twice := sorted(arguments.keys() & value.arguments):
-    raise ValueError(f'{name} is {shown}, which gives {twice[0]} twice; give it once.')
+    raise ValueError(f'{name} is {value}, which gives {twice[0]} twice; give it once.')
   arguments |= value.arguments
   if window is not None and value.name in _BUDGETS:
     arguments.setdefault(_BUDGETS[value.name], window - 1)
-  inner = registry.Converter(WORDS, lambda name, value: tree(name, value, window, auto))
-  return build(**registry.bind(Part(value.name, arguments), allowed, {Tree: inner}))
+  inner = binding.Converter(WORDS, lambda name, value: tree(name, value, window, auto))
+  return build(**binding.bind(Part(value.name, arguments), allowed, {Tree: inner}))

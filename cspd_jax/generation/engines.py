@@ -1,18 +1,18 @@
-"""The two engines as a model sees them: how decoders and sampling options come about."""
+"""The two engines as a model sees them: decoders by specification, and sampling options."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cspd_jax.continuous import registry as continuous_registry
+from cspd_jax.continuous import specification as continuous
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.core import spec
-from cspd_jax.decoding import continued, registry as discrete_registry
+from cspd_jax.core.spec import Spec, parse
+from cspd_jax.decoding import continued, specification as discrete
 from cspd_jax.decoding.warp import Warp, settled
 from cspd_jax.generation import defaults as defaults_lib
 
-# Sizes of a round that choose parameters of other names; see `decoding.registry.complete`.
+# Sizes of a round that choose parameters of other names; see `decoding.specification.complete`.
 _SIZES = ('window', 'length')
 
 
@@ -21,33 +21,38 @@ class Engine(NamedTuple):
 
   Attributes:
     name: 'discrete' or 'continuous'.
-    decoders: names of the named decoders, with a line on each.
+    table: its named decoders; each entry has a `summary`.
     baseline: the named decoder that all others are compared with.
     candidates: named decoders that may be a model's default, the best first.
     options: the class of the sampling options.
     complete: `(specification, **sizes) -> Spec` with parameters filled in that the text
-      leaves open and a decoder has; see the registries.
-    parameters: `specification -> ` names of the parameters that it may give.
+      leaves open and a decoder has; see `specification` of either engine, also for those below.
+    parameters: `specification -> ` the parameters that it may give, by name.
     needs: `specification -> ` the key of the drafts that it needs, or None.
     build: `(specification, model, guided, given) -> Decoder` of images whose first `given` tokens
       are a part of the condition; see `decoding.continued`.
-    guarantee: `decoder -> ` what its output has to do with the target's distribution.
+    guarantee: `decoder -> ` how its output relates to the target's distribution.
     valid: `result -> [B]` bool, which images of a decoder's result, NumPy arrays, are images.
     settled: `sampling options -> ` the same for a program that leaves out what is off.
   """
 
   name: str
-  decoders: Mapping[str, str]
+  table: Mapping[str, Any]
   baseline: str
   candidates: tuple[str, ...]
   options: type[Warp] | type[Sampling]
-  complete: Callable[..., spec.Spec]
+  complete: Callable[..., Spec]
   parameters: Callable[[Any], Collection[str]]
   needs: Callable[[Any], str | None]
   build: Callable[[Any, Any, bool, int], Any]
   guarantee: Callable[[Any], str]
   valid: Callable[[Any], np.ndarray]
   settled: Callable[[Any], Any] = lambda sampling: sampling
+
+  @property
+  def decoders(self) -> dict[str, str]:
+    """The named decoders, with a line on each."""
+    return {name: entry.summary for name, entry in self.table.items()}
 
   def check_result(self, decoded: Any, names: Sequence[str]) -> None:
     """Raises ValueError if images `[B]`, called `names`, did not come about as they should."""
@@ -59,8 +64,8 @@ class Engine(NamedTuple):
           f'({shown}): its logits hold NaN or infinity, or allow no token. Look for such values '
           'in its parameters, or load it with a wider dtype.')
 
-  def default(self, chosen: Any, drafts: Mapping[str, Any], device: Any, batch_size: int) -> str:
-    """The specification that a model is decoded with if nothing is said.
+  def default(self, chosen: Any, drafts: Mapping[str, Any], device: Any, batch_size: int) -> Spec:
+    """Returns the specification that a model is decoded with if nothing is said.
 
     Args:
       chosen: what the model names; see `generation.defaults`.
@@ -73,17 +78,18 @@ class Engine(NamedTuple):
     """
     named = defaults_lib.find(chosen, device, batch_size)
     try:
-      if named is not None and self.needs(named) in (None, *drafts):
-        return named
+      if named is not None and self.needs(spec := parse(named)) in (None, *drafts):
+        return spec
     except ValueError as error:
       raise ValueError(
           f'the decoder that model.json names for {device.device_kind!r} and {batch_size} images '
           f'at once cannot be used: {error} Give decoder, or choose anew with '
           'experiments.tune.') from error
-    return next(name for name in self.candidates if self.needs(name) in (None, *drafts))
+    return next(spec for spec in map(parse, self.candidates)
+                if self.needs(spec) in (None, *drafts))
 
-  def specification(self, specification: Any, given: Mapping[str, Any]) -> spec.Spec:
-    """A specification with the parameters that a caller gives beside it.
+  def specification(self, specification: Any, given: Mapping[str, Any]) -> Spec:
+    """Parses a specification and adds the parameters that a caller gives separately.
 
     Args:
       specification: a specification or its text.
@@ -92,26 +98,25 @@ class Engine(NamedTuple):
     Raises:
       ValueError: for a parameter that the decoder does not have, or that the text gives already.
     """
-    found = spec.parse(specification)
+    spec = parse(specification)
     for name, value in given.items():
-      if value is None:
-        continue
-      first = found.parts[0]
-      if name in first.arguments:
-        raise ValueError(f'{name} is {value!r}, but the decoder is {str(found)!r} already; give '
-                         'only one of them.')
-      if name in self.parameters(found):
-        value = spec.parse(f'{first.name}({name}={value})').parts[0].arguments[name]
-        found = spec.Spec(
-            (spec.Part(first.name, first.arguments | {name: value}), *found.parts[1:]))
-        continue
-      completed = self.complete(found, **{name: value}) if name in _SIZES else found
-      if completed == self.complete(found):
-        raise ValueError(f'{name} is neither a sampling option ({", ".join(self.options._fields)}) '
-                         f'nor a parameter of {first.name} '
-                         f'({", ".join(self.parameters(found)) or "it has none"}).')
-      found = completed
-    return self.complete(found)
+      if value is not None:
+        spec = self._add(spec, name, value)
+    return self.complete(spec)
+
+  def _add(self, spec: Spec, name: str, value: Any) -> Spec:
+    first, allowed = spec.parts[0], self.parameters(spec)
+    if name in first.arguments:
+      raise ValueError(f'{name} is {value!r}, but the decoder is {str(spec)!r} already; give '
+                       'only one of them.')
+    if name in allowed:
+      return spec.add(parse(f'{first.name}({name}={value})').parts[0].arguments)
+    completed = self.complete(spec, **{name: value}) if name in _SIZES else spec
+    if completed == self.complete(spec):
+      raise ValueError(
+          f'{name} is neither a sampling option ({", ".join(self.options._fields)}) nor a '
+          f'parameter of {first.name} ({", ".join(allowed) or "it has none"}).')
+    return completed
 
   def check_drafts(self, specification: Any, drafts: Mapping[str, Any], name: str) -> None:
     """Raises ValueError if a decoder needs something to draft that the model `name` lacks."""
@@ -120,7 +125,7 @@ class Engine(NamedTuple):
       role = 'draft' if needed == 'model' else needed
       raise ValueError(
           f'decoder is {str(specification)!r}, which drafts with '
-          f'{discrete_registry.DRAFTS[needed]}; model {name!r} has none: load it with '
+          f'{discrete.DRAFTS[needed]}; model {name!r} has none: load it with '
           f'{role}=FOLDER.')
 
   def sampling(self, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
@@ -163,8 +168,7 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
 def _build_discrete(specification, model, guided, given):
   target = continued.target(model.target(guided=guided), given)
   drafts = {name: part.build(guided, given) for name, part in model.drafts.items()}
-  return discrete_registry.build(
-      specification, target, discrete_registry.Resources(drafts, model.codebook))
+  return discrete.build(specification, target, discrete.Resources(drafts, model.codebook))
 
 
 def _build_continuous(specification, model, guided, given):
@@ -173,26 +177,18 @@ def _build_continuous(specification, model, guided, given):
                      'an image in a random order and continues none; leave prefix out.')
   draft = model.drafts.get('model')
   head_drafter = model.head_drafter
-  return continuous_registry.build(
-      specification, model.target(guided=guided), continuous_registry.Resources(
+  return continuous.build(
+      specification, model.target(guided=guided), continuous.Resources(
           draft=draft and draft.build(guided),
           rho=head_drafter and (lambda schedule: head_drafter(schedule, guided))))
 
 
-def _summaries(registry) -> dict[str, str]:
-  return {name: entry.summary for name, entry in registry.DECODERS.items()}
-
-
 DISCRETE = Engine(
-    'discrete', _summaries(discrete_registry), 'vanilla', ('eagle', 'mc_sjd'), Warp,
-    discrete_registry.complete, discrete_registry.parameters, discrete_registry.needs,
-    _build_discrete, discrete_registry.guarantee, lambda decoded: decoded.valid,
-    settled)
+    'discrete', discrete.DECODERS, 'vanilla', ('eagle', 'mc_sjd'), Warp, discrete.complete,
+    discrete.parameters, discrete.needs, _build_discrete, discrete.guarantee,
+    lambda decoded: decoded.valid, settled)
 
 CONTINUOUS = Engine(
-    'continuous', _summaries(continuous_registry), 'mar', ('exact_head',), Sampling,
-    continuous_registry.complete,
-    lambda specification: continuous_registry.parameters(
-        spec.parse(specification).parts[0].name), continuous_registry.needs, _build_continuous,
-    continuous_registry.guarantee,
+    'continuous', continuous.DECODERS, 'mar', ('exact_head',), Sampling, continuous.complete,
+    continuous.parameters, continuous.needs, _build_continuous, continuous.guarantee,
     lambda decoded: np.isfinite(decoded.tokens).all(axis=(1, 2)))

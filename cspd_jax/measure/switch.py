@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs
-from cspd_jax.decoding import registry
+from cspd_jax.decoding import specification
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
 
@@ -111,7 +111,7 @@ def _parts(text: str, decoder: Any) -> tuple:
   """What decoders that share a program have in common."""
   if not isinstance(decoder, Decoder):
     return (text,)
-  return str(registry.expand(text)[0]), decoder.verifier.seed_exact
+  return str(specification.expand(text)[0]), decoder.verifier.seed_exact
 
 
 def one_of(decoders: Sequence[Any]) -> Callable:

@@ -210,7 +210,7 @@ def heads(target: Target, num_heads: int) -> Heads:
 
 
 def drafts(target: Target, small: Target, num_heads: int = 2) -> dict[str, Any]:
-  """What drafts for a tabular target, by the keys of `decoding.registry.DRAFTS`.
+  """What drafts for a tabular target, by the keys of `decoding.specification.DRAFTS`.
 
   Each takes a table like the target's as `draft_params`, the heads `num_heads` of them, stacked.
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import cspd, decoders, head as head_lib, registry, schedule as schedule_lib
+from cspd_jax.continuous import cspd, decoders, head as head_lib, schedule as schedule_lib
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.parts import Drafter
@@ -13,6 +13,7 @@ from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.rules.own import own
 from cspd_jax.continuous.rules.path_test import path_test
 from cspd_jax.continuous.rules.released import released
+from cspd_jax.continuous.specification import DECODERS, Resources, build, complete, guarantee
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import base as discrete
 from cspd_jax.testing import analytic
@@ -32,11 +33,10 @@ def quick(function):
 
 def of(name, **options):
   options = dict(schedule=5, kernels_per_call=3, block_length=3, **options)
-  return registry.build(registry.complete(name, **options), CHAIN.target,
-                        registry.Resources(draft=CHAIN.target))
+  return build(complete(name, **options), CHAIN.target, Resources(draft=CHAIN.target))
 
 
-@pytest.mark.parametrize('name', representative(list(registry.DECODERS), 'mar', 'cspd_relaxed'))
+@pytest.mark.parametrize('name', representative(DECODERS, 'mar', 'cspd_relaxed'))
 def test_watched_rounds_are_the_decode(name):
   """With another compiled program, hence the tolerance; every round adds to the rounds before."""
   decoder = of(name, prefix_share=0.3)
@@ -61,7 +61,7 @@ def test_watched_rounds_are_the_decode(name):
   jax.tree.map(np.testing.assert_array_equal, decoder.finish(one_round(state)), seen)
 
 
-@pytest.mark.parametrize('name', representative(list(registry.DECODERS), 'exact_head'))
+@pytest.mark.parametrize('name', representative(DECODERS, 'exact_head'))
 def test_what_is_shared_with_discrete_tokens(name):
   assert Decoded._fields[:5] == discrete.Decoded._fields[:5]
   decoded = quick(of(name))(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
@@ -70,7 +70,7 @@ def test_what_is_shared_with_discrete_tokens(name):
   np.testing.assert_array_equal(decoded.accepted @ tokens, 7)
   np.testing.assert_array_equal(decoded.accepted.sum(axis=1), decoded.rounds)
   np.testing.assert_array_equal(decoded.round_of_token.max(axis=1), decoded.rounds - 1)
-  exact = registry.guarantee(of(name)) == 'exact'
+  exact = guarantee(of(name)) == 'exact'
   np.testing.assert_array_equal(decoded.tv_bound, 0 if exact else np.nan)
   assert (decoded.kernels is None) == (name != 'exact_head')
   assert (decoded.errors is None) == (name != 'cspd_relaxed')
@@ -89,7 +89,7 @@ def test_missed_residual_draws_bound_the_distance():
 def test_a_share_of_one_needs_no_draft_model():
   for decoder in (decoders.exact_path(CHAIN.target, CHAIN.target, schedule=LEVELS, prefix_share=1),
                   cspd.cspd_released(CHAIN.target, CHAIN.target, 3, LEVELS, prefix_share=1)):
-    assert decoder.drafter is None and registry.guarantee(decoder) == 'exact'
+    assert decoder.drafter is None and guarantee(decoder) == 'exact'
     assert decoder.stops == tuple(range(1, 8))
 
 

@@ -14,7 +14,7 @@ import cspd_jax
 from checkpoints_conversion import convert, folder, rules
 from checkpoints_conversion.rules import imagenet
 from cspd_jax.checkpoints import folders, store
-from cspd_jax.continuous import registry
+from cspd_jax.continuous import specification
 from cspd_jax.models import eagle, llamagen, mar, vq
 
 TARGET = llamagen.LlamaGenConfig(
@@ -235,7 +235,7 @@ def test_official_sampling_options_are_those_of_the_scripts():
   assert scales == {'mar_b': 2.9, 'mar_l': 3.0, 'mar_h': 3.2}
   for config in mar.PRESETS.values():
     for options in rules.get('mar').sampling(config).values():
-      registry.build(options['decoder'], mar.target(config, guided=True))
+      specification.build(options['decoder'], mar.target(config, guided=True))
 
 
 def test_published_folders_are_those_of_the_official_downloads():

@@ -1,5 +1,8 @@
 """Specifications: what they read as, what they are written as, and every mistake."""
 
+import copy
+import pickle
+
 import pytest
 
 from cspd_jax.core.spec import Call, Part, Spec, parse
@@ -88,3 +91,14 @@ def test_mistakes(text):
 def test_what_is_no_text():
   with pytest.raises(ValueError, match='decoder is 3; it must be a text'):
     parse(3)
+
+
+def test_values_are_frozen():
+  """Equal specifications have equal hashes; neither they nor their parameters change."""
+  spec = parse('eagle(tree=kary(3, 3), draws=iid)+exact')
+  assert len({spec, parse(str(spec)), parse('a(b=1)'), parse('a(b=1.0)')}) == 2
+  with pytest.raises(TypeError):
+    spec.parts[0].arguments['draws'] = 'fixed'
+  assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == spec
+  assert str(spec.add({'draws': 'fixed'})) == 'eagle(draws=fixed, tree=kary(3, 3))+exact'
+  assert parse('eagle').add({'draws': 'iid'}) == parse('eagle(draws=iid)')

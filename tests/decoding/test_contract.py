@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cspd_jax.decoding import registry, tree as trees
+from cspd_jax.decoding import specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Verifier
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
@@ -138,7 +138,8 @@ def test_verifiers(verifier, message):
 
 
 def test_right_ones_pass():
-  resources = registry.Resources(drafts(T, T))
-  for name in registry.DECODERS:
+  resources = specification.Resources(drafts(T, T))
+  for name in specification.DECODERS:
     params = jnp.stack([MODEL.params] * 2) if name == 'medusa' else MODEL.params
-    trace(registry.build(registry.complete(name, window=4, length=2), T, resources), params)
+    spec = specification.complete(name, window=4, length=2)
+    trace(specification.build(spec, T, resources), params)

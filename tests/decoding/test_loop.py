@@ -10,11 +10,12 @@ import pytest
 from absl.testing import parameterized
 
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding import decoders, registry, tree as trees
+from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.drafters.fresh import KINDS
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.model import model
 from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.specification import DECODERS
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
@@ -23,23 +24,24 @@ from cspd_jax.testing.tabular import drafts, tabular
 WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
 DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
-RESOURCES = registry.Resources(drafts(MODEL.target, DRAFT.target))
+RESOURCES = specification.Resources(drafts(MODEL.target, DRAFT.target))
 LABELS = jnp.asarray([0, 1, 2, 0, 1])
 # One decoder of each kind; the thorough run takes the others too.
 FIRST = ('vanilla', 'speculative', 'sjd_pac', 'seed_exact', 'eagle')
-OTHERS = tuple(name for name in registry.DECODERS if name not in FIRST)
+OTHERS = tuple(name for name in DECODERS if name not in FIRST)
 
 
 def build(name, target=MODEL.target, window=5):
   # The default trees of so short a window are chains.
-  if name in ('sjd_pac', 'seed_exact', 'corrected', 'corrected_seed_exact'):
+  if name in DECODERS and DECODERS[name].spec.parts[0].arguments.get('tree') == 'auto':
     name, window = f'{name}(tree=caterpillar(2, 2))', window + 2
-  return registry.build(registry.complete(name, window=window, length=3), target, RESOURCES)
+  spec = specification.complete(name, window=window, length=3)
+  return specification.build(spec, target, RESOURCES)
 
 
 def draft_params(name):
-  """Parameters of what drafts for a decoder of the registry."""
-  is_stacked = registry.needs(name) == 'medusa'
+  """Parameters of what drafts for a decoder of the specification."""
+  is_stacked = specification.needs(name) == 'medusa'
   return jnp.stack([DRAFT.params] * 2) if is_stacked else DRAFT.params
 
 
@@ -49,7 +51,7 @@ def jitted(name):
 
 
 def decode(decoder, labels=LABELS, key=jax.random.key(7), warp=WARP):
-  """Decodes with a decoder, or with one of the registry by name."""
+  """Decodes with a decoder, or with a named one."""
   if isinstance(decoder, str):
     return jitted(decoder)(MODEL.params, labels, key, warp, draft_params(decoder))
   return jax.jit(decoder)(MODEL.params, labels, key, warp, DRAFT.params)
@@ -213,8 +215,10 @@ class ErrorsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (lambda: build('falcon'), "decoder is 'falcon'"),
-      (lambda: registry.build('eagle', MODEL.target), 'with an EAGLE network, and there is none'),
-      (lambda: registry.build('speculative', MODEL.target), 'a draft model, and there is none'),
+      (lambda: specification.build('eagle', MODEL.target),
+       'with an EAGLE network, and there is none'),
+      (lambda: specification.build('speculative', MODEL.target),
+       'a draft model, and there is none'),
       (lambda: build('sjd', window=0), 'window is 0'),
       (lambda: build('sjd', window=7), 'at most 5'),
       (lambda: jacobi(4, 'minimal'), "coupling is 'minimal'"),

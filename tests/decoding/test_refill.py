@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import continued, contract, decoders, refill, registry
+from cspd_jax.decoding import continued, contract, decoders, refill, specification
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen
@@ -35,12 +35,12 @@ NAMES = {
 
 def _build(name, target=MODEL.target):
   sizes = dict(window=4, length=3) | NAMES.get(name, {})
-  resources = registry.Resources(drafts(MODEL.target, DRAFT.target))
-  return registry.build(registry.complete(name, **sizes), target, resources)
+  resources = specification.Resources(drafts(MODEL.target, DRAFT.target))
+  return specification.build(specification.complete(name, **sizes), target, resources)
 
 
 def _draft_params(name):
-  return jnp.stack([DRAFT.params] * 2) if registry.needs(name) == 'medusa' else DRAFT.params
+  return jnp.stack([DRAFT.params] * 2) if specification.needs(name) == 'medusa' else DRAFT.params
 
 
 def _picked(warp, numbers):
@@ -254,7 +254,7 @@ def test_seed_exact_images_of_a_queue_in_bfloat16():
   """Those of `vanilla(window=N)`, which waits in the same way."""
   target, params = _transformer()
   params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-  one, other = (_refilled(refill.program(registry.build(spec, target), SLOTS), params=params,
+  one, other = (_refilled(refill.program(specification.build(spec, target), SLOTS), params=params,
                           draft_params=None)[0] for spec in ('vanilla(window=3)',
                                                              'seed_exact(window=3)'))
   np.testing.assert_array_equal(one.tokens, other.tokens)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.checkpoints import store
-from cspd_jax.decoding import registry
+from cspd_jax.decoding import specification
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen
 from tests.marks import representative
@@ -27,8 +27,8 @@ def model(name='demo/target'):
 def jitted(name, window=16):
   target, draft = (llamagen.target(model(which).config, guided=True)
                    for which in ('demo/target', 'demo/draft'))
-  return jax.jit(registry.build(registry.complete(name, window=window, length=4), target,
-                                registry.Resources({'model': draft})))
+  return jax.jit(specification.build(specification.complete(name, window=window, length=4), target,
+                                specification.Resources({'model': draft})))
 
 
 def decode(name, window=16, order=(0, 1, 2)):

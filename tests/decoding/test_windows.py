@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.random import exponential, row_keys
-from cspd_jax.decoding import registry
+from cspd_jax.decoding import specification
 from cspd_jax.decoding.random import RowRandom
 from cspd_jax.decoding.verifiers import walk
 from cspd_jax.decoding.warp import Warp
@@ -65,8 +65,8 @@ def recorded(drafter):
 @functools.cache
 def decoded(spec, dtype, batch=3, cut=False):
   """Tokens `[B, T]`, the distributions that they were drawn from, and rounds."""
-  resources = registry.Resources(drafts(TARGET, TARGET) if registry.needs(spec) else {})
-  decoder = registry.build(spec, TARGET, resources)
+  resources = specification.Resources(drafts(TARGET, TARGET) if specification.needs(spec) else {})
+  decoder = specification.build(spec, TARGET, resources)
   decoder = dataclasses.replace(decoder, drafter=recorded(decoder.drafter))
   warp = CUT if cut else SAMPLED
 

@@ -9,7 +9,7 @@ import pytest
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import store
-from cspd_jax.decoding import registry
+from cspd_jax.decoding import specification
 
 
 @functools.cache
@@ -30,7 +30,7 @@ def place(monkeypatch, tmp_path):
   monkeypatch.setattr(cspd_jax, 'load', _load)
   monkeypatch.chdir(tmp_path)
   with contextlib.ExitStack() as stack:
-    for known in (families.FAMILIES, store.KINDS, registry.DRAFTERS, registry.VERIFIERS,
-                  registry.DECODERS):
+    for known in (families.FAMILIES, store.KINDS, specification.DRAFTERS, specification.VERIFIERS,
+                  specification.DECODERS):
       stack.enter_context(mock.patch.dict(known))
     yield tmp_path

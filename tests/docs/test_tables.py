@@ -1,9 +1,11 @@
 """Generated parts of the pages: they are what the reports and the code say."""
 
 import json
+import re
 
 import pytest
 
+from cspd_jax.generation import engines
 from docs import lists, tables
 
 REPORT = dict(
@@ -57,6 +59,14 @@ def test_tables_that_reports_bring_along(tmp_path, monkeypatch):
 def test_unknown_tables_are_refused():
   with pytest.raises(ValueError, match="table is 'sumary'"):
     tables.rewritten('<!-- table: sumary -->\n<!-- /table -->')
+
+
+@pytest.mark.parametrize('name', [
+    *engines.DISCRETE.decoders, *engines.CONTINUOUS.decoders])
+def test_the_reference_has_every_named_decoder(name):
+  entry = (engines.DISCRETE.table | engines.CONTINUOUS.table)[name]
+  directive = rf'^::: {entry.build.__module__}\n    options: {{members: \[.*\b{name}\b.*\]}}$'
+  assert re.search(directive, (tables.ROOT / 'docs' / 'api.md').read_text(), re.MULTILINE)
 
 
 def test_names_are_unique_and_used():

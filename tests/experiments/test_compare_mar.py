@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.continuous.registry import DECODERS
+from cspd_jax.continuous.specification import DECODERS, needs
 from experiments import compare
 from tests.experiments import calls, models as models_lib
 
@@ -89,7 +89,7 @@ def test_every_decoder(run):
     assert rows[name]['target_passes'] == 3
   for name, row in rows.items():
     assert (row['acceptance'] is None) == (name in ('mar', 'parallel'))
-    assert (row['draft_passes'] > 0) == (DECODERS[name].needs is not None)
+    assert (row['draft_passes'] > 0) == (needs(name) is not None)
     assert row['distribution'] in found.out and row['seconds_per_image'] > 0
     assert (found.folder / row['images']).read_bytes().startswith(b'\x89PNG')
   assert (found.folder / 'accepted.png').read_bytes().startswith(b'\x89PNG')

@@ -1,8 +1,10 @@
 """Default decoders by device and number of images: their form, who takes them, where they go."""
 
+import ast
 import dataclasses
 import json
 import types
+from unittest import mock
 
 import jax
 import pytest
@@ -10,8 +12,9 @@ import pytest
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import store
+from cspd_jax.core.spec import parse
 from cspd_jax.families import stored
-from cspd_jax.generation import defaults as defaults_lib
+from cspd_jax.generation import defaults as defaults_lib, generate
 from cspd_jax.generation.gallery import Gallery
 from tests.families import tiny
 
@@ -86,6 +89,19 @@ def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
   (tmp_path / 'old' / 'model.json').write_text(json.dumps(description))
   with pytest.raises(store.CheckpointError, match=message):
     cspd_jax.load(tmp_path / 'old')
+
+
+@pytest.mark.parametrize('options, count', [
+    (dict(decoder='mc_sjd(window=4)'), 1), (dict(decoder=parse('mc_sjd(window=4)')), 0),
+    (dict(decoder='mc_sjd', window=4), 2), ({}, 1)])
+def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
+  """And the text of a parameter that is given separately."""
+  stored.place(folder, tmp_path / 'own').store(
+      jax.devices()[0].device_kind, {1: 'mc_sjd(window=4)'})
+  model = cspd_jax.load(tmp_path / 'own')
+  with mock.patch('ast.parse', wraps=ast.parse) as parser:
+    task = generate.prepare(model, 'sea', **options)
+  assert str(task.specification) == 'mc_sjd(window=4)' and parser.call_count == count
 
 
 def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import registry
+from cspd_jax.decoding import specification
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import engines
 from cspd_jax.testing import tabular
@@ -43,7 +43,7 @@ class TinyModel:
 
   def decoder(self, text, guided):
     del guided
-    return registry.build(registry.complete(text, window=3), self.table.target)
+    return specification.build(specification.complete(text, window=3), self.table.target)
 
   def draft_params(self, text):
     del text

