@@ -9,12 +9,31 @@ import numpy as np
 from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from cspd_jax.models import unified
-from cspd_jax.models.eagle import PRESETS, EagleConfig
+from cspd_jax.models.eagle import EagleConfig
 
 Params = Any
 
 # The targets that have one vocabulary of text and images.
 _UNIFIED = {'anole': 'anole_7b', 'lumina_mgpt': 'lumina_mgpt_7b_768'}
+
+
+def _published() -> dict[str, EagleConfig]:
+  llamagen = dict(own_embedding=True)
+  chameleon = dict(
+      family='chameleon', dim=4096, num_heads=32, ffn_dim=11008, vocab_size=65536, norm_eps=1e-5,
+      own_embedding=True)
+  return {
+      'llamagen_t2i_256': EagleConfig(**llamagen),
+      'llamagen_t2i_512': EagleConfig(num_tokens=1024, row_width=32, **llamagen),
+      'anole': EagleConfig(num_tokens=1024, row_width=32, num_outputs=8192, **chameleon),
+      # Rows end with a newline token, and the image with one more.
+      'lumina_mgpt_768': EagleConfig(
+          num_tokens=48 * 49 + 1, row_width=49, num_outputs=8194, **chameleon),
+  }
+
+
+# The drafters published with LANTERN (arXiv 2410.03355), by the name of their target.
+PRESETS: dict[str, EagleConfig] = _published()
 
 
 def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) -> list[Rule]:
@@ -119,6 +138,8 @@ def compare_embedding(params: Params, target_params: Params) -> dict[str, float]
   own = np.asarray(params['token_embedding'], np.float32)
   tables, differences = target_params['transformer'], {}
   for name in ('token_embedding', 'output'):
+    if name not in tables:
+      continue  # The target has an embedding or a head of its own there.
     table = np.asarray(tables[name], np.float32)
     table = table.T if name == 'output' else table
     if name == 'output' and table.shape[1:] == own.shape[1:] and len(table) < len(own):

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from cspd_jax.core import named
+
 Params = Any
 
 
@@ -33,14 +35,12 @@ KINDS: dict[str, Kind] = {}
 
 
 def register(name: str, kind: Kind) -> None:
-  """Makes a kind of network known.
+  """Registers a kind of network.
 
   Raises:
     ValueError: if another kind has this name.
   """
-  if KINDS.setdefault(name, kind) != kind:
-    raise ValueError(f'kind is {name!r}, which is registered with {KINDS[name].config.__name__}; '
-                     'choose another name.')
+  named.add(KINDS, 'kind', name, kind)
 
 
 def expected(kind: Kind, config: Any) -> Params:

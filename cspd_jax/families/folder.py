@@ -183,7 +183,7 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
     presets |= dict.fromkeys(family.published.presets, family)
   if name in presets:
     family = presets[name]
-    target = store.sketch(family.roles['target'][0], family.published.presets[name])
+    target = store.sketch(next(iter(family.roles['target'])), family.published.presets[name])
     return family, {'target': target}
   try:
     folder = find(name)

@@ -1,28 +1,25 @@
 """Unified models: one vocabulary for text and images, as Lumina-mGPT, Anole and Emu3 have."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.checkpoints.store import Loaded
-from cspd_jax.families import drafts
+from cspd_jax.families import drafts, token_prompts
 from cspd_jax.families.family import Family, Parts, Published, is_described
 from cspd_jax.generation import engines
-from cspd_jax.generation.model import Conditions, Model, Tokenizer
+from cspd_jax.generation.model import Model, Tokenizer
 from cspd_jax.metrics import frechet
-from cspd_jax.models import eagle, emu3_vq, neighbours, transformer, unified, vq
-from cspd_jax.models.causal import Prompt
-from cspd_jax.text import bpe, templates as prompts_lib
+from cspd_jax.models import eagle, emu3_vq, transformer, unified, vq
+from cspd_jax.text import bpe, templates
 
 # A coordinate that no vector of a codebook comes near.
 _FAR = 1e4
-# Tokens of a described prompt: a sentence in the published templates.
-_PROMPT_LENGTH = 64
 
 
 def build(parts: Parts) -> Model:
@@ -44,19 +41,22 @@ def build(parts: Parts) -> Model:
   for size in ('height', 'width', 'num_codes', 'row_end', 'image_ends', 'vocab_size'):
     parts.pair('draft', size)
   layers = unified.first_layers(target.params, config, max(1, config.num_layers // 8))
-  text = parts.text(prompts_lib.WRITERS)
-  write = None if text is None else _writer(parts)
+  ends = unified.ends(config)
+  text = parts.text(FAMILY.prompt_writers)
+  write = None if text is None else parts.writer(FAMILY.prompt_writers)
   return Model(
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
       target=lambda *, guided: unified.target(config, guided=guided),
-      conditions=_conditions(config, text, write, target.metadata.get('prompts', ())),
+      conditions=token_prompts.conditions(
+          (config.height, config.width), text, write, functools.partial(unified.renumbered, config),
+          target.metadata.get('prompts', ())),
       tokenizer=_tokenizer(parts, text),
       drafts=drafts.discrete(
-          parts, lambda config, guided: unified.target(config, guided=guided), layers),
+          parts, lambda config, guided: unified.target(config, guided=guided), layers, ends),
       forward=lambda params, condition, tokens, drop: unified.logits_and_features(
           params, config, condition, tokens, drop),
-      defaults=parts.defaults, metadata=target.metadata)
+      ends=ends, eagle_layer='chameleon', defaults=parts.defaults, metadata=target.metadata)
 
 
 def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
@@ -67,15 +67,6 @@ def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loa
   sizes = {'unified': dict(height=height, width=width), 'eagle': tokens, 'neighbours': tokens}
   return {role: part._replace(config=dataclasses.replace(part.config, **sizes.get(part.kind, {})))
           for role, part in loaded.items()}
-
-
-def _writer(parts: Parts) -> prompts_lib.Writer:
-  """What writes the contexts of prompts: that of the text part, or of the defaults' 'contexts'."""
-  name = parts.defaults.get('contexts', parts.loaded['text'].config.form)
-  if name not in prompts_lib.WRITERS:
-    raise ValueError(f'contexts of model {parts.name!r} is {name!r}; it must be one of '
-                     f'{", ".join(prompts_lib.WRITERS)}.')
-  return prompts_lib.WRITERS[name]
 
 
 def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
@@ -98,7 +89,7 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
         f'model {parts.name!r} has an image tokenizer but no text part, whose file says which code '
         'an image token stands for; convert it into the same folder with cspd-convert '
         '--family=lumina_mgpt_text (or anole_text), give text=FOLDER, or load with tokenizer=None.')
-  code = prompts_lib.code_map(text, config.first_code, config.num_codes)
+  code = templates.code_map(text, config.first_code, config.num_codes)
   features = lambda params, images: frechet.features(params, loaded.config, images)
   return _pixels(config, loaded, vq, code)._replace(features=features)
 
@@ -126,31 +117,6 @@ def _pixels(config: unified.UnifiedConfig, loaded: Any, network: Any, code: np.n
   return Tokenizer(sizes, loaded.params, decode=decode, encode=encode, codebook=codebook)
 
 
-def _conditions(config: unified.UnifiedConfig, text: bpe.Text | None,
-                write: prompts_lib.Writer | None, examples: Sequence[str]) -> Conditions:
-  """Prompts in words, if the model has a text part, or in tokens with their published ids."""
-  def written(prompts):
-    if text is None or write is None or not isinstance(prompts, (list, tuple)) or not all(
-        isinstance(prompt, str) for prompt in prompts):
-      words = 'words, or' if text else 'no words, for it has no text part, but'
-      raise ValueError(
-          f'prompts is {str(prompts)[:80]!r}; this model takes {words} a causal.Prompt of '
-          'published token ids: a stream with the prompt, one with what guidance leads away from.')
-    return prompts_lib.padded(
-        [write(text, prompt, config.height, config.width) for prompt in prompts])
-
-  def encode(prompts):
-    prompts = prompts if isinstance(prompts, Prompt) else written(prompts)
-    return jax.tree.map(jnp.asarray, unified.renumbered(config, prompts))
-
-  def captions(prompts):
-    if isinstance(prompts, Prompt):
-      return [f'prompt {i}' for i in range(np.shape(prompts.tokens)[0])]
-    return [str(prompt) for prompt in prompts]
-
-  return Conditions(encode, captions, () if text is None else tuple(examples))
-
-
 def _networks(config: unified.UnifiedConfig) -> dict[str, tuple[str, Any]]:
   return drafts.published(eagle.EagleConfig(
       family='chameleon', num_tokens=config.num_tokens, row_width=config.row_width, dim=config.dim,
@@ -159,26 +125,20 @@ def _networks(config: unified.UnifiedConfig) -> dict[str, tuple[str, Any]]:
       num_outputs=config.num_image_tokens))
 
 
-def _condition(config: unified.UnifiedConfig, count: int) -> Prompt:
-  del config
-  size = (count, 2, _PROMPT_LENGTH)
-  return Prompt(jax.ShapeDtypeStruct(size, np.int32), jax.ShapeDtypeStruct(size, bool))
-
-
+_UNIFIED = {'unified': Kind(unified.UnifiedConfig, unified.init, transformer.SPLIT,
+                            transformer.MATRICES, transformer.ORDERS)}
 FAMILY = Family(
     name='unified',
-    kinds={
-        'unified': Kind(unified.UnifiedConfig, unified.init, transformer.SPLIT,
-                        transformer.MATRICES, transformer.ORDERS),
-        'vq': Kind(vq.VQConfig, vq.init),
-        'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init),
-        'text': Kind(bpe.TextConfig, bpe.init),
-        'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT,
-                      orders=transformer.ORDERS),
-        'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init),
-    },
-    roles={'target': ('unified',), 'tokenizer': ('vq', 'emu3_vq'), 'text': ('text',),
-           'draft': ('unified',), 'eagle': ('eagle',), 'neighbours': ('neighbours',),
-           'corrector': ('eagle',)},
+    roles={'target': _UNIFIED,
+           'tokenizer': {'vq': Kind(vq.VQConfig, vq.init),
+                         'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init)},
+           'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _UNIFIED,
+           'eagle': drafts.EAGLE, 'neighbours': drafts.NEIGHBOURS, 'corrector': drafts.EAGLE},
     build=build, resize=resize,
-    published=Published(unified.PRESETS, _networks, _condition))
+    published=Published(unified.PRESETS, _networks,
+                        lambda config, count: token_prompts.described(count)),
+    text_forms={'lumina_mgpt': bpe.Vocabulary, 'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks},
+    prompt_writers={name: getattr(templates, name) for name in (
+        'lumina_mgpt', 'lumina_mgpt_sjd', 'anole', 'emu3')},
+    # As LANTERN publishes them for Anole and Lumina-mGPT (arXiv 2410.03355).
+    eagle_layers={'chameleon': eagle.Layer(attention_norm=True, qk_norm=True)})

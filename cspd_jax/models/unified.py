@@ -24,6 +24,7 @@ from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.models import causal, transformer
 from cspd_jax.models.causal import Prompt
+from cspd_jax.models.ends import Ends
 from cspd_jax.models.rope import RopeFunction, sequence_rope
 
 Params = Any
@@ -217,6 +218,11 @@ def target(config: UnifiedConfig, *, guided: bool) -> base.Target:
     guidance leads away from; without guidance it is ignored.
   """
   return causal.target(_causal(config, 2 if guided else 1), num_streams=2 if guided else 1)
+
+
+def ends(config: UnifiedConfig) -> Ends:
+  """The embedding and the head, which drafters share."""
+  return causal.ends(_causal(config, 1))
 
 
 def first_layers(params: Params, config: UnifiedConfig, num_layers: int

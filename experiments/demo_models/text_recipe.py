@@ -70,7 +70,7 @@ class TextRecipe(recipe.TokenRecipe):
   def _prompts(self, shown: list[str]) -> Prompt:
     """Captions as the model reads them."""
     config, text = self.target, bpe.read(self._text().params, _FORM)
-    written = {caption: prompts_lib.WRITERS[_FORM](text, caption, config.height, config.width)
+    written = {caption: prompts_lib.anole(text, caption, config.height, config.width)
                for caption in dict.fromkeys(shown)}
     return unified.renumbered(config, prompts_lib.padded([written[caption] for caption in shown]))
 

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import warp
+from cspd_jax.families import unified as unified_family
 from cspd_jax.models import unified
 from cspd_jax.text import bpe, templates
 from tests.families import published_files
@@ -49,7 +50,7 @@ def _contexts(name, text, config):
   """Published ids of what is asked for, and of what guidance leads away from."""
   if name == 'anole':  # Meta's sampler; LANTERN's, which is the default here, has other words.
     return [0, *text.encode('a cat'), 8710, 8197], [0, 8197]
-  return templates.WRITERS[name](text, 'a cat', config.height, config.width)
+  return unified_family.FAMILY.prompt_writers[name](text, 'a cat', config.height, config.width)
 
 
 @pytest.mark.parametrize('name', CASES)

@@ -112,7 +112,7 @@ def test_what_is_no_model_is_named(tmp_path):
   with pytest.raises(ValueError, match="family is 'x'"):
     families.save(tmp_path, 'x', {})
   with pytest.raises(ValueError, match='another family has'):
-    families.register(tiny.FAMILY._replace(kinds={}))
+    families.register(tiny.FAMILY._replace(roles={}))
   with pytest.raises(ValueError, match='no target, and a model needs one'):
     cspd_jax.load(store.ASSETS / 'demo' / 'tokenizer')
 

@@ -120,14 +120,16 @@ def _losses(*cases):
   # No token of the grammar has a probability of its own.
   probs = jnp.asarray(rng.dirichlet(np.ones(8), (2, CONFIG.num_tokens)), jnp.float32)
   probs = jnp.pad(probs, ((0, 0), (0, 0), (0, 2)))
-  forward = lambda params, condition, tokens, drop: (jnp.log(probs), features)
+  ends = unified.ends(CONFIG)
+  teacher = drafter.Teacher(
+      lambda params, condition, tokens, drop: (jnp.log(probs), features), ends)
 
   @jax.jit
   def losses(condition, drop):
     found, _ = drafter.eagle_loss(
-        own, DRAFTER, TRAIN, params, tokens, features, probs, jax.random.key(5),
+        own, DRAFTER, TRAIN, ends, params, tokens, features, probs, jax.random.key(5),
         eagle.prompt(DRAFTER, condition, drop))
-    both, _ = plain.loss(own, DRAFTER, params, forward, tokens, condition, jnp.float32(2.0))
+    both, _ = plain.loss(own, DRAFTER, params, teacher, tokens, condition, jnp.float32(2.0))
     return found, both
 
   return [np.asarray(losses(*case)) for case in cases]
