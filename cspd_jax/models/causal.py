@@ -324,6 +324,10 @@ class Prompt(NamedTuple):
     """The prompts of the first streams."""
     return Prompt(self.tokens[:, :num_streams], self.visible[:, :num_streams])
 
+  def dropped(self, drop: jax.Array) -> 'Prompt':
+    """The second stream of the images where `drop` `[B]` is True, the first one of the others."""
+    return Prompt(*(jnp.where(drop[:, None], part[:, 1], part[:, 0])[:, None] for part in self))
+
   def rows(self) -> tuple[jax.Array, jax.Array]:
     """Tokens and visibility as `[R, C]`."""
     return tuple(jnp.asarray(part).swapaxes(0, 1).reshape(-1, part.shape[-1]) for part in self)

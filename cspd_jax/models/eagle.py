@@ -275,7 +275,7 @@ def prompt(config: EagleConfig, condition: Any, drop: jax.Array | None = None) -
   """
   if not config.reads_prompt or drop is None:
     return condition if config.reads_prompt else None
-  return Prompt(*(jnp.where(drop[:, None], part[:, 1], part[:, 0])[:, None] for part in condition))
+  return condition.dropped(drop)
 
 
 def predict(

@@ -248,11 +248,9 @@ def logits_and_features(
     logits `[B, T, V]` and features `[B, C + T - 1, D]`, of the prompt's tokens and of all image
     tokens but the last.
   """
-  chosen = Prompt(*(jnp.where(drop[:, None], part[:, 1], part[:, 0])[:, None]
-                    for part in condition))
   model = _causal(config, 1)
   return causal.read(
-      params, model, model.embed_condition(params, chosen, 1), tokens[:, :-1])[:2]
+      params, model, model.embed_condition(params, condition.dropped(drop), 1), tokens[:, :-1])[:2]
 
 
 def _rope(config: UnifiedConfig) -> RopeFunction:
