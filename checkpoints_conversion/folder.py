@@ -60,7 +60,7 @@ def convert_part(
     return folder, convert.convert_file(
         family_name, source, folder, dtype=dtype, progress=progress,
         allow_nonfinite=allow_nonfinite, **arguments)
-  model = families.FAMILIES[family.model]
+  model = families.family.get(family.model)
   role = _role(family, model, role)
   others = _parts(folder, model.name, role)
   made = convert.open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)

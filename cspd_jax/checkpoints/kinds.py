@@ -33,13 +33,30 @@ class Kind(NamedTuple):
 # What `kind` may be; families add theirs with `register`.
 KINDS: dict[str, Kind] = {}
 
+# Kinds of networks and families that had other names when folders were written, by these names.
+# Folders are read for ever, so that no entry is removed.
+RENAMED: dict[str, str] = {}
+
+
+def current(name: str) -> str:
+  """The name of today of a kind or a family that a folder may have by its old one."""
+  return RENAMED.get(name, name)
+
+
+def check_new(what: str, name: str) -> None:
+  """Raises ValueError if a name is one that folders have for something else."""
+  if name in RENAMED:
+    raise ValueError(f'{what} is {name!r}, which folders of earlier versions call what is '
+                     f'{RENAMED[name]!r} now; choose another name.')
+
 
 def register(name: str, kind: Kind) -> None:
   """Registers a kind of network.
 
   Raises:
-    ValueError: if another kind has this name.
+    ValueError: if another kind has this name, or had it.
   """
+  check_new('kind', name)
   named.add(KINDS, 'kind', name, kind)
 
 

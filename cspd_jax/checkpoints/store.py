@@ -84,6 +84,7 @@ def save(
       folder, it holds files that `save` did not write, or another process is
       writing it.
   """
+  kind = kinds.current(kind)
   _check_config(kind, config)
   _check_shapes(f'params for a {kind!r} model', kinds.expected(KINDS[kind], config), params)
   save_groups(path, kind, config, weights.divided(params), dtype=dtype, extra=extra,
@@ -119,6 +120,7 @@ def save_groups(
   Raises:
     CheckpointError: see `save`.
   """
+  kind = kinds.current(kind)
   _check_config(kind, config)
   try:
     json.dumps(extra)
@@ -243,6 +245,7 @@ def sketch(kind: str, config: Any) -> Loaded:
   Raises:
     CheckpointError: if there is no such kind.
   """
+  kind = kinds.current(kind)
   return Loaded(kind, config, kinds.expected(_kind(kind), config), {})
 
 
@@ -329,7 +332,7 @@ def _read_description(folder: pathlib.Path) -> _Description:
   with _refused():
     description = reading.json(folder / 'model.json', _REMEDY)
   try:
-    version, kind = description['format'], str(description['kind'])
+    version, kind = description['format'], kinds.current(str(description['kind']))
     fields, metadata = dict(description['config']), dict(description['metadata'])
     groups = list(description.get('groups', ['arrays']))
     sizes_on_file = {name: int(size) for name, size in description['files'].items()}

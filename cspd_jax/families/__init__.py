@@ -1,6 +1,8 @@
 """Families of models, one file each, and what all of them share.
 
-A new family is a file like `llamagen.py` and a line in the list below.
+A new family is a file like `llamagen.py` and a line in the list below; outside of the package, a
+file that calls `register`. What only a family knows (kinds of networks by their roles, forms of
+tokenizer files, writers of prompts, forms of EAGLE's layer) is in its `Family`.
 """
 
 from cspd_jax.families import llamagen, mar, unified

@@ -152,6 +152,7 @@ def register(family: Family) -> None:
   """
   if FAMILIES.get(family.name, family) is not family:
     raise ValueError(f'name is {family.name!r}, which another family has; choose another name.')
+  kinds.check_new('name', family.name)
   for name, kind in family.kinds:
     kinds.register(name, kind)
   for form, reader in family.text_forms.items():
@@ -162,11 +163,12 @@ def register(family: Family) -> None:
 
 
 def get(name: str) -> Family:
-  """The family of this name.
+  """The family of this name, or the one that had it.
 
   Raises:
     ValueError: if there is none.
   """
+  name = kinds.current(name)
   if name not in FAMILIES:
     raise ValueError(f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}.')
   return FAMILIES[name]
@@ -178,6 +180,7 @@ def of_target(kind: str) -> Family:
   Raises:
     ValueError: if there is none.
   """
+  kind = kinds.current(kind)
   for family in FAMILIES.values():
     if kind in family.roles['target']:
       return family

@@ -331,6 +331,9 @@ def network(config: EagleConfig, target: Ends) -> Network:
   def prefill(params, condition, features, num_slots):
     streams, features = features.shape[0], features.reshape(-1, *features.shape[2:])
     rows, count = features.shape[0], features.shape[1] - 1
+    if config.reads_prompt and not isinstance(condition, Prompt):
+      raise ValueError(f'condition is a {type(condition).__name__}; a {config.family!r} drafter '
+                       'reads a causal.Prompt.')
     tokens, places = _condition(
         config, rows, count, condition.first(streams) if config.reads_prompt else None)
     if count:

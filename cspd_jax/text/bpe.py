@@ -24,6 +24,10 @@ Params = Any
 _FIRST_SPECIAL = 151643
 # What files are called.
 _FILE, _FILE_OF_RANKS = 'text_tokenizer.json or tokenizer.json', 'emu3.tiktoken'
+# `file's bytes -> Text`; raises ValueError for a file of another format.
+Reader = Callable[[bytes], 'Text']
+# What `TextConfig.form` may be, and how its files are read; families add theirs with `register`.
+FORMS: dict[str, Reader] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +44,19 @@ class TextConfig:
 
   def __post_init__(self):
     fields.check(self, num_bytes=(1, 2**30))
-    if self.form not in FORMS:
-      raise ValueError(f'form is {self.form!r}; it must be one of {", ".join(FORMS)}.')
+    _check_form(self.form)
 
 
 def init(config: TextConfig, key: jax.Array) -> Params:
   """A file of spaces, for its shape."""
   del key
   return {'file': jnp.full((config.num_bytes,), ord(' '), jnp.uint8)}
+
+
+def _check_form(form: str) -> None:
+  """Raises ValueError for a form of which there are no files."""
+  if form not in FORMS:
+    raise ValueError(f'form is {form!r}; it must be one of {", ".join(FORMS)}.')
 
 
 class Text(Protocol):
@@ -67,12 +76,6 @@ class Text(Protocol):
     """
 
 
-# `file's bytes -> Text`; raises ValueError for a file of another format.
-Reader = Callable[[bytes], Text]
-# What `TextConfig.form` may be, and how its files are read; families add theirs with `register`.
-FORMS: dict[str, Reader] = {}
-
-
 def register(form: str, reader: Reader) -> None:
   """Registers a form of tokenizer files.
 
@@ -90,8 +93,9 @@ def read(params: Params, form: str) -> Text:
     form: a key of `FORMS`.
 
   Raises:
-    ValueError: if it is no such file.
+    ValueError: if it is no such file, or there is no such form.
   """
+  _check_form(form)
   return FORMS[form](bytes(np.asarray(params['file'], np.uint8)))
 
 

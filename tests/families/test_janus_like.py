@@ -142,7 +142,7 @@ def test_drafters_have_its_embedding_and_its_head(model):
   changed = jax.tree.map(lambda leaf: leaf, drafts.params)
   changed['target']['codebook'] += 1
   prompt = model.condition(PROMPTS).dropped(jnp.zeros(2, bool))
-  found = [eagle.predict(params, janus_like.eagle_config(CONFIG), model.ends, tokens,
+  found = [eagle.predict(params, janus_like.eagle_config(CONFIG), model.ends, tokens[:, :-1],
                          features[:, :-1], prompt)[0] for params in (drafts.params, changed)]
   assert np.abs(found[0] - found[1]).max() > 1e-3
 

@@ -253,6 +253,9 @@ def test_prompts_belong_to_chameleon():
     other = None if inputs.prompt else causal.Prompt(jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1)))
     with pytest.raises(ValueError, match=f'prompt is {"given" if other else "None"}'):
       _predict(case, inputs._replace(prompt=other))
+  with pytest.raises(ValueError, match="condition is a ndarray; a 'chameleon' drafter reads a"):
+    eagle.network(case.config, ENDS).prefill(
+        inputs.params, np.zeros(3, int), inputs.features[:, :, :case.condition], 8)
 
 
 def test_a_correction_begins_as_the_rule_and_looks_at_single_places():
