@@ -8,13 +8,13 @@ import numpy as np
 
 from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
-from cspd_jax.models import unified
+from cspd_jax.models import early_fusion
 from cspd_jax.models.eagle import EagleConfig
 
 Params = Any
 
 # The targets that have one vocabulary of text and images.
-_UNIFIED = {'anole': 'anole_7b', 'lumina_mgpt': 'lumina_mgpt_7b_768'}
+_EARLY_FUSION = {'anole': 'anole_7b', 'lumina_mgpt': 'lumina_mgpt_7b_768'}
 
 
 def _published() -> dict[str, EagleConfig]:
@@ -73,16 +73,16 @@ def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) ->
   return table
 
 
-def _target(form: str, vocab_size: int) -> unified.UnifiedConfig | None:
+def _target(form: str, vocab_size: int) -> early_fusion.EarlyFusionConfig | None:
   """The published target whose vocabulary a drafter has, if that is one of text and images."""
-  target = unified.PRESETS.get(_UNIFIED.get(form, ''))
+  target = early_fusion.PRESETS.get(_EARLY_FUSION.get(form, ''))
   return target if target is not None and target.vocab_size == vocab_size else None
 
 
 def _tokens(form: str, vocab_size: int) -> base.Transform:
   """The table of tokens in the order of the target."""
   target = _target(form, vocab_size)
-  return KEEP if target is None else base.reorder(unified.order(target))
+  return KEEP if target is None else base.reorder(early_fusion.order(target))
 
 
 def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> EagleConfig:
@@ -182,5 +182,5 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
 
 
 LLAMAGEN = _family('llamagen', family.NUM_HEADS, model='llamagen')
-ANOLE = _family('anole', {}, model='unified')
-LUMINA_MGPT = _family('lumina_mgpt', {}, num_norm_shards=1, model='unified')
+ANOLE = _family('anole', {}, model='early_fusion')
+LUMINA_MGPT = _family('lumina_mgpt', {}, num_norm_shards=1, model='early_fusion')

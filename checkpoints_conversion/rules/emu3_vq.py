@@ -60,4 +60,4 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> Emu3VQConfig:
 FAMILY = family.FileFamily(
     name='emu3_vq', what=_WHAT, kind='emu3_vq', rules=rules, infer=infer,
     presets={'vision_tokenizer': Emu3VQConfig()}, leftovers=r'.*\.num_batches_tracked',
-    model='unified')
+    model='early_fusion')

@@ -33,5 +33,6 @@ def of_form(form: str, model: str) -> family.FileFamily:
       infer=functools.partial(infer, form), presets={}, model=model)
 
 
-LUMINA_MGPT, ANOLE, EMU3 = (of_form(form, 'unified') for form in ('lumina_mgpt', 'anole', 'emu3'))
+LUMINA_MGPT, ANOLE, EMU3 = (
+    of_form(form, 'early_fusion') for form in ('lumina_mgpt', 'anole', 'emu3'))
 T5 = of_form('t5', 'llamagen')

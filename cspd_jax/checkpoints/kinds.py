@@ -35,7 +35,7 @@ KINDS: dict[str, Kind] = {}
 
 # Kinds of networks and families that had other names when folders were written, by these names.
 # Folders are read for ever, so that no entry is removed.
-RENAMED: dict[str, str] = {}
+RENAMED = {'unified': 'early_fusion'}
 
 
 def current(name: str) -> str:

@@ -5,7 +5,7 @@ file that calls `register`. What only a family knows (kinds of networks by their
 tokenizer files, writers of prompts, forms of EAGLE's layer) is in its `Family`.
 """
 
-from cspd_jax.families import llamagen, mar, unified
+from cspd_jax.families import early_fusion, llamagen, mar
 from cspd_jax.families.family import FAMILIES, Family, Parts, Published, register
 from cspd_jax.families.folder import (
   check_place,
@@ -24,5 +24,5 @@ __all__ = (
     'Tokenizer', 'check_place', 'decoder', 'describe', 'load', 'part_folder', 'register', 'save',
     'shipped')
 
-for _one in (llamagen.FAMILY, mar.FAMILY, unified.FAMILY):
+for _one in (llamagen.FAMILY, mar.FAMILY, early_fusion.FAMILY):
   register(_one)

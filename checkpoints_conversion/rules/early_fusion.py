@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule, Transform
-from cspd_jax.models import unified
-from cspd_jax.models.unified import UnifiedConfig
+from cspd_jax.models import early_fusion
+from cspd_jax.models.early_fusion import EarlyFusionConfig
 
 # Meta's names (https://github.com/facebookresearch/chameleon) for those of transformers.
 _META = {
@@ -62,7 +62,7 @@ def stored(shapes: family.Shapes) -> Stored:
   return Stored(is_meta, not is_meta and len(norm) == 2, norm[0] if len(norm) == 2 else 0)
 
 
-def rules(config: UnifiedConfig, how: Stored) -> list[Rule]:
+def rules(config: EarlyFusionConfig, how: Stored) -> list[Rule]:
   """Returns the rule table of a transformer.
 
   Args:
@@ -74,7 +74,7 @@ def rules(config: UnifiedConfig, how: Stored) -> list[Rule]:
   ours, theirs = 'transformer/layers_{i}/', 'model.layers.{i}.'
   table = [
       Rule('model.embed_tokens.weight', ('transformer/token_embedding',),
-           base.reorder(unified.order(config))),
+           base.reorder(early_fusion.order(config))),
       Rule(theirs + 'self_attn.q_proj.weight', (ours + 'query',),
            base.separate_heads(heads, width, how.halves)),
       Rule(theirs + 'self_attn.k_proj.weight', (ours + 'key',),
@@ -100,7 +100,7 @@ def rules(config: UnifiedConfig, how: Stored) -> list[Rule]:
   return [rule._replace(source=how.name(rule.source)) for rule in table]
 
 
-def _codes_only(config: UnifiedConfig) -> Transform:
+def _codes_only(config: EarlyFusionConfig) -> Transform:
   """The rows of the codes as columns; the inverse has zeros in place of the others."""
   first, after = config.first_code, config.first_code + config.num_codes
 
@@ -112,7 +112,7 @@ def _codes_only(config: UnifiedConfig) -> Transform:
   return Transform(lambda x: (x[first:after].T,), inverse)
 
 
-def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> UnifiedConfig:
+def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> EarlyFusionConfig:
   """Infers the sizes of a transformer.
 
   Args:
@@ -124,7 +124,7 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Uni
   Raises:
     ConversionError: if the shapes and options do not tell all sizes, or another vocabulary.
   """
-  known, name = unified.PRESETS[preset], stored(shapes).name
+  known, name = early_fusion.PRESETS[preset], stored(shapes).name
   shape = lambda tensor, rank: family.shape(_what(preset), shapes, name(tensor), rank)
   vocab_size, dim = shape('model.embed_tokens.weight', 2)
   if vocab_size != known.vocab_size:
@@ -133,7 +133,7 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Uni
   num_heads = family.num_heads(
       options, known.num_heads if dim == known.dim else None, dim, f'width {dim}')
   width = dim // num_heads
-  return UnifiedConfig(
+  return EarlyFusionConfig(
       height=options.get('height', known.height), width=options.get('width', known.width),
       vocab_size=vocab_size, num_codes=known.num_codes, first_code=known.first_code,
       row_end=known.row_end, image_ends=known.image_ends, dim=dim,
@@ -165,7 +165,7 @@ def settings(content: Mapping[str, Any]) -> dict[str, Any]:
   return {size: value for size, value in found.items() if value is not None}
 
 
-def _sampling(options: Mapping[str, Any], config: UnifiedConfig) -> Mapping[str, Any]:
+def _sampling(options: Mapping[str, Any], config: EarlyFusionConfig) -> Mapping[str, Any]:
   del config
   return {'pictures': {'temperature': 1.0, 'top_p': 1.0, **options}}
 
@@ -185,17 +185,17 @@ def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
             others: Mapping[str, tuple[str, ...]], norm_rows: int | None = None,
             ) -> family.FileFamily:
   return family.FileFamily(
-      name=name, what=_what(presets[0]), kind='unified',
+      name=name, what=_what(presets[0]), kind='early_fusion',
       rules=functools.partial(rules, how=Stored(norm_rows=norm_rows)),
       infer=functools.partial(infer, presets[0]),
-      presets={preset: unified.PRESETS[preset] for preset in presets},
+      presets={preset: early_fusion.PRESETS[preset] for preset in presets},
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
       variant=lambda shapes: {'rules': functools.partial(rules, how=stored(shapes))},
       settings=settings, shares=_SHARES,
       # The image tokenizer is a network of its own; rotary tables are not weights.
       leftovers=r'model\.vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
-      model='unified', sampling=functools.partial(_sampling, sampling),
+      model='early_fusion', sampling=functools.partial(_sampling, sampling),
       layout=lambda model: {name: ('models/7b', '.'), **others})
 
 

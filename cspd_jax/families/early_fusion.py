@@ -1,4 +1,4 @@
-"""Unified models: one vocabulary for text and images, as Lumina-mGPT, Anole and Emu3 have."""
+"""Early-fusion models: one vocabulary for text and images, as Lumina-mGPT, Anole and Emu3 have."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from cspd_jax.families.family import Family, Parts, Published, is_described
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model, Tokenizer
 from cspd_jax.metrics import frechet
-from cspd_jax.models import eagle, emu3_vq, transformer, unified, vq
+from cspd_jax.models import eagle, early_fusion, emu3_vq, transformer, vq
 from cspd_jax.text import bpe, templates
 
 # A coordinate that no vector of a codebook comes near.
@@ -23,7 +23,7 @@ _FAR = 1e4
 
 
 def build(parts: Parts) -> Model:
-  """Joins the networks of a unified model.
+  """Joins the networks of an early-fusion model.
 
   Raises:
     ValueError: if they do not belong together.
@@ -40,21 +40,21 @@ def build(parts: Parts) -> Model:
   parts.pair('neighbours', 'vocab_size', 'num_image_tokens')
   for size in ('height', 'width', 'num_codes', 'row_end', 'image_ends', 'vocab_size'):
     parts.pair('draft', size)
-  layers = unified.first_layers(target.params, config, max(1, config.num_layers // 8))
-  ends = unified.ends(config)
+  layers = early_fusion.first_layers(target.params, config, max(1, config.num_layers // 8))
+  ends = early_fusion.ends(config)
   text = parts.text(FAMILY.prompt_writers)
   write = None if text is None else parts.writer(FAMILY.prompt_writers)
   return Model(
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
-      target=lambda *, guided: unified.target(config, guided=guided),
+      target=lambda *, guided: early_fusion.target(config, guided=guided),
       conditions=token_prompts.conditions(
-          (config.height, config.width), text, write, functools.partial(unified.renumbered, config),
-          target.metadata.get('prompts', ())),
+          (config.height, config.width), text, write,
+          functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ())),
       tokenizer=_tokenizer(parts, text),
       drafts=drafts.discrete(
-          parts, lambda config, guided: unified.target(config, guided=guided), layers, ends),
-      forward=lambda params, condition, tokens, drop: unified.logits_and_features(
+          parts, lambda config, guided: early_fusion.target(config, guided=guided), layers, ends),
+      forward=lambda params, condition, tokens, drop: early_fusion.logits_and_features(
           params, config, condition, tokens, drop),
       ends=ends, eagle_layer='chameleon', defaults=parts.defaults, metadata=target.metadata)
 
@@ -64,7 +64,7 @@ def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loa
   height, width = grid
   target = dataclasses.replace(loaded['target'].config, height=height, width=width)
   tokens = dict(num_tokens=target.num_tokens, row_width=target.row_width)
-  sizes = {'unified': dict(height=height, width=width), 'eagle': tokens, 'neighbours': tokens}
+  sizes = {'early_fusion': dict(height=height, width=width), 'eagle': tokens, 'neighbours': tokens}
   return {role: part._replace(config=dataclasses.replace(part.config, **sizes.get(part.kind, {})))
           for role, part in loaded.items()}
 
@@ -94,20 +94,20 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
   return _pixels(config, loaded, vq, code)._replace(features=features)
 
 
-def _pixels(config: unified.UnifiedConfig, loaded: Any, network: Any, code: np.ndarray
+def _pixels(config: early_fusion.EarlyFusionConfig, loaded: Any, network: Any, code: np.ndarray
             ) -> Tokenizer:
   """An image tokenizer of a module, whose code for token `i` is `code[i]`."""
   sizes = loaded.config
 
   def decode(params, tokens):
-    codes = jnp.asarray(code)[unified.codes(config, tokens)]
+    codes = jnp.asarray(code)[early_fusion.codes(config, tokens)]
     return network.decode(params, sizes, codes.reshape(-1, config.height, config.width))
 
   token = np.argsort(code)
 
   def encode(params, images):
     found = jnp.asarray(token)[network.encode(params, sizes, images)]
-    return unified.with_grammar(config, found.reshape(len(images), -1))
+    return early_fusion.with_grammar(config, found.reshape(len(images), -1))
 
   def codebook(params):
     vectors = network.codebook(params, sizes)[code]
@@ -117,7 +117,7 @@ def _pixels(config: unified.UnifiedConfig, loaded: Any, network: Any, code: np.n
   return Tokenizer(sizes, loaded.params, decode=decode, encode=encode, codebook=codebook)
 
 
-def _networks(config: unified.UnifiedConfig) -> dict[str, tuple[str, Any]]:
+def _networks(config: early_fusion.EarlyFusionConfig) -> dict[str, tuple[str, Any]]:
   return drafts.published(eagle.EagleConfig(
       family='chameleon', num_tokens=config.num_tokens, row_width=config.row_width, dim=config.dim,
       num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
@@ -125,17 +125,18 @@ def _networks(config: unified.UnifiedConfig) -> dict[str, tuple[str, Any]]:
       num_outputs=config.num_image_tokens))
 
 
-_UNIFIED = {'unified': Kind(unified.UnifiedConfig, unified.init, transformer.SPLIT,
-                            transformer.MATRICES, transformer.ORDERS)}
+_TRANSFORMER = {'early_fusion': Kind(
+    early_fusion.EarlyFusionConfig, early_fusion.init, transformer.SPLIT, transformer.MATRICES,
+    transformer.ORDERS)}
 FAMILY = Family(
-    name='unified',
-    roles={'target': _UNIFIED,
+    name='early_fusion',
+    roles={'target': _TRANSFORMER,
            'tokenizer': {'vq': Kind(vq.VQConfig, vq.init),
                          'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init)},
-           'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _UNIFIED,
+           'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
            'eagle': drafts.EAGLE, 'neighbours': drafts.NEIGHBOURS, 'corrector': drafts.EAGLE},
     build=build, resize=resize,
-    published=Published(unified.PRESETS, _networks,
+    published=Published(early_fusion.PRESETS, _networks,
                         lambda config, count: token_prompts.described(count)),
     text_forms={'lumina_mgpt': bpe.Vocabulary, 'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks},
     prompt_writers={name: getattr(templates, name) for name in (
