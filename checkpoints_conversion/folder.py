@@ -98,7 +98,7 @@ def convert_parts(
   if (name := names.pop()) is None:
     with progress(parts[0].family) as show:
       return [_convert_alone(kinds[0], parts[0], folder, show, allow_nonfinite)]
-  model = families.FAMILIES[name]
+  model = families.family.get(name)
   roles = [_role(family, model, part.role) for family, part in zip(kinds, parts)]
   if len(set(roles)) < len(roles):
     raise ConversionError(f'parts have the roles {", ".join(roles)}; each must have its own.')

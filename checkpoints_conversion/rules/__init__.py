@@ -5,13 +5,13 @@ A new family is a module like `llamagen.py` and a line in the list below.
 
 from checkpoints_conversion.rules import (
   eagle,
+  early_fusion,
   emu3_vq,
   kl_vae,
   llamagen,
   mar,
   t5,
   text,
-  unified,
   vq,
   vqgan,
 )
@@ -48,9 +48,9 @@ register(eagle.LLAMAGEN)
 register(eagle.ANOLE)
 register(eagle.LUMINA_MGPT)
 register(mar.FAMILY)
-register(unified.LUMINA_MGPT)
-register(unified.ANOLE)
-register(unified.EMU3)
+register(early_fusion.LUMINA_MGPT)
+register(early_fusion.ANOLE)
+register(early_fusion.EMU3)
 register(vqgan.FAMILY)
 register(emu3_vq.FAMILY)
 register(text.LUMINA_MGPT)

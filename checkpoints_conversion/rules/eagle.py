@@ -9,13 +9,13 @@ import numpy as np
 from checkpoints_conversion.rules import base, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from checkpoints_conversion.rules.settings import Free, Must, Size
-from cspd_jax.models import unified
-from cspd_jax.models.eagle import PRESETS, EagleConfig
+from cspd_jax.models import early_fusion
+from cspd_jax.models.eagle import EagleConfig
 
 Params = Any
 
 # The targets that have one vocabulary of text and images.
-_UNIFIED = {'anole': 'anole_7b', 'lumina_mgpt': 'lumina_mgpt_7b_768'}
+_EARLY_FUSION = {'anole': 'anole_7b', 'lumina_mgpt': 'lumina_mgpt_7b_768'}
 # What the drafters of LlamaGen call their images, and the tokens of these.
 _NUM_TOKENS = {'c2i': 576, 't2i': 256, 't2i2': 1024}
 _OF_THE_TARGET = Free('only the target reads it')
@@ -45,6 +45,25 @@ CHAMELEON_FIELDS: settings.Table = {
     'boi_token_id': _OF_THE_TARGET, 'eoi_token_id': _OF_THE_TARGET,
     'mask_image_logits': _OF_THE_TARGET,
 }
+
+
+def _published() -> dict[str, EagleConfig]:
+  llamagen = dict(own_embedding=True)
+  chameleon = dict(
+      family='chameleon', dim=4096, num_heads=32, ffn_dim=11008, vocab_size=65536, norm_eps=1e-5,
+      own_embedding=True)
+  return {
+      'llamagen_t2i_256': EagleConfig(**llamagen),
+      'llamagen_t2i_512': EagleConfig(num_tokens=1024, row_width=32, **llamagen),
+      'anole': EagleConfig(num_tokens=1024, row_width=32, num_outputs=8192, **chameleon),
+      # Rows end with a newline token, and the image with one more.
+      'lumina_mgpt_768': EagleConfig(
+          num_tokens=48 * 49 + 1, row_width=49, num_outputs=8194, **chameleon),
+  }
+
+
+# The drafters published with LANTERN (arXiv 2410.03355), by the name of their target.
+PRESETS: dict[str, EagleConfig] = _published()
 
 
 def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) -> list[Rule]:
@@ -84,16 +103,16 @@ def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) ->
   return table
 
 
-def _target(form: str, vocab_size: int) -> unified.UnifiedConfig | None:
+def _target(form: str, vocab_size: int) -> early_fusion.EarlyFusionConfig | None:
   """The published target whose vocabulary a drafter has, if that is one of text and images."""
-  target = unified.PRESETS.get(_UNIFIED.get(form, ''))
+  target = early_fusion.PRESETS.get(_EARLY_FUSION.get(form, ''))
   return target if target is not None and target.vocab_size == vocab_size else None
 
 
 def _tokens(form: str, vocab_size: int) -> base.Transform:
   """The table of tokens in the order of the target."""
   target = _target(form, vocab_size)
-  return KEEP if target is None else base.reorder(unified.order(target))
+  return KEEP if target is None else base.reorder(early_fusion.order(target))
 
 
 def read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:
@@ -171,6 +190,8 @@ def compare_embedding(params: Params, target_params: Params) -> dict[str, float]
   own = np.asarray(params['token_embedding'], np.float32)
   tables, differences = target_params['transformer'], {}
   for name in ('token_embedding', 'output'):
+    if name not in tables:
+      continue  # The target has an embedding or a head of its own there.
     table = np.asarray(tables[name], np.float32)
     table = table.T if name == 'output' else table
     if name == 'output' and table.shape[1:] == own.shape[1:] and len(table) < len(own):
@@ -213,5 +234,5 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
 
 
 LLAMAGEN = _family('llamagen', family.NUM_HEADS, model='llamagen')
-ANOLE = _family('anole', {}, model='unified')
-LUMINA_MGPT = _family('lumina_mgpt', {}, num_norm_shards=1, model='unified')
+ANOLE = _family('anole', {}, model='early_fusion')
+LUMINA_MGPT = _family('lumina_mgpt', {}, num_norm_shards=1, model='early_fusion')

@@ -30,9 +30,13 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> bpe.T
   return bpe.TextConfig(form, family.shape(f'a tokenizer file for {form}', shapes, 'file', 1)[0])
 
 
-LUMINA_MGPT, ANOLE, EMU3, T5 = (
-    family.FileFamily(
-        name=f'{form}_text', what=f'a tokenizer file for {form}', kind='text', rules=rules,
-        infer=functools.partial(infer, form), presets={},
-        model='llamagen' if form == 't5' else 'unified')
-    for form in bpe.FORMS)
+def of_form(form: str, model: str) -> family.FileFamily:
+  """The tokenizer files of a form, a key of `bpe.FORMS`, that are parts of a family of models."""
+  return family.FileFamily(
+      name=f'{form}_text', what=f'a tokenizer file for {form}', kind='text', rules=rules,
+      infer=functools.partial(infer, form), presets={}, model=model)
+
+
+LUMINA_MGPT, ANOLE, EMU3 = (
+    of_form(form, 'early_fusion') for form in ('lumina_mgpt', 'anole', 'emu3'))
+T5 = of_form('t5', 'llamagen')

@@ -36,4 +36,4 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
 
 FAMILY = family.FileFamily(
     name='chameleon_vqgan', what=_WHAT, kind='vq', rules=rules, infer=infer,
-    presets={'vqgan': CHAMELEON}, leftovers=r'loss\..*', model='unified')
+    presets={'vqgan': CHAMELEON}, leftovers=r'loss\..*', model='early_fusion')

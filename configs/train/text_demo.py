@@ -12,7 +12,7 @@ later ones, which follow their neighbours. Of 24 images of blue and orange, or r
 and flowers at guidance scale 3 with the 50 most probable tokens, all had the tint.
 """
 
-from cspd_jax.models.unified import UnifiedConfig
+from cspd_jax.models.early_fusion import EarlyFusionConfig
 from cspd_jax.models.vq import VQConfig
 from experiments.demo_models import text_recipe
 from experiments.demo_models.autoregressive import ARTrainConfig
@@ -29,9 +29,9 @@ def get_config() -> TextRecipe:
       tokenizer=tokenizer,
       tokenizer_train=VQTrainConfig(num_steps=5000, batch_size=4, learning_rate=1e-3),
       tokenizer_of='demo',
-      target=UnifiedConfig(dim=192, num_layers=6, num_heads=3, ffn_dim=512, **shared),
+      target=EarlyFusionConfig(dim=192, num_layers=6, num_heads=3, ffn_dim=512, **shared),
       target_train=ARTrainConfig(num_steps=1800, batch_size=8, learning_rate=1.5e-3),
-      draft=UnifiedConfig(dim=128, num_layers=2, num_heads=2, ffn_dim=384, **shared),
+      draft=EarlyFusionConfig(dim=128, num_layers=2, num_heads=2, ffn_dim=384, **shared),
       draft_train=ARTrainConfig(num_steps=800, batch_size=8, learning_rate=2e-3),
       guidance_scale=3.0,
       top_k=50,

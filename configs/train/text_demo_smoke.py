@@ -6,7 +6,7 @@
 About a minute on two CPU cores, most of it compiling.
 """
 
-from cspd_jax.models.unified import UnifiedConfig
+from cspd_jax.models.early_fusion import EarlyFusionConfig
 from cspd_jax.models.vq import VQConfig
 from experiments.demo_models import text_recipe
 from experiments.demo_models.autoregressive import ARTrainConfig
@@ -18,7 +18,7 @@ def get_config() -> TextRecipe:
   """The recipe."""
   tokenizer = VQConfig(
       ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=32, codebook_dim=4)
-  model = UnifiedConfig(height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
+  model = EarlyFusionConfig(height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
                         **text_recipe.vocabulary(tokenizer.codebook_size))
   train = ARTrainConfig(num_steps=6, batch_size=4, warmup_steps=2)
   return TextRecipe(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.checkpoints import files, places, reading, weights
+from cspd_jax.checkpoints import files, kinds, places, reading, weights
 from cspd_jax.checkpoints.kinds import KINDS, Kind
 
 FILE = 'model.json'
@@ -41,7 +41,7 @@ def read(folder: pathlib.Path) -> Description:
   with refused():
     description = reading.json(folder / FILE, REMEDY)
   try:
-    version, kind = description['format'], str(description['kind'])
+    version, kind = description['format'], kinds.current(str(description['kind']))
     fields, metadata = dict(description['config']), dict(description['metadata'])
     groups = list(description.get('groups', ['arrays']))
     sizes_on_file = {name: int(size) for name, size in description['files'].items()}

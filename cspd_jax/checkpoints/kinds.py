@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from cspd_jax.core import named
+
 Params = Any
 
 
@@ -31,16 +33,31 @@ class Kind(NamedTuple):
 # What `kind` may be; families add theirs with `register`.
 KINDS: dict[str, Kind] = {}
 
+# Kinds of networks and families that had other names when folders were written, by these names.
+# Folders are read for ever, so that no entry is removed.
+RENAMED = {'unified': 'early_fusion'}
+
+
+def current(name: str) -> str:
+  """The name of today of a kind or a family that a folder may have by its old one."""
+  return RENAMED.get(name, name)
+
+
+def check_new(what: str, name: str) -> None:
+  """Raises ValueError if a name is one that folders have for something else."""
+  if name in RENAMED:
+    raise ValueError(f'{what} is {name!r}, which folders of earlier versions call what is '
+                     f'{RENAMED[name]!r} now; choose another name.')
+
 
 def register(name: str, kind: Kind) -> None:
-  """Makes a kind of network known.
+  """Registers a kind of network.
 
   Raises:
-    ValueError: if another kind has this name.
+    ValueError: if another kind has this name, or had it.
   """
-  if KINDS.setdefault(name, kind) != kind:
-    raise ValueError(f'kind is {name!r}, which is registered with {KINDS[name].config.__name__}; '
-                     'choose another name.')
+  check_new('kind', name)
+  named.add(KINDS, 'kind', name, kind)
 
 
 def expected(kind: Kind, config: Any) -> Params:

@@ -88,6 +88,7 @@ def save(
       something else than an older checkpoint or an empty folder, it holds files that `save` did
       not write, or another process is writing it.
   """
+  kind = kinds.current(kind)
   _check_config(kind, config)
   _check_shapes(f'params for a {kind!r} model', kinds.expected(KINDS[kind], config), params)
   save_groups(path, kind, config, weights.divided(params), dtype=dtype, extra=extra,
@@ -123,6 +124,7 @@ def save_groups(
   Raises:
     CheckpointError: see `save`.
   """
+  kind = kinds.current(kind)
   _check_config(kind, config)
   try:
     json.dumps(extra)
@@ -271,6 +273,7 @@ def sketch(kind: str, config: Any) -> Loaded:
   Raises:
     CheckpointError: if there is no such kind.
   """
+  kind = kinds.current(kind)
   return Loaded(kind, config, kinds.expected(description.kind_of(kind), config), {})
 
 

@@ -10,7 +10,9 @@ from cspd_jax.checkpoints import kinds
 from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.generation.model import Model
+from cspd_jax.models import eagle
 from cspd_jax.text import bpe
+from cspd_jax.text.templates import Writer
 
 
 class Parts(NamedTuple):
@@ -67,6 +69,26 @@ class Parts(NamedTuple):
                        f'needs one for {" or ".join(forms)}; give text=FOLDER of such a file.')
     return None if is_described(found) else bpe.read(found.params, found.config.form)
 
+  def writer(self, writers: Mapping[str, Writer]) -> Writer | None:
+    """How contexts of prompts are written: as the default 'contexts' says, or the part 'text'.
+
+    Args:
+      writers: those of the family by name; see `Family.prompt_writers`.
+
+    Returns:
+      None if there is no part 'text'.
+
+    Raises:
+      ValueError: if there is no such writer.
+    """
+    if 'text' not in self.loaded:
+      return None
+    name = self.defaults.get('contexts', self.loaded['text'].config.form)
+    if name not in writers:
+      raise ValueError(f'contexts of model {self.name!r} is {name!r}; it must be one of '
+                       f'{", ".join(writers)}.')
+    return writers[name]
+
 
 def is_described(loaded: Loaded) -> bool:
   """Whether a network has no parameters, but descriptions of them."""
@@ -93,45 +115,60 @@ class Family(NamedTuple):
 
   Attributes:
     name: how model folders call it.
-    kinds: the kinds of networks it brings, by name.
-    roles: by role, the kinds of networks that may have it; 'target' is a must, and
-      'tokenizer' is what makes pixels.
+    roles: by role, the kinds of networks that may have it, by name; 'target' is a must, and
+      'tokenizer' is what makes pixels. Families that share a kind give the same `Kind`.
     build: joins networks into a model; raises ValueError if they do not belong together.
     resize: `(networks by role, (rows, columns)) -> ` the same for images of so many tokens; None if
       a model makes images of one size.
     published: see `Published`.
+    text_forms: by name, how the tokenizer files of the part 'text' are read; see `bpe.FORMS`.
+    prompt_writers: by name, how a prompt in words becomes token ids; see `Parts.writer`.
+    eagle_layers: by name, forms of the layer of its EAGLE drafters; see `eagle.LAYERS`.
   """
 
   name: str
-  kinds: Mapping[str, Kind]
-  roles: Mapping[str, tuple[str, ...]]
+  roles: Mapping[str, Mapping[str, Kind]]
   build: Callable[[Parts], Model]
   resize: Callable[[Mapping[str, Loaded], tuple[int, int]], Mapping[str, Loaded]] | None = None
   published: Published = Published()
+  text_forms: Mapping[str, bpe.Reader] = MappingProxyType({})
+  prompt_writers: Mapping[str, Writer] = MappingProxyType({})
+  eagle_layers: Mapping[str, eagle.Layer] = MappingProxyType({})
+
+  @property
+  def kinds(self) -> list[tuple[str, Kind]]:
+    """The kinds of all roles, with their names."""
+    return [item for by_name in self.roles.values() for item in by_name.items()]
 
 
 FAMILIES: dict[str, Family] = {}
 
 
 def register(family: Family) -> None:
-  """Makes a family known, and its kinds of networks.
+  """Registers a family, its kinds of networks, forms of tokenizer files and EAGLE layers.
 
   Raises:
-    ValueError: if another family has this name, or another network the name of a kind.
+    ValueError: if another family has this name, or something else the name of a part of it.
   """
   if FAMILIES.get(family.name, family) is not family:
     raise ValueError(f'name is {family.name!r}, which another family has; choose another name.')
-  for name, kind in family.kinds.items():
+  kinds.check_new('name', family.name)
+  for name, kind in family.kinds:
     kinds.register(name, kind)
+  for form, reader in family.text_forms.items():
+    bpe.register(form, reader)
+  for name, layer in family.eagle_layers.items():
+    eagle.register(name, layer)
   FAMILIES[family.name] = family
 
 
 def get(name: str) -> Family:
-  """The family of this name.
+  """The family of this name, or the one that had it.
 
   Raises:
     ValueError: if there is none.
   """
+  name = kinds.current(name)
   if name not in FAMILIES:
     raise ValueError(f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}.')
   return FAMILIES[name]
@@ -143,6 +180,7 @@ def of_target(kind: str) -> Family:
   Raises:
     ValueError: if there is none.
   """
+  kind = kinds.current(kind)
   for family in FAMILIES.values():
     if kind in family.roles['target']:
       return family

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.checkpoints import files, places, reading, store
+from cspd_jax.checkpoints import files, kinds, places, reading, store
 from cspd_jax.checkpoints.store import CheckpointError, Loaded
 from cspd_jax.families import family as family_lib
 from cspd_jax.generation import defaults as defaults_lib
@@ -184,7 +184,7 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
     presets |= dict.fromkeys(family.published.presets, family)
   if (preset := str(name)) in presets:
     family = presets[preset]
-    target = store.sketch(family.roles['target'][0], family.published.presets[preset])
+    target = store.sketch(next(iter(family.roles['target'])), family.published.presets[preset])
     return family, {'target': target}
   try:
     folder = find(name)
@@ -268,6 +268,7 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
             defaults: Mapping[str, Any]) -> dict[str, Any]:
   """The description of a model with what is added to it; see `save`."""
   known = family_lib.get(family)
+  family = known.name
   if unknown := sorted(set(parts) - set(known.roles)):
     raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
                      f'{", ".join(known.roles)}.')
@@ -317,7 +318,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   try:
     version = description['format']
     found: dict[str, Any] = dict(
-        family=str(description['family']), parts=dict(description['parts']),
+        family=kinds.current(str(description['family'])), parts=dict(description['parts']),
         defaults=dict(description['defaults']))
     wrong = [role for role, part in found['parts'].items()
              if not isinstance(part, str) or not part or not part.isprintable()]

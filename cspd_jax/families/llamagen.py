@@ -12,7 +12,7 @@ from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
-from cspd_jax.models import eagle, llamagen, medusa, neighbours, t5, transformer, vq
+from cspd_jax.models import eagle, llamagen, medusa, t5, transformer, vq
 from cspd_jax.text import bpe
 
 
@@ -35,6 +35,7 @@ def build(parts: Parts) -> Model:
   for size, target_size in (('vocab_size', None), ('num_tokens', None), ('row_width', 'width')):
     parts.pair('neighbours', size, target_size)
   layers = llamagen.first_layers(target.params, config, max(1, config.num_layers // 8))
+  ends = llamagen.ends(config)
   return Model(
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
@@ -42,10 +43,10 @@ def build(parts: Parts) -> Model:
       conditions=_conditions(parts, config),
       tokenizer=_tokenizer(loaded.get('tokenizer'), config),
       drafts=drafts.discrete(
-          parts, lambda config, guided: llamagen.target(config, guided=guided), layers),
+          parts, lambda config, guided: llamagen.target(config, guided=guided), layers, ends),
       forward=lambda params, condition, tokens, drop: llamagen.logits_and_features(
           params, config, condition, tokens, drop),
-      defaults=parts.defaults, metadata=target.metadata)
+      ends=ends, eagle_layer='llamagen', defaults=parts.defaults, metadata=target.metadata)
 
 
 def _tokenizer(loaded: Any, config: llamagen.LlamaGenConfig) -> Tokenizer | None:
@@ -81,7 +82,7 @@ def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
 def _networks(config: llamagen.LlamaGenConfig) -> dict[str, tuple[str, Any]]:
   """Networks for a target: those of `drafts.published`, Medusa's heads and a smaller LlamaGen."""
   layer = eagle.EagleConfig(
-      num_tokens=config.num_tokens, row_width=config.width, dim=config.dim,
+      family='llamagen', num_tokens=config.num_tokens, row_width=config.width, dim=config.dim,
       num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
       vocab_size=config.vocab_size, rope_base=config.rope_base, norm_eps=config.norm_eps)
   small = llamagen.PRESETS['c2i_b_256']
@@ -101,21 +102,17 @@ def _condition(config: llamagen.LlamaGenConfig, count: int) -> Any:
                           jax.ShapeDtypeStruct(size, bool))
 
 
+_LLAMAGEN = {'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init, transformer.SPLIT,
+                              transformer.MATRICES, transformer.ORDERS)}
 FAMILY = Family(
     name='llamagen',
-    kinds={
-        'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init, transformer.SPLIT,
-                         transformer.MATRICES, transformer.ORDERS),
-        'vq': Kind(vq.VQConfig, vq.init),
-        't5': Kind(t5.T5Config, t5.init, transformer.SPLIT),
-        'text': Kind(bpe.TextConfig, bpe.init),
-        'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT,
-                      orders=transformer.ORDERS),
-        'medusa': Kind(medusa.MedusaConfig, medusa.init),
-        'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init),
-    },
-    roles={'target': ('llamagen',), 'tokenizer': ('vq',), 't5': ('t5',), 'text': ('text',),
-           'draft': ('llamagen',), 'eagle': ('eagle',), 'medusa': ('medusa',),
-           'neighbours': ('neighbours',), 'corrector': ('eagle',)},
+    roles={'target': _LLAMAGEN, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},
+           't5': {'t5': Kind(t5.T5Config, t5.init, transformer.SPLIT)},
+           'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _LLAMAGEN,
+           'eagle': drafts.EAGLE, 'medusa': drafts.MEDUSA, 'neighbours': drafts.NEIGHBOURS,
+           'corrector': drafts.EAGLE},
     build=build,
-    published=Published(llamagen.PRESETS, _networks, _condition))
+    published=Published(llamagen.PRESETS, _networks, _condition),
+    text_forms={'t5': bpe.Vocabulary},
+    # As LANTERN publishes them (arXiv 2410.03355): the condition is no tokens and has no place.
+    eagle_layers={'llamagen': eagle.Layer(by_grid=True, reads_prompt=False)})

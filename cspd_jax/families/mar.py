@@ -43,10 +43,11 @@ def build(parts: Parts) -> Model:
       metadata=target.metadata)
 
 
+_MAR = Kind(mar.MARConfig, mar.init)
 FAMILY = Family(
     name='mar',
-    kinds={'mar': Kind(mar.MARConfig, mar.init), 'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
-    roles={'target': ('mar',), 'tokenizer': ('kl_vae',), 'draft': ('mar',)},
+    roles={'target': {'mar': _MAR}, 'tokenizer': {'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
+           'draft': {'mar': _MAR}},
     build=build,
     published=Published(mar.PRESETS, condition=lambda config, count: jax.ShapeDtypeStruct(
         (count,), np.int32)))

@@ -16,6 +16,7 @@ from cspd_jax.core.modes import usual_promotion
 from cspd_jax.generation import generate as generate_lib, prompts as prompts_lib
 from cspd_jax.generation.engines import Engine
 from cspd_jax.generation.results import Generated
+from cspd_jax.models.ends import Ends
 
 Params = Any
 
@@ -95,6 +96,9 @@ class Model:
       [B, C + T - 1, F])` of whole images, with the null condition where `drop`; features are those
       of `C` condition tokens and of the image tokens but the last. What drafters learn from; None
       if none are trained for the family.
+    ends: its embedding and its head, which drafters share; None if none are trained for the family.
+    eagle_layer: the form of EAGLE's layer that suits it, a key of `models.eagle.LAYERS`; None if
+      there is none.
     head_drafter: `(schedule, guided) -> [levels]` the blend of `exact_head`, or None;
       continuous tokens only.
     metadata: what was stored with the target.
@@ -113,6 +117,8 @@ class Model:
   drafts: Mapping[str, Drafts] = dataclasses.field(default_factory=dict)
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   forward: Callable[..., tuple[jax.Array, jax.Array]] | None = None
+  ends: Ends | None = None
+  eagle_layer: str | None = None
   head_drafter: Callable[..., np.ndarray | None] | None = None
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   mesh: jax.sharding.Mesh | None = None

@@ -1,14 +1,29 @@
 """Networks in Flax Linen, as pure functions of parameters and sizes.
 
-Decoding targets, by `target(config, ...)`: `llamagen` (discrete tokens) and `mar` (continuous).
+Decoding targets, by `target(config, ...)`: `llamagen` and `early_fusion` (discrete tokens), `mar`
+(continuous).
 Drafters that read a target's features: `eagle.network` and `medusa.drafting_heads`. Image
 tokenizers: `vq` and `kl_vae`. Encoder of prompts: `t5`. New decoder-only families are
-configurations of `causal`.
+configurations of `causal`; drafters share the two `ends` of theirs.
 """
 
-from cspd_jax.models import causal, eagle, kl_vae, llamagen, mar, medusa, t5, transformer, vq
+from cspd_jax.models import (
+  causal,
+  eagle,
+  early_fusion,
+  ends,
+  kl_vae,
+  llamagen,
+  mar,
+  medusa,
+  t5,
+  transformer,
+  vq,
+)
 from cspd_jax.models.causal import Causal, Prompt
 from cspd_jax.models.eagle import EagleConfig
+from cspd_jax.models.early_fusion import EarlyFusionConfig
+from cspd_jax.models.ends import Ends
 from cspd_jax.models.kl_vae import KLVAEConfig
 from cspd_jax.models.llamagen import Caption, LlamaGenConfig
 from cspd_jax.models.mar import MARConfig
@@ -18,7 +33,8 @@ from cspd_jax.models.transformer import TransformerConfig
 from cspd_jax.models.vq import VQConfig
 
 __all__ = [
-    'Caption', 'Causal', 'EagleConfig', 'KLVAEConfig', 'LlamaGenConfig', 'MARConfig',
-    'MedusaConfig', 'Prompt', 'T5Config', 'TransformerConfig', 'VQConfig', 'causal', 'eagle',
-    'kl_vae', 'llamagen', 'mar', 'medusa', 't5', 'transformer', 'vq',
+    'Caption', 'Causal', 'EagleConfig', 'EarlyFusionConfig', 'Ends', 'KLVAEConfig',
+    'LlamaGenConfig', 'MARConfig', 'MedusaConfig', 'Prompt', 'T5Config', 'TransformerConfig',
+    'VQConfig', 'causal', 'eagle', 'early_fusion', 'ends', 'kl_vae', 'llamagen', 'mar', 'medusa',
+    't5', 'transformer', 'vq',
 ]

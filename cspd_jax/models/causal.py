@@ -2,8 +2,9 @@
 
 A sequence is the condition and then the image tokens in raster order; every token but the last
 predicts its successor. A family says how its condition becomes embeddings and how positions
-rotate (`Causal`). Masks, caches, positions, guidance streams and commit are written here, for the
-targets and for the drafters that read their features.
+rotate, and may embed its image tokens and predict them in its own way (`Causal`). Masks, caches,
+positions, guidance streams and commit are written here, for the targets and for the drafters that
+read their features.
 
 Image token `k` lives in cache slot `C + k`, behind the condition. Guidance streams share every
 forward pass: row `s B + b` is image `b` in stream `s`.
@@ -24,12 +25,12 @@ from cspd_jax.core.values import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.decoding.tree import RuntimeTree, Tree
-from cspd_jax.models import transformer
+from cspd_jax.models import ends as ends_lib, transformer
+from cspd_jax.models.ends import Embed, Ends, Logits
 from cspd_jax.models.rope import RopeFunction
 from cspd_jax.models.transformer import KeyValues, TransformerConfig
 
 Params = Any
-_IMPOSSIBLE = -1e30
 # From so many slots on there is a multiple of a tile, for other numbers make GPUs pad keys and
 # values in every round. In smaller caches the room costs about as much.
 _TILED, _TILE = 512, 64
@@ -64,9 +65,9 @@ class Prefix(NamedTuple):
 class Causal(NamedTuple):
   """What sets one decoder-only image model apart from another.
 
-  Its parameters hold those of the transformer as `params['transformer']`. Tokens `0 .. V - 1` of
-  the transformer's vocabulary are the image tokens: its `num_outputs`, and `num_forced` more that
-  stand nowhere but where they are forced.
+  Its parameters hold those of the transformer as `params['transformer']`. Tokens `0 .. V - 1` are
+  the image tokens: those that the head predicts, and `num_forced` more that stand nowhere but where
+  they are forced.
 
   Attributes:
     transformer: sizes of the transformer.
@@ -78,6 +79,13 @@ class Causal(NamedTuple):
     forced: see `decoding.base.Target`.
     num_forced: see above.
     check_condition: see `decoding.base.Target`.
+    embed: `(params, tokens [...]) -> [..., D]`, the embeddings of image tokens, and of the
+      condition's if it is a `Prompt`. None takes the transformer's table.
+    logits: `(params, features [..., D]) -> [..., num_outputs]` float32, the head. None takes the
+      transformer's output matrix; with one given, the transformer's `num_outputs` is 0, so that
+      there is no matrix that nothing uses. Both hooks read everything but the layers of the
+      transformer.
+    num_outputs: image tokens that `logits` predicts; None takes the transformer's.
   """
 
   transformer: TransformerConfig
@@ -88,6 +96,9 @@ class Causal(NamedTuple):
   forced: Callable[[jax.Array], jax.Array] | None = None
   num_forced: int = 0
   check_condition: Callable[[Any], Any] = lambda condition: None
+  embed: Embed | None = None
+  logits: Logits | None = None
+  num_outputs: int | None = None
 
 
 class Cache(NamedTuple):
@@ -195,15 +206,6 @@ def commit(cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
   return cache._replace(layers=jax.tree.map(write, cache.layers, moved))
 
 
-def padded(logits: jax.Array, size: int) -> jax.Array:
-  """Logits `[..., size]`, those added so low that their tokens are impossible."""
-  if size == logits.shape[-1]:
-    return logits
-  # Finite, because guidance subtracts the streams.
-  room = [(0, 0)] * (logits.ndim - 1) + [(0, size - logits.shape[-1])]
-  return jnp.pad(logits, room, constant_values=_IMPOSSIBLE)
-
-
 def read(
     params: Params, model: Causal, prefix: Prefix, tokens: jax.Array,
 ) -> tuple[jax.Array, jax.Array, KeyValues]:
@@ -213,25 +215,27 @@ def read(
     logits `[R, L + 1, V]` of image tokens `0 .. L`, float32; features after the final norm
     `[R, C + L, D]`; keys and values.
   """
-  network = transformer.Transformer(model.transformer)
-  params = {'params': params['transformer']}
+  own = ends(model)
   positions, mask = whole(prefix.places, tokens.shape[1])
-  embeddings = jnp.concatenate(
-      [prefix.embeddings, network.apply(params, tokens, method='embed')], axis=1)
-  features, layers = network.apply(
-      params, embeddings, model.rope(positions), mask, method='features')
-  logits = network.apply(params, features[:, prefix.embeddings.shape[1] - 1:], method='logits')
-  return padded(logits, num_image_tokens(model)), features, layers
+  embeddings = jnp.concatenate([prefix.embeddings, own.embed(params, tokens)], axis=1)
+  features, layers = transformer.Transformer(model.transformer).apply(
+      {'params': params['transformer']}, embeddings, model.rope(positions), mask, method='features')
+  return own.logits(params, features[:, prefix.embeddings.shape[1] - 1:]), features, layers
 
 
-def num_image_tokens(model: Causal) -> int:
-  """The number `V` of tokens that can stand in an image."""
-  return (model.transformer.num_outputs or 0) + model.num_forced
+def ends(model: Causal) -> Ends:
+  """The embedding and the head of a model; drafters ask these, and know no table of its own.
+
+  Raises:
+    ValueError: see `ends.make`.
+  """
+  return ends_lib.make(
+      model.transformer, model.embed, model.logits, model.num_outputs, model.num_forced)
 
 
 def target(model: Causal, num_streams: int) -> base.Target:
   """The model as a decoding target with `num_streams` guidance streams."""
-  network, vocab_size = transformer.Transformer(model.transformer), num_image_tokens(model)
+  network, own = transformer.Transformer(model.transformer), ends(model)
 
   def prefill(params, condition, num_slots):
     prefix = model.embed_condition(params, condition, num_streams)
@@ -245,16 +249,15 @@ def target(model: Causal, num_streams: int) -> base.Target:
             allocate(layers, prefix.places, num_slots))
 
   def score(params, cache: Cache, tokens, start, tree: Tree | RuntimeTree):
-    params = {'params': params['transformer']}
     at = window(cache, start, tree.depth, tree.ancestors)
-    embeddings = network.apply(params, tile(tokens, num_streams), method='embed')
-    logits, features, layers = network.apply(
-        params, embeddings, model.rope(at.positions), at.mask, cache.layers, at.slot)
-    return (split(padded(logits, vocab_size), num_streams), split(features, num_streams),
+    features, layers = network.apply(
+        {'params': params['transformer']}, own.embed(params, tile(tokens, num_streams)),
+        model.rope(at.positions), at.mask, cache.layers, at.slot, method='features')
+    return (split(own.logits(params, features), num_streams), split(features, num_streams),
             cache._replace(layers=layers))
 
   return base.Target(
-      prefill=prefill, score=score, commit=commit, vocab_size=vocab_size,
+      prefill=prefill, score=score, commit=commit, vocab_size=own.vocab_size,
       num_tokens=model.num_tokens, row_width=model.row_width, num_streams=num_streams,
       forced=model.forced, check_condition=model.check_condition)
 
@@ -265,7 +268,7 @@ def network(model: Causal, num_streams: int) -> Network:
   It reads tokens only. The first layers of a target with its final norm are one.
   """
   whole_model = target(model, num_streams)
-  module, vocab_size = transformer.Transformer(model.transformer), num_image_tokens(model)
+  module, own = transformer.Transformer(model.transformer), ends(model)
 
   def prefill(params, condition, features, num_slots):
     del features
@@ -273,25 +276,23 @@ def network(model: Causal, num_streams: int) -> Network:
 
   def step(params, cache: Cache, tokens, features, start, depth, visible):
     del features
-    params = {'params': params['transformer']}
     at = window(cache, start, depth, visible)
-    embeddings = module.apply(params, tile(tokens, num_streams), method='embed')
     found, layers = module.apply(
-        params, embeddings, model.rope(at.positions), at.mask, cache.layers,
+        {'params': params['transformer']}, own.embed(params, tile(tokens, num_streams)),
+        model.rope(at.positions), at.mask, cache.layers,
         at.slot + visible.shape[-1] - tokens.shape[1], method='features')
     return split(found, num_streams), cache._replace(layers=layers)
 
   def logits(params, features):
     flat = features.reshape(-1, *features.shape[2:])
-    found = module.apply({'params': params['transformer']}, flat, method='logits')
-    return split(padded(found, vocab_size), features.shape[0])
+    return split(own.logits(params, flat), features.shape[0])
 
-  return Network(prefill, step, logits, vocab_size, model.num_tokens)
+  return Network(prefill, step, logits, own.vocab_size, model.num_tokens)
 
 
 def first_layers(params: Params, num_layers: int, model: Callable[[int], Causal]
                  ) -> tuple[Params, Callable[[bool], Network]]:
-  """A model's first layers with its final norm and output matrix, as a drafting network.
+  """A model's first layers with its final norm and its head, as a drafting network.
 
   Args:
     params: of the model; nothing is copied.
@@ -301,13 +302,11 @@ def first_layers(params: Params, num_layers: int, model: Callable[[int], Causal]
   Returns:
     The parameters that are left, and `guided -> Network`.
   """
-  kept = {name: part for name, part in params['transformer'].items()
-          if not name.startswith('layers_') or int(name.removeprefix('layers_')) < num_layers}
   def build(guided):
     streams = 2 if guided else 1
     return network(model(streams), streams)
 
-  return dict(params, transformer=kept), build
+  return ends_lib.first_layers(params, num_layers), build
 
 
 class Prompt(NamedTuple):
@@ -324,6 +323,10 @@ class Prompt(NamedTuple):
   def first(self, num_streams: int) -> 'Prompt':
     """The prompts of the first streams."""
     return Prompt(self.tokens[:, :num_streams], self.visible[:, :num_streams])
+
+  def dropped(self, drop: jax.Array) -> 'Prompt':
+    """The second stream of the images where `drop` `[B]` is True, the first one of the others."""
+    return Prompt(*(jnp.where(drop[:, None], part[:, 1], part[:, 0])[:, None] for part in self))
 
   def rows(self) -> tuple[jax.Array, jax.Array]:
     """Tokens and visibility as `[R, C]`."""

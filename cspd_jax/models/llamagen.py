@@ -21,6 +21,7 @@ from cspd_jax.core.values import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.models import causal, class_labels, transformer
+from cspd_jax.models.ends import Ends
 from cspd_jax.models.rope import RopeFunction, frequencies
 
 Params = Any
@@ -287,6 +288,11 @@ def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
     The target; its condition is class labels `[B]` int, or a `Caption`.
   """
   return causal.target(_causal(config), num_streams=2 if guided else 1)
+
+
+def ends(config: LlamaGenConfig) -> Ends:
+  """The embedding and the head, which drafters share."""
+  return causal.ends(_causal(config))
 
 
 def first_layers(params: Params, config: LlamaGenConfig, num_layers: int

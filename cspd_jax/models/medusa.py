@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from cspd_jax.core import fields
 from cspd_jax.decoding.drafters.medusa import Heads
+from cspd_jax.models.ends import Ends
 
 Params = Any
 
@@ -67,17 +68,21 @@ def init(config: MedusaConfig, key: jax.Array) -> Params:
   return jax.jit(Medusa(config).init)(key, jnp.zeros((1, config.dim)))['params']
 
 
-def from_target(target_params: Params, config: MedusaConfig) -> Params:
+def from_target(target: Ends, target_params: Params, config: MedusaConfig) -> Params:
   """Float32 parameters with which every head repeats the target's own distribution.
 
   Args:
-    target_params: parameters of the target, whose output matrix is copied.
+    target: the target's embedding and head.
+    target_params: its parameters; the output matrix is copied.
     config: the sizes.
 
   Raises:
-    ValueError: if the target's output matrix does not have these sizes.
+    ValueError: if the target's head is no matrix of these sizes.
   """
-  output = target_params['transformer']['output']
+  if target.matrix is None:
+    raise ValueError('the head of the target is not one matrix, of which Medusa heads begin as '
+                     'copies; train an EAGLE drafter for it.')
+  output = target.matrix(target_params)
   if output.shape != (config.dim, config.vocab_size):
     raise ValueError(
         f'dim and vocab_size are {(config.dim, config.vocab_size)}; the output matrix of the '

@@ -60,7 +60,8 @@ class TransformerConfig:
   """Sizes of a transformer.
 
   Attributes:
-    vocab_size: number of tokens that can be read.
+    vocab_size: number of rows of the table of token embeddings, the tokens that can be read; 0 for
+      no table, where the model embeds all its tokens itself (`causal.Causal.embed`).
     dim: `D`.
     num_layers: number of blocks.
     num_heads: `H`.
@@ -68,7 +69,9 @@ class TransformerConfig:
     head_dim: `E`, even.
     ffn_dim: hidden width of the feed-forward layers.
     norm_eps: added to the mean square in the norms.
-    num_outputs: `V`, the first so many tokens of the vocabulary; None means all of it.
+    num_outputs: `V`, columns of the output matrix, which predicts the first so many tokens of the
+      vocabulary; None means all of it, and 0 no matrix, where the model has a head of its own
+      (`causal.Causal.logits`).
     attention_norm: whether there is a norm before the attention.
     qk_norm: whether queries and keys are normalised head by head before they rotate.
     swin_norm: whether the norms stand after attention and feed-forward, on what these add
@@ -89,10 +92,11 @@ class TransformerConfig:
   swin_norm: bool = False
 
   def __post_init__(self):
-    fields.check(self, num_layers=(1, fields.MOST_LAYERS))
+    size = (0, fields.MOST)
+    fields.check(self, vocab_size=size, num_layers=(1, fields.MOST_LAYERS), num_outputs=size)
     if self.num_outputs is None:
       object.__setattr__(self, 'num_outputs', self.vocab_size)
-    if self.num_outputs > self.vocab_size:
+    if self.vocab_size and self.num_outputs > self.vocab_size:
       raise ValueError(f'num_outputs is {self.num_outputs}; it must be at most vocab_size '
                        f'({self.vocab_size}), because predicted tokens are read.')
     if self.num_heads % self.num_kv_heads:
@@ -310,21 +314,27 @@ class Block(nn.Module):
 class Transformer(nn.Module):
   """Token embedding, blocks, final norm and an output matrix of its own.
 
-  Activations take the dtype of the parameters; logits are float32.
+  Activations take the dtype of the parameters; logits are float32. A config without a table or an
+  output matrix has no parameter for it, and `embed` or `logits` raises ValueError.
   """
 
   config: TransformerConfig
 
   def setup(self):
     config = self.config
-    self.token_embedding = self.param(
-        'token_embedding', nn.initializers.normal(0.02), (config.vocab_size, config.dim))
+    if config.vocab_size:
+      self.token_embedding = self.param(
+          'token_embedding', nn.initializers.normal(0.02), (config.vocab_size, config.dim))
     self.layers = [Block(config) for _ in range(config.num_layers)]
     self.norm = RMSNorm(config.norm_eps)
-    self.output = self.param('output', nn.initializers.zeros, (config.dim, config.num_outputs))
+    if config.num_outputs:
+      self.output = self.param('output', nn.initializers.zeros, (config.dim, config.num_outputs))
 
   def embed(self, tokens: jax.Array) -> jax.Array:
-    """Embeddings `[R, L, D]` of tokens `[R, L]`."""
+    """Embeddings `[..., D]` of tokens `[...]`."""
+    if not self.config.vocab_size:
+      raise ValueError('the transformer has no table of tokens (vocab_size is 0); give '
+                       'causal.Causal an embed.')
     return jnp.take(self.token_embedding, tokens, axis=0)
 
   def features(
@@ -343,8 +353,11 @@ class Transformer(nn.Module):
     return self.norm(x), tuple(new_cache)
 
   def logits(self, features: jax.Array) -> jax.Array:
-    """Float32 logits `[R, L, V]` of features `[R, L, D]`."""
-    return jnp.einsum('rld,dv->rlv', features, self.output, preferred_element_type=jnp.float32)
+    """Float32 logits `[..., V]` of features `[..., D]`."""
+    if not self.config.num_outputs:
+      raise ValueError('the transformer has no output matrix (num_outputs is 0); give '
+                       'causal.Causal the logits of the model\'s own head.')
+    return jnp.einsum('...d,dv->...v', features, self.output, preferred_element_type=jnp.float32)
 
   def __call__(
       self,
@@ -366,8 +379,8 @@ class Transformer(nn.Module):
       start: `[B]` first slot of the new tokens of every image in the cache; see `write_slots`.
 
     Returns:
-      logits `[R, L, V]` float32, features after the final norm `[R, L, D]`, and
-      the cache; without one given, the new tokens' own keys and values.
+      logits `[R, L, V]` float32 (None without an output matrix), features after the final norm
+      `[R, L, D]`, and the cache; without one given, the new tokens' own keys and values.
     """
     features, cache = self.features(embeddings, rope, mask, cache, start)
-    return self.logits(features), features, cache
+    return self.logits(features) if self.config.num_outputs else None, features, cache

@@ -10,23 +10,24 @@ import dataclasses
 import functools
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
+from cspd_jax.core import fields, named
 from cspd_jax.text.packages import need
 
 Params = Any
 _FIRST_SPECIAL = 151643
 # What files are called.
 _FILE, _FILE_OF_RANKS = 'text_tokenizer.json or tokenizer.json', 'emu3.tiktoken'
-
-# How prompts are written; see `text.templates` and `text.captions`.
-FORMS = ('lumina_mgpt', 'anole', 'emu3', 't5')
+# `file's bytes -> Text`; raises ValueError for a file of another format.
+Reader = Callable[[bytes], 'Text']
+# What `TextConfig.form` may be, and how its files are read; families add theirs with `register`.
+FORMS: dict[str, Reader] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class TextConfig:
   """A tokenizer file.
 
   Attributes:
-    form: whose prompts it is for, one of `FORMS`.
+    form: whose prompts it is for, a key of `FORMS`.
     num_bytes: size of the file.
   """
 
@@ -43,14 +44,19 @@ class TextConfig:
 
   def __post_init__(self):
     fields.check(self, num_bytes=(1, 2**30))
-    if self.form not in FORMS:
-      raise ValueError(f'form is {self.form!r}; it must be one of {", ".join(FORMS)}.')
+    _check_form(self.form)
 
 
 def init(config: TextConfig, key: jax.Array) -> Params:
   """A file of spaces, for its shape."""
   del key
   return {'file': jnp.full((config.num_bytes,), ord(' '), jnp.uint8)}
+
+
+def _check_form(form: str) -> None:
+  """Raises ValueError for a form of which there are no files."""
+  if form not in FORMS:
+    raise ValueError(f'form is {form!r}; it must be one of {", ".join(FORMS)}.')
 
 
 class Text(Protocol):
@@ -70,18 +76,27 @@ class Text(Protocol):
     """
 
 
+def register(form: str, reader: Reader) -> None:
+  """Registers a form of tokenizer files.
+
+  Raises:
+    ValueError: if another reader has this name.
+  """
+  named.add(FORMS, 'form', form, reader)
+
+
 def read(params: Params, form: str) -> Text:
   """Reads the vocabulary of a file.
 
   Args:
     params: the bytes of the file.
-    form: one of `FORMS`.
+    form: a key of `FORMS`.
 
   Raises:
-    ValueError: if it is no such file.
+    ValueError: if it is no such file, or there is no such form.
   """
-  file = bytes(np.asarray(params['file'], np.uint8))
-  return _Ranks(file) if form == 'emu3' else _Vocabulary(file)
+  _check_form(form)
+  return FORMS[form](bytes(np.asarray(params['file'], np.uint8)))
 
 
 def id_of(text: Text, name: str) -> int:
@@ -96,8 +111,12 @@ def id_of(text: Text, name: str) -> int:
   return text.ids[name]
 
 
-class _Vocabulary:
-  """A file of the `tokenizers` library."""
+class Vocabulary:
+  """A file of the `tokenizers` library, as a `Text`.
+
+  Raises:
+    ValueError: for a file of another format.
+  """
 
   def __init__(self, file: bytes):
     self._file = file
@@ -126,8 +145,14 @@ class _Vocabulary:
     return found
 
 
-class _Ranks:
-  """A file of `tiktoken`, one token and its rank per line, with the special tokens of Emu3."""
+class Emu3Ranks:
+  """A file of `tiktoken`, one token and its rank per line, with the special tokens of Emu3.
+
+  It is a `Text`.
+
+  Raises:
+    ValueError: for a file of another format.
+  """
 
   # How Emu3, like Qwen, cuts a text before it is tokenized.
   _PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"

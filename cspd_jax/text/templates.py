@@ -83,8 +83,6 @@ def emu3(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], l
 
 # `(text, prompt, height, width) -> ` the ids of both contexts.
 Writer = Callable[[Text, str, int, int], tuple[list[int], list[int]]]
-WRITERS: dict[str, Writer] = {
-    'lumina_mgpt': lumina_mgpt, 'lumina_mgpt_sjd': lumina_mgpt_sjd, 'anole': anole, 'emu3': emu3}
 
 
 def padded(contexts: Sequence[Sequence[Sequence[int]]]) -> Prompt:

@@ -21,7 +21,7 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.drafters import small_network
 from cspd_jax.models import eagle
 from cspd_jax.training import plain as plain_lib, state as state_lib
-from cspd_jax.training.drafter import Forward
+from cspd_jax.training.drafter import Teacher
 from cspd_jax.training.state import TrainState
 from cspd_jax.training.windows import Windows
 
@@ -126,21 +126,21 @@ class Agreement(NamedTuple):
 
 
 def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
-              target_params: Params, forward: Forward, batch: Batch) -> Agreement:
+              target_params: Params, teacher: Teacher, batch: Batch) -> Agreement:
   """How far the corrected distributions of every pass agree with the target's.
 
   Args:
     params: the network's own parameters.
     config: its sizes.
     train: number of passes.
-    target_params: the frozen target.
-    forward: its forward pass; see `families.Model.forward`.
+    target_params: the frozen target's.
+    teacher: the target.
     batch: the windows.
   """
   images, count = batch.tokens.shape
   length = batch.nodes.shape[2]
   warp = warp_lib.Warp(guidance_scale=batch.guidance_scale)
-  probs, features = plain_lib.asked(target_params, forward, batch.tokens, batch.condition, warp)
+  probs, features = plain_lib.asked(target_params, teacher, batch.tokens, batch.condition, warp)
 
   start = batch.first + batch.accepted + 1
   places = start[..., None] + 1 + jnp.arange(length)
@@ -150,7 +150,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   answers = batch.features.astype(features.dtype)
   stale = _take(answers, jnp.minimum(at, length))
   wanted = jax.vmap(lambda row, index: row[index])(probs, jnp.minimum(places, count - 1))
-  params, network = eagle.attach(target_params, params), eagle.network(config)
+  params, network = eagle.attach(target_params, params), eagle.network(config, teacher.ends)
   said, old, read = _reader(network, params, batch, features, answers)
   plain = plain_lib.divergence(probs[:, 1:], warp_lib.probabilities(
       network.logits(params, said[:, :, :-1]), warp, jnp.arange(1, count)[None]))
@@ -218,13 +218,13 @@ def _reader(network: Any, params: Params, batch: Batch, features: jax.Array, ans
 
 
 def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
-         target_params: Params, forward: Forward, batch: Batch,
+         target_params: Params, teacher: Teacher, batch: Batch,
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Minus the mean accepted length, and divergences by their weights, averaged over the passes.
 
   Arguments as for `agreement`. Beside the loss come figures of the last pass.
   """
-  found = agreement(params, config, train, target_params, forward, batch)
+  found = agreement(params, config, train, target_params, teacher, batch)
   total, plain = 0.0, jnp.mean(found.plain)
   for rate, spread in zip(found.overlap, found.divergence):
     lengths, reached = accepted_length(rate, found.inside)
@@ -248,24 +248,24 @@ def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, j
 
 
 def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.EagleConfig,
-         train: CorrectorTrainConfig, forward: Forward,
+         train: CorrectorTrainConfig, teacher: Teacher,
          ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimiser step; jit with the configurations and `forward` static."""
+  """One optimiser step; jit with the configurations and `teacher` static."""
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
-      state.params, config, train, target_params, forward, batch)
+      state.params, config, train, target_params, teacher, batch)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
   return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
 
 
 def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,
-            train: CorrectorTrainConfig, forward: Forward) -> dict[str, jax.Array]:
+            train: CorrectorTrainConfig, teacher: Teacher) -> dict[str, jax.Array]:
   """Figures of the last pass.
 
   Returns:
     'length', drafts of a chain accepted in the mean; 'plain', see `Agreement`; 'overlap_1' and so
     on, the acceptance rate at a place behind the root when it is reached.
   """
-  found = agreement(params, config, train, target_params, forward, batch)
+  found = agreement(params, config, train, target_params, teacher, batch)
   lengths, reached = accepted_length(found.overlap[-1], found.inside)
   rates = jnp.sum(found.overlap[-1] * reached, axis=(0, 1)) / jnp.maximum(
       jnp.sum(reached, axis=(0, 1)), _TINY)

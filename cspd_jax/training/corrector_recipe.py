@@ -142,6 +142,9 @@ def init(recipe: CorrectorRecipe, model: Any) -> Params:
   if 'eagle' not in model.drafts:
     return params
   known = model.drafts['eagle'].params
+  if recipe.drafter.own_embedding:  # A table of its own begins as the target's embedding.
+    known = {'token_embedding': model.ends.embed(
+        model.params, jnp.arange(recipe.drafter.vocab_size)), **known}
   for name, value in params.items():
     if name in known and _shapes(known[name]) == _shapes(value):
       # A training step gives its input's memory away.
@@ -158,7 +161,7 @@ def _shapes(tree: Any) -> Any:
 def train_plain(recipe: CorrectorRecipe, model: Any, params: Params, workdir: pathlib.Path
                 ) -> Params:
   """Trains on whole images in `workdir` or continues; the moving average of the parameters."""
-  settings, forward = recipe.plain, model.forward
+  settings, teacher = recipe.plain, drafter_recipe.teacher(model)
   sampling = Warp(guidance_scale=recipe.guidance_scale)
   tokens, numbers = samples.kept(
       workdir / 'tokens.npz', model, recipe.prompts, recipe.num_plain_images,
@@ -171,7 +174,7 @@ def train_plain(recipe: CorrectorRecipe, model: Any, params: Params, workdir: pa
 
   step = jax.jit(
       lambda state, batch, frozen: plain.step(
-          state, batch, frozen, recipe.drafter, settings, forward), donate_argnums=0)
+          state, batch, frozen, recipe.drafter, settings, teacher), donate_argnums=0)
   return loop.run(
       state_lib.start(params, state_lib.optimizer(settings), averaged=True),
       lambda state, batch: step(state, batch, model.params), batch_of,
@@ -191,14 +194,14 @@ def train(recipe: CorrectorRecipe, model: Any, workdir: pathlib.Path
   splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}
   every = model.condition(samples.prompts_of(model, recipe.prompts))
   conditions = {split: samples.pick(every, numbers) for split, (_, numbers) in splits.items()}
-  config, settings = recipe.drafter, recipe.train
+  config, settings, teacher = recipe.drafter, recipe.train, drafter_recipe.teacher(model)
   # The target is an argument: as a constant it would be compiled into the program.
   compiled_step = jax.jit(
       lambda state, batch, frozen: corrector_lib.step(
-          state, batch, frozen, config, settings, model.forward), donate_argnums=0)
+          state, batch, frozen, config, settings, teacher), donate_argnums=0)
   compiled_measure = jax.jit(
       lambda params, frozen, batch: corrector_lib.measure(
-          params, frozen, batch, config, settings, model.forward))
+          params, frozen, batch, config, settings, teacher))
   batch_of = lambda split, index: corrector_lib.batch_of(
       splits[split][0], conditions[split], settings, index)
 

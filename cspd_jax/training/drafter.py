@@ -10,7 +10,7 @@ warm-up and a cosine schedule; the parameters to ship are an exponential moving 
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,24 @@ import optax
 from cspd_jax.core import fields
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import eagle, medusa
+from cspd_jax.models.ends import Ends
 from cspd_jax.training import state as state_lib
 from cspd_jax.training.state import TrainState
 
 Params = Any
 DrafterConfig = eagle.EagleConfig | medusa.MedusaConfig
-# A target's forward pass over whole images; see `families.Model.forward`.
-Forward = Callable[..., tuple[jax.Array, jax.Array]]
+
+
+class Teacher(NamedTuple):
+  """The target that a drafter learns from, as pure functions.
+
+  Attributes:
+    forward: its forward pass over whole images; see `families.Model.forward`.
+    ends: its embedding and head.
+  """
+
+  forward: Callable[..., tuple[jax.Array, jax.Array]]
+  ends: Ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +81,16 @@ class DrafterTrainConfig:
         head_decay=fields.NOT_NEGATIVE)
 
 
-def init(config: DrafterConfig, train: DrafterTrainConfig, target_params: Params) -> TrainState:
-  """The state before the first step."""
+def init(config: DrafterConfig, train: DrafterTrainConfig, ends: Ends, target_params: Params,
+         ) -> TrainState:
+  """The state before the first step; `ends` are the target's embedding and head."""
   if isinstance(config, medusa.MedusaConfig):
-    params = medusa.from_target(target_params, config)
+    params = medusa.from_target(ends, target_params, config)
   else:
     params = eagle.init(config, jax.random.key(train.seed))
     # Features have numbers around 1 and embeddings far smaller ones; both should count.
-    embedding = eagle.attach(target_params, params)['token_embedding']
+    embedding = eagle.embed(
+        eagle.attach(target_params, params), config, ends, jnp.arange(config.vocab_size))
     kernel = params['fc']['kernel']
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(embedding)))
     params['fc']['kernel'] = kernel.at[:config.dim].multiply(scale)
@@ -88,6 +101,7 @@ def eagle_loss(
     params: Params,
     config: eagle.EagleConfig,
     train: DrafterTrainConfig,
+    ends: Ends,
     target_params: Params,
     tokens: jax.Array,
     features: jax.Array,
@@ -101,6 +115,7 @@ def eagle_loss(
     params: the drafter's own parameters.
     config: its sizes.
     train: weights and noise.
+    ends: the target's embedding and head.
     target_params: the frozen target.
     tokens: `[B, T]`.
     features: `[B, C + T - 1, F]` of the target, the condition's first.
@@ -113,8 +128,8 @@ def eagle_loss(
   """
   noise = jax.random.uniform(key, features.shape, minval=-train.noise, maxval=train.noise)
   logits, predicted = eagle.predict(
-      eagle.attach(target_params, params), config, tokens[:, :-1], (features + noise)[:, :-1],
-      prompt)
+      eagle.attach(target_params, params), config, ends, tokens[:, :-1],
+      (features + noise)[:, :-1], prompt)
   wanted = features[:, features.shape[1] - predicted.shape[1]:]
   regression = jnp.mean(optax.huber_loss(predicted, wanted))
   cross_entropy = jnp.mean(optax.softmax_cross_entropy(logits, probs[:, 1:]))
@@ -146,9 +161,9 @@ def step(
     target_params: Params,
     config: DrafterConfig,
     train: DrafterTrainConfig,
-    forward: Forward,
+    teacher: Teacher,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimiser step; jit with the configurations and `forward` static.
+  """One optimiser step; jit with the configurations and `teacher` static.
 
   Args:
     state: the state to start from.
@@ -156,7 +171,7 @@ def step(
     target_params: the frozen target.
     config: the drafter's sizes.
     train: the optimisation.
-    forward: the target's forward pass.
+    teacher: the target.
 
   Returns:
     The next state and scalar metrics: 'loss', its parts and 'grad_norm'.
@@ -165,14 +180,14 @@ def step(
   drop_key, noise_key = jax.random.split(
       jax.random.fold_in(jax.random.key(train.seed + 1), state.step))
   drop = jax.random.bernoulli(drop_key, train.drop_rate, tokens.shape[:1])
-  logits, features = forward(target_params, condition, tokens, drop)
+  logits, features = teacher.forward(target_params, condition, tokens, drop)
   probs = jax.nn.softmax(logits)
 
   def loss(params):
     if isinstance(config, medusa.MedusaConfig):
       return medusa_loss(params, config, train, tokens, features, probs)
-    return eagle_loss(params, config, train, target_params, tokens, features, probs, noise_key,
-                      eagle.prompt(config, condition, drop))
+    return eagle_loss(params, config, train, teacher.ends, target_params, tokens, features, probs,
+                      noise_key, eagle.prompt(config, condition, drop))
 
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
@@ -184,7 +199,7 @@ def measure(
     target_params: Params,
     batch: tuple[jax.Array, Any],
     config: DrafterConfig,
-    forward: Forward,
+    teacher: Teacher,
     guidance_scale: float,
     num_depths: int,
     stride: int = 7,
@@ -199,7 +214,7 @@ def measure(
     target_params: the target's.
     batch: tokens `[B, T]` and the condition of every image.
     config: the drafter's sizes.
-    forward: the target's forward pass.
+    teacher: the target.
     guidance_scale: of the distributions of both.
     num_depths: depths to measure; at most the number of heads.
     stride: EAGLE: every how many tokens a draft begins.
@@ -210,7 +225,7 @@ def measure(
     drafted token.
   """
   tokens, condition = batch
-  both = [forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
+  both = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
           for drop in (False, True)]
   logits, features = (jnp.stack(parts) for parts in zip(*both))
   warp = warp_lib.Warp(guidance_scale=guidance_scale)
@@ -223,7 +238,8 @@ def measure(
     starts = jnp.arange(0, tokens.shape[1] - num_depths, stride)
     at = [starts] * num_depths
     drafts = _eagle_drafts(
-        eagle.attach(target_params, params), config, batch, features, starts, num_depths)
+        eagle.attach(target_params, params), config, teacher.ends, batch, features, starts,
+        num_depths)
   metrics = {}
   for depth, (where, found) in enumerate(zip(at, drafts), start=1):
     distribution = warp_lib.probabilities(found, warp, (where + depth)[None])
@@ -236,10 +252,10 @@ def measure(
   return metrics
 
 
-def _eagle_drafts(params, config, images, features, starts, num_depths):
+def _eagle_drafts(params, config, ends, images, features, starts, num_depths):
   """Logits `[S, B, len(starts), V]` of every depth, drafting after each of the tokens `starts`."""
   tokens, condition = images
-  network, batch = eagle.network(config), tokens.shape[0]
+  network, batch = eagle.network(config, ends), tokens.shape[0]
   count = features.shape[2] - tokens.shape[1] + 1
   cache = network.prefill(params, condition, features[:, :, :count], tokens.shape[1] + num_depths)
   known = features[:, :, count - 1:]

@@ -17,7 +17,7 @@ from cspd_jax.core import fields
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, medusa
 from cspd_jax.training import drafter as drafter_lib, loop, samples
-from cspd_jax.training.drafter import DrafterTrainConfig
+from cspd_jax.training.drafter import DrafterTrainConfig, Teacher
 
 # Images that are measured at once.
 _MEASURE_BATCH = 16
@@ -95,12 +95,12 @@ def check(recipe: DrafterRecipe, model: Any) -> None:
 
 def check_target(recipe: Any, model: Any, names: Sequence[str]) -> None:
   """Raises ValueError unless the model can be learned from, and these fields of the drafter fit."""
-  if model.forward is None:
+  if model.forward is None or model.ends is None:
     raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that drafters are not '
                      'trained for; give a model of discrete tokens.')
   prompts, target = samples.prompts_of(model, recipe.prompts), model.target(guided=False)
   known = {'dim': lambda: _width(model, prompts, target),
-           'family': lambda: 'chameleon' if model.family == 'unified' else model.family,
+           'family': lambda: model.eagle_layer,
            'vocab_size': lambda: getattr(model.config, 'vocab_size', target.vocab_size),
            'num_outputs': lambda: target.vocab_size}
   for name in names:
@@ -154,6 +154,11 @@ def _given(recipe: DrafterRecipe, model: Any, num_prompts: int) -> tuple[np.ndar
   return tokens.astype(np.int32), labels.astype(np.int32)
 
 
+def teacher(model: Any) -> Teacher:
+  """What a drafter learns from, of a `generation.Model`."""
+  return Teacher(model.forward, model.ends)
+
+
 def _width(model: Any, prompts: Sequence[Any], target: Any) -> int:
   """The width of the target's features."""
   condition = model.condition(prompts[:1])
@@ -177,14 +182,14 @@ def train(
   held_out = images(recipe, model, 'held_out', workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
   shown = lambda batch: (batch[0], samples.pick(conditions, batch[1]))
-  config, train_config = recipe.drafter, recipe.train
+  config, train_config, target = recipe.drafter, recipe.train, teacher(model)
   # The target is an argument: as a constant it would be compiled into the program.
   compiled_step = jax.jit(
       lambda state, batch, frozen: drafter_lib.step(
-          state, batch, frozen, config, train_config, model.forward), donate_argnums=0)
+          state, batch, frozen, config, train_config, target), donate_argnums=0)
   compiled_measure = jax.jit(
       lambda params, frozen, batch: drafter_lib.measure(
-          params, frozen, batch, config, model.forward, recipe.guidance_scale, recipe.num_depths))
+          params, frozen, batch, config, target, recipe.guidance_scale, recipe.num_depths))
 
   def evaluate(state):
     parts = [
@@ -194,7 +199,7 @@ def train(
     return loop.mean_metrics(parts)
 
   state = loop.run(
-      drafter_lib.init(config, train_config, model.params),
+      drafter_lib.init(config, train_config, target.ends, model.params),
       lambda state, batch: compiled_step(state, shown(batch), model.params),
       lambda index: loop.batch_of(
           tokens, labels, train_config.seed, index, train_config.batch_size),

@@ -13,7 +13,7 @@ import optax
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import eagle
 from cspd_jax.training import state as state_lib
-from cspd_jax.training.drafter import Forward
+from cspd_jax.training.drafter import Teacher
 from cspd_jax.training.state import TrainState
 
 Params = Any
@@ -47,7 +47,7 @@ class PlainTrainConfig:
     state_lib.check(self)
 
 
-def loss(params: Params, config: eagle.EagleConfig, target_params: Params, forward: Forward,
+def loss(params: Params, config: eagle.EagleConfig, target_params: Params, teacher: Teacher,
          tokens: jax.Array, condition: Any, guidance_scale: jax.Array,
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """The target's divergence from what the network says of whole images, nats per token.
@@ -55,8 +55,8 @@ def loss(params: Params, config: eagle.EagleConfig, target_params: Params, forwa
   Args:
     params: the network's own parameters.
     config: its sizes.
-    target_params: the frozen target.
-    forward: its forward pass; see `families.Model.forward`.
+    target_params: the frozen target's.
+    teacher: the target.
     tokens: `[B, T]`.
     condition: of the images.
     guidance_scale: `[]`.
@@ -65,10 +65,11 @@ def loss(params: Params, config: eagle.EagleConfig, target_params: Params, forwa
     It, and 'overlap' beside it: the mean of `sum min(p, q)`.
   """
   warp = warp_lib.Warp(guidance_scale=guidance_scale)
-  probs, features = asked(target_params, forward, tokens, condition, warp)
+  probs, features = asked(target_params, teacher, tokens, condition, warp)
   streams = features.shape[0]
   logits, _ = eagle.predict(
-      eagle.attach(target_params, params), config, jnp.tile(tokens[:, :-1], (streams, 1)),
+      eagle.attach(target_params, params), config, teacher.ends,
+      jnp.tile(tokens[:, :-1], (streams, 1)),
       features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
       eagle.prompt(config, condition))
   found = warp_lib.probabilities(
@@ -80,19 +81,19 @@ def loss(params: Params, config: eagle.EagleConfig, target_params: Params, forwa
 
 def step(
     state: TrainState, batch: tuple[jax.Array, Any, jax.Array], target_params: Params,
-    config: eagle.EagleConfig, train: PlainTrainConfig, forward: Forward,
+    config: eagle.EagleConfig, train: PlainTrainConfig, teacher: Teacher,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One step of `loss` on tokens, condition and guidance scale; jit like `step`."""
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
-      state.params, config, target_params, forward, *batch)
+      state.params, config, target_params, teacher, *batch)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
   return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
 
 
-def asked(target_params: Params, forward: Forward, tokens: jax.Array, condition: Any,
+def asked(target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any,
           warp: warp_lib.Warp) -> tuple[jax.Array, jax.Array]:
   """The target's distributions `[B, T, V]` of images, and its features `[S, B, C + T - 1, F]`."""
-  both = [forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
+  both = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
           for drop in (False, True)]
   logits, features = (jnp.stack(parts) for parts in zip(*both))
   return warp_lib.probabilities(logits, warp, jnp.arange(tokens.shape[1])[None]), features

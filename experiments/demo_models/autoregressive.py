@@ -1,4 +1,4 @@
-"""Training step of an autoregressive model on token sequences: LlamaGen's, or a unified one.
+"""Training step of an autoregressive model on token sequences: LlamaGen's, or an early-fusion one.
 
 Cross-entropy of every token given the condition and the tokens before it; tokens that the grammar
 forces have none. For some images the condition is replaced by the null class or the second stream,
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cspd_jax.models import llamagen, unified
+from cspd_jax.models import early_fusion, llamagen
 from cspd_jax.training import state as state_lib
 from cspd_jax.training.state import TrainState
 
-Config = llamagen.LlamaGenConfig | unified.UnifiedConfig
+Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ARTrainConfig:
 
 def init(config: Config, train: ARTrainConfig) -> TrainState:
   """The state before the first step."""
-  model = unified if isinstance(config, unified.UnifiedConfig) else llamagen
+  model = early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
   params = model.init(config, jax.random.key(train.seed))
   return state_lib.start(params, state_lib.optimizer(train), averaged=True)
 
@@ -70,17 +70,17 @@ def logits(
     tokens: `[B, T]`.
     drop_mask: `[B]` bool; True takes the null class, or the second stream.
   """
-  model = unified if isinstance(config, unified.UnifiedConfig) else llamagen
+  model = early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
   return model.logits_and_features(params, config, condition, tokens, drop_mask)[0]
 
 
 def is_free(config: Config) -> np.ndarray:
   """Which tokens of an image `[T]` no grammar forces, bool."""
   positions = np.arange(config.num_tokens)
-  if not isinstance(config, unified.UnifiedConfig):
+  if not isinstance(config, early_fusion.EarlyFusionConfig):
     return np.ones(positions.shape, bool)
   with jax.ensure_compile_time_eval():
-    return np.asarray(unified.forced(config, jnp.asarray(positions))) < 0
+    return np.asarray(early_fusion.forced(config, jnp.asarray(positions))) < 0
 
 
 def nll(

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cspd_jax.models import unified
+from cspd_jax.models import early_fusion
 from cspd_jax.models.causal import Prompt
 from cspd_jax.text import bpe, templates as prompts_lib
 from experiments.demo_models import photo_captions, recipe, stages, words
@@ -15,13 +15,13 @@ _FORM = 'anole'
 
 
 def vocabulary(num_codes: int) -> dict[str, Any]:
-  """The fields of a `UnifiedConfig` that say which tokens there are, for so many codes."""
+  """The fields of a `EarlyFusionConfig` that say which tokens there are, for so many codes."""
   return words.ids(photo_captions.WORDS, num_codes)._asdict()
 
 
 @dataclasses.dataclass(frozen=True)
 class TextRecipe(recipe.TokenRecipe):
-  """Everything that determines a unified model of captions; see `recipe.TokenRecipe`.
+  """Everything that determines an early-fusion model of captions; see `recipe.TokenRecipe`.
 
   Its prompts are written as Anole's; rows and images end with tokens, as Lumina-mGPT's do.
 
@@ -31,10 +31,10 @@ class TextRecipe(recipe.TokenRecipe):
     top_k: of the exported model; None keeps all tokens.
   """
 
-  family: ClassVar[str] = 'unified'
+  family: ClassVar[str] = 'early_fusion'
 
-  target: unified.UnifiedConfig
-  draft: unified.UnifiedConfig
+  target: early_fusion.EarlyFusionConfig
+  draft: early_fusion.EarlyFusionConfig
   top_k: int | None = dataclasses.field(default=None, kw_only=True)
 
   def __post_init__(self):
@@ -65,14 +65,15 @@ class TextRecipe(recipe.TokenRecipe):
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Prompt]:
     """Images with the tokens of the grammar, and their prompts; see `recipe.TokenRecipe`."""
     codes, shown = data
-    return np.asarray(unified.with_grammar(self.target, codes)), self._prompts(shown.tolist())
+    return np.asarray(early_fusion.with_grammar(self.target, codes)), self._prompts(shown.tolist())
 
   def _prompts(self, shown: list[str]) -> Prompt:
     """Captions as the model reads them."""
     config, text = self.target, bpe.read(self._text().params, _FORM)
-    written = {caption: prompts_lib.WRITERS[_FORM](text, caption, config.height, config.width)
+    written = {caption: prompts_lib.anole(text, caption, config.height, config.width)
                for caption in dict.fromkeys(shown)}
-    return unified.renumbered(config, prompts_lib.padded([written[caption] for caption in shown]))
+    return early_fusion.renumbered(
+        config, prompts_lib.padded([written[caption] for caption in shown]))
 
   def _text(self) -> stages.Network:
     """The tokenizer file as a network."""

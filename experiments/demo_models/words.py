@@ -10,7 +10,7 @@ _FIRST = (BEGIN, '<pad>', '</s>', UNKNOWN)
 
 
 class Ids(NamedTuple):
-  """The ids that a model's config holds; fields as in `models.unified.UnifiedConfig`."""
+  """The ids that a model's config holds; fields as in `models.early_fusion.EarlyFusionConfig`."""
 
   vocab_size: int
   num_codes: int

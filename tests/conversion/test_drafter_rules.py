@@ -58,7 +58,7 @@ def test_published_tensors_are_exactly_those_of_the_model(path):
 def test_every_preset_has_a_manifest():
   named = {path.name.removeprefix('eagle_').removesuffix('.json.gz') for path in _MANIFESTS}
   presets = [set(rules.FAMILIES[f'eagle_{form}'].presets) for form in FORMS]
-  assert named == set(eagle.PRESETS) == set().union(*presets)
+  assert named == set(eagle_rules.PRESETS) == set().union(*presets)
   assert sum(map(len, presets)) == len(named)
 
 

@@ -17,12 +17,12 @@ import safetensors.numpy
 
 import cspd_jax
 from checkpoints_conversion import command, convert, rules, shards
-from checkpoints_conversion.rules import unified as unified_rules
-from cspd_jax.models import unified
+from checkpoints_conversion.rules import early_fusion as early_fusion_rules
+from cspd_jax.models import early_fusion
 from tests.models import published
 
 CONFIG = dataclasses.replace(
-    unified.PRESETS['anole_7b'], height=2, width=3, dim=32, num_layers=2, num_heads=4,
+    early_fusion.PRESETS['anole_7b'], height=2, width=3, dim=32, num_layers=2, num_heads=4,
     num_kv_heads=2, ffn_dim=24)
 WIDTH = CONFIG.dim // CONFIG.num_heads
 NAMES = {
@@ -229,4 +229,4 @@ class TestFolder:
     self._save(folder / 'consolidated.01.pth', files[1])
     assert not self._convert(folder, tmp_path / 'model')
     _check_equal(cspd_jax.load(tmp_path / 'model').params,
-                 _read(shards.join(files, unified_rules.ANOLE.shares)))
+                 _read(shards.join(files, early_fusion_rules.ANOLE.shares)))

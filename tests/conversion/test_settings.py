@@ -8,8 +8,8 @@ import pytest
 import safetensors.numpy
 
 from checkpoints_conversion import convert, rules
-from checkpoints_conversion.rules import eagle, emu3_vq, t5, unified_settings
-from cspd_jax.models import eagle as eagle_model, emu3_vq as vq_model, t5 as t5_model, unified
+from checkpoints_conversion.rules import eagle, early_fusion_settings, emu3_vq, t5
+from cspd_jax.models import eagle as eagle_model, early_fusion, emu3_vq as vq_model, t5 as t5_model
 from tests.conversion import published_settings as published
 from tests.models import published as weights
 
@@ -30,8 +30,8 @@ FILES = {
     'llamagen drafter': (
         'eagle_llamagen', 'config.json', published.EAGLE_LLAMAGEN, 'llamagen_t2i_256'),
 }
-_CHAMELEON = unified_settings.CHAMELEON['config.json']
-_EMU3 = unified_settings.EMU3['config.json']
+_CHAMELEON = early_fusion_settings.CHAMELEON['config.json']
+_EMU3 = early_fusion_settings.EMU3['config.json']
 # Fields of the configs of transformers 4 and 5 and of the official repositories.
 _BASE = (
     'return_dict output_hidden_states output_attentions torchscript torch_dtype dtype '
@@ -73,7 +73,7 @@ FIELDS = {
                           'swin_norm vq_config vocabulary_map pretraining_tp bias dropout'),
     'llamagen drafter': (eagle.LLAMAGEN_FIELDS, f'{_BASE} {_LLAMA} pretraining_tp qkv_bias bias '
                          'input_type caption_dim class_dropout_p rope_base dropout'),
-    'meta': (unified_settings.CHAMELEON['params.json']['model'].fields,
+    'meta': (early_fusion_settings.CHAMELEON['params.json']['model'].fields,
              'model_parallel_size dim n_layers n_heads n_kv_heads vocab_size ffn_dim_multiplier '
              'multiple_of norm_eps rope_theta qk_normalization swin_norm'),
 }
@@ -190,7 +190,7 @@ def test_names_of_programs_and_null_do_not_matter():
 
 
 CONFIG = dataclasses.replace(
-    unified.PRESETS['anole_7b'], height=2, width=3, dim=16, num_layers=1, num_heads=2,
+    early_fusion.PRESETS['anole_7b'], height=2, width=3, dim=16, num_layers=1, num_heads=2,
     num_kv_heads=1, ffn_dim=8)
 
 
@@ -219,7 +219,8 @@ def _config(family, source, **options):
      r'"rope_theta": 10000.0, "swin_norm": false\}. Or give model, if it is one of: anole_7b'),
     ('lumina_mgpt', dataclasses.replace(CONFIG, row_end=8803, image_ends=(8196,)), {'width': 3},
      'swin_norm, height cannot be told .* Give height'),
-    ('emu3', dataclasses.replace(unified.PRESETS['emu3_gen_8b'], dim=16, num_layers=1, num_heads=2,
+    ('emu3', dataclasses.replace(early_fusion.PRESETS['emu3_gen_8b'], dim=16, num_layers=1,
+                                 num_heads=2,
                                  num_kv_heads=1, ffn_dim=8), {'num_heads': 2},
      'norm_eps, rope_base cannot be told .*"rope_theta": 1000000.0'),
     ('t5', t5_model.T5Config(vocab_size=9, dim=8, num_layers=1, num_heads=2, head_dim=4, ffn_dim=8),
@@ -301,7 +302,7 @@ def test_names_of_transformers_are_read(prefix):
   transformer = rules.get('emu3')
   names = {'text_model.model.embed_tokens.weight': (1, 1), 'text_model.lm_head.weight': (1, 1)}
   transformer = transformer._replace(**transformer.variant(names))
-  small = dataclasses.replace(unified.PRESETS['emu3_gen_8b'], num_layers=1)
+  small = dataclasses.replace(early_fusion.PRESETS['emu3_gen_8b'], num_layers=1)
   assert all(name.startswith('text_model.')
              for name in convert.published_shapes(transformer, small))
   made = convert.convert(family, config, {

@@ -15,18 +15,18 @@ import pytest
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import (
   eagle,
+  early_fusion_settings,
   emu3_vq as vq_rules,
   t5 as t5_rules,
-  unified_settings,
 )
 from cspd_jax.checkpoints import store
-from cspd_jax.models import causal, emu3_vq, t5, unified
+from cspd_jax.models import causal, early_fusion, emu3_vq, t5
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers', '5')  # Versions before write other fields.
 
-_CHAMELEON = unified_settings.CHAMELEON['config.json']
-_EMU3 = unified_settings.EMU3['config.json']
+_CHAMELEON = early_fusion_settings.CHAMELEON['config.json']
+_EMU3 = early_fusion_settings.EMU3['config.json']
 TABLES = [
     ('ChameleonConfig', _CHAMELEON), ('ChameleonConfig', eagle.CHAMELEON_FIELDS),
     ('LlamaConfig', eagle.LLAMAGEN_FIELDS), ('Emu3Config', _EMU3), ('Emu3Config', vq_rules.FIELDS),
@@ -113,14 +113,14 @@ def test_logits_are_those_of_what_transformers_saved(name, tmp_path):
   config = loaded.config
   rng = np.random.default_rng(1)
   prompt = rng.integers(0, config.first_code, (2, 6))
-  tokens = np.array(unified.with_grammar(config, rng.integers(0, config.num_codes, (2, 20))))
-  ids = np.concatenate([prompt, unified.order(config)[tokens]], axis=1)
+  tokens = np.array(early_fusion.with_grammar(config, rng.integers(0, config.num_codes, (2, 20))))
+  ids = np.concatenate([prompt, early_fusion.order(config)[tokens]], axis=1)
   with torch.no_grad():  # Without Chameleon's mask of image tokens.
     want = network.lm_head(network.model(torch.tensor(ids)).last_hidden_state).numpy()
-  place = np.argsort(unified.order(config))
+  place = np.argsort(early_fusion.order(config))
   prompts = causal.Prompt(*(np.stack([part] * 2, axis=1) for part in (
       place[prompt], np.ones(prompt.shape, bool))))
-  logits, _ = unified.logits_and_features(
+  logits, _ = early_fusion.logits_and_features(
       loaded.params, config, prompts, jnp.asarray(tokens), np.zeros(2, bool))
   codes = slice(config.first_code, config.first_code + config.num_codes)
   free = tokens[0] < config.num_codes

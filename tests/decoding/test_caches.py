@@ -33,7 +33,7 @@ def load(name):
 def test_caches_hold_the_accepted_sequence(name):
   model = load('demo/target')
   target = llamagen.target(model.config, guided=True)
-  network = eagle_models.network(load('demo/eagle').config)
+  network = eagle_models.network(load('demo/eagle').config, llamagen.ends(model.config))
   params = eagle_models.attach(model.params, load('demo/eagle').params)
   drafter = (eagle(network, published_trees.EAGLE) if name == 'eagle'
              else eagle2(network, 30, 6, 4))

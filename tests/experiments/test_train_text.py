@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.models import unified
+from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe
 from experiments import train
 from experiments.cli import loader
@@ -35,13 +35,14 @@ def finished(recipe, tmp_path_factory):
 
 def test_the_exported_model_takes_words(finished, recipe):
   model = cspd_jax.load(finished / 'export')
-  assert model.family == 'unified' and model.config == recipe.target
+  assert model.family == 'early_fusion' and model.config == recipe.target
   assert list(model.prompts) == list(photo_captions.EXAMPLES) and 'model' in model.drafts
   made = model.generate(['a red cat', 'a zebra'], seed=1, decoder='mc_sjd(window=4)')
   assert made.images.shape == (2, 8, 8, 3)
   tokens = made.decoded.tokens
   np.testing.assert_array_equal(
-      unified.with_grammar(model.config, np.asarray(unified.codes(model.config, tokens))), tokens)
+      early_fusion.with_grammar(
+          model.config, np.asarray(early_fusion.codes(model.config, tokens))), tokens)
   for name in ('samples_target_guided', 'reconstructions'):
     assert (finished / f'{name}.png').read_bytes().startswith(b'\x89PNG')
 
@@ -54,7 +55,7 @@ def test_the_model_learns_from_prompts_as_users_write_them(finished, recipe):
   np.testing.assert_array_equal(condition.visible, wanted.visible)
   np.testing.assert_array_equal(np.where(condition.visible, condition.tokens, 0),
                                 np.where(wanted.visible, wanted.tokens, 0))
-  np.testing.assert_array_equal(unified.codes(recipe.target, tokens), codes)
+  np.testing.assert_array_equal(early_fusion.codes(recipe.target, tokens), codes)
 
 
 def test_words_of_a_file(recipe):

@@ -11,17 +11,17 @@ import numpy as np
 import safetensors.numpy
 
 from checkpoints_conversion import command, convert as convert_lib, rules
-from cspd_jax.models import emu3_vq, llamagen, t5, unified, vq
+from cspd_jax.models import early_fusion, emu3_vq, llamagen, t5, vq
 from tests.conversion import published_settings
 from tests.models import published
 
 CODES = np.random.default_rng(0).permutation(8192)
 _small = dict(dim=16, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=16)
 LUMINA_MGPT = dataclasses.replace(
-    unified.PRESETS['lumina_mgpt_7b_768'], height=4, width=6, **_small)
-ANOLE = dataclasses.replace(unified.PRESETS['anole_7b'], height=3, width=4, **_small)
+    early_fusion.PRESETS['lumina_mgpt_7b_768'], height=4, width=6, **_small)
+ANOLE = dataclasses.replace(early_fusion.PRESETS['anole_7b'], height=3, width=4, **_small)
 EMU3 = dataclasses.replace(
-    unified.PRESETS['emu3_gen_8b'], height=2, width=3, **{**_small, 'num_kv_heads': 1})
+    early_fusion.PRESETS['emu3_gen_8b'], height=2, width=3, **{**_small, 'num_kv_heads': 1})
 CHAMELEON_VQ = vq.VQConfig(
     ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=8192, codebook_dim=4,
     level_attention=False, normalized=False)

@@ -14,7 +14,7 @@ def test_published_sizes():
   small = families.describe('c2i_b_256', layers=2, dtype='float32')
   assert 'layers_1' in small.params['transformer']
   assert 'layers_2' not in small.params['transformer']
-  assert small.drafts['eagle'].params['output'].dtype == np.float32
+  assert small.drafts['eagle'].params['target']['transformer']['output'].dtype == np.float32
 
 
 def test_drafts_stay_whole():

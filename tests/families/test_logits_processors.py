@@ -26,7 +26,8 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import warp
-from cspd_jax.models import unified
+from cspd_jax.families import early_fusion as early_fusion_family
+from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe, templates
 from tests.families import published_files
 from tests.models import published
@@ -49,25 +50,25 @@ def _contexts(name, text, config):
   """Published ids of what is asked for, and of what guidance leads away from."""
   if name == 'anole':  # Meta's sampler; LANTERN's, which is the default here, has other words.
     return [0, *text.encode('a cat'), 8710, 8197], [0, 8197]
-  return templates.WRITERS[name](text, 'a cat', config.height, config.width)
+  return early_fusion_family.FAMILY.prompt_writers[name](text, 'a cat', config.height, config.width)
 
 
 @pytest.mark.parametrize('name', CASES)
 def test_probabilities_are_those_of_the_official_sampler(name):
   config, file, seed, options = CASES[name]
   text = bpe.read({'file': np.frombuffer(file(), np.uint8)}, name)
-  order = unified.order(config)
+  order = early_fusion.order(config)
   prompt = templates.padded([_contexts(name, text, config)])
   condition = prompt._replace(tokens=np.argsort(order)[prompt.tokens])
   positions = jnp.arange(config.num_tokens)[None]
-  forced = unified.forced(config, positions)
+  forced = early_fusion.forced(config, positions)
   tokens = np.array(forced)
   tokens[tokens < 0] = np.random.default_rng(seed + 1).integers(
       0, config.num_codes, np.sum(tokens < 0))
 
   @jax.jit
   def probabilities(params):
-    streams = [unified.logits_and_features(
+    streams = [early_fusion.logits_and_features(
         params, config, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
     return warp.probabilities(jnp.stack(streams), options, positions, forced)[0]
 

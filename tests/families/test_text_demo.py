@@ -7,7 +7,7 @@ import pytest
 import cspd_jax
 from cspd_jax.checkpoints import store
 from cspd_jax.decoding.warp import Warp, probabilities
-from cspd_jax.models import unified
+from cspd_jax.models import early_fusion
 from tests.marks import representative
 
 pytest.importorskip('tokenizers')
@@ -29,14 +29,15 @@ def vanilla(model):
 def test_it_is_small_and_says_what_it_can_do(model):
   folder = store.ASSETS / 'text_demo'
   assert sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) < 8e6
-  assert model.family == 'unified' and model.config.qk_norm and model.config.row_end is not None
+  assert model.family == 'early_fusion'
+  assert model.config.qk_norm and model.config.row_end is not None
   assert 'an orange cat' in model.prompts and model.sampling().guidance_scale == 3
   assert {'model', 'neighbours', 'layers'} <= set(model.drafts)
 
 
 def test_images_have_the_grammar(model, vanilla):
-  codes = np.asarray(unified.codes(model.config, vanilla.tokens))
-  np.testing.assert_array_equal(unified.with_grammar(model.config, codes), vanilla.tokens)
+  codes = np.asarray(early_fusion.codes(model.config, vanilla.tokens))
+  np.testing.assert_array_equal(early_fusion.with_grammar(model.config, codes), vanilla.tokens)
   assert vanilla.images.shape == (4, 64, 64, 3) and vanilla.round_of_cell.shape == (4, 16, 16)
 
 

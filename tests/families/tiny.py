@@ -100,8 +100,9 @@ def build(parts):
 
 FAMILY = families.Family(
     name='tiny',
-    kinds={'tiny': Kind(TinyConfig, init), 'palette': Kind(PaletteConfig, init_palette)},
-    roles={'target': ('tiny',), 'tokenizer': ('palette',)}, build=build)
+    roles={'target': {'tiny': Kind(TinyConfig, init)},
+           'tokenizer': {'palette': Kind(PaletteConfig, init_palette)}},
+    build=build)
 
 
 def saved(folder):

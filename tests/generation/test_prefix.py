@@ -15,7 +15,7 @@ from cspd_jax.decoding import continued
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import prefix as given_lib
-from cspd_jax.models import eagle, llamagen, neighbours, unified, vq
+from cspd_jax.models import eagle, early_fusion, llamagen, neighbours, vq
 from cspd_jax.models.causal import Prompt
 from tests.marks import representative
 
@@ -23,7 +23,7 @@ VQ = vq.VQConfig(ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_
                  codebook_dim=4)
 SHARED = dict(height=4, width=3, vocab_size=20, num_codes=12, first_code=4, row_end=17,
               image_ends=(18,), dim=16, num_heads=2, ffn_dim=16)
-UNIFIED = unified.UnifiedConfig(num_layers=2, **SHARED)
+EARLY_FUSION = early_fusion.EarlyFusionConfig(num_layers=2, **SHARED)
 LLAMAGEN = llamagen.LlamaGenConfig(
     height=4, width=3, vocab_size=12, num_classes=3, dim=16, num_layers=2, num_heads=2, ffn_dim=16)
 
@@ -42,11 +42,12 @@ def _loaded(kind, module, config, seed):
 
 @functools.cache
 def _model(name):
-  config, module = {'unified': (UNIFIED, unified), 'llamagen': (LLAMAGEN, llamagen)}[name]
+  config, module = {'early_fusion': (EARLY_FUSION, early_fusion),
+                    'llamagen': (LLAMAGEN, llamagen)}[name]
   tokens = dict(num_tokens=config.num_tokens, row_width=getattr(config, 'row_width', config.width))
   values = getattr(config, 'num_image_tokens', config.vocab_size)
   network = eagle.EagleConfig(
-      family='chameleon' if name == 'unified' else name, dim=16, num_heads=2, ffn_dim=16,
+      family='chameleon' if name == 'early_fusion' else name, dim=16, num_heads=2, ffn_dim=16,
       vocab_size=config.vocab_size, num_outputs=values, **tokens)
   parts = {
       'target': _loaded(name, module, config, 0), 'draft': _loaded(name, module, config, 0),
@@ -87,7 +88,7 @@ def _continued(name, spec, rows=2, seed=7):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['unified', 'llamagen'])
+@pytest.mark.parametrize('name', ['early_fusion', 'llamagen'])
 def test_the_rest_has_the_logits_of_whole_images(name):
   model, tokens = _model(name), jnp.asarray(_whole(name))
   target = model.target(guided=True)
@@ -110,10 +111,11 @@ def test_the_rest_has_the_logits_of_whole_images(name):
 
 
 _SPECS = (
-    ('unified', 'seed_exact(window=4)'), ('unified', 'model(length=3)+match'),
-    ('unified', 'eagle(tree=chain(3))+match'), ('unified', 'eagle(tree=kary(2, 2))+match'),
-    ('unified', 'corrected_seed_exact(by=neighbours, window=4)'),
-    ('unified', 'corrected_seed_exact(by=layers, window=4)'),
+    ('early_fusion', 'seed_exact(window=4)'), ('early_fusion', 'model(length=3)+match'),
+    ('early_fusion', 'eagle(tree=chain(3))+match'),
+    ('early_fusion', 'eagle(tree=kary(2, 2))+match'),
+    ('early_fusion', 'corrected_seed_exact(by=neighbours, window=4)'),
+    ('early_fusion', 'corrected_seed_exact(by=layers, window=4)'),
     ('llamagen', 'corrected_seed_exact(by=eagle, window=4)'),
     ('llamagen', 'model(length=3)+match'))
 
@@ -128,13 +130,13 @@ def test_seed_exact_decoders_repeat_vanilla(name, spec):
 
 
 def test_a_network_continues_as_if_it_had_read_the_image_from_its_beginning():
-  model, tokens, given = _model('unified'), jnp.asarray(_whole('unified')), 8
+  model, tokens, given = _model('early_fusion'), jnp.asarray(_whole('early_fusion')), 8
   target, made = model.target(guided=True), model.drafts['eagle']
   zero, rest = jnp.zeros(2, jnp.int32), tokens.shape[1] - given
 
   @jax.jit
   def features_of(tokens):
-    _, features, cache = target.prefill(model.params, _condition('unified'), target.num_tokens)
+    _, features, cache = target.prefill(model.params, _condition('early_fusion'), target.num_tokens)
     _, more, _ = target.score(model.params, cache, tokens, zero, chain(tokens.shape[1] - 1))
     return jnp.concatenate([features, more], axis=2)
 
@@ -148,8 +150,8 @@ def test_a_network_continues_as_if_it_had_read_the_image_from_its_beginning():
         made.params, cache, tokens[:, -count:], features[:, :, before - 1:before - 1 + count], zero,
         np.arange(count), np.tri(count, dtype=bool))[0]
 
-  want = predicted(made.build(True), _condition('unified'), last, tokens.shape[1])
-  condition = continued.Continued(_condition('unified'), tokens[:, :given])
+  want = predicted(made.build(True), _condition('early_fusion'), last, tokens.shape[1])
+  condition = continued.Continued(_condition('early_fusion'), tokens[:, :given])
   found = predicted(made.build(True, given), condition, last + given, rest)
   np.testing.assert_allclose(found, want[:, :, given:], atol=1e-4)
 
@@ -169,7 +171,7 @@ def test_guidance_ends_where_it_would_end_in_the_whole_image():
 
 
 def _wrong(column, value):
-  tokens = _whole('unified')[:, :8].copy()
+  tokens = _whole('early_fusion')[:, :8].copy()
   tokens[1, column] = value
   return tokens
 
@@ -177,23 +179,24 @@ def _wrong(column, value):
 # None of the vocabulary, the end of a row within one, and none where it must be.
 @pytest.mark.parametrize('column, value', [(0, 20), (0, 12), (3, 5)])
 def test_wrong_tokens_are_refused(column, value):
-  decoder = _model('unified').decoder('vanilla', given=8)
+  decoder = _model('early_fusion').decoder('vanilla', given=8)
   with pytest.raises(ValueError, match='row 1, hold one that cannot stand where it does'):
-    decoder.check(continued.Continued(_condition('unified'), _wrong(column, value)))
+    decoder.check(continued.Continued(_condition('early_fusion'), _wrong(column, value)))
   with pytest.raises(ValueError, match=r'float32\[2, 8\]; they must be whole numbers'):
-    decoder.check(continued.Continued(_condition('unified'), np.zeros((2, 8), np.float32)))
+    decoder.check(continued.Continued(_condition('early_fusion'), np.zeros((2, 8), np.float32)))
 
 
 def test_traced_wrong_tokens_are_marked():
-  decoder = _model('unified').decoder('vanilla', given=8)
-  check = jax.jit(lambda tokens: decoder.check(continued.Continued(_condition('unified'), tokens)))
+  decoder = _model('early_fusion').decoder('vanilla', given=8)
+  check = jax.jit(lambda tokens: decoder.check(
+      continued.Continued(_condition('early_fusion'), tokens)))
   assert check(_wrong(0, 12)).tolist() == [True, False]
 
 
 @pytest.mark.parametrize('given', [1, 5, -4, 17, 20])
 def test_whole_rows_are_given(given):
   with pytest.raises(ValueError, match='they must be whole rows of 4 tokens, 1 to 4 of them'):
-    _model('unified').decoder('vanilla', given=given)
+    _model('early_fusion').decoder('vanilla', given=given)
 
 
 def test_generate_completes_images():

@@ -61,14 +61,19 @@ def _forced(positions):
 
 
 @functools.cache
-def _target(name, num_streams=2):
+def _model(name, num_streams=2):
   family = FAMILIES[name]
-  return causal.target(causal.Causal(
+  return causal.Causal(
       transformer=family.sizes,
       embed_condition=lambda params, prompt, _: causal.embed_prompt(params, family.sizes, prompt),
       rope=rope.sequence_rope(family.sizes.head_dim, family.base), num_tokens=LENGTH,
       row_width=WIDTH, forced=_forced,
-      check_condition=lambda prompt: causal.check_prompt(prompt, num_streams, VOCAB)), num_streams)
+      check_condition=lambda prompt: causal.check_prompt(prompt, num_streams, VOCAB))
+
+
+@functools.cache
+def _target(name, num_streams=2):
+  return causal.target(_model(name, num_streams), num_streams)
 
 
 @functools.cache
@@ -269,7 +274,8 @@ def _decoded(decoder):
         num_outputs=IMAGE)
     draft_params = eagle.attach(params, eagle.init(config, jax.random.key(1)))
     built = make_decoder(
-        target, eagle_drafter(eagle.network(config), tree_lib.kary(3, 3, 12)), match())
+        target, eagle_drafter(eagle.network(config, causal.ends(_model('chameleon'))),
+                              tree_lib.kary(3, 3, 12)), match())
   else:
     built = specification.build(specification.complete(decoder, window=6), target)
   decoded = jax.jit(built)(

@@ -25,8 +25,9 @@ import numpy as np
 import published
 import pytest
 
+from checkpoints_conversion.rules import eagle as eagle_rules
 from cspd_jax.decoding.drafters.small_network import corrected_features
-from cspd_jax.models import causal, eagle
+from cspd_jax.models import causal, eagle, ends, transformer
 from tests.marks import representative
 
 FILLED, WIDTH, VOCAB = 64, 64, 48
@@ -94,10 +95,16 @@ def _inputs(case):
       jnp.asarray(features).reshape(*case.shape, *features.shape[1:]))
 
 
+# What the tests of drafters alone have as target: its two tables.
+ENDS = ends.make(transformer.TransformerConfig(
+    vocab_size=VOCAB, dim=WIDTH, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=16, ffn_dim=8))
+
+
 def _target(width=WIDTH):
   rng = np.random.default_rng(0)
   return {'transformer': {'token_embedding': rng.standard_normal((VOCAB, width), np.float32),
-                          'output': rng.standard_normal((width, VOCAB), np.float32)}}
+                          'output': rng.standard_normal((width, VOCAB), np.float32),
+                          'norm': {'scale': np.ones(width, np.float32)}}}
 
 
 def _predict(case, inputs, length=80):
@@ -105,13 +112,13 @@ def _predict(case, inputs, length=80):
   rows = case.shape[0] * case.shape[1]
   tokens = jnp.tile(inputs.tokens, (case.shape[0], 1))[:, :length]
   features = inputs.features.reshape(rows, -1, WIDTH)[:, :case.condition - 1 + length]
-  return jax.jit(eagle.predict, static_argnums=1)(
-      inputs.params, case.config, tokens, features, inputs.prompt)
+  return jax.jit(eagle.predict, static_argnums=(1, 2))(
+      inputs.params, case.config, ENDS, tokens, features, inputs.prompt)
 
 
 def _filled(case, inputs):
   """Cache with the tokens before `FILLED`, and the features predicted on the way."""
-  network = eagle.network(case.config)
+  network = eagle.network(case.config, ENDS)
   cache = network.prefill(
       inputs.params, inputs.prompt, inputs.features[:, :, :case.condition],
       case.config.num_tokens + 8)
@@ -132,7 +139,7 @@ def test_features_agree_with_the_official_module(name):
   np.testing.assert_allclose(predicted, published.recorded(case.recorded)[name], atol=1e-4, rtol=0)
   assert logits.dtype == jnp.float32
   np.testing.assert_allclose(
-      logits, predicted @ inputs.params['output'], atol=1e-4, rtol=1e-5)
+      logits, predicted @ inputs.params['target']['transformer']['output'], atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize('per_row', [False, True])
@@ -156,7 +163,7 @@ def test_cached_windows_and_trees_agree_with_the_official_module(name, per_row):
         spread(np.full(length, depth)), spread(SEEN[nodes, :nodes.stop]))
     levels.append(predicted)
     feature = predicted[:, :, PARENTS]
-  logits = eagle.network(case.config).logits(inputs.params, predicted)
+  logits = eagle.network(case.config, ENDS).logits(inputs.params, predicted)
   assert logits.shape == (*case.shape, 4, VOCAB)
   np.testing.assert_allclose(
       np.concatenate(levels, axis=2), shaped(expected[f'{name}_tree']), atol=1e-4, rtol=0)
@@ -204,7 +211,7 @@ def test_bfloat16_parameters_give_bfloat16_caches_and_float32_logits(name):
   assert _predict(case, inputs)[0].dtype == jnp.float32
 
 
-@pytest.mark.parametrize('family', eagle.FAMILIES)
+@pytest.mark.parametrize('family', ['llamagen', 'chameleon'])
 def test_a_new_drafter_holds_no_table_unless_it_is_its_own(family):
   config = eagle.EagleConfig(family, 16, 4, dim=32, num_heads=2, ffn_dim=48, vocab_size=VOCAB)
   params = eagle.init(config, jax.random.key(0))
@@ -216,18 +223,26 @@ def test_a_new_drafter_holds_no_table_unless_it_is_its_own(family):
   assert own.keys() == {'fc', 'layer', 'token_embedding'}
 
 
-def test_attached_tables_are_the_targets_and_not_copied():
+def test_what_is_attached_is_the_targets_and_not_copied():
   target = _target()
+  target['transformer']['layers_0'], target['labels'] = {}, jnp.ones(3)
   tables = target['transformer']
   drafter = {'fc': {'kernel': jnp.zeros((128, 64)), 'bias': jnp.zeros(64)}, 'layer': {}}
   attached = eagle.attach(target, drafter)
-  assert attached['token_embedding'] is tables['token_embedding']
-  assert attached['output'] is tables['output'] and attached['fc'] is drafter['fc']
-  own = jnp.ones((VOCAB, 64))
-  assert eagle.attach(target, {**drafter, 'token_embedding': own})['token_embedding'] is own
+  assert attached['target'].keys() == {'transformer', 'labels'} and attached['fc'] is drafter['fc']
+  assert attached['target']['transformer'].keys() == {'token_embedding', 'output', 'norm'}
+  for name in ('token_embedding', 'output'):
+    assert attached['target']['transformer'][name] is tables[name]
+  config = eagle.EagleConfig(**{**_sizes, 'own_embedding': False})
+  tokens = jnp.arange(3)
+  np.testing.assert_array_equal(
+      eagle.embed(attached, config, ENDS, tokens), tables['token_embedding'][:3])
+  own = dataclasses.replace(config, own_embedding=True)
+  attached['token_embedding'] = jnp.ones((VOCAB, 64))
+  assert (eagle.embed(attached, own, ENDS, tokens) == 1).all()
   with pytest.raises(ValueError, match='features of width 64, .* width 32'):
     eagle.attach(_target(32), drafter)
-  with pytest.raises(ValueError, match='no transformer/token_embedding .it holds: fc, layer'):
+  with pytest.raises(ValueError, match='no transformer/norm .it holds: fc, layer'):
     eagle.attach(drafter, drafter)
 
 
@@ -238,12 +253,15 @@ def test_prompts_belong_to_chameleon():
     other = None if inputs.prompt else causal.Prompt(jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1)))
     with pytest.raises(ValueError, match=f'prompt is {"given" if other else "None"}'):
       _predict(case, inputs._replace(prompt=other))
+  with pytest.raises(ValueError, match="condition is a ndarray; a 'chameleon' drafter reads a"):
+    eagle.network(case.config, ENDS).prefill(
+        inputs.params, np.zeros(3, int), inputs.features[:, :, :case.condition], 8)
 
 
 def test_a_correction_begins_as_the_rule_and_looks_at_single_places():
   config = eagle.EagleConfig(**_sizes, num_tokens=16, row_width=4, correction_dim=8)
-  plain = eagle.network(dataclasses.replace(config, correction_dim=0))
-  params, network = eagle.init(config, jax.random.key(0)), eagle.network(config)
+  plain = eagle.network(dataclasses.replace(config, correction_dim=0), ENDS)
+  params, network = eagle.init(config, jax.random.key(0)), eagle.network(config, ENDS)
   answers = jax.random.normal(jax.random.key(1), (3, 5, 2, WIDTH))
   assert plain.correct is None
   np.testing.assert_allclose(
@@ -258,8 +276,21 @@ def test_a_correction_begins_as_the_rule_and_looks_at_single_places():
         network.correct(perturbed, *answers[:, place]), found[place], rtol=1e-4, atol=1e-5)
 
 
+def test_a_head_for_other_tokens_is_refused():
+  config = eagle.EagleConfig(**_sizes, num_outputs=VOCAB - 1)
+  with pytest.raises(ValueError, match='num_outputs is 47, but the head of the target is for 48'):
+    eagle.network(config, ENDS)
+
+
+def test_layers_are_registered_once():
+  eagle.register('llamagen', eagle.LAYERS['llamagen'])
+  with pytest.raises(ValueError, match="EAGLE layer is 'llamagen', which is registered with Layer"):
+    eagle.register('llamagen', eagle.Layer())
+
+
 def test_published_sizes():
-  assert {name: (c.num_tokens, c.row_width, c.head_dim) for name, c in eagle.PRESETS.items()} == {
+  assert {name: (c.num_tokens, c.row_width, c.head_dim)
+          for name, c in eagle_rules.PRESETS.items()} == {
       'llamagen_t2i_256': (256, 16, 64), 'llamagen_t2i_512': (1024, 32, 64),
       'anole': (1024, 32, 128), 'lumina_mgpt_768': (2353, 49, 128)}
 

@@ -1,13 +1,17 @@
 """Medusa heads: the formula, heads that begin as the target's own, sizes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.models import medusa
+from cspd_jax.models import ends, medusa, transformer
 
 CONFIG = medusa.MedusaConfig(num_heads=3, dim=8, vocab_size=12)
+SIZES = transformer.TransformerConfig(
+    vocab_size=12, dim=8, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=4, ffn_dim=8)
 
 
 def _random_params(dtype=jnp.float32):
@@ -32,7 +36,7 @@ def test_logits_follow_the_formula_head_by_head():
 def test_heads_begin_as_the_targets_own_distribution():
   rng = np.random.default_rng(2)
   output = jnp.asarray(rng.standard_normal((8, 12)), jnp.bfloat16)
-  params = medusa.from_target({'transformer': {'output': output}}, CONFIG)
+  params = medusa.from_target(ends.make(SIZES), {'transformer': {'output': output}}, CONFIG)
   assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
   features = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
   with jax.default_matmul_precision('highest'):
@@ -40,7 +44,16 @@ def test_heads_begin_as_the_targets_own_distribution():
   for h in range(3):
     np.testing.assert_allclose(logits[:, h], own, atol=1e-5)
   with pytest.raises(ValueError, match=r'\(8, 12\); the output matrix of the target has \(8, 13\)'):
-    medusa.from_target({'transformer': {'output': jnp.zeros((8, 13))}}, CONFIG)
+    medusa.from_target(ends.make(SIZES), {'transformer': {'output': jnp.zeros((8, 13))}}, CONFIG)
+
+
+def test_a_head_that_is_no_matrix_is_not_copied():
+  own = ends.make(dataclasses.replace(SIZES, num_outputs=0),
+                  logits=lambda params, features: jnp.tanh(features @ params['head']),
+                  num_outputs=12)
+  params = {'transformer': {}, 'head': jnp.ones((8, 12))}
+  with pytest.raises(ValueError, match='head of the target is not one matrix'):
+    medusa.from_target(own, params, CONFIG)
 
 
 def test_new_heads_add_nothing_but_learn():

@@ -151,7 +151,7 @@ def test_activations_take_the_dtype_of_the_parameters():
 
 @pytest.mark.parametrize('name, value', [
     ('dim', 0), ('num_layers', 0), ('num_kv_heads', 3), ('head_dim', 5),
-    ('num_outputs', 0), ('num_outputs', 12)])
+    ('num_outputs', -1), ('num_outputs', 12)])
 def test_impossible_sizes_are_refused(name, value):
   sizes = dict(vocab_size=11, dim=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,
                ffn_dim=20)

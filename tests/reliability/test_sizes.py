@@ -8,24 +8,25 @@ import pytest
 from cspd_jax.core import fields
 from cspd_jax.decoding import tree as trees
 from cspd_jax.models import (
-    eagle,
-    emu3_vq,
-    kl_vae,
-    llamagen,
-    mar,
-    medusa,
-    neighbours,
-    t5,
-    transformer,
-    unified,
-    vq,
+  eagle,
+  early_fusion,
+  emu3_vq,
+  kl_vae,
+  llamagen,
+  mar,
+  medusa,
+  neighbours,
+  t5,
+  transformer,
+  vq,
 )
 from cspd_jax.text import bpe
 
 NAN, INF = float('nan'), float('inf')
 CONFIGS = {type(config).__name__: config for config in (
     eagle.EagleConfig(), emu3_vq.Emu3VQConfig(), kl_vae.KLVAEConfig(), llamagen.LlamaGenConfig(),
-    mar.MARConfig(), medusa.MedusaConfig(), neighbours.NeighboursConfig(), unified.UnifiedConfig(),
+    mar.MARConfig(), medusa.MedusaConfig(), neighbours.NeighboursConfig(),
+    early_fusion.EarlyFusionConfig(),
     t5.T5Config(), vq.VQConfig(), bpe.TextConfig(),
     transformer.TransformerConfig(8, 8, 1, 1, 1, 8, 8))}
 WRONG = {int: (-1, 10**12, True, 2.5, 4.0, '4', NAN, (4,), 10**30),
@@ -46,7 +47,8 @@ def test_every_field_of_every_config(name, field, value):
 
 def test_all_configs_are_tried():
   kinds = {config.__name__ for module in (
-      eagle, emu3_vq, kl_vae, llamagen, mar, medusa, neighbours, t5, transformer, unified, vq, bpe)
+      eagle, early_fusion, emu3_vq, kl_vae, llamagen, mar, medusa, neighbours, t5, transformer, vq,
+      bpe)
            for config in vars(module).values()
            if isinstance(config, type) and dataclasses.is_dataclass(config)
            and config.__name__.endswith('Config')}

@@ -15,7 +15,14 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, llamagen
-from cspd_jax.training import corrector, corrector_recipe, plain, state as state_lib, windows
+from cspd_jax.training import (
+  corrector,
+  corrector_recipe,
+  drafter,
+  plain,
+  state as state_lib,
+  windows,
+)
 from experiments import train_drafter
 from tests.experiments import models as models_lib
 
@@ -30,6 +37,8 @@ TRAIN = corrector.CorrectorTrainConfig(
 LABELS = np.arange(6) % 2
 LENGTH = 7
 FORWARD = lambda params, *args: llamagen.logits_and_features(params, TARGET, *args)
+ENDS = llamagen.ends(TARGET)
+TEACHER = drafter.Teacher(FORWARD, ENDS)
 
 
 @pytest.fixture(autouse=True, scope='module')
@@ -58,7 +67,7 @@ def met(target_params, params):
   """The decoder, and what was recorded of it."""
   decoder = make_decoder(
       llamagen.target(TARGET, guided=True),
-      corrected(from_network(eagle.network(EAGLE)), LENGTH + 1, 2), exact())
+      corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), exact())
   arguments = (target_params, LABELS, jax.random.key(2), Warp(guidance_scale=2.0),
                eagle.attach(target_params, params))
   return jax.jit(decoder)(*arguments), windows.record(decoder, *arguments)
@@ -77,7 +86,7 @@ def _sequence(found, image, turn, tokens):
 def _said(params, target_params, tokens, features):
   """What the network says behind tokens `[1, n]` of features `[S, n, F]` that predicted them."""
   _, said = eagle.predict(
-      eagle.attach(target_params, params), EAGLE, jnp.repeat(tokens, 2, axis=0), features)
+      eagle.attach(target_params, params), EAGLE, ENDS, jnp.repeat(tokens, 2, axis=0), features)
   return jnp.moveaxis(said, 0, 1)
 
 
@@ -114,7 +123,7 @@ def test_windows_are_read_as_sequences(met, target_params, params):
           for drop in (False, True)]
   features, answers = jnp.stack(both), batch.features.astype(jnp.float32)
   said, old, read = corrector._reader(
-      eagle.network(EAGLE), eagle.attach(target_params, params), batch, features, answers)
+      eagle.network(EAGLE, ENDS), eagle.attach(target_params, params), batch, features, answers)
   hints = jax.random.normal(jax.random.key(3), answers[:, :, 1:-1].shape)
   new = read(hints)
   for image, turn in ((0, 1), (2, 0)):
@@ -137,9 +146,9 @@ def test_windows_are_read_as_sequences(met, target_params, params):
 @pytest.mark.slow
 def test_whole_images_are_read_alike(met, target_params, params):
   batch = _batch(met[1])
-  found, parts = plain.loss(params, EAGLE, target_params, FORWARD, batch.tokens, batch.condition,
+  found, parts = plain.loss(params, EAGLE, target_params, TEACHER, batch.tokens, batch.condition,
                             batch.guidance_scale)
-  want = corrector.agreement(params, EAGLE, TRAIN, target_params, FORWARD, batch).plain
+  want = corrector.agreement(params, EAGLE, TRAIN, target_params, TEACHER, batch).plain
   np.testing.assert_allclose(found, want.mean(), rtol=1e-4)
   assert 0 < parts['overlap'] < 1 and found > 0
 
@@ -148,7 +157,7 @@ def test_whole_images_are_read_alike(met, target_params, params):
 def test_it_learns_from_whole_images(met, target_params, params):
   batch = _batch(met[1])
   images = batch.tokens, batch.condition, batch.guidance_scale
-  step = jax.jit(lambda state: plain.step(state, images, target_params, EAGLE, PLAIN, FORWARD))
+  step = jax.jit(lambda state: plain.step(state, images, target_params, EAGLE, PLAIN, TEACHER))
   state = state_lib.start(params, state_lib.optimizer(PLAIN), averaged=True)
   state, first = step(state)
   for _ in range(PLAIN.num_steps - 1):
@@ -161,9 +170,9 @@ def test_it_learns(met, target_params, params):
   _, found = met
   batch = _batch(found)
   step = jax.jit(lambda state: corrector.step(
-      state, batch, target_params, EAGLE, TRAIN, FORWARD))
+      state, batch, target_params, EAGLE, TRAIN, TEACHER))
   measure = jax.jit(lambda params: corrector.measure(
-      params, target_params, batch, EAGLE, TRAIN, FORWARD))
+      params, target_params, batch, EAGLE, TRAIN, TEACHER))
   before = measure(params)
   state = state_lib.start(params, state_lib.optimizer(TRAIN), averaged=True)
   for _ in range(TRAIN.num_steps):
@@ -179,7 +188,7 @@ def test_target_and_corrector_may_have_other_dtypes(target_params, params, halve
   target, network = half(target_params, halves[0]), half(params, halves[1])
   decoder = make_decoder(
       llamagen.target(TARGET, guided=True),
-      corrected(from_network(eagle.network(EAGLE)), LENGTH + 1, 2), exact())
+      corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), exact())
   found = jax.eval_shape(
       decoder, target, LABELS, jax.random.key(2), Warp(guidance_scale=2.0),
       eagle.attach(target, network))

@@ -45,8 +45,10 @@ def _target_params(config=TARGET):
 
 
 _of_target = jax.jit(llamagen.logits_and_features, static_argnums=1)
-FORWARD = lambda params, *args: llamagen.logits_and_features(params, TARGET, *args)
-_predict = jax.jit(eagle.predict, static_argnums=1)
+ENDS = llamagen.ends(TARGET)
+TEACHER = drafter.Teacher(
+    lambda params, *args: llamagen.logits_and_features(params, TARGET, *args), ENDS)
+_predict = jax.jit(eagle.predict, static_argnums=(1, 2))
 
 
 def _batch(size=4):
@@ -56,7 +58,7 @@ def _batch(size=4):
 
 
 def _step(config, train, params):
-  return jax.jit(lambda state, batch: drafter.step(state, batch, params, config, train, FORWARD))
+  return jax.jit(lambda state, batch: drafter.step(state, batch, params, config, train, TEACHER))
 
 
 @pytest.mark.parametrize('conditioning', TARGETS)
@@ -80,18 +82,19 @@ def test_what_is_learnt_is_the_feature_of_the_next_token(conditioning, monkeypat
     probs_of.append(jax.nn.softmax(logits[0, :, 0]))
   of_token, probs_of = jnp.stack(of_token, axis=1), jnp.stack(probs_of, axis=1)
 
-  def perfect(attached, _, read_tokens, read_features):
+  def perfect(attached, _, ends, read_tokens, read_features, prompt):
     # Token k comes with the feature whose logits are those of token k.
     np.testing.assert_array_equal(read_tokens, tokens[:, :11])
     np.testing.assert_allclose(read_features[:, -11:], of_token[:, :11], atol=1e-5)
     assert read_features.shape[1] == config.num_condition_tokens - 1 + 11
-    return of_token[:, 1:] @ attached['output'], of_token[:, 1:]
+    return ends.logits(attached['target'], of_token[:, 1:]), of_token[:, 1:]
 
   monkeypatch.setattr(eagle, 'predict', perfect)
   logits, features = _of_target(
       params, config, condition, tokens, jnp.zeros(2, bool))
   loss, parts = drafter.eagle_loss(
-      eagle.init(EAGLE, jax.random.key(0)), EAGLE, dataclasses.replace(TRAIN, noise=0.0), params,
+      eagle.init(EAGLE, jax.random.key(0)), EAGLE, dataclasses.replace(TRAIN, noise=0.0),
+      llamagen.ends(config), params,
       tokens, features, jax.nn.softmax(logits), jax.random.key(0))
   entropy = jax.scipy.special.entr(probs_of[:, 1:]).sum(-1).mean()
   np.testing.assert_allclose(parts['regression'], 0, atol=1e-9)
@@ -126,7 +129,8 @@ def test_head_h_learns_the_token_h_plus_one_later(labels, monkeypatch):
 def test_loss_falls_on_one_batch(name):
   params, batch = _target_params(), _batch()
   train = dataclasses.replace(TRAIN, drop_rate=0.0)
-  step, state = _step(DRAFTERS[name], train, params), drafter.init(DRAFTERS[name], train, params)
+  step, state = _step(DRAFTERS[name], train, params), drafter.init(
+      DRAFTERS[name], train, ENDS, params)
   losses = []
   for _ in range(TRAIN.num_steps):
     state, metrics = step(state, batch)
@@ -140,14 +144,14 @@ def test_loss_falls_on_one_batch(name):
 def test_dropped_conditions_use_the_features_of_the_null_condition():
   params, (tokens, labels) = _target_params(), _batch()
   train = dataclasses.replace(TRAIN, drop_rate=1.0, noise=0.0)
-  state = drafter.init(EAGLE, train, params)
+  state = drafter.init(EAGLE, train, ENDS, params)
   _, metrics = _step(EAGLE, train, params)(state, (tokens, labels))
-  loss, found = jax.jit(drafter.eagle_loss, static_argnums=(1, 2)), []
+  loss, found = jax.jit(drafter.eagle_loss, static_argnums=(1, 2, 3)), []
   for drop in (True, False):
     logits, features = _of_target(
         params, TARGET, labels, tokens, jnp.full(4, drop))
     found.append(loss(
-        state.params, EAGLE, train, params, tokens, features, jax.nn.softmax(logits),
+        state.params, EAGLE, train, ENDS, params, tokens, features, jax.nn.softmax(logits),
         jax.random.key(0))[0])
   np.testing.assert_allclose(metrics['loss'], found[0], rtol=1e-5)
   assert abs(metrics['loss'] - found[1]) > 1e-3
@@ -155,7 +159,7 @@ def test_dropped_conditions_use_the_features_of_the_null_condition():
 
 def test_both_halves_of_the_input_weigh_alike_at_first():
   params = _target_params()
-  state = drafter.init(EAGLE, TRAIN, params)
+  state = drafter.init(EAGLE, TRAIN, ENDS, params)
   kernel, table = state.params['fc']['kernel'], params['transformer']['token_embedding']
   np.testing.assert_allclose(
       jnp.std(table @ kernel[:16]), jnp.std(jax.random.normal(jax.random.key(0), (500, 16)) @
@@ -165,9 +169,9 @@ def test_both_halves_of_the_input_weigh_alike_at_first():
 @pytest.mark.slow
 def test_measured_probs_chain_predicted_features():
   params, (tokens, labels) = _target_params(), _batch()
-  own = drafter.init(EAGLE, TRAIN, params).params
+  own = drafter.init(EAGLE, TRAIN, ENDS, params).params
   attached = eagle.attach(params, own)
-  found = jax.jit(lambda *args: drafter.measure(*args, EAGLE, FORWARD, 2.0, 3, stride=4))(
+  found = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TEACHER, 2.0, 3, stride=4))(
       own, params, (tokens, labels))
   streams = [_of_target(params, TARGET, labels, tokens, jnp.full(4, drop))
              for drop in (False, True)]
@@ -177,7 +181,7 @@ def test_measured_probs_chain_predicted_features():
   for i, start in enumerate((0, 4, 8)):
     known = [features[:, :start + 1] for _, features in streams]
     for depth in range(1, 4):
-      made = [_predict(attached, EAGLE, tokens[:, :start + depth], part) for part in known]
+      made = [_predict(attached, EAGLE, ENDS, tokens[:, :start + depth], part) for part in known]
       known = [jnp.concatenate([part, predicted[:, -1:]], axis=1)
                for part, (_, predicted) in zip(known, made)]
       distribution = guided([logits[:, -1] for logits, _ in made])
@@ -193,8 +197,8 @@ def test_measured_probs_chain_predicted_features():
 def test_measured_heads_are_compared_with_the_probs_they_predict():
   params, (tokens, labels) = _target_params(), _batch()
   # Every head repeats the distribution of the token before.
-  own = medusa.from_target(params, DRAFTERS['medusa'])
-  found = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], FORWARD, 1.0, 3))(
+  own = medusa.from_target(ENDS, params, DRAFTERS['medusa'])
+  found = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TEACHER, 1.0, 3))(
       own, params, (tokens, labels))
   probs = jax.nn.softmax(llamagen.logits(params, TARGET, labels, tokens))
   for h in range(3):

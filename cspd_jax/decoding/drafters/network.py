@@ -1,7 +1,7 @@
 """A network that continues the target's features: its contract, and its cache between rounds.
 
 It reads a token together with the feature it was predicted from and predicts the next feature;
-the target's output matrix turns that into a distribution (EAGLE, arXiv 2401.15077). The target's
+the target's head turns that into a distribution (EAGLE, arXiv 2401.15077). The target's
 true features of all committed tokens stay in the network's cache, predicted ones serve while
 drafting only.
 """
@@ -34,7 +34,7 @@ class NetworkStep(Protocol):
 
 
 class NetworkLogits(Protocol):
-  """The target's output matrix on features; see `Network.logits`."""
+  """The target's head on features; see `Network.logits`."""
 
   def __call__(self, params: Params, features: jax.Array, /) -> jax.Array:
     ...

@@ -1,5 +1,7 @@
-"""Transformers over one vocabulary of text and images: Chameleon (arXiv 2405.09818), Emu3
-(arXiv 2409.18869) and the models made from them, Lumina-mGPT and Anole.
+"""Early fusion: transformers over one vocabulary of text and images.
+
+Chameleon (arXiv 2405.09818), whose word it is, Emu3 (arXiv 2409.18869), and the models made from
+them, Lumina-mGPT and Anole.
 
 A sequence is a prompt, which ends with the tokens that announce an image and its size, and then the
 codes of the image row by row. A grammar may end rows and the image with tokens of their own; where
@@ -24,13 +26,14 @@ from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.models import causal, transformer
 from cspd_jax.models.causal import Prompt
+from cspd_jax.models.ends import Ends
 from cspd_jax.models.rope import RopeFunction, sequence_rope
 
 Params = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class UnifiedConfig:
+class EarlyFusionConfig:
   """Sizes of a model, and how it writes images.
 
   Attributes:
@@ -125,23 +128,23 @@ class UnifiedConfig:
         num_outputs=self.num_codes, qk_norm=self.qk_norm, swin_norm=self.swin_norm)
 
 
-def _published() -> dict[str, UnifiedConfig]:
+def _published() -> dict[str, EarlyFusionConfig]:
   lumina = {
-      f'lumina_mgpt_7b_{pixels}': UnifiedConfig(
+      f'lumina_mgpt_7b_{pixels}': EarlyFusionConfig(
           height=pixels // 16, width=pixels // 16, row_end=8803, image_ends=(8196,))
       for pixels in (512, 768, 1024)}
-  emu3 = UnifiedConfig(
+  emu3 = EarlyFusionConfig(
       height=90, width=90, vocab_size=184622, num_codes=32768, first_code=151854, row_end=151846,
       image_ends=(151847, 151853, 151850), num_kv_heads=8, ffn_dim=14336, qk_norm=False,
       rope_base=1e6)
-  return lumina | {'anole_7b': UnifiedConfig(), 'emu3_gen_8b': emu3}
+  return lumina | {'anole_7b': EarlyFusionConfig(), 'emu3_gen_8b': emu3}
 
 
 # The published models; height and width are those of their square images.
-PRESETS: dict[str, UnifiedConfig] = _published()
+PRESETS: dict[str, EarlyFusionConfig] = _published()
 
 
-def order(config: UnifiedConfig) -> np.ndarray:
+def order(config: EarlyFusionConfig) -> np.ndarray:
   """Published ids `[vocab_size]` in the order of this library's tokens.
 
   Entry `i` is the id of token `i`: code `i`, for the first `num_codes`; then the tokens of the
@@ -152,7 +155,7 @@ def order(config: UnifiedConfig) -> np.ndarray:
   return np.concatenate([first, np.setdiff1d(np.arange(config.vocab_size), first)])
 
 
-def renumbered(config: UnifiedConfig, prompt: Prompt) -> Prompt:
+def renumbered(config: EarlyFusionConfig, prompt: Prompt) -> Prompt:
   """A prompt of published ids in this library's tokens, host arrays.
 
   Raises:
@@ -166,7 +169,7 @@ def renumbered(config: UnifiedConfig, prompt: Prompt) -> Prompt:
   return Prompt(place[tokens], np.asarray(prompt.visible, bool))
 
 
-def forced(config: UnifiedConfig, positions: jax.Array) -> jax.Array:
+def forced(config: EarlyFusionConfig, positions: jax.Array) -> jax.Array:
   """The token that the grammar asks for at positions, or -1; see `decoding.base.Target`.
 
   Positions past the end have the last token of the grammar.
@@ -183,15 +186,15 @@ def forced(config: UnifiedConfig, positions: jax.Array) -> jax.Array:
   return tokens
 
 
-def codes(config: UnifiedConfig, tokens: jax.Array) -> jax.Array:
+def codes(config: EarlyFusionConfig, tokens: jax.Array) -> jax.Array:
   """The codes `[B, height * width]` of images `[B, T]`, without the tokens of the grammar."""
   body = tokens[:, :config.height * config.row_width]
   rows = body.reshape(-1, config.height, config.row_width)[:, :, :config.width]
   return rows.reshape(-1, config.height * config.width)
 
 
-def with_grammar(config: UnifiedConfig, codes: Any) -> Any:
-  """Images `[B, T]` of codes `[B, height * width]`; `unified.codes` is the way back."""
+def with_grammar(config: EarlyFusionConfig, codes: Any) -> Any:
+  """Images `[B, T]` of codes `[B, height * width]`; `early_fusion.codes` is the way back."""
   with jax.ensure_compile_time_eval():
     tokens = np.asarray(forced(config, jnp.arange(config.num_tokens)))
   # The place of every token among the codes; the grammar's have none.
@@ -199,7 +202,7 @@ def with_grammar(config: UnifiedConfig, codes: Any) -> Any:
   return jnp.where(tokens < 0, codes[:, place], tokens)
 
 
-def init(config: UnifiedConfig, key: jax.Array) -> Params:
+def init(config: EarlyFusionConfig, key: jax.Array) -> Params:
   """Random float32 parameters: normal with deviation 0.02, norms one, the output matrix zero."""
   def run(key):
     size = (1, 1)
@@ -210,7 +213,7 @@ def init(config: UnifiedConfig, key: jax.Array) -> Params:
   return jax.jit(run)(key)
 
 
-def target(config: UnifiedConfig, *, guided: bool) -> base.Target:
+def target(config: EarlyFusionConfig, *, guided: bool) -> base.Target:
   """The model as a decoding target.
 
   Args:
@@ -224,7 +227,12 @@ def target(config: UnifiedConfig, *, guided: bool) -> base.Target:
   return causal.target(_causal(config, 2 if guided else 1), num_streams=2 if guided else 1)
 
 
-def first_layers(params: Params, config: UnifiedConfig, num_layers: int
+def ends(config: EarlyFusionConfig) -> Ends:
+  """The embedding and the head, which drafters share."""
+  return causal.ends(_causal(config, 1))
+
+
+def first_layers(params: Params, config: EarlyFusionConfig, num_layers: int
                  ) -> tuple[Params, Callable[[bool], Network]]:
   """The model's first layers as a drafting network; see `causal.first_layers`."""
   small = dataclasses.replace(config, num_layers=num_layers)
@@ -232,7 +240,8 @@ def first_layers(params: Params, config: UnifiedConfig, num_layers: int
 
 
 def logits_and_features(
-    params: Params, config: UnifiedConfig, condition: Prompt, tokens: jax.Array, drop: jax.Array,
+    params: Params, config: EarlyFusionConfig, condition: Prompt, tokens: jax.Array,
+    drop: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Next-token logits and features of whole images, for training and evaluation.
 
@@ -247,18 +256,16 @@ def logits_and_features(
     logits `[B, T, V]` and features `[B, C + T - 1, D]`, of the prompt's tokens and of all image
     tokens but the last.
   """
-  chosen = Prompt(*(jnp.where(drop[:, None], part[:, 1], part[:, 0])[:, None]
-                    for part in condition))
   model = _causal(config, 1)
   return causal.read(
-      params, model, model.embed_condition(params, chosen, 1), tokens[:, :-1])[:2]
+      params, model, model.embed_condition(params, condition.dropped(drop), 1), tokens[:, :-1])[:2]
 
 
-def _rope(config: UnifiedConfig) -> RopeFunction:
+def _rope(config: EarlyFusionConfig) -> RopeFunction:
   return sequence_rope(config.head_dim, config.rope_base)
 
 
-def _causal(config: UnifiedConfig, num_streams: int) -> causal.Causal:
+def _causal(config: EarlyFusionConfig, num_streams: int) -> causal.Causal:
   """What sets this model apart."""
   def embed_condition(params, condition, count):
     return causal.embed_prompt(params, config.transformer, condition.first(count))

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from checkpoints_conversion.rules import base, family, settings, unified_settings
+from checkpoints_conversion.rules import base, early_fusion_settings, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule, Transform
-from cspd_jax.models import unified
-from cspd_jax.models.unified import UnifiedConfig
+from cspd_jax.models import early_fusion
+from cspd_jax.models.early_fusion import EarlyFusionConfig
 
 # Meta's names (https://github.com/facebookresearch/chameleon) for those of transformers.
 _META = {
@@ -82,7 +82,7 @@ def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
   return {'rules': functools.partial(rules, how=how)}
 
 
-def rules(config: UnifiedConfig, how: Stored) -> list[Rule]:
+def rules(config: EarlyFusionConfig, how: Stored) -> list[Rule]:
   """Returns the rule table of a transformer.
 
   Args:
@@ -94,7 +94,7 @@ def rules(config: UnifiedConfig, how: Stored) -> list[Rule]:
   ours, theirs = 'transformer/layers_{i}/', 'model.layers.{i}.'
   table = [
       Rule('model.embed_tokens.weight', ('transformer/token_embedding',),
-           base.reorder(unified.order(config))),
+           base.reorder(early_fusion.order(config))),
       Rule(theirs + 'self_attn.q_proj.weight', (ours + 'query',),
            base.separate_heads(heads, width, how.halves)),
       Rule(theirs + 'self_attn.k_proj.weight', (ours + 'key',),
@@ -120,7 +120,7 @@ def rules(config: UnifiedConfig, how: Stored) -> list[Rule]:
   return [rule._replace(source=how.name(rule.source)) for rule in table]
 
 
-def _codes_only(config: UnifiedConfig) -> Transform:
+def _codes_only(config: EarlyFusionConfig) -> Transform:
   """The rows of the codes as columns; the inverse has zeros in place of the others."""
   first, after = config.first_code, config.first_code + config.num_codes
 
@@ -132,7 +132,7 @@ def _codes_only(config: UnifiedConfig) -> Transform:
   return Transform(lambda x: (x[first:after].T,), inverse)
 
 
-def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> UnifiedConfig:
+def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> EarlyFusionConfig:
   """Infers the sizes of a transformer.
 
   Args:
@@ -144,7 +144,7 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Uni
   Raises:
     ConversionError: if the shapes and options do not tell all sizes, or another vocabulary.
   """
-  known, name = unified.PRESETS[preset], stored(shapes).name
+  known, name = early_fusion.PRESETS[preset], stored(shapes).name
   shape = lambda tensor, rank: family.shape(_what(preset), shapes, name(tensor), rank)
   vocab_size, dim = shape('model.embed_tokens.weight', 2)
   if vocab_size != known.vocab_size:
@@ -155,7 +155,7 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Uni
     published = shape('model.layers.0.self_attn.q_proj.weight', 2)[0] // max(norm[-1], 1)
   num_heads = family.num_heads(options, published, dim, f'width {dim}')
   width = dim // num_heads
-  return UnifiedConfig(
+  return EarlyFusionConfig(
       height=options.get('height', known.height), width=options.get('width', known.width),
       vocab_size=vocab_size, num_codes=known.num_codes, first_code=known.first_code,
       row_end=known.row_end, image_ends=known.image_ends, dim=dim,
@@ -170,7 +170,7 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Uni
       norm_eps=options.get('norm_eps', known.norm_eps))
 
 
-def _sampling(options: Mapping[str, Any], config: UnifiedConfig) -> Mapping[str, Any]:
+def _sampling(options: Mapping[str, Any], config: EarlyFusionConfig) -> Mapping[str, Any]:
   del config
   return {'pictures': {'temperature': 1.0, 'top_p': 1.0, **options}}
 
@@ -190,17 +190,17 @@ def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
             others: Mapping[str, tuple[str, ...]], *, fields: Mapping[str, settings.Table],
             needed: Mapping[str, str], norm_rows: int | None = None) -> family.FileFamily:
   return family.FileFamily(
-      name=name, what=_what(presets[0]), kind='unified',
+      name=name, what=_what(presets[0]), kind='early_fusion',
       rules=functools.partial(rules, how=Stored(norm_rows=norm_rows)),
       infer=functools.partial(infer, presets[0]),
-      presets={preset: unified.PRESETS[preset] for preset in presets},
+      presets={preset: early_fusion.PRESETS[preset] for preset in presets},
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
       variant=_variant, settings=functools.partial(settings.read, fields), needed=needed,
       shares=_SHARES,
       # The image tokenizer is a network of its own; rotary tables are not weights.
       leftovers=r'(model\.)?vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
-      model='unified', sampling=functools.partial(_sampling, sampling),
+      model='early_fusion', sampling=functools.partial(_sampling, sampling),
       layout=lambda model: {name: ('models/7b', '.'), **others})
 
 
@@ -210,16 +210,16 @@ LUMINA_MGPT = _family(
     {'guidance_scale': 4.0, 'top_k': 2000}, norm_rows=1,
     others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
             'lumina_mgpt_text': _chameleon('text_tokenizer.json')},
-    fields=unified_settings.CHAMELEON,
+    fields=early_fusion_settings.CHAMELEON,
     # Models of three sizes of images have the same shapes.
-    needed={**unified_settings.NEEDED, 'height': '', 'width': ''})
+    needed={**early_fusion_settings.NEEDED, 'height': '', 'width': ''})
 ANOLE = _family(
     'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
     others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
             'anole_text': _chameleon('text_tokenizer.json')},
-    fields=unified_settings.CHAMELEON, needed=unified_settings.NEEDED)
+    fields=early_fusion_settings.CHAMELEON, needed=early_fusion_settings.NEEDED)
 EMU3 = _family(
     'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
     others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer'),
             'emu3_text': ('emu3.tiktoken',)},
-    fields=unified_settings.EMU3, needed=unified_settings.NEEDED_EMU3)
+    fields=early_fusion_settings.EMU3, needed=early_fusion_settings.NEEDED_EMU3)

@@ -1,7 +1,7 @@
-"""Unified models: agreement with transformers, windows and trees, the grammar, the vocabulary.
+"""Early fusion: agreement with transformers, windows and trees, the grammar, the vocabulary.
 
-`tests/data/unified.npz` was recorded in float32 from the models that transformers 5.23 has, with
-the weights of `published.py`, at the sizes below: `chameleon` from
+`tests/data/early_fusion.npz` was recorded in float32 from the models that transformers 5.23 has,
+with the weights of `published.py`, at the sizes below: `chameleon` from
 `ChameleonForConditionalGeneration` (weight seed 21), `chameleon_swin` from the same with
 `swin_norm` (23), `emu3` from `Emu3ForCausalLM` with `rope_theta` 1e6 (25). Inputs come from
 `default_rng(weight seed + 1)`: prompts of published ids `integers(0, 96, (3, 12))`, of which the
@@ -26,7 +26,7 @@ import pytest
 import cspd_jax
 from checkpoints_conversion import convert, rules
 from cspd_jax.checkpoints import store
-from cspd_jax.models import causal, unified
+from cspd_jax.models import causal, early_fusion
 from cspd_jax.testing import check_target
 from tests.marks import representative
 
@@ -34,10 +34,11 @@ _sizes = dict(height=8, width=8, vocab_size=96, num_codes=48, dim=64, num_layers
               ffn_dim=96)
 # Config, family of files, seed of the weights.
 CASES = {
-    'chameleon': (unified.UnifiedConfig(
+    'chameleon': (early_fusion.EarlyFusionConfig(
         first_code=4, row_end=60, image_ends=(52,), **_sizes), 'anole', 21),
-    'chameleon_swin': (unified.UnifiedConfig(first_code=4, swin_norm=True, **_sizes), 'anole', 23),
-    'emu3': (unified.UnifiedConfig(
+    'chameleon_swin': (
+        early_fusion.EarlyFusionConfig(first_code=4, swin_norm=True, **_sizes), 'anole', 23),
+    'emu3': (early_fusion.EarlyFusionConfig(
         first_code=40, row_end=30, image_ends=(31, 33, 32), num_kv_heads=2, qk_norm=False,
         rope_base=1e6, **_sizes), 'emu3', 25),
 }
@@ -55,9 +56,9 @@ def _case(name):
   """Config, parameters, prompts of two equal streams and images, in this library's tokens."""
   config, family, seed = CASES[name]
   rng = np.random.default_rng(seed + 1)
-  place = np.argsort(unified.order(config))
+  place = np.argsort(early_fusion.order(config))
   prompts = place[rng.integers(0, 96, (3, 12))]
-  tokens = np.asarray(unified.forced(config, jnp.arange(config.num_tokens)))
+  tokens = np.asarray(early_fusion.forced(config, jnp.arange(config.num_tokens)))
   tokens = np.tile(tokens, (3, 1))
   tokens[tokens < 0] = rng.integers(0, 48, (3, 8, 8)).reshape(-1)
   visible = np.arange(12) >= PADDING[:, None]
@@ -69,8 +70,8 @@ def _case(name):
 @pytest.mark.parametrize('name', CASES)
 def test_logits_agree_with_transformers(name):
   config, params, condition, tokens = _case(name)
-  want = published.recorded('unified')[name]
-  logits, _ = jax.jit(unified.logits_and_features, static_argnums=1)(
+  want = published.recorded('early_fusion')[name]
+  logits, _ = jax.jit(early_fusion.logits_and_features, static_argnums=1)(
       params, config, condition, tokens, np.array([False, True, False]))
   assert want.shape[1] == config.num_tokens >= 64
   np.testing.assert_allclose(logits[..., :48], want, atol=3e-4)
@@ -82,35 +83,35 @@ def test_windows_trees_and_commit(name):
   config, params, condition, _ = _case(name)
   config = dataclasses.replace(config, height=3, width=3)
   check_target(
-      unified.target(config, guided=True), params, condition,
-      logits=lambda params, condition, tokens: unified.logits_and_features(
+      early_fusion.target(config, guided=True), params, condition,
+      logits=lambda params, condition, tokens: early_fusion.logits_and_features(
           params, config, condition, tokens, jnp.zeros(len(tokens), bool))[0])
 
 
 def test_where_the_grammar_forces_what():
   lumina, anole, emu3 = (
-      dataclasses.replace(unified.PRESETS[name], height=2, width=3)
+      dataclasses.replace(early_fusion.PRESETS[name], height=2, width=3)
       for name in ('lumina_mgpt_7b_768', 'anole_7b', 'emu3_gen_8b'))
-  at = lambda config, count: np.asarray(unified.forced(config, jnp.arange(count))).tolist()
+  at = lambda config, count: np.asarray(early_fusion.forced(config, jnp.arange(count))).tolist()
   assert lumina.num_tokens == 9
   assert at(lumina, 11) == [-1, -1, -1, 8192, -1, -1, -1, 8192, 8193, 8193, 8193]
   assert emu3.num_tokens == 11
   assert at(emu3, 12) == [-1, -1, -1, 32768, -1, -1, -1, 32768, 32769, 32770, 32771, 32771]
-  assert anole.num_tokens == 6 and unified.target(anole, guided=True).forced is None
+  assert anole.num_tokens == 6 and early_fusion.target(anole, guided=True).forced is None
   tokens = jnp.array([[5, 6, 7, 8192, 1, 2, 3, 8192, 8193]])
-  assert unified.codes(lumina, tokens).tolist() == [[5, 6, 7, 1, 2, 3]]
+  assert early_fusion.codes(lumina, tokens).tolist() == [[5, 6, 7, 1, 2, 3]]
 
 
 def test_published_images_and_ids():
-  count = {name: config.num_tokens for name, config in unified.PRESETS.items()}
+  count = {name: config.num_tokens for name, config in early_fusion.PRESETS.items()}
   assert count == {'lumina_mgpt_7b_512': 1057, 'lumina_mgpt_7b_768': 2353,
                    'lumina_mgpt_7b_1024': 4161, 'anole_7b': 1024, 'emu3_gen_8b': 8193}
-  order = unified.order(unified.PRESETS['lumina_mgpt_7b_768'])
+  order = early_fusion.order(early_fusion.PRESETS['lumina_mgpt_7b_768'])
   assert order[:2].tolist() == [4, 5] and order[8191:8195].tolist() == [8195, 8803, 8196, 0]
-  order = unified.order(unified.PRESETS['emu3_gen_8b'])
+  order = early_fusion.order(early_fusion.PRESETS['emu3_gen_8b'])
   assert order[32767:32773].tolist() == [184621, 151846, 151847, 151853, 151850, 0]
-  for config in unified.PRESETS.values():
-    np.testing.assert_array_equal(np.sort(unified.order(config)), np.arange(config.vocab_size))
+  for config in early_fusion.PRESETS.values():
+    np.testing.assert_array_equal(np.sort(early_fusion.order(config)), np.arange(config.vocab_size))
 
 
 @pytest.mark.parametrize('changes, message', [
@@ -121,16 +122,16 @@ def test_published_images_and_ids():
     (dict(num_codes=0), 'num_codes is 0'), (dict(num_kv_heads=3), 'num_kv_heads is 3')])
 def test_impossible_sizes_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    unified.UnifiedConfig(**{**_sizes, **changes})
+    early_fusion.EarlyFusionConfig(**{**_sizes, **changes})
 
 
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
   """A saved and loaded model of images of three rows."""
-  folder = tmp_path_factory.mktemp('unified') / 'target'
+  folder = tmp_path_factory.mktemp('early_fusion') / 'target'
   config = dataclasses.replace(CASES['chameleon'][0], height=3, width=4)
   params = published.params('anole', config, 21)
-  store.save(folder, 'unified', config, params)
+  store.save(folder, 'early_fusion', config, params)
   return cspd_jax.load(folder)
 
 
@@ -153,7 +154,7 @@ def test_decoders_keep_the_grammar_and_the_images(model, decoder):
 
   vanilla = tokens('vanilla')
   np.testing.assert_array_equal(tokens(decoder), vanilla)
-  forced = np.asarray(unified.forced(model.config, jnp.arange(model.num_tokens)))
+  forced = np.asarray(early_fusion.forced(model.config, jnp.arange(model.num_tokens)))
   np.testing.assert_array_equal(vanilla[:, forced >= 0], np.tile(forced[forced >= 0], (3, 1)))
   assert vanilla[:, forced < 0].max() < 48
   assert np.any(tokens('vanilla', 1.0) != vanilla)
@@ -187,7 +188,7 @@ def test_conversion_inverts_and_infers():
 
 @pytest.mark.parametrize('family', ['lumina_mgpt', 'anole', 'emu3'])
 def test_published_tensors_are_exactly_those_of_the_model(family):
-  file, path = rules.FAMILIES[family], MANIFESTS / f'unified_{family}.json.gz'
+  file, path = rules.FAMILIES[family], MANIFESTS / f'early_fusion_{family}.json.gz'
   shapes = {name: tuple(shape) for name, shape in json.loads(
       gzip.decompress(path.read_bytes()))['tensors'].items()}
   config = next(iter(file.presets.values()))

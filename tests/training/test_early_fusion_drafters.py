@@ -1,4 +1,4 @@
-"""Drafters of unified models: they read the prompt, and learn from sampled or given images."""
+"""Drafters of early-fusion models: they read the prompt, and learn from sampled or given images."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ import pytest
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import store
-from cspd_jax.models import eagle, unified
+from cspd_jax.models import eagle, early_fusion
 from cspd_jax.models.causal import Prompt
 from cspd_jax.text import bpe
 from cspd_jax.training import corrector_recipe, drafter, drafter_recipe, plain
@@ -24,7 +24,7 @@ from experiments.demo_models import words
 pytest.importorskip('tokenizers')
 
 WORDS = ('a', 'cat', 'dog', 'generate', 'image', 'of')
-CONFIG = unified.UnifiedConfig(
+CONFIG = early_fusion.EarlyFusionConfig(
     height=3, width=3, dim=16, num_layers=1, num_heads=2, ffn_dim=16,
     **words.ids(WORDS, 8)._asdict())
 DRAFTER = eagle.EagleConfig(
@@ -35,7 +35,7 @@ TRAIN = DrafterTrainConfig(num_steps=3, batch_size=2, warmup_steps=1)
 
 def _params():
   """Parameters of a target that says something: a fresh one has an output of zeros."""
-  params = unified.init(CONFIG, jax.random.key(0))
+  params = early_fusion.init(CONFIG, jax.random.key(0))
   params['transformer']['output'] = 0.5 * jax.random.normal(
       jax.random.key(1), params['transformer']['output'].shape)
   return params
@@ -46,9 +46,10 @@ def target(tmp_path_factory):
   """A model of words without prompts of its own, and a file of prompts."""
   folder = tmp_path_factory.mktemp('words')
   file = np.frombuffer(words.file(WORDS, 8), np.uint8).copy()
-  store.save(folder / 'target', 'unified', CONFIG, _params())
+  store.save(folder / 'target', 'early_fusion', CONFIG, _params())
   store.save(folder / 'text', 'text', bpe.TextConfig('anole', len(file)), {'file': file})
-  families.save(folder, 'unified', {'target': 'target', 'text': 'text'}, {'guidance_scale': 2.0})
+  families.save(
+      folder, 'early_fusion', {'target': 'target', 'text': 'text'}, {'guidance_scale': 2.0})
   (folder / 'prompts.txt').write_text('a cat\na dog\n\n')
   return folder
 
@@ -77,7 +78,7 @@ def test_a_drafter_is_trained_on_sampled_images_and_drafts(recipe, target, tmp_p
 
 
 def test_given_images_are_learned_from(recipe, target, tmp_path):
-  tokens = np.asarray(unified.with_grammar(
+  tokens = np.asarray(early_fusion.with_grammar(
       CONFIG, np.random.default_rng(0).integers(8, size=(7, 9))))
   np.savez(tmp_path / 'images.npz', tokens=tokens, labels=np.arange(7) % 2)
   given = dataclasses.replace(recipe, data='given', tokens=str(tmp_path / 'images.npz'))
@@ -113,21 +114,23 @@ def test_a_corrector_is_trained(target, tmp_path):
 def _losses(*cases):
   """Losses of a drafter on random images, for conditions and dropped rows."""
   rng = np.random.default_rng(3)
-  tokens = jnp.asarray(unified.with_grammar(CONFIG, rng.integers(8, size=(2, 9))))
+  tokens = jnp.asarray(early_fusion.with_grammar(CONFIG, rng.integers(8, size=(2, 9))))
   params, own = _params(), eagle.init(DRAFTER, jax.random.key(4))
   # The target's features are fixed, so that the drafter alone reads the prompt.
   features = jnp.asarray(rng.normal(size=(2, 5 + CONFIG.num_tokens - 1, 16)), jnp.float32)
   # No token of the grammar has a probability of its own.
   probs = jnp.asarray(rng.dirichlet(np.ones(8), (2, CONFIG.num_tokens)), jnp.float32)
   probs = jnp.pad(probs, ((0, 0), (0, 0), (0, 2)))
-  forward = lambda params, condition, tokens, drop: (jnp.log(probs), features)
+  ends = early_fusion.ends(CONFIG)
+  teacher = drafter.Teacher(
+      lambda params, condition, tokens, drop: (jnp.log(probs), features), ends)
 
   @jax.jit
   def losses(condition, drop):
     found, _ = drafter.eagle_loss(
-        own, DRAFTER, TRAIN, params, tokens, features, probs, jax.random.key(5),
+        own, DRAFTER, TRAIN, ends, params, tokens, features, probs, jax.random.key(5),
         eagle.prompt(DRAFTER, condition, drop))
-    both, _ = plain.loss(own, DRAFTER, params, forward, tokens, condition, jnp.float32(2.0))
+    both, _ = plain.loss(own, DRAFTER, params, teacher, tokens, condition, jnp.float32(2.0))
     return found, both
 
   return [np.asarray(losses(*case)) for case in cases]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from checkpoints_conversion.rules import settings
 from checkpoints_conversion.rules.settings import Check, Free, Must, Part, Size, Table
-from cspd_jax.models import unified
+from cspd_jax.models import early_fusion
 
 _TIED = Must((False,), ': the output matrix is the token embedding then; save it a second time, '
              'as lm_head.weight, and set the field to false')
@@ -23,7 +23,7 @@ def _image_tokens(preset: str, prefix: str, *, ordered: bool) -> Check:
     prefix: how the names of image tokens begin.
     ordered: whether the order of the names is that of the ids.
   """
-  config = unified.PRESETS[preset]
+  config = early_fusion.PRESETS[preset]
   first, count = config.first_code, config.num_codes
 
   def problem(value):

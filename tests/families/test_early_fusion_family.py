@@ -11,8 +11,8 @@ import safetensors.numpy
 import cspd_jax
 from cspd_jax import command as generate_command, families
 from cspd_jax.checkpoints import store
-from cspd_jax.families import unified as unified_family
-from cspd_jax.models import eagle, emu3_vq, unified, vq
+from cspd_jax.families import early_fusion as early_fusion_family
+from cspd_jax.models import eagle, early_fusion, emu3_vq, vq
 from cspd_jax.text import bpe, templates
 from tests.conversion import published_settings
 from tests.families import published_files
@@ -82,7 +82,7 @@ def test_the_layout_of_the_official_program_is_a_whole_model(folder, tmp_path, c
 def test_prompts_are_written_as_the_official_sampler_does(folder):
   model = cspd_jax.load(folder)
   condition = model.condition(['a cat', 'a <racm3:break> ' + 'long ' * 20])
-  order = unified.order(CONFIG)
+  order = early_fusion.order(CONFIG)
   ids = [[order[np.asarray(row)[np.asarray(seen)]].tolist() for row, seen in zip(*image)]
          for image in zip(condition.tokens, condition.visible)]
   words = 'Generate an image of 96x64 according to the following prompt:\na cat'
@@ -95,7 +95,7 @@ def test_prompts_are_written_as_the_official_sampler_does(folder):
 
 def test_contexts_of_another_program(folder):
   model = cspd_jax.load(folder)
-  build = lambda name: unified_family.FAMILY.build(families.family.Parts('lumina', {
+  build = lambda name: early_fusion_family.FAMILY.build(families.family.Parts('lumina', {
       role: store.load(folder / role) for role in ('target', 'text')},
       dict(model.defaults, contexts=name)))
   plain, sjd = (one.condition(['a cat']) for one in (model, build('lumina_mgpt_sjd')))
@@ -115,7 +115,7 @@ def test_pictures_of_words(folder, tmp_path):
   np.testing.assert_array_equal(made.decoded.tokens, model.generate(
       ['a cat', 'a dog'], seed=1, decoder='vanilla').decoded.tokens)
   assert made.images.shape == (2, 4, 6, 3)
-  codes = CODES[np.asarray(unified.codes(CONFIG, made.decoded.tokens))].reshape(-1, 4, 6)
+  codes = CODES[np.asarray(early_fusion.codes(CONFIG, made.decoded.tokens))].reshape(-1, 4, 6)
   want = vq.decode(model.tokenizer.params, VQ, codes)
   np.testing.assert_allclose(made.images / 127.5 - 1, want, atol=0.005)
   near = model.codebook
@@ -130,7 +130,7 @@ def test_images_of_other_sizes(folder):
   own, wide = cspd_jax.load(folder), cspd_jax.load(folder, grid=(2, 8))
   assert wide.grid == (2, 8) and wide.num_tokens == 2 * 9 + 1
   condition = wide.condition(['a cat'])
-  size = unified.order(CONFIG)[np.asarray(condition.tokens)[0, 1, -2:]]
+  size = early_fusion.order(CONFIG)[np.asarray(condition.tokens)[0, 1, -2:]]
   np.testing.assert_array_equal(size, [8804 + 1, 8804 + 4])
   made = wide.generate('a cat', seed=1, decoder='vanilla')
   assert made.images.shape == (1, 2, 8, 3)
@@ -169,7 +169,7 @@ def test_published_drafters_know_the_tokens(folder, tmp_path):
   np.testing.assert_array_equal(
       tokens('corrected_seed_exact(by=eagle, window=5)'), tokens('vanilla'))
   drafted = np.asarray(tokens('eagle(tree=chain(3))'))
-  forced = np.asarray(unified.forced(CONFIG, np.arange(29)))
+  forced = np.asarray(early_fusion.forced(CONFIG, np.arange(29)))
   np.testing.assert_array_equal(drafted[0, forced >= 0], forced[forced >= 0])
 
 
@@ -217,20 +217,20 @@ def test_emu3_writes_as_its_official_program():
 @pytest.mark.slow
 def test_pictures_of_emu3(tmp_path):
   config = dataclasses.replace(
-      unified.PRESETS['emu3_gen_8b'], height=2, width=3, dim=16, num_layers=1, num_heads=2,
+      early_fusion.PRESETS['emu3_gen_8b'], height=2, width=3, dim=16, num_layers=1, num_heads=2,
       num_kv_heads=1, ffn_dim=16)
   sizes = emu3_vq.Emu3VQConfig(ch=32, ch_mult=(1, 2), num_res_blocks=1)
   text = bpe.TextConfig('emu3', len(emu3_text()))
-  store.save(tmp_path / 'target', 'unified', config, published.params('emu3', config, 4))
+  store.save(tmp_path / 'target', 'early_fusion', config, published.params('emu3', config, 4))
   store.save(tmp_path / 'tokenizer', 'emu3_vq', sizes, emu3_vq.init(sizes, jax.random.key(0)))
   store.save(tmp_path / 'text', 'text', text, {'file': np.frombuffer(emu3_text(), np.uint8)})
   cspd_jax.families.save(
-      tmp_path, 'unified', {name: name for name in ('target', 'tokenizer', 'text')})
+      tmp_path, 'early_fusion', {name: name for name in ('target', 'tokenizer', 'text')})
   model = cspd_jax.load(tmp_path)
   made = model.generate('a cat', seed=1, decoder='seed_exact', window=4, guidance_scale=3.0)
   assert made.images.shape == (1, 4, 6, 3) and made.prompts == ['a cat']
   np.testing.assert_array_equal(made.decoded.tokens[0, -3:], 32768 + np.array([1, 2, 3]))
-  codes = np.asarray(unified.codes(config, made.decoded.tokens)).reshape(1, 2, 3)
+  codes = np.asarray(early_fusion.codes(config, made.decoded.tokens)).reshape(1, 2, 3)
   want = emu3_vq.decode(model.tokenizer.params, sizes, codes)
   np.testing.assert_allclose(made.images / 127.5 - 1, want, atol=0.005)
 

@@ -1,0 +1,145 @@
+"""Early-fusion models: one vocabulary for text and images, as Lumina-mGPT, Anole and Emu3 have."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.checkpoints.kinds import Kind
+from cspd_jax.checkpoints.store import Loaded
+from cspd_jax.families import drafts, token_prompts
+from cspd_jax.families.family import Family, Parts, Published, is_described
+from cspd_jax.generation import engines
+from cspd_jax.generation.model import Model, Tokenizer
+from cspd_jax.metrics import frechet
+from cspd_jax.models import eagle, early_fusion, emu3_vq, transformer, vq
+from cspd_jax.text import bpe, templates
+
+# A coordinate that no vector of a codebook comes near.
+_FAR = 1e4
+
+
+def build(parts: Parts) -> Model:
+  """Joins the networks of an early-fusion model.
+
+  Raises:
+    ValueError: if they do not belong together.
+  """
+  target = parts.loaded['target']
+  config = target.config
+  parts.pair('tokenizer', 'codebook_size', 'num_codes')
+  for role in ('eagle', 'corrector'):
+    for size in ('vocab_size', 'num_tokens', 'dim'):
+      parts.pair(role, size)
+    parts.pair(role, 'num_outputs', 'num_image_tokens')
+  for size in ('num_tokens', 'row_width'):
+    parts.pair('neighbours', size)
+  parts.pair('neighbours', 'vocab_size', 'num_image_tokens')
+  for size in ('height', 'width', 'num_codes', 'row_end', 'image_ends', 'vocab_size'):
+    parts.pair('draft', size)
+  layers = early_fusion.first_layers(target.params, config, max(1, config.num_layers // 8))
+  ends = early_fusion.ends(config)
+  text = parts.text(FAMILY.prompt_writers)
+  write = None if text is None else parts.writer(FAMILY.prompt_writers)
+  return Model(
+      name=parts.name, family=FAMILY.name, config=config, params=target.params,
+      grid=(config.height, config.width), engine=engines.DISCRETE,
+      target=lambda *, guided: early_fusion.target(config, guided=guided),
+      conditions=token_prompts.conditions(
+          (config.height, config.width), text, write,
+          functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ())),
+      tokenizer=_tokenizer(parts, text),
+      drafts=drafts.discrete(
+          parts, lambda config, guided: early_fusion.target(config, guided=guided), layers, ends),
+      forward=lambda params, condition, tokens, drop: early_fusion.logits_and_features(
+          params, config, condition, tokens, drop),
+      ends=ends, eagle_layer='chameleon', defaults=parts.defaults, metadata=target.metadata)
+
+
+def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
+  """The networks for images of so many rows and columns of codes; the parameters do not change."""
+  height, width = grid
+  target = dataclasses.replace(loaded['target'].config, height=height, width=width)
+  tokens = dict(num_tokens=target.num_tokens, row_width=target.row_width)
+  sizes = {'early_fusion': dict(height=height, width=width), 'eagle': tokens, 'neighbours': tokens}
+  return {role: part._replace(config=dataclasses.replace(part.config, **sizes.get(part.kind, {})))
+          for role, part in loaded.items()}
+
+
+def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
+  """The image tokenizer, with the codes that the model's tokens stand for.
+
+  Args:
+    parts: the networks.
+    text: the file of the text part, which says them for Chameleon's tokenizer.
+
+  Raises:
+    ValueError: if nothing tells them.
+  """
+  loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
+  if loaded is None or is_described(loaded):
+    return None
+  if loaded.kind == 'emu3_vq':
+    return _pixels(config, loaded, emu3_vq, np.arange(config.num_codes))
+  if text is None:
+    raise ValueError(
+        f'model {parts.name!r} has an image tokenizer but no text part, whose file says which code '
+        'an image token stands for; convert it into the same folder with cspd-convert '
+        '--family=lumina_mgpt_text (or anole_text), give text=FOLDER, or load with tokenizer=None.')
+  code = templates.code_map(text, config.first_code, config.num_codes)
+  features = lambda params, images: frechet.features(params, loaded.config, images)
+  return _pixels(config, loaded, vq, code)._replace(features=features)
+
+
+def _pixels(config: early_fusion.EarlyFusionConfig, loaded: Any, network: Any, code: np.ndarray
+            ) -> Tokenizer:
+  """An image tokenizer of a module, whose code for token `i` is `code[i]`."""
+  sizes = loaded.config
+
+  def decode(params, tokens):
+    codes = jnp.asarray(code)[early_fusion.codes(config, tokens)]
+    return network.decode(params, sizes, codes.reshape(-1, config.height, config.width))
+
+  token = np.argsort(code)
+
+  def encode(params, images):
+    found = jnp.asarray(token)[network.encode(params, sizes, images)]
+    return early_fusion.with_grammar(config, found.reshape(len(images), -1))
+
+  def codebook(params):
+    vectors = network.codebook(params, sizes)[code]
+    # Nothing is near the tokens of the grammar.
+    return jnp.pad(vectors, ((0, len(config.ends)), (0, 0)), constant_values=_FAR)
+
+  return Tokenizer(sizes, loaded.params, decode=decode, encode=encode, codebook=codebook)
+
+
+def _networks(config: early_fusion.EarlyFusionConfig) -> dict[str, tuple[str, Any]]:
+  return drafts.published(eagle.EagleConfig(
+      family='chameleon', num_tokens=config.num_tokens, row_width=config.row_width, dim=config.dim,
+      num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
+      vocab_size=config.vocab_size, rope_base=config.rope_base, norm_eps=config.norm_eps,
+      num_outputs=config.num_image_tokens))
+
+
+_TRANSFORMER = {'early_fusion': Kind(
+    early_fusion.EarlyFusionConfig, early_fusion.init, transformer.SPLIT, transformer.MATRICES,
+    transformer.ORDERS)}
+FAMILY = Family(
+    name='early_fusion',
+    roles={'target': _TRANSFORMER,
+           'tokenizer': {'vq': Kind(vq.VQConfig, vq.init),
+                         'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init)},
+           'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
+           'eagle': drafts.EAGLE, 'neighbours': drafts.NEIGHBOURS, 'corrector': drafts.EAGLE},
+    build=build, resize=resize,
+    published=Published(early_fusion.PRESETS, _networks,
+                        lambda config, count: token_prompts.described(count)),
+    text_forms={'lumina_mgpt': bpe.Vocabulary, 'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks},
+    prompt_writers={name: getattr(templates, name) for name in (
+        'lumina_mgpt', 'lumina_mgpt_sjd', 'anole', 'emu3')},
+    # As LANTERN publishes them for Anole and Lumina-mGPT (arXiv 2410.03355).
+    eagle_layers={'chameleon': eagle.Layer(attention_norm=True, qk_norm=True)})

@@ -1,0 +1,52 @@
+"""Prompts of models whose condition is tokens: in words, or in published token ids."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.generation.model import Conditions
+from cspd_jax.models.causal import Prompt
+from cspd_jax.text import templates
+from cspd_jax.text.bpe import Text
+
+
+def conditions(grid: tuple[int, int], text: Text | None, write: templates.Writer | None,
+               renumbered: Callable[[Prompt], Prompt], examples: Sequence[str] = ()) -> Conditions:
+  """The prompts that a model accepts: words, if it has a text part, or a `Prompt`.
+
+  Args:
+    grid: rows and columns of tokens.
+    text: the tokenizer; None if the model has none.
+    write: how a prompt in words becomes the contexts of both streams; None without a tokenizer.
+    renumbered: from published token ids to the model's; raises ValueError for ids that it does not
+      know.
+    examples: prompts in words that show what the model can do.
+  """
+  def written(prompts):
+    if text is None or write is None or not isinstance(prompts, (list, tuple)) or not all(
+        isinstance(prompt, str) for prompt in prompts):
+      words = 'words, or' if text else 'no words, for it has no text part, but'
+      raise ValueError(
+          f'prompts is {str(prompts)[:80]!r}; this model takes {words} a causal.Prompt of '
+          'published token ids: a stream with the prompt, one with what guidance leads away from.')
+    return templates.padded([write(text, prompt, *grid) for prompt in prompts])
+
+  def encode(prompts):
+    prompts = prompts if isinstance(prompts, Prompt) else written(prompts)
+    return jax.tree.map(jnp.asarray, renumbered(prompts))
+
+  def captions(prompts):
+    if isinstance(prompts, Prompt):
+      return [f'prompt {i}' for i in range(np.shape(prompts.tokens)[0])]
+    return [str(prompt) for prompt in prompts]
+
+  return Conditions(encode, captions, () if text is None else tuple(examples))
+
+
+def described(count: int, length: int = 64) -> Any:
+  """Shapes and dtypes of the condition of so many images; a sentence in the published templates."""
+  size = (count, 2, length)
+  return Prompt(jax.ShapeDtypeStruct(size, np.int32), jax.ShapeDtypeStruct(size, bool))
