@@ -39,7 +39,7 @@ class PaletteConfig:
 class Cache(NamedTuple):
   """Attributes: the rows' classes, `[S, B]`; the table needs no more of the past."""
 
-  class_prompts: jax.Array
+  classes: jax.Array
 
 
 def init(config, key):
