@@ -13,7 +13,8 @@ from configs import groups, topologies
 
 DECODERS = (
     'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact',
-    'corrected_seed_exact(passes=4)', 'corrected(passes=4)', 'eagle(tree=LANTERN)+lantern_pp(lam=2)')
+    'corrected_seed_exact(passes=4)', 'corrected(passes=4)',
+    'eagle(tree=LANTERN)+lantern_pp(lam=2)')
 
 
 def get_config() -> topologies.Config:
