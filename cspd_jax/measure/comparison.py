@@ -68,12 +68,7 @@ def compare(
       compiled.
   """
   sampling = model.sampling() if sampling is None else sampling
-  condition = jax.device_get(model.condition(prompts))
-  for program in programs.values():
-    program.check(condition, sampling)
-  row = lambda i: (jax.tree.map(lambda leaf: leaf[i:i + 1], condition), batches.keys(seed, [i]),
-                   sampling)
-  rows = [row(i) for i in range(len(prompts))]
+  condition, rows = _arguments(model, programs, prompts, seed, sampling)
   runs: dict[tuple[int, str], Callable[[], Any]] = {}
   compared: dict[str, Compared] = {}
   count = len(rows) * len(programs)
@@ -88,13 +83,28 @@ def compare(
         Sample(decoded, condition, sampling, batch_size=1), compile_seconds)
     if len(compared) in (1, len(programs)):
       look(compared)
-  # Image by image, with every decoder.
   timings = timing.measure(
       {(i, name): runs[i, name] for i in range(len(rows)) for name in programs}, repeats, warmup=0,
       budget=budget, progress=lambda turn, _: turns((turn + 1) * count))
-  return {name: one._replace(
-      seconds=np.array([timings[i, name].median for i in range(len(rows))]),
-      timed_runs=len(timings[0, name].seconds)) for name, one in compared.items()}
+  return {name: _timed(one, [timings[i, name] for i in range(len(rows))])
+          for name, one in compared.items()}
+
+
+def _arguments(model: Any, programs: Mapping[str, batches.Program], prompts: Sequence[Any],
+               seed: Any, sampling: Any) -> tuple[Any, list[tuple]]:
+  """The condition of all images, and what programs are called with for each; checks both."""
+  condition = jax.device_get(model.condition(prompts))
+  for program in programs.values():
+    program.check(condition, sampling)
+  row = lambda i: (jax.tree.map(lambda leaf: leaf[i:i + 1], condition), batches.keys(seed, [i]),
+                   sampling)
+  return condition, [row(i) for i in range(len(prompts))]
+
+
+def _timed(one: Compared, timings: Sequence[timing.Timing]) -> Compared:
+  """A decoder with the times of its images."""
+  return one._replace(seconds=np.array([each.median for each in timings]),
+                      timed_runs=len(timings[0].seconds))
 
 
 def _first_turn(runs: Sequence[Callable[[], Any]], turns: Callable[[int], None],
