@@ -43,10 +43,6 @@ REPORTS = {
         'python -m experiments.topologies --config=configs/corrected/ablations.py',
     'corrected_short': 'python -m experiments.topologies --config=configs/corrected/short.py',
     'corrected_top_k': 'python -m experiments.topologies --config=configs/corrected/top_k.py',
-    'compiled_kinds':
-        "python -m experiments.compile_report --accepted=docs/reports/kinds.json "
-        "--decoder='mc_sjd,seed_exact,corrected(passes=4),corrected_seed_exact(passes=4),"
-        "eagle(tree=LANTERN)'",
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
     'compiled_7b_batch':
@@ -134,17 +130,18 @@ def _kinds(report: Report) -> list[Row]:
   """A decoder of every kind, with what its tokens per forward pass are worth.
 
   The baseline comes first, then the others by tokens per forward pass. The speed-up is predicted
-  from compiled rounds, where there is a report of them.
+  where the report of compiled rounds has the decoder: tokens per pass over the time of its round, in
+  rounds of the baseline.
   """
-  path = _path('compiled_kinds')
-  rows = _content(path)['rows'] if path.exists() else []
-  predicted = {row['decoder']: row['speedup'] for row in rows}
+  path = _path('compiled_7b')
+  ms = {row['decoder']: row['ms'] for row in _content(path)['rows']} if path.exists() else {}
   result = []
   for row in sorted(report['rows'], key=lambda row: row['step_compression']):
     part, *verifier = spec_lib.parse(row['decoder']).parts
     needed = registry.needs(part.name)
     result.append(dict(
-        row, predicted=predicted.get(row['decoder']),
+        row, predicted=row['step_compression'] * ms['vanilla'] / ms[row['decoder']]
+        if row['decoder'] in ms else None,
         needs=registry.DRAFTS[needed] if needed else '-',
         how=registry.VERIFIERS[verifier[0].name].summary if verifier else
         registry.DECODERS[part.name].summary))
@@ -180,7 +177,6 @@ TABLES: dict[str, Table] = {
     'cpu': Table('against_llamagen', _of({
         'LlamaGen-B on a CPU': '`{decoder}`', 'tokens per forward pass': '{tokens:.2f}',
         'speed-up over `vanilla`': '{speedup:.2f}x'}, _gains)),
-    'compiled_kinds': Table('compiled_kinds', _own),
     'compare': Table('compare_cpu', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('rounds', 'step_compression', 'accepted_length', 'one_token_rounds'),

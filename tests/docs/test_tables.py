@@ -33,9 +33,11 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   assert row in full and relaxed in full
   assert full.index('`vanilla`') < full.index(row) < full.index(relaxed)
   assert '4 images, cpu, jax 0.0' in full
-  (folder / 'compiled_kinds.json').write_text(json.dumps(
-      dict(REPORT, rows=[dict(decoder='mc_sjd(window=4)', speedup=2.5)])))
-  assert row.replace('1.50 | -', '1.50 | 2.50x') in tables.rewritten(full)
+  (folder / 'compiled_7b.json').write_text(json.dumps(dict(REPORT, rows=[
+      dict(decoder='vanilla', ms=4.0), dict(decoder='mc_sjd(window=4)', ms=5.0)])))
+  predicted = tables.rewritten(full)
+  assert row.replace('1.50 | -', '1.50 | 1.20x') in predicted
+  assert '| `vanilla` | 1.00 | 1.00x |' in predicted and relaxed in predicted
   (folder / 'kinds.json').unlink()
   assert tables.rewritten(full) == empty
 
