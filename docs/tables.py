@@ -29,9 +29,10 @@ _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL
 
 # The command whose report.json is kept under docs/reports, by its name there.
 REPORTS = {
-    'compare_cpu': 'python -m experiments.compare',
-    'compare_accelerator': 'python -m experiments.compare',
-    'compare_mar': 'python -m experiments.compare --config=configs/compare/mar_demo.py',
+    'compare_cpu': 'python -m experiments.compare --all',
+    'compare_accelerator': 'python -m experiments.compare --all',
+    'compare_mar': 'python -m experiments.compare --config=configs/compare/mar_demo.py --all',
+    'kinds': 'python -m experiments.topologies --config=configs/kinds.py',
     'overhead': 'python -m experiments.overhead',
     'tune': 'python -m experiments.tune --dry_run',
     'refill': 'python -m experiments.refill',
@@ -70,9 +71,6 @@ REPORTS = {
     'train_mar_demo': 'python -m experiments.train --config=configs/train/mar_demo.py',
     'train_text_demo': 'python -m experiments.train --config=configs/train/text_demo.py',
 }
-_UNMEASURED = 'not measured yet'
-# Rows of the README's table.
-_MOST = 11
 
 Report = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -131,27 +129,32 @@ def _trained(report: Report) -> list[Row]:
           if name.startswith(mark)]
 
 
-def _name(row: Row) -> str:
-  """The decoder of a row without its parameters."""
-  return spec_lib.parse(row['decoder']).parts[0].name
+def _kinds(report: Report) -> list[Row]:
+  """A decoder of every kind, with what its tokens per forward pass are worth.
 
-
-def _summary(report: Report) -> list[Row]:
-  """The decoders on a CPU and, if there is a report of one, on an accelerator.
-
-  The baseline, and those that take the fewest forward passes.
+  The baseline comes first, then the others by tokens per forward pass. The speed-up is predicted
+  where the report of compiled rounds has the decoder: tokens per pass over the time of its round,
+  in rounds of the baseline.
   """
-  path = _path('compare_accelerator')
-  rows = _content(path)['rows'] if path.exists() else []
-  speedups = {row['decoder']: row['speedup'] for row in rows}
-  first, *others = report['rows']
-  found = []
-  for row in [first, *sorted(others, key=lambda row: -row['step_compression'])][:_MOST]:
-    fast = speedups.get(row['decoder'])
-    found.append(dict(
-        row, how=specification.DECODERS[_name(row)].summary,
-        accelerator=_UNMEASURED if fast is None else f'{fast:.2f}x'))
-  return found
+  path = _path('compiled_7b')
+  ms = {row['decoder']: row['ms'] for row in _content(path)['rows']} if path.exists() else {}
+  result = []
+  for row in sorted(report['rows'], key=lambda row: row['step_compression']):
+    part, *verifier = spec_lib.parse(row['decoder']).parts
+    needed = specification.needs(part.name)
+    result.append(dict(
+        row, predicted=row['step_compression'] * ms['vanilla'] / ms[row['decoder']]
+        if row['decoder'] in ms else None,
+        needs=specification.DRAFTS[needed] if needed else '-',
+        how=specification.VERIFIERS[verifier[0].name].summary if verifier else
+        specification.DECODERS[part.name].summary))
+  return result
+
+
+def _gains(report: Report) -> list[Row]:
+  """Decoders that are faster than the baseline, the fastest first."""
+  return sorted((row for row in report['rows'] if row['speedup'] > 1),
+                key=lambda row: -row['speedup'])
 
 
 def _share(path: pathlib.Path) -> str:
@@ -181,10 +184,13 @@ _CONCLUSIONS = _of({'claim': '{claim}', 'holds here': '{answer}', 'numbers': '{n
 _TRAINED = {'network': '{network}', 'on the held-out parts': '{figure}', 'value': '{value:.4g}'}
 
 TABLES: dict[str, Table] = {
-    'summary': Table('compare_cpu', _of({
-        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
-        'tokens per forward pass': '{step_compression:.2f}', 'CPU speed-up': '{speedup:.2f}x',
-        'accelerator speed-up': '{accelerator}', 'how': '{how}'}, _summary)),
+    'summary': Table('kinds', _of({
+        'decoder': '`{decoder}`', 'tokens per forward pass': '{step_compression:.2f}',
+        'predicted speed-up on an H200': '{predicted:.2f}x', 'guarantee': '{guarantee}',
+        'needs': '{needs}', 'how': '{how}'}, _kinds)),
+    'cpu': Table('against_llamagen', _of({
+        'LlamaGen-B on a CPU': '`{decoder}`', 'tokens per forward pass': '{tokens:.2f}',
+        'speed-up over `vanilla`': '{speedup:.2f}x'}, _gains)),
     'compare': Table('compare_cpu', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('rounds', 'step_compression', 'accepted_length', 'one_token_rounds'),
@@ -225,7 +231,7 @@ TABLES: dict[str, Table] = {
     'compiled_xl_v5e': Table('compiled_xl_v5e', _own),
     'rounds': Table('rounds', _own),
     'uncertainty': Table('uncertainty', lambda path: (
-        '![Tokens per forward pass against entropy](pictures/uncertainty.png)')),
+        '![Tokens per forward pass against entropy](../pictures/uncertainty.png)')),
     'quantized': Table('quantized', _own),
     'sjd': Table('sjd', _own),
     'sjd_pac': Table('sjd_pac', _own),

@@ -20,7 +20,9 @@ Programs = Mapping[str, batches.Program]
 
 # More images than these would make the maps too wide to read.
 _MAPPED = 4
-_PICTURES = ('acceptance.png', 'accepted.png', 'speed.png')
+# In which round each token was fixed, beside the images.
+MAPS = 'acceptance.png'
+_PICTURES = (MAPS, 'accepted.png', 'speed.png')
 
 
 def files(model: cspd_jax.Model, programs: Programs) -> list[str]:
@@ -55,9 +57,12 @@ def headline(model: cspd_jax.Model, programs: Programs, prompts: Sequence[Any],
 
 def rows(model: cspd_jax.Model, programs: Programs,
          compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
-  """A row per decoder; speed-ups are None unless the engine's baseline ran as well."""
+  """A row per decoder.
+
+  Times are None before they are measured, speed-ups unless the engine's baseline ran as well.
+  """
   # In windows it is as slow as they are, and no baseline.
-  baseline = next((compared[name] for name, program in programs.items()
+  baseline = next((compared.get(name) for name, program in programs.items()
                    if program.specification.parts[0].name == model.engine.baseline
                    and 'window' not in program.specification.parts[0].arguments), None)
   images, found = _files(programs), []
@@ -68,9 +73,7 @@ def rows(model: cspd_jax.Model, programs: Programs,
         guarantee=model.engine.guarantee(program.decoder),
         **metrics.entries(metrics.measure(
             metrics.select(model.engine.name, 'work', 'bound'), one.sample, model)),
-        ms_per_round=1e3 * float(one.seconds.sum() / decoded.rounds.sum()),
-        seconds_per_image=float(one.seconds.mean()),
-        speedup=baseline and float(baseline.seconds.mean() / one.seconds.mean()),
+        **_times(one, baseline),
         tokens_equal_baseline=baseline and bool(
             np.array_equal(decoded.tokens, baseline.sample.decoded.tokens)),
         compile_seconds=one.compile_seconds, images=images[name])
@@ -78,6 +81,17 @@ def rows(model: cspd_jax.Model, programs: Programs,
       row |= _statement(program, decoded) | passes.details(one.sample, model)
     found.append(row)
   return found
+
+
+def _times(one: Compared, baseline: Compared | None) -> dict[str, Any]:
+  """The times of a row."""
+  if one.seconds is None:
+    return dict(ms_per_round=None, seconds_per_image=None, speedup=None, timed_runs=0)
+  return dict(
+      ms_per_round=1e3 * float(one.seconds.sum() / one.sample.decoded.rounds.sum()),
+      seconds_per_image=float(one.seconds.mean()),
+      speedup=baseline and float(baseline.seconds.mean() / one.seconds.mean()),
+      timed_runs=one.timed_runs)
 
 
 def _statement(program: batches.Program, decoded: Any) -> dict[str, Any]:
@@ -124,18 +138,19 @@ def _sentence(row: Mapping[str, Any]) -> str:
 
 def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]],
          compared: Mapping[str, Compared], captions: Sequence[str]) -> None:
-  """Writes the pictures."""
+  """Writes the pictures, the bars if there are times."""
   images = {name: one.sample.images(model) for name, one in compared.items()}
   phrased = [metric for metric in metrics.select(model.engine.name, 'work') if metric.phrase]
   for row in entries:
     said = [metric.phrase.format(row[metric.name]) for metric in phrased]
-    said.append(f'{row["seconds_per_image"]:.2f} s')
+    if row['seconds_per_image'] is not None:
+      said.append(f'{row["seconds_per_image"]:.2f} s')
     grid.save_grid(report.path(row['images']), images[row['decoder']], captions=captions,
                    title=f'{row["decoder"]}: {", ".join(said)}')
   shown = {name: value[:_MAPPED] for name, value in images.items()}
   on_grid = lambda values: model.cells(values)[:_MAPPED]
   acceptance.save_acceptance_map(
-      report.path('acceptance.png'),
+      report.path(MAPS),
       {name: on_grid(one.sample.decoded.round_of_token) for name, one in compared.items()},
       images=shown, captions=captions[:_MAPPED], title='In which round each token was fixed')
   tests = {name: one.sample.decoded.tests for name, one in compared.items()
@@ -147,6 +162,13 @@ def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, A
         {name: on_grid(one.accepted) for name, one in tests.items()},
         captions=captions[:_MAPPED],
         title='What was accepted: tokens, or kernels of the head')
+  if all(row['seconds_per_image'] is not None for row in entries):
+    _draw_bars(report, model, entries)
+
+
+def _draw_bars(report: Report, model: cspd_jax.Model,
+               entries: Sequence[Mapping[str, Any]]) -> None:
+  """Writes the bars of the work and the wall-clock."""
   main = metrics.MAIN[model.engine.name]
   values = lambda key: {row['decoder']: row[key] for row in entries}
   bars.save_bars(

@@ -94,3 +94,15 @@ def test_importing_the_package_imports_no_plots_and_no_training():
           "'cspd_jax.measure', 'experiments') if name in sys.modules])")
   result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
   assert result.stdout == '[]\n', result.stderr
+
+
+def test_the_workflow_tries_every_python_and_the_newest_jax():
+  text = (ROOT / '.github' / 'workflows' / 'ci.yml').read_text()
+  runs = re.findall(r"python: '([\d.]+)', jax: '([^']*)'", text)
+  pythons = {line.rpartition(' ')[2] for line in _lines('metadata', 'classifiers')
+             if re.search(r':: 3\.\d+$', line)}
+  assert {python for python, _ in runs} == pythons
+  assert min(pythons, key=lambda one: int(one[2:])) == PROJECT['options']['python_requires'][2:]
+  oldest = next(line for line in _lines('options', 'install_requires') if line.startswith('jax>'))
+  assert {jax for _, jax in runs} == {f"{oldest.replace('>=', '==')}.*", ''}
+  assert 'run: bash .ci/run' in text and 'PIP_CONSTRAINT' in text

@@ -1,8 +1,10 @@
-"""Images from the shipped model with every decoder, and what each decoder costs.
+"""Images from the shipped model with a few decoders, and what each decoder costs.
 
   python -m experiments.compare --config=configs/compare/demo.py
+  python -m experiments.compare --all
 
-Runtime: two to three minutes on two CPU cores, half of it compilation.
+Runtime: half a minute on two CPU cores, the first images in a third of it; two to three minutes
+with --all, half of it compilation.
 Result: in runs/demo, a grid of images per decoder, the acceptance maps, bars of step
 compression and wall-clock, and report.json. Every decoder draws from the same distribution; vanilla
 and seed_exact draw the same images.
@@ -40,12 +42,15 @@ class Config:
   Attributes:
     model: a shipped model or a folder.
     parts: networks that take the place of its own.
-    decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32), or all, which
-      holds the one that the model takes where none is given.
+    decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32). None compares
+      ordinary sampling, seed_exact, and the decoder that the model takes by default.
+    all: every named decoder that the model can run, and the one that it takes by default.
     images: which images, the same with every decoder.
     sampling: how tokens are drawn.
     sizes: parameters of decoders whose specification leaves them open.
-    repeats: timed runs per image and decoder; the median counts.
+    repeats: timed runs per image and decoder, at most; the median counts.
+    budget: seconds of all timed runs together; each image is timed once with every decoder,
+      whatever that takes.
     dtype: of the parameters: float32 or bfloat16. Floating-point numbers of less than 32 bits
       round differently for other windows, so that seed_exact may leave vanilla.
     workdir: folder of the results.
@@ -53,11 +58,13 @@ class Config:
 
   model: str = 'demo'
   parts: groups.Parts = groups.Parts()
-  decoder: tuple[str, ...] = ('all',)
+  decoder: tuple[str, ...] | None = None
+  all: bool = False
   images: groups.Images = groups.Images()
   sampling: groups.Sampling = groups.Sampling()
   sizes: Sizes = Sizes()
   repeats: int = 3
+  budget: float = 60.0
   dtype: str | None = None
   workdir: str = 'runs/demo'
 

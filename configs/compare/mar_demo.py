@@ -1,6 +1,7 @@
-"""Images from the shipped MAR model with every decoder of continuous tokens.
+"""Images from the shipped MAR model with decoders of continuous tokens.
 
-  python -m experiments.compare --config=configs/compare/mar_demo.py
+  python -m experiments.compare --config=configs/compare/mar_demo.py          # mar, exact_head
+  python -m experiments.compare --config=configs/compare/mar_demo.py --all
 
 Result: in runs/mar_demo, a grid of images per decoder, maps of when tokens were fixed and of what
 was accepted, bars of head calls and wall-clock, and report.json. `mar` and `exact_head` draw from

@@ -173,8 +173,10 @@ class Partial:
     return self._task.result(self.decoded)
 
   def __repr__(self) -> str:
-    return (f'Partial({int(self.count.sum())} of {self.fixed.size} tokens of {len(self.count)} '
-            f'images, round {int(np.max(self.decoded.rounds))})')
+    # The grid has no place for the grammar's tokens.
+    total = len(self.count) * (self._task.given + self.decoded.round_of_token.shape[1])
+    return (f'Partial({int(self.count.sum())} of {total} tokens of {len(self.count)} images, '
+            f'round {int(np.max(self.decoded.rounds))})')
 
 
 def file_name(index: int, prompt: str, seed: int) -> str:

@@ -37,6 +37,7 @@ def measure(
     *,
     warmup: int = 1,
     enough: float | None = None,
+    budget: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Name, Timing]:
   """Times functions that take turns.
@@ -50,6 +51,8 @@ def measure(
     repeats: timed turns.
     warmup: turns before them that are not timed.
     enough: seconds of a timed run after which a function is not timed again; None for no limit.
+    budget: seconds of all timed runs. A further turn begins only if it would end within them at
+      the mean time of those before it; the first one always runs. None for no limit.
     progress: called with the turns that are done and all turns, after each.
 
   Returns:
@@ -64,12 +67,16 @@ def measure(
     raise ValueError(f'warmup is {warmup}; it must be at least 0.')
   seconds: dict[Name, list[float]] = {name: [] for name in runs}
   for turn in range(warmup + repeats):
+    timed = turn - warmup
+    spent = sum(map(sum, seconds.values()))
+    if budget is not None and timed > 0 and spent * (timed + 1) / timed > budget:
+      break
     for name, run in runs.items():
       if enough is not None and seconds[name] and seconds[name][0] > enough:
         continue
       start = time.perf_counter()
       jax.block_until_ready(run())
-      if turn >= warmup:
+      if timed >= 0:
         seconds[name].append(time.perf_counter() - start)
     if progress is not None:
       progress(turn + 1, warmup + repeats)

@@ -9,8 +9,6 @@ import cspd_jax
 from cspd_jax.generation import prompts as prompts_lib
 
 _DTYPES = ('float32', 'bfloat16')
-# Without a prompt, a seed or a number there are so many images.
-_FEW = 4
 
 
 def given(group: Any) -> dict[str, Any]:
@@ -53,12 +51,14 @@ def model(config: Any) -> cspd_jax.Model:
   return cspd_jax.load(config.model, dtype=config.dtype, **given(config.parts))
 
 
-def images(group: Any, of: cspd_jax.Model) -> tuple[list[Any], int | tuple[int, ...]]:
+def images(group: Any, of: cspd_jax.Model,
+           default: int = 4) -> tuple[list[Any], int | tuple[int, ...]]:
   """The prompt of every image, and the seed of all or of each.
 
   Args:
     group: has the fields of `configs.groups.Images`.
     of: the model.
+    default: number of images without a prompt, seeds or a number.
 
   Raises:
     ValueError: for prompts that the model does not know, or numbers that do not fit together.
@@ -74,7 +74,7 @@ def images(group: Any, of: cspd_jax.Model) -> tuple[list[Any], int | tuple[int, 
     raise ValueError('seeds is empty; give one per image.')
   count = group.num_images
   if count is None:
-    count = max(len(prompts) if asked else 0, len(seeds) if seeds else 0) or _FEW
+    count = max(len(prompts) if asked else 0, len(seeds) if seeds else 0) or default
   if asked and count < len(prompts):
     raise ValueError(f'num_images is {count}, but there are {len(prompts)} prompts; it must be at '
                      'least as many.')

@@ -40,6 +40,12 @@ def having(language: str) -> list[pathlib.Path]:
   return [page for page in PAGES if any(block.language == language for block in blocks(page))]
 
 
+def outputs(notebook: pathlib.Path) -> list[dict]:
+  """The outputs of a notebook, in order."""
+  return [output for cell in json.loads(notebook.read_text())['cells']
+          if cell['cell_type'] == 'code' for output in cell['outputs']]
+
+
 def cells(notebook: pathlib.Path) -> Iterator[tuple[int, str]]:
   """Number and text of the code cells of a notebook."""
   for number, cell in enumerate(json.loads(notebook.read_text())['cells']):

@@ -4,7 +4,6 @@ import configparser
 import functools
 import importlib
 import io
-import json
 import pathlib
 import re
 import shlex
@@ -12,6 +11,7 @@ from contextlib import redirect_stdout
 
 import pytest
 
+import cspd_jax
 from tests.docs import pages
 
 PROJECT = configparser.ConfigParser()
@@ -20,7 +20,7 @@ SCRIPTS = dict(line.split(' = ') for line in
                PROJECT['options.entry_points']['console_scripts'].strip().split('\n'))
 LANGUAGES = {'python', 'sh', 'text', 'json'}
 # Programs of others, and what follows them.
-TOOLS = {'pytest', 'ruff', 'mypy', 'mkdocs', 'git'}
+TOOLS = {'pytest', 'ruff', 'mypy', 'mkdocs', 'git', 'jupyter', 'bash'}
 
 
 @pytest.mark.parametrize('page', pages.PAGES, ids=pages.name)
@@ -119,7 +119,23 @@ def test_every_page_is_in_the_menu():
     assert page.relative_to(pages.ROOT / 'docs').as_posix() in menu, page
 
 
-@pytest.mark.parametrize('notebook', pages.NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_kept_without_output(notebook):
-  for cell in json.loads(notebook.read_text())['cells']:
-    assert not cell.get('outputs') and cell.get('execution_count') is None
+def test_chosen_decoders_exist():
+  """Every decoder that the page of choices names can be built."""
+  page = pages.ROOT / 'docs' / 'choose.md'
+  rows = [line.split('|') for line in page.read_text().splitlines() if line.startswith('| ')][2:]
+  assert len(rows) == 10
+  for _, case, chosen, _ in rows:
+    model = cspd_jax.load('mar_demo' if 'MAR' in case else 'demo')
+    decoders = [word for word in re.findall('`([^`]+)`', chosen) if 'experiments' not in word]
+    assert decoders, case
+    for text in decoders:
+      relaxed = model.engine.guarantee(model.decoder(text)) == 'relaxed'
+      assert relaxed == ('other images' in case), text
+
+
+def test_the_front_page_has_one_table_of_numbers():
+  text = (pages.ROOT / 'WORKSPACE_README.md').read_text()
+  assert re.findall(r'table: (\w+)', text) == ['summary'] and 'not measured' not in text
+  rows = [line for line in text.splitlines() if line.startswith('| `')]
+  tokens = [float(row.split('|')[2]) for row in rows]
+  assert len(rows) >= 6 and tokens == sorted(tokens) and tokens[0] == 1

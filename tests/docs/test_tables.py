@@ -10,9 +10,9 @@ from docs import lists, tables
 
 REPORT = dict(
     num_images=4, device='cpu', versions=dict(jax='0.0'), rows=[
-        dict(decoder='vanilla', guarantee='seed-exact', step_compression=1.0, speedup=1.0),
-        dict(decoder='mc_sjd', guarantee='exact', step_compression=1.99, speedup=None),
-        dict(decoder='mc_sjd(window=4)', guarantee='exact', step_compression=1.5, speedup=1.2)])
+        dict(decoder='eagle+lantern', guarantee='relaxed', step_compression=1.99),
+        dict(decoder='vanilla', guarantee='seed-exact', step_compression=1.0),
+        dict(decoder='mc_sjd(window=4)', guarantee='exact', step_compression=1.5)])
 
 
 @pytest.mark.parametrize('page', tables.PAGES, ids=lambda page: page.name)
@@ -28,16 +28,32 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   assert empty == 'Before.\n\n<!-- table: summary -->\n<!-- /table -->\n'
   folder = tmp_path / 'docs' / 'reports'
   folder.mkdir(parents=True)
-  (folder / 'compare_cpu.json').write_text(json.dumps(REPORT))
+  (folder / 'kinds.json').write_text(json.dumps(REPORT))
   full = tables.rewritten(empty)
-  assert '| `mc_sjd` | exact | 1.99 | - | not measured yet |' in full
-  assert '| `mc_sjd(window=4)` | exact | 1.50 | 1.20x | not measured yet |' in full
+  row = '| `mc_sjd(window=4)` | 1.50 | - | exact | - | SJD with maximally coupled drafts |'
+  relaxed = '| `eagle+lantern` | 1.99 | - | relaxed | an EAGLE network | neighbours in the codebook'
+  assert row in full and relaxed in full
+  assert full.index('`vanilla`') < full.index(row) < full.index(relaxed)
   assert '4 images, cpu, jax 0.0' in full
-  (folder / 'compare_accelerator.json').write_text(json.dumps(
-      dict(REPORT, rows=[dict(decoder='mc_sjd', speedup=2.5)])))
-  assert '| `mc_sjd` | exact | 1.99 | - | 2.50x |' in tables.rewritten(full)
-  (folder / 'compare_cpu.json').unlink()
+  (folder / 'compiled_7b.json').write_text(json.dumps(dict(REPORT, rows=[
+      dict(decoder='vanilla', ms=4.0), dict(decoder='mc_sjd(window=4)', ms=5.0)])))
+  predicted = tables.rewritten(full)
+  assert row.replace('1.50 | -', '1.50 | 1.20x') in predicted
+  assert '| `vanilla` | 1.00 | 1.00x |' in predicted and relaxed in predicted
+  (folder / 'kinds.json').unlink()
   assert tables.rewritten(full) == empty
+
+
+def test_a_cpus_table_has_decoders_that_gain(tmp_path, monkeypatch):
+  monkeypatch.setattr(tables, 'ROOT', tmp_path)
+  folder = tmp_path / 'docs' / 'reports'
+  folder.mkdir(parents=True)
+  rows = [dict(decoder=f'mc_sjd(window={speed})', tokens=speed, speedup=speed)
+          for speed in (0.5, 1.0, 1.5, 2.0)]
+  (folder / 'against_llamagen.json').write_text(json.dumps(dict(REPORT, rows=rows)))
+  text = tables.generated('cpu')
+  assert text.index('| `mc_sjd(window=2.0)` | 2.00 | 2.00x |') < text.index('window=1.5')
+  assert 'window=1.0' not in text and 'window=0.5' not in text
 
 
 def test_tables_that_reports_bring_along(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import cspd_jax
 from cspd_jax.checkpoints import store
 from cspd_jax.families import stored
+from cspd_jax.measure import timing
 from experiments import compare
 from tests.experiments import calls, models as models_lib
 from tests.families import tiny
@@ -24,7 +25,10 @@ _BAD = {
     'unknown field': (['--config.windw=3'], ['windw', 'window']),
     'unknown decoder': (['--decoder=vanilla,fast'], ['fast', 'seed_exact']),
     'unknown parameter': (['--decoder=mc_sjd(windw=3)'], ['windw', 'window']),
-    'no decoder': (['--decoder='], ['decoder', 'seed_exact']),
+    'no decoder': (['--decoder='], ['decoder is empty', 'seed_exact']),
+    'all as a decoder': (['--decoder=vanilla,all'], ["'vanilla,all'", '--all']),
+    'all and some': (['--decoder=vanilla', '--all'], ["'vanilla'", 'only one']),
+    'no time at all': (['--budget=0'], ['budget is 0', 'above 0']),
     'window below 1': (['--window=0'], ['window is 0', 'from 1 to']),
     'window too large': (['--window=99'], ['window is 99', '16']),
     'window far too large': (['--window=999999999999'], ['window is 999999999999', '16']),
@@ -161,31 +165,77 @@ def test_relaxed_decoders_have_pictures_and_a_bound(run):
   assert row['images'] == 'images_sjd_uniform_delta_3.png' and 'TV bound' in found.out
 
 
+def _job(model, window=5, **more):
+  return compare.prepare(compare.demo.Config(
+      model=str(model), sizes=compare.demo.Sizes(window=window, length=2), **more))
+
+
+def test_a_few_decoders_by_default(models):
+  job = _job(models / 'model')
+  assert list(job.programs) == ['vanilla', 'seed_exact', 'mc_sjd(window=5)']
+  assert len(job.prompts) == 2 and not job.left_out
+  images = compare.demo.groups.Images(prompt='owl,cat,dog')
+  assert len(_job(models / 'model', images=images).prompts) == 3
+
+
+@pytest.mark.parametrize('own', ['vanilla', 'seed_exact(window=5)'])
+def test_the_models_own_decoder_is_compared_once(models, tmp_path, own):
+  stored.place(models / 'alone', tmp_path / 'own').store(jax.devices()[0].device_kind, {1: own})
+  assert list(_job(tmp_path / 'own').programs) == ['vanilla', 'seed_exact']
+
+
 def test_left_out_decoders_are_named(models):
-  config = compare.demo.Config(
-      model=str(models / 'alone'), sizes=compare.demo.Sizes(window=5, length=2))
-  job = compare.prepare(config)
+  job = _job(models / 'alone', all=True)
   assert 'speculative' not in job.programs and 'sjd_pac' in job.programs
   assert "'model' part" in job.left_out['speculative']
-  assert 'medusa' in job.left_out['medusa']
+  assert 'medusa' in job.left_out['medusa'] and len(job.prompts) == 4
 
 
 @pytest.mark.parametrize('window, own', [(5, ['mc_sjd(window=3)']), (3, [])])
 def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
   kind = jax.devices()[0].device_kind
   stored.place(models / 'alone', tmp_path / 'own').store(kind, {1: 'mc_sjd(window=3)'})
-  job = compare.prepare(compare.demo.Config(
-      model=str(tmp_path / 'own'), sizes=compare.demo.Sizes(window=window, length=2)))
+  job = _job(tmp_path / 'own', window, all=True)
   assert [name for name in job.programs if '(' in name] == own
   assert 'mc_sjd' in job.programs
 
 
-def test_all_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path):
+@pytest.mark.parametrize('every', [False, True])
+def test_others_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path, every):
   stored.place(models / 'alone', tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'hurry(window=3)'})
-  job = compare.prepare(compare.demo.Config(
-      model=str(tmp_path / 'own'), sizes=compare.demo.Sizes(window=5, length=2)))
+  job = _job(tmp_path / 'own', all=every)
   assert 'vanilla' in job.programs and 'hurry' in job.left_out['what the model takes']
+
+
+def test_pictures_come_before_the_times(run, monkeypatch):
+  written = []
+  write = compare._write  # pylint: disable=protected-access
+  monkeypatch.setattr(compare, '_write', lambda *words: written.append(list(words[2])) or
+                      write(*words))
+  with monkeypatch.context() as killed:
+    killed.setattr(timing, 'measure', mock.Mock(side_effect=KeyboardInterrupt))
+    found = run('--num_images=1')
+  names = ['vanilla', 'sjd_pac', 'speculative']
+  assert found.code == 130 and written == [names[:1], names]
+  report = json.loads((found.folder / 'report.json').read_text())
+  files = {f'images_{name}.png' for name in names} | {'acceptance.png'}
+  assert set(report['files']) == files
+  assert {file.name for file in found.folder.iterdir()} == files | {'report.json'}
+  for row in report['rows']:
+    assert row['seconds_per_image'] is row['speedup'] is None and row['rounds'] >= 1
+  for name in ('images_vanilla.png', 'acceptance.png'):
+    assert f'look at {found.folder}/{name}' in found.out
+  again = run('--num_images=1')
+  report, rows = _report(again)
+  assert set(report['files']) == files | {'speed.png'}
+  assert all(row['seconds_per_image'] > 0 for row in rows.values())
+
+
+def test_repeats_end_with_the_budget(run):
+  found = run('--decoder=vanilla', '--num_images=1', '--repeats=50', '--budget=1e-6')
+  _, rows = _report(found)
+  assert rows['vanilla']['timed_runs'] == 1 and rows['vanilla']['seconds_per_image'] > 0
 
 
 def test_a_family_of_the_tests(capsys, tmp_path):

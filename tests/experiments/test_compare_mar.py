@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from configs.compare import mar_demo
 from cspd_jax.continuous.specification import DECODERS, needs
 from experiments import compare
 from tests.experiments import calls, models as models_lib
@@ -71,6 +72,11 @@ def test_bad_input(run, name):
   calls.check_refused(run(*words), message)
 
 
+def test_a_few_decoders_by_default(models):
+  job = compare.prepare(mar_demo.Config(model=str(models / 'model')))
+  assert list(job.programs) == ['mar', 'exact_head'] and len(job.prompts) == 2
+
+
 def _rows(found):
   assert found.code == 0, found.err
   report = json.loads((found.folder / 'report.json').read_text())
@@ -79,7 +85,7 @@ def _rows(found):
 
 @pytest.mark.slow
 def test_every_decoder(run):
-  found = run('--guidance_scale=1.5', '--seed=5')
+  found = run('--all', '--guidance_scale=1.5', '--seed=5')
   rows = _rows(found)
   assert list(rows) == list(DECODERS)
   assert rows['mar']['target_passes'] == 4 and rows['mar']['head_calls'] == 4 * 4

@@ -1,5 +1,7 @@
 """The shipped model of prompts in words: it does what prompts say, and every decoder agrees."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 import cspd_jax
 from cspd_jax.checkpoints import store
 from cspd_jax.decoding.warp import Warp, probabilities
+from cspd_jax.generation import results
 from cspd_jax.models import early_fusion
 from tests.marks import representative
 
@@ -39,6 +42,12 @@ def test_images_have_the_grammar(model, vanilla):
   codes = np.asarray(early_fusion.codes(model.config, vanilla.tokens))
   np.testing.assert_array_equal(early_fusion.with_grammar(model.config, codes), vanilla.tokens)
   assert vanilla.images.shape == (4, 64, 64, 3) and vanilla.round_of_cell.shape == (4, 16, 16)
+
+
+def test_what_is_streamed_counts_the_grammars_tokens(model, vanilla):
+  task = types.SimpleNamespace(given=0, model=model)
+  look = results.Partial(task, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)
+  assert repr(look).startswith('Partial(1092 of 1092 tokens of 4 images, round ')
 
 
 def test_prompts_are_followed(vanilla):

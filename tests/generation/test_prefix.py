@@ -213,6 +213,7 @@ def test_generate_completes_images():
   looks = list(model.stream([0, 2], seed=3, decoder='eagle(tree=chain(2))', prefix=whole.tokens,
                             rows=2))
   assert looks[0].count.tolist() == [7, 7] and looks[0].fixed.sum() == 14
+  assert repr(looks[0]).startswith('Partial(14 of 24 tokens of 2 images')
   np.testing.assert_array_equal(looks[-1].result().images, made.images)
   read = model.generate([0, 2], seed=3, decoder='vanilla', prefix=whole.images)
   tokens = np.asarray(model.tokens(whole.images / np.float32(127.5) - 1))

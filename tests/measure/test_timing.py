@@ -46,6 +46,13 @@ def test_a_slow_function_is_timed_once(clock):
   assert not slow.left
 
 
+@pytest.mark.parametrize('budget, turns', [(1.0, 1), (9.9, 1), (10.0, 2), (14.9, 2), (99.0, 4)])
+def test_turns_end_with_the_budget(clock, budget, turns):
+  runs = {'a': _takes(clock, 50, 2, 2, 2, 2), 'b': _takes(clock, 50, 3, 3, 3, 3)}
+  found = timing.measure(runs, 4, budget=budget)
+  assert len(found['a'].seconds) == len(found['b'].seconds) == turns
+
+
 def test_without_warm_up(clock):
   progress = []
   found = timing.measure({'a': _takes(clock, 3, 1)}, 2, warmup=0,

@@ -1,0 +1,24 @@
+"""One decoder of every kind at up to 64 tokens per forward pass: the table of the README.
+
+  python -m experiments.topologies --config=configs/kinds.py
+
+Counts only; what they are worth on an accelerator is the business of `experiments.compile_report`.
+Runtime: some minutes on two CPU cores. Result: in runs/kinds, step compression and one-token rounds
+(rows.csv, report.json).
+"""
+
+import dataclasses
+
+from configs import groups, topologies
+
+DECODERS = (
+    'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact',
+    'corrected_seed_exact(passes=4)', 'corrected(passes=4)',
+    'eagle(tree=LANTERN)+lantern_pp(lam=2)')
+
+
+def get_config() -> topologies.Config:
+  """The configuration."""
+  return dataclasses.replace(
+      topologies.Config(), decoder=DECODERS, window=(64,),
+      images=groups.Images(num_images=32, seed=12), workdir='runs/kinds')

@@ -1,0 +1,52 @@
+"""Makes a page of every notebook when the pages are built, with the outputs that it holds.
+
+`mkdocs.yml` names this file under `hooks`. Links of pages to notebooks become links to these pages.
+"""
+
+import html
+import json
+import pathlib
+import re
+from typing import Any
+
+FOLDER = pathlib.Path(__file__).parents[1] / 'notebooks'
+_LINK = re.compile(r'\]\((?:\.\./)*(?:notebooks/)?(\w+)\.ipynb\)')
+
+
+def text(notebook: pathlib.Path) -> str:
+  """A notebook as Markdown: text, code and outputs."""
+  return '\n\n'.join(map(_cell, json.loads(notebook.read_text())['cells'])) + '\n'
+
+
+def _cell(cell: dict[str, Any]) -> str:
+  source = ''.join(cell['source'])
+  if cell['cell_type'] == 'markdown':
+    return source
+  return '\n\n'.join([f'```python\n{source}\n```', *map(_output, cell['outputs'])])
+
+
+def _output(output: dict[str, Any]) -> str:
+  """An output in its richest form: HTML, a picture, or text."""
+  data = output.get('data', {})
+  if 'text/html' in data:
+    return f'<div>{"".join(data["text/html"])}</div>'
+  if 'image/png' in data:
+    picture = ''.join(data['image/png']).replace('\n', '')
+    return f'<img alt="output" src="data:image/png;base64,{picture}">'
+  plain = ''.join(output.get('text', data.get('text/plain', '')))
+  return f'<pre>{html.escape(plain.rstrip())}</pre>'
+
+
+def on_files(files: Any, config: Any) -> Any:
+  """Adds the page of every notebook; called by mkdocs."""
+  from mkdocs.structure.files import File  # Only the extra `docs` has it.
+  for notebook in sorted(FOLDER.glob('*.ipynb')):
+    files.append(File.generated(config, f'tasks/{notebook.stem}.md', content=text(notebook)))
+  return files
+
+
+def on_page_markdown(markdown: str, page: Any, **unused: Any) -> str:
+  """Makes links to notebooks links to their pages; called by mkdocs."""
+  del unused
+  up = '../' * (len(pathlib.PurePosixPath(page.file.src_uri).parts) - 1)
+  return _LINK.sub(rf']({up}tasks/\1.md)', markdown)

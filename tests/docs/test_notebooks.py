@@ -1,0 +1,80 @@
+"""The notebooks as they are kept: run top to bottom, small, in the menu, and pages of their own."""
+
+import configparser
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+
+from docs import notebooks
+from tests.docs import pages
+
+each = pytest.mark.parametrize('notebook', pages.NOTEBOOKS, ids=lambda path: path.stem)
+COLAB = 'https://colab.research.google.com/github/'
+
+
+@each
+def test_outputs_are_those_of_one_run(notebook):
+  code = [cell for cell in json.loads(notebook.read_text())['cells'] if cell['cell_type'] == 'code']
+  assert [cell['execution_count'] for cell in code] == list(range(1, len(code) + 1))
+  outputs = pages.outputs(notebook)
+  assert len(outputs) >= 4
+  assert {output['output_type'] for output in outputs} <= {
+      'stream', 'display_data', 'execute_result'}
+  assert all(output.get('name') != 'stderr' for output in outputs)
+  assert not re.search(r'/(home|root|tmp)/', json.dumps(
+      [output.get('text', output.get('data', {}).get('text/plain')) for output in outputs]))
+
+
+def test_all_are_small():
+  assert sum(notebook.stat().st_size for notebook in pages.NOTEBOOKS) < 3e6
+
+
+@each
+def test_badge_leads_to_colab(notebook):
+  first = ''.join(json.loads(notebook.read_text())['cells'][0]['source'])
+  badge = re.search(r'\[!\[Open in Colab\]\(\S+\)\]\((\S+)\)', first)
+  project = configparser.ConfigParser()
+  project.read(pages.ROOT / 'setup.cfg')
+  repository = project['metadata'].get('url', '').removeprefix('https://github.com/')
+  path = f'{repository}/blob/main/notebooks/{notebook.name}' if repository else ''
+  assert badge and badge[1] == COLAB + path
+
+
+@each
+def test_the_package_is_installed_where_it_is_missing_only(notebook):
+  number, install = next(pages.cells(notebook))
+  assert number == 1
+  with mock.patch.object(subprocess, 'run') as run:
+    exec(install, {})  # pylint: disable=exec-used
+    assert not run.called
+    with mock.patch.object(importlib.util, 'find_spec', return_value=None):
+      exec(install, {})  # pylint: disable=exec-used
+  assert run.call_args.args[0] == [sys.executable, '-m', 'pip', 'install', '-q', '..']
+
+
+def test_the_menu_begins_with_text_to_image():
+  menu = re.findall(r'tasks/(\w+)\.md', (pages.ROOT / 'mkdocs.yml').read_text())
+  assert menu[0] == 'text_to_image'
+  assert sorted(menu) == [notebook.stem for notebook in pages.NOTEBOOKS]
+
+
+@each
+def test_pages_have_text_code_and_outputs(notebook):
+  text = notebooks.text(notebook)
+  for _, code in pages.cells(notebook):
+    assert f'```python\n{code}\n```' in text
+  assert text.startswith('# ') and text.count('<pre>') >= 1
+  assert notebook.stem == 'your_own_verifier_and_drafter' or '<img' in text
+
+
+def test_links_to_notebooks_lead_to_their_pages():
+  page = mock.Mock()
+  for place, prefix in (('index.md', ''), ('evidence/x.md', '../'), ('tasks/x.md', '../')):
+    page.file.src_uri = place
+    for link in ('../notebooks/mar.ipynb', 'mar.ipynb'):
+      assert notebooks.on_page_markdown(f'[a]({link})', page) == f'[a]({prefix}tasks/mar.md)'
