@@ -2,7 +2,7 @@
 
   python -m experiments.rounding
 
-Runtime: half an hour on two CPU cores. Result: in runs/rounding, the shares of images and tokens
+Runtime: half an hour on one CPU core. Result: in runs/rounding, the shares of images and tokens
 that differ, for every dtype and decoder (report.json).
 """
 
