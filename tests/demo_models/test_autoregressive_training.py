@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.models import llamagen
-from cspd_jax.training import state as state_lib
+from cspd_jax.training import loop, state as state_lib
 from experiments.demo_models import autoregressive as ar
 
 CONFIG = llamagen.LlamaGenConfig(
@@ -28,7 +28,7 @@ def trained():
   step = jax.jit(lambda state, batch: ar.step(state, batch, CONFIG, TRAIN))
   state = ar.init(CONFIG, TRAIN)
   for index in range(TRAIN.num_steps):
-    state, metrics = step(state, ar.batch_of(*_data(), 0, index, TRAIN.batch_size))
+    state, metrics = step(state, loop.batch_of(*_data(), 0, index, TRAIN.batch_size))
   return state, metrics
 
 
@@ -60,7 +60,7 @@ def test_average_learns_and_uses_the_label(trained):
 
 def test_average_follows_the_parameters_slowly(trained):
   state, _ = trained
-  batch = ar.batch_of(*_data(), 0, 0, TRAIN.batch_size)
+  batch = loop.batch_of(*_data(), 0, 0, TRAIN.batch_size)
   following, _ = jax.jit(lambda *args: ar.step(*args, CONFIG, TRAIN))(state, batch)
   decay = min(TRAIN.ema_decay, (1 + TRAIN.num_steps) / (10 + TRAIN.num_steps))
   expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p,
@@ -83,7 +83,7 @@ def test_labels_are_dropped_at_the_rate():
 
 def test_batches_visit_everything_once_per_epoch_in_a_new_order():
   tokens = np.arange(12)[:, None]
-  epochs = [np.concatenate([ar.batch_of(tokens, tokens[:, 0], 3, i, 4)[1]
+  epochs = [np.concatenate([loop.batch_of(tokens, tokens[:, 0], 3, i, 4)[1]
                             for i in range(start, start + 3)]) for start in (0, 3)]
   for epoch in epochs:
     np.testing.assert_array_equal(np.sort(epoch), np.arange(12))
@@ -92,4 +92,4 @@ def test_batches_visit_everything_once_per_epoch_in_a_new_order():
 
 def test_too_large_batch_is_refused():
   with pytest.raises(ValueError, match='only 12 sequences'):
-    ar.batch_of(np.zeros((12, 1)), np.zeros(12), 0, 0, 13)
+    loop.batch_of(np.zeros((12, 1)), np.zeros(12), 0, 0, 13)
