@@ -130,7 +130,7 @@ class Source(NamedTuple):
   """A published file that fits a network.
 
   Attributes:
-    network: as `checkpoint.describe` would give it.
+    network: as `store.describe` would give it.
     groups: make the parameters; see `groups`.
     state: what the parameters depend on, as JSON can hold it.
   """
@@ -140,7 +140,7 @@ class Source(NamedTuple):
   state: Any
 
   def save(self, output: str | os.PathLike, *, dtype: Any = None, **options: Any) -> None:
-    """Makes the parameters and saves the network; see `checkpoint.save_groups`."""
+    """Makes the parameters and saves the network; see `store.save_groups`."""
     kind, config, _, metadata = self.network
     store.save_groups(output, kind, config, self.groups, state=self.stored(dtype),
                            dtype=dtype, extra=metadata, **options)

@@ -12,7 +12,7 @@ def bar(what: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]:
   """A line on stderr with what is done, the pace and the time that is left.
 
     with progress.bar('vanilla') as show:
-      runner.run(model, 'vanilla', prompts, progress=show)
+      batches.run(model, 'vanilla', prompts, progress=show)
 
   Args:
     what: is being done; the line begins with it.

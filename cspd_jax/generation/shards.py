@@ -81,7 +81,7 @@ def settings(model: Any, specification: Any, condition: Any, seed: Any, batch_si
   """What the results of a run depend on.
 
   Args:
-    model: as for `runner.run`, and so are all that are not named here.
+    model: as for `batches.run`, and so are all that are not named here.
     specification: of the decoder.
     condition: what the model made of the prompts.
     seed: see `model`.

@@ -32,7 +32,7 @@ class Teacher(NamedTuple):
   """The target that a drafter learns from, as pure functions.
 
   Attributes:
-    forward: its forward pass over whole images; see `families.Model.forward`.
+    forward: its forward pass over whole images; see `generation.Model.forward`.
     ends: its embedding and head.
   """
 

@@ -79,7 +79,7 @@ class Stages(abc.ABC):
 
   @property
   def defaults(self) -> dict[str, Any]:
-    """What suits the exported model; see `families.Model.defaults`."""
+    """What suits the exported model; see `generation.Model.defaults`."""
     return {'dtype': 'float32', 'guidance_scale': self.guidance_scale}
 
   @abc.abstractmethod

@@ -141,3 +141,9 @@ def test_the_front_page_has_one_table_of_numbers():
   rows = [line for line in text.splitlines() if line.startswith('| `')]
   tokens = [float(row.split('|')[2]) for row in rows]
   assert len(rows) >= 6 and tokens == sorted(tokens) and tokens[0] == 1
+
+
+def test_tests_that_pages_name_exist():
+  text = ''.join(page.read_text() for page in pages.ROOT.glob('docs/**/*.md'))
+  named = set(re.findall(r'\btests/[\w/]+\.py', text))
+  assert named and [name for name in sorted(named) if not (pages.ROOT / name).is_file()] == []
