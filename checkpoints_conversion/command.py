@@ -20,7 +20,7 @@ from typing import NoReturn
 from absl import logging
 
 from checkpoints_conversion import folder, rules
-from cspd_jax.checkpoints import places, store
+from cspd_jax.checkpoints import paths, store
 from cspd_jax.core import exits, fields, progress
 
 
@@ -42,8 +42,8 @@ def _convert(arguments: argparse.Namespace) -> None:
   needed = ('family', 'source', 'output')
   if missing := [f'--{name}' for name in needed if not getattr(arguments, name)]:
     raise ValueError(f'{", ".join(missing)} must be given; see --help.')
-  places.find('source', arguments.source)
-  places.folder('output', arguments.output)
+  paths.find('source', arguments.source)
+  paths.folder('output', arguments.output)
   family = rules.get(arguments.family)
   if arguments.target and family.compare is None:
     raise ValueError(f'--target is for drafters; --family is {family.name!r}.')

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints_conversion import safetensors, shards
-from cspd_jax.checkpoints import places, reading, weights
+from cspd_jax.checkpoints import paths, reading, weights
 
 # What single files are called.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')
@@ -120,7 +120,7 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
   for index in sorted(path.glob('*.safetensors.index.json')):
     try:
       # The cache of the hub has links, and the files are only read.
-      found = [places.inside(path, name, index, links=True)
+      found = [paths.inside(path, name, index, links=True)
                for name in sorted(set(_json(index)['weight_map'].values()))]
     except ReadError:
       raise

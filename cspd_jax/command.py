@@ -24,7 +24,7 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import sharding
-from cspd_jax.checkpoints import files, places
+from cspd_jax.checkpoints import files, paths
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import exits, progress
 from cspd_jax.core.fields import int64
@@ -54,13 +54,13 @@ def _generate(arguments: argparse.Namespace) -> None:
   if arguments.prompt and arguments.prompts:
     raise ValueError(f'prompt is {arguments.prompt} and prompts is {arguments.prompts!r}; give '
                      'only one of them.')
-  output = places.folder('output', arguments.output)
+  output = paths.folder('output', arguments.output)
   watch = None
   if arguments.stream is not None:
     if arguments.mesh:
       raise ValueError(f'stream is {arguments.stream!r} and mesh is {arguments.mesh!r}; images of '
                        'several devices cannot be watched, so leave one of them out.')
-    watch = functools.partial(_show, places.file('stream', arguments.stream))
+    watch = functools.partial(_show, paths.file('stream', arguments.stream))
   grid, mesh = (_pair(name, getattr(arguments, name)) for name in ('grid', 'mesh'))
   model = cspd_jax.load(arguments.model, dtype=arguments.dtype, grid=grid,
                         sharding=mesh and sharding.make_mesh(*mesh))

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.checkpoints import files, places
+from cspd_jax.checkpoints import files, paths
 from cspd_jax.core import fields
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import specification
@@ -98,7 +98,7 @@ class Bench(NamedTuple):
 
 @cli.program(flags=Flags())
 def main(flags: Flags) -> int:
-  path = places.file('json', flags.json) if flags.json else None
+  path = paths.file('json', flags.json) if flags.json else None
   benches = prepare(flags), prepare(flags, greedy=True)
   rows = run(benches, every(benches[0]) if flags.decoder is None else flags.decoder)
   if path is not None:

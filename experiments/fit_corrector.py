@@ -25,7 +25,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import places, reading, store
+from cspd_jax.checkpoints import paths, reading, store
 from cspd_jax.core import fields
 from cspd_jax.metrics import acceptance
 from cspd_jax.models import neighbours
@@ -90,11 +90,11 @@ def check(flags: Flags) -> cspd_jax.Model:
   if flags.output is None and flags.model in cspd_jax.shipped():
     raise ValueError(f'output is none, but {flags.model!r} comes with the package, which stays as '
                      'it is; give a folder.')
-  folder = places.find('model', flags.model)
+  folder = paths.find('model', flags.model)
   if flags.output is None and families.part_folder(flags.model, 'target') == folder:
     raise ValueError(f'output is none, but {flags.model!r} is the folder of a target alone, which '
                      'takes no parts; give a folder.')
-  if flags.output is not None and places.folder('output', flags.output).exists():
+  if flags.output is not None and paths.folder('output', flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
   store.check_place(_output(flags))
   if flags.output is None:
@@ -106,7 +106,7 @@ def check(flags: Flags) -> cspd_jax.Model:
 
 def _output(flags: Flags) -> pathlib.Path:
   """The folder of the network."""
-  return places.folder('output', flags.output or pathlib.Path(flags.model) / 'neighbours')
+  return paths.folder('output', flags.output or pathlib.Path(flags.model) / 'neighbours')
 
 
 def images(flags: Flags, model: cspd_jax.Model) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import places, store
+from cspd_jax.checkpoints import paths, store
 from cspd_jax.continuous import blend, schedule as schedule_lib, specification
 from cspd_jax.core import fields
 from experiments import cli
@@ -82,11 +82,11 @@ def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
   if flags.overwrite and target.is_relative_to(store.ASSETS):
     raise ValueError(f'overwrite is true, but {flags.model!r} comes with the package, which stays '
                      'as it is; leave it out.')
-  folder = places.find('model', flags.model).resolve()
+  folder = paths.find('model', flags.model).resolve()
   if flags.overwrite and not target.resolve().is_relative_to(folder):
     raise ValueError(f'overwrite is true, but the target of {flags.model!r} is in {target}, '
                      'outside of it; give the folder of that target as the model, or an output.')
-  if not flags.overwrite and places.folder('output', flags.output).exists():
+  if not flags.overwrite and paths.folder('output', flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
   return model, target
 

@@ -21,7 +21,7 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import locks, places, store
+from cspd_jax.checkpoints import locks, paths, store
 from cspd_jax.generation import report as report_lib
 from cspd_jax.training import loop
 from experiments import cli
@@ -92,7 +92,7 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
 @cli.program(config='configs/train/demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
-  workdir = places.folder('workdir', flags.workdir)
+  workdir = paths.folder('workdir', flags.workdir)
   export = training.export_place(flags.export, workdir)
   families.check_place(export, recipe.family, {role: role for role in ('tokenizer',
                                                                        *stages.MODELS)})

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from absl import logging
 
 import cspd_jax
-from cspd_jax.checkpoints import locks, places, store
+from cspd_jax.checkpoints import locks, paths, store
 from cspd_jax.generation import report as report_lib
 from cspd_jax.training import corrector_recipe, drafter_recipe, loop
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
@@ -75,7 +75,7 @@ def _finish(recipe: DrafterRecipe | CorrectorRecipe, params: Any, figures: dict[
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
   training.log_progress()
-  workdir = places.folder('workdir', flags.workdir)
+  workdir = paths.folder('workdir', flags.workdir)
   run(recipe, workdir, training.export_place(flags.export, workdir), flags.dtype)
 
 

@@ -24,7 +24,7 @@ import cspd_jax
 from configs import tune as default
 from cspd_jax.checkpoints import files
 from cspd_jax.checkpoints.store import CheckpointError
-from cspd_jax.families import stored
+from cspd_jax.families import tuned
 from cspd_jax.generation import defaults
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import rows as rows_lib, tables, tuning
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
   further: dict[str, list[str]]
   standing: dict[int, str]
   left_out: dict[str, str]
-  place: stored.Place | None
+  place: tuned.Place | None
 
 
 def prepare(config: Any) -> Plan:
@@ -82,7 +82,7 @@ def prepare(config: Any) -> Plan:
   return _candidates(config, bench)._replace(place=place)
 
 
-def _place(config: Any) -> stored.Place | None:
+def _place(config: Any) -> tuned.Place | None:
   """Where the choice is stored."""
   if config.dry_run:
     return None
@@ -91,7 +91,7 @@ def _place(config: Any) -> stored.Place | None:
                      'it was made with; add it to a model folder (families.save) and give that, or '
                      'give --dry_run.')
   try:
-    return stored.place(config.model, config.store)
+    return tuned.place(config.model, config.store)
   except CheckpointError:
     raise
   except ValueError as error:

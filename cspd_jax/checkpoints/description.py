@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.checkpoints import files, kinds, places, reading, weights
+from cspd_jax.checkpoints import files, kinds, paths, reading, weights
 from cspd_jax.checkpoints.kinds import KINDS, Kind
 
 FILE = 'model.json'
@@ -92,9 +92,9 @@ def listed(folder: pathlib.Path) -> list[str]:
 def _check_names(folder: pathlib.Path, names: Sequence[Any], links: bool = False) -> None:
   """Raises ValueError unless these are names of files of the arrays in a folder."""
   for name in names:
-    places.inside(folder, name, folder / FILE, deep=True, links=links)
+    paths.inside(folder, name, folder / FILE, deep=True, links=links)
     if not name.startswith('arrays/'):
-      raise ValueError(f'{folder / "model.json"} holds the name {places.shown(name)}, which is not '
+      raise ValueError(f'{folder / "model.json"} holds the name {paths.shown(name)}, which is not '
                        'in arrays')
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.core import named
+from cspd_jax.core import registry
 
 Params = Any
 
@@ -57,7 +57,7 @@ def register(name: str, kind: Kind) -> None:
     ValueError: if another kind has this name, or had it.
   """
   check_new('kind', name)
-  named.add(KINDS, 'kind', name, kind)
+  registry.add(KINDS, 'kind', name, kind)
 
 
 def expected(kind: Kind, config: Any) -> Params:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cspd_jax.checkpoints import places
+from cspd_jax.checkpoints import paths
 
 # Bytes of a file of text or JSON.
 MOST_TEXT = 1 << 28
@@ -155,7 +155,7 @@ def _opened(file: pathlib.Path, formats: Sequence[str]) -> Iterator[Image.Image]
 def _reading(path: str | os.PathLike, form: str, remedy: str, name: str | None = None
              ) -> Iterator[pathlib.Path]:
   """Turns what goes wrong into one ValueError."""
-  file = places.find(name or 'path', path)
+  file = paths.find(name or 'path', path)
   try:
     if not file.is_file():
       raise ValueError('it is no file' if os.path.lexists(file) else 'there is no such file')
@@ -163,7 +163,7 @@ def _reading(path: str | os.PathLike, form: str, remedy: str, name: str | None =
   except MemoryError:
     raise
   except Exception as error:  # Damaged files raise almost anything.
-    subject = places.shown(path)[1:-1] if name is None else f'{name} is {places.shown(path)}, which'
+    subject = paths.shown(path)[1:-1] if name is None else f'{name} is {paths.shown(path)}, which'
     reason = (error.strerror if isinstance(error, OSError) and error.strerror
               else str(error) or type(error).__name__)
     raise ValueError(f'{subject} cannot be read as {form} ({reason:.300}); {remedy}.') from error

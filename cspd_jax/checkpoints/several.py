@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from cspd_jax.checkpoints import files, folders, places, reading
+from cspd_jax.checkpoints import files, folders, paths, reading
 
 _PLAN = '.unfinished.json'
 _REMEDY = 'remove it, and convert the model again'
@@ -113,10 +113,10 @@ def _paths(folder: pathlib.Path, names: Iterable[str]) -> list[pathlib.Path]:
 
 def _plan(folder: pathlib.Path, file: str) -> dict[str, Any]:
   """Reads the plan of a folder; raises ValueError unless `replacing` may have written it."""
-  path = places.inside(folder, _PLAN, folder)
+  path = paths.inside(folder, _PLAN, folder)
   plan = reading.json(path, _REMEDY)
   names = plan.get('folders')
-  if (not isinstance(names, list) or not all(map(places.is_plain, names)) or 'content' not in plan
+  if (not isinstance(names, list) or not all(map(paths.is_plain, names)) or 'content' not in plan
       or plan.get('file') != file):
     raise ValueError(f'{path} is damaged; {_REMEDY}.')
   return plan

@@ -23,7 +23,7 @@ from cspd_jax.checkpoints import (
   int8,
   kinds,
   layouts,
-  places,
+  paths,
   reading,
   several,
   weights,
@@ -131,7 +131,7 @@ def save_groups(
   except TypeError as error:
     raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
   with description.refused():
-    place = places.folder('path', path).resolve()
+    place = paths.folder('path', path).resolve()
     recover(place.parent)
     with folders.replacing(place, description.listed, state) as new:
       write(new, kind, config, groups, extra, dtype=dtype, allow_nonfinite=allow_nonfinite,
@@ -167,7 +167,7 @@ def recover(folder: pathlib.Path) -> None:
 def check_place(path: str | os.PathLike) -> None:
   """Raises CheckpointError if `save` would not write a network there, before there is one."""
   with description.refused():
-    folders.check(places.folder('path', path).resolve(), description.listed)
+    folders.check(paths.folder('path', path).resolve(), description.listed)
 
 
 def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
@@ -283,7 +283,7 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
   if str(path_or_name) in shipped():
     return ASSETS / str(path_or_name)
   with description.refused():
-    folder = places.find('path_or_name', path_or_name)
+    folder = paths.find('path_or_name', path_or_name)
     recover(folder.parent)
     folders.recover(folder)
   if not folder.exists():

@@ -23,7 +23,7 @@ from absl import logging
 from flax import traverse_util
 from orbax.checkpoint import v1 as ocp
 
-from cspd_jax.checkpoints import places
+from cspd_jax.checkpoints import paths
 
 Params = Any
 T = TypeVar('T')
@@ -92,7 +92,7 @@ def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_no
       if not allow_nonfinite:
         check_finite(params)
       # Orbax waits for minutes for a full disk, and ends with pages.
-      places.check_space(folder, _MARGIN + sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
+      paths.check_space(folder, _MARGIN + sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
       with _one_error(folder):
         ocp.save_checkpointables(folder / name, {'params': params})
     # Only object stores need this marker, and it names a folder of the machine that saved.

@@ -7,7 +7,7 @@ from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import BLOCK, TRUE
 from cspd_jax.continuous.head import ancestral
 from cspd_jax.continuous.loop import Decoder
-from cspd_jax.continuous.parts import Drafter, Rule
+from cspd_jax.continuous.parts import Drafter, Verifier
 from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
@@ -21,5 +21,5 @@ if TYPE_CHECKING:  # Type checkers read the functions, not the table.
 globals().update({name: entry.build for name, entry in DECODERS.items()})
 
 __all__ = (  # noqa: PLE0604
-    'BLOCK', 'TRUE', 'Decoded', 'Decoder', 'Drafter', 'Modulation', 'Rule', 'Sampling', 'Schedule',
-    'Target', 'ancestral', 'make_decoder', 'speculative', *DECODERS)
+    'BLOCK', 'TRUE', 'Decoded', 'Decoder', 'Drafter', 'Modulation', 'Sampling', 'Schedule',
+    'Target', 'Verifier', 'ancestral', 'make_decoder', 'speculative', *DECODERS)

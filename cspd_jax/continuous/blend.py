@@ -20,7 +20,7 @@ import numpy as np
 
 from cspd_jax.continuous import (
   head as head_lib,
-  random as random_lib,
+  noise as noise_lib,
   sampling as sampling_lib,
   schedule as schedule_lib,
 )
@@ -121,8 +121,8 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
   batch = head_lib.batch(rows, head_lib.pick(z, positions), positions, scale,
                          sampling.temperature, jnp.ones(positions.shape, bool))
 
-  noise = random_lib.chain_normal(
-      batch.keys, random_lib.STEP, schedule.num_levels, target.token_dim)
+  noise = noise_lib.chain_normal(
+      batch.keys, noise_lib.STEP, schedule.num_levels, target.token_dim)
 
   def step(x, level):
     k = head_lib.kernel(target, schedule, params, batch, x, jnp.full((num_rows,), level))

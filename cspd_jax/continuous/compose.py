@@ -7,12 +7,12 @@ from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.loop import Decoder
-from cspd_jax.continuous.parts import Context, Drafter, Rule, Stage
-from cspd_jax.continuous.rules.own import own
+from cspd_jax.continuous.parts import Context, Drafter, Stage, Verifier
 from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.verifiers.own import own
 
 
-def make_decoder(target: Target, schedule: Schedule, rule: Rule, stops: Sequence[int], *,
+def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: Sequence[int], *,
                  drafter: Drafter | None = None, context: Context = BLOCK,
                  width: int | None = None, prefix: int = 0, prefix_head: Head | None = None,
                  guidance: str = 'linear', guidance_of_last: bool = True,
@@ -22,10 +22,10 @@ def make_decoder(target: Target, schedule: Schedule, rule: Rule, stops: Sequence
   Args:
     target: the model.
     schedule: the levels of its head, and of a draft model's.
-    rule: how tokens come about; see `rules`.
+    verifier: how tokens come about; see `verifiers`.
     stops: places where rounds end, ascending, after the prefix; the last is the number of tokens.
       Without any the prefix is all there is.
-    drafter: the draft model, for rules that take drafts.
+    drafter: the draft model, for verifiers that take drafts.
     context: what the target sees when it looks at a round's places: `context.BLOCK` or
       `context.TRUE`.
     width: places of a round at most; None for all up to the next stop.
@@ -39,7 +39,7 @@ def make_decoder(target: Target, schedule: Schedule, rule: Rule, stops: Sequence
     ValueError: for parts that do not fit together.
   """
   sampling_lib.check_guidance(guidance)
-  _check_parts(target, rule, drafter, context)
+  _check_parts(target, verifier, drafter, context)
   stops = tuple(stops)
   ends = (*range(1, prefix + 1), *stops)
   if not ends or ends[-1] != target.num_tokens or any(b <= a for a, b in zip((0, *ends), ends)):
@@ -57,19 +57,20 @@ def make_decoder(target: Target, schedule: Schedule, rule: Rule, stops: Sequence
   for part, begin in ((stops[:single], prefix), (stops[single:], prefix + single)):
     if part:
       widest = max(b - a for a, b in zip((begin, *part), part))
-      stages.append(
-          Stage(part, widest if width is None else width, rule, context, drafter, guidance_of_last))
+      stages.append(Stage(part, widest if width is None else width, verifier, context, drafter,
+                          guidance_of_last))
   return Decoder(target, schedule, tuple(stages), guidance, distribution)
 
 
-def _check_parts(target: Target, rule: Rule, drafter: Drafter | None, context: Context) -> None:
+def _check_parts(target: Target, verifier: Verifier, drafter: Drafter | None,
+                 context: Context) -> None:
   """Raises ValueError for parts that do not fit together."""
-  if drafter is None and rule.record is not None:
-    raise ValueError('drafter is None, but the rule judges drafts; give a Drafter.')
+  if drafter is None and verifier.record is not None:
+    raise ValueError('drafter is None, but the verifier judges drafts; give a Drafter.')
   if drafter is not None:
-    if rule.record is None:
-      raise ValueError('drafter is given, but the rule takes no drafts; set it to None.')
+    if verifier.record is None:
+      raise ValueError('drafter is given, but the verifier takes no drafts; set it to None.')
     drafter_lib.check_pair(target, drafter.model)
-  if rule.context not in (None, context.name):
+  if verifier.context not in (None, context.name):
     raise ValueError(
-        f'context is {context.name!r}; the rule can only judge by the context {rule.context!r}.')
+        f'context is {context.name!r}; the verifier requires the context {verifier.context!r}.')

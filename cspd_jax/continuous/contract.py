@@ -1,4 +1,4 @@
-"""Checks of what a model and a rule return.
+"""Checks of what a model and a verifier return.
 
 Shapes and dtypes are checked while the loop is traced, which costs nothing at run time and
 names the function and what it should have returned.
@@ -34,7 +34,7 @@ def check_head(states: jax.Array, eps: jax.Array, v: jax.Array) -> None:
 def check_verdict(verdict: Any, shape: tuple[int, int, int]) -> None:
   """Checks a `parts.Verdict` on tokens of `shape`: rows, places, token_dim."""
   batch, width, _ = shape
-  function = 'judge of the rule'
+  function = 'judge of the verifier'
   _check(function, 'tokens', verdict.tokens, shape, jnp.floating,
          'rows, places, token_dim')
   _check(function, 'length', verdict.length, (batch,), jnp.integer, 'rows')

@@ -8,7 +8,7 @@ mass `p - min(q, eta p)` is `p`: exact for every `eta` in (0, 1].
 The residual is drawn by rejection: propose from `p`, take the proposal with
 probability `1 - min(eta, q / p)`. This is at least `1 - eta`, so with `eta < 1` the
 number of proposals is bounded in practice: none of `n` is taken with probability at
-most `eta^n`. With `eta = 1`, the rule of speculative sampling, there is no such bound:
+most `eta^n`. With `eta = 1`, the verifier of speculative sampling, there is no such bound:
 a draft distribution very close to the target's is hardly ever rejected, but then the residual
 is a sliver that almost every proposal misses. The price of `eta < 1` is a factor of at
 least `eta` on acceptance. On average one proposal is drawn per test, whatever the distributions.
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import random as random_lib
+from cspd_jax.continuous import noise as noise_lib
 
 # Proposals per pass.
 TRIALS_PER_PASS = 8
@@ -43,13 +43,13 @@ def check_eta(eta: float) -> None:
 
 def check_max_trials(max_trials: int) -> None:
   """Raises ValueError unless there is at least one proposal, and each has noise of its own."""
-  if not 1 <= max_trials <= random_lib.MAX_TRIALS:
+  if not 1 <= max_trials <= noise_lib.MAX_TRIALS:
     raise ValueError(f'max_trials is {max_trials}; a residual draw needs at least 1 proposal, and '
-                     f'there is noise for {random_lib.MAX_TRIALS}.')
+                     f'there is noise for {noise_lib.MAX_TRIALS}.')
 
 
 def guarantee(eta: float, max_trials: int) -> str:
-  """How exact the rule is, in words."""
+  """How exact the verifier is, in words."""
   if eta**max_trials < _NEGLIGIBLE:
     return 'exact up to rounding'
   return (f'exact up to rounding and residual draws of which {max_trials} proposals fail, which '

@@ -34,11 +34,11 @@ from cspd_jax.continuous.decoders import (
   DEFAULT_PREFIX_SHARE,
 )
 from cspd_jax.continuous.loop import Decoder
-from cspd_jax.continuous.parts import Drafter, Rule
-from cspd_jax.continuous.rules.path_test import path_test
-from cspd_jax.continuous.rules.relaxed import relaxed
-from cspd_jax.continuous.rules.released import released
+from cspd_jax.continuous.parts import Drafter, Verifier
 from cspd_jax.continuous.schedule import DEFAULT_LEVELS, Schedule
+from cspd_jax.continuous.verifiers.path_test import path_test
+from cspd_jax.continuous.verifiers.relaxed import relaxed
+from cspd_jax.continuous.verifiers.released import released
 
 # Tolerance of the released code, in standard deviations of the last kernel.
 DEFAULT_KAPPA = 42.0
@@ -57,8 +57,8 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
   Raises:
     ValueError: for options out of range or models that do not fit together.
   """
-  rule = path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
-  return decoders.by_path(target, draft, draft_length, schedule_lib.of(schedule), rule,
+  verifier = path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
+  return decoders.by_path(target, draft, draft_length, schedule_lib.of(schedule), verifier,
                           prefix_share, aligned, guidance)
 
 
@@ -91,8 +91,8 @@ def cspd_released(
   Raises:
     ValueError: for options out of range or models that do not fit together.
   """
-  rule = released(kappa, sigma, max_trials, zero_fallback, keep_after_reject)
-  return _blocks(target, Drafter(draft, aligned), rule, block_length, schedule, prefix_share,
+  verifier = released(kappa, sigma, max_trials, zero_fallback, keep_after_reject)
+  return _blocks(target, Drafter(draft, aligned), verifier, block_length, schedule, prefix_share,
                  block_context, guidance_of_last, guidance)
 
 
@@ -137,7 +137,7 @@ def expected_speedup(cost: float, block_length: int) -> float:
   return 1 / (cost + 1 / block_length)
 
 
-def _blocks(target: Target, drafter: Drafter, rule: Rule, block_length: int,
+def _blocks(target: Target, drafter: Drafter, verifier: Verifier, block_length: int,
             schedule: Schedule | int, prefix_share: float, block_context: bool,
             guidance_of_last: bool, guidance: str) -> Decoder:
   """A decoder that verifies whole blocks, and is near to a decoder without drafts."""
@@ -146,6 +146,6 @@ def _blocks(target: Target, drafter: Drafter, rule: Rule, block_length: int,
   distribution = (decoders.in_blocks(block_length, prefix, last_noise=False) if block_context else
                   decoders.in_steps(size, last_noise=False))
   return make_decoder(
-      target, schedule_lib.of(schedule), rule, [stop for _, stop in blocks], drafter=drafter,
+      target, schedule_lib.of(schedule), verifier, [stop for _, stop in blocks], drafter=drafter,
       context=BLOCK if block_context else TRUE, prefix=prefix, guidance=guidance,
       guidance_of_last=guidance_of_last, distribution=distribution)

@@ -18,10 +18,10 @@ from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.loop import Decoder
-from cspd_jax.continuous.parts import Drafter, Rule
-from cspd_jax.continuous.rules.own import own
-from cspd_jax.continuous.rules.path_test import DEFAULT_ETA, path_test
+from cspd_jax.continuous.parts import Drafter, Verifier
 from cspd_jax.continuous.schedule import DEFAULT_LEVELS, Schedule
+from cspd_jax.continuous.verifiers.own import own
+from cspd_jax.continuous.verifiers.path_test import DEFAULT_ETA, path_test
 
 # Drafts per round where each of them takes a pass of the target, and where a block takes one.
 DEFAULT_DRAFT_LENGTH = 2
@@ -143,20 +143,20 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
   if not 0 <= split < schedule.num_levels:
     raise ValueError(f'split is {split}; it must be from 0 to the last of the '
                      f'{schedule.num_levels} levels, {schedule.num_levels - 1}.')
-  rule = path_test(split, eta, max_trials, bonus)
-  return by_path(target, draft, draft_length, schedule, rule, prefix_share, aligned, guidance)
+  verifier = path_test(split, eta, max_trials, bonus)
+  return by_path(target, draft, draft_length, schedule, verifier, prefix_share, aligned, guidance)
 
 
-def by_path(target: Target, draft: Target, draft_length: int, schedule: Schedule, rule: Rule,
-            prefix_share: float, aligned: bool, guidance: str) -> Decoder:
-  """A decoder with `rules.path_test`; the other arguments are those of `exact_path`."""
+def by_path(target: Target, draft: Target, draft_length: int, schedule: Schedule,
+            verifier: Verifier, prefix_share: float, aligned: bool, guidance: str) -> Decoder:
+  """A decoder with `verifiers.path_test`; the other arguments are those of `exact_path`."""
   size = target.num_tokens
   schedule_lib.check_length('draft_length', draft_length, size)
   schedule_lib.check_prefix_share(prefix_share)
   prefix = math.floor(prefix_share * size)
   return make_decoder(
-      target, schedule, rule, (size,) if prefix < size else (), drafter=Drafter(draft, aligned),
-      context=TRUE, width=draft_length + rule.bonus, prefix=prefix,
+      target, schedule, verifier, (size,) if prefix < size else (), drafter=Drafter(draft, aligned),
+      context=TRUE, width=draft_length + verifier.bonus, prefix=prefix,
       prefix_head=head_lib.ancestral(target, schedule, last_noise=True), guidance=guidance,
       guidance_of_last=False, distribution=in_steps(size, last_noise=True))
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import contract, head as head_lib
 from cspd_jax.continuous.base import Target
-from cspd_jax.continuous.parts import Draft, Drafter, Env, Rule
+from cspd_jax.continuous.parts import Draft, Drafter, Env, Verifier
 from cspd_jax.continuous.span import Span
 
 
@@ -21,25 +21,25 @@ def check_pair(target: Target, draft: Target) -> None:
       raise ValueError(f'draft has {theirs} {words}, the target {ours}; they must be equal.')
 
 
-def propose(drafter: Drafter, rule: Rule, env: Env, span: Span, tokens: jax.Array) -> Draft:
+def propose(drafter: Drafter, verifier: Verifier, env: Env, span: Span, tokens: jax.Array) -> Draft:
   """Continues the image by the draft model's own sampler, each draft given those before it.
 
   Args:
     drafter: the draft model.
-    rule: samples with its head, and says what to record.
+    verifier: samples with its head, and says what to record.
     env: models and condition.
-    span: the places of the round; those of `rule.bonus` get no drafts.
+    span: the places of the round; those of `verifier.bonus` get no drafts.
     tokens: `[B, T, C]` the image.
   """
-  model, wanted = drafter.model, span.drafts(rule.bonus)
-  batch, length = span.at.shape[0], span.at.shape[1] - rule.bonus
+  model, wanted = drafter.model, span.drafts(verifier.bonus)
+  batch, length = span.at.shape[0], span.at.shape[1] - verifier.bonus
 
   def one(tokens, j):
     here = span.pick(jnp.full((batch, 1), j))
     z = contract.transform(
         model, env.draft_params, env.condition, tokens, span.place < (span.count + j)[:, None])
     here = here._replace(scale=here.draft_scale)
-    token, record = rule.record(
+    token, record = verifier.record(
         model, env.schedule, env.draft_params, here.batch(head_lib.pick(z, here.positions)),
         drafter.aligned)
     # A place without a draft writes nowhere.

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import contract, random as random_lib, schedule as schedule_lib
+from cspd_jax.continuous import contract, noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Params, Target
-from cspd_jax.continuous.random import TokenKeys
+from cspd_jax.continuous.noise import TokenKeys
 from cspd_jax.continuous.sampling import per_row
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core.random import RowKeys
@@ -56,7 +56,7 @@ def batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Array,
     active: `[B, n]`.
   """
   temperature = jnp.broadcast_to(per_row(temperature, positions.shape[0]), positions.shape)
-  keys = random_lib.token_keys(rows, positions)
+  keys = noise_lib.token_keys(rows, positions)
   flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
   return Batch(z.reshape(z.shape[0], -1, z.shape[-1]), flat(scale), flat(temperature),
                jax.tree.map(flat, keys), flat(active))
@@ -176,7 +176,7 @@ def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> H
   def sample(params, batch):
     num = batch.active.shape[0]
     batch = modulated(target, schedule, params, batch)
-    noise = random_lib.chain_normal(batch.keys, random_lib.STEP, levels, target.token_dim)
+    noise = noise_lib.chain_normal(batch.keys, noise_lib.STEP, levels, target.token_dim)
     if not last_noise:
       noise = noise.at[:, 0].set(0)
 
@@ -196,4 +196,4 @@ def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> H
 
 def start(batch: Batch, target: Target) -> jax.Array:
   """Draws the first state `[N, C]` of the chain: pure noise, not scaled by the temperature."""
-  return random_lib.normal(batch.keys, random_lib.START, 0, target.token_dim)
+  return noise_lib.normal(batch.keys, noise_lib.START, 0, target.token_dim)

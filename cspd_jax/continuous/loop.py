@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from cspd_jax.continuous import (
   contract,
   drafter as drafter_lib,
-  random as random_lib,
+  noise as noise_lib,
   result as result_lib,
   sampling as sampling_lib,
 )
 from cspd_jax.continuous.base import Condition, Params, Target
-from cspd_jax.continuous.parts import Drafter, Env, Rule, Stage, Verdict
+from cspd_jax.continuous.parts import Drafter, Env, Stage, Verdict, Verifier
 from cspd_jax.continuous.result import Costs, Decoded, Tests
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
@@ -65,12 +65,12 @@ class Decoder:
   stages: tuple[Stage, ...]
   guidance: str
   distribution: str
-  orders: Callable[[RowKeys, int], jax.Array] = random_lib.random_orders
+  orders: Callable[[RowKeys, int], jax.Array] = noise_lib.random_orders
 
   @property
-  def rule(self) -> Rule:
+  def verifier(self) -> Verifier:
     """Of the last stage; those before it are exact."""
-    return self.stages[-1].rule
+    return self.stages[-1].verifier
 
   @property
   def drafter(self) -> Drafter | None:
@@ -80,7 +80,7 @@ class Decoder:
   @property
   def guarantee(self) -> str:
     """How close the samples are to the distribution, in words; `specification.guarantee` in one."""
-    return self.rule.guarantee
+    return self.verifier.guarantee
 
   @property
   def stops(self) -> tuple[int, ...]:
@@ -134,8 +134,8 @@ class Decoder:
     decoded = result_lib.empty(
         order, self.target.token_dim, rounds=self._most_rounds(),
         width=max(stage.width for stage in self.stages),
-        levels=max(stage.rule.levels for stage in self.stages),
-        bounded=any(stage.rule.bounded for stage in self.stages))
+        levels=max(stage.verifier.levels for stage in self.stages),
+        bounded=any(stage.verifier.bounded for stage in self.stages))
     return State(count=jnp.zeros_like(decoded.rounds), place=jnp.argsort(order, axis=1),
                  condition=condition, rng=rng, decoded=decoded)
 
@@ -152,7 +152,7 @@ class Decoder:
     return state.decoded
 
   def _round(self, stage: Stage, params, state: State, sampling, draft_params) -> State:
-    rule, drafter, decoded = stage.rule, stage.drafter, state.decoded
+    verifier, drafter, decoded = stage.verifier, stage.drafter, state.decoded
     env = Env(self.target, self.schedule, params, state.condition,
               drafter and drafter.model, draft_params)
     span = open_span(
@@ -161,26 +161,26 @@ class Decoder:
         drafter is not None and drafter.guided_as_verified)
     draft, num_drafts = None, jnp.zeros_like(state.count)
     if drafter is not None:
-      draft = drafter_lib.propose(drafter, rule, env, span, decoded.tokens)
-      num_drafts = span.drafts(rule.bonus)
+      draft = drafter_lib.propose(drafter, verifier, env, span, decoded.tokens)
+      num_drafts = span.drafts(verifier.bonus)
     z = stage.context.transform(env, span, decoded.tokens if draft is None else draft.tokens)
-    verdict = rule.judge(env, span, draft, z)
+    verdict = verifier.judge(env, span, draft, z)
     contract.check_verdict(verdict, (*span.at.shape, self.target.token_dim))
     return state._replace(
         count=state.count + verdict.length,
-        decoded=_commit(decoded, span, rule, verdict, stage.context.passes(span), num_drafts))
+        decoded=_commit(decoded, span, verifier, verdict, stage.context.passes(span), num_drafts))
 
   def _most_rounds(self) -> int:
     """Rounds until the last row is complete, at most."""
     rounds, begin = 0, 0
     for stage in self.stages:
-      rounds += len(stage.stops) if stage.rule.whole else stage.stops[-1] - begin
+      rounds += len(stage.stops) if stage.verifier.whole else stage.stops[-1] - begin
       begin = stage.stops[-1]
     return rounds
 
 
-def _commit(decoded: Decoded, span: Span, rule: Rule, verdict: Verdict, target_passes: jax.Array,
-            draft_passes: jax.Array) -> Decoded:
+def _commit(decoded: Decoded, span: Span, verifier: Verifier, verdict: Verdict,
+            target_passes: jax.Array, draft_passes: jax.Array) -> Decoded:
   """The result after a round."""
   size, row = decoded.order.shape[1], jnp.arange(span.count.shape[0])
   count = span.count + verdict.length
@@ -190,7 +190,7 @@ def _commit(decoded: Decoded, span: Span, rule: Rule, verdict: Verdict, target_p
   write = lambda old, new: old.at[row[:, None], positions].set(new.astype(old.dtype), mode='drop')
   add = lambda old, new: jax.tree.map(jnp.add, old, new)
   costs, tests = decoded.costs, decoded.tests
-  added = verdict.missed if rule.exact else jnp.nan
+  added = verdict.missed if verifier.exact else jnp.nan
   return decoded._replace(
       tokens=write(decoded.tokens, verdict.tokens),
       rounds=decoded.rounds + span.active,

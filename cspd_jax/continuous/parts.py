@@ -41,7 +41,7 @@ class Draft(NamedTuple):
 
   Attributes:
     tokens: `[B, T, C]` the image with the drafts in it.
-    record: what the rule asked to be recorded of each, leaves `[B, drafts, ...]`.
+    record: what the verifier asked to be recorded of each, leaves `[B, drafts, ...]`.
   """
 
   tokens: jax.Array
@@ -99,8 +99,8 @@ class Verdict(NamedTuple):
     trials: `[B]` int32 proposals looked at for residual draws.
     missed: `[B]` int32 residual draws of which no proposal was taken.
     cost: what the round cost.
-    kernels: tests by level, leaves `[B, M]`, if the rule has them.
-    errors: by place, leaves `[B, W]`, if the rule bounds them.
+    kernels: tests by level, leaves `[B, M]`, if the verifier has them.
+    errors: by place, leaves `[B, W]`, if the verifier bounds them.
   """
 
   tokens: jax.Array
@@ -114,16 +114,16 @@ class Verdict(NamedTuple):
   errors: Errors | None = None
 
 
-class Rule(NamedTuple):
+class Verifier(NamedTuple):
   """How the tokens of a round come about: which drafts stay, and what follows them.
 
   Attributes:
     judge: `(Env, Span, Draft or None, z [S, B, W, D]) -> Verdict`.
     record: `(model, schedule, params, batch [N], aligned) -> (tokens [N, C], record)`: samples
       drafts with the head of the draft model and records what `judge` wants to know of them,
-      leaves `[N, ...]`. None if the rule takes no drafts.
+      leaves `[N, ...]`. None if the verifier takes no drafts.
     bonus: places of a round that come after its drafts, 0 or 1.
-    context: the only `Context.name` the rule can judge by; None for any.
+    context: the only `Context.name` the verifier can judge by; None for any.
     whole: whether a round fixes all of its places, whatever is accepted.
     levels: `M`, levels whose tests are counted apart; 0 for none.
     exact: whether the tokens follow the decoder's `distribution`.
@@ -151,7 +151,7 @@ class Stage(NamedTuple):
     stops: ascending places where rounds end. The stage begins where the one before it ended and
       is over when every row has come to the last of its stops.
     width: `W`, places of a round at most.
-    rule: how the tokens of a round come about.
+    verifier: how the tokens of a round come about.
     context: what the target sees.
     drafter: where drafts come from; None if the target samples alone.
     guidance_of_last: whether all tokens of a round have the guidance scale of its last, as in
@@ -160,7 +160,7 @@ class Stage(NamedTuple):
 
   stops: tuple[int, ...]
   width: int
-  rule: Rule
+  verifier: Verifier
   context: Context
   drafter: Drafter | None = None
   guidance_of_last: bool = True

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import couple, head as head_lib, random as random_lib
+from cspd_jax.continuous import couple, head as head_lib, noise as noise_lib
 from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.head import Batch
 from cspd_jax.continuous.schedule import Schedule
@@ -53,11 +53,11 @@ def shared(target: Target, schedule: Schedule, params: Params, batch: Batch,
     aligned: whether the noise is that of the positions, which the target uses; else it is a
       drafter's own.
   """
-  purpose = random_lib.STEP if aligned else random_lib.DRAFT
+  purpose = noise_lib.STEP if aligned else noise_lib.DRAFT
   batch = head_lib.modulated(target, schedule, params, batch)
 
   levels = schedule.num_levels
-  noise = random_lib.chain_normal(batch.keys, purpose, levels, target.token_dim)
+  noise = noise_lib.chain_normal(batch.keys, purpose, levels, target.token_dim)
 
   def step(i, carry):
     x, log_std = carry
@@ -69,7 +69,7 @@ def shared(target: Target, schedule: Schedule, params: Params, batch: Batch,
   if aligned:
     x = head_lib.start(batch, target)
   else:
-    x = random_lib.normal(batch.keys, purpose, levels, target.token_dim)
+    x = noise_lib.normal(batch.keys, purpose, levels, target.token_dim)
   return jax.lax.fori_loop(
       0, levels - 1 - split, step, Shared(x, jnp.zeros(x.shape[:1], x.dtype)))
 
@@ -88,7 +88,7 @@ def draw(target: Target, schedule: Schedule, params: Params, batch: Batch, x: ja
     purpose: what the noise is for; see `random`.
     trial: a number or `[N]`; which of several paths.
   """
-  noise = random_lib.chain_normal(batch.keys, purpose, split + 1, target.token_dim, trial)
+  noise = noise_lib.chain_normal(batch.keys, purpose, split + 1, target.token_dim, trial)
 
   def step(x, level):
     k = head_lib.kernel(target, schedule, params, batch, x, jnp.full(x.shape[:1], level))

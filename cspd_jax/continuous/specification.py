@@ -132,12 +132,12 @@ def guarantee(decoder: Decoder) -> str:
     'exact'. 'biased': exact for some models only. 'W2 bound': the error of every token is bounded.
     'none'. `Decoder.guarantee` says it in full.
   """
-  rule = decoder.rule
-  if rule.exact:
+  verifier = decoder.verifier
+  if verifier.exact:
     return 'exact'
-  if rule.exact_where:
+  if verifier.exact_where:
     return 'biased'
-  return 'W2 bound' if rule.bounded else 'none'
+  return 'W2 bound' if verifier.bounded else 'none'
 
 
 def _schedule(name: str, value: Any) -> Schedule:

@@ -34,7 +34,7 @@ from cspd_jax.continuous import (
   blend,
   couple,
   head as head_lib,
-  random as random_lib,
+  noise as noise_lib,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.base import Target
@@ -133,8 +133,8 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int = DEFA
   def sample(params, batch):
     batch = head_lib.modulated(target, schedule, params, batch)
     noise = Noise(
-        random_lib.chain_normal(batch.keys, random_lib.DRAFT, levels, target.token_dim),
-        random_lib.chain_log_uniform(batch.keys, random_lib.ACCEPT, levels))
+        noise_lib.chain_normal(batch.keys, noise_lib.DRAFT, levels, target.token_dim),
+        noise_lib.chain_log_uniform(batch.keys, noise_lib.ACCEPT, levels))
     x = head_lib.start(batch, target)
     count = jnp.zeros(batch.active.shape, jnp.int32)
     per_level = jnp.zeros((*count.shape, levels), jnp.int32)
@@ -225,11 +225,11 @@ def kernel_residual(
   wide = lambda leaf: leaf[:, None]
 
   def proposals(trials):
-    noise = random_lib.normal(
-        keys, random_lib.PROPOSE, level, kernel.mean.shape[-1], trials[None])
+    noise = noise_lib.normal(
+        keys, noise_lib.PROPOSE, level, kernel.mean.shape[-1], trials[None])
     y = wide(kernel.mean) + wide(kernel.std) * noise
     log_ratio = (couple.log_density(y, wide(kernel.mean), wide(kernel.std)) -
                  couple.log_density(y, wide(draft_mean), wide(draft_std)))
-    return y, log_ratio, random_lib.log_uniform(keys, random_lib.RESIDUAL, level, trials[None])
+    return y, log_ratio, noise_lib.log_uniform(keys, noise_lib.RESIDUAL, level, trials[None])
 
   return couple.residual(proposals, pending, eta, max_trials)

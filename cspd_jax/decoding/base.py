@@ -321,7 +321,7 @@ class Decoded(NamedTuple):
       prefill, which fixes the first token.
     tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of
       the image's tokens and the target's. 0 for exact decoders, NaN if the verifier tells none.
-      See `verifiers.rule`.
+      See `verifiers.node_tests`.
     valid: `[B]` bool; False if an option or the condition of the row was out of range, or the
       target's logits gave no distribution (NaN, infinity, no token possible) for one of its
       tokens. The tokens mean nothing then.

@@ -37,8 +37,8 @@ from cspd_jax.decoding.verifiers import (
   grouped,
   kseq,
   lantern,
+  latent_neighbours,
   match,
-  neighbours,
   typical,
 )
 
@@ -130,12 +130,12 @@ VERIFIERS.update({
         cool.cool_linear, 'factors that fall linearly with depth'),
     'lantern': VerifierEntry(
         lantern.lantern, 'neighbours in the codebook stand in, up to a distance',
-        neighbours.from_codebook(lambda vocab_size: min(1000, vocab_size // 16))),
+        latent_neighbours.from_codebook(lambda vocab_size: min(1000, vocab_size // 16))),
     'lantern_pp': VerifierEntry(
         lantern.lantern_pp, 'neighbours in the codebook stand in, up to a factor',
-        neighbours.from_codebook(lambda vocab_size: 10)),
+        latent_neighbours.from_codebook(lambda vocab_size: 10)),
     'grouped': VerifierEntry(
-        grouped.grouped, 'tokens about as probable stand in', neighbours.embeddings),
+        grouped.grouped, 'tokens about as probable stand in', latent_neighbours.embeddings),
     'typical': VerifierEntry(typical.typical, 'whatever is probable enough stays'),
 })
 

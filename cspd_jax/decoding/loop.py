@@ -22,7 +22,7 @@ from cspd_jax.decoding.base import (
   Target,
   Verifier,
 )
-from cspd_jax.decoding.random import RowRandom
+from cspd_jax.decoding.row_random import RowRandom
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
 

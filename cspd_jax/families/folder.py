@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.checkpoints import files, kinds, places, reading, store
+from cspd_jax.checkpoints import files, kinds, paths, reading, store
 from cspd_jax.checkpoints.store import CheckpointError, Loaded
 from cspd_jax.families import family as family_lib
 from cspd_jax.generation import defaults as defaults_lib
@@ -217,7 +217,7 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
     CheckpointError: if the folder holds a network of its own, or a model of another family.
     ValueError: for an unknown family or role, or a default decoder of another form.
   """
-  folder = places.folder('folder', folder)
+  folder = paths.folder('folder', folder)
   description = _joined(folder, family, parts, defaults or {})
   folder.mkdir(parents=True, exist_ok=True)
   files.write_json(folder / FILE, description)
@@ -242,7 +242,7 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
     CheckpointError: see `save` and `store.save`.
     ValueError: see `save`.
   """
-  folder = places.folder('folder', folder).resolve()
+  folder = paths.folder('folder', folder).resolve()
   describe = lambda: _joined(folder, family, {role: role for role in states}, defaults)
   describe()
   with store.joining(folder, states, FILE, describe) as new:
@@ -255,7 +255,7 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
   Arguments and errors are those of `save`; `parts` are in the folder, and none may be a link, whose
   network elsewhere would be replaced.
   """
-  folder = places.folder('folder', folder)
+  folder = paths.folder('folder', folder)
   _joined(folder, family, parts, {})
   for part in parts.values():
     if (folder / part).is_symlink():
@@ -358,7 +358,7 @@ def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
   """
   if str(name_or_folder) in shipped():
     return store.ASSETS / str(name_or_folder)
-  folder = places.find('name_or_folder', name_or_folder)
+  folder = paths.find('name_or_folder', name_or_folder)
   store.recover(folder)
   if not (folder / FILE).is_file():
     what = 'has no model.json' if folder.is_dir() else 'is no folder'

@@ -5,7 +5,7 @@ that is stopped leaves the earlier report as it was, and may go on where it was.
 the place of the earlier one with all its files. A file that no report wrote, or that was changed
 since, is never touched.
 
-A folder may be a stranger's: every name in it is one of a file of the folder (`places.inside`), and
+A folder may be a stranger's: every name in it is one of a file of the folder (`paths.inside`), and
 nothing is moved or removed before all of it was checked.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import files, locks, places, reading
+from cspd_jax.checkpoints import files, locks, paths, reading
 from cspd_jax.version import __version__
 
 _REPORT = 'report.json'
@@ -54,7 +54,7 @@ class Report:
         report wrote, there is a report or an unfinished one that is not to be replaced, or the
         folder holds what no report leaves.
     """
-    self.folder = places.folder('workdir', folder)
+    self.folder = paths.folder('workdir', folder)
     # Until the report is written, or nobody knows of it any more.
     self._hold: locks.Hold | None = locks.hold(self.folder)
     self._new = self.folder / _UNFINISHED
@@ -120,7 +120,7 @@ class Report:
 
 def check(folder: str | os.PathLike, names: Sequence[str] = ()) -> None:
   """Raises what `Report` would raise, for programs that write theirs after hours of work."""
-  _check(places.folder('workdir', folder), names, None, True)
+  _check(paths.folder('workdir', folder), names, None, True)
 
 
 def machine() -> dict[str, Any]:
@@ -219,7 +219,7 @@ def _check_name(folder: pathlib.Path, name: str, earlier: Mapping[str, str],
     earlier: digests of the files of the report that is there.
     moving: digest of the file that may be in place already; None if there is none.
   """
-  if not places.is_plain(name) or name != _REPORT and name in _RESERVED:
+  if not paths.is_plain(name) or name != _REPORT and name in _RESERVED:
     raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
   path = folder / name
   if name == _REPORT and os.path.lexists(path) and not earlier:
@@ -255,7 +255,7 @@ def _clear(new: pathlib.Path) -> None:
 
 def _content(folder: pathlib.Path) -> dict[str, pathlib.Path]:
   """The files of a folder by name; raises ValueError if it holds anything else."""
-  return {name: places.inside(folder, name, folder) for name in sorted(os.listdir(folder))}
+  return {name: paths.inside(folder, name, folder) for name in sorted(os.listdir(folder))}
 
 
 def _listed(folder: pathlib.Path) -> dict[str, str]:
@@ -264,7 +264,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
   Raises:
     ValueError: if its report.json is no list of files in the folder.
   """
-  path = places.inside(folder, _REPORT, folder)
+  path = paths.inside(folder, _REPORT, folder)
   if not path.exists():
     return {}
   remedy = 'move it away or give another folder'
@@ -273,7 +273,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
     raise ValueError(f'workdir is {str(folder)!r}, where report.json is that of another program; '
                      f'{remedy}.')
   for name in found:
-    places.inside(path.parent, name, path)
+    paths.inside(path.parent, name, path)
     if name in _RESERVED:
       raise ValueError(f'{path} lists {name!r} as a file of the report; {remedy}.')
   return {_REPORT: '', **{name: str(digest) for name, digest in found.items()}}

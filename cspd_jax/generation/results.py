@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from cspd_jax.checkpoints import files, places
+from cspd_jax.checkpoints import files, paths
 from cspd_jax.version import __version__
 
 # More than these would make a page of a notebook too long.
@@ -78,20 +78,20 @@ class Generated:
     Raises:
       ValueError: if a file exists and is not to be replaced, or nothing can be written there.
     """
-    folder = places.find('folder', folder)
-    paths = [folder / name for name in self.names()]
-    if not overwrite and (found := [path for path in paths if path.exists()]):
+    folder = paths.find('folder', folder)
+    pictures = [folder / name for name in self.names()]
+    if not overwrite and (found := [path for path in pictures if path.exists()]):
       raise ValueError(
           f'folder is {str(folder)!r}, which holds {found[0].name} already; give another folder, '
           'or overwrite=True.')
     try:
       folder.mkdir(parents=True, exist_ok=True)
-      for i, path in enumerate(paths):
+      for i, path in enumerate(pictures):
         files.write(path, self.png(i))
     except OSError as error:
       raise ValueError(f'folder is {str(folder)!r}, where files cannot be written '
                        f'({error.strerror}); give another folder.') from error
-    return paths
+    return pictures
 
   def png(self, index: int) -> bytes:
     """One image as PNG, with `metadata` as its text."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.checkpoints import files, locks, places, reading
+from cspd_jax.checkpoints import files, locks, paths, reading
 
 _SETTINGS = 'run.json'
 # So many numbers of an array tell whether parameters are the same.
@@ -31,7 +31,7 @@ class Shards:
     Raises:
       ValueError: if the folder holds another run, or what is no run at all.
     """
-    self._folder = places.folder('folder', folder)
+    self._folder = paths.folder('folder', folder)
     self._leaves, self._tree = jax.tree.flatten(structure)
     # No second process makes the same batches.
     self._hold = locks.hold(self._folder)

@@ -12,7 +12,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.checkpoints import places, reading
+from cspd_jax.checkpoints import paths, reading
 
 Columns = Mapping[str, str]
 Row = Mapping[str, Any]
@@ -80,7 +80,7 @@ def of_report(path: str | os.PathLike) -> list[Table]:
   Raises:
     ValueError: if it is none.
   """
-  path = places.find('report', path)
+  path = paths.find('report', path)
   report = reading.json(path / 'report.json' if path.is_dir() else path, 'give a report.json, or '
                         'the folder that it is in', 'report')
   try:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields, named
+from cspd_jax.core import fields, registry
 from cspd_jax.decoding.drafters import small_network
 from cspd_jax.decoding.drafters.eagle import Network
 from cspd_jax.models import causal, ends as ends_lib, transformer
@@ -60,7 +60,7 @@ def register(name: str, layer: Layer) -> None:
   Raises:
     ValueError: if another form has this name.
   """
-  named.add(LAYERS, 'EAGLE layer', name, layer)
+  registry.add(LAYERS, 'EAGLE layer', name, layer)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Layout, Target
-from cspd_jax.decoding.random import winners
+from cspd_jax.decoding.row_random import winners
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.testing.tabular import Tabular
 

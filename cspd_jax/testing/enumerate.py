@@ -1,6 +1,6 @@
 """Runs a decoder through every outcome of its randomness, without sampling.
 
-A decoder asks for randomness in a few ways only (`decoding/random.py`). Here
+A decoder asks for randomness in a few ways only (`decoding/row_random.py`). Here
 every such question is answered from a list of digits, one row of the batch per
 list, and the probability of each answer is multiplied up. Summing the rows gives
 the decoder's output distribution exactly, through the very code that runs in production.
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import random
+from cspd_jax.decoding import row_random
 from cspd_jax.decoding.base import Layout, Verifier
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
@@ -37,7 +37,7 @@ class _Answers(NamedTuple):
 
 
 class _Enumerated:
-  """Has the methods of `random.RowRandom`; every outcome is one row."""
+  """Has the methods of `row_random.RowRandom`; every outcome is one row."""
 
   def __init__(self, radices: list[int], state: _Answers):
     self._radices = radices  # Of all questions asked so far, over all rows alike.
@@ -67,7 +67,7 @@ class _Enumerated:
     return self.draw_distinct(weights, 1)[:, 0]
 
   def draw_distinct(self, weights, count, greedy=False):
-    tokens, best = [], random.winners(weights, count)
+    tokens, best = [], row_random.winners(weights, count)
     for _ in range(count):
       token = self._digits(weights.shape[0], weights.shape[1])
       mass = weights.sum(axis=-1)

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core.random import as_key
-from cspd_jax.decoding import accept, random, tree
+from cspd_jax.decoding import accept, row_random, tree
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import vanilla
 from cspd_jax.decoding.drafters import corrected, from_model, siblings, window
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.decoding.verifiers import rule, walk
+from cspd_jax.decoding.verifiers import node_tests, walk
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.testing import tabular
 
@@ -119,7 +119,7 @@ def _longest(accepted, topology):
 
 def _most_probable(env, rng, probs, positions, count, draws):
   del env, positions, draws
-  return rng, random.winners(probs, count), probs
+  return rng, row_random.winners(probs, count), probs
 
 
 def _drawn_apart(env, rng, probs, positions, count, draws):
@@ -136,8 +136,8 @@ def _softmax_recorded(env, rng, probs, positions, count, draws):
 _original_choose = siblings.choose
 _original_residual = accept.residual
 _original_couple = window._couple  # pylint: disable=protected-access
-_original_noise = random.RowRandom._position_noise  # pylint: disable=protected-access
-_original_stop_distribution = rule._stop_distribution  # pylint: disable=protected-access
+_original_noise = row_random.RowRandom._position_noise  # pylint: disable=protected-access
+_original_stop_distribution = node_tests._stop_distribution  # pylint: disable=protected-access
 
 MUTANTS = {
     'residual replaced by the target distribution': Mutant(
@@ -149,13 +149,13 @@ MUTANTS = {
         _patch(window, '_couple', _stale_probs), _jacobi('maximal')),
     'batch cut to its minimum': Mutant(_cut_to_minimum, _jacobi('redraw')),
     'one uniform used twice': Mutant(
-        _patch(random.RowRandom, 'accept', _same_uniforms), _jacobi('maximal')),
+        _patch(row_random.RowRandom, 'accept', _same_uniforms), _jacobi('maximal')),
     'noise shared by two positions': Mutant(
-        _patch(random.RowRandom, '_position_noise', _noise_of_pairs), vanilla),
+        _patch(row_random.RowRandom, '_position_noise', _noise_of_pairs), vanilla),
     'temperature applied twice': Mutant(
         _patch(accept, 'residual', _residual_twice_warped), _jacobi('redraw')),
     'bonus token one position early': Mutant(
-        _patch(rule, '_stop_distribution', _late_bonus), _jacobi('redraw')),
+        _patch(node_tests, '_stop_distribution', _late_bonus), _jacobi('redraw')),
     'longest of several accepted paths': Mutant(
         _patch(walk, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
     'corrected token kept without a test': Mutant(
@@ -170,6 +170,6 @@ MUTANTS = {
     'softmax recorded for tokens taken without chance': Mutant(
         _patch(siblings, 'choose', _softmax_recorded), _eagle('distinct'), greedy=True),
     'chosen token not removed from the distribution': Mutant(
-        _patch(rule, '_refuse', lambda rule, layout, p, q, token, depth: (p, q)),
+        _patch(node_tests, '_refuse', lambda rule, layout, p, q, token, depth: (p, q)),
         _eagle('fixed')),
 }

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields, named
+from cspd_jax.core import fields, registry
 from cspd_jax.text.packages import need
 
 Params = Any
@@ -82,7 +82,7 @@ def register(form: str, reader: Reader) -> None:
   Raises:
     ValueError: if another reader has this name.
   """
-  named.add(FORMS, 'form', form, reader)
+  registry.add(FORMS, 'form', form, reader)
 
 
 def read(params: Params, form: str) -> Text:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from cspd_jax.checkpoints import files, places, reading
+from cspd_jax.checkpoints import files, paths, reading
 from cspd_jax.training import steps
 
 # Bytes of a line of metrics that are read at once; a longer one was not written here.
@@ -60,8 +60,8 @@ def run(
   Raises:
     ValueError: if the folder holds states of something else.
   """
-  workdir = places.find('workdir', workdir)
-  folder, metrics_path = workdir / name, places.inside(workdir, f'{name}.jsonl', workdir)
+  workdir = paths.find('workdir', workdir)
+  folder, metrics_path = workdir / name, paths.inside(workdir, f'{name}.jsonl', workdir)
   folder.mkdir(parents=True, exist_ok=True)
   restored = steps.restore(folder, state)
   if restored is not None:

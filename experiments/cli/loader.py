@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from cspd_jax.checkpoints import places
+from cspd_jax.checkpoints import paths
 
 
 def load(path: str) -> Any:
@@ -18,7 +18,7 @@ def load(path: str) -> Any:
   Raises:
     ValueError: if there is no such file, it fails, or it returns no dataclass.
   """
-  file = places.find('--config', path)
+  file = paths.find('--config', path)
   if not file.is_file():
     near = sorted(str(p) for p in file.parent.glob('*.py') if p.name != '__init__.py')
     raise ValueError(f'--config={path}: there is no such file. ' + (

@@ -5,7 +5,7 @@ from typing import Any
 
 from absl import logging
 
-from cspd_jax.checkpoints import places
+from cspd_jax.checkpoints import paths
 
 
 def check_kind(recipe: Any, kind: type | tuple[type, ...], example: str) -> None:
@@ -25,7 +25,7 @@ def export_place(export: str | None, workdir: pathlib.Path) -> pathlib.Path:
   if export is None and (workdir / 'export').is_symlink():
     raise ValueError(f'workdir is {str(workdir)!r}, where export is a link; remove it, or give '
                      'the folder as export.')
-  return places.folder('export', export or workdir / 'export')
+  return paths.folder('export', export or workdir / 'export')
 
 
 def log_progress() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from cspd_jax.checkpoints import places
+from cspd_jax.checkpoints import paths
 from cspd_jax.core import exits
 from experiments.cli import fields, loader
 
@@ -181,7 +181,7 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
 
 def _check_places(argument: Any) -> None:
   """Raises ValueError for a place that cannot be written, before anything is loaded for it."""
-  for names, check in ((_FOLDERS, places.folder), (_FILES, places.file)):
+  for names, check in ((_FOLDERS, paths.folder), (_FILES, paths.file)):
     for name in names:
       if (place := getattr(argument, name, None)) is not None:
         check(name, place)

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from cspd_jax.checkpoints import places
+from cspd_jax.checkpoints import paths
 
 
 def imported(repo: str, url: str, file: str, needs: str) -> tuple[Any, Any]:
@@ -20,7 +20,7 @@ def imported(repo: str, url: str, file: str, needs: str) -> tuple[Any, Any]:
   Raises:
     ValueError: if the code or what it needs is not there.
   """
-  folder = places.find('repo', repo)
+  folder = paths.find('repo', repo)
   if not (folder / file).exists():
     raise ValueError(f'repo is {repo!r}, where there is no {file}; give a clone of {url}.')
   sys.path.insert(0, str(folder))

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import couple, decoders, random as random_lib, schedule as schedule_lib
+from cspd_jax.continuous import couple, decoders, noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import BLOCK, TRUE
 from cspd_jax.continuous.parts import Drafter
-from cspd_jax.continuous.rules.token_test import Judged, token_test
+from cspd_jax.continuous.verifiers.token_test import Judged, token_test
 from cspd_jax.testing import analytic
 from tests.marks import representative
 
@@ -24,12 +24,12 @@ PARALLEL = [(4, 0.68), (8, 0.49), (16, 0.29)]
 
 
 def valid(length):
-  """A rule that is speculative sampling, for drafts of a chain with another correlation.
+  """A verifier that is speculative sampling, for drafts of a chain with another correlation.
 
   `Ends` do not tell the draft model's distribution, but in raster order it follows from the token
   before, which for the first draft of a block can be read off the target's mean.
   """
-  def rule(batch, theirs, own, pending):
+  def verifier(batch, theirs, own, pending):
     del own
     p = analytic.unpack(batch.z[0], 1)
     mean, std = p.means[:, :, 0], p.stds
@@ -41,13 +41,13 @@ def valid(length):
         x, OF_DRAFT * before, jnp.full_like(std, np.sqrt(1 - OF_DRAFT**2)))
     accepted = couple.accept(
         log_ratio(theirs.mean)[:, 0],
-        random_lib.log_uniform(batch.keys, random_lib.ACCEPT, 0), 1.0)
+        noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0), 1.0)
     keys = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
 
     def propose(trials):
-      noise = random_lib.normal(keys, random_lib.PROPOSE, 0, 1, trials[None])
+      noise = noise_lib.normal(keys, noise_lib.PROPOSE, 0, 1, trials[None])
       y = mean + std * noise[..., 0]
-      log_uniform = random_lib.log_uniform(keys, random_lib.RESIDUAL, 0, trials[None])
+      log_uniform = noise_lib.log_uniform(keys, noise_lib.RESIDUAL, 0, trials[None])
       return y[..., None], log_ratio(y), log_uniform
 
     drawn, trials, missed = couple.residual(
@@ -55,19 +55,19 @@ def valid(length):
     return Judged(
         jnp.where(accepted[:, None], theirs.mean, drawn), accepted, trials, missed)
 
-  return rule
+  return verifier
 
 
 def in_raster_order(decoder):
-  return dataclasses.replace(decoder, orders=random_lib.raster_orders)
+  return dataclasses.replace(decoder, orders=noise_lib.raster_orders)
 
 
 def verified(length, block_context=True):
   """Block verification with the valid test, and its own noise for the draft model."""
   (_, prefix), *blocks = schedule_lib.blocks(CHAIN.target.num_tokens, length, 0.0)
-  rule = token_test(valid(length), 'exact', keep_after_reject=block_context)
+  verifier = token_test(valid(length), 'exact', keep_after_reject=block_context)
   return in_raster_order(make_decoder(
-      CHAIN.target, LEVELS, rule, [stop for _, stop in blocks], prefix=prefix,
+      CHAIN.target, LEVELS, verifier, [stop for _, stop in blocks], prefix=prefix,
       drafter=Drafter(CHAIN.target, aligned=False), context=BLOCK if block_context else TRUE))
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from cspd_jax.continuous import couple, random as random_lib
+from cspd_jax.continuous import couple, noise as noise_lib
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing.samples import compare
 
@@ -14,7 +14,7 @@ NUM = 30000
 
 
 def keys_of(num):
-  return random_lib.token_keys(row_keys(jax.random.key(3), num), jnp.zeros((num,), jnp.int32))
+  return noise_lib.token_keys(row_keys(jax.random.key(3), num), jnp.zeros((num,), jnp.int32))
 
 
 def couple_once(eta, gap, log_ratio_of_std, num=NUM):
@@ -25,15 +25,15 @@ def couple_once(eta, gap, log_ratio_of_std, num=NUM):
   log_ratio = lambda x, shape: (
       couple.log_density(x, *(leaf.reshape(shape) for leaf in p)) -
       couple.log_density(x, *(leaf.reshape(shape) for leaf in q)))
-  draft = q[0] + q[1] * random_lib.normal(keys, random_lib.DRAFT, 0, 2)
+  draft = q[0] + q[1] * noise_lib.normal(keys, noise_lib.DRAFT, 0, 2)
   passed = couple.accept(log_ratio(draft, draft.shape),
-                         random_lib.log_uniform(keys, random_lib.ACCEPT, 0), eta)
+                         noise_lib.log_uniform(keys, noise_lib.ACCEPT, 0), eta)
   wide = jax.tree.map(lambda leaf: leaf[:, None], keys)
 
   def propose(trials):
-    y = random_lib.normal(wide, random_lib.PROPOSE, 0, 2, trials[None])
+    y = noise_lib.normal(wide, noise_lib.PROPOSE, 0, 2, trials[None])
     return (y, log_ratio(y, (num, 1, 2)),
-            random_lib.log_uniform(wide, random_lib.RESIDUAL, 0, trials[None]))
+            noise_lib.log_uniform(wide, noise_lib.RESIDUAL, 0, trials[None]))
 
   drawn, trials, _ = couple.residual(propose, ~passed, eta, couple.DEFAULT_TRIALS)
   return jnp.where(passed[:, None], draft, drawn), passed, trials
@@ -62,7 +62,7 @@ class CoupleTest(chex.TestCase):
     # Equal distributions: no proposal is ever taken. The released code would emit zeros.
     keys = jax.tree.map(lambda leaf: leaf[:, None], keys_of(1000))
     propose = lambda trials: (
-        random_lib.normal(keys, random_lib.PROPOSE, 0, 2, trials[None]),
+        noise_lib.normal(keys, noise_lib.PROPOSE, 0, 2, trials[None]),
         jnp.zeros((1000, len(trials))), jnp.full((1000, len(trials)), -1.0))
     pending = jnp.arange(1000) > 0
     # Not a multiple of the proposals per pass.
@@ -94,9 +94,9 @@ class RandomTest(chex.TestCase):
 
   def test_every_use_has_its_own_noise(self):
     rows = row_keys(jax.random.key(0), 4)
-    keys = random_lib.token_keys(rows, jnp.tile(jnp.arange(5), (4, 1)))
-    draws = [random_lib.normal(keys, purpose, level, 3, trial)
-             for purpose in (random_lib.START, random_lib.STEP, random_lib.PROPOSE)
+    keys = noise_lib.token_keys(rows, jnp.tile(jnp.arange(5), (4, 1)))
+    draws = [noise_lib.normal(keys, purpose, level, 3, trial)
+             for purpose in (noise_lib.START, noise_lib.STEP, noise_lib.PROPOSE)
              for level in (0, 1, 999) for trial in (0, 1, 1023)]
     values = np.stack(draws).ravel()
     self.assertLen(np.unique(values), len(values))
@@ -104,17 +104,17 @@ class RandomTest(chex.TestCase):
   def test_noise_of_a_token_is_its_own(self):
     rows = row_keys(jax.random.key(0), 4)
     positions = jnp.tile(jnp.arange(5), (4, 1))
-    whole = random_lib.normal(random_lib.token_keys(rows, positions), random_lib.STEP, 7, 3)
+    whole = noise_lib.normal(noise_lib.token_keys(rows, positions), noise_lib.STEP, 7, 3)
     some = jax.tree.map(lambda leaf: leaf[2:], rows)
-    part = random_lib.normal(
-        random_lib.token_keys(some, positions[2:, 3:]), random_lib.STEP, 7, 3)
+    part = noise_lib.normal(
+        noise_lib.token_keys(some, positions[2:, 3:]), noise_lib.STEP, 7, 3)
     np.testing.assert_array_equal(whole[2:, 3:], part)
 
   def test_orders(self):
     rows = row_keys(jax.random.key(0), 3000)
-    order = np.asarray(random_lib.random_orders(rows, 4))
+    order = np.asarray(noise_lib.random_orders(rows, 4))
     np.testing.assert_array_equal(np.sort(order, axis=1), np.tile(np.arange(4), (3000, 1)))
     counts = np.unique(order, axis=0, return_counts=True)[1]
     self.assertLen(counts, 24)
     self.assertLess(np.abs(counts / 125 - 1).max(), 0.4)
-    np.testing.assert_array_equal(random_lib.raster_orders(rows, 3)[7], [0, 1, 2])
+    np.testing.assert_array_equal(noise_lib.raster_orders(rows, 3)[7], [0, 1, 2])

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from cspd_jax.continuous import cspd, decoders, random as random_lib, schedule as schedule_lib
+from cspd_jax.continuous import cspd, decoders, noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.head import Batch
 from cspd_jax.continuous.parts import Drafter
-from cspd_jax.continuous.rules.path_test import path_test
-from cspd_jax.continuous.rules.released import released_test
-from cspd_jax.continuous.rules.token_test import Ends
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.continuous.verifiers.path_test import path_test
+from cspd_jax.continuous.verifiers.released import released_test
+from cspd_jax.continuous.verifiers.token_test import Ends
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import compare
@@ -95,7 +95,7 @@ class PaperTest(chex.TestCase):
 
   @pytest.mark.slow
   def test_equal_fixed_variances_make_it_exact(self):
-    """Sigma is 1: the very tokens of the exact rule."""
+    """Sigma is 1: the very tokens of the exact verifier."""
     model = analytic.variance_chain(4, slope=0.0)
     draft = model.params._replace(mean=jnp.float32(0.3))
     paper = run(cspd.cspd_paper(model.target, model.target, 2, model.schedule), model, draft, 500)
@@ -115,8 +115,8 @@ class PaperTest(chex.TestCase):
 
 
 def rows_of(num):
-  """Random state for `num` tokens, as a rule reads it."""
-  keys = random_lib.token_keys(row_keys(jax.random.key(0), num), jnp.zeros((num,), jnp.int32))
+  """Random state for `num` tokens, as a verifier reads it."""
+  keys = noise_lib.token_keys(row_keys(jax.random.key(0), num), jnp.zeros((num,), jnp.int32))
   return Batch(z=None, scale=None, temperature=None, keys=keys, active=None)
 
 
@@ -259,7 +259,7 @@ class BlockTest(chex.TestCase):
   def test_all_rejected_is_parallel_decoding(self):
     """With no tolerance every token is the target's, from its block-parallel distribution."""
     decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=0.0, kappa=1e-6)
-    tokens = run(dataclasses.replace(decoder, orders=random_lib.raster_orders)).tokens[..., 0]
+    tokens = run(dataclasses.replace(decoder, orders=noise_lib.raster_orders)).tokens[..., 0]
     correlation = np.mean(tokens[:, 1:] * tokens[:, :-1], axis=0)
     # Blocks: token 0, tokens 1-4, tokens 5-7; a block sees the token before it only.
     expected = [0.9, 0.9**3, 0.9**5, 0.9**7, 0.9, 0.9**3, 0.9**5]

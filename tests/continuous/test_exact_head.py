@@ -15,7 +15,7 @@ from cspd_jax.continuous import (
   couple,
   decoders,
   head as head_lib,
-  random as random_lib,
+  noise as noise_lib,
   schedule as schedule_lib,
   speculative_head,
 )
@@ -65,7 +65,7 @@ def mean_for_residual(batch, level, kernel, draft_mean, draft_std, pending, eta,
 
 def reused_noise(batch, level, kernel, draft_mean, draft_std, pending, eta, max_trials):
   del draft_mean, draft_std, eta, max_trials
-  noise = random_lib.normal(batch.keys, random_lib.DRAFT, jnp.maximum(level, 0), 3)
+  noise = noise_lib.normal(batch.keys, noise_lib.DRAFT, jnp.maximum(level, 0), 3)
   return kernel.mean + kernel.std * noise, pending.astype(jnp.int32), jnp.zeros_like(pending)
 
 

@@ -16,8 +16,8 @@ from cspd_jax.continuous import (
   couple,
   decoders,
   head as head_lib,
+  noise as noise_lib,
   path,
-  random as random_lib,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.sampling import Sampling
@@ -40,7 +40,7 @@ with mock.patch.object(
 
 
 @functools.cache
-def jitted(coarse=False, orders=random_lib.random_orders, **options):
+def jitted(coarse=False, orders=noise_lib.random_orders, **options):
   schedule = COARSE if coarse else LEVELS
   model = analytic.gaussian_chain(SIZE, 0.9, schedule=schedule, means=(0.0, 1.0))
   decoder = decoders.exact_path(model.target, model.target, schedule=schedule, **options)
@@ -103,7 +103,7 @@ class DistributionTest(chex.TestCase):
 
   @parameterized.parameters(
       dict(draft_length=2, split=5, eta=1.0),
-      dict(draft_length=3, split=1, orders=random_lib.raster_orders),
+      dict(draft_length=3, split=1, orders=noise_lib.raster_orders),
       dict(coarse=True, draft_length=1, split=0, bonus=False),
       dict(draft_length=2, split=2, prefix_share=0.4, aligned=False))
   @pytest.mark.slow
@@ -195,7 +195,7 @@ class CountsTest(chex.TestCase):
         row_keys(jax.random.key(0), 9), head_lib.pick(z, positions), positions,
         jnp.ones((9, 1)), 1.0, jnp.ones((9, 1), bool))
     x = path.shared(CHAIN.target, LEVELS, CHAIN.params, batch, 2).x
-    drawn = path.draw(CHAIN.target, LEVELS, CHAIN.params, batch, x, 2, random_lib.DRAFT)
+    drawn = path.draw(CHAIN.target, LEVELS, CHAIN.params, batch, x, 2, noise_lib.DRAFT)
     chex.assert_shape(drawn.states, (9, 3, 1))
     again = path.score(CHAIN.target, LEVELS, CHAIN.params, batch, x, drawn.states)
     np.testing.assert_allclose(drawn.log_density, again, atol=1e-4)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from cspd_jax.continuous import decoders, random as random_lib, schedule as schedule_lib
+from cspd_jax.continuous import decoders, noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic
@@ -30,7 +30,7 @@ def doubled_batch(model, labels, key, num_iter, scale, temperature):
   target, levels = model.target, model.schedule
   size, batch = target.num_tokens, len(labels)
   rows = row_keys(key, batch)
-  order = random_lib.random_orders(rows, size)
+  order = noise_lib.random_orders(rows, size)
   tokens, visible = jnp.zeros((batch, size, 3)), jnp.zeros((batch, size), bool)
   hidden_before = size
   for hidden in schedule_lib.mask_lengths(size, num_iter):
@@ -39,9 +39,9 @@ def doubled_batch(model, labels, key, num_iter, scale, temperature):
     z = target.transform(model.params, labels, tokens, visible)
     for place in range(fixed.shape[1]):
       position = fixed[:, place]
-      keys = random_lib.token_keys(rows, position)
+      keys = noise_lib.token_keys(rows, position)
       pair = z[:, jnp.arange(batch), position].reshape(2 * batch, -1)
-      x = random_lib.normal(keys, random_lib.START, 0, 3)
+      x = noise_lib.normal(keys, noise_lib.START, 0, 3)
       x = jnp.concatenate([x, x])
       for level in range(levels.num_levels - 1, -1, -1):
         x = jnp.concatenate([x[:batch], x[:batch]])
@@ -50,7 +50,7 @@ def doubled_batch(model, labels, key, num_iter, scale, temperature):
         guided = eps[batch:] + weight * (eps[:batch] - eps[batch:])
         mean, std = schedule_lib.posterior(
             levels, jnp.full(2 * batch, level), x, jnp.concatenate([guided, guided]), v)
-        noise = random_lib.normal(keys, random_lib.STEP, level, 3)
+        noise = noise_lib.normal(keys, noise_lib.STEP, level, 3)
         x = mean + (level > 0) * temperature * std * jnp.concatenate([noise, 100 * noise])
       tokens = tokens.at[jnp.arange(batch), position].set(x[:batch])
     visible = visible.at[jnp.arange(batch)[:, None], fixed].set(True)
@@ -93,7 +93,7 @@ class MarTest(chex.TestCase):
   def test_parallel_loses_correlation_as_predicted(self, tokens_per_step):
     decoder = jax.jit(dataclasses.replace(
         decoders.parallel(CHAIN.target, tokens_per_step, LEVELS, prefix_share=None),
-        orders=random_lib.raster_orders))
+        orders=noise_lib.raster_orders))
     tokens = decoder(CHAIN.params, jnp.zeros(6000, jnp.int32), jax.random.key(0)).tokens[..., 0]
     # Tokens of a step only share the last one before it, but for the first step.
     lag = np.arange(15) % tokens_per_step

@@ -10,10 +10,10 @@ from cspd_jax.continuous.compose import make_decoder
 from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.parts import Drafter
 from cspd_jax.continuous.result import Decoded
-from cspd_jax.continuous.rules.own import own
-from cspd_jax.continuous.rules.path_test import path_test
-from cspd_jax.continuous.rules.released import released
 from cspd_jax.continuous.specification import DECODERS, Resources, build, complete, guarantee
+from cspd_jax.continuous.verifiers.own import own
+from cspd_jax.continuous.verifiers.path_test import path_test
+from cspd_jax.continuous.verifiers.released import released
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import base as discrete
 from cspd_jax.testing import analytic
@@ -97,10 +97,10 @@ PATH, OWN = path_test(split=1), own(head_lib.ancestral(CHAIN.target, LEVELS))
 RELEASED = released(42.0, 'off', 10, zero_fallback=False)
 
 
-@pytest.mark.parametrize('rule, stops, options, message', [
-    (PATH, (7,), dict(context=TRUE), 'drafter is None, but the rule judges drafts'),
-    (OWN, (7,), dict(drafter=Drafter(CHAIN.target)), 'the rule takes no drafts'),
-    (OWN, (7,), dict(context=TRUE), "context is 'true'; the rule can only judge by .* 'block'"),
+@pytest.mark.parametrize('verifier, stops, options, message', [
+    (PATH, (7,), dict(context=TRUE), 'drafter is None, but the verifier judges drafts'),
+    (OWN, (7,), dict(drafter=Drafter(CHAIN.target)), 'the verifier takes no drafts'),
+    (OWN, (7,), dict(context=TRUE), "context is 'true'; the verifier requires the context 'block'"),
     (PATH, (7,), dict(drafter=Drafter(CHAIN.target)), "context is 'block'; .* 'true'"),
     (OWN, (3, 6), {}, r'stops is \(3, 6\) after a prefix of 0; .* the number of tokens, 7'),
     (OWN, (4, 4, 7), {}, r'stops is \(4, 4, 7\)'), (OWN, (2, 7), dict(prefix=2), 'prefix of 2'),
@@ -108,9 +108,9 @@ RELEASED = released(42.0, 'off', 10, zero_fallback=False)
     (RELEASED, (7,), dict(drafter=Drafter(CHAIN.target._replace(token_dim=2))),
      'draft has 2 numbers per token, the target 1'),
     (OWN, (7,), dict(guidance='none'), "guidance is 'none'")])
-def test_parts_that_do_not_fit(rule, stops, options, message):
+def test_parts_that_do_not_fit(verifier, stops, options, message):
   with pytest.raises(ValueError, match=message):
-    make_decoder(CHAIN.target, LEVELS, rule, stops, **options)
+    make_decoder(CHAIN.target, LEVELS, verifier, stops, **options)
 
 
 def test_parts_of_ones_own():
@@ -125,10 +125,10 @@ def test_parts_of_ones_own():
   assert decoded.kernels.tested.sum() == 3 * 3 * 4
 
 
-def test_what_a_rule_returns_is_checked():
-  rule = OWN._replace(judge=lambda *args: OWN.judge(*args)._replace(length=jnp.int32(1)))
-  with pytest.raises(ValueError, match=r'judge of the rule returned length int32\[\]; .* \(3\)'):
-    jax.jit(make_decoder(CHAIN.target, LEVELS, rule, (3, 7)))(CHAIN.params, LABELS, KEY)
+def test_what_a_verifier_returns_is_checked():
+  verifier = OWN._replace(judge=lambda *args: OWN.judge(*args)._replace(length=jnp.int32(1)))
+  with pytest.raises(ValueError, match=r'judge of the verifier returned .*int32\[\]; .* \(3\)'):
+    jax.jit(make_decoder(CHAIN.target, LEVELS, verifier, (3, 7)))(CHAIN.params, LABELS, KEY)
 
 
 @pytest.mark.parametrize('change, message', [

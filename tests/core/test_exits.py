@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax.checkpoints import places
+from cspd_jax.checkpoints import paths
 from cspd_jax.core import exits, progress
 
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'a/b')
@@ -117,14 +117,14 @@ def test_a_device_that_there_is_not():
 
 def test_homes(monkeypatch, tmp_path):
   monkeypatch.setenv('HOME', str(tmp_path))
-  assert places.folder('x', '~/new') == tmp_path / 'new'
+  assert paths.folder('x', '~/new') == tmp_path / 'new'
   with pytest.raises(ValueError, match="x is '~nobody_of_this_name', which cannot be a place"):
-    places.folder('x', '~nobody_of_this_name')
+    paths.folder('x', '~nobody_of_this_name')
   with pytest.raises(ValueError, match='embedded null'):
-    places.find('x', 'a\0b')
+    paths.find('x', 'a\0b')
 
 
 def test_space(tmp_path):
-  places.check_space(tmp_path, 10)
+  paths.check_space(tmp_path, 10)
   with pytest.raises(ValueError, match='MB left, and 1000000000000.0 MB are to be written'):
-    places.check_space(tmp_path, 10**18)
+    paths.check_space(tmp_path, 10**18)

@@ -12,7 +12,7 @@ import pytest
 from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
-from cspd_jax.decoding.verifiers.rule import Rule, rejection
+from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import enumerate_rounds, enumerate_stage
@@ -28,9 +28,9 @@ def _float64():
 
 
 def rule_of(build, max_depth):
-  """The `Rule` behind a verifier."""
+  """The `NodeTest` behind a verifier."""
   with mock.patch.object(
-      sys.modules[cool.__module__], 'rejection', lambda rule_for, **kwargs: rule_for(max_depth)):
+      sys.modules[cool.__module__], 'rejection', lambda test_for, **kwargs: test_for(max_depth)):
     return build()
 
 
@@ -153,7 +153,7 @@ def test_small_factors_are_lossless_only_with_the_best_residual():
   np.testing.assert_allclose(stage.distribution, p, atol=1e-12)
   np.testing.assert_allclose(stage.tv_bound, 0, atol=1e-12)
   # Equation 11 in place of Equation 10, as Algorithm 1 may be read.
-  vanilla = rejection(lambda max_depth: Rule(
+  vanilla = rejection(lambda max_depth: NodeTest(
       mass=lambda p, q, token, depth: 0.6 * accept.take(p, token),
       residual=lambda p, q, token, depth: accept.residual(p, q)), exact=False)
   stage = enumerate_stage(vanilla, p, q)

@@ -29,8 +29,8 @@ from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.kseq import kseq
 from cspd_jax.decoding.verifiers.lantern import lantern, lantern_pp
+from cspd_jax.decoding.verifiers.latent_neighbours import neighbour_table
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.neighbours import neighbour_table
 from cspd_jax.decoding.verifiers.typical import typical
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import engines

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from cspd_jax.decoding.verifiers import neighbours
-from cspd_jax.decoding.verifiers.neighbours import load_or_build, neighbour_table
+from cspd_jax.decoding.verifiers import latent_neighbours
+from cspd_jax.decoding.verifiers.latent_neighbours import load_or_build, neighbour_table
 
 CODEBOOK = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
 
@@ -29,7 +29,7 @@ class TableTest(parameterized.TestCase):
     np.testing.assert_array_equal(table, by_sorting(CODEBOOK, k))
 
   def test_chunks_make_no_difference(self):
-    with mock.patch.object(neighbours, '_CHUNK', 350):
+    with mock.patch.object(latent_neighbours, '_CHUNK', 350):
       np.testing.assert_array_equal(neighbour_table(CODEBOOK, 7), by_sorting(CODEBOOK, 7))
 
   def test_directions(self):
@@ -63,7 +63,7 @@ class TableTest(parameterized.TestCase):
 def test_built_once(tmp_path):
   table = load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
   np.testing.assert_array_equal(table, neighbour_table(CODEBOOK, 7))
-  with mock.patch.object(neighbours, 'neighbour_table') as build:
+  with mock.patch.object(latent_neighbours, 'neighbour_table') as build:
     np.testing.assert_array_equal(load_or_build(CODEBOOK, 7, cache_dir=tmp_path), table)
     build.assert_not_called()
 

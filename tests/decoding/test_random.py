@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding import random
+from cspd_jax.decoding import row_random
 from cspd_jax.testing import statistics
 
 
@@ -17,7 +17,7 @@ def rows(count, seed=0):
 @pytest.mark.parametrize('vocab_size', [3, 50])
 def test_draw_follows_the_weights(vocab_size):
   weights = np.random.default_rng(0).gamma(0.5, size=vocab_size) * (np.arange(vocab_size) != 1)
-  draw = jax.vmap(lambda state: random.RowRandom(state).draw(jnp.asarray([weights]))[0])
+  draw = jax.vmap(lambda state: row_random.RowRandom(state).draw(jnp.asarray([weights]))[0])
   tokens = np.asarray(jax.jit(draw)(rows(200_000)))
   fit = statistics.fit(np.bincount(tokens, minlength=vocab_size), weights / weights.sum())
   assert fit.p_value > 1e-6
@@ -25,7 +25,8 @@ def test_draw_follows_the_weights(vocab_size):
 
 def test_draw_distinct_is_sequential_sampling():
   weights = np.array([0.5, 0.3, 0.2, 0.0])
-  draw = jax.vmap(lambda state: random.RowRandom(state).draw_distinct(jnp.asarray([weights]), 2)[0])
+  draw = jax.vmap(
+      lambda state: row_random.RowRandom(state).draw_distinct(jnp.asarray([weights]), 2)[0])
   tokens = np.asarray(jax.jit(draw)(rows(100_000)))
   distribution = np.array([[0 if a == b else weights[a] * weights[b] / (1 - weights[a])
                    for b in range(4)] for a in range(4)])
@@ -34,7 +35,7 @@ def test_draw_distinct_is_sequential_sampling():
 
 
 def test_missing_candidates_are_marked():
-  rng = random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
+  rng = row_random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
   weights = jnp.asarray([[0., 1., 0.], [0., 0., 0.], [1., 1., 1.]])
   tokens = np.asarray(rng.draw_distinct(weights, 5))
   np.testing.assert_array_equal(tokens[0], [1, -1, -1, -1, -1])
@@ -48,14 +49,14 @@ def test_missing_candidates_are_marked():
 def test_greedy_draws_are_the_largest_weights(draw):
   state = jax.tree.map(lambda x: x[0], rows(1))
   weights = jnp.asarray([[.1, .3, .2, .3, .1], [0., .5, 0., .5, 0.]])
-  run = jax.jit(lambda greedy: draw(random.RowRandom(state), weights, greedy))
+  run = jax.jit(lambda greedy: draw(row_random.RowRandom(state), weights, greedy))
   np.testing.assert_array_equal(run(True), [[1, 3, 2], [1, 3, -1]])
-  np.testing.assert_array_equal(run(False), draw(random.RowRandom(state), weights, False))
+  np.testing.assert_array_equal(run(False), draw(row_random.RowRandom(state), weights, False))
   assert np.any(run(False) != run(True))
 
 
 def test_accept_at_the_ends():
-  rng = random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
+  rng = row_random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
   p, q = jnp.asarray([0., 1., .5, 0.]), jnp.asarray([.5, .5, .5, 0.])
   np.testing.assert_array_equal(rng.accept(p, q), [False, True, True, False])
 
@@ -63,7 +64,7 @@ def test_accept_at_the_ends():
 def test_position_noise_is_keyed_by_position_alone():
   state = jax.tree.map(lambda x: x[0], rows(1))
   weights = jax.random.uniform(jax.random.key(1), (6, 40))
-  rng = random.RowRandom(state)
+  rng = row_random.RowRandom(state)
   first = rng.draw_at(jnp.arange(6), weights)
   rng.draw(weights)  # Advances the stream, not the noise.
   np.testing.assert_array_equal(rng.draw_at(jnp.arange(6)[::-1], weights[::-1]), first[::-1])
@@ -73,7 +74,7 @@ def test_position_noise_is_keyed_by_position_alone():
 
 
 def test_stream_never_repeats():
-  rng = random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
+  rng = row_random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
   weights = jnp.ones((1, 2**20))
   tokens = [int(rng.draw(weights)[0]) for _ in range(20)]
   assert len(set(tokens)) == 20
@@ -84,8 +85,8 @@ def test_counted_keys_are_independent():
   weights = jnp.asarray([[0.1, 0.2, 0.3, 0.4]] * 2)
 
   def draws(state):
-    first = random.RowRandom(state)
-    second = random.RowRandom(first.state)
+    first = row_random.RowRandom(state)
+    second = row_random.RowRandom(first.state)
     at = first.draw_at(jnp.asarray([5, 6]), weights)
     return jnp.stack([at[0], at[1], *first.draw(weights), first.draw(weights)[0],
                       second.draw(weights)[0]])

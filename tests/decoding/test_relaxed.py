@@ -20,7 +20,7 @@ from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp
-from cspd_jax.decoding.verifiers.neighbours import neighbour_table
+from cspd_jax.decoding.verifiers.latent_neighbours import neighbour_table
 from cspd_jax.decoding.verifiers.typical import typical
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.drafters import tabular_drafter
@@ -196,7 +196,7 @@ class LanternTest(chex.TestCase):
     """Compares the mass that speaks for `token`."""
     p = jnp.array([0.3, 0.5, 0.1, 0.1])
     with mock.patch.object(
-        sys.modules[lantern.__module__], 'rejection', lambda rule_for, **kwargs: rule_for(1)):
+        sys.modules[lantern.__module__], 'rejection', lambda test_for, **kwargs: test_for(1)):
       rule = build()
     mass = self.variant(rule.mass)(p, p, jnp.int32(token), jnp.int32(1))
     np.testing.assert_allclose(mass, expected, rtol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 
 from cspd_jax.core.random import exponential, row_keys
 from cspd_jax.decoding import specification
-from cspd_jax.decoding.random import RowRandom
+from cspd_jax.decoding.row_random import RowRandom
 from cspd_jax.decoding.verifiers import walk
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen

@@ -9,7 +9,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.checkpoints import store
-from cspd_jax.families import stored
+from cspd_jax.families import tuned
 from cspd_jax.measure import timing
 from experiments import compare
 from tests.experiments import calls, models as models_lib
@@ -180,7 +180,7 @@ def test_a_few_decoders_by_default(models):
 
 @pytest.mark.parametrize('own', ['vanilla', 'seed_exact(window=5)'])
 def test_the_models_own_decoder_is_compared_once(models, tmp_path, own):
-  stored.place(models / 'alone', tmp_path / 'own').store(jax.devices()[0].device_kind, {1: own})
+  tuned.place(models / 'alone', tmp_path / 'own').store(jax.devices()[0].device_kind, {1: own})
   assert list(_job(tmp_path / 'own').programs) == ['vanilla', 'seed_exact']
 
 
@@ -194,7 +194,7 @@ def test_left_out_decoders_are_named(models):
 @pytest.mark.parametrize('window, own', [(5, ['mc_sjd(window=3)']), (3, [])])
 def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
   kind = jax.devices()[0].device_kind
-  stored.place(models / 'alone', tmp_path / 'own').store(kind, {1: 'mc_sjd(window=3)'})
+  tuned.place(models / 'alone', tmp_path / 'own').store(kind, {1: 'mc_sjd(window=3)'})
   job = _job(tmp_path / 'own', window, all=True)
   assert [name for name in job.programs if '(' in name] == own
   assert 'mc_sjd' in job.programs
@@ -202,7 +202,7 @@ def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
 
 @pytest.mark.parametrize('every', [False, True])
 def test_others_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path, every):
-  stored.place(models / 'alone', tmp_path / 'own').store(
+  tuned.place(models / 'alone', tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'hurry(window=3)'})
   job = _job(tmp_path / 'own', all=every)
   assert 'vanilla' in job.programs and 'hurry' in job.left_out['what the model takes']

@@ -13,7 +13,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import store
 from cspd_jax.core.spec import parse
-from cspd_jax.families import stored
+from cspd_jax.families import tuned
 from cspd_jax.generation import defaults as defaults_lib, generate
 from cspd_jax.generation.gallery import Gallery
 from tests.families import tiny
@@ -96,7 +96,7 @@ def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
     (dict(decoder='mc_sjd', window=4), 2), ({}, 1)])
 def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
   """And the text of a parameter that is given separately."""
-  stored.place(folder, tmp_path / 'own').store(
+  tuned.place(folder, tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'mc_sjd(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
   with mock.patch('ast.parse', wraps=ast.parse) as parser:
@@ -106,7 +106,7 @@ def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
 
 def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path):
   kind = jax.devices()[0].device_kind
-  place = stored.place(folder, tmp_path / 'own')
+  place = tuned.place(folder, tmp_path / 'own')
   place.store(kind, {1: 'mc_sjd(window=4)', 2: 'vanilla'})
   place.store('another device', {1: 'jacobi(window=3)'})
   model = cspd_jax.load(tmp_path / 'own')
@@ -136,7 +136,7 @@ def test_a_group_of_devices_takes_its_share(folder):
 
 
 def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(folder, tmp_path):
-  stored.place(folder, tmp_path / 'own').store(jax.devices()[0].device_kind, {
+  tuned.place(folder, tmp_path / 'own').store(jax.devices()[0].device_kind, {
       1: 'vanilla', 2: 'faster(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
   assert str(model.specification(batch_size=1)) == 'vanilla'
@@ -148,10 +148,10 @@ def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(folder, tmp
 def test_networks_stay_where_they_are_and_the_format_says_what_is_inside(folder, tmp_path):
   before = (folder / 'model.json').read_bytes()
   assert _content(folder)['format'] == 1
-  place = stored.place(folder, tmp_path / 'own')
+  place = tuned.place(folder, tmp_path / 'own')
   place.store('cpu', {1: 'vanilla'})
   assert _content(tmp_path / 'own')['format'] == 1
-  stored.place(folder, tmp_path / 'own').store('cpu', {8: 'sjd(window=2)'})
+  tuned.place(folder, tmp_path / 'own').store('cpu', {8: 'sjd(window=2)'})
   own = _content(tmp_path / 'own')
   assert own['format'] == 2 and own['defaults'] == {
       'guidance_scale': 1.5, 'decoder': {'cpu': {'1': 'vanilla', '8': 'sjd(window=2)'}}}
@@ -162,16 +162,16 @@ def test_networks_stay_where_they_are_and_the_format_says_what_is_inside(folder,
 
 def test_places_that_are_refused(folder, tmp_path):
   with pytest.raises(ValueError, match="'demo', which comes with the package .* store=FOLDER"):
-    stored.place('demo')
+    tuned.place('demo')
   with pytest.raises(ValueError, match='the folder of a network alone; give store=FOLDER'):
-    stored.place(folder / 'target')
+    tuned.place(folder / 'target')
   with pytest.raises(ValueError, match='holds other networks than model'):
-    stored.place('demo', folder)
+    tuned.place('demo', folder)
   with pytest.raises(ValueError, match='holds other networks than model'):
-    stored.place(folder / 'target', folder / 'target')
+    tuned.place(folder / 'target', folder / 'target')
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='files cannot be written'):
-    stored.place(folder, tmp_path / 'file')
+    tuned.place(folder, tmp_path / 'file')
   with pytest.raises(store.CheckpointError, match='is no folder'):
-    stored.place(tmp_path / 'missing')
-  assert not stored.place('demo', tmp_path / 'demo').folder.exists()
+    tuned.place(tmp_path / 'missing')
+  assert not tuned.place('demo', tmp_path / 'demo').folder.exists()

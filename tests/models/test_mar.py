@@ -42,7 +42,7 @@ from checkpoints_conversion import convert, rules
 from cspd_jax.continuous import (
   decoders,
   head as head_lib,
-  random as random_lib,
+  noise as noise_lib,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.sampling import Sampling
@@ -132,12 +132,12 @@ def test_whole_guided_images_agree_with_the_official_sampler(params, expected, m
 
   def recorded(keys, purpose, level, size, trial=0):
     # The first half of the tokens is that of the first image; the start is recorded at level 100.
-    assert size == 16 and purpose in (random_lib.START, random_lib.STEP)
+    assert size == 16 and purpose in (noise_lib.START, noise_lib.STEP)
     image = jnp.arange(len(keys.position)) * 2 // len(keys.position)
-    level = 100 if purpose == random_lib.START else level
+    level = 100 if purpose == noise_lib.START else level
     return noise[image.reshape(-1, *(1,) * (keys.position.ndim - 1)), keys.position, level]
 
-  monkeypatch.setattr(random_lib, 'normal', recorded)
+  monkeypatch.setattr(noise_lib, 'normal', recorded)
   decoder = dataclasses.replace(
       decoders.mar(_TARGETS[True], 4, LEVELS),
       orders=lambda rows, size: jnp.asarray(hidden_first[:, ::-1]))
@@ -276,7 +276,7 @@ def test_impossible_sizes_are_refused(options, message):
 def test_the_head_in_two_parts_gives_the_same_kernels(params, guided, monkeypatch):
   target, rng = _TARGETS[guided], np.random.default_rng(20)
   z = jnp.asarray(rng.standard_normal((target.num_streams, 3, CONFIG.dim)), jnp.float32)
-  keys = random_lib.token_keys(row_keys(jax.random.key(0), 3), jnp.arange(3))
+  keys = noise_lib.token_keys(row_keys(jax.random.key(0), 3), jnp.arange(3))
   batch = head_lib.Batch(z, jnp.full(3, 2.0), jnp.ones(3), keys, jnp.ones(3, bool))
   level = jnp.array([[99, 50], [7, 6], [0, 98]])
   x = jnp.asarray(rng.standard_normal((3, 2, 16)), jnp.float32)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract, random as random_lib
+from cspd_jax.decoding import contract, row_random
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout
 from cspd_jax.decoding.drafters import network as network_lib, siblings
 from cspd_jax.decoding.drafters.network import Network
@@ -90,7 +90,7 @@ def _children(env: Env, logits: jax.Array, score: jax.Array, start: jax.Array, l
   """Tokens and scores `[B, n, width]` of the best children of nodes with `score` `[B, n]`."""
   places = jnp.broadcast_to(start[:, None] + 1 + level, score.shape)
   distribution = siblings.probabilities(env, logits, places)
-  tokens = random_lib.winners(distribution, width)
+  tokens = row_random.winners(distribution, width)
   mass = jnp.take_along_axis(distribution, jnp.maximum(tokens, 0), axis=2)
   # A distribution may exceed 1 by rounding; a child must never beat its parent.
   return tokens, score[..., None] + jnp.where(

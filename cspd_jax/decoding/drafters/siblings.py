@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding import contract, random as random_lib, warp as warp_lib
+from cspd_jax.decoding import contract, row_random, warp as warp_lib
 from cspd_jax.decoding.base import DRAWS, Env
 
 
@@ -50,14 +50,14 @@ def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, dr
     the distributions `[B, n, V]` to record, None for 'fixed' ones.
   """
   if draws == 'fixed':
-    return rng, random_lib.winners(probs, count), None
+    return rng, row_random.winners(probs, count), None
 
   def row(rng, probs, positions, greedy):
     if env.seed_exact:  # The runners-up under the noise that will decide.
       return rng.best_at(positions, probs, count, greedy)
     if draws == 'iid':
       drawn = rng.draw(jnp.repeat(probs, count, axis=0)).reshape(-1, count)
-      return jnp.where(greedy, random_lib.winners(probs, count), drawn)
+      return jnp.where(greedy, row_random.winners(probs, count), drawn)
     return rng.draw_distinct(probs, count, greedy)
 
   greedy = jnp.broadcast_to(jnp.asarray(env.warp.temperature) == 0, probs.shape[:1])

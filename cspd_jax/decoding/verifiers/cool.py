@@ -13,7 +13,7 @@ import numpy as np
 
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Verifier
-from cspd_jax.decoding.verifiers.rule import Rule, rejection
+from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 
 def uniform(delta: float = 1.1) -> Verifier:
@@ -104,11 +104,11 @@ def _relaxed(schedule, clamp: bool, length: int | None) -> Verifier:
       found[1:depths + 1] = schedule(max_depth if length is None else length)[:depths]
     return np.maximum(found, 1) if clamp else found
 
-  def rule_for(max_depth):
+  def test_for(max_depth):
     table = factors(max_depth)
     factor = lambda p, depth: jnp.asarray(table, p.dtype)[depth]
     wide = lambda p, depth: factor(p, depth)[..., None] * p
-    return Rule(
+    return NodeTest(
         mass=lambda p, q, token, depth: factor(p, depth) * accept.take(p, token),
         residual=lambda p, q, token, depth: accept.residual(p, jnp.minimum(q, wide(p, depth))),
         gap=lambda p, q, token, depth: jnp.sum(
@@ -118,4 +118,4 @@ def _relaxed(schedule, clamp: bool, length: int | None) -> Verifier:
     del vocab_size
     factors(drafter.tree.max_depth)
 
-  return rejection(rule_for, exact=False, check=check)
+  return rejection(test_for, exact=False, check=check)

@@ -2,7 +2,7 @@
 
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Verifier
-from cspd_jax.decoding.verifiers.rule import Rule, rejection
+from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 
 def exact() -> Verifier:
@@ -17,6 +17,6 @@ def exact() -> Verifier:
   return rejection(lambda max_depth: _RULE, exact=True)
 
 
-_RULE = Rule(
+_RULE = NodeTest(
     mass=lambda p, q, token, depth: accept.take(p, token),
     residual=lambda p, q, token, depth: accept.residual(p, q))

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import accept, random
+from cspd_jax.decoding import accept, row_random
 from cspd_jax.decoding.base import Drafter, Verifier
-from cspd_jax.decoding.verifiers.rule import Rule, rejection
+from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 
 def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarray | None = None,
@@ -73,9 +73,9 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
     share = lambda mass: jnp.minimum(1, mass / jnp.where(drawn > 0, drawn, 1))
     return jnp.abs(share(mass(p, q, token, depth)) - share(accept.take(p, token)))
 
-  rule = Rule(mass=mass, residual=lambda p, q, token, depth: accept.residual(p, q), gap=gap)
+  test = NodeTest(mass=mass, residual=lambda p, q, token, depth: accept.residual(p, q), gap=gap)
   check = functools.partial(_check_vocabulary, group, embeddings)
-  return rejection(lambda max_depth: rule, exact=False, check=check)
+  return rejection(lambda max_depth: test, exact=False, check=check)
 
 
 def _check_options(group: int, p_threshold: float, embeddings: np.ndarray | None,
@@ -117,6 +117,6 @@ def _window(p: jax.Array, token: jax.Array, group: int) -> jax.Array:
   token = token[..., None]
   is_above = (p > own) | ((p == own) & (tokens < token))
   # The smallest of those above; the scores are positive, and 0 is no candidate.
-  above = random.winners(jnp.where(is_above, 1 / jnp.where(p > 0, p, 1), 0), (group - 1) // 2)
-  below = random.winners(jnp.where(is_above | (tokens == token), 0, p), group // 2)
+  above = row_random.winners(jnp.where(is_above, 1 / jnp.where(p > 0, p, 1), 0), (group - 1) // 2)
+  below = row_random.winners(jnp.where(is_above | (tokens == token), 0, p), group // 2)
   return jnp.concatenate([above, below], axis=-1)

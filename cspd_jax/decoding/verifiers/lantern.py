@@ -28,10 +28,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import accept, random
+from cspd_jax.decoding import accept, row_random
 from cspd_jax.decoding.base import Verdict, Verifier
 from cspd_jax.decoding.verifiers import walk
-from cspd_jax.decoding.verifiers.rule import Rule, rejection
+from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 RESIDUALS = ('gstar', 'paper', 'released_llamagen', 'released_lumina', 'released_dynamic')
 
@@ -67,7 +67,7 @@ def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metr
     raise ValueError(
         f'delta is {delta}; with metric {metric!r} it must be at least 0 (exact) and below '
         f'{largest:.3g}, where every neighbour would do.')
-  return _neighbour_rule(
+  return _neighbour_test(
       table, k, lambda own, moved: distance(own, moved) <= delta, residual, greedy)
 
 
@@ -90,7 +90,7 @@ def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
   """
   if not 1 <= lam < np.inf:
     raise ValueError(f'lam is {lam}; it must be at least 1 (1 is exact) and finite.')
-  return _neighbour_rule(table, k, lambda own, moved: moved <= (lam - 1) * own, residual, greedy)
+  return _neighbour_test(table, k, lambda own, moved: moved <= (lam - 1) * own, residual, greedy)
 
 
 def _divergence(own: jax.Array, moved: jax.Array) -> jax.Array:
@@ -108,7 +108,7 @@ def _divergence(own: jax.Array, moved: jax.Array) -> jax.Array:
 _METRICS = {'tvd': (lambda own, moved: moved, 1.0), 'jsd': (_divergence, float(np.log(2)))}
 
 
-def _neighbour_rule(table, k: int | None, within: Callable, residual: str,
+def _neighbour_test(table, k: int | None, within: Callable, residual: str,
                     greedy: bool) -> Verifier:
   """The verifier for one bound, `within(own [..., 1], moved [..., k]) -> bool [..., k]`."""
   table, k = _check(table, k, residual, greedy)
@@ -160,9 +160,9 @@ def _neighbour_rule(table, k: int | None, within: Callable, residual: str,
   def offset(p, q, token, depth):
     return 0.5 * jnp.sum(jnp.abs(left(p, q, token, depth) - accept.residual(p, q)), axis=-1)
 
-  rule = Rule(mass=lambda p, q, token, depth: mass(p, token), residual=left, gap=gap,
+  test = NodeTest(mass=lambda p, q, token, depth: mass(p, token), residual=left, gap=gap,
               offset=None if residual == 'gstar' else offset)
-  return rejection(lambda max_depth: rule, exact=False, check=check)
+  return rejection(lambda max_depth: test, exact=False, check=check)
 
 
 def _greedy(mass: Callable) -> Callable:
@@ -181,7 +181,7 @@ def _greedy(mass: Callable) -> Callable:
     token = rng.draw(chances[node][None])[0]
     on_path = jnp.asarray(tree.ancestors)[node].at[0].set(False)
     tv_bound = jnp.where(on_path, 1 - chances[parents, jnp.maximum(tokens, 0)], 0)
-    return Verdict(node, token, random.winner(target_probs).at[node].set(token),
+    return Verdict(node, token, row_random.winner(target_probs).at[node].set(token),
                    tv_bound.astype(target_probs.dtype))
 
   return verify

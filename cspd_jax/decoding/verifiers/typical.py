@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Verifier
-from cspd_jax.decoding.verifiers.rule import Rule, rejection
+from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
@@ -37,8 +37,8 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     entropy = jnp.sum(jax.scipy.special.entr(p), axis=-1, keepdims=True)
     return jnp.where(p > jnp.minimum(epsilon, delta * jnp.exp(-entropy)), q, 0)
 
-  rule = Rule(
+  test = NodeTest(
       mass=lambda p, q, token, depth: accept.take(accepted(p, q), token),
       residual=lambda p, q, token, depth: accept.residual(p, accepted(p, q)),
       gap=lambda p, q, token, depth: jnp.sum(jnp.maximum(accepted(p, q) - p, 0), axis=-1))
-  return rejection(lambda max_depth: rule, exact=False)
+  return rejection(lambda max_depth: test, exact=False)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cspd_jax.checkpoints import places
+from cspd_jax.checkpoints import paths
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.generation import defaults as defaults_lib
 
@@ -64,7 +64,7 @@ def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = N
     if '.' in description['parts'].values():
       raise ValueError(f'model is {str(name_or_folder)!r}, the folder of a network alone; give '
                        'store=FOLDER, which becomes a model of this network.')
-  folder = source if store is None else places.find('store', store)
+  folder = source if store is None else paths.find('store', store)
   _check_writable(folder)
   if not (folder / folder_lib.FILE).exists():
     return Place(folder, description['family'], networks, description['defaults'])

@@ -3,13 +3,13 @@
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import couple, random as random_lib
-from cspd_jax.continuous.parts import Rule
+from cspd_jax.continuous import couple, noise as noise_lib
+from cspd_jax.continuous.parts import Verifier
 from cspd_jax.continuous.result import Errors
-from cspd_jax.continuous.rules.token_test import Judged, check_kappa, softened, token_test
+from cspd_jax.continuous.verifiers.token_test import Judged, check_kappa, softened, token_test
 
 
-def relaxed(kappa: float, keep_after_reject: bool = True) -> Rule:
+def relaxed(kappa: float, keep_after_reject: bool = True) -> Verifier:
   """Keeps a draft that is near to the target's own token, else emits that one.
 
   A draft at the distance `d` stays with probability `exp(-d^2 / (2 kappa^2))`, in units of the
@@ -29,7 +29,7 @@ def relaxed(kappa: float, keep_after_reject: bool = True) -> Rule:
     del pending
     accepted = couple.accept(
         -softened(theirs, own, kappa),
-        random_lib.log_uniform(batch.keys, random_lib.ACCEPT, 0), 1.0)
+        noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0), 1.0)
     tokens = jnp.where(accepted[:, None], theirs.mean, own.mean)
     none = jnp.zeros(accepted.shape, jnp.int32)
     bound = 2 / np.e * kappa**2 * jnp.max(jnp.square(own.std), axis=-1)

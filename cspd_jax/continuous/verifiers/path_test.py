@@ -27,8 +27,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import couple, path, random as random_lib
-from cspd_jax.continuous.parts import Cost, Draft, Env, Rule, Verdict
+from cspd_jax.continuous import couple, noise as noise_lib, path
+from cspd_jax.continuous.parts import Cost, Draft, Env, Verdict, Verifier
 from cspd_jax.continuous.path import Path, Shared
 from cspd_jax.continuous.span import Span
 
@@ -50,7 +50,7 @@ class Drafted(NamedTuple):
 
 
 def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = couple.DEFAULT_TRIALS,
-              bonus: bool = True, sigma: bool = False) -> Rule:
+              bonus: bool = True, sigma: bool = False) -> Verifier:
   """Accepts drafts up to the first whose path fails, and replaces that one.
 
   Args:
@@ -72,7 +72,7 @@ def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = couple.DEF
   if sigma:
     guarantee = ('biased where the models have different learned variances; elsewhere '
                  f'{guarantee}')
-  return Rule(test.judge, test.record, guarantee, bonus=int(bonus), context='true',
+  return Verifier(test.judge, test.record, guarantee, bonus=int(bonus), context='true',
               exact=not sigma, exact_where=exact_where)
 
 
@@ -87,13 +87,13 @@ class _PathTest:
   sigma: bool
 
   def record(self, model, schedule, params, batch, aligned) -> tuple[jax.Array, Drafted]:
-    """See `Rule.record`."""
+    """See `Verifier.record`."""
     shared = path.shared(model, schedule, params, batch, self.split, aligned)
-    drawn = path.draw(model, schedule, params, batch, shared.x, self.split, random_lib.DRAFT)
+    drawn = path.draw(model, schedule, params, batch, shared.x, self.split, noise_lib.DRAFT)
     return drawn.states[:, -1], Drafted(batch.z.swapaxes(0, 1), shared, drawn)
 
   def judge(self, env: Env, span: Span, draft: Draft, z: jax.Array) -> Verdict:
-    """Scores and walks; see `Rule.judge`."""
+    """Scores and walks; see `Verifier.judge`."""
     drafted, drafts = draft.record, span.drafts(self.bonus)
     num_rows, width = span.at.shape
     length = width - self.bonus
@@ -108,7 +108,7 @@ class _PathTest:
     batch = span.pick(index).batch(z[:, :, :length])
     log_p = path.score(env.target, env.schedule, env.params, batch,
                        flat(shared.x[:, :length]), flat(drafted.path.states))
-    log_uniform = random_lib.log_uniform(batch.keys, random_lib.ACCEPT, 0)
+    log_uniform = noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0)
     log_ratio = log_p - flat(drafted.path.log_density) + flat(log_sigma)
     passed = couple.accept(log_ratio, log_uniform, self.eta)
     passed = passed.reshape(num_rows, length) & (index < drafts[:, None])
@@ -149,12 +149,12 @@ class _PathTest:
     def propose(trials):
       trial = jnp.tile(trials, accepted.shape[0])
       drawn = path.draw(env.target, env.schedule, env.params, own, x_own, self.split,
-                        random_lib.PROPOSE, trial)
+                        noise_lib.PROPOSE, trial)
       log_q = path.score(
           env.draft, env.schedule, env.draft_params, other, x_other, drawn.states)
       log_ratio = jnp.where(
           jnp.repeat(failed, num), drawn.log_density - log_q + log_sigma, jnp.inf)
-      log_uniform = random_lib.log_uniform(own.keys, random_lib.RESIDUAL, 0, trial)
+      log_uniform = noise_lib.log_uniform(own.keys, noise_lib.RESIDUAL, 0, trial)
       rows = lambda leaf: leaf.reshape(-1, num, *leaf.shape[1:])
       return rows(drawn.states[:, -1]), rows(log_ratio), rows(log_uniform)
 

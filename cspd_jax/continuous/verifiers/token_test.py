@@ -24,7 +24,7 @@ import numpy as np
 from cspd_jax.continuous import couple, head as head_lib, path
 from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.head import Batch
-from cspd_jax.continuous.parts import Cost, Draft, Env, Rule, Verdict
+from cspd_jax.continuous.parts import Cost, Draft, Env, Verdict, Verifier
 from cspd_jax.continuous.result import Errors
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span
@@ -78,12 +78,12 @@ def ends(target: Target, schedule: Schedule, params: Params, batch: Batch,
 
 
 def token_test(test: Test, guarantee: str, *, keep_after_reject: bool = True,
-               bounded: bool = False) -> Rule:
+               bounded: bool = False) -> Verifier:
   """Keeps or replaces every draft by itself.
 
   Args:
     test: what decides.
-    guarantee: see `Rule.guarantee`.
+    guarantee: see `Verifier.guarantee`.
     keep_after_reject: whether drafts after a replaced one are kept where their own test
       says so; else the round ends there, and the block is drafted anew from there.
     bounded: whether the test has a bound on its error.
@@ -111,7 +111,7 @@ def token_test(test: Test, guarantee: str, *, keep_after_reject: bool = True,
                   draft_head_calls=levels * span.size),
         errors=tested.errors)
 
-  return Rule(judge, record, guarantee, whole=keep_after_reject, bounded=bounded)
+  return Verifier(judge, record, guarantee, whole=keep_after_reject, bounded=bounded)
 
 
 def softened(theirs: Ends, own: Ends, kappa: float) -> jax.Array:

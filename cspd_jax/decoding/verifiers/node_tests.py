@@ -1,4 +1,4 @@
-"""Multi-candidate rejection tests along a tree, with any rule.
+"""Multi-candidate rejection tests along a tree, with any `NodeTest`.
 
 Every group of siblings is tested in order, each with the distribution that is left of the
 target's after the refusals before it. At the node where the walk stops one more
@@ -19,7 +19,7 @@ from cspd_jax.decoding.tree import RuntimeTree
 from cspd_jax.decoding.verifiers import walk
 
 
-class Rule(NamedTuple):
+class NodeTest(NamedTuple):
   """When a candidate is accepted and what is left of the distribution if it is not.
 
   All functions take `(p [..., V], q [..., V], token [...], depth [...])`: the target's
@@ -42,27 +42,27 @@ class Rule(NamedTuple):
   offset: Callable[..., jax.Array] | None = None
 
 
-def rejection(rule_for: Callable[[int], Rule], exact: bool, **kwargs) -> Verifier:
-  """A verifier from a rule.
+def rejection(test_for: Callable[[int], NodeTest], exact: bool, **kwargs) -> Verifier:
+  """A verifier from a test.
 
   The verdict's `tv_bound` is the certificate of Theorem 2 of Cool-SD (arXiv 2601.09212)
-  in its running form: for every test on the way the rule's gap, and for every
+  in its running form: for every test on the way the test's gap, and for every
   refusal its offset. Its mean is an upper bound on the total variation between the
   distribution of the output and the target's, on chains and on trees.
 
   Args:
-    rule_for: `max_depth -> Rule`: the rule for drafts of this depth.
-    exact: whether the rule leaves the target's distribution as it is.
+    test_for: `max_depth -> NodeTest`: the test for drafts of this depth.
+    exact: whether the test leaves the target's distribution as it is.
     **kwargs: further fields of the `Verifier`.
   """
   def verify(rng, layout, tokens, probs, target_probs, positions):
     del positions  # Only noise that belongs to positions needs them.
-    rule = rule_for(layout.tree.max_depth)
-    accepted, costs = _accept(rng, rule, layout, tokens, probs, target_probs)
+    test = test_for(layout.tree.max_depth)
+    accepted, costs = _accept(rng, test, layout, tokens, probs, target_probs)
     node = walk.deepest(accepted, layout.tree)
-    distribution = _stop_distribution(rule, node, layout, tokens, probs, target_probs)
+    distribution = _stop_distribution(test, node, layout, tokens, probs, target_probs)
     tv_bound = None
-    if rule.gap is not None:
+    if test.gap is not None:
       tv_bound = jnp.where(walk.tested(node, accepted, layout.tree), costs, 0)
     if max(layout.leaf_candidate) < 0:
       return Verdict(node, rng.draw(distribution[None])[0], tv_bound=tv_bound)
@@ -78,7 +78,7 @@ def rejection(rule_for: Callable[[int], Rule], exact: bool, **kwargs) -> Verifie
   return Verifier(verify, exact=exact, needs_probs=True, takes_fixed=True, **kwargs)
 
 
-def _accept(rng, rule: Rule, layout: Layout, tokens, probs, target_probs):
+def _accept(rng, test: NodeTest, layout: Layout, tokens, probs, target_probs):
   """`[N + 1]` each: would the node be accepted in its turn, and its share of `tv_bound`, if any."""
   tree, size = layout.tree, tokens.shape[0]
   tested, accepted, costs = [], [], []
@@ -102,17 +102,17 @@ def _accept(rng, rule: Rule, layout: Layout, tokens, probs, target_probs):
     depth = jnp.asarray(tree.depth).at[nodes].get(mode='fill', fill_value=1)
     is_candidate, candidate = token >= 0, jnp.maximum(token, 0)
     q_now = _draft_distribution(layout, q, candidate, p)
-    kept = rng.accept(rule.mass(p, q_now, candidate, depth),
+    kept = rng.accept(test.mass(p, q_now, candidate, depth),
                       accept.take(q_now, candidate)) & is_candidate
     tested.append(nodes)
     accepted.append(kept)
-    if rule.gap is not None:
-      cost = rule.gap(p, q_now, candidate, depth)
-      if rule.offset is not None:
-        cost += jnp.where(kept, 0, rule.offset(p, q_now, candidate, depth))
+    if test.gap is not None:
+      cost = test.gap(p, q_now, candidate, depth)
+      if test.offset is not None:
+        cost += jnp.where(kept, 0, test.offset(p, q_now, candidate, depth))
       costs.append(jnp.where(is_candidate, cost, 0))
     if rank + 1 < tree.children.shape[1]:
-      p, q = _refuse(rule, layout, p, q, token, depth)
+      p, q = _refuse(test, layout, p, q, token, depth)
   if not tested:
     return jnp.zeros(size, bool), jnp.zeros(size, target_probs.dtype)
   return _by_node(size, tested, accepted), _by_node(size, tested, costs) if costs else None
@@ -129,7 +129,8 @@ def _by_node(size: int, nodes, parts) -> jax.Array:
   return found
 
 
-def _stop_distribution(rule: Rule, node, layout: Layout, tokens, probs, target_probs) -> jax.Array:
+def _stop_distribution(test: NodeTest, node, layout: Layout, tokens, probs,
+                       target_probs) -> jax.Array:
   """`[V]`: the distribution of the last token, all children of `node` having been refused."""
   p = target_probs[node]
   if not layout.tree.num_nodes:
@@ -140,14 +141,14 @@ def _stop_distribution(rule: Rule, node, layout: Layout, tokens, probs, target_p
   if probs is not None:
     q = probs[jnp.asarray(layout.probs_rows)[jnp.maximum(children[0], 0)]]
   for child in children:
-    p, q = _refuse(rule, layout, p, q, jnp.where(child > 0, tokens[child], -1), depth)
+    p, q = _refuse(test, layout, p, q, jnp.where(child > 0, tokens[child], -1), depth)
   return p
 
 
-def _refuse(rule: Rule, layout: Layout, p, q, token, depth):
+def _refuse(test: NodeTest, layout: Layout, p, q, token, depth):
   """The running distributions after `token` `[...]` was refused; -1 is no candidate."""
   is_candidate, candidate = (token >= 0)[..., None], jnp.maximum(token, 0)
-  left = rule.residual(p, _draft_distribution(layout, q, candidate, p), candidate, depth)
+  left = test.residual(p, _draft_distribution(layout, q, candidate, p), candidate, depth)
   if layout.draws == 'distinct':
     q = jnp.where(is_candidate, accept.without(q, token), q)
   return jnp.where(is_candidate, left, p), q

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.checkpoints import places, reading
+from cspd_jax.checkpoints import paths, reading
 
 DISTANCES = ('l2', 'cosine', 'random')
 
@@ -76,7 +76,7 @@ def load_or_build(codebook: np.ndarray, k: int, distance: str = 'l2', normalize:
   options = dict(k=int(k), distance=distance, normalize=bool(normalize), seed=int(seed),
                  shape=codebook.shape)
   fingerprint = hashlib.sha256(json.dumps(options).encode() + codebook.tobytes()).hexdigest()
-  path = places.find('cache_dir', cache_dir) / f'neighbours_{distance}_{k}_{fingerprint[:16]}.npz'
+  path = paths.find('cache_dir', cache_dir) / f'neighbours_{distance}_{k}_{fingerprint[:16]}.npz'
   if path.exists():
     return _read(path, fingerprint)
   table = neighbour_table(codebook, k, distance, normalize, seed)

@@ -3,16 +3,16 @@
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import couple, random as random_lib
-from cspd_jax.continuous.parts import Rule
-from cspd_jax.continuous.rules.token_test import Judged, Test, check_kappa, softened, token_test
+from cspd_jax.continuous import couple, noise as noise_lib
+from cspd_jax.continuous.parts import Verifier
+from cspd_jax.continuous.verifiers.token_test import Judged, Test, check_kappa, softened, token_test
 
 SIGMA = ('off', 'paper', 'inverted')
 
 
 def released(kappa: float, sigma: str, max_trials: int, zero_fallback: bool,
-             keep_after_reject: bool = True) -> Rule:
-  """Makes a rule of `released_test`; the arguments are those of `cspd.cspd_released`.
+             keep_after_reject: bool = True) -> Verifier:
+  """Makes a verifier of `released_test`; the arguments are those of `cspd.cspd_released`.
 
   Raises:
     ValueError: for options out of range.
@@ -36,17 +36,17 @@ def released_test(kappa: float, sigma: str, max_trials: int, zero_fallback: bool
     log_ratio = (log_sigma + jnp.sum(jnp.log(theirs.std) - jnp.log(own.std), axis=-1) -
                  softened(theirs, own, kappa))
     accepted = couple.accept(
-        log_ratio, random_lib.log_uniform(batch.keys, random_lib.ACCEPT, 0), 1.0)
+        log_ratio, noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0), 1.0)
     failed = pending & ~accepted
     keys = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
     theirs_wide, own_wide = (jax.tree.map(lambda leaf: leaf[:, None], end) for end in (theirs, own))
 
     def propose(trials):
-      noise = random_lib.normal(keys, random_lib.PROPOSE, 0, own.mean.shape[-1], trials[None])
+      noise = noise_lib.normal(keys, noise_lib.PROPOSE, 0, own.mean.shape[-1], trials[None])
       y = own_wide.mean + own_wide.std * noise
       log_ratio = (log_sigma[:, None] + couple.log_density(y, own_wide.mean, own_wide.std) -
                    couple.log_density(y, theirs_wide.mean, theirs_wide.std))
-      return y, log_ratio, random_lib.log_uniform(keys, random_lib.RESIDUAL, 0, trials[None])
+      return y, log_ratio, noise_lib.log_uniform(keys, noise_lib.RESIDUAL, 0, trials[None])
 
     drawn, trials, missed = couple.residual(propose, failed, 1.0, max_trials)
     last = jnp.zeros_like(own.mean) if zero_fallback else own.mean

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous.head import Head
-from cspd_jax.continuous.parts import Cost, Draft, Env, Rule, Verdict
+from cspd_jax.continuous.parts import Cost, Draft, Env, Verdict, Verifier
 from cspd_jax.continuous.result import Kernels
 from cspd_jax.continuous.span import Span
 
 
-def own(head: Head) -> Rule:
+def own(head: Head) -> Verifier:
   """The target's own tokens.
 
   Args:
@@ -32,5 +32,5 @@ def own(head: Head) -> Rule:
                   draft_head_calls=none),
         kernels=Kernels(total(sampled.tested), total(sampled.accepted)) if head.levels else None)
 
-  return Rule(judge, None, head.guarantee, context='block', whole=True, levels=head.levels,
+  return Verifier(judge, None, head.guarantee, context='block', whole=True, levels=head.levels,
               exact=True)

@@ -1,0 +1,1 @@
+"""Verifiers of continuous tokens: which drafts are accepted, and what follows them."""
