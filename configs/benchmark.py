@@ -12,8 +12,8 @@ import dataclasses
 
 import jax
 
-from configs import groups
-from configs.compare import demo
+from cspd_jax.cli import groups
+from cspd_jax.commands import compare
 from cspd_jax.core import fields
 from cspd_jax.measure.conclusions import Claim
 from cspd_jax.measure.tradeoff import Curve
@@ -98,7 +98,7 @@ class Config:
       'nll_excess', 'frechet')
   images: groups.Images = groups.Images(num_images=16)
   sampling: groups.Sampling = groups.Sampling()
-  sizes: demo.Sizes = demo.Sizes()
+  sizes: compare.Sizes = compare.Sizes()
   reference_sets: int | None = 8
   batch_size: int = 16
   timed_images: int | None = 2
@@ -112,7 +112,7 @@ class Config:
 def base() -> Config:
   """A configuration without decoders, with sizes that suit the machine."""
   # A CPU pays for every token of a window, an accelerator hardly does.
-  return Config(sizes=demo.Sizes(window=8 if jax.default_backend() == 'cpu' else 64, length=5))
+  return Config(sizes=compare.Sizes(window=8 if jax.default_backend() == 'cpu' else 64, length=5))
 
 
 def get_config() -> Config:

@@ -9,7 +9,8 @@ Runtime: some minutes on two CPU cores. Result: in runs/kinds, step compression 
 
 import dataclasses
 
-from configs import groups, topologies
+from configs import topologies
+from cspd_jax.cli import groups
 
 DECODERS = (
     'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact',

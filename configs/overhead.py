@@ -5,7 +5,7 @@
 
 import dataclasses
 
-from configs import groups
+from cspd_jax.cli import groups
 from cspd_jax.core import fields
 
 

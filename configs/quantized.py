@@ -8,7 +8,7 @@ what it was measured with (report.json).
 
 import dataclasses
 
-from configs import groups
+from cspd_jax.cli import groups
 from cspd_jax.core import fields
 
 

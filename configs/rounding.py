@@ -8,7 +8,7 @@ that differ, for every dtype and decoder (report.json).
 
 import dataclasses
 
-from configs import groups
+from cspd_jax.cli import groups
 from cspd_jax.core import fields
 
 

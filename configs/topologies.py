@@ -2,13 +2,13 @@
 
   python -m experiments.topologies
 
-Counts only; wall-clock is the business of `experiments.compare`. Result: in runs/topologies,
+Counts only; wall-clock is the business of `cspd-compare`. Result: in runs/topologies,
 step compression and one-token rounds of every window and decoder (rows.csv, report.json).
 """
 
 import dataclasses
 
-from configs import groups
+from cspd_jax.cli import groups
 from cspd_jax.core import fields
 
 COUPLINGS = (

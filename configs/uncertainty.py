@@ -8,7 +8,7 @@ Runtime: a quarter of an hour on two CPU cores. Result: in runs/uncertainty, a p
 
 import dataclasses
 
-from configs import groups
+from cspd_jax.cli import groups
 from cspd_jax.core import fields
 
 

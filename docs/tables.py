@@ -29,12 +29,12 @@ _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL
 
 # The command whose report.json is kept under docs/reports, by its name there.
 REPORTS = {
-    'compare_cpu': 'python -m experiments.compare --all',
-    'compare_accelerator': 'python -m experiments.compare --all',
-    'compare_mar': 'python -m experiments.compare --config=configs/compare/mar_demo.py --all',
+    'compare_cpu': 'cspd-compare --all',
+    'compare_accelerator': 'cspd-compare --all',
+    'compare_mar': 'cspd-compare --config=configs/compare/mar_demo.py --all',
     'kinds': 'python -m experiments.topologies --config=configs/kinds.py',
     'overhead': 'python -m experiments.overhead',
-    'tune': 'python -m experiments.tune --dry_run',
+    'tune': 'cspd-tune --dry_run',
     'refill': 'python -m experiments.refill',
     'rounding': 'python -m experiments.rounding',
     'rounding_bfloat16':
@@ -66,7 +66,7 @@ REPORTS = {
     'against_mar': 'python -m experiments.against_mar --repo=mar',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     'train_corrector':
-        'python -m experiments.train_drafter --config=configs/train/corrector_demo.py',
+        'cspd-train-drafter --config=configs/train/corrector_demo.py',
     'train_demo': 'python -m experiments.train --config=configs/train/demo.py',
     'train_mar_demo': 'python -m experiments.train --config=configs/train/mar_demo.py',
     'train_text_demo': 'python -m experiments.train --config=configs/train/text_demo.py',

@@ -28,13 +28,12 @@ import numpy as np
 
 import cspd_jax
 from configs import accelerator as default
-from cspd_jax import families
+from cspd_jax import cli, families
+from cspd_jax.cli import inputs
 from cspd_jax.core import programs, random
 from cspd_jax.generation import report as report_lib
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
-from experiments import cli
-from experiments.cli import inputs
 from experiments.costs import (
   accepted,
   devices,
@@ -283,7 +282,7 @@ def _graphs(config: Any) -> pathlib.Path:
   return pathlib.Path(config.workdir) / 'graphs'
 
 
-@cli.program(config='configs/accelerator.py', expected=default.Config)
+@cli.command(default.Config, config='configs/accelerator.py')
 def main(config: Any) -> None:
   check(config)
   report_lib.check(_graphs(config))

@@ -24,11 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints_conversion import convert, rules
-from cspd_jax import families
+from cspd_jax import cli, families
 from cspd_jax.core import fields, programs
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables, timing
-from experiments import cli
 from experiments.costs import accepted, forced, official, timed_rounds
 
 _URL = 'https://github.com/FoundationVision/LlamaGen'
@@ -139,7 +138,7 @@ def ours(model: Any, known: dict[str, float]) -> tuple[dict[str, Callable[[], An
   return runs, np.asarray(logits[:, 0])
 
 
-@cli.program(flags=Flags())
+@cli.command(flags=Flags())
 def main(flags: Any) -> None:
   jax.config.update('jax_platforms', 'cpu')
   model, known = check(flags)

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints_conversion import convert, rules
+from cspd_jax import cli
 from cspd_jax.continuous import decoders, head as head_lib, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.speculative_head import speculative
@@ -39,7 +40,6 @@ from cspd_jax.core.random import row_keys
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.models import mar
-from experiments import cli
 from experiments.costs import official
 
 _URL = 'https://github.com/LTH14/mar'
@@ -223,7 +223,7 @@ def check(flags: Flags) -> mar.MARConfig:
   return config
 
 
-@cli.program(flags=Flags())
+@cli.command(flags=Flags())
 def main(flags: Any) -> None:
   jax.config.update('jax_platforms', 'cpu')
   config = check(flags)

@@ -31,7 +31,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs import benchmark as default
+from cspd_jax import cli
 from cspd_jax.checkpoints import files
+from cspd_jax.cli import inputs
 from cspd_jax.core import spec as spec_lib
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import conclusions, rows as rows_lib, tables, tradeoff
@@ -40,8 +42,6 @@ from cspd_jax.measure.rows import Row
 from cspd_jax.metrics import base as metrics_lib
 from cspd_jax.metrics.base import Metric
 from cspd_jax.plots import curves as curves_plot
-from experiments import cli
-from experiments.cli import inputs
 
 _NAMES = ('rows.csv', 'curves.png', 'curves.svg')
 
@@ -80,11 +80,11 @@ def prepare(config: Any) -> Plan:
   prompts, seed = inputs.images(config.images, model)
   if len(prompts) < 2:
     raise ValueError(f'num_images is {len(prompts)}; it must be at least 2, for a standard error.')
-  sampling = model.sampling(**inputs.given(config.sampling))
+  sampling = model.sampling(**inputs.overrides(config.sampling))
   if np.any(sampling.temperature <= 0):
     raise ValueError(f'temperature is {sampling.temperature}; it must be above 0, where decoders '
                      'differ.')
-  complete = lambda text: str(model.engine.complete(text, **inputs.given(config.sizes)))
+  complete = lambda text: str(model.engine.complete(text, **inputs.overrides(config.sizes)))
   asked = [f'{drafter}+{verifier}' for drafter in config.drafter for verifier in config.verifier]
   asked = list(map(complete, [model.engine.baseline, *asked, *config.decoder]))
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size, sampling=sampling)
@@ -209,7 +209,7 @@ def draw(report: Report, points: Mapping[str, Sequence[tradeoff.Point]],
                             xlabel='accepted length, tokens per round')
 
 
-@cli.program(config='configs/benchmark.py', expected=default.Config)
+@cli.command(default.Config, config='configs/benchmark.py')
 def main(config: Any) -> None:
   run(config)
 

@@ -22,11 +22,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs import compile_report as default
-from cspd_jax import families
+from cspd_jax import cli, families
+from cspd_jax.cli import inputs
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
-from experiments import cli
-from experiments.cli import inputs
 from experiments.costs import accepted, devices, predicted
 
 _COLUMNS = {
@@ -99,7 +98,7 @@ def show(one: Mapping[str, Any]) -> None:
         'the cache not in place', flush=True)
 
 
-@cli.program(config='configs/compile_report.py', expected=default.Config)
+@cli.command(default.Config, config='configs/compile_report.py')
 def main(config: Any) -> None:
   known = functools.partial(
       accepted.tokens_per_round, config.accepted, given=config.tokens_per_round)

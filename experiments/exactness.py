@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax import cli
 from cspd_jax.checkpoints import files, paths
 from cspd_jax.core import fields
 from cspd_jax.core.spec import Spec, parse
@@ -36,7 +37,6 @@ from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import exactness, tabular as tabular_lib
 from cspd_jax.testing.tabular import Tabular
-from experiments import cli
 
 CUT = Warp(guidance_scale=1.3, temperature=0.9, top_p=0.95)
 # Whole-numbered logits stay tied under a guidance scale of 2.
@@ -96,7 +96,7 @@ class Bench(NamedTuple):
   samples: int
 
 
-@cli.program(flags=Flags())
+@cli.command(flags=Flags())
 def main(flags: Flags) -> int:
   path = paths.file('json', flags.json) if flags.json else None
   benches = prepare(flags), prepare(flags, greedy=True)

@@ -21,11 +21,10 @@ import jax
 import numpy as np
 
 import cspd_jax
-from cspd_jax import families
+from cspd_jax import cli, families
 from cspd_jax.checkpoints import paths, store
 from cspd_jax.continuous import blend, schedule as schedule_lib, specification
 from cspd_jax.core import fields
-from experiments import cli
 
 # Images that chains are recorded from together, and images that the head calls are counted on.
 _RECORDED, _COUNTED = 64, 8
@@ -127,7 +126,7 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
   return blends, calls
 
 
-@cli.program(flags=Flags())
+@cli.command(flags=Flags())
 def main(flags: Any) -> None:
   model, target = check(flags)
   schedule, best = schedule_lib.make(), []

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from configs import overhead as default
+from cspd_jax import cli
+from cspd_jax.cli import inputs
 from cspd_jax.core import programs
 from cspd_jax.decoding.tree import Budget
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import forward as forward_lib, tables, timing
 from cspd_jax.measure.bench import Bench
-from experiments import cli
-from experiments.cli import inputs
 
 _COLUMNS = {'decoder': '{decoder}', 'ms/round': '{ms_per_round:.2f}',
             'forward': '{ms_of_forward_pass:.2f}', 'rest': '{rest:.1%}'}
@@ -41,7 +41,7 @@ def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
   return dict(decoder=text, ms_per_round=own, ms_of_forward_pass=alone, rest=1 - alone / own)
 
 
-@cli.program(config='configs/overhead.py', expected=default.Config)
+@cli.command(default.Config, config='configs/overhead.py')
 def main(config: Any) -> None:
   if not config.decoder:
     raise ValueError('decoder is empty; give at least one.')
@@ -51,7 +51,7 @@ def main(config: Any) -> None:
                      'tokens are discrete.')
   texts = [str(model.engine.complete(text, window=config.window)) for text in config.decoder]
   bench = Bench(model, model.prompts[:1],
-                sampling=model.sampling(**inputs.given(config.sampling)))
+                sampling=model.sampling(**inputs.overrides(config.sampling)))
   for text in texts:
     if isinstance(bench.check(text).drafter.tree, Budget):
       raise ValueError(f'decoder {text} has a tree that is known at run time only; its forward '

@@ -18,13 +18,13 @@ import numpy as np
 
 import cspd_jax
 from configs import quantized as default
+from cspd_jax import cli
+from cspd_jax.cli import inputs
 from cspd_jax.core import programs
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import base, distance as distance_lib
-from experiments import cli
-from experiments.cli import inputs
 
 _COLUMNS = {
     'guidance': '{guidance_scale}', 'NLL': '{nll:.4f}', 'NLL of 8 bits': '{other_nll:.4f}',
@@ -44,7 +44,7 @@ def run(config: Any) -> None:
     raise ValueError('guidance_scale is empty; give at least one.')
   model = inputs.model(config)
   rounded = cspd_jax.load(config.model, dtype=config.dtype, quantize=config.quantize,
-                          **inputs.given(config.parts))
+                          **inputs.overrides(config.parts))
   prompts, seed = inputs.images(config.images, model)
   benches = [Bench(model, prompts, seed=seed, batch_size=config.batch_size,
                    sampling=model.sampling(guidance_scale=scale))
@@ -82,7 +82,7 @@ def _mib(model: Any) -> float:
   return sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)) / 2**20
 
 
-@cli.program(config='configs/quantized.py', expected=default.Config)
+@cli.command(default.Config, config='configs/quantized.py')
 def main(config: Any) -> None:
   run(config)
 

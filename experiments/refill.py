@@ -17,11 +17,11 @@ import jax
 import numpy as np
 
 from configs import refill as default
+from cspd_jax import cli
+from cspd_jax.cli import inputs
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
-from experiments import cli
-from experiments.cli import inputs
 
 _COLUMNS = {
     'decoder': '{decoder}', 'rounds of an image': '{rounds:.1f}', 'the most': '{most_rounds}',
@@ -48,7 +48,7 @@ def prepare(config: Any) -> Bench:
         f'batch_size is {config.batch_size} and there are {len(prompts)} images; give a multiple, '
         'at least two batches, so that batches are full and some images wait.')
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,
-                sampling=model.sampling(**inputs.given(config.sampling)))
+                sampling=model.sampling(**inputs.overrides(config.sampling)))
   for text in _texts(config, bench):
     bench.check(text)
   return bench
@@ -102,7 +102,7 @@ def run(config: Any) -> None:
                columns=_COLUMNS, rows=list(range(len(rows))))])
 
 
-@cli.program(config='configs/refill.py', expected=default.Config)
+@cli.command(default.Config, config='configs/refill.py')
 def main(config: Any) -> None:
   run(config)
 

@@ -18,11 +18,11 @@ import numpy as np
 
 import cspd_jax
 from configs import rounding as default
+from cspd_jax import cli
+from cspd_jax.cli import inputs
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
-from experiments import cli
-from experiments.cli import inputs
 
 _DTYPES = ('float32', 'bfloat16', 'float16')
 _COLUMNS = {
@@ -44,12 +44,12 @@ def prepare(config: Any) -> dict[str, Bench]:
     raise ValueError(f'dtype holds {unknown[0]!r}; it must be of {", ".join(_DTYPES)}.')
   benches = {}
   for dtype in config.dtype:
-    model = cspd_jax.load(config.model, dtype=dtype, **inputs.given(config.parts))
+    model = cspd_jax.load(config.model, dtype=dtype, **inputs.overrides(config.parts))
     prompts, seed = inputs.images(config.images, model)
     inputs.at_least(config, 1, 'batch_size')
     bench = benches[dtype] = Bench(
         model, prompts, seed=seed, batch_size=config.batch_size,
-        sampling=model.sampling(**inputs.given(config.sampling)))
+        sampling=model.sampling(**inputs.overrides(config.sampling)))
     for text in _texts(config, bench):
       if (guarantee := model.engine.guarantee(bench.check(text))) != 'seed-exact':
         raise ValueError(f'decoder {text!r} is {guarantee}, so its images are not those of '
@@ -108,7 +108,7 @@ def run(config: Any) -> None:
                    columns=_COLUMNS, rows=list(range(len(rows))))])
 
 
-@cli.program(config='configs/rounding.py', expected=default.Config)
+@cli.command(default.Config, config='configs/rounding.py')
 def main(config: Any) -> None:
   run(config)
 

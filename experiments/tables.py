@@ -11,8 +11,8 @@ import dataclasses
 import sys
 from typing import Any
 
+from cspd_jax import cli
 from cspd_jax.measure import tables
-from experiments import cli
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Flags:
   columns: tuple[str, ...] | None = None
 
 
-@cli.program(flags=Flags())
+@cli.command(flags=Flags())
 def main(flags: Any) -> None:
   if flags.report is None:
     raise ValueError('report is none; give a report.json, or the folder that it is in.')

@@ -4,7 +4,7 @@
   python -m experiments.topologies --window=16,64 --num_images=32
   python -m experiments.topologies --decoder='sjd,sjd_pac(tree=kary(3, 3))' --window=24
 
-Counts only; wall-clock is the business of `experiments.compare`. Decoders that do not fit a
+Counts only; wall-clock is the business of `cspd-compare`. Decoders that do not fit a
 window, such as larger trees, are left out there. Into --workdir go all rows (rows.csv,
 report.json).
 """
@@ -14,13 +14,13 @@ import sys
 from typing import Any
 
 from configs import topologies as default
+from cspd_jax import cli
 from cspd_jax.checkpoints import files
+from cspd_jax.cli import inputs
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import rows as rows_lib, tables
 from cspd_jax.measure.bench import Bench
-from experiments import cli
 from experiments.benchmark import Printer
-from experiments.cli import inputs
 
 
 def run(config: Any) -> None:
@@ -36,7 +36,7 @@ def run(config: Any) -> None:
   metrics = rows_lib.choose(model.engine.name, config.metrics)
   prompts, seed = inputs.images(config.images, model)
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,
-                sampling=model.sampling(**inputs.given(config.sampling)))
+                sampling=model.sampling(**inputs.overrides(config.sampling)))
   chosen, left_out = {}, {}
   for window in config.window:
     chosen[window], refused = rows_lib.able(
@@ -57,7 +57,7 @@ def run(config: Any) -> None:
           i for i, row in enumerate(rows) if row['window'] == window]) for window in chosen])
 
 
-@cli.program(config='configs/topologies.py', expected=default.Config)
+@cli.command(default.Config, config='configs/topologies.py')
 def main(config: Any) -> None:
   run(config)
 

@@ -20,12 +20,11 @@ import jax.numpy as jnp
 from absl import logging
 
 import cspd_jax
-from cspd_jax import families
+from cspd_jax import cli, families
 from cspd_jax.checkpoints import locks, paths, store
+from cspd_jax.cli import training
 from cspd_jax.generation import report as report_lib
 from cspd_jax.training import loop
-from experiments import cli
-from experiments.cli import training
 from experiments.demo_models import photos, pictures, stages
 
 
@@ -89,7 +88,7 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
   families.save(folder, recipe.family, {role: role for role in networks}, recipe.defaults)
 
 
-@cli.program(config='configs/train/demo.py', flags=Flags())
+@cli.command(config='configs/train/demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
   workdir = paths.folder('workdir', flags.workdir)

@@ -6,7 +6,7 @@
 Every pair of a temperature and a guidance scale makes the model more or less sure of its tokens;
 along the axis stands the mean entropy of the distributions that its images are drawn from. Into
 --workdir go the picture (uncertainty.png), all points (rows.csv) and report.json. Counts only;
-wall-clock is the business of `experiments.compare`.
+wall-clock is the business of `cspd-compare`.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from configs import uncertainty as default
+from cspd_jax import cli
 from cspd_jax.checkpoints import files
+from cspd_jax.cli import inputs
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import rows as rows_lib, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood
 from cspd_jax.plots import curves
-from experiments import cli
-from experiments.cli import inputs
 
 _PICTURE = 'uncertainty.png'
 # Lines that can be told apart.
@@ -95,7 +95,7 @@ def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], model: Any)
   curves.save_curves(path, panels, xlabel='entropy of the target, nats per token')
 
 
-@cli.program(config='configs/uncertainty.py', expected=default.Config)
+@cli.command(default.Config, config='configs/uncertainty.py')
 def main(config: Any) -> None:
   run(config)
 

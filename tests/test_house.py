@@ -19,7 +19,7 @@ TEXTS = FILES + sorted(
 ROWS = (
     {'experiments'},
     {'configs', 'checkpoints_conversion'},
-    {'experiments.cli', 'experiments.costs', 'experiments.demo_models'},
+    {'cspd_jax.cli', 'experiments.costs', 'experiments.demo_models'},
     {'cspd_jax.command'},
     {'cspd_jax'},  # What users import: the names that `cspd_jax/__init__.py` gathers.
     {'cspd_jax.measure', 'cspd_jax.training'},

@@ -9,7 +9,8 @@ compression and one-token rounds (rows.csv, report.json).
 
 import dataclasses
 
-from configs import groups, topologies
+from configs import topologies
+from cspd_jax.cli import groups
 
 BY = tuple(f'corrected(by={name}, passes=4)'
            for name in ('layers', 'model', 'neighbours', 'eagle', 'corrector'))

@@ -2,14 +2,15 @@
 
   python -m experiments.topologies --config=configs/corrected/numbers.py
 
-Counts only; wall-clock is the business of `experiments.compare`. Runtime: half an hour on two CPU
+Counts only; wall-clock is the business of `cspd-compare`. Runtime: half an hour on two CPU
 cores. Result: in runs/corrected, step compression and one-token rounds of every window and decoder
 (rows.csv, report.json).
 """
 
 import dataclasses
 
-from configs import groups, topologies
+from configs import topologies
+from cspd_jax.cli import groups
 
 DECODERS = (
     'mc_sjd', 'eagle+block', 'corrected(by=neighbours, passes=3)', 'corrected(passes=4)',

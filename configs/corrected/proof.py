@@ -9,7 +9,8 @@ Result: in runs/corrected_proof, both figures (rows.csv, report.json).
 
 import dataclasses
 
-from configs import groups, topologies
+from configs import topologies
+from cspd_jax.cli import groups
 
 
 def get_config() -> topologies.Config:

@@ -9,7 +9,8 @@ decoder (rows.csv, report.json).
 
 import dataclasses
 
-from configs import groups, topologies
+from configs import topologies
+from cspd_jax.cli import groups
 
 DECODERS = (
     'mc_sjd', 'eagle+block', 'corrected(by=neighbours, passes=1)',

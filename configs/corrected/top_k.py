@@ -8,8 +8,9 @@ compression and one-token rounds (rows.csv, report.json).
 
 import dataclasses
 
-from configs import groups, topologies
+from configs import topologies
 from configs.corrected import numbers
+from cspd_jax.cli import groups
 
 
 def get_config() -> topologies.Config:

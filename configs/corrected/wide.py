@@ -1,8 +1,8 @@
 """Corrected windows on the second target, of 24x24 tokens.
 
   python -m experiments.train --config=configs/train/wide.py --workdir=runs/wide
-  python -m experiments.fit_corrector --model=runs/wide/export --num_images=512
-  python -m experiments.train_drafter --config=configs/train/corrector_wide.py \\
+  cspd-fit-corrector --model=runs/wide/export --num_images=512
+  cspd-train-drafter --config=configs/train/corrector_wide.py \\
       --workdir=runs/corrector_wide
   python -m experiments.topologies --config=configs/corrected/wide.py
 
@@ -13,7 +13,8 @@ Result: in runs/corrected_wide, step compression and one-token rounds of every w
 
 import dataclasses
 
-from configs import groups, topologies
+from configs import topologies
+from cspd_jax.cli import groups
 
 DECODERS = (
     'mc_sjd', 'corrected(by=layers, passes=4)', 'corrected(by=neighbours, passes=3)',

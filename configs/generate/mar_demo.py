@@ -1,13 +1,14 @@
 """Images from the shipped MAR model with its fastest exact decoder.
 
-  python -m experiments.generate --config=configs/generate/mar_demo.py
+  cspd-generate --config=configs/generate/mar_demo.py
 
-Result: in runs/mar_generate, as with `configs/generate/demo.py`.
+Result: in runs/mar_generate, one PNG per image with its prompt, seed, decoder and versions inside,
+and report.json.
 """
 
-from configs.generate import demo
+from cspd_jax.commands.generate import Config
 
 
-def get_config() -> demo.Config:
-  """The configuration of `experiments.generate`."""
-  return demo.Config(model='mar_demo', workdir='runs/mar_generate')
+def get_config() -> Config:
+  """The configuration of `cspd-generate`."""
+  return Config(model='mar_demo', output='runs/mar_generate')

@@ -8,7 +8,7 @@ of it takes hours on two CPU cores; `--suite` and `--decoder` take parts.
 
 import dataclasses
 
-from configs import groups
+from cspd_jax.cli import groups
 from cspd_jax.core import fields
 
 

@@ -1,6 +1,6 @@
 """The shipped corrector: an EAGLE network of two layers, trained for corrected windows of `demo`.
 
-  python -m experiments.train_drafter --config=configs/train/corrector_demo.py
+  cspd-train-drafter --config=configs/train/corrector_demo.py
 
 The settings that made cspd_jax/assets/demo/corrector. On two CPU cores, beside light other work,
 the images take 7 minutes, training on them 20, the windows 10 (and 2 GB of disk) and training on

@@ -1,6 +1,6 @@
 """A corrector for the second target (configs/train/wide.py), without an EAGLE network before it.
 
-  python -m experiments.train_drafter --config=configs/train/corrector_wide.py \\
+  cspd-train-drafter --config=configs/train/corrector_wide.py \\
       --workdir=runs/corrector_wide
 """
 

@@ -1,6 +1,6 @@
 """The shipped EAGLE drafter: one layer of half a million parameters for `demo`.
 
-  python -m experiments.train_drafter --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
+  cspd-train-drafter --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
 
 The settings that made cspd_jax/assets/demo/eagle. On two CPU cores, a step takes 0.35 s and the
 images 4 minutes where nothing else runs; the shipped run took 10 and 42 minutes beside other work.

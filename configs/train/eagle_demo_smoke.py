@@ -1,6 +1,6 @@
 """A rehearsal of `eagle_demo` with a few images and steps; the drafter learns next to nothing.
 
-  python -m experiments.train_drafter --config=configs/train/eagle_demo_smoke.py \\
+  cspd-train-drafter --config=configs/train/eagle_demo_smoke.py \\
       --workdir=runs/eagle_smoke
 
 About half a minute on two CPU cores, most of it compiling.

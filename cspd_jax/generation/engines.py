@@ -84,7 +84,7 @@ class Engine(NamedTuple):
       raise ValueError(
           f'the decoder that model.json names for {device.device_kind!r} and {batch_size} images '
           f'at once cannot be used: {error} Give decoder, or choose anew with '
-          'experiments.tune.') from error
+          'cspd-tune.') from error
     return next(spec for spec in map(parse, self.candidates)
                 if self.needs(spec) in (None, *drafts))
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import reading
+from cspd_jax.checkpoints import reading, store
 
 
 def listed(prompts: Any) -> Any:
@@ -92,3 +92,8 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
     raise ValueError(f'seed has {len(values)} numbers for {count} images; give one per image, or a '
                      'single one.')
   return list(zip(values[::2], values[1::2])) if pairs else [(value, 0) for value in values]
+
+
+def general() -> list[str]:
+  """Returns prompts in words on many subjects, for models without prompts of their own."""
+  return _lines(store.ASSETS / 'prompts.txt')

@@ -13,10 +13,11 @@ import sys
 from typing import Any
 
 from configs import benchmark as default
-from experiments import benchmark, cli
+from cspd_jax import cli
+from experiments import benchmark
 
 
-@cli.program(config='configs/papers/cool_sd.py', expected=default.Config)
+@cli.command(default.Config, config='configs/papers/cool_sd.py')
 def main(config: Any) -> None:
   benchmark.run(config)
 

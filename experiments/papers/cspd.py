@@ -41,11 +41,11 @@ import time
 from typing import Any, NamedTuple
 
 from configs.papers import cspd as default
+from cspd_jax import cli
 from cspd_jax.checkpoints import files
 from cspd_jax.continuous.cspd import expected_speedup
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
-from experiments import cli
 from experiments.papers import cspd_figures
 from experiments.papers.cspd_cells import BLOCK_MODES, Lab, expected_speed
 
@@ -141,7 +141,7 @@ def head(lab: Lab, guided: bool) -> Table:
 _TABLES = dict(table1=table1, table3=table3, table4=table4)
 
 
-@cli.program(config='configs/papers/cspd.py', expected=default.Config)
+@cli.command(default.Config, config='configs/papers/cspd.py')
 def main(config: Any) -> None:
   lab = Lab(config)
   names = [f'figure_{number}.{ending}' for number in (8, 11, 13, 14, 15, 16)

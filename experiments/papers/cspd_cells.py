@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 import cspd_jax
+from cspd_jax.cli import inputs
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.core import programs
 from cspd_jax.measure import rows as rows_lib, timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics.base import Sample
-from experiments.cli import inputs
 
 SUITES = ('table1', 'table3', 'table4', 'figures', 'head')
 # Decoders with a draft model, and what they call the number of drafts.
@@ -84,7 +84,7 @@ class Lab:
     prompts, seed = inputs.images(config.images, model)
     bench = lambda of: Bench(
         of, prompts, seed=seed, batch_size=config.batch_size,
-        sampling=model.sampling(**inputs.given(config.sampling)))
+        sampling=model.sampling(**inputs.overrides(config.sampling)))
     self.config, self.bench, self._draft = config, bench(model), bench(_draft_alone(model))
     self._speeds: dict[tuple, float] = {}
     self._check()

@@ -12,10 +12,11 @@ import sys
 from typing import Any
 
 from configs import benchmark as default
-from experiments import benchmark, cli
+from cspd_jax import cli
+from experiments import benchmark
 
 
-@cli.program(config='configs/papers/lantern.py', expected=default.Config)
+@cli.command(default.Config, config='configs/papers/lantern.py')
 def main(config: Any) -> None:
   benchmark.run(config)
 

@@ -12,10 +12,11 @@ import sys
 from typing import Any
 
 from configs import topologies as default
-from experiments import cli, topologies
+from cspd_jax import cli
+from experiments import topologies
 
 
-@cli.program(config='configs/papers/sjd.py', expected=default.Config)
+@cli.command(default.Config, config='configs/papers/sjd.py')
 def main(config: Any) -> None:
   topologies.run(config)
 

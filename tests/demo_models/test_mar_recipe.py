@@ -12,11 +12,11 @@ pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.checkpoints import store
+from cspd_jax.cli import loader  # pylint: disable=wrong-import-position
 from cspd_jax.models import (
   kl_vae,  # pylint: disable=wrong-import-position
   mar,  # pylint: disable=wrong-import-position
 )
-from experiments.cli import loader  # pylint: disable=wrong-import-position
 from experiments.demo_models import kl_vae as kl_vae_training, mar_recipe
 
 ROOT = pathlib.Path(__file__).parents[2]

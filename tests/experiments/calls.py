@@ -15,8 +15,9 @@ class Call(NamedTuple):
 
 
 def call(main: Callable, capsys, folder: pathlib.Path, *words: str) -> Call:
-  """Calls a program with a `--workdir` of its own; the last one of several equal flags counts."""
-  code = main(['program', f'--workdir={folder}', *words])
+  """Calls a command with an output folder of its own; of equal flags the last one counts."""
+  flag = '--output' if main.__module__.startswith('cspd_jax.commands') else '--workdir'
+  code = main(['command', f'{flag}={folder}', *words])
   captured = capsys.readouterr()
   return Call(code, captured.out, captured.err, folder)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from configs import groups
 from configs.papers import cspd as cspd_config
 from cspd_jax.checkpoints import store
+from cspd_jax.cli import groups
 from cspd_jax.continuous import blend, schedule as schedule_lib
 from cspd_jax.core import programs
 from experiments import fit_head_drafter

@@ -13,9 +13,10 @@ pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.checkpoints import store
+from cspd_jax.cli import loader  # pylint: disable=wrong-import-position
+from cspd_jax.commands import train_drafter  # pylint: disable=wrong-import-position
 from cspd_jax.training import loop
-from experiments import train, train_drafter  # pylint: disable=wrong-import-position
-from experiments.cli import loader  # pylint: disable=wrong-import-position
+from experiments import train  # pylint: disable=wrong-import-position
 from experiments.demo_models import stages
 from tests.experiments import calls  # pylint: disable=wrong-import-position
 

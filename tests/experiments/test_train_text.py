@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.cli import loader
 from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe
 from experiments import train
-from experiments.cli import loader
 from experiments.demo_models import photo_captions, words
 
 for _package in ('skimage', 'sklearn', 'tokenizers'):

@@ -17,12 +17,12 @@ from PIL import Image, PngImagePlugin
 
 from checkpoints_conversion import read as convert_read
 from cspd_jax.checkpoints import files, reading, store
+from cspd_jax.cli import loader
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.generation import prefix, prompts, shards
 from cspd_jax.measure import tables
 from cspd_jax.text import bpe
 from cspd_jax.training import steps
-from experiments.cli import loader
 from tests.models import published
 from tests.reliability import damage
 

@@ -11,31 +11,28 @@ import pytest
 
 import cspd_jax
 from checkpoints_conversion import command as convert_command
-from cspd_jax import command
 from cspd_jax.checkpoints import store, weights
 from cspd_jax.generation.report import Report
 from tests.experiments import models as models_lib
 
-# Every program, with the flag that names the folder it writes, and whether it takes --config.
-WITH_CONFIG = ('generate', 'compare', 'benchmark', 'topologies', 'overhead', 'uncertainty',
-               'compile_report', 'inspect', 'accelerator', 'tune', 'quantized', 'refill',
-               'rounding', 'train', 'train_drafter', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac',
-               'papers.cool_sd', 'papers.lantern')
-PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | {
-    'fit_corrector': '--output', 'fit_head_drafter': '--output', 'against_mar': '--workdir',
-    'against_llamagen': '--workdir',
-    'exactness': '--json', 'tables': None, 'cspd-generate': '--output', 'cspd-convert': '--output'}
+# Every program, with the flag that names the folder it writes, and whether it must be --config.
+COMMANDS = ('generate', 'compare', 'inspect', 'tune', 'fit_corrector')
+WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'overhead', 'uncertainty', 'compile_report',
+               'accelerator', 'quantized', 'refill', 'rounding', 'train', 'train_drafter',
+               'papers.cspd', 'papers.sjd', 'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
+PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | dict.fromkeys(COMMANDS, '--output') | {
+    'fit_head_drafter': '--output', 'against_mar': '--workdir', 'against_llamagen': '--workdir',
+    'exactness': '--json', 'tables': None, 'cspd-convert': '--output'}
 # What the two commands need before anything else is looked at.
 NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors']}
 
 
 def call(name, words):
   """Runs a program in this process; returns its exit code."""
-  if name == 'cspd-generate':
-    return command.main(words)
   if name == 'cspd-convert':
     return convert_command.main(words)
-  return importlib.import_module(f'experiments.{name}').main(['program', *words])
+  package = 'cspd_jax.commands' if name in (*COMMANDS, 'train_drafter') else 'experiments'
+  return importlib.import_module(f'{package}.{name}').main(['command', *words])
 
 
 CONFIGS = {
@@ -43,16 +40,17 @@ CONFIGS = {
     'none': 'def get_config():\n  return None', 'ends': 'import sys\nsys.exit(0)',
     'nothing': 'x = 1', 'imports': 'import no_such_package_at_all',
     'deep': 'x = ' + '(' * 300 + ')' * 300, 'spins': 'def get_config():\n  return get_config()',
-    'kind': 'def get_config():\n  import configs.groups\n  return configs.groups.Images',
-    'fields': 'from configs.generate import demo\nfrom configs import groups\n\n'
-              'def get_config():\n  return demo.Config(images=None)',
-    'twisted': 'import dataclasses\nfrom configs.generate import demo\n\n'
-               'def get_config():\n  config = demo.Config()\n'
+    'kind': 'def get_config():\n  import cspd_jax.cli.groups\n  return cspd_jax.cli.groups.Images',
+    'fields': 'from cspd_jax.commands.generate import Config\n\n'
+              'def get_config():\n  return Config(images=None)',
+    'twisted': 'from cspd_jax.commands.generate import Config\n\n'
+               'def get_config():\n  config = Config()\n'
                '  object.__setattr__(config, "batch_size", "8")\n  return config',
-    'own': 'import dataclasses\nfrom configs.generate import demo\n\n@dataclasses.dataclass\n'
+    'own': 'import dataclasses\n\n@dataclasses.dataclass\n'
            'class Own:\n' + ''.join(f'  {name}: object = None\n' for name in (
-               'model', 'parts', 'decoder', 'images', 'sampling', 'batch_size', 'dtype', 'npz',
-               'overwrite', 'workdir')) + '\ndef get_config():\n  return Own()'}
+               'model', 'parts', 'decoder', 'images', 'sampling', 'prefix', 'rows', 'batch_size',
+               'dtype', 'quantize', 'grid', 'mesh', 'npz', 'stream', 'overwrite', 'output'))
+           + '\ndef get_config():\n  return Own()'}
 
 
 @pytest.fixture(scope='module')
@@ -118,7 +116,7 @@ def test_help(capfd, name):
   flag = '--config=' if name in WITH_CONFIG else PROGRAMS[name] or '--report'
   assert code == 0 and not err and flag in out and (PROGRAMS[name] or '--report') in out
   if name in WITH_CONFIG:
-    assert 'Python that is run' in out
+    assert 'a Python file, which is run' in out
     assert '--seed=' in out or name in (
       'overhead', 'compile_report', 'inspect', 'accelerator')
 
@@ -146,15 +144,15 @@ def test_folders_that_cannot_be_written(capfd, folder, monkeypatch, name):
 
 BAD_CONFIGS = [
     ('{tmp}/{long}', 'cannot be a place'), ('~nobody_of_this_name/x.py', 'cannot be a place'),
-    ('{tmp}/none_of_this_name.py', 'there is no such file'), ('{tmp}', 'there is no such file'),
-    ('{tmp}/pipe', 'there is no such file'), ('{tmp}/binary', 'cannot be run'),
+    ('{tmp}/none_of_this_name.py', 'no such file'), ('{tmp}', 'no such file'),
+    ('{tmp}/pipe', 'no such file'), ('{tmp}/binary', 'cannot be run'),
     ('{tmp}/zeros', 'cannot be run'), ('{tmp}/empty', 'no function get_config()'),
     ('{tmp}/latin', 'cannot be run: SyntaxError'), ('{tmp}/text.py', 'cannot be run: SyntaxError'),
     ('{tmp}/raises.py', 'ZeroDivisionError'), ('{tmp}/none.py', 'returned a NoneType'),
     ('{tmp}/ends.py', 'SystemExit'), ('{tmp}/nothing.py', 'no function get_config()'),
     ('{tmp}/imports.py', 'ModuleNotFoundError'), ('{tmp}/deep.py', 'cannot be run'),
     ('{tmp}/spins.py', 'RecursionError'), ('{tmp}/kind.py', 'returned a type'),
-    ('{tmp}/fields.py', 'images is None; it must be a Images'), ('', 'there is no such file'),
+    ('{tmp}/fields.py', 'images is None; it must be a Images'), ('', 'no such file'),
     ('{tmp}/twisted.py', "--config: batch_size is '8'"), ('{tmp}/own.py', 'model is None'),
     ('{tmp}/other.py', '--config gives a Other')]
 
@@ -174,21 +172,21 @@ HUGE, WORDS = '9' * 25, 'x' * 300
 # Fields of configurations and flags, by program.
 FLAGS = {
     'generate': [
-        (f'--seed={HUGE}', f'--images.seed={HUGE}: it takes a whole number'),
+        (f'--seed={HUGE}', f'--images.seed={HUGE}: it must be a whole number'),
         ('--seed=-1', 'seed is -1; it must be a whole number from 0 to 4294967295'),
         ('--seed=4294967296', 'seed is 4294967296'), ('--seed=1.5', 'a whole number'),
-        ('--seeds=1,-1', 'seeds is (1, -1)'), (f'--seeds={HUGE}', 'values separated by commas'),
-        ('--seeds=' + '(' * 5000, 'values separated by commas'),
-        ('--seeds=', 'values separated by commas'), ('--seeds=a', 'values separated by commas'),
+        ('--seed=1,-1', 'seed is (1, -1)'), (f'--seed={HUGE}', 'values separated by commas'),
+        ('--seed=' + '(' * 5000, 'values separated by commas'),
+        ('--seed=', 'values separated by commas'), ('--seed=a', 'values separated by commas'),
         ('--num_images=999999999999', 'num_images is 999999999999; it must be'),
         ('--num_images=0', 'num_images is 0'), ('--num_images=-3', 'num_images is -3'),
-        (f'--num_images={HUGE}', 'it takes a whole number'), ('--num_images=nan', 'a whole number'),
+        (f'--num_images={HUGE}', 'must be a whole number'), ('--num_images=nan', 'a whole number'),
         ('--batch_size=0', 'batch_size is 0'), ('--batch_size=-1', 'batch_size is -1'),
-        (f'--batch_size={HUGE}', 'a whole number'), ('--npz=maybe', 'it takes true or false'),
+        (f'--batch_size={HUGE}', 'a whole number'), ('--npz=maybe', 'it must be true or false'),
         ('--temperature=nan', 'temperature is nan'), ('--temperature=-inf', 'temperature is -inf'),
-        ('--temperature=hot', 'it takes a number'), ('--guidance_scale=inf', 'scale is inf'),
+        ('--temperature=hot', 'it must be a number'), ('--guidance_scale=inf', 'scale is inf'),
         ('--top_k=99999999999', 'top_k is 99999999999'), ('--top_p=nan', 'top_p is nan'),
-        ('--guidance_interval=0.5', 'a whole number'), ('--dtype=int8', "dtype is 'int8'"),
+        ('--guidance_interval=0.5', 'a whole number'), ('--dtype=int8', 'one of float32'),
         (f'--model={WORDS}', 'cannot be a place'), ('--model=~nobody_here/x', 'cannot be a place'),
         ('--model={tmp}/empty', 'which is no folder'), ('--model={tmp}/pipe', 'is no folder'),
         ('--model={tmp}/loop', 'is no folder'), ('--model=', 'has no model.json'),
@@ -206,6 +204,12 @@ FLAGS = {
         ('--draft={tmp}/tokenizer', "draft is a 'vq' network"),
         ('--tokenizer={tmp}/target', "tokenizer is a 'llamagen' network"),
         ('--eagle={tmp}/draft', "eagle is a 'llamagen' network"),
+        ('--mesh=0x1', 'data is 0'), ('--mesh=9999x9999', 'which makes 99980001 devices'),
+        ('--grid=4x4', "grid is (4, 4), but a 'llamagen' model"), ('--grid=x', "grid is 'x'"),
+        ('--quantize=int4', 'one of int8'), ('--rows=2', 'no prefix'),
+        ('--prefix={tmp}/pipe', 'it is no file'), ('--stream={tmp}', 'is no file'),
+        ('--cfg_scale=3', 'did you mean --guidance_scale?'), ('--seeds=3', 'you mean --seed?'),
+        ('--workdir=x', 'did you mean --output?'),
         ('--draft={tmp}/other_vocabulary', 'vocab_size'), ('--draft={tmp}/pipe', 'path_or_name'),
         (f'--draft={WORDS}', 'cannot be a place'), ('--draft={tmp}/empty', 'path_or_name')],
     'compare': [
@@ -214,7 +218,7 @@ FLAGS = {
         ('--length=0', 'length is 0'), ('--decoder=eagle', 'decoder eagle cannot run'),
         ('--num_images=10000000', 'num_images is 10000000')],
     'topologies': [
-        ('--window=', '--window=: it takes values separated by commas'),
+        ('--window=', '--window=: it must be values separated by commas'),
         ('--window=()', 'window is empty; give at least one'), ('--window=0', 'window is (0,)'),
         ('--window=-4,16', 'window is (-4, 16)'), ('--window=1.5', 'values separated by commas'),
         (f'--window={HUGE}', 'values separated by commas'), ('--decoder=', 'decoder is empty'),
@@ -245,7 +249,7 @@ FLAGS = {
         ('--best=0', 'best is 0'), ('--minutes=nan', 'minutes is nan'),
         ('--window=0', 'window is (0,)'),
         ('--window=()', 'window is empty'), ('--batch_size=0', 'batch_size is (0,)'),
-        ('--guarantee=none', 'it takes one of'), ('--store={tmp}/pipe', 'is no folder'),
+        ('--guarantee=none', 'it must be one of'), ('--store={tmp}/pipe', 'is no folder'),
         ('--store={tmp}/{long}', 'cannot be a place'), ('--passes=-1', 'passes is (-1,)')],
     'quantized': [('--batch_size=0', 'batch_size is 0'), ('--guidance_scale=nan', 'guidance_scale'),
                   ('--guidance_scale=()', 'guidance_scale is empty')],
@@ -273,7 +277,7 @@ FLAGS = {
         ('--gradient_weight=-1', 'gradient_weight is -1'), ('--quantize_from=-1', 'quantize_from'),
         ('--restart_every=0', 'restart_every is 0'), ('--restart_until=2', 'restart_until is 2'),
         ('--restart_below=nan', 'restart_below is nan'), ('--codebook_size=0', 'codebook_size'),
-        ('--tokenizer_of=demo/eagle', 'is no folder'), ('--stage=dance', 'it takes one of all'),
+        ('--tokenizer_of=demo/eagle', 'is no folder'), ('--stage=dance', 'it must be one of all'),
         ('--export={tmp}/empty', 'is no folder'), ('--export={tmp}/{long}', 'cannot be a place'),
         ('--export=~nobody_here/x', 'cannot be a place'),
         ('--export={tmp}/strange', 'strange/target, which exists and is not a checkpoint'),
@@ -281,12 +285,12 @@ FLAGS = {
     'train_drafter': [
         ('--train.batch_size=0', 'batch_size is 0'), ('--train.num_steps=0', 'num_steps is 0'),
         ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
-        ('--data=stolen', 'it takes one of generated, given'), ('--labels=x', 'one of probs'),
+        ('--data=stolen', 'it must be one of generated, given'), ('--labels=x', 'one of probs'),
         ('--num_depths=0', 'num_depths is 0'), ('--num_train_images=0', 'num_train_images is 0'),
         ('--target={tmp}/empty', 'is no folder'), ('--target={tmp}/tokenizer', "'vq'"),
         ('--target={tmp}/model', 'drafter.'), ('--export={tmp}/pipe', 'is no folder'),
         ('--export={tmp}/strange', 'which exists and is not a checkpoint'),
-        ('--dtype=complex64', 'it takes one of float32')],
+        ('--dtype=complex64', 'it must be one of float32')],
     'fit_corrector': [
         ('--num_images=63', 'num_images is 63'), ('--num_measured=-1', 'num_measured is -1'),
         ('--num_steps=0', 'num_steps is 0'), ('--seed=-1', 'seed is -1'), ('--window=0', 'window'),
@@ -323,17 +327,6 @@ FLAGS = {
         ('--suite=table9', 'suite'), ('--batch_sizes=0', 'batch_sizes is (0,)'),
         ('--lengths=()', 'lengths is empty'), ('--prefix_share=2', 'prefix_share is 2'),
         ('--temperatures=nan', 'temperatures'), ('--repeats=0', 'repeats is 0')],
-    'cspd-generate': [
-        (f'--seed={HUGE}', 'invalid int64 value'), ('--seed=-1', 'seed is -1'),
-        ('--seed=4294967296', 'seed is 4294967296'), ('--batch_size=0', 'batch_size is 0'),
-        (f'--batch_size={HUGE}', 'invalid int64 value'), ('--temperature=nan', 'ture is nan'),
-        (f'--top_k={HUGE}', 'invalid int64 value'), ('--model={tmp}/{long}', 'be a place'),
-        ('--prompts={tmp}/pipe', 'it is no file'), ('--prompts={tmp}/binary', 'as text'),
-        (f'--prompt={WORDS}', 'prompts holds'), ('--mesh=0x1', 'data is 0'),
-        ('--mesh=9999x9999', 'which makes 99980001 devices'),
-        ('--grid=4x4', "grid is (4, 4), but a 'llamagen' model"), ('--grid=x', "grid is 'x'"),
-        ('--dtype=int8', 'invalid choice'), ('--decoder=mc_sjd(', 'mc_sjd('),
-        ('--model={tmp}/tokenizer', "'vq'"), ('--model=~nobody_here', 'be a place')],
     'cspd-convert': [
         ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'place'),
         ('--source=~nobody_here/x', 'cannot be a place'), ('--dtype=int4', 'choice'),
@@ -343,15 +336,15 @@ FLAGS = {
         ('--source={tmp}/empty.safetensors', 'not a complete safetensors file'),
         ('--source={tmp}/model', 'a folder without'), ('--num_heads=x', 'invalid int64 value')]}
 # The tiny model loads fast.
-TINY = {'generate', 'compare', 'topologies', 'benchmark', 'fit_corrector', 'cspd-generate',
-        'uncertainty', 'refill'}
+TINY = {'generate', 'compare', 'topologies', 'benchmark', 'fit_corrector', 'uncertainty',
+        'refill'}
 
 
 @pytest.mark.parametrize('name, word, message', [
     (name, *case) for name, cases in FLAGS.items() for case in cases])
 def test_values_that_cannot_be(capfd, folder, name, word, message):
   words = ['--model={tmp}/model'] if name in TINY and '--model=' not in word else []
-  words += ['--window=4'] if name == 'fit_corrector' else []
+  words += ['--window=4', '--workdir={tmp}/work'] if name == 'fit_corrector' else []
   if PROGRAMS[name] is not None and not word.startswith(PROGRAMS[name]) and name != 'exactness':
     words.append(f'{PROGRAMS[name]}={{tmp}}/new')
   refused(capfd, name, [*words, word], message, folder)
@@ -365,7 +358,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
   report = Report(tmp_path / 'x', run={'seed': 1})
   report.path('a.png').write_bytes(b'hours of work')
   del report
-  refused(capfd, name, [f'--workdir={tmp_path}/x', '--model={tmp}/model', *words],
+  refused(capfd, name, [f'{PROGRAMS[name]}={tmp_path}/x', '--model={tmp}/model', *words],
           'where another run was stopped; go on with that one', folder)
   assert (tmp_path / 'x' / 'unfinished_report' / 'a.png').read_bytes() == b'hours of work'
 
@@ -375,7 +368,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
                                    'refill',
                                    'uncertainty', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac',
                                    'papers.cool_sd', 'papers.lantern', 'fit_corrector',
-                                   'fit_head_drafter', 'cspd-generate')
+                                   'fit_head_drafter')
 ] + [('train_drafter', '--target'), ('train', '--tokenizer_of')])
 def test_networks_of_another_kind(capfd, folder, name, flag):
   for model, message in (('{tmp}/tokenizer', "'vq'"), ('{tmp}/model.json', 'is no folder'),

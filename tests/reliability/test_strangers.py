@@ -8,8 +8,8 @@ import pytest
 
 from cspd_jax import families
 from cspd_jax.checkpoints import files, store
+from cspd_jax.cli import training
 from cspd_jax.training import loop
-from experiments.cli import training
 from tests.reliability.test_checkpoint_faults import number, save
 from tests.reliability.test_training_faults import State
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax import cli
 from cspd_jax.checkpoints import files, locks
 from cspd_jax.generation.report import Report
 from cspd_jax.training import loop, steps
-from experiments import cli
 from experiments.demo_models import stages
 from tests.reliability import damage, faults
 
@@ -167,7 +167,7 @@ def test_a_second_process_is_refused_until_the_first_has_died(tmp_path, capsys, 
                            stdout=subprocess.PIPE)
   try:
     assert first.stdout.readline() == b'held\n'
-    program = cli.program(flags=RECIPE)(lambda flags: work(tmp_path / 'run'))
+    program = cli.command(flags=RECIPE)(lambda flags: work(tmp_path / 'run'))
     assert program(['program']) == 2
     err = capsys.readouterr().err
     assert 'run is being written by another process' in err and err.count('\n') == 1

@@ -9,6 +9,7 @@ import pytest
 
 import cspd_jax
 from configs.train import corrector_demo
+from cspd_jax.commands import train_drafter
 from cspd_jax.decoding.drafters import from_network
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.loop import make_decoder
@@ -23,7 +24,6 @@ from cspd_jax.training import (
   state as state_lib,
   windows,
 )
-from experiments import train_drafter
 from tests.experiments import models as models_lib
 
 TARGET = llamagen.LlamaGenConfig(

@@ -12,11 +12,11 @@ import pytest
 
 import cspd_jax
 from cspd_jax.checkpoints import store
+from cspd_jax.cli import loader
+from cspd_jax.commands import train_drafter
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.models import eagle, llamagen, medusa
 from cspd_jax.training import drafter, drafter_recipe, loop
-from experiments import train_drafter
-from experiments.cli import loader
 
 ROOT = pathlib.Path(__file__).parents[2]
 _sizes = dict(height=3, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10)

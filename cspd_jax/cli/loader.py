@@ -1,6 +1,6 @@
-"""Configurations: Python files with a function `get_config()` that returns a dataclass.
+"""Configuration files: Python with a function `get_config()` that returns a dataclass.
 
-They are run with all that their writer put there: this is for files that the user trusts.
+The file is run as it stands, so users must trust it.
 """
 
 import dataclasses
@@ -16,16 +16,16 @@ def load(path: str) -> Any:
   """Runs a configuration file and returns what its `get_config()` returns.
 
   Raises:
-    ValueError: if there is no such file, it fails, or it returns no dataclass.
+    ValueError: if the file does not exist, fails, or does not return a dataclass.
   """
   file = paths.find('--config', path)
   if not file.is_file():
     near = sorted(str(p) for p in file.parent.glob('*.py') if p.name != '__init__.py')
-    raise ValueError(f'--config={path}: there is no such file. ' + (
+    raise ValueError(f'--config={path}: no such file. ' + (
         f'In {file.parent}: {", ".join(near)}.' if near else
-        f'{file.parent} holds no configurations either; run from the root of the repository.'))
+        f'{file.parent} has no configurations either; run from the root of the repository.'))
   name = f'config_{file.stem}'
-  # Any file is taken for Python, whatever its name ends in.
+  # Read as Python whatever its suffix is.
   source = importlib.machinery.SourceFileLoader(name, str(file))
   module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, source))
   sys.modules[name] = module  # Where the types of the fields are looked up.

@@ -1,42 +1,115 @@
 """Generates the same images with several decoders and shows what each of them costs.
 
-  python -m experiments.compare
-  python -m experiments.compare --all
-  python -m experiments.compare --prompt=cat,rocket --num_images=2 --seed=7
-  python -m experiments.compare --decoder='vanilla,mc_sjd(window=16),eagle+cool(delta=1.1)'
-  python -m experiments.compare --model=checkpoints/c2i_b_256 --prompt=207,360 \\
-      --guidance_scale=4 --dtype=bfloat16 --workdir=runs/llamagen
-  python -m experiments.compare --config=configs/compare/mar_demo.py
+  cspd-compare
+  cspd-compare --all
+  cspd-compare --prompt=cat,rocket --num_images=2 --seed=7
+  cspd-compare --decoder='vanilla,mc_sjd(window=16),eagle+cool(delta=1.1)'
+  cspd-compare --model=checkpoints/c2i_b_256 --prompt=207,360 \\
+      --guidance_scale=4 --dtype=bfloat16 --output=runs/llamagen
+  cspd-compare --model=mar_demo
 
-Without --decoder there are three: ordinary sampling, seed_exact, and the decoder that the model
-takes by default; --all compares every decoder that the model can run.
+Compares ordinary sampling, seed_exact and the model's default decoder; --decoder names others, and
+--all compares every decoder that the model can run.
 
-Into --workdir go a grid of images per decoder (images_*.png), in which round each token was
+Writes to --output a grid of images per decoder (images_*.png), the round in which each token was
 fixed (acceptance.png), for continuous tokens what was accepted (accepted.png), bars of the work and
-the wall-clock (speed.png), and all figures (report.json). The first images are there as soon as the
-first decoder is done, the bars at the end. Times are for one image at a time, without compilation.
+the wall-clock time (speed.png), and all figures (report.json). The first images are written as soon
+as the first decoder has run, the bars at the end. Times are for one image at a time, without
+compilation.
 """
 
 import dataclasses
 import functools
+import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
+
 import cspd_jax
-from configs.compare import demo
+from cspd_jax import cli
 from cspd_jax.checkpoints import locks
-from cspd_jax.core import progress
+from cspd_jax.cli import groups, inputs
+from cspd_jax.commands import compare_report
+from cspd_jax.core import fields, progress
 from cspd_jax.generation import batches, report as report_lib
 from cspd_jax.measure import comparison
-from experiments import cli, compare_report
-from experiments.cli import inputs
 
-# Sizes of decoders that are numbers of tokens.
-_TOKENS = ('window', 'length', 'draft_length', 'block_length')
+# Sizes of decoders of discrete tokens; the others are those of continuous tokens.
+_DISCRETE = ('window', 'length')
+# Sizes that are numbers of tokens.
+_TOKENS = (*_DISCRETE, 'draft_length', 'block_length')
 # Compared by default, where the engine has them, besides the baseline and the model's own choice.
 _FEW = ('seed_exact',)
 _FEW_IMAGES, _IMAGES = 2, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Parameters of decoders whose specification leaves them open; None uses their defaults.
+
+  Attributes:
+    window: tokens per forward pass of the Jacobi decoders; None uses 8 on a CPU, which pays for
+      every token of a window, and 64 elsewhere. From 26 on EAGLE drafts along its published tree,
+      below along a chain.
+    length: tokens drafted per round as a chain by a draft model, EAGLE or Medusa; None uses 4.
+    schedule: denoising kernels of the head. This and the following are for continuous tokens.
+    guidance: 'linear', from none to the scale as the image fills up, or 'constant'.
+    kernels_per_call: kernels per head call of exact_head.
+    draft_length: drafts per round of exact_path and cspd_paper.
+    block_length: drafts per block of cspd_released and cspd_relaxed.
+    prefix_share: share of tokens that the target fixes alone, in all decoders with a draft model.
+  """
+
+  window: int | None = None
+  length: int | None = None
+  schedule: int | None = None
+  guidance: str | None = None
+  kernels_per_call: int | None = None
+  draft_length: int | None = None
+  block_length: int | None = None
+  prefix_share: float | None = None
+
+  def __post_init__(self):
+    fields.check(self, prefix_share=fields.SHARES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What to compare.
+
+  Attributes:
+    model: a shipped model or a folder.
+    parts: networks in place of the model's own.
+    decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32); may be repeated.
+      None compares ordinary sampling, seed_exact and the model's default decoder.
+    all: compares every named decoder that the model can run, and its default one.
+    images: which images, the same with every decoder.
+    sampling: sampling options.
+    sizes: parameters of decoders whose specification leaves them open.
+    repeats: timed runs per image and decoder, at most; the median counts.
+    budget: seconds of all timed runs together; each image is timed at least once with every
+      decoder.
+    dtype: dtype of the parameters: float32 or bfloat16. In less than 32 bits windows of other
+      lengths round differently, so that seed_exact may differ from vanilla.
+    output: folder of the results; None uses runs/ and the name of the model.
+  """
+
+  model: str = 'demo'
+  parts: groups.Parts = groups.Parts()
+  decoder: tuple[str, ...] | None = None
+  all: bool = False
+  images: groups.Images = groups.Images()
+  sampling: groups.Sampling = groups.Sampling()
+  sizes: Sizes = Sizes()
+  repeats: int = 3
+  budget: float = 60.0
+  dtype: str | None = None
+  output: str | None = None
+
+  def __post_init__(self):
+    fields.check(self)
 
 
 class Job(NamedTuple):
@@ -67,11 +140,10 @@ def prepare(config: Any) -> Job:
   """
   _check_choice(config)
   model = inputs.model(config)
-  inputs.tokens_at_most(config.sizes, model, *[
-      name for name in _TOKENS if hasattr(config.sizes, name)])
+  inputs.tokens_at_most(config.sizes, model, *_TOKENS)
   few = config.decoder is None and not config.all
   prompts, seed = inputs.images(config.images, model, _FEW_IMAGES if few else _IMAGES)
-  sampling = model.sampling(**inputs.given(config.sampling))
+  sampling = model.sampling(**inputs.overrides(config.sampling))
   specifications, left_out = _specifications(config, model)
   programs = {}
   condition = model.condition(prompts)
@@ -107,7 +179,8 @@ def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any],
   if reasons and config.decoder is not None:
     name, reason = next(iter(reasons.items()))
     raise ValueError(f'decoder {name} cannot run: {reason}.')
-  complete = lambda name: engine.complete(name, **inputs.given(config.sizes))
+  sizes = _sizes(config.sizes, model)
+  complete = lambda name: engine.complete(name, **sizes)
   specifications = {name: complete(name) for name in names if name not in reasons}
   if config.decoder is None:
     try:
@@ -119,9 +192,29 @@ def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any],
   return specifications, reasons
 
 
+def _sizes(sizes: Sizes, model: cspd_jax.Model) -> dict[str, Any]:
+  """The sizes of an engine's decoders, by name.
+
+  Raises:
+    ValueError: for a size of the other engine.
+  """
+  values, discrete = inputs.overrides(sizes), model.engine.name == 'discrete'
+  if misplaced := [name for name in values if (name in _DISCRETE) != discrete]:
+    raise ValueError(f'{misplaced[0]} is {values[misplaced[0]]}, but model {model.name!r} has '
+                     f'{model.engine.name} tokens, whose decoders have no such size; leave it out.')
+  if not discrete:
+    return values
+  return dict(window=8 if jax.default_backend() == 'cpu' else 64, length=4) | values
+
+
+def _output(config: Config) -> str:
+  """The folder of the results."""
+  return config.output or f'runs/{pathlib.Path(config.model).name or "compare"}'
+
+
 def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -> list[dict]:
   """Writes a report of the decoders that are done, in place of the last one; returns its rows."""
-  report = report_lib.Report(config.workdir, compare_report.files(job.model, job.programs))
+  report = report_lib.Report(config.output, compare_report.files(job.model, job.programs))
   rows = compare_report.rows(job.model, job.programs, compared)
   captions = job.model.conditions.captions(job.prompts)
   compare_report.draw(report, job.model, rows, compared, captions)
@@ -136,14 +229,15 @@ def _look(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) ->
   """Writes what there is before the times, and says where to look."""
   rows = _write(config, job, compared)
   name = compare_report.MAPS if len(rows) == len(job.programs) else rows[0]['images']
-  progress.say(f'look at {config.workdir}/{name}')
+  progress.say(f'look at {config.output}/{name}')
 
 
-@cli.program(config='configs/compare/demo.py', expected=demo.Config)
-def main(config: demo.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
+  config = dataclasses.replace(config, output=_output(config))
   job = prepare(config)
   # Refuses a folder that cannot take the files before anything is compiled.
-  folder = report_lib.Report(config.workdir, compare_report.files(job.model, job.programs)).folder
+  folder = report_lib.Report(config.output, compare_report.files(job.model, job.programs)).folder
   with locks.hold(folder):
     print(compare_report.headline(job.model, job.programs, job.prompts, job.sampling), flush=True)
     for name, reason in job.left_out.items():

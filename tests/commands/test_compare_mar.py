@@ -1,4 +1,4 @@
-"""`experiments.compare` with decoders of continuous tokens: the same program, other columns."""
+"""`cspd-compare` with decoders of continuous tokens: the same program, other columns."""
 
 import functools
 import json
@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from configs.compare import mar_demo
+from cspd_jax.commands import compare
 from cspd_jax.continuous.specification import DECODERS, needs
-from experiments import compare
 from tests.experiments import calls, models as models_lib
 
 # What is wrong with the input: arguments, and words that the message must hold.
@@ -73,7 +72,7 @@ def test_bad_input(run, name):
 
 
 def test_a_few_decoders_by_default(models):
-  job = compare.prepare(mar_demo.Config(model=str(models / 'model')))
+  job = compare.prepare(compare.Config(model=str(models / 'model')))
   assert list(job.programs) == ['mar', 'exact_head'] and len(job.prompts) == 2
 
 

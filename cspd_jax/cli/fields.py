@@ -1,7 +1,7 @@
-"""Fields of dataclasses, read from text and described in words.
+"""Fields of dataclasses, parsed from text and described in words.
 
-A field of a field has a dotted name, as `sampling.temperature`. On the command line the last part
-alone will do where it names one field only.
+A field of a field has a dotted name, such as `sampling.temperature`. On the command line its last
+part suffices where it names one field only.
 """
 
 import ast
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from cspd_jax.core import fields as fields_lib
 
+_UNIONS = (typing.Union, types.UnionType)
+
 
 class Field(NamedTuple):
   """A field that can be set.
@@ -23,8 +25,8 @@ class Field(NamedTuple):
   Attributes:
     name: dotted, from the outermost dataclass.
     kind: its annotated type.
-    value: what it holds.
-    doc: what it means, from the docstring of its dataclass.
+    value: its current value.
+    doc: its description in the docstring of its dataclass.
   """
 
   name: str
@@ -34,10 +36,10 @@ class Field(NamedTuple):
 
 
 def every(config: Any, prefix: str = '') -> Iterator[Field]:
-  """The fields of a dataclass and of those that it holds, in order.
+  """Yields the fields of a dataclass and of the dataclasses in it, in order.
 
-  Fields that hold what no text stands for, such as several dataclasses, are left to
-  configuration files.
+  Fields that cannot be written as text, such as tuples of dataclasses, are set in configuration
+  files only.
   """
   kinds, docs = typing.get_type_hints(type(config)), _docs(type(config))
   for field in dataclasses.fields(config):
@@ -58,35 +60,37 @@ def _is_text(kind: Any) -> bool:
 
 
 def short_name(config: Any, field: Field) -> str:
-  """The shortest name that means this field."""
+  """Returns the shortest unambiguous name of a field."""
   last = field.name.rpartition('.')[2]
   return last if find(config, last) == [field] else field.name
 
 
 def find(config: Any, name: str) -> list[Field]:
-  """The fields that `name` may mean: one of this dotted name, or those that end in it."""
-  known = list(every(config))
-  exact = [field for field in known if field.name == name]
-  return exact or [field for field in known if field.name.endswith(f'.{name}')]
+  """Returns the fields that `name` may mean: the one of this dotted name, or those ending in it."""
+  fields = list(every(config))
+  exact = [field for field in fields if field.name == name]
+  return exact or [field for field in fields if field.name.endswith(f'.{name}')]
 
 
-def override(config: Any, texts: Mapping[str, str]) -> Any:
-  """Replaces fields of `config`; a dataclass sees all its new values at once.
+def override(config: Any, texts: Mapping[str, str | Sequence[str]]) -> Any:
+  """Replaces fields of `config`; a dataclass checks all its new values at once.
 
   Args:
     config: a dataclass.
-    texts: by dotted name.
+    texts: by dotted name, a text or several: of a repeated flag a tuple has the values of all, and
+      any other field has the last.
 
   Raises:
-    ValueError: for a text that is not of the field's type, or a value that the dataclass itself
-      refuses.
+    ValueError: for a text that is not of the field's type, or a value that the dataclass rejects.
   """
-  return _replace(config, '', {tuple(name.split('.')): text for name, text in texts.items()})
+  return _replace(config, '', {
+      tuple(name.split('.')): [text] if isinstance(text, str) else text
+      for name, text in texts.items()})
 
 
-def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], str]) -> Any:
+def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[str]]) -> Any:
   kinds = typing.get_type_hints(type(config))
-  groups: dict[str, dict[tuple[str, ...], str]] = {}
+  groups: dict[str, dict[tuple[str, ...], Sequence[str]]] = {}
   for path, text in texts.items():
     groups.setdefault(path[0], {})[path[1:]] = text
   new = {}
@@ -96,21 +100,35 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], str]) -> 
       new[name] = _replace(old, f'{prefix}{name}.', inner)
       continue
     try:
-      new[name] = read(inner[()], kinds[name])
+      new[name] = _read_all(inner[()], kinds[name])
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # Deep brackets.
-      raise ValueError(f'--{prefix}{name}={inner[()]:.80}: it takes {describe(kinds[name])}'
+      raise ValueError(f'--{prefix}{name}={inner[()][-1]:.80}: it must be {describe(kinds[name])}'
                        f'{"" if old is None else f", such as {show(old)}"}.') from error
   try:
     return dataclasses.replace(config, **new)
   except (ValueError, TypeError) as error:
-    given = ' '.join(f'--{prefix}{".".join(path)}={text:.80}' for path, text in texts.items())
-    raise ValueError(f'{given or "--config"}: {error}') from error
+    flags = ' '.join(
+        f'--{prefix}{".".join(path)}={several[-1]:.80}' for path, several in texts.items())
+    raise ValueError(f'{flags or "--config"}: {error}') from error
+
+
+def _read_all(texts: Sequence[str], kind: Any) -> Any:
+  """The value of a flag that may be repeated."""
+  values = [read(text, kind) for text in texts]
+  if len(values) == 1 or values[-1] is None:
+    return values[-1]
+  options = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
+  if not any(typing.get_origin(option) is tuple and Ellipsis in typing.get_args(option)
+             for option in options):
+    return values[-1]
+  return tuple(part for value in values if value is not None
+               for part in (value if isinstance(value, tuple) else (value,)))
 
 
 def read(text: str, kind: Any) -> Any:
-  """Reads `text` as a value of the annotated type; raises ValueError or SyntaxError."""
+  """Parses a text as a value of the annotated type; raises ValueError or SyntaxError."""
   origin, options = typing.get_origin(kind), typing.get_args(kind)
-  if origin in (typing.Union, types.UnionType):
+  if origin in _UNIONS:
     return _read_one_of(text, options)
   if origin is typing.Literal:
     return _choose(text, {str(option): option for option in options})
@@ -134,8 +152,9 @@ def _choose(text: str, options: Mapping[str, Any]) -> Any:
 def _read_one_of(text: str, kinds: Sequence[Any]) -> Any:
   if type(None) in kinds and text.lower() == 'none':
     return None
-  # Text fits everything, so it is tried last.
-  for kind in sorted((k for k in kinds if k is not type(None)), key=lambda k: k is str):
+  # Any text is a str, and one or more of them.
+  order = lambda kind: 2 if typing.get_args(kind)[:1] == (str,) else int(kind is str)
+  for kind in sorted((kind for kind in kinds if kind is not type(None)), key=order):
     try:
       return read(text, kind)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -158,7 +177,7 @@ def _read_tuple(text: str, kinds: Sequence[Any]) -> tuple:
 
 
 def split(text: str) -> list[str]:
-  """The parts of a list with commas between; commas in brackets belong to a part."""
+  """Splits a text at its commas, except those in brackets."""
   parts, depth = [''], 0
   for letter in text:
     depth += (letter in '([') - (letter in ')]')
@@ -170,11 +189,11 @@ def split(text: str) -> list[str]:
 
 
 def describe(kind: Any) -> str:
-  """A type in words."""
+  """Describes a type in words."""
   words: dict[Any, str] = {int: 'a whole number', float: 'a number', str: 'text',
                            bool: 'true or false', type(None): 'none'}
   origin, options = typing.get_origin(kind), typing.get_args(kind)
-  if origin in (typing.Union, types.UnionType):
+  if origin in _UNIONS:
     return ' or '.join(map(describe, options))
   if origin is typing.Literal:
     return f'one of {", ".join(map(str, options))}'
@@ -184,23 +203,23 @@ def describe(kind: Any) -> str:
 
 
 def show(value: Any) -> str:
-  """A value as it is typed on the command line."""
+  """Returns a value as it is typed on the command line."""
   if isinstance(value, tuple):
     return ','.join(map(show, value))
   return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def _docs(kind: type) -> dict[str, str]:
-  """What the docstrings of a dataclass and its bases say under `Attributes:`, by field."""
-  found: dict[str, str] = {}
+  """Descriptions of fields under `Attributes:` in the docstrings of a dataclass and its bases."""
+  docs: dict[str, str] = {}
   for base in reversed(kind.__mro__):
     _, _, section = (inspect.cleandoc(base.__doc__ or '')).partition('Attributes:\n')
     name = None
     for line in textwrap.dedent(section).splitlines():
       if entry := re.fullmatch(r'(\w+): (.*)', line):
-        name, found[entry[1]] = entry[1], entry[2]
+        name, docs[entry[1]] = entry[1], entry[2]
       elif name and line.startswith('  '):
-        found[name] += ' ' + line.strip()
+        docs[name] += ' ' + line.strip()
       else:
         name = None
-  return found
+  return docs

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from experiments import fit_corrector
+from cspd_jax.commands import fit_corrector
 from tests.experiments import models as models_lib
 
 
@@ -23,7 +23,8 @@ def models(tmp_path_factory):
 
 
 def _fit(capsys, *words):
-  code = fit_corrector.main(['fit', '--num_steps=4', '--num_measured=2', '--window=4', *words])
+  code = fit_corrector.main(
+      ['fit', '--num_steps=4', '--num_measured=2', '--window=4', '--batch_size=64', *words])
   return (code, *capsys.readouterr())
 
 
@@ -31,7 +32,7 @@ def _fit(capsys, *words):
     (['--num_images=3'], 'num_images is 3; it must be a whole number from 64'),
     (['--num_steps=0'], 'num_steps is 0'), (['--window=17'], 'window is 17'),
     (['--model=mar_demo'], 'whose tokens are continuous'),
-    (['--model=demo'], "output is none, but 'demo' comes with the package"),
+    (['--model=demo'], "output is none, but 'demo' is part of the package"),
     (['--output={tmp}'], 'which exists; give another folder'),
     (['--tokens={tmp}/none.npz'], 'cannot be read'), (['--tokens={tmp}/broken.npz'], 'cannot be'),
     (['--tokens={tmp}/zip.npz'], 'cannot be'), (['--tokens={tmp}/plain.npy'], 'cannot be'),
@@ -50,7 +51,7 @@ def test_what_is_refused(models, capsys, words, message):
 def test_it_becomes_a_part_of_the_model(models, capsys):
   code, out, err = _fit(capsys, f'--model={models}/model', f'--tokens={models}/images.npz')
   assert code == 0, err
-  assert 'before: ' in out and 'after:  ' in out and 'accepted at place 1: ' in out
+  assert 'before: ' in out and 'after:  ' in out and 'accepted at distance 1: ' in out
   model = cspd_jax.load(models / 'model')
   assert 'neighbours' in model.drafts
   decode = lambda decoder: model.generate(['cat'] * 3, seed=1, decoder=decoder).decoded
@@ -62,7 +63,8 @@ def test_it_becomes_a_part_of_the_model(models, capsys):
 def test_it_samples_images(models, capsys, tmp_path):
   output = tmp_path / 'neighbours'
   code, out, err = _fit(
-      capsys, f'--model={models}/alone', '--num_images=64', f'--output={output}')
+      capsys, f'--model={models}/alone', '--num_images=64', f'--output={output}',
+      f'--workdir={tmp_path}/work')
   assert code == 0, err
   assert f"neighbours={str(output)!r}).generate(decoder='corrected(by=neighbours)')" in out
   assert 'neighbours' not in cspd_jax.load(models / 'alone').drafts

@@ -9,8 +9,8 @@ from typing import Literal
 
 import pytest
 
-from experiments import cli
-from experiments.cli import fields, loader, wrapper
+from cspd_jax import cli
+from cspd_jax.cli import fields, loader, wrapper
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -86,7 +86,7 @@ def path(tmp_path):
 def _run(path, *words, flags=None):
   """The exit code of a program, and what its main was called with."""
   seen = []
-  run = wrapper.program(config=path, flags=flags)(lambda *arguments: seen.extend(arguments))
+  run = wrapper.command(config=path, flags=flags)(lambda *arguments: seen.extend(arguments))
   return run(['prog', *words]), seen
 
 
@@ -125,7 +125,7 @@ def test_flags_beside_the_configuration(path):
   code, (config, flags) = _run(path, '--stage=one', '--name=p', '--config.name=c', flags=Flags())
   assert (code, flags, config.name) == (0, Flags('one', 'p'), 'c')
   seen = []
-  run = wrapper.program(flags=Flags())(seen.append)
+  run = wrapper.command(flags=Flags())(seen.append)
   assert run(['prog', '--stage', 'one']) == 0 and seen == [Flags('one')]
 
 
@@ -135,7 +135,7 @@ def test_flags_beside_the_configuration(path):
     (['--config.nmae=1'], 'did you mean --name?'), (['--name.x=1'], '--name.x is not a flag'),
     (['--steps=1'], '--steps may be any of --inner.steps, --other.steps; say which'),
     (['--inner=1'], '--inner is a group of fields; set one of: --rate, --inner.steps'),
-    (['--limit=1.5'], '--limit=1.5: it takes a whole number or none, such as 7'),
+    (['--limit=1.5'], '--limit=1.5: it must be a whole number or none, such as 7'),
     (['--fast=yes'], '--fast=yes'), (['--pair=(1,)'], 'values separated by commas'),
     (['--pair=(1'], 'values separated by commas'), (['--rate=-1'], 'must not be negative'),
     (['--nofast=1'], '--nofast=1 does not take an argument'),
@@ -154,7 +154,7 @@ def test_mistakes_say_what_is_allowed(path, capsys, words, message):
 
 def test_a_flag_of_a_few_words(path, capsys):
   assert _run(path, '--stage=two', flags=Flags())[0] == 2
-  assert '--stage=two: it takes one of all, one, such as all' in capsys.readouterr().err
+  assert '--stage=two: it must be one of all, one, such as all' in capsys.readouterr().err
 
 
 def test_a_configuration_of_another_program(path, capsys):
@@ -163,7 +163,7 @@ def test_a_configuration_of_another_program(path, capsys):
     name: str
     window: int
 
-  run = wrapper.program(config=path, expected=Expected)(lambda config: None)
+  run = wrapper.command(config=path, expected=Expected)(lambda config: None)
   assert run(['prog']) == 2
   assert 'a Config without window; this program takes one like' in capsys.readouterr().err
 
@@ -175,11 +175,11 @@ def test_exit_codes(path, capsys, error, code, err):
   def main(config):
     raise error
 
-  assert wrapper.program(config=path)(main)(['prog']) == code
+  assert wrapper.command(config=path)(main)(['prog']) == code
   assert capsys.readouterr() == ('', err)
   if code == 2:
     with pytest.raises(type(error)):
-      wrapper.program(config=path)(main)(['prog', '--debug'])
+      wrapper.command(config=path)(main)(['prog', '--debug'])
 
 
 def test_a_mistake_of_the_program_has_a_traceback(path):
@@ -187,7 +187,7 @@ def test_a_mistake_of_the_program_has_a_traceback(path):
     return 1 + None
 
   with pytest.raises(TypeError):
-    wrapper.program(config=path)(main)(['prog'])
+    wrapper.command(config=path)(main)(['prog'])
 
 
 def test_help_lists_the_fields(path, capsys):
@@ -240,8 +240,8 @@ def test_fields_of_a_base_keep_their_docs():
 
 def test_as_a_process(path, tmp_path):
   (tmp_path / 'prog.py').write_text(
-      f'"""A program."""\nimport sys\nfrom experiments import cli\n'
-      f'@cli.program(config={path!r})\ndef main(config):\n  print(config.name)\n'
+      f'"""A program."""\nimport sys\nfrom cspd_jax import cli\n'
+      f'@cli.command(config={path!r})\ndef main(config):\n  print(config.name)\n'
       "if __name__ == '__main__':\n  sys.exit(main())\n")
   run = lambda *words: subprocess.run(
       [sys.executable, str(tmp_path / 'prog.py'), *words], cwd=ROOT, text=True,

@@ -1,4 +1,4 @@
-"""What `experiments.compare` tells: rows, a table and pictures, whatever the engine."""
+"""What `cspd-compare` tells: rows, a table and pictures, whatever the engine."""
 
 import re
 from collections.abc import Mapping, Sequence

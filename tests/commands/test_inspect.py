@@ -1,4 +1,4 @@
-"""`experiments.inspect`: sizes of models that are not there."""
+"""`cspd-inspect`: sizes of models that are not there."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import cspd_jax
-from experiments import inspect
+from cspd_jax.commands import inspect
 from tests.experiments import calls
 
 

@@ -1,4 +1,4 @@
-"""`experiments.compare` from end to end on tiny models, and with wrong input."""
+"""`cspd-compare` from end to end on tiny models, and with wrong input."""
 
 import functools
 import json
@@ -9,9 +9,9 @@ import pytest
 
 import cspd_jax
 from cspd_jax.checkpoints import store
+from cspd_jax.commands import compare
 from cspd_jax.families import tuned
 from cspd_jax.measure import timing
-from experiments import compare
 from tests.experiments import calls, models as models_lib
 from tests.families import tiny
 
@@ -39,7 +39,7 @@ _BAD = {
     'no runs': (['--repeats=0'], ['repeats is 0']),
     'unknown dtype': (['--dtype=int8'], ['int8', 'bfloat16']),
     'negative seed': (['--seed=-1'], ['seed is -1']),
-    'seeds of other images': (['--seeds=1,2', '--num_images=3'], ['seeds has 2', '3 images']),
+    'seeds of other images': (['--seed=1,2', '--num_images=3'], ['seed has 2', '3 images']),
     'label out of range': (['--prompt=3'], ["'3'", '0 to 2']),
     'unknown prompt': (['--prompt=cat,cow'], ['cow', 'cat, dog, owl']),
     'prompt and prompts': (['--prompt=cat', '--prompts=x'], ['prompt', 'prompts', 'only one']),
@@ -67,7 +67,7 @@ _BAD = {
     'tokenizer of another vocabulary': (
         ['--model={tmp}/other_vocabulary', '--tokenizer={tmp}/tokenizer'],
         ['codebook_size', '16', '32']),
-    'workdir under a file': (['--workdir={tmp}/other.py/out'], ['workdir', 'other.py']),
+    'output under a file': (['--output={tmp}/other.py/out'], ['output', 'other.py']),
 }
 
 
@@ -166,8 +166,8 @@ def test_relaxed_decoders_have_pictures_and_a_bound(run):
 
 
 def _job(model, window=5, **more):
-  return compare.prepare(compare.demo.Config(
-      model=str(model), sizes=compare.demo.Sizes(window=window, length=2), **more))
+  return compare.prepare(compare.Config(
+      model=str(model), sizes=compare.Sizes(window=window, length=2), **more))
 
 
 def test_a_few_decoders_by_default(models):
@@ -255,5 +255,5 @@ def test_files_of_decoders_with_similar_names():
 def test_help(capsys):
   assert compare.main(['compare', '--help']) == 0
   out = capsys.readouterr().out
-  assert 'python -m experiments.compare' in out and '--guidance_scale=none' in out
+  assert 'cspd-compare' in out and '--guidance_scale=none' in out
   assert 'cfg_scale' in out

@@ -1,17 +1,17 @@
-"""Groups of fields that configurations share. What is None is left to the model."""
+"""Groups of fields that configurations share. None leaves an option to the model."""
 
 import dataclasses
 
 from cspd_jax.core import fields
 
-# What is listed of more images than these takes gigabytes before the first of them.
+# Lists of more images need gigabytes before the first one is generated.
 MOST_IMAGES = 10**6
 _WHOLE = (-2**31, 2**31 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """Networks that take the place of the model's own.
+  """Networks in place of the model's own.
 
   Attributes:
     tokenizer: folder of an image tokenizer.
@@ -19,7 +19,7 @@ class Parts:
     eagle: folder of an EAGLE network.
     medusa: folder of Medusa heads.
     neighbours: folder of a neighbours corrector.
-    corrector: folder of a network that is trained to correct.
+    corrector: folder of a trained corrector.
   """
 
   tokenizer: str | None = None
@@ -35,35 +35,35 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Which images.
+  """Which images to generate.
 
   Attributes:
-    prompt: what they show: a prompt, or names or numbers of classes with commas between; all that
-      the model knows if none.
+    prompt: a prompt, or names or numbers of classes separated by commas; may be repeated. None
+      uses the model's own prompts.
     prompts: a file with one prompt per line, in place of `prompt`.
-    num_images: how many; the prompts take turns. None makes one per prompt or seed that is given.
-    seed: image `i` has the key `i` of this seed, with every decoder and batch size.
-    seeds: one seed per image, in place of `seed`.
+    num_images: number of images; prompts are repeated in turn. None generates one image per prompt
+      or seed.
+    seed: one seed, of which image `i` has the key `i` whatever the decoder and the batch size; or
+      one seed per image, separated by commas.
   """
 
-  prompt: str | None = None
+  prompt: str | tuple[str, ...] | None = None
   prompts: str | None = None
   num_images: int | None = None
-  seed: int = 0
-  seeds: tuple[int, ...] | None = None
+  seed: int | tuple[int, ...] = 0
 
   def __post_init__(self):
-    fields.check(self, num_images=(1, MOST_IMAGES), seed=fields.SEEDS, seeds=fields.SEEDS)
+    fields.check(self, num_images=(1, MOST_IMAGES), seed=fields.SEEDS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How tokens are drawn.
+  """Sampling options.
 
   Attributes:
-    guidance_scale: of classifier-free guidance, which others call `cfg_scale`; 1 is none.
-    temperature: of discrete tokens divides the logits, and 0 is greedy; of continuous tokens
-      multiplies the noise of every denoising kernel.
+    guidance_scale: of classifier-free guidance, elsewhere `cfg_scale`; 1 turns it off.
+    temperature: divides the logits of discrete tokens, 0 is greedy; multiplies the noise of every
+      denoising kernel of continuous tokens.
     top_k: keeps the k most probable tokens; 0 keeps all. Discrete tokens only.
     top_p: keeps the most probable tokens up to this mass; 1 keeps all. Discrete tokens only.
     guidance_interval: LlamaGen's `cfg_interval`: tokens after number `guidance_interval + 1` are
@@ -77,6 +77,6 @@ class Sampling:
   guidance_interval: int | None = None
 
   def __post_init__(self):
-    # The model knows more of what they may be.
+    # The model checks their ranges.
     fields.check(self, guidance_scale=fields.FINITE, temperature=fields.FINITE,
                  top_p=fields.FINITE, top_k=_WHOLE, guidance_interval=_WHOLE)

@@ -1,16 +1,16 @@
 """Chooses the decoder, window and tree that are fastest on this machine, and stores them.
 
-  python -m experiments.tune --model=checkpoints/c2i_b_256
-  python -m experiments.tune --model=demo --store=models/demo
-  python -m experiments.tune --dry_run --batch_size=1,4,16 --window=4,8,16 --minutes=5
+  cspd-tune --model=checkpoints/c2i_b_256
+  cspd-tune --model=demo --store=models/demo
+  cspd-tune --dry_run --batch_size=1,4,16 --window=4,8,16 --minutes=5
 
 A short run of every candidate gives its rounds per image and what a round costs; bare forward
 passes say how that grows with the number of images decoded together. From these follow seconds per
 image and images per hour for every number of images, and the few best candidates are measured.
 The fastest go into the model's `model.json` for the kind of device that ran: from then on
 `model.generate` and `cspd-generate` take them there where no decoder is given. Only exact decoders
-are chosen, unless `--guarantee` says otherwise. Into --workdir go all figures (rows.csv,
-report.json).
+are chosen, unless `--guarantee` says otherwise. Writes all figures to --output
+(rows.csv, report.json).
 """
 
 import dataclasses
@@ -18,19 +18,75 @@ import functools
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import cspd_jax
-from configs import tune as default
+from cspd_jax import cli
 from cspd_jax.checkpoints import files
 from cspd_jax.checkpoints.store import CheckpointError
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields
 from cspd_jax.families import tuned
 from cspd_jax.generation import defaults
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import rows as rows_lib, tables, tuning
 from cspd_jax.measure.bench import Bench
-from experiments import cli
-from experiments.cli import inputs
+
+# The most promising first, in case the time runs out.
+DECODERS = (
+    'vanilla', 'eagle', 'eagle(tree=chain(4))', 'corrected', 'mc_sjd', 'corrected(by=eagle)',
+    'corrected(by=neighbours)', 'corrected(by=layers)', 'speculative', 'medusa')
+SEED_EXACT = (
+    'vanilla', 'corrected_seed_exact', 'seed_exact', 'corrected_seed_exact(by=eagle)',
+    'corrected_seed_exact(by=neighbours)', 'corrected_seed_exact(by=layers)', 'eagle2')
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The candidates, and what they are chosen for.
+
+  Attributes:
+    model: a shipped model of discrete tokens, or a folder.
+    parts: networks in place of the model's own.
+    decoder: candidates. Those that need a network that the model does not have, or do not fit it,
+      are left out. None tries all that satisfy `guarantee`.
+    window: tokens per round, tried in ascending order where a candidate leaves its size open.
+    passes: passes of a corrector where a candidate leaves them open: the first is used to find the
+      window, the others are tried at the best window.
+    guarantee: the weakest guarantee that a chosen decoder may have.
+    batch_size: images decoded together; a decoder is chosen for each, up to the next one.
+    images: the images of the short runs and of the measurements.
+    sampling: sampling options; guidance changes the cost of a round.
+    best: number of candidates that are measured, for every batch size.
+    repeats: timed runs of each of them; the median counts.
+    minutes: time after which no more candidates are tried; the best so far are measured.
+    dtype: dtype of the parameters: float32 or bfloat16.
+    store: folder of the model that stores the choice; None uses the model's own. If it holds no
+      model, it becomes one with the same networks.
+    dry_run: stores nothing.
+    output: folder of the results.
+  """
+
+  model: str = 'demo'
+  parts: groups.Parts = groups.Parts()
+  decoder: tuple[str, ...] | None = None
+  window: tuple[int, ...] = (4, 8, 16, 32, 64)
+  passes: tuple[int, ...] = (2, 1, 3, 4)
+  guarantee: Literal['seed-exact', 'exact', 'relaxed'] = 'exact'
+  batch_size: tuple[int, ...] = (1, 8)
+  images: groups.Images = groups.Images(num_images=8)
+  sampling: groups.Sampling = groups.Sampling()
+  best: int = 3
+  repeats: int = 3
+  minutes: float = 15.0
+  dtype: str | None = None
+  store: str | None = None
+  dry_run: bool = False
+  output: str = 'runs/tune'
+
+  def __post_init__(self):
+    fields.check(self)
+
 
 _GUARANTEES = ('seed-exact', 'exact', 'relaxed')
 _COLUMNS = {
@@ -63,7 +119,7 @@ class Plan(NamedTuple):
   place: tuned.Place | None
 
 
-def prepare(config: Any) -> Plan:
+def prepare(config: Config) -> Plan:
   """Loads the model and checks all options.
 
   Raises:
@@ -78,15 +134,16 @@ def prepare(config: Any) -> Plan:
     raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
                      'tokens are discrete.')
   prompts, seed = inputs.images(config.images, model)
-  bench = Bench(model, prompts, seed=seed, sampling=model.sampling(**inputs.given(config.sampling)))
+  bench = Bench(model, prompts, seed=seed,
+                sampling=model.sampling(**inputs.overrides(config.sampling)))
   return _candidates(config, bench)._replace(place=place)
 
 
-def _place(config: Any) -> tuned.Place | None:
+def _place(config: Config) -> tuned.Place | None:
   """Where the choice is stored."""
   if config.dry_run:
     return None
-  if given := inputs.given(config.parts):
+  if given := inputs.overrides(config.parts):
     raise ValueError(f'{next(iter(given))} is given, but a choice is stored with the networks that '
                      'it was made with; add it to a model folder (families.save) and give that, or '
                      'give --dry_run.')
@@ -98,11 +155,11 @@ def _place(config: Any) -> tuned.Place | None:
     raise ValueError(f'{error} Or give --dry_run, which stores nothing.') from error
 
 
-def _candidates(config: Any, bench: Bench) -> Plan:
+def _candidates(config: Config, bench: Bench) -> Plan:
   """The candidates that can run and may be chosen; raises ValueError if there are none."""
   model, names, further = bench.model, config.decoder, {}
   if names is None:
-    names = default.SEED_EXACT if config.guarantee == 'seed-exact' else default.DECODERS
+    names = SEED_EXACT if config.guarantee == 'seed-exact' else DECODERS
   lines = []
   for name in names:
     lines.append([])
@@ -150,7 +207,7 @@ def _weaker(bench: Bench, text: str, least: str) -> str | None:
   return f'it is {found}, and guarantee is {least}'
 
 
-def tune(plan: Plan, config: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, str]]:
   """Runs candidates, measures the best of them and marks those to choose.
 
   Returns:
@@ -208,14 +265,14 @@ def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
       chosen='yes' if chosen else None)
 
 
-def run(config: Any) -> None:
+def run(config: Config) -> None:
   """Tunes, shows and writes what was found, and stores the choice.
 
   Raises:
     ValueError: for anything that cannot work, before anything is compiled.
   """
   plan = prepare(config)
-  report, start = Report(config.workdir, ['rows.csv']), time.perf_counter()
+  report, start = Report(config.output, ['rows.csv']), time.perf_counter()
   rows, left_out = tune(plan, config)
   shown = {size: _shown(rows, size) for size in dict.fromkeys(row['batch_size'] for row in rows)}
   for size, numbers in shown.items():
@@ -247,8 +304,8 @@ def _images(count: int) -> str:
   return f'{count} image{"s"[:count != 1]}'
 
 
-@cli.program(config='configs/tune.py', expected=default.Config)
-def main(config: Any) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   run(config)
 
 

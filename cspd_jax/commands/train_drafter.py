@@ -1,6 +1,6 @@
 """Trains a drafter for a shipped or converted model and exports it.
 
-  python -m experiments.train_drafter --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
+  cspd-train-drafter --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
 
 Makes images with the model (or tokenises photographs), trains, measures on held-out images
 (report.json) and writes a network that `cspd_jax.load(model, eagle=FOLDER)` takes (`medusa=`,
@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from absl import logging
 
 import cspd_jax
+from cspd_jax import cli
 from cspd_jax.checkpoints import locks, paths, store
+from cspd_jax.cli import training
 from cspd_jax.generation import report as report_lib
 from cspd_jax.training import corrector_recipe, drafter_recipe, loop
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter_recipe import DrafterRecipe
-from experiments import cli
-from experiments.cli import training
 
 _RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe}
 
@@ -71,7 +71,7 @@ def _finish(recipe: DrafterRecipe | CorrectorRecipe, params: Any, figures: dict[
   report_lib.Report(workdir).write(settings=dataclasses.asdict(recipe), rows=[figures])
 
 
-@cli.program(config='configs/train/eagle_demo.py', flags=Flags())
+@cli.command(config='configs/train/eagle_demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
   training.log_progress()

@@ -1,7 +1,7 @@
 """What a model takes: parameters, cache, and the bytes and FLOPs of a round, by shapes alone.
 
-  python -m experiments.inspect --model=lumina_mgpt_7b_768
-  python -m experiments.inspect --model=emu3_gen_8b --window=1,32 --batch=8
+  cspd-inspect --model=lumina_mgpt_7b_768
+  cspd-inspect --model=emu3_gen_8b --window=1,32 --batch=8
 
 Nothing is allocated or compiled. A round reads every weight once and the half of the cache that is
 live in the mean; `experiments.compile_report` says what a compiled one reads.
@@ -15,29 +15,52 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs import inspect as default
-from cspd_jax import families
+import cspd_jax
+from cspd_jax import cli, families
+from cspd_jax.cli import inputs
+from cspd_jax.core import fields
 from cspd_jax.decoding.tree import chain
 from cspd_jax.generation.report import Report
-from cspd_jax.measure import tables
-from experiments import cli
-from experiments.cli import inputs
-from experiments.costs import predicted
+from cspd_jax.measure import memory, tables
 
 _NETWORKS = {'network': '{network}', 'parameters': '{parameters:,}', 'GB': '{gigabytes:.3f}'}
 _ROUNDS = {'tokens per round': '{window}', 'GB read': '{gigabytes:.3f}', 'GFLOPs': '{gflops:.1f}',
            'FLOPs per byte': '{intensity:.1f}'}
 
 
-def networks(model: Any) -> list[dict[str, Any]]:
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What to inspect.
+
+  Attributes:
+    model: a published size such as c2i_xl_256, a shipped model or a folder; of discrete tokens.
+    window: tokens per forward pass.
+    batch: images decoded together.
+    guided: whether the null condition runs alongside the condition.
+    dtype: dtype of the parameters: float32 or bfloat16.
+    output: folder of the results.
+  """
+
+  model: str = 'demo'
+  window: tuple[int, ...] = (1, 16, 64)
+  batch: int = 1
+  guided: bool = True
+  dtype: str = 'bfloat16'
+  output: str = 'runs/inspect'
+
+  def __post_init__(self):
+    fields.check(self)
+
+
+def networks(model: cspd_jax.Model) -> list[dict[str, Any]]:
   """The target and what drafts for it; what they share with it is counted with each."""
   parts = {'target': model.params, **{name: one.params for name, one in model.drafts.items()}}
-  return [dict(network=name, gigabytes=1e-9 * predicted.size(params),
+  return [dict(network=name, gigabytes=1e-9 * memory.size(params),
                parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)))
           for name, params in parts.items()]
 
 
-def flops(model: Any, condition: Any, window: int, guided: bool) -> float:
+def flops(model: cspd_jax.Model, condition: Any, window: int, guided: bool) -> float:
   """Multiplications and additions of a forward pass over a window in the middle of an image."""
   target, batch = model.target(guided=guided), jax.tree.leaves(condition)[0].shape[0]
   cache = jax.eval_shape(lambda *args: target.prefill(*args, target.num_tokens + window)[2],
@@ -49,9 +72,9 @@ def flops(model: Any, condition: Any, window: int, guided: bool) -> float:
   return float(lowered.cost_analysis()['flops'])
 
 
-def rounds(model: Any, config: Any, condition: Any) -> list[dict[str, Any]]:
+def rounds(model: cspd_jax.Model, config: Config, condition: Any) -> list[dict[str, Any]]:
   """What forward passes read and multiply."""
-  read = predicted.size(model.params) + predicted.live_cache(model, config.guided, condition)
+  read = memory.size(model.params) + memory.live_cache(model, config.guided, condition)
   rows = []
   for window in config.window:
     count = flops(model, condition, window, config.guided)
@@ -60,8 +83,8 @@ def rounds(model: Any, config: Any, condition: Any) -> list[dict[str, Any]]:
   return rows
 
 
-@cli.program(config='configs/inspect.py', expected=default.Config)
-def main(config: Any) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   inputs.check_dtype(config)
   if not config.window:
     raise ValueError('window is empty; give at least one.')
@@ -69,10 +92,10 @@ def main(config: Any) -> None:
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
                      'tokens are discrete.')
-  report = Report(config.workdir)
+  report = Report(config.output)
   condition = families.FAMILIES[model.family].published.condition(model.config, config.batch)
   parts, passes = networks(model), rounds(model, config, condition)
-  cache = 2e-9 * predicted.live_cache(model, config.guided, condition)
+  cache = 2e-9 * memory.live_cache(model, config.guided, condition)
   print(tables.text(_NETWORKS, parts, left=1))
   print(f'\ncache of {config.batch} image{"s"[:config.batch != 1]} of {model.num_tokens} tokens: '
         f'{cache:.3f} GB\n')

@@ -1,4 +1,4 @@
-"""`experiments.generate` from end to end: images with all that made them, stopped and continued."""
+"""`cspd-generate` from end to end: images with all that made them, stopped and continued."""
 
 import functools
 import json
@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import cspd_jax
+from cspd_jax.commands import generate
 from cspd_jax.generation import generate as generate_lib
-from experiments import generate
 from tests.experiments import calls
 from tests.families import tiny
 
@@ -22,7 +22,7 @@ _BAD = {
     'no file of prompts': (['--prompts={tmp}/nothing'], ['nothing']),
     'file without prompts': (['--prompts={tmp}/empty'], ['empty', 'without prompts']),
     'prompt twice': (['--prompt=sea', '--prompts={tmp}/prompts'], ['only one']),
-    'too many seeds': (['--prompt=sea', '--seeds=1,2', '--num_images=1'], ['seeds has 2']),
+    'too many seeds': (['--prompt=sea', '--seed=1,2', '--num_images=1'], ['seed has 2']),
     'seed beyond 32 bits': (['--seed=4294967296'], ['seed is 4294967296']),
     'option of other tokens': (['--decoder=vanilla', '--temperature=-1'], ['temperature is -1']),
     'no model': (['--model={tmp}/nothing'], ['nothing', 'is no folder']),
@@ -136,7 +136,7 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
   found = run(*words)
   assert 0 < left == sum(made) < 5 and len(_names(found)) == 6
   monkeypatch.setattr(generate_lib, 'finished', whole)
-  alone = run(*words, f'--workdir={found.folder}_whole')
+  alone = run(*words, f'--output={found.folder}_whole')
   for file in found.folder.glob('*.png'):
     np.testing.assert_array_equal(
         np.asarray(Image.open(file)),
@@ -144,7 +144,7 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
 
 
 def test_one_seed_per_image(run):
-  found = run('--decoder=sjd(window=4)', '--prompt=sea', '--seeds=4,9', '--batch_size=2')
+  found = run('--decoder=sjd(window=4)', '--prompt=sea', '--seed=4,9', '--batch_size=2')
   assert _names(found)[:2] == ['00000_sea_seed4.png', '00001_sea_seed9.png']
 
 

@@ -1,4 +1,4 @@
-"""`experiments.tune` on a tiny model: what it measures, stores and refuses."""
+"""`cspd-tune` on a tiny model: what it measures, stores and refuses."""
 
 import csv
 import json
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.commands import tune
 from cspd_jax.families import tuned
 from cspd_jax.measure import tuning
-from experiments import tune
 from tests.experiments import calls, models
 from tests.families import tiny
 

@@ -1,0 +1,5 @@
+"""Command lines: flags from dataclasses, configuration files, checks before the work."""
+
+from cspd_jax.cli.wrapper import command
+
+__all__ = ('command',)

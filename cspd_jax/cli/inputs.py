@@ -1,0 +1,125 @@
+"""Checks the fields of configurations, and loads the model they name, before anything compiles."""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+import cspd_jax
+from cspd_jax.cli import groups
+from cspd_jax.generation import prompts as prompts_lib
+
+_DTYPES = ('float32', 'bfloat16')
+
+
+def overrides(group: Any) -> dict[str, Any]:
+  """Returns the fields of a dataclass that are not None."""
+  return {field.name: getattr(group, field.name) for field in dataclasses.fields(group)
+          if getattr(group, field.name) is not None}
+
+
+def at_least(group: Any, least: int, *names: str) -> None:
+  """Raises ValueError for fields below `least`; None passes."""
+  for name in names:
+    value = getattr(group, name)
+    if value is not None and value < least:
+      raise ValueError(f'{name} is {value}; it must be at least {least}.')
+
+
+def tokens_at_most(group: Any, of: cspd_jax.Model, *names: str) -> None:
+  """Raises ValueError for numbers of tokens below 1 or above those of an image; None passes."""
+  at_least(group, 1, *names)
+  for name in names:
+    value = getattr(group, name)
+    if value is not None and value > of.num_tokens:
+      raise ValueError(f'{name} is {value}; it may be at most {of.num_tokens}, the number of '
+                       f'tokens of an image of {of.name!r}.')
+
+
+def check_dtype(config: Any) -> None:
+  """Raises ValueError for a dtype that parameters cannot have; None passes."""
+  if config.dtype not in (None, *_DTYPES):
+    raise ValueError(f'dtype is {config.dtype!r}; it must be one of {", ".join(_DTYPES)}.')
+
+
+def model(config: Any, **options: Any) -> cspd_jax.Model:
+  """Loads the model of a configuration with the fields `model`, `dtype` and `parts`.
+
+  Args:
+    config: the configuration.
+    **options: further options of `cspd_jax.load`.
+
+  Raises:
+    ValueError: if it does not exist, or its parts do not belong together.
+  """
+  check_dtype(config)
+  return cspd_jax.load(config.model, dtype=config.dtype, **overrides(config.parts), **options)
+
+
+def images(group: groups.Images, of: cspd_jax.Model, default: int = 4, general: bool = False
+           ) -> tuple[list[Any], int | tuple[int, ...]]:
+  """Returns the prompt of every image, and the seed of all images or of each.
+
+  Args:
+    group: the images.
+    of: the model.
+    default: number of images if no prompt, no seeds and no number are specified.
+    general: whether a model of words without prompts of its own gets those of
+      `prompts.general`.
+
+  Raises:
+    ValueError: for prompts that the model does not accept, or numbers that do not fit together.
+  """
+  at_least(group, 1, 'num_images')
+  if group.prompt is not None and group.prompts is not None:
+    raise ValueError(f'prompt is {group.prompt!r} and prompts is {group.prompts!r}; give only one '
+                     'of them.')
+  prompts = _prompts(group, of, general)
+  specified = group.prompt is not None or group.prompts is not None
+  several = isinstance(group.seed, tuple)
+  if several and not group.seed:
+    raise ValueError('seed is empty; give one number, or one per image.')
+  count = group.num_images
+  if count is None:
+    count = max(len(prompts) if specified else 0, len(group.seed) if several else 0) or default
+  if specified and count < len(prompts):
+    raise ValueError(f'num_images is {count}, but there are {len(prompts)} prompts; it must be at '
+                     'least as many.')
+  if several and len(group.seed) != count:
+    raise ValueError(f'seed has {len(group.seed)} numbers for {count} images; give one, or one per '
+                     'image.')
+  prompts_lib.seeds(group.seed, count)  # Checks them.
+  return (prompts * math.ceil(count / len(prompts)))[:count], group.seed
+
+
+def _prompts(group: groups.Images, of: cspd_jax.Model, general: bool) -> list[Any]:
+  """The specified prompts, once each."""
+  if group.prompts is not None:
+    prompts = prompts_lib.listed(pathlib.Path(group.prompts))
+  elif group.prompt is not None:
+    texts = (group.prompt,) if isinstance(group.prompt, str) else group.prompt
+    prompts = [prompt for text in texts for prompt in _split(text, of)]
+  else:
+    prompts = list(of.prompts) or (prompts_lib.general() if general else [])
+    if not prompts:
+      raise ValueError(f'prompt is none, and model {of.name!r} has no prompts of its own; give '
+                       'prompt, or prompts.')
+  if not prompts:
+    raise ValueError('there is no prompt; give at least one.')
+  of.condition(prompts)
+  return prompts
+
+
+def _split(text: str, of: cspd_jax.Model) -> list[str]:
+  """The prompts of a text; a description, or the name of a class, may have commas of its own."""
+  parts = [part.strip() for part in text.split(',') if part.strip()]
+  return [text] if len(parts) > 1 and _accepts(of, text) else parts
+
+
+def _accepts(of: cspd_jax.Model, prompt: str) -> bool:
+  """Whether a text is a prompt of a model."""
+  try:
+    of.condition([prompt])
+    return True
+  except ValueError:
+    return False

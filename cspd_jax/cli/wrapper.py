@@ -1,0 +1,220 @@
+"""The wrapper around every `main`: parses the command line and returns the exit code.
+
+  @cli.command(Config)
+  def main(config: Config) -> None:
+    ...
+
+  if __name__ == '__main__':
+    sys.exit(main())
+
+Every field of the configuration is a flag: `--seed=1` sets the only field of that name, and
+`--config.images.seed=1` sets it by its full name. Invalid input ends with one line on stderr and
+exit code 2, Ctrl-C with 130, and a bug with a traceback.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags, logging
+
+from cspd_jax.checkpoints import paths
+from cspd_jax.cli import fields, loader
+from cspd_jax.core import exits
+
+_PREFIX = 'config.'
+_WIDTH = 96
+# Fields that hold the path of an output.
+_FOLDERS, _FILES = ('workdir', 'output', 'export', 'store'), ('json', 'stream')
+# Names of other programs for flags of these.
+_ALIASES = {
+    'cfg': 'guidance_scale', 'cfg_scale': 'guidance_scale', 'cfg_interval': 'guidance_interval',
+    'seeds': 'seed', 'workdir': 'output', 'out': 'output', 'export': 'output', 'output': 'workdir',
+    'checkpoint': 'model', 'target': 'model', 'ckpt': 'model', 'batch': 'batch_size',
+    'n': 'num_images', 'num_samples': 'num_images', 'precision': 'dtype'}
+
+
+class Command:
+  """A command: `command(argv)` runs it and returns its exit code."""
+
+  def __init__(self, main: Callable, defaults: Callable[[], Any] | None, config: str | None,
+               flags: Any):
+    functools.update_wrapper(self, main)
+    self._main, self._defaults, self._config, self._flags = main, defaults, config, flags
+
+  def __call__(self, argv: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+      argv: the command line, with the name of the command first; None means that of the process.
+    """
+    words = list(sys.argv if argv is None else argv)[1:]
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
+    return exits.code_of(
+        lambda: self._run([word for word in words if word != '--debug']), '--debug' in words)
+
+  def _run(self, words: Sequence[str]) -> int | None:
+    path, words = self._config_path(words)
+    if path is not None:
+      config = loader.load(path)
+      self._check_kind(config)
+    else:
+      config = self._defaults() if self._defaults else None
+    if any(word in ('--help', '-h', '--helpfull') for word in words):
+      print(self._help(path, config))
+      return 0
+    arguments = self._arguments(config, words)
+    for argument in arguments:
+      _check_places(argument)
+    return self._main(*arguments)
+
+  def _config_path(self, words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of --config, and the other words."""
+    if self._config is None and self._defaults is None:
+      return None, list(words)
+    values = flags.FlagValues()
+    flags.DEFINE_string('config', self._config, 'Configuration file.', flag_values=values)
+    try:
+      rest = values(['command', *words], known_only=True)[1:]
+    except flags.Error as error:
+      raise ValueError(f'{error} Write --config=FILE.') from error
+    return values['config'].value, rest
+
+  def _arguments(self, config: Any, words: Sequence[str]) -> list[Any]:
+    """The arguments of `main`."""
+    groups = [group for group in (self._flags, config) if group is not None]
+    values, fields_by_flag = self._flag_values(groups)
+    try:
+      rest = values(['command', *words])[1:]
+    except flags.UnrecognizedFlagError as error:
+      raise ValueError(f'{_unknown(error.flagname, groups)} See --help.') from error
+    except flags.IllegalFlagValueError as error:  # Only flags of bools have illegal texts.
+      flag = str(error).partition(': ')[0].removeprefix('flag ')
+      raise ValueError(f'{flag}: it must be true or false. See --help.') from error
+    except flags.Error as error:
+      raise ValueError(f'{error} See --help.') from error
+    if rest:
+      raise ValueError(f'{rest[0]!r} is not a flag; see --help.')
+    texts: list[dict[str, list[str]]] = [{} for _ in groups]
+    for name, (number, field) in fields_by_flag.items():
+      if values[name].present:
+        value = values[name].value
+        texts[number].setdefault(field.name, []).extend(
+            value if isinstance(value, list) else [str(value)])
+    return [fields.override(group, overrides) for group, overrides in zip(groups, texts)][::-1]
+
+  def _check_kind(self, config: Any) -> None:
+    """Raises ValueError unless a configuration has the fields of the default one, and their types.
+    """
+    expected = self._defaults
+    if not isinstance(expected, type) or isinstance(config, expected):
+      return
+    defaults = {field.name: field.default for field in dataclasses.fields(expected)}
+    if missing := defaults.keys() - {field.name for field in dataclasses.fields(config)}:
+      raise ValueError(
+          f'--config gives a {type(config).__name__} without {", ".join(sorted(missing))}; this '
+          f'command requires the fields of {expected.__module__}.{expected.__name__}.')
+    values = {name: getattr(config, name) for name in defaults}
+    # Groups of fields may be of another kind, and check themselves.
+    values |= {name: default for name, default in defaults.items()
+               if dataclasses.is_dataclass(default) and dataclasses.is_dataclass(values[name])}
+    try:
+      expected(**values)
+    except ValueError as error:
+      raise ValueError(f'--config gives a {type(config).__name__} with values that this command '
+                       f'does not accept: {error}') from error
+
+  def _flag_values(self, groups: Sequence[Any]) -> tuple[
+      flags.FlagValues, dict[str, tuple[int, fields.Field]]]:
+    """absl flags for all fields by all their names, and the group and field of each flag."""
+    values, fields_by_flag = flags.FlagValues(), {}
+    for number, group in enumerate(groups):
+      for field in fields.every(group):
+        names = [field.name, fields.short_name(group, field)]
+        if group is not self._flags:
+          names += [_PREFIX + name for name in names]
+        for name in dict.fromkeys(names):
+          if name in fields_by_flag:  # A flag of the command hides that of its configuration.
+            continue
+          fields_by_flag[name] = number, field
+          define = flags.DEFINE_boolean if _is_bool(field) else flags.DEFINE_multi_string
+          define(name, None, field.doc, flag_values=values)
+    return values, fields_by_flag
+
+  def _help(self, path: str | None, config: Any) -> str:
+    """The program's docstring and its flags."""
+    lines = [(inspect.getdoc(inspect.getmodule(self._main)) or '').strip(), '']
+    if self._flags is not None:
+      lines += ['Flags:', '', *_listed(self._flags)]
+    if config is not None:
+      lines += [
+          f'Fields of the configuration, with the values of {path}.' if path else
+          'Fields of the configuration, with their defaults.',
+          '--config=FILE reads another one: a Python file, which is run, so use only one that you '
+          'trust.', '--config.FIELD=VALUE is the same as --FIELD=VALUE:', '', *_listed(config)]
+    lines += ['--help', '    prints this text', '--debug', '    prints the traceback of an error']
+    return '\n'.join(lines)
+
+
+def command(defaults: Callable[[], Any] | None = None, *, config: str | None = None,
+            flags: Any = None) -> Callable[[Callable], Command]:
+  """Turns a `main` into a command.
+
+  Args:
+    defaults: returns the configuration where no file is passed; None for a command whose
+      configuration is always a file, or that has none. If it is a dataclass, configurations from
+      files must have its fields.
+    config: the default configuration file.
+    flags: a dataclass of flags in addition to the configuration, with their defaults.
+
+  Returns:
+    A decorator for `main(config)`, `main(flags)` or `main(config, flags)`, which returns None or
+    an exit code and raises ValueError for invalid input.
+  """
+  return lambda main: Command(main, defaults, config, flags)
+
+
+def _unknown(name: str, groups: Sequence[Any]) -> str:
+  """Says that a flag does not exist, and which may be meant."""
+  last = name.removeprefix(_PREFIX)
+  every = [(group, field) for group in groups for field in fields.every(group)]
+  if several := [field.name for _, field in every if field.name.endswith(f'.{last}')]:
+    options = ', '.join(f'--{option}' for option in several)
+    return f'--{last} may be any of {options}; say which.'
+  if members := [f'--{fields.short_name(*entry)}' for entry in every
+                 if entry[1].name.startswith(f'{last}.')]:
+    return f'--{last} is a group of fields; set one of: {", ".join(members)}.'
+  names = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
+  alias = _ALIASES.get(last)
+  near = [alias] if alias in names else difflib.get_close_matches(last, names, n=1)
+  return f'--{name} is not a flag; ' + (
+      f'did you mean --{near[0]}?' if near else f'flags are: {", ".join(names)}.')
+
+
+def _check_places(argument: Any) -> None:
+  """Raises ValueError for an output path that cannot be written, before anything is loaded."""
+  for names, check in ((_FOLDERS, paths.folder), (_FILES, paths.file)):
+    for name in names:
+      if (place := getattr(argument, name, None)) is not None:
+        check(name, place)
+
+
+def _is_bool(field: fields.Field) -> bool:
+  return field.kind is bool
+
+
+def _listed(group: Any) -> list[str]:
+  """The fields of a dataclass as lines of the help text."""
+  lines = []
+  for field in fields.every(group):
+    lines.append(f'--{fields.short_name(group, field)}={fields.show(field.value)}')
+    lines += textwrap.wrap(
+        f'{field.doc} ({fields.describe(field.kind)})'.strip(), _WIDTH, initial_indent='    ',
+        subsequent_indent='    ')
+  return [*lines, '']

@@ -1,0 +1,1 @@
+"""The commands of an installation, one module each; `cspd-NAME --help` documents them."""

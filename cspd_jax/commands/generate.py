@@ -1,0 +1,128 @@
+"""Generates images from prompts, by the model's best decoder for the machine.
+
+  cspd-generate --prompt=cat --prompt=rocket --seed=7
+  cspd-generate --model=checkpoints/c2i_xl_384 --prompts=prompts.txt --batch_size=32 \\
+      --decoder='mc_sjd(window=32)' --guidance_scale=4 --output=runs/xl
+  cspd-generate --num_images=50000 --npz --output=runs/fid
+  cspd-generate --config=configs/generate/mar_demo.py
+
+Writes one PNG per image to --output, with its prompt, seed, decoder, sampling options and versions
+inside, and report.json; --npz adds all images as one array for tools that measure the FID. A
+stopped command resumes when it is repeated. Invalid input ends with one message and exit code 2,
+before anything compiles.
+"""
+
+import dataclasses
+import functools
+import io
+import pathlib
+import re
+import sys
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from cspd_jax import cli, sharding
+from cspd_jax.checkpoints import files, paths
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields, progress
+from cspd_jax.generation.gallery import Gallery
+
+# Images of the model's own prompts, if nothing else is specified.
+_IMAGES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What to generate.
+
+  Attributes:
+    model: a shipped model, or a folder that cspd-convert wrote.
+    parts: networks in place of the model's own.
+    decoder: a specification such as seed_exact(window=16); None uses the model's best for this
+      machine and batch size.
+    images: which images.
+    sampling: sampling options.
+    prefix: an image file whose first rows are kept, while the rest is generated. A picture of
+      another shape is scaled and cropped to its middle.
+    rows: rows of tokens that are kept of the prefix; None keeps half of them.
+    batch_size: images decoded together.
+    dtype: dtype of the parameters; None keeps that of the files.
+    quantize: int8 stores the matrices of the target's layers as int8.
+    grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
+      sizes; None uses the model's own.
+    mesh: several devices, such as 2x4: two groups, each of which generates images of its own with
+      four devices that the model is sharded over. None uses one device.
+    npz: also writes images.npz, with all images as one uint8 array [N, H, W, 3] named arr_0, as
+      tools for the FID read it.
+    stream: a PNG file that shows the images of the current batch so far, rewritten every few
+      rounds.
+    overwrite: whether to replace images of an earlier run in the folder.
+    output: folder of the results.
+  """
+
+  model: str = 'demo'
+  parts: groups.Parts = groups.Parts()
+  decoder: str | None = None
+  images: groups.Images = groups.Images()
+  sampling: groups.Sampling = groups.Sampling()
+  prefix: str | None = None
+  rows: int | None = None
+  batch_size: int = 8
+  dtype: Literal['float32', 'bfloat16'] | None = None
+  quantize: Literal['int8'] | None = None
+  grid: str | None = None
+  mesh: str | None = None
+  npz: bool = False
+  stream: str | None = None
+  overwrite: bool = False
+  output: str = 'runs/generate'
+
+  def __post_init__(self):
+    fields.check(self)
+
+
+@cli.command(Config)
+def main(config: Config) -> None:
+  if config.stream is not None and config.mesh is not None:
+    raise ValueError(f'stream is {config.stream!r} and mesh is {config.mesh!r}; images of several '
+                     'devices cannot be streamed, so leave one of them out.')
+  grid, mesh = _pair('grid', config.grid), _pair('mesh', config.mesh)
+  model = inputs.model(config, quantize=config.quantize, grid=grid,
+                       sharding=mesh and sharding.make_mesh(*mesh))
+  prompts, seed = inputs.images(config.images, model, _IMAGES)
+  gallery = Gallery(
+      model, prompts, config.output, seed=seed, decoder=config.decoder,
+      batch_size=config.batch_size, prefix=config.prefix, rows=config.rows, npz=config.npz,
+      overwrite=config.overwrite, **inputs.overrides(config.sampling))
+  watch = config.stream and functools.partial(_show, paths.file('stream', config.stream))
+  print(gallery.headline, flush=True)
+  with progress.bar('generating') as show:
+    gallery.generate(dataclasses.asdict(config), show, watch)
+  print(f'Images and report.json are in {gallery.folder}.')
+
+
+def _pair(name: str, text: str | None) -> tuple[int, int] | None:
+  """Parses two numbers such as '2x4'.
+
+  Raises:
+    ValueError: for another text.
+  """
+  if text is None:
+    return None
+  match = re.fullmatch(r'(\d{1,6})x(\d{1,6})', text)
+  if not match:
+    raise ValueError(f'{name} is {text!r}; it must be two numbers, such as 2x4.')
+  return int(match[1]), int(match[2])
+
+
+def _show(path: pathlib.Path, images: np.ndarray) -> None:
+  """Writes images `[n, H, W, 3]` next to each other, in place of the previous picture."""
+  picture = io.BytesIO()
+  Image.fromarray(np.concatenate(list(images), axis=1)).save(picture, 'png')
+  files.write(path, picture.getvalue())
+
+
+if __name__ == '__main__':
+  sys.exit(main())
