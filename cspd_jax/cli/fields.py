@@ -77,8 +77,8 @@ def override(config: Any, texts: Mapping[str, str | Sequence[str]]) -> Any:
 
   Args:
     config: a dataclass.
-    texts: by dotted name, a text or several: of a repeated flag a tuple has the values of all, and
-      any other field has the last.
+    texts: by dotted name, a text or several, those of a repeated flag: a field that is one value
+      or a tuple of them gets all, any other field the last.
 
   Raises:
     ValueError: for a text that is not of the field's type, or a value that the dataclass rejects.
@@ -114,12 +114,9 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[
 
 def _read_all(texts: Sequence[str], kind: Any) -> Any:
   """The value of a flag that may be repeated."""
-  values = [read(text, kind) for text in texts]
-  if len(values) == 1 or values[-1] is None:
-    return values[-1]
-  options = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
-  if not any(typing.get_origin(option) is tuple and Ellipsis in typing.get_args(option)
-             for option in options):
+  values, options = [read(text, kind) for text in texts], typing.get_args(kind)
+  one_or_several = any(tuple[option, ...] in options for option in (int, str) if option in options)
+  if len(values) == 1 or values[-1] is None or not one_or_several:
     return values[-1]
   return tuple(part for value in values if value is not None
                for part in (value if isinstance(value, tuple) else (value,)))

@@ -82,8 +82,8 @@ class Config:
   Attributes:
     model: a shipped model or a folder.
     parts: networks in place of the model's own.
-    decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32); may be repeated.
-      None compares ordinary sampling, seed_exact and the model's default decoder.
+    decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32). None
+      compares ordinary sampling, seed_exact and the model's default decoder.
     all: compares every named decoder that the model can run, and its default one.
     images: which images, the same with every decoder.
     sampling: sampling options.

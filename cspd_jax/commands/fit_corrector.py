@@ -116,11 +116,11 @@ def prepare(config: Config) -> Job:
   Raises:
     ValueError: for the first option that cannot work.
   """
-  _check_output(config)
   model = cspd_jax.load(config.model, dtype=config.dtype, quantize=config.quantize)
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, whose tokens are continuous; give one of '
                      'discrete tokens.')
+  _check_output(config)
   store.check_place(_output(config))
   if config.output is None:
     families.check_place(config.model, model.family, {'neighbours': 'neighbours'})

@@ -54,6 +54,8 @@ class Config:
   limit: int | None = 7
   names: tuple[str, ...] = ('x',)
   pair: tuple[int, float] = (1, 2.0)
+  prompt: str | tuple[str, ...] | None = None
+  seed: int | tuple[int, ...] | None = None
   inner: Inner = Inner()
   other: Other = Other()
 
@@ -103,7 +105,10 @@ def _changed(path, *words):
     (['--limit=none'], 'limit', None), (['--limit=5'], 'limit', 5),
     (['--pair=(3,4)'], 'pair', (3, 4.0)), (['--pair=3,4'], 'pair', (3, 4.0)),
     (['--names=a, b(c, d=2)+e,f'], 'names', ('a', 'b(c, d=2)+e', 'f')),
-    (['--limit=1', '--limit=2'], 'limit', 2),
+    (['--limit=1', '--limit=2'], 'limit', 2), (['--names=a', '--names=b,c'], 'names', ('b', 'c')),
+    (['--prompt=a, b'], 'prompt', 'a, b'), (['--prompt=a', '--prompt=b, c'], 'prompt', ('a', 'b, c')),
+    (['--seed=1', '--seed=2'], 'seed', (1, 2)), (['--seed=1,2'], 'seed', (1, 2)),
+    (['--seed=1', '--seed=none'], 'seed', None),
 ])
 def test_text_is_read_as_the_type_of_the_field(path, words, name, value):
   found = getattr(_changed(path, *words), name)
@@ -131,7 +136,7 @@ def test_flags_beside_the_configuration(path):
 
 @pytest.mark.parametrize('words, message', [
     (['--nmae=1'], '--nmae is not a flag; did you mean --name?'),
-    (['--qqqqqq=1'], 'flags are: name, fast, limit, names, pair, rate, inner.steps'),
+    (['--qqqqqq=1'], 'flags are: name, fast, limit, names, pair, prompt, seed, rate, inner.steps'),
     (['--config.nmae=1'], 'did you mean --name?'), (['--name.x=1'], '--name.x is not a flag'),
     (['--steps=1'], '--steps may be any of --inner.steps, --other.steps; say which'),
     (['--inner=1'], '--inner is a group of fields; set one of: --rate, --inner.steps'),
@@ -143,6 +148,7 @@ def test_flags_beside_the_configuration(path):
     (['--name'], 'Missing value for flag --name'), (['cat'], "'cat' is not a flag"),
     (['-n=1'], '--n is not a flag'), (['--config=/nowhere/x.py'], 'no such file'),
     (['--config'], 'Missing value for flag --config'),
+    (['--seeds=1'], 'did you mean --seed?'),
 ])
 def test_mistakes_say_what_is_allowed(path, capsys, words, message):
   code, seen = _run(path, *words)
@@ -163,9 +169,9 @@ def test_a_configuration_of_another_program(path, capsys):
     name: str
     window: int
 
-  run = wrapper.command(config=path, expected=Expected)(lambda config: None)
+  run = wrapper.command(Expected, config=path)(lambda config: None)
   assert run(['prog']) == 2
-  assert 'a Config without window; this program takes one like' in capsys.readouterr().err
+  assert 'a Config without window; this command requires the fields of' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('error, code, err', [
@@ -253,4 +259,4 @@ def test_as_a_process(path, tmp_path):
 
 
 def test_names_of_the_package():
-  assert cli.program is wrapper.program
+  assert cli.command is wrapper.command

@@ -174,7 +174,7 @@ def test_a_few_decoders_by_default(models):
   job = _job(models / 'model')
   assert list(job.programs) == ['vanilla', 'seed_exact', 'mc_sjd(window=5)']
   assert len(job.prompts) == 2 and not job.left_out
-  images = compare.demo.groups.Images(prompt='owl,cat,dog')
+  images = compare.groups.Images(prompt='owl,cat,dog')
   assert len(_job(models / 'model', images=images).prompts) == 3
 
 

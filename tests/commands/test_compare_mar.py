@@ -14,7 +14,7 @@ from tests.experiments import calls, models as models_lib
 
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
-    'option of other models': (['--window=3'], ['--window is not a flag', 'kernels_per_call']),
+    'option of other models': (['--window=3'], ['window is 3', 'continuous tokens']),
     'sampling of other models': (['--top_k=3'], ['top_k', 'temperature']),
     'unknown decoder': (['--decoder=vanilla'], ['vanilla', 'exact_head']),
     'no draft model': (

@@ -151,4 +151,4 @@ def test_one_seed_per_image(run):
 def test_help(capsys):
   assert generate.main(['generate', '--help']) == 0
   out = capsys.readouterr().out
-  assert '--batch_size=16' in out and '--npz=false' in out and 'python -m experiments' in out
+  assert '--batch_size=8' in out and '--npz=false' in out and 'cspd-generate --' in out
