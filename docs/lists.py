@@ -1,6 +1,7 @@
 """Lists that the pages take from the code: decoders, parts, metrics, networks, programs."""
 
 import ast
+import configparser
 import functools
 import pathlib
 import re
@@ -153,17 +154,29 @@ def photographs() -> str:
       for source in photos.SOURCES)
 
 
+def commands() -> str:
+  """The commands of an installation, with the first sentence of each."""
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / 'setup.cfg')
+  scripts = setup['options.entry_points']['console_scripts'].split('\n')
+  return _table(
+      {'command': f'`{name}`', 'does': _sentence(ROOT / f'{module.replace(".", "/")}.py')}
+      for name, module in (re.split(' = |:', line)[:2] for line in scripts if line))
+
+
 def programs() -> str:
-  """The programs, with the first sentence of each."""
-  found = []
-  for path in sorted((ROOT / 'experiments').rglob('*.py')):
-    text = path.read_text()
-    if not re.search('^if __name__', text, re.MULTILINE):
-      continue
-    module = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
-    sentence = ' '.join((ast.get_docstring(ast.parse(text)) or '').split('\n\n')[0].split())
-    found.append({'command': f'`python -m {module}`', 'does': sentence})
-  return _table(found)
+  """The programs of a clone, with the first sentence of each."""
+  return _table(
+      {'command': f'`python -m {".".join(path.relative_to(ROOT).with_suffix("").parts)}`',
+       'does': _sentence(path)}
+      for path in sorted((ROOT / 'experiments').rglob('*.py'))
+      if re.search('^if __name__', path.read_text(), re.MULTILINE))
+
+
+def _sentence(path: pathlib.Path) -> str:
+  """The first paragraph of a module's docstring."""
+  docstring = ast.get_docstring(ast.parse(path.read_text())) or ''
+  return ' '.join(docstring.split('\n\n')[0].split())
 
 
 def broken() -> str:
@@ -175,5 +188,6 @@ LISTS: dict[str, Callable[[], str]] = {
     'decoders': decoders, 'functions': functions,
     'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
     'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
-    'shipped': shipped, 'photographs': photographs, 'programs': programs, 'mutants': broken,
+    'shipped': shipped, 'photographs': photographs, 'commands': commands, 'programs': programs,
+    'mutants': broken,
 } | sizes.LISTS

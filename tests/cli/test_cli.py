@@ -106,7 +106,8 @@ def _changed(path, *words):
     (['--pair=(3,4)'], 'pair', (3, 4.0)), (['--pair=3,4'], 'pair', (3, 4.0)),
     (['--names=a, b(c, d=2)+e,f'], 'names', ('a', 'b(c, d=2)+e', 'f')),
     (['--limit=1', '--limit=2'], 'limit', 2), (['--names=a', '--names=b,c'], 'names', ('b', 'c')),
-    (['--prompt=a, b'], 'prompt', 'a, b'), (['--prompt=a', '--prompt=b, c'], 'prompt', ('a', 'b, c')),
+    (['--prompt=a, b'], 'prompt', 'a, b'),
+    (['--prompt=a', '--prompt=b, c'], 'prompt', ('a', 'b, c')),
     (['--seed=1', '--seed=2'], 'seed', (1, 2)), (['--seed=1,2'], 'seed', (1, 2)),
     (['--seed=1', '--seed=none'], 'seed', None),
 ])
