@@ -19,8 +19,9 @@ TEXTS = FILES + sorted(
 ROWS = (
     {'experiments'},
     {'configs', 'checkpoints_conversion'},
-    {'cspd_jax.cli', 'experiments.costs', 'experiments.demo_models'},
-    {'cspd_jax.command'},
+    {'experiments.costs', 'experiments.demo_models'},
+    {'cspd_jax.commands'},
+    {'cspd_jax.cli'},
     {'cspd_jax'},  # What users import: the names that `cspd_jax/__init__.py` gathers.
     {'cspd_jax.measure', 'cspd_jax.training'},
     {'cspd_jax.families'},
