@@ -24,7 +24,7 @@ from typing import Any
 from absl import flags, logging
 
 from cspd_jax.checkpoints import paths
-from cspd_jax.cli import fields, loader
+from cspd_jax.cli import compiled, fields, loader
 from cspd_jax.core import exits
 
 _PREFIX = 'config.'
@@ -72,6 +72,7 @@ class Command:
     arguments = self._arguments(config, words)
     for argument in arguments:
       _check_places(argument)
+    compiled.enable()
     return self._main(*arguments)
 
   def _config_path(self, words: Sequence[str]) -> tuple[str | None, list[str]]:
