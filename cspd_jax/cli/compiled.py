@@ -1,8 +1,9 @@
 """Compiled programs that commands store on disk, so that a second start compiles nothing.
 
-JAX's persistent compilation cache, in a folder per processor: a program compiled for one CPU may not
-run on another, and home folders are often shared. Where JAX's own settings name a folder, that is
-used; `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
+JAX's persistent compilation cache, in a folder per processor: a program compiled for one CPU may
+not run on another, and home folders are often shared. JAX's own settings take precedence:
+`JAX_COMPILATION_CACHE_DIR` names another folder, `JAX_ENABLE_COMPILATION_CACHE=false` turns the
+cache off.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Commands store compiled programs in a folder of their own, unless JAX's settings say otherwise."""
+"""Commands store compiled programs in a folder of their own, or where JAX's settings say."""
 
 import jax
 import pytest
