@@ -274,7 +274,7 @@ def logits_and_features(
     feature `C - 1 + i`.
   """
   prefix = _prefix(params, config, condition, drop_mask)
-  return causal.read(params, _causal(config), prefix, tokens[:, :-1])[:2]
+  return causal.forward(params, _causal(config), prefix, tokens[:, :-1])[:2]
 
 
 def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
@@ -323,7 +323,7 @@ def _prefix(
   embeddings, visible = LlamaGen(config).apply(
       {'params': params}, condition, drop, method='condition')
   positions = jnp.full((1, embeddings.shape[1]), -1)
-  return causal.Prefix(embeddings, causal.Places(visible, positions, jnp.zeros(1, jnp.int32)))
+  return causal.EmbeddedCondition(embeddings, causal.ConditionPositions(visible, positions, jnp.zeros(1, jnp.int32)))
 
 
 def _check_condition(config: LlamaGenConfig, condition: Any) -> Any:

@@ -112,7 +112,7 @@ def model_of(config, num_streams):
 
   def embed_condition(params, prompt, count):
     tokens, visible = prompt.first(count).rows()
-    return causal.Prefix(embed(params, tokens), causal.prompt_places(visible))
+    return causal.EmbeddedCondition(embed(params, tokens), causal.prompt_positions(visible))
 
   def check_condition(prompt):
     prompt = prompt.first(num_streams) if isinstance(prompt, Prompt) else prompt
@@ -150,7 +150,7 @@ def forward(params, config, prompt, tokens, drop):
   """Logits and features of whole images; see `families.Model.forward`."""
   model = model_of(config, 1)
   prefix = model.embed_condition(params, prompt.dropped(drop), 1)
-  return causal.read(params, model, prefix, tokens[:, :-1])[:2]
+  return causal.forward(params, model, prefix, tokens[:, :-1])[:2]
 
 
 def eagle_config(config):

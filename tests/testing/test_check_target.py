@@ -251,5 +251,5 @@ def test_conditions(condition, message):
 
 
 def test_a_condition_that_the_target_refuses():
-  with pytest.raises(ValueError, match='holds the class labels .5.; this model knows 0 to 2'):
+  with pytest.raises(ValueError, match='holds the class labels .5.; this model supports 0 to 2'):
     check_target(T, MODEL.params, jnp.asarray([5]))
