@@ -1,10 +1,11 @@
 """Networks in Flax Linen, as pure functions of parameters and sizes.
 
-Decoding targets, by `target(config, ...)`: `llamagen` and `early_fusion` (discrete tokens), `mar`
-(continuous).
-Drafters that read a target's features: `eagle.network` and `medusa.drafting_heads`. Image
-tokenizers: `vq` and `kl_vae`. Encoder of prompts: `t5`. New decoder-only families are
-configurations of `causal`; drafters share the two `ends` of theirs.
+- Decoding targets, built by `target(config, ...)`: `llamagen` and `early_fusion` with discrete
+  tokens, `mar` with continuous ones. New decoder-only models are specifications for `causal`.
+- Drafters that read a target's features, and share the two `ends` of the target: `eagle.network`
+  and `medusa.drafting_heads`.
+- The corrector `neighbours`, trained on sampled images.
+- Image tokenizers: `vq`, `emu3_vq` and `kl_vae`. Text encoder: `t5`.
 """
 
 from cspd_jax.models import (

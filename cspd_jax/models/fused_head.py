@@ -113,7 +113,7 @@ def _kernel(refs: Mapping[str, Any], out: Any, part: int, normed: bool, silu: bo
   size = min(width, _CHUNK)
   chunk = lambda k: k * size + jnp.arange(size)
   load = lambda k: refs['x'][x_rows[:, None], chunk(k)[None]]
-  modulation = lambda number, columns: refs['modulation'][row[:, None], number, columns[None]]
+  modulation = lambda number, channels: refs['modulation'][row[:, None], number, channels[None]]
 
   def sums(term):
     """Sums a function of the inputs over each row, `[N, 1]`."""

@@ -233,7 +233,7 @@ def test_unknown_class_labels_are_refused(condition, message):
 
 
 @pytest.mark.parametrize('embeddings, mask, message', [
-    (np.zeros((1, 119, 40)), np.ones((1, 119)), 'takes .B, 120, 40.'),
+    (np.zeros((1, 119, 40)), np.ones((1, 119)), 'requires .B, 120, 40.'),
     (np.zeros((1, 120, 40)), np.ones((2, 120)), r'mask \(2, 120\)'),
     (np.zeros((1, 120, 40)), np.arange(120)[None] < 5, 'padded on the left'),
     (np.full((1, 120, 40), np.nan), np.ones((1, 120)), 'not finite'),
