@@ -90,7 +90,7 @@ class Causal(NamedTuple):
   """
 
   transformer: TransformerConfig
-  embed_condition: Callable[[Params, Any, int], Prefix]
+  embed_condition: Callable[[Params, Any, int], EmbeddedCondition]
   rope: RopeFunction
   num_tokens: int
   row_width: int

@@ -1,11 +1,11 @@
-"""Packages that only prompts in words need."""
+"""Optional packages for text prompts."""
 
 import importlib
 from typing import Any
 
 
 def need(name: str) -> Any:
-  """The package of this name.
+  """Imports an optional package.
 
   Raises:
     ImportError: if it is not installed.
@@ -14,6 +14,6 @@ def need(name: str) -> Any:
     return importlib.import_module(name)
   except ImportError as error:
     raise ImportError(
-        f"Prompts in words need the package {name}, which is not installed; run pip install -e "
-        "'.[text]' in the repository, or give prompts in numbers, as docs/models.md shows."
+        f"Text prompts need the package {name}, which is not installed; run pip install -e "
+        "'.[text]' in the repository, or pass prompts as token ids, as docs/models.md shows."
     ) from error
