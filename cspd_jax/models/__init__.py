@@ -21,7 +21,8 @@ from cspd_jax.models import (
   transformer,
   vq,
 )
-from cspd_jax.models.causal import Causal, Prompt
+from cspd_jax.models.causal import Causal
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.models.early_fusion import EarlyFusionConfig
 from cspd_jax.models.ends import Ends

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.models import tried
+from cspd_jax.models import kernel_check
 
 # The value 'plain' disables fused attention. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_ATTENTION'
@@ -99,7 +99,7 @@ def is_available() -> bool:
   Raises:
     ValueError: if the environment variable CSPD_JAX_ATTENTION is neither 'auto' nor 'plain'.
   """
-  return tried.works(
+  return kernel_check.passes(
       'Fused attention', _VARIABLE, lambda device: difference(device), _TOLERANCE)
 
 

@@ -26,7 +26,8 @@ from cspd_jax.core import fields, registry
 from cspd_jax.decoding.drafters import small_network
 from cspd_jax.decoding.drafters.eagle import Network
 from cspd_jax.models import causal, ends as ends_lib, transformer
-from cspd_jax.models.causal import Cache, ConditionPositions, Prompt
+from cspd_jax.models.causal import Cache, ConditionPositions
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Ends
 from cspd_jax.models.rope import RopeFunction, grid_rope, sequence_rope
 
@@ -131,6 +132,7 @@ class EagleConfig:
   def layer(self) -> transformer.TransformerConfig:
     """Sizes of the decoder layer."""
     form = LAYERS[self.family]
+    assert self.num_kv_heads is not None  # Set in `__post_init__`.
     return transformer.TransformerConfig(
         vocab_size=self.vocab_size, dim=self.dim, num_layers=1, num_heads=self.num_heads,
         num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, ffn_dim=self.ffn_dim,

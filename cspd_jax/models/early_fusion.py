@@ -24,8 +24,8 @@ import numpy as np
 from cspd_jax.core import fields
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
-from cspd_jax.models import causal, transformer
-from cspd_jax.models.causal import Prompt
+from cspd_jax.models import causal, conditions, transformer
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Ends
 from cspd_jax.models.rope import RopeFunction, sequence_rope
 
@@ -121,6 +121,7 @@ class EarlyFusionConfig:
   @property
   def transformer(self) -> transformer.TransformerConfig:
     """Sizes of the transformer."""
+    assert self.num_kv_heads is not None  # Set in `__post_init__`.
     return transformer.TransformerConfig(
         vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
         num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
@@ -273,7 +274,7 @@ def _causal(config: EarlyFusionConfig, num_streams: int) -> causal.Causal:
   def check_condition(condition):
     if isinstance(condition, Prompt) and np.ndim(condition.tokens) == 3:
       condition = condition.first(num_streams)
-    return causal.check_prompt(condition, num_streams, config.vocab_size)
+    return conditions.check_prompt(condition, num_streams, config.vocab_size)
 
   return causal.Causal(
       transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),

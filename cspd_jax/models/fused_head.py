@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from cspd_jax.models import diffusion_head, tried
+from cspd_jax.models import diffusion_head, kernel_check
 
 Params = Any
 
@@ -155,7 +155,8 @@ def is_available() -> bool:
   Raises:
     ValueError: if the environment variable CSPD_JAX_HEAD is neither 'auto' nor 'plain'.
   """
-  return tried.works('The fused head', _VARIABLE, lambda device: difference(device), _TOLERANCE)
+  return kernel_check.passes(
+      'The fused head', _VARIABLE, lambda device: difference(device), _TOLERANCE)
 
 
 def difference(device: jax.Device, interpret: bool = False) -> float:

@@ -20,7 +20,7 @@ from cspd_jax.core import fields
 from cspd_jax.core.values import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
-from cspd_jax.models import causal, class_labels, transformer
+from cspd_jax.models import causal, conditions, transformer
 from cspd_jax.models.ends import Ends
 from cspd_jax.models.rope import RopeFunction, frequencies
 
@@ -93,6 +93,7 @@ class LlamaGenConfig:
   @property
   def transformer(self) -> transformer.TransformerConfig:
     """Sizes of the transformer."""
+    assert self.num_kv_heads is not None and self.ffn_dim is not None  # Set in `__post_init__`.
     return transformer.TransformerConfig(
         vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
         num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
@@ -235,15 +236,11 @@ def init(config: LlamaGenConfig, key: jax.Array) -> Params:
   return jax.jit(run)(key)['params']
 
 
-def logits(
-    params: Params,
-    config: LlamaGenConfig,
-    condition: Any,
-    tokens: jax.Array,
-    *,
+def logits_and_features(
+    params: Params, config: LlamaGenConfig, condition: Any, tokens: jax.Array,
     drop_mask: jax.Array | None = None,
-) -> jax.Array:
-  """Returns next-token logits of whole images, for training and evaluation.
+) -> tuple[jax.Array, jax.Array]:
+  """Returns next-token logits and features of whole images, for training and evaluation.
 
   Args:
     params: parameters of the model.
@@ -254,25 +251,12 @@ def logits(
       training for guidance does. None means False for all images.
 
   Returns:
-    `[B, T, V]` float32; the logits at `i` predict token `i` from the condition
-    and the tokens before it.
+    logits `[B, T, V]` float32, and features after the final norm `[B, C + T - 1, D]` of the
+    condition's tokens and of all image tokens but the last; the logits of token `i` are those of
+    feature `C - 1 + i`.
   """
   if drop_mask is None:
     drop_mask = jnp.zeros((tokens.shape[0],), bool)
-  return logits_and_features(params, config, condition, tokens, drop_mask)[0]
-
-
-def logits_and_features(
-    params: Params, config: LlamaGenConfig, condition: Any, tokens: jax.Array,
-    drop_mask: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  """Like `logits`, but also returns the features after the final norm.
-
-  Returns:
-    logits `[B, T, V]`, and features `[B, C + T - 1, D]` of the condition's tokens
-    and of all image tokens but the last; the logits of token `i` are those of
-    feature `C - 1 + i`.
-  """
   embedded = _embedded(params, config, condition, drop_mask)
   return causal.forward(params, _causal(config), embedded, tokens[:, :-1])[:2]
 
@@ -330,7 +314,7 @@ def _embedded(params: Params, config: LlamaGenConfig, condition: Any, drop: jax.
 def _check_condition(config: LlamaGenConfig, condition: Any) -> Any:
   """Returns which rows are valid, `[B]` bool; see `decoding.base.Target.check_condition`."""
   if config.conditioning == 'class':
-    return class_labels.check(condition, config.num_classes)
+    return conditions.check_class_labels(condition, config.num_classes)
   if not isinstance(condition, Caption):
     raise ValueError(
         f'condition is a {type(condition).__name__}; this model requires a llamagen.Caption of '

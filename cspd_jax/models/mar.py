@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import base
 from cspd_jax.core import fields
-from cspd_jax.models import class_labels, diffusion_head, fused_head
+from cspd_jax.models import conditions, diffusion_head, fused_head
 
 Params = Any
 
@@ -294,7 +294,8 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
       transform=transform, denoise=full_precision('denoise'), num_tokens=config.num_tokens,
       token_dim=config.token_dim, num_streams=streams,
       modulation=base.Modulation(full_precision('modulate'), apply),
-      check_condition=lambda condition: class_labels.check(condition, config.num_classes))
+      check_condition=functools.partial(
+          conditions.check_class_labels, num_classes=config.num_classes))
 
 
 def patchify(config: MARConfig, latents: jax.Array) -> jax.Array:

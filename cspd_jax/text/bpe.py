@@ -8,6 +8,7 @@ import base64
 import contextlib
 import dataclasses
 import functools
+import importlib
 import json
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields, registry
-from cspd_jax.text.packages import need
 
 Params = Any
 _FIRST_SPECIAL = 151643
@@ -111,6 +111,21 @@ def id_of(text: Text, name: str) -> int:
   return text.ids[name]
 
 
+def import_package(name: str) -> Any:
+  """Imports an optional package for text prompts.
+
+  Raises:
+    ImportError: if it is not installed.
+  """
+  try:
+    return importlib.import_module(name)
+  except ImportError as error:
+    raise ImportError(
+        f"Text prompts need the package {name}, which is not installed; run pip install -e "
+        "'.[text]' in the repository, or pass prompts as token ids, as docs/models.md shows."
+    ) from error
+
+
 class Vocabulary:
   """A tokenizer file of the `tokenizers` library, as a `Text`.
 
@@ -136,7 +151,7 @@ class Vocabulary:
 
   @functools.cached_property
   def _tokenizer(self):
-    from_buffer = need('tokenizers').Tokenizer.from_buffer
+    from_buffer = import_package('tokenizers').Tokenizer.from_buffer
     with _read_errors(_JSON_FILE):
       tokenizer = from_buffer(self._file)
     tokenizer.encode_special_tokens = True
@@ -179,7 +194,7 @@ class Emu3Ranks:
 
   @functools.cached_property
   def _tokenizer(self):
-    encoding = need('tiktoken').Encoding
+    encoding = import_package('tiktoken').Encoding
     with _read_errors(_RANKS_FILE):
       return encoding('emu3', pat_str=self._PATTERN, mergeable_ranks=self._ranks, special_tokens={})
 

@@ -11,8 +11,7 @@ import html.parser
 import re
 import urllib.parse
 
-from cspd_jax.text.bpe import Text, id_of
-from cspd_jax.text.packages import need
+from cspd_jax.text.bpe import Text, id_of, import_package
 
 _FILES = '(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)'
 _LINK = r'[a-z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)'
@@ -92,7 +91,7 @@ def clean(caption: str) -> str:
   caption = _substituted(_visible_text(_substituted(caption, _LINKS)), _SIGNS)
   if len(re.findall('[-_]', caption)) > 3:  # a-name-like-this
     caption = re.sub('[-_]', ' ', caption)
-  caption = need('ftfy').fix_text(caption)
+  caption = import_package('ftfy').fix_text(caption)
   return _substituted(html.unescape(html.unescape(caption)).strip(), _CODES).strip()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cspd_jax.models.causal import Prompt
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.text.bpe import Text, id_of
 
 # Prompts are padded to a multiple of this, so that only a few lengths are compiled.

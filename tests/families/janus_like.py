@@ -25,8 +25,8 @@ from cspd_jax import families
 from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.families import drafts, token_prompts
 from cspd_jax.generation import engines
-from cspd_jax.models import causal, eagle, rope, transformer, vq
-from cspd_jax.models.causal import Prompt
+from cspd_jax.models import causal, conditions, eagle, rope, transformer, vq
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe
 
 BEGIN, PAD, IMAGE = '<begin>', '<pad>', '<image>'
@@ -116,7 +116,7 @@ def model_of(config, num_streams):
 
   def check_condition(prompt):
     prompt = prompt.first(num_streams) if isinstance(prompt, Prompt) else prompt
-    return causal.check_prompt(prompt, num_streams, config.vocab_size)
+    return conditions.check_prompt(prompt, num_streams, config.vocab_size)
 
   return causal.Causal(
       transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),

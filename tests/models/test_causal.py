@@ -17,7 +17,7 @@ from cspd_jax.decoding.drafters.eagle import eagle as eagle_drafter
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import causal, eagle, rope, transformer
+from cspd_jax.models import causal, conditions, eagle, rope, transformer
 
 # 19 codes and a token that ends a row, then text; rows of 4 codes, 5 rows.
 CODES, NEW_LINE, IMAGE, VOCAB = 19, 19, 20, 33
@@ -68,7 +68,7 @@ def _model(name, num_streams=2):
       embed_condition=lambda params, prompt, _: causal.embed_prompt(params, family.sizes, prompt),
       rope=rope.sequence_rope(family.sizes.head_dim, family.base), num_tokens=LENGTH,
       row_width=WIDTH, forced=_forced,
-      check_condition=lambda prompt: causal.check_prompt(prompt, num_streams, VOCAB))
+      check_condition=lambda prompt: conditions.check_prompt(prompt, num_streams, VOCAB))
 
 
 @functools.cache

@@ -330,7 +330,7 @@ FLAGS = {
         (f'--top_k={HUGE}', 'invalid int64 value'), ('--model={tmp}/{long}', 'be a place'),
         ('--prompts={tmp}/pipe', 'it is no file'), ('--prompts={tmp}/binary', 'as text'),
         (f'--prompt={WORDS}', 'prompts holds'), ('--mesh=0x1', 'data is 0'),
-        ('--mesh=9999x9999', 'which makes 99980001 devices'),
+        ('--mesh=9999x9999', 'which requires 99980001 devices'),
         ('--grid=4x4', "grid is (4, 4), but a 'llamagen' model"), ('--grid=x', "grid is 'x'"),
         ('--dtype=int8', 'invalid choice'), ('--decoder=mc_sjd(', 'mc_sjd('),
         ('--model={tmp}/tokenizer', "'vq'"), ('--model=~nobody_here', 'be a place')],

@@ -10,8 +10,8 @@ from absl import logging
 _SETTINGS = ('auto', 'plain')
 
 
-def works(name: str, variable: str, difference: Callable[[jax.Device], float],
-          tolerance: float) -> bool:
+def passes(name: str, variable: str, difference: Callable[[jax.Device], float],
+           tolerance: float) -> bool:
   """Whether this process has a GPU on which kernels return the same as plain operations.
 
   If they fail, a warning is logged.
