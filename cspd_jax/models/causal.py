@@ -30,6 +30,7 @@ from cspd_jax.models.rope import RopeFunction
 from cspd_jax.models.transformer import KeyValues, TransformerConfig
 
 Params = Any
+Condition = Any
 # Caches of at least `_TILED` slots are rounded up to a multiple of `_TILE`, because GPUs pad the
 # keys and values of other sizes in every round. In smaller caches the extra slots cost as much.
 _TILED, _TILE = 512, 64
@@ -89,13 +90,13 @@ class Causal(NamedTuple):
   """
 
   transformer: TransformerConfig
-  embed_condition: Callable[[Params, Any, int], EmbeddedCondition]
+  embed_condition: Callable[[Params, Condition, int], EmbeddedCondition]
   rope: RopeFunction
   num_tokens: int
   row_width: int
   forced: Callable[[jax.Array], jax.Array] | None = None
   num_forced: int = 0
-  check_condition: Callable[[Any], Any] = lambda condition: None
+  check_condition: Callable[[Condition], Any] = lambda condition: None
   embed: Embed | None = None
   logits: Logits | None = None
   num_outputs: int | None = None
@@ -238,7 +239,8 @@ def target(model: Causal, num_streams: int) -> base.Target:
   """Returns the model as a decoding target with `num_streams` guidance streams."""
   network, model_ends = transformer.Transformer(model.transformer), ends(model)
 
-  def prefill(params, condition, num_slots):
+  def prefill(params: Params, condition: Condition, num_slots: int
+              ) -> tuple[jax.Array, jax.Array, Cache]:
     embedded = model.embed_condition(params, condition, num_streams)
     rows, batch = embedded.embeddings.shape[0], jax.tree.leaves(condition)[0].shape[0]
     if rows != num_streams * batch:
@@ -249,7 +251,8 @@ def target(model: Causal, num_streams: int) -> base.Target:
     return (split(logits[:, 0], num_streams), split(features, num_streams),
             allocate(layers, embedded.positions, num_slots))
 
-  def score(params, cache: Cache, tokens, start, tree: Tree | RuntimeTree):
+  def score(params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
+            tree: Tree | RuntimeTree) -> tuple[jax.Array, jax.Array, Cache]:
     at = window(cache, start, tree.depth, tree.ancestors)
     features, layers = network.apply(
         {'params': params['transformer']}, model_ends.embed(params, tile(tokens, num_streams)),
@@ -272,11 +275,12 @@ def network(model: Causal, num_streams: int) -> Network:
   small_target = target(model, num_streams)
   module, model_ends = transformer.Transformer(model.transformer), ends(model)
 
-  def prefill(params, condition, features, num_slots):
+  def prefill(params: Params, condition: Condition, features: jax.Array, num_slots: int) -> Cache:
     del features
     return small_target.prefill(params, condition, num_slots)[2]
 
-  def step(params, cache: Cache, tokens, features, start, depth, visible):
+  def step(params: Params, cache: Cache, tokens: jax.Array, features: jax.Array, start: jax.Array,
+           depth: jax.Array, visible: jax.Array) -> tuple[jax.Array, Cache]:
     del features
     at = window(cache, start, depth, visible)
     new_features, layers = module.apply(
@@ -285,7 +289,7 @@ def network(model: Causal, num_streams: int) -> Network:
         at.slot + visible.shape[-1] - tokens.shape[1], method='features')
     return split(new_features, num_streams), cache._replace(layers=layers)
 
-  def logits(params, features):
+  def logits(params: Params, features: jax.Array) -> jax.Array:
     flat = features.reshape(-1, *features.shape[2:])
     return split(model_ends.logits(params, flat), features.shape[0])
 
@@ -304,7 +308,7 @@ def first_layers(params: Params, num_layers: int, model: Callable[[int], Causal]
   Returns:
     The parameters of the drafting network, and `guided -> Network`.
   """
-  def build(guided):
+  def build(guided: bool) -> Network:
     streams = 2 if guided else 1
     return network(model(streams), streams)
 

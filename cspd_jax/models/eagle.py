@@ -210,7 +210,7 @@ def init(config: EagleConfig, key: jax.Array) -> Params:
 
   Matrices are normal with variance 1 / inputs; a token embedding has standard deviation 0.02.
   """
-  def run(key):
+  def run(key: jax.Array) -> Params:
     shape = (1, 1, config.head_dim // 2)
     params = Eagle(config).init(
         key, jnp.zeros((1, 1, config.dim)), jnp.zeros((1, 1, config.dim)),
@@ -333,7 +333,7 @@ def network(config: EagleConfig, target: Ends) -> Network:
                      f'{target.vocab_size} tokens; use a drafter that was trained for this target.')
   model = Eagle(config)
 
-  def prefill(params, condition, features, num_slots):
+  def prefill(params: Params, condition: Any, features: jax.Array, num_slots: int) -> Cache:
     streams, features = features.shape[0], features.reshape(-1, *features.shape[2:])
     rows, count = features.shape[0], features.shape[1] - 1
     if config.reads_prompt and not isinstance(condition, Prompt):
@@ -351,7 +351,8 @@ def network(config: EagleConfig, target: Ends) -> Network:
       layers = ((no_slots, no_slots),) * config.num_layers
     return causal.allocate(layers, condition_positions, num_slots)
 
-  def step(params, cache: Cache, tokens, features, start, depth, visible):
+  def step(params: Params, cache: Cache, tokens: jax.Array, features: jax.Array, start: jax.Array,
+           depth: jax.Array, visible: jax.Array) -> tuple[jax.Array, Cache]:
     streams, _, length, width = features.shape
     at = causal.window(cache, start, depth, visible)
     predicted, layers = model.apply(
@@ -360,10 +361,10 @@ def network(config: EagleConfig, target: Ends) -> Network:
         at.slot + visible.shape[-1] - length)
     return causal.split(predicted, streams), cache._replace(layers=layers)
 
-  def correct(params, new, old, stale):
+  def correct(params: Params, new: jax.Array, old: jax.Array, stale: jax.Array) -> jax.Array:
     return Correction(config).apply({'params': params['correction']}, new, old, stale)
 
-  def logits(params, features):
+  def logits(params: Params, features: jax.Array) -> jax.Array:
     return target.logits(params['target'], features)
 
   return Network(prefill, step, logits, config.num_outputs, config.num_tokens,

@@ -205,7 +205,7 @@ def with_grammar(config: EarlyFusionConfig, codes: Any) -> Any:
 
 def init(config: EarlyFusionConfig, key: jax.Array) -> Params:
   """Initialises float32 parameters: normal with deviation 0.02, norms one, output matrix zero."""
-  def run(key):
+  def run(key: jax.Array) -> Params:
     size = (1, 1)
     return {'transformer': transformer.Transformer(config.transformer).init(
         key, jnp.zeros((*size, config.dim)), _rope(config)(jnp.zeros(size, jnp.int32)),
@@ -268,10 +268,10 @@ def _rope(config: EarlyFusionConfig) -> RopeFunction:
 
 def _causal(config: EarlyFusionConfig, num_streams: int) -> causal.Causal:
   """Returns the specification of this model."""
-  def embed_condition(params, condition, count):
+  def embed_condition(params: Params, condition: Prompt, count: int) -> causal.EmbeddedCondition:
     return causal.embed_prompt(params, config.transformer, condition.first(count))
 
-  def check_condition(condition):
+  def check_condition(condition: Any) -> Any:
     if isinstance(condition, Prompt) and np.ndim(condition.tokens) == 3:
       condition = condition.first(num_streams)
     return conditions.check_prompt(condition, num_streams, config.vocab_size)

@@ -12,6 +12,7 @@ function of `(params, config)`; kernels over time are `[time, 3, 3, in, out]`.
 
 import dataclasses
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,6 +20,8 @@ import jax.numpy as jnp
 
 from cspd_jax.core import fields
 from cspd_jax.models import vq
+
+Params = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,13 +191,13 @@ class Tokenizer(nn.Module):
     return self.images(self.latents(images))
 
 
-def init(config: Emu3VQConfig, key: jax.Array) -> dict:
+def init(config: Emu3VQConfig, key: jax.Array) -> Params:
   """Initialises float32 parameters."""
   images = jnp.zeros((1, config.factor, config.factor, config.in_channels), jnp.float32)
   return jax.jit(Tokenizer(config).init)(key, images)['params']
 
 
-def latents(params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
+def latents(params: Params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
   """Returns vectors before quantisation, `[B, H / factor, W / factor, z_channels]` float32.
 
   Args:
@@ -211,12 +214,12 @@ def latents(params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
   return vectors.astype(jnp.float32)
 
 
-def codebook(params, config: Emu3VQConfig) -> jax.Array:
+def codebook(params: Params, config: Emu3VQConfig) -> jax.Array:
   """Returns the codebook vectors `[codebook_size, z_channels]`, float32."""
   return vq.codebook(params, config.network)
 
 
-def encode(params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
+def encode(params: Params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
   """Encodes images `[B, H, W, C]` in [-1, 1] as tokens `[B, H / factor, W / factor]` int32.
 
   Raises:
@@ -225,7 +228,7 @@ def encode(params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
   return vq.quantize(params, config.network, latents(params, config, images))
 
 
-def decode_unclipped(params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
+def decode_unclipped(params: Params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
   """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping.
 
   Raises:
@@ -237,7 +240,7 @@ def decode_unclipped(params, config: Emu3VQConfig, indices: jax.Array) -> jax.Ar
   return images.astype(jnp.float32)
 
 
-def decode(params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
+def decode(params: Params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
   """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
 
   Raises:

@@ -61,13 +61,13 @@ def make(sizes: TransformerConfig, embed: Embed | None = None, logits: Logits | 
     raise ValueError(f'num_outputs is {num_outputs}, but the output matrix of the transformer has '
                      f'{sizes.num_outputs} columns; leave it out.')
 
-  def from_transformer(method):
+  def from_transformer(method: str) -> Callable[[Params, jax.Array], jax.Array]:
     return lambda params, x: Transformer(sizes).apply(
         {'params': params['transformer']}, x, method=method)
 
   outputs, head = num_outputs or sizes.num_outputs or 0, logits or from_transformer('logits')
 
-  def all_logits(params, features):
+  def all_logits(params: Params, features: jax.Array) -> jax.Array:
     result = head(params, features)
     if result.shape != (*features.shape[:-1], outputs):
       raise ValueError(f'logits returned {result.shape} for features {features.shape}; it must '

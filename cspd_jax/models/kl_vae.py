@@ -19,7 +19,7 @@ Quantization, 2024 (arXiv:2406.11838), section 4.1.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -27,6 +27,8 @@ import jax.numpy as jnp
 
 from cspd_jax.core import fields
 from cspd_jax.models import vq
+
+Params = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,14 +105,14 @@ class Tokenizer(nn.Module):
     return self.images(self.moments(images)[..., :self.config.z_channels])
 
 
-def init(config: KLVAEConfig, key: jax.Array) -> dict:
+def init(config: KLVAEConfig, key: jax.Array) -> Params:
   """Initialises float32 parameters."""
   side = config.factor
   images = jnp.zeros((1, side, side, config.in_channels), jnp.float32)
   return Tokenizer(config).init(key, images)['params']
 
 
-def encode(params, config: KLVAEConfig, images: jax.Array) -> Posterior:
+def encode(params: Params, config: KLVAEConfig, images: jax.Array) -> Posterior:
   """Encodes images as Gaussians over latents.
 
   Args:
@@ -124,7 +126,7 @@ def encode(params, config: KLVAEConfig, images: jax.Array) -> Posterior:
   Raises:
     ValueError: if the shape of `images` does not fit `config`.
   """
-  vq.check_images(images, config)
+  vq.check_images(images, config.network(config.z_channels))
   moments = Tokenizer(config).apply(
       {'params': params}, images.astype(_dtype(params)), method='moments').astype(jnp.float32)
   mean, log_variance = jnp.split(moments, 2, axis=-1)
@@ -137,7 +139,7 @@ def sample(config: KLVAEConfig, posterior: Posterior, key: jax.Array) -> jax.Arr
   return (posterior.mean + jnp.exp(0.5 * posterior.log_variance) * noise) * config.scale
 
 
-def decode_unclipped(params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
+def decode_unclipped(params: Params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
   """Decodes scaled latents to images `[B, H, W, C]`, float32, without clipping.
 
   Raises:
@@ -151,7 +153,7 @@ def decode_unclipped(params, config: KLVAEConfig, latents: jax.Array) -> jax.Arr
   return images.astype(jnp.float32)
 
 
-def decode(params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
+def decode(params: Params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
   """Decodes scaled latents to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
 
   Raises:
@@ -160,5 +162,5 @@ def decode(params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
   return jnp.clip(decode_unclipped(params, config, latents), -1.0, 1.0)
 
 
-def _dtype(params):
+def _dtype(params: Params) -> jnp.dtype:
   return params['quant_conv']['kernel'].dtype

@@ -167,7 +167,7 @@ def _rope(config: LlamaGenConfig) -> RopeFunction:
   zeros = np.zeros((1, angles.shape[1]), np.float32)
   table = [np.concatenate([zeros, part]) for part in (np.cos(angles), np.sin(angles))]
 
-  def rope(positions):
+  def rope(positions: jax.Array) -> transformer.Rope:
     row = jnp.clip(positions + 1, 0, config.num_tokens)
     return transformer.Rope(*(jnp.asarray(part)[row] for part in table))
 
@@ -289,7 +289,8 @@ def first_layers(params: Params, config: LlamaGenConfig, num_layers: int
 def _causal(config: LlamaGenConfig) -> causal.Causal:
   """Returns the specification of this model; the null condition is the second stream."""
 
-  def embed_condition(params, condition, num_streams):
+  def embed_condition(params: Params, condition: Any, num_streams: int
+                      ) -> causal.EmbeddedCondition:
     batch = jax.tree.leaves(condition)[0].shape[0]
     drop = jnp.repeat(jnp.arange(num_streams) == 1, batch)
     condition = jax.tree.map(lambda x: jnp.concatenate([x] * num_streams), condition)

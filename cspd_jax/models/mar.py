@@ -18,6 +18,7 @@ that of the diffusion head.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -217,19 +218,21 @@ class MAR(nn.Module):
     """Extends the visibility of tokens by the buffer, which is always visible, to `[R, L]`."""
     return jnp.pad(visible, ((0, 0), (self.config.buffer_size, 0)), constant_values=True)
 
-  def transform(self, labels, drop, tokens, visible):
+  def transform(self, labels: jax.Array, drop: jax.Array, tokens: jax.Array, visible: jax.Array
+                ) -> jax.Array:
     """Returns vectors `z` `[R, T, D]`; the arguments are those of `encode`."""
     return self.decode(self.encode(labels, drop, tokens, visible), visible)
 
-  def denoise(self, x, step, z):
+  def denoise(self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Predicts noise and variance; see `continuous.base.Target.denoise`."""
     return self.head(x, step, z)
 
-  def modulate(self, step, z):
+  def modulate(self, step: jax.Array, z: jax.Array) -> jax.Array:
     """Runs the part of `denoise` that is independent of the state; see `base.Modulation`."""
     return self.head.modulate(step, z)
 
-  def denoise_modulated(self, x, modulation, row):
+  def denoise_modulated(self, x: jax.Array, modulation: jax.Array, row: jax.Array
+                        ) -> tuple[jax.Array, jax.Array]:
     """Runs the rest of `denoise`, with the result of `modulate`."""
     return self.head.apply_modulated(x, modulation, row)
 
@@ -263,27 +266,29 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
   """
   model, streams = MAR(config), 2 if guided else 1
 
-  def transform(params, labels, tokens, visible):
+  def transform(params: Params, labels: jax.Array, tokens: jax.Array, visible: jax.Array
+                ) -> jax.Array:
     drop = jnp.repeat(jnp.arange(streams) == 1, labels.shape[0])
     z = model.apply(
         {'params': params}, jnp.tile(labels, streams), drop, jnp.tile(tokens, (streams, 1, 1)),
         jnp.tile(visible, (streams, 1)), method='transform')
     return z.reshape(streams, -1, *z.shape[1:])
 
-  def full_precision(method):
+  def full_precision(method: str) -> Callable[..., Any]:
     """Returns a method of the diffusion head that runs float32 products at full precision.
 
     Accelerators use a lower precision by default, and the first denoising step multiplies an error
     of the noise by 316.
     """
-    def run(params, *args):
+    def run(params: Params, *args: jax.Array) -> Any:
       with jax.default_matmul_precision('highest'):
         return model.apply({'params': params}, *args, method=method)
     return run
 
   plain = full_precision('denoise_modulated')
 
-  def apply(params, x, modulation, row):
+  def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array
+            ) -> tuple[jax.Array, jax.Array]:
     fits = fused_head.fits(x.shape[0], config.head_width, config.token_dim)
     if fits and fused_head.is_available():
       fused = lambda params, *args: fused_head.apply(params['head'], *args)

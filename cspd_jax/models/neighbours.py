@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
+from cspd_jax.decoding.base import Env, Outcome
 from cspd_jax.decoding.drafters.corrector import Corrector, distributions
 from cspd_jax.decoding.drafters.model import check_grid
 
@@ -109,13 +110,14 @@ class _Memory(NamedTuple):
 def corrector(config: NeighboursConfig) -> Corrector:
   """Returns the network as a corrector; its parameters are the `draft_params`."""
 
-  def init(env, condition, outcome, length):
+  def init(env: Env, condition: Any, outcome: Outcome, length: int) -> _Memory:
     del env, condition
     token = outcome.tokens[:, :1]
     return _Memory(outcome.tokens, jnp.repeat(token, length, axis=1),
                    jnp.zeros_like(token[:, 0]))
 
-  def predict(env, committed, tokens, first, start):
+  def predict(env: Env, committed: jax.Array, tokens: jax.Array, first: jax.Array,
+              start: jax.Array) -> jax.Array:
     """Predicts the tokens after position `start`; `tokens` are written from `first` on."""
     count = tokens.shape[1]
     image = jnp.pad(committed, ((0, 0), (0, count)))
@@ -124,7 +126,8 @@ def corrector(config: NeighboursConfig) -> Corrector:
     positions = start[:, None] + 1 + jnp.arange(count)
     return logits(env.params, config, image, positions)[None]
 
-  def open_(env, memory, tokens, start):
+  def open_(env: Env, memory: _Memory, tokens: jax.Array, start: jax.Array
+            ) -> tuple[jax.Array, jax.Array, jax.Array, _Memory]:
     # One call: the images before and after the last round are concatenated along the batch.
     both = lambda old, new: jnp.concatenate([old, new])
     nodes, count = memory.nodes, tokens.shape[1]
@@ -135,10 +138,11 @@ def corrector(config: NeighboursConfig) -> Corrector:
     old, new = jnp.split(predicted, 2, axis=1)
     return new[:, :, :count], old, memory.first, memory
 
-  def read(env, memory, tokens, start):
+  def read(env: Env, memory: _Memory, tokens: jax.Array, start: jax.Array
+           ) -> tuple[jax.Array, _Memory]:
     return predict(env, memory.tokens, tokens, start + 1, start), memory
 
-  def update(env, memory, outcome):
+  def update(env: Env, memory: _Memory, outcome: Outcome) -> _Memory:
     del env
     return _Memory(outcome.tokens, outcome.nodes[:, 1:memory.nodes.shape[1] + 1],
                    outcome.root)

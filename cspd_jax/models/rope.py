@@ -30,7 +30,7 @@ def sequence_rope(head_dim: int, base: float) -> RopeFunction:
   """Returns a rotation by the position in the sequence; negative positions are treated as 0."""
   turns = frequencies(head_dim // 2, base)
 
-  def rope(positions):
+  def rope(positions: jax.Array) -> Rope:
     angles = jnp.maximum(positions, 0)[..., None] * turns
     return Rope(jnp.cos(angles), jnp.sin(angles))
 
@@ -45,7 +45,7 @@ def grid_rope(num_tokens: int, row_width: int, head_dim: int, base: float) -> Ro
   """
   turns = frequencies(head_dim // 4, base)
 
-  def rope(positions):
+  def rope(positions: jax.Array) -> Rope:
     cell = jnp.divmod(jnp.clip(positions, 0, num_tokens - 1), row_width)
     angles = jnp.concatenate([part[..., None] * turns for part in cell], axis=-1)
     image = (positions >= 0)[..., None]

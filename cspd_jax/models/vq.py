@@ -38,6 +38,8 @@ import jax.numpy as jnp
 
 from cspd_jax.core import fields
 
+Params = Any
+
 
 @dataclasses.dataclass(frozen=True)
 class VQConfig:
@@ -276,14 +278,14 @@ class Tokenizer(nn.Module):
     return self.images(self.latents(images))
 
 
-def init(config: VQConfig, key: jax.Array) -> dict:
+def init(config: VQConfig, key: jax.Array) -> Params:
   """Initialises float32 parameters."""
   side = config.factor
   images = jnp.zeros((1, side, side, config.in_channels), jnp.float32)
   return Tokenizer(config).init(key, images)['params']
 
 
-def latents(params, config: VQConfig, images: jax.Array) -> jax.Array:
+def latents(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
   """Encodes images as vectors before quantisation.
 
   Args:
@@ -303,7 +305,7 @@ def latents(params, config: VQConfig, images: jax.Array) -> jax.Array:
   return _scaled(z, config)
 
 
-def check_images(images: jax.Array, config: Any) -> None:
+def check_images(images: jax.Array, config: VQConfig) -> None:
   """Raises ValueError unless the shape of `images` fits a tokenizer of these sizes."""
   if images.ndim != 4 or images.shape[-1] != config.in_channels:
     raise ValueError(
@@ -314,12 +316,12 @@ def check_images(images: jax.Array, config: Any) -> None:
         f'{images.shape[1]}x{images.shape[2]}; crop or resize them first.')
 
 
-def codebook(params, config: VQConfig) -> jax.Array:
+def codebook(params: Params, config: VQConfig) -> jax.Array:
   """Returns the codebook vectors `[codebook_size, codebook_dim]`, float32."""
   return _scaled(params['codebook']['embedding'], config)
 
 
-def quantize(params, config: VQConfig, z: jax.Array) -> jax.Array:
+def quantize(params: Params, config: VQConfig, z: jax.Array) -> jax.Array:
   """Returns the indices `[...]` int32 of the codebook vectors nearest to `z` `[..., codebook_dim]`.
 
   `z` is the result of `latents`.
@@ -332,14 +334,14 @@ def quantize(params, config: VQConfig, z: jax.Array) -> jax.Array:
   return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
 
-def decode_vectors(params, config: VQConfig, vectors: jax.Array) -> jax.Array:
+def decode_vectors(params: Params, config: VQConfig, vectors: jax.Array) -> jax.Array:
   """Decodes vectors `[B, h, w, codebook_dim]` to float32 images `[B, H, W, C]`, not clipped."""
   vectors = vectors.astype(params['codebook']['embedding'].dtype)
   images = Tokenizer(config).apply({'params': params}, vectors, method='images')
   return images.astype(jnp.float32)
 
 
-def encode(params, config: VQConfig, images: jax.Array) -> jax.Array:
+def encode(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
   """Encodes images `[B, H, W, C]` in [-1, 1] as tokens `[B, H / factor, W / factor]` int32.
 
   Raises:
@@ -348,7 +350,7 @@ def encode(params, config: VQConfig, images: jax.Array) -> jax.Array:
   return quantize(params, config, latents(params, config, images))
 
 
-def decode(params, config: VQConfig, indices: jax.Array) -> jax.Array:
+def decode(params: Params, config: VQConfig, indices: jax.Array) -> jax.Array:
   """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
 
   Raises:
