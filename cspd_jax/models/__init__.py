@@ -10,13 +10,16 @@
 
 from cspd_jax.models import (
   causal,
+  conditions,
   eagle,
   early_fusion,
+  emu3_vq,
   ends,
   kl_vae,
   llamagen,
   mar,
   medusa,
+  neighbours,
   t5,
   transformer,
   vq,
@@ -25,18 +28,20 @@ from cspd_jax.models.causal import Causal
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.models.early_fusion import EarlyFusionConfig
+from cspd_jax.models.emu3_vq import Emu3VQConfig
 from cspd_jax.models.ends import Ends
 from cspd_jax.models.kl_vae import KLVAEConfig
 from cspd_jax.models.llamagen import Caption, LlamaGenConfig
 from cspd_jax.models.mar import MARConfig
 from cspd_jax.models.medusa import MedusaConfig
+from cspd_jax.models.neighbours import NeighboursConfig
 from cspd_jax.models.t5 import T5Config
 from cspd_jax.models.transformer import TransformerConfig
 from cspd_jax.models.vq import VQConfig
 
 __all__ = [
-    'Caption', 'Causal', 'EagleConfig', 'EarlyFusionConfig', 'Ends', 'KLVAEConfig',
-    'LlamaGenConfig', 'MARConfig', 'MedusaConfig', 'Prompt', 'T5Config', 'TransformerConfig',
-    'VQConfig', 'causal', 'eagle', 'early_fusion', 'ends', 'kl_vae', 'llamagen', 'mar', 'medusa',
-    't5', 'transformer', 'vq',
+    'Caption', 'Causal', 'EagleConfig', 'EarlyFusionConfig', 'Emu3VQConfig', 'Ends', 'KLVAEConfig',
+    'LlamaGenConfig', 'MARConfig', 'MedusaConfig', 'NeighboursConfig', 'Prompt', 'T5Config',
+    'TransformerConfig', 'VQConfig', 'causal', 'conditions', 'eagle', 'early_fusion', 'emu3_vq',
+    'ends', 'kl_vae', 'llamagen', 'mar', 'medusa', 'neighbours', 't5', 'transformer', 'vq',
 ]

@@ -42,8 +42,8 @@ class KLVAEConfig:
       height and width.
     num_res_blocks: residual blocks per level in the encoder; the decoder has one more.
     z_channels: channels of a latent.
-    scale: multiplies latents after encoding and divides them before decoding; it gives the latents
-      of the training images a variance of one.
+    scale: multiplies latents after encoding and divides them before decoding, so that the latents
+      of the training images have a variance of one.
   """
 
   in_channels: int = 3

@@ -1,6 +1,6 @@
 """The neighbours network: predicts a token from nearby tokens, without attention or a cache.
 
-Its input are the nearest tokens to the left and above in the image. Its own samples would only
+Its inputs are the nearest tokens to the left and above in the image. Its own samples would only
 repeat local texture; as the corrector of a target's stale distributions (`drafters.corrected`) it
 predicts how they change when a nearby token changes. It is trained on images that the target has
 sampled and needs nothing else, so it is available for every checkpoint.

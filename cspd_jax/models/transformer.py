@@ -142,8 +142,8 @@ def _rotate_pairs(x: jax.Array, rope: Rope) -> jax.Array:
 def _rotate_swapped(x: jax.Array, rope: Rope) -> jax.Array:
   """Like `_rotate_pairs`, for TPUs, where a matrix product swaps the two numbers of each pair.
 
-  TPUs split pairs slowly. The product is exact: every sum has one nonzero term, a number times 1
-  at full precision.
+  Separating the pairs is inefficient on TPUs. The product is exact: every sum has one nonzero term,
+  a number times 1 at full precision.
   """
   index = np.arange(x.shape[-1])
   swap = jnp.asarray(index[:, None] == index ^ 1, x.dtype)
@@ -210,9 +210,9 @@ def _write_one_by_one(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax
 def _write_in_order(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
   """Like `_write_one_by_one`, for TPUs, with a memory layout for which XLA does not transpose.
 
-  XLA gives the cache the layout of the new entries. Attention heads of whole tiles have the default
-  layout; narrower heads would be padded unless slots are the minor axis. A constraint on the
-  cache itself would gather it where heads are split over devices; the new entries are few.
+  XLA uses the layout of the new entries for the cache. Attention heads of whole tiles have the
+  default layout; narrower heads would be padded unless slots are the minor axis. A constraint on
+  the cache itself would gather it where heads are split over devices; the new entries are few.
   """
   order = (0, 1, 2, 3, 4) if cache.shape[-1] % _LANES == 0 else (0, 1, 2, 4, 3)
   return _write_one_by_one(cache, with_layout_constraint(new, Layout(order)), start)
