@@ -140,7 +140,7 @@ def test_images_of_other_sizes(folder):
 
 @pytest.mark.parametrize('grid, message', [
     ((0, 4), r'grid is \(0, 4\); it must be rows and columns'), ((2.0, 4), 'grid is'),
-    ('4x4', "grid is '4x4'; it must be rows"), ((3, 4), 'has 3x4 codes; Lumina-mGPT knows even')])
+    ('4x4', "grid is '4x4'; it must be rows"), ((3, 4), 'has 3x4 codes; Lumina-mGPT supports on')])
 def test_sizes_that_there_are_not(folder, grid, message):
   with pytest.raises(ValueError, match=message):
     cspd_jax.load(folder, grid=grid).condition(['a cat'])
