@@ -237,7 +237,7 @@ def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeyp
   monkeypatch.setitem(sys.modules, 'ftfy', None)
   assert generate_command.main(
       [f'--model={folder}', '--prompt=a fox', f'--output={tmp_path}/out']) == 2
-  assert "error: Prompts in words need the package ftfy" in capsys.readouterr().err
+  assert "error: Text prompts need the package ftfy" in capsys.readouterr().err
 
 
 def test_damaged_files_are_refused(files, tmp_path, capsys):
