@@ -1,11 +1,12 @@
-"""Grouped-query attention on cached keys and values, by the best that a platform has.
+"""Grouped-query attention on cached keys and values, with the fastest kernel of the platform.
 
-NVIDIA GPUs have cuDNN's fused attention for bfloat16 and float16: no score leaves the chip, and
-slots behind the last one that a row sees are not read. Elsewhere, and for float32, XLA compiles the
-two products and the softmax between them.
+NVIDIA GPUs use cuDNN's fused attention for bfloat16 and float16: no score leaves the chip, and
+slots after the last one that a row attends to are not read. Elsewhere, and for float32, XLA
+compiles the two products and the softmax between them.
 
 In the shape descriptions, `R` is the number of rows, `L` the number of new tokens, `S` the number
-of cache slots, `H` and `K` the numbers of query and of key/value heads and `E` the width of a head.
+of cache slots, `H` and `K` the numbers of query heads and of key/value heads and `E` the width of
+an attention head.
 """
 
 import functools
@@ -14,36 +15,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.models import tried
+from cspd_jax.models import kernel_check
 
-# Set to 'plain', it keeps fused attention out. Read once, for compiled programs keep their choice.
+# The value 'plain' disables fused attention. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_ATTENTION'
 _MASKED = -1e30
-# What every GPU that has fused attention takes.
-_WIDTHS, _MOST_WIDTH = 8, 128
-# Largest difference to `plain` of attention that works, for values of deviation 1 in bfloat16: a
-# few times what rounding makes, far below what a wrong mask or a wrong scale does.
+# Widths of an attention head that every GPU with fused attention supports: multiples of the first
+# number, up to the second.
+_WIDTH_MULTIPLE, _MAX_WIDTH = 8, 128
+# Largest accepted difference from `plain`, for values of standard deviation 1 in bfloat16: a few
+# times the rounding error, far below the effect of a wrong mask or scale.
 _TOLERANCE = 2e-2
 
 
 def attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
            live: jax.Array | None = None) -> jax.Array:
-  """Attention of new tokens to what they see of a cache, with the softmax in float32.
+  """Attends from new tokens to the visible slots of a cache, with the softmax in float32.
 
   Args:
     query: `[R, L, H, E]`.
     keys: `[R, K, S, E]`.
     values: `[R, K, S, E]`.
-    mask: `[R or 1, L, S]` bool, with something visible for every token.
-    live: `[R]` int32, how many slots there are to see in a row; the mask hides those behind. None
-      if that is nothing to go by.
+    mask: `[R or 1, L, S]` bool; every token must see at least one slot.
+    live: `[R]` int32, the number of leading slots that a row may attend to; the mask must hide the
+      later ones. None if this number is not available.
 
   Returns:
     `[R, L, H, E]`.
   """
   width = query.shape[-1]
   narrow = query.dtype in (jnp.bfloat16, jnp.float16) and keys.dtype == query.dtype
-  if narrow and width % _WIDTHS == 0 and width <= _MOST_WIDTH and is_available():
+  if narrow and width % _WIDTH_MULTIPLE == 0 and width <= _MAX_WIDTH and is_available():
     return jax.lax.platform_dependent(
         query, keys, values, mask, live, cuda=fused,
         default=lambda query, keys, values, mask, live: plain(query, keys, values, mask))
@@ -51,10 +53,10 @@ def attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
 
 
 def plain(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
-  """Two products and a softmax; arguments and result as for `attend`."""
+  """Attention as two products and a softmax; arguments and result as for `attend`."""
   rows, length, heads, width = query.shape
   kv_heads = keys.shape[1]
-  # Heads before tokens, so that both products come out as they are needed.
+  # Heads before tokens, so that neither product needs a transposition.
   query = query.reshape(rows, length, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
   query = query.reshape(rows, kv_heads, -1, width)
   scores = jnp.einsum('rkqe,rkse->rkqs', query, keys, preferred_element_type=jnp.float32)
@@ -69,17 +71,18 @@ def plain(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array)
 
 def fused(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
           live: jax.Array | None = None, implementation: str = 'cudnn') -> jax.Array:
-  """Attention in one kernel, cuDNN's; arguments and result as for `attend`.
+  """Attention as one cuDNN kernel; returns the same as `attend`.
 
-  XLA lays the cache out as the kernel reads it, slots before heads, so that nothing is transposed.
+  XLA stores the cache in the layout that the kernel reads, slots before heads, so that nothing is
+  transposed.
 
   Args:
-    query: see `attend`; the next three too.
-    keys: see there.
-    values: see there.
-    mask: see there.
-    live: see there.
-    implementation: what `jax.nn.dot_product_attention` calls it.
+    query: see `attend`.
+    keys: see `attend`.
+    values: see `attend`.
+    mask: see `attend`.
+    live: see `attend`.
+    implementation: of `jax.nn.dot_product_attention`.
   """
   mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
   return jax.nn.dot_product_attention(
@@ -89,22 +92,22 @@ def fused(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
 
 @functools.cache
 def is_available() -> bool:
-  """Whether this process has a GPU on which `fused` gives what `plain` gives.
+  """Whether this process has a GPU on which `fused` returns the same as `plain`.
 
-  It is tried once, on a few numbers; if it fails there, that is logged and `plain` serves.
+  A small example is run once; if it fails, a warning is logged and `plain` is used.
 
   Raises:
     ValueError: if the environment variable CSPD_JAX_ATTENTION is neither 'auto' nor 'plain'.
   """
-  return tried.works(
+  return kernel_check.passes(
       'Fused attention', _VARIABLE, lambda device: difference(device), _TOLERANCE)
 
 
 def difference(device: jax.Device, implementation: str = 'cudnn') -> float:
-  """Largest difference of `fused` to `plain` on a small example, run on a device.
+  """Largest difference between `fused` and `plain` on a small example, run on a device.
 
-  Two rows see different numbers of slots, from different ones on; behind these lies what must not
-  be read.
+  Two rows see different numbers of slots, starting at different slots; the slots after them hold
+  large values that must not be read.
   """
   rng = np.random.default_rng(0)
   normal = lambda *shape: np.asarray(rng.standard_normal(shape), jnp.bfloat16)
@@ -113,12 +116,12 @@ def difference(device: jax.Device, implementation: str = 'cudnn') -> float:
   slot, token = np.arange(128), np.arange(16)[:, None]
   mask = (slot >= first) & (slot <= last + token) & (rng.random((2, 16, 128)) < 0.8)
   mask |= slot == last + token
-  behind = np.arange(128)[None, None, :, None] > last[..., None] + 15
-  keys, values = (np.where(behind, np.float32(99), part.astype(np.float32)).astype(jnp.bfloat16)
+  hidden = np.arange(128)[None, None, :, None] > last[..., None] + 15
+  keys, values = (np.where(hidden, np.float32(99), part.astype(np.float32)).astype(jnp.bfloat16)
                   for part in (keys, values))
   live = (last[:, 0, 0] + 16).astype(np.int32)
   run = lambda function, *args: np.asarray(
       jax.jit(function)(query, keys, values, mask, *args).astype(jnp.float32))
   with jax.default_device(device):
-    found = run(functools.partial(fused, implementation=implementation), live) - run(plain)
-  return float(np.abs(found).max())
+    error = run(functools.partial(fused, implementation=implementation), live) - run(plain)
+  return float(np.abs(error).max())

@@ -1,8 +1,8 @@
 """The diffusion head of MAR: a small network that denoises one token (arXiv 2406.11838).
 
 In the shape descriptions, `N` is any number of states, `L` of levels, `R` of modulations, `C` the
-length of a token, `D` the width of the transformer, `W` that of the head and `M` the rows of a
-modulation, three per block and two.
+length of a token, `D` the width of the transformer, `W` that of the diffusion head and `M` the
+number of rows of a modulation: three per block, and two for the output.
 """
 
 import math
@@ -19,10 +19,10 @@ _XAVIER = nn.initializers.xavier_uniform()
 
 
 class Head(nn.Module):
-  """Noise and variance of a state, given its step and the transformer's `z`; always float32.
+  """Predicts noise and variance of a state from its step and the transformer's `z`, in float32.
 
-  A residual network on the state, each block shifted, scaled and gated by the
-  step and `z` (the adaLN of DiT, arXiv 2212.09748).
+  A residual network on the state; the step and `z` shift, scale and gate each block (the adaLN of
+  DiT, arXiv 2212.09748).
 
   Attributes:
     width: `W`.
@@ -44,13 +44,13 @@ class Head(nn.Module):
       return nn.LayerNorm(
           epsilon=NORM_EPS, use_fast_variance=False, dtype=jnp.float32, **options)
 
-    def layers(make):
-      return [make() for _ in range(self.num_layers)]
+    def layers(build):
+      return [build() for _ in range(self.num_layers)]
 
     self.state = dense(width)
     self.time_in, self.time_out = dense(width, _TABLE), dense(width, _TABLE)
     self.condition = dense(width)
-    # One matrix for all blocks and the output: one product, and nothing is joined to run it.
+    # One matrix for all blocks and the output: one product, without a concatenation of kernels.
     self.modulation = nn.DenseGeneral(
         (3 * self.num_layers + 2, width), kernel_init=zeros, dtype=jnp.float32)
     self.norm = layers(norm)
@@ -70,18 +70,18 @@ class Head(nn.Module):
   def apply_modulated(self, x: jax.Array, modulation: jax.Array, row: jax.Array
                       ) -> tuple[jax.Array, jax.Array]:
     """See `continuous.base.Modulation.apply`; `modulation` is `[R, M, W]`."""
-    # Whole rows of a table are much faster to gather than its entries.
+    # Gathering whole rows of a table is much faster than gathering its entries.
     return self._apply(x, modulation.at[row].get(mode='promise_in_bounds'))
 
   def _apply(self, x: jax.Array, modulation: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The head on states `[N, C]` with a modulation `[N, M, W]` each."""
-    part = lambda number: modulation[:, number]
+    """Runs the network on states `[N, C]` with one modulation `[N, M, W]` each."""
+    row = lambda number: modulation[:, number]
     h = self.state(x)
     for i, (norm, mlp_in, mlp_out) in enumerate(zip(self.norm, self.mlp_in, self.mlp_out)):
-      shift, scale, gate = map(part, range(3 * i, 3 * i + 3))
+      shift, scale, gate = map(row, range(3 * i, 3 * i + 3))
       inner = norm(h) * (1 + scale) + shift
       h = h + gate * mlp_out(jax.nn.silu(mlp_in(inner)))
-    shift, scale = part(-2), part(-1)
+    shift, scale = row(-2), row(-1)
     eps, v = jnp.split(self.out(self.out_norm(h) * (1 + scale) + shift), 2, axis=-1)
     return eps, v
 
@@ -92,14 +92,15 @@ class Head(nn.Module):
     return self._apply(x, self.modulation(y))
 
   def _times(self, step: jax.Array) -> jax.Array:
-    """What the head knows of steps `[L]`, `[L, W]`."""
+    """Embeds steps `[L]` as `[L, W]`."""
     return self.time_out(jax.nn.silu(self.time_in(_time_features(step))))
 
 
 def _time_features(step: jax.Array) -> jax.Array:
   """Cosines, then sines, of steps `[N]` at 128 frequencies, `[N, 256]` float32."""
   half = _TIME_FEATURES // 2
-  # Rounded to float32 where the published code does, or angles, up to 999, are off by 1e-4.
+  # Rounded to float32 where the published code rounds; otherwise angles, which reach 999, are off
+  # by 1e-4.
   exponents = np.float32(-math.log(10000)) * np.arange(half, dtype=np.float32) / np.float32(half)
   frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
   angles = step[:, None].astype(jnp.float32) * frequencies

@@ -1,16 +1,17 @@
 """EAGLE drafters: a decoder layer that continues a target's features (arXiv 2401.15077).
 
-The network joins the embedding of a token and the feature that predicted it in one linear map,
-runs one decoder layer, or a few, and returns the next feature, which goes straight to the target's
-head. Token embedding and head are the target's (`causal.ends`), frozen; see `attach`. One that is
-trained to correct windows may also hold what it has learned about its own error; see `Correction`.
+The network maps the embedding of a token and the feature that predicted it through one linear
+layer, runs one or more decoder layers, and returns the next feature, which the target's output head
+maps to logits. Token embedding and output head are the target's (`causal.ends`), frozen; see
+`attach`. A drafter that is trained to correct windows may also hold a learned correction of its own
+error; see `Correction`.
 
-Families differ in the layer, and register theirs; see `Layer`.
+Families differ in the form of the layer, which each registers; see `Layer`.
 
 In the shape descriptions `B` is the number of images, `S` of guidance streams, `R` of rows (`S B`),
 `C` of condition tokens, `n` of new entries, `F` the width of a feature and `V` the number of
 tokens that can be predicted. Entry `j` of the network's sequence pairs token `j + 1` of the
-target's with feature `j`, so the condition has `C - 1` entries of its own.
+target's sequence with feature `j`, so the condition has `C - 1` entries.
 """
 
 import dataclasses
@@ -25,7 +26,8 @@ from cspd_jax.core import fields, registry
 from cspd_jax.decoding.drafters import small_network
 from cspd_jax.decoding.drafters.eagle import Network
 from cspd_jax.models import causal, ends as ends_lib, transformer
-from cspd_jax.models.causal import Cache, Places, Prompt
+from cspd_jax.models.causal import Cache, ConditionPositions
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Ends
 from cspd_jax.models.rope import RopeFunction, grid_rope, sequence_rope
 
@@ -37,11 +39,11 @@ class Layer(NamedTuple):
 
   Attributes:
     attention_norm: whether there is a norm before the attention.
-    qk_norm: whether queries and keys are normalised head by head before they rotate.
+    qk_norm: whether queries and keys are normalised per attention head before the rotation.
     by_grid: whether image tokens rotate by row and column, and the condition not at all; otherwise
-      all tokens rotate by their place in the sequence.
-    reads_prompt: whether the condition is a `causal.Prompt`, whose tokens are read beside its
-      features; otherwise token 0 stands in their places.
+      all tokens rotate by their position in the sequence.
+    reads_prompt: whether the condition is a `causal.Prompt`, whose tokens are read along with its
+      features; otherwise token 0 replaces them.
   """
 
   attention_norm: bool = False
@@ -50,7 +52,7 @@ class Layer(NamedTuple):
   reads_prompt: bool = True
 
 
-# What `EagleConfig.family` may be; families add theirs with `register`.
+# Values of `EagleConfig.family`; families add theirs with `register`.
 LAYERS: dict[str, Layer] = {}
 
 
@@ -65,7 +67,7 @@ def register(name: str, layer: Layer) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class EagleConfig:
-  """Sizes of a drafter; they follow the target's.
+  """Sizes of a drafter, which must fit those of the target.
 
   Attributes:
     family: form of the layer, a key of `LAYERS`.
@@ -75,14 +77,14 @@ class EagleConfig:
     num_heads: attention heads.
     num_kv_heads: key/value heads; None means `num_heads`.
     ffn_dim: hidden width of the feed-forward layer.
-    vocab_size: number of tokens that can be read.
+    vocab_size: number of tokens in the vocabulary.
     rope_base: base of the rotary frequencies.
     norm_eps: added to the mean square in the norms.
-    own_embedding: whether the parameters hold a table of token embeddings in place of the
-      target's embedding, as those of the published drafters do.
-    num_outputs: `V`, the first so many tokens of the vocabulary; None means all of it.
+    own_embedding: whether the parameters hold a table of token embeddings that replaces the
+      target's, as in the published drafters.
+    num_outputs: `V`; the first `V` tokens of the vocabulary can be predicted. None means all.
     num_layers: decoder layers; EAGLE has one.
-    correction_dim: hidden width of `Correction`; 0 for none.
+    correction_dim: hidden width of `Correction`; 0 means no correction.
   """
 
   family: str = 'llamagen'
@@ -114,22 +116,23 @@ class EagleConfig:
     if self.dim % (2 * axes * self.num_heads):
       raise ValueError(
           f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple of '
-          f'{2 * axes} * num_heads, because pairs of numbers are rotated along {axes} axes.')
+          f'{2 * axes} * num_heads, because pairs of numbers rotate along {axes} axes.')
     if by_grid and self.num_tokens % self.row_width:
       raise ValueError(
           f'num_tokens is {self.num_tokens}; it must be a multiple of row_width '
           f'({self.row_width}).')
-    _ = self.layer  # Checks the sizes that only the layer knows about.
+    _ = self.layer  # Checks the sizes that only the layer uses.
 
   @property
   def head_dim(self) -> int:
-    """Width of a head."""
+    """Width of an attention head."""
     return self.dim // self.num_heads
 
   @property
   def layer(self) -> transformer.TransformerConfig:
     """Sizes of the decoder layer."""
     form = LAYERS[self.family]
+    assert self.num_kv_heads is not None  # Set in `__post_init__`.
     return transformer.TransformerConfig(
         vocab_size=self.vocab_size, dim=self.dim, num_layers=1, num_heads=self.num_heads,
         num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, ffn_dim=self.ffn_dim,
@@ -138,26 +141,27 @@ class EagleConfig:
 
   @property
   def rope(self) -> RopeFunction:
-    """Rotation of the target's kind."""
+    """Rotary tables of positions, of the same kind as the target's."""
     if LAYERS[self.family].by_grid:
       return grid_rope(self.num_tokens, self.row_width, self.head_dim, self.rope_base)
     return sequence_rope(self.head_dim, self.rope_base)
 
   @property
   def reads_prompt(self) -> bool:
-    """Whether it reads the tokens of the condition; see `Layer`."""
+    """Whether the drafter reads the tokens of the condition; see `Layer`."""
     return LAYERS[self.family].reads_prompt
 
 
 class Eagle(nn.Module):
-  """The drafter without embedding and head."""
+  """The drafter without embedding and output head."""
 
   config: EagleConfig
 
   @nn.compact
   def __call__(self, embeddings, features, rope, mask, cache=None, start=None):
-    """Predicts features from tokens, by their embeddings `[R, n, F]`, and the features `[R, n, F]`
-    that predicted them.
+    """Predicts the next features from embeddings of tokens and the features that predicted them.
+
+    Both are `[R, n, F]`.
 
     `rope`, `mask`, `cache` (keys and values of every layer) and `start` are as in
     `transformer.Transformer.__call__`.
@@ -177,18 +181,18 @@ class Eagle(nn.Module):
 
 
 class Correction(nn.Module):
-  """How a stale answer of the target is corrected, learned; see `drafters.from_network`.
+  """Learned correction of a stale feature of the target; see `drafters.from_network`.
 
-  It begins as the rule `corrected_features`, whose decay is learned too. A hidden layer that looks
-  at the network's answer, its old error and its change adds to the error's gain, number by number,
-  and to the feature.
+  It is initialised to the formula of `corrected_features`, whose decay is also learned. A hidden
+  layer on the network's new feature, its old error and its change adds to the gain of the error,
+  per channel, and to the feature.
   """
 
   config: EagleConfig
 
   @nn.compact
   def __call__(self, new, old, stale):
-    """Corrected features of `new`, `old` and `stale`, all `[..., F]`."""
+    """Returns corrected features of `new`, `old` and `stale`, all `[..., F]`."""
     error, change = stale - old, new - old
     log_decay = self.param(
         'log_decay', lambda key: jnp.full((), np.log(small_network.DECAY), jnp.float32))
@@ -197,16 +201,16 @@ class Correction(nn.Module):
     gain, shift = jnp.split(nn.Dense(
         2 * self.config.dim, use_bias=False, kernel_init=nn.initializers.zeros, name='out')(hidden),
         2, axis=-1)
-    rule = small_network.corrected_features(new, old, stale, jnp.exp(log_decay))
-    return rule + gain * error + shift
+    corrected = small_network.corrected_features(new, old, stale, jnp.exp(log_decay))
+    return corrected + gain * error + shift
 
 
 def init(config: EagleConfig, key: jax.Array) -> Params:
-  """Random float32 parameters: what a drafter has of its own.
+  """Initialises the parameters of a drafter without those that it shares with the target, float32.
 
-  Matrices are normal with variance 1 / inputs; an own embedding has deviation 0.02.
+  Matrices are normal with variance 1 / inputs; a token embedding has standard deviation 0.02.
   """
-  def run(key):
+  def run(key: jax.Array) -> Params:
     shape = (1, 1, config.head_dim // 2)
     params = Eagle(config).init(
         key, jnp.zeros((1, 1, config.dim)), jnp.zeros((1, 1, config.dim)),
@@ -223,37 +227,38 @@ def init(config: EagleConfig, key: jax.Array) -> Params:
 
 
 def attach(target_params: Params, params: Params) -> Params:
-  """The parameters that `network` and `predict` take: a drafter's, and its target's but for layers.
+  """Adds the target's parameters without its layers to a drafter's, for `network` and `predict`.
 
-  Nothing is copied. The target's are `'target'` among them, for its embedding and its head.
+  Nothing is copied. The target's parameters, for its embedding and output head, are the entry
+  `'target'` of the result.
 
   Args:
     target_params: parameters of the target.
-    params: parameters as `init` returns them and a checkpoint holds them.
+    params: parameters of the drafter, from `init` or a checkpoint.
 
   Raises:
-    ValueError: if they are not those of a decoder-only target, or its width is not the drafter's.
+    ValueError: if the target is not a decoder-only model, or its width differs from the drafter's.
   """
   if 'norm' not in target_params.get('transformer', {}):
     raise ValueError(
         f'target_params has no transformer/norm (it holds: {", ".join(sorted(target_params))}); '
-        'give the parameters of the target.')
+        'pass the parameters of the target.')
   width = params['fc']['bias'].shape[0]
   target_width = target_params['transformer']['norm']['scale'].shape[0]
   if width != target_width:
     raise ValueError(
         f'params is a drafter for features of width {width}, but those of the target have width '
-        f'{target_width}; a drafter belongs to one target.')
+        f'{target_width}; pass a drafter that was trained for this target.')
   return {**params, 'target': ends_lib.first_layers(target_params, 0)}
 
 
 def embed(params: Params, config: EagleConfig, target: Ends, tokens: jax.Array) -> jax.Array:
-  """Embeddings `[..., F]` of tokens `[...]`: by the drafter's own table, or as the target embeds.
+  """Embeds tokens `[...]` as `[..., F]`, with the drafter's table or the target's embedding.
 
   Args:
-    params: the drafter's parameters, attached to the target's.
+    params: the drafter's parameters, from `attach`.
     config: its sizes.
-    target: the target's embedding and head.
+    target: the target's embedding and output head.
     tokens: int.
   """
   if config.own_embedding:
@@ -262,16 +267,16 @@ def embed(params: Params, config: EagleConfig, target: Ends, tokens: jax.Array) 
 
 
 def prompt(config: EagleConfig, condition: Any, drop: jax.Array | None = None) -> Prompt | None:
-  """What `predict` takes of a target's condition as its prompt.
+  """Selects the prompt that `predict` requires from a target's condition.
 
   Args:
     config: sizes of the drafter.
     condition: of the target, a `Prompt` of two streams for a drafter that reads prompts.
-    drop: `[B]` bool, which images take the second stream in place of the first. None takes both
-      streams of all images, one after the other.
+    drop: `[B]` bool, True for images that use the second stream instead of the first. None selects
+      both streams of all images, one after the other.
 
   Returns:
-    None for a drafter that reads no prompts.
+    The prompt, or None for a drafter that does not read prompts.
   """
   if not config.reads_prompt or drop is None:
     return condition if config.reads_prompt else None
@@ -286,24 +291,24 @@ def predict(
     features: jax.Array,
     prompt: Prompt | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """The drafter along given images, for training and evaluation.
+  """Runs the drafter on the tokens of images, for training and evaluation.
 
   Args:
-    params: the drafter's parameters, attached to the target's.
+    params: the drafter's parameters, from `attach`.
     config: its sizes.
-    target: the target's embedding and head.
+    target: the target's embedding and output head.
     tokens: `[R, n]` the first image tokens.
-    features: `[R, C - 1 + n, F]` the target's, of the condition and of all these tokens but the
-      last: entry `C - 1 + k` predicted token `k`.
+    features: `[R, C - 1 + n, F]` the target's features of the condition and of all these tokens
+      but the last: entry `C - 1 + k` predicted token `k`.
     prompt: the condition's tokens, `[R, 1, C]` or in streams, for drafters that read prompts.
 
   Returns:
     logits `[R, n, V]` float32 and features `[R, n, F]`; entry `k` predicts token `k + 1`.
   """
   count = features.shape[1] - tokens.shape[1]
-  first, places = _condition(config, features.shape[0], count, prompt)
-  positions, mask = causal.whole(places, tokens.shape[1])
-  embeddings = embed(params, config, target, jnp.concatenate([first, tokens], axis=1))
+  condition_tokens, condition = _condition(config, features.shape[0], count, prompt)
+  positions, mask = causal.positions_and_mask(condition, tokens.shape[1])
+  embeddings = embed(params, config, target, jnp.concatenate([condition_tokens, tokens], axis=1))
   predicted, _ = Eagle(config).apply(
       {'params': params}, embeddings, features, config.rope(positions), mask)
   predicted = predicted[:, count:]
@@ -311,42 +316,43 @@ def predict(
 
 
 def network(config: EagleConfig, target: Ends) -> Network:
-  """The drafter for `decoding.drafters.eagle`; its parameters are those of `attach`.
+  """Returns the drafter for `decoding.drafters.eagle`; its parameters are those of `attach`.
 
-  The condition that `prefill` takes is a `Prompt` for a drafter that reads prompts; the others
-  ignore it.
+  A drafter that reads prompts requires a `Prompt` as the condition of `prefill`; the others ignore
+  the condition.
 
   Args:
     config: sizes of the drafter.
-    target: the target's embedding and head.
+    target: the target's embedding and output head.
 
   Raises:
-    ValueError: if the target's head is for another number of tokens.
+    ValueError: if the target's output head is for another number of tokens.
   """
   if config.num_outputs != target.vocab_size:
     raise ValueError(f'num_outputs is {config.num_outputs}, but the head of the target is for '
-                     f'{target.vocab_size} tokens; a drafter belongs to one target.')
+                     f'{target.vocab_size} tokens; use a drafter that was trained for this target.')
   model = Eagle(config)
 
-  def prefill(params, condition, features, num_slots):
+  def prefill(params: Params, condition: Any, features: jax.Array, num_slots: int) -> Cache:
     streams, features = features.shape[0], features.reshape(-1, *features.shape[2:])
     rows, count = features.shape[0], features.shape[1] - 1
     if config.reads_prompt and not isinstance(condition, Prompt):
       raise ValueError(f'condition is a {type(condition).__name__}; a {config.family!r} drafter '
                        'reads a causal.Prompt.')
-    tokens, places = _condition(
+    tokens, condition_positions = _condition(
         config, rows, count, condition.first(streams) if config.reads_prompt else None)
     if count:
-      positions, mask = causal.whole(places, 0)
+      positions, mask = causal.positions_and_mask(condition_positions, 0)
       _, layers = model.apply(
           {'params': params}, embed(params, config, target, tokens), features[:, :count],
           config.rope(positions), mask)
     else:
-      nothing = jnp.zeros((rows, config.num_kv_heads, 0, config.head_dim), features.dtype)
-      layers = ((nothing, nothing),) * config.num_layers
-    return causal.allocate(layers, places, num_slots)
+      no_slots = jnp.zeros((rows, config.num_kv_heads, 0, config.head_dim), features.dtype)
+      layers = ((no_slots, no_slots),) * config.num_layers
+    return causal.allocate(layers, condition_positions, num_slots)
 
-  def step(params, cache: Cache, tokens, features, start, depth, visible):
+  def step(params: Params, cache: Cache, tokens: jax.Array, features: jax.Array, start: jax.Array,
+           depth: jax.Array, visible: jax.Array) -> tuple[jax.Array, Cache]:
     streams, _, length, width = features.shape
     at = causal.window(cache, start, depth, visible)
     predicted, layers = model.apply(
@@ -355,10 +361,10 @@ def network(config: EagleConfig, target: Ends) -> Network:
         at.slot + visible.shape[-1] - length)
     return causal.split(predicted, streams), cache._replace(layers=layers)
 
-  def correct(params, new, old, stale):
+  def correct(params: Params, new: jax.Array, old: jax.Array, stale: jax.Array) -> jax.Array:
     return Correction(config).apply({'params': params['correction']}, new, old, stale)
 
-  def logits(params, features):
+  def logits(params: Params, features: jax.Array) -> jax.Array:
     return target.logits(params['target'], features)
 
   return Network(prefill, step, logits, config.num_outputs, config.num_tokens,
@@ -367,19 +373,19 @@ def network(config: EagleConfig, target: Ends) -> Network:
 
 def _condition(
     config: EagleConfig, rows: int, count: int, prompt: Prompt | None,
-) -> tuple[jax.Array, Places]:
-  """Tokens `[R, C - 1]` of the condition's entries, and their places."""
+) -> tuple[jax.Array, ConditionPositions]:
+  """Returns tokens `[R, C - 1]` of the condition's entries, and their positions."""
   if not config.reads_prompt:
     if prompt is not None:
-      raise ValueError(f'prompt is given; the condition of a {config.family!r} target has no '
-                       'tokens.')
-    # Embeddings instead of tokens: the published drafters are trained with token 0 there, and
-    # they see the padding.
+      raise ValueError(f'prompt is not None, but the condition of a {config.family!r} target has '
+                       'no tokens; leave prompt out.')
+    # The condition has embeddings instead of tokens: the published drafters are trained with token
+    # 0 there, and they attend to the padding.
     positions = jnp.arange(-count, 0)[None]
-    return (jnp.zeros((rows, count), jnp.int32),
-            Places(jnp.ones((rows, count), bool), positions, jnp.zeros(1, jnp.int32)))
+    return (jnp.zeros((rows, count), jnp.int32), ConditionPositions(
+        jnp.ones((rows, count), bool), positions, jnp.zeros(1, jnp.int32)))
   if prompt is None:
     raise ValueError(f'prompt is None; a {config.family!r} drafter reads the tokens of the '
                      'condition.')
   tokens, visible = prompt.rows()
-  return tokens[:, 1:], causal.prompt_places(visible[:, :-1])
+  return tokens[:, 1:], causal.prompt_positions(visible[:, :-1])

@@ -1,15 +1,15 @@
 """Early fusion: transformers over one vocabulary of text and images.
 
-Chameleon (arXiv 2405.09818), whose word it is, Emu3 (arXiv 2409.18869), and the models made from
-them, Lumina-mGPT and Anole.
+These are Chameleon (arXiv 2405.09818), which coined the term, Emu3 (arXiv 2409.18869), and the
+models derived from them, Lumina-mGPT and Anole.
 
-A sequence is a prompt, which ends with the tokens that announce an image and its size, and then the
-codes of the image row by row. A grammar may end rows and the image with tokens of their own; where
-it does, nothing else can stand, and nowhere else can these.
+A sequence is a prompt, which ends with the tokens that announce an image and its size, followed by
+the codes of the image row by row. A grammar may require special tokens at the end of each row and
+of the image; these are the only tokens allowed there, and are not allowed elsewhere.
 
-Only image tokens are predicted, so the vocabulary has them first: codes, then the tokens of the
-grammar, then all others in the order of the published ids (`order`). The output matrix has the
-columns of the codes alone.
+Only image tokens are predicted, so they come first in the vocabulary: codes, then the tokens of the
+grammar, then all others in the order of the published ids (`order`). The output matrix has columns
+for the codes only.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ import numpy as np
 from cspd_jax.core import fields
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
-from cspd_jax.models import causal, transformer
-from cspd_jax.models.causal import Prompt
+from cspd_jax.models import causal, conditions, transformer
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Ends
 from cspd_jax.models.rope import RopeFunction, sequence_rope
 
@@ -34,15 +34,15 @@ Params = Any
 
 @dataclasses.dataclass(frozen=True)
 class EarlyFusionConfig:
-  """Sizes of a model, and how it writes images.
+  """Sizes of a model, and the grammar of its images.
 
   Attributes:
     height: rows of codes of an image.
     width: codes of a row.
-    vocab_size: number of all tokens, those of text included.
+    vocab_size: number of all tokens, including those of text.
     num_codes: codes of the image tokenizer.
     first_code: published id of the first code; the others follow it.
-    row_end: published id of the token that ends every row; None if none does.
+    row_end: published id of the token that ends every row; None if rows have no such token.
     image_ends: published ids of the tokens that end the image, in their order.
     dim: model width.
     num_layers: number of blocks.
@@ -50,7 +50,7 @@ class EarlyFusionConfig:
     num_kv_heads: key/value heads; None means `num_heads`.
     ffn_dim: hidden width of the feed-forward layers.
     qk_norm: see `transformer.TransformerConfig`.
-    swin_norm: see there.
+    swin_norm: see `transformer.TransformerConfig`.
     rope_base: base of the rotary frequencies.
     norm_eps: added to the mean square in the norms.
   """
@@ -80,7 +80,7 @@ class EarlyFusionConfig:
       object.__setattr__(self, 'num_kv_heads', self.num_heads)
     if self.dim % (2 * self.num_heads):
       raise ValueError(f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple '
-                       f'of 2 * num_heads ({2 * self.num_heads}), because a head rotates.')
+                       f'of 2 * num_heads ({2 * self.num_heads}), because pairs of numbers rotate.')
     last = self.first_code + self.num_codes - 1
     if not 0 <= self.first_code <= last < self.vocab_size:
       raise ValueError(
@@ -90,17 +90,17 @@ class EarlyFusionConfig:
     if len(set(ends)) < len(ends) or any(
         not 0 <= end < self.vocab_size or self.first_code <= end <= last for end in ends):
       raise ValueError(f'row_end and image_ends are {ends}; they must be different tokens of the '
-                       f'vocabulary and no codes ({self.first_code} to {last}).')
-    _ = self.transformer  # Checks the sizes that only the transformer knows about.
+                       f'vocabulary and not codes ({self.first_code} to {last}).')
+    _ = self.transformer  # Checks the sizes that only the transformer uses.
 
   @property
   def head_dim(self) -> int:
-    """Width of a head."""
+    """Width of an attention head."""
     return self.dim // self.num_heads
 
   @property
   def ends(self) -> tuple[int, ...]:
-    """Published ids of the tokens of the grammar, in the order of ours."""
+    """Published ids of the grammar's tokens, in the order of this library's tokens."""
     return (() if self.row_end is None else (self.row_end,)) + self.image_ends
 
   @property
@@ -115,12 +115,13 @@ class EarlyFusionConfig:
 
   @property
   def num_image_tokens(self) -> int:
-    """The number `V` of tokens that can stand in an image."""
+    """The number `V` of tokens that can occur in an image."""
     return self.num_codes + len(self.ends)
 
   @property
   def transformer(self) -> transformer.TransformerConfig:
     """Sizes of the transformer."""
+    assert self.num_kv_heads is not None  # Set in `__post_init__`.
     return transformer.TransformerConfig(
         vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
         num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
@@ -145,10 +146,10 @@ PRESETS: dict[str, EarlyFusionConfig] = _published()
 
 
 def order(config: EarlyFusionConfig) -> np.ndarray:
-  """Published ids `[vocab_size]` in the order of this library's tokens.
+  """Returns the published ids `[vocab_size]` in the order of this library's tokens.
 
-  Entry `i` is the id of token `i`: code `i`, for the first `num_codes`; then the tokens of the
-  grammar, `config.ends`; then all others.
+  Entry `i` is the id of token `i`: code `i` for the first `num_codes`, then the tokens of the
+  grammar, `config.ends`, then all others.
   """
   codes = config.first_code + np.arange(config.num_codes)
   first = np.concatenate([codes, np.asarray(config.ends, codes.dtype)])
@@ -156,23 +157,23 @@ def order(config: EarlyFusionConfig) -> np.ndarray:
 
 
 def renumbered(config: EarlyFusionConfig, prompt: Prompt) -> Prompt:
-  """A prompt of published ids in this library's tokens, host arrays.
+  """Converts a prompt of published ids to this library's tokens, as host arrays.
 
   Raises:
-    ValueError: for ids that the model does not know.
+    ValueError: for ids outside the model's vocabulary.
   """
   tokens = np.asarray(prompt.tokens)
   if tokens.size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
     raise ValueError(f'prompts holds tokens from {tokens.min()} to {tokens.max()}; this model '
-                     f'knows 0 to {config.vocab_size - 1}.')
-  place = np.argsort(order(config)).astype(np.int32)
-  return Prompt(place[tokens], np.asarray(prompt.visible, bool))
+                     f'supports 0 to {config.vocab_size - 1}.')
+  token_of_id = np.argsort(order(config)).astype(np.int32)
+  return Prompt(token_of_id[tokens], np.asarray(prompt.visible, bool))
 
 
 def forced(config: EarlyFusionConfig, positions: jax.Array) -> jax.Array:
-  """The token that the grammar asks for at positions, or -1; see `decoding.base.Target`.
+  """Returns the token that the grammar requires at each position, or -1.
 
-  Positions past the end have the last token of the grammar.
+  Positions past the end have the last token of the grammar. See `decoding.base.Target`.
   """
   body = config.height * config.row_width
   tokens = jnp.full_like(positions, -1)
@@ -187,24 +188,24 @@ def forced(config: EarlyFusionConfig, positions: jax.Array) -> jax.Array:
 
 
 def codes(config: EarlyFusionConfig, tokens: jax.Array) -> jax.Array:
-  """The codes `[B, height * width]` of images `[B, T]`, without the tokens of the grammar."""
+  """Returns the codes `[B, height * width]` of images `[B, T]`, without the grammar's tokens."""
   body = tokens[:, :config.height * config.row_width]
   rows = body.reshape(-1, config.height, config.row_width)[:, :, :config.width]
   return rows.reshape(-1, config.height * config.width)
 
 
 def with_grammar(config: EarlyFusionConfig, codes: Any) -> Any:
-  """Images `[B, T]` of codes `[B, height * width]`; `early_fusion.codes` is the way back."""
+  """Returns images `[B, T]` of codes `[B, height * width]`, the inverse of `early_fusion.codes`."""
   with jax.ensure_compile_time_eval():
     tokens = np.asarray(forced(config, jnp.arange(config.num_tokens)))
-  # The place of every token among the codes; the grammar's have none.
-  place = np.cumsum(tokens < 0) - 1
-  return jnp.where(tokens < 0, codes[:, place], tokens)
+  # The index of every token among the codes; not used for the grammar's tokens.
+  index = np.cumsum(tokens < 0) - 1
+  return jnp.where(tokens < 0, codes[:, index], tokens)
 
 
 def init(config: EarlyFusionConfig, key: jax.Array) -> Params:
-  """Random float32 parameters: normal with deviation 0.02, norms one, the output matrix zero."""
-  def run(key):
+  """Initialises float32 parameters: normal with deviation 0.02, norms one, output matrix zero."""
+  def run(key: jax.Array) -> Params:
     size = (1, 1)
     return {'transformer': transformer.Transformer(config.transformer).init(
         key, jnp.zeros((*size, config.dim)), _rope(config)(jnp.zeros(size, jnp.int32)),
@@ -214,27 +215,27 @@ def init(config: EarlyFusionConfig, key: jax.Array) -> Params:
 
 
 def target(config: EarlyFusionConfig, *, guided: bool) -> base.Target:
-  """The model as a decoding target.
+  """Returns the model as a decoding target.
 
   Args:
     config: the model's sizes.
-    guided: whether to run a second context beside the first.
+    guided: whether to run the second stream of the condition as well.
 
   Returns:
-    The target; its condition is a `Prompt` in this library's tokens. The second stream is what
-    guidance leads away from; without guidance it is ignored.
+    The target; its condition is a `Prompt` in this library's tokens. The second stream is the
+    context that guidance leads away from; without guidance it is ignored.
   """
   return causal.target(_causal(config, 2 if guided else 1), num_streams=2 if guided else 1)
 
 
 def ends(config: EarlyFusionConfig) -> Ends:
-  """The embedding and the head, which drafters share."""
+  """Returns the embedding and the output head, which drafters share."""
   return causal.ends(_causal(config, 1))
 
 
 def first_layers(params: Params, config: EarlyFusionConfig, num_layers: int
                  ) -> tuple[Params, Callable[[bool], Network]]:
-  """The model's first layers as a drafting network; see `causal.first_layers`."""
+  """Returns the model's first layers as a drafting network; see `causal.first_layers`."""
   small = dataclasses.replace(config, num_layers=num_layers)
   return causal.first_layers(params, num_layers, functools.partial(_causal, small))
 
@@ -243,21 +244,21 @@ def logits_and_features(
     params: Params, config: EarlyFusionConfig, condition: Prompt, tokens: jax.Array,
     drop: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Next-token logits and features of whole images, for training and evaluation.
+  """Returns next-token logits and features of whole images, for training and evaluation.
 
   Args:
     params: parameters of the model.
     config: its sizes.
     condition: a `Prompt` of two streams.
     tokens: `[B, T]`.
-    drop: `[B]` bool; True takes the second stream of an image in place of the first.
+    drop: `[B]` bool; True selects the second stream of an image instead of the first.
 
   Returns:
     logits `[B, T, V]` and features `[B, C + T - 1, D]`, of the prompt's tokens and of all image
     tokens but the last.
   """
   model = _causal(config, 1)
-  return causal.read(
+  return causal.forward(
       params, model, model.embed_condition(params, condition.dropped(drop), 1), tokens[:, :-1])[:2]
 
 
@@ -266,14 +267,14 @@ def _rope(config: EarlyFusionConfig) -> RopeFunction:
 
 
 def _causal(config: EarlyFusionConfig, num_streams: int) -> causal.Causal:
-  """What sets this model apart."""
-  def embed_condition(params, condition, count):
+  """Returns the specification of this model."""
+  def embed_condition(params: Params, condition: Prompt, count: int) -> causal.EmbeddedCondition:
     return causal.embed_prompt(params, config.transformer, condition.first(count))
 
-  def check_condition(condition):
+  def check_condition(condition: Any) -> Any:
     if isinstance(condition, Prompt) and np.ndim(condition.tokens) == 3:
       condition = condition.first(num_streams)
-    return causal.check_prompt(condition, num_streams, config.vocab_size)
+    return conditions.check_prompt(condition, num_streams, config.vocab_size)
 
   return causal.Causal(
       transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),

@@ -1,17 +1,18 @@
 """Emu3's image tokenizer for still images (arXiv 2409.18869).
 
-The published one is for video: an image is encoded as four equal frames and is the first of the
-four frames that are decoded. Convolutions over time look at the past alone, so that everything is
-done here in two dimensions, with the same result: of a frame without a past a kernel needs its
-last tap only, of equal frames the sum of its taps.
+The published tokenizer is for video: it encodes an image as four equal frames, and the decoded
+image is the first of four frames. Convolutions over time are causal, so this implementation is
+two-dimensional, with the same result: for a frame without earlier frames only the last tap of a
+kernel counts, for equal frames the sum of its taps.
 
-Around the networks of `vq` stand blocks over time, at the resolution of the tokens, and the
-decoder's norms are scaled and shifted by the vectors of the tokens. Everything is NHWC and a pure
+In addition to the networks of `vq` there are blocks over time, at the resolution of the tokens, and
+the vectors of the tokens scale and shift the decoder's norms. Everything is NHWC and a pure
 function of `(params, config)`; kernels over time are `[time, 3, 3, in, out]`.
 """
 
 import dataclasses
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,6 +20,8 @@ import jax.numpy as jnp
 
 from cspd_jax.core import fields
 from cspd_jax.models import vq
+
+Params = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +33,9 @@ class Emu3VQConfig:
     ch: width at full resolution.
     ch_mult: width of each resolution as a multiple of `ch`; each level after the first halves
       height and width.
-    num_res_blocks: residual blocks per level in the encoder; the decoder has one more, and over
-      time both have so many.
-    z_channels: numbers of a codebook vector and width of the blocks over time.
+    num_res_blocks: residual blocks per level in the encoder, and blocks over time in both encoder
+      and decoder; the decoder has one more per level.
+    z_channels: length of a codebook vector and width of the blocks over time.
     codebook_size: number of different tokens.
   """
 
@@ -45,7 +48,7 @@ class Emu3VQConfig:
 
   def __post_init__(self):
     fields.check(self)
-    _ = self.network  # Checks what the sizes have to do with each other.
+    _ = self.network  # Checks the relations between the sizes.
 
   @property
   def factor(self) -> int:
@@ -62,12 +65,12 @@ class Emu3VQConfig:
 
 
 class TimeConv(nn.Module):
-  """A convolution over the past and over space, of frames of which some taps see the same.
+  """A causal convolution over time and space, evaluated at the last frame.
 
   Attributes:
-    features: channels to return.
-    taps: of the kernel.
-    space: side of the kernel, 3 or 1.
+    features: channels of the output.
+    taps: length of the kernel in time.
+    space: side of the kernel in space, 3 or 1.
   """
 
   features: int
@@ -76,7 +79,7 @@ class TimeConv(nn.Module):
 
   @nn.compact
   def __call__(self, *frames):
-    """Convolves frames `[B, H, W, C]` with the last taps of the kernel; those before are zero."""
+    """Convolves frames `[B, H, W, C]` with the last taps of the kernel; earlier frames are zero."""
     width = frames[0].shape[-1]
     kernel = self.param('kernel', nn.initializers.lecun_normal(),
                         (self.taps, self.space, self.space, width, self.features))
@@ -89,7 +92,7 @@ class TimeConv(nn.Module):
 
 
 class BatchNorm(nn.Module):
-  """Normalises with statistics that were kept in training."""
+  """Normalises with the running statistics of the training."""
 
   @nn.compact
   def __call__(self, x):
@@ -100,7 +103,7 @@ class BatchNorm(nn.Module):
 
 
 class TimeBlock(nn.Module):
-  """Two convolutions over time around a skip connection, of a frame without a past."""
+  """Two convolutions over time with a skip connection, for a frame without earlier frames."""
 
   @nn.compact
   def __call__(self, x):
@@ -112,7 +115,7 @@ class TimeBlock(nn.Module):
 
 
 class SpatialNorm(nn.Module):
-  """A group norm that the vectors of the tokens `[B, h, w, Z]` scale and shift."""
+  """A group norm whose scale and shift depend on the vectors of the tokens `[B, h, w, Z]`."""
 
   @nn.compact
   def __call__(self, x, vectors):
@@ -124,7 +127,7 @@ class SpatialNorm(nn.Module):
 
 
 class Encoder(nn.Module):
-  """Images `[B, H, W, C]` to vectors `[B, H / f, W / f, z_channels]` that are not quantized yet."""
+  """Maps images `[B, H, W, C]` to unquantized vectors `[B, H / f, W / f, z_channels]`."""
 
   config: Emu3VQConfig
 
@@ -133,7 +136,8 @@ class Encoder(nn.Module):
     c = self.config
     frame = vq.Encoder(c.network, name='network')(images)
     first, second = (TimeConv(c.z_channels, 4, name=f'time_{i}') for i in range(2))
-    # Of four equal frames: two zero frames before two of them, and then all four.
+    # The first convolution has stride 2 over four equal frames: its early output sees two of them
+    # after two zero frames, its late output all four.
     early, late = nn.swish(first(frame, frame)), nn.swish(first(frame, frame, frame, frame))
     x = nn.swish(second(early, late))
     for i in range(c.num_res_blocks):
@@ -142,7 +146,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-  """Vectors of the codebook `[B, h, w, z_channels]` to an image `[B, h * f, w * f, C]`."""
+  """Maps codebook vectors `[B, h, w, z_channels]` to images `[B, h * f, w * f, C]`."""
 
   config: Emu3VQConfig
 
@@ -165,7 +169,7 @@ def _spatial_norm(x, *, name, vectors):
 
 
 class Tokenizer(nn.Module):
-  """All parameters of a tokenizer; use the functions of this file to run it."""
+  """All parameters of a tokenizer; use the functions of this module to run it."""
 
   config: Emu3VQConfig
 
@@ -187,18 +191,18 @@ class Tokenizer(nn.Module):
     return self.images(self.latents(images))
 
 
-def init(config: Emu3VQConfig, key: jax.Array) -> dict:
-  """Returns fresh float32 parameters for `config`."""
+def init(config: Emu3VQConfig, key: jax.Array) -> Params:
+  """Initialises float32 parameters."""
   images = jnp.zeros((1, config.factor, config.factor, config.in_channels), jnp.float32)
   return jax.jit(Tokenizer(config).init)(key, images)['params']
 
 
-def latents(params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
-  """Vectors before quantisation `[B, H / factor, W / factor, z_channels]`, float32.
+def latents(params: Params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
+  """Returns vectors before quantisation, `[B, H / factor, W / factor, z_channels]` float32.
 
   Args:
     params: parameters from `init` or a checkpoint.
-    config: their sizes.
+    config: the sizes.
     images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
 
   Raises:
@@ -206,17 +210,17 @@ def latents(params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
   """
   vq.check_images(images, config.network)
   images = images.astype(params['codebook']['embedding'].dtype)
-  found = Tokenizer(config).apply({'params': params}, images, method='latents')
-  return found.astype(jnp.float32)
+  vectors = Tokenizer(config).apply({'params': params}, images, method='latents')
+  return vectors.astype(jnp.float32)
 
 
-def codebook(params, config: Emu3VQConfig) -> jax.Array:
-  """The vectors `[codebook_size, z_channels]`, float32, that tokens stand for."""
+def codebook(params: Params, config: Emu3VQConfig) -> jax.Array:
+  """Returns the codebook vectors `[codebook_size, z_channels]`, float32."""
   return vq.codebook(params, config.network)
 
 
-def encode(params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
-  """Tokens `[B, H / factor, W / factor]` int32 of images `[B, H, W, C]` in [-1, 1].
+def encode(params: Params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
+  """Encodes images `[B, H, W, C]` in [-1, 1] as tokens `[B, H / factor, W / factor]` int32.
 
   Raises:
     ValueError: if the shape of `images` does not fit `config`.
@@ -224,8 +228,8 @@ def encode(params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
   return vq.quantize(params, config.network, latents(params, config, images))
 
 
-def decode_unclipped(params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
-  """Images `[B, h * factor, w * factor, C]`, float32, as they leave the decoder.
+def decode_unclipped(params: Params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
+  """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping.
 
   Raises:
     ValueError: if `indices` is not a batch of grids of integers.
@@ -236,8 +240,8 @@ def decode_unclipped(params, config: Emu3VQConfig, indices: jax.Array) -> jax.Ar
   return images.astype(jnp.float32)
 
 
-def decode(params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
-  """Images `[B, h * factor, w * factor, C]` in [-1, 1], float32, of tokens `[B, h, w]`.
+def decode(params: Params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
+  """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
 
   Raises:
     ValueError: if `indices` is not a batch of grids of integers.

@@ -1,12 +1,12 @@
-"""Calls of MAR's diffusion head for few states on NVIDIA GPUs: one kernel per matrix.
+"""MAR's diffusion head for few states on NVIDIA GPUs: one kernel per matrix.
 
-A call of the head is short, so on a GPU its time is that of launches. XLA puts a layer norm, an
-activation or a gate beside a product into kernels of their own, four or five per block; here they
-are part of the product's kernel, so that a block has two.
+The kernels of the diffusion head are short, so on a GPU most of the time goes into launching them.
+XLA runs the layer norm, activation and gate next to a product as separate kernels, four or five per
+block; here they are fused with the product, which leaves two kernels per block.
 
 In the shape descriptions, `N` is the number of states, `C` the length of a token, `K` the width of
-a layer's input, `O` that of its output, `W` that of the head, `R` the number of modulations and
-`M` the rows of each; see `diffusion_head`.
+a layer's input, `O` that of its output, `W` that of the diffusion head, `R` the number of
+modulations and `M` the rows of each; see `diffusion_head`.
 """
 
 import functools
@@ -19,39 +19,39 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from cspd_jax.models import diffusion_head, tried
+from cspd_jax.models import diffusion_head, kernel_check
 
 Params = Any
 
-# Set to 'plain', it keeps these kernels out. Read once, for compiled programs keep their choice.
+# The value 'plain' disables these kernels. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_HEAD'
-# For more states than this, products that XLA picks keep a GPU busy.
-MOST_STATES = 64
-# States and columns that one program of a kernel computes: the least that Triton multiplies.
+# With more states than this, XLA's own matrix products keep a GPU busy.
+_MAX_STATES = 64
+# States and columns that one thread block computes: the smallest size that Triton multiplies.
 _TILE = 16
 # Inputs that it multiplies at a time.
 _CHUNK = 256
-# Of 32 threads each, in a program.
+# Warps, of 32 threads each, of a thread block.
 _WARPS = 4
-# Largest difference that rounding makes to outputs of deviation 1.
+# Largest rounding error of outputs of standard deviation 1.
 _TOLERANCE = 1e-4
 
 
 def fits(states: int, width: int, token_dim: int) -> bool:
-  """Whether this is made for so many states and a head of these sizes."""
-  return states <= MOST_STATES and width % _CHUNK == 0 and token_dim == _TILE
+  """Whether the kernels support this number of states and a diffusion head of these sizes."""
+  return states <= _MAX_STATES and width % _CHUNK == 0 and token_dim == _TILE
 
 
 def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array, *,
           interpret: bool = False) -> tuple[jax.Array, jax.Array]:
-  """Noise and variance of states; as `diffusion_head.Head.apply_modulated`.
+  """Predicts noise and variance of states, like `diffusion_head.Head.apply_modulated`.
 
   Args:
-    params: of the head.
+    params: parameters of the diffusion head.
     x: `[N, C]` states.
     modulation: `[R, M, W]`.
-    row: `[N]` which modulation each state has.
-    interpret: whether to run the kernels step by step, on any device.
+    row: `[N]` index of the modulation of each state.
+    interpret: whether to run the kernels in Pallas's interpreter, on any device.
   """
   layer = functools.partial(_layer, row=row, modulation=modulation, interpret=interpret)
   parts = modulation.shape[1]
@@ -67,18 +67,23 @@ def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array, *
 def _layer(x: jax.Array, dense: Params, *, row: jax.Array, modulation: jax.Array, interpret: bool,
            part: int = 0, norm: Params = None, silu: bool = False,
            onto: jax.Array | None = None) -> jax.Array:
-  """One matrix and what stands beside it, `[N, O]` with `N` rounded up to whole tiles.
+  """Runs one dense layer with its norm, modulation, activation and gate as one kernel.
 
   Args:
-    x: `[N, K]`, or with `N` rounded up.
+    x: `[N, K]`, or with `N` rounded up to whole tiles.
     dense: kernel `[K, O]` and bias `[O]`.
     row: `[N]`.
     modulation: `[R, M, W]`.
     interpret: see `apply`.
-    part: where a modulation has the shift, before the scale, of the normed `x`; or the gate.
-    norm: scale and bias of the norm of `x`, or nothing; None for no norm and no modulation of `x`.
-    silu: whether the activation follows.
-    onto: `[N, O]` what the result is added to behind the gate; None for no gate.
+    part: row of a modulation with the shift of the normalised `x`, which the scale follows; or
+      with the gate.
+    norm: scale and bias of the norm of `x`, empty for a norm without them; None for no norm and no
+      modulation of `x`.
+    silu: whether to apply the activation.
+    onto: `[N, O]` to which the gated result is added; None for no gate.
+
+  Returns:
+    `[N, O]`, with `N` rounded up to whole tiles.
   """
   operands = {'row': row, 'x': x, 'kernel': dense['kernel'], 'bias': dense['bias']}
   if norm is not None or onto is not None:
@@ -89,8 +94,8 @@ def _layer(x: jax.Array, dense: Params, *, row: jax.Array, modulation: jax.Array
   names = tuple(operands)
 
   def kernel(*refs):
-    *given, out = refs
-    _kernel(dict(zip(names, given, strict=True)), out, part, norm is not None, silu)
+    *inputs, out = refs
+    _kernel(dict(zip(names, inputs, strict=True)), out, part, norm is not None, silu)
 
   grid = pl.cdiv(row.shape[0], _TILE), dense['kernel'].shape[1] // _TILE
   return pl.pallas_call(
@@ -102,16 +107,16 @@ def _layer(x: jax.Array, dense: Params, *, row: jax.Array, modulation: jax.Array
 def _kernel(refs: Mapping[str, Any], out: Any, part: int, normed: bool, silu: bool) -> None:
   """Computes one tile of a layer."""
   first, columns = pl.program_id(0) * _TILE, pl.ds(pl.program_id(1) * _TILE, _TILE)
-  # Where states end within a tile, the last one is computed again.
+  # A partial tile repeats the last state.
   rows = lambda ref: jnp.minimum(first + jnp.arange(_TILE), ref.shape[0] - 1)
   row, x_rows, width = refs['row'][rows(refs['row'])], rows(refs['x']), refs['x'].shape[1]
   size = min(width, _CHUNK)
   chunk = lambda k: k * size + jnp.arange(size)
   load = lambda k: refs['x'][x_rows[:, None], chunk(k)[None]]
-  modulation = lambda number, places: refs['modulation'][row[:, None], number, places[None]]
+  modulation = lambda number, channels: refs['modulation'][row[:, None], number, channels[None]]
 
   def sums(term):
-    """`[N, 1]` of a function of the inputs."""
+    """Sums a function of the inputs over each row, `[N, 1]`."""
     return jax.lax.fori_loop(
         0, width // size, lambda k, total: total + jnp.sum(term(load(k)), axis=1),
         jnp.zeros(_TILE, jnp.float32))[:, None]
@@ -143,18 +148,19 @@ def _kernel(refs: Mapping[str, Any], out: Any, part: int, normed: bool, silu: bo
 
 @functools.cache
 def is_available() -> bool:
-  """Whether this process has a GPU on which `apply` gives what the plain head gives.
+  """Whether this process has a GPU on which `apply` returns the same as `diffusion_head.Head`.
 
-  It is tried once, on a few numbers; if it fails there, that is logged.
+  A small example is run once; if it fails, a warning is logged and plain operations are used.
 
   Raises:
     ValueError: if the environment variable CSPD_JAX_HEAD is neither 'auto' nor 'plain'.
   """
-  return tried.works('The fused head', _VARIABLE, lambda device: difference(device), _TOLERANCE)
+  return kernel_check.passes(
+      'The fused head', _VARIABLE, lambda device: difference(device), _TOLERANCE)
 
 
 def difference(device: jax.Device, interpret: bool = False) -> float:
-  """Largest difference of `apply` to the plain head on a small example, run on a device."""
+  """Largest difference between `apply` and `Head` on a small example, run on a device."""
   width, layers = 2 * _CHUNK, 1
   head = diffusion_head.Head(width, layers, _TILE)
   rng = np.random.default_rng(0)
@@ -164,11 +170,11 @@ def difference(device: jax.Device, interpret: bool = False) -> float:
   params = jax.tree.map(
       lambda leaf: normal(leaf.shape) / (leaf.shape[0]**0.5 if leaf.ndim > 1 else 1),
       shapes['params'])
-  # More states than a tile, and modulations that some share.
+  # More states than a tile, some of which share a modulation.
   states, row = _TILE + 2, rng.integers(0, 5, _TILE + 2)
   arguments = normal((states, _TILE)), 0.3 * normal((5, 3 * layers + 2, width)), row
   plain = functools.partial(head.apply, method='apply_modulated')
   with jax.default_device(device), jax.default_matmul_precision('highest'):
-    found = jax.jit(functools.partial(apply, interpret=interpret))(params, *arguments)
+    actual = jax.jit(functools.partial(apply, interpret=interpret))(params, *arguments)
     expected = jax.jit(plain)({'params': params}, *arguments)
-  return max(float(jnp.abs(one - other).max()) for one, other in zip(found, expected))
+  return max(float(jnp.abs(a - b).max()) for a, b in zip(actual, expected))

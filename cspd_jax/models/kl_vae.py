@@ -1,8 +1,8 @@
 """The image tokenizer of MAR: a variational autoencoder with continuous latents.
 
-The convolutional networks of `vq` around a grid of Gaussians in place of a codebook. With the
+It uses the convolutional networks of `vq`, with a grid of Gaussians instead of a codebook. With the
 default configuration this is the published KL-16 (one latent of 16 channels per 16x16 pixels).
-Latents outside of this file are scaled to a variance of about one. Everything is NHWC and a pure
+Latents outside of this module are scaled to a variance of about one. Everything is NHWC and a pure
 function of `(params, config)`.
 
   config = KLVAEConfig()
@@ -19,7 +19,7 @@ Quantization, 2024 (arXiv:2406.11838), section 4.1.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -27,6 +27,8 @@ import jax.numpy as jnp
 
 from cspd_jax.core import fields
 from cspd_jax.models import vq
+
+Params = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +42,8 @@ class KLVAEConfig:
       height and width.
     num_res_blocks: residual blocks per level in the encoder; the decoder has one more.
     z_channels: channels of a latent.
-    scale: what makes the latents of the training images vary by one: latents are multiplied by it
-      after encoding and divided by it before decoding.
+    scale: multiplies latents after encoding and divides them before decoding, so that the latents
+      of the training images have a variance of one.
   """
 
   in_channels: int = 3
@@ -53,7 +55,7 @@ class KLVAEConfig:
 
   def __post_init__(self):
     fields.check(self)
-    self.network(self.z_channels)  # Checks what the sizes have to do with each other.
+    self.network(self.z_channels)  # Checks the relations between the sizes.
 
   @property
   def factor(self) -> int:
@@ -61,7 +63,7 @@ class KLVAEConfig:
     return 2 ** (len(self.ch_mult) - 1)
 
   def network(self, z_channels: int) -> vq.VQConfig:
-    """Sizes of the encoder or decoder, with `z_channels` at their narrow end."""
+    """Sizes of the encoder or decoder, with `z_channels` at the lowest resolution."""
     return vq.VQConfig(in_channels=self.in_channels, ch=self.ch, ch_mult=self.ch_mult,
                        num_res_blocks=self.num_res_blocks, z_channels=z_channels)
 
@@ -79,7 +81,7 @@ class Posterior(NamedTuple):
 
 
 class Tokenizer(nn.Module):
-  """All parameters of a tokenizer; use the functions of this file to run it."""
+  """All parameters of a tokenizer; use the functions of this module to run it."""
 
   config: KLVAEConfig
 
@@ -92,30 +94,30 @@ class Tokenizer(nn.Module):
     self.post_quant_conv = nn.Dense(c.z_channels)
 
   def moments(self, images):
-    """Encodes images into means and log variances, side by side in the last axis."""
+    """Encodes images into means and log variances, concatenated along the last axis."""
     return self.quant_conv(self.encoder(images))
 
   def images(self, latents):
-    """Decodes latents that are not scaled."""
+    """Decodes unscaled latents."""
     return self.decoder(self.post_quant_conv(latents))
 
   def __call__(self, images):
     return self.images(self.moments(images)[..., :self.config.z_channels])
 
 
-def init(config: KLVAEConfig, key: jax.Array) -> dict:
-  """Returns fresh float32 parameters for `config`."""
+def init(config: KLVAEConfig, key: jax.Array) -> Params:
+  """Initialises float32 parameters."""
   side = config.factor
   images = jnp.zeros((1, side, side, config.in_channels), jnp.float32)
   return Tokenizer(config).init(key, images)['params']
 
 
-def encode(params, config: KLVAEConfig, images: jax.Array) -> Posterior:
-  """What the encoder knows about the latents of images.
+def encode(params: Params, config: KLVAEConfig, images: jax.Array) -> Posterior:
+  """Encodes images as Gaussians over latents.
 
   Args:
     params: parameters from `init`, training or a checkpoint.
-    config: their sizes.
+    config: the sizes.
     images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
 
   Returns:
@@ -124,7 +126,7 @@ def encode(params, config: KLVAEConfig, images: jax.Array) -> Posterior:
   Raises:
     ValueError: if the shape of `images` does not fit `config`.
   """
-  vq.check_images(images, config)
+  vq.check_images(images, config.network(config.z_channels))
   moments = Tokenizer(config).apply(
       {'params': params}, images.astype(_dtype(params)), method='moments').astype(jnp.float32)
   mean, log_variance = jnp.split(moments, 2, axis=-1)
@@ -132,13 +134,13 @@ def encode(params, config: KLVAEConfig, images: jax.Array) -> Posterior:
 
 
 def sample(config: KLVAEConfig, posterior: Posterior, key: jax.Array) -> jax.Array:
-  """Scaled latents `[B, h, w, z_channels]`, float32, drawn from `posterior`."""
+  """Draws scaled latents `[B, h, w, z_channels]`, float32, from `posterior`."""
   noise = jax.random.normal(key, posterior.mean.shape)
   return (posterior.mean + jnp.exp(0.5 * posterior.log_variance) * noise) * config.scale
 
 
-def decode_unclipped(params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
-  """Images `[B, H, W, C]`, float32, as they leave the decoder, of scaled latents.
+def decode_unclipped(params: Params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
+  """Decodes scaled latents to images `[B, H, W, C]`, float32, without clipping.
 
   Raises:
     ValueError: if `latents` is not `[B, h, w, z_channels]`.
@@ -151,8 +153,8 @@ def decode_unclipped(params, config: KLVAEConfig, latents: jax.Array) -> jax.Arr
   return images.astype(jnp.float32)
 
 
-def decode(params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
-  """Images `[B, h * factor, w * factor, C]` in [-1, 1], float32, of scaled latents `[B, h, w, Z]`.
+def decode(params: Params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
+  """Decodes scaled latents to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
 
   Raises:
     ValueError: if `latents` is not `[B, h, w, z_channels]`.
@@ -160,5 +162,5 @@ def decode(params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
   return jnp.clip(decode_unclipped(params, config, latents), -1.0, 1.0)
 
 
-def _dtype(params):
+def _dtype(params: Params) -> jnp.dtype:
   return params['quant_conv']['kernel'].dtype

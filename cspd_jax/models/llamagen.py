@@ -20,12 +20,12 @@ from cspd_jax.core import fields
 from cspd_jax.core.values import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
-from cspd_jax.models import causal, class_labels, transformer
+from cspd_jax.models import causal, conditions, transformer
 from cspd_jax.models.ends import Ends
 from cspd_jax.models.rope import RopeFunction, frequencies
 
 Params = Any
-# The learned null caption always has this many rows, and so has a text condition.
+# Number of rows of the learned null caption, and therefore of every text condition.
 CAPTION_LENGTH = 120
 
 
@@ -44,7 +44,7 @@ class LlamaGenConfig:
     ffn_dim: hidden width of the feed-forward layers; None means two thirds of
       `4 * dim`, rounded up to a multiple of 256.
     vocab_size: codes of the image tokenizer.
-    num_classes: number of classes; the null class comes on top. Class models only.
+    num_classes: number of classes without the null class. Class models only.
     caption_dim: width of the text encoder. Text models only.
     rope_base: base of the rotary frequencies.
     norm_eps: added to the mean square in the norms.
@@ -72,12 +72,13 @@ class LlamaGenConfig:
     if self.dim % (4 * self.num_heads):
       raise ValueError(
           f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple of '
-          f'4 * num_heads ({4 * self.num_heads}), because a head rotates by row and by column.')
+          f'4 * num_heads ({4 * self.num_heads}), because pairs of numbers rotate by row and by '
+          'column.')
     if self.num_kv_heads is None:
       object.__setattr__(self, 'num_kv_heads', self.num_heads)
     if self.ffn_dim is None:
       object.__setattr__(self, 'ffn_dim', -(-(8 * self.dim // 3) // 256) * 256)
-    _ = self.transformer  # Checks the sizes that only the transformer knows about.
+    _ = self.transformer  # Checks the sizes that only the transformer uses.
 
   @property
   def num_tokens(self) -> int:
@@ -86,12 +87,13 @@ class LlamaGenConfig:
 
   @property
   def num_condition_tokens(self) -> int:
-    """The number `C` of condition tokens before the image."""
+    """The number `C` of condition tokens."""
     return 1 if self.conditioning == 'class' else CAPTION_LENGTH
 
   @property
   def transformer(self) -> transformer.TransformerConfig:
     """Sizes of the transformer."""
+    assert self.num_kv_heads is not None and self.ffn_dim is not None  # Set in `__post_init__`.
     return transformer.TransformerConfig(
         vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
         num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
@@ -121,7 +123,7 @@ class Caption(NamedTuple):
   """A text condition.
 
   Attributes:
-    embeddings: `[B, 120, caption_dim]` text encoder output, padded on the left.
+    embeddings: `[B, 120, caption_dim]` output of the text encoder, padded on the left.
     mask: `[B, 120]` bool, True for the tokens of the caption.
   """
 
@@ -130,35 +132,34 @@ class Caption(NamedTuple):
 
 
 def left_padded(features: Sequence[Any]) -> Caption:
-  """Features of texts as a condition.
+  """Pads features of texts on the left to a text condition.
 
   Args:
-    features: what the text encoder made of every text, `[L, caption_dim]` with `1 <= L <= 120`.
+    features: output of the text encoder for every text, `[L, caption_dim]` with `1 <= L <= 120`.
 
   Raises:
-    ValueError: if they are something else.
+    ValueError: for other shapes.
   """
-  rows = [np.asarray(one) for one in features]
+  rows = [np.asarray(text) for text in features]
   shapes = sorted({row.shape for row in rows})
   if not rows or any(len(shape) != 2 or shape[1] != shapes[0][1] or not (
       1 <= shape[0] <= CAPTION_LENGTH) for shape in shapes):
     raise ValueError(f'features have the shapes {shapes}; every text has [L, D], with the same D '
                      f'and 1 to {CAPTION_LENGTH} tokens.')
   embeddings = np.zeros((len(rows), CAPTION_LENGTH, shapes[0][1]), rows[0].dtype)
-  for place, row in zip(embeddings, rows):
-    place[CAPTION_LENGTH - len(row):] = row
+  for embedding, row in zip(embeddings, rows):
+    embedding[CAPTION_LENGTH - len(row):] = row
   lengths = np.array([len(row) for row in rows])
   return Caption(embeddings, np.arange(CAPTION_LENGTH) >= CAPTION_LENGTH - lengths[:, None])
 
 
 def _rope(config: LlamaGenConfig) -> RopeFunction:
-  """Rotation by row and column of a token, half of the pairs each, from a table.
+  """Returns a rotation by row and column of a token, half of the pairs each, from a table.
 
-  Conditions stand at position -1, where the table holds zeros: their queries and keys vanish, so
-  attention among and to the condition tokens has logit 0. The last cell serves for tokens past
-  the end.
+  Condition tokens have position -1, where the table holds zeros: their queries and keys are zero,
+  so attention among and to the condition tokens has logit 0. Tokens past the end use the last cell.
   """
-  # NumPy's numbers, which are the published ones: those of a device differ in the last bit.
+  # Computed by NumPy, which reproduces the published values; a device differs in the last bit.
   turns = frequencies(config.transformer.head_dim // 4, config.rope_base)
   rows, columns = np.divmod(np.arange(config.num_tokens, dtype=np.float32), config.width)
   angles = np.concatenate(
@@ -166,7 +167,7 @@ def _rope(config: LlamaGenConfig) -> RopeFunction:
   zeros = np.zeros((1, angles.shape[1]), np.float32)
   table = [np.concatenate([zeros, part]) for part in (np.cos(angles), np.sin(angles))]
 
-  def rope(positions):
+  def rope(positions: jax.Array) -> transformer.Rope:
     row = jnp.clip(positions + 1, 0, config.num_tokens)
     return transformer.Rope(*(jnp.asarray(part)[row] for part in table))
 
@@ -174,7 +175,7 @@ def _rope(config: LlamaGenConfig) -> RopeFunction:
 
 
 class LlamaGen(nn.Module):
-  """The transformer with the embedding of its condition."""
+  """The transformer with the embedding of the condition."""
 
   config: LlamaGenConfig
 
@@ -196,25 +197,25 @@ class LlamaGen(nn.Module):
 
     Args:
       condition: class labels `[B]`, or a `Caption`.
-      drop: `[B]` bool; True replaces the condition by the null condition, which
-        keeps the padding mask of the caption it replaces.
+      drop: `[B]` bool; True replaces the condition by the null condition, with the padding mask
+        of the caption that it replaces.
 
     Returns:
-      embeddings `[B, C, D]` and which of them may be read, `[B, C]` bool.
+      embeddings `[B, C, D]` and which of them are visible, `[B, C]` bool.
     """
     if self.config.conditioning == 'class':
       labels = jnp.where(drop, self.config.num_classes, condition)
       return (jnp.take(self.label_embedding, labels, axis=0)[:, None],
               jnp.ones((labels.shape[0], 1), bool))
     mask = jnp.asarray(condition.mask, bool)
-    # Padding may hold anything, also NaN, which a mask on the attention would let through.
+    # Padding may hold any value, including NaN, which an attention mask would not remove.
     captions = jnp.where(
         mask[..., None], jnp.where(drop[:, None, None], self.null_caption, condition.embeddings), 0)
     captions = captions.astype(self.caption_in.dtype)
     return jax.nn.gelu(captions @ self.caption_in, approximate=True) @ self.caption_out, mask
 
   def __call__(self, condition, drop):
-    """Runs everything that has parameters, for `init`."""
+    """Runs all modules that have parameters, for `init`."""
     embeddings, _ = self.condition(condition, drop)
     mask = transformer.causal_mask(embeddings.shape[1])
     positions = jnp.full((1, embeddings.shape[1]), -1)
@@ -222,10 +223,10 @@ class LlamaGen(nn.Module):
 
 
 def init(config: LlamaGenConfig, key: jax.Array) -> Params:
-  """Random float32 parameters as LlamaGen starts training with.
+  """Initialises float32 parameters as LlamaGen does before training.
 
-  Normal with deviation 0.02, norms one and the output matrix zero, so that the
-  first distributions are uniform.
+  Normal with standard deviation 0.02, norms one and the output matrix zero, so that the first
+  distributions are uniform.
   """
   condition = jnp.zeros((1,), jnp.int32)
   if config.conditioning == 'text':
@@ -235,54 +236,37 @@ def init(config: LlamaGenConfig, key: jax.Array) -> Params:
   return jax.jit(run)(key)['params']
 
 
-def logits(
-    params: Params,
-    config: LlamaGenConfig,
-    condition: Any,
-    tokens: jax.Array,
-    *,
+def logits_and_features(
+    params: Params, config: LlamaGenConfig, condition: Any, tokens: jax.Array,
     drop_mask: jax.Array | None = None,
-) -> jax.Array:
-  """Next-token logits of whole images, for training and evaluation.
+) -> tuple[jax.Array, jax.Array]:
+  """Returns next-token logits and features of whole images, for training and evaluation.
 
   Args:
     params: parameters of the model.
     config: its sizes.
     condition: class labels `[B]`, or a `Caption`.
     tokens: `[B, T]` image tokens in raster order (or the first few of them).
-    drop_mask: `[B]` bool; True replaces an image's condition by the null
-      condition, which is how guidance is trained. None drops nothing.
+    drop_mask: `[B]` bool; True replaces an image's condition by the null condition, as the
+      training for guidance does. None means False for all images.
 
   Returns:
-    `[B, T, V]` float32; the logits at `i` predict token `i` from the condition
-    and the tokens before it.
+    logits `[B, T, V]` float32, and features after the final norm `[B, C + T - 1, D]` of the
+    condition's tokens and of all image tokens but the last; the logits of token `i` are those of
+    feature `C - 1 + i`.
   """
   if drop_mask is None:
     drop_mask = jnp.zeros((tokens.shape[0],), bool)
-  return logits_and_features(params, config, condition, tokens, drop_mask)[0]
-
-
-def logits_and_features(
-    params: Params, config: LlamaGenConfig, condition: Any, tokens: jax.Array,
-    drop_mask: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  """As `logits`, with the features after the final norm.
-
-  Returns:
-    logits `[B, T, V]`, and features `[B, C + T - 1, D]` of the condition's tokens
-    and of all image tokens but the last; the logits of token `i` are those of
-    feature `C - 1 + i`.
-  """
-  prefix = _prefix(params, config, condition, drop_mask)
-  return causal.read(params, _causal(config), prefix, tokens[:, :-1])[:2]
+  embedded = _embedded(params, config, condition, drop_mask)
+  return causal.forward(params, _causal(config), embedded, tokens[:, :-1])[:2]
 
 
 def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
-  """The model as a decoding target.
+  """Returns the model as a decoding target.
 
   Args:
     config: the model's sizes.
-    guided: whether to run the null condition beside the condition.
+    guided: whether to run the null condition as well.
 
   Returns:
     The target; its condition is class labels `[B]` int, or a `Caption`.
@@ -291,25 +275,26 @@ def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
 
 
 def ends(config: LlamaGenConfig) -> Ends:
-  """The embedding and the head, which drafters share."""
+  """Returns the embedding and the output head, which drafters share."""
   return causal.ends(_causal(config))
 
 
 def first_layers(params: Params, config: LlamaGenConfig, num_layers: int
                  ) -> tuple[Params, Callable[[bool], Network]]:
-  """The model's first layers as a drafting network; see `causal.first_layers`."""
+  """Returns the model's first layers as a drafting network; see `causal.first_layers`."""
   small = dataclasses.replace(config, num_layers=num_layers)
   return causal.first_layers(params, num_layers, lambda num_streams: _causal(small))
 
 
 def _causal(config: LlamaGenConfig) -> causal.Causal:
-  """What sets this model apart; the null condition is the second stream."""
+  """Returns the specification of this model; the null condition is the second stream."""
 
-  def embed_condition(params, condition, num_streams):
+  def embed_condition(params: Params, condition: Any, num_streams: int
+                      ) -> causal.EmbeddedCondition:
     batch = jax.tree.leaves(condition)[0].shape[0]
     drop = jnp.repeat(jnp.arange(num_streams) == 1, batch)
     condition = jax.tree.map(lambda x: jnp.concatenate([x] * num_streams), condition)
-    return _prefix(params, config, condition, drop)
+    return _embedded(params, config, condition, drop)
 
   return causal.Causal(
       transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),
@@ -317,37 +302,38 @@ def _causal(config: LlamaGenConfig) -> causal.Causal:
       check_condition=lambda condition: _check_condition(config, condition))
 
 
-def _prefix(
-    params: Params, config: LlamaGenConfig, condition: Any, drop: jax.Array) -> causal.Prefix:
-  """The condition of one row each; see `LlamaGen.condition`."""
+def _embedded(params: Params, config: LlamaGenConfig, condition: Any, drop: jax.Array
+              ) -> causal.EmbeddedCondition:
+  """Embeds one condition per row; see `LlamaGen.condition`."""
   embeddings, visible = LlamaGen(config).apply(
       {'params': params}, condition, drop, method='condition')
   positions = jnp.full((1, embeddings.shape[1]), -1)
-  return causal.Prefix(embeddings, causal.Places(visible, positions, jnp.zeros(1, jnp.int32)))
+  return causal.EmbeddedCondition(
+      embeddings, causal.ConditionPositions(visible, positions, jnp.zeros(1, jnp.int32)))
 
 
 def _check_condition(config: LlamaGenConfig, condition: Any) -> Any:
-  """Which rows `[B]` the model knows; see `decoding.base.Target.check_condition`."""
+  """Returns which rows are valid, `[B]` bool; see `decoding.base.Target.check_condition`."""
   if config.conditioning == 'class':
-    return class_labels.check(condition, config.num_classes)
+    return conditions.check_class_labels(condition, config.num_classes)
   if not isinstance(condition, Caption):
     raise ValueError(
-        f'condition is a {type(condition).__name__}; this model takes a llamagen.Caption of '
+        f'condition is a {type(condition).__name__}; this model requires a llamagen.Caption of '
         f'text embeddings and their mask.')
   as_array = np.asarray if is_concrete(condition) else jnp.asarray
   embeddings, mask = as_array(condition.embeddings), as_array(condition.mask)
   expected = (CAPTION_LENGTH, config.caption_dim)
   if embeddings.shape != mask.shape[:1] + expected or mask.shape[1:] != expected[:1]:
     raise ValueError(
-        f'condition has embeddings {embeddings.shape} and mask {mask.shape}; this model takes '
+        f'condition has embeddings {embeddings.shape} and mask {mask.shape}; this model requires '
         f'[B, {expected[0]}, {expected[1]}] and [B, {expected[0]}].')
   mask = mask.astype(bool)
   # The first image token is predicted from the last caption token.
   if is_concrete(condition) and not mask[:, -1].all():
     raise ValueError(
         f'condition: the mask of caption {int(np.argmin(mask[:, -1]))} is False at the last '
-        'position; captions are padded on the left and hold at least one token.')
-  # Compared, because NumPy does not know whether a bfloat16 is finite.
+        'position; captions are padded on the left and have at least one token.')
+  # A comparison, because NumPy's `isfinite` does not support bfloat16.
   finite = ((abs(embeddings) < np.inf) | ~mask[..., None]).all(axis=(1, 2))
   if is_concrete(condition) and not finite.all():
     raise ValueError('condition: the caption embeddings hold values that are not finite.')

@@ -1,23 +1,24 @@
 """MAR: a masked image model of continuous tokens (arXiv 2406.11838).
 
-A transformer encoder reads the visible tokens behind a buffer of rows that hold
-the class; a decoder of the same size gives a vector `z` for every position; and
-a small diffusion model, the head, turns `z` into a token. The tokens are the
-latents of `kl_vae`, in raster order.
+A transformer encoder reads the visible tokens after a buffer of rows that hold
+the class; a decoder of the same size returns a vector `z` for every position; and
+a small diffusion model, the diffusion head, samples a token from `z`. The tokens
+are the latents of `kl_vae`, in raster order.
 
-The published code drops hidden tokens from the encoder, so that all images of a
-batch must hide equally many. Here no query sees them, which gives the same result
-for any mask per image, and the encoder has a few static lengths, of which it takes
-the least that holds the visible tokens of every image.
+The published code removes hidden tokens from the encoder's input, so that all
+images of a batch must hide the same number. Here no query attends to them, which
+is equivalent and allows any mask per image. The encoder is compiled for a few
+static lengths and uses the shortest that holds the visible tokens of every image.
 
 In the shape descriptions, `B` is the number of images, `R` of rows (images times
 guidance streams), `T` of tokens, `C` the length of a token, `L` the number of
 rows of a sequence (buffer, then tokens), `D` the width of the transformer and `W`
-that of the head.
+that of the diffusion head.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -26,13 +27,13 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import base
 from cspd_jax.core import fields
-from cspd_jax.models import class_labels, diffusion_head, fused_head
+from cspd_jax.models import conditions, diffusion_head, fused_head
 
 Params = Any
 
 _NORM_EPS = 1e-6
-# The encoder is compiled for a quarter of the tokens visible, for half, three quarters and all.
-_LENGTHS = 4
+# Number of lengths for which the encoder is compiled: a quarter of the tokens, half of them, ...
+_NUM_LENGTHS = 4
 _TABLE = nn.initializers.normal(0.02)
 _XAVIER = nn.initializers.xavier_uniform()
 
@@ -51,8 +52,8 @@ class MARConfig:
     num_heads: attention heads.
     head_width: `W`.
     head_layers: residual blocks of the diffusion head.
-    num_classes: number of classes; the null class comes on top.
-    buffer_size: rows before the tokens that hold the class.
+    num_classes: number of classes without the null class.
+    buffer_size: number of rows with the class, before the tokens.
   """
 
   height: int = 16
@@ -87,7 +88,7 @@ class MARConfig:
     return self.token_dim // self.patch_size**2
 
 
-# The published models, with the diffusion heads they were released with.
+# The published models with their diffusion heads.
 PRESETS: dict[str, MARConfig] = {
     'mar_b': MARConfig(),
     'mar_l': MARConfig(dim=1024, num_layers=16, num_heads=16, head_width=1280, head_layers=8),
@@ -104,17 +105,17 @@ def _norm(name: str) -> nn.LayerNorm:
 
 
 class Block(nn.Module):
-  """A pre-norm layer of a vision transformer, with biases: attention, then GELU layers."""
+  """A pre-norm layer of a vision transformer, with biases: attention, then a GELU network."""
 
   num_heads: int
   dropout: float
 
   @nn.compact
   def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """`x` is `[R, L, D]`; `mask` `[R, 1, 1, L]` bool says which rows may be seen."""
+    """Runs the layer on `x` `[R, L, D]`; `mask` `[R, 1, 1, L]` bool marks the visible rows."""
     dim, heads = x.shape[-1], self.num_heads
     drop = nn.Dropout(self.dropout, deterministic=self.dropout == 0)
-    # One kernel per projection, heads apart, each drawn as a third of the fused one.
+    # Separate query, key and value kernels, initialised as thirds of a Xavier-uniform fused kernel.
     third = nn.initializers.variance_scaling(0.5, 'fan_avg', 'uniform')
 
     normed = _norm('attention_norm')(x)
@@ -134,7 +135,7 @@ class Block(nn.Module):
 
 
 class MAR(nn.Module):
-  """All parameters of a model; activations take their dtype, except in the head.
+  """All parameters of a model, whose dtype activations have except in the diffusion head.
 
   Attributes:
     config: the model's sizes.
@@ -165,16 +166,16 @@ class MAR(nn.Module):
   def encode(
       self, labels: jax.Array, drop: jax.Array, tokens: jax.Array, visible: jax.Array,
   ) -> jax.Array:
-    """The encoder's output `[R, L, D]`; rows of hidden tokens mean nothing.
+    """Returns the encoder's output `[R, L, D]`; rows of hidden tokens are undefined.
 
     Args:
       labels: `[R]` int classes.
-      drop: `[R]` bool; True takes the null class instead.
-      tokens: `[R, T, C]`; hidden ones may hold anything.
+      drop: `[R]` bool; True replaces the class by the null class.
+      tokens: `[R, T, C]`; hidden ones may hold any value.
       visible: `[R, T]` bool.
     """
     c = self.config
-    # Hidden tokens may also hold NaN, which a mask on the attention would let through.
+    # Hidden tokens may hold NaN, which an attention mask would not remove.
     tokens = jnp.where(visible[..., None], tokens, 0).astype(self.mask_token.dtype)
     condition = jnp.where(
         drop[:, None], self.null_embedding, jnp.take(self.class_embedding, labels, axis=0))
@@ -182,55 +183,57 @@ class MAR(nn.Module):
     x = jnp.concatenate([buffer, self.token_in(tokens)], axis=1)
     x = self.token_norm(x + self.encoder_positions)
     mask = self._with_buffer(visible)
-    step = -(-c.num_tokens // _LENGTHS)
+    step = -(-c.num_tokens // _NUM_LENGTHS)
     branches = [functools.partial(MAR._encode_first, length=c.buffer_size + tokens)
                 for tokens in range(step, c.num_tokens, step)]
-    enough = (visible.sum(axis=1).max() - 1) // step
-    return nn.switch(enough, [*branches, MAR._encode_rows], self, x, mask)
+    shortest = (visible.sum(axis=1).max() - 1) // step
+    return nn.switch(shortest, [*branches, MAR._encode_rows], self, x, mask)
 
   def _encode_rows(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """The layers on rows `[R, any, D]`, of which `mask` `[R, any]` says which are visible."""
+    """Runs the layers on `n` rows `[R, n, D]`; `mask` `[R, n]` marks the visible ones."""
     for layer in self.encoder_layers:
       x = layer(x, mask[:, None, None])
     return self.encoder_norm(x)
 
   def _encode_first(self, x: jax.Array, mask: jax.Array, length: int) -> jax.Array:
-    """The same on the visible rows alone, at most `length`, each back in its place."""
+    """Like `_encode_rows`, but runs only the visible rows, at most `length` of them."""
     order = jnp.argsort(~mask, axis=1, stable=True)
-    place = jnp.argsort(order, axis=1)
-    pick = lambda x, rows: jnp.take_along_axis(x, rows[..., None], axis=1)
+    inverse = jnp.argsort(order, axis=1)
+    gather = lambda x, rows: jnp.take_along_axis(x, rows[..., None], axis=1)
     first = order[:, :length]
-    x = self._encode_rows(pick(x, first), jnp.take_along_axis(mask, first, axis=1))
-    return pick(x, jnp.minimum(place, length - 1))
+    x = self._encode_rows(gather(x, first), jnp.take_along_axis(mask, first, axis=1))
+    return gather(x, jnp.minimum(inverse, length - 1))
 
   def decode(self, encoded: jax.Array, visible: jax.Array) -> jax.Array:
-    """Vectors `z` `[R, T, D]` from the encoder's output."""
+    """Returns vectors `z` `[R, T, D]` from the encoder's output."""
     x = self.decoder_in(encoded)
     x = jnp.where(self._with_buffer(visible)[..., None], x, self.mask_token)
     x = x + self.decoder_positions
-    everything = jnp.ones((1, 1, 1, 1), bool)
+    all_visible = jnp.ones((1, 1, 1, 1), bool)
     for layer in self.decoder_layers:
-      x = layer(x, everything)
+      x = layer(x, all_visible)
     return self.decoder_norm(x)[:, self.config.buffer_size:] + self.z_positions
 
   def _with_buffer(self, visible: jax.Array) -> jax.Array:
-    """`[R, L]` bool: the buffer is always visible."""
+    """Extends the visibility of tokens by the buffer, which is always visible, to `[R, L]`."""
     return jnp.pad(visible, ((0, 0), (self.config.buffer_size, 0)), constant_values=True)
 
-  def transform(self, labels, drop, tokens, visible):
-    """Vectors `z` `[R, T, D]`; the arguments are those of `encode`."""
+  def transform(self, labels: jax.Array, drop: jax.Array, tokens: jax.Array, visible: jax.Array
+                ) -> jax.Array:
+    """Returns vectors `z` `[R, T, D]`; the arguments are those of `encode`."""
     return self.decode(self.encode(labels, drop, tokens, visible), visible)
 
-  def denoise(self, x, step, z):
-    """The head's noise and variance; see `continuous.base.Target.denoise`."""
+  def denoise(self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Predicts noise and variance; see `continuous.base.Target.denoise`."""
     return self.head(x, step, z)
 
-  def modulate(self, step, z):
-    """The part of `denoise` that does not see the state; see `continuous.base.Modulation`."""
+  def modulate(self, step: jax.Array, z: jax.Array) -> jax.Array:
+    """Runs the part of `denoise` that is independent of the state; see `base.Modulation`."""
     return self.head.modulate(step, z)
 
-  def denoise_modulated(self, x, modulation, row):
-    """The rest of `denoise`."""
+  def denoise_modulated(self, x: jax.Array, modulation: jax.Array, row: jax.Array
+                        ) -> tuple[jax.Array, jax.Array]:
+    """Runs the rest of `denoise`, with the result of `modulate`."""
     return self.head.apply_modulated(x, modulation, row)
 
   def __call__(self, labels, drop, tokens, visible):
@@ -239,10 +242,10 @@ class MAR(nn.Module):
 
 
 def init(config: MARConfig, key: jax.Array) -> Params:
-  """Random float32 parameters as MAR starts training with.
+  """Initialises float32 parameters as MAR does before training.
 
-  Tables are normal with deviation 0.02, matrices Xavier-uniform; the head's
-  modulations and output are zero, so that it predicts no noise at first.
+  Tables are normal with standard deviation 0.02, matrices Xavier-uniform; the modulation and output
+  matrices of the diffusion head are zero, so that it predicts a noise of zero at first.
   """
   tokens = jnp.zeros((1, config.num_tokens, config.token_dim))
   run = lambda key: MAR(config).init(
@@ -252,37 +255,40 @@ def init(config: MARConfig, key: jax.Array) -> Params:
 
 
 def target(config: MARConfig, *, guided: bool) -> base.Target:
-  """The model as a decoding target.
+  """Returns the model as a decoding target.
 
   Args:
     config: the model's sizes.
-    guided: whether to run the null class beside the classes.
+    guided: whether to run the null class as well.
 
   Returns:
     The target; its condition is class labels `[B]` int.
   """
   model, streams = MAR(config), 2 if guided else 1
 
-  def transform(params, labels, tokens, visible):
+  def transform(params: Params, labels: jax.Array, tokens: jax.Array, visible: jax.Array
+                ) -> jax.Array:
     drop = jnp.repeat(jnp.arange(streams) == 1, labels.shape[0])
     z = model.apply(
         {'params': params}, jnp.tile(labels, streams), drop, jnp.tile(tokens, (streams, 1, 1)),
         jnp.tile(visible, (streams, 1)), method='transform')
     return z.reshape(streams, -1, *z.shape[1:])
 
-  def exactly(method):
-    """A method of the head without shorter products, as accelerators like to take for float32.
+  def full_precision(method: str) -> Callable[..., Any]:
+    """Returns a method of the diffusion head that runs float32 products at full precision.
 
-    The first kernel multiplies an error of the noise by 316.
+    Accelerators use a lower precision by default, and the first denoising step multiplies an error
+    of the noise by 316.
     """
-    def run(params, *args):
+    def run(params: Params, *args: jax.Array) -> Any:
       with jax.default_matmul_precision('highest'):
         return model.apply({'params': params}, *args, method=method)
     return run
 
-  plain = exactly('denoise_modulated')
+  plain = full_precision('denoise_modulated')
 
-  def apply(params, x, modulation, row):
+  def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array
+            ) -> tuple[jax.Array, jax.Array]:
     fits = fused_head.fits(x.shape[0], config.head_width, config.token_dim)
     if fits and fused_head.is_available():
       fused = lambda params, *args: fused_head.apply(params['head'], *args)
@@ -290,14 +296,15 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
     return plain(params, x, modulation, row)
 
   return base.Target(
-      transform=transform, denoise=exactly('denoise'), num_tokens=config.num_tokens,
+      transform=transform, denoise=full_precision('denoise'), num_tokens=config.num_tokens,
       token_dim=config.token_dim, num_streams=streams,
-      modulation=base.Modulation(exactly('modulate'), apply),
-      check_condition=lambda condition: class_labels.check(condition, config.num_classes))
+      modulation=base.Modulation(full_precision('modulate'), apply),
+      check_condition=functools.partial(
+          conditions.check_class_labels, num_classes=config.num_classes))
 
 
 def patchify(config: MARConfig, latents: jax.Array) -> jax.Array:
-  """Tokens `[B, T, C]` in raster order of scaled latents `[B, height p, width p, C / p^2]`.
+  """Cuts scaled latents `[B, height p, width p, C / p^2]` into tokens `[B, T, C]` in raster order.
 
   `p` is the patch size. Within a token the channel varies slowest, then the row.
   """
@@ -307,7 +314,7 @@ def patchify(config: MARConfig, latents: jax.Array) -> jax.Array:
 
 
 def unpatchify(config: MARConfig, tokens: jax.Array) -> jax.Array:
-  """Scaled latents as `kl_vae.decode` takes them: the inverse of `patchify`."""
+  """Returns the scaled latents of tokens, for `kl_vae.decode`; the inverse of `patchify`."""
   p = config.patch_size
   grid = tokens.reshape(-1, config.height, config.width, config.latent_channels, p, p)
   return grid.transpose(0, 1, 4, 2, 5, 3).reshape(

@@ -1,9 +1,9 @@
-"""Medusa heads: several next tokens at once from one feature of the target (arXiv 2401.10774).
+"""Medusa heads: predict several next tokens from one feature of the target (arXiv 2401.10774).
 
-Head `h` adds a residual block to the feature that predicted token `k` and predicts token
-`k + 1 + h` with an output matrix of its own. The heads do not see each other's tokens, nor token
-`k`. In the shape descriptions `H` is the number of heads, `F` the width of a feature and `V` the
-size of the vocabulary.
+Medusa head `h` applies a residual block to the feature that predicted token `k` and predicts token
+`k + 1 + h` with an output matrix of its own. Medusa heads depend neither on each other's tokens nor
+on token `k`. In the shape descriptions `H` is the number of Medusa heads, `F` the width of a
+feature and `V` the size of the vocabulary.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ Params = Any
 
 @dataclasses.dataclass(frozen=True)
 class MedusaConfig:
-  """Sizes of a set of heads.
+  """Sizes of a set of Medusa heads.
 
   Attributes:
-    num_heads: `H`, tokens that are predicted beyond the target's own.
+    num_heads: `H`, number of tokens that are predicted after the target's next token.
     dim: `F`, the target's width.
     vocab_size: `V`.
   """
@@ -39,7 +39,7 @@ class MedusaConfig:
 
 
 class Head(nn.Module):
-  """Maps a feature `x` to the logits `(x + silu(W x + b)) U`, float32."""
+  """One Medusa head: maps a feature `x` to the logits `(x + silu(W x + b)) U`, float32."""
 
   config: MedusaConfig
 
@@ -52,36 +52,36 @@ class Head(nn.Module):
 
 
 class Medusa(nn.Module):
-  """All heads."""
+  """All Medusa heads of a target."""
 
   config: MedusaConfig
 
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
-    """Logits `[..., H, V]` of features `[..., F]`."""
+    """Returns logits `[..., H, V]` of features `[..., F]`."""
     logits = [Head(self.config, name=f'head_{h}')(features) for h in range(self.config.num_heads)]
     return jnp.stack(logits, axis=-2)
 
 
 def init(config: MedusaConfig, key: jax.Array) -> Params:
-  """Float32 parameters: residual blocks that add nothing, random output matrices."""
+  """Initialises float32 parameters: residual blocks that add zero, random output matrices."""
   return jax.jit(Medusa(config).init)(key, jnp.zeros((1, config.dim)))['params']
 
 
 def from_target(target: Ends, target_params: Params, config: MedusaConfig) -> Params:
-  """Float32 parameters with which every head repeats the target's own distribution.
+  """Initialises float32 parameters with which every Medusa head repeats the target's distribution.
 
   Args:
-    target: the target's embedding and head.
+    target: the target's embedding and output head.
     target_params: its parameters; the output matrix is copied.
     config: the sizes.
 
   Raises:
-    ValueError: if the target's head is no matrix of these sizes.
+    ValueError: if the target's output head is not a matrix of these sizes.
   """
   if target.matrix is None:
-    raise ValueError('the head of the target is not one matrix, of which Medusa heads begin as '
-                     'copies; train an EAGLE drafter for it.')
+    raise ValueError('the head of the target is not one matrix, from which Medusa heads are '
+                     'initialised; train an EAGLE drafter for this target.')
   output = target.matrix(target_params)
   if output.shape != (config.dim, config.vocab_size):
     raise ValueError(
@@ -93,12 +93,12 @@ def from_target(target: Ends, target_params: Params, config: MedusaConfig) -> Pa
 
 
 def heads(params: Params, features: jax.Array) -> jax.Array:
-  """Logits `[..., H, V]`, float32, of features `[..., F]`; head `h` is for token `k + 1 + h`."""
+  """Returns logits `[..., H, V]`, float32, of features `[..., F]`; see the module's docstring."""
   dim, vocab_size = params['head_0']['output'].shape
   config = MedusaConfig(len(params), dim, vocab_size)
   return Medusa(config).apply({'params': params}, features)
 
 
 def drafting_heads(config: MedusaConfig) -> Heads:
-  """The heads for `decoding.drafters.medusa`."""
+  """Returns the Medusa heads for `decoding.drafters.medusa`."""
   return Heads(heads, config.num_heads, config.vocab_size)

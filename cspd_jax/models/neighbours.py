@@ -1,9 +1,9 @@
-"""The next token from its neighbours in the image: a network without attention or cache.
+"""The neighbours network: predicts a token from nearby tokens, without attention or a cache.
 
-It looks at the tokens to the left and above, those that are near in the image, and says what the
-token between them may be. On its own it would paint wallpaper; as a corrector of a target's stale
-answers (`drafters.corrected`) it tells what a changed neighbour changes. It needs nothing but
-images that the target has sampled, so every checkpoint can have one.
+Its inputs are the nearest tokens to the left and above in the image. Its own samples would only
+repeat local texture; as the corrector of a target's stale distributions (`drafters.corrected`) it
+predicts how they change when a nearby token changes. It is trained on images that the target has
+sampled and needs nothing else, so it is available for every checkpoint.
 """
 
 import dataclasses
@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
+from cspd_jax.decoding.base import Env, Outcome
 from cspd_jax.decoding.drafters.corrector import Corrector, distributions
 from cspd_jax.decoding.drafters.model import check_grid
 
 Params = Any
-# Rows above and columns to the right of the neighbours, the nearest first.
+# Nearby tokens, the nearest first: rows above and columns to the right of the predicted token.
 OFFSETS = ((0, -1), (1, 0), (1, 1), (1, -1), (0, -2), (2, 0), (1, 2))
 
 
@@ -47,7 +48,7 @@ class NeighboursConfig:
 
 
 class Neighbours(nn.Module):
-  """Maps the tokens of neighbours `[..., 7]`, `V` where there is none, to logits `[..., V]`."""
+  """Maps nearby tokens `[..., 7]`, `V` for those outside the image, to logits `[..., V]`."""
 
   config: NeighboursConfig
 
@@ -64,19 +65,19 @@ class Neighbours(nn.Module):
 
 
 def init(config: NeighboursConfig, key: jax.Array) -> Params:
-  """Float32 parameters that predict the uniform distribution."""
+  """Initialises float32 parameters that predict the uniform distribution."""
   return jax.jit(Neighbours(config).init)(key, jnp.zeros((1, len(OFFSETS)), jnp.int32))['params']
 
 
 def logits(params: Params, config: NeighboursConfig, image: jax.Array,
            positions: jax.Array) -> jax.Array:
-  """Logits of tokens given the tokens before them.
+  """Predicts tokens given the tokens before them.
 
   Args:
     params: parameters of the network.
     config: its sizes.
-    image: `[B, R]` tokens in raster order; those before a position are read.
-    positions: `[B, n]` number of each token.
+    image: `[B, R]` tokens in raster order; only those before a position are read.
+    positions: `[B, n]` position of each predicted token.
 
   Returns:
     `[B, n, V]` float32.
@@ -85,18 +86,20 @@ def logits(params: Params, config: NeighboursConfig, image: jax.Array,
   width = config.row_width
   column = positions[..., None] % width + right
   source = positions[..., None] - up * width + right
-  is_there = (source >= 0) & (column >= 0) & (column < width)
+  in_image = (source >= 0) & (column >= 0) & (column < width)
   source = jnp.clip(source, 0, image.shape[1] - 1)
-  near = jax.vmap(lambda row, index: row[index])(image, source)
+  nearby = jax.vmap(lambda row, index: row[index])(image, source)
   return Neighbours(config).apply(
-      {'params': params}, jnp.where(is_there, near, config.vocab_size))
+      {'params': params}, jnp.where(in_image, nearby, config.vocab_size))
 
 
 class _Memory(NamedTuple):
-  """Attributes:
-    tokens: `[B, T']` the committed tokens; others behind them.
-    nodes: `[B, L]` main chain of the last round behind its root.
-    first: `[B]` the number of that root.
+  """State of the corrector between rounds.
+
+  Attributes:
+    tokens: `[B, T']` the committed tokens; later entries are undefined.
+    nodes: `[B, L]` main chain of the last round after its root.
+    first: `[B]` the position of that root.
   """
 
   tokens: jax.Array
@@ -105,16 +108,17 @@ class _Memory(NamedTuple):
 
 
 def corrector(config: NeighboursConfig) -> Corrector:
-  """The network as a corrector; its parameters are the `draft_params`."""
+  """Returns the network as a corrector; its parameters are the `draft_params`."""
 
-  def init(env, condition, outcome, length):
+  def init(env: Env, condition: Any, outcome: Outcome, length: int) -> _Memory:
     del env, condition
     token = outcome.tokens[:, :1]
     return _Memory(outcome.tokens, jnp.repeat(token, length, axis=1),
                    jnp.zeros_like(token[:, 0]))
 
-  def say(env, committed, tokens, first, start):
-    """Logits of the tokens behind number `start`, where `tokens` begin at number `first`."""
+  def predict(env: Env, committed: jax.Array, tokens: jax.Array, first: jax.Array,
+              start: jax.Array) -> jax.Array:
+    """Predicts the tokens after position `start`; `tokens` are written from `first` on."""
     count = tokens.shape[1]
     image = jnp.pad(committed, ((0, 0), (0, count)))
     image = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(
@@ -122,24 +126,26 @@ def corrector(config: NeighboursConfig) -> Corrector:
     positions = start[:, None] + 1 + jnp.arange(count)
     return logits(env.params, config, image, positions)[None]
 
-  def open_(env, memory, tokens, start):
-    # One call: the images before and after the last round are so many rows.
-    double = lambda old, new: jnp.concatenate([old, new])
+  def open_(env: Env, memory: _Memory, tokens: jax.Array, start: jax.Array
+            ) -> tuple[jax.Array, jax.Array, jax.Array, _Memory]:
+    # One call: the images before and after the last round are concatenated along the batch.
+    both = lambda old, new: jnp.concatenate([old, new])
     nodes, count = memory.nodes, tokens.shape[1]
     tokens = jnp.pad(tokens, ((0, 0), (0, nodes.shape[1] - count)))
-    both = say(
-        env, double(memory.tokens, memory.tokens), double(nodes, tokens),
-        double(memory.first, start) + 1, double(memory.first + 1, start))
-    old, said = jnp.split(both, 2, axis=1)
-    return said[:, :, :count], old, memory.first, memory
+    predicted = predict(
+        env, both(memory.tokens, memory.tokens), both(nodes, tokens),
+        both(memory.first, start) + 1, both(memory.first + 1, start))
+    old, new = jnp.split(predicted, 2, axis=1)
+    return new[:, :, :count], old, memory.first, memory
 
-  def read(env, memory, tokens, start):
-    return say(env, memory.tokens, tokens, start + 1, start), memory
+  def read(env: Env, memory: _Memory, tokens: jax.Array, start: jax.Array
+           ) -> tuple[jax.Array, _Memory]:
+    return predict(env, memory.tokens, tokens, start + 1, start), memory
 
-  def took(env, memory, outcome):
+  def update(env: Env, memory: _Memory, outcome: Outcome) -> _Memory:
     del env
     return _Memory(outcome.tokens, outcome.nodes[:, 1:memory.nodes.shape[1] + 1],
                    outcome.root)
 
   return distributions(
-      init, open_, read, took, functools.partial(check_grid, config, 'corrector'))
+      init, open_, read, update, functools.partial(check_grid, config, 'corrector'))

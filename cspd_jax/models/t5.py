@@ -1,10 +1,10 @@
-"""The encoder of T5 (arXiv 1910.10683), also with gated feed-forward layers, as in Flan-T5.
+"""The encoder of T5 (arXiv 1910.10683), optionally with gated feed-forward layers, as in Flan-T5.
 
-It reads the words of a prompt for image models. Attention has no scale; how far two tokens stand
-apart adds a learned number to their logit, the same in all layers.
+It encodes prompts for text-conditional image models. Attention logits are not scaled; each has a
+learned bias that depends on the distance of the two tokens and is the same in all layers.
 
 In the shape descriptions, `B` is the number of texts, `L` of tokens, `D` the width of the encoder,
-`H` the number of heads and `E` the width of one.
+`H` the number of attention heads and `E` the width of one.
 """
 
 import dataclasses
@@ -33,14 +33,14 @@ class T5Config:
   """Sizes of an encoder.
 
   Attributes:
-    vocab_size: number of tokens that can be read.
+    vocab_size: number of tokens in the vocabulary.
     dim: `D`.
     num_layers: number of blocks.
     num_heads: `H`.
-    head_dim: `E`, which `D` does not depend on.
+    head_dim: `E`, independent of `D`.
     ffn_dim: hidden width of the feed-forward layers.
-    num_distances: distances that are told apart, half of them to either side; a multiple of 4.
-    max_distance: tokens that stand at least so far apart are not told apart by their distance.
+    num_distances: number of distance buckets, half of them for each direction; a multiple of 4.
+    max_distance: all distances from this one on share the last bucket.
     norm_eps: added to the mean square in the norms.
     activation: of the feed-forward layers; 'gelu_tanh' is the approximation of 'gelu' by tanh.
     gated: whether the activation multiplies a second product of the input.
@@ -70,17 +70,17 @@ PRESETS: dict[str, T5Config] = {'flan_t5_xl': T5Config()}
 
 
 class Block(nn.Module):
-  """One layer: attention and feed-forward, each added to the stream."""
+  """One layer: attention and feed-forward, each with a residual connection."""
 
   config: T5Config
 
   @nn.compact
   def __call__(self, x: jax.Array, bias: jax.Array) -> jax.Array:
-    """Adds to `x` `[B, L, D]`; `bias` `[B, H, L, L]` is added to the logits of attention."""
+    """Runs the layer on `x` `[B, L, D]`; `bias` `[B, H, L, L]` is added to attention logits."""
     config, init = self.config, nn.initializers.normal(0.02)
-    read = transformer.RMSNorm(config.norm_eps, name='attention_norm')(x)
+    normed = transformer.RMSNorm(config.norm_eps, name='attention_norm')(x)
     query, key, value = (
-        jnp.einsum('bld,dhe->blhe', read, self.param(
+        jnp.einsum('bld,dhe->blhe', normed, self.param(
             name, init, (config.dim, config.num_heads, config.head_dim)))
         for name in ('query', 'key', 'value'))
     scores = jnp.einsum('bqhe,bkhe->bhqk', query, key, preferred_element_type=jnp.float32)
@@ -88,16 +88,16 @@ class Block(nn.Module):
     out = self.param('out', init, (config.num_heads, config.head_dim, config.dim))
     x = x + jnp.einsum('bqhe,hed->bqd', jnp.einsum('bhqk,bkhe->bqhe', weights, value), out)
 
-    read = transformer.RMSNorm(config.norm_eps, name='ffn_norm')(x)
+    normed = transformer.RMSNorm(config.norm_eps, name='ffn_norm')(x)
     activate, shape = _ACTIVATIONS[config.activation], (config.dim, config.ffn_dim)
-    gate = activate(read @ self.param('gate', init, shape)) if config.gated else None
-    up = read @ self.param('up', init, shape)
+    gate = activate(normed @ self.param('gate', init, shape)) if config.gated else None
+    up = normed @ self.param('up', init, shape)
     branch = activate(up) if gate is None else gate * up
     return x + branch @ self.param('down', init, (config.ffn_dim, config.dim))
 
 
 class T5Encoder(nn.Module):
-  """Token embedding, blocks and a final norm. Activations take the dtype of the parameters."""
+  """Token embedding, blocks and a final norm. Activations have the dtype of the parameters."""
 
   config: T5Config
 
@@ -107,9 +107,9 @@ class T5Encoder(nn.Module):
     config = self.config
     table = self.param(
         'token_embedding', nn.initializers.normal(1.0), (config.vocab_size, config.dim))
-    distances = self.param(
+    biases = self.param(
         'distance_bias', nn.initializers.normal(0.02), (config.num_distances, config.num_heads))
-    bias = distances[_distances(tokens.shape[1], config)].astype(jnp.float32)
+    bias = biases[_distance_buckets(tokens.shape[1], config)].astype(jnp.float32)
     bias = jnp.where(visible[:, None, None], bias.transpose(2, 0, 1), _MASKED)
     x = jnp.take(table, tokens, axis=0)
     for index in range(config.num_layers):
@@ -118,38 +118,40 @@ class T5Encoder(nn.Module):
 
 
 def init(config: T5Config, key: jax.Array) -> Params:
-  """Random float32 parameters."""
+  """Initialises random float32 parameters."""
   tokens = jnp.zeros((1, 1), jnp.int32)
   run = lambda key: T5Encoder(config).init(key, tokens, jnp.ones((1, 1), bool))
   return jax.jit(run)(key)['params']
 
 
 def encode(params: Params, config: T5Config, tokens: jax.Array, visible: jax.Array) -> jax.Array:
-  """Reads texts.
+  """Encodes texts.
 
   Args:
     params: parameters of the encoder.
     config: its sizes.
     tokens: `[B, L]` int, padded on the right.
-    visible: `[B, L]` bool, False for padding, which no token sees; a text has one token at least.
+    visible: `[B, L]` bool, False for padding, to which no token attends; every text must have at
+      least one token.
 
   Returns:
-    Features `[B, L, D]`; those of padding mean nothing.
+    Features `[B, L, D]`; those of padding are undefined.
   """
   return T5Encoder(config).apply({'params': params}, tokens, visible)
 
 
-def _distances(length: int, config: T5Config) -> np.ndarray:
-  """What number a distance has, `[L, L]` for readers and read; one side has half of the numbers.
+def _distance_buckets(length: int, config: T5Config) -> np.ndarray:
+  """Returns the bucket of the distance from each query to each key, `[L, L]`.
 
-  Half of the numbers of a side are for a distance each, the others for ever longer spans. The
-  published code computes in float32, which decides where a span ends on a whole number.
+  Each direction has half of the buckets. Half of these hold one distance each, the others
+  logarithmically growing ranges. The published code computes in float32, whose rounding decides
+  the bucket of a distance at the end of a range.
   """
   difference = np.arange(length) - np.arange(length)[:, None]
-  side = config.num_distances // 2
-  single = side // 2
+  per_side = config.num_distances // 2
+  single = per_side // 2
   distance = np.abs(difference)
-  spans = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(single))
-  spans /= np.float32(np.log(config.max_distance / single))
-  spanned = np.minimum(single + (spans * np.float32(side - single)).astype(int), side - 1)
-  return side * (difference > 0) + np.where(distance < single, distance, spanned)
+  ranges = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(single))
+  ranges /= np.float32(np.log(config.max_distance / single))
+  bucket = np.minimum(single + (ranges * np.float32(per_side - single)).astype(int), per_side - 1)
+  return per_side * (difference > 0) + np.where(distance < single, distance, bucket)

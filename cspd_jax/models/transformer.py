@@ -1,17 +1,19 @@
 """The decoder-only transformer that the autoregressive image models share.
 
 Blocks of RMSNorm, rotary attention with grouped key/value heads and a SwiGLU
-feed-forward layer, without biases. The layers are unrolled and own one set of
-leaves each, because XLA copies stacked or scanned weights on every decoding step.
+feed-forward layer, without biases. The layers are unrolled, each with its own
+leaves, because XLA copies stacked or scanned weights on every decoding step.
 
-A head rotates neighbouring numbers together. Models that rotate number `i` with
-number `i + E / 2` have the same attention once the columns of their query and key
-kernels, and the norms of queries and keys, are put in that order.
+Rotary embeddings rotate the pairs (0, 1), (2, 3), ... of an attention head. Models
+that rotate number `i` with number `i + E / 2` have the same attention once the
+columns of their query and key kernels, and the norms of queries and keys, are
+reordered accordingly.
 
 In the shape descriptions, `R` is the number of rows (images times guidance
 streams), `L` the number of new tokens, `S` the number of cache slots, `H` and
-`K` the numbers of query and of key/value heads, `E` the width of a head, `D`
-the model width and `V` the number of tokens that can be predicted.
+`K` the numbers of query heads and of key/value heads, `E` the width of an
+attention head, `D` the model width and `V` the number of tokens that can be
+predicted.
 """
 
 import dataclasses
@@ -31,27 +33,28 @@ from cspd_jax.models import attention
 # `(keys, values)` of every layer, each `[R, K, S, E]`.
 KeyValues = tuple[tuple[jax.Array, jax.Array], ...]
 
-# Numbers in a row of a TPU's tiles.
+# Width of a TPU tile.
 _LANES = 128
-# Added to the variance in the norms of heads, in all published models.
+# Added to the variance in the norms of attention heads, in all published models.
 _HEAD_EPS = 1e-5
 
-# What of the parameters is divided over devices, see `sharding.split`: heads, and the hidden width
-# of the feed-forward layers. Two sums per layer join the parts. Every device has the tables of
-# tokens: to read the columns of the image tokens takes less time than to gather logits.
+# The axis along which each parameter is split over devices, see `sharding.split`: attention heads,
+# and the hidden width of the feed-forward layers. Two all-reduces per layer combine the results.
+# Token tables are replicated: reading all columns of the output matrix is faster than gathering
+# logits.
 SPLIT = {
     '.*/(query|key|value)': 1, '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
     '.*/(gate|up)': 1, '.*/down': 0}
 
-# In which order XLA reads the axes of what on TPUs; see `checkpoints.layouts`.
+# The order in which XLA reads the axes of parameters on TPUs; see `checkpoints.layouts`.
 ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 
-# `einsum` contracts axes in the order of their letters, and CPUs transpose a matrix that lies in
-# another one in every round. Matrices of fewer numbers are contracted so all the same: it costs
-# them little, and keeps the last bits of their sums what they were.
+# `einsum` contracts axes in the alphabetical order of their letters, and CPUs transpose a matrix
+# with another memory layout in every round. Smaller matrices than this are still contracted that
+# way: the cost is low, and the last bits of their sums do not change.
 _LARGE_MATRIX = 2**18
 
-# The matrices of the layers, and how many axes of theirs are inputs; see `checkpoints.int8`.
+# The matrices of the layers and their numbers of input axes; see `checkpoints.int8`.
 MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
 
 
@@ -60,8 +63,8 @@ class TransformerConfig:
   """Sizes of a transformer.
 
   Attributes:
-    vocab_size: number of rows of the table of token embeddings, the tokens that can be read; 0 for
-      no table, where the model embeds all its tokens itself (`causal.Causal.embed`).
+    vocab_size: number of rows of the table of token embeddings; 0 for no table, for models that
+      supply their own embedding (`causal.Causal.embed`).
     dim: `D`.
     num_layers: number of blocks.
     num_heads: `H`.
@@ -69,13 +72,13 @@ class TransformerConfig:
     head_dim: `E`, even.
     ffn_dim: hidden width of the feed-forward layers.
     norm_eps: added to the mean square in the norms.
-    num_outputs: `V`, columns of the output matrix, which predicts the first so many tokens of the
-      vocabulary; None means all of it, and 0 no matrix, where the model has a head of its own
-      (`causal.Causal.logits`).
+    num_outputs: `V`, columns of the output matrix, which predicts the first `V` tokens of the
+      vocabulary; None means all of them, and 0 no matrix, for models that supply their own output
+      head (`causal.Causal.logits`).
     attention_norm: whether there is a norm before the attention.
-    qk_norm: whether queries and keys are normalised head by head before they rotate.
-    swin_norm: whether the norms stand after attention and feed-forward, on what these add
-      to the stream (Swin v2, arXiv 2111.09883, as in Chameleon 30B), and not before them.
+    qk_norm: whether queries and keys are normalised per attention head before the rotation.
+    swin_norm: whether the norms are applied to the outputs of attention and feed-forward (Swin v2,
+      arXiv 2111.09883, as in Chameleon 30B) instead of their inputs.
   """
 
   vocab_size: int
@@ -98,16 +101,16 @@ class TransformerConfig:
       object.__setattr__(self, 'num_outputs', self.vocab_size)
     if self.vocab_size and self.num_outputs > self.vocab_size:
       raise ValueError(f'num_outputs is {self.num_outputs}; it must be at most vocab_size '
-                       f'({self.vocab_size}), because predicted tokens are read.')
+                       f'({self.vocab_size}), because predicted tokens are embedded.')
     if self.num_heads % self.num_kv_heads:
       raise ValueError(
           f'num_kv_heads is {self.num_kv_heads}; it must divide num_heads ({self.num_heads}).')
     if self.head_dim % 2:
-      raise ValueError(f'head_dim is {self.head_dim}; rotary embeddings need an even number.')
+      raise ValueError(f'head_dim is {self.head_dim}; rotary embeddings require an even number.')
 
 
 class Rope(NamedTuple):
-  """Rotary tables, float32, for each new token (rows of zeros erase a token's keys).
+  """Rotary tables, float32, for each new token; rows of zeros set its queries and keys to zero.
 
   Attributes:
     cos: `[R or 1, L, E / 2]`.
@@ -119,7 +122,7 @@ class Rope(NamedTuple):
 
 
 def causal_mask(length: int) -> jax.Array:
-  """Lets every token see itself and everything before it, `[1, L, L]` bool."""
+  """Returns the mask with which every token sees itself and all earlier ones, `[1, L, L]` bool."""
   return jnp.tril(jnp.ones((1, length, length), bool))
 
 
@@ -137,16 +140,17 @@ def _rotate_pairs(x: jax.Array, rope: Rope) -> jax.Array:
 
 
 def _rotate_swapped(x: jax.Array, rope: Rope) -> jax.Array:
-  """The same for TPUs, which take no pairs apart: a product swaps the two numbers of each.
+  """Like `_rotate_pairs`, for TPUs, where a matrix product swaps the two numbers of each pair.
 
-  It is exact: every sum has one number, times 1, and all of its bits are multiplied.
+  Separating the pairs is inefficient on TPUs. The product is exact: every sum has one nonzero term,
+  a number times 1 at full precision.
   """
-  number = np.arange(x.shape[-1])
-  swap = jnp.asarray(number[:, None] == number ^ 1, x.dtype)
+  index = np.arange(x.shape[-1])
+  swap = jnp.asarray(index[:, None] == index ^ 1, x.dtype)
   swapped = jnp.einsum('rlhe,ef->rlhf', x, swap, precision=jax.lax.Precision.HIGHEST,
                        preferred_element_type=jnp.float32)
   both = lambda table: jnp.repeat(table, 2, axis=-1)[:, :, None]
-  sign = jnp.asarray(np.where(number % 2, 1, -1), jnp.float32)
+  sign = jnp.asarray(np.where(index % 2, 1, -1), jnp.float32)
   turned = x.astype(jnp.float32) * both(rope.cos) + swapped * (both(rope.sin) * sign)
   return turned.astype(x.dtype)
 
@@ -154,13 +158,13 @@ def _rotate_swapped(x: jax.Array, rope: Rope) -> jax.Array:
 def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
   """Writes `new` `[R, K, L, E]` into slots `start .. start + L - 1` of every row.
 
-  Rows of all guidance streams of an image are written together. The caller provides enough slots:
-  an update that would run past the end is shifted back onto older slots by XLA instead of failing.
+  Rows of all guidance streams of an image are written together. The caller must provide enough
+  slots: XLA does not fail on an update past the end but shifts it back onto older slots.
 
   Args:
     cache: `[R, K, S, E]`.
     new: `[R, K, L, E]`.
-    start: `[B]` int, of the images; row `s B + b` is image `b` in stream `s`.
+    start: `[B]` int, the first slot of each image; row `s B + b` is image `b` in stream `s`.
 
   Returns:
     The updated cache, `[R, K, S, E]`.
@@ -169,9 +173,9 @@ def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array
   new = new.astype(cache.dtype)
   if images == 1:
     return _by_image(_write_one_by_one)(cache, new, start)
-  # On GPUs a batched scatter is in place too, and one kernel. TPUs make a loop over images of it
-  # and transpose the whole cache for that, and back. CPUs copy the cache before an update of all
-  # streams of an image, and after it.
+  # On GPUs a batched scatter is also in place, and one kernel. TPUs turn it into a loop over images
+  # and transpose the whole cache before and after. CPUs copy the cache before and after an update
+  # of all streams of an image.
   return jax.lax.platform_dependent(
       cache, new, start, cuda=_by_image(_write_together), tpu=_by_image(_write_in_order),
       default=_write_rows)
@@ -180,14 +184,14 @@ def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array
 def _write_rows(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
   """Writes `new` `[R, K, L, E]` into `[R, K, slots, E]`, an update per row."""
   def write(row, cache):
-    one = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=0)
-    return jax.lax.dynamic_update_slice(cache, one, (row, 0, start[row % start.shape[0]], 0))
+    entries = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=0)
+    return jax.lax.dynamic_update_slice(cache, entries, (row, 0, start[row % start.shape[0]], 0))
 
   return jax.lax.fori_loop(0, cache.shape[0], write, cache)
 
 
 def _by_image(write: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-  """A way to write by stream and image, of caches and entries `[S, B, ...]`, as one by rows."""
+  """Adapts a function that writes arrays `[S, B, ...]` to arrays `[R, ...]`."""
   def run(cache, new, start):
     split = lambda x: x.reshape(-1, start.shape[0], *x.shape[1:])
     return write(split(cache), split(new), start).reshape(cache.shape)
@@ -204,25 +208,25 @@ def _write_one_by_one(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax
 
 
 def _write_in_order(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-  """The same for TPUs, which would transpose the cache for updates of many images of one slot.
+  """Like `_write_one_by_one`, for TPUs, with a memory layout for which XLA does not transpose.
 
-  The cache follows the order of what is written: whole tiles of a head's numbers go as they are,
-  narrower heads are padded unless slots are minor. To order the cache itself would gather it where
-  heads are divided over devices; so only the new entries are gathered, which are few.
+  XLA uses the layout of the new entries for the cache. Attention heads of whole tiles have the
+  default layout; narrower heads would be padded unless slots are the minor axis. A constraint on
+  the cache itself would gather it where heads are split over devices; the new entries are few.
   """
   order = (0, 1, 2, 3, 4) if cache.shape[-1] % _LANES == 0 else (0, 1, 2, 4, 3)
   return _write_one_by_one(cache, with_layout_constraint(new, Layout(order)), start)
 
 
 def _write_together(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-  """The same in one batched update."""
+  """Like `_write_one_by_one`, as one batched update."""
   return jax.vmap(
       lambda slots, part, first: jax.lax.dynamic_update_slice(slots, part, (0, 0, first, 0)),
       in_axes=(1, 1, 0), out_axes=1)(cache, new, start)
 
 
 class RMSNorm(nn.Module):
-  """Root-mean-square norm: float32 inside, cast back, then times the scale."""
+  """Root-mean-square norm, computed in float32 and cast back before the scale is applied."""
 
   eps: float
 
@@ -235,14 +239,14 @@ class RMSNorm(nn.Module):
 
 
 class HeadNorm(nn.Module):
-  """Layer norm of every head on its own, with scales and biases for each; float32 inside."""
+  """Layer norm of each attention head with its own scales and biases, computed in float32."""
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Normalises `x` `[R, L, heads, E]`."""
     scale = self.param('scale', nn.initializers.ones, x.shape[-2:])
     bias = self.param('bias', nn.initializers.zeros, x.shape[-2:])
-    # The variance from what is centred: on GPUs mean, variance and quotient are one kernel.
+    # The variance is that of the centred values, so that on GPUs the norm is one kernel.
     wide = x.astype(jnp.float32)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _HEAD_EPS)
@@ -250,10 +254,10 @@ class HeadNorm(nn.Module):
 
 
 class Block(nn.Module):
-  """One layer: attention and feed-forward, each added to the stream.
+  """One layer: attention and feed-forward, each with a residual connection.
 
   Attributes:
-    config: the sizes; the norms that it leaves out have no parameters.
+    config: the sizes; disabled norms have no parameters.
     scaled_init: whether kernels start with variance 1 / inputs instead of deviation 0.02.
   """
 
@@ -275,7 +279,7 @@ class Block(nn.Module):
     return RMSNorm(self.config.norm_eps, name=name)(x)
 
   def _kernel(self, name, inputs, outputs):
-    """A parameter `[*inputs, *outputs]`, which may be an `int8.Int8`."""
+    """Returns a parameter `[*inputs, *outputs]`, which may be an `int8.Int8`."""
     axes = range(len(inputs) + len(outputs))
     init = nn.initializers.normal(0.02)
     if self.scaled_init:
@@ -285,7 +289,7 @@ class Block(nn.Module):
   def _attention(self, x, rope, mask, cache, start):
     config = self.config
     heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.head_dim
-    # One kernel per projection, heads apart: a fused one cannot be split over devices by head.
+    # Separate query, key and value kernels: a fused one cannot be split over devices by head.
     query, key, value = (
         int8.einsum('rld,dhe->rlhe', x, self._kernel(name, (config.dim,), (count, width)))
         for name, count in (('query', heads), ('key', kv_heads), ('value', kv_heads)))
@@ -296,7 +300,7 @@ class Block(nn.Module):
       cache, live = new, None
     else:
       cache = tuple(write_slots(old, part, start) for old, part in zip(cache, new))
-      # A token sees itself and nothing that is written behind it.
+      # No token sees slots after the last new token.
       live = jnp.tile(start + x.shape[1], x.shape[0] // start.shape[0])
     attended = attention.attend(rotate(query, rope), *cache, mask, live)
     out = self._kernel('out', (heads, width), (config.dim,))
@@ -312,10 +316,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-  """Token embedding, blocks, final norm and an output matrix of its own.
+  """Token embedding, blocks, final norm and an output matrix, not tied to the embedding.
 
-  Activations take the dtype of the parameters; logits are float32. A config without a table or an
-  output matrix has no parameter for it, and `embed` or `logits` raises ValueError.
+  Activations have the dtype of the parameters; logits are float32. Without a token table or output
+  matrix in the config there is no parameter for it, and `embed` or `logits` raises ValueError.
   """
 
   config: TransformerConfig
@@ -331,10 +335,10 @@ class Transformer(nn.Module):
       self.output = self.param('output', nn.initializers.zeros, (config.dim, config.num_outputs))
 
   def embed(self, tokens: jax.Array) -> jax.Array:
-    """Embeddings `[..., D]` of tokens `[...]`."""
+    """Returns embeddings `[..., D]` of tokens `[...]`."""
     if not self.config.vocab_size:
-      raise ValueError('the transformer has no table of tokens (vocab_size is 0); give '
-                       'causal.Causal an embed.')
+      raise ValueError('the transformer has no table of tokens (vocab_size is 0); pass embed to '
+                       'causal.Causal.')
     return jnp.take(self.token_embedding, tokens, axis=0)
 
   def features(
@@ -353,10 +357,10 @@ class Transformer(nn.Module):
     return self.norm(x), tuple(new_cache)
 
   def logits(self, features: jax.Array) -> jax.Array:
-    """Float32 logits `[..., V]` of features `[..., D]`."""
+    """Returns float32 logits `[..., V]` of features `[..., D]`."""
     if not self.config.num_outputs:
-      raise ValueError('the transformer has no output matrix (num_outputs is 0); give '
-                       'causal.Causal the logits of the model\'s own head.')
+      raise ValueError('the transformer has no output matrix (num_outputs is 0); pass logits to '
+                       'causal.Causal.')
     return jnp.einsum('...d,dv->...v', features, self.output, preferred_element_type=jnp.float32)
 
   def __call__(
@@ -367,20 +371,20 @@ class Transformer(nn.Module):
       cache: KeyValues | None = None,
       start: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array, KeyValues]:
-    """Scores new tokens, alone or on top of a cache.
+    """Scores new tokens, without or with a cache.
 
     Args:
       embeddings: `[R, L, D]` of the new tokens.
       rope: tables for the new tokens.
-      mask: bool, what every new token sees: `[R or 1, L, L]` without a cache,
-        `[R or 1, L, S]` with one. Every token must see something.
+      mask: bool, the slots that every new token sees: `[R or 1, L, L]` without a cache,
+        `[R or 1, L, S]` with one. Every token must see at least one slot.
       cache: None for a forward pass over a whole sequence, otherwise the keys
-        and values to read and to write the new tokens' into.
+        and values to read, into which those of the new tokens are written.
       start: `[B]` first slot of the new tokens of every image in the cache; see `write_slots`.
 
     Returns:
       logits `[R, L, V]` float32 (None without an output matrix), features after the final norm
-      `[R, L, D]`, and the cache; without one given, the new tokens' own keys and values.
+      `[R, L, D]`, and the updated cache, or the new tokens' keys and values without a cache.
     """
     features, cache = self.features(embeddings, rope, mask, cache, start)
     return self.logits(features) if self.config.num_outputs else None, features, cache

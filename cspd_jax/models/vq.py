@@ -1,7 +1,7 @@
 """Vector-quantised image tokenizers: LlamaGen's and Chameleon's, any size.
 
 A convolutional encoder maps an image to a grid of small vectors; each is replaced by the nearest
-of `codebook_size` vectors, whose number is the token; a mirrored decoder maps the tokens back to
+of `codebook_size` vectors, whose index is the token; a mirrored decoder maps the tokens back to
 an image. With the default configuration this is LlamaGen's VQ-16 (one token per 16x16 pixels),
 whose vectors have length one; `CHAMELEON` is the tokenizer of Chameleon, Lumina-mGPT and Anole.
 Everything is NHWC and a pure function of `(params, config)`.
@@ -38,6 +38,8 @@ import jax.numpy as jnp
 
 from cspd_jax.core import fields
 
+Params = Any
+
 
 @dataclasses.dataclass(frozen=True)
 class VQConfig:
@@ -51,9 +53,9 @@ class VQConfig:
     num_res_blocks: residual blocks per level in the encoder; the decoder has one more.
     z_channels: width between the networks and the quantiser's projections.
     codebook_size: number of different tokens.
-    codebook_dim: numbers of a codebook vector.
-    level_attention: whether the levels of the lowest resolution attend, beside the middle.
-    normalized: whether vectors of the encoder and the codebook are brought to length one.
+    codebook_dim: length of a codebook vector.
+    level_attention: whether the level of the lowest resolution has attention, besides the middle.
+    normalized: whether vectors of the encoder and the codebook are scaled to norm one.
   """
 
   in_channels: int = 3
@@ -70,14 +72,14 @@ class VQConfig:
     fields.check(self, num_res_blocks=(1, 64), ch_mult=(1, 1024))
     if not 1 <= len(self.ch_mult) <= 8:
       raise ValueError(
-          f'ch_mult is {self.ch_mult}; it must have a number for each of 1 to 8 resolutions.')
+          f'ch_mult is {self.ch_mult}; it must have one number per resolution, 1 to 8 of them.')
     for multiple in self.ch_mult:
       width = self.ch * multiple
       if width % _num_groups(width):
         raise ValueError(
             f'VQConfig.ch * ch_mult = {width} channels cannot be split into '
-            f'{_num_groups(width)} normalisation groups; use a multiple of 32 from 128 channels '
-            'on, and a multiple of 4 below.')
+            f'{_num_groups(width)} normalisation groups; use a multiple of 32 for 128 channels or '
+            'more, and a multiple of 4 for fewer.')
 
   @property
   def factor(self) -> int:
@@ -86,7 +88,7 @@ class VQConfig:
 
 
 def _num_groups(channels: int) -> int:
-  """Groups of a normalisation: 32 as published, but never fewer than 4 channels in one."""
+  """Number of normalisation groups: 32 as published, or fewer so that each has 4 channels."""
   return min(32, max(1, channels // 4))
 
 
@@ -95,7 +97,7 @@ CHAMELEON = VQConfig(
 
 
 def norm(channels: int, name: str) -> nn.GroupNorm:
-  """The group norm of these networks; see `Norm`."""
+  """Returns the group norm of these networks; see `Norm`."""
   return nn.GroupNorm(_num_groups(channels), epsilon=1e-6, use_fast_variance=False, name=name)
 
 
@@ -104,9 +106,9 @@ def _conv(features: int, name: str) -> nn.Conv:
 
 
 def _same_conv(x, kernel, *unused_args, **unused_kwargs):
-  """The 3x3 convolution of `_conv`, in the form that `nn.Conv` calls."""
-  # XLA's kernel gradient is two to four times slower than a matrix product on CPUs; on
-  # accelerators it is the better one.
+  """The 3x3 convolution of `_conv`, with the signature that `nn.Conv` calls."""
+  # XLA's kernel gradient is two to four times slower than a matrix product on CPUs, and faster on
+  # accelerators.
   conv = _conv_for_cpu if jax.default_backend() == 'cpu' else _plain_conv
   return conv(x, kernel)
 
@@ -121,7 +123,7 @@ def _conv_for_cpu_forward(x, kernel):
 
 
 def _conv_for_cpu_backward(residuals, grad):
-  """Gradients of `_plain_conv`; the kernel's is a matrix product per image, which fits a cache."""
+  """Gradients of `_plain_conv`; the kernel's is one matrix product per image, to fit CPU caches."""
   x, kernel = residuals
   grad_x = _plain_conv(grad, jnp.flip(kernel, (0, 1)).swapaxes(2, 3))
   height, width = x.shape[1:3]
@@ -142,12 +144,12 @@ _conv_for_cpu = jax.custom_vjp(_plain_conv)
 _conv_for_cpu.defvjp(_conv_for_cpu_forward, _conv_for_cpu_backward)
 
 
-# `(channels, name) -> ` a module or function that normalises `[B, H, W, channels]`.
+# Maps `(channels, name)` to a module or function that normalises `[B, H, W, channels]`.
 Norm = Callable[[int, str], Callable[[jax.Array], jax.Array]]
 
 
 class ResidualBlock(nn.Module):
-  """Two pre-activation 3x3 convolutions around a skip connection."""
+  """Two pre-activation 3x3 convolutions with a skip connection."""
 
   features: int
   norm: Norm = norm
@@ -163,7 +165,7 @@ class ResidualBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-  """Single-head self-attention over all pixels around a skip connection."""
+  """Single-head self-attention over all pixels with a skip connection."""
 
   norm: Norm = norm
 
@@ -191,7 +193,7 @@ class Middle(nn.Module):
 
 
 class Level(nn.Module):
-  """The blocks of one resolution, then the change to the next: 'down', 'up' or None."""
+  """The blocks of one resolution, then `resample` to the next: 'down', 'up' or None."""
 
   features: int
   num_res_blocks: int
@@ -206,7 +208,7 @@ class Level(nn.Module):
       if self.attention:
         x = AttentionBlock(self.norm, name=f'attn_{j}')(x)
     if self.resample == 'down':
-      # One zero row below and one zero column on the right, none above or left, as published.
+      # One zero row at the bottom and one zero column on the right, as published.
       x = nn.Conv(self.features, (3, 3), strides=2, padding=((0, 1), (0, 1)),
                   name='downsample')(x)
     elif self.resample == 'up':
@@ -216,7 +218,7 @@ class Level(nn.Module):
 
 
 class Encoder(nn.Module):
-  """Image `[B, H, W, C]` to features `[B, H / f, W / f, z_channels]`."""
+  """Maps images `[B, H, W, C]` to features `[B, H / f, W / f, z_channels]`."""
 
   config: VQConfig
 
@@ -233,10 +235,11 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-  """Features `[B, h, w, z_channels]` to an image `[B, h * f, w * f, C]`, not clipped."""
+  """Maps features `[B, h, w, z_channels]` to images `[B, h * f, w * f, C]`, not clipped."""
 
   config: VQConfig
   norm: Norm = norm
+
   @nn.compact
   def __call__(self, x):
     c = self.config
@@ -250,7 +253,7 @@ class Decoder(nn.Module):
 
 
 class Tokenizer(nn.Module):
-  """All parameters of a tokenizer; use the functions of this file to run it."""
+  """All parameters of a tokenizer; use the functions of this module to run it."""
 
   config: VQConfig
 
@@ -263,11 +266,11 @@ class Tokenizer(nn.Module):
     self.codebook = nn.Embed(c.codebook_size, c.codebook_dim)
 
   def latents(self, images):
-    """Encodes images into vectors that are not quantized yet."""
+    """Encodes images into unquantized vectors."""
     return self.quant_conv(self.encoder(images))
 
   def images(self, vectors):
-    """Decodes vectors of the codebook."""
+    """Decodes codebook vectors."""
     return self.decoder(self.post_quant_conv(vectors))
 
   def __call__(self, images):
@@ -275,23 +278,23 @@ class Tokenizer(nn.Module):
     return self.images(self.latents(images))
 
 
-def init(config: VQConfig, key: jax.Array) -> dict:
-  """Returns fresh float32 parameters for `config`."""
+def init(config: VQConfig, key: jax.Array) -> Params:
+  """Initialises float32 parameters."""
   side = config.factor
   images = jnp.zeros((1, side, side, config.in_channels), jnp.float32)
   return Tokenizer(config).init(key, images)['params']
 
 
-def latents(params, config: VQConfig, images: jax.Array) -> jax.Array:
-  """Vectors before quantisation.
+def latents(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
+  """Encodes images as vectors before quantisation.
 
   Args:
     params: parameters from `init`, training or a checkpoint.
-    config: their sizes.
+    config: the sizes.
     images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
 
   Returns:
-    `[B, H / factor, W / factor, codebook_dim]`, float32; of length one if `config.normalized`.
+    `[B, H / factor, W / factor, codebook_dim]`, float32; of norm one if `config.normalized`.
 
   Raises:
     ValueError: if the shape of `images` does not fit `config`.
@@ -302,8 +305,8 @@ def latents(params, config: VQConfig, images: jax.Array) -> jax.Array:
   return _scaled(z, config)
 
 
-def check_images(images: jax.Array, config: Any) -> None:
-  """Raises ValueError unless `images` are what a tokenizer with these sizes encodes."""
+def check_images(images: jax.Array, config: VQConfig) -> None:
+  """Raises ValueError unless the shape of `images` fits a tokenizer of these sizes."""
   if images.ndim != 4 or images.shape[-1] != config.in_channels:
     raise ValueError(
         f'images must be [batch, height, width, {config.in_channels}], got {images.shape}.')
@@ -313,13 +316,16 @@ def check_images(images: jax.Array, config: Any) -> None:
         f'{images.shape[1]}x{images.shape[2]}; crop or resize them first.')
 
 
-def codebook(params, config: VQConfig) -> jax.Array:
-  """The vectors `[codebook_size, codebook_dim]`, float32, that tokens stand for."""
+def codebook(params: Params, config: VQConfig) -> jax.Array:
+  """Returns the codebook vectors `[codebook_size, codebook_dim]`, float32."""
   return _scaled(params['codebook']['embedding'], config)
 
 
-def quantize(params, config: VQConfig, z: jax.Array) -> jax.Array:
-  """The nearest codebook vector's number `[...]` int32 for `latents` `[..., codebook_dim]`."""
+def quantize(params: Params, config: VQConfig, z: jax.Array) -> jax.Array:
+  """Returns the indices `[...]` int32 of the codebook vectors nearest to `z` `[..., codebook_dim]`.
+
+  `z` is the result of `latents`.
+  """
   vectors = codebook(params, config)
   scores = jnp.einsum('...d,nd->...n', z, vectors, precision=jax.lax.Precision.HIGHEST)
   # Between unit vectors the smallest distance is the largest inner product.
@@ -328,15 +334,15 @@ def quantize(params, config: VQConfig, z: jax.Array) -> jax.Array:
   return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
 
-def decode_vectors(params, config: VQConfig, vectors: jax.Array) -> jax.Array:
-  """Images `[B, H, W, C]`, float32, not clipped, for vectors `[B, h, w, codebook_dim]`."""
+def decode_vectors(params: Params, config: VQConfig, vectors: jax.Array) -> jax.Array:
+  """Decodes vectors `[B, h, w, codebook_dim]` to float32 images `[B, H, W, C]`, not clipped."""
   vectors = vectors.astype(params['codebook']['embedding'].dtype)
   images = Tokenizer(config).apply({'params': params}, vectors, method='images')
   return images.astype(jnp.float32)
 
 
-def encode(params, config: VQConfig, images: jax.Array) -> jax.Array:
-  """Tokens `[B, H / factor, W / factor]` int32 of images `[B, H, W, C]` in [-1, 1].
+def encode(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
+  """Encodes images `[B, H, W, C]` in [-1, 1] as tokens `[B, H / factor, W / factor]` int32.
 
   Raises:
     ValueError: if the shape of `images` does not fit `config`.
@@ -344,8 +350,8 @@ def encode(params, config: VQConfig, images: jax.Array) -> jax.Array:
   return quantize(params, config, latents(params, config, images))
 
 
-def decode(params, config: VQConfig, indices: jax.Array) -> jax.Array:
-  """Images `[B, h * factor, w * factor, C]` in [-1, 1], float32, of tokens `[B, h, w]`.
+def decode(params: Params, config: VQConfig, indices: jax.Array) -> jax.Array:
+  """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
 
   Raises:
     ValueError: if `indices` is not a batch of grids of integers.
@@ -363,7 +369,7 @@ def check_indices(indices: jax.Array) -> None:
 
 
 def _scaled(x: jax.Array, config: VQConfig) -> jax.Array:
-  """Vectors `[..., codebook_dim]` in float32, of length one if the tokenizer normalises."""
+  """Casts vectors `[..., codebook_dim]` to float32, and scales them to norm one if configured."""
   x = x.astype(jnp.float32)
   if not config.normalized:
     return x

@@ -1,1 +1,1 @@
-"""Pictures of images, acceptance and speed as PNG files; no display needed."""
+"""Figures of images, acceptance and speed as files, without a display."""

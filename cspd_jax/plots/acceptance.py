@@ -1,4 +1,4 @@
-"""The acceptance map: in which round each token of an image was fixed."""
+"""The acceptance map: the round in which each token of an image was committed."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from cspd_jax.plots import canvas, grid
 
 def save_acceptance_map(path: str | os.PathLike, rounds: Mapping[str, np.ndarray],
                         **options) -> None:
-  """Writes an acceptance map as PNG; arguments and errors as for `acceptance_map`."""
+  """Writes an acceptance map as PNG; for arguments and errors see `acceptance_map`."""
   files.write(path, acceptance_map(rounds, **options))
 
 
@@ -24,22 +24,21 @@ def acceptance_map(
 ) -> bytes:
   """Draws one row of maps per decoder.
 
-  Every token is a cell of its image's grid, coloured by the round that fixed it
-  on a scale that all rows share; lines part the rows of the grid and, within a
-  row, tokens of different rounds, so that a round is a brick as long as what it
-  committed.
+  Every token is a cell of its image's grid, coloured by the round that committed
+  it on a scale that all rows share. Lines separate the rows of the grid and, within
+  a row, tokens of different rounds, so that a round is as long as its tokens.
 
   Args:
-    rounds: by decoder, `[N, H, W]` the round that fixed each token.
-    images: by decoder, `[N, height, width, 3]` in [-1, 1]; drawn beside the maps.
+    rounds: by decoder, `[N, H, W]` the round that committed each token.
+    images: by decoder, `[N, height, width, 3]` in [-1, 1]; drawn next to the maps.
     captions: one line above every image.
-    title: a line above all.
+    title: a line above the figure.
 
   Returns:
-    The picture as PNG.
+    The figure as PNG.
 
   Raises:
-    ValueError: if there is nothing to draw, or the shapes do not fit together.
+    ValueError: if `rounds` is empty, or the shapes do not fit together.
   """
   rounds = {name: np.asarray(value) for name, value in rounds.items()}
   count = _check(rounds, images, captions)
@@ -53,22 +52,22 @@ def acceptance_map(
       if pictures is not None:
         canvas.bare(row[2 * i])
         row[2 * i].imshow(pictures[i], interpolation='bicubic')
-      drawn = _draw(row[per_image * (i + 1) - 1], maps[i], last)
+      mappable = _draw(row[per_image * (i + 1) - 1], maps[i], last)
     row[0].set_ylabel(
         f'{canvas.fit(name, 1.5, 9)}\n{np.mean(maps.max((1, 2)) + 1):.0f} rounds', rotation=0,
         ha='right', va='center', fontsize=9, color=canvas.INK)
   for i, caption in enumerate(captions or ()):
     cells[0, per_image * i].set_title(
         canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)
-  bar = figure.colorbar(drawn, ax=cells, location='bottom', shrink=0.35, aspect=40, pad=0.01)
-  bar.set_label('round that fixed the token', fontsize=8, color=canvas.INK)
+  bar = figure.colorbar(mappable, ax=cells, location='bottom', shrink=0.35, aspect=40, pad=0.01)
+  bar.set_label('round that committed the token', fontsize=8, color=canvas.INK)
   bar.ax.tick_params(labelsize=7, colors=canvas.FAINT)
   bar.outline.set_visible(False)
   return canvas.png(figure)
 
 
 def _check(rounds, images, captions) -> int:
-  """The number of images; raises ValueError if the arguments do not fit together."""
+  """Returns the number of images; raises ValueError if the arguments do not fit together."""
   shapes = {value.shape for value in rounds.values()}
   if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or 0 in shape:
     raise ValueError(
@@ -85,11 +84,12 @@ def _check(rounds, images, captions) -> int:
 
 
 def _draw(axes, rounds: np.ndarray, last: int):
-  """One map `[H, W]` with lines between the rounds; returns the coloured image."""
+  """Draws one map `[H, W]` with lines between the rounds; returns the object for the colour bar."""
   canvas.bare(axes)
-  drawn = axes.imshow(rounds, cmap='viridis', vmin=0, vmax=max(last, 1), interpolation='nearest')
-  at, columns = np.nonzero(rounds[:, 1:] != rounds[:, :-1])
-  axes.vlines(columns + 0.5, at - 0.5, at + 0.5, color='white', linewidth=0.5)
+  mappable = axes.imshow(
+      rounds, cmap='viridis', vmin=0, vmax=max(last, 1), interpolation='nearest')
+  rows, columns = np.nonzero(rounds[:, 1:] != rounds[:, :-1])
+  axes.vlines(columns + 0.5, rows - 0.5, rows + 0.5, color='white', linewidth=0.5)
   axes.hlines(np.arange(rounds.shape[0] - 1) + 0.5, -0.5, rounds.shape[1] - 0.5,
               color='white', linewidth=0.5)
-  return drawn
+  return mappable

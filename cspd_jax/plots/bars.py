@@ -12,9 +12,9 @@ class Panel(NamedTuple):
   """One chart.
 
   Attributes:
-    title: what is measured, with its unit.
-    values: length of the bar of every name, at least 0.
-    form: how a value is written, such as '{:.2f}'.
+    title: the measured quantity with its unit.
+    values: length of each bar by name, at least 0.
+    form: format of the values, such as '{:.2f}'.
     note: a line under the title, such as which direction is better.
   """
 
@@ -27,27 +27,27 @@ class Panel(NamedTuple):
 def save_bars(
     path: str | os.PathLike, panels: Sequence[Panel], *, baseline: str = 'vanilla',
     title: str = '') -> None:
-  """Writes horizontal bars, one panel beside the other, as one PNG.
+  """Writes panels of horizontal bars side by side as one PNG.
 
   Args:
     path: the file to write.
-    panels: charts over the same names, which label the first of them.
+    panels: charts over the same names, which label the first panel.
     baseline: the name whose bar is grey and whose value is a dotted line.
     title: a line above the panels.
 
   Raises:
-    ValueError: if there is nothing to draw, the panels' names differ, or a value
-      has no bar.
+    ValueError: if there are no panels or names, the panels' names differ, or a value is negative
+      or not finite.
   """
   names = list(panels[0].values) if panels else []
   if not names or any(list(panel.values) != names for panel in panels):
     raise ValueError(
         f'panels have the names {[list(panel.values) for panel in panels]}; they must be the '
         'same for all panels, at least one.')
-  if wrong := [panel.title for panel in panels
-               if not all(0 <= value < math.inf for value in panel.values.values())]:
+  if invalid := [panel.title for panel in panels
+                 if not all(0 <= value < math.inf for value in panel.values.values())]:
     raise ValueError(
-        f'panel {wrong[0]!r} has a value that is negative or not finite; a bar cannot show it.')
+        f'panel {invalid[0]!r} has a value that is negative or not finite; a bar cannot show it.')
   figure = canvas.figure(1.2 + 3.4 * len(panels), 0.7 + 0.34 * len(names), title)
   cells = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
   for cell, panel in zip(cells, panels):

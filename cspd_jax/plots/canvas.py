@@ -1,4 +1,4 @@
-"""What all pictures share: a figure without global state, colours, safe files."""
+"""Helpers of all figures: a figure without global state, colours, line breaks, file output."""
 
 import io
 import os
@@ -14,18 +14,17 @@ FAINT = '#7b8794'
 ACCENT = '#2f6f9f'
 NEUTRAL = '#b8c1cc'
 
-
-# Inches that a letter takes and a line, per point of the font.
+# Width of a letter and height of a line, in inches per point of the font size.
 _LETTER, _LINE = 0.0083, 0.02
 
 
 def figure(width: float, height: float, title: str = '') -> Figure:
-  """A white figure that no global list knows of.
+  """Creates a white figure that is not registered with pyplot.
 
   Args:
     width: inches.
     height: inches, without the title.
-    title: a line above all, broken into more where it is wider than the figure.
+    title: text above the figure, broken into lines that fit its width.
   """
   title = fit(title, width - 0.1, 10)
   height += _LINE * 10 * (title.count('\n') + 1) if title else 0
@@ -37,14 +36,14 @@ def figure(width: float, height: float, title: str = '') -> Figure:
 
 
 def fit(text: str, inches: float, size: float, most: int = 8) -> str:
-  """Breaks `text` into lines that are not wider than `inches`, as far as words allow.
+  """Breaks `text` into lines that are not wider than `inches`, except for long words.
 
   Args:
-    text: broken at spaces and, as specifications of decoders have none, after `+`, `(`, `,`, `=`.
-      A dollar sign stands for itself, not for a formula.
-    inches: that a line may take.
-    size: of the font, in points.
-    most: lines; what is too much ends in an ellipsis.
+    text: broken at spaces and after `+`, `(`, `,` and `=`, because specifications of decoders have
+      no spaces. A dollar sign does not begin a formula.
+    inches: maximum width of a line.
+    size: font size in points.
+    most: maximum number of lines; a longer text ends in an ellipsis.
   """
   letters, lines = max(8, int(inches / (_LETTER * size))), ['']
   for word in re.findall(r'[^\s+(,=]+[+(,=]*\s*|[+(,=]+\s*', text):
@@ -58,25 +57,25 @@ def fit(text: str, inches: float, size: float, most: int = 8) -> str:
 
 
 def plain(text: str) -> str:
-  """A text as it is drawn: without this, what stands between two dollar signs is a formula."""
+  """Escapes dollar signs, between which Matplotlib would typeset a formula."""
   return text.replace('$', r'\$')
 
 
 def bare(axes) -> None:
-  """Removes ticks and frame."""
+  """Removes the ticks and the frame of axes."""
   axes.set_xticks([])
   axes.set_yticks([])
   for spine in axes.spines.values():
     spine.set_visible(False)
 
 
-def png(picture: Figure) -> bytes:
-  """A figure as PNG."""
+def png(drawing: Figure) -> bytes:
+  """Returns a figure as PNG."""
   buffer = io.BytesIO()
-  picture.savefig(buffer, format='png')
+  drawing.savefig(buffer, format='png')
   return buffer.getvalue()
 
 
-def save(picture: Figure, path: str | os.PathLike) -> None:
+def save(drawing: Figure, path: str | os.PathLike) -> None:
   """Writes a figure as PNG; see `checkpoints.files.write`."""
-  files.write(path, png(picture))
+  files.write(path, png(drawing))

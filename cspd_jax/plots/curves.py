@@ -1,16 +1,16 @@
-"""Trade-off curves: what a decoder costs in fidelity against how fast it is."""
+"""Trade-off curves of a decoder's fidelity against its speed."""
 
 import io
 import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cspd_jax.checkpoints import files
 from cspd_jax.plots import canvas
 
-# Colours that the colour-blind can tell apart (Okabe and Ito), and a marker for each.
+# A colour-blind safe palette (Okabe and Ito), with a marker for each colour.
 _COLORS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
 
@@ -19,11 +19,11 @@ class Curve(NamedTuple):
   """One line.
 
   Attributes:
-    x: where the points are, in the order in which they are joined.
-    y: as many values.
-    error: standard errors of `y`, drawn as bars; none if empty.
-    like: name of the curve whose colour this one shares. It is drawn dashed with open
-      markers, for variants of one method.
+    x: coordinates of the points, in the order of the line.
+    y: values, as many as `x`.
+    error: standard errors of `y`, drawn as bars; empty for no bars.
+    like: name of the curve whose colour this one shares, for variants of one method. It is
+      drawn dashed with open markers. Empty for a colour of its own.
   """
 
   x: Sequence[float]
@@ -37,9 +37,9 @@ class Panel(NamedTuple):
 
   Attributes:
     title: a line above it.
-    ylabel: what is measured, with its unit.
-    curves: by name; a name looks the same in all panels.
-    floor: what noise alone amounts to, drawn as a grey area from 0 up; None for no area.
+    ylabel: the measured quantity with its unit.
+    curves: by name; a name has the same style in all panels.
+    floor: level of noise, drawn as a grey area from 0 up; None for no area.
   """
 
   title: str
@@ -54,14 +54,15 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
 
   Args:
     path: the file to write, ending in .png or .svg.
-    panels: rows of panels, all of one length; the panels of a column share their axis of
-      `y`, all panels that of `x`.
-    xlabel: what the curves run along.
-    title: a line above all.
+    panels: rows of panels, all of one length; the panels of a column share their y axis, all
+      panels the x axis.
+    xlabel: label of the x axis.
+    title: a line above the figure.
 
   Raises:
-    ValueError: if there is nothing to draw, a curve is not finite numbers of one length,
-      it shares the colour of none, or there are more curves than colours.
+    ValueError: if the path has another ending, there are no curves, a curve has different numbers
+      of coordinates or one that is not finite, `like` is not the name of a curve with its own
+      colour, or there are more curves than colours.
   """
   form = pathlib.Path(path).suffix
   if form not in ('.png', '.svg'):
@@ -70,20 +71,20 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
     raise ValueError(
         f'panels has rows of {[len(row) for row in panels]}; they must be equal, at least one.')
   styles = _styles([panel for row in panels for panel in row])
-  # Names are long: a single panel has room for one of them beside the other's mark.
+  # Names are long: the width of a single panel fits one name per line of the legend.
   columns = min(len(styles), 4) if len(panels[0]) > 1 else 1
   lines = math.ceil(len(styles) / columns)
   figure = canvas.figure(
       0.4 + 3.5 * len(panels[0]), 0.9 + 0.2 * max(lines, 2) + 2.7 * len(panels), title)
   cells = figure.subplots(len(panels), len(panels[0]), squeeze=False, sharex=True, sharey='col')
-  drawn = {}
+  handles: dict[str, Any] = {}
   for row, line in zip(panels, cells):
     for panel, axes in zip(row, line):
-      drawn |= _draw(axes, panel, styles)
+      handles |= _draw(axes, panel, styles)
   for axes in cells[-1]:
     axes.set_xlabel(xlabel, fontsize=8, color=canvas.INK)
   figure.legend(
-      [drawn[name] for name in styles], [canvas.plain(name) for name in styles],
+      [handles[name] for name in styles], [canvas.plain(name) for name in styles],
       loc='outside lower center', fontsize=8, ncols=columns, frameon=False, labelcolor=canvas.INK,
       handlelength=3)
   buffer = io.BytesIO()
@@ -92,8 +93,8 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
 
 
 def _styles(panels: Sequence[Panel]) -> dict[str, dict]:
-  """How every curve is drawn, by name, in the order in which they first come."""
-  curves = {}
+  """Returns the style of every curve by name, in the order of their first appearance."""
+  leader_of: dict[str, str] = {}
   for panel in panels:
     for name, curve in panel.curves.items():
       lengths = {len(curve.x), len(curve.y), len(curve.error) or len(curve.x)}
@@ -103,32 +104,33 @@ def _styles(panels: Sequence[Panel]) -> dict[str, dict]:
             f'curve {name!r} of panel {panel.title!r} must be finite numbers, as many x as y, and '
             f'as many errors if there are any; it has x {list(curve.x)}, y {list(curve.y)} and '
             f'error {list(curve.error)}.')
-      curves.setdefault(name, curve.like)
-  if not curves:
-    raise ValueError('panels hold no curves.')
-  leaders = [name for name, like in curves.items() if not like]
-  if lost := [name for name, like in curves.items() if like and like not in leaders]:
-    raise ValueError(f'curve {lost[0]!r} is like {curves[lost[0]]!r}, which is none of '
-                     f'{", ".join(leaders)}.')
+      leader_of.setdefault(name, curve.like)
+  if not leader_of:
+    raise ValueError('panels has no curves; it must have at least one.')
+  leaders = [name for name, like in leader_of.items() if not like]
+  if invalid := [name for name, like in leader_of.items() if like and like not in leaders]:
+    raise ValueError(f'curve {invalid[0]!r} is like {leader_of[invalid[0]]!r}; it must be like one '
+                     f'of {", ".join(leaders)}.')
   if len(leaders) > len(_COLORS):
-    raise ValueError(f'panels hold {len(leaders)} curves that are like no other; there are '
-                     f'{len(_COLORS)} colours.')
-  look = {name: dict(color=color, marker=marker, markerfacecolor=color, linestyle='-')
-          for name, color, marker in zip(leaders, _COLORS, _MARKERS)}
-  return {name: look[name] if not like else
-          look[like] | dict(markerfacecolor='white', linestyle=(0, (4, 2)))
-          for name, like in curves.items()}
+    raise ValueError(f'panels has {len(leaders)} curves with a colour of their own; it can have at '
+                     f'most {len(_COLORS)}.')
+  styles: dict[str, dict[str, Any]] = {
+      name: dict(color=color, marker=marker, markerfacecolor=color, linestyle='-')
+      for name, color, marker in zip(leaders, _COLORS, _MARKERS)}
+  return {name: styles[name] if not like else
+          styles[like] | dict(markerfacecolor='white', linestyle=(0, (4, 2)))
+          for name, like in leader_of.items()}
 
 
-def _draw(axes, panel: Panel, styles: Mapping[str, dict]) -> dict:
-  """One panel; returns what the legend shows, by name."""
+def _draw(axes, panel: Panel, styles: Mapping[str, dict]) -> dict[str, Any]:
+  """Draws one panel; returns the handles for the legend by name."""
   if panel.floor is not None:
     axes.axhspan(0, panel.floor, color=canvas.NEUTRAL, alpha=0.35, linewidth=0)
     axes.annotate('noise', (1, panel.floor), xycoords=('axes fraction', 'data'), xytext=(-3, -2),
                   textcoords='offset points', ha='right', va='top', fontsize=7, color=canvas.FAINT)
-  drawn = {}
+  handles = {}
   for name, curve in panel.curves.items():
-    drawn[name] = axes.errorbar(
+    handles[name] = axes.errorbar(
         curve.x, curve.y, yerr=list(curve.error) or None, linewidth=1.3, markersize=4,
         elinewidth=0.7, capsize=0, **styles[name])
   axes.set_title(canvas.fit(panel.title, 3, 9), fontsize=9, color=canvas.INK, loc='left')
@@ -139,4 +141,4 @@ def _draw(axes, panel: Panel, styles: Mapping[str, dict]) -> dict:
   for side, spine in axes.spines.items():
     spine.set_visible(side in ('left', 'bottom'))
     spine.set_color(canvas.NEUTRAL)
-  return drawn
+  return handles

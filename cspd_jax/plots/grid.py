@@ -17,14 +17,14 @@ def save_grid(
     title: str = '',
     columns: int | None = None,
 ) -> None:
-  """Writes images side by side as one PNG, small ones enlarged.
+  """Writes images side by side as one PNG; small images are enlarged.
 
   Args:
     path: the file to write.
     images: `[N, H, W, 3]` in [-1, 1], as a tokenizer decodes them.
-    captions: under every image, three lines at most.
+    captions: texts under the images, at most three lines each.
     title: a line above the grid.
-    columns: images in a row; about square by default, four at least.
+    columns: images per row; by default the grid is about square, with at least four columns.
 
   Raises:
     ValueError: if the shapes or the number of captions do not fit.
@@ -49,7 +49,7 @@ def save_grid(
 
 
 def to_unit(images: np.ndarray) -> np.ndarray:
-  """Maps images `[N, H, W, 3]` from [-1, 1] to [0, 1]; values beyond are cut off.
+  """Maps images `[N, H, W, 3]` from [-1, 1] to [0, 1] and clips values outside.
 
   Raises:
     ValueError: for another shape, or values that are not finite.

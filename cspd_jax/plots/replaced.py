@@ -1,4 +1,4 @@
-"""Images with the tokens whose drafts were kept or replaced marked."""
+"""Images with marks on the tokens whose drafts were accepted or replaced."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from matplotlib import colors
 
 from cspd_jax.plots import canvas, grid
 
-# Colours that the colour-blind can tell apart.
-KEPT, REPLACED = '#56b4e9', '#d55e00'
-_SHARES = colors.LinearSegmentedColormap.from_list('shares', [REPLACED, KEPT])
+# Colour-blind safe colours.
+_ACCEPTED, _REPLACED = '#56b4e9', '#d55e00'
+_SHARES = colors.LinearSegmentedColormap.from_list('shares', [_REPLACED, _ACCEPTED])
 
 
 def save_replaced_map(
@@ -22,19 +22,19 @@ def save_replaced_map(
     captions: Sequence[str] | None = None,
     title: str = '',
 ) -> None:
-  """Writes one row per decoder: every image, and beside it the same with its tokens marked.
+  """Writes one row per decoder, with every image next to a copy with marked tokens, as PNG.
 
   Args:
     path: the file to write.
     images: by decoder, `[N, height, width, 3]` in [-1, 1].
     tested: by decoder, `[N, H, W]` how many drafts of a token were tested.
-    accepted: by decoder, `[N, H, W]` how many of them were kept; colours between the two are
-      for shares.
+    accepted: by decoder, `[N, H, W]` how many of them were accepted; the colour of a mark shows
+      the share.
     captions: one line above every image.
-    title: a line above all.
+    title: a line above the figure.
 
   Raises:
-    ValueError: if there is nothing to draw, or the decoders or numbers of images differ.
+    ValueError: if there are no images, or the decoders or numbers of images differ.
   """
   counts = {name: (len(images[name]), len(tested.get(name, ())), len(accepted.get(name, ())))
             for name in images}
@@ -46,11 +46,11 @@ def save_replaced_map(
   figure = canvas.figure(1.3 + 2.7 * count, 1.4 * len(images) + 0.4, title)
   cells = figure.subplots(len(images), 2 * count, squeeze=False)
   for row, name in zip(cells, images):
-    for i, picture in enumerate(grid.to_unit(images[name])):
+    for i, image in enumerate(grid.to_unit(images[name])):
       extent = (-0.5, tested[name][i].shape[1] - 0.5, tested[name][i].shape[0] - 0.5, -0.5)
       for axes in row[2 * i:2 * i + 2]:
         canvas.bare(axes)
-        axes.imshow(picture, interpolation='bicubic', extent=extent)
+        axes.imshow(image, interpolation='bicubic', extent=extent)
       y, x = np.nonzero(tested[name][i])
       share = accepted[name][i][y, x] / tested[name][i][y, x]
       row[2 * i + 1].scatter(
@@ -60,7 +60,7 @@ def save_replaced_map(
   for i, caption in enumerate(captions or ()):
     cells[0, 2 * i].set_title(canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)
   handles = [cells[0, 1].scatter([], [], marker='s', s=20, color=color)
-             for color in (KEPT, REPLACED)]
-  figure.legend(handles, ['draft kept', 'draft replaced'], loc='outside lower center', fontsize=8,
-                ncols=2, frameon=False, labelcolor=canvas.INK)
+             for color in (_ACCEPTED, _REPLACED)]
+  figure.legend(handles, ['draft accepted', 'draft replaced'], loc='outside lower center',
+                fontsize=8, ncols=2, frameon=False, labelcolor=canvas.INK)
   canvas.save(figure, path)

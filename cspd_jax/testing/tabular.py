@@ -11,7 +11,7 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Target, TreeLike
 from cspd_jax.decoding.drafters import Heads, Network, from_model, from_network
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import class_labels
+from cspd_jax.models import conditions
 
 
 class Tabular(NamedTuple):
@@ -125,7 +125,7 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
       prefill=prefill, score=score, commit=_commit, vocab_size=vocab_size, num_tokens=length,
       row_width=row_width or length, num_streams=streams,
       forced=(lambda p: jnp.asarray(table)[jnp.clip(p, 0, length - 1)]) if forced else None,
-      check_condition=functools.partial(class_labels.check, num_classes=num_classes))
+      check_condition=functools.partial(conditions.check_class_labels, num_classes=num_classes))
   return Tabular(target, params, vocab_size, length)
 
 

@@ -1,1 +1,1 @@
-"""The text side of models: tokenizer files and prompts written as the models know them."""
+"""Text of prompts: tokenizer files, cleaning of captions and the prompt templates of models."""

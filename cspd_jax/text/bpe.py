@@ -1,13 +1,14 @@
-"""Tokenizer files, kept as a part of a model: of the `tokenizers` library, or of `tiktoken`.
+"""Tokenizer files of the `tokenizers` library or of `tiktoken`, stored as a part of a model.
 
-A file is a network without weights: its bytes are the one parameter, so that it is saved, checked
-and loaded like everything else that a model is made of.
+A file is treated as a network whose only parameter is the bytes of the file, so that it is saved,
+checked and loaded like the other parts of a model.
 """
 
 import base64
 import contextlib
 import dataclasses
 import functools
+import importlib
 import json
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
@@ -18,15 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields, registry
-from cspd_jax.text.packages import need
 
 Params = Any
 _FIRST_SPECIAL = 151643
-# What files are called.
-_FILE, _FILE_OF_RANKS = 'text_tokenizer.json or tokenizer.json', 'emu3.tiktoken'
-# `file's bytes -> Text`; raises ValueError for a file of another format.
+# Names of the files, for error messages.
+_JSON_FILE, _RANKS_FILE = 'text_tokenizer.json or tokenizer.json', 'emu3.tiktoken'
+# Reads the bytes of a file; raises ValueError for a file of another format.
 Reader = Callable[[bytes], 'Text']
-# What `TextConfig.form` may be, and how its files are read; families add theirs with `register`.
+# Readers by `TextConfig.form`; families add theirs with `register`.
 FORMS: dict[str, Reader] = {}
 
 
@@ -35,7 +35,7 @@ class TextConfig:
   """A tokenizer file.
 
   Attributes:
-    form: whose prompts it is for, a key of `FORMS`.
+    form: name of the file's reader, a key of `FORMS`.
     num_bytes: size of the file.
   """
 
@@ -48,28 +48,28 @@ class TextConfig:
 
 
 def init(config: TextConfig, key: jax.Array) -> Params:
-  """A file of spaces, for its shape."""
+  """Returns a file of spaces, which has the right shape."""
   del key
   return {'file': jnp.full((config.num_bytes,), ord(' '), jnp.uint8)}
 
 
 def _check_form(form: str) -> None:
-  """Raises ValueError for a form of which there are no files."""
+  """Raises ValueError for a form that is not registered."""
   if form not in FORMS:
     raise ValueError(f'form is {form!r}; it must be one of {", ".join(FORMS)}.')
 
 
 class Text(Protocol):
-  """What prompts are written with.
+  """A text tokenizer.
 
   Attributes:
-    ids: the published id of tokens by their names.
+    ids: published ids of tokens by name.
   """
 
   ids: Mapping[str, int]
 
   def encode(self, text: str) -> list[int]:
-    """Published ids of a text, nothing added; names of special tokens in it are plain text.
+    """Returns the published ids of a text without special tokens, whose names are plain text.
 
     Raises:
       ImportError: if the package that reads the file is not installed.
@@ -77,42 +77,57 @@ class Text(Protocol):
 
 
 def register(form: str, reader: Reader) -> None:
-  """Registers a form of tokenizer files.
+  """Registers the reader of a form of tokenizer files.
 
   Raises:
-    ValueError: if another reader has this name.
+    ValueError: if the name is registered with another reader.
   """
   registry.add(FORMS, 'form', form, reader)
 
 
 def read(params: Params, form: str) -> Text:
-  """Reads the vocabulary of a file.
+  """Reads a tokenizer file.
 
   Args:
     params: the bytes of the file.
     form: a key of `FORMS`.
 
   Raises:
-    ValueError: if it is no such file, or there is no such form.
+    ValueError: if the form is not registered, or the file has another format.
   """
   _check_form(form)
   return FORMS[form](bytes(np.asarray(params['file'], np.uint8)))
 
 
 def id_of(text: Text, name: str) -> int:
-  """The id of a token.
+  """Returns the id of a token.
 
   Raises:
-    ValueError: if there is none of this name.
+    ValueError: if no token has this name.
   """
   if name not in text.ids:
-    raise ValueError(f'the tokenizer file has no token {name!r}; give the one that belongs to the '
-                     'model.')
+    raise ValueError(f'the tokenizer file has no token {name!r}; supply the one that belongs to '
+                     'the model.')
   return text.ids[name]
 
 
+def import_package(name: str) -> Any:
+  """Imports an optional package for text prompts.
+
+  Raises:
+    ImportError: if it is not installed.
+  """
+  try:
+    return importlib.import_module(name)
+  except ImportError as error:
+    raise ImportError(
+        f"Text prompts need the package {name}, which is not installed; run pip install -e "
+        "'.[text]' in the repository, or pass prompts as token ids, as docs/models.md shows."
+    ) from error
+
+
 class Vocabulary:
-  """A file of the `tokenizers` library, as a `Text`.
+  """A tokenizer file of the `tokenizers` library, as a `Text`.
 
   Raises:
     ValueError: for a file of another format.
@@ -120,13 +135,14 @@ class Vocabulary:
 
   def __init__(self, file: bytes):
     self._file = file
-    with _refusing(_FILE):
+    with _read_errors(_JSON_FILE):
       content = json.loads(self._file)
-      named = content['model']['vocab']
+      ids = content['model']['vocab']
       if content['model'].get('type') == 'Unigram':  # Pieces and their scores, in order of ids.
-        named = {piece: number for number, (piece, _) in enumerate(named)}
-      vocabulary = {str(name): int(number) for name, number in named.items()}
-      added = {str(one['content']): int(one['id']) for one in content.get('added_tokens') or ()}
+        ids = {piece: index for index, (piece, _) in enumerate(ids)}
+      vocabulary = {str(name): int(index) for name, index in ids.items()}
+      added = {str(token['content']): int(token['id'])
+               for token in content.get('added_tokens') or ()}
     self.ids: Mapping[str, int] = vocabulary | added
 
   def encode(self, text: str) -> list[int]:
@@ -135,42 +151,42 @@ class Vocabulary:
 
   @functools.cached_property
   def _tokenizer(self):
-    make = need('tokenizers').Tokenizer.from_buffer
-    with _refusing(_FILE):
-      found = make(self._file)
-    found.encode_special_tokens = True
-    # Some files cut and pad by themselves.
-    found.no_truncation()
-    found.no_padding()
-    return found
+    from_buffer = import_package('tokenizers').Tokenizer.from_buffer
+    with _read_errors(_JSON_FILE):
+      tokenizer = from_buffer(self._file)
+    tokenizer.encode_special_tokens = True
+    # Some files enable truncation and padding.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 class Emu3Ranks:
-  """A file of `tiktoken`, one token and its rank per line, with the special tokens of Emu3.
+  """A tokenizer file of `tiktoken`, with the special tokens of Emu3, as a `Text`.
 
-  It is a `Text`.
+  The file has one token and its rank per line.
 
   Raises:
     ValueError: for a file of another format.
   """
 
-  # How Emu3, like Qwen, cuts a text before it is tokenized.
-  _PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
-             r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
+  # The pattern with which Emu3, like Qwen, splits a text before tokenization.
+  _PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+              r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
 
   def __init__(self, file: bytes):
-    with _refusing(_FILE_OF_RANKS):
+    with _read_errors(_RANKS_FILE):
       lines = [line.split() for line in file.splitlines() if line]
       self._ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
       if missing := [byte for byte in range(256) if bytes([byte]) not in self._ranks]:
         raise ValueError(f'byte {missing[0]} has no token')
       if len(set(self._ranks.values())) < len(lines):
-        raise ValueError('a token or a rank is there twice')
+        raise ValueError('a token or a rank occurs twice')
     special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>',
                *(f'<|extra_{number}|>' for number in range(205)),
                '<|image token|>', '<|image start|>', '<|image end|>']
     self.ids: Mapping[str, int] = {
-        name: _FIRST_SPECIAL + place for place, name in enumerate(special)}
+        name: _FIRST_SPECIAL + index for index, name in enumerate(special)}
 
   def encode(self, text: str) -> list[int]:
     """See `Text`."""
@@ -178,19 +194,19 @@ class Emu3Ranks:
 
   @functools.cached_property
   def _tokenizer(self):
-    make = need('tiktoken').Encoding
-    with _refusing(_FILE_OF_RANKS):
-      return make('emu3', pat_str=self._PIECES, mergeable_ranks=self._ranks, special_tokens={})
+    encoding = import_package('tiktoken').Encoding
+    with _read_errors(_RANKS_FILE):
+      return encoding('emu3', pat_str=self._PATTERN, mergeable_ranks=self._ranks, special_tokens={})
 
 
 @contextlib.contextmanager
-def _refusing(name: str) -> Iterator[None]:
-  """Turns what the package of a damaged file raises into a ValueError."""
+def _read_errors(name: str) -> Iterator[None]:
+  """Converts exceptions from reading a damaged file to ValueError."""
   try:
     yield
   except (KeyboardInterrupt, SystemExit):
     raise
-  except BaseException as error:  # Panics of Rust are no Exceptions.
+  except BaseException as error:  # Panics in Rust do not derive from Exception.
     reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-    raise ValueError(f'the tokenizer file cannot be read ({reason:.300}); give the {name} that '
+    raise ValueError(f'the tokenizer file cannot be read ({reason:.300}); supply the {name} that '
                      'belongs to the model.') from error

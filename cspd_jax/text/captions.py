@@ -1,8 +1,8 @@
-"""Prompts of models that were trained on captions of the web: cleaned, then tokens for T5.
+"""Cleans and tokenizes prompts for models that were trained on captions from the web, with T5.
 
-The captions were cleaned of links, markup, file names, codes of articles and the like, twice, and
-so are prompts. The steps and their order are those of LlamaGen (arXiv 2406.06525), which has them
-from DeepFloyd IF; what is left of a plain sentence is the sentence in lower case.
+The training captions were cleaned twice, of links, markup, file names, article numbers and the
+like, and so are prompts. The steps and their order are those of LlamaGen (arXiv 2406.06525), which
+uses those of DeepFloyd IF. A plain sentence is only converted to lower case.
 """
 
 import html
@@ -11,23 +11,22 @@ import html.parser
 import re
 import urllib.parse
 
-from cspd_jax.text.bpe import Text, id_of
-from cspd_jax.text.packages import need
+from cspd_jax.text.bpe import Text, id_of, import_package
 
 _FILES = '(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)'
 _LINK = r'[a-z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)'
 _DASHES = ('\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0'
            '\ufe31\ufe32\ufe58\ufe63\uff0d')
-# Patterns and what takes their place, in order: before markup is removed, ...
+# Patterns and their replacements, in order: before markup is removed, ...
 _LINKS = (
     ('<person>', 'person'),
     (rf'\b(?:https?:(?:/{{1,3}}|[a-z0-9%])|{_LINK})', ''),
     (rf'\b(?:www:(?:/{{1,3}}|[a-z0-9%])|{_LINK})', ''),
 )
-# ... before broken characters are mended, ...
+# ... before broken characters are repaired, ...
 _SIGNS = (
     (r'@\w+', ''),  # Nicknames.
-    ('[\u31c0-\u9fff]+', ''),  # Signs of Chinese and of its kin.
+    ('[\u31c0-\u9fff]+', ''),  # Chinese, Japanese and Korean characters.
     (f'[-{_DASHES}]+', '-'),
     ('[`´«»“”¨]', '"'),
     ('[‘’]', "'"),
@@ -55,7 +54,7 @@ _CODES = (
     (rf'\b{_FILES}(?:\simages?)?', ''),
     (r'\bpage\s+\d+\b', ''),
     (r'\b\d*[a-zA-Z]+\d+[a-zA-Z]+\d+[a-zA-Z\d]*\b', ' '),
-    (r'\b\d+\.?\d*[xх×]\d+\.?\d*\b', ''),  # Sizes, also with the Cyrillic letter.
+    (r'\b\d+\.?\d*[xх×]\d+\.?\d*\b', ''),  # Sizes, including those with the Cyrillic letter.
     (r'\b\s+:\s+', ': '),
     (r'(\D[,./])\b', r'\1 '),
     (r'\s+', ' '),
@@ -69,47 +68,47 @@ _SECTION = 'CDATA['  # `<![CDATA[text]]>`.
 
 
 def tokens(text: Text, caption: str, length: int) -> list[int]:
-  """The published ids that T5 reads of a caption, at most `length`, the last of which ends it.
+  """Returns the published ids of a cleaned caption for T5, with the end token last.
 
   Args:
     text: the tokenizer.
-    caption: a prompt as it was given.
-    length: what is longer is cut.
+    caption: a prompt, not cleaned.
+    length: maximum number of ids; longer captions are truncated.
 
   Raises:
-    ImportError: if a package that reads words is not installed.
+    ImportError: if a package for text prompts is not installed.
   """
   return [*text.encode(clean(clean(caption)))[:length - 1], id_of(text, _END)]
 
 
 def clean(caption: str) -> str:
-  """Cleans a caption once, as the captions of the training were, twice.
+  """Cleans a caption once; the captions of the training were cleaned twice.
 
   Raises:
-    ImportError: if the package that mends broken characters is not installed.
+    ImportError: if ftfy, which repairs broken characters, is not installed.
   """
   caption = urllib.parse.unquote_plus(caption).strip().lower()
-  caption = _replaced(_shown(_replaced(caption, _LINKS)), _SIGNS)
+  caption = _substituted(_visible_text(_substituted(caption, _LINKS)), _SIGNS)
   if len(re.findall('[-_]', caption)) > 3:  # a-name-like-this
     caption = re.sub('[-_]', ' ', caption)
-  caption = need('ftfy').fix_text(caption)
-  return _replaced(html.unescape(html.unescape(caption)).strip(), _CODES).strip()
+  caption = import_package('ftfy').fix_text(caption)
+  return _substituted(html.unescape(html.unescape(caption)).strip(), _CODES).strip()
 
 
-def _replaced(caption: str, steps: tuple[tuple[str, str], ...]) -> str:
+def _substituted(caption: str, steps: tuple[tuple[str, str], ...]) -> str:
   for pattern, replacement in steps:
     caption = re.sub(pattern, replacement, caption)
   return caption
 
 
-def _shown(markup: str) -> str:
-  """Returns the text of markup; what cannot be read as markup stays."""
+def _visible_text(markup: str) -> str:
+  """Returns the text of markup, or the input itself if it cannot be parsed."""
   page = _Page()
   try:
-    # Newer versions of Python recognize a section by capitals only.
+    # Newer versions of Python recognize only the upper-case form of a section.
     page.feed(markup.replace(f'<![{_SECTION.lower()}', f'<![{_SECTION}'))
     page.close()
-  except AssertionError:  # How the parser calls a declaration that it does not know.
+  except AssertionError:  # Raised by the parser for an unknown declaration.
     return markup
   return ''.join(page.parts).replace(f'<![{_SECTION}', f'<![{_SECTION.lower()}')
 
@@ -117,7 +116,7 @@ def _shown(markup: str) -> str:
 class _Page(html.parser.HTMLParser):
   """Collects the text of markup.
 
-  References are resolved here, because the parser would take `&copy` for a sign without its `;`.
+  References are resolved here, because the parser would also resolve `&copy` without a `;`.
   """
 
   _HIDDEN = frozenset({'rp', 'rt', 'script', 'style', 'template'})
@@ -125,7 +124,7 @@ class _Page(html.parser.HTMLParser):
   def __init__(self) -> None:
     super().__init__(convert_charrefs=False)
     self.parts: list[str] = []
-    self._within = ''  # The tag whose contents are not shown.
+    self._within = ''  # The tag whose contents are hidden.
 
   def handle_starttag(self, tag, attrs):
     """See `HTMLParser`."""
@@ -143,7 +142,7 @@ class _Page(html.parser.HTMLParser):
       self.parts.append(data)
 
   def unknown_decl(self, data):
-    """See `HTMLParser`; the text of a section stays as it is, within hidden tags too."""
+    """See `HTMLParser`; the text of a section is unchanged, also within hidden tags."""
     if data.startswith(_SECTION):
       self.parts.append(data.removeprefix(_SECTION) or ' ')
 

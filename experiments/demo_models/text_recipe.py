@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cspd_jax.models import early_fusion
-from cspd_jax.models.causal import Prompt
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe, templates as prompts_lib
 from experiments.demo_models import photo_captions, recipe, stages, words
 

@@ -230,7 +230,7 @@ class ErrorsTest(parameterized.TestCase):
        'vocab_size of the draft model is 3, of the target 4'),
       (lambda: decoders.speculative(MODEL.target, tabular(jax.random.key(0), 4, 5).target),
        'num_tokens of the draft model is 5'),
-      (lambda: decode_eagerly(labels=jnp.asarray([0, 5])), 'knows 0 to 2'),
+      (lambda: decode_eagerly(labels=jnp.asarray([0, 5])), 'supports 0 to 2'),
       (lambda: decode_eagerly(warp=Warp(top_p=0.0)), 'top_p is 0'),
       (lambda: decode_eagerly(key=jax.random.split(jax.random.key(0), 3)), r'key has shape \(3,\)'),
       (lambda: decoders.vanilla(tabular(jax.random.key(0), 4, 6).target).check(

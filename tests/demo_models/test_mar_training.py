@@ -131,7 +131,7 @@ def test_dropout_is_in_every_block_and_only_there(fresh):
   tokens, labels = _data()
   draws = _DRAW(jax.random.key(1), tokens.shape, TRAIN)
   # Four times per block: one of the decoder, and that of the encoder at each static length.
-  lengths = model._LENGTHS  # pylint: disable=protected-access
+  lengths = model._NUM_LENGTHS  # pylint: disable=protected-access
   for rate, expected in ((0.0, 0), (0.5, 4 * (1 + lengths))):
     jaxpr = str(jax.make_jaxpr(lambda params: mar.loss(
         params, CONFIG, tokens, labels, draws, dropout=rate, dropout_key=jax.random.key(0)))(

@@ -25,8 +25,8 @@ from cspd_jax import families
 from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.families import drafts, token_prompts
 from cspd_jax.generation import engines
-from cspd_jax.models import causal, eagle, rope, transformer, vq
-from cspd_jax.models.causal import Prompt
+from cspd_jax.models import causal, conditions, eagle, rope, transformer, vq
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe
 
 BEGIN, PAD, IMAGE = '<begin>', '<pad>', '<image>'
@@ -112,11 +112,11 @@ def model_of(config, num_streams):
 
   def embed_condition(params, prompt, count):
     tokens, visible = prompt.first(count).rows()
-    return causal.Prefix(embed(params, tokens), causal.prompt_places(visible))
+    return causal.EmbeddedCondition(embed(params, tokens), causal.prompt_positions(visible))
 
   def check_condition(prompt):
     prompt = prompt.first(num_streams) if isinstance(prompt, Prompt) else prompt
-    return causal.check_prompt(prompt, num_streams, config.vocab_size)
+    return conditions.check_prompt(prompt, num_streams, config.vocab_size)
 
   return causal.Causal(
       transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),
@@ -150,7 +150,7 @@ def forward(params, config, prompt, tokens, drop):
   """Logits and features of whole images; see `families.Model.forward`."""
   model = model_of(config, 1)
   prefix = model.embed_condition(params, prompt.dropped(drop), 1)
-  return causal.read(params, model, prefix, tokens[:, :-1])[:2]
+  return causal.forward(params, model, prefix, tokens[:, :-1])[:2]
 
 
 def eagle_config(config):

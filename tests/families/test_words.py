@@ -106,7 +106,7 @@ def test_logits_of_words_agree_with_the_official_program(model):
   @jax.jit
   def whole(condition):
     return jnp.stack([
-        llamagen.logits(params, WIDE, condition, tokens, drop_mask=jnp.full(3, drop))
+        llamagen.logits_and_features(params, WIDE, condition, tokens, jnp.full(3, drop))[0]
         for drop in (False, True)])
 
   for run in (cached, whole):
@@ -117,7 +117,8 @@ def test_logits_of_words_agree_with_the_official_program(model):
 def test_windows_trees_and_commit(model):
   check_target(
       model.target(guided=True), model.params, model.condition(CAPTIONS),
-      logits=lambda params, condition, tokens: llamagen.logits(params, SMALL, condition, tokens))
+      logits=lambda params, condition, tokens: llamagen.logits_and_features(
+          params, SMALL, condition, tokens)[0])
 
 
 def test_a_prompt_does_not_depend_on_others(model):
@@ -236,7 +237,7 @@ def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeyp
   monkeypatch.setitem(sys.modules, 'ftfy', None)
   assert generate_command.main(
       [f'--model={folder}', '--prompt=a fox', f'--output={tmp_path}/out']) == 2
-  assert "error: Prompts in words need the package ftfy" in capsys.readouterr().err
+  assert "error: Text prompts need the package ftfy" in capsys.readouterr().err
 
 
 def test_damaged_files_are_refused(files, tmp_path, capsys):

@@ -16,7 +16,7 @@ from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import prefix as given_lib
 from cspd_jax.models import eagle, early_fusion, llamagen, neighbours, vq
-from cspd_jax.models.causal import Prompt
+from cspd_jax.models.conditions import Prompt
 from tests.marks import representative
 
 VQ = vq.VQConfig(ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=12,

@@ -67,7 +67,8 @@ class LikelihoodTest(parameterized.TestCase):
     def run(tokens):
       return likelihood.likelihood(
           llamagen.target(config, guided=True), params, labels, tokens, warp), jnp.stack([
-              llamagen.logits(params, config, labels, tokens, drop_mask=jnp.full((2,), dropped))
+              llamagen.logits_and_features(
+                  params, config, labels, tokens, jnp.full((2,), dropped))[0]
               for dropped in (False, True)])
 
     got, both = jax.jit(run)(tokens)

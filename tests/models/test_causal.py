@@ -17,7 +17,7 @@ from cspd_jax.decoding.drafters.eagle import eagle as eagle_drafter
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import causal, eagle, rope, transformer
+from cspd_jax.models import causal, conditions, eagle, rope, transformer
 
 # 19 codes and a token that ends a row, then text; rows of 4 codes, 5 rows.
 CODES, NEW_LINE, IMAGE, VOCAB = 19, 19, 20, 33
@@ -68,7 +68,7 @@ def _model(name, num_streams=2):
       embed_condition=lambda params, prompt, _: causal.embed_prompt(params, family.sizes, prompt),
       rope=rope.sequence_rope(family.sizes.head_dim, family.base), num_tokens=LENGTH,
       row_width=WIDTH, forced=_forced,
-      check_condition=lambda prompt: causal.check_prompt(prompt, num_streams, VOCAB))
+      check_condition=lambda prompt: conditions.check_prompt(prompt, num_streams, VOCAB))
 
 
 @functools.cache
@@ -212,7 +212,7 @@ def test_a_whole_pass_agrees_with_the_reference(name):
   params = _params(name)
   model = causal.Causal(sizes, None, rope.sequence_rope(sizes.head_dim, FAMILIES[name].base),
                         LENGTH, WIDTH)
-  logits, features, layers = jax.jit(lambda params, prompt, tokens: causal.read(
+  logits, features, layers = jax.jit(lambda params, prompt, tokens: causal.forward(
       params, model, causal.embed_prompt(params, sizes, prompt), tokens))(
           params, _prompt(), jnp.tile(tokens, (2, 1)))
   np.testing.assert_allclose(
@@ -286,8 +286,8 @@ def _decoded(decoder):
 @pytest.mark.parametrize('room,slots', [(8, 11), (508, 511), (509, 512), (510, 576), (900, 960)])
 def test_large_caches_are_made_of_tiles(room, slots):
   layers = ((jnp.ones((2, 1, 3, 4)),) * 2,)
-  places = causal.prompt_places(jnp.ones((2, 3), bool))
-  cache = causal.allocate(layers, places, room)
+  positions = causal.prompt_positions(jnp.ones((2, 3), bool))
+  cache = causal.allocate(layers, positions, room)
   assert cache.layers[0][1].shape == (2, 1, slots, 4)
   np.testing.assert_array_equal(cache.layers[0][0][:, :, :3], 1)
   assert not cache.layers[0][0][:, :, 3:].any()
@@ -315,7 +315,7 @@ def test_an_image_does_not_depend_on_the_other_prompts_or_on_their_lengths():
 
 
 @pytest.mark.parametrize('tokens, visible, message', [
-    (np.zeros((1, 3), int), np.ones((1, 3), bool), r'tokens \(1, 3\).*takes \[B, 2, C\]'),
+    (np.zeros((1, 3), int), np.ones((1, 3), bool), r'tokens \(1, 3\).*requires \[B, 2, C\]'),
     (np.zeros((1, 1, 3), int), np.ones((1, 1, 3), bool), r'tokens \(1, 1, 3\)'),
     (np.zeros((1, 2, 3), int), np.ones((1, 2, 2), bool), r'visible \(1, 2, 2\)'),
     (np.zeros((1, 2, 3), int), np.arange(3) < [[[2], [3]]], 'padded on the left'),
@@ -331,7 +331,7 @@ def test_unusable_prompts_are_refused(tokens, visible, message):
 def test_prompts_of_the_right_kind_are_accepted():
   target = _target('emu3')
   target.check_condition(_prompt())
-  with pytest.raises(ValueError, match='condition is a list; this model takes a causal.Prompt'):
+  with pytest.raises(ValueError, match='condition is a list; this model requires a causal.Prom'):
     target.check_condition(PROMPTS)
 
 

@@ -251,7 +251,7 @@ def test_prompts_belong_to_chameleon():
     case = CASES[name]
     inputs = _inputs(case)
     other = None if inputs.prompt else causal.Prompt(jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1)))
-    with pytest.raises(ValueError, match=f'prompt is {"given" if other else "None"}'):
+    with pytest.raises(ValueError, match=f'prompt is {"not None" if other else "None"}'):
       _predict(case, inputs._replace(prompt=other))
   with pytest.raises(ValueError, match="condition is a ndarray; a 'chameleon' drafter reads a"):
     eagle.network(case.config, ENDS).prefill(

@@ -117,7 +117,7 @@ def test_published_images_and_ids():
 @pytest.mark.parametrize('changes, message', [
     (dict(dim=65), 'dim is 65 with num_heads 4; it must be a multiple of 2'),
     (dict(first_code=60), 'first_code is 60 with 48 codes; they must lie within the 96'),
-    (dict(row_end=10), 'must be different tokens of the vocabulary and no codes'),
+    (dict(row_end=10), 'must be different tokens of the vocabulary and not codes'),
     (dict(row_end=60, image_ends=(60,)), 'must be different'), (dict(row_end=96), 'must be diff'),
     (dict(num_codes=0), 'num_codes is 0'), (dict(num_kv_heads=3), 'num_kv_heads is 3')])
 def test_impossible_sizes_are_refused(changes, message):
@@ -163,7 +163,7 @@ def test_decoders_keep_the_grammar_and_the_images(model, decoder):
 @pytest.mark.parametrize('prompts, message', [
     ([3], r"prompts is '\[3\]'; this model takes no words, for it has no text part"),
     (causal.Prompt(np.full((1, 2, 3), 96), np.ones((1, 2, 3), bool)), 'tokens from 96 to 96'),
-    (causal.Prompt(np.ones((1, 1, 3), int), np.ones((1, 1, 3), bool)), 'this target takes'),
+    (causal.Prompt(np.ones((1, 1, 3), int), np.ones((1, 1, 3), bool)), 'this target requires'),
     (causal.Prompt(np.ones((1, 2, 3), int), np.zeros((1, 2, 3), bool)), 'visible must be')])
 def test_prompts_that_cannot_be(model, prompts, message):
   with pytest.raises(ValueError, match=message):

@@ -50,7 +50,7 @@ def test_a_transformer_without_tables_has_no_parameters_for_them():
 
 @pytest.mark.parametrize('sizes, num_outputs, message', [
     (SIZES, 7, 'output matrix of 7 columns in the transformer'),
-    (NO_HEAD, None, 'num_outputs None .*needs its num_outputs')])
+    (NO_HEAD, None, 'num_outputs None .*requires its num_outputs')])
 def test_a_head_of_its_own_stands_alone(sizes, num_outputs, message):
   with pytest.raises(ValueError, match=message):
     ends.make(sizes, logits=lambda params, features: features, num_outputs=num_outputs)

@@ -30,8 +30,8 @@ T2I = llamagen.LlamaGenConfig(
 GUIDANCE = 4.0
 
 _logits = jax.jit(
-    lambda params, config, condition, tokens, drop: llamagen.logits(
-        params, config, condition, tokens, drop_mask=drop), static_argnums=1)
+    lambda params, config, condition, tokens, drop: llamagen.logits_and_features(
+        params, config, condition, tokens, drop)[0], static_argnums=1)
 _TARGETS = {(config, guided): llamagen.target(config, guided=guided)
             for config in (C2I, T2I) for guided in (False, True)}
 _PREFILL = {key: jax.jit(target.prefill, static_argnums=2) for key, target in _TARGETS.items()}
@@ -233,7 +233,7 @@ def test_unknown_class_labels_are_refused(condition, message):
 
 
 @pytest.mark.parametrize('embeddings, mask, message', [
-    (np.zeros((1, 119, 40)), np.ones((1, 119)), 'takes .B, 120, 40.'),
+    (np.zeros((1, 119, 40)), np.ones((1, 119)), 'requires .B, 120, 40.'),
     (np.zeros((1, 120, 40)), np.ones((2, 120)), r'mask \(2, 120\)'),
     (np.zeros((1, 120, 40)), np.arange(120)[None] < 5, 'padded on the left'),
     (np.full((1, 120, 40), np.nan), np.ones((1, 120)), 'not finite'),

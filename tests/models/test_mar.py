@@ -101,7 +101,7 @@ def test_the_transformer_agrees_with_the_official_one(params, expected, images):
 @pytest.mark.parametrize('lengths', representative([1, 2, 3, 4], 4))
 def test_the_encoder_reads_as_few_rows_as_hold_the_visible_tokens(
     params, expected, images, monkeypatch, lengths):
-  monkeypatch.setattr(mar, '_LENGTHS', lengths)
+  monkeypatch.setattr(mar, '_NUM_LENGTHS', lengths)
   transform = jax.jit(mar.target(CONFIG, guided=True).transform)
   for image in range(3):  # Alone, as the fullest image decides: 0, 20 and 57 visible tokens.
     z = transform(params, *(part[image:image + 1] for part in images))

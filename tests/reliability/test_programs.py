@@ -204,7 +204,7 @@ FLAGS = {
         ('--draft={tmp}/tokenizer', "draft is a 'vq' network"),
         ('--tokenizer={tmp}/target', "tokenizer is a 'llamagen' network"),
         ('--eagle={tmp}/draft', "eagle is a 'llamagen' network"),
-        ('--mesh=0x1', 'data is 0'), ('--mesh=9999x9999', 'which makes 99980001 devices'),
+        ('--mesh=0x1', 'data is 0'), ('--mesh=9999x9999', 'which requires 99980001 devices'),
         ('--grid=4x4', "grid is (4, 4), but a 'llamagen' model"), ('--grid=x', "grid is 'x'"),
         ('--quantize=int4', 'one of int8'), ('--rows=2', 'no prefix'),
         ('--prefix={tmp}/pipe', 'it is no file'), ('--stream={tmp}', 'is no file'),

@@ -45,7 +45,7 @@ DECODES = [
     (dict(labels=np.int32(1)), 'condition has leaves'),
     (dict(labels=np.zeros(0, int)), 'at least 1 row'),
     (dict(labels=np.zeros((2, 1), int)), r'shape \(2, 1\).* one integer class label per image'),
-    (dict(labels=np.zeros(2, np.float32)), 'dtype float32; this model takes one integer'),
+    (dict(labels=np.zeros(2, np.float32)), 'dtype float32; this model requires one i'),
     (dict(labels={}), 'condition has leaves'),
     (dict(labels=(np.zeros(2, int), np.zeros(3, int))), 'one leading axis'),
     # What drafts has no parameters.

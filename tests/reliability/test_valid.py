@@ -15,7 +15,7 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.lantern import lantern_pp
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import batches
-from cspd_jax.models import causal, llamagen
+from cspd_jax.models import causal, conditions, llamagen
 from cspd_jax.testing.tabular import tabular
 from tests.families import tiny
 
@@ -135,7 +135,7 @@ class TestFlag:
   def test_prompts(self):
     tokens, visible = np.zeros((3, 1, 2), np.int32), np.ones((3, 1, 2), bool)
     tokens[1, 0, 0], visible[2, 0] = 9, [True, False]
-    check = jax.jit(lambda prompt: causal.check_prompt(prompt, 1, 9))
+    check = jax.jit(lambda prompt: conditions.check_prompt(prompt, 1, 9))
     np.testing.assert_array_equal(check(causal.Prompt(tokens, visible)), [True, False, False])
 
 

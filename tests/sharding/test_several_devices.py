@@ -80,7 +80,7 @@ def test_two_processes(tmp_path):
 def test_make_mesh():
   mesh = sharding.make_mesh()
   assert mesh.shape == {'data': 1, 'model': len(jax.devices())}
-  with pytest.raises(ValueError, match=r'data is 2 and model is 3, which makes 6 devices'):
+  with pytest.raises(ValueError, match=r'data is 2 and model is 3, which requires 6 devices'):
     sharding.make_mesh(2, 3)
   with pytest.raises(ValueError, match=r'data is 0; it must be a whole number, at least 1'):
     sharding.make_mesh(0)

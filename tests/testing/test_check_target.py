@@ -200,8 +200,8 @@ def test_short_images(length):
 def test_the_shipped_model(guided):
   model = store.load('demo/target', dtype='float32')
   target = llamagen.target(model.config, guided=guided)
-  training = lambda params, labels, tokens: llamagen.logits(
-      params, model.config, labels, tokens)
+  training = lambda params, labels, tokens: llamagen.logits_and_features(
+      params, model.config, labels, tokens)[0]
   check_target(target, model.params, jnp.asarray([1, 5]), logits=training)
 
 
@@ -251,5 +251,5 @@ def test_conditions(condition, message):
 
 
 def test_a_condition_that_the_target_refuses():
-  with pytest.raises(ValueError, match='holds the class labels .5.; this model knows 0 to 2'):
+  with pytest.raises(ValueError, match='holds the class labels .5.; this model supports 0 to 2'):
     check_target(T, MODEL.params, jnp.asarray([5]))

@@ -98,7 +98,7 @@ def test_what_files_cut_and_pad_by_themselves_is_not_done():
     ('a <![cdata[x]]><![CDATA[]]><template>y<![CDATA[z]]></template>', 'a x z'),
     ('a <![cdata[<![cdata[x]]> <![temp[y]]> <![cdata[z', 'a <![cdata[x  <![cdata[z')])
 def test_markup_is_read_as_a_browser_does(markup, shown):
-  assert captions._shown(markup) == shown
+  assert captions._visible_text(markup) == shown
 
 
 @pytest.mark.parametrize('end', ['<![x', '<!', '<?', '<!--', '</', '&', '&#', '<a'])

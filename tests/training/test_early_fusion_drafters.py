@@ -11,7 +11,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import store
 from cspd_jax.models import eagle, early_fusion
-from cspd_jax.models.causal import Prompt
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe
 from cspd_jax.training import corrector_recipe, drafter, drafter_recipe, plain
 from cspd_jax.training.corrector import CorrectorTrainConfig
