@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from checkpoints_conversion import rules
 from cspd_jax import families
 from cspd_jax.checkpoints import store
-from cspd_jax.measure import tables
-from experiments.costs import predicted
+from cspd_jax.measure import memory as memory_lib, tables
 
 # By the name of a page: the family of files with its target, and those with what belongs to it.
 _FILES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -80,9 +79,8 @@ def _of_target(kind: str, preset: str, config: Any) -> dict[str, Any]:
     target = family.build(families.Parts(preset, {'target': sketch}, {})).target(guided=True)
     params = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), sketch.params)
-    return predicted.size(jax.eval_shape(
-        lambda *args: target.prefill(*args, target.num_tokens)[2], params,
-        family.published.condition(config, 1)))
+    condition = family.published.condition(config, 1)
+    return memory_lib.cache_size(target, params, condition, target.num_tokens)
 
   return {'network': f'`{preset}`', 'tokens of an image': str(config.num_tokens),
           **_parameters(_layers(config, functools.partial(_count, kind))),

@@ -24,7 +24,7 @@ from typing import Any
 from configs import compile_report as default
 from cspd_jax import families
 from cspd_jax.generation.report import Report
-from cspd_jax.measure import tables
+from cspd_jax.measure import memory, tables
 from experiments import cli
 from experiments.cli import inputs
 from experiments.costs import accepted, devices, predicted
@@ -51,7 +51,7 @@ def prepare(config: Any, accelerator: devices.Accelerator) -> tuple[list[str], l
   whole = describe(None)
   total, few = whole.config.num_layers, config.layers
   if few is None:
-    size = predicted.size(describe(2).params) - predicted.size(describe(1).params)
+    size = memory.size(describe(2).params) - memory.size(describe(1).params)
     few = min(max(2, math.ceil(2 * accelerator.fast_memory / size)), total - 1)
   if few >= total:
     raise ValueError(f'layers is {few}; with one more it must be at most {total}, the layers of '
@@ -111,7 +111,7 @@ def main(config: Any) -> None:
   report, device = Report(config.workdir), devices.describe(config.device)
   condition = families.FAMILIES[whole.family].published.condition(whole.config, config.batch)
   steps = whole.config.num_layers - few.config.num_layers
-  live, rows, vanilla, ideal = predicted.live_cache(whole, config.guided, condition), [], None, 0.0
+  live, rows, vanilla, ideal = memory.live_cache(whole, config.guided, condition), [], None, 0.0
   for text in texts:
     one, other = (predicted.decode(
         model, text, config.batch, config.guided, condition, accelerator, device)

@@ -8,15 +8,14 @@ its stated rates makes them longer.
 """
 
 import collections
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from cspd_jax.checkpoints.kinds import KINDS
 from cspd_jax.core import random
+from cspd_jax.measure.memory import live_cache, size  # noqa: F401 (experiments.inspect)
 from experiments.costs import devices, hlo, rounds
 
 # Copies from here on are listed.
@@ -85,12 +84,12 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
     launches = 0 if kernel.beside else kernel.times
     kernels[kernel.part] += launches
     for one in kernel.moved:
-      size = kernel.times * (one.read + one.written)
-      moved[kernel.part, one.label.kind or kernel.scope] += size
+      total = kernel.times * (one.read + one.written)
+      moved[kernel.part, one.label.kind or kernel.scope] += total
       if one.label.is_weights:
         weights[one.label] += kernel.times * one.read
-      if one.label.kind == rounds.PARTIAL_SUMS and size <= kernel.times * accelerator.cache:
-        cached_sums += size
+      if one.label.kind == rounds.PARTIAL_SUMS and total <= kernel.times * accelerator.cache:
+        cached_sums += total
     if kernel.moves and kernel.written >= LARGE:
       copies[kernel.arrays, kernel.source] += kernel.times
     streaming = kernel.bytes / accelerator.bandwidth
@@ -144,19 +143,3 @@ def decode(model: Any, specification: Any, batch: int, guided: bool, condition: 
     caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}
   found = rounds.read(hlo.parse(program.as_text()), caches)
   return figures(found, accelerator, program.memory_analysis().temp_size_in_bytes)
-
-
-def live_cache(model: Any, guided: bool, condition: Any) -> float:
-  """Bytes of the cache that the mean round of an image must read: half of the image's."""
-  if model.engine.name != 'discrete':
-    return 0.0
-  target = model.target(guided=guided)
-  cache = jax.eval_shape(
-      lambda *args: target.prefill(*args, target.num_tokens // 2)[2], model.params, condition)
-  return size(cache)
-
-
-def size(tree: Any) -> float:
-  """Bytes of arrays, or of what describes them."""
-  return float(sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-                   for leaf in jax.tree.leaves(tree)))

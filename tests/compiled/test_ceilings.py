@@ -8,6 +8,7 @@ import functools
 import pytest
 
 from cspd_jax import families
+from cspd_jax.measure import memory
 from experiments.costs import predicted
 from tests.compiled import compilers
 
@@ -24,7 +25,7 @@ def _figures(model, decoder):
   one, other = (predicted.decode(part, decoder, 1, True, condition, accelerator, device)
                 for part in (few, more))
   layers = families.describe(model).config.num_layers
-  return predicted.extrapolated(one, other, layers - 2), predicted.live_cache(few, True, condition)
+  return predicted.extrapolated(one, other, layers - 2), memory.live_cache(few, True, condition)
 
 
 @functools.cache
