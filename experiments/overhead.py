@@ -18,7 +18,7 @@ from configs import overhead as default
 from cspd_jax.core import programs
 from cspd_jax.decoding.tree import Budget
 from cspd_jax.generation.report import Report
-from cspd_jax.measure import forward as forward_lib, tables, timing
+from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
 from experiments import cli
 from experiments.cli import inputs
@@ -33,7 +33,7 @@ def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
   rounds = np.int32(bench.sample(text).decoded.rounds[0] - 1)
   condition = bench.model.condition(bench.prompts)
   forward = programs.compiled(
-      forward_lib.passes(decoder.target, decoder.drafter.tree), bench.model.params, condition,
+      timing.forward_passes(decoder.target, decoder.drafter.tree), bench.model.params, condition,
       rounds).run
   found = timing.measure(
       {'whole': whole, 'alone': lambda: forward(bench.model.params, condition, rounds)}, repeats)
