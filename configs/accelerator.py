@@ -18,14 +18,13 @@ class Config:
   Attributes:
     minutes: time limit, after which no measurement starts.
     shipped: shipped models, with which whole images are timed.
-    shapes: published model sizes, with random weights.
+    shapes: published model sizes, with random weights. On NVIDIA GPUs, the rounds of the first are
+      also timed as one CUDA graph, at the end, for up to a quarter of `minutes` more.
     decoder: their decoders in addition to `vanilla`; rounds commit as many tokens as the report
       `accepted` states.
     batch: numbers of images decoded together.
     guided: whether the null condition runs as well.
     dtype: of the parameters of `shapes`: float32 or bfloat16.
-    graphs: whether to also time the rounds of the first of `shapes` as one CUDA graph and compare
-      their tokens; on NVIDIA GPUs, at the end, for up to a quarter of `minutes` more.
     torch: whether to time the same sizes token by token in PyTorch, if it is installed.
     repeats: timed runs of each measurement, whose median is reported.
     rounds: rounds of a timed run.
@@ -43,7 +42,6 @@ class Config:
   batch: tuple[int, ...] = (1, 8)
   guided: bool = True
   dtype: str = 'bfloat16'
-  graphs: bool = True
   torch: bool = True
   repeats: int = 5
   rounds: int = 16
@@ -56,5 +54,5 @@ class Config:
 
 
 def get_config() -> Config:
-  """The configuration of `experiments.accelerator`."""
+  """Returns the configuration of `experiments.accelerator`."""
   return Config()

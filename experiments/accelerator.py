@@ -313,7 +313,7 @@ def main(config: default.Config) -> None:
               for title, columns in (('images', _IMAGES), ('rounds', _ROUNDS))])
   _show_notes(session)
   discrete = [name for name in config.shapes if families.describe(name).engine.name == 'discrete']
-  if config.graphs and discrete and programs.on_cuda():
+  if discrete and programs.on_cuda():
     report, session = report_lib.Report(_graphs_folder(config)), Session(config.minutes / 4)
     graphs(session, config, discrete[0], accelerator)
     report.write(
