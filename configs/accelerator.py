@@ -1,9 +1,9 @@
-"""What decoders cost on the accelerator at hand.
+"""The cost of decoders on the accelerator of this machine.
 
   python -m experiments.accelerator
 
 Runtime: `minutes`. Result: in runs/accelerator, rates of the device, times of rounds and of images
-(report.json), and a picture (roofline.png).
+(report.json), and a roofline plot (roofline.png).
 """
 
 import dataclasses
@@ -13,23 +13,23 @@ from cspd_jax.core import fields
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to measure, in this order until the minutes are over.
+  """The measurements, in this order until the time limit.
 
   Attributes:
-    minutes: after which nothing new begins.
-    shipped: shipped models, which make images for real.
-    shapes: published sizes, with weights that are made up.
-    decoder: their decoders beside `vanilla`; rounds commit as many tokens as `accepted` says.
-    batch: numbers of images that are decoded at once.
-    guided: whether the null condition runs beside the condition.
+    minutes: time limit, after which no measurement starts.
+    shipped: shipped models, with which whole images are timed.
+    shapes: published model sizes, with random weights. On NVIDIA GPUs, the rounds of the first are
+      also timed as one CUDA graph, at the end, for up to a quarter of `minutes` more.
+    decoder: their decoders in addition to `vanilla`; rounds commit as many tokens as the report
+      `accepted` states.
+    batch: numbers of images decoded together.
+    guided: whether the null condition runs as well.
     dtype: of the parameters of `shapes`: float32 or bfloat16.
-    graphs: whether the rounds of the first of `shapes` are timed as one CUDA graph too, and their
-      tokens compared; on NVIDIA GPUs, last, for a quarter of `minutes` more.
-    torch: whether PyTorch, if it is installed, decodes the same sizes token by token.
-    repeats: timed runs of each; the median counts.
-    rounds: of a timed run.
-    tokens_per_round: tokens that every decoder commits per round; by default what the report
-      `accepted` says of it.
+    torch: whether to time the same sizes token by token in PyTorch, if it is installed.
+    repeats: timed runs of each measurement, whose median is reported.
+    rounds: rounds of a timed run.
+    tokens_per_round: tokens that every decoder commits per round; by default those of the report
+      `accepted`.
     accepted: report.json of a program that measured step compression.
     workdir: folder of the results.
   """
@@ -42,7 +42,6 @@ class Config:
   batch: tuple[int, ...] = (1, 8)
   guided: bool = True
   dtype: str = 'bfloat16'
-  graphs: bool = True
   torch: bool = True
   repeats: int = 5
   rounds: int = 16
@@ -55,5 +54,5 @@ class Config:
 
 
 def get_config() -> Config:
-  """The configuration of `experiments.accelerator`."""
+  """Returns the configuration of `experiments.accelerator`."""
   return Config()

@@ -1,4 +1,4 @@
-"""What rounds cost on an accelerator, from compilation alone.
+"""The predicted cost of rounds on an accelerator, from compilation alone.
 
   python -m experiments.compile_report
 
@@ -13,20 +13,20 @@ from cspd_jax.core import fields
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to compile.
+  """The programs to compile.
 
   Attributes:
-    device: what to compile for: h200 or v5e.
+    device: device to compile for: h200 or v5e.
     model: a published size such as c2i_xl_256, a shipped model or a folder.
-    decoder: specifications of decoders; `vanilla` comes first of itself, for the speed-ups.
-    window: tokens per forward pass of decoders that leave it open.
-    batch: images decoded at once.
-    guided: whether the null condition runs beside the condition.
-    layers: layers to compile; a second program has one more, and all others cost what it does. By
-      default 2, or what is more than XLA keeps in a TPU's fast memory.
+    decoder: specifications of decoders; `vanilla` is always included, for the speed-ups.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    batch: images decoded together.
+    guided: whether the null condition runs as well.
+    layers: layers to compile; a second program has one layer more, and the figures of all layers
+      are extrapolated. By default 2, or enough to exceed a TPU's fast memory.
     dtype: of the parameters: float32 or bfloat16.
-    tokens_per_round: tokens that every decoder commits per round; by default what the report
-      `accepted` says of it.
+    tokens_per_round: tokens that every decoder commits per round; by default those of the report
+      `accepted`.
     accepted: report.json of a program that measured step compression.
     workdir: folder of the results.
   """
@@ -50,5 +50,5 @@ class Config:
 
 
 def get_config() -> Config:
-  """The configuration of `experiments.compile_report`."""
+  """Returns the configuration of `experiments.compile_report`."""
   return Config()

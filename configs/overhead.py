@@ -1,4 +1,4 @@
-"""How much of a round is the target's forward pass, and how much the decoder's own work.
+"""The share of a round's time that is not the target's forward pass.
 
   python -m experiments.overhead
 """
@@ -11,15 +11,15 @@ from cspd_jax.core import fields
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to measure.
+  """The measurements.
 
   Attributes:
     model: a shipped model of discrete tokens, or a folder.
-    parts: networks that take the place of its own.
+    parts: networks that replace those of the model.
     decoder: specifications of decoders.
-    window: tokens per forward pass where a specification leaves it open.
-    sampling: how tokens are drawn.
-    repeats: timed runs of each; the median counts.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    sampling: sampling options.
+    repeats: timed runs of each decoder, whose median is reported.
     dtype: of the parameters: float32 or bfloat16.
     workdir: folder of the results.
   """
@@ -38,5 +38,5 @@ class Config:
 
 
 def get_config() -> Config:
-  """The configuration of `experiments.overhead`."""
+  """Returns the configuration of `experiments.overhead`."""
   return Config()

@@ -1,9 +1,9 @@
-"""How far a target of 8 bits is from the one that it was made of.
+"""The distance of an int8 target from the original.
 
   python -m experiments.quantized
 
-Runtime: two minutes on one CPU core. Result: in runs/quantized, the distance per guidance scale and
-what it was measured with (report.json).
+Runtime: two minutes on one CPU core. Result: in runs/quantized, the distance per guidance scale,
+with all settings (report.json).
 """
 
 import dataclasses
@@ -14,21 +14,19 @@ from cspd_jax.core import fields
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to measure.
+  """The measurements.
 
   Attributes:
     model: a shipped model or a folder.
-    quantize: how the other target is loaded: int8.
-    parts: networks that take the place of its own.
+    parts: networks that replace those of the model.
     guidance_scale: guidance scales.
-    images: which images the target makes, the same for every scale.
-    batch_size: images decoded at once.
-    dtype: of the other parameters and of the target: float32 or bfloat16.
+    images: the images that the target generates, the same for every scale.
+    batch_size: images decoded together.
+    dtype: of the original parameters, and of those that are not quantized: float32 or bfloat16.
     workdir: folder of the results.
   """
 
   model: str = 'demo'
-  quantize: str = 'int8'
   parts: groups.Parts = groups.Parts()
   guidance_scale: tuple[float, ...] = (1.0, 3.0)
   images: groups.Images = groups.Images(num_images=32, seed=12)
@@ -41,5 +39,5 @@ class Config:
 
 
 def get_config() -> Config:
-  """The configuration of `experiments.quantized`."""
+  """Returns the configuration of `experiments.quantized`."""
   return Config()

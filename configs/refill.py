@@ -1,4 +1,4 @@
-"""What is gained where a row that is complete takes the next image.
+"""The speed-up of decoding a queue of images over decoding batches.
 
   python -m experiments.refill
 
@@ -14,17 +14,17 @@ from cspd_jax.core import fields
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to measure.
+  """The measurements.
 
   Attributes:
     model: a shipped model of discrete tokens, or a folder.
-    parts: networks that take the place of its own.
+    parts: networks that replace those of the model.
     decoder: specifications of decoders.
-    window: tokens per forward pass where a specification leaves it open.
-    images: which images, the same for every decoder; a multiple of `batch_size`.
-    batch_size: images decoded at once.
-    sampling: how tokens are drawn.
-    repeats: timed runs of each; the median counts.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    images: the images, the same for every decoder; their number is a multiple of `batch_size`.
+    batch_size: images decoded together.
+    sampling: sampling options.
+    repeats: timed runs of each decoder, whose median is reported.
     dtype: of the parameters: float32 or bfloat16.
     workdir: folder of the results.
   """
@@ -45,5 +45,5 @@ class Config:
 
 
 def get_config() -> Config:
-  """The configuration of `experiments.refill`."""
+  """Returns the configuration of `experiments.refill`."""
   return Config()

@@ -1,8 +1,8 @@
-"""How often the images of seed-exact decoders differ from those of vanilla, by rounding alone.
+"""The fraction of images of seed-exact decoders that differ from those of vanilla due to rounding.
 
   python -m experiments.rounding
 
-Runtime: half an hour on one CPU core. Result: in runs/rounding, the shares of images and tokens
+Runtime: half an hour on one CPU core. Result: in runs/rounding, the fractions of images and tokens
 that differ, for every dtype and decoder (report.json).
 """
 
@@ -14,17 +14,17 @@ from cspd_jax.core import fields
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to measure.
+  """The measurements.
 
   Attributes:
     model: a shipped model of discrete tokens, or a folder.
-    parts: networks that take the place of its own.
+    parts: networks that replace those of the model.
     decoder: specifications of seed-exact decoders.
-    window: tokens per forward pass where a specification leaves it open.
-    images: which images, the same for every decoder and dtype.
-    batch_size: images decoded at once.
-    sampling: how tokens are drawn.
-    dtype: of the parameters, one after the other: float32, bfloat16, float16.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    images: the images, the same for every decoder and dtype.
+    batch_size: images decoded together.
+    sampling: sampling options.
+    dtype: dtypes of the parameters: float32, bfloat16, float16.
     workdir: folder of the results.
   """
 
@@ -44,5 +44,5 @@ class Config:
 
 
 def get_config() -> Config:
-  """The configuration of `experiments.rounding`."""
+  """Returns the configuration of `experiments.rounding`."""
   return Config()

@@ -2,7 +2,7 @@
 
   python -m experiments.topologies
 
-Counts only; wall-clock is the business of `cspd-compare`. Result: in runs/topologies,
+Measures counts only; for wall-clock times see `cspd-compare`. Result: in runs/topologies,
 step compression and one-token rounds of every window and decoder (rows.csv, report.json).
 """
 
@@ -18,7 +18,7 @@ FRESH = tuple(
     f'jacobi(coupling={coupling}, fresh={fresh})+{verifier}'
     for fresh in ('repeat-left', 'repeat-above', 'resample-left', 'resample-above')
     for coupling, verifier in (('maximal', 'exact'), ('noise', 'match')))
-# Those that are larger than a window are left out.
+# Trees larger than a window are left out.
 TREES = tuple(
     f'{decoder}(tree={tree})'
     for decoder in ('sjd_pac', 'seed_exact')
@@ -29,17 +29,17 @@ TREES = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to measure.
+  """The measurements.
 
   Attributes:
     model: a shipped model or a folder.
-    parts: networks that take the place of its own.
-    decoder: specifications of decoders that leave the window open.
-    window: tokens per forward pass; every decoder runs with each.
-    metrics: figures to measure.
-    images: which images, the same with every decoder.
-    sampling: how tokens are drawn.
-    batch_size: images decoded at once.
+    parts: networks that replace those of the model.
+    decoder: specifications of decoders that do not set the window.
+    window: tokens per forward pass; every decoder runs with each of them.
+    metrics: names of the metrics.
+    images: the images, the same for every decoder.
+    sampling: sampling options.
+    batch_size: images decoded together.
     dtype: of the parameters: float32 or bfloat16.
     workdir: folder of the results.
   """
@@ -60,5 +60,5 @@ class Config:
 
 
 def get_config() -> Config:
-  """The configuration of `experiments.topologies`."""
+  """Returns the configuration of `experiments.topologies`."""
   return Config()

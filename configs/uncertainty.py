@@ -1,9 +1,9 @@
-"""Which decoder suits how uncertain a model: tokens per forward pass against the entropy.
+"""Tokens per forward pass of decoders as a function of the target's entropy.
 
   python -m experiments.uncertainty
 
-Runtime: a quarter of an hour on two CPU cores. Result: in runs/uncertainty, a picture
-(uncertainty.png), all points (rows.csv) and what they were made with (report.json).
+Runtime: a quarter of an hour on two CPU cores. Result: in runs/uncertainty, a figure
+(uncertainty.png), all points (rows.csv), and all of it with the settings (report.json).
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ from cspd_jax.core import fields
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to measure.
+  """The measurements.
 
   Attributes:
     model: a shipped model or a folder.
-    parts: networks that take the place of its own.
+    parts: networks that replace those of the model.
     decoder: specifications of decoders, at most seven.
-    temperature: temperatures, each with every guidance scale.
+    temperature: temperatures, each combined with every guidance scale.
     guidance_scale: guidance scales.
-    images: which images, the same everywhere.
-    window: tokens per forward pass of decoders whose specification leaves it open.
-    batch_size: images decoded at once.
+    images: the images, the same for all settings and decoders.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    batch_size: images decoded together.
     dtype: of the parameters: float32 or bfloat16.
     workdir: folder of the results.
   """
@@ -47,5 +47,5 @@ class Config:
 
 
 def get_config() -> Config:
-  """The configuration of `experiments.uncertainty`."""
+  """Returns the configuration of `experiments.uncertainty`."""
   return Config()

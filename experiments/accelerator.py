@@ -1,19 +1,20 @@
-"""What decoders cost on the accelerator at hand, in one go.
+"""Measures the cost of decoders on the accelerator of this machine.
 
   python -m experiments.accelerator
   python -m experiments.accelerator --minutes=20 --batch=1,8,32
 
-Needs no network. In this order, until the minutes are over: the memory's bandwidth and the peak
-rate of matrix products; the shipped models for real, with the decoders that suit them and token by
-token; then published sizes with weights that are made up: rounds in the middle of an image, where
-decoders commit as many tokens as a trained model has been measured to (`--accepted`), beside what
-bytes and products of the compiled round predict at the rates measured. If PyTorch is installed it
-decodes the same sizes token by token, eagerly and compiled. What fails is noted, and the rest goes
-on. Into --workdir go report.json and the roofline of all rounds (roofline.png).
+Needs no network. Measures, in this order and until the time limit: the bandwidth of the memory and
+the peak rate of matrix products; whole images of the shipped models, with their default decoders
+and the baseline; then rounds of published model sizes with random weights, in the middle of an
+image. There, decoders commit as many tokens as measured with a trained model (`--accepted`), and
+the times are shown next to those predicted from bytes and FLOPs of the compiled round at the
+measured rates. If PyTorch is installed, it decodes the same sizes token by token, eagerly and
+compiled. Failures are noted, and the remaining measurements continue. Writes report.json and the
+roofline of all rounds (roofline.png) to --workdir.
 
-Then, on NVIDIA GPUs, rounds that are a CUDA graph each and the same rounds as one graph (see
-`core.programs`) take turns, and their tokens are compared: in graphs/report.json, so that nothing
-is lost if that ends the process.
+Then, on NVIDIA GPUs, compares rounds that are one CUDA graph each with the same rounds as a single
+graph (see `core.programs`): their times and their tokens. Writes graphs/report.json, so that the
+other results are safe if this crashes the process.
 """
 
 import dataclasses
@@ -34,18 +35,10 @@ from cspd_jax.core import programs, random
 from cspd_jax.generation import report as report_lib
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
-from experiments.costs import (
-  accepted,
-  devices,
-  forced,
-  rates,
-  roofline,
-  timed_rounds,
-  torch_decoder,
-)
+from experiments.costs import devices, predicted, pytorch, roofline, timed_rounds
 
 _PICTURE = 'roofline.png'
-_GPU_LAUNCH = 1.5e-6  # Seconds, as `devices.ACCELERATORS` has them.
+_GPU_LAUNCH = 1.5e-6  # Seconds, as in `devices.ACCELERATORS`.
 _ROUNDS = {
     'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}', 'tokens': '{tokens:.2f}',
     'ms/round': '{ms:.2f}', 'predicted': '{predicted_ms:.2f}', 'GB/s': '{gigabytes:.0f}',
@@ -59,47 +52,53 @@ _IMAGES = {
 
 
 class Session:
-  """What has been measured so far, and what failed."""
+  """The results so far, and notes on failures.
+
+  Attributes:
+    rows: results.
+    notes: what failed, with the error.
+  """
 
   def __init__(self, minutes: float):
     self._end = time.monotonic() + 60 * minutes
     self.rows: list[dict[str, Any]] = []
     self.notes: list[dict[str, str]] = []
 
-  def attempt(self, what: str, function: Callable[[], Any]) -> Any:
-    """What `function` gives; None, with a note, if the minutes are over or it fails."""
+  def attempt(self, name: str, function: Callable[[], Any]) -> Any:
+    """Returns `function()`; None, with a note, if the time limit is reached or the call fails."""
     try:
       if time.monotonic() > self._end:
-        raise TimeoutError('the minutes were over')
-      print(f'... {what}', file=sys.stderr, flush=True)
+        raise TimeoutError('the time limit was reached')
+      print(f'... {name}', file=sys.stderr, flush=True)
       return function()
-    except Exception as error:  # Whatever a device that nobody has tried may raise.
+    except Exception as error:  # An untested device may raise anything.
       words = ' '.join(str(error).split())[:500]
-      self.notes.append(dict(what=what, error=f'{type(error).__name__}: {words}'))
-      print(f'{what}: {self.notes[-1]["error"]}', file=sys.stderr, flush=True)
+      self.notes.append(dict(what=name, error=f'{type(error).__name__}: {words}'))
+      print(f'{name}: {self.notes[-1]["error"]}', file=sys.stderr, flush=True)
       return None
 
   def add(self, columns: Mapping[str, str], row: dict[str, Any]) -> None:
-    """Keeps a row and shows it."""
+    """Appends a row and prints it."""
     self.rows.append(row)
     print('  '.join(f'{name} {cell}' for name, cell in zip(columns, tables.cells(columns, row))),
           flush=True)
 
 
 def device_rates(session: Session) -> devices.Accelerator:
-  """The device at hand, with rates as measured; 1 where that failed."""
-  bandwidth = session.attempt('bandwidth of the memory', rates.copy_bandwidth)
-  flops = session.attempt('rate of matrix products', rates.matrix_rate)
+  """Returns the current device with its measured rates; 1 for a rate whose measurement failed."""
+  bandwidth = session.attempt('bandwidth of the memory', roofline.copy_bandwidth)
+  flops = session.attempt('rate of matrix products', roofline.matrix_rate)
   on_gpu = jax.default_backend() == 'gpu'
-  found = devices.Accelerator(bandwidth or 1.0, flops or 1.0, _GPU_LAUNCH if on_gpu else 0.0, 0,
-                              0, jax.default_backend(), '', ())
-  print(f'{jax.devices()[0].device_kind}: {1e-9 * found.bandwidth:.0f} GB/s copied, '
-        f'{1e-12 * found.flops:.1f} TFLOP/s', flush=True)
-  return found
+  accelerator = devices.Accelerator(
+      bandwidth or 1.0, flops or 1.0, _GPU_LAUNCH if on_gpu else 0.0, 0, 0, jax.default_backend(),
+      '', ())
+  print(f'{jax.devices()[0].device_kind}: {1e-9 * accelerator.bandwidth:.0f} GB/s copied, '
+        f'{1e-12 * accelerator.flops:.1f} TFLOP/s', flush=True)
+  return accelerator
 
 
-def images(session: Session, config: Any, name: str) -> None:
-  """A shipped model for real, with every batch."""
+def images(session: Session, config: default.Config, name: str) -> None:
+  """Times whole images of a shipped model, for every number of images."""
   model = cspd_jax.load(name)
   texts = [model.engine.baseline, str(model.specification())]
   if model.engine.name == 'discrete':
@@ -113,29 +112,31 @@ def images(session: Session, config: Any, name: str) -> None:
                             lambda bench=bench, text=text: bench.run(text, bench.batch_size))
       if run is not None:
         runs[text] = run
-    found = timing.measure(runs, config.repeats) if runs else {}
-    for text, times in found.items():
+    timed = timing.measure(runs, config.repeats) if runs else {}
+    for text, times in timed.items():
       decoded = bench.sample(text).decoded
-      first = found.get(texts[0])
+      first = timed.get(texts[0])
       session.add(_IMAGES, dict(
           kind='images', model=name, batch=batch, decoder=text,
           rounds=float(np.mean(decoded.rounds)) if hasattr(decoded, 'rounds') else None,
           seconds_per_image=times.median / batch,
-          quartiles=[one / batch for one in times.quartiles],
+          quartiles=[quartile / batch for quartile in times.quartiles],
           speedup=None if first is None else first.median / times.median))
 
 
-def _made_up(session: Session, config: Any, name: str) -> Any:
-  """A published size with weights that are made up; None if they do not fit."""
+def _with_random_weights(session: Session, config: default.Config, name: str
+                         ) -> cspd_jax.Model | None:
+  """Returns a model of a published size with random weights; None if they do not fit in memory."""
   model = families.describe(name, dtype=config.dtype)
   params = session.attempt(f'weights of {name}', lambda: jax.block_until_ready(
-      timed_rounds.made_up(model.params)))
+      timed_rounds.random_like(model.params)))
   return None if params is None else dataclasses.replace(model, params=params)
 
 
-def rounds(session: Session, config: Any, name: str, accelerator: devices.Accelerator) -> None:
-  """A published size with weights that are made up, with every batch."""
-  model = _made_up(session, config, name)
+def rounds(session: Session, config: default.Config, name: str,
+           accelerator: devices.Accelerator) -> None:
+  """Times rounds of a published size with random weights, for every number of images."""
+  model = _with_random_weights(session, config, name)
   if model is None:
     return
   if model.engine.name != 'discrete':
@@ -144,44 +145,48 @@ def rounds(session: Session, config: Any, name: str, accelerator: devices.Accele
     return
   texts = list(dict.fromkeys(str(model.specification(text))
                              for text in ('vanilla', *config.decoder)))
-  known = {text: _committed(config, text) for text in texts}
+  committed = {text: _committed(config, text) for text in texts}
   for batch in config.batch:
     programs = {}
     for text in texts:
-      found = session.attempt(f'{name}, {batch} at once: {text}', lambda text=text, batch=batch: (
-          _program(config, model, text, known[text], batch, accelerator)))
-      if found is not None:
-        programs[text] = found
-    _time_rounds(session, config, model, batch, programs, known)
+      program = session.attempt(
+          f'{name}, {batch} at once: {text}', lambda text=text, batch=batch: (
+              _program(config, model, text, committed[text], batch, accelerator)))
+      if program is not None:
+        programs[text] = program
+    _time_rounds(session, config, model, batch, programs, committed)
     if config.torch:
       _torch(session, config, model, batch)
 
 
-def _committed(config: Any, text: str) -> float:
-  """Tokens that a decoder commits per round."""
-  return accepted.required(config.accepted, text, config.tokens_per_round)
+def _committed(config: default.Config, text: str) -> float:
+  """Returns the tokens that a decoder commits per round."""
+  return predicted.required_tokens_per_round(config.accepted, text, config.tokens_per_round)
 
 
-def _program(config: Any, model: Any, text: str, tokens: float, batch: int,
+def _program(config: default.Config, model: cspd_jax.Model, text: str, tokens: float, batch: int,
              accelerator: devices.Accelerator, graphs: str | None = None) -> timed_rounds.Program:
-  decoder = forced.forced(model.decoder(text, guided=config.guided), tokens)
+  """Compiles rounds of a decoder that commit `tokens` tokens on average."""
+  decoder = timed_rounds.with_acceptance(model.decoder(text, guided=config.guided), tokens)
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)
-  made_up = timed_rounds.made_up
+  random_like = timed_rounds.random_like
   return timed_rounds.program(
-      decoder, model.params, made_up(condition), model.engine.settled(model.sampling()),
-      made_up(model.draft_params(text)), accelerator, graphs)
+      decoder, model.params, random_like(condition), model.engine.settled(model.sampling()),
+      random_like(model.draft_params(text)), accelerator, graphs)
 
 
-def _time_rounds(session: Session, config: Any, model: Any, batch: int,
-                 programs: Mapping[str, timed_rounds.Program], known: Mapping[str, float]) -> None:
-  found = session.attempt(f'{model.name}, {batch} at once: rounds', lambda: (
+def _time_rounds(session: Session, config: default.Config, model: cspd_jax.Model, batch: int,
+                 programs: Mapping[str, timed_rounds.Program],
+                 committed: Mapping[str, float]) -> None:
+  """Times the rounds of all decoders and adds their rows."""
+  timed = session.attempt(f'{model.name}, {batch} at once: rounds', lambda: (
       timed_rounds.measure(programs, config.rounds, config.repeats))) if programs else None
-  vanilla = (found or {}).get('vanilla')
-  for text, times in (found or {}).items():
-    figures, tokens = programs[text].figures, known[text]
+  vanilla = (timed or {}).get('vanilla')
+  for text, times in (timed or {}).items():
+    figures, tokens = programs[text].figures, committed[text]
     session.add(_ROUNDS, dict(
         kind='rounds', model=model.name, batch=batch, decoder=text, tokens=tokens,
-        ms=1e3 * times.median, quartiles=[1e3 * one for one in times.quartiles],
+        ms=1e3 * times.median, quartiles=[1e3 * quartile for quartile in times.quartiles],
         predicted_ms=1e3 * figures.total_seconds, bytes=figures.total_bytes, flops=figures.flops,
         kernels=figures.total_kernels, conditionals=figures.conditionals,
         gigabytes=1e-9 * figures.total_bytes / times.median,
@@ -190,34 +195,36 @@ def _time_rounds(session: Session, config: Any, model: Any, batch: int,
         speedup=None if vanilla is None else vanilla.median * tokens / times.median))
 
 
-def graphs(session: Session, config: Any, name: str, accelerator: devices.Accelerator) -> None:
-  """Rounds that are a CUDA graph each beside the same rounds as one graph, with their tokens."""
-  model = _made_up(session, config, name)
+def graphs(session: Session, config: default.Config, name: str,
+           accelerator: devices.Accelerator) -> None:
+  """Compares times and tokens of rounds that are a CUDA graph each with rounds as one graph."""
+  model = _with_random_weights(session, config, name)
   if model is None:
     return
   texts = [str(model.specification(text)) for text in ('vanilla', *config.decoder)]
   for text in dict.fromkeys(texts):
     def compare(text=text):
-      made = {kind: _program(config, model, text, _committed(config, text), config.batch[0],
-                             accelerator, kind) for kind in programs.GRAPHS}
-      times = timed_rounds.measure(made, config.rounds, config.repeats)
-      one, other = (np.asarray(made[kind].run(config.rounds)[1]) for kind in programs.GRAPHS)
+      compiled = {kind: _program(config, model, text, _committed(config, text), config.batch[0],
+                                 accelerator, kind) for kind in programs.GRAPHS}
+      times = timed_rounds.measure(compiled, config.rounds, config.repeats)
+      tokens, other_tokens = (
+          np.asarray(compiled[kind].run(config.rounds)[1]) for kind in programs.GRAPHS)
       return dict(
           kind='graphs', model=name, batch=config.batch[0], decoder=text,
-          other_tokens=int((one != other).sum()),
+          other_tokens=int((tokens != other_tokens).sum()),
           **{key: 1e3 * times[kind].median
              for key, kind in zip(('ms', 'one_graph_ms'), programs.GRAPHS)})
-    found = session.attempt(f'{name} as one graph: {text}', compare)
-    if found is not None:
-      session.add(_COMPARED, found)
+    row = session.attempt(f'{name} as one graph: {text}', compare)
+    if row is not None:
+      session.add(_COMPARED, row)
 
 
-def _torch(session: Session, config: Any, model: Any, batch: int) -> None:
-  """Tokens of the same transformer in PyTorch, one by one."""
+def _torch(session: Session, config: default.Config, model: cspd_jax.Model, batch: int) -> None:
+  """Times the same transformer in PyTorch, token by token."""
   for compiled in (False, True):
     text = f'PyTorch, {"compiled" if compiled else "eager"}'
     seconds = session.attempt(f'{model.name}, {batch} at once: {text}', lambda compiled=compiled: (
-        torch_decoder.seconds_per_token(
+        pytorch.seconds_per_token(
             model.config.transformer, rows=batch * (2 if config.guided else 1),
             slots=model.num_tokens, dtype=config.dtype, compiled=compiled,
             tokens=config.rounds, repeats=config.repeats)))
@@ -227,31 +234,33 @@ def _torch(session: Session, config: Any, model: Any, batch: int) -> None:
           seconds_per_image=seconds * model.num_tokens / batch))
 
 
-def continuous(session: Session, config: Any, model: Any, batch: int) -> None:
-  """Whole images of continuous tokens, from weights that are made up."""
-  condition = timed_rounds.made_up(
+def continuous(session: Session, config: default.Config, model: cspd_jax.Model, batch: int
+               ) -> None:
+  """Times whole images of a model of continuous tokens with random weights."""
+  condition = timed_rounds.random_like(
       families.FAMILIES[model.family].published.condition(model.config, batch))
   sampling, runs = model.engine.settled(model.sampling()), {}
   keys = random.row_keys(jax.random.key(0), batch)
   for text in dict.fromkeys((model.engine.baseline, 'exact_head')):
-    made = session.attempt(f'{model.name}, {batch} at once: {text}', lambda text=text: (
+    compiled = session.attempt(f'{model.name}, {batch} at once: {text}', lambda text=text: (
         programs.compiled(model.decoder(text, guided=config.guided), model.params, condition, keys,
-                        sampling, model.draft_params(text)).run))
-    if made is not None:
-      runs[text] = lambda made=made, text=text: made(
+                          sampling, model.draft_params(text)).run))
+    if compiled is not None:
+      runs[text] = lambda compiled=compiled, text=text: compiled(
           model.params, condition, keys, sampling, model.draft_params(text))
-  found = session.attempt(f'{model.name}, {batch} at once: images', lambda: (
+  timed = session.attempt(f'{model.name}, {batch} at once: images', lambda: (
       timing.measure(runs, config.repeats, enough=10.0))) if runs else None
-  first = (found or {}).get(model.engine.baseline)
-  for text, times in (found or {}).items():
+  first = (timed or {}).get(model.engine.baseline)
+  for text, times in (timed or {}).items():
     session.add(_IMAGES, dict(
         kind='images', model=model.name, batch=batch, decoder=text, rounds=None,
-        seconds_per_image=times.median / batch, quartiles=[one / batch for one in times.quartiles],
+        seconds_per_image=times.median / batch,
+        quartiles=[quartile / batch for quartile in times.quartiles],
         speedup=None if first is None else first.median / times.median))
 
 
 def draw(path: Any, session: Session, accelerator: devices.Accelerator) -> bool:
-  """The roofline of all rounds; whether there were any."""
+  """Draws the roofline of all rounds; returns False if there are no rounds."""
   works: dict[str, dict[str, roofline.Work]] = {}
   for row in session.rows:
     if row['kind'] == 'rounds':
@@ -264,8 +273,8 @@ def draw(path: Any, session: Session, accelerator: devices.Accelerator) -> bool:
   return bool(works)
 
 
-def check(config: Any) -> None:
-  """Raises ValueError for what cannot work, before anything runs."""
+def check(config: default.Config) -> None:
+  """Raises ValueError for invalid options, before anything runs."""
   inputs.check_dtype(config)
   if not config.batch:
     raise ValueError('batch is empty; give at least one.')
@@ -274,18 +283,19 @@ def check(config: Any) -> None:
     if model.engine.name == 'discrete':
       for text in config.decoder:
         text = str(model.specification(text))
-        forced.forced(model.decoder(text, guided=config.guided), _committed(config, text))
+        timed_rounds.with_acceptance(
+            model.decoder(text, guided=config.guided), _committed(config, text))
 
 
-def _graphs(config: Any) -> pathlib.Path:
-  """The folder of the report on graphs."""
+def _graphs_folder(config: default.Config) -> pathlib.Path:
+  """Returns the folder of the report on CUDA graphs."""
   return pathlib.Path(config.workdir) / 'graphs'
 
 
 @cli.command(default.Config, config='configs/accelerator.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   check(config)
-  report_lib.check(_graphs(config))
+  report_lib.check(_graphs_folder(config))
   report, session = report_lib.Report(config.workdir, [_PICTURE]), Session(config.minutes)
   accelerator = device_rates(session)
   for name in config.shipped:
@@ -302,8 +312,8 @@ def main(config: Any) -> None:
               for title, columns in (('images', _IMAGES), ('rounds', _ROUNDS))])
   _show_notes(session)
   discrete = [name for name in config.shapes if families.describe(name).engine.name == 'discrete']
-  if config.graphs and discrete and programs.on_cuda():
-    report, session = report_lib.Report(_graphs(config)), Session(config.minutes / 4)
+  if discrete and programs.on_cuda():
+    report, session = report_lib.Report(_graphs_folder(config)), Session(config.minutes / 4)
     graphs(session, config, discrete[0], accelerator)
     report.write(
         settings=dataclasses.asdict(config), rows=session.rows, notes=session.notes,

@@ -5,13 +5,13 @@
   python -m experiments.against_llamagen --repo=LlamaGen
   python -m experiments.against_llamagen --repo=LlamaGen --decoder=mc_sjd --tokens_per_round=2.5
 
-The official model gets random weights, which are converted, so that both compute the same; how far
-the first logits differ is printed. Then one image with guidance is timed: by the official
-`generate()`, by `vanilla`, and by decoders. Random weights accept nothing, so decoders are told to
-commit as many tokens per round as they have been measured to with the embedded model
-(`--accepted`), and compute all the rest, what drafts for them included. Both run with as many
-threads as there are cores, in turns; medians are shown, without compilation. The same figures, with
-versions, are in report.json in --workdir.
+Both use the same random weights, converted from the official model; the largest difference between
+their first logits is printed. Then one image with guidance is timed: with the official
+`generate()`, with `vanilla`, and with decoders. Random weights accept no drafts, so decoders commit
+as many tokens per round as measured with the embedded model (`--accepted`), while they compute
+everything else, including their drafts. Both run with one thread per core and alternate; the
+reported times are medians without compilation. Writes report.json with these figures and versions
+to --workdir.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ from cspd_jax import cli, families
 from cspd_jax.core import fields, programs
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables, timing
-from experiments.costs import accepted, forced, official, timed_rounds
+from experiments.costs import predicted, pytorch, timed_rounds
 
 _URL = 'https://github.com/FoundationVision/LlamaGen'
 _SCALE = 2.0
 _LABEL = 207
-# Names of the official constructors.
+# The names of the official constructors.
 _OFFICIAL = {'c2i_b_256': 'GPT-B', 'c2i_l_256': 'GPT-L', 'c2i_xl_256': 'GPT-XL'}
 _COLUMNS = {
     '': '{decoder}', 'tokens': '{tokens:.2f}', 'rounds': '{rounds}', 'ms/round': '{ms:.1f}',
@@ -43,16 +43,16 @@ _COLUMNS = {
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """What to time.
+  """Command-line flags.
 
   Attributes:
     repo: folder of the official code.
-    size: of the model: c2i_b_256, c2i_l_256 or c2i_xl_256.
-    decoder: specifications of decoders; `vanilla` comes first of itself.
-    tokens_per_round: tokens that every decoder commits per round; by default what the report
-      `accepted` says of it.
+    size: model size: c2i_b_256, c2i_l_256 or c2i_xl_256.
+    decoder: specifications of decoders; `vanilla` is always included.
+    tokens_per_round: tokens that every decoder commits per round; by default those of the report
+      `accepted`.
     accepted: report.json of a program that measured step compression.
-    repeats: timed runs of each; the median counts.
+    repeats: timed runs of each decoder, whose median is reported.
     workdir: folder of report.json.
   """
 
@@ -72,63 +72,76 @@ class Flags:
     fields.check(self, tokens_per_round=(1, fields.MOST))
 
 
-def check(flags: Flags) -> tuple[Any, dict[str, float]]:
-  """The model in sizes alone, and the tokens that every decoder commits per round.
+def check(flags: Flags) -> tuple[families.Model, dict[str, float]]:
+  """Returns the model with shapes for parameters, and the tokens per round of every decoder.
 
   Raises:
-    ValueError: for flags that cannot work.
+    ValueError: for invalid flags.
   """
   if not flags.decoder:
     raise ValueError('decoder is empty; give at least one.')
   if flags.repo is None:
-    raise ValueError(f'repo is none; give a clone of {_URL}.')
+    raise ValueError(f'repo is none; give the folder of a clone of {_URL}.')
   if flags.size not in _OFFICIAL:
     raise ValueError(f'size is {flags.size!r}; it must be one of {", ".join(_OFFICIAL)}.')
   model = families.describe(flags.size, dtype='float32')
-  texts, known = [str(model.specification(text)) for text in ('vanilla', *flags.decoder)], {}
+  texts, committed = [str(model.specification(text)) for text in ('vanilla', *flags.decoder)], {}
   for text in dict.fromkeys(texts):
-    known[text] = accepted.required(flags.accepted, text, flags.tokens_per_round)
-    forced.forced(model.decoder(text, guided=True), known[text])
-  return model, known
+    committed[text] = predicted.required_tokens_per_round(
+        flags.accepted, text, flags.tokens_per_round)
+    timed_rounds.with_acceptance(model.decoder(text, guided=True), committed[text])
+  return model, committed
 
 
-def theirs(flags: Flags, config: Any) -> tuple[Any, Callable[[], Any], np.ndarray, str]:
-  """The official code.
+def official_runs(repo: str, size: str, config: Any
+                  ) -> tuple[Any, Callable[[], Any], np.ndarray, str]:
+  """Prepares the official code.
+
+  Args:
+    repo: folder of the official code.
+    size: a key of `_OFFICIAL`.
+    config: sizes of the model.
 
   Returns:
-    The model with random weights; a function that makes an image; the logits `[2, V]` of the first
-    token, with and without its class; the version of PyTorch.
+    The model with random weights; a function that generates an image; the logits `[2, V]` of the
+    first token, with and without its class; the version of PyTorch.
   """
-  torch, module = official.imported(flags.repo, _URL, 'autoregressive/models/gpt.py', 'torch')
-  _, sampling = official.imported(flags.repo, _URL, 'autoregressive/models/generate.py', 'torch')
+  gpt, generate = 'autoregressive/models/gpt.py', 'autoregressive/models/generate.py'
+  torch, module = pytorch.import_official(repo, _URL, gpt, 'torch')
+  _, sampling = pytorch.import_official(repo, _URL, generate, 'torch')
   torch.manual_seed(0)
-  size = config.num_tokens
-  model = module.GPT_models[_OFFICIAL[flags.size]](
-      vocab_size=config.vocab_size, block_size=size, num_classes=config.num_classes,
+  length = config.num_tokens
+  model = module.GPT_models[_OFFICIAL[size]](
+      vocab_size=config.vocab_size, block_size=length, num_classes=config.num_classes,
       cls_token_num=1, model_type='c2i').eval()
-  official.perturb(torch, model)
+  pytorch.perturb(torch, model)
 
   def image():
     return sampling.generate(
-        model, torch.tensor([_LABEL]), size, cfg_scale=_SCALE, cfg_interval=-1, temperature=1.0,
+        model, torch.tensor([_LABEL]), length, cfg_scale=_SCALE, cfg_interval=-1, temperature=1.0,
         top_k=0, top_p=1.0, sample_logits=True)
 
   with torch.no_grad():
-    model.setup_caches(max_batch_size=2, max_seq_length=size + 1, dtype=torch.float32)
+    model.setup_caches(max_batch_size=2, max_seq_length=length + 1, dtype=torch.float32)
     both = torch.tensor([_LABEL, config.num_classes])
     logits = model(None, both, torch.arange(1))[0][:, 0].numpy()
   return model, image, logits, str(torch.__version__)
 
 
-def ours(model: Any, known: dict[str, float]) -> tuple[dict[str, Callable[[], Any]], np.ndarray]:
-  """Functions that make an image, by decoder, compiled; and the logits that `theirs` returns."""
+def decoder_runs(model: families.Model, committed: dict[str, float]
+                 ) -> tuple[dict[str, Callable[[], Any]], np.ndarray]:
+  """Compiles the decoders.
+
+  Returns:
+    Functions that generate an image, by decoder; and the logits that `official_runs` returns.
+  """
   condition, key = jnp.array([_LABEL]), jax.random.split(jax.random.key(0), 1)
   sampling, runs = model.engine.settled(model.sampling(guidance_scale=_SCALE)), {}
-  for text, tokens in known.items():
+  for text, tokens in committed.items():
     decoder = model.decoder(text, guided=True)
-    decoder = decoder if text == 'vanilla' else forced.forced(decoder, tokens)
+    decoder = decoder if text == 'vanilla' else timed_rounds.with_acceptance(decoder, tokens)
     arguments = (model.params, condition, key, sampling,
-                 timed_rounds.made_up(model.draft_params(text)))
+                 timed_rounds.random_like(model.draft_params(text)))
     run = programs.compiled(decoder, *arguments).run
     runs[text] = lambda run=run, arguments=arguments: run(*arguments)
     print(f'{text} is compiled', file=sys.stderr, flush=True)
@@ -139,27 +152,28 @@ def ours(model: Any, known: dict[str, float]) -> tuple[dict[str, Callable[[], An
 
 
 @cli.command(flags=Flags())
-def main(flags: Any) -> None:
+def main(flags: Flags) -> None:
   jax.config.update('jax_platforms', 'cpu')
-  model, known = check(flags)
-  official_model, image, expected, version = theirs(flags, model.config)
+  model, committed = check(flags)
+  official_model, image, expected, version = official_runs(
+      flags.repo or '', flags.size, model.config)
   report = Report(flags.workdir)
   model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, convert.convert(
       rules.get('llamagen'), model.config,
       {name: tensor.numpy() for name, tensor in official_model.state_dict().items()
        if 'kv_cache' not in name and name not in ('freqs_cis', 'causal_mask')})))
-  runs, logits = ours(model, known)
+  runs, logits = decoder_runs(model, committed)
   difference = float(np.abs(logits - expected).max())
   print(f'the first logits differ by {difference:.1e} at most', flush=True)
-  found = timing.measure({'PyTorch': image} | runs, flags.repeats)
-  rows, first = [], found['vanilla'].median
-  for name, times in found.items():
+  timed = timing.measure({'PyTorch': image} | runs, flags.repeats)
+  rows, first = [], timed['vanilla'].median
+  for name, times in timed.items():
     rounds = int(runs[name]().rounds[0]) if name in runs else model.num_tokens
     rows.append(dict(
         decoder=name, tokens=model.num_tokens / rounds, rounds=rounds,
         ms=1e3 * times.median / rounds, ratio=times.median / rounds * model.num_tokens / first,
         seconds_per_image=times.median, quartiles=times.quartiles,
-        speedup=first / times.median, speedup_over_pytorch=found['PyTorch'].median / times.median))
+        speedup=first / times.median, speedup_over_pytorch=timed['PyTorch'].median / times.median))
   title = f'{flags.size}, one image with guidance'
   print(f'\n{title}\n\n{tables.text(_COLUMNS, rows, left=1)}')
   report.write(

@@ -1,29 +1,30 @@
-"""Times MAR against the official PyTorch code on the same machine's CPU: a step, and whole images.
+"""Times MAR against the official PyTorch code on the same CPU: a step, and whole images.
 
   git clone https://github.com/LTH14/mar
   pip install torch 'timm<1' scipy
   python -m experiments.against_mar --repo=mar
   python -m experiments.against_mar --repo=mar --size=mar_l --tokens=4 --images=0
 
-The official modules get random weights, which are converted, so that both compute the same; how far
-the vectors for the head differ is printed. Both run on the CPU with as many threads as there are
-cores, in turns; medians are shown, without compilation.
+Both use the same random weights, converted from the official modules; the largest difference
+between their inputs of the head is printed. Both run on the CPU with one thread per core and
+alternate; the reported times are medians without compilation.
 
-A step: one image, three eighths of its tokens visible: the official encoder reads those alone, ours
-the least of its lengths that holds them, half of all tokens, which is as many too many as on
-average. The official head runs eagerly, 100 calls.
+Step: one image with three eighths of its tokens visible. The official encoder reads only those;
+this library's encoder reads the smallest of its static lengths that contains them, half of all
+tokens, which is the average excess. The official head runs eagerly, with 100 calls.
 
-Images, with guidance: as the official sampler makes them, in --steps of many tokens each, by its
-`sample_tokens` and by decoders of as many steps.
+Images, with guidance: in --steps steps of many tokens each, with the official `sample_tokens` and
+with decoders of equally many steps.
 
-How many calls `exact_head` needs depends on the weights; the count with these is shown, trained
-heads of the same size may need fewer or more. Speed-ups over PyTorch also hold what compilation
-gains; the gain of speculation alone is the speed-up of `exact_head` over `mar`, which differ in the
-head's sampler only. The same figures, with versions, are in report.json in --workdir.
+The number of calls that `exact_head` needs depends on the weights; trained heads of the same size
+may need fewer or more than shown here. Speed-ups over PyTorch include the gain from compilation;
+the gain from speculation alone is the speed-up of `exact_head` over `mar`, which differ only in the
+sampler of the head. Writes report.json with these figures and versions to --workdir.
 """
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -40,13 +41,13 @@ from cspd_jax.core.random import row_keys
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.models import mar
-from experiments.costs import official
+from experiments.costs import pytorch
 
 _URL = 'https://github.com/LTH14/mar'
 _SCALE = 2.9
 _LABEL = 207
 _VISIBLE = 3 / 8  # Of the tokens; an eighth below one of our encoder's static lengths.
-# Names of the official constructors.
+# The names of the official constructors.
 _OFFICIAL = {'mar_b': 'mar_base', 'mar_l': 'mar_large', 'mar_h': 'mar_huge'}
 _STEP = {
     '': '{name}', 'guidance': '{guided}', 'transformer ms': '{transformer_ms:.0f}',
@@ -59,16 +60,16 @@ _IMAGE = {
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """What to time.
+  """Command-line flags.
 
   Attributes:
     repo: folder of the official code.
-    size: of the model: mar_b, mar_l or mar_h.
-    tokens: that the step fixes.
-    kernels_per_call: of exact_head.
-    repeats: timed runs of a step; the median counts.
-    images: timed whole images; none if 0.
-    steps: of a whole image.
+    size: model size: mar_b, mar_l or mar_h.
+    tokens: tokens that the timed step generates.
+    kernels_per_call: parameter of exact_head.
+    repeats: timed runs of a step, whose median is reported.
+    images: number of timed whole images; may be 0.
+    steps: steps of a whole image.
     workdir: folder of report.json.
   """
 
@@ -86,33 +87,47 @@ class Flags:
 
 
 def num_visible(config: mar.MARConfig) -> int:
-  """Tokens that are visible in the step that is timed."""
+  """Returns the number of visible tokens in the timed step."""
   return int(_VISIBLE * config.num_tokens)
 
 
-def theirs(flags: Flags):
-  """The official model with random weights, and PyTorch.
+def official_model(repo: str, size: str) -> tuple[Any, Any]:
+  """Returns the official model with random weights, and PyTorch.
+
+  Args:
+    repo: folder of the official code.
+    size: a key of `_OFFICIAL`.
 
   Raises:
-    ValueError: if the code or what it needs is not there.
+    ValueError: if the code or a package that it imports is missing.
   """
-  torch, module = official.imported(flags.repo, _URL, 'models/mar.py', "torch 'timm<1' scipy")
+  torch, module = pytorch.import_official(repo, _URL, 'models/mar.py', "torch 'timm<1' scipy")
   torch.Tensor.cuda = lambda self, *args, **kwargs: self  # Its sampler moves noise to a GPU.
-  config = mar.PRESETS[flags.size]
-  model = getattr(module, _OFFICIAL[flags.size])(
+  config = mar.PRESETS[size]
+  model = getattr(module, _OFFICIAL[size])(
       img_size=256, vae_stride=16, patch_size=1, vae_embed_dim=16, class_num=config.num_classes,
       buffer_size=config.buffer_size, diffloss_w=config.head_width,
       diffloss_d=config.head_layers, num_sampling_steps='100').eval()
-  official.perturb(torch, model)  # A head of zeros would accept every draft.
+  pytorch.perturb(torch, model)  # A head of zeros would accept every draft.
   return model, torch
 
 
-def steps(model, torch, config: mar.MARConfig, params, guided: bool, num: int, length: int):
-  """What is to be compared.
+def steps(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: bool, num: int,
+          length: int) -> tuple[dict[str, Callable[[], Any]], dict[str, float], float]:
+  """Prepares the parts of a step.
+
+  Args:
+    model: the official model.
+    torch: PyTorch.
+    config: sizes of the model.
+    params: the converted parameters.
+    guided: whether to use guidance.
+    num: tokens that the step generates.
+    length: denoising kernels per call of `exact_head`.
 
   Returns:
-    Functions to be timed, by name; head calls by decoder; the greatest difference between the two
-    transformers' results.
+    Functions to be timed, by name; head calls by decoder; the largest difference between the
+    results of the two transformers.
   """
   target, schedule = mar.target(config, guided=guided), schedule_lib.make()
   rng, size = np.random.default_rng(0), config.num_tokens
@@ -133,90 +148,92 @@ def steps(model, torch, config: mar.MARConfig, params, guided: bool, num: int, l
   streams = target.num_streams
   with torch.no_grad():
     classes = torch.cat([model.class_emb(torch.zeros(1, dtype=torch.long)), model.fake_latent])
-  given = torch.tensor(np.repeat(tokens, streams, 0))
+  repeated = torch.tensor(np.repeat(tokens, streams, 0))
   mask = torch.tensor(np.repeat(~visible, streams, 0).astype(np.float32))
 
-  def their_transform():
+  def official_transform():
     with torch.no_grad():
       return model.forward_mae_decoder(
-          model.forward_mae_encoder(given, mask, classes[:streams]), mask)
+          model.forward_mae_encoder(repeated, mask, classes[:streams]), mask)
 
-  theirs = their_transform()[:, positions[0]]
-  difference = float(np.abs(theirs.numpy() - np.asarray(z[:, 0])).max())
-  theirs = theirs.reshape(-1, theirs.shape[-1])
+  official_z = official_transform()[:, positions[0]]
+  difference = float(np.abs(official_z.numpy() - np.asarray(z[:, 0])).max())
+  official_z = official_z.reshape(-1, official_z.shape[-1])
 
-  def their_head():
+  def official_head():
     with torch.no_grad():
-      return model.diffloss.sample(theirs, 1.0, _SCALE if guided else 1.0)
+      return model.diffloss.sample(official_z, 1.0, _SCALE if guided else 1.0)
 
   calls = {name: float(run(params, batch).calls.max()) for name, run in compiled.items()}
   runs = {'transformer': lambda: jax.block_until_ready(transform(params)),
-          'PyTorch transformer': their_transform, 'PyTorch head': their_head}
+          'PyTorch transformer': official_transform, 'PyTorch head': official_head}
   runs |= {f'{name} head': lambda run=run: jax.block_until_ready(run(params, batch))
            for name, run in compiled.items()}
   return runs, calls, difference
 
 
-def compare(model, torch, config: mar.MARConfig, params, guided: bool,
+def compare(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: bool,
             flags: Flags) -> list[dict[str, Any]]:
-  """Rows of the table, with or without guidance; times are in milliseconds."""
+  """Times a step with or without guidance; returns rows with times in milliseconds."""
   runs, calls, difference = steps(
       model, torch, config, params, guided, flags.tokens, flags.kernels_per_call)
-  found = {name: 1e3 * one.median for name, one in timing.measure(runs, flags.repeats).items()}
-  print(f'{"with" if guided else "without"} guidance: the vectors for the head differ by '
+  ms = {name: 1e3 * times.median for name, times in timing.measure(runs, flags.repeats).items()}
+  print(f'{"with" if guided else "without"} guidance: the inputs of the head differ by '
         f'{difference:.1e} at most', flush=True)
   rows = []
   for name, kind in (('PyTorch', 'PyTorch '), ('mar', ''), ('exact_head', '')):
-    transformer, head = found[f'{kind}transformer'], found[f'{name} head']
+    transformer, head = ms[f'{kind}transformer'], ms[f'{name} head']
     rows.append(dict(
         name=name, guided='yes' if guided else 'no', transformer_ms=transformer, head_ms=head,
         head_calls=calls.get(name, 100), step_ms=transformer + head, difference=difference))
-  theirs, ours, _ = (row['step_ms'] for row in rows)
-  return [row | dict(speedup_over_pytorch=theirs / row['step_ms'],
-                     speedup_over_mar=ours / row['step_ms']) for row in rows]
+  official_ms, mar_ms, _ = (row['step_ms'] for row in rows)
+  return [row | dict(speedup_over_pytorch=official_ms / row['step_ms'],
+                     speedup_over_mar=mar_ms / row['step_ms']) for row in rows]
 
 
-def whole_images(model, torch, config: mar.MARConfig, params, flags: Flags) -> list[dict[str, Any]]:
-  """Rows of whole images with guidance."""
+def whole_images(model: Any, torch: Any, config: mar.MARConfig, params: Any, flags: Flags
+                 ) -> list[dict[str, Any]]:
+  """Times whole images with guidance; returns their rows."""
   target, keys = mar.target(config, guided=True), jax.random.split(jax.random.key(0), 1)
   options, labels = Sampling(guidance_scale=np.float32(_SCALE)), jnp.array([_LABEL])
-  made = {'mar': decoders.mar(target, num_iter=flags.steps),
-          'exact_head': decoders.exact_head(
-              target, num_iter=flags.steps, kernels_per_call=flags.kernels_per_call)}
-  compiled = {name: programs.compiled(one, params, labels, keys, options, None).run
-              for name, one in made.items()}
+  by_name = {'mar': decoders.mar(target, num_iter=flags.steps),
+             'exact_head': decoders.exact_head(
+                 target, num_iter=flags.steps, kernels_per_call=flags.kernels_per_call)}
+  compiled = {name: programs.compiled(decoder, params, labels, keys, options, None).run
+              for name, decoder in by_name.items()}
 
-  def their_image():
+  def official_image():
     with torch.no_grad():
       return model.sample_tokens(
           1, num_iter=flags.steps, cfg=_SCALE, cfg_schedule='linear',
           labels=torch.tensor([_LABEL]))
 
-  runs = {'PyTorch': their_image}
+  runs = {'PyTorch': official_image}
   runs |= {name: lambda run=run: run(params, labels, keys, options, None)
            for name, run in compiled.items()}
-  found = timing.measure(runs, flags.images, warmup=0)
+  timed = timing.measure(runs, flags.images, warmup=0)
   calls = {name: float(runs[name]().costs.head_calls.sum()) for name in compiled}
   return [dict(
       name=name, steps=flags.steps, head_calls=calls.get(name, 100.0 * flags.steps),
-      seconds=times.median, speedup_over_pytorch=found['PyTorch'].median / times.median,
-      speedup_over_mar=found['mar'].median / times.median) for name, times in found.items()]
+      seconds=times.median, speedup_over_pytorch=timed['PyTorch'].median / times.median,
+      speedup_over_mar=timed['mar'].median / times.median) for name, times in timed.items()]
 
 
 def check(flags: Flags) -> mar.MARConfig:
-  """The sizes of the model.
+  """Returns the sizes of the model.
 
   Raises:
-    ValueError: for flags that cannot work.
+    ValueError: for invalid flags.
   """
   if flags.repo is None:
-    raise ValueError(f'repo is none; give a clone of {_URL}.')
+    raise ValueError(f'repo is none; give the folder of a clone of {_URL}.')
   if flags.size not in mar.PRESETS:
     raise ValueError(f'size is {flags.size!r}; it must be one of {", ".join(mar.PRESETS)}.')
   config = mar.PRESETS[flags.size]
   hidden = config.num_tokens - num_visible(config)
   if flags.tokens > hidden:
-    raise ValueError(f'tokens is {flags.tokens}; it may be at most the hidden ones, {hidden}.')
+    raise ValueError(f'tokens is {flags.tokens}; it must be at most {hidden}, the number of hidden '
+                     'tokens.')
   target = mar.target(config, guided=False)
   speculative(target, schedule_lib.make(), flags.kernels_per_call)
   decoders.mar(target, num_iter=flags.steps)
@@ -224,10 +241,10 @@ def check(flags: Flags) -> mar.MARConfig:
 
 
 @cli.command(flags=Flags())
-def main(flags: Any) -> None:
+def main(flags: Flags) -> None:
   jax.config.update('jax_platforms', 'cpu')
   config = check(flags)
-  model, torch = theirs(flags)
+  model, torch = official_model(flags.repo or '', flags.size)
   report = Report(flags.workdir)
   params = jax.tree.map(jnp.asarray, convert.convert(
       rules.get('mar'), config,
@@ -239,10 +256,10 @@ def main(flags: Any) -> None:
     parts[f'{flags.size}, images of {flags.steps} steps'] = (
         _IMAGE, whole_images(model, torch, config, params, flags))
   tables_of, rows = [], []
-  for title, (columns, found) in parts.items():
-    print(f'\n{title}\n\n{tables.text(columns, found, left=1)}')
+  for title, (columns, part) in parts.items():
+    print(f'\n{title}\n\n{tables.text(columns, part, left=1)}')
     first = len(rows)
-    rows += found
+    rows += part
     tables_of.append(dict(title=title, columns=columns, rows=list(range(first, len(rows)))))
   report.write(
       settings=dataclasses.asdict(flags), rows=rows, tokens_per_image=config.num_tokens,

@@ -1,4 +1,4 @@
-"""Measures decoders, and what relaxation costs in fidelity.
+"""Measures the speed of decoders, and the fidelity of relaxed ones.
 
   python -m experiments.benchmark
   python -m experiments.benchmark --drafter='eagle(tree=EAGLE)' --verifier='exact,lantern_pp(lam=3)'
@@ -6,19 +6,20 @@
   python -m experiments.benchmark --model=checkpoints/c2i_b_256 --prompts=207,360 \\
       --dtype=bfloat16 --workdir=runs/llamagen_benchmark
 
-Rows are specifications of decoders: every drafter with every verifier, and whatever else is asked
-for. Those that cannot work are listed with the reason. Columns are metrics (`cspd_jax.metrics`),
-and
+Rows are specifications of decoders: every drafter with every verifier, and the further decoders of
+`--decoder`. Invalid ones are listed with the reason. Columns are metrics (`cspd_jax.metrics`), and
+in addition
 
-  speed          wall-clock of the baseline over its own, one image at a time, without compilation
-  = baseline     share of images that equal the baseline's, for decoders that promise it; where
-                 rounding makes some differ, rows.csv has the share of those of vanilla(window=N)
+  speed              wall-clock speed-up over the baseline, one image at a time, without compilation
+  equal_to_baseline  in rows.csv, for seed-exact decoders: fraction of images equal to the
+                     baseline's; if rounding changes some, equal_in_window is the fraction equal to
+                     those of vanilla(window=N)
 
-The baseline is `vanilla`, for continuous tokens `mar`. Trade-off curves follow relaxed verifiers
-from mild to strong on a chain and on a tree. Errors are standard errors over images.
+The baseline is `vanilla`, for continuous tokens `mar`. Trade-off curves show verifiers with
+increasing relaxation, on a chain and on a tree. Errors are standard errors over images.
 
-Into --workdir go all rows (rows.csv), a picture of the curves (curves.png, curves.svg) and all of
-it with what can be concluded (report.json). While it runs, the rows that are finished are in
+Writes all rows (rows.csv), a figure of the curves (curves.png, curves.svg) and all of it with
+tested claims (report.json) to --workdir. While it runs, the finished rows are in
 unfinished_report/rows.csv there.
 """
 
@@ -47,14 +48,14 @@ _NAMES = ('rows.csv', 'curves.png', 'curves.svg')
 
 
 class Plan(NamedTuple):
-  """What is measured, checked.
+  """The checked measurements.
 
   Attributes:
     bench: the model and the images.
     rows: specifications of decoders, the baseline first.
     points: by drafter, specifications of the points of its curves; see `tradeoff.specifications`.
-    left_out: specifications that cannot work, with the reason.
-    metrics: all that are measured.
+    left_out: invalid specifications, with the reason.
+    metrics: the metrics to measure.
   """
 
   bench: Bench
@@ -64,15 +65,15 @@ class Plan(NamedTuple):
   metrics: tuple[Metric, ...]
 
   def all(self) -> list[str]:
-    """All specifications that are run."""
+    """Returns all specifications."""
     return self.rows + [text for texts in self.points.values() for text in texts.values()]
 
 
-def prepare(config: Any) -> Plan:
-  """Loads the model and checks everything.
+def prepare(config: default.Config) -> Plan:
+  """Loads the model and checks all options.
 
   Raises:
-    ValueError: for anything that cannot work, naming the option.
+    ValueError: for invalid options, naming the option.
   """
   model = inputs.model(config)
   metrics = rows_lib.choose(model.engine.name, config.metrics)
@@ -82,32 +83,33 @@ def prepare(config: Any) -> Plan:
     raise ValueError(f'num_images is {len(prompts)}; it must be at least 2, for a standard error.')
   sampling = model.sampling(**inputs.overrides(config.sampling))
   if np.any(sampling.temperature <= 0):
-    raise ValueError(f'temperature is {sampling.temperature}; it must be above 0, where decoders '
-                     'differ.')
+    raise ValueError(f'temperature is {sampling.temperature}; it must be above 0, because decoders '
+                     'do not differ at 0.')
   complete = lambda text: str(model.engine.complete(text, **inputs.overrides(config.sizes)))
-  asked = [f'{drafter}+{verifier}' for drafter in config.drafter for verifier in config.verifier]
-  asked = list(map(complete, [model.engine.baseline, *asked, *config.decoder]))
+  pairs = [f'{drafter}+{verifier}' for drafter in config.drafter for verifier in config.verifier]
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size, sampling=sampling)
-  rows, left_out = rows_lib.able(bench, asked)
+  rows, left_out = rows_lib.able(
+      bench, list(map(complete, [model.engine.baseline, *pairs, *config.decoder])))
   points = {}
   for drafter in config.curve_drafter:
     texts = {name: complete(text) for name, text in
              tradeoff.specifications(drafter, config.curves).items()}
-    known, refused = rows_lib.able(bench, list(texts.values()))
-    if why := refused.get(texts[None, None]):
-      raise ValueError(f'curve_drafter {drafter} cannot run: {why}')
-    points[complete(drafter)] = {name: text for name, text in texts.items() if text in known}
+    runnable, refused = rows_lib.able(bench, list(texts.values()))
+    if reason := refused.get(texts[None, None]):
+      raise ValueError(f'curve_drafter {drafter} cannot run: {reason}')
+    points[complete(drafter)] = {name: text for name, text in texts.items() if text in runnable}
     left_out |= refused
   if len(rows) == 1 and not points:
-    reasons = '; '.join(f'{text}: {why}' for text, why in left_out.items())
-    raise ValueError(f'nothing can run besides {rows[0]}; {reasons or "give decoder or drafter."}')
+    reasons = '; '.join(f'{text}: {reason}' for text, reason in left_out.items())
+    raise ValueError(
+        f'no decoder can run besides {rows[0]}; {reasons or "give decoder or drafter."}')
   plan = Plan(bench, rows, points, left_out, metrics)
   bench.programs.share(plan.all())
   return plan
 
 
 class Printer:
-  """Shows rows as they come about, in columns that were fixed by the first of them."""
+  """Prints rows as they are measured, in columns that the first row determines."""
 
   def __init__(self, metrics: Sequence[Metric], decoders: Sequence[str]):
     self._metrics, self._drafter, self.columns = metrics, None, {}
@@ -115,7 +117,7 @@ class Printer:
     self._widths: list[int] = []
 
   def show(self, row: Row) -> None:
-    """Prints a row, and above it what is new: the head of the table, the drafter."""
+    """Prints a row; above it, the heading of the table and the drafter where they are new."""
     drafter, label = _label(row.decoder)
     if not self._widths:
       self.columns = columns(self._metrics, row)
@@ -131,27 +133,27 @@ class Printer:
 
 
 def _label(text: str) -> tuple[str | None, str]:
-  """A decoder's drafter, if it is in two parts, and what stands in its row."""
+  """Returns the drafter, or None for a named decoder; and the label of the decoder's row."""
   first, *second = spec_lib.parse(text).parts
   return (str(first), f'  {second[0]}') if second else (None, text)
 
 
 def columns(metrics: Sequence[Metric], row: Row) -> dict[str, str]:
-  """The columns of a table with rows like this one; standard errors where there are any."""
-  found = {'decoder': '{decoder}', 'guarantee': '{guarantee}'}
+  """Returns the columns of a table with rows like `row`, with standard errors where it has them."""
+  result = {'decoder': '{decoder}', 'guarantee': '{guarantee}'}
   if 'speedup' in row.figures:
-    found['speed'] = '{speedup:.2f}x'
+    result['speed'] = '{speedup:.2f}x'
   for metric in metrics:
     has_error = row.figures[f'{metric.name}_error'] is not None
-    found |= metrics_lib.columns([metric], errors=has_error)
-  return found
+    result |= metrics_lib.columns([metric], errors=has_error)
+  return result
 
 
-def run(config: Any) -> None:
-  """Measures all that a configuration asks for, shows it and writes the report.
+def run(config: default.Config) -> None:
+  """Measures, prints the tables and writes the report.
 
   Raises:
-    ValueError: for anything that cannot work, before anything is compiled.
+    ValueError: for invalid options, before anything is compiled.
   """
   plan = prepare(config)
   report, bench, start = Report(config.workdir, _NAMES), plan.bench, time.perf_counter()
@@ -163,7 +165,7 @@ def run(config: Any) -> None:
     print(f'noise of {name}: {mean:.4f} +- {deviation:.4f} (standard deviation)')
   shown = rows_lib.choose(bench.model.engine.name, config.columns)
   printer = Printer([metric for metric in shown if metric in plan.metrics], plan.all())
-  found: list[dict[str, Any]] = []
+  results: list[dict[str, Any]] = []
 
   def measure(texts: Sequence[str], timed_images: int | None, curves: Sequence[tuple]) -> list[Row]:
     rows = []
@@ -171,33 +173,33 @@ def run(config: Any) -> None:
     for row, (curve, value) in zip(measured, curves):
       printer.show(row)
       rows.append(row)
-      found.append(row.figures | dict(curve=curve, value=value))
-      files.write(report.path('rows.csv'), tables.csv(found).encode())
+      results.append(row.figures | dict(curve=curve, value=value))
+      files.write(report.path('rows.csv'), tables.csv(results).encode())
     return rows
 
   rows = measure(plan.rows, config.timed_images, [(None, None)] * len(plan.rows))
   points = {drafter: [tradeoff.Point(*name, row) for name, row in zip(
       texts, measure(list(texts.values()), None, list(texts)))]
             for drafter, texts in plan.points.items()}
-  for text, why in plan.left_out.items():
-    print(f'{text} is left out: {why}')
+  for text, reason in plan.left_out.items():
+    print(f'{text} is left out: {reason}')
   answers = conclusions.of_guarantees(rows) + conclusions.of_rows(rows, config.claims) + (
       conclusions.of_curves(points, config.curves, config.claims))
   if answers:
-    print('\nDoes it hold here?')
-  for one in answers:
-    print(f'  {one.answer:<8} {one.claim}: {one.numbers}')
+    print('\nTested claims')
+  for tested in answers:
+    print(f'  {tested.answer:<8} {tested.claim}: {tested.numbers}')
   if points:
     draw(report, points, config.curves, bench.baseline, reference)
   minutes = (time.perf_counter() - start) / 60
   report.write(
-      settings=dataclasses.asdict(config), rows=found, conclusions=[
-          one._asdict() for one in answers], left_out=plan.left_out, noise=reference.noise,
+      settings=dataclasses.asdict(config), rows=results, conclusions=[
+          tested._asdict() for tested in answers], left_out=plan.left_out, noise=reference.noise,
       prompts=bench.prompts, minutes=minutes, compile_seconds=bench.programs.seconds,
       tables=[dict(title='decoders', columns=printer.columns, rows=list(range(len(rows)))),
               dict(title='curves', columns=printer.columns,
-                   rows=list(range(len(rows), len(found))))])
-  print(f'\n{minutes:.1f} minutes; tables, pictures and report.json are in {config.workdir}.')
+                   rows=list(range(len(rows), len(results))))])
+  print(f'\n{minutes:.1f} minutes; tables, figures and report.json are in {config.workdir}.')
 
 
 def draw(report: Report, points: Mapping[str, Sequence[tradeoff.Point]],
@@ -210,7 +212,7 @@ def draw(report: Report, points: Mapping[str, Sequence[tradeoff.Point]],
 
 
 @cli.command(default.Config, config='configs/benchmark.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   run(config)
 
 

@@ -1,22 +1,22 @@
-"""Shows that decoders are exact: their output distribution against the enumerated one.
+"""Tests that decoders are exact: compares their output distributions with the enumerated one.
 
-A decoder runs on two random tabular models (every prefix has a distribution of its own, guidance is
-on, rows of a batch have different classes) through the library's own jitted path; the distribution
-of whole sequences is compared with the enumerated one. On one model supports are cut so that they
-differ; the other has tied logits, and temperature 0.
+Every decoder runs through the library's jitted path on two random tabular models, in which every
+prefix has a different distribution, with guidance and with different classes in a batch. The
+empirical distribution of whole sequences is compared with the enumerated one. For one model, top-p
+cuts the supports so that they differ; the other has tied logits and temperature 0.
 
   python -m experiments.exactness
   python -m experiments.exactness --vocab=4 --length=4 --window=3 --samples=1000000
   python -m experiments.exactness --decoder='eagle,mc_sjd(window=3)+cool' --json=exactness.json
 
-Without --decoder: every named decoder, every drafter with every exact verifier that fits
-it, and relaxed verifiers on a tree and on a Jacobi window.
+Without --decoder: every named decoder, every drafter with every compatible exact verifier, and
+relaxed verifiers on a tree and on a Jacobi window.
 
-Printed per decoder: total variation (TV) to the exact distribution, the TV that an exact sampler
-has on average with as many samples, the p-value of a G-test, and a verdict; a correct decoder fails
-anywhere with probability 1e-6 at most. The tokens of a seed-exact decoder must also equal those of
-`vanilla`, one by one. A relaxed decoder is compared with its own bound, the mean of
-`Decoded.tv_bound`. Exits with 1 if a decoder fails.
+Prints per decoder: total variation (TV) to the exact distribution, the expected TV of an exact
+sampler with equally many samples, the p-value of a G-test, and a verdict. The probability that any
+correct decoder fails is at most 1e-6. The tokens of a seed-exact decoder must also equal those of
+`vanilla`. A relaxed decoder is compared with its own bound, the mean of `Decoded.tv_bound`. Exits
+with 1 if a decoder fails.
 """
 
 import dataclasses
@@ -33,29 +33,30 @@ from cspd_jax.checkpoints import files, paths
 from cspd_jax.core import fields
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import specification
+from cspd_jax.decoding.base import Decoded
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import exactness, tabular as tabular_lib
 from cspd_jax.testing.tabular import Tabular
 
 CUT = Warp(guidance_scale=1.3, temperature=0.9, top_p=0.95)
-# Whole-numbered logits stay tied under a guidance scale of 2.
+# Integer logits stay tied under a guidance scale of 2.
 GREEDY = Warp(guidance_scale=2.0, temperature=0.0)
-# As many as a batch of `check_decoder`, whose compiled program serves here too.
+# The batch size of `check_decoder`, so that its compiled program is reused.
 _ROWS = 2**14
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """What to check.
+  """Command-line flags.
 
   Attributes:
     vocab: vocabulary size of the tabular model.
     length: tokens per sequence.
-    window: tokens per forward pass; trees get two more.
-    seed: of the model and of the samples.
+    window: tokens per forward pass; trees have two more.
+    seed: seed of the model and of the samples.
     samples: sequences per decoder.
-    decoder: specifications; all there are by default.
+    decoder: specifications of decoders; all by default.
     json: file to write the rows to.
   """
 
@@ -73,16 +74,16 @@ class Flags:
 
 
 class Bench(NamedTuple):
-  """What all decoders are tried on.
+  """A tabular model on which all decoders are tested.
 
   Attributes:
     model: the tabular model.
     warp: sampling options.
-    probs: `[C, V**T]` distributions of its sequences.
-    resources: what drafts, and a codebook.
-    draft_params: parameters of what drafts, by the keys of `specification.DRAFTS`.
+    probs: `[C, V**T]` exact distributions of its sequences.
+    resources: networks for drafters, and a codebook.
+    draft_params: parameters of these networks, by the keys of `specification.DRAFTS`.
     window: tokens per forward pass.
-    seed: of the samples.
+    seed: seed of the samples.
     samples: sequences per decoder.
   """
 
@@ -107,12 +108,12 @@ def main(flags: Flags) -> int:
 
 
 def prepare(flags: Flags, greedy: bool = False) -> Bench:
-  """The model, and what drafts for it; `greedy`: the one with tied logits."""
+  """Builds the model and the networks for drafters; tied logits and temperature 0 if `greedy`."""
   key, draft_key = jax.random.split(jax.random.key(flags.seed))
-  make = lambda key: tabular_lib.tabular(
+  create = lambda key: tabular_lib.tabular(
       key, flags.vocab, flags.length, guided=True, num_classes=2, spread=0.5 if greedy else 1.0,
       tied=greedy)
-  model, draft, warp = make(key), make(draft_key), GREEDY if greedy else CUT
+  model, draft, warp = create(key), create(draft_key), GREEDY if greedy else CUT
   codebook = np.random.default_rng(flags.seed).standard_normal((flags.vocab, 4))
   drafts = tabular_lib.drafts(model.target, draft.target)
   params = {None: None, **dict.fromkeys(drafts, draft.params),
@@ -123,7 +124,7 @@ def prepare(flags: Flags, greedy: bool = False) -> Bench:
 
 
 def every(bench: Bench) -> list[str]:
-  """The named decoders, and pairs of drafters and verifiers."""
+  """Returns the named decoders, and pairs of drafters and verifiers."""
   relaxed = [
       'uniform(delta=1.5)', 'cool(delta=1.2)', 'cool(clamp=False, delta=1.2)',
       'cool_linear(delta=1.5)', f'lantern(delta=0.2, k={min(2, bench.model.vocab_size - 1)})',
@@ -135,29 +136,29 @@ def every(bench: Bench) -> list[str]:
 
 
 def pairs(bench: Bench) -> list[str]:
-  """Every drafter, along chains and trees, with every exact verifier; what has no name yet."""
+  """Returns every drafter, with chains and trees, with every exact verifier, if it has no name."""
   drafters = list(specification.DRAFTERS)
   drafters += [f'{name}(draws={draws})' for name in ('eagle', 'medusa') for draws in (
       'iid', 'fixed')]
   drafters += [f'vanilla(window={bench.window})', 'eagle(tree=chain(2))', 'medusa(length=2)',
                'mc_sjd', 'sjd_pac', 'seed_exact', 'corrected(passes=1)', 'corrected(by=neighbours)']
   named = [specification.expand(sized(name, bench)) for name in specification.DECODERS]
-  found = {}
+  result = {}
   for drafter in drafters:
     for verifier in specification.VERIFIERS:
       try:
         spec = sized(f'{drafter}+{verifier}', bench)
         if build(spec, bench).verifier.exact and specification.expand(spec) not in named:
-          found[str(spec)] = None
+          result[str(spec)] = None
       except ValueError:
-        continue  # The verifier says what it cannot take.
-  return list(found)
+        continue  # The verifier does not support this drafter.
+  return list(result)
 
 
 def sized(text: str, bench: Bench) -> Spec:
-  """A specification with sizes for a small model where it leaves them open.
+  """Parses a specification and fills in sizes that suit a small model.
 
-  From a window of 3 on, trees are those that branch; the defaults of so short a window are chains.
+  For windows of 3 or more, trees branch; the default trees of such short windows are chains.
   """
   spec, window = parse(text), bench.window
   first, length = spec.parts[0], min(window, bench.model.length - 1)
@@ -172,26 +173,26 @@ def sized(text: str, bench: Bench) -> Spec:
 
 
 def build(spec: Spec, bench: Bench) -> Decoder:
-  """The decoder of a specification on the tabular model."""
+  """Builds the decoder of a specification for the tabular model."""
   return specification.build(spec, bench.model.target, bench.resources)
 
 
 def run(benches: Sequence[Bench], texts: Sequence[str],
         show: Callable[[str], None] = print) -> list[dict]:
-  """Checks decoders on every bench; returns a JSON-ready row for each.
+  """Tests decoders on every bench; returns a row of JSON values for each.
 
   Raises:
-    ValueError: for a specification that cannot be built.
+    ValueError: for an invalid specification, before anything runs.
   """
   specs = {text: sized(text, benches[0]) for text in texts}
   for spec in specs.values():
-    build(spec, benches[0])  # Says what cannot be built before anything runs.
+    build(spec, benches[0])
   return [row for bench in benches for row in _rows(bench, specs, len(specs) * len(benches), show)]
 
 
 def _rows(bench: Bench, specs: Mapping[str, Spec], count: int,
           show: Callable[[str], None]) -> list[dict]:
-  """The rows of one bench; `count` of all benches."""
+  """Returns the rows of one bench; `count` is the number of tests on all benches."""
   width = max(map(len, specs))
   show(f'temperature {bench.warp.temperature}: {bench.model.vocab_size}^{bench.model.length} '
        f'sequences, {int((bench.probs > 0).sum())} possible in 2 classes; {bench.samples} samples '
@@ -208,9 +209,9 @@ def _rows(bench: Bench, specs: Mapping[str, Spec], count: int,
   return rows
 
 
-def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla,
+def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: Decoded,
          count: int) -> dict[str, Any]:
-  """The report on one of `count` decoders; `vanilla` is what that one decoded."""
+  """Tests one of `count` decoders; `vanilla` is the result of `vanilla`."""
   report = exactness.check_decoder(
       decoder, bench.model, bench.probs, bench.warp, draft_params=bench.draft_params[needs],
       samples=bench.samples, seed=bench.seed, false_alarm=exactness.FALSE_ALARM / count)
@@ -218,7 +219,7 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla,
   if guarantee == 'seed-exact':
     passed = passed and np.array_equal(_decode(bench, decoder, needs).tokens, vanilla.tokens)
   if guarantee == 'relaxed':
-    # A hundredth for the noise of both figures, which is well below.
+    # The margin of 0.01 is well above the noise of both numbers.
     bound = float(_decode(bench, decoder, needs).tv_bound.mean())
     passed = report.tv - report.tv_expected <= bound + 0.01
   return {
@@ -227,8 +228,8 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla,
       'bound': bound, 'p_value': report.p_value, 'samples': report.samples, 'pass': bool(passed)}
 
 
-def _decode(bench: Bench, decoder: Decoder, needs: str | None):
-  """One batch, with rows of both classes."""
+def _decode(bench: Bench, decoder: Decoder, needs: str | None) -> Decoded:
+  """Decodes one batch, with rows of both classes."""
   return jax.device_get(jax.jit(decoder)(
       bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.seed), bench.warp,
       bench.draft_params[needs]))

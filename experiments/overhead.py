@@ -1,11 +1,12 @@
-"""How much of a round is the target's forward pass, and how much the decoder's own work.
+"""Measures the share of a round's time that is not the target's forward pass.
 
   python -m experiments.overhead
   python -m experiments.overhead --window=64 --repeats=9
 
-For every decoder: milliseconds per round of the whole jitted loop at batch 1, the same number of
-bare forward passes of the target in a jitted loop, and the share of the rest (drafting, verifying,
-committing; with a draft model its passes too). The two take turns; medians are shown.
+For every decoder: milliseconds per round of the whole jitted loop at batch 1; of the same number of
+bare forward passes of the target in a jitted loop; and the share of the remaining work (drafting,
+verifying, committing; with a draft model its passes too). The two alternate; the reported times are
+medians.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from cspd_jax.cli import inputs
 from cspd_jax.core import programs
 from cspd_jax.decoding.tree import Budget
 from cspd_jax.generation.report import Report
-from cspd_jax.measure import forward as forward_lib, tables, timing
+from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
 
 _COLUMNS = {'decoder': '{decoder}', 'ms/round': '{ms_per_round:.2f}',
@@ -28,21 +29,22 @@ _COLUMNS = {'decoder': '{decoder}', 'ms/round': '{ms_per_round:.2f}',
 
 
 def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
-  """Milliseconds per round of a decoder, and of its forward passes alone."""
+  """Measures the milliseconds per round of a decoder, and of its forward passes alone."""
   decoder, whole = bench.check(text), bench.run(text)
   rounds = np.int32(bench.sample(text).decoded.rounds[0] - 1)
   condition = bench.model.condition(bench.prompts)
   forward = programs.compiled(
-      forward_lib.passes(decoder.target, decoder.drafter.tree), bench.model.params, condition,
+      timing.forward_passes(decoder.target, decoder.drafter.tree), bench.model.params, condition,
       rounds).run
-  found = timing.measure(
-      {'whole': whole, 'alone': lambda: forward(bench.model.params, condition, rounds)}, repeats)
-  own, alone = (1e3 * found[name].median / int(rounds) for name in ('whole', 'alone'))
-  return dict(decoder=text, ms_per_round=own, ms_of_forward_pass=alone, rest=1 - alone / own)
+  times = timing.measure(
+      {'whole': whole, 'forward': lambda: forward(bench.model.params, condition, rounds)}, repeats)
+  ms, forward_ms = (1e3 * times[name].median / int(rounds) for name in ('whole', 'forward'))
+  return dict(decoder=text, ms_per_round=ms, ms_of_forward_pass=forward_ms,
+              rest=1 - forward_ms / ms)
 
 
 @cli.command(default.Config, config='configs/overhead.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   if not config.decoder:
     raise ValueError('decoder is empty; give at least one.')
   model = inputs.model(config)
@@ -54,8 +56,8 @@ def main(config: Any) -> None:
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
   for text in texts:
     if isinstance(bench.check(text).drafter.tree, Budget):
-      raise ValueError(f'decoder {text} has a tree that is known at run time only; its forward '
-                       'passes cannot be run alone. Leave it out.')
+      raise ValueError(f'decoder {text} has a tree that is built at run time, so its forward '
+                       'passes cannot be run alone; leave it out.')
   report, rows = Report(config.workdir), []
   widths = [max(map(len, texts)), *(map(len, list(_COLUMNS)[1:]))]
   print(tables.heading(_COLUMNS, widths, left=1))

@@ -1,11 +1,12 @@
-"""What is gained where a row that is complete takes the next image, beside batch after batch.
+"""Compares decoding a queue of images, whose rows refill, with decoding batches.
 
   python -m experiments.refill
   python -m experiments.refill --decoder='mc_sjd,corrected' --window=32 --num_images=64
 
-Every decoder makes the same images twice: in batches, each of which ends with its last row, and in
-rows that take the next image. Rounds are forward passes over all rows, without the prefills; times
-are of all that is done, in turns, in the median. The images must be the same.
+Every decoder generates the same images twice: in batches, each of which runs until its slowest row
+is complete, and in rows that start the next image when one is complete. Rounds are forward passes
+over all rows, without prefills; times include everything, and are medians of alternating runs. The
+images must be equal.
 """
 
 import dataclasses
@@ -30,11 +31,11 @@ _COLUMNS = {
     'speed-up': '{speedup:.2f}x', 'same images': '{same_images:.0%}'}
 
 
-def prepare(config: Any) -> Bench:
+def prepare(config: default.Config) -> Bench:
   """Loads the model and checks all options.
 
   Raises:
-    ValueError: for anything that cannot work, naming the option.
+    ValueError: for invalid options, naming the option.
   """
   if not config.decoder:
     raise ValueError('decoder is empty; give at least one.')
@@ -45,8 +46,8 @@ def prepare(config: Any) -> Bench:
   prompts, seed = inputs.images(config.images, model)
   if len(prompts) % config.batch_size or len(prompts) == config.batch_size:
     raise ValueError(
-        f'batch_size is {config.batch_size} and there are {len(prompts)} images; give a multiple, '
-        'at least two batches, so that batches are full and some images wait.')
+        f'batch_size is {config.batch_size} and there are {len(prompts)} images; the number of '
+        'images must be a multiple of batch_size, and at least two batches.')
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
   for text in _texts(config, bench):
@@ -54,40 +55,40 @@ def prepare(config: Any) -> Bench:
   return bench
 
 
-def _texts(config: Any, bench: Bench) -> list[str]:
-  """The decoders, with sizes where they leave them open."""
+def _texts(config: default.Config, bench: Bench) -> list[str]:
+  """Returns the complete specifications of the decoders."""
   return [str(bench.model.engine.complete(text, window=config.window)) for text in config.decoder]
 
 
 def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
-  """Rounds and seconds of the images of a bench with a decoder, in batches and as a queue."""
-  size, count, found = bench.batch_size, len(bench.prompts), {}
+  """Measures rounds and seconds of a decoder, in batches and as a queue."""
+  size, count, results = bench.batch_size, len(bench.prompts), {}
   runs = {'batches': bench.run(text, size, count // size), 'queue': bench.queue(text, size)}
 
-  def kept(name):
-    found[name] = runs[name]()
-    return found[name]
+  def run(name):
+    results[name] = runs[name]()
+    return results[name]
 
-  timed = timing.measure({name: functools.partial(kept, name) for name in runs}, repeats, warmup=0)
-  seconds = {name: one.median / count for name, one in timed.items()}
-  want = jax.tree.map(
-      lambda *parts: np.concatenate(parts), *map(jax.device_get, found['batches']))
-  order = np.argsort(np.concatenate([some.image for some in found['queue']]))
-  tokens = np.concatenate([some.decoded.tokens for some in found['queue']])[order]
+  timed = timing.measure({name: functools.partial(run, name) for name in runs}, repeats, warmup=0)
+  seconds = {name: times.median / count for name, times in timed.items()}
+  expected = jax.tree.map(
+      lambda *parts: np.concatenate(parts), *map(jax.device_get, results['batches']))
+  order = np.argsort(np.concatenate([finished.image for finished in results['queue']]))
+  tokens = np.concatenate([finished.decoded.tokens for finished in results['queue']])[order]
   return dict(
-      decoder=text, rounds=float(want.rounds.mean()), most_rounds=int(want.rounds.max()),
-      rounds_in_batches=int((want.rounds.reshape(-1, size).max(axis=1) - 1).sum()),
-      rounds_in_queue=sum(int(some.rounds) for some in found['queue']),
+      decoder=text, rounds=float(expected.rounds.mean()), most_rounds=int(expected.rounds.max()),
+      rounds_in_batches=int((expected.rounds.reshape(-1, size).max(axis=1) - 1).sum()),
+      rounds_in_queue=sum(int(finished.rounds) for finished in results['queue']),
       seconds_in_batches=seconds['batches'], seconds_in_queue=seconds['queue'],
       speedup=seconds['batches'] / seconds['queue'],
-      same_images=float((tokens == want.tokens).all(axis=1).mean()))
+      same_images=float((tokens == expected.tokens).all(axis=1).mean()))
 
 
-def run(config: Any) -> None:
-  """Measures, shows and writes all that a configuration asks for.
+def run(config: default.Config) -> None:
+  """Measures, prints the table and writes the report.
 
   Raises:
-    ValueError: for anything that cannot work, before anything is compiled.
+    ValueError: for invalid options, before anything is compiled.
   """
   bench = prepare(config)
   texts, report, rows = _texts(config, bench), Report(config.workdir), []
@@ -103,7 +104,7 @@ def run(config: Any) -> None:
 
 
 @cli.command(default.Config, config='configs/refill.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   run(config)
 
 

@@ -1,12 +1,12 @@
-"""How often the images of seed-exact decoders differ from those of vanilla, by rounding alone.
+"""Measures how often images of seed-exact decoders differ from those of vanilla due to rounding.
 
   python -m experiments.rounding
   python -m experiments.rounding --model=text_demo --dtype=bfloat16 --window=16 --num_images=256
 
-Every decoder makes the same images as `vanilla` and as `vanilla(window=N)`, `N` the tokens of its
-own forward passes, whose sums have the same shapes. A token that differs changes the context of all
-behind it, so more tokens differ than are rounded differently. Into --workdir goes report.json with
-all of it.
+The images of every decoder are compared with those of `vanilla` and of `vanilla(window=N)`, where
+`N` is the number of tokens in the decoder's forward passes: its arrays have the same shapes and
+therefore the same rounding. A different token changes the context of all later tokens, so more
+tokens differ than are affected by rounding directly. Writes report.json to --workdir.
 """
 
 import dataclasses
@@ -31,17 +31,18 @@ _COLUMNS = {
     'images not its': '{images_in_window:.2%}', 'tokens not its': '{tokens_in_window:.3%}'}
 
 
-def prepare(config: Any) -> dict[str, Bench]:
+def prepare(config: default.Config) -> dict[str, Bench]:
   """Loads the model in every dtype and checks all options.
 
   Raises:
-    ValueError: for anything that cannot work, naming the option.
+    ValueError: for invalid options, naming the option.
   """
   for name in ('decoder', 'dtype'):
     if not getattr(config, name):
       raise ValueError(f'{name} is empty; give at least one.')
   if unknown := [name for name in config.dtype if name not in _DTYPES]:
-    raise ValueError(f'dtype holds {unknown[0]!r}; it must be of {", ".join(_DTYPES)}.')
+    raise ValueError(f'dtype holds {unknown[0]!r}; every entry must be one of '
+                     f'{", ".join(_DTYPES)}.')
   benches = {}
   for dtype in config.dtype:
     model = cspd_jax.load(config.model, dtype=dtype, **inputs.overrides(config.parts))
@@ -52,46 +53,46 @@ def prepare(config: Any) -> dict[str, Bench]:
         sampling=model.sampling(**inputs.overrides(config.sampling)))
     for text in _texts(config, bench):
       if (guarantee := model.engine.guarantee(bench.check(text))) != 'seed-exact':
-        raise ValueError(f'decoder {text!r} is {guarantee}, so its images are not those of '
-                         'vanilla; give seed-exact decoders.')
+        raise ValueError(f'decoder {text!r} is {guarantee}, so its images differ from those of '
+                         'vanilla by chance; give seed-exact decoders.')
       bench.check(_same_shapes(bench, text))
   return benches
 
 
-def _texts(config: Any, bench: Bench) -> list[str]:
-  """The decoders, with sizes where they leave them open."""
+def _texts(config: default.Config, bench: Bench) -> list[str]:
+  """Returns the complete specifications of the decoders."""
   return [str(bench.model.engine.complete(text, window=config.window)) for text in config.decoder]
 
 
 def _same_shapes(bench: Bench, text: str) -> str:
-  """The decoder of one token per round whose forward passes are as wide as those of another."""
+  """Returns the baseline decoder whose forward passes have as many tokens as those of `text`."""
   return f'{bench.baseline}(window={bench.check(text).drafter.tree.num_nodes + 1})'
 
 
 def compared(bench: Bench, text: str) -> dict[str, Any]:
-  """The shares of images and of tokens of a decoder that differ from those of vanilla."""
-  own, other = bench.sample(text).tokens, _same_shapes(bench, text)
+  """Measures the fractions of images and tokens of a decoder that differ from those of vanilla."""
+  tokens, same_shapes = bench.sample(text).tokens, _same_shapes(bench, text)
   differ, differ_in_window = (
-      own != bench.sample(name).tokens for name in (bench.baseline, other))
+      tokens != bench.sample(name).tokens for name in (bench.baseline, same_shapes))
   return dict(
-      decoder=text, same_shapes=other, num_tokens=own.size,
+      decoder=text, same_shapes=same_shapes, num_tokens=tokens.size,
       images=float(np.mean(differ.any(axis=1))), tokens=float(np.mean(differ)),
       images_in_window=float(np.mean(differ_in_window.any(axis=1))),
       tokens_in_window=float(np.mean(differ_in_window)))
 
 
-def measured(config: Any, benches: dict[str, Bench]) -> Iterator[dict[str, Any]]:
-  """The rows, dtype by dtype."""
+def measured(config: default.Config, benches: dict[str, Bench]) -> Iterator[dict[str, Any]]:
+  """Yields the rows, dtype by dtype."""
   for dtype, bench in benches.items():
     for text in _texts(config, bench):
       yield dict(dtype=dtype, **compared(bench, text))
 
 
-def run(config: Any) -> None:
-  """Measures, shows and writes all that a configuration asks for.
+def run(config: default.Config) -> None:
+  """Measures, prints the table and writes the report.
 
   Raises:
-    ValueError: for anything that cannot work, before anything is compiled.
+    ValueError: for invalid options, before anything is compiled.
   """
   benches = prepare(config)
   report, rows = Report(config.workdir), []
@@ -109,7 +110,7 @@ def run(config: Any) -> None:
 
 
 @cli.command(default.Config, config='configs/rounding.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   run(config)
 
 

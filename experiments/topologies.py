@@ -4,14 +4,13 @@
   python -m experiments.topologies --window=16,64 --num_images=32
   python -m experiments.topologies --decoder='sjd,sjd_pac(tree=kary(3, 3))' --window=24
 
-Counts only; wall-clock is the business of `cspd-compare`. Decoders that do not fit a
-window, such as larger trees, are left out there. Into --workdir go all rows (rows.csv,
+Measures counts only; for wall-clock times see `cspd-compare`. Decoders that do not fit a
+window, such as larger trees, are left out for that window. Writes all rows to --workdir (rows.csv,
 report.json).
 """
 
 import dataclasses
 import sys
-from typing import Any
 
 from configs import topologies as default
 from cspd_jax import cli
@@ -23,11 +22,11 @@ from cspd_jax.measure.bench import Bench
 from experiments.benchmark import Printer
 
 
-def run(config: Any) -> None:
-  """Measures all that a configuration asks for, shows it and writes the report.
+def run(config: default.Config) -> None:
+  """Measures, prints the rows and writes the report.
 
   Raises:
-    ValueError: for anything that cannot work, before anything is compiled.
+    ValueError: for invalid options, before anything is compiled.
   """
   for name in ('window', 'decoder'):
     if not getattr(config, name):
@@ -37,16 +36,18 @@ def run(config: Any) -> None:
   prompts, seed = inputs.images(config.images, model)
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
-  chosen, left_out = {}, {}
+  texts_of_windows: dict[int, list[str]] = {}
+  left_out: dict[str, str] = {}
   for window in config.window:
-    chosen[window], refused = rows_lib.able(
+    texts_of_windows[window], refused = rows_lib.able(
         bench, [model.engine.complete(text, window=window) for text in config.decoder])
     left_out |= refused
-  if not any(chosen.values()):
-    raise ValueError('nothing can run; ' + '; '.join(f'{k}: {v}' for k, v in left_out.items()))
+  all_texts = [text for texts in texts_of_windows.values() for text in texts]
+  if not all_texts:
+    raise ValueError('no decoder can run; ' + '; '.join(f'{k}: {v}' for k, v in left_out.items()))
   report = Report(config.workdir, ['rows.csv'])
-  printer, rows = Printer(metrics, [text for texts in chosen.values() for text in texts]), []
-  for window, texts in chosen.items():
+  printer, rows = Printer(metrics, all_texts), []
+  for window, texts in texts_of_windows.items():
     for row in rows_lib.rows(bench, texts, metrics):
       printer.show(row)
       rows.append(dict(window=window) | row.figures)
@@ -54,11 +55,12 @@ def run(config: Any) -> None:
   report.write(
       settings=dataclasses.asdict(config), rows=rows, left_out=left_out, prompts=prompts,
       tables=[dict(title=f'window {window}', columns=printer.columns, rows=[
-          i for i, row in enumerate(rows) if row['window'] == window]) for window in chosen])
+          i for i, row in enumerate(rows) if row['window'] == window])
+              for window in texts_of_windows])
 
 
 @cli.command(default.Config, config='configs/topologies.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   run(config)
 
 

@@ -1,12 +1,12 @@
-"""Tokens per forward pass of decoders against how uncertain the target is.
+"""Plots tokens per forward pass of decoders against the entropy of the target.
 
   python -m experiments.uncertainty
   python -m experiments.uncertainty --decoder='mc_sjd,corrected(passes=2)' --temperature=0.8,1
 
-Every pair of a temperature and a guidance scale makes the model more or less sure of its tokens;
-along the axis stands the mean entropy of the distributions that its images are drawn from. Into
---workdir go the picture (uncertainty.png), all points (rows.csv) and report.json. Counts only;
-wall-clock is the business of `cspd-compare`.
+Every pair of a temperature and a guidance scale changes the entropy of the target: the mean entropy
+of the distributions that the tokens of its images are drawn from. Writes the figure
+(uncertainty.png), all points (rows.csv) and report.json to --workdir. Measures counts only; for
+wall-clock times see `cspd-compare`.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from cspd_jax.metrics import likelihood
 from cspd_jax.plots import curves
 
 _PICTURE = 'uncertainty.png'
-# Lines that can be told apart.
+# The number of distinguishable lines.
 _MOST = 7
 _COLUMNS = {
     'decoder': '{decoder}', 'temperature': '{temperature}', 'guidance': '{guidance_scale}',
@@ -35,11 +35,11 @@ _COLUMNS = {
     '+-': '{step_compression_error:.2f}', 'one-token': '{one_token_rounds:.0%}'}
 
 
-def run(config: Any) -> None:
-  """Measures all that a configuration asks for, shows it and writes the report.
+def run(config: default.Config) -> None:
+  """Measures, prints the points and writes the report.
 
   Raises:
-    ValueError: for anything that cannot work, before anything is compiled.
+    ValueError: for invalid options, before anything is compiled.
   """
   for name in ('decoder', 'temperature', 'guidance_scale'):
     if not getattr(config, name):
@@ -47,12 +47,12 @@ def run(config: Any) -> None:
   inputs.at_least(config.images, 2, 'num_images')
   model = inputs.model(config)
   if model.engine.name != 'discrete':
-    raise ValueError(f'model is {config.model!r}, whose tokens are continuous; give one of '
-                     'discrete tokens.')
+    raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
+                     'tokens are discrete.')
   inputs.tokens_at_most(config, model, 'window')
   if len(set(config.decoder)) > _MOST:
-    raise ValueError(f'decoder has {len(set(config.decoder))} entries; a picture has room for '
-                     f'{_MOST}.')
+    raise ValueError(f'decoder has {len(set(config.decoder))} entries; it must have at most '
+                     f'{_MOST}, the number of lines in a figure.')
   metrics = rows_lib.choose(model.engine.name, ('step_compression', 'one_token_rounds'))
   prompts, seed = inputs.images(config.images, model)
   settings = [dict(temperature=temperature, guidance_scale=scale) for temperature, scale in
@@ -66,37 +66,37 @@ def run(config: Any) -> None:
   report = Report(config.workdir, ['rows.csv', _PICTURE])
   points: list[dict[str, Any]] = []
   for setting, bench in zip(settings, benches):
-    # Along the baseline's images; those of all exact decoders have this entropy but for chance.
+    # Along the baseline's images; its expectation is the same for all exact decoders.
     entropy = float(np.mean(likelihood.of_sample(bench.sample(bench.baseline), model).entropy))
     for row in rows_lib.rows(bench, texts, metrics):
       points.append(setting | dict(entropy=entropy) | row.figures)
       print(', '.join(f'{name} {text.format_map(points[-1])}'
                       for name, text in _COLUMNS.items()), flush=True)
       files.write(report.path('rows.csv'), tables.csv(points).encode())
-  _draw(report.path(_PICTURE), texts, points, model)
+  _draw(report.path(_PICTURE), texts, points, model.name)
   report.write(settings=dataclasses.asdict(config), rows=points, prompts=prompts, tables=[
       dict(title='tokens per forward pass', columns=_COLUMNS, rows=list(range(len(points))))])
 
 
-def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], model: Any) -> None:
-  """A panel per guidance scale; a line per decoder, through its points in the order of entropy."""
+def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], name: str) -> None:
+  """Draws a panel per guidance scale, with a line per decoder through its points by entropy."""
   panels = []
   for scale in dict.fromkeys(point['guidance_scale'] for point in points):
     lines = {}
     for text in texts:
-      own = sorted((point for point in points
-                    if (point['decoder'], point['guidance_scale']) == (text, scale)),
-                   key=lambda point: point['entropy'])
+      line = sorted((point for point in points
+                     if (point['decoder'], point['guidance_scale']) == (text, scale)),
+                    key=lambda point: point['entropy'])
       lines[text] = curves.Curve(
-          [point['entropy'] for point in own], [point['step_compression'] for point in own],
-          [point['step_compression_error'] for point in own])
-    panels.append([curves.Panel(f'{model.name}, guidance scale {scale:g}',
+          [point['entropy'] for point in line], [point['step_compression'] for point in line],
+          [point['step_compression_error'] for point in line])
+    panels.append([curves.Panel(f'{name}, guidance scale {scale:g}',
                                 'tokens per forward pass', lines)])
   curves.save_curves(path, panels, xlabel='entropy of the target, nats per token')
 
 
 @cli.command(default.Config, config='configs/uncertainty.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   run(config)
 
 

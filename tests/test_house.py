@@ -72,11 +72,21 @@ def _package(name):
   return next((prefix for prefix in prefixes if prefix in known), None)
 
 
+def _for_checkers(tree):
+  """The nodes of imports that type checkers alone read."""
+  return {inner for node in ast.walk(tree)
+          if isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING'
+          for inner in ast.walk(node)}
+
+
 @functools.cache
 def _imports(path):
-  """Lines and dotted names of everything of ours that a module imports."""
+  """Lines and dotted names of everything of ours that a module imports when it runs."""
   names, found = {_name(module) for module in MODULES}, []
+  skipped = _for_checkers(_tree(path))
   for node in ast.walk(_tree(path)):
+    if node in skipped:
+      continue
     if isinstance(node, ast.Import):
       imported = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):

@@ -2,7 +2,7 @@
 
   python -m experiments.papers.cool_sd
 
-Result: in runs/papers/cool_sd, what `experiments.benchmark` leaves behind.
+Result: in runs/papers/cool_sd, the files that `experiments.benchmark` writes.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ _NAMES = ('uniform', 'Cool-SD', 'Cool-SD, printed', 'Cool-SD linear', 'Cool-SD l
 
 
 def get_config() -> benchmark.Config:
-  """The configuration of `experiments.papers.cool_sd`."""
+  """Returns the configuration of `experiments.papers.cool_sd`."""
   return dataclasses.replace(
       benchmark.base(), curve_drafter=benchmark.CURVE_DRAFTERS,
       curves=tuple(curve for curve in benchmark.CURVES if curve.name in _NAMES),

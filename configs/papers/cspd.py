@@ -1,9 +1,9 @@
-"""CSpD (arXiv 2411.11925): its tables and figures, on the shipped MAR models.
+"""CSpD (arXiv 2411.11925): its tables and figures, with the shipped MAR models.
 
   python -m experiments.papers.cspd
 
 Result: in runs/papers/cspd, the rows of all tables (tables.csv, report.json) and the figures. All
-of it takes hours on two CPU cores; `--suite` and `--decoder` take parts.
+of it takes hours on two CPU cores; `--suite` and `--decoder` select parts.
 """
 
 import dataclasses
@@ -14,27 +14,27 @@ from cspd_jax.core import fields
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to measure.
+  """The measurements.
 
   Attributes:
     model: a shipped model of continuous tokens with a draft model, or a folder.
-    parts: networks that take the place of its own.
+    parts: networks that replace those of the model.
     suite: parts of the paper: table1, table3, table4, figures; and head.
     decoder: decoders with a draft model.
-    images: which images, the same in every cell.
-    sampling: how tokens are drawn.
-    guidance: 'linear', from none to the scale as the image fills up, or 'constant'.
+    images: the images, the same in every cell.
+    sampling: sampling options.
+    guidance: 'linear', growing to the guidance scale as the image fills up, or 'constant'.
     lengths: draft lengths, gamma.
-    prefix_share: share of tokens that the target fixes alone in Tables 1 and 3 and the figures.
-    prefix_shares: shares of Table 4 and Figure 11.
-    batch_sizes: of the speeds in Table 1; the paper has 1, 8, 128 and 256.
+    prefix_share: share of tokens that the target alone generates in Tables 1 and 3 and the figures.
+    prefix_shares: these shares in Table 4 and Figure 11.
+    batch_sizes: batch sizes of the speeds in Table 1; the paper has 1, 8, 128 and 256.
     scales: guidance scales of Figure 13.
-    temperatures: of Figure 14.
-    kernels_per_call: of exact_head.
-    batch_size: images of a cell that are decoded together, and the batch size of the speeds in
-      Table 4. If Table 1 has the same batch size, nothing is compiled twice.
-    repeats: timed runs, of which the median counts; one if a run takes more than ten seconds.
-    dtype: of the parameters: float32 or bfloat16; the head computes in float32 whatever it is.
+    temperatures: temperatures of Figure 14.
+    kernels_per_call: parameters of exact_head.
+    batch_size: images of a cell decoded together, and the batch size of the speeds in Table 4. If
+      Table 1 has the same batch size, its programs are reused.
+    repeats: timed runs, whose median is reported; only one if a run takes more than ten seconds.
+    dtype: of the parameters: float32 or bfloat16; the head always computes in float32.
     workdir: folder of the results.
   """
 
@@ -63,5 +63,5 @@ class Config:
 
 
 def get_config() -> Config:
-  """The configuration of `experiments.papers.cspd`."""
+  """Returns the configuration of `experiments.papers.cspd`."""
   return Config()

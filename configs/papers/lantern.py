@@ -1,10 +1,10 @@
-"""LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): what their relaxation trades.
+"""LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): the cost of their relaxation.
 
   python -m experiments.papers.lantern
 
-The curves of LANTERN++ with its two residual distributions (Figure 5 of LANTERN) beside grouped
-speculative decoding, and the published static tree against a tree that changes every round.
-Result: in runs/papers/lantern, what `experiments.benchmark` leaves behind.
+Curves of LANTERN++ with its two residual distributions (Figure 5 of LANTERN) and of grouped
+speculative decoding; and the published static tree compared with a dynamic tree.
+Result: in runs/papers/lantern, the files that `experiments.benchmark` writes.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _VERIFIERS = (
 
 
 def get_config() -> benchmark.Config:
-  """The configuration of `experiments.papers.lantern`."""
+  """Returns the configuration of `experiments.papers.lantern`."""
   return dataclasses.replace(
       benchmark.base(), drafter=_TREES, verifier=_VERIFIERS,
       curve_drafter=benchmark.CURVE_DRAFTERS,

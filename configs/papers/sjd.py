@@ -2,7 +2,7 @@
 
   python -m experiments.papers.sjd
 
-Result: in runs/papers/sjd, what `experiments.topologies` leaves behind.
+Result: in runs/papers/sjd, the files that `experiments.topologies` writes.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from configs import topologies
 
 
 def get_config() -> topologies.Config:
-  """The configuration of `experiments.papers.sjd`."""
+  """Returns the configuration of `experiments.papers.sjd`."""
   return dataclasses.replace(
       topologies.Config(), decoder=topologies.COUPLINGS + topologies.FRESH,
       workdir='runs/papers/sjd')

@@ -1,1 +1,1 @@
-"""Measuring decoders: one timer, comparisons, tuning and tables."""
+"""Measures decoders: times, memory, comparisons, tuning and tables."""

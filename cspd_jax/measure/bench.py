@@ -1,4 +1,4 @@
-"""A bench: decoders of one model on the same images, for programs that compare many of them."""
+"""Decodes the same images with many decoders of one model, for programs that compare them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,40 +9,41 @@ import numpy as np
 from cspd_jax.core import programs as programs_lib
 from cspd_jax.decoding import refill
 from cspd_jax.generation import batches as batches_lib
+from cspd_jax.generation.model import Model
 from cspd_jax.measure.switch import Programs
 from cspd_jax.metrics.base import Sample
 
 
 class Bench:
-  """Decodes the same images with any decoder of a model, and decodes nothing twice.
+  """Decodes the same images with any decoder of a model, and caches the results.
 
-  Image `i` depends on the seed, `i` and its prompt only.
+  Image `i` depends only on the seed, `i` and its prompt.
 
   Attributes:
-    model: a `generation.Model`.
-    prompts: `[N]` of the images.
-    seed: of all images, or one for each.
-    batch_size: images that are decoded together.
-    sampling: the sampling options where no others are given.
-    programs: the decoders.
+    model: the model.
+    prompts: `[N]`, one per image.
+    seed: one seed for all images, or one for each.
+    batch_size: images decoded together.
+    sampling: the default sampling options.
+    programs: the compiled decoders.
   """
 
-  def __init__(self, model: Any, prompts: Sequence[Any], *, seed: int | Sequence[int] = 0,
+  def __init__(self, model: Model, prompts: Sequence[Any], *, seed: int | Sequence[int] = 0,
                batch_size: int = 16, sampling: Any = None):
-    """Decodes nothing yet.
+    """Stores the settings; nothing is decoded yet.
 
     Args:
-      model: see the attributes.
-      prompts: see the attributes.
-      seed: see the attributes.
-      batch_size: see the attributes; at most one batch of all images is decoded.
-      sampling: see the attributes; the model's defaults if None.
+      model: the model.
+      prompts: one per image.
+      seed: one seed for all images, or one for each.
+      batch_size: images decoded together; capped at the number of images.
+      sampling: sampling options of `model.sampling`; the model's defaults if None.
     """
     self.model, self.prompts, self.seed = model, list(prompts), seed
     self.batch_size = min(batch_size, len(self.prompts))
     self.sampling = model.sampling() if sampling is None else sampling
     self.programs = Programs(model)
-    self._done: dict[tuple, Sample] = {}
+    self._samples: dict[tuple, Sample] = {}
 
   @property
   def baseline(self) -> str:
@@ -50,10 +51,10 @@ class Bench:
     return self.model.engine.baseline
 
   def check(self, specification: Any, sampling: Any = None) -> Any:
-    """The decoder of a specification.
+    """Builds the decoder of a specification and checks it with the sampling options.
 
     Raises:
-      ValueError: if it cannot work, or not with the sampling options.
+      ValueError: if the decoder is invalid, or cannot use these sampling options.
     """
     sampling = self.sampling if sampling is None else sampling
     decoder = self.programs.decoder(specification, programs_lib.is_guided(sampling))
@@ -61,22 +62,22 @@ class Bench:
     return decoder
 
   def sample(self, specification: Any, sampling: Any = None) -> Sample:
-    """The images of a decoder."""
+    """Returns the images of a decoder, decoded on the first call."""
     sampling = self.sampling if sampling is None else sampling
-    name = self.programs.text(specification), *(np.asarray(one).tobytes() for one in sampling)
-    if name not in self._done:
-      self._done[name] = self._decode(specification, sampling, self.prompts, self.seed)
-    return self._done[name]
+    name = self.programs.text(specification), *(np.asarray(leaf).tobytes() for leaf in sampling)
+    if name not in self._samples:
+      self._samples[name] = self._decode(specification, sampling, self.prompts, self.seed)
+    return self._samples[name]
 
   def reference(self, sets: int) -> tuple[Sample, list[Sample]]:
-    """Images of the baseline with other seeds, `sets` times as many.
+    """Decodes `sets` times as many images with the baseline, for each of two other seeds.
 
     Returns:
-      All of one seed; and those of another in sets of `N`, each with the first for its
-      reference, which shows what noise amounts to.
+      All images of the first seed; and those of the second in sets of `N`, each with the first
+      as its reference, which measures the effect of noise alone.
     """
     prompts, root = self.prompts * sets, jax.random.key(np.ravel(self.seed)[0])
-    # Seeds of their own: no number of an image is as large.
+    # These seeds differ from those of all images, whose numbers are much smaller.
     first, second = (self._decode(
         self.baseline, self.sampling, prompts, jax.random.fold_in(root, 2**32 - number))
                      for number in (1, 2))
@@ -89,28 +90,28 @@ class Bench:
 
   def run(self, specification: Any, batch_size: int = 1, batches: int = 1,
           sampling: Any = None) -> Callable[[], Any]:
-    """A function to be timed: decodes the first images, batch after batch.
+    """Returns a function to be timed that decodes the first images, batch by batch.
 
-    It is compiled and has run once, because a first run is slower. If there are more images than
-    prompts, the prompts are repeated, but no image is.
+    It is already compiled and has run once, because a first run is slower. If there are more
+    images than prompts, the prompts repeat, but the images differ.
     """
     sampling = self.sampling if sampling is None else sampling
     decode = self.programs.decode(specification, sampling)
     arguments = self.batches(batch_size, batches, sampling)
     if not self.programs.is_compiled(specification, sampling, batch_size):
       jax.block_until_ready(decode(*arguments[0]))
-    return lambda: [jax.block_until_ready(decode(*one)) for one in arguments]
+    return lambda: [jax.block_until_ready(decode(*batch)) for batch in arguments]
 
   def queue(self, specification: Any, batch_size: int, count: int | None = None
             ) -> Callable[[], list[refill.Finished]]:
-    """A function to be timed: decodes images in rows that take the next one; see `decoding.refill`.
+    """Returns a function to be timed that decodes a queue of images; see `decoding.refill`.
 
-    It is compiled and has run once. Images and prompts are those of `run`.
+    It is already compiled and has run once. Images and prompts are those of `run`.
 
     Args:
       specification: of a decoder of discrete tokens.
-      batch_size: rows.
-      count: images; as many as there are prompts if None.
+      batch_size: rows; a row whose image is complete starts the next one.
+      count: images; one per prompt if None.
     """
     decoder, options = self.check(specification), self.model.engine.settled(self.sampling)
     count, params = len(self.prompts) if count is None else count, self.model.params
@@ -128,13 +129,15 @@ class Bench:
     return lambda: run(count)
 
   def batches(self, batch_size: int, batches: int, sampling: Any = None) -> list[tuple]:
-    """What a decoder of `programs` takes for the first images, batch after batch; see `run`."""
-    sampling, found = self.sampling if sampling is None else sampling, []
+    """Returns the arguments of decoders of `programs` for the first images; see `run`."""
+    sampling = self.sampling if sampling is None else sampling
+    arguments = []
     for first in range(0, batch_size * batches, batch_size):
       numbers = np.arange(first, first + batch_size)
-      found.append((self.model.condition([self.prompts[i % len(self.prompts)] for i in numbers]),
-                    batches_lib.keys(self.seed, numbers), sampling))
-    return found
+      prompts = [self.prompts[i % len(self.prompts)] for i in numbers]
+      arguments.append(
+          (self.model.condition(prompts), batches_lib.keys(self.seed, numbers), sampling))
+    return arguments
 
   def _decode(self, specification: Any, sampling: Any, prompts: Sequence[Any],
               seed: Any) -> Sample:

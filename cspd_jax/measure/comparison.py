@@ -1,4 +1,4 @@
-"""Several decoders of one model on the same images, and what each of them costs."""
+"""Decodes the same images with several decoders of one model, and times each decoder."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,17 +8,19 @@ import jax
 import numpy as np
 
 from cspd_jax.generation import batches
+from cspd_jax.generation.model import Model
 from cspd_jax.measure import timing
 from cspd_jax.metrics.base import Sample
 
 
 class Compared(NamedTuple):
-  """One decoder's images and times.
+  """Images and times of one decoder.
 
   Attributes:
     sample: the images.
     compile_seconds: time to trace and compile at batch 1.
-    seconds: `[N]` wall-clock of an image at batch 1, median of the timed runs; None before them.
+    seconds: `[N]` wall-clock time of each image at batch 1, median of the timed runs; None before
+      the timed runs.
     timed_runs: timed runs of every image.
   """
 
@@ -29,7 +31,7 @@ class Compared(NamedTuple):
 
 
 def compare(
-    model: Any,
+    model: Model,
     programs: Mapping[str, batches.Program],
     prompts: Sequence[Any],
     *,
@@ -43,29 +45,28 @@ def compare(
 ) -> dict[str, Compared]:
   """Generates all images with all decoders, one image at a time.
 
-  First each decoder in turn is compiled and makes the images. In the timed turns that follow, the
-  decoders take turns on every image, so that a change in the machine's load meets all of them.
+  First compiles each decoder and generates the images with it. In the timed runs that follow, the
+  decoders alternate on every image, so that a change in the machine's load affects all of them.
 
   Args:
-    model: a `generation.Model`.
-    programs: by name.
+    model: the model.
+    programs: the decoders by name.
     prompts: one per image.
-    seed: see `batches.keys`; every decoder gets the same.
+    seed: see `batches.keys`; the same for every decoder.
     sampling: of `model.sampling`, the same for every image; the model's defaults if None.
-    repeats: timed runs per image and decoder, at most.
-    budget: seconds of all timed runs, after which there are no more than one; None for no limit.
-      See `timing.measure`.
+    repeats: maximum number of timed runs per image and decoder.
+    budget: limit on the total seconds of all timed runs, except that the first run of each always
+      completes; None for no limit. See `timing.measure`.
     show: called with a line about every step.
-    progress: called with the number of decoded images, and of those to decode in all.
-    look: called with the decoders that have made their images, still without times: with the first
-      one, and with all of them.
+    progress: called with the number of images decoded so far and in total.
+    look: called twice with the decoders that have generated their images, before they are timed:
+      with the first decoder, and with all of them.
 
   Returns:
     Images and times of the decoders, by name.
 
   Raises:
-    ValueError: for prompts, sampling options or numbers that cannot work; before anything is
-      compiled.
+    ValueError: for invalid prompts, sampling options or numbers, before anything is compiled.
   """
   sampling = model.sampling() if sampling is None else sampling
   condition, rows = _arguments(model, programs, prompts, seed, sampling)
@@ -86,13 +87,13 @@ def compare(
   timings = timing.measure(
       {(i, name): runs[i, name] for i in range(len(rows)) for name in programs}, repeats, warmup=0,
       budget=budget, progress=lambda turn, _: turns((turn + 1) * count))
-  return {name: _timed(one, [timings[i, name] for i in range(len(rows))])
-          for name, one in compared.items()}
+  return {name: _timed(untimed, [timings[i, name] for i in range(len(rows))])
+          for name, untimed in compared.items()}
 
 
-def _arguments(model: Any, programs: Mapping[str, batches.Program], prompts: Sequence[Any],
+def _arguments(model: Model, programs: Mapping[str, batches.Program], prompts: Sequence[Any],
                seed: Any, sampling: Any) -> tuple[Any, list[tuple]]:
-  """The condition of all images, and what programs are called with for each; checks both."""
+  """Returns the condition of all images, and the programs' arguments per image; checks both."""
   condition = jax.device_get(model.condition(prompts))
   for program in programs.values():
     program.check(condition, sampling)
@@ -101,15 +102,15 @@ def _arguments(model: Any, programs: Mapping[str, batches.Program], prompts: Seq
   return condition, [row(i) for i in range(len(prompts))]
 
 
-def _timed(one: Compared, timings: Sequence[timing.Timing]) -> Compared:
-  """A decoder with the times of its images."""
-  return one._replace(seconds=np.array([each.median for each in timings]),
-                      timed_runs=len(timings[0].seconds))
+def _timed(compared: Compared, timings: Sequence[timing.Timing]) -> Compared:
+  """Adds the times of the images."""
+  return compared._replace(seconds=np.array([image.median for image in timings]),
+                           timed_runs=len(timings[0].seconds))
 
 
 def _first_turn(runs: Sequence[Callable[[], Any]], turns: Callable[[int], None],
                 done: int) -> Any:
-  """The result of all images of a decoder."""
+  """Runs a decoder on every image and returns the concatenated results."""
   results = []
   for i, run in enumerate(runs, 1):
     results.append(jax.device_get(run()))

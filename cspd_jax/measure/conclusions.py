@@ -1,4 +1,4 @@
-"""Does what papers say hold here? Answers from the numbers of a comparison."""
+"""Tests whether published claims about decoders hold, from the results of a comparison."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,19 @@ from cspd_jax.core import spec as spec_lib
 from cspd_jax.measure import tradeoff
 from cspd_jax.measure.rows import Row
 
-# Standard errors that a difference must exceed.
+# Standard errors that a significant difference exceeds.
 _CLEAR = 2.0
-# The largest of some dozens of exact decoders exceeds this once in a few hundred runs.
+# The largest deviation of some dozens of exact decoders exceeds this once in a few hundred runs.
 _BIASED = 4.0
 
 
 class Conclusion(NamedTuple):
-  """Attributes:
-    claim: what should hold.
-    answer: 'yes', 'no' or 'unclear', if the difference is within its noise.
-    numbers: what the answer rests on.
+  """A tested claim.
+
+  Attributes:
+    claim: the claim in words.
+    answer: 'yes', 'no', or 'unclear' if the difference is within its noise.
+    numbers: the figures on which the answer is based.
   """
 
   claim: str
@@ -29,14 +31,14 @@ class Conclusion(NamedTuple):
 
 
 class Claim(NamedTuple):
-  """That one decoder, or curve, is better than another.
+  """A claim that one decoder, or curve, is better than another.
 
   Attributes:
-    text: what should hold.
+    text: the claim in words.
     better: specification of a decoder, or name of a curve.
-    worse: of another.
-    metric: the decoders' figure, where more is better; None for curves, where the bound on total
-      variation at equal accepted length counts and less is better.
+    worse: the decoder or curve to compare it with.
+    metric: the metric of the decoders, for which larger is better; None for curves, whose bounds
+      on total variation at equal accepted length are compared, for which smaller is better.
   """
 
   text: str
@@ -46,32 +48,32 @@ class Claim(NamedTuple):
 
 
 def of_guarantees(rows: Sequence[Row]) -> list[Conclusion]:
-  """Whether the decoders keep what they promise; nothing of what was not measured."""
+  """Tests whether the decoders meet their guarantees; omits guarantees that were not measured."""
   figures, result = [row.figures for row in rows], []
-  unbiased = {
-      one['decoder']: abs(one['nll_excess']) / one['nll_excess_error'] for one in figures
-      if one['guarantee'] != 'relaxed' and one.get('nll_excess_error')}
-  if unbiased:
-    worst = max(unbiased, key=unbiased.get)
+  deviations = {
+      row['decoder']: abs(row['nll_excess']) / row['nll_excess_error'] for row in figures
+      if row['guarantee'] != 'relaxed' and row.get('nll_excess_error')}
+  if deviations:
+    worst = max(deviations, key=lambda name: deviations[name])
     result.append(Conclusion(
-        'exact decoders are exact', 'yes' if unbiased[worst] < _BIASED else 'no',
-        f'NLL minus entropy is 0 within {unbiased[worst]:.1f} standard errors for all '
-        f'{len(unbiased)} of them (most for {worst})'))
-  # The first row is the baseline.
-  # In windows as long if that was measured: other shapes are rounded differently.
-  equal = [one['equal_to_baseline'] if one.get('equal_in_window') is None
-           else one['equal_in_window']
-           for one in figures[1:] if one['equal_to_baseline'] is not None]
+        'exact decoders are exact', 'yes' if deviations[worst] < _BIASED else 'no',
+        f'NLL minus entropy is 0 within {deviations[worst]:.1f} standard errors for all '
+        f'{len(deviations)} of them (the largest deviation is that of {worst})'))
+  # The first row is the baseline. The comparison with the baseline in windows of the same length
+  # takes precedence where it was measured: other shapes are rounded differently.
+  equal = [row['equal_to_baseline'] if row.get('equal_in_window') is None
+           else row['equal_in_window']
+           for row in figures[1:] if row['equal_to_baseline'] is not None]
   if equal:
     result.append(Conclusion(
-        f'seed-exact decoders give the images of {figures[0]["decoder"]}',
+        f'seed-exact decoders generate the images of {figures[0]["decoder"]}',
         'yes' if min(equal) == 1 else 'no',
         f'{np.mean(equal):.0%} of the images are equal, with {len(equal)} decoders'))
   return result
 
 
 def of_rows(rows: Sequence[Row], claims: Sequence[Claim]) -> list[Conclusion]:
-  """Claims about a figure of two decoders, if both were measured."""
+  """Tests claims about a metric of two decoders, if both were measured."""
   by_name, result = {row.decoder: row.figures for row in rows}, []
   for claim in claims:
     if claim.metric is None:
@@ -90,21 +92,21 @@ def of_rows(rows: Sequence[Row], claims: Sequence[Claim]) -> list[Conclusion]:
 
 def of_curves(points: Mapping[str, Sequence[tradeoff.Point]], curves: Sequence[tradeoff.Curve],
               claims: Sequence[Claim]) -> list[Conclusion]:
-  """Claims about two curves, by drafter."""
-  known, result = {curve.name: curve for curve in curves}, []
+  """Tests claims about two curves, for every drafter."""
+  by_name, result = {curve.name: curve for curve in curves}, []
   for claim in claims:
     if claim.metric is not None:
       continue
-    for drafter, found in points.items():
+    for drafter, own_points in points.items():
       text = f'{claim.text}, {drafter}'
-      gap = tradeoff.gap(*(tradeoff.path(tradeoff.of_curve(found, known[name]))
+      gap = tradeoff.gap(*(tradeoff.path(tradeoff.of_curve(own_points, by_name[name]))
                            for name in (claim.better, claim.worse)))
       if gap is None:
         result.append(Conclusion(text, 'unclear', 'the curves have no accepted length in common'))
         continue
       result.append(Conclusion(
           text, _answer(gap.mean, gap.error),
-          f'{gap.ours:.4f} against {gap.theirs:.4f} per token at length '
+          f'{gap.better:.4f} against {gap.worse:.4f} per token at length '
           f'{(gap.low + gap.high) / 2:.2f}; lower by {gap.mean:.4f} +- {gap.error:.4f} on average '
           f'from {gap.low:.2f} to {gap.high:.2f}'))
   return result

@@ -33,7 +33,8 @@ def cache_size(target: Target, params: Params, condition: Condition, num_slots: 
     num_slots: image tokens that the cache has room for.
   """
   return size(jax.eval_shape(
-      lambda *arguments: target.prefill(*arguments, num_slots)[2], params, condition))
+      lambda params, condition: target.prefill(params, condition, num_slots)[2],
+      params, condition))
 
 
 def live_cache(model: Model, guided: bool, condition: Condition) -> float:

@@ -1,9 +1,9 @@
-"""Compiled decoders of a model, several of them in one program where that is possible.
+"""Compiled decoders of a model; decoders that differ only in their verifiers can share a program.
 
-Of a decoder of discrete tokens, the verifier is the smallest part to compile. So one program
-serves all verifiers of a drafter: it holds them behind a switch and is told by a number which to
-use. Compiling each alone would take most of the time of a large comparison. The switch makes no
-difference to the tokens, and to the times on a CPU less than 5 %.
+Of a decoder of discrete tokens, the verifier is the smallest part to compile. One program therefore
+contains all verifiers of a drafter and selects one by an index at run time. Separate compilations
+would take most of the time of a large comparison. The switch does not change the tokens, and the
+times on a CPU by less than 5 %.
 """
 
 import copy
@@ -18,41 +18,43 @@ from cspd_jax.core import programs
 from cspd_jax.decoding import specification
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
+from cspd_jax.generation.model import Model
 
 
 class Programs:
-  """Decoders of one model, compiled when they are first needed and kept by the model.
+  """Decoders of one model, compiled on first use and cached by the model.
 
   Attributes:
-    seconds: spent on compiling so far.
+    seconds: total compilation time so far.
   """
 
-  def __init__(self, model: Any):
-    """Builds nothing yet; `model` is a `generation.Model`."""
+  def __init__(self, model: Model):
+    """Stores the model; decoders are built on first use."""
     self._model, self.seconds = model, 0.0
-    self._together: tuple[str, ...] = ()
+    self._shared: tuple[str, ...] = ()
     self._decoders: dict[tuple[str, bool], Any] = {}
 
   def share(self, specifications: Sequence[Any]) -> None:
-    """Says which decoders will be run, all of which can be built.
+    """Makes decoders with the same drafter share a program from now on.
 
-    Of these, decoders with one drafter share a program from now on.
+    Args:
+      specifications: of all decoders that will run; all must be valid.
     """
-    self._together = tuple(dict.fromkeys(map(self.text, specifications)))
+    self._shared = tuple(dict.fromkeys(map(self.text, specifications)))
 
   def text(self, specification: Any) -> str:
-    """The canonical text of a specification.
+    """Returns the canonical text of a specification.
 
     Raises:
-      ValueError: for one that does not read.
+      ValueError: for a specification that cannot be parsed.
     """
     return str(self._model.specification(specification))
 
   def decoder(self, specification: Any, guided: bool) -> Any:
-    """The decoder of a specification, built once.
+    """Returns the decoder of a specification, built on the first call.
 
     Raises:
-      ValueError: if it cannot work, saying why.
+      ValueError: if the decoder is invalid, with the reason.
     """
     name = self.text(specification), guided
     if name not in self._decoders:
@@ -60,62 +62,62 @@ class Programs:
     return self._decoders[name]
 
   def decode(self, specification: Any, sampling: Any) -> Callable[[Any, jax.Array, Any], Any]:
-    """A decoder with its parameters: `(condition, keys, sampling) -> result`.
+    """Returns a decoder with its parameters: `(condition, keys, sampling) -> result`.
 
     Args:
       specification: of the decoder.
-      sampling: options like those that it will be called with; guidance on or off counts.
+      sampling: sampling options; calls must use guidance if and only if these do.
     """
     text, guided = self.text(specification), programs.is_guided(sampling)
     members = self._sharing(text, guided)
     decoders = [self.decoder(member, guided) for member in members]
     index, draft_params = np.int32(members.index(text)), self._model.draft_params(text)
 
-    found = {}
+    compiled: dict[tuple, Callable] = {}
 
     def run(condition, row_keys, sampling):
       sampling = self._model.engine.settled(sampling)
       arguments = (self._model.params, condition, row_keys, sampling, draft_params, index)
       name = _name(members, guided, len(row_keys), sampling)
-      if name not in found:
-        found[name] = programs.kept(
+      if name not in compiled:
+        compiled[name] = programs.kept(
             self._model, name, lambda: self._compile(one_of(decoders), arguments))
-      return found[name](*arguments)
+      return compiled[name](*arguments)
 
     return run
 
   def is_compiled(self, specification: Any, sampling: Any, batch_size: int) -> bool:
-    """Whether `decode` would find its program for batches of this size."""
+    """Returns whether the program of `decode` for this batch size is in the model's cache."""
     guided = programs.is_guided(sampling)
     members = self._sharing(self.text(specification), guided)
     sampling = self._model.engine.settled(sampling)
     return _name(members, guided, batch_size, sampling) in self._model.programs
 
   def _sharing(self, text: str, guided: bool) -> tuple[str, ...]:
-    """Decoders that share a program with this one, itself among them."""
-    parts = lambda member: _parts(member, self.decoder(member, guided))
-    found = tuple(member for member in self._together if parts(member) == parts(text))
-    return found if text in found else (text,)
+    """Returns the decoders that share a program with this one, including itself."""
+    common = lambda member: _common_parts(member, self.decoder(member, guided))
+    members = tuple(member for member in self._shared if common(member) == common(text))
+    return members if text in members else (text,)
 
   def _compile(self, function: Callable, arguments: tuple) -> Callable:
-    found = programs.compiled(function, *arguments)
-    self.seconds += found.seconds
-    return found.run
+    program = programs.compiled(function, *arguments)
+    self.seconds += program.seconds
+    return program.run
 
 
 def _name(members: tuple[str, ...], guided: bool, batch_size: int, sampling: Any) -> tuple:
   return members, guided, batch_size, jax.tree.structure(sampling)
 
 
-def _parts(text: str, decoder: Any) -> tuple:
-  """What decoders that share a program have in common."""
+def _common_parts(text: str, decoder: Any) -> tuple:
+  """Returns a key that is equal for decoders that can share a program."""
   if not isinstance(decoder, Decoder):
     return (text,)
   return str(specification.expand(text)[0]), decoder.verifier.seed_exact
 
 
 def one_of(decoders: Sequence[Any]) -> Callable:
-  """Decoders that differ in their verifiers as one: the last argument is the number of one."""
+  """Joins decoders that differ only in their verifiers; the last argument selects one by index."""
   first = decoders[0]
   if len(decoders) == 1:
     return lambda *arguments: first(*arguments[:-1])
@@ -128,12 +130,17 @@ def one_of(decoders: Sequence[Any]) -> Callable:
 
 
 def switch(verifiers: Sequence[Verifier], index: jax.Array) -> Verifier:
-  """The verifier number `index`, chosen at run time; all are `seed_exact` or none is."""
+  """Returns a verifier that runs `verifiers[index]`, selected at run time.
+
+  Args:
+    verifiers: either all or none of them must be `seed_exact`.
+    index: scalar int32.
+  """
 
   def verify(rng, layout, tokens, *args):
     def branch(verifier):
       def run():
-        # Each draws the numbers that it would draw alone.
+        # A copy, so that each verifier draws the random numbers that it would draw alone.
         verdict = verifier.verify(copy.copy(rng), layout, tokens, *args)
         tv_bound = verdict.tv_bound
         if tv_bound is None:

@@ -1,8 +1,8 @@
-"""Rows and columns as text, Markdown or CSV.
+"""Formats rows and columns as text, Markdown or CSV.
 
-A row is a mapping from names to values. Columns are given by heading, each with a format string
-over the names of a row: `{'decoder': '{name}', 'speed-up': '{speedup:.2f}x'}`. What a row does not
-have, or has as None, is shown as a dash.
+A row is a mapping from names to values. Columns are a mapping from headings to format strings over
+the names of a row: `{'decoder': '{name}', 'speed-up': '{speedup:.2f}x'}`. Missing values and None
+are shown as a dash.
 """
 
 import csv as csv_lib
@@ -19,40 +19,40 @@ Row = Mapping[str, Any]
 
 
 def text(columns: Columns, rows: Iterable[Row], *, left: int = 2) -> str:
-  """Lines for a terminal: a heading, a rule, and a line per row.
+  """Formats a table for a terminal: a heading, a rule, and a line per row.
 
   Args:
-    columns: see above.
-    rows: see above.
-    left: the first columns, which are aligned left; the others are aligned right.
+    columns: format strings by heading.
+    rows: the rows.
+    left: number of leading columns that are left-aligned; the others are right-aligned.
   """
   body = [cells(columns, row) for row in rows]
   widths = [max(map(len, column)) for column in zip(columns, *body)]
   return '\n'.join([heading(columns, widths, left=left),
-                    *(_line(one, widths, left) for one in body)])
+                    *(_line(parts, widths, left) for parts in body)])
 
 
 def heading(columns: Columns, widths: Sequence[int], *, left: int = 2) -> str:
-  """The heading and the rule of a table whose rows come one at a time; see `line`."""
+  """Formats the heading and the rule of a table whose rows are printed one at a time by `line`."""
   line_of_names = _line(list(columns), widths, left)
   return f'{line_of_names}\n{"-" * len(line_of_names)}'
 
 
 def line(columns: Columns, row: Row, widths: Sequence[int], *, left: int = 2) -> str:
-  """One row in columns of fixed widths, for tables that are printed as they come about."""
+  """Formats one row with fixed column widths, for tables that are printed row by row."""
   return _line(cells(columns, row), widths, left)
 
 
 def markdown(columns: Columns, rows: Iterable[Row], *, left: int = 1) -> str:
-  """A table in Markdown; arguments as for `text`."""
+  """Formats a table in Markdown; arguments as for `text`."""
   rule = [':--' if i < left else '--:' for i in range(len(columns))]
   lines = [list(columns), rule, *(cells(columns, row) for row in rows)]
-  return '\n'.join(f'| {" | ".join(cell.replace("|", chr(92) + "|") for cell in one)} |'
-                   for one in lines)
+  return '\n'.join(f'| {" | ".join(cell.replace("|", chr(92) + "|") for cell in parts)} |'
+                   for parts in lines)
 
 
 def csv(rows: Sequence[Row]) -> str:
-  """Comma-separated values with every name that a row has; what is not there is empty."""
+  """Formats rows as comma-separated values; a value that a row does not have is empty."""
   names = dict.fromkeys(name for row in rows for name in row)
   lines = io.StringIO()
   writer = csv_lib.DictWriter(lines, names, lineterminator='\n')
@@ -62,7 +62,13 @@ def csv(rows: Sequence[Row]) -> str:
 
 
 class Table(NamedTuple):
-  """Attributes: its title, its columns and its rows; see above."""
+  """A table of a report.
+
+  Attributes:
+    title: its title.
+    columns: format strings by heading.
+    rows: its rows.
+  """
 
   title: str
   columns: Columns
@@ -70,32 +76,34 @@ class Table(NamedTuple):
 
 
 def of_report(path: str | os.PathLike) -> list[Table]:
-  """The tables that a report says it has; all of its rows if it says nothing.
+  """Reads the tables of a report.
 
-  A report names its tables in `tables`: for each a title, columns, and the numbers of its rows.
+  A report lists its tables in `tables`: for each a title, columns, and the indices of its rows. A
+  report without this list has one table with all of its rows.
 
   Args:
-    path: of a report.json, or of the folder that it is in.
+    path: path of a report.json, or of its folder.
 
   Raises:
-    ValueError: if it is none.
+    ValueError: if the file is not a valid report.
   """
   path = paths.find('report', path)
-  report = reading.json(path / 'report.json' if path.is_dir() else path, 'give a report.json, or '
-                        'the folder that it is in', 'report')
+  report = reading.json(path / 'report.json' if path.is_dir() else path,
+                        'give a report.json, or its folder', 'report')
   try:
     rows = report['rows']
     names = {name: f'{{{name}}}' for row in rows for name in row}
-    return [Table(one['title'], one['columns'], [rows[i] for i in one['rows']])
-            for one in report.get(
-                'tables', [dict(title='', columns=names, rows=range(len(rows)))]) if one['rows']]
+    return [Table(table['title'], table['columns'], [rows[i] for i in table['rows']])
+            for table in report.get(
+                'tables', [dict(title='', columns=names, rows=range(len(rows)))]) if table['rows']]
   except (KeyError, TypeError, IndexError, AttributeError) as error:
-    raise ValueError(f'report is {str(path)!r}, which cannot be read as one '
-                     f'({type(error).__name__}: {error}).') from error
+    raise ValueError(f'report is {str(path)!r}, which is not a valid report '
+                     f'({type(error).__name__}: {error}); give a report.json that one of the '
+                     'programs wrote.') from error
 
 
 def cells(columns: Columns, row: Row) -> list[str]:
-  """The texts of a row; a cell whose first value is missing is a dash."""
+  """Formats the cells of a row; a cell whose first value is missing becomes a dash."""
   values = {name: _DASH if value is None else value for name, value in row.items()}
   return [_cell(form, _Row(values)) for form in columns.values()]
 
@@ -112,14 +120,14 @@ def _line(parts: Sequence[str], widths: Sequence[int], left: int) -> str:
 
 
 class _Row(dict):
-  """A row in which what is missing is a dash."""
+  """A row in which missing values become dashes."""
 
   def __missing__(self, name: str) -> '_Dash':
     return _DASH
 
 
 class _Dash:
-  """Stands for a figure that there is not, however it is formatted."""
+  """Placeholder of a missing value; any format yields a dash."""
 
   def __format__(self, form: str) -> str:
     return '-'

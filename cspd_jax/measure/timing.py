@@ -1,11 +1,15 @@
-"""The timer: functions take turns, so that a change in the machine's load meets all of them."""
+"""Times functions in alternation, so that a change in the machine's load affects all of them."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from cspd_jax.decoding.base import Target
+from cspd_jax.decoding.tree import Tree
 
 Name = TypeVar('Name', bound=Hashable)
 
@@ -14,19 +18,19 @@ class Timing(NamedTuple):
   """The timed runs of one function.
 
   Attributes:
-    seconds: `[n]` wall-clock of every run, in the order in which they ran.
+    seconds: `[n]` wall-clock time of every run, in order.
   """
 
   seconds: np.ndarray
 
   @property
   def median(self) -> float:
-    """Seconds of a run, the figure to report."""
+    """Median seconds of a run, the figure to report."""
     return float(np.median(self.seconds))
 
   @property
   def quartiles(self) -> tuple[float, float]:
-    """Seconds that a quarter and three quarters of the runs stay below."""
+    """Lower and upper quartile of the seconds of a run."""
     lower, upper = np.quantile(self.seconds, (0.25, 0.75))
     return float(lower), float(upper)
 
@@ -40,20 +44,22 @@ def measure(
     budget: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Name, Timing]:
-  """Times functions that take turns.
+  """Times functions that run in turns.
 
-  In every turn each function runs once, in the given order, until its result is ready. A
-  compiled program may be slower the first time, so the first turns are not timed. Compile
-  beforehand, or the compilation counts as a part of the first run.
+  In every turn each function runs once, in the order of `runs`, until its result is ready. The
+  first turns are not timed, because the first run of a compiled program may be slower. Compile the
+  functions beforehand; otherwise the first run includes the compilation.
 
   Args:
     runs: functions without arguments, by name.
-    repeats: timed turns.
-    warmup: turns before them that are not timed.
-    enough: seconds of a timed run after which a function is not timed again; None for no limit.
-    budget: seconds of all timed runs. A further turn begins only if it would end within them at
-      the mean time of those before it; the first one always runs. None for no limit.
-    progress: called with the turns that are done and all turns, after each.
+    repeats: number of timed turns.
+    warmup: number of turns before them that are not timed.
+    enough: a function whose first timed run takes more seconds than this is timed only once; None
+      for no limit.
+    budget: limit on the total seconds of all timed runs. A further turn starts only if it would
+      end within the budget at the mean time of the previous turns; the first always runs. None
+      for no limit.
+    progress: called after each turn with the number of finished turns and of all turns.
 
   Returns:
     The timings by name.
@@ -81,3 +87,33 @@ def measure(
     if progress is not None:
       progress(turn + 1, warmup + repeats)
   return {name: Timing(np.array(values)) for name, values in seconds.items()}
+
+
+def forward_passes(target: Target, tree: Tree) -> Callable[[Any, Any, Any], jax.Array]:
+  """Builds a function that runs only the target's forward passes of `count` rounds, in a loop.
+
+  The rounds are spread evenly over the image.
+
+  Args:
+    target: the model.
+    tree: topology of the drafts of every round.
+
+  Returns:
+    `(params, condition, count) -> ` a scalar to wait for.
+  """
+
+  def run(params, condition, count):
+    logits, _, cache = target.prefill(params, condition, target.num_tokens + tree.num_nodes)
+    tokens = jnp.zeros((logits.shape[1], tree.num_nodes + 1), jnp.int32)
+
+    def body(i, carry):
+      tokens, cache, _ = carry
+      start = jnp.broadcast_to(i * target.num_tokens // count, tokens.shape[:1])
+      logits, _, cache = target.score(params, cache, tokens, start, tree)
+      # The next tokens depend on all logits, so the compiler cannot remove a pass.
+      unchanged = (jnp.sum(logits) * 0).astype(jnp.int32)
+      return tokens + unchanged, cache, jnp.sum(logits)
+
+    return jax.lax.fori_loop(0, count, body, (tokens, cache, jnp.sum(logits)))[2]
+
+  return run

@@ -1,4 +1,4 @@
-"""Trade-off curves: relaxed verifiers from mild to strong, on the same drafter."""
+"""Trade-off curves of relaxed verifiers: one drafter, with relaxation of increasing strength."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from cspd_jax.measure.rows import Row
 from cspd_jax.plots import curves as plot
 
-# What the panels of a picture show: metric, and the words beside its axis.
+# The metrics that the panels of a figure show, and the labels of their axes.
 _MEASURES = {
     'tv_bound_per_token': 'bound on total variation per token',
     'nll_excess': 'NLL above the entropy, nats per token',
@@ -17,14 +17,14 @@ _MEASURES = {
 
 
 class Curve(NamedTuple):
-  """A family of verifiers.
+  """A verifier with a parameter that varies along a curve.
 
   Attributes:
-    name: of the curve.
-    verifier: the verifier's specification with `{}` for the value that changes.
-    values: from mild to strong.
-    from_exact: whether the curve begins with the exact decoder.
-    like: name of the curve of which this is a variant; '' if it is none.
+    name: name of the curve.
+    verifier: the verifier's specification with `{}` for the parameter.
+    values: values of the parameter, by increasing relaxation.
+    from_exact: whether the curve starts at the exact decoder.
+    like: name of the curve of which this is a variant; '' if it is not a variant.
   """
 
   name: str
@@ -38,9 +38,9 @@ class Point(NamedTuple):
   """A decoder on a curve.
 
   Attributes:
-    curve: its name; None for the exact decoder, where curves begin.
-    value: what `{}` stands for there; None likewise.
-    row: the decoder.
+    curve: name of the curve; None for the exact decoder, where curves start.
+    value: value of the parameter; None for the exact decoder.
+    row: the decoder's measurements.
   """
 
   curve: str | None
@@ -49,56 +49,57 @@ class Point(NamedTuple):
 
 
 def specifications(drafter: str, curves: Sequence[Curve]) -> dict[tuple, str]:
-  """Specifications by `(curve, value)`, that of the exact decoder by `(None, None)`."""
+  """Returns specifications by `(curve, value)`; `(None, None)` is the exact decoder."""
   return {(None, None): f'{drafter}+exact'} | {
       (curve.name, value): f'{drafter}+{curve.verifier.format(format(value, "g"))}'
       for curve in curves for value in curve.values}
 
 
 def of_curve(points: Sequence[Point], curve: Curve) -> list[Row]:
-  """The rows that a curve joins, among the points of one drafter."""
+  """Returns the rows on a curve, from the points of one drafter."""
   return [point.row for point in points
           if point.curve == curve.name or (point.curve is None and curve.from_exact)]
 
 
 def panels(points: Mapping[str, Sequence[Point]], curves: Sequence[Curve], baseline: str,
            noise: Mapping[str, tuple[float, float]]) -> list[list[plot.Panel]]:
-  """Small multiples over the accepted length: a row per drafter, a column per measure.
+  """Builds panels over the accepted length: a row per drafter, a column per metric.
 
   Args:
-    points: by title of the row.
-    curves: that are drawn.
-    baseline: the decoder that the distances are to.
-    noise: mean and deviation of what noise amounts to, by metric.
+    points: points by drafter, which is the title of the row.
+    curves: the curves to draw.
+    baseline: the decoder whose images are the reference of distances.
+    noise: mean and standard deviation of metrics due to noise alone, by name.
   """
   result = []
-  for title, found in points.items():
-    result.append([])
+  for title, own_points in points.items():
+    panels_of_row: list[plot.Panel] = []
     for measure, label in _MEASURES.items():
       lines = {curve.name: line for curve in curves
-               if (line := _line(of_curve(found, curve), measure, curve.like))}
+               if (line := _line(of_curve(own_points, curve), measure, curve.like))}
       floor = sum(noise[measure]) if measure == 'frechet' and measure in noise else None
       if lines:
-        result[-1].append(plot.Panel(title, label.format(baseline=baseline), lines, floor))
+        panels_of_row.append(plot.Panel(title, label.format(baseline=baseline), lines, floor))
+    result.append(panels_of_row)
   return result
 
 
 def _line(rows: Sequence[Row], measure: str, like: str) -> plot.Curve | None:
-  """A measure over the accepted length where it is known; None if that is nowhere."""
-  known = [row.figures for row in rows if row.figures.get(measure) is not None]
-  if not known:
+  """Returns a metric over the accepted length; None if no row has the metric."""
+  measured = [row.figures for row in rows if row.figures.get(measure) is not None]
+  if not measured:
     return None
-  x, y, error = ([one[name] for one in known]
+  x, y, error = ([figures[name] for figures in measured]
                  for name in ('accepted_length', measure, f'{measure}_error'))
   return plot.Curve(x, y, () if None in error else error, like=like)
 
 
 class Path(NamedTuple):
-  """A curve image by image.
+  """A curve with the results of every image.
 
   Attributes:
     rounds: `[points, N]` rounds after the prefill.
-    tv_bound: `[points, N]`.
+    tv_bound: `[points, N]` bounds on total variation.
     tokens: tokens of an image.
   """
 
@@ -106,48 +107,49 @@ class Path(NamedTuple):
   tv_bound: np.ndarray
   tokens: int
 
-  def lengths(self, kept: np.ndarray) -> np.ndarray:
-    """Measures the accepted lengths, `[points]`, of the images `kept` `[N]` bool."""
-    return (self.tokens - 1) / self.rounds[:, kept].mean(axis=1)
+  def lengths(self, selected: np.ndarray) -> np.ndarray:
+    """Returns the accepted lengths, `[points]`, over the `selected` `[N]` bool images."""
+    return (self.tokens - 1) / self.rounds[:, selected].mean(axis=1)
 
-  def at(self, lengths: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Interpolates `tv_bound` per token at accepted lengths, from the images `kept`."""
-    x, y = self.lengths(kept), self.tv_bound[:, kept].mean(axis=1) / self.tokens
+  def at(self, lengths: np.ndarray, selected: np.ndarray) -> np.ndarray:
+    """Interpolates `tv_bound` per token at accepted lengths, over the `selected` images."""
+    x, y = self.lengths(selected), self.tv_bound[:, selected].mean(axis=1) / self.tokens
     order = np.argsort(x)
     return np.interp(lengths, x[order], y[order])
 
 
 class Gap(NamedTuple):
-  """How far one curve is below another.
+  """The distance by which one curve is below another.
 
   Attributes:
-    mean: over the accepted lengths that both reach.
+    mean: mean distance over the accepted lengths that both curves cover.
     error: its standard error over images.
-    low: least of these lengths.
-    high: greatest of them.
-    ours: bound per token of the first curve in the middle.
-    theirs: of the second.
+    low: the smallest of these lengths.
+    high: the largest of these lengths.
+    better: bound per token of the lower curve at the middle length.
+    worse: bound per token of the upper curve at the middle length.
   """
 
   mean: float
   error: float
   low: float
   high: float
-  ours: float
-  theirs: float
+  better: float
+  worse: float
 
 
 def path(rows: Sequence[Row]) -> Path:
-  """The images of a curve."""
+  """Collects the results of every image from the rows of a curve."""
   decoded = [row.sample.decoded for row in rows]
-  return Path(np.array([one.rounds - 1 for one in decoded], np.float64),
-              np.array([one.tv_bound for one in decoded], np.float64), decoded[0].tokens.shape[1])
+  return Path(np.array([point.rounds - 1 for point in decoded], np.float64),
+              np.array([point.tv_bound for point in decoded], np.float64),
+              decoded[0].tokens.shape[1])
 
 
 def gap(better: Path, worse: Path) -> Gap | None:
-  """Compares the bounds on total variation of two curves; None if they have no length in common.
+  """Compares the bounds on total variation of two curves; None if they share no accepted length.
 
-  The error is found by the jackknife.
+  The standard error is estimated by the jackknife over images.
   """
   count = better.rounds.shape[1]
   everything = np.ones(count, bool)
@@ -156,7 +158,7 @@ def gap(better: Path, worse: Path) -> Gap | None:
   if low >= high:
     return None
   lengths, middle = np.linspace(low, high, 33), np.array([(low + high) / 2])
-  mean = lambda kept: np.mean(worse.at(lengths, kept) - better.at(lengths, kept))
+  mean = lambda selected: np.mean(worse.at(lengths, selected) - better.at(lengths, selected))
   error = math.sqrt((count - 1) * np.var([mean(~row) for row in np.eye(count, dtype=bool)]))
   return Gap(float(mean(everything)), error, float(low), float(high),
              *(float(curve.at(middle, everything)[0]) for curve in (better, worse)))

@@ -1,22 +1,21 @@
-"""What decoders cost on this machine, predicted from few measurements, and which one to choose.
+"""Predicts the speed of decoders on this machine from few measurements, to select the fastest.
 
-The rounds of an image depend on the model and the decoder, the cost of a round on the machine:
+The number of rounds depends on the model and the decoder, the cost of a round on the machine:
 
   seconds per image = rounds x seconds of a round / images decoded together
 
-Rounds come from a short run of every candidate. A batch ends with its last row, so of a batch the
-expected rounds of the slowest of so many images count. Where more images wait than are decoded
-together, a row that is complete takes the next one (`decoding.refill`), so that the rounds of all
-images over the rows count, the last of which end alone, and the prefill of every group. A round is
-timed in the same run, at one
-number of images; at another number `b` it takes as many times longer as a bare forward pass of the
-target over as many tokens does:
+A short run of every candidate measures its rounds. A batch runs until its slowest row is complete,
+so its rounds are the expected maximum over its images. If there are more images than rows, a row
+whose image is complete starts the next one (`decoding.refill`); then the total is the rounds of all
+images divided by the rows, plus the tail in which the last images finish alone, plus one prefill
+per group of images. The short run also times a round at one number of images (`base`). At another
+number `b`, the time scales like that of a bare forward pass of the target over equally many tokens:
 
   seconds of a round(b) = seconds of a round(base) x pass(b, tokens) / pass(base, tokens)
 
-Candidates run one after the other, and a machine may do other work in between. So bare passes over
-one token take turns with the images of every short run, and the times of a candidate count by
-theirs.
+Candidates run one after the other, while the load of the machine may change. Bare passes over one
+token therefore alternate with the images of every short run, and the times of a candidate are
+measured relative to these passes.
 """
 
 import functools
@@ -30,19 +29,19 @@ import numpy as np
 from cspd_jax.core import programs
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.tree import chain
-from cspd_jax.measure import forward, timing
+from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import acceptance
 
 # Bare passes in a timed run.
 _PASSES = 16
-# Part of the tokens of an image whose passes tell how fast the machine is.
+# The speed of the machine is measured with passes over an eighth of an image's tokens.
 _PACE = 8
-# A longer round that is predicted to be so much slower ends a line of candidates.
+# A candidate that is predicted to be slower by this factor than shorter rounds ends its line.
 _MARGIN = 1.1
-# Candidates up to so many times slower than the best one are looked at more closely.
+# Variants are tried of candidates within this factor of the best one.
 _NEAR = 1.3
-# Queues that are drawn for an expectation.
+# Number of simulated queues in an expectation.
 _QUEUES = 400
 
 
@@ -51,11 +50,11 @@ class Run(NamedTuple):
 
   Attributes:
     decoder: its specification.
-    tokens: of a round: the last committed one and the drafts.
-    accepted: tokens that a round commits in the mean.
-    rounds: `[N]` of every image, the prefill included.
-    seconds: of a round, with `batch_size` images decoded together, at the pace of the machine.
-    batch_size: see `seconds`.
+    tokens: tokens of a round: the last committed one and the drafts.
+    accepted: mean number of tokens that a round commits.
+    rounds: `[N]` rounds of every image, including the prefill.
+    seconds: seconds of a round with `batch_size` images decoded together, relative to the `Pace`.
+    batch_size: images decoded together.
   """
 
   decoder: str
@@ -67,11 +66,11 @@ class Run(NamedTuple):
 
 
 class Pace(NamedTuple):
-  """How fast the machine is.
+  """A reference for the speed of the machine.
 
   Attributes:
-    run: some bare forward passes.
-    seconds: that they took at first, in the median.
+    run: runs some bare forward passes.
+    seconds: their median time at the start.
   """
 
   run: Callable[[], object]
@@ -79,13 +78,13 @@ class Pace(NamedTuple):
 
 
 class Predicted(NamedTuple):
-  """What a candidate is expected to take.
+  """The predicted cost of a candidate.
 
   Attributes:
-    rounds: in which as many images as are decoded together become complete: of a batch, which ends
-      with its last row; or of a queue in the mean, with its prefills.
-    round_seconds: of one of them.
-    seconds: per image.
+    rounds: rounds per `batch_size` images: until the last row of a batch is complete; or the mean
+      over a queue, including its prefills.
+    round_seconds: seconds of a round.
+    seconds: seconds per image.
   """
 
   rounds: float
@@ -94,39 +93,38 @@ class Predicted(NamedTuple):
 
 
 def last_row(rounds: np.ndarray, batch_size: int) -> float:
-  """The expected rounds of the slowest of `batch_size` images, drawn from those of `[N]` images."""
+  """Returns the expected maximum of `batch_size` draws from the rounds `[N]` of images."""
   ordered = np.sort(np.asarray(rounds, float))
   below = (np.arange(len(ordered) + 1) / len(ordered)) ** batch_size
   return float(ordered @ np.diff(below))
 
 
 def queue_rounds(rounds: np.ndarray, batch_size: int, count: int) -> float:
-  """The expected rounds of `count` images that follow each other in `batch_size` rows.
+  """Returns the expected rounds of a queue of `count` images, without their prefills.
 
   Args:
-    rounds: of `[N]` images, the prefill included, which does not count here. Those of the queue are
-      drawn from them.
-    batch_size: rows; the one that is free first takes the next image.
+    rounds: `[N]` rounds of images, including the prefill. Those of the queue are drawn from them.
+    batch_size: rows; the first row that is free starts the next image.
     count: images.
   """
-  drawn, found = np.random.default_rng(0), []
-  for own in drawn.choice(np.asarray(rounds) - 1, (_QUEUES, count)):
+  rng, totals = np.random.default_rng(0), []
+  for queue in rng.choice(np.asarray(rounds) - 1, (_QUEUES, count)):
     ends = [0.0] * batch_size
-    for one in own:
-      heapq.heapreplace(ends, ends[0] + one)
-    found.append(max(ends))
-  return float(np.mean(found))
+    for length in queue:
+      heapq.heapreplace(ends, ends[0] + length)
+    totals.append(max(ends))
+  return float(np.mean(totals))
 
 
 def predict(run: Run, batch_size: int, growth: float, count: int = 0,
             prefill: float = 0.0) -> Predicted:
-  """What a candidate is expected to take with `batch_size` images decoded together.
+  """Predicts the cost of a candidate with `batch_size` images decoded together.
 
   Args:
     run: its short run.
     batch_size: images decoded together.
-    growth: how many times longer a round takes with them than in the short run; see `growth`.
-    count: images of a queue, whose rows take the next one; 0 for a batch.
+    growth: time of a round relative to that in the short run; see `growth`.
+    count: images of a queue; 0 for a batch.
     prefill: seconds of the prefill of a group of the queue; see `prefill`.
   """
   seconds = run.seconds * growth
@@ -140,20 +138,17 @@ def predict(run: Run, batch_size: int, growth: float, count: int = 0,
 
 
 def queue_length(bench: Bench, text: str, batch_size: int) -> int:
-  """The number of a bench's images if they are decoded as a queue; 0 if in batches.
-
-  So `generation.generate` decodes them.
-  """
+  """Returns the number of a bench's images if `generate` decodes them as a queue, otherwise 0."""
   count = len(bench.prompts)
   return count if refill.helps(bench.check(text), count, batch_size) else 0
 
 
 class Searched(NamedTuple):
-  """Candidates after a search.
+  """The result of a search.
 
   Attributes:
-    seconds: per image by number of images decoded together, by specification.
-    left_out: why others were not tried, by specification.
+    seconds: by specification, seconds per image by number of images decoded together.
+    left_out: by specification, the reason why a candidate was not tried.
   """
 
   seconds: dict[str, Mapping[int, float]]
@@ -162,113 +157,114 @@ class Searched(NamedTuple):
 
 def search(lines: Sequence[Sequence[str]], further: Callable[[str], Sequence[str]],
            seconds: Callable[[str], Mapping[int, float] | None]) -> Searched:
-  """Tries candidates, but for those that cannot be expected to win.
+  """Tries the candidates that may be the fastest.
 
-  Of a line, whose rounds get longer, no more are tried after one that is clearly slower than the
-  best one before it, whatever number of images is decoded together. What is near the best of all
-  lines is looked at more closely.
+  The rounds of a line get longer from candidate to candidate. A line ends after a candidate that is
+  clearly slower than the best one before it, for all numbers of images decoded together. Then
+  variants are tried of the candidates that are close to the best of all lines.
 
   Args:
-    lines: specifications of decoders.
-    further: `specification -> ` others that differ little from it.
+    lines: lines of specifications of decoders.
+    further: `specification -> ` its variants.
     seconds: `specification -> ` predicted seconds per image by number of images decoded together;
-      None if the time is up.
+      None if the time limit is reached.
   """
-  found: dict[str, Mapping[int, float]] = {}
+  predicted: dict[str, Mapping[int, float]] = {}
   left_out: dict[str, str] = {}
 
   def visit(text):
-    if text not in found:
-      one = seconds(text)
-      if one is None:
-        left_out[text] = 'the time was up'
+    if text not in predicted:
+      by_size = seconds(text)
+      if by_size is None:
+        left_out[text] = 'the time limit was reached'
         return None
-      found[text] = one
-    return found[text]
+      predicted[text] = by_size
+    return predicted[text]
 
   for line in lines:
     best: dict[int, float] = {}
     for number, text in enumerate(line):
-      one = visit(text)
-      if one is None:
+      by_size = visit(text)
+      if by_size is None:
         continue
-      if best and all(value > _MARGIN * best[size] for size, value in one.items()):
-        left_out |= {later: f'{text}, with shorter rounds, is slower than shorter ones already'
-                     for later in line[number + 1:] if later not in found}
+      if best and all(value > _MARGIN * best[size] for size, value in by_size.items()):
+        left_out |= {later: f'{text}, with shorter rounds, is already slower than the best'
+                     for later in line[number + 1:] if later not in predicted}
         break
-      best = {size: min(value, best.get(size, value)) for size, value in one.items()}
-  for text in _promising(lines, found):
-    for more in further(text):
-      visit(more)
-  return Searched(found, {text: why for text, why in left_out.items() if text not in found})
+      best = {size: min(value, best.get(size, value)) for size, value in by_size.items()}
+  for text in _promising(lines, predicted):
+    for variant in further(text):
+      visit(variant)
+  return Searched(predicted,
+                  {text: why for text, why in left_out.items() if text not in predicted})
 
 
-def _promising(lines: Sequence[Sequence[str]], found: Mapping[str, Mapping[int, float]]
+def _promising(lines: Sequence[Sequence[str]], predicted: Mapping[str, Mapping[int, float]]
                ) -> list[str]:
-  """The best of every line for every number of images, if it is near the best of all lines."""
-  sizes = next(iter(found.values()), {})
+  """Returns the best of every line and number of images, if it is close to the overall best."""
+  sizes = next(iter(predicted.values()), {})
   promising = []
   for size in sizes:
-    least = min(one[size] for one in found.values())
+    least = min(by_size[size] for by_size in predicted.values())
     for line in lines:
-      known = [text for text in line if text in found]
-      best = min(known, key=lambda text: found[text][size], default=None)
-      if best is not None and found[best][size] <= _NEAR * least:
+      tried = [text for text in line if text in predicted]
+      best = min(tried, key=lambda text: predicted[text][size], default=None)
+      if best is not None and predicted[best][size] <= _NEAR * least:
         promising.append(best)
   return list(dict.fromkeys(promising))
 
 
-def ranked(found: Mapping[str, Mapping[int, float]], batch_size: int) -> list[str]:
-  """Candidates of a search, those first that are predicted to be fastest."""
-  return sorted(found, key=lambda text: found[text][batch_size])
+def ranked(seconds: Mapping[str, Mapping[int, float]], batch_size: int) -> list[str]:
+  """Sorts the candidates of a search by predicted time, the fastest first."""
+  return sorted(seconds, key=lambda text: seconds[text][batch_size])
 
 
 def tokens(bench: Bench, text: str) -> int:
-  """Tokens of a round of a decoder: the last committed one and the drafts."""
+  """Returns the tokens of a round of a decoder: the last committed one and the drafts."""
   return bench.check(text).drafter.tree.num_nodes + 1
 
 
 def pace(bench: Bench, batch_size: int) -> Pace:
-  """Times bare passes over one token per image, `batch_size` at once."""
+  """Times bare passes over one token per image, for `batch_size` images together."""
   model, target = bench.model, bench.check(bench.baseline).target
   (condition, _, _), = bench.batches(batch_size, 1)
   arguments = model.params, condition, np.int32(max(1, target.num_tokens // _PACE))
-  run = programs.compiled(forward.passes(target, chain(0)), *arguments).run
+  run = programs.compiled(timing.forward_passes(target, chain(0)), *arguments).run
   passes = functools.partial(run, *arguments)
   return Pace(passes, timing.measure({'passes': passes})['passes'].median)
 
 
 def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
-  """Decodes the images of a bench with a candidate, `batch_size` at once.
+  """Decodes the images of a bench with a candidate, `batch_size` images together.
 
   Args:
     bench: the model and the images.
-    text: the candidate.
+    text: specification of the candidate.
     batch_size: images decoded together.
-    pace: what takes turns with them.
+    pace: reference passes that alternate with the batches.
 
   Raises:
-    ValueError: if the model's numbers are no probabilities.
+    ValueError: if the model returns invalid probabilities.
   """
   batches = -(-len(bench.prompts) // batch_size)
-  bench.run(text, batch_size)  # Compiles it and runs it once.
-  decode, found = bench.programs.decode(text, bench.sampling), {}
+  bench.run(text, batch_size)  # Compiles the decoder and runs it once.
+  decode, results = bench.programs.decode(text, bench.sampling), {}
   arguments = bench.batches(batch_size, batches)
 
   def run(number):
-    found[number] = decode(*arguments[number])
-    return found[number]
+    results[number] = decode(*arguments[number])
+    return results[number]
 
-  turns = {}
+  turns: dict[tuple[str, int], Callable[[], object]] = {}
   for number in range(batches):
-    turns |= {('pace', number): pace.run, ('own', number): functools.partial(run, number)}
-  timed = {name: one.median for name, one in timing.measure(turns, 1, warmup=0).items()}
+    turns |= {('pace', number): pace.run, ('decoder', number): functools.partial(run, number)}
+  timed = {name: times.median for name, times in timing.measure(turns, 1, warmup=0).items()}
   decoded = jax.tree.map(lambda *parts: np.concatenate(parts), *map(
-      jax.device_get, (found[number] for number in range(batches))))
+      jax.device_get, (results[number] for number in range(batches))))
   bench.model.engine.check_result(decoded, [
       f'number {number}' for number in range(len(decoded.rounds))])
   rounds = decoded.rounds.reshape(batches, batch_size).max(axis=1)
-  seconds = [timed['own', number] / timed['pace', number] / rounds[number]
+  seconds = [timed['decoder', number] / timed['pace', number] / rounds[number]
              for number in range(batches)]
   return Run(
       text, tokens(bench, text), acceptance.summarise(decoded).accepted_length_mean,
@@ -277,53 +273,53 @@ def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
 
 def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
            ) -> dict[int, float]:
-  """How many times longer a bare forward pass takes than with the first number of images.
+  """Measures the time of a bare forward pass relative to that with the first number of images.
 
   Args:
     bench: the model and the images.
-    tokens: of an image in a pass.
+    tokens: tokens per image in a pass.
     batch_sizes: numbers of images.
-    repeats: timed runs, which take turns.
+    repeats: timed runs.
 
   Returns:
-    The factor by number of images.
+    The relative time by number of images.
   """
   if len(batch_sizes) == 1:
     return {batch_sizes[0]: 1.0}
   model, runs = bench.model, {}
-  passes = forward.passes(bench.check(bench.baseline).target, chain(tokens - 1))
+  passes = timing.forward_passes(bench.check(bench.baseline).target, chain(tokens - 1))
   for size in batch_sizes:
     (condition, _, _), = bench.batches(size, 1)
     run = programs.compiled(passes, model.params, condition, np.int32(1)).run
     for count in (1, _PASSES):
       runs[size, count] = functools.partial(run, model.params, condition, np.int32(count))
-  found = {name: one.median for name, one in timing.measure(runs, repeats).items()}
-  # What comes before the passes, such as the prefill, does not count.
-  spent = {size: max(found[size, _PASSES] - found[size, 1], found[size, _PASSES] / _PASSES)
+  times = {name: timed.median for name, timed in timing.measure(runs, repeats).items()}
+  # The difference excludes what precedes the passes, such as the prefill.
+  spent = {size: max(times[size, _PASSES] - times[size, 1], times[size, _PASSES] / _PASSES)
            for size in batch_sizes}
   return {size: spent[size] / spent[batch_sizes[0]] for size in batch_sizes}
 
 
 def prefill(bench: Bench, batch_size: int, pace: Pace, repeats: int) -> float:
-  """Seconds of the prefill of a group of a queue, at the pace of the machine.
+  """Measures the seconds of the prefill of a group of a queue, relative to the pace.
 
   Args:
     bench: the model and the images.
     batch_size: images decoded together.
-    pace: what takes turns with it.
+    pace: reference passes that alternate with the prefill.
     repeats: timed runs.
   """
   (condition, _, _), = bench.batches(refill.group(batch_size), 1)
   arguments = bench.model.params, condition, np.int32(0)
   run = programs.compiled(
-      forward.passes(bench.check(bench.baseline).target, chain(0)), *arguments).run
-  found = timing.measure(
-      {'pace': pace.run, 'own': functools.partial(run, *arguments)}, repeats)
-  return pace.seconds * found['own'].median / found['pace'].median
+      timing.forward_passes(bench.check(bench.baseline).target, chain(0)), *arguments).run
+  times = timing.measure(
+      {'pace': pace.run, 'prefill': functools.partial(run, *arguments)}, repeats)
+  return pace.seconds * times['prefill'].median / times['pace'].median
 
 
 def measure(bench: Bench, texts: Sequence[str], batch_size: int, repeats: int) -> dict[str, float]:
-  """Seconds per image of whole decodes that take turns, the images of a bench, in the median."""
+  """Measures the median seconds per image of complete decodes that alternate, by specification."""
   runs, counts = {}, {}
   for text in texts:
     batches = -(-len(bench.prompts) // batch_size)
@@ -331,5 +327,5 @@ def measure(bench: Bench, texts: Sequence[str], batch_size: int, repeats: int) -
       runs[text], counts[text] = bench.queue(text, batch_size), count
     else:
       runs[text], counts[text] = bench.run(text, batch_size, batches), batches * batch_size
-  found = timing.measure(runs, repeats, warmup=0)
-  return {text: found[text].median / counts[text] for text in texts}
+  times = timing.measure(runs, repeats, warmup=0)
+  return {text: times[text].median / counts[text] for text in texts}

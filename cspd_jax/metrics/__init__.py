@@ -1,10 +1,10 @@
-"""Numbers that describe a decode and the images it made.
+"""Metrics of a decode and of the images it generated.
 
-Every metric is `metric(sample, model) -> Value(mean, standard_error)`; see `base`. A new one
-is a file and a line in the list below.
+Every metric is a function `metric(sample, model) -> Value(mean, standard_error)`; see `base`. To
+add one, write a file with a `Metric` and list it in `METRICS` below.
 """
 
-from cspd_jax.metrics import acceptance, bound, frechet, likelihood, passes
+from cspd_jax.metrics import acceptance, frechet, likelihood, passes
 from cspd_jax.metrics.base import Metric, Sample, Value, columns, entries, measure
 
 METRICS = (
@@ -23,8 +23,8 @@ METRICS = (
     passes.RESIDUAL_MISSED,
     passes.SQUARED_ERROR,
     passes.SQUARED_ERROR_BOUND,
-    bound.TV_BOUND,
-    bound.TV_BOUND_PER_TOKEN,
+    acceptance.TV_BOUND,
+    acceptance.TV_BOUND_PER_TOKEN,
     likelihood.NLL,
     likelihood.NLL_DIFFERENCE,
     likelihood.NLL_EXCESS,
@@ -32,12 +32,17 @@ METRICS = (
     frechet.FRECHET,
 )
 
-# By engine, what bars and curves show first.
+# The main metric of each engine, which bar charts and curves show.
 MAIN = {'discrete': acceptance.STEP_COMPRESSION, 'continuous': passes.HEAD_CALLS}
 
 
 def select(engine: str, *groups: str) -> tuple[Metric, ...]:
-  """The metrics of an engine's decoders, 'discrete' or 'continuous', of some groups or all."""
+  """Returns the metrics that apply to an engine's decoders.
+
+  Args:
+    engine: 'discrete' or 'continuous'.
+    *groups: groups to select (see `Metric.group`); all groups if there are none.
+  """
   return tuple(metric for metric in METRICS
                if engine in metric.engines and (not groups or metric.group in groups))
 

@@ -1,6 +1,9 @@
-"""How much of the work a decoder saved: figures from a `Decoded`, in NumPy."""
+"""Metrics read directly from a `Decoded`: rounds, accepted lengths, the bound on total variation.
 
-from typing import NamedTuple
+Computed in NumPy.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -8,19 +11,22 @@ from cspd_jax.decoding.base import Decoded
 from cspd_jax.metrics import base
 from cspd_jax.metrics.base import Metric
 
+if TYPE_CHECKING:
+  from cspd_jax.generation.model import Model
+
 
 class Acceptance(NamedTuple):
-  """The usual figures of parallel decoding.
+  """Summary statistics of parallel decoding.
 
   Attributes:
-    rounds_mean: forward passes of the target per image, the prefill included.
+    rounds_mean: forward passes of the target per image, including the prefill.
     step_compression: tokens of an image per forward pass, `T / rounds`, averaged
       over the images; 1 for `vanilla`.
-    accepted_length_mean: tokens committed by a round (the accepted drafts and
-      the one more token), averaged over all rounds after the prefill; nan if
-      the prefill was the only round (`T = 1`).
-    one_token_rounds: share of these rounds, 0 to 1, that accepted no draft and
-      so committed one token; nan likewise.
+    accepted_length_mean: tokens committed by a round (the accepted drafts plus
+      one), averaged over all rounds after the prefill; NaN if the prefill was
+      the only round (`T = 1`).
+    one_token_rounds: fraction of these rounds that accepted no draft and
+      therefore committed one token; NaN in the same case.
   """
 
   rounds_mean: float
@@ -30,15 +36,15 @@ class Acceptance(NamedTuple):
 
 
 def summarise(decoded: Decoded) -> Acceptance:
-  """Figures over all images of a decode.
+  """Computes the statistics over all images of a decode.
 
   Args:
     decoded: tokens `[B, T]`, rounds `[B]` and the histogram `[B, D + 2]`; JAX or
-      NumPy arrays. Several decodes are joined along `B` beforehand.
+      NumPy arrays. Concatenate several decodes along `B` first.
 
   Raises:
-    ValueError: if the shapes do not fit together, or the histogram does not
-      account for all tokens and rounds.
+    ValueError: if the shapes do not match, or the histogram does not account
+      for all tokens and rounds.
   """
   tokens, rounds, accepted = (
       np.asarray(part) for part in (decoded.tokens, decoded.rounds, decoded.accepted))
@@ -63,54 +69,71 @@ def summarise(decoded: Decoded) -> Acceptance:
 
 
 def by_place(decoded: Decoded) -> np.ndarray:
-  """How often the draft at a place behind the last committed token is accepted when tested.
+  """Returns the acceptance rate of tested drafts by their depth in the chain.
 
-  For decoders that draft a chain. The last round of an image counts as ended by a refusal, although
-  the image's end may have cut it.
+  For decoders that draft a chain. The last round of an image counts as ended by a rejection,
+  although the end of the image may have cut it short.
 
   Args:
     decoded: as for `summarise`.
 
   Returns:
-    `[D]`, entry `d` for the draft after `d` accepted ones; nan where none was tested.
+    `[D]`, entry `d` for the draft that follows `d` accepted ones; NaN where none was tested.
   """
   counts = np.asarray(decoded.accepted).sum(0)
-  reached = counts[::-1].cumsum()[::-1]  # Rounds that committed so many tokens at least.
+  reached = counts[::-1].cumsum()[::-1]  # Rounds that committed at least that many tokens.
   tested = reached[1:-1].astype(float)
   return np.divide(reached[2:], tested, out=np.full(tested.shape, np.nan), where=tested > 0)
 
 
-def _rounds(sample: base.Sample, model) -> base.Value:
+def _rounds(sample: base.Sample, model: 'Model') -> base.Value:
   del model
   return base.mean(sample.decoded.rounds)
 
 
-def _step_compression(sample: base.Sample, model) -> base.Value:
+def _step_compression(sample: base.Sample, model: 'Model') -> base.Value:
   del model
   return base.mean(sample.tokens.shape[1] / sample.decoded.rounds)
 
 
-def _accepted_length(sample: base.Sample, model) -> base.Value:
+def _accepted_length(sample: base.Sample, model: 'Model') -> base.Value:
   del model
   rounds = sample.decoded.rounds - 1  # After the prefill.
   return base.ratio(np.full(rounds.shape, sample.tokens.shape[1] - 1), rounds)
 
 
-def _one_token_rounds(sample: base.Sample, model) -> base.Value:
+def _one_token_rounds(sample: base.Sample, model: 'Model') -> base.Value:
   del model
   return base.ratio(sample.decoded.accepted[:, 1], sample.decoded.rounds - 1)
 
 
+def _tv_bound(sample: base.Sample, model: 'Model') -> base.Value:
+  del model
+  return base.mean(sample.decoded.tv_bound)
+
+
+def _tv_bound_per_token(sample: base.Sample, model: 'Model') -> base.Value:
+  del model
+  return base.mean(sample.decoded.tv_bound / sample.tokens.shape[1])
+
+
 ROUNDS = Metric(
     'rounds', 'rounds', '{:.1f}', _rounds,
-    meaning='forward passes of the target per image, the prefill included',
+    meaning='forward passes of the target per image, including the prefill',
     phrase='{:.0f} forward passes per image')
 STEP_COMPRESSION = Metric(
     'step_compression', 'step compr.', '{:.2f}x', _step_compression,
     meaning='tokens per forward pass of the target, over a whole image', better='higher')
 ACCEPTED_LENGTH = Metric(
     'accepted_length', 'acc. length', '{:.2f}', _accepted_length,
-    meaning='tokens per round after the prefill: accepted drafts and one more', better='higher')
+    meaning='tokens per round after the prefill: the accepted drafts plus one', better='higher')
 ONE_TOKEN_ROUNDS = Metric(
     'one_token_rounds', 'one-token', '{:.0%}', _one_token_rounds,
-    meaning='share of the rounds after the prefill that accepted no draft')
+    meaning='fraction of the rounds after the prefill that accepted no draft')
+TV_BOUND = Metric(
+    'tv_bound', 'TV bound', '{:.2f}', _tv_bound, group='bound',
+    meaning="bound on the total variation between the distribution of the images and the target's; "
+    'informative only below 1')
+TV_BOUND_PER_TOKEN = Metric(
+    'tv_bound_per_token', '/token', '{:.4f}', _tv_bound_per_token, group='bound',
+    meaning='the same bound per token')

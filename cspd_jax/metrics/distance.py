@@ -1,4 +1,4 @@
-"""How far one target is from another along the same images, such as a rounded one."""
+"""Distance between two targets along the same images, for example after quantization."""
 
 from typing import Any, NamedTuple
 
@@ -11,13 +11,13 @@ from cspd_jax.metrics import likelihood
 
 
 class Distance(NamedTuple):
-  """Per image, over its tokens.
+  """Distances per image, over its tokens.
 
   Attributes:
     nll: `[B]` mean negative log-likelihood under the target, in nats.
-    other_nll: `[B]` that under the other target. Along images that the target drew, the mean of
-      `other_nll - nll` is the relative entropy per token.
-    total_variation: `[B]` mean total variation between the distributions of a token.
+    other_nll: `[B]` the same under the other target. Along images that the target drew, the mean
+      of `other_nll - nll` is the relative entropy per token.
+    total_variation: `[B]` mean total variation between the two distributions of a token.
     largest: `[B]` largest total variation.
   """
 
@@ -29,22 +29,22 @@ class Distance(NamedTuple):
 
 def distance(target: Target, params: Any, other_params: Any, condition: Condition,
              tokens: jax.Array, warp: warp_lib.Warp) -> Distance:
-  """Compares the distributions of two targets along whole images; to be jitted.
+  """Compares the distributions of two targets along whole images; call it under `jax.jit`.
 
   Args:
-    target: the model, with the guidance stream if it is used.
+    target: the model, with the stream of the null condition if guidance is used.
     params: parameters of the target.
-    other_params: those of the other one.
-    condition: what the images show, leading axis `B`.
-    tokens: `[B, T]` finished images.
+    other_params: parameters of the other target.
+    condition: the conditions of the images, leading axis `B`.
+    tokens: `[B, T]` tokens of complete images.
     warp: the sampling options.
 
   Returns:
     A `Distance`.
   """
-  own, other = (likelihood.distributions(target, part, condition, tokens, warp)
-                for part in (params, other_params))
-  apart = 0.5 * jnp.sum(jnp.abs(own - other), axis=-1)
-  nll, other_nll = (jnp.mean(-jnp.log(accept.take(found, tokens)), axis=1)
-                    for found in (own, other))
-  return Distance(nll, other_nll, jnp.mean(apart, axis=1), jnp.max(apart, axis=1))
+  probs, other_probs = (likelihood.distributions(target, parameters, condition, tokens, warp)
+                        for parameters in (params, other_params))
+  variation = 0.5 * jnp.sum(jnp.abs(probs - other_probs), axis=-1)
+  nll, other_nll = (jnp.mean(-jnp.log(accept.take(part, tokens)), axis=1)
+                    for part in (probs, other_probs))
+  return Distance(nll, other_nll, jnp.mean(variation, axis=1), jnp.max(variation, axis=1))

@@ -1,12 +1,11 @@
-"""How likely the target finds images that a decoder made: the sharpest test of a bias.
+"""Likelihood of generated images under the target: the most sensitive test for a bias.
 
-A relaxed decoder accepts tokens that the target would not have drawn, so the target finds
-its images less likely than its own, or more likely if it keeps to the probable tokens. One
-forward pass over the finished tokens gives every distribution that the target would have drawn
-from.
+A relaxed decoder accepts tokens that the target would not have drawn, so its images are less likely
+under the target than the target's own, or more likely if it prefers probable tokens. One forward
+pass over the complete tokens yields every distribution that the target would have drawn from.
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,17 +18,19 @@ from cspd_jax.decoding.tree import chain
 from cspd_jax.metrics import base
 from cspd_jax.metrics.base import Metric
 
+if TYPE_CHECKING:
+  from cspd_jax.generation.model import Model
+
 
 class Likelihood(NamedTuple):
-  """Per image, mean over its tokens, in nats.
+  """Means over the tokens of each image, in nats.
 
   Attributes:
-    nll: `[B]` negative log-likelihood under the distribution that is sampled; inf if the
-      distribution excludes a token, which cuts can bring about. Its mean over vanilla's images is
-      the entropy rate of the model.
+    nll: `[B]` negative log-likelihood under the warped distribution; inf if the warp excludes a
+      token, for example by top-k. Its mean over vanilla's images is the entropy rate of the model.
     entropy: `[B]` entropy of the same distributions. Along the images of an exact decoder
-      `nll - entropy` has mean 0, whatever the images show: the noise of the images, which
-      makes up most of that of `nll`, is not in it.
+      `nll - entropy` has mean 0 for any condition, and much less variance than `nll`, most of
+      whose variance is the variation of the entropy between images.
   """
 
   nll: jax.Array
@@ -38,31 +39,36 @@ class Likelihood(NamedTuple):
 
 def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Array,
                warp: warp_lib.Warp) -> Likelihood:
-  """Likelihood of whole images under the target's warped distribution; to be jitted.
+  """Computes the likelihood of whole images under the target's warped distribution.
+
+  To be called under `jax.jit`.
 
   Args:
-    target: the model, with the guidance stream if it is used.
+    target: the model, with the stream of the null condition if guidance is used.
     params: its parameters.
-    condition: what the images show, leading axis `B`.
-    tokens: `[B, T]` finished images.
+    condition: the conditions of the images, leading axis `B`.
+    tokens: `[B, T]` tokens of complete images.
     warp: the sampling options.
 
   Returns:
     A `Likelihood`.
   """
-  found = distributions(target, params, condition, tokens, warp)
-  entropy = jnp.sum(jax.scipy.special.entr(found), axis=-1)
-  nll = -jnp.log(accept.take(found, tokens))
+  probs = distributions(target, params, condition, tokens, warp)
+  entropy = jnp.sum(jax.scipy.special.entr(probs), axis=-1)
+  nll = -jnp.log(accept.take(probs, tokens))
   return Likelihood(nll=jnp.mean(nll, axis=1), entropy=jnp.mean(entropy, axis=1))
 
 
 def distributions(target: Target, params: Any, condition: Condition, tokens: jax.Array,
                   warp: warp_lib.Warp) -> jax.Array:
-  """What every token of whole images is drawn from, `[B, T, V]`; arguments as for `likelihood`."""
+  """Returns the distribution of every token of whole images, `[B, T, V]`.
+
+  Arguments as for `likelihood`.
+  """
   first, _, cache = target.prefill(params, condition, target.num_tokens)
   logits = first[:, :, None]
   if target.num_tokens > 1:
-    # All tokens but the last as one long chain of drafts.
+    # All tokens but the last, as one long chain of drafts.
     start = jnp.zeros(tokens.shape[:1], jnp.int32)
     rest, _, _ = target.score(
         params, cache, tokens[:, :-1], start, chain(target.num_tokens - 2))
@@ -73,9 +79,9 @@ def distributions(target: Target, params: Any, condition: Condition, tokens: jax
 
 
 def unigram_distance(tokens: np.ndarray, others: np.ndarray, vocab_size: int) -> float:
-  """Total variation between how often two sets of images `[N, T]` use each token.
+  """Returns the total variation between the token frequencies of two sets of images `[N, T]`.
 
-  From few tokens it is well above 0 even if the distributions are equal; compare it with that of
+  For few tokens it is well above 0 even if the distributions are equal; compare it with that of
   two equally large samples of one decoder.
   """
   shares = [np.bincount(np.asarray(part).reshape(-1), minlength=vocab_size) / np.size(part)
@@ -83,8 +89,8 @@ def unigram_distance(tokens: np.ndarray, others: np.ndarray, vocab_size: int) ->
   return float(0.5 * np.abs(shares[0] - shares[1]).sum())
 
 
-def of_sample(sample: base.Sample, model: Any) -> Likelihood:
-  """The likelihood of a sample's images, `[N]` NumPy arrays, computed once per sample."""
+def of_sample(sample: base.Sample, model: 'Model') -> Likelihood:
+  """Returns the likelihood of a sample's images, `[N]` NumPy arrays, cached by the sample."""
   guided = bool(np.any(np.asarray(sample.sampling.guidance_scale) != 1))
 
   target = model.target(guided=guided)
@@ -94,24 +100,24 @@ def of_sample(sample: base.Sample, model: Any) -> Likelihood:
       lambda condition, tokens, sampling: run(model.params, condition, tokens, sampling)))
 
 
-def _nll(sample: base.Sample, model: Any) -> base.Value:
+def _nll(sample: base.Sample, model: 'Model') -> base.Value:
   return base.mean(of_sample(sample, model).nll)
 
 
-def _excess(sample: base.Sample, model: Any) -> base.Value:
-  found = of_sample(sample, model)
-  return base.mean(found.nll - found.entropy)
+def _excess(sample: base.Sample, model: 'Model') -> base.Value:
+  result = of_sample(sample, model)
+  return base.mean(result.nll - result.entropy)
 
 
-def _difference(sample: base.Sample, model: Any) -> base.Value:
+def _difference(sample: base.Sample, model: 'Model') -> base.Value:
   if sample.reference is None:
     return base.UNKNOWN
-  own, theirs = (of_sample(one, model).nll for one in (sample, sample.reference))
-  # Each image against those of the same condition.
-  return base.mean(own - theirs.reshape(-1, len(own)).mean(axis=0))
+  nll, reference_nll = (of_sample(images, model).nll for images in (sample, sample.reference))
+  # Compares each image with the reference images of the same condition.
+  return base.mean(nll - reference_nll.reshape(-1, len(nll)).mean(axis=0))
 
 
-def _unigrams(sample: base.Sample, model: Any) -> base.Value:
+def _unigrams(sample: base.Sample, model: 'Model') -> base.Value:
   if sample.reference is None:
     return base.UNKNOWN
   return base.Value(unigram_distance(
@@ -123,11 +129,11 @@ NLL = Metric(
     meaning="mean negative log-likelihood per token under the target's guided distribution, nats")
 NLL_DIFFERENCE = Metric(
     'nll_difference', 'NLL - vanilla', '{:+.3f}', _difference, group='fidelity',
-    meaning="NLL above that of the target's own images of the same prompts")
+    meaning="NLL minus that of the target's own images of the same prompts")
 NLL_EXCESS = Metric(
     'nll_excess', 'NLL - entropy', '{:+.3f}', _excess, group='fidelity',
-    meaning='NLL above the entropy of the distributions along the same images; 0 for all exact '
-    'decoders')
+    meaning='NLL minus the entropy of the distributions along the same images; its expectation is '
+    '0 for all exact decoders')
 UNIGRAM_DISTANCE = Metric(
     'unigram_distance', 'unigrams', '{:.3f}', _unigrams, group='fidelity',
-    meaning="total variation between how often its images and the target's own use each token")
+    meaning="total variation between the token frequencies of its images and of the target's own")

@@ -1,7 +1,7 @@
-"""Accelerators to compile for on a machine that has none.
+"""Compiles for accelerators on a machine without one.
 
-XLA compiles for a described device; what it needs comes with wheels that run on any CPU. Nothing is
-timed: the kernels, what they read and where they copy are facts, times are arithmetic on them.
+XLA compiles for a described device, with compilers from wheels that run on any CPU. Nothing is
+timed: kernels, traffic and copies are facts of the program; times are computed from them.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from cspd_jax.checkpoints import layouts
 from cspd_jax.models import attention, fused_head
 
-# As XLA describes it, with the versions that decide what becomes part of a CUDA graph.
+# XLA's description of the device, with the versions that decide what becomes part of a CUDA graph.
 _H200 = '''gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
   shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
@@ -30,9 +30,9 @@ _H200 = '''gpu_device_info {
   runtime_version: "12.9.0" compile_time_toolkit_version: "12.9.0" dnn_version: "9.10.0" }
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H200"
 '''
-# The versions in it that fused attention asks for.
+# The versions of it that JAX's fused attention checks.
 _CUDNN, _CAPABILITY = 91000, (9, 0)
-# So that libtpu looks for no machine, and lets other processes compile too.
+# Keeps libtpu from looking for a TPU, and lets several processes compile at once.
 _NO_TPU = dict(TPU_SKIP_MDS_QUERY='1', TPU_ACCELERATOR_TYPE='v5litepod-4',
                TPU_WORKER_HOSTNAMES='localhost', ALLOW_MULTIPLE_LIBTPU_LOAD='1')
 
@@ -41,14 +41,14 @@ class Accelerator(NamedTuple):
   """A device.
 
   Attributes:
-    bandwidth: bytes per second of its main memory, as the vendor states it.
-    flops: multiplications and additions per second in bfloat16, likewise.
-    kernel_seconds: what a kernel costs beside its work: with CUDA graphs on a GPU.
-    fast_memory: bytes beside the main memory in which XLA keeps parameters.
-    cache: bytes of the second-level cache that all cores share; 0 if there is none.
-    platform: XLA's name of it.
-    topology: name of the smallest one.
-    wheels: what compiles for it.
+    bandwidth: bytes per second of its main memory, as stated by the vendor.
+    flops: multiplications and additions per second in bfloat16, as stated by the vendor.
+    kernel_seconds: launch overhead of a kernel; on a GPU, with CUDA graphs.
+    fast_memory: bytes of an additional memory in which XLA stores parameters.
+    cache: bytes of the second-level cache that all cores share; 0 without one.
+    platform: XLA's name of the platform.
+    topology: XLA's name of the smallest topology.
+    wheels: the packages that compile for it.
   """
 
   bandwidth: float
@@ -62,7 +62,7 @@ class Accelerator(NamedTuple):
 
 
 ACCELERATORS = {
-    # 50 MB of cache by NVIDIA's H100 architecture paper, the same chip; as XLA describes it above.
+    # 50 MB of cache according to NVIDIA's H100 architecture paper (the same chip), as in `_H200`.
     'h200': Accelerator(4.8e12, 989e12, 1.5e-6, 0, 52428800, 'cuda', '1x1x1', (
         'jax-cuda12-plugin', 'jax-cuda12-pjrt', 'nvidia-cuda-nvcc-cu12')),
     'v5e': Accelerator(819e9, 197e12, 0.5e-6, 128 << 20, 0, 'tpu', 'v5e:2x2', ('libtpu',)),
@@ -70,71 +70,71 @@ ACCELERATORS = {
 
 
 def check(name: str) -> Accelerator:
-  """The accelerator of this name, if it can be compiled for here.
+  """Returns the accelerator of this name, if this machine can compile for it.
 
   Raises:
-    ValueError: if there is none of this name.
-    ImportError: if wheels are missing, naming the command that installs them.
+    ValueError: for an unknown name.
+    ImportError: if wheels are missing, with the command that installs them.
   """
   if name not in ACCELERATORS:
     raise ValueError(f'device is {name!r}; it must be one of {", ".join(ACCELERATORS)}.')
-  found = ACCELERATORS[name]
-  if missing := [wheel for wheel in found.wheels if not _is_installed(wheel)]:
+  accelerator = ACCELERATORS[name]
+  if missing := [wheel for wheel in accelerator.wheels if not _is_installed(wheel)]:
     raise ImportError(
         f'device is {name!r}, for which {", ".join(missing)} must be installed; run '
-        f'pip install --no-deps {" ".join(map(_pinned, found.wheels))}')
-  return found
+        f'pip install --no-deps {" ".join(map(_pinned, accelerator.wheels))}')
+  return accelerator
 
 
 def describe(name: str) -> Any:
-  """The device to compile for, as a JAX device; raises as `check` does."""
-  found = check(name)
+  """Returns a JAX device to compile for; raises the same errors as `check`."""
+  accelerator = check(name)
   if jax.config.jax_platforms is None:
-    jax.config.update('jax_platforms', 'cpu')  # The wheels look for devices of theirs otherwise.
-  if found.platform == 'cuda':
+    jax.config.update('jax_platforms', 'cpu')  # Otherwise the wheels look for their devices.
+  if accelerator.platform == 'cuda':
     topology = topologies.get_topology_desc(
-        platform='cuda', target_config=_H200, topology=found.topology)
+        platform='cuda', target_config=_H200, topology=accelerator.topology)
   else:
     for key, value in _NO_TPU.items():
       os.environ.setdefault(key, value)
-    topology = topologies.get_topology_desc(found.topology, platform=found.platform)
+    topology = topologies.get_topology_desc(accelerator.topology, platform=accelerator.platform)
   return topology.devices[0]
 
 
 def compiled(function: Any, arguments: Any, device: Any,
              orders: Mapping[str, tuple[int, ...]] | None = None,
              options: Mapping[str, Any] | None = None) -> Any:
-  """A function, compiled for a described device.
+  """Compiles a function for a described device.
 
   Args:
-    function: to be jitted.
-    arguments: of the function; only shapes and dtypes are looked at.
-    device: see `describe`.
-    orders: how what of the arguments lies in the memory of a TPU; see `checkpoints.layouts`.
-    options: of the compiler, as `jax.jit` takes them.
+    function: the function.
+    arguments: its arguments; only their shapes and dtypes are used.
+    device: the device, see `describe`.
+    orders: memory orders of parameters on a TPU; see `checkpoints.layouts`.
+    options: compiler options, as for `jax.jit`.
   """
-  place = jax.sharding.SingleDeviceSharding(device)
+  sharding = jax.sharding.SingleDeviceSharding(device)
 
-  def describe_one(path, leaf):
+  def shape_of(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     shape = jax.ShapeDtypeStruct(jax.numpy.shape(leaf), leaf.dtype)
-    return shape.update(sharding=layouts.place(name, shape, place, orders or {}))
+    return shape.update(sharding=layouts.place(name, shape, sharding, orders or {}))
 
-  described = jax.tree_util.tree_map_with_path(describe_one, arguments)
-  with _fused() if device.platform == 'gpu' else contextlib.nullcontext():
-    return jax.jit(function, compiler_options=options).lower(*described).compile()
+  shapes = jax.tree_util.tree_map_with_path(shape_of, arguments)
+  with _fused_kernels() if device.platform == 'gpu' else contextlib.nullcontext():
+    return jax.jit(function, compiler_options=options).lower(*shapes).compile()
 
 
 @contextlib.contextmanager
-def _fused() -> Iterator[None]:
-  """Has programs for a GPU that is not there use the kernels that are tried on one that is."""
-  # What JAX asks a device that is there.
-  told: dict[str, Any] = dict(
+def _fused_kernels() -> Iterator[None]:
+  """Enables the fused GPU kernels, which JAX and the models otherwise enable on a real GPU only."""
+  # JAX queries these versions from the real device.
+  versions: dict[str, Any] = dict(
       check_cudnn_version=lambda: _CUDNN,
       check_compute_capability=lambda version: _version(version) <= _CAPABILITY,
       is_cuda_compute_capability_equal=lambda version: _version(version) == _CAPABILITY)
   with contextlib.ExitStack() as stack:
-    stack.enter_context(mock.patch.multiple(cudnn, **told))
+    stack.enter_context(mock.patch.multiple(cudnn, **versions))
     for module in (attention, fused_head):
       stack.enter_context(mock.patch.object(module, 'is_available', lambda: True))
     yield
@@ -153,9 +153,9 @@ def _is_installed(wheel: str) -> bool:
 
 
 def _pinned(wheel: str) -> str:
-  """A wheel with the version that goes with this version of JAX."""
+  """Returns a pip requirement with the version of a wheel that matches this version of JAX."""
   if wheel.startswith('jax-'):
     return f'{wheel}=={jax.__version__}'
-  wanted = next((line.split(';')[0].strip() for line in importlib.metadata.requires('jax') or ()
-                 if line.startswith(wheel)), wheel)
-  return f'"{wanted}"' if wanted != wheel else wheel
+  required = next((line.split(';')[0].strip() for line in importlib.metadata.requires('jax') or ()
+                   if line.startswith(wheel)), wheel)
+  return f'"{required}"' if required != wheel else wheel

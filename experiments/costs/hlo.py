@@ -1,7 +1,7 @@
-"""Reads the text of an optimised HLO module: what XLA made of a program, for any device.
+"""Parses the text of an optimised HLO module, the output of XLA's compiler for any device.
 
-Only what counting needs is read: computations, instructions with the arrays they give, what they
-take and call, and the lines of the source that they come from.
+Reads only what counting requires: computations, instructions with their results, operands and
+called computations, and the source lines of instructions.
 """
 
 import functools
@@ -10,21 +10,21 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# Types whose names do not say their bits.
+# Types whose names do not contain their number of bits.
 _BITS = {'pred': 8, 'token': 0, 'opaque': 0}
-# `calls`, `body` and the like name computations; conditionals name several.
+# Attributes such as `calls` and `body` name computations; those of conditionals name several.
 _CALLED = re.compile(
     r'\b(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations)='
     r'(\{[^}]*\}|%[\w.\-]+)')
 
 
 class Array(NamedTuple):
-  """An array that an instruction gives.
+  """An array that an instruction returns.
 
   Attributes:
-    dtype: as HLO writes it, such as 'bf16'.
+    dtype: HLO's name of the type, such as 'bf16'.
     dims: its shape.
-    layout: what stands behind the shape: minor dimensions first, tiles, memory space.
+    layout: the text after the shape: minor-to-major order of dimensions, tiles, memory space.
   """
 
   dtype: str
@@ -42,16 +42,16 @@ class Array(NamedTuple):
     space = re.search(r'S\((\d+)\)', self.layout)
     if space and int(space[1]):
       return 0
-    named = re.findall(r'\d+', self.dtype)
-    bits = _BITS[self.dtype] if self.dtype in _BITS else int(named[0])
+    digits = re.findall(r'\d+', self.dtype)
+    bits = _BITS[self.dtype] if self.dtype in _BITS else int(digits[0])
     return math.prod(self._padded()) * bits / 8
 
   def _padded(self) -> list[int]:
     dims = list(self.dims)
     tile = re.search(r':T\(([\d,]+)\)', self.layout)
     if tile and dims:
-      order = [int(one) for one in self.layout[1:].split(':')[0].split(',') if one]
-      sizes = [int(one) for one in tile[1].split(',')]
+      order = [int(axis) for axis in self.layout[1:].split(':')[0].split(',') if axis]
+      sizes = [int(size) for size in tile[1].split(',')]
       for axis, size in zip(order, reversed(sizes)):
         dims[axis] = -(-dims[axis] // size) * size
     return dims
@@ -64,11 +64,11 @@ class Instruction(NamedTuple):
   """An instruction.
 
   Attributes:
-    name: unique in the module.
-    opcode: as HLO writes it.
-    arrays: what it gives, tuples flattened.
-    operands: names of what it takes, in order.
-    literal: what stands between its brackets.
+    name: its name, unique in the module.
+    opcode: HLO's name of the operation.
+    arrays: its results, tuples flattened.
+    operands: names of its operands, in order.
+    literal: the text between its parentheses.
     attributes: the rest of the line.
   """
 
@@ -81,17 +81,17 @@ class Instruction(NamedTuple):
 
   @property
   def called(self) -> list[str]:
-    """Names of the computations that it calls, in the order of the text."""
+    """Names of the computations that it calls, in textual order."""
     return [name for group in _CALLED.findall(self.attributes)
             for name in re.findall(r'%([\w.\-]+)', group)]
 
   def calls(self, attribute: str) -> list[str]:
-    """Names of the computations of one attribute, such as 'body'."""
-    found = re.search(rf'\b{attribute}=(\{{[^}}]*\}}|%[\w.\-]+)', self.attributes)
-    return re.findall(r'%([\w.\-]+)', found[1]) if found else []
+    """Returns the names of the computations in one attribute, such as 'body'."""
+    match = re.search(rf'\b{attribute}=(\{{[^}}]*\}}|%[\w.\-]+)', self.attributes)
+    return re.findall(r'%([\w.\-]+)', match[1]) if match else []
 
   def text(self, attribute: str) -> str | None:
-    """The value of an attribute of quoted text, or of a number, such as 'op_name' or 'index'."""
+    """Returns the value of an attribute such as 'op_name' (quoted text) or 'index' (a number)."""
     quoted = re.search(rf'\b{attribute}="((?:[^"\\]|\\.)*)"', self.attributes)
     if quoted:
       return quoted[1].replace("\\'", "'")
@@ -99,15 +99,15 @@ class Instruction(NamedTuple):
     return bare[1] if bare else None
 
   def numbers(self, attribute: str) -> list[int]:
-    """The numbers of an attribute such as 'lhs_contracting_dims={1}'."""
-    found = re.search(rf'\b{attribute}=\{{([\d,]*)\}}', self.attributes)
-    return [int(one) for one in found[1].split(',') if one] if found else []
+    """Returns the numbers of an attribute such as 'lhs_contracting_dims={1}'."""
+    match = re.search(rf'\b{attribute}=\{{([\d,]*)\}}', self.attributes)
+    return [int(number) for number in match[1].split(',') if number] if match else []
 
   @property
   def trips(self) -> int | None:
-    """How often the body of a loop runs; None where that is known at run time only."""
-    found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.attributes)
-    return int(found[1]) if found else None
+    """Number of iterations of a loop; None if it is determined at run time."""
+    match = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.attributes)
+    return int(match[1]) if match else None
 
 
 class Computation(NamedTuple):
@@ -115,8 +115,8 @@ class Computation(NamedTuple):
 
   Attributes:
     name: its name.
-    instructions: by name, operands before those that take them.
-    root: name of the one whose arrays are the result.
+    instructions: instructions by name, operands before their users.
+    root: name of the instruction that returns the result.
   """
 
   name: str
@@ -125,17 +125,23 @@ class Computation(NamedTuple):
 
   @property
   def result(self) -> Instruction:
-    """The instruction whose arrays are the result."""
+    """The instruction that returns the result."""
     return self.instructions[self.root]
 
   def parameters(self) -> list[Instruction]:
-    """The parameters, in order."""
-    found = [one for one in self.instructions.values() if one.opcode == 'parameter']
-    return sorted(found, key=lambda one: int(one.literal))
+    """Returns the parameters, in order."""
+    parameters = [each for each in self.instructions.values() if each.opcode == 'parameter']
+    return sorted(parameters, key=lambda parameter: int(parameter.literal))
 
 
 class Line(NamedTuple):
-  """Attributes: a file of the source, its function and a line of it."""
+  """A line of source code.
+
+  Attributes:
+    file: path of the source file.
+    function: name of the function.
+    line: number of the line.
+  """
 
   file: str
   function: str
@@ -146,9 +152,9 @@ class Module(NamedTuple):
   """A module.
 
   Attributes:
-    computations: by name.
-    entry: the name of the one that runs.
-    frames: by number, a line of the source and the number of the frame that called it; 0 if none.
+    computations: computations by name.
+    entry: name of the computation that the program runs.
+    frames: stack frames by number: a source line and the number of the calling frame, or 0.
   """
 
   computations: dict[str, Computation]
@@ -156,28 +162,28 @@ class Module(NamedTuple):
   frames: dict[int, tuple[Line, int]]
 
   def stack(self, instruction: Instruction) -> list[Line]:
-    """The lines of the source that an instruction comes from, the innermost first."""
-    number, found = int(instruction.text('stack_frame_id') or 0), []
+    """Returns the stack of source lines of an instruction, the innermost first."""
+    number, lines = int(instruction.text('stack_frame_id') or 0), []
     while number in self.frames:
       line, number = self.frames[number]
-      found.append(line)
-    return found
+      lines.append(line)
+    return lines
 
   def trips(self, loop: Instruction) -> int | None:
-    """How often the body of a loop runs; None where that is known at run time only.
+    """Returns the number of iterations of a loop; None if it is determined at run time.
 
-    TPUs do not note it: there a loop that compares with a constant counts to it from 0.
+    Programs for TPUs do not state it; a loop that compares with a constant counts to it from 0.
     """
     condition = self.computations[loop.calls('condition')[0]]
-    compared = condition.result
-    if loop.trips is not None or compared.text('direction') != 'LT':
+    comparison = condition.result
+    if loop.trips is not None or comparison.text('direction') != 'LT':
       return loop.trips
-    bound = condition.instructions[compared.operands[1]]
+    bound = condition.instructions[comparison.operands[1]]
     return int(bound.literal) if bound.opcode == 'constant' else None
 
 
 def parse(text: str) -> Module:
-  """Reads the text of a module, as `Compiled.as_text()` gives it.
+  """Parses the text of a module, as returned by `Compiled.as_text()`.
 
   Raises:
     ValueError: if it has no entry computation.
@@ -189,7 +195,7 @@ def parse(text: str) -> Module:
       computations[head[2]] = _computation(head[2], lines)
       entry = head[2] if head[1] else entry
   if entry is None:
-    raise ValueError('text has no ENTRY computation; give the text of an optimised HLO module.')
+    raise ValueError('text has no ENTRY computation; pass the text of an optimised HLO module.')
   return Module(computations, entry, _frames(text))
 
 
@@ -198,10 +204,10 @@ def _computation(name: str, lines: Iterator[str]) -> Computation:
   for line in lines:
     if line.startswith('}'):
       break
-    found = re.match(r'\s+(ROOT )?%?([\w.\-]+) = ', line)
-    if found:
-      instructions[found[2]] = one = _instruction(found[2], line[found.end():])
-      root = one.name if found[1] else root
+    match = re.match(r'\s+(ROOT )?%?([\w.\-]+) = ', line)
+    if match:
+      instructions[match[2]] = _instruction(match[2], line[match.end():])
+      root = match[2] if match[1] else root
   return Computation(name, instructions, root or next(reversed(instructions)))
 
 
@@ -217,18 +223,18 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-  """The place behind the bracket that closes the one at `start`."""
+  """Returns the index after the parenthesis that closes the one at `start`."""
   depth = 0
-  for place in range(start, len(text)):
-    depth += (text[place] == '(') - (text[place] == ')')
+  for index in range(start, len(text)):
+    depth += (text[index] == '(') - (text[index] == ')')
     if not depth:
-      return place + 1
-  raise ValueError(f'text has a bracket that is never closed: {text[:80]!r}.')
+      return index + 1
+  raise ValueError(f'text has a parenthesis that is never closed: {text[:80]!r}.')
 
 
 @functools.cache
 def _array(dtype: str, dims: str, layout: str) -> Array:
-  return Array(dtype, tuple(int(one) for one in dims.split(',') if one), layout)
+  return Array(dtype, tuple(int(size) for size in dims.split(',') if size), layout)
 
 
 def _arrays(shape: str) -> Iterator[Array]:
@@ -237,24 +243,25 @@ def _arrays(shape: str) -> Iterator[Array]:
 
 
 def _frames(text: str) -> dict[int, tuple[Line, int]]:
-  """The tables of files, functions, lines and frames in front of the computations."""
+  """Reads the stack frames from the tables of files, functions, lines and frames."""
   rows: dict[str, dict[int, str]] = {}
   table: dict[int, str] = {}
   for line in text.splitlines():
     if re.fullmatch(r'[A-Z][A-Za-z]+', line):
       table = rows.setdefault(line, {})
-    elif found := re.match(r'(\d+) (.*)', line):
-      table[int(found[1])] = found[2]
+    elif match := re.match(r'(\d+) (.*)', line):
+      table[int(match[1])] = match[2]
     elif line.startswith(('%', 'ENTRY')):
       break
   number = lambda row, name: int(re.findall(rf'\b{name}=(\d+)', row)[0])
   word = lambda name, key: rows.get(name, {}).get(key, '""').strip('"')
-  places = {key: Line(word('FileNames', number(row, 'file_name_id')),
-                      word('FunctionNames', number(row, 'function_name_id')), number(row, 'line'))
-            for key, row in rows.get('FileLocations', {}).items()}
+  locations = {
+      key: Line(word('FileNames', number(row, 'file_name_id')),
+                word('FunctionNames', number(row, 'function_name_id')), number(row, 'line'))
+      for key, row in rows.get('FileLocations', {}).items()}
   frames = {key: (number(row, 'file_location_id'), number(row, 'parent_frame_id'))
             for key, row in rows.get('StackFrames', {}).items()}
-  # Some versions count parents from 1, so that the outermost frame seems its own.
+  # Some versions count parents from 1, so that the outermost frame appears to be its own parent.
   offset = int(any(key == parent for key, (_, parent) in frames.items()))
-  return {key: (places[place], parent - offset) for key, (place, parent) in frames.items()
-          if place in places}
+  return {key: (locations[location], parent - offset)
+          for key, (location, parent) in frames.items() if location in locations}

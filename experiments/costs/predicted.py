@@ -1,45 +1,50 @@
-"""What a round of a decoder costs on an accelerator, predicted from compilation.
+"""Predicts the cost of a decoder's round on an accelerator from its compiled program.
 
-Layers of a model are alike, so a model of few layers and one with a layer more tell what all of
-them cost. A kernel takes a fixed time and the longer of what its bytes take at the memory's
-bandwidth and its matrix products at the peak rate. That a cache of the device may hold what one
-kernel leaves for the next is not counted on, which makes true times shorter; that no device reaches
-its stated rates makes them longer.
+The layers of a model are alike, so the figures of all layers are extrapolated from programs with
+few layers and with one layer more. The time of a kernel is its launch plus the longer of its memory
+traffic at the device's bandwidth and its matrix products at the device's peak rate. True times are
+shorter where a cache of the device holds the result of one kernel for the next, and longer because
+no device reaches its stated rates.
+
+Also reads the step compression of decoders, on which their speed-up depends, from measured reports.
 """
 
 import collections
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
+from cspd_jax.checkpoints import reading
 from cspd_jax.checkpoints.kinds import KINDS
-from cspd_jax.core import random
-from cspd_jax.measure.memory import live_cache, size  # noqa: F401 (experiments.inspect)
+from cspd_jax.core import random, spec as spec_lib
+from cspd_jax.generation.model import Model
+from cspd_jax.measure.memory import live_cache, size  # noqa: F401 (cspd-inspect)
 from experiments.costs import devices, hlo, rounds
 
-# Copies from here on are listed.
+# Smallest written size of a copy that is listed, bytes.
 LARGE = 1 << 20
 
 
 class Figures(NamedTuple):
-  """What a round costs; all of it grows with the layers by equal steps.
+  """The cost of a round; all figures are linear in the number of layers.
 
   Attributes:
-    bytes: moved in the main memory, by part of the decoder and what for.
+    bytes: traffic of the main memory, by part of the decoder and kind of array.
     weights: bytes of the target's parameters that a round reads, each counted once.
-    drafter_weights: the same of the drafter's.
-    cached_sums: bytes of partial sums of split products that fit in the device's second-level
-      cache, written and read; they are among `bytes`.
-    flops: of matrix products.
-    kernels: by part of the decoder.
-    conditionals: branches at run time, by the host on a GPU.
-    loops: loops inside of a round.
-    copies: number of kernels that only move numbers and write a MiB or more, by what they give,
-      in words, and their line of the source.
+    drafter_weights: bytes of the drafter's parameters that a round reads, each counted once.
+    cached_sums: bytes of partial sums of split products, written and read, that fit in the
+      device's second-level cache; included in `bytes`.
+    flops: multiplications and additions of matrix products.
+    kernels: number of kernels, by part of the decoder.
+    conditionals: branches at run time; on a GPU, by the host.
+    loops: loops inside the round.
+    copies: number of kernels that only move numbers and write a MiB or more, by types of their
+      results and source line.
     copied: bytes of the cache that are not updated in place.
-    seconds: by what they go to: 'launches', 'bytes', 'products'.
-    temporaries: bytes that the whole program needs beside parameters.
+    seconds: predicted time, by cause: 'launches', 'bytes', 'products'.
+    temporaries: bytes that the whole program needs in addition to parameters.
   """
 
   bytes: Mapping[tuple[str, str], float]
@@ -71,24 +76,24 @@ class Figures(NamedTuple):
     return sum(self.seconds.values())
 
 
-def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: float = 0
+def figures(round_: rounds.Round, accelerator: devices.Accelerator, temporaries: float = 0
             ) -> Figures:
-  """Adds the kernels of a round up."""
+  """Returns the figures of a round: the totals over its kernels."""
   moved: dict[tuple[str, str], float] = collections.defaultdict(float)
   weights: dict[rounds.Label, float] = collections.defaultdict(float)
   cached_sums = 0.0
   kernels: dict[str, float] = collections.defaultdict(float)
   copies: dict[tuple[str, str], float] = collections.defaultdict(float)
   seconds: dict[str, float] = collections.defaultdict(float)
-  for kernel in found.kernels:
-    launches = 0 if kernel.beside else kernel.times
+  for kernel in round_.kernels:
+    launches = 0 if kernel.overlapped else kernel.times
     kernels[kernel.part] += launches
-    for one in kernel.moved:
-      total = kernel.times * (one.read + one.written)
-      moved[kernel.part, one.label.kind or kernel.scope] += total
-      if one.label.is_weights:
-        weights[one.label] += kernel.times * one.read
-      if one.label.kind == rounds.PARTIAL_SUMS and total <= kernel.times * accelerator.cache:
+    for array in kernel.moved:
+      total = kernel.times * (array.read + array.written)
+      moved[kernel.part, array.label.kind or kernel.scope] += total
+      if array.label.is_weights:
+        weights[array.label] += kernel.times * array.read
+      if array.label.kind == rounds.PARTIAL_SUMS and total <= kernel.times * accelerator.cache:
         cached_sums += total
     if kernel.moves and kernel.written >= LARGE:
       copies[kernel.arrays, kernel.source] += kernel.times
@@ -97,40 +102,40 @@ def figures(found: rounds.Round, accelerator: devices.Accelerator, temporaries: 
     seconds['launches'] += launches * accelerator.kernel_seconds
     seconds['products' if multiplying > streaming else 'bytes'] += (
         kernel.times * max(streaming, multiplying))
-  # On TPUs they are read in parts.
+  # A TPU reads an array in several parts; the array counts once.
   once = lambda kind: sum(
       min(label.size, read) for label, read in weights.items() if label.kind == kind)
-  flops = sum(kernel.times * kernel.flops for kernel in found.kernels)
+  flops = sum(kernel.times * kernel.flops for kernel in round_.kernels)
   return Figures(
       moved, once('weights'), once('drafter weights'), cached_sums, flops, kernels,
-      found.conditionals, found.loops, copies, found.copied, seconds, temporaries)
+      round_.conditionals, round_.loops, copies, round_.copied, seconds, temporaries)
 
 
 def extrapolated(few: Figures, more: Figures, steps: int) -> Figures:
-  """The figures after `steps` layers more, from those of few layers and of one more."""
-  def part(one, other):
-    if isinstance(one, Mapping):
-      return {key: part(one.get(key, 0), other.get(key, 0)) for key in {**one, **other}}
-    return one + steps * (other - one)
+  """Extrapolates to `steps` additional layers, from few layers and from one layer more."""
+  def part(first, second):
+    if isinstance(first, Mapping):
+      return {key: part(first.get(key, 0), second.get(key, 0)) for key in {**first, **second}}
+    return first + steps * (second - first)
 
   return Figures(*map(part, few, more))
 
 
-def decode(model: Any, specification: Any, batch: int, guided: bool, condition: Any,
+def decode(model: Model, specification: Any, batch: int, guided: bool, condition: Any,
            accelerator: devices.Accelerator, device: Any) -> Figures:
-  """Compiles a decoder and adds its round up.
+  """Compiles a decoder and returns the figures of its round.
 
   Args:
-    model: a described `generation.Model`.
+    model: a model whose parameters are shapes, see `families.describe`.
     specification: of the decoder.
-    batch: images that are decoded at once.
-    guided: whether the null condition runs beside the condition.
-    condition: of so many images, described.
-    accelerator: the device's rates.
-    device: to compile for.
+    batch: images decoded together.
+    guided: whether the null condition runs as well.
+    condition: shapes of the condition of `batch` images.
+    accelerator: the rates of the device.
+    device: the device to compile for.
 
   Raises:
-    ValueError: for a specification that cannot work.
+    ValueError: for an invalid specification.
   """
   decoder = model.decoder(specification, guided=guided)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
@@ -138,8 +143,49 @@ def decode(model: Any, specification: Any, batch: int, guided: bool, condition: 
   program = devices.compiled(decoder, arguments, device, KINDS[model.family].orders)
   arguments[2] = random.row_keys(arguments[2], batch)
   caches = set()
-  if model.engine.name == 'discrete':  # Masked models keep none.
+  if model.engine.name == 'discrete':  # Masked models have no cache.
     start = jax.eval_shape(decoder.start, *arguments)
     caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}
-  found = rounds.read(hlo.parse(program.as_text()), caches)
-  return figures(found, accelerator, program.memory_analysis().temp_size_in_bytes)
+  round_ = rounds.read(hlo.parse(program.as_text()), caches)
+  return figures(round_, accelerator, program.memory_analysis().temp_size_in_bytes)
+
+
+def tokens_per_round(path: str | os.PathLike, text: str,
+                     override: float | None = None) -> float | None:
+  """Returns the step compression of a decoder; None if the report does not contain the decoder.
+
+  Args:
+    path: a report.json with rows of 'decoder' and 'step_compression'.
+    text: specification of the decoder; the result for `vanilla` is always 1.
+    override: a value to use for all decoders instead of the report, which is not read then.
+
+  Raises:
+    ValueError: if the file is not such a report.
+  """
+  spec = spec_lib.parse(text)
+  if spec == spec_lib.parse('vanilla'):
+    return 1.0
+  if override is not None:
+    return override
+  report = reading.json(path, 'give another report, or tokens_per_round', 'accepted')
+  try:
+    measured = {row['decoder']: float(row['step_compression']) for row in report['rows']}
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f'accepted is {str(path)!r}, which is not a report with step_compression '
+                     f'({type(error).__name__}: {error}); give another, or '
+                     'tokens_per_round.') from error
+  return next((value for name, value in measured.items() if spec_lib.parse(name) == spec), None)
+
+
+def required_tokens_per_round(path: str | os.PathLike, text: str,
+                              override: float | None = None) -> float:
+  """Returns the step compression of a decoder; arguments as for `tokens_per_round`.
+
+  Raises:
+    ValueError: if the file is not a report, or does not contain the decoder.
+  """
+  result = tokens_per_round(path, text, override)
+  if result is None:
+    raise ValueError(f'decoder holds {text!r}, which the report accepted ({str(path)!r}) does not '
+                     'contain; give tokens_per_round.')
+  return result

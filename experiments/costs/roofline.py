@@ -1,26 +1,40 @@
-"""The roofline: how near work comes to what a device can do (Williams et al., 2009)."""
+"""The roofline: rates that a device reaches, and how close work comes to them.
+
+See Williams et al., 2009.
+"""
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from cspd_jax.checkpoints import files
+from cspd_jax.measure import timing
 from cspd_jax.plots import canvas
 
 _COLORS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
-# How far the roof reaches beyond the points and its ridge.
+# Factor by which the roof extends beyond the points and its ridge.
 _MARGIN = 4.0
+# Iterations of a timed run, so that the time to launch it is negligible.
+_ITERATIONS = 16
+# Sizes double until a run takes this many seconds; the largest arrays exceed the caches of any
+# device.
+_ENOUGH = 0.05
+_SMALLEST_COPY, _LARGEST_COPY = 1 << 26, 1 << 31
+_SMALLEST_MATRIX, _LARGEST_MATRIX = 512, 8192
 
 
 class Work(NamedTuple):
-  """A piece of work.
+  """A measured piece of work, such as a round.
 
   Attributes:
-    bytes: moved in memory.
+    bytes: bytes read and written in memory.
     flops: multiplications and additions.
-    seconds: that it took.
+    seconds: time of the work.
   """
 
   bytes: float
@@ -28,23 +42,60 @@ class Work(NamedTuple):
   seconds: float
 
 
+def copy_bandwidth(repeats: int = 5) -> float:
+  """Measures the bytes per second, read and written, of copies of an array larger than any cache.
+
+  Args:
+    repeats: timed runs; the result is from their median.
+  """
+  # Every iteration reads and writes every element, and the compiler cannot remove any.
+  run = jax.jit(lambda x: jax.lax.fori_loop(0, _ITERATIONS, lambda i, x: x + i, x))
+  size = _SMALLEST_COPY
+  while True:
+    array = jnp.zeros((size // 4,), jnp.float32)
+    seconds = _seconds(run, array, repeats)
+    if seconds > _ENOUGH or size >= _LARGEST_COPY:
+      return 2 * array.nbytes * _ITERATIONS / seconds
+    size *= 2
+
+
+def matrix_rate(dtype: str = 'bfloat16', repeats: int = 5) -> float:
+  """Measures the multiplications and additions per second of square matrix products.
+
+  Args:
+    dtype: type of the numbers.
+    repeats: timed runs; the result is from their median.
+  """
+  run = jax.jit(lambda x: jax.lax.fori_loop(0, _ITERATIONS, lambda i, y: y @ x, x))
+  size = _SMALLEST_MATRIX
+  while True:
+    seconds = _seconds(run, jnp.full((size, size), 1 / size, dtype), repeats)
+    if seconds > _ENOUGH or size >= _LARGEST_MATRIX:
+      return 2 * size**3 * _ITERATIONS / seconds
+    size *= 2
+
+
+def _seconds(run: Callable[[jax.Array], jax.Array], array: jax.Array, repeats: int) -> float:
+  return timing.measure({'run': lambda: run(array)}, repeats, warmup=2)['run'].median
+
+
 def save_roofline(path: str | os.PathLike, works: Mapping[str, Mapping[str, Work]], *,
                   bandwidth: float, flops: float, title: str = '') -> None:
-  """Writes a picture, as PNG.
+  """Draws a roofline plot and writes it as PNG.
 
   Args:
     path: the file to write.
-    works: by group, which share a colour, and name.
+    works: works by group and name; a group has one colour.
     bandwidth: bytes per second of the memory.
-    flops: per second, at the peak.
-    title: a line above it.
+    flops: peak FLOP/s.
+    title: title of the plot.
 
   Raises:
-    ValueError: if there is nothing to draw, or more groups than colours.
+    ValueError: if there are no works, or more groups than colours.
   """
   points = [work for group in works.values() for work in group.values()]
   if not points or any(min(work) <= 0 for work in points):
-    raise ValueError('works must hold work, with bytes, flops and seconds above 0.')
+    raise ValueError('works must contain at least one work, with bytes, flops and seconds above 0.')
   if len(works) > len(_COLORS):
     raise ValueError(f'works has {len(works)} groups; there are {len(_COLORS)} colours.')
   figure = canvas.figure(6.4, 4.2, title)

@@ -1,7 +1,7 @@
-"""One round of a compiled decode: its kernels, and what each reads and writes.
+"""One round of a compiled decode: its kernels, with the memory traffic of each.
 
-A round is the body of the decoding loop. Of a branch that is taken at run time the false one
-counts, which is that of sampling options that are off.
+A round is the body of the decoding loop. Of a conditional only the false branch counts, which runs
+when the sampling options are off.
 """
 
 import pathlib
@@ -10,33 +10,33 @@ from typing import Any, NamedTuple
 
 from experiments.costs import hlo, traffic as traffic_lib
 
-# What passes arrays on without a kernel, and what has none.
+# Operations that return their operand without a kernel, and constants without a kernel.
 _PASSING = frozenset((
     'bitcast', 'opt-barrier', 'after-all', 'copy-done', 'slice-done', 'async-done'))
-_STILL = frozenset(('constant', 'iota', 'partition-id', 'replica-id'))
-# Calls that only say something about arrays, such as that parts lie behind each other on a TPU.
-_REMARKS = frozenset((
+_CONSTANTS = frozenset(('constant', 'iota', 'partition-id', 'replica-id'))
+# Custom calls that only annotate arrays, for example that parts are contiguous on a TPU.
+_ANNOTATIONS = frozenset((
     'ConcatBitcast', 'AssumeGatherIndicesInBound', 'GatherScatterIndicesBitpacked'))
-# Kernels even if they give one number; anything else with one is arithmetic beside the kernels.
+# Operations that are kernels even with a scalar result; other scalar operations are not kernels.
 _ALWAYS = frozenset(('fusion', 'custom-call', 'sort', 'scatter', 'reduce', 'copy'))
-# What a part of a model does, by what its scope is called.
+# Parts of a model by the names of their scopes.
 _SCOPES = {'_attention': 'attention', '_feed_forward': 'feed-forward', '_norm': 'norms',
            '.logits': 'logits', '.embed': 'embedding'}
 _PACKAGE = 'cspd_jax'
-# The kind of what a split product hands on.
+# The kind of the result of a split product.
 PARTIAL_SUMS = 'partial sums'
-# How far from an instruction a line of the source is looked for.
+# Number of users of an instruction that are searched for a source line.
 _HOPS = 4
 
 
 class Label(NamedTuple):
-  """What an array is.
+  """The role of an array.
 
   Attributes:
     kind: 'weights', 'drafter weights', 'cache', 'state', 'constants', 'partial sums' of split
-      products; empty for anything else that a round makes.
-    name: which one.
-    size: bytes of all of it, for parameters.
+      products; empty for other intermediate results.
+    name: name of the array.
+    size: bytes of the whole array, for parameters.
   """
 
   kind: str = ''
@@ -45,12 +45,18 @@ class Label(NamedTuple):
 
   @property
   def is_weights(self) -> bool:
-    """Whether these are parameters."""
+    """Whether the array is a parameter of a network."""
     return self.kind.endswith('weights')
 
 
 class Moved(NamedTuple):
-  """Attributes: what an array is, and how many bytes of it are read and written."""
+  """The traffic of an array.
+
+  Attributes:
+    label: its role.
+    read: bytes read.
+    written: bytes written.
+  """
 
   label: Label
   read: float
@@ -61,16 +67,16 @@ class Kernel(NamedTuple):
   """A kernel of a round.
 
   Attributes:
-    name: of the instruction.
-    part: what its source belongs to: 'target', 'drafter', 'verifier' or 'loop'.
-    scope: what it does there, such as 'attention', or the file of its source.
-    source: the line of the source, such as 'models/causal.py:180'.
-    arrays: what it gives, in words.
-    moved: one entry per operand and result.
-    flops: of its matrix products.
-    times: how often it runs in a round.
-    moves: whether it only moves numbers, to where they were not yet.
-    beside: whether it is a copy that goes on beside the kernels, and no kernel itself.
+    name: name of the instruction.
+    part: the part of the decoder with its source: 'target', 'drafter', 'verifier' or 'loop'.
+    scope: the part of the network, such as 'attention', or the file of its source.
+    source: the source line, such as 'models/causal.py:180'.
+    arrays: types and shapes of its results.
+    moved: traffic, one entry per operand and result.
+    flops: multiplications and additions of its matrix products.
+    times: number of runs in a round.
+    moves: whether it only copies numbers to a new array.
+    overlapped: whether it is a copy that runs in parallel with kernels and has no launch itself.
   """
 
   name: str
@@ -82,7 +88,7 @@ class Kernel(NamedTuple):
   flops: float
   times: int
   moves: bool
-  beside: bool = False
+  overlapped: bool = False
 
   @property
   def bytes(self) -> float:
@@ -96,13 +102,13 @@ class Kernel(NamedTuple):
 
 
 class Round(NamedTuple):
-  """What one round runs.
+  """The contents of one round.
 
   Attributes:
-    kernels: in order.
-    conditionals: branches that are taken at run time, on a GPU by the host.
-    loops: loops inside of the round.
-    copied: bytes of the cache that the round does not hand on in place.
+    kernels: kernels in order.
+    conditionals: branches selected at run time; on a GPU, by the host.
+    loops: loops inside the round.
+    copied: bytes of the cache that the round does not update in place.
   """
 
   kernels: list[Kernel]
@@ -112,28 +118,28 @@ class Round(NamedTuple):
 
 
 def read(module: hlo.Module, caches: Collection[tuple[int, ...]]) -> Round:
-  """The round of a compiled decoder.
+  """Extracts the round of a compiled decoder.
 
   Args:
-    module: the whole decoder.
-    caches: shapes of the arrays of the target's cache.
+    module: the program of the whole decoder.
+    caches: shapes of the arrays in the target's cache.
 
   Raises:
     ValueError: if the program has no loop.
   """
   try:
     _Walk(module).run(module.entry, (), 1, seeks_loop=True)
-  except _Found as found:
-    loop, labels = found.args
+  except _LoopReached as reached:
+    loop, labels = reached.args
   else:
-    raise ValueError('text has no loop in its ENTRY computation; give that of a whole decoder.')
+    raise ValueError('text has no loop in its ENTRY computation; pass the text of a whole decoder.')
   body = module.computations[loop.calls('body')[0]]
   before: list[Label] = []
-  for place, (array, label) in enumerate(zip(loop.arrays, labels)):
-    if _is_kept(body, place):
-      before.append(label if label.is_weights else Label('constants', str(place)))
+  for index, (array, label) in enumerate(zip(loop.arrays, labels)):
+    if _is_unchanged(body, index):
+      before.append(label if label.is_weights else Label('constants', str(index)))
     else:
-      before.append(Label('cache' if array.dims in caches else 'state', str(place)))
+      before.append(Label('cache' if array.dims in caches else 'state', str(index)))
   walk = _Walk(module)
   after = walk.run(body.name, (tuple(before),), 1)
   walk.run(loop.calls('condition')[0], (tuple(before),), 1)
@@ -142,19 +148,19 @@ def read(module: hlo.Module, caches: Collection[tuple[int, ...]]) -> Round:
   return Round(walk.kernels, walk.conditionals, walk.loops, copied)
 
 
-class _Found(Exception):
-  """Ends a walk at the decoding loop; its arguments are the loop and the labels it begins with."""
+class _LoopReached(Exception):
+  """Ends a walk at the decoding loop; its arguments are the loop and the labels of its operands."""
 
 
-def _is_kept(body: hlo.Computation, place: int) -> bool:
-  """Whether a loop hands on what it carries at a place as it was."""
-  given = body.instructions[body.result.operands[place]]
-  return (given.opcode == 'get-tuple-element' and given.text('index') == str(place)
-          and body.instructions[given.operands[0]].opcode == 'parameter')
+def _is_unchanged(body: hlo.Computation, index: int) -> bool:
+  """Returns whether the body of a loop returns the element `index` of its state unchanged."""
+  element = body.instructions[body.result.operands[index]]
+  return (element.opcode == 'get-tuple-element' and element.text('index') == str(index)
+          and body.instructions[element.operands[0]].opcode == 'parameter')
 
 
 class _Walk:
-  """Runs computations in thought and notes their kernels."""
+  """Traces computations with labels in place of arrays, and records their kernels."""
 
   def __init__(self, module: hlo.Module):
     self.module = module
@@ -163,133 +169,140 @@ class _Walk:
     self._callers: list[hlo.Instruction] = []
 
   def run(self, name: str, arguments: Sequence[Any], times: int, seeks_loop: bool = False) -> Any:
-    """Walks through a computation.
+    """Traces a computation.
 
     Args:
-      name: of the computation.
-      arguments: of each parameter its label or, for a tuple, those of its parts; none for the
-        parameters of the program.
-      times: how often it runs.
-      seeks_loop: whether to end at the loop that carries most, with `_Found`.
+      name: name of the computation.
+      arguments: the label of each parameter or, for a tuple, those of its elements; empty for the
+        entry computation.
+      times: number of runs in a round.
+      seeks_loop: whether to raise `_LoopReached` at the loop with the largest state.
 
     Returns:
-      The label of the result or those of its parts.
+      The label of the result, or those of its elements.
     """
     computation, values = self.module.computations[name], {}
-    loops = [one for one in computation.instructions.values() if one.opcode == 'while']
-    largest = max(loops, default=None, key=lambda one: sum(array.bytes for array in one.arrays))
-    for one in computation.instructions.values():
-      operands = [values[operand] for operand in one.operands if operand in values]
-      if one.opcode == 'parameter':
-        values[one.name] = arguments[int(one.literal)] if arguments else _given(one)
-      elif seeks_loop and one is largest:
-        raise _Found(one, operands[0])
+    loops = [each for each in computation.instructions.values() if each.opcode == 'while']
+    largest = max(loops, default=None, key=lambda loop: sum(array.bytes for array in loop.arrays))
+    for instruction in computation.instructions.values():
+      operands = [values[operand] for operand in instruction.operands if operand in values]
+      if instruction.opcode == 'parameter':
+        values[instruction.name] = (
+            arguments[int(instruction.literal)] if arguments else _label_of_parameter(instruction))
+      elif seeks_loop and instruction is largest:
+        raise _LoopReached(instruction, operands[0])
       else:
-        values[one.name] = self._step(computation, one, operands, times)
+        values[instruction.name] = self._step(computation, instruction, operands, times)
     return values[computation.root]
 
-  def _step(self, computation: hlo.Computation, one: hlo.Instruction, operands: list[Any],
+  def _step(self, computation: hlo.Computation, instruction: hlo.Instruction, operands: list[Any],
             times: int) -> Any:
-    if one.opcode == 'get-tuple-element':
-      return _parts(operands[0])[int(one.text('index'))] if _parts(operands[0]) else operands[0]
-    if one.opcode == 'tuple':
+    """Traces an instruction; returns the label of its result, or those of its elements."""
+    opcode = instruction.opcode
+    if opcode == 'get-tuple-element':
+      elements = _elements(operands[0])
+      return elements[int(instruction.text('index'))] if elements else operands[0]
+    if opcode == 'tuple':
       return tuple(operands)
-    if one.opcode in _PASSING or one.text('custom_call_target') in _REMARKS:
+    if opcode in _PASSING or instruction.text('custom_call_target') in _ANNOTATIONS:
       return operands[0] if operands else Label()
-    if one.opcode in _STILL:
+    if opcode in _CONSTANTS:
       return Label('constants')
-    if one.opcode == 'while':
-      return self._loop(one, operands[0], times)
-    if one.opcode == 'conditional':
+    if opcode == 'while':
+      return self._loop(instruction, operands[0], times)
+    if opcode == 'conditional':
       self.conditionals += times
-      false, number = one.calls('false_computation'), 2
+      false, number = instruction.calls('false_computation'), 2
       if not false:
-        false, number = one.calls('branch_computations'), 1
-      return self._call(one, false[0], operands[number:number + 1], times)
-    if one.opcode in ('call', 'async-start'):
-      return self._call(one, one.called[0], operands, times)
-    return self._kernel(computation, one, operands, times)
+        false, number = instruction.calls('branch_computations'), 1
+      return self._call(instruction, false[0], operands[number:number + 1], times)
+    if opcode in ('call', 'async-start'):
+      return self._call(instruction, instruction.called[0], operands, times)
+    return self._kernel(computation, instruction, operands, times)
 
-  def _call(self, one: hlo.Instruction, name: str, operands: Sequence[Any], times: int) -> Any:
-    self._callers.append(one)
+  def _call(self, caller: hlo.Instruction, name: str, operands: Sequence[Any], times: int) -> Any:
+    self._callers.append(caller)
     result = self.run(name, operands, times)
     self._callers.pop()
     return result
 
-  def _loop(self, one: hlo.Instruction, carried: Any, times: int) -> Any:
+  def _loop(self, loop: hlo.Instruction, state: Any, times: int) -> Any:
     self.loops += times
-    times *= self.module.trips(one) or 1
-    body = self.module.computations[one.calls('body')[0]]
-    if one.trips is None:  # Else nothing asks at run time.
-      self._call(one, one.calls('condition')[0], (carried,), times)
-    return self._call(one, body.name, (carried,), times)
+    times *= self.module.trips(loop) or 1
+    body = self.module.computations[loop.calls('body')[0]]
+    if loop.trips is None:  # Otherwise the condition is not evaluated at run time.
+      self._call(loop, loop.calls('condition')[0], (state,), times)
+    return self._call(loop, body.name, (state,), times)
 
-  def _kernel(self, computation: hlo.Computation, one: hlo.Instruction, operands: list[Any],
-              times: int) -> Any:
-    found = traffic_lib.of(self.module, computation, one)
-    only_moves = traffic_lib.only_moves(self.module, one)
-    # What updates a part of an operand in place copies nothing.
-    moves = only_moves and any(place is None for place, _ in found.written)
+  def _kernel(self, computation: hlo.Computation, instruction: hlo.Instruction,
+              operands: list[Any], times: int) -> Any:
+    traffic = traffic_lib.of(self.module, computation, instruction)
+    only_moves = traffic_lib.only_moves(self.module, instruction)
+    # An update of a part of an operand in place is not a copy.
+    moves = only_moves and any(updated is None for updated, _ in traffic.written)
     labels = [_first(operand) for operand in operands]
-    made = Label()
-    if traffic_lib.gives_partial_sums(self.module, computation, one):
-      made = Label(PARTIAL_SUMS, one.name)
+    new = Label()
+    if traffic_lib.is_split_product(self.module, computation, instruction):
+      new = Label(PARTIAL_SUMS, instruction.name)
+    overlapped = instruction.opcode.endswith('-start')
     results = []
-    for place, _ in found.written:
-      label = made if place is None else labels[place]
-      # Weights that are laid out anew, and what goes to a faster memory, stay what they are.
-      stays = labels and (labels[0].is_weights or one.opcode.endswith('-start'))
-      if place is None and only_moves and stays:
+    for updated, _ in traffic.written:
+      label = new if updated is None else labels[updated]
+      # Weights in another layout, and arrays copied to a faster memory, retain their label.
+      retains_label = labels and (labels[0].is_weights or overlapped)
+      if updated is None and only_moves and retains_label:
         label = labels[0]
       results.append(label)
-    if one.opcode in _ALWAYS or max(array.size for array in one.arrays) > 1:
-      moved = [Moved(label, size, 0) for label, size in zip(labels, found.read)]
-      moved += [Moved(label, 0, size) for label, (_, size) in zip(results, found.written)]
-      lines = self._lines(computation, one)
+    if instruction.opcode in _ALWAYS or max(array.size for array in instruction.arrays) > 1:
+      moved = [Moved(label, size, 0) for label, size in zip(labels, traffic.read)]
+      moved += [Moved(label, 0, size) for label, (_, size) in zip(results, traffic.written)]
+      lines = self._lines(computation, instruction)
       self.kernels.append(Kernel(
-          one.name, _part(lines), _scope(one, lines), _place(lines),
-          ', '.join(map(str, one.arrays[:len(found.written)])), tuple(moved),
-          traffic_lib.flops(self.module, computation, one), times, moves,
-          one.opcode.endswith('-start')))
+          instruction.name, _part(lines), _scope(instruction, lines), _innermost(lines),
+          ', '.join(map(str, instruction.arrays[:len(traffic.written)])), tuple(moved),
+          traffic_lib.flops(self.module, computation, instruction), times, moves, overlapped))
     return tuple(results) if len(results) > 1 else results[0]
 
-  def _lines(self, computation: hlo.Computation, one: hlo.Instruction) -> list[hlo.Line]:
-    """The lines of an instruction; what XLA added has those of what takes it, or of a caller."""
-    if lines := self.module.stack(one):
+  def _lines(self, computation: hlo.Computation, instruction: hlo.Instruction) -> list[hlo.Line]:
+    """Returns the source lines of an instruction.
+
+    Instructions that XLA added have none; they get those of a user of their result, or of a caller.
+    """
+    if lines := self.module.stack(instruction):
       return lines
     users: dict[str, hlo.Instruction] = {}
     for user in computation.instructions.values():
       for operand in user.operands:
         users.setdefault(operand, user)
-    seen = [one]
-    while len(seen) <= _HOPS and seen[-1].name in users:
-      seen.append(users[seen[-1].name])
-    return next(filter(None, map(self.module.stack, (*seen, *reversed(self._callers)))), [])
+    chain = [instruction]
+    while len(chain) <= _HOPS and chain[-1].name in users:
+      chain.append(users[chain[-1].name])
+    return next(filter(None, map(self.module.stack, (*chain, *reversed(self._callers)))), [])
 
 
-def _given(one: hlo.Instruction) -> Label:
-  """What a parameter of the program is, by its name there."""
-  name = one.text('op_name') or one.name
-  size = sum(array.bytes for array in one.arrays)
+def _label_of_parameter(parameter: hlo.Instruction) -> Label:
+  """Returns the label of a parameter of the program, by its name."""
+  name = parameter.text('op_name') or parameter.name
+  size = sum(array.bytes for array in parameter.arrays)
   if name.startswith('draft_params'):
     return Label('drafter weights', name, size)
   return Label('weights' if name.startswith('params') else 'constants', name, size)
 
 
-def _parts(value: Any) -> tuple:
-  """The parts of a tuple; nothing for a label."""
+def _elements(value: Any) -> tuple:
+  """Returns the elements of a tuple; empty for a label."""
   return () if isinstance(value, Label) else value
 
 
 def _first(value: Any) -> Label:
-  """A label, or that of the first part of a tuple."""
-  while parts := _parts(value):
-    value = parts[0]
+  """Returns a label, or the label of the first element of a tuple."""
+  while elements := _elements(value):
+    value = elements[0]
   return value if isinstance(value, Label) else Label()
 
 
-def _inner(line: hlo.Line) -> str:
-  """A file of the package by its path there; empty for any other."""
+def _path_in_package(line: hlo.Line) -> str:
+  """Returns the path of a file relative to the package; empty for files outside of it."""
   parts = pathlib.PurePath(line.file).parts
   if _PACKAGE not in parts:
     return ''
@@ -298,7 +311,8 @@ def _inner(line: hlo.Line) -> str:
 
 
 def _part(lines: Sequence[hlo.Line]) -> str:
-  folders = {_inner(line).rpartition('/')[0] for line in lines}
+  """Returns the part of the decoder that source lines belong to."""
+  folders = {_path_in_package(line).rpartition('/')[0] for line in lines}
   for folder, part in (('decoding/drafters', 'drafter'), ('decoding/verifiers', 'verifier'),
                        ('models', 'target')):
     if folder in folders:
@@ -306,14 +320,16 @@ def _part(lines: Sequence[hlo.Line]) -> str:
   return 'loop'
 
 
-def _scope(one: hlo.Instruction, lines: Sequence[hlo.Line]) -> str:
-  path = one.text('op_name') or ''
+def _scope(instruction: hlo.Instruction, lines: Sequence[hlo.Line]) -> str:
+  """Returns the part of the network that an instruction belongs to, or its source file."""
+  path = instruction.text('op_name') or ''
   for mark, scope in _SCOPES.items():
     if mark in path:
       return scope
-  return pathlib.PurePath(_place(lines).partition(':')[0]).stem or 'other'
+  return pathlib.PurePath(_innermost(lines).partition(':')[0]).stem or 'other'
 
 
-def _place(lines: Sequence[hlo.Line]) -> str:
-  """The innermost line in the package."""
-  return next((f'{_inner(line)}:{line.line}' for line in lines if _inner(line)), '')
+def _innermost(lines: Sequence[hlo.Line]) -> str:
+  """Returns the innermost source line in the package, as 'path:number'."""
+  return next((f'{_path_in_package(line)}:{line.line}' for line in lines
+               if _path_in_package(line)), '')

@@ -1,9 +1,12 @@
-"""Rounds of a decoder, timed in the middle of an image on the device at hand.
+"""Times rounds of a decoder in the middle of an image on the current device.
 
-The parameters may be anything of the right shapes, see `costs.forced`. The compiled program is read
-as well (`costs.rounds`), so that bytes and products are reported with the time.
+The parameters may be random: random weights accept no drafts, but the cost of a round does not
+depend on what is accepted, so `with_acceptance` lets a decoder commit as many tokens as a trained
+model would. The images then mean nothing. The compiled program is parsed as well (`costs.rounds`),
+so that bytes and products are reported along with the times.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,22 +16,25 @@ import numpy as np
 
 from cspd_jax.core import programs, random
 from cspd_jax.decoding.loop import Decoder
+from cspd_jax.decoding.tree import Tree
 from cspd_jax.measure import timing
 from cspd_jax.measure.timing import Timing
 from experiments.costs import devices, hlo, predicted, rounds
 
-# Deviation of weights that are made up.
+# Standard deviation of random weights.
 _DEVIATION = 0.02
+# The fractional parts of its multiples are evenly distributed.
+_GOLDEN = 0.6180339887
 
 
 class Program(NamedTuple):
   """A compiled program of rounds.
 
   Attributes:
-    run: `count -> ` runs the prefill and so many rounds, until they are done.
-    figures: what a round moves and multiplies, by what was compiled; its times are those of the
-      rates that it was given.
-    seconds: of compilation.
+    run: `count -> ` runs the prefill and `count` rounds; waits for the result.
+    figures: figures of a round of the compiled program; its times follow from the rates passed to
+      `program`.
+    seconds: compilation time.
   """
 
   run: Callable[[int], Any]
@@ -36,10 +42,40 @@ class Program(NamedTuple):
   seconds: float
 
 
-def made_up(described: Any, seed: int = 0) -> Any:
-  """Arrays for what `jax.ShapeDtypeStruct` describes, on the device.
+def with_acceptance(decoder: Decoder, tokens_per_round: float) -> Decoder:
+  """Returns the decoder with rounds that commit `tokens_per_round` tokens on average.
 
-  Normal numbers of deviation 0.02, ones for norms and masks, zeros for whole numbers.
+  Everything is computed as before, including the verdict, but the accepted path always follows the
+  main chain.
+
+  Raises:
+    ValueError: if the main chain is shorter, or the tree is built at run time.
+  """
+  tree = decoder.drafter.tree
+  if not isinstance(tree, Tree):
+    raise ValueError('the decoder has a tree that is built at run time, so the number of tokens '
+                     'that its rounds commit cannot be set; leave it out.')
+  if not 1 <= tokens_per_round <= tree.main_length + 1:
+    raise ValueError(f'tokens_per_round is {tokens_per_round}; the decoder has {tree.main_length} '
+                     f'drafts in a row, so it must be 1 to {tree.main_length + 1}.')
+  verify = decoder.verifier.verify
+
+  def verify_and_override(rng, layout, tokens, probs, target_probs, positions):
+    verdict = verify(rng, layout, tokens, probs, target_probs, positions)
+    fraction = (positions[0].astype(jnp.float32) * _GOLDEN) % 1
+    node = jnp.floor(tokens_per_round - 1 + fraction).astype(verdict.node.dtype)
+    node = jnp.minimum(node, layout.tree.main_length)
+    # No node is negative, but the compiler cannot infer that and computes the verdict.
+    return verdict._replace(node=jnp.where(verdict.node < 0, verdict.node, node))
+
+  return dataclasses.replace(
+      decoder, verifier=decoder.verifier._replace(verify=verify_and_override))
+
+
+def random_like(shapes: Any, seed: int = 0) -> Any:
+  """Creates arrays for a tree of `jax.ShapeDtypeStruct`s, on the device.
+
+  Matrices are normal with standard deviation 0.02, norms and masks are ones, integers are zeros.
   """
   def array(key, leaf):
     if leaf.dtype == bool:
@@ -50,32 +86,32 @@ def made_up(described: Any, seed: int = 0) -> Any:
       return jnp.ones(leaf.shape, leaf.dtype)
     return _DEVIATION * jax.random.normal(key, leaf.shape, leaf.dtype)
 
-  make = jax.jit(array, static_argnums=1)
-  leaves, form = jax.tree.flatten(described)
+  create = jax.jit(array, static_argnums=1)
+  leaves, structure = jax.tree.flatten(shapes)
   keys = jax.random.split(jax.random.key(seed), max(1, len(leaves)))
-  struct = lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
-  return form.unflatten([make(key, struct(leaf)) for key, leaf in zip(keys, leaves)])
+  shape = lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
+  return structure.unflatten([create(key, shape(leaf)) for key, leaf in zip(keys, leaves)])
 
 
 def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_params: Any,
             accelerator: devices.Accelerator, graphs: str | None = None) -> Program:
-  """Compiles rounds that begin when half of the image is there.
+  """Compiles rounds that start when half of the image is complete.
 
   Args:
-    decoder: see `forced.forced`.
-    params: of the target.
-    condition: of the images.
-    sampling: options, as `Engine.settled` gives them.
-    draft_params: of the drafter.
-    accelerator: the rates of the device, for the figures.
-    graphs: what is one CUDA graph, see `core.programs.jit`.
+    decoder: the decoder, see `with_acceptance`.
+    params: parameters of the target.
+    condition: condition of the images.
+    sampling: sampling options, as returned by `Engine.settled`.
+    draft_params: parameters of the drafter.
+    accelerator: rates of the device, for the figures.
+    graphs: the unit that becomes one CUDA graph, see `core.programs.jit`.
   """
   batch = jax.tree.leaves(condition)[0].shape[0]
 
   def run(params, condition, key, sampling, draft_params, count):
     state = decoder.start(params, condition, key, sampling, draft_params)
     middle = jnp.full_like(state.count, decoder.target.num_tokens // 2)
-    # What is not there yet is zeros in the cache, which take as long to read.
+    # The first half of the cache holds zeros, which take equally long to read.
     state = jax.lax.fori_loop(
         0, count, lambda i, state: decoder.round(params, state, sampling, draft_params),
         state._replace(count=middle))
@@ -86,27 +122,28 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
   compiled = programs.compiled(run, *arguments, np.int32(1), graphs=graphs)
   state = jax.eval_shape(decoder.start, *arguments)
   caches = {leaf.shape for leaf in jax.tree.leaves(state.cache) if leaf.ndim > 2}
-  found = rounds.read(hlo.parse(compiled.run.as_text()), caches)
+  round_ = rounds.read(hlo.parse(compiled.run.as_text()), caches)
   return Program(lambda count: compiled.run(*arguments, np.int32(count)),
-                 predicted.figures(found, accelerator), compiled.seconds)
+                 predicted.figures(round_, accelerator), compiled.seconds)
 
 
 def measure(programs: Mapping[str, Program], count: int, repeats: int) -> dict[str, Timing]:
-  """Seconds of a round of every program, which take turns.
+  """Measures the seconds of a round of every program; the programs alternate.
 
   Args:
-    programs: by name.
-    count: rounds of a timed run; the prefill, timed apart, is taken off.
+    programs: programs by name.
+    count: rounds of a timed run; the time of the prefill is measured and subtracted.
     repeats: timed runs.
 
   Raises:
-    ValueError: if rounds take no longer than what else the machine does meanwhile.
+    ValueError: if the time of the rounds is below the noise of the measurement.
   """
-  runs = {(name, number): lambda one=one, number=number: one.run(number)
-          for name, one in programs.items() for number in (0, count)}
-  found = timing.measure(runs, repeats)
-  times = {name: Timing((found[name, count].seconds - found[name, 0].median) / count)
+  runs = {(name, number): lambda each=each, number=number: each.run(number)
+          for name, each in programs.items() for number in (0, count)}
+  timed = timing.measure(runs, repeats)
+  times = {name: Timing((timed[name, count].seconds - timed[name, 0].median) / count)
            for name in programs}
-  if unknown := [name for name, one in times.items() if one.median <= 0]:
-    raise ValueError(f'{count} rounds of {unknown[0]} took no longer than none; give more rounds.')
+  if unmeasured := [name for name, each in times.items() if each.median <= 0]:
+    raise ValueError(
+        f'{count} rounds of {unmeasured[0]} took no longer than none; give more rounds.')
   return times

@@ -1,1 +1,1 @@
-"""The tables and figures of the papers, one program per paper."""
+"""Tables and figures of published papers: one program per paper."""

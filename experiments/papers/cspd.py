@@ -4,32 +4,33 @@
   python -m experiments.papers.cspd --suite=table1,table4 --num_images=64
   python -m experiments.papers.cspd --model=checkpoints/mar_h --draft=checkpoints/mar_b/target
 
-  table1    acceptance and speed over draft lengths and batch sizes, next to the target alone
-            with as many passes (`parallel`)
+  table1    acceptance and speed over draft lengths and batch sizes, compared with the target
+            alone with equally many passes (`parallel`)
   table3    acceptance with and without shared noise
-  table4    acceptance, passes and speed with a larger share of tokens that the target fixes alone
+  table4    acceptance, passes and speed with a larger share of tokens that the target alone
+            generates
   figures   Figures 8, 11, 13 to 16: acceptance over draft length, autoregressive step, guidance
-            scale and temperature, draws per replaced token, and where tokens are replaced
+            scale and temperature, draws per replaced token, and which tokens are replaced
   head      head calls per token of `exact_head`, with and without guidance, and its speed
 
-Every decoder is a table and a panel of its own, and has a column `acceptance_<decoder>` of its own
-in tables.csv: what is accepted is not the same thing in any two of them. Every row says which
-distribution its images come near to, under which guarantee, and with which settings. Speeds are
-wall-clock ratios to `mar` at the same batch size, without compilation. Into --workdir go
-tables.csv, report.json and the figures.
+Every decoder has its own table and panel, and its own column `acceptance_<decoder>` in tables.csv,
+because decoders test different things and their acceptance rates are not comparable. Every row
+states the distribution that the decoder samples or approximates, the guarantee and the settings.
+Speeds are wall-clock ratios to `mar` at the same batch size, without compilation. Writes
+tables.csv, report.json and the figures to --workdir.
 
-Two columns stand beside the speed of `cspd_released` and `cspd_relaxed`, which keep to a schedule
-of passes: `expected` counts the passes that were made, with the prefix and the last block, as if
-those of the target cost a step of `mar` each and those of the draft model a step of it alone. The
-paper's `1/(c+1/gamma)` has the same costs and leaves out the prefix and the last block. Where the
-machine is busy at one token already, as a CPU is, the head's work for a whole block costs more than
-that for a token, and both columns promise too much.
+Two columns accompany the speed of `cspd_released` and `cspd_relaxed`, whose schedule of passes is
+fixed. `expected` is the speed if only passes had a cost: each pass of the target that of a step of
+`mar`, each pass of the draft model that of a step of the draft model alone; it includes the prefix
+and the last block. The paper's `1/(c+1/gamma)` assumes the same costs and omits the prefix and the
+last block. On a machine that one token already saturates, such as a CPU, the head's work for a
+whole block costs more than for a token, and both columns are too optimistic.
 
-The paper's batch of 128 takes roughly a minute per decode on two CPU cores, sixteen times a batch
-of 8, which keeps them busy already. Each decoder and length is decoded twice, to warm up and to be
-timed, so the two decoders below take about half an hour. With `exact_path` and `cspd_paper` every
-image is gamma + 1 contexts: at 128 these are for accelerators. Acceptance stays that of
-`num_images`, as it does not depend on the batch.
+The paper's batch of 128 takes about a minute per decode on two CPU cores, sixteen times as long as
+a batch of 8, which already saturates them. Each decoder and length is decoded twice, to warm up and
+to be timed, so the two decoders below take about half an hour. `exact_path` and `cspd_paper` use
+gamma + 1 contexts per image: a batch of 128 requires an accelerator. Acceptance is always measured
+on `num_images`, as it does not depend on the batch.
 
   python -m experiments.papers.cspd --suite=table1 --decoder=cspd_released,cspd_relaxed \\
       --batch_sizes=1,8,128
@@ -54,20 +55,26 @@ _COSTS = {'target passes': '{target_passes:.1f}', 'draft passes': '{draft_passes
 
 
 class Table(NamedTuple):
-  """Attributes: its title, its columns, and what is in it."""
+  """A table.
+
+  Attributes:
+    title: its title.
+    columns: format strings by heading.
+    rows: its rows.
+  """
 
   title: str
   columns: dict[str, str]
   rows: list[dict[str, Any]]
 
 
-def accepted(mode: str, **more: str) -> dict[str, str]:
-  """The first columns of a decoder's table."""
-  return more | {'gamma': '{length}', 'accepted': f'{{acceptance_{mode}:.3f}}'}
+def accepted(mode: str, **first: str) -> dict[str, str]:
+  """Returns the leading columns of a decoder's table."""
+  return first | {'gamma': '{length}', 'accepted': f'{{acceptance_{mode}:.3f}}'}
 
 
 def table1(lab: Lab, mode: str) -> Table:
-  """Acceptance and speed over draft lengths and batch sizes."""
+  """Measures acceptance and speed over draft lengths and batch sizes."""
   columns = accepted(mode, batch='{batch}') | _COSTS | {'speed': '{speed:.2f}'}
   if mode in BLOCK_MODES:
     columns |= {'expected': '{expected_speed:.2f}',
@@ -78,23 +85,23 @@ def table1(lab: Lab, mode: str) -> Table:
 
 
 def _speed_rows(lab: Lab, mode: str, batch: int) -> list[dict[str, Any]]:
-  """Rows of Table 1 at one batch size."""
+  """Measures the rows of Table 1 at one batch size."""
   cells = lab.cells(mode)
-  own = [lab.text(cell) for cell in cells]
+  texts = [lab.text(cell) for cell in cells]
   if mode not in BLOCK_MODES:
     return [lab.row(cell, batch, speed=speed)
-            for cell, speed in zip(cells, lab.speeds(own, batch))]
+            for cell, speed in zip(cells, lab.speeds(texts, batch))]
   parallel = [lab.parallel(cell.length) for cell in cells]
-  draft, *speeds = lab.speeds(['draft', *own, *parallel], batch)
+  draft, *speeds = lab.speeds(['draft', *texts, *parallel], batch)
   return [lab.row(
-      cell, batch, speed=speed, parallel_speed=alone, draft_step_cost=1 / draft,
+      cell, batch, speed=speed, parallel_speed=parallel_speed, draft_step_cost=1 / draft,
       expected_speed=expected_speed(lab.images(cell).decoded, draft),
       paper_identity_speed=expected_speedup(1 / draft, cell.length))
-          for cell, speed, alone in zip(cells, speeds, speeds[len(cells):])]
+          for cell, speed, parallel_speed in zip(cells, speeds, speeds[len(cells):])]
 
 
 def table3(lab: Lab, mode: str) -> Table:
-  """Acceptance with and without shared noise."""
+  """Measures acceptance with and without shared noise."""
   rate = f'acceptance_{mode}'
   with_noise, without = ([lab.row(cell) for cell in lab.cells(mode, aligned=aligned)]
                          for aligned in (True, False))
@@ -104,7 +111,7 @@ def table3(lab: Lab, mode: str) -> Table:
 
 
 def table4(lab: Lab, mode: str) -> Table:
-  """Acceptance, passes and speed with a larger share of tokens that the target fixes alone."""
+  """Measures acceptance, passes and speed over the share of tokens that the target generates."""
   cells = [cell for share in lab.config.prefix_shares
            for cell in lab.cells(mode, prefix_share=share)]
   batch = lab.bench.batch_size
@@ -116,7 +123,7 @@ def table4(lab: Lab, mode: str) -> Table:
 
 
 def head(lab: Lab, guided: bool) -> Table:
-  """Head calls per token of `exact_head`, and its speed."""
+  """Measures head calls per token of `exact_head`, and its speed."""
   sampling = lab.sampling(scale=None if guided else 1.0)
   texts, rows = list(map(lab.exact_head, lab.config.kernels_per_call)), []
   for kernels, text, speed in zip(
@@ -131,7 +138,7 @@ def head(lab: Lab, guided: bool) -> Table:
         rows_per_token=float(costs.head_rows.sum() / tokens),
         draws_per_test=float(tests.trials.sum() / tests.tested.sum()), speed=speed))
   return Table(
-      f'exact_head {"with" if guided else "without"} guidance; mar takes '
+      f'exact_head {"with" if guided else "without"} guidance; mar uses '
       f'{rows[0]["num_levels"]} calls per token',
       {'L': '{length}', 'calls/token': '{calls_per_token:.1f}',
        'rows/token': '{rows_per_token:.0f}', 'kernels accepted': '{acceptance_exact_head:.3f}',
@@ -142,27 +149,27 @@ _TABLES = dict(table1=table1, table3=table3, table4=table4)
 
 
 @cli.command(default.Config, config='configs/papers/cspd.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   lab = Lab(config)
   names = [f'figure_{number}.{ending}' for number in (8, 11, 13, 14, 15, 16)
            for ending in ('png', 'svg')]
   report, start = Report(config.workdir, ['tables.csv', *names]), time.perf_counter()
   rows, shown = [], []
 
-  def keep(suite: str, more: list[dict[str, Any]]) -> list[int]:
-    rows.extend(dict(suite=suite, **row) for row in more)
+  def add(suite: str, added: list[dict[str, Any]]) -> list[int]:
+    rows.extend(dict(suite=suite, **row) for row in added)
     files.write(report.path('tables.csv'), tables.csv(rows).encode())
-    return list(range(len(rows) - len(more), len(rows)))
+    return list(range(len(rows) - len(added), len(rows)))
 
   def show(suite: str, table: Table) -> None:
-    numbers = [number for number, row in zip(keep(suite, table.rows), table.rows)
+    numbers = [number for number, row in zip(add(suite, table.rows), table.rows)
                if suite != 'table3' or 'unaligned' in row]
     shown.append(dict(title=table.title, columns=table.columns, rows=numbers))
     print(f'\n{table.title}\n{tables.text(table.columns, [rows[i] for i in numbers])}', flush=True)
 
   for suite in config.suite:
     if suite == 'figures':
-      keep(suite, cspd_figures.draw(lab, report))
+      add(suite, cspd_figures.draw(lab, report))
     elif suite == 'head':
       for guided in (False, True):
         show(suite, head(lab, guided))
@@ -171,7 +178,7 @@ def main(config: Any) -> None:
         show(suite, _TABLES[suite](lab, mode))
   minutes = (time.perf_counter() - start) / 60
   report.write(settings=dataclasses.asdict(config), rows=rows, tables=shown, minutes=minutes)
-  print(f'\n{minutes:.1f} minutes; tables.csv, report.json, pictures are in {config.workdir}.')
+  print(f'\n{minutes:.1f} minutes; tables.csv, report.json, figures are in {config.workdir}.')
 
 
 if __name__ == '__main__':

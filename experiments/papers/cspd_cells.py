@@ -1,4 +1,4 @@
-"""The cells of CSpD's tables: decoders with a setting, what they cost, how fast they are."""
+"""The cells of CSpD's tables: decoders with settings, their costs and their speeds."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 import cspd_jax
+from configs.papers import cspd as default
 from cspd_jax.cli import inputs
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.core import programs
@@ -16,21 +17,23 @@ from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics.base import Sample
 
 SUITES = ('table1', 'table3', 'table4', 'figures', 'head')
-# Decoders with a draft model, and what they call the number of drafts.
+# Decoders with a draft model, and the name of their parameter for the number of drafts.
 MODES = {'cspd_released': 'block_length', 'cspd_relaxed': 'block_length',
          'cspd_paper': 'draft_length', 'exact_path': 'draft_length'}
-# Those that keep to a schedule of passes, whatever is accepted.
+# Decoders whose number of passes does not depend on what is accepted.
 BLOCK_MODES = ('cspd_released', 'cspd_relaxed')
-# What an acceptance rate is a share of; no two of them can be compared.
+# The meaning of each acceptance rate; the rates of different decoders are not comparable.
 _ACCEPTED = {
-    'cspd_released': "drafts of a block that the released code's softened test keeps",
-    'cspd_relaxed': 'drafts of a block that the bounded test keeps',
-    'cspd_paper': "drafts up to the first rejection that the paper's test of the last kernel keeps",
-    'exact_path': 'drafts up to the first rejection that the path test keeps',
-    'exact_head': 'denoising kernels up to the first rejection that the test of one kernel keeps'}
+    'cspd_released': "drafts of a block that the released code's softened test accepts",
+    'cspd_relaxed': 'drafts of a block that the bounded test accepts',
+    'cspd_paper': 'drafts up to the first rejection that the test of the last kernel in the paper '
+                  'accepts',
+    'exact_path': 'drafts up to the first rejection that the path test accepts',
+    'exact_head': 'denoising kernels up to the first rejection that the test of one kernel '
+                  'accepts'}
 _COSTS = ('rounds', 'target_passes', 'draft_passes', 'head_calls', 'head_rows')
 
-# Seconds beyond which one timed run is enough.
+# A run of more seconds than this is timed only once.
 _SLOW = 10.0
 
 
@@ -40,10 +43,10 @@ class Cell(NamedTuple):
   Attributes:
     mode: a key of `MODES`.
     length: gamma.
-    prefix_share: share of tokens that the target fixes alone.
-    guidance_scale: of classifier-free guidance.
-    temperature: of the kernels.
-    aligned: whether the models share their noise.
+    prefix_share: share of tokens that the target alone generates.
+    guidance_scale: scale of classifier-free guidance.
+    temperature: temperature of the denoising kernels.
+    aligned: whether the two models share their noise.
   """
 
   mode: str
@@ -55,24 +58,24 @@ class Cell(NamedTuple):
 
 
 class Lab:
-  """Decodes cells, and neither decodes nor times anything twice.
+  """Decodes and times cells, and caches the results.
 
   Attributes:
-    config: has the fields of `configs/papers/cspd.py`.
+    config: the configuration.
     bench: the target and the images.
   """
 
-  def __init__(self, config: Any):
+  def __init__(self, config: default.Config):
     """Loads the model and checks all options.
 
     Raises:
-      ValueError: for anything that cannot work, naming the option.
+      ValueError: for invalid options, naming the option.
     """
-    for name, known in (('suite', SUITES), ('decoder', tuple(MODES))):
-      chosen = getattr(config, name)
-      if not chosen or not set(chosen) <= set(known):
-        raise ValueError(f'{name} is {",".join(chosen)!r}; it must be, with commas between, any of '
-                         f'{", ".join(known)}.')
+    for name, supported in (('suite', SUITES), ('decoder', tuple(MODES))):
+      names = getattr(config, name)
+      if not names or not set(names) <= set(supported):
+        raise ValueError(f'{name} is {",".join(names)!r}; it must be a comma-separated list of '
+                         f'{", ".join(supported)}.')
     for name in ('lengths', 'prefix_shares', 'batch_sizes', 'scales', 'temperatures',
                  'kernels_per_call'):
       if not getattr(config, name):
@@ -90,7 +93,7 @@ class Lab:
     self._check()
 
   def _check(self) -> None:
-    """Builds every decoder once; that checks its options."""
+    """Builds every decoder once, which checks its options."""
     config = self.config
     for share in {config.prefix_share, *config.prefix_shares}:
       for length in config.lengths:
@@ -113,45 +116,48 @@ class Lab:
     return f'mar(guidance={self.config.guidance})'
 
   def exact_head(self, kernels: int) -> str:
-    """The decoder that speculates inside the head."""
+    """Returns the specification of the decoder that speculates inside the head."""
     return f'exact_head(guidance={self.config.guidance}, kernels_per_call={kernels})'
 
   def parallel(self, length: int) -> str:
-    """The target alone with as many passes as a decoder of `BLOCK_MODES`."""
+    """Returns the specification of the target alone with as many passes as one of `BLOCK_MODES`."""
     return (f'parallel(block_length={length}, guidance={self.config.guidance}, '
             f'prefix_share={self.config.prefix_share})')
 
   def text(self, cell: Cell) -> str:
-    """The specification of a cell's decoder."""
+    """Returns the specification of a cell's decoder."""
     return (f'{cell.mode}(aligned={cell.aligned}, {MODES[cell.mode]}={cell.length}, '
             f'guidance={self.config.guidance}, prefix_share={cell.prefix_share})')
 
   def sampling(self, scale: float | None = None, temperature: float | None = None) -> Any:
-    """Sampling options; those of the configuration where they are None."""
-    own = self.bench.sampling
+    """Returns sampling options; None selects the value of the configuration."""
+    options = self.bench.sampling
     return self.model.sampling(
-        guidance_scale=own.guidance_scale if scale is None else scale,
-        temperature=own.temperature if temperature is None else temperature)
+        guidance_scale=options.guidance_scale if scale is None else scale,
+        temperature=options.temperature if temperature is None else temperature)
 
   def cell(self, mode: str, length: int, **changes: Any) -> Cell:
-    """The cell of a decoder and a draft length, with the settings of the configuration."""
-    own = self.bench.sampling
-    return Cell(mode, length, self.config.prefix_share, float(own.guidance_scale),
-                float(own.temperature))._replace(**changes)
+    """Returns the cell of a decoder and a draft length, with the settings of the configuration."""
+    sampling = self.bench.sampling
+    return Cell(mode, length, self.config.prefix_share, float(sampling.guidance_scale),
+                float(sampling.temperature))._replace(**changes)
 
   def cells(self, mode: str, **changes: Any) -> list[Cell]:
-    """One cell per draft length."""
+    """Returns one cell per draft length."""
     return [self.cell(mode, length, **changes) for length in self.config.lengths]
 
   def images(self, cell: Cell) -> Sample:
-    """The images of a cell."""
+    """Returns the images of a cell."""
     return self.bench.sample(
         self.text(cell), self.sampling(cell.guidance_scale, cell.temperature))
 
   def speeds(self, texts: Sequence[str], batch_size: int, sampling: Any = None) -> list[float]:
-    """Seconds of `mar` per second of each decoder, compilation apart.
+    """Measures speed-ups over `mar`, without compilation, in alternating runs.
 
-    They take turns with `mar`; 'draft' is the draft model alone.
+    Args:
+      texts: specifications of decoders; 'draft' is the draft model alone.
+      batch_size: images decoded together.
+      sampling: sampling options; those of the configuration if None.
     """
     sampling = self.bench.sampling if sampling is None else sampling
     name = lambda text: (text, batch_size, programs.is_guided(sampling))
@@ -160,36 +166,35 @@ class Lab:
       runs = {text: (self._draft.run(self.mar, batch_size, sampling=sampling) if text == 'draft'
                      else self.bench.run(text, batch_size, sampling=sampling))
               for text in [self.mar, *new]}
-      found = timing.measure(runs, self.config.repeats, warmup=0, enough=_SLOW)
-      self._speeds |= {name(text): found[self.mar].median / found[text].median for text in new}
+      times = timing.measure(runs, self.config.repeats, warmup=0, enough=_SLOW)
+      self._speeds |= {name(text): times[self.mar].median / times[text].median for text in new}
     return [self._speeds[name(text)] for text in texts]
 
-  def row(self, cell: Cell, batch_size: int | None = None, **more: Any) -> dict[str, Any]:
-    """A line of the tables; `acceptance_<mode>` is a column of its own for every mode."""
+  def row(self, cell: Cell, batch_size: int | None = None, **figures: Any) -> dict[str, Any]:
+    """Returns a row of the tables; every mode has its own column `acceptance_<mode>`."""
     sample = self.images(cell)
     return cell._asdict() | self.statement(
-        cell.mode, self.text(cell), sample, batch_size) | more
+        cell.mode, self.text(cell), sample, batch_size) | figures
 
   def statement(self, mode: str, text: str, sample: Sample,
                 batch_size: int | None = None) -> dict[str, Any]:
-    """What a row says about how it came about, and what it cost.
+    """Returns the settings, guarantees and costs that a row states.
 
     Args:
       mode: the decoder's name.
       text: its specification.
       sample: its images.
-      batch_size: images that are decoded together when times are taken. Counts are those of every
-        image by itself and the same at any batch size.
+      batch_size: images decoded together in timed runs. Counts do not depend on the batch size.
     """
     guided = programs.is_guided(sample.sampling)
     decoder = self.bench.programs.decoder(text, guided)
     block = decoder.drafter is not None and decoder.stages[-1].context is BLOCK
-    found = {metric.name: metric(sample, self.model).mean
+    means = {metric.name: metric(sample, self.model).mean
              for metric in rows_lib.choose('continuous', (*_COSTS, 'acceptance'))}
     return dict(
         decoder=text, guided=guided, distribution=decoder.distribution,
         guarantee=decoder.guarantee, acceptance_is_share_of=_ACCEPTED[mode],
-        contexts='block: drafts are verified without sight of the block they are in' if block else
+        contexts='block: drafts are verified without the other drafts of their block' if block else
         'true: every token is verified given all tokens before it',
         num_iter=self.model.num_tokens, num_levels=decoder.schedule.num_levels,
         guidance=decoder.guidance if guided else 'none',
@@ -197,12 +202,12 @@ class Lab:
         num_images=len(sample.tokens),
         batch=self.bench.batch_size if batch_size is None else batch_size,
         draws_per_replaced_token=draws_per_replaced_token(sample.decoded),
-        **{f'acceptance_{mode}': None if np.isnan(found['acceptance']) else found['acceptance']},
-        **{name: found[name] for name in _COSTS})
+        **{f'acceptance_{mode}': None if np.isnan(means['acceptance']) else means['acceptance']},
+        **{name: means[name] for name in _COSTS})
 
 
 def _draft_alone(model: cspd_jax.Model) -> cspd_jax.Model:
-  """The draft model as a model of its own."""
+  """Returns a model whose target is the draft model."""
   draft = model.drafts['model']
   return dataclasses.replace(
       model, target=lambda *, guided: draft.build(guided), params=draft.params, drafts={},
@@ -210,27 +215,27 @@ def _draft_alone(model: cspd_jax.Model) -> cspd_jax.Model:
 
 
 def draws_per_replaced_token(decoded: Any) -> float | None:
-  """Proposals that were looked at until one replaced a draft."""
+  """Returns the mean number of proposals tested per replaced draft; None if none was replaced."""
   tests = decoded.tests
   replaced = int(tests.tested.sum() - tests.accepted.sum())
   return float(tests.trials.sum() / replaced) if replaced else None
 
 
 def expected_speed(decoded: Any, draft_speed: float) -> float:
-  """Speed over the target alone, if only passes cost anything.
+  """Returns the speed-up over the target alone if only passes had a cost.
 
-  All passes count, so the prefix and a last block that is not full do too.
+  Includes the passes of the prefix and of an incomplete last block.
 
   Args:
     decoded: the images.
-    draft_speed: speed of the draft model alone over the target alone.
+    draft_speed: speed-up of the draft model alone over the target alone.
   """
   passes = decoded.costs.target_passes + decoded.costs.draft_passes / draft_speed
   return float(decoded.order.shape[1] / np.mean(passes))
 
 
-def by_place(decoded: Any) -> np.ndarray:
-  """Measures the share of accepted drafts, `[T]`, by place in the order; NaN if none was tested."""
+def acceptance_by_step(decoded: Any) -> np.ndarray:
+  """Returns acceptance rates `[T]` by index in the generation order; NaN where none was tested."""
   tested, accepted = (np.take_along_axis(leaf, decoded.order, axis=1).sum(axis=0)
                       for leaf in (decoded.tests.tested, decoded.tests.accepted))
   return np.where(tested > 0, accepted / np.maximum(tested, 1), np.nan)

@@ -8,20 +8,20 @@ import numpy as np
 from cspd_jax.generation.report import Report
 from cspd_jax.plots import curves as curves_lib, replaced
 from cspd_jax.plots.curves import Curve, Panel
-from experiments.papers.cspd_cells import Cell, Lab, by_place, draws_per_replaced_token
+from experiments.papers.cspd_cells import Cell, Lab, acceptance_by_step, draws_per_replaced_token
 
-# Figure 16 shows that many images.
+# Number of images in Figure 16.
 _SHOWN = 4
 
 
 def draw(lab: Lab, report: Report) -> list[dict[str, Any]]:
-  """Draws Figures 8, 11, 13, 14, 15 and 16; returns what is in them as rows."""
-  c, found = lab.config, []
+  """Draws Figures 8, 11, 13, 14, 15 and 16; returns the rows of their points."""
+  c, result = lab.config, []
   middle = c.lengths[(len(c.lengths) - 1) // 2]
 
   def acceptance(cells: list[Cell]) -> list[float]:
     rows = [lab.row(cell) for cell in cells]
-    found.extend(rows)
+    result.extend(rows)
     return [np.nan if (rate := row[f'acceptance_{row["mode"]}']) is None else rate for row in rows]
 
   def figure(number: int, xlabel: str, title: str, lines: Callable[[str], Mapping[str, Curve]],
@@ -37,55 +37,56 @@ def draw(lab: Lab, report: Report) -> list[dict[str, Any]]:
       'all images': (c.lengths, acceptance(lab.cells(mode)))}))
   figure(11, 'token, in the order of generation',
          f'Acceptance over the image, draft length {middle}', lambda mode: _curves({
-             f'prefix share {share:.0%}': _smooth(by_place(
+             f'prefix share {share:.0%}': _smooth(acceptance_by_step(
                  lab.images(lab.cell(mode, middle, prefix_share=share)).decoded))
              for share in c.prefix_shares}))
   figure(13, 'guidance scale', 'Acceptance over the guidance scale', lambda mode: _curves({
       f'draft length {length}': (c.scales, acceptance(
           [lab.cell(mode, length, guidance_scale=scale) for scale in c.scales]))
       for length in c.lengths}))
-  own = float(lab.bench.sampling.guidance_scale)
+  guidance_scale = float(lab.bench.sampling.guidance_scale)
   figure(14, 'temperature', f'Acceptance over the temperature, draft length {middle}',
          lambda mode: _curves({
              name: (c.temperatures, acceptance(
                  [lab.cell(mode, middle, temperature=value, guidance_scale=scale)
                   for value in c.temperatures]))
-             for name, scale in (('guided', own), ('without guidance', 1.0))}))
+             for name, scale in (('guided', guidance_scale), ('without guidance', 1.0))}))
   figure(15, 'draft length', 'Draws from the target until one replaces a draft',
          lambda mode: _curves({'mean': (c.lengths, [
              draws_per_replaced_token(lab.images(cell).decoded) or np.nan
              for cell in lab.cells(mode)])}) if mode != 'cspd_relaxed' else {},
          'draws per replaced token')
-  _kept(lab, report, middle)
-  return found
+  _replaced(lab, report, middle)
+  return result
 
 
-def _kept(lab: Lab, report: Report, length: int) -> None:
-  """Draws Figure 16: which drafts are kept."""
+def _replaced(lab: Lab, report: Report, length: int) -> None:
+  """Draws Figure 16: which drafts are accepted."""
   decoded = {mode: lab.images(lab.cell(mode, length)).decoded for mode in lab.config.decoder}
   grid = lambda leaf: leaf[:_SHOWN].reshape(-1, *lab.model.grid)
   replaced.save_replaced_map(
       report.path('figure_16.png'),
-      {mode: np.asarray(lab.model.pixels(one.tokens[:_SHOWN])) for mode, one in decoded.items()},
-      {mode: grid(one.tests.tested) for mode, one in decoded.items()},
-      {mode: grid(one.tests.accepted) for mode, one in decoded.items()},
+      {mode: np.asarray(lab.model.pixels(images.tokens[:_SHOWN]))
+       for mode, images in decoded.items()},
+      {mode: grid(images.tests.tested) for mode, images in decoded.items()},
+      {mode: grid(images.tests.accepted) for mode, images in decoded.items()},
       captions=lab.model.conditions.captions(lab.bench.prompts[:_SHOWN]),
-      title=f'Which drafts are kept, draft length {length}')
-  print('figure 16: which drafts are kept', flush=True)
+      title=f'Accepted drafts, draft length {length}')
+  print('figure 16: accepted drafts', flush=True)
 
 
 def _curves(lines: Mapping[str, tuple]) -> dict[str, Curve]:
-  """Curves without the points that do not exist."""
-  drawn = {}
+  """Builds curves from the finite points."""
+  result = {}
   for name, (x, y) in lines.items():
-    kept = [(float(a), float(b)) for a, b in zip(x, y) if np.isfinite(b)]
-    if kept:
-      drawn[name] = Curve(*zip(*kept))
-  return drawn
+    points = [(float(a), float(b)) for a, b in zip(x, y) if np.isfinite(b)]
+    if points:
+      result[name] = Curve(*zip(*points))
+  return result
 
 
 def _smooth(shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Means over eighths of the image, which single places are too few images for."""
+  """Returns means over eighths of the image, because single positions are too noisy."""
   parts = np.array_split(np.arange(len(shares)), min(8, len(shares)))
   means = [np.mean(shares[part][np.isfinite(shares[part])]) if np.isfinite(shares[part]).any()
            else np.nan for part in parts]

@@ -1,15 +1,14 @@
-"""LANTERN (arXiv 2410.03355) and LANTERN++ (2502.06352): what letting neighbours stand in trades.
+"""LANTERN (arXiv 2410.03355) and LANTERN++ (2502.06352): the cost of accepting latent neighbours.
 
   python -m experiments.papers.lantern
   python -m experiments.papers.lantern --num_images=128
 
-The relaxed verifiers on the published static tree and on a tree that changes every round, and the
-curves of LANTERN++ with the best and with the released residual distribution beside those of
-grouped speculative decoding. What is measured and written is what `experiments.benchmark` says.
+Measures the relaxed verifiers on the published static tree and on a dynamic tree, and draws the
+curves of LANTERN++, with the optimal and with the released residual distribution, and of grouped
+speculative decoding. Writes the same files as `experiments.benchmark`.
 """
 
 import sys
-from typing import Any
 
 from configs import benchmark as default
 from cspd_jax import cli
@@ -17,7 +16,7 @@ from experiments import benchmark
 
 
 @cli.command(default.Config, config='configs/papers/lantern.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   benchmark.run(config)
 
 

@@ -3,13 +3,12 @@
   python -m experiments.papers.sjd
   python -m experiments.papers.sjd --num_images=48 --window=16
 
-Step compression of Jacobi windows whose drafts are redrawn (SJD), maximally coupled (MC-SJD) or
-share their noise with the target's draws, and with every way to fill the free places of a window.
-What is written is what `experiments.topologies` says.
+Measures step compression of Jacobi windows whose drafts are redrawn (SJD), maximally coupled
+(MC-SJD) or share their noise with the target's draws, and of every method to fill the free
+positions of a window. Writes the same files as `experiments.topologies`.
 """
 
 import sys
-from typing import Any
 
 from configs import topologies as default
 from cspd_jax import cli
@@ -17,7 +16,7 @@ from experiments import topologies
 
 
 @cli.command(default.Config, config='configs/papers/sjd.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   topologies.run(config)
 
 

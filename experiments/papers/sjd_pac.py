@@ -3,12 +3,11 @@
   python -m experiments.papers.sjd_pac
   python -m experiments.papers.sjd_pac --num_images=48 --window=64
 
-Step compression and one-token rounds of trees against the chain of MC-SJD at equal numbers of
-tokens per round. What is written is what `experiments.topologies` says.
+Compares step compression and one-token rounds of trees with those of MC-SJD's chain at equal
+numbers of tokens per round. Writes the same files as `experiments.topologies`.
 """
 
 import sys
-from typing import Any
 
 from configs import topologies as default
 from cspd_jax import cli
@@ -16,7 +15,7 @@ from experiments import topologies
 
 
 @cli.command(default.Config, config='configs/papers/sjd_pac.py')
-def main(config: Any) -> None:
+def main(config: default.Config) -> None:
   topologies.run(config)
 
 

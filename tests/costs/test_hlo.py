@@ -202,7 +202,7 @@ def test_partial_sums():
   for axis, expected in ((0, True), (1, False)):
     module = hlo.parse(textwrap.dedent(_SPLIT.replace('AXIS', str(axis))))
     computation = module.computations['main']
-    found = {name: traffic.gives_partial_sums(module, computation, one)
+    found = {name: traffic.is_split_product(module, computation, one)
              for name, one in computation.instructions.items()}
     assert found.pop('parts') == expected and not any(found.values())
 

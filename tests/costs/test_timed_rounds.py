@@ -1,4 +1,4 @@
-"""Rounds that are timed: forced acceptance, made-up weights, rates of the device."""
+"""Timed rounds: set acceptance, random weights, measured rates, accepted tokens of reports."""
 
 import dataclasses
 import math
@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from experiments.costs import accepted, devices, forced, rates, timed_rounds
+from experiments.costs import devices, predicted, roofline, timed_rounds
 
 
 @pytest.fixture(name='model', scope='module')
 def _model():
   model = families.describe('demo', dtype='float32', layers=1)
-  return dataclasses.replace(model, params=timed_rounds.made_up(model.params))
+  return dataclasses.replace(model, params=timed_rounds.random_like(model.params))
 
 
 def _condition(model, count):
-  return timed_rounds.made_up(
+  return timed_rounds.random_like(
       families.FAMILIES[model.family].published.condition(model.config, count))
 
 
 @pytest.mark.parametrize('text, tokens', [
     ('mc_sjd(window=8)', 2.6), ('seed_exact(window=6)', 6), ('sjd_pac(window=12)', 1)])
 def test_rounds_commit_what_they_are_told(model, text, tokens):
-  decoder = forced.forced(model.decoder(text, guided=False), tokens)
+  decoder = timed_rounds.with_acceptance(model.decoder(text, guided=False), tokens)
   decoded = jax.jit(decoder)(model.params, _condition(model, 2), jax.random.key(1))
   lengths = np.arange(decoded.accepted.shape[1])
   counts = np.asarray(decoded.accepted)
@@ -40,16 +40,16 @@ def test_rounds_commit_what_they_are_told(model, text, tokens):
 @pytest.mark.parametrize('tokens', [0.5, 9, np.nan])
 def test_no_more_than_the_main_chain(model, tokens):
   with pytest.raises(ValueError, match='7 drafts in a row, so it must be 1 to 8'):
-    forced.forced(model.decoder('mc_sjd(window=8)', guided=False), tokens)
+    timed_rounds.with_acceptance(model.decoder('mc_sjd(window=8)', guided=False), tokens)
 
 
 def test_no_trees_of_the_run_time(model):
-  with pytest.raises(ValueError, match='known at run time'):
-    forced.forced(model.decoder('eagle2', guided=False), 2)
+  with pytest.raises(ValueError, match='built at run time'):
+    timed_rounds.with_acceptance(model.decoder('eagle2', guided=False), 2)
 
 
-def test_made_up_arrays():
-  found = timed_rounds.made_up(dict(
+def test_random_arrays():
+  found = timed_rounds.random_like(dict(
       kernel=jax.ShapeDtypeStruct((64, 64), jnp.bfloat16),
       scale=jax.ShapeDtypeStruct((4,), jnp.float32),
       tokens=jax.ShapeDtypeStruct((2, 3), jnp.int32), visible=jax.ShapeDtypeStruct((2,), bool)))
@@ -59,7 +59,7 @@ def test_made_up_arrays():
 
 
 def test_rounds_are_counted_and_timed(model):
-  decoder = forced.forced(model.decoder('mc_sjd(window=4)', guided=True), 2)
+  decoder = timed_rounds.with_acceptance(model.decoder('mc_sjd(window=4)', guided=True), 2)
   device = devices.Accelerator(1e10, 1e11, 0, 0, 0, 'cpu', '', ())
   program = timed_rounds.program(
       decoder, model.params, _condition(model, 2), model.engine.settled(model.sampling()),
@@ -75,20 +75,20 @@ def test_rounds_are_counted_and_timed(model):
 
 
 def test_rates(monkeypatch):
-  monkeypatch.setattr(rates, '_ENOUGH', 0.0)
-  assert 1e7 < rates.copy_bandwidth(1) < 1e14
-  assert 1e7 < rates.matrix_rate('float32', 1) < 1e17
+  monkeypatch.setattr(roofline, '_ENOUGH', 0.0)
+  assert 1e7 < roofline.copy_bandwidth(1) < 1e14
+  assert 1e7 < roofline.matrix_rate('float32', 1) < 1e17
 
 
 def test_accepted(tmp_path):
   path = tmp_path / 'report.json'
   path.write_text('{"rows": [{"decoder": "mc_sjd(window=8)", "step_compression": 2.5}]}')
-  assert accepted.tokens_per_round(path, 'mc_sjd( window = 8 )') == 2.5
-  assert accepted.tokens_per_round(path, 'mc_sjd(window=9)') is None
-  assert accepted.tokens_per_round('nothing', 'vanilla', 3.0) == 1
-  assert accepted.required('nothing', 'mc_sjd', 3.0) == 3
+  assert predicted.tokens_per_round(path, 'mc_sjd( window = 8 )') == 2.5
+  assert predicted.tokens_per_round(path, 'mc_sjd(window=9)') is None
+  assert predicted.tokens_per_round('nothing', 'vanilla', 3.0) == 1
+  assert predicted.required_tokens_per_round('nothing', 'mc_sjd', 3.0) == 3
   with pytest.raises(ValueError, match=r"'mc_sjd\(window=9\)'.* give tokens_per_round"):
-    accepted.required(path, 'mc_sjd(window=9)')
+    predicted.required_tokens_per_round(path, 'mc_sjd(window=9)')
   path.write_text('[]')
   with pytest.raises(ValueError, match='cannot be read as JSON'):
-    accepted.tokens_per_round(path, 'mc_sjd')
+    predicted.tokens_per_round(path, 'mc_sjd')

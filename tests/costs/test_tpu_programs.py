@@ -104,7 +104,7 @@ def found():
 
 
 def test_copies_beside_the_kernels_are_bytes_and_no_kernels(found):
-  assert [(one.name, one.beside) for one in found.kernels] == [
+  assert [(one.name, one.overlapped) for one in found.kernels] == [
       ('start.1', True), ('start.2', True), ('product', False), ('again', False),
       ('negate', False), ('there', True), ('back', True)]
   moved = predicted.figures(found, devices.ACCELERATORS['v5e'])

@@ -17,7 +17,7 @@ def _run(capsys, out, *words):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-  monkeypatch.setattr(accelerator.rates, '_ENOUGH', 0.0)
+  monkeypatch.setattr(accelerator.roofline, '_ENOUGH', 0.0)
 
 
 def test_rounds_of_a_size(capsys, tmp_path):
@@ -45,17 +45,17 @@ def test_rounds_as_one_graph_are_compared(capsys, monkeypatch, tmp_path):
 def test_what_fails_is_noted_and_the_rest_goes_on(capsys, monkeypatch, tmp_path):
   def fail(repeats=5):
     raise RuntimeError('no matrix unit')
-  monkeypatch.setattr(accelerator.rates, 'matrix_rate', fail)
+  monkeypatch.setattr(accelerator.roofline, 'matrix_rate', fail)
   code, shown, *_ = _run(capsys, tmp_path, '--decoder=', '--minutes=0.0001')
   report = json.loads((tmp_path / 'report.json').read_text())
   assert code == 0 and not report['rows']
   assert 'RuntimeError: no matrix unit' in report['notes'][0]['error'] or (
-      'minutes were over' in report['notes'][0]['error'])
-  assert 'minutes were over' in report['notes'][-1]['error'] and 'not measured: demo' in shown
+      'time limit was reached' in report['notes'][0]['error'])
+  assert 'time limit was reached' in report['notes'][-1]['error'] and 'not measured: demo' in shown
 
 
 @pytest.mark.parametrize('words, message', [
-    (('--decoder=mc_sjd(window=5)',), 'says nothing; give tokens_per_round'),
+    (('--decoder=mc_sjd(window=5)',), 'does not contain; give tokens_per_round'),
     (('--decoder=mc_sjd(window=4)', '--tokens_per_round=9'), 'it must be 1 to 4'),
     (('--minutes=0',), 'minutes is 0'), (('--batch=0',), 'batch is'),
     (('--shapes=nothing',), 'nothing'), (('--rounds=0',), 'rounds is 0')])

@@ -6,17 +6,17 @@ from experiments import against_llamagen, against_mar
 from tests.experiments import calls
 
 _MAR = [
-    ([], 'repo is none'), (['--repo={tmp}'], 'there is no models/mar.py'),
+    ([], 'repo is none'), (['--repo={tmp}'], 'does not contain models/mar.py'),
     (['--repo={tmp}', '--size=mar_s'], 'mar_b, mar_l, mar_h'),
-    (['--repo={tmp}', '--tokens=200'], 'at most the hidden ones, 160'),
+    (['--repo={tmp}', '--tokens=200'], 'at most 160, the number of hidden'),
     (['--repo={tmp}', '--kernels_per_call=101'], '101'),
     (['--repo={tmp}', '--steps=300'], 'num_iter is 300')]
 _LLAMAGEN = [
     ([], 'repo is none'), (['--repo={tmp}', '--size=c2i_s'], 'c2i_b_256, c2i_l_256'),
     (['--repo={tmp}', '--tokens_per_round=9', '--decoder=mc_sjd(window=4)'], '1 to 4'),
     (['--repo={tmp}', '--accepted={tmp}/none.json'], 'cannot be read as JSON'),
-    (['--repo={tmp}', '--decoder=eagle(tree=chain(2))'], 'says nothing; give tokens_per_round'),
-    (['--repo={tmp}', '--tokens_per_round=2'], 'there is no autoregressive/models/gpt.py')]
+    (['--repo={tmp}', '--decoder=eagle(tree=chain(2))'], 'does not contain; give tokens_per_round'),
+    (['--repo={tmp}', '--tokens_per_round=2'], 'does not contain autoregressive/models/gpt.py')]
 
 
 @pytest.mark.parametrize('program, words, message', [

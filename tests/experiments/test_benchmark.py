@@ -22,12 +22,12 @@ _BAD = {
     'unknown verifier': (['--verifier=exact,loose'], ['loose', 'lantern_pp']),
     'unknown drafter of curves': (['--curve_drafter=falcon'], ['falcon', 'eagle2']),
     'unknown parameter': (['--verifier=uniform(gamma=2)'], ['uniform', 'gamma', 'delta']),
-    'nothing to run': (['--verifier='], ['nothing can run', 'give decoder']),
+    'nothing to run': (['--verifier='], ['no decoder can run', 'give decoder']),
     'drafter without its model': (
-        ['--drafter=medusa', '--verifier=exact'], ['nothing can run', 'medusa', 'heads']),
+        ['--drafter=medusa', '--verifier=exact'], ['no decoder can run', 'medusa', 'heads']),
     'curves without their model': (['--curve_drafter=eagle'], ['eagle', 'network']),
     'a pair that cannot work': (
-        ['--drafter=jacobi', '--verifier=block'], ['nothing can run', 'keeps']),
+        ['--drafter=jacobi', '--verifier=block'], ['no decoder can run', 'keeps']),
     'unknown metric': (['--metrics=beauty'], ['beauty', 'step_compression']),
     'one image': (['--num_images=1'], ['num_images is 1', 'at least 2']),
     'one set': (['--reference_sets=1'], ['reference_sets is 1', 'from 2 to']),
@@ -167,5 +167,5 @@ def test_papers(folder, capsys, tmp_path, program, curve):
   assert found.code == 0, found.err
   rows = list(csv.DictReader((found.folder / 'rows.csv').open()))
   assert curve in {row['curve'] for row in rows}
-  assert 'Does it hold here?' in found.out
+  assert 'Tested claims' in found.out
   assert all(math.isfinite(float(row['tv_bound_per_token'])) for row in rows)

@@ -1,4 +1,4 @@
-"""How far a target of 8 bits is from its own: the numbers, and the program."""
+"""The distance of an int8 target from the original: the numbers, and the program."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ def test_the_program(folder, capsys, tmp_path):
 
 
 @pytest.mark.parametrize('words, message', [
-    (['--quantize=int4'], ["quantize is 'int4'"]), (['--num_images=1'], ['num_images is 1']),
+    (['--num_images=1'], ['num_images is 1']),
     (['--model=mar_demo'], ["a 'mar' network has no matrices"])])
 def test_wrong_input(folder, capsys, tmp_path, words, message):
   calls.check_refused(calls.call(

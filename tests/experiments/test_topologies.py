@@ -17,7 +17,8 @@ _BAD = {
     'a window that is no number': (topologies, ['--window=wide'], ['window', 'wide']),
     'no decoder': (topologies, ['--decoder='], ['decoder is empty']),
     'trees larger than the window': (
-        topologies, ['--window=2', '--decoder=sjd_pac(tree=kary(3, 3))'], ['nothing can run', '3']),
+        topologies, ['--window=2', '--decoder=sjd_pac(tree=kary(3, 3))'],
+        ['no decoder can run', '3']),
     'window twice': (topologies, ['--decoder=sjd(window=8)', '--metrics=beauty'], ['beauty']),
     'uncertainty: no temperature': (uncertainty, ['--temperature='], ['temperature']),
     'uncertainty: no decoder': (

@@ -81,7 +81,7 @@ def test_what_is_near_the_best_is_looked_at_more_closely():
 def test_candidates_after_the_time_is_up_are_named():
   found, _ = _search([['a', 'b'], ['c', 'a']], {'a': {1: 1.0}})
   assert list(found.seconds) == ['a']
-  assert found.left_out == {'b': 'the time was up', 'c': 'the time was up'}
+  assert found.left_out == {'b': 'the time limit was reached', 'c': 'the time limit was reached'}
 
 
 def test_measurements_are_of_the_images_of_the_bench(tmp_path):

@@ -237,7 +237,7 @@ FLAGS = {
         ('--tokens_per_round=0.5', 'tokens_per_round is 0.5'),
         ('--tokens_per_round=nan', 'tokens_per_round is nan'),
         ('--accepted={tmp}/list.json', 'it holds a list, not a dict'),
-        ('--accepted={tmp}/rows.json', 'no report with step_compression'),
+        ('--accepted={tmp}/rows.json', 'not a report with step_compression'),
         ('--accepted={tmp}/pipe', 'it is no file'), ('--accepted={tmp}/binary', 'cannot be read'),
         ('--accepted={tmp}', 'it is no file')],
     'accelerator': [
@@ -319,7 +319,7 @@ FLAGS = {
         ('--report={tmp}/empty', 'cannot be read as JSON')],
     'against_mar': [('--repeats=0', 'repeats is 0'), ('--tokens=0', 'tokens is 0'),
                     ('--steps=0', 'steps is 0'), ('--images=-1', 'images is -1'),
-                    ('--repo={tmp}', 'there is no models/mar.py')],
+                    ('--repo={tmp}', 'does not contain models/mar.py')],
     'against_llamagen': [
         ('--repeats=0', 'repeats is 0'), ('--tokens_per_round=0', 'tokens_per_round is 0'),
         ('--decoder=', 'decoder is empty'), ('--size=c2i_b_256', 'repo is none')],
