@@ -86,7 +86,7 @@ class Target(NamedTuple):
       gives the token the grammar forces at a position, or -1 where it is free.
     check_condition: `condition -> [B]` bool, which rows the model knows, or None for all of
       them; raises ValueError for a condition of a form it does not know, and for rows too if
-      their values are known (`core.values.is_concrete`), for under `jit` they are traced.
+      their values are known (`core.tracing.is_concrete`), for under `jit` they are traced.
   """
 
   prefill: Prefill

@@ -5,10 +5,12 @@ A new decoder is an entry here. Its text, such as `mc_sjd(window=32)`, and its f
 same; `cspd_jax`, programs, pages and tests read these tables.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from cspd_jax.core.spec import Call
-from cspd_jax.decoding import published_trees, tree as trees
+from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.base import Target
-from cspd_jax.decoding.correctors import CORRECTORS
 from cspd_jax.decoding.drafters import (
   Corrector,
   Heads,
@@ -17,6 +19,8 @@ from cspd_jax.decoding.drafters import (
   corrected as corrected_lib,
   dynamic,
   eagle as eagle_lib,
+  from_model,
+  from_network,
   jacobi as jacobi_lib,
   medusa as medusa_lib,
   model,
@@ -84,18 +88,28 @@ def _fill_eagle(arguments, window, length):
   if window is None:
     return {}
   chain = Call('chain', (max(window - 1, 1) if length is None else length,), {})
-  return {'tree': 'EAGLE' if window > published_trees.EAGLE.num_nodes else chain}
+  return {'tree': 'EAGLE' if window > trees.EAGLE.num_nodes else chain}
 
 
 def _fill_eagle2(arguments, window, length):
   if window is None or arguments.keys() & {'num_nodes', 'width', 'depth'}:
     return {}
-  if window > published_trees.EAGLE.num_nodes:
+  if window > trees.EAGLE.num_nodes:
     return {'num_nodes': window - 1, 'width': 10, 'depth': 5}
   return {'num_nodes': max(window - 1, 1), 'width': max(window // 2, 1), 'depth': 3}
 
 
 _EAGLE = {'eagle': lambda network: network}
+# How each network that can correct windows becomes a `Corrector`, by the keys of
+# `specification.DRAFTS`. The first layers compute the same in both contexts up to the tokens that
+# changed, so the change carries over in full (decay 0).
+CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
+    'corrector': lambda corrector: corrector,
+    'neighbours': lambda corrector: corrector,
+    'eagle': from_network,
+    'model': from_model,
+    'layers': lambda network: from_network(network, decay=0.0),
+}
 
 DRAFTERS.update({
     'ancestral': DrafterEntry(ancestral.ancestral, 'no drafts'),
@@ -241,7 +255,7 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
 
 
 @named('eagle+exact', "a layer on the target's features drafts")
-def eagle(target: Target, network: Network, tree: Tree = published_trees.EAGLE, *,
+def eagle(target: Target, network: Network, tree: Tree = trees.EAGLE, *,
           draws: str = 'distinct') -> Decoder:
   """Drafts of a network that continues the target's features (EAGLE, arXiv 2401.15077).
 

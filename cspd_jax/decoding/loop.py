@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core.modes import usual_promotion
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import (
   Condition,

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs
-from cspd_jax.core.modes import usual_promotion
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding.base import Condition, Decoded, Params
 from cspd_jax.decoding.contract import ContractError
 from cspd_jax.decoding.loop import Decoder, State

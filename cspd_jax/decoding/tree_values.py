@@ -5,11 +5,11 @@ from typing import Any
 
 from cspd_jax.core import binding
 from cspd_jax.core.spec import Call, Part
-from cspd_jax.decoding import published_trees, tree as trees
+from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.tree import Tree
 
 PUBLISHED: dict[str, Tree] = {
-    name: tree for name, tree in vars(published_trees).items() if isinstance(tree, Tree)}
+    name: tree for name, tree in vars(trees).items() if isinstance(tree, Tree)}
 CALLS = {build.__name__: build for build in (
     trees.chain, trees.paths, trees.caterpillar, trees.kary, trees.branching, trees.cut)}
 WORDS = (f'a tree by name ({", ".join(PUBLISHED)}), by call ({", ".join(CALLS)}; such as '

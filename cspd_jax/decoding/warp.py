@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core.values import is_concrete
+from cspd_jax.core.tracing import is_concrete
 
 
 class Warp(NamedTuple):

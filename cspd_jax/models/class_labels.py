@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core.values import is_concrete
+from cspd_jax.core.tracing import is_concrete
 
 
 def check(condition: Any, num_classes: int) -> Any:
