@@ -54,7 +54,7 @@ def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch)
     (['--prompt=mud'], "prompts holds 'mud'"),
     (['--prompt=sea', '--prompts=x'], 'give only one of them'),
     (['--prompts=missing.txt'], 'cannot be read'),
-    (['--decoder=fast'], "there is no 'fast'"),
+    (['--decoder=fast'], "'fast' is not registered"),
     (['--seed=x'], 'invalid int64 value'),
     (['--seed=-1'], 'seed is -1'),
     (['--temprature=1'], 'unrecognized arguments: --temprature=1'),
