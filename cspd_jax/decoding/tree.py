@@ -305,7 +305,7 @@ def branching(counts: str) -> Tree:
     ValueError: if it does not read so, or a path leads to no node.
   """
   if not isinstance(counts, str) or not counts.isascii():
-    raise ValueError(f"counts is {counts!r:.80}; it must be a text, such as '2 0:2 00:1'.")
+    raise ValueError(f"counts is {counts!r:.80}; it must be a string, such as '2 0:2 00:1'.")
   number = {}
   for entry in counts.split():
     path, _, children = entry.rpartition(':')

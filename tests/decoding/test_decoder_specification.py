@@ -353,7 +353,7 @@ def test_usage():
     ('sjd(window=-1, tree=kary(3, 3))', 'window is -1'),
     ('sjd(window=4, tree=kary(3, 3))', 'num_nodes is 3, but the tree has'),
     ('eagle(tree=auto)', "tree is 'auto'"),
-    ('eagle(tree=chain())', r'chain needs length; give it as chain\(length=...\)'),
+    ('eagle(tree=chain())', r'chain needs length; pass it as chain\(length=...\)'),
     ('eagle(tree=kary(3, x))', "levels is 'x'; it must be a whole number"),
     ('eagle(tree=kary(3, 3, 12, 4))', 'kary has 3 parameters: num_candidates, levels, num_nodes'),
     ('eagle(tree=kary(3, num_candidates=3))', 'gives num_candidates twice'),
