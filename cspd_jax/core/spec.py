@@ -102,8 +102,8 @@ def parse(text: str | Spec) -> Spec:
     return text
   if not isinstance(text, str) or len(text) > _MAX_LENGTH:
     raise ValueError(
-        f'decoder is {text!r:.80}; it must be a string of at most {_MAX_LENGTH} characters, such as '
-        'mc_sjd(window=32).')
+        f'decoder is {text!r:.80}; it must be a string of at most {_MAX_LENGTH} characters, such '
+        'as mc_sjd(window=32).')
   try:
     node = ast.parse(text.strip(), mode='eval').body
   except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

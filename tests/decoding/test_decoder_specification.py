@@ -356,7 +356,7 @@ def test_usage():
     ('eagle(tree=chain())', r'chain needs length; pass it as chain\(length=...\)'),
     ('eagle(tree=kary(3, x))', "levels is 'x'; it must be a whole number"),
     ('eagle(tree=kary(3, 3, 12, 4))', 'kary has 3 parameters: num_candidates, levels, num_nodes'),
-    ('eagle(tree=kary(3, num_candidates=3))', 'gives num_candidates twice'),
+    ('eagle(tree=kary(3, num_candidates=3))', 'sets num_candidates twice'),
     ('eagle(tree=kary(3, depth=3))', "kary has no parameter 'depth'"),
     ('eagle(tree=kary(9999, 9999))', 'more than 16384 nodes'),
     ('eagle(tree=cut(EAGEL, 3))', "tree is 'EAGEL'"),

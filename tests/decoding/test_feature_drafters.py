@@ -183,7 +183,7 @@ def test_published_trees():
 
 
 @pytest.mark.parametrize('counts,message', [
-    ('2 5:1', 'gives children to 5'), ('2 0:x', "entry '0:x'"), ('2 0:1 0:2', "entry '0:2'"),
+    ('2 5:1', 'has children for 5'), ('2 0:x', "entry '0:x'"), ('2 0:1 0:2', "entry '0:2'"),
     ('2 0:0', "entry '0:0'")])
 def test_bad_branching(counts, message):
   with pytest.raises(ValueError, match=message):

@@ -77,7 +77,7 @@ def test_tuples_and_none():
 
 @pytest.mark.parametrize('build,message', [
     # Ranks are one digit each: the eleventh child would be the child of a child.
-    (lambda: trees.branching('12'), "entry '12'; give path:number .* from 1 to 10"),
+    (lambda: trees.branching('12'), "entry '12'; it must have path:number .* from 1 to 10"),
     (lambda: trees.branching((1, 2)), r'counts is \(1, 2\); it must be a string'),
     (lambda: trees.branching(12), 'counts is 12; it must be a string'),
     (lambda: trees.branching('99999999'), 'from 1 to 10'),
