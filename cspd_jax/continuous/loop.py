@@ -22,7 +22,7 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, open_span
 from cspd_jax.core.random import RowKeys, row_keys
-from cspd_jax.core.values import is_concrete
+from cspd_jax.core.tracing import is_concrete
 
 
 class State(NamedTuple):

@@ -1,1 +1,1 @@
-"""What both engines and everything above them share."""
+"""Modules that both decoding engines and everything above them share."""

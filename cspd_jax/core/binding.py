@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 from cspd_jax.core.spec import Part, Value
 
-# Types that text holds, in words.
-_WORDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text',
-          tuple: 'numbers in parentheses', type(None): 'None'}
+# Types that text can represent, with descriptions.
+_TEXT_TYPES = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string',
+               tuple: 'numbers in parentheses', type(None): 'None'}
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
 
 
 class Converter(NamedTuple):
-  """How a value of a specification becomes a type that text cannot hold.
+  """Converts a value of a specification to a type that text cannot represent.
 
   Attributes:
-    words: the values that it accepts, for errors.
+    words: a description of the values that it accepts, for errors.
     convert: `(name, value) -> object`; raises ValueError naming the parameter.
   """
 
@@ -27,21 +27,25 @@ class Converter(NamedTuple):
   convert: Callable[[str, Value], Any]
 
 
-NONE: Mapping[type, Converter] = types.MappingProxyType({})
+_NO_CONVERTERS: Mapping[type, Converter] = types.MappingProxyType({})
 
 
 def parameters(build: Callable, converted: Collection[type] = ()) -> dict[str, inspect.Parameter]:
-  """The parameters of `build` that a text can give, by the types of its signature.
+  """Returns the parameters of `build` that text can set, by the types of its signature.
 
-  Those of a type that neither text holds nor a converter makes, such as a network, are left out.
+  Parameters of other types, such as a network, are left out.
+
+  Args:
+    build: the function that builds a part.
+    converted: types for which there are converters.
   """
   signature = inspect.signature(build, eval_str=True)
   return {name: parameter for name, parameter in signature.parameters.items()
-          if all(kind in _WORDS or kind in converted for kind in _kinds(parameter.annotation))}
+          if all(kind in _TEXT_TYPES or kind in converted for kind in _kinds(parameter.annotation))}
 
 
 def bind(part: Part, allowed: Mapping[str, inspect.Parameter],
-         converters: Mapping[type, Converter] = NONE) -> dict[str, Any]:
+         converters: Mapping[type, Converter] = _NO_CONVERTERS) -> dict[str, Any]:
   """Checks the arguments of a part and converts them to the types of the signature.
 
   Args:
@@ -50,21 +54,21 @@ def bind(part: Part, allowed: Mapping[str, inspect.Parameter],
     converters: by type.
 
   Returns:
-    The arguments that the part gives.
+    The arguments of the part; parameters that it leaves open are absent.
 
   Raises:
-    ValueError: for an unknown parameter, one that is missing, or a value of another type.
+    ValueError: for an unknown or a missing parameter, or a value of a wrong type.
   """
   check_names(part, allowed)
   for name, parameter in allowed.items():
     if parameter.default is parameter.empty and name not in part.arguments:
-      raise ValueError(f'{part.name} needs {name}; give it as {part.name}({name}=...).')
+      raise ValueError(f'{part.name} needs {name}; pass it as {part.name}({name}=...).')
   return {name: _convert(name, value, _kinds(allowed[name].annotation), converters)
           for name, value in part.arguments.items()}
 
 
 def check_names(part: Part, allowed: Collection[str]) -> None:
-  """Raises ValueError for a parameter that is not among those allowed."""
+  """Raises ValueError for a parameter that is not allowed."""
   for name in part.arguments:
     if name not in allowed:
       raise ValueError(
@@ -72,7 +76,7 @@ def check_names(part: Part, allowed: Collection[str]) -> None:
 
 
 def _kinds(annotation: Any) -> list[type]:
-  """The types of an annotation: those of a union, or itself."""
+  """The types of an annotation: the members of a union, or the annotation itself."""
   is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
   return [typing.get_origin(kind) or kind
           for kind in (typing.get_args(annotation) if is_union else (annotation,))]
@@ -84,6 +88,6 @@ def _convert(name: str, value: Any, kinds: list[type], converters: Mapping[type,
       return converters[kind].convert(name, value)
     if isinstance(value, _NUMBERS.get(kind, kind)) and (kind is bool) == isinstance(value, bool):
       return kind(value) if kind in _NUMBERS else value
-  words = [converters[kind].words if kind in converters else _WORDS.get(kind, kind.__name__)
-           for kind in kinds]
+  words = [converters[kind].words if kind in converters else
+           _TEXT_TYPES.get(kind, kind.__name__) for kind in kinds]
   raise ValueError(f'{name} is {value!r}; it must be {" or ".join(words)}.')

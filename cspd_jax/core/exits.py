@@ -1,4 +1,4 @@
-"""How programs end: with an exit code, and one line for what is wrong with the input."""
+"""Exit codes of programs, and one line on stderr for an error of the input."""
 
 import errno
 import os
@@ -9,24 +9,23 @@ import jax
 
 from cspd_jax.core import programs
 
-# Letters of a message that a terminal shows at once.
-_MOST = 1500
+# Characters of a message that fit on a terminal.
+_MAX_LENGTH = 1500
 
 
 def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
-  """Runs a program.
+  """Runs a program and returns its exit code.
 
-  What its input or the machine is to blame for ends with one line on stderr. Anything else is a
-  mistake of the program and keeps its traceback. What is printed is lost if the standard output is
-  closed.
+  An error that the input or the machine causes ends with one line on stderr. Any other error is a
+  bug of the program and keeps its traceback. Output is discarded if the standard output is closed.
 
   Args:
-    main: the program; what it returns is the exit code, None is 0.
+    main: the program; returns its exit code, None for 0.
     debug: whether errors of the input keep their traceback, too.
 
   Returns:
-    The exit code: 2 for an error of the input, 130 if the program was interrupted, 141 if nobody
-    reads its output any more.
+    The exit code: 2 for an error of the input, 130 if the program was interrupted, 141 if the
+    reader of its output has closed the pipe.
   """
   for name in ('stdout', 'stderr'):
     if getattr(sys, name) is None:
@@ -39,11 +38,11 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
     print('interrupted', file=sys.stderr)
     return 130
   except BrokenPipeError:
-    # Python flushes again when it ends, and would complain.
+    # Python flushes again when it exits, which would fail.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 141
   except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
-    text = _text(error)
+    text = _message(error)
     if debug or text is None:
       raise
     print(f'error: {text}', file=sys.stderr)
@@ -53,22 +52,22 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
       programs.check_devices()
     except ValueError as error:
       if not debug:
-        print(f'error: {_text(error)}', file=sys.stderr)
+        print(f'error: {_message(error)}', file=sys.stderr)
         return 2
     raise
 
 
-def _text(error: Exception) -> str | None:
-  """An error in one line; None if the input is not to blame."""
+def _message(error: Exception) -> str | None:
+  """The message of an error in one line; None if the input is not the cause."""
   text = ' '.join(filter(None, map(str.strip, str(error).splitlines())))
   if isinstance(error, jax.errors.JaxRuntimeError) and not text.startswith('RESOURCE_EXHAUSTED'):
     return None
   if isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
-    text = (f'there is not enough memory ({text or "for what is asked for"}); ask for less at '
-            'once, such as with a smaller batch.')
+    text = (f'the machine is out of memory ({text or "for this request"}); request less at once, '
+            'such as a smaller batch.')
   elif isinstance(error, OSError) and error.strerror:
     text = error.strerror + (f': {str(error.filename)!r}' if error.filename is not None else
-                             ' (the system names no place; perhaps the standard output)')
+                             ' (the system names no file; it may be the standard output)')
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
       text += '; free some space and repeat the command.'
-  return text if len(text) <= _MOST else f'{text[:_MOST]} ...'
+  return text if len(text) <= _MAX_LENGTH else f'{text[:_MAX_LENGTH]} ...'

@@ -1,4 +1,4 @@
-"""Fields of config dataclasses: one check of their types and ranges."""
+"""Checks the types and ranges of the fields of config dataclasses."""
 
 import dataclasses
 import functools
@@ -9,78 +9,81 @@ from typing import Any
 
 import numpy as np
 
-# No size of a network is larger, nor is a grid longer or a stack of layers higher: what is would
-# take minutes to describe, and more memory than there is to make.
+# The largest sizes of networks, numbers of layers and sides of grids. Beyond them tracing would
+# take minutes, and the arrays more memory than a machine has.
 MOST = 2**24
 MOST_LAYERS = 256
 MOST_SIDE = 1024
 
-# Ranges of what many configs have.
+# Ranges that many configs use.
 SEEDS = (0, 2**32 - 1)
 SHARES = (0, 1)
 BELOW_1 = (0, math.nextafter(1, 0))
 NOT_NEGATIVE = (0, math.inf)
 FINITE = (-math.inf, math.inf)
 
-# The least and the most of a number, both included.
+# The smallest and the largest value of a number, both included.
 Range = tuple[float, float]
 
 
 def check(config: Any, **ranges: Range) -> None:
   """Checks every field of a dataclass by its annotation.
 
-  A whole number is at least 1 and at most `MOST` if nothing else is said; a float is finite and
-  above 0; neither is a bool. A list, such as JSON gives, becomes the tuple that is asked for.
+  Without a range, an int must be 1 to `MOST` and a float finite and above 0; a bool is neither. A
+  list, as JSON returns it, becomes a tuple if the annotation is a tuple.
 
   Args:
     config: the dataclass, in its `__post_init__`.
-    **ranges: the least and the most of numbers by name; those of the elements for a tuple.
+    **ranges: the smallest and the largest value by name; those of the elements for a tuple.
 
   Raises:
-    ValueError: for the first field of another type or outside its range.
+    ValueError: for the first field of a wrong type or outside its range.
   """
-  for name, kinds in _annotations(type(config)).items():
+  # mypy checks `__hash__` of the instances instead of the class.
+  annotations = _annotations(type(config))  # type: ignore[arg-type]
+  for name, kinds in annotations.items():
     value, limits = getattr(config, name), ranges.get(name)
     if isinstance(value, list) and any(typing.get_origin(kind) is tuple for kind in kinds):
       value = tuple(value)
       object.__setattr__(config, name, value)
-    if not any(_is(value, kind, limits) for kind in kinds):
-      words = ' or '.join(_words(kind, limits) for kind in kinds)
-      raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
+    if not any(_matches(value, kind, limits) for kind in kinds):
+      expected = ' or '.join(_description(kind, limits) for kind in kinds)
+      raise ValueError(f'{name} is {value!r:.80}; it must be {expected}.')
 
 
 def int64(text: str) -> int:
-  """Reads a whole number.
+  """Parses a signed 64-bit integer.
 
   Raises:
-    ValueError: if it is none, or takes more than 64 bits.
+    ValueError: if the text is not an integer, or its value needs more than 64 bits.
   """
   number = int(text)
   if not -2**63 <= number < 2**63:
-    raise ValueError(f'{text:.80} takes more than 64 bits')
+    raise ValueError(f'{text:.80} needs more than 64 bits')
   return number
 
 
 @functools.cache
 def _annotations(kind: type) -> dict[str, tuple[Any, ...]]:
-  """The types that every field may have."""
+  """The types that each field may have."""
   is_union = lambda hint: typing.get_origin(hint) in (typing.Union, types.UnionType)
   hints = typing.get_type_hints(kind)
   return {field.name: typing.get_args(hint) if is_union(hint) else (hint,)
           for field in dataclasses.fields(kind) for hint in [hints[field.name]]}
 
 
-def _is(value: Any, kind: Any, limits: Range | None) -> bool:
+def _matches(value: Any, kind: Any, limits: Range | None) -> bool:
+  """Whether a value has the type `kind` and lies in the range `limits`."""
   if typing.get_origin(kind) is tuple:
     element = typing.get_args(kind)[0]
-    return isinstance(value, tuple) and all(_is(one, element, limits) for one in value)
+    return isinstance(value, tuple) and all(_matches(item, element, limits) for item in value)
   if typing.get_origin(kind) is typing.Literal:
     return isinstance(value, str) and value in typing.get_args(kind)
   if isinstance(value, bool) or kind is bool:
     return kind is bool and isinstance(value, bool)
   if kind is int:
-    least, most = limits or (1, MOST)
-    return isinstance(value, int | np.integer) and bool(least <= value <= most)
+    smallest, largest = limits or (1, MOST)
+    return isinstance(value, int | np.integer) and bool(smallest <= value <= largest)
   if kind is float:
     if not isinstance(value, int | float | np.number):
       return False
@@ -90,18 +93,20 @@ def _is(value: Any, kind: Any, limits: Range | None) -> bool:
   return isinstance(value, kind)
 
 
-def _words(kind: Any, limits: Range | None) -> str:
+def _description(kind: Any, limits: Range | None) -> str:
+  """Describes the values that `_matches` accepts, for errors."""
   if typing.get_origin(kind) is tuple:
-    return f'a tuple, of which each is {_words(typing.get_args(kind)[0], limits)}'
+    return f'a tuple, of which each is {_description(typing.get_args(kind)[0], limits)}'
   if typing.get_origin(kind) is typing.Literal:
     return f'one of {", ".join(typing.get_args(kind))}'
-  least, most = limits or (1, MOST)
+  smallest, largest = limits or (1, MOST)
   if kind is int:
-    return f'a whole number from {least} to {most}'
+    return f'a whole number from {smallest} to {largest}'
   if kind is float and limits is not None:
     if limits == BELOW_1:
       return 'a number from 0 to below 1'
-    return (f'a number from {least} to {most}' if most < math.inf else
-            'a finite number' if least == -math.inf else f'a finite number of at least {least}')
-  return {float: 'a finite number above 0', bool: 'True or False', str: 'a text',
+    return (f'a number from {smallest} to {largest}' if largest < math.inf else
+            'a finite number' if smallest == -math.inf else
+            f'a finite number of at least {smallest}')
+  return {float: 'a finite number above 0', bool: 'True or False', str: 'a string',
           type(None): 'None'}.get(kind) or f'a {kind.__name__}'

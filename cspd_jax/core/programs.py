@@ -1,8 +1,8 @@
-"""Compiled programs: those that a model keeps, and how decoders are compiled.
+"""Compiles decoders, and caches the compiled programs of a model.
 
-XLA records the kernels of a round as a CUDA graph, launched by the host once per round. With the
-environment variable CSPD_JAX_GRAPHS=loop it records the whole decoding loop, so that the host waits
-once per image. On other devices than NVIDIA GPUs that changes nothing.
+XLA records the kernels of a round as a CUDA graph, which the host launches once per round. With the
+environment variable CSPD_JAX_GRAPHS=loop it records the whole decoding loop, so that the host
+synchronises once per image. The variable has no effect on devices other than NVIDIA GPUs.
 """
 
 import os
@@ -13,16 +13,16 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-Kept = TypeVar('Kept')
+Program = TypeVar('Program')
 
-# Every program holds memory maps, up to two thousand on a CPU, of which Linux grants a process
-# 65530.
+# The most programs that a model caches. Each uses up to two thousand memory maps on a CPU, and
+# Linux allows a process 65530.
 MOST = 16
 
-# What becomes one CUDA graph, XLA's choice first.
+# The parts of a program that can become one CUDA graph; the first is the default of XLA.
 GRAPHS = ('round', 'loop')
 _VARIABLE = 'CSPD_JAX_GRAPHS'
-# What XLA records unless it is told otherwise, and then loops and branches too.
+# The commands that XLA records by default, with loops and branches added.
 _RECORDED = 'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL'
 
 
@@ -30,12 +30,12 @@ def jit(function: Callable[..., Any], graphs: str | None = None, **options: Any)
   """Compiles a function that decodes, as `jax.jit` does.
 
   Args:
-    function: to be compiled; not to be called while another function is traced.
-    graphs: one of `GRAPHS`; None for what the environment says.
-    **options: others of `jax.jit`.
+    function: the function. Do not call the result while another function is traced.
+    graphs: one of `GRAPHS`; by default that of the environment variable CSPD_JAX_GRAPHS.
+    **options: other options of `jax.jit`.
 
   Raises:
-    ValueError: if the environment variable CSPD_JAX_GRAPHS is none of them.
+    ValueError: if the environment variable is not one of `GRAPHS`.
   """
   return jax.jit(function, compiler_options=compiler_options(graphs), **options)
 
@@ -44,8 +44,8 @@ class Compiled(NamedTuple):
   """A compiled program.
 
   Attributes:
-    run: a `jax.stages.Compiled`, for the arguments of `compiled` or others of the same shapes.
-    seconds: time to trace and compile.
+    run: a `jax.stages.Compiled`, for arguments of the same shapes.
+    seconds: the time to trace and compile.
   """
 
   run: Any
@@ -53,11 +53,11 @@ class Compiled(NamedTuple):
 
 
 def compiled(function: Callable, *args: Any, graphs: str | None = None) -> Compiled:
-  """Compiles `function(*args)` ahead of time and tells how long that took.
+  """Compiles `function(*args)` ahead of time and measures the compilation time.
 
   Args:
-    function: to be compiled.
-    *args: arrays, or what describes them.
+    function: the function.
+    *args: arrays, or `jax.ShapeDtypeStruct`s.
     graphs: see `jit`.
   """
   start = time.perf_counter()
@@ -66,7 +66,7 @@ def compiled(function: Callable, *args: Any, graphs: str | None = None) -> Compi
 
 
 def compiler_options(graphs: str | None = None) -> dict[str, str] | None:
-  """What `jit` tells the compiler of the default device; None for nothing."""
+  """Returns the compiler options of `jit` for the default device; None if there are none."""
   graphs = os.environ.get(_VARIABLE, GRAPHS[0]) if graphs is None else graphs
   if graphs not in GRAPHS:
     raise ValueError(f'the environment variable {_VARIABLE} is {graphs!r}; it must be one of '
@@ -77,42 +77,44 @@ def compiler_options(graphs: str | None = None) -> dict[str, str] | None:
 
 
 def check_devices() -> None:
-  """Raises ValueError if JAX cannot start on the devices that it is to use.
+  """Raises ValueError if JAX cannot start on the configured devices.
 
-  What needs a device fails then in any way, as if its input were wrong.
+  Without this check, code that needs a device fails with misleading errors.
   """
   try:
     jax.devices()
-  except (RuntimeError, AssertionError) as error:  # The latter without the package for a GPU.
-    wanted = jax.config.jax_platforms
+  except (RuntimeError, AssertionError) as error:  # The latter if the GPU package is missing.
+    platforms = jax.config.jax_platforms
     reason = f' ({str(error).rstrip(".")})' if str(error) else ''
-    raise ValueError(f'JAX_PLATFORMS is {wanted or "not set"}, and JAX cannot start on such a '
+    raise ValueError(f'JAX_PLATFORMS is {platforms or "not set"}, and JAX cannot start on such a '
                      f'device{reason}; install JAX for it, or set JAX_PLATFORMS=cpu.') from error
 
 
 def on_cuda() -> bool:
-  """Whether the default device is an NVIDIA GPU."""
+  """Returns whether the default device is an NVIDIA GPU."""
   try:
     return jax.devices()[0] in jax.devices('cuda')
-  except RuntimeError:  # There is none.
+  except RuntimeError:  # JAX has no CUDA backend.
     return False
 
 
-def kept(model: Any, name: Hashable, make: Callable[[], Kept]) -> Kept:
-  """What a model keeps under a name, made when it is first asked for; the oldest go.
+def kept(model: Any, name: Hashable, build: Callable[[], Program]) -> Program:
+  """Returns the program that a model caches under a name, and builds it if it is missing.
+
+  The least recently used programs are dropped beyond `MOST`.
 
   Args:
-    model: has a dictionary `programs`.
-    name: of the program: all that it was made from.
-    make: makes it.
+    model: an object with a dictionary `programs`.
+    name: the key of the program: everything that determines it.
+    build: builds the program.
   """
   programs = model.programs
-  programs[name] = programs.pop(name) if name in programs else make()
+  programs[name] = programs.pop(name) if name in programs else build()
   while len(programs) > MOST:
     del programs[next(iter(programs))]
   return programs[name]
 
 
 def is_guided(sampling: Any) -> bool:
-  """Whether an image is drawn with guidance, so that the program runs the null condition."""
+  """Returns whether any image is guided, so that the program needs the null condition."""
   return bool(np.any(np.asarray(sampling.guidance_scale) != 1))

@@ -1,4 +1,4 @@
-"""How far a long job is, and when it will be done."""
+"""Progress bars of long jobs."""
 
 import contextlib
 import sys
@@ -8,28 +8,28 @@ import tqdm
 
 
 @contextlib.contextmanager
-def bar(what: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]:
-  """A line on stderr with what is done, the pace and the time that is left.
+def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]:
+  """Shows a line on stderr with the steps done, the pace and the remaining time.
 
     with progress.bar('vanilla') as show:
       batches.run(model, 'vanilla', prompts, progress=show)
 
   Args:
-    what: is being done; the line begins with it.
-    unit: of what is counted.
+    label: the job; the beginning of the line.
+    unit: the unit of the steps.
 
   Yields:
     `(done, total) -> None`, to be called after each step.
   """
-  # A file of a batch system gets a line now and then instead of one that moves.
+  # In a log file each update is a new line, so updates are rare.
   interval = 0.2 if sys.stderr.isatty() else 30.0
   with contextlib.ExitStack() as stack:
     lines: list[tqdm.tqdm] = []
 
     def show(done: int, total: int) -> None:
-      if not lines:  # Time counts from the first step, after what is compiled before.
+      if not lines:  # The clock starts with the first step, after compilation.
         lines.append(stack.enter_context(tqdm.tqdm(
-            desc=what, total=total, unit=unit, mininterval=interval, maxinterval=interval,
+            desc=label, total=total, unit=unit, mininterval=interval, maxinterval=interval,
             dynamic_ncols=True, leave=False)))
       lines[0].update(done - lines[0].n)
 
@@ -37,6 +37,6 @@ def bar(what: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]:
 
 
 def say(line: str) -> None:
-  """Prints a line, above a bar if there is one."""
+  """Prints a line, above the progress bar if one is shown."""
   tqdm.tqdm.write(line, file=sys.stdout)
   sys.stdout.flush()

@@ -1,14 +1,14 @@
 """Specifications: decoders as text.
 
-A specification is one part, or two joined by `+`; a part is a name with parameters in
+A specification is one part, or two parts joined by `+`; a part is a name with parameters in
 parentheses, in the syntax of Python:
 
   mc_sjd(window=32)
   eagle(tree=LANTERN)+lantern_pp(lam=2)
   jacobi(window=16, coupling=maximal, tree=kary(3, 3))+exact
 
-Text is parsed, once, into a frozen value, and never evaluated. `specification` of either engine
-says which names there are.
+Text is parsed once, into a frozen value, and never evaluated. The module `specification` of each
+engine defines the names.
 """
 
 import ast
@@ -19,10 +19,10 @@ import re
 import types
 from collections.abc import Mapping
 
-# Bare text: names, also joined by hyphens.
+# Text without quotes: names, which hyphens may join.
 _BARE = re.compile(r'[A-Za-z_]\w*(-[A-Za-z_]\w*)*', re.ASCII)
 _MAX_LENGTH = 1000
-_VALUES = ('a number, True, False, None, a name, a text in quotes, a call such as kary(3, 3), or '
+_VALUES = ('a number, True, False, None, a name, a string in quotes, a call such as kary(3, 3), or '
            'numbers in parentheses')
 
 
@@ -31,9 +31,9 @@ class Call:
   """A value that is a call, such as the tree `kary(3, 3)`.
 
   Attributes:
-    name: of the function.
-    positional: its arguments without a name.
-    arguments: its arguments by name.
+    name: the name of the function.
+    positional: its positional arguments.
+    arguments: its keyword arguments.
   """
 
   name: str
@@ -53,8 +53,8 @@ class Part:
   """A name with parameters.
 
   Attributes:
-    name: of a decoder, a drafter or a verifier.
-    arguments: its parameters by name, read-only.
+    name: the name of a decoder, a drafter or a verifier.
+    arguments: the values of its parameters by name, read-only.
   """
 
   name: str
@@ -72,7 +72,7 @@ class Spec:
   """The value of a specification; `str` returns its canonical text, which `parse` reads.
 
   Attributes:
-    parts: a named decoder or a drafter; or a drafter and a verifier.
+    parts: a named decoder or a drafter, or a drafter and a verifier.
   """
 
   parts: tuple[Part, ...]
@@ -83,39 +83,39 @@ class Spec:
   def __hash__(self) -> int:
     return hash(tuple((part.name, *sorted(part.arguments)) for part in self.parts))
 
-  def __reduce__(self):  # Read-only arguments cannot be pickled.
+  def __reduce__(self):  # A `MappingProxyType` cannot be pickled.
     return parse, (str(self),)
 
   def add(self, arguments: Mapping[str, Value]) -> 'Spec':
-    """Returns the specification with more arguments of its first part."""
+    """Returns the specification with `arguments` added to its first part."""
     first, *rest = self.parts
     return Spec((Part(first.name, {**first.arguments, **arguments}), *rest))
 
 
 def parse(text: str | Spec) -> Spec:
-  """Parses a specification; returns a value as it is.
+  """Parses a specification; returns a `Spec` unchanged.
 
   Raises:
-    ValueError: for a text of another syntax, with the part of it that is wrong.
+    ValueError: for a syntax error, with the part of the text that is wrong.
   """
   if isinstance(text, Spec):
     return text
   if not isinstance(text, str) or len(text) > _MAX_LENGTH:
     raise ValueError(
-        f'decoder is {text!r:.80}; it must be a text of at most {_MAX_LENGTH} characters, such as '
-        'mc_sjd(window=32).')
+        f'decoder is {text!r:.80}; it must be a string of at most {_MAX_LENGTH} characters, such '
+        'as mc_sjd(window=32).')
   try:
     node = ast.parse(text.strip(), mode='eval').body
   except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
     raise ValueError(
-        f'decoder is {text!r}, which does not read like mc_sjd(window=32) or '
+        f'decoder is {text!r}, which is not of a form like mc_sjd(window=32) or '
         'eagle(tree=LANTERN)+exact.') from error
   return _Reader(text.strip()).spec(node)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-  """From syntax to values; `text` is for errors."""
+  """Converts syntax trees to values; `text` is for errors."""
 
   text: str
 
@@ -136,8 +136,8 @@ class _Reader:
           'parameters, such as mc_sjd(window=32).')
     if node.args:
       raise ValueError(
-          f'decoder is {self.text!r}; {self.source(node.args[0])} has no name: give parameters by '
-          f'name, such as {node.func.id}(window=32).')
+          f'decoder is {self.text!r}; {self.source(node.args[0])} has no name: pass parameters '
+          f'by name, such as {node.func.id}(window=32).')
     return Part(node.func.id, self.arguments(node))
 
   def arguments(self, node: ast.Call) -> dict[str, Value]:
@@ -145,12 +145,12 @@ class _Reader:
     for argument in node.keywords:
       if argument.arg is None or argument.arg in arguments:
         raise ValueError(
-            f'{self.source(node)} must have name=value once for every parameter that it gives.')
+            f'{self.source(node)} must have name=value once for every parameter that it sets.')
       arguments[argument.arg] = self.value(argument.arg, argument.value)
     return arguments
 
   def value(self, name: str, node: ast.expr) -> Value:
-    """The value of the parameter `name`."""
+    """Converts the value of the parameter `name`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
       positional = tuple(self.value(name, argument) for argument in node.args)
       return Call(node.func.id, positional, self.arguments(node))
@@ -178,7 +178,7 @@ class _Reader:
 
 
 def _text(value: Value) -> str:
-  """A value as `parse` reads it."""
+  """Formats a value so that `parse` can read it."""
   if isinstance(value, str):
     is_bare = _BARE.fullmatch(value) and not any(map(keyword.iskeyword, value.split('-')))
     return value if is_bare else repr(value)

@@ -1,4 +1,4 @@
-"""The discrete engine: one loop, its drafters and verifiers, and the types they are made of."""
+"""The discrete engine: the decoding loop, its drafters and verifiers, and their types."""
 
 from cspd_jax.decoding.base import (
     Decoded,

@@ -1,11 +1,10 @@
-"""The exactness kernel: what remains of a distribution after a candidate was refused.
+"""The distributions of exact rejection sampling: the residual after a rejected candidate.
 
-A candidate `x ~ q` is accepted with probability `min(1, p(x) / q(x))`; if it is
-refused, the next candidate or the final token follows `residual(p, q)`. The
-token that comes out has distribution `p` (Leviathan et al., arXiv 2211.17192, Theorem
-A.1; Chen et al., arXiv 2302.01318). With several candidates drawn without
-replacement the rule is repeated on the running distributions (SpecInfer, arXiv
-2305.09781; SJD-PAC, arXiv 2603.18599, Theorem 2).
+A candidate `x ~ q` is accepted with probability `min(1, p(x) / q(x))`. After a rejection the next
+candidate or the final token follows `residual(p, q)`. The resulting token has distribution `p`
+(Leviathan et al., arXiv 2211.17192, Theorem A.1; Chen et al., arXiv 2302.01318). With several
+candidates drawn without replacement, the test is repeated with the updated distributions
+(SpecInfer, arXiv 2305.09781; SJD-PAC, arXiv 2603.18599, Theorem 2).
 """
 
 import jax
@@ -15,8 +14,7 @@ import jax.numpy as jnp
 def residual(p: jax.Array, q: jax.Array) -> jax.Array:
   """Returns the residual distribution, `[p - q]+` normalised; shapes `[..., V]`.
 
-  Where no mass remains, which only rounding can bring about after a refusal,
-  the result is `p`.
+  If no mass remains, which only rounding can cause after a rejection, the result is `p`.
   """
   excess = jnp.maximum(p - q, 0)
   mass = jnp.sum(excess, axis=-1, keepdims=True)
@@ -24,20 +22,20 @@ def residual(p: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def without(q: jax.Array, token: jax.Array) -> jax.Array:
-  """The distribution of the next draw without replacement: `q` given that it is not `token`.
+  """Returns the distribution of the next draw without replacement: `q` without `token`.
 
   Args:
-    q: `[..., V]` distribution of the draw that gave `token`.
+    q: `[..., V]` the distribution from which `token` was drawn.
     token: `[...]` the token drawn.
 
   Returns:
-    `[..., V]`; all zero if `token` was the only one left.
+    `[..., V]`; all zero if no other token has mass.
   """
-  left = jnp.where(jnp.arange(q.shape[-1]) == token[..., None], 0, q)
-  mass = jnp.sum(left, axis=-1, keepdims=True)
-  return jnp.where(mass > 0, left / jnp.where(mass > 0, mass, 1), 0)
+  rest = jnp.where(jnp.arange(q.shape[-1]) == token[..., None], 0, q)
+  mass = jnp.sum(rest, axis=-1, keepdims=True)
+  return jnp.where(mass > 0, rest / jnp.where(mass > 0, mass, 1), 0)
 
 
 def take(distribution: jax.Array, token: jax.Array) -> jax.Array:
-  """The probability of `token` `[...]` under `distribution` `[..., V]`."""
+  """Returns the probability of `token` `[...]` under `distribution` `[..., V]`."""
   return jnp.take_along_axis(distribution, token[..., None], axis=-1)[..., 0]

@@ -1,9 +1,9 @@
-"""The types every decoder is built from.
+"""The types from which decoders are built.
 
-In the shape descriptions, `B` is the number of rows (images), `S` the number
-of guidance streams (1, or 2: conditional then unconditional), `N` the number of
-draft tokens of a round, `T` the number of tokens of an image, `V` the size of
-the image vocabulary and `D` the largest depth of the draft tree.
+In the shape descriptions, `B` is the number of rows (images), `S` the number of guidance streams
+(1, or 2: conditional then unconditional), `N` the number of draft tokens of a round, `T` the number
+of tokens of an image, `V` the size of the image vocabulary and `D` the largest depth of the draft
+tree.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ Condition = Any
 Cache = Any
 Features: TypeAlias = jax.Array | None
 TreeLike = Tree | RuntimeTree
-# Random numbers of one row (`random.RowRandom`, or what a test puts in its place), and their
-# state, in which every leaf has a leading `B`.
+# Random numbers of one row (`row_random.RowRandom`, or a replacement in tests), and their state, in
+# which every leaf has a leading `B`.
 Rng = Any
 RngState = Any
 
@@ -41,7 +41,7 @@ class Score(Protocol):
 
 
 class Commit(Protocol):
-  """Moves an accepted path to where it belongs; see `Target.commit`."""
+  """Moves the cache entries of an accepted path to their slots; see `Target.commit`."""
 
   def __call__(self, cache: Cache, start: jax.Array, path: jax.Array, /) -> Cache:
     ...
@@ -50,43 +50,37 @@ class Commit(Protocol):
 class Target(NamedTuple):
   """An autoregressive model over image tokens, as pure functions.
 
-  The cache is any pytree with one slot per token (a transformer keeps keys and
-  values there). After a prefill no slot of it is filled; token `k` of the image
-  belongs in slot `k`. Slots at or after the first token that is not committed
-  hold leftovers of rejected drafts and must be ignored. For rows that take the next image
-  (`decoding.refill`) every leaf has one axis of rows: `B`, or `S B` with row `b` of stream `s`
-  at `s B + b`; so have the leaves of a drafter's state.
+  The cache is any pytree with one slot per token (for a transformer, its keys and values). A
+  prefill fills no slot; token `k` of the image belongs in slot `k`. Slots at or after the first
+  token that is not committed hold leftovers of rejected drafts and must be ignored. For continuous
+  batching (`decoding.refill`) every leaf has one axis of rows, of size `B`, or `S B` with row `b`
+  of stream `s` at `s B + b`, and so do the leaves of a drafter's state.
 
   Attributes:
-    prefill: `(params, condition, num_slots) -> (logits [S, B, V], features, cache)`:
-      reads the condition and returns the logits of token 0, the features of the
-      condition's tokens `[S, B, C, F]`, and a cache with room for `num_slots` image
-      tokens (a static int).
+    prefill: `(params, condition, num_slots) -> (logits [S, B, V], features, cache)`: reads the
+      condition and returns the logits of token 0, the features `[S, B, C, F]` of the condition's
+      tokens, and a cache with `num_slots` slots for image tokens (a static int).
     score: `(params, cache, tokens [B, N + 1], start [B], tree) ->
-      (logits [S, B, N + 1, V], features, cache)`: one forward pass. `tokens[b, 0]`
-      is the committed token number `start[b]`, the others are draft nodes of
-      the static `tree`; node `i` is token number `start + tree.depth[i]`, sees
-      the committed tokens `0 .. start - 1` and its own ancestors (`tree` may also
-      be a `RuntimeTree`), and its logits
-      predict the token that follows it. Node `i` is written to slot
-      `start + i`. Token numbers at or past `num_tokens` occur at the end of
-      an image; their logits are ignored but must be finite. Both streams read
-      the same tokens. `features`: what a drafter may read, `[S, B, N + 1, F]`: the
-      hidden states the logits are computed from. None if there are none, here and
-      in `prefill`.
-    commit: `(cache, start [B], path [B, D]) -> cache`: moves the entry of node
-      `path[b, d - 1]` into slot `start[b] + d` for every `d` in `1 .. D`, where
-      `D` is the tree's `side_depth`. Entries for which `path[b, d - 1] == d`
-      stay. Never called for a chain.
+      (logits [S, B, N + 1, V], features, cache)`: one forward pass. `tokens[b, 0]` is the committed
+      token number `start[b]`, the others are the draft nodes of `tree`, a static `Tree` or a
+      `RuntimeTree`. Node `i` is token number `start + tree.depth[i]`, attends to the committed
+      tokens `0 .. start - 1`, its ancestors and itself, and its logits predict the token that
+      follows it. It is written to slot `start + i`. Token numbers at or past `num_tokens` occur at
+      the end of an image; their logits are ignored but must be finite. Both streams read the same
+      tokens. `features` `[S, B, N + 1, F]` are for drafters: the hidden states from which the
+      logits are computed; here and in `prefill`, None if the model provides none.
+    commit: `(cache, start [B], path [B, D]) -> cache`: moves the entry of node `path[b, d - 1]`
+      into slot `start[b] + d` for every `d` in `1 .. D`, where `D` is the tree's `side_depth`.
+      Entries with `path[b, d - 1] == d` do not move. Never called for a chain.
     vocab_size: `V`.
     num_tokens: `T`, tokens of one image.
     row_width: tokens of one image row (in raster order).
     num_streams: `S`; 2 if the model has a null condition for guidance.
-    forced: None, or `positions -> tokens` (both int32 of one shape) that
-      gives the token the grammar forces at a position, or -1 where it is free.
-    check_condition: `condition -> [B]` bool, which rows the model knows, or None for all of
-      them; raises ValueError for a condition of a form it does not know, and for rows too if
-      their values are known (`core.values.is_concrete`), for under `jit` they are traced.
+    forced: None, or `positions -> tokens` (both int32 of one shape), which returns the token that
+      the grammar forces at a position, or -1 if the position is free.
+    check_condition: `condition -> [B]` bool: which rows the model supports; None for all of them.
+      Raises ValueError for an unsupported form, and for unsupported rows if their values are
+      concrete (`core.tracing.is_concrete`); under `jit` they are traced.
   """
 
   prefill: Prefill
@@ -100,22 +94,22 @@ class Target(NamedTuple):
   check_condition: Callable[[Condition], Any] = lambda condition: None
 
 
-# How siblings come about: drawn one after the other without replacement, drawn
-# independently of each other, or chosen without randomness.
+# How siblings are generated: drawn one after the other without replacement, drawn independently of
+# each other, or selected deterministically.
 DRAWS = ('distinct', 'iid', 'fixed')
 
 
 class Layout(NamedTuple):
-  """How the drafts of a round hang together; static.
+  """The static structure of the drafts of a round.
 
   Attributes:
-    tree: which draft follows which; a `Budget` if that is known at run time only.
+    tree: the parent of every draft; a `Budget` if the topology depends on the drafts.
     probs_rows: row of `Draft.probs` for every node; length `N + 1`, entry 0 unused.
-    leaf_candidate: for every leaf of a side branch, a node whose token is one more
-      candidate there although it was not scored in that place, or -1; length
-      `N + 1`. Its distribution must be true given all that is attached to the positions
-      before it, the side branch included.
-    draws: one of `DRAWS`. A 'fixed' token has a one-hot distribution, and no other is recorded.
+    leaf_candidate: for every leaf of a side branch, a node whose token is an additional candidate
+      there although it was not scored at that position, or -1; length `N + 1`. Its recorded
+      distribution must be exact given everything attached to earlier positions, including the side
+      branch.
+    draws: one of `DRAWS`. A 'fixed' token has a one-hot distribution, which is not recorded.
   """
 
   tree: Tree | Budget
@@ -128,12 +122,12 @@ class Draft(NamedTuple):
   """The proposal of one round.
 
   Attributes:
-    tokens: `[B, N]` the token of every draft node; -1 is no candidate.
-    probs: `[B, M, V]` distributions the tokens were drawn from, or None if the verifier
-      does not ask for them. Node `i` and its siblings use row
-      `layout.probs_rows[i]`; `M` is one more than the largest of these. A token that has no
-      probability there was not drawn but chosen, without chance; it counts as one-hot.
-    tree: the topology, if the layout gives its budget only; its draws must be 'fixed'.
+    tokens: `[B, N]` the token of every draft node; -1 for a node without a candidate.
+    probs: `[B, M, V]` the distributions from which the tokens were drawn, or None if the verifier
+      does not need them. Node `i` and its siblings use row `layout.probs_rows[i]`; `M` is one more
+      than the largest of these. A token with probability 0 there was selected deterministically;
+      its distribution is one-hot.
+    tree: the topology, if the layout has a `Budget`; its draws must be 'fixed'.
   """
 
   tokens: jax.Array
@@ -142,16 +136,14 @@ class Draft(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """What the verifier decided for one row.
+  """The verifier's decision for one row.
 
   Attributes:
-    node: `[]` the last node of the accepted path; its depth is the number of
-      accepted drafts.
-    token: `[]` the one more token: residual or bonus.
-    samples: `[N + 1]` the target's own token after every node, if the verifier
-      drew one; None otherwise.
-    tv_bound: `[N + 1]` what testing this node adds to the bound on total variation;
-      0 where the walk did not come. None if the verifier is exact, or knows no bound.
+    node: `[]` the last node of the accepted path; its depth is the number of accepted drafts.
+    token: `[]` the additional token: residual or bonus.
+    samples: `[N + 1]` the target's draw after every node, if the verifier draws one; else None.
+    tv_bound: `[N + 1]` what the test of each node adds to the bound on total variation; 0 for nodes
+      that were not tested. None if the verifier is exact or has no bound.
   """
 
   node: jax.Array
@@ -161,7 +153,7 @@ class Verdict(NamedTuple):
 
 
 class Verify(Protocol):
-  """Decides about the drafts of one row; see `Verifier.verify`."""
+  """Verifies the drafts of one row; see `Verifier.verify`."""
 
   def __call__(self, rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
                target_probs: jax.Array, positions: jax.Array, /) -> Verdict:
@@ -169,22 +161,23 @@ class Verify(Protocol):
 
 
 class Verifier(NamedTuple):
-  """Which drafts are accepted, and what follows the last of them.
+  """Accepts drafts, and draws the token that follows the last accepted one.
 
   Attributes:
     verify: `(rng, layout, tokens [N + 1], probs [M, V], target_probs [N + 1, V],
-      positions [N + 1]) -> Verdict`, for one row. `tokens[0]` is the
-      root; `target_probs[i]` is the distribution of the token after node `i`, which is
-      token number `positions[i]`. Vectorised over the rows by the loop.
+      positions [N + 1]) -> Verdict`, for one row. `tokens[0]` is the root; `target_probs[i]` is the
+      distribution of the token after node `i`, which is token number `positions[i]`. The loop
+      vectorises it over the rows.
     exact: whether the output follows the target's distribution.
-    needs_probs: whether the drafter has to record the distributions of its tokens.
-    seed_exact: whether the output equals, token for token, that of `vanilla(window=N)`
-      with the same key; see `specification.guarantee`.
-    greedy: whether it decides, at temperature 0, by the target's distribution at
-      temperature 1 without cuts; it is then defined for temperature 0 only.
-    takes_fixed: if it needs them, whether it also verifies 'fixed' drafts, without any.
-    check: `(drafter, vocab_size) -> None`; raises ValueError if it cannot verify
-      the drafts of this drafter, with the reason.
+    needs_probs: whether the drafter must record the distributions of its tokens.
+    seed_exact: whether the output equals, token for token, that of `vanilla(window=N)` with the
+      same key; see `specification.guarantee`.
+    greedy: whether it decides, at temperature 0, by the target's distribution at temperature 1
+      without cuts; it is then defined for temperature 0 only.
+    verifies_fixed: if `needs_probs`, whether it also verifies 'fixed' drafts, which have no
+      recorded distributions.
+    check: `(drafter, vocab_size) -> None`; raises ValueError, with the reason, if it cannot verify
+      the drafts of this drafter.
   """
 
   verify: Verify
@@ -192,7 +185,7 @@ class Verifier(NamedTuple):
   needs_probs: bool
   seed_exact: bool = False
   greedy: bool = False
-  takes_fixed: bool = False
+  verifies_fixed: bool = False
   check: Callable[['Drafter', int], None] = lambda drafter, vocab_size: None
 
 
@@ -204,17 +197,17 @@ class Rowwise(Protocol):
 
 
 class Env(NamedTuple):
-  """What a drafter can rely on during one decode.
+  """The environment of a drafter during one decode.
 
   Attributes:
     target: the target.
-    needs_probs: whether the verifier wants the distributions of the drafts.
+    needs_probs: whether the verifier needs the distributions of the drafts.
     seed_exact: whether drafts should be drawn with the noise of their position.
-    rowwise: turns a function of one row's random numbers and arguments into one of the
-      random numbers' state and the arguments of all rows, which returns the new state
-      and the result.
+    rowwise: vectorises a function `(rng, ...) -> result` of one row's random numbers and arguments:
+      returns `(rng_state, ...) -> (rng_state, result)`, for the random state and the arguments of
+      all rows.
     warp: the sampling options.
-    params: the drafter's own parameters (None if it has none).
+    params: the drafter's parameters; None if it has none.
   """
 
   target: Target
@@ -226,19 +219,19 @@ class Env(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """What a drafter learns from a round.
+  """The outcome of a round, for the drafter.
 
   Attributes:
-    tokens: `[B, T']` the image tokens, the new ones included (`T' > T`; what
-      lies at or beyond `count` is not committed).
+    tokens: `[B, T']` the image tokens, including the new ones (`T' > T`; entries at or beyond
+      `count` are not committed).
     count: `[B]` number of committed tokens.
     accepted: `[B]` number of drafts accepted in this round.
     nodes: `[B, N + 1]` the tokens that were scored.
     probs: `[B, N + 1, V]` the target's distribution after every node.
-    uncut: `[B, N + 1, V]` the same before cuts and grammar, at temperature 1 if it is 0.
-    features: what the target's score, or its prefill, returned for drafters.
-    path: `[B, D + 1]` the accepted path, node by node from the root; entries
-      beyond `accepted` mean nothing.
+    uncut: `[B, N + 1, V]` the same before cuts and grammar, and at temperature 1 in place of 0.
+    features: the features that the target's `score`, or its `prefill`, returned.
+    path: `[B, D + 1]` the accepted path, node by node from the root; entries beyond `accepted` are
+      undefined.
     verdict: the verdict, all fields with a leading `B`.
   """
 
@@ -254,12 +247,12 @@ class Outcome(NamedTuple):
 
   @property
   def root(self) -> jax.Array:
-    """The number `[B]` of the round's root: the token before the first draft."""
+    """The token number `[B]` of the round's root, the token before the first draft."""
     return self.count - self.accepted - 2
 
 
 class Init(Protocol):
-  """The drafter's state after the prefill; see `Drafter.init`."""
+  """Returns the drafter's state after the prefill; see `Drafter.init`."""
 
   def __call__(self, env: Env, condition: Condition, rng: RngState, outcome: Outcome,
                /) -> tuple[RngState, Any]:
@@ -267,7 +260,7 @@ class Init(Protocol):
 
 
 class Propose(Protocol):
-  """The drafts of a round; see `Drafter.propose`."""
+  """Returns the drafts of a round; see `Drafter.propose`."""
 
   def __call__(self, env: Env, state: Any, rng: RngState, root: jax.Array, start: jax.Array,
                /) -> tuple[RngState, Any, Draft]:
@@ -275,7 +268,7 @@ class Propose(Protocol):
 
 
 class Update(Protocol):
-  """The drafter's state after a round; see `Drafter.update`."""
+  """Returns the drafter's state after a round; see `Drafter.update`."""
 
   def __call__(self, env: Env, state: Any, rng: RngState, outcome: Outcome,
                /) -> tuple[RngState, Any]:
@@ -283,17 +276,17 @@ class Update(Protocol):
 
 
 class Drafter(NamedTuple):
-  """Where drafts come from.
+  """Proposes drafts.
 
   Attributes:
-    layout: the static topology of a round's drafts.
-    init: `(env, condition, rng, outcome) -> (rng, state)`: the state after the
-      prefill, which committed token 0. The outcome has one node, the prefill.
-    propose: `(env, state, rng, root [B], start [B]) -> (rng, state, Draft)`.
-      `root` is the last committed token, number `start`.
-    update: `(env, state, rng, outcome) -> (rng, state)`.
-    check: `target -> None`; raises ValueError if they do not fit together.
-    keeps_drafts: whether drafts of one round return in the next.
+    layout: the static structure of a round's drafts.
+    init: `(env, condition, rng, outcome) -> (rng, state)`: the state after the prefill, which
+      committed token 0. The outcome has one node, the prefill.
+    propose: `(env, state, rng, root [B], start [B]) -> (rng, state, Draft)`. `root` is the last
+      committed token, number `start`.
+    update: `(env, state, rng, outcome) -> (rng, state)`: the state after a round.
+    check: `target -> None`; raises ValueError if the target does not fit.
+    reuses_drafts: whether drafts of one round can return in the next.
   """
 
   layout: Layout
@@ -301,11 +294,11 @@ class Drafter(NamedTuple):
   propose: Propose
   update: Update
   check: Callable[[Target], None] = lambda target: None
-  keeps_drafts: bool = False
+  reuses_drafts: bool = False
 
   @property
   def tree(self) -> Tree | Budget:
-    """The topology of the drafts, or its size if every round has a topology of its own."""
+    """The topology of the drafts; a `Budget` if it differs from round to round."""
     return self.layout.tree
 
 
@@ -313,18 +306,18 @@ class Decoded(NamedTuple):
   """The result of a decode.
 
   Attributes:
-    tokens: `[B, T]` int32 the images' tokens.
-    rounds: `[B]` int32 forward passes of the target, the prefill included.
-    accepted: `[B, D + 2]` int32; entry `n`: rounds after the prefill that
-      committed `n` tokens (accepted drafts plus one).
-    round_of_token: `[B, T]` int32 the round that fixed a token; 0 is the
-      prefill, which fixes the first token.
-    tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of
-      the image's tokens and the target's. 0 for exact decoders, NaN if the verifier tells none.
-      See `verifiers.node_tests`.
+    tokens: `[B, T]` int32; the images' tokens.
+    rounds: `[B]` int32; forward passes of the target, including the prefill.
+    accepted: `[B, D + 2]` int32; entry `n` counts the rounds after the prefill that committed `n`
+      tokens (accepted drafts plus one).
+    round_of_token: `[B, T]` int32; the round that committed each token; 0 for the first token,
+      which the prefill commits.
+    tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of the
+      image's tokens and the target's. 0 for exact decoders, NaN if the verifier has no bound. See
+      `verifiers.node_tests`.
     valid: `[B]` bool; False if an option or the condition of the row was out of range, or the
-      target's logits gave no distribution (NaN, infinity, no token possible) for one of its
-      tokens. The tokens mean nothing then.
+      target's logits for one of its tokens did not define a distribution (NaN, infinity, no
+      possible token). The tokens are meaningless then.
   """
 
   tokens: jax.Array

@@ -1,8 +1,8 @@
-"""Images whose first rows are given: the same model, with these rows as a part of its condition.
+"""Continues images: the same model, with the first rows as a part of its condition.
 
-`target` and `network` turn a model of images of `T` tokens into one of the `T - P` tokens behind
-`P` given ones. They count from the first token that is free, so every decoder decodes them as it
-is; the distribution is the model's, given the tokens.
+`target` and `network` turn a model of images of `T` tokens into one of the `T - P` tokens that
+follow a prefix of `P` tokens. Positions count from the first token after the prefix, so that every
+decoder works without changes; the distribution is that of the model conditional on the prefix.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core.values import is_concrete
+from cspd_jax.core.tracing import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.network import Network
 from cspd_jax.decoding.tree import chain
@@ -20,36 +20,37 @@ from cspd_jax.decoding.warp import Warp
 
 
 class Continued(NamedTuple):
-  """A condition with the first tokens of the images.
+  """A condition with the prefixes of the images.
 
   Attributes:
-    condition: what the model takes without them.
-    tokens: `[B, P]` int, whole rows.
+    condition: the condition of the model.
+    tokens: `[B, P]` int, the tokens of the prefixes, whole rows.
   """
 
   condition: Any
   tokens: jax.Array
 
 
-def target(model: base.Target, given: int) -> base.Target:
-  """A model that continues images; its condition is a `Continued`.
+def target(model: base.Target, length: int) -> base.Target:
+  """Returns a model that continues images; its condition is a `Continued`.
 
   Args:
     model: the model of whole images.
-    given: `P`, tokens that are given: whole rows, but not all of the image. With 0 it is the model.
+    length: `P`, the length of the prefixes: whole rows, but not the whole image. With 0 the model
+      is returned unchanged.
 
   Raises:
-    ValueError: for another number of tokens.
+    ValueError: for another length.
   """
-  if not given:
+  if not length:
     return model
-  check_given(model, given)
+  check_length(model, length)
 
   def prefill(params, condition, num_slots):
     batch = condition.tokens.shape[0]
-    _, before, cache = model.prefill(params, condition.condition, given + num_slots)
+    _, before, cache = model.prefill(params, condition.condition, length + num_slots)
     logits, features, cache = model.score(
-        params, cache, condition.tokens, jnp.zeros(batch, jnp.int32), chain(given - 1))
+        params, cache, condition.tokens, jnp.zeros(batch, jnp.int32), chain(length - 1))
     if features is not None:
       features = jnp.concatenate([before, features], axis=2)
     return logits[:, :, -1], features, cache
@@ -57,89 +58,90 @@ def target(model: base.Target, given: int) -> base.Target:
   return model._replace(
       prefill=prefill,
       score=lambda params, cache, tokens, start, tree: model.score(
-          params, cache, tokens, given + start, tree),
-      commit=lambda cache, start, path: model.commit(cache, given + start, path),
-      num_tokens=model.num_tokens - given, forced=_later(model.forced, given),
-      check_condition=lambda condition: _check(model, given, condition))
+          params, cache, tokens, length + start, tree),
+      commit=lambda cache, start, path: model.commit(cache, length + start, path),
+      num_tokens=model.num_tokens - length, forced=_later(model.forced, length),
+      check_condition=lambda condition: _check(model, length, condition))
 
 
-def network(made: Network, given: int) -> Network:
-  """A drafting network for `target(model, given)`; arguments as there."""
-  if not given:
-    return made
+def network(whole: Network, length: int) -> Network:
+  """Returns a drafting network for `target(model, length)`, from one for `model`."""
+  if not length:
+    return whole
 
   def prefill(params, condition, features, num_slots):
-    last = features.shape[2] - given
-    cache = made.prefill(params, condition.condition, features[:, :, :last], given + num_slots)
-    depth, start = np.arange(given), jnp.zeros(condition.tokens.shape[0], jnp.int32)
-    return made.step(params, cache, condition.tokens, features[:, :, last - 1:-1], start, depth,
-                     np.tri(given, dtype=bool))[1]
+    last = features.shape[2] - length
+    cache = whole.prefill(params, condition.condition, features[:, :, :last], length + num_slots)
+    depth, start = np.arange(length), jnp.zeros(condition.tokens.shape[0], jnp.int32)
+    return whole.step(params, cache, condition.tokens, features[:, :, last - 1:-1], start, depth,
+                     np.tri(length, dtype=bool))[1]
 
-  return made._replace(
+  return whole._replace(
       prefill=prefill,
-      step=lambda params, cache, tokens, features, start, depth, visible: made.step(
-          params, cache, tokens, features, given + start, depth, visible),
-      num_tokens=made.num_tokens - given)
+      step=lambda params, cache, tokens, features, start, depth, visible: whole.step(
+          params, cache, tokens, features, length + start, depth, visible),
+      num_tokens=whole.num_tokens - length)
 
 
-def sampling(warp: Warp, given: int) -> Warp:
-  """Options for whole images as those of `target(model, given)`, host values.
+def sampling(warp: Warp, length: int) -> Warp:
+  """Converts concrete sampling options of whole images to those of `target(model, length)`.
 
-  Only `guidance_interval` belongs to places of the image.
+  Only `guidance_interval` depends on positions of the image.
 
   Raises:
-    ValueError: for an interval that ends at the first token that is free.
+    ValueError: for an interval that ends at the first token after the prefix.
   """
   interval = np.asarray(warp.guidance_interval)
   # Tokens `0 .. last` of the whole image are guided.
-  everywhere, last = interval == -1, interval + 1
-  if not given or np.all(everywhere):
+  is_unlimited, last = interval == -1, interval + 1
+  if not length or np.all(is_unlimited):
     return warp
-  if np.any(~everywhere & (last == given)):
+  if np.any(~is_unlimited & (last == length)):
     raise ValueError(
-        f'guidance_interval is {warp.guidance_interval} with {given} tokens given, so that one '
-        f'more is guided, which cannot be said; give {given - 2} or {given}, or other rows.')
+        f'guidance_interval is {warp.guidance_interval} with a prefix of {length} tokens, so that '
+        f'one more token is guided, which no interval can express; pass {length - 2} or {length}, '
+        'or another prefix.')
   return warp._replace(
-      guidance_interval=np.maximum(interval - given, -1),
-      guidance_scale=np.where(~everywhere & (last < given), np.float32(1), warp.guidance_scale))
+      guidance_interval=np.maximum(interval - length, -1),
+      guidance_scale=np.where(~is_unlimited & (last < length), np.float32(1), warp.guidance_scale))
 
 
-def check_given(model: base.Target, given: int) -> None:
-  """Raises ValueError unless so many tokens of an image can be given."""
+def check_length(model: base.Target, length: int) -> None:
+  """Raises ValueError unless a prefix of an image can have `length` tokens."""
   width = model.row_width
-  if not 0 < given < model.num_tokens or given % width:
+  if not 0 < length < model.num_tokens or length % width:
     raise ValueError(
-        f'{given} tokens are given; they must be whole rows of {width} tokens, 1 to '
-        f'{(model.num_tokens - 1) // width} of them, so that something is left to generate.')
+        f'the prefix has {length} tokens; it must have whole rows of {width} tokens, 1 to '
+        f'{(model.num_tokens - 1) // width} of them, so that tokens remain to generate.')
 
 
-def _later(forced: Callable | None, given: int) -> Callable | None:
-  return None if forced is None else lambda positions: forced(given + positions)
+def _later(forced: Callable | None, length: int) -> Callable | None:
+  return None if forced is None else lambda positions: forced(length + positions)
 
 
-def _check(model: base.Target, given: int, condition: Any) -> Any:
-  """Which rows can be; see `base.Target.check_condition`."""
+def _check(model: base.Target, length: int, condition: Any) -> Any:
+  """Checks a `Continued`; see `base.Target.check_condition`."""
   if not isinstance(condition, Continued):
     raise ValueError(f'condition is a {type(condition).__name__}; a model that continues images '
-                     'takes a continued.Continued.')
+                     'requires a continued.Continued.')
   tokens = (np.asarray if is_concrete(condition.tokens) else jnp.asarray)(condition.tokens)
-  if tokens.ndim != 2 or tokens.shape[1] != given or not jnp.issubdtype(
+  if tokens.ndim != 2 or tokens.shape[1] != length or not jnp.issubdtype(
       tokens.dtype, jnp.integer):
     raise ValueError(f'tokens of the condition are {tokens.dtype}{list(tokens.shape)}; they must '
-                     f'be whole numbers [B, {given}].')
-  known = (tokens >= 0) & (tokens < model.vocab_size)
+                     f'be whole numbers [B, {length}].')
+  valid = (tokens >= 0) & (tokens < model.vocab_size)
   if model.forced is not None:
     with jax.ensure_compile_time_eval():
-      grammar = np.asarray(model.forced(jnp.arange(given)))
-      # What is forced somewhere stands nowhere else.
-      ends = np.unique(np.asarray(model.forced(jnp.arange(model.num_tokens))))
-    free = ~np.isin(tokens, ends) if isinstance(tokens, np.ndarray) else ~jnp.isin(tokens, ends)
-    known = known & ((grammar < 0) & free | (tokens == grammar))
-  known = known.all(axis=1)
-  if isinstance(known, np.ndarray) and not known.all():
-    row = int(np.argmin(known))
+      forced = np.asarray(model.forced(jnp.arange(length)))
+      # A token that the grammar forces somewhere is not allowed at other positions.
+      reserved = np.unique(np.asarray(model.forced(jnp.arange(model.num_tokens))))
+    isin = np.isin if isinstance(tokens, np.ndarray) else jnp.isin
+    valid = valid & ((forced < 0) & ~isin(tokens, reserved) | (tokens == forced))
+  valid = valid.all(axis=1)
+  if isinstance(valid, np.ndarray) and not valid.all():
+    row = int(np.argmin(valid))
     raise ValueError(
-        f'tokens of the condition, row {row}, hold one that cannot stand where it does; they must '
-        f'be 0 to {model.vocab_size - 1}, with the tokens of the grammar in their places.')
-  ours = model.check_condition(condition.condition)
-  return known if ours is None else ours & known
+        f'tokens of the condition, row {row}, hold one that is invalid at its position; they must '
+        f'be 0 to {model.vocab_size - 1}, with the tokens of the grammar at their positions.')
+  supported = model.check_condition(condition.condition)
+  return valid if supported is None else supported & valid

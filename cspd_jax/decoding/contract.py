@@ -1,8 +1,8 @@
-"""The calls of a model's own functions, with checks of what they return.
+"""Calls the functions of a target, a drafter or a verifier, and checks their results.
 
-Shapes and dtypes are checked while the loop is traced, which costs nothing at run time and
-names the function and what it should have returned; without that, a wrong shape shows far from
-its cause, or not at all. Values are the business of `cspd_jax.testing.check_target`.
+Shapes and dtypes are checked while the loop is traced, which costs nothing at run time. An error
+names the function and the expected result; without the checks, a wrong shape fails far from its
+cause, or not at all. `cspd_jax.testing.check_target` checks the values.
 """
 
 from typing import Any
@@ -21,14 +21,17 @@ from cspd_jax.decoding.base import (
   TreeLike,
   Verdict,
 )
+from cspd_jax.decoding.tree import Budget
+
+Shape = tuple[int | None, ...]
 
 
 class ContractError(ValueError):
-  """A function of a model, a drafter or a verifier does not return what it must."""
+  """A function of a target, a drafter or a verifier returned a wrong result."""
 
 
 def num_rows(condition: Condition) -> int:
-  """The number of rows `B` of a condition.
+  """Returns the number of rows `B` of a condition.
 
   Raises:
     ValueError: unless every leaf has a leading axis `B`, at least 1.
@@ -38,24 +41,24 @@ def num_rows(condition: Condition) -> int:
     raise ValueError(
         f'condition has leaves of the shapes '
         f'{[jnp.shape(leaf) for leaf in jax.tree.leaves(condition)][:8]}; all must be arrays with '
-        'one leading axis for the rows, at least 1 row; make an array of a list.')
+        'one leading axis for the rows, at least 1 row; convert lists to arrays.')
   return sizes.pop()[0]
 
 
 def check_params(params: Params) -> None:
-  """Raises ValueError if what drafts has no parameters."""
+  """Raises ValueError if the parameters of a draft model or network are missing."""
   if params is None:
     raise ValueError(
-        'draft_params is None, but the decoder drafts with a model of its own; give its '
-        'parameters, those of model.draft_params(specification) if a family made it.')
+        'draft_params is None, but the decoder drafts with a separate model or network; pass its '
+        'parameters, for a model of cspd_jax.load those of model.draft_params(specification).')
 
 
 def prefill(target: Target, params: Params, condition: Condition, num_slots: int,
             owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
-  """Calls `target.prefill` and checks what it returns; `owner` names the target in errors.
+  """Calls `target.prefill` and checks the result; `owner` names the target in errors.
 
   Raises:
-    ContractError: if it does not return what `Target` says; all functions here likewise.
+    ContractError: if the result is not as `Target` specifies. All functions here raise it.
   """
   if owner != 'target':
     check_params(params)
@@ -73,7 +76,7 @@ def prefill(target: Target, params: Params, condition: Condition, num_slots: int
 
 def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
           tree: TreeLike, owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
-  """Calls `target.score` and checks what it returns; see `prefill`."""
+  """Calls `target.score` and checks the result; see `prefill`."""
   function, streams = f'score of the {owner}', target.num_streams
   logits, features, after = _triple(
       function, target.score(params, cache, tokens, start, tree))
@@ -87,14 +90,14 @@ def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start
 
 
 def commit(target: Target, cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
-  """Calls `target.commit` and checks what it returns."""
+  """Calls `target.commit` and checks the result."""
   after = target.commit(cache, start, path)
   _same('commit of the target', cache, after)
   return after
 
 
 def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
-  """The tokens that the grammar forces at `positions`, -1 where it does not; None without one."""
+  """Returns the tokens that the grammar forces at `positions`, -1 if free; None without grammar."""
   if target.forced is None:
     return None
   tokens = target.forced(positions)
@@ -104,12 +107,13 @@ def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
 
 def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
          start: jax.Array, depth: Any, visible: Any) -> tuple[jax.Array, Cache]:
-  """Calls `step` of a drafting network (`drafters.network.Network`) and checks what it returns."""
+  """Calls `step` of a drafting network (`drafters.network.Network`) and checks the result."""
   function = 'step of the drafting network'
-  found = network.step(params, cache, tokens, features, start, depth, visible)
-  if not isinstance(found, tuple) or len(found) != 2:
-    raise ContractError(f'{function} returned {_shown(found)}; it must return (features, cache).')
-  predicted, after = found
+  result = network.step(params, cache, tokens, features, start, depth, visible)
+  if not isinstance(result, tuple) or len(result) != 2:
+    raise ContractError(
+        f'{function} returned {_described(result)}; it must return (features, cache).')
+  predicted, after = result
   _floats(function, 'features', predicted, (features.shape[0], *tokens.shape, features.shape[-1]),
           'num_streams, rows, tokens, size')
   _same(function, cache, after)
@@ -117,7 +121,7 @@ def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features
 
 
 def feature_logits(network: Any, params: Params, features: jax.Array) -> jax.Array:
-  """Calls `logits` of a drafting network and checks what it returns."""
+  """Calls `logits` of a drafting network and checks the result."""
   logits = network.logits(params, features)
   _floats('logits of the drafting network', 'logits', logits,
           (*features.shape[:-1], network.vocab_size), 'num_streams, rows, tokens, vocab_size')
@@ -125,7 +129,7 @@ def feature_logits(network: Any, params: Params, features: jax.Array) -> jax.Arr
 
 
 def head_logits(heads: Any, params: Params, features: jax.Array) -> jax.Array:
-  """Calls `logits` of drafting heads (`drafters.medusa.Heads`) and checks what they return."""
+  """Calls `logits` of drafting heads (`drafters.medusa.Heads`) and checks the result."""
   logits = heads.logits(params, features)
   _floats('logits of the drafting heads', 'logits', logits,
           (*features.shape[:2], heads.num_heads, heads.vocab_size),
@@ -134,8 +138,8 @@ def head_logits(heads: Any, params: Params, features: jax.Array) -> jax.Array:
 
 
 def check_draft(draft: Draft, layout: Layout, needs_probs: bool, batch: int,
-                vocab_size: int) -> None:
-  """Checks what a drafter's `propose` returned."""
+                vocab_size: int) -> TreeLike:
+  """Checks the result of a drafter's `propose`, and returns the tree of the drafts."""
   function = 'propose of the drafter'
   nodes = layout.tree.num_nodes
   _integers(function, 'tokens', draft.tokens, (batch, nodes), 'rows, draft nodes')
@@ -143,10 +147,16 @@ def check_draft(draft: Draft, layout: Layout, needs_probs: bool, batch: int,
     rows = max(layout.probs_rows) + 1 if nodes else 0
     _floats(function, 'probs', draft.probs, (batch, rows, vocab_size),
             'rows, 1 + the largest of layout.probs_rows, vocab_size')
+  tree = layout.tree if draft.tree is None else draft.tree
+  if isinstance(tree, Budget):
+    raise ContractError(
+        f'{function} returned a draft without a tree; it must return one in every round, because '
+        'layout.tree is a Budget.')
+  return tree
 
 
 def check_verdict(verdict: Verdict, batch: int, nodes: int) -> None:
-  """Checks what a verifier's `verify` returned for all rows."""
+  """Checks the results of a verifier's `verify` for all rows."""
   function = 'verify of the verifier'
   _integers(function, 'node', verdict.node, (batch,), 'rows')
   _integers(function, 'token', verdict.token, (batch,), 'rows')
@@ -159,46 +169,51 @@ def check_verdict(verdict: Verdict, batch: int, nodes: int) -> None:
 def _triple(function: str, result: Any) -> tuple[Any, Any, Any]:
   if not isinstance(result, tuple) or len(result) != 3:
     raise ContractError(
-        f'{function} returned {_shown(result)}; it must return (logits, features, cache), with '
-        'features None if there are none.')
+        f'{function} returned {_described(result)}; it must return (logits, features, cache), with '
+        'features None if the model provides none.')
   return result
 
 
-def _floats(function, name, value, shape, axes) -> None:
+def _floats(function: str, name: str, value: Any, shape: Shape, axes: str) -> None:
   _check(function, name, value, shape, axes, jnp.floating, 'floating-point numbers')
 
 
-def _integers(function, name, value, shape, axes) -> None:
+def _integers(function: str, name: str, value: Any, shape: Shape, axes: str) -> None:
   _check(function, name, value, shape, axes, jnp.integer, 'integers')
 
 
-def _check(function, name, value, shape, axes, kind, words) -> None:
-  """`shape` has None where any size will do; `axes` says what it means."""
-  found = getattr(value, 'shape', None)
-  fits = found is not None and len(found) == len(shape) and all(
-      want in (None, size) for size, want in zip(found, shape))
+def _check(function: str, name: str, value: Any, shape: Shape, axes: str, kind: Any,
+           kind_name: str) -> None:
+  """Checks the shape, in which None allows any size, and the kind of the dtype.
+
+  `axes` describes the axes of the shape.
+  """
+  actual = getattr(value, 'shape', None)
+  fits = actual is not None and len(actual) == len(shape) and all(
+      expected in (None, size) for size, expected in zip(actual, shape))
   if not fits or not jnp.issubdtype(value.dtype, kind):
     sizes = ', '.join('any' if size is None else str(size) for size in shape)
     raise ContractError(
-        f'{function} returned {name} {_shown(value)}; it must return {words} of shape ({sizes}): '
-        f'{axes}.')
+        f'{function} returned {name} {_described(value)}; it must return {kind_name} of shape '
+        f'({sizes}): {axes}.')
 
 
 def _same(function: str, before: Cache, after: Cache) -> None:
-  """The cache must keep its structure, shapes and dtypes from round to round."""
+  """Checks that a cache has the structure, shapes and dtypes of the one before."""
   old, new = (jax.tree_util.tree_flatten_with_path(cache)[0] for cache in (before, after))
   if jax.tree.structure(before) != jax.tree.structure(after):
     raise ContractError(
         f'{function} returned a cache of structure {jax.tree.structure(after)}; it must return '
-        f'the structure that it was given, {jax.tree.structure(before)}.')
-  for (path, ours), (_, theirs) in zip(old, new):
-    if jnp.shape(ours) != jnp.shape(theirs) or jnp.result_type(ours) != jnp.result_type(theirs):
+        f'the structure of its argument, {jax.tree.structure(before)}.')
+  for (path, leaf), (_, result) in zip(old, new):
+    if jnp.shape(leaf) != jnp.shape(result) or jnp.result_type(leaf) != jnp.result_type(result):
       raise ContractError(
           f'{function} returned a cache whose leaf cache{jax.tree_util.keystr(path)} is '
-          f'{_shown(theirs)}; it must return what it was given, {_shown(ours)}.')
+          f'{_described(result)}; it must be {_described(leaf)}, as in its argument.')
 
 
-def _shown(value: Any) -> str:
+def _described(value: Any) -> str:
+  """Describes a result by its dtype and shape, for errors."""
   if hasattr(value, 'shape') and hasattr(value, 'dtype'):
     return f'{jnp.dtype(value.dtype).name}{list(value.shape)}'
   if isinstance(value, tuple):

@@ -1,14 +1,16 @@
 # mypy: disable-error-code="empty-body"
-"""The table of decoders: drafters, verifiers, and named decoders as functions of a target.
+"""The tables of drafters and verifiers, and the named decoders as functions of a target.
 
 A new decoder is an entry here. Its text, such as `mc_sjd(window=32)`, and its function build the
-same; `cspd_jax`, programs, pages and tests read these tables.
+same decoder; `cspd_jax`, the programs, the documentation and the tests read these tables.
 """
 
-from cspd_jax.core.spec import Call
-from cspd_jax.decoding import published_trees, tree as trees
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cspd_jax.core.spec import Call, Value
+from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.base import Target
-from cspd_jax.decoding.correctors import CORRECTORS
 from cspd_jax.decoding.drafters import (
   Corrector,
   Heads,
@@ -17,6 +19,8 @@ from cspd_jax.decoding.drafters import (
   corrected as corrected_lib,
   dynamic,
   eagle as eagle_lib,
+  from_model,
+  from_network,
   jacobi as jacobi_lib,
   medusa as medusa_lib,
   model,
@@ -46,10 +50,9 @@ from cspd_jax.decoding.verifiers import (
 def default_tree(window: int) -> Tree:
   """Returns the tree of `sjd_pac` and `seed_exact` for a window.
 
-  Chosen by measurement on the embedded model (`experiments.topologies`): in a long
-  window the full ternary tree with three levels of SJD-PAC's released code, in a
-  middling one three candidates for the first token, in a short one none, because
-  there the main chain needs all the tokens.
+  Selected by measurement on the embedded model (`experiments.topologies`): for a long window the
+  full ternary tree with three levels of SJD-PAC's released code, for a medium one three candidates
+  for the first token, and for a short one a chain, which needs all the tokens there.
   """
   if window >= 48:
     return trees.kary(3, 3, window - 1)
@@ -61,8 +64,9 @@ def default_tree(window: int) -> Tree:
 def corrected_tree(window: int) -> Tree:
   """Returns the tree of `corrected` and `corrected_seed_exact` for a window.
 
-  Chosen on the embedded model: in a long window candidates for the first tokens, whose refusal
-  costs a round most, in a short one none, because there the main chain needs all the tokens.
+  Selected by measurement on the embedded model: for a long window a tree with candidates for the
+  first tokens, whose rejection shortens a round most, and for a short one a chain, which needs all
+  the tokens there.
   """
   if window >= 48:
     return trees.caterpillar(4, 6, window - 1)
@@ -71,55 +75,66 @@ def corrected_tree(window: int) -> Tree:
   return trees.chain(window - 1)
 
 
-def _fill_window(arguments, window, length):
-  return {'window': window}
+_window_size = lambda arguments, window, length: {'window': window}
+_chain_length = lambda arguments, window, length: {} if 'tree' in arguments else {'length': length}
 
 
-def _fill_length(arguments, window, length):
-  return {} if 'tree' in arguments else {'length': length}
-
-
-def _fill_eagle(arguments, window, length):
-  """EAGLE's published tree where a forward pass has room for it, a chain elsewhere."""
+def _eagle_tree(
+    arguments: Mapping[str, Value], window: int | None, length: int | None) -> dict[str, Value]:
+  """EAGLE's published tree if it fits in a forward pass of `window` tokens, else a chain."""
   if window is None:
     return {}
   chain = Call('chain', (max(window - 1, 1) if length is None else length,), {})
-  return {'tree': 'EAGLE' if window > published_trees.EAGLE.num_nodes else chain}
+  return {'tree': 'EAGLE' if window > trees.EAGLE.num_nodes else chain}
 
 
-def _fill_eagle2(arguments, window, length):
+def _eagle2_sizes(
+    arguments: Mapping[str, Value], window: int | None, length: int | None) -> dict[str, Value]:
   if window is None or arguments.keys() & {'num_nodes', 'width', 'depth'}:
     return {}
-  if window > published_trees.EAGLE.num_nodes:
+  if window > trees.EAGLE.num_nodes:
     return {'num_nodes': window - 1, 'width': 10, 'depth': 5}
   return {'num_nodes': max(window - 1, 1), 'width': max(window // 2, 1), 'depth': 3}
 
 
-_EAGLE = {'eagle': lambda network: network}
+_as_is = lambda network: network
+_EAGLE = {'eagle': _as_is}
+# Turn each network that can correct windows into a `Corrector`, by the keys of
+# `specification.DRAFTS`. The error of the target's first layers is the same in both contexts up to
+# what changed, so that all of it carries over (decay 0).
+CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
+    'corrector': _as_is,
+    'neighbours': _as_is,
+    'eagle': from_network,
+    'model': from_model,
+    'layers': lambda network: from_network(network, decay=0.0),
+}
 
 DRAFTERS.update({
     'ancestral': DrafterEntry(ancestral.ancestral, 'no drafts'),
     'model': DrafterEntry(
-        model.model, 'a chain drawn by a smaller model', {'model': lambda target: target},
-        fill=_fill_length),
+        model.model, 'a chain drawn by a smaller model', {'model': _as_is},
+        default_sizes=_chain_length),
     'jacobi': DrafterEntry(
-        jacobi_lib.jacobi, "a window of the target's own last draws", auto_tree=default_tree,
-        fill=_fill_window),
+        jacobi_lib.jacobi, "a window of the target's draws of the last round",
+        auto_tree=default_tree, default_sizes=_window_size),
     'eagle': DrafterEntry(
-        eagle_lib.eagle, "a layer that continues the target's features", _EAGLE, fill=_fill_eagle),
+        eagle_lib.eagle, "a layer that extrapolates the target's features", _EAGLE,
+        default_sizes=_eagle_tree),
     'eagle2': DrafterEntry(
-        dynamic.eagle2, 'the same along its most probable paths', _EAGLE, fill=_fill_eagle2),
+        dynamic.eagle2, 'the same along its most probable paths', _EAGLE,
+        default_sizes=_eagle2_sizes),
     'medusa': DrafterEntry(
-        medusa_lib.medusa, "heads on the target's last feature", {'medusa': lambda heads: heads},
-        fill=_fill_length),
+        medusa_lib.medusa, "heads on the target's last feature", {'medusa': _as_is},
+        default_sizes=_chain_length),
     'corrected': DrafterEntry(
-        corrected_lib.corrected, "the target's last answers, corrected by a cheap model",
-        CORRECTORS, corrected_tree, _fill_window),
+        corrected_lib.corrected, "the target's last predictions, corrected by a cheap model",
+        CORRECTORS, corrected_tree, _window_size),
 })
 
 VERIFIERS.update({
     'exact': VerifierEntry(exact.exact, 'min(1, p / q), then the residual distribution'),
-    'match': VerifierEntry(match.match, "a draft stays if the target's own draw equals it"),
+    'match': VerifierEntry(match.match, "a draft is accepted if the target's draw equals it"),
     'block': VerifierEntry(block.block, 'the drafts of a chain are accepted together'),
     'kseq': VerifierEntry(
         kseq.kseq, 'the first of several independent candidates that passes',
@@ -129,14 +144,15 @@ VERIFIERS.update({
     'cool_linear': VerifierEntry(
         cool.cool_linear, 'factors that fall linearly with depth'),
     'lantern': VerifierEntry(
-        lantern.lantern, 'neighbours in the codebook stand in, up to a distance',
+        lantern.lantern, "latent neighbours add to a draft's probability, up to a distance",
         latent_neighbours.from_codebook(lambda vocab_size: min(1000, vocab_size // 16))),
     'lantern_pp': VerifierEntry(
-        lantern.lantern_pp, 'neighbours in the codebook stand in, up to a factor',
+        lantern.lantern_pp, "latent neighbours add to a draft's probability, up to a factor",
         latent_neighbours.from_codebook(lambda vocab_size: 10)),
     'grouped': VerifierEntry(
-        grouped.grouped, 'tokens about as probable stand in', latent_neighbours.embeddings),
-    'typical': VerifierEntry(typical.typical, 'whatever is probable enough stays'),
+        grouped.grouped, 'tokens of similar probability are accepted as a group',
+        latent_neighbours.embeddings),
+    'typical': VerifierEntry(typical.typical, 'drafts that are probable enough are accepted'),
 })
 
 
@@ -146,8 +162,9 @@ def vanilla(target: Target, window: int = 1) -> Decoder:
 
   Args:
     target: the target.
-    window: tokens per forward pass; all but the first only give it the shapes of a window decoder,
-      whose tokens then are the same bit for bit. See `drafters.ancestral`.
+    window: tokens per forward pass. All but the first are padding, with which the pass has the
+      shapes of a window decoder, and seed-exact ones yield the same tokens bit for bit. See
+      `drafters.ancestral`.
   """
 
 
@@ -164,17 +181,17 @@ def speculative(target: Target, draft_target: Target, length: int = 4) -> Decode
   """
 
 
-@named('jacobi+match(seed_exact=False)', 'drafts kept if redrawn alike')
+@named('jacobi+match(seed_exact=False)', 'a draft is accepted if a fresh draw equals it')
 def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *, fresh: str = 'uniform',
            coupling: str = 'redraw') -> Decoder:
-  """Jacobi decoding with sampling: a draft stays if a fresh draw equals it.
+  """Jacobi decoding with sampling: a draft is accepted if a fresh draw equals it.
 
   Args:
     target: the target.
     window: tokens per forward pass.
     tree: topology of the `window - 1` drafts; a chain by default.
     fresh: distribution of the tokens that enter the window; see `drafters.jacobi`.
-    coupling: how a draft follows its predecessor; see `drafters.jacobi`.
+    coupling: how a draft depends on the last one of its position; see `drafters.jacobi`.
   """
 
 
@@ -207,16 +224,16 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
                fresh: str = 'uniform') -> Decoder:
   """Jacobi windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
-  Predictive sampling (arXiv 2002.09928) with a window, and a tree whose side
-  nodes hold the runners-up under the same noise. A chain gives these tokens bit for bit in any
-  dtype, a tree with side nodes up to rounding. Arguments as for `sjd_pac`.
+  Predictive sampling (arXiv 2002.09928) with a window, and a tree whose side nodes hold the
+  runners-up under the same noise. A chain yields these tokens bit for bit in any dtype, a tree with
+  side nodes up to rounding. Arguments as for `sjd_pac`.
   """
 
 
-@named('corrected(tree=auto)+exact', "the target's last answers, corrected by a cheap model")
+@named('corrected(tree=auto)+exact', "the target's last predictions, corrected by a cheap model")
 def corrected(target: Target, corrector: Corrector, window: int = 16, passes: int | None = None,
               tree: Tree | None = None, *, reads: int | None = None) -> Decoder:
-  """Windows of stale answers, corrected by a cheap model.
+  """Windows of the target's last predictions, corrected by a cheap model.
 
   Call the decoder with the cheap model's parameters as `draft_params`.
 
@@ -224,26 +241,26 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, passes: in
     target: the target.
     corrector: the cheap model.
     window: tokens per forward pass.
-    passes: how often it reads the window; see `drafters.corrected`.
+    passes: forward passes of the cheap model over the window; see `drafters.corrected`.
     tree: topology of the `window - 1` drafts; `corrected_tree(window)` by default.
-    reads: positions that it reads; see `drafters.corrected`.
+    reads: positions that the cheap model reads; see `drafters.corrected`.
   """
 
 
-@named('corrected(tree=auto)+match', 'the same image as vanilla, by corrected answers')
+@named('corrected(tree=auto)+match', 'the same image as vanilla, by corrected predictions')
 def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
                          passes: int | None = None, tree: Tree | None = None, *,
                          reads: int | None = None) -> Decoder:
-  """The same under the noise of each position: the tokens of `vanilla(window=window)`.
+  """Corrected windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
-  Bit for bit or up to rounding, as those of `seed_exact`. Arguments as for `corrected`.
+  Bit for bit or up to rounding, as for `seed_exact`. Arguments as for `corrected`.
   """
 
 
 @named('eagle+exact', "a layer on the target's features drafts")
-def eagle(target: Target, network: Network, tree: Tree = published_trees.EAGLE, *,
+def eagle(target: Target, network: Network, tree: Tree = trees.EAGLE, *,
           draws: str = 'distinct') -> Decoder:
-  """Drafts of a network that continues the target's features (EAGLE, arXiv 2401.15077).
+  """Drafts of a network that extrapolates the target's features (EAGLE, arXiv 2401.15077).
 
   Call the decoder with the network's parameters as `draft_params`. Arguments as for
   `drafters.eagle`.
@@ -253,12 +270,11 @@ def eagle(target: Target, network: Network, tree: Tree = published_trees.EAGLE, 
 @named('eagle2+match', 'EAGLE along its most probable paths')
 def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 10,
            depth: int = 5) -> Decoder:
-  """EAGLE with a tree chosen in every round (EAGLE-2, arXiv 2406.16858).
+  """EAGLE with a new tree in every round (EAGLE-2, arXiv 2406.16858).
 
-  Drafts that are chosen and not drawn can be verified by drawing the target's token and
-  looking for it among them, which gives the tokens of `vanilla` up to rounding.
-  Arguments as for
-  `drafters.eagle2`.
+  The drafts are the most probable tokens instead of draws. `match` verifies them by drawing the
+  target's token and looking for it among them, which yields the tokens of `vanilla` up to rounding.
+  Arguments as for `drafters.eagle2`.
   """
 
 

@@ -1,4 +1,4 @@
-"""The one loop: draft, score, verify, commit, until every row is complete."""
+"""The decoding loop: draft, score, verify and commit until every row is complete."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core.modes import usual_promotion
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import (
   Condition,
@@ -28,19 +28,19 @@ from cspd_jax.decoding.warp import Warp
 
 
 class State(NamedTuple):
-  """What a decode carries from round to round.
+  """The state of a decode, carried from round to round.
 
   Attributes:
-    count: `[B]` committed tokens.
-    tokens: `[B, T']` image tokens; what lies at or beyond `count` is scratch.
-    round_of_token: `[B, T']` the round that fixed each.
-    rounds: `[B]` forward passes so far, the prefill included.
+    count: `[B]` number of committed tokens.
+    tokens: `[B, T']` image tokens; entries at or beyond `count` are undefined.
+    round_of_token: `[B, T']` the round that committed each token.
+    rounds: `[B]` forward passes so far, including the prefill.
     accepted: `[B, D + 2]` histogram of tokens committed per round.
     tv_bound: `[B]` the bound on total variation so far.
-    valid: `[B]` whether all that a row came from could be; see `Decoded.valid`.
+    valid: `[B]` whether the row is valid so far; see `Decoded.valid`.
     cache: the target's cache.
     drafter: the drafter's state.
-    rng: the rows' random numbers.
+    rng: the random state of the rows.
   """
 
   count: jax.Array
@@ -59,14 +59,14 @@ class State(NamedTuple):
 class Decoder:
   """A target with a drafter and a verifier: `decoder(params, condition, key)`.
 
-  A pure function of arrays, to be jitted whole: `jax.jit(decoder)`. `start`,
-  `round` and `finish` are its pieces, for those who want to watch it work.
+  A pure function of arrays, to be jitted as a whole: `jax.jit(decoder)`. To follow a decode round
+  by round, call `start`, `round` and `finish`, which make up the function.
 
   Attributes:
     target: the model whose distribution is sampled.
     drafter: proposes tokens.
-    verifier: decides which of them stay.
-    open_rng: opens a row's random numbers; tests replace it.
+    verifier: accepts or rejects them.
+    open_rng: `state -> rng`: the random numbers of one row in one step; tests replace it.
   """
 
   target: Target
@@ -76,21 +76,21 @@ class Decoder:
 
   @usual_promotion
   def check(self, condition: Condition, warp: Warp = Warp()) -> jax.Array:
-    """Checks a condition and options.
+    """Checks a condition and sampling options.
 
-    Call it before compiling: a traced call cannot look at values, and marks rows in
+    Call it before compiling: a traced call cannot read values, and marks invalid rows in
     `Decoded.valid` instead.
 
     Returns:
       `[B]` bool, which rows can be decoded.
 
     Raises:
-      ValueError: for a condition or options that cannot work, as far as their values are known.
+      ValueError: for an invalid condition or option, as far as their values are concrete.
     """
     num_rows = contract.num_rows(condition)
-    known = self.target.check_condition(condition)
+    supported = self.target.check_condition(condition)
     valid = warp_lib.check(warp, self.target.num_streams, num_rows, self.verifier.greedy)
-    return valid if known is None else valid & known
+    return valid if supported is None else valid & supported
 
   @usual_promotion
   def __call__(self, params: Params, condition: Condition, key: jax.Array,
@@ -99,17 +99,17 @@ class Decoder:
 
     Args:
       params: the target's parameters.
-      condition: what the target's `prefill` takes, with leading axis `B`.
-      key: one random key, or one per row `[B]`. A row's result depends on its
-        own key and condition only.
+      condition: the condition of the target's `prefill`, with leading axis `B`.
+      key: one random key, or one per row `[B]`. The result of a row depends on its key and
+        condition only.
       warp: guidance, temperature and cuts; run-time values.
-      draft_params: parameters of the drafter, if it has any.
+      draft_params: the drafter's parameters; None if it has none.
 
     Returns:
       A `Decoded`.
 
     Raises:
-      ValueError: for arguments that cannot work, as far as `check` can tell.
+      ValueError: for invalid arguments, as far as their values are concrete; see `check`.
     """
     rng = row_keys(key, contract.num_rows(condition))
     state = self.start(params, condition, rng, warp, draft_params)
@@ -120,7 +120,7 @@ class Decoder:
 
   @usual_promotion
   def start(self, params, condition, rng, warp=Warp(), draft_params=None) -> State:
-    """The prefill: commits token 0 of every row. `rng`: see `core.random.row_keys`."""
+    """Runs the prefill, which commits token 0 of every row; `rng` is of `core.random.row_keys`."""
     valid = self.check(condition, warp)
     target, tree = self.target, self.drafter.tree
     env = self._env(warp, draft_params)
@@ -153,7 +153,7 @@ class Decoder:
 
   @usual_promotion
   def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:
-    """One draft-score-verify-commit round; complete rows stay as they are."""
+    """Runs one draft-score-verify-commit round; complete rows do not change."""
     target, drafter = self.target, self.drafter
     env = self._env(warp, draft_params)
     batch = state.count.shape[0]
@@ -162,9 +162,8 @@ class Decoder:
 
     # Draft and score.
     rng, drafter_state, draft = drafter.propose(env, state.drafter, state.rng, root[:, 0], start)
-    contract.check_draft(
+    tree = contract.check_draft(
         draft, drafter.layout, self.verifier.needs_probs, batch, target.vocab_size)
-    tree = drafter.tree if draft.tree is None else draft.tree
     nodes = jnp.concatenate([root, draft.tokens], axis=1)
     logits, features, cache = contract.score(
         target, params, state.cache, jnp.maximum(nodes, 0), start, tree)
@@ -183,11 +182,11 @@ class Decoder:
     new = jnp.where(is_last, verdict.token[:, None], new)
     length = self._length(state.count, accepted)
     count = state.count + length
-    # Written by one pass over the rows: on GPUs an update in place of every row takes more kernels.
-    place = jnp.arange(state.tokens.shape[1]) - state.count[:, None]
-    is_new = (place >= 0) & (place < length[:, None])
+    # Written in one pass over the rows: on GPUs an in-place update of every row needs more kernels.
+    offset = jnp.arange(state.tokens.shape[1]) - state.count[:, None]
+    is_new = (offset >= 0) & (offset < length[:, None])
     tokens = jnp.where(
-        is_new, jnp.take_along_axis(new, place, axis=1, mode='clip'), state.tokens)
+        is_new, jnp.take_along_axis(new, offset, axis=1, mode='clip'), state.tokens)
     if not tree.is_chain:
       cache = contract.commit(target, cache, start, path[:, 1:tree.side_depth + 1])
 
@@ -207,7 +206,7 @@ class Decoder:
         cache=cache, drafter=drafter_state, rng=rng)
 
   def finish(self, state: State) -> Decoded:
-    """The result, once every row is complete."""
+    """Returns the result, once every row is complete."""
     size = self.target.num_tokens
     return Decoded(
         tokens=state.tokens[:, :size], rounds=state.rounds, accepted=state.accepted,
@@ -215,7 +214,7 @@ class Decoder:
         valid=state.valid)
 
   def _length(self, count, accepted):
-    """`[B]` tokens to commit: the accepted ones and one more, 0 for a complete row."""
+    """`[B]` number of tokens to commit: the accepted ones plus one; 0 for a complete row."""
     return jnp.minimum(accepted + 1, self.target.num_tokens - count)
 
   def _probs(self, logits, positions, warp):
@@ -223,7 +222,7 @@ class Decoder:
     return warp_lib.probabilities(logits, warp, positions, forced)
 
   def _tv_bound(self, verdict, positions, length):
-    """`[B]` what this round adds to the bound; drafts past the last token do not count."""
+    """`[B]` what this round adds to the bound, without drafts past the last token."""
     if verdict.tv_bound is None:
       return jnp.where(self.verifier.exact | (length == 0), 0, jnp.nan)
     counts = (positions <= self.target.num_tokens) & (length > 0)[:, None]
@@ -231,7 +230,7 @@ class Decoder:
 
   def _verify(self, rng, layout, draft, nodes, target_probs, positions):
     def verify(rng, tree, *args):
-      # A static tree is no array: it comes with the layout.
+      # A static tree is not an array, so it is passed in the layout.
       row = layout if tree is None else layout._replace(tree=tree)
       return self.verifier.verify(rng, row, *args)
     rng, verdict = self._rowwise(verify)(
@@ -240,7 +239,7 @@ class Decoder:
     return rng, verdict
 
   def _rowwise(self, fn):
-    """Vectorises `fn(rng, ...) -> result` over rows, passing the numbers' state on."""
+    """Vectorises `fn(rng, ...) -> result` over rows; see `Env.rowwise`."""
     def row(state, *args):
       rng = self.open_rng(state)
       result = fn(rng, *args)
@@ -253,7 +252,7 @@ class Decoder:
 
 
 def make_decoder(target: Target, drafter: Drafter, verifier: Verifier) -> Decoder:
-  """Puts a decoder together.
+  """Builds a decoder from its parts.
 
   Raises:
     ValueError: if the drafter does not fit the target, or the verifier the drafter.
@@ -262,23 +261,23 @@ def make_decoder(target: Target, drafter: Drafter, verifier: Verifier) -> Decode
   verifier.check(drafter, target.vocab_size)
   if drafter.tree.max_depth >= target.num_tokens:
     raise ValueError(
-        f'the drafts of a round are {drafter.tree.max_depth} long, but an image has '
-        f'{target.num_tokens} tokens; they may be at most {target.num_tokens - 1}, so give a '
-        'smaller length or tree.')
-  if verifier.needs_probs and drafter.layout.draws == 'fixed' and not verifier.takes_fixed:
+        f'the tree of drafts has depth {drafter.tree.max_depth}, but an image has '
+        f'{target.num_tokens} tokens; pass a length or a tree of depth at most '
+        f'{target.num_tokens - 1}.')
+  if verifier.needs_probs and drafter.layout.draws == 'fixed' and not verifier.verifies_fixed:
     raise ValueError(
-        "the verifier needs the distributions the drafts were drawn from, but draws is 'fixed': "
-        'the drafter records none. Take another verifier, such as exact(), or another drafter.')
+        "the verifier needs the distributions of the drafts, but the drafter's draws is 'fixed', "
+        'so it records none; use another verifier, such as exact(), or another drafter.')
   return Decoder(target, drafter, verifier)
 
 
 def _untempered(warp: Warp) -> Warp:
-  """Guidance only: what a greedy rule looks at."""
+  """The options of a greedy verifier: guidance only."""
   return Warp(
       guidance_scale=warp.guidance_scale, guidance_interval=warp.guidance_interval)
 
 
 def _were_distributions(probs: jax.Array, path: jax.Array, length: jax.Array) -> jax.Array:
-  """`[B]` bool, whether the tokens committed in a round came from distributions."""
+  """`[B]` bool, whether all tokens committed in a round were drawn from valid distributions."""
   on_path = jnp.take_along_axis(warp_lib.is_distribution(probs), path, axis=1)
   return jnp.all(on_path | (jnp.arange(path.shape[1]) >= length[:, None]), axis=1)

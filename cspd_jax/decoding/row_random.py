@@ -1,14 +1,13 @@
-"""The two kinds of randomness a decoder uses: accept tests and draws.
+"""The random decisions of a decoder: accept tests and draws.
 
-All randomness of a decoder goes through the few methods of `RowRandom`, for two
-reasons. A row's stream depends on the row alone, so a row does not know
-who else is in its batch. And a test can put an object with the same methods in
-its place that runs through every outcome and multiplies the probabilities
+All randomness of a decoder comes from the methods of `RowRandom`, for two reasons. The random
+stream of a row depends on the row alone, and not on the rest of its batch. And a test can replace
+the object by one that visits every outcome and multiplies the probabilities
 (`cspd_jax.testing.enumerate`), which proves a decoder exact without sampling.
 
-A draw from weights `w` is an exponential race: the token with the largest
-`w / E`, `E` independent standard exponentials, is token `x` with probability
-`w(x) / sum(w)`. It is the Gumbel-max trick (`g = -log E`) with one logarithm.
+A draw from weights `w` is an exponential race: the token with the largest `w / E`, for independent
+standard exponentials `E`, is token `x` with probability `w(x) / sum(w)`. This is the Gumbel-max
+trick (`g = -log E`) with one logarithm instead of two.
 """
 
 import jax
@@ -18,7 +17,7 @@ from cspd_jax.core.random import RowKeys, as_key, exponential
 
 
 class RowRandom:
-  """Random numbers of one row for one step; read `state` when done."""
+  """Random numbers of one row in one step; afterwards `state` is the state of the next step."""
 
   def __init__(self, state: RowKeys):
     self._stream, self._uses = state.stream, 0
@@ -29,9 +28,9 @@ class RowRandom:
     return as_key(self._stream, 0, self._uses)
 
   def accept(self, p: jax.Array, q: jax.Array) -> jax.Array:
-    """True with probability `min(1, p / q)`; `p`, `q` of shape `[n]`.
+    """Returns bool `[n]`, each true with probability `min(1, p / q)`; `p`, `q` of shape `[n]`.
 
-    Tested as `u q < p`: no division, and a token outside the target's support
+    Tests `u q < p`, so that no division is needed and a token outside the target's support
     (`p = 0`) is never accepted.
     """
     return jax.random.uniform(self._next(), p.shape, p.dtype) * q < p
@@ -41,32 +40,32 @@ class RowRandom:
     return jax.random.randint(self._next(), (count,), 0, bound, jnp.int32)
 
   def draw(self, weights: jax.Array) -> jax.Array:
-    """One token from every row of `weights` `[n, V]` (non-negative, any sum)."""
+    """Draws one token from every row of `weights` `[n, V]` (non-negative, any sum)."""
     return winner(weights / exponential(self._next(), weights.shape))
 
   def draw_distinct(self, weights: jax.Array, count: int, greedy: jax.typing.ArrayLike = False
                     ) -> jax.Array:
     """Draws tokens `[n, count]` without replacement, in order of the draws.
 
-    An entry is -1 where a row has fewer tokens of positive weight. With `greedy`, which may be
-    known at run time only, these are the tokens of the largest weights: one search serves both.
+    If a row has fewer tokens of positive weight, its last entries are -1. With `greedy`, which may
+    be traced, the tokens of the largest weights are returned, in decreasing order.
     """
     noise = exponential(self._next(), weights.shape)
     return winners(weights / jnp.where(greedy, 1, noise), count)
 
   def draw_at(self, positions: jax.Array, weights: jax.Array) -> jax.Array:
-    """Like `draw`, with the noise that belongs to `positions` `[n]`.
+    """Like `draw`, with the noise of the `positions` `[n]`.
 
-    The same position has the same noise in every round and every decoder, so
-    equal weights give the same token.
+    A position has the same noise in every round and every decoder, so that equal weights yield the
+    same token.
     """
     return winner(weights / self._position_noise(positions, weights.shape[-1]))
 
   def best_at(self, positions: jax.Array, weights: jax.Array, count: int,
               greedy: jax.typing.ArrayLike = False) -> jax.Array:
-    """Returns `[n, count]`: the token that `draw_at` gives, then the runners-up; -1 if none.
+    """Returns `[n, count]`: the token that `draw_at` returns, then the runners-up, then -1.
 
-    With `greedy` as for `draw_distinct`.
+    `greedy` is as for `draw_distinct`.
     """
     noise = self._position_noise(positions, weights.shape[-1])
     return winners(weights / jnp.where(greedy, 1, noise), count)
@@ -78,9 +77,9 @@ class RowRandom:
 
 
 def winner(scores: jax.Array) -> jax.Array:
-  """Index of the largest entry of the last axis, the first one if several.
+  """Returns the index of the largest entry of the last axis, the first one of equal entries.
 
-  As `argmax`, from two plain reductions: XLA:CPU vectorises these.
+  Equals `argmax`, with two plain reductions, which XLA:CPU vectorises.
   """
   size = scores.shape[-1]
   largest = scores == jnp.max(scores, axis=-1, keepdims=True)

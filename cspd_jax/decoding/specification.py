@@ -1,8 +1,8 @@
-"""Specifications of decoders of discrete tokens: from a parsed value to a decoder.
+"""Builds decoders of discrete tokens from their specifications.
 
 A specification (`core.spec`) is a drafter with a verifier, such as
 `eagle(tree=LANTERN)+lantern_pp(lam=2)`, or a named decoder, such as `mc_sjd(window=32)`. A drafter
-alone is verified by `exact`; before a `+`, the name of a decoder stands for its drafter. `decoders`
+alone is verified by `exact`; before a `+`, the name of a decoder denotes its drafter. `decoders`
 fills the tables; parameters, their defaults and their types are those of the signatures.
 """
 
@@ -21,79 +21,79 @@ from cspd_jax.decoding.base import Drafter, Target, Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
 
-# The networks that draft or correct, in words.
+# Descriptions of the networks that draft or correct.
 DRAFTS = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
           'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector',
           'layers': "the target's first layers"}
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
 _F = TypeVar('_F', bound=Callable[..., Decoder])
 
 
 class Resources(NamedTuple):
-  """The parts of a decoder that no text can hold.
+  """The parts of a decoder that text cannot represent.
 
   Attributes:
-    drafts: by the keys of `DRAFTS`: a `Target`, a `Network`, `Heads`, and `Corrector`s; the
-      first 'layers' of the target are a `Network`.
-    codebook: `[V, D]` of the target's image tokenizer, for verifiers that let neighbours
-      stand in.
+    drafts: by the keys of `DRAFTS`: a `Target`, a `Network`, `Heads` or a `Corrector`; the target's
+      first 'layers' are a `Network`.
+    codebook: `[V, D]` of the target's image tokenizer, for verifiers with latent neighbours.
   """
 
-  drafts: Mapping[str, Any] = _NONE
+  drafts: Mapping[str, Any] = _EMPTY
   codebook: np.ndarray | None = None
 
 
 class DrafterEntry(NamedTuple):
-  """A drafter.
+  """A registered drafter.
 
   Attributes:
     build: `(...) -> Drafter`.
     summary: one line for tables.
     networks: the networks that it can draft with, by the keys of `DRAFTS`, each with the function
       that turns it into the first argument of `build`. The first is the default; if there are
-      several, the parameter `by` names one. Empty if the target drafts for itself.
-    auto_tree: `window -> ` the tree that `tree=auto` stands for; None if there is no such value.
-    fill: `(arguments, window, length) -> arguments`: values for parameters that are left open,
-      None for no value; see `complete`.
+      several, the parameter `by` selects one. Empty if the target drafts for itself.
+    auto_tree: `window -> Tree`, the tree that `tree=auto` selects; None if `auto` is not supported.
+    default_sizes: `(arguments, window, length) -> arguments`: sizes for parameters that
+      `arguments` leaves open; a value of None leaves the parameter open. See `complete`.
   """
 
   build: Callable[..., Drafter]
   summary: str
-  networks: Mapping[str, Callable[[Any], Any]] = _NONE
+  networks: Mapping[str, Callable[[Any], Any]] = _EMPTY
   auto_tree: Callable[[int], Tree] | None = None
-  fill: Callable[[Mapping[str, Value], int | None, int | None], dict[str, Value]] = (
+  default_sizes: Callable[[Mapping[str, Value], int | None, int | None], dict[str, Value]] = (
       lambda arguments, window, length: {})
 
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
-    """The parameters that a text can give."""
-    found = binding.parameters(self.build, {Tree})
+    """The parameters that text can set."""
+    parameters = binding.parameters(self.build, {Tree})
     if len(self.networks) < 2:
-      return found
+      return parameters
     return {'by': inspect.Parameter('by', inspect.Parameter.KEYWORD_ONLY, annotation=str,
-                                    default=next(iter(self.networks)))} | found
+                                    default=next(iter(self.networks)))} | parameters
 
 
 class VerifierEntry(NamedTuple):
-  """A verifier.
+  """A registered verifier.
 
   Attributes:
     build: `(...) -> Verifier`.
     summary: one line for tables.
-    from_codebook: `(codebook, arguments) -> arguments`: those that are computed from the codebook.
-    drafter_defaults: parameters that it requires of the drafter where they are left open.
+    codebook_arguments: `(codebook, arguments) -> arguments`: those of `build` that are computed
+      from the codebook.
+    drafter_defaults: with this verifier, defaults of the drafter's parameters.
   """
 
   build: Callable[..., Verifier]
   summary: str
-  from_codebook: Callable[[np.ndarray | None, Mapping[str, Any]], dict[str, Any]] = (
+  codebook_arguments: Callable[[np.ndarray | None, Mapping[str, Any]], dict[str, Any]] = (
       lambda codebook, arguments: {})
-  drafter_defaults: Mapping[str, Value] = _NONE
+  drafter_defaults: Mapping[str, Value] = _EMPTY
 
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
-    """The parameters that a text can give."""
+    """The parameters that text can set."""
     return binding.parameters(self.build)
 
 
@@ -103,8 +103,8 @@ class DecoderEntry(NamedTuple):
   Attributes:
     build: `(target, ...) -> Decoder`.
     summary: one line for tables.
-    spec: the drafter and the verifier that it stands for. It fixes the parameters that the drafter
-      has here, unless they are also parameters of `build`.
+    spec: its drafter and verifier. The drafter's arguments in it are fixed, unless they are also
+      parameters of `build`.
   """
 
   build: Callable[..., Decoder]
@@ -113,11 +113,11 @@ class DecoderEntry(NamedTuple):
 
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
-    """The parameters that a text can give."""
-    fixed, own = self.spec.parts[0], inspect.signature(self.build).parameters
-    return {name: parameter.replace(default=fixed.arguments.get(name, parameter.default))
-            for name, parameter in DRAFTERS[fixed.name].parameters.items()
-            if name not in fixed.arguments or name in own}
+    """The parameters that text can set."""
+    drafter, options = self.spec.parts[0], inspect.signature(self.build).parameters
+    return {name: parameter.replace(default=drafter.arguments.get(name, parameter.default))
+            for name, parameter in DRAFTERS[drafter.name].parameters.items()
+            if name not in drafter.arguments or name in options}
 
 
 # Filled by `decoders`.
@@ -127,37 +127,37 @@ DECODERS: dict[str, DecoderEntry] = {}
 
 
 def named(text: str, summary: str) -> Callable[[_F], _F]:
-  """Names the decoder that a specification describes: a decorator.
+  """Registers the decoder that a specification describes: a decorator.
 
-  The decorated function has no body. Its signature says what callers may give: `target`, the
-  network if the drafter needs one, and parameters of the drafter. A default that is not None
-  replaces the drafter's.
+  The decorated function has no body. Its name becomes the name of the decoder, and its signature
+  lists what callers may pass: `target`, the network if the drafter needs one, and parameters of the
+  drafter. A default that is not None replaces the drafter's.
 
   Args:
-    text: of the drafter and the verifier.
+    text: a specification of the drafter and the verifier.
     summary: one line for tables.
 
   Raises:
-    ValueError: for a text that `expand` refuses, or a parameter that the drafter does not have.
+    ValueError: if `expand` rejects the text, or the drafter lacks one of the parameters.
   """
   drafter, verifier = expand(text)
+  allowed, network = DRAFTERS[drafter.name].parameters, _network(drafter)
 
   def register(function: _F) -> _F:
     name, signature = function.__name__, inspect.signature(function)
-    target, *own = signature.parameters
-    network = own.pop(0) if DRAFTERS[drafter.name].networks else None
-    allowed = DRAFTERS[drafter.name].parameters
-    binding.check_names(Part(name, dict.fromkeys(own)), allowed)
-    defaults = {key: signature.parameters[key].default for key in own}
-    replaced = {key: value for key, value in defaults.items()
-                if value not in (None, inspect.Parameter.empty, allowed[key].default)}
+    target_name, *options = signature.parameters
+    network_name = options.pop(0) if network else ''
+    binding.check_names(Part(name, dict.fromkeys(options)), allowed)
+    defaults = {option: signature.parameters[option].default for option in options}
+    replaced = {option: default for option, default in defaults.items()
+                if default not in (None, inspect.Parameter.empty, allowed[option].default)}
 
     @functools.wraps(function)
     def decoder(*args, **kwargs) -> Decoder:
-      given = signature.bind(*args, **kwargs).arguments
-      drafts = {} if network is None else {needs(name): given.pop(network)}
-      first = given.pop(target)
-      return build(Spec((Part(name, given),)), first, Resources(drafts))
+      arguments = signature.bind(*args, **kwargs).arguments
+      target = arguments.pop(target_name)
+      drafts = {network: arguments.pop(network_name)} if network else {}
+      return build(Spec((Part(name, arguments),)), target, Resources(drafts))
 
     DECODERS[name] = DecoderEntry(decoder, summary, Spec((
         Part(drafter.name, {**drafter.arguments, **replaced}), verifier)))
@@ -172,10 +172,10 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
   Args:
     spec: a specification or its text.
     target: the target.
-    resources: the parts that no text can hold.
+    resources: the parts that text cannot represent.
 
   Raises:
-    ValueError: if there is no such decoder, a parameter is unknown or out of range, a network or
+    ValueError: if a name is not registered, a parameter is unknown or out of range, a network or
       the codebook is missing, or the parts do not fit each other or the target.
   """
   drafter, verifier = expand(complete(spec))
@@ -186,32 +186,32 @@ def expand(spec: str | Spec) -> tuple[Part, Part]:
   """Returns the drafter and the verifier of a specification.
 
   Raises:
-    ValueError: for an unknown name, or a parameter that a named decoder does not have.
+    ValueError: for a name that is not registered, or a parameter that a named decoder lacks.
   """
   spec = parse(spec)
   first, *rest = spec.parts
-  binding.check_names(first, parameters(spec))
+  entry = _entry(spec)
+  binding.check_names(first, entry.parameters)
   if rest and rest[0].name not in VERIFIERS:
     raise ValueError(
-        f'decoder is {str(spec)!r}, but there is no verifier {rest[0].name!r}; it must be one of '
-        f'{", ".join(VERIFIERS)}.')
-  entry = _entry(spec)
+        f'decoder is {str(spec)!r}, but no verifier is called {rest[0].name!r}; it must be '
+        f'one of {", ".join(VERIFIERS)}.')
   if isinstance(entry, DrafterEntry):
     return first, rest[0] if rest else Part('exact')
   drafter, verifier = entry.spec.parts
-  given = {name: value for name, value in first.arguments.items()
-           if value is not None or name not in drafter.arguments}
-  return Part(drafter.name, {**drafter.arguments, **given}), rest[0] if rest else verifier
+  overrides = {name: value for name, value in first.arguments.items()
+               if value is not None or name not in drafter.arguments}
+  return Part(drafter.name, {**drafter.arguments, **overrides}), rest[0] if rest else verifier
 
 
 def complete(spec: str | Spec, *, window: int | None = None, length: int | None = None) -> Spec:
-  """Fills in sizes that suit the machine where a specification leaves them open.
+  """Fills in the parameters that a specification leaves open: sizes that suit the machine.
 
   Args:
     spec: a specification or its text.
-    window: tokens a forward pass should have at most: the window of decoders with one. From
-      26 on EAGLE drafts along its published tree, below along a chain. None leaves it open.
-    length: length of drafted chains. None leaves it open.
+    window: the most tokens that a forward pass should have: the window of decoders with one. EAGLE
+      drafts along its published tree from 26 on and along a chain below. None leaves it open.
+    length: the length of drafted chains. None leaves it open.
 
   Raises:
     ValueError: as `expand`.
@@ -219,10 +219,10 @@ def complete(spec: str | Spec, *, window: int | None = None, length: int | None 
   spec = parse(spec)
   drafter, verifier = expand(spec)
   entry = DRAFTERS[drafter.name]
-  filled = {**entry.fill(drafter.arguments, window, length),
-            **VERIFIERS[verifier.name].drafter_defaults}
+  defaults = {**entry.default_sizes(drafter.arguments, window, length),
+              **VERIFIERS[verifier.name].drafter_defaults}
   open_names = entry.parameters.keys() - drafter.arguments.keys()
-  return spec.add({name: value for name, value in filled.items()
+  return spec.add({name: value for name, value in defaults.items()
                    if value is not None and name in open_names})
 
 
@@ -230,7 +230,7 @@ def parameters(spec: str | Spec) -> dict[str, inspect.Parameter]:
   """Returns the parameters that the first part of a specification may have.
 
   Raises:
-    ValueError: if there is no such decoder.
+    ValueError: if its name is not registered.
   """
   return _entry(parse(spec)).parameters
 
@@ -255,27 +255,28 @@ def guarantee(decoder: Decoder) -> str:
 
 
 def usage(name: str) -> str:
-  """Returns a decoder, drafter or verifier with its parameters and their defaults."""
+  """Returns a decoder, drafter or verifier with its parameters and their defaults as text."""
   allowed = VERIFIERS[name].parameters if name in VERIFIERS else parameters(name)
   trees = {tree: key for key, tree in tree_values.PUBLISHED.items()}
-  shown = [f'{key}={trees.get(value.default, value.default)}' for key, value in allowed.items()]
-  return f'{name}({", ".join(shown)})'
+  texts = [f'{key}={trees.get(value.default, value.default)}' for key, value in allowed.items()]
+  return f'{name}({", ".join(texts)})'
 
 
 def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:
-  """The entry of the first part: of two parts the drafter goes first, alone the decoder."""
+  """The entry of the first part: of two parts preferably a drafter, alone a decoder."""
   name = spec.parts[0].name
   tables = (DECODERS, DRAFTERS) if len(spec.parts) == 1 else (DRAFTERS, DECODERS)
   for table in tables:
     if name in table:
       return table[name]
   raise ValueError(
-      f'decoder is {str(spec)!r}, but there is no {name!r}; it must be one of '
+      f'decoder is {str(spec)!r}, but {name!r} is not registered; it must be one of '
       f'{", ".join(DECODERS)}, or a drafter, one of {", ".join(DRAFTERS)}, with a verifier, one '
       f'of {", ".join(VERIFIERS)}, such as jacobi(window=16)+exact.')
 
 
 def _network(drafter: Part) -> str | None:
+  """The key of `DRAFTS` that a drafter needs; None if the target drafts for itself."""
   networks = DRAFTERS[drafter.name].networks
   if not networks:
     return None
@@ -287,10 +288,9 @@ def _network(drafter: Part) -> str | None:
 
 def _drafter(part: Part, resources: Resources) -> Drafter:
   entry, allowed = DRAFTERS[part.name], DRAFTERS[part.name].parameters
-  window = None
-  if 'window' in allowed:
-    window = part.arguments.get('window', allowed['window'].default)
-    window = window if isinstance(window, int | np.integer) and window >= 1 else None
+  window = part.arguments.get('window', allowed['window'].default) if 'window' in allowed else None
+  # An invalid window is left to `bind`, whose error names it.
+  window = int(window) if isinstance(window, int | np.integer) and window >= 1 else None
   tree = lambda name, value: tree_values.tree(name, value, window, entry.auto_tree)
   arguments = binding.bind(part, allowed, {Tree: binding.Converter(tree_values.WORDS, tree)})
   network = _network(part)
@@ -299,11 +299,11 @@ def _drafter(part: Part, resources: Resources) -> Drafter:
   arguments.pop('by', None)
   if network not in resources.drafts:
     raise ValueError(
-        f'{part.name} drafts with {DRAFTS[network]}, and there is none; give drafts[{network!r}].')
+        f'{part.name} drafts with {DRAFTS[network]}, which is missing; pass drafts[{network!r}].')
   return entry.build(entry.networks[network](resources.drafts[network]), **arguments)
 
 
 def _verifier(part: Part, resources: Resources) -> Verifier:
   entry = VERIFIERS[part.name]
   arguments = binding.bind(part, entry.parameters)
-  return entry.build(**arguments | entry.from_codebook(resources.codebook, arguments))
+  return entry.build(**arguments | entry.codebook_arguments(resources.codebook, arguments))

@@ -1,13 +1,13 @@
-"""Draft trees: which draft token may follow which.
+"""Draft trees: the parent of every draft token.
 
-Node 0 is the root, the last committed token. Every other node is one draft
-token; its parent is the token it follows. The *main chain* is the run of nodes
-1, 2, ..., L in which node `i` follows node `i - 1`; it comes first, so that the
-keys and values of an accepted main chain are already where they belong. All
-other nodes are *side* nodes. Siblings are tried in the order of their index.
+Node 0 is the root, the last committed token. Every other node is one draft token; its parent is the
+token that it follows. The *main chain* consists of the nodes 1, 2, ..., L in which node `i` follows
+node `i - 1`; it comes first, so that the keys and values of an accepted main chain are in their
+final slots already. All other nodes are *side* nodes. Siblings are tested in the order of their
+index.
 
-A `Tree` is NumPy, computed once at trace time. A `RuntimeTree` has the same
-attributes as arrays, for topologies that depend on the drafts.
+A `Tree` holds NumPy arrays, computed once at trace time. A `RuntimeTree` has the same attributes as
+JAX arrays, for topologies that depend on the drafts.
 """
 
 import dataclasses
@@ -20,20 +20,20 @@ import numpy as np
 
 from cspd_jax.core import fields
 
-# No tree has more drafts: more than a forward pass of any model takes.
+# The most drafts of a tree: more than a forward pass of any model can process.
 MAX_NODES = 2**14
 
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-  """A draft tree with `N` draft nodes and a root; hashable, so a static argument.
+  """A draft tree with `N` draft nodes and a root; hashable, so it can be a static argument.
 
   Attributes:
-    parents: the parent of every node; `parents[0]` is -1 (the root) and every
-      other parent is an earlier node. Length `N + 1`, at most `MAX_NODES + 1`.
+    parents: the parent of every node; `parents[0]` is -1 (the root) and every other parent is an
+      earlier node. Length `N + 1`, at most `MAX_NODES + 1`.
 
   Raises:
-    ValueError: if they are not so.
+    ValueError: if `parents` is not of this form.
   """
 
   parents: tuple[int, ...]
@@ -41,15 +41,16 @@ class Tree:
   def __post_init__(self):
     fields.check(self, parents=(-1, MAX_NODES))
     if len(self.parents) > MAX_NODES + 1:
-      raise ValueError(f'parents has {len(self.parents) - 1} nodes; at most {MAX_NODES} may be.')
+      raise ValueError(
+          f'parents has {len(self.parents) - 1} nodes; it may have at most {MAX_NODES}.')
     if not self.parents or self.parents[0] != -1:
       raise ValueError(
-          f'parents: the first entry is the root and must be -1, got {self.parents[:1]}.')
+          f'parents starts with {self.parents[:1]}; the first entry is the root and must be -1.')
     for node, parent in enumerate(self.parents[1:], start=1):
       if not 0 <= parent < node:
         raise ValueError(
-            f'parents[{node}] is {parent}: the parent of a node must be an '
-            f'earlier node, 0 to {node - 1}.')
+            f'parents[{node}] is {parent}; the parent of a node must be an earlier node, 0 to '
+            f'{node - 1}.')
 
   @property
   def num_nodes(self) -> int:
@@ -79,7 +80,7 @@ class Tree:
 
   @property
   def is_chain(self) -> bool:
-    """Whether no node lies beside the main chain."""
+    """Whether the tree has no side nodes."""
     return self.main_length == self.num_nodes
 
   @functools.cached_property
@@ -89,16 +90,17 @@ class Tree:
 
   @functools.cached_property
   def rank(self) -> np.ndarray:
-    """The place `[N + 1]` of a node among its siblings, from 0; the root has 0."""
-    rank, seen = np.zeros(len(self.parents), np.int32), {}
+    """The rank `[N + 1]` of a node among its siblings, from 0; the root has 0."""
+    rank = np.zeros(len(self.parents), np.int32)
+    num_children: dict[int, int] = {}
     for node, parent in enumerate(self.parents[1:], start=1):
-      rank[node] = seen.get(parent, 0)
-      seen[parent] = rank[node] + 1
+      rank[node] = num_children.get(parent, 0)
+      num_children[parent] = rank[node] + 1
     return rank
 
   @functools.cached_property
   def children(self) -> np.ndarray:
-    """The children `[N + 1, K]` of every node in order, -1 where there are fewer."""
+    """The children `[N + 1, K]` of every node in order, padded with -1."""
     width = int(self.rank.max()) + 1 if self.num_nodes else 1
     children = np.full((len(self.parents), width), -1, np.int32)
     for node, parent in enumerate(self.parents[1:], start=1):
@@ -107,7 +109,7 @@ class Tree:
 
   @functools.cached_property
   def ancestors(self) -> np.ndarray:
-    """Tells which nodes lie above which, `[N + 1, N + 1]`; `[i, j]`: `j` is `i` or above it."""
+    """The ancestor matrix `[N + 1, N + 1]`: `[i, j]` is whether `j` is `i` or an ancestor of it."""
     ancestors = np.eye(len(self.parents), dtype=bool)
     for node, parent in enumerate(self.parents[1:], start=1):
       ancestors[node] |= ancestors[parent]
@@ -115,21 +117,21 @@ class Tree:
 
   @functools.cached_property
   def paths(self) -> np.ndarray:
-    """The node at every depth on the way to a node, `[N + 1, D + 1]`.
+    """The nodes on the path to every node, by depth, `[N + 1, D + 1]`.
 
-    Beyond the node's own depth the row continues with the main chain's index
-    (`d` at depth `d`), which is what a commit leaves in place.
+    Beyond the depth of the node the row continues with the index of the main chain (`d` at depth
+    `d`), the entry that a commit does not move.
     """
     paths = np.tile(np.arange(self.max_depth + 1, dtype=np.int32), (len(self.parents), 1))
     for node in range(len(self.parents)):
-      at = node
-      while at != -1:
-        paths[node, self.depth[at]] = at
-        at = self.parents[at]
+      ancestor = node
+      while ancestor != -1:
+        paths[node, self.depth[ancestor]] = ancestor
+        ancestor = self.parents[ancestor]
     return paths
 
   def reach(self, node: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Depth `[B]` of one node per row `[B]` and the path to it, `[B, D + 1]`."""
+    """Returns the depth `[B]` of one node per row `[B]` and the path to it, `[B, D + 1]`."""
     if self.is_chain:  # All paths are the chain.
       return node, jnp.broadcast_to(jnp.asarray(self.paths[0]), (*node.shape, self.paths.shape[1]))
     return jnp.asarray(self.depth)[node], jnp.asarray(self.paths)[node]
@@ -137,12 +139,12 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-  """Size of a tree whose topology is known at run time only.
+  """The size of a tree whose topology depends on the drafts.
 
   Attributes:
-    num_nodes: `N`, draft nodes.
-    max_depth: no node is deeper.
-    max_children: no node has more children.
+    num_nodes: `N`, the number of draft nodes.
+    max_depth: the largest depth of a node.
+    max_children: the largest number of children of a node.
   """
 
   num_nodes: int
@@ -155,8 +157,8 @@ class Budget:
 class RuntimeTree:
   """The topology of one round's drafts as arrays, a different one per row.
 
-  Nodes are numbered as in `Tree`; parents come before their children. See `Tree`
-  for the attributes, which have a leading `B` here.
+  Nodes are numbered as in `Tree`; parents come before their children. The attributes are those of
+  `Tree` with a leading `B`.
   """
 
   parents: jax.Array
@@ -179,23 +181,23 @@ class RuntimeTree:
 
   @property
   def side_depth(self) -> int:
-    """Any node may lie beside the main chain."""
+    """The largest depth that a side node may have: that of any node."""
     return self.max_depth
 
   def reach(self, node: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Depth `[B]` of one node per row `[B]` and the path to it, `[B, D + 1]`."""
+    """Returns the depth `[B]` of one node per row `[B]` and the path to it, `[B, D + 1]`."""
     depth = jnp.take_along_axis(self.depth, node[:, None], axis=1)[:, 0]
     return depth, jnp.take_along_axis(self.paths, node[:, None, None], axis=1)[:, 0]
 
 
 def runtime_tree(parents: jax.Array, budget: Budget) -> RuntimeTree:
-  """The tree with `parents` `[B, N + 1]`, as `Tree` takes them, -1 for the root."""
+  """Returns the tree with `parents` `[B, N + 1]`, in the form of `Tree.parents`."""
   size, depths = budget.num_nodes + 1, budget.max_depth + 1
   nodes = jnp.arange(size, dtype=jnp.int32)
 
   def row(parents):
     above = jnp.maximum(parents, 0)
-    # A node's line of ancestors, itself first; the root follows itself.
+    # The node, its parent, and so on; the root repeats.
     line = [nodes]
     for _ in range(budget.max_depth):
       line.append(above[line[-1]])
@@ -206,31 +208,32 @@ def runtime_tree(parents: jax.Array, budget: Budget) -> RuntimeTree:
     rank = jnp.sum(earlier, axis=1, dtype=jnp.int32)
     children = jnp.full((size, budget.max_children), -1, jnp.int32)
     children = children.at[parents[1:], rank[1:]].set(nodes[1:], mode='drop')
-    # From the root down, then in place, as a commit wants it.
-    at = jnp.arange(depths, dtype=jnp.int32)
-    steps = jnp.clip(depth[:, None] - at, 0, budget.max_depth)
-    paths = jnp.where(at <= depth[:, None], jnp.take_along_axis(line, steps, axis=1), at)
+    # From the root down; beyond the node the entries that a commit does not move.
+    depth_on_path = jnp.arange(depths, dtype=jnp.int32)
+    steps = jnp.clip(depth[:, None] - depth_on_path, 0, budget.max_depth)
+    paths = jnp.where(depth_on_path <= depth[:, None],
+                      jnp.take_along_axis(line, steps, axis=1), depth_on_path)
     return RuntimeTree(parents, depth, children, ancestors, paths)
 
   return jax.vmap(row)(parents)
 
 
 def chain(length: int) -> Tree:
-  """Lines up `length` draft tokens, one after the other (0: no draft at all)."""
+  """Returns a chain of `length` draft tokens; with 0 there are no drafts."""
   check_size('length', length, 0)
   return Tree(tuple(range(-1, length)))
 
 
 def paths(num_paths: int, depth: int, num_nodes: int | None = None) -> Tree:
-  """Disjoint paths from the root; the first one goes on as the main chain.
+  """Returns a tree of disjoint paths from the root; the first one extends to the main chain.
 
-  One reading of SJD-PAC's proactive drafting (arXiv 2603.18599): `num_paths`
-  chains of `depth` tokens, the remaining nodes extend the first of them.
+  One reading of SJD-PAC's proactive drafting (arXiv 2603.18599): `num_paths` chains of `depth`
+  tokens, of which the remaining nodes extend the first.
 
   Args:
-    num_paths: number of first tokens that compete, at least 1.
-    depth: length of the paths beside the main chain, at least 1.
-    num_nodes: draft tokens in all; the least there can be by default.
+    num_paths: number of candidates for the first token, at least 1.
+    depth: length of the side paths, at least 1.
+    num_nodes: total number of draft tokens; by default `num_paths * depth`.
   """
   check_size('num_paths', num_paths, 1)
   check_size('depth', depth, 1)
@@ -243,15 +246,15 @@ def paths(num_paths: int, depth: int, num_nodes: int | None = None) -> Tree:
 
 
 def caterpillar(num_candidates: int, depth: int, num_nodes: int | None = None) -> Tree:
-  """A main chain whose first `depth` tokens each have competing siblings.
+  """Returns a main chain whose first `depth` tokens have siblings.
 
-  The other reading of SJD-PAC: `num_candidates` children at every depth
-  `1..depth`, of which only the first is continued.
+  The other reading of SJD-PAC: `num_candidates` children at every depth `1..depth`, of which only
+  the first has children.
 
   Args:
-    num_candidates: children per node of the spine, at least 1.
+    num_candidates: number of children per node of the spine, at least 1.
     depth: number of depths with siblings, at least 1.
-    num_nodes: draft tokens in all; the least there can be by default.
+    num_nodes: total number of draft tokens; by default `num_candidates * depth`.
   """
   check_size('num_candidates', num_candidates, 1)
   check_size('depth', depth, 1)
@@ -263,19 +266,19 @@ def caterpillar(num_candidates: int, depth: int, num_nodes: int | None = None) -
 
 
 def kary(num_candidates: int, levels: int, num_nodes: int | None = None) -> Tree:
-  """The full `num_candidates`-ary tree with `levels` levels, the root being one.
+  """Returns the full `num_candidates`-ary tree with `levels` levels, including the root.
 
-  The main chain runs through the first children and takes the nodes left over;
-  the topology of SJD-PAC's released code.
+  The main chain consists of the first children and the remaining nodes, as in SJD-PAC's released
+  code.
 
   Args:
-    num_candidates: children of every inner node, at least 1.
-    levels: levels of the full tree counting the root, at least 2.
-    num_nodes: draft tokens in all; those of the full tree by default.
+    num_candidates: number of children of every inner node, at least 1.
+    levels: levels of the full tree, including the root; at least 2.
+    num_nodes: total number of draft tokens; by default that of the full tree.
   """
   check_size('num_candidates', num_candidates, 1)
   check_size('levels', levels, 2)
-  # From the 15th level on a tree that branches is too large in any case.
+  # A branching tree with 15 levels is larger than MAX_NODES, so deeper levels need no counting.
   full = sum(num_candidates**min(level, 15) for level in range(1, levels))
   main = _main_length('kary', levels - 1, num_nodes, full - (levels - 1))
   parents = list(range(-1, main))
@@ -294,42 +297,43 @@ def kary(num_candidates: int, levels: int, num_nodes: int | None = None) -> Tree
 
 
 def branching(counts: str) -> Tree:
-  """A tree given by how many children its nodes have.
+  """Returns the tree whose nodes have the specified numbers of children.
 
   Args:
-    counts: the root's number of children, then `path:number` for every other node with
-      children, separated by spaces; a path is the ranks on the way from the root, one
-      digit each. `'2 0:2 00:1'` has 5 drafts: 0, 1, 00, 01 and 000.
+    counts: the root's number of children, then `path:number` for every other node with children,
+      separated by spaces; a path lists the ranks from the root to the node, one digit each.
+      `'2 0:2 00:1'` has 5 drafts: 0, 1, 00, 01 and 000.
 
   Raises:
-    ValueError: if it does not read so, or a path leads to no node.
+    ValueError: for another format, or a path that does not lead to a node.
   """
   if not isinstance(counts, str) or not counts.isascii():
-    raise ValueError(f"counts is {counts!r:.80}; it must be a text, such as '2 0:2 00:1'.")
+    raise ValueError(f"counts is {counts!r:.80}; it must be a string, such as '2 0:2 00:1'.")
   number = {}
   for entry in counts.split():
     path, _, children = entry.rpartition(':')
     # Ranks of one digit: with more children, 10 would be both the last of them and a path.
     if not (path + children).isdecimal() or path in number or not 1 <= int(children[-9:]) <= 10:
-      raise ValueError(f'counts has the entry {entry!r:.80}; give path:number once per path, a '
-                       'number from 1 to 10.')
+      raise ValueError(f'counts has the entry {entry!r:.80}; it must have path:number once per '
+                       'path, with a number from 1 to 10.')
     number[path] = int(children)
-  found = ['']
-  for path in found:  # Grows while it is read.
-    found += [f'{path}{rank}' for rank in range(number.get(path, 0))]
-  if lost := sorted(number.keys() - set(found)):
-    raise ValueError(f'counts gives children to {", ".join(lost)}, which the tree does not have.')
+  nodes = ['']
+  for path in nodes:  # The loop extends the list that it iterates over.
+    nodes += [f'{path}{rank}' for rank in range(number.get(path, 0))]
+  if missing := sorted(number.keys() - set(nodes)):
+    raise ValueError(
+        f'counts has children for {", ".join(missing)}, which the tree does not contain.')
   # The main chain first, then by depth.
-  order = sorted(found, key=lambda path: (bool(path.strip('0')), len(path)))
+  order = sorted(nodes, key=lambda path: (bool(path.strip('0')), len(path)))
   return Tree(tuple(-1 if not path else order.index(path[:-1]) for path in order))
 
 
 def cut(tree: Tree, depth: int) -> Tree:
-  """The tree without its nodes deeper than `depth`."""
+  """Returns the tree without its nodes deeper than `depth`."""
   check_size('depth', depth, 0)
-  kept = np.flatnonzero(tree.depth <= depth)
+  nodes = np.flatnonzero(tree.depth <= depth)
   return Tree((-1,) + tuple(
-      int(np.searchsorted(kept, tree.parents[node])) for node in kept[1:]))
+      int(np.searchsorted(nodes, tree.parents[node])) for node in nodes[1:]))
 
 
 def check_size(name: str, value: int, least: int) -> None:
@@ -347,15 +351,33 @@ def _check_whole(name: str, value: object) -> None:
 
 
 def _main_length(kind: str, depth: int, num_nodes: int | None, side: int) -> int:
-  """The length of the main chain, at least `depth`, beside `side` side nodes."""
+  """The length of the main chain, at least `depth`, of a tree with `side` side nodes."""
   if num_nodes is None:
     num_nodes = side + depth
   else:
     _check_whole('num_nodes', num_nodes)
   if max(num_nodes, side) > MAX_NODES:
-    raise ValueError(f'{kind}: the tree has more than {MAX_NODES} nodes; give a smaller one.')
+    raise ValueError(f'{kind}: the tree has more than {MAX_NODES} nodes; pass a smaller one.')
   if num_nodes - side < depth:
     raise ValueError(
         f'{kind}: num_nodes is {num_nodes}, but the tree has {side} side nodes and needs a '
-        f'main chain of at least {depth}; give at least {side + depth} nodes or a smaller tree.')
+        f'main chain of at least {depth}; pass at least {side + depth} nodes or a smaller tree.')
   return num_nodes - side
+
+
+# Static trees of published systems, by the number of children of every node: facts from the EAGLE,
+# Medusa and LANTERN releases.
+
+# EAGLE-1's tree, 25 drafts; LANTERN's for Lumina-mGPT.
+EAGLE = branching('4 0:3 1:2 2:2 3:1 00:3 01:2 02:2 10:1 000:3 0000:2')
+# LANTERN's for LlamaGen and Anole, 57 drafts.
+LANTERN = branching(
+    '5 0:4 1:3 2:3 3:2 4:1 00:4 01:3 02:3 03:2 10:2 11:1 20:1 '
+    '000:4 001:3 002:2 003:1 010:2 011:1 020:1 0000:3 0001:2 0010:2 0011:1 0020:1')
+# Two variations of LANTERN's release on EAGLE's tree, 25 drafts each.
+BALANCED = branching('3 0:3 1:3 2:2 00:3 01:2 10:2 11:2 000:3 0000:2')
+REVERSE_BALANCED = branching('3 0:2 1:1 2:1 00:3 01:2 10:1 000:3 001:2 0000:4 0001:3')
+# Medusa's for four heads, 63 drafts.
+MEDUSA = branching(
+    '10 0:10 1:5 2:2 3:2 4:1 5:1 6:1 7:1 00:9 01:4 02:2 03:1 04:1 05:1 10:3 11:1 20:1 '
+    '000:4 001:1 002:1 010:1')

@@ -5,18 +5,18 @@ from typing import Any
 
 from cspd_jax.core import binding
 from cspd_jax.core.spec import Call, Part
-from cspd_jax.decoding import published_trees, tree as trees
+from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.tree import Tree
 
 PUBLISHED: dict[str, Tree] = {
-    name: tree for name, tree in vars(published_trees).items() if isinstance(tree, Tree)}
+    name: tree for name, tree in vars(trees).items() if isinstance(tree, Tree)}
 CALLS = {build.__name__: build for build in (
     trees.chain, trees.paths, trees.caterpillar, trees.kary, trees.branching, trees.cut)}
 WORDS = (f'a tree by name ({", ".join(PUBLISHED)}), by call ({", ".join(CALLS)}; such as '
          'kary(3, 3)), by the parents of its nodes, such as (-1, 0, 0), or, in a window, auto')
-# The parameter of a call that says how many nodes the tree has.
-_BUDGETS = {'chain': 'length', 'paths': 'num_nodes', 'caterpillar': 'num_nodes',
-            'kary': 'num_nodes'}
+# The parameter of a call that sets the number of nodes of the tree.
+_NUM_NODES = {'chain': 'length', 'paths': 'num_nodes', 'caterpillar': 'num_nodes',
+              'kary': 'num_nodes'}
 
 
 def tree(name: str, value: Any, window: int | None = None,
@@ -24,14 +24,14 @@ def tree(name: str, value: Any, window: int | None = None,
   """Returns the tree that a value of a specification describes.
 
   Args:
-    name: of the parameter, for errors.
+    name: the name of the parameter, for errors.
     value: a name, a call or parents; or the tree.
-    window: of a drafter that has one. A call that leaves the number of nodes open gets
-      `window - 1`, and 'auto' is `auto(window)`.
-    auto: `window -> ` the tree that suits it, of a drafter that has one.
+    window: the window of the drafter, if it has one. It is the default number of nodes of a call,
+      less one for the root, and the value 'auto' becomes `auto(window)`.
+    auto: see `specification.DrafterEntry.auto_tree`.
 
   Raises:
-    ValueError: if there is no such tree.
+    ValueError: if the value does not describe a tree.
   """
   if isinstance(value, Tree):
     return value
@@ -50,9 +50,9 @@ def tree(name: str, value: Any, window: int | None = None,
         f'{name} is {value}; {value.name} has {len(allowed)} parameters: {", ".join(allowed)}.')
   arguments = dict(zip(allowed, value.positional))
   if twice := sorted(arguments.keys() & value.arguments):
-    raise ValueError(f'{name} is {value}, which gives {twice[0]} twice; give it once.')
+    raise ValueError(f'{name} is {value}, which sets {twice[0]} twice; set it once.')
   arguments |= value.arguments
-  if window is not None and value.name in _BUDGETS:
-    arguments.setdefault(_BUDGETS[value.name], window - 1)
+  if window is not None and value.name in _NUM_NODES:
+    arguments.setdefault(_NUM_NODES[value.name], window - 1)
   inner = binding.Converter(WORDS, lambda name, value: tree(name, value, window, auto))
   return build(**binding.bind(Part(value.name, arguments), allowed, {Tree: inner}))

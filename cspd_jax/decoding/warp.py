@@ -1,7 +1,7 @@
-"""From logits to a distribution: guidance, temperature, top-k, top-p, forced tokens.
+"""Turns logits into a distribution: guidance, temperature, top-k, top-p, forced tokens.
 
-Target, draft model and every stored distribution go through the one function `probabilities`, in
-float32 or better, so that what is recorded is what was sampled from.
+All distributions, those of the target, of the drafters and the recorded ones, are computed by
+`probabilities`, in float32 or better, so that each token is sampled from the recorded distribution.
 """
 
 from collections.abc import Callable
@@ -11,27 +11,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core.values import is_concrete
+from cspd_jax.core.tracing import is_concrete
 
 
 class Warp(NamedTuple):
-  """How logits are turned into the distribution that is sampled.
+  """Sampling options, which turn logits into the distribution that is sampled.
 
-  Every field is a scalar or has one value per row, `[B]`; all are run-time
-  values: changing them does not compile anew. A cut that may be on costs a branch
-  at run time, for which a GPU waits for its host; one that is None costs nothing.
+  Every field is a scalar or has one value per row, `[B]`; all are run-time values: a new value does
+  not require a new compilation. A cut that is not None costs a branch at run time, for which a GPU
+  synchronises with its host; one that is None costs nothing.
 
   Attributes:
-    guidance_scale: `g` in `u + g (c - u)` with conditional and unconditional
-      logits `c` and `u`; 1 is no guidance. Where `c` or `u` is -inf the logit is `c`: a token
-      that the condition makes impossible stays so, whatever the null condition says.
+    guidance_scale: `g` in `u + g (c - u)` with conditional and unconditional logits `c` and `u`; 1
+      is no guidance. Where `c` or `u` is -inf the logit is `c`: a token that is impossible under
+      the condition remains impossible, whatever its unconditional logit.
     temperature: divides the guided logits; 0 is greedy decoding.
-    top_k: keeps the `k` largest logits (and ties with the last); 0 keeps all, and so
-      does None, with which no temperature may be 0.
-    top_p: keeps the most probable tokens up to this mass, the one that crosses
-      it included; 1 keeps all, and so does None.
-    guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image
-      are guided, the others drawn with the conditional logits alone; -1 guides all.
+    top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
+      with None, the temperature must not be 0.
+    top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
+      and None retain all.
+    guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
+      guided, the others use the conditional logits alone; -1 guides all.
   """
 
   guidance_scale: jax.typing.ArrayLike = 1.0
@@ -42,30 +42,30 @@ class Warp(NamedTuple):
 
 
 _is_whole = lambda x, least: (x >= least) & (x == x // 1)
-# What a value may be, in code that reads traced values too, and in words.
+# The valid values of every field: a function, which may trace, and a description.
 _LIMITS: dict[str, tuple[Callable[[Any], Any], str]] = dict(
     guidance_scale=(lambda x: abs(x) < np.inf, 'finite'),
     temperature=(lambda x: (x >= 0) & (x < np.inf), 'finite and at least 0'),
-    top_k=(lambda x: _is_whole(x, 0), 'a whole number, at least 0 (0 keeps all)'),
-    top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 keeps all)'),
+    top_k=(lambda x: _is_whole(x, 0), 'a whole number, at least 0 (0 retains all)'),
+    top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 retains all)'),
     guidance_interval=(lambda x: _is_whole(x, -1),
                        'a whole number, at least -1 (-1 guides all tokens)'))
 
 
 def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> jax.Array:
-  """Checks the options: values that are known now raise, traced ones tell later.
+  """Checks the options: invalid concrete values raise, traced ones make their rows invalid.
 
   Args:
     warp: the options.
-    num_streams: guidance streams of the target.
+    num_streams: the number of guidance streams of the target.
     num_rows: `B`.
     greedy: whether the decoder is defined for temperature 0 only.
 
   Returns:
-    `[B]` bool, which rows have values in their range.
+    `[B]` bool, whether all values of a row are in range.
 
   Raises:
-    ValueError: for a value that is no number or none for each row, or outside its range.
+    ValueError: for a value that is not a number or one number per row, or is out of range.
   """
   valid = np.ones(num_rows, bool)
   for name, value in warp._asdict().items():
@@ -74,14 +74,14 @@ def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> 
     value = _numbers(name, value, num_rows)
     limits = [_LIMITS[name]]
     if name == 'guidance_scale' and num_streams == 1:
-      limits.append((lambda x: x == 1, '1, for the model has no null condition to guide away '
-                     'from; build the target with guidance, or leave it out'))
+      limits.append((lambda x: x == 1, '1, because the target has no null condition; build the '
+                     'target with guidance, or leave guidance_scale out'))
     if name == 'temperature' and greedy:
-      limits.append((lambda x: x == 0, '0, for the verifier is the greedy variant of its rule; '
-                     'take the variant for sampling otherwise'))
+      limits.append((lambda x: x == 0, '0, because the verifier is greedy; use the variant with '
+                     'greedy=False to sample'))
     if name == 'temperature' and warp.top_k is None:
-      limits.append((lambda x: x != 0, 'above 0, for top_k is None, which leaves no way to decode '
-                     'greedily; set top_k to 0 otherwise'))
+      limits.append((lambda x: x != 0, 'above 0, because greedy decoding needs top_k and it is '
+                     'None; set top_k to 0 to decode greedily'))
     for is_valid, words in limits:
       holds = is_valid(value)
       if is_concrete(value) and not np.all(holds):
@@ -91,15 +91,15 @@ def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> 
 
 
 def _numbers(name: str, value: Any, num_rows: int) -> Any:
-  """An option as an array, a scalar or `[num_rows]`; of NumPy if its value is known."""
-  shown = f'{name} is {value!r:.80}'
+  """Converts an option to an array, a scalar or `[num_rows]`; to NumPy if it is concrete."""
+  message = f'{name} is {value!r:.80}; it must be a number, or one number per row.'
   try:
     value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
   except (TypeError, ValueError) as error:
-    raise ValueError(f'{shown}; it must be a number, or one number per row.') from error
+    raise ValueError(message) from error
   if value.dtype == bool or not (
       jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
-    raise ValueError(f'{shown}; it must be a number, or one number per row.')
+    raise ValueError(message)
   if value.shape not in ((), (num_rows,)):
     raise ValueError(f'{name} has shape {value.shape}; it must be a number or, for these '
                      f'{num_rows} rows, have shape ({num_rows},).')
@@ -107,17 +107,14 @@ def _numbers(name: str, value: Any, num_rows: int) -> Any:
 
 
 def uncut(warp: Warp) -> Warp:
-  """The options without cuts, and at temperature 1 if they are greedy: what drafters look at."""
+  """Returns the options without cuts, and at temperature 1 in place of 0, for drafters."""
   temperature = jnp.asarray(warp.temperature)
   return warp._replace(
       temperature=jnp.where(temperature == 0, 1, temperature), top_k=None, top_p=None)
 
 
 def settled(warp: Warp) -> Warp:
-  """The options with None for cuts that are off, which become no part of a program.
-
-  For concrete values.
-  """
+  """Returns concrete options with None for cuts that are off, so that programs omit them."""
   greedy = np.any(np.asarray(warp.temperature) == 0)
   return warp._replace(
       top_k=warp.top_k if greedy or np.any(warp.top_k) else None,
@@ -126,18 +123,18 @@ def settled(warp: Warp) -> Warp:
 
 def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
                   forced: jax.Array | None = None) -> jax.Array:
-  """The distribution that is sampled at every node.
+  """Returns the distribution that is sampled at every node.
 
   Args:
     logits: `[S, B, N, V]`; with two streams the conditional one comes first.
     warp: guidance, temperature and cuts.
-    positions: `[B, N]`, or what broadcasts to it: the number in the image of the token that
-      the logits are for.
-    forced: `[B, N]` token forced by the grammar or -1; None where there is none.
+    positions: `[B, N]`, or an array that broadcasts to it: the number in the image of the token
+      that the logits predict.
+    forced: `[B, N]` the token that the grammar forces, or -1; None without a grammar.
 
   Returns:
-    `[B, N, V]` probabilities, float32 (float64 for float64 logits). All of a node are NaN if a
-    logit of it is NaN or +inf, or all are -inf; see `is_distribution`.
+    `[B, N, V]` probabilities, float32 (float64 for float64 logits). All probabilities of a node are
+    NaN if one of its logits is NaN or +inf, or all are -inf; see `is_distribution`.
   """
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   warp = Warp(*(None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
@@ -149,7 +146,7 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
     x = jnp.where(is_guided, _guided(x, logits[1], warp.guidance_scale), x)
   greedy = warp.temperature == 0
   x = x / jnp.where(greedy, 1, warp.temperature)
-  # Cuts that turn out to be off cost no more than the choice of a branch.
+  # Cuts that are off at run time cost a branch only.
   if warp.top_k is not None:
     top_k = jnp.where(greedy, 1, warp.top_k)
     x = jax.lax.cond(
@@ -168,21 +165,21 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
 
 
 def is_distribution(p: jax.Array) -> jax.Array:
-  """Whether `p` `[..., V]`, as `probabilities` returns it, is a distribution; bool `[...]`."""
-  return ~jnp.isnan(p[..., 0])  # If one entry is NaN all are.
+  """Returns bool `[...]`: whether `p` `[..., V]`, of `probabilities`, is a distribution."""
+  return ~jnp.isnan(p[..., 0])  # If one entry is NaN, all are.
 
 
 def _guided(conditional: jax.Array, null: jax.Array, scale: jax.Array) -> jax.Array:
-  """`u + g (c - u)`, or `c` where one of them is -inf, for then the difference means nothing."""
-  both = (conditional > -jnp.inf) & ~(null == -jnp.inf)  # NaN remains.
-  c, u = jnp.where(both, conditional, 0), jnp.where(both, null, 0)
-  return jnp.where(both, u + scale * (c - u), conditional)
+  """`u + g (c - u)`, or `c` where one of them is -inf and the difference is meaningless."""
+  is_possible = (conditional > -jnp.inf) & ~(null == -jnp.inf)  # NaN propagates.
+  c, u = jnp.where(is_possible, conditional, 0), jnp.where(is_possible, null, 0)
+  return jnp.where(is_possible, u + scale * (c - u), conditional)
 
 
 def is_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
-  """Which entries of `x` `[..., V]` are among the `k` largest, ties included.
+  """Returns which entries of `x` `[..., V]` are among the `k` largest, including ties.
 
-  A bitwise search for the `k`-th largest value: no sort, `k` may be traced.
+  Searches the `k`-th largest value bit by bit, without a sort, so that `k` may be traced.
   """
   order = _ordered_bits(x)
   threshold = _largest_with(
@@ -191,9 +188,9 @@ def is_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def is_top_p(p: jax.Array, mass: jax.Array) -> jax.Array:
-  """Which entries of the distribution `p` `[..., V]` have at most `mass` before them.
+  """Returns which entries of the distribution `p` `[..., V]` have at most `mass` before them.
 
-  "Before" are the strictly more probable ones, so that ties stay together.
+  "Before" are the strictly more probable entries, so that ties are treated alike.
   """
   order = _ordered_bits(p)
   too_much_above = lambda t: (
@@ -202,7 +199,7 @@ def is_top_p(p: jax.Array, mass: jax.Array) -> jax.Array:
 
 
 def _ordered_bits(x: jax.Array) -> jax.Array:
-  """Unsigned integers, all positive, in the order of the floats `x`; NaN comes last, and stays."""
+  """Maps floats `x` to positive unsigned integers of the same order; NaN becomes the largest."""
   bits = jnp.finfo(x.dtype).bits
   unsigned = jnp.dtype(f'uint{bits}')
   sign = unsigned.type(1 << (bits - 1))
@@ -212,9 +209,9 @@ def _ordered_bits(x: jax.Array) -> jax.Array:
 
 
 def _largest_with(holds, order: jax.Array) -> jax.Array:
-  """Largest unsigned `t` with `holds(t)`, built bit by bit; 0 if none holds.
+  """Returns the largest unsigned `t` with `holds(t)`, found bit by bit; 0 if there is none.
 
-  `holds` is true up to some `t` and false after it.
+  `holds` must be true up to some `t` and false beyond.
   """
   bits = jnp.iinfo(order.dtype).bits
   start = jnp.zeros(order.shape[:-1] + (1,), order.dtype)

@@ -6,7 +6,7 @@ from typing import Any
 
 from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.decoding import continued
-from cspd_jax.decoding.correctors import CORRECTORS
+from cspd_jax.decoding.decoders import CORRECTORS
 from cspd_jax.decoding.drafters import Network, from_network
 from cspd_jax.families.family import Parts
 from cspd_jax.generation.model import Drafts

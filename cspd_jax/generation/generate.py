@@ -9,7 +9,7 @@ import numpy as np
 
 from cspd_jax import sharding
 from cspd_jax.checkpoints import files
-from cspd_jax.core import modes, programs, random as random_lib
+from cspd_jax.core import programs, random as random_lib, tracing
 from cspd_jax.decoding import continued, refill
 from cspd_jax.generation import batches, prefix as given_lib, prompts as prompts_lib
 from cspd_jax.generation.results import Generated, Partial
@@ -56,12 +56,12 @@ class Task(NamedTuple):
     """What the decoder takes after the parameters."""
     return *self.inputs(), self.options(), self.model.draft_params(self.specification)
 
-  @modes.usual_promotion
+  @tracing.usual_promotion
   def inputs(self) -> tuple[Any, jax.Array]:
     """The condition and the random keys `[B]`."""
     return jax.tree.map(jnp.asarray, self.condition), random_lib.image_keys(self.seeds)
 
-  @modes.usual_promotion
+  @tracing.usual_promotion
   def options(self) -> Any:
     """The sampling options as the decoder takes them."""
     sampling = continued.sampling(self.sampling, self.given) if self.given else self.sampling

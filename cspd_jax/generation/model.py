@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.core.modes import usual_promotion
+from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.generation import generate as generate_lib, prompts as prompts_lib
 from cspd_jax.generation.engines import Engine
 from cspd_jax.generation.results import Generated

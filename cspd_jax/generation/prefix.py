@@ -50,7 +50,7 @@ def tokens(model: Any, prefix: Any, rows: int | None, count: int) -> np.ndarray 
     raise ValueError(f'prefix has {len(found)} images for {count} prompts; give one for all, or '
                      'one for each.')
   try:
-    continued.check_given(target, found.shape[1])
+    continued.check_length(target, found.shape[1])
   except ValueError as error:
     raise ValueError(f'prefix: {error}') from error
   return np.broadcast_to(found, (count, found.shape[1])).astype(np.int32)

@@ -153,4 +153,5 @@ def switch(verifiers: Sequence[Verifier], index: jax.Array) -> Verifier:
       verify, exact=all(verifier.exact for verifier in verifiers),
       needs_probs=any(verifier.needs_probs for verifier in verifiers),
       seed_exact=verifiers[0].seed_exact,
-      takes_fixed=all(verifier.takes_fixed or not verifier.needs_probs for verifier in verifiers))
+      verifies_fixed=all(
+          verifier.verifies_fixed or not verifier.needs_probs for verifier in verifiers))

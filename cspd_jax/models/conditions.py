@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core.values import is_concrete
+from cspd_jax.core.tracing import is_concrete
 
 
 def check_class_labels(condition: Any, num_classes: int) -> Any:

@@ -33,12 +33,12 @@ def ended(capsys, error):
     (ValueError('x is 1;\n  y is 2.\n'), 2, 'error: x is 1; y is 2.\n'),
     (_FULL, 2, "error: No space left on device: 'a/b'; free some space and repeat the command.\n"),
     (OSError(errno.EROFS, 'Read-only file system'), 2,
-     'error: Read-only file system (the system names no place; perhaps the standard output)\n'),
+     'error: Read-only file system (the system names no file; it may be the standard output)\n'),
     (OSError('no words'), 2, 'error: no words\n'),
     (ImportError('no torch'), 2, 'error: no torch\n'),
-    (jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 2, 'error: there is not '
-     'enough memory (RESOURCE_EXHAUSTED: Out of memory); ask for less at once, such as with a '
-     'smaller batch.\n')])
+    (jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 2, 'error: the machine is '
+     'out of memory (RESOURCE_EXHAUSTED: Out of memory); request less at once, such as a smaller '
+     'batch.\n')])
 def test_codes_and_messages(capsys, error, code, said):
   assert ended(capsys, error) == (code, said)
 
@@ -49,7 +49,7 @@ def test_memory_that_cannot_be_had(capsys):
                lambda: jax.block_until_ready(jax.numpy.zeros((10**7, 10**7)))):
     assert exits.code_of(make) == 2
     err = capsys.readouterr().err
-    assert err.startswith('error: there is not enough memory (') and err.count('\n') == 1
+    assert err.startswith('error: the machine is out of memory (') and err.count('\n') == 1
 
 
 @pytest.mark.parametrize('error', [
@@ -97,7 +97,7 @@ def test_a_standard_output_that_is_full(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'stdout', full)
     assert exits.code_of(lambda: print('x')) == 2
   assert capsys.readouterr().err == (
-      'error: No space left on device (the system names no place; perhaps the standard output); '
+      'error: No space left on device (the system names no file; it may be the standard output); '
       'free some space and repeat the command.\n')
 
 

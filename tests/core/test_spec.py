@@ -34,10 +34,10 @@ WRITTEN = {
 }
 
 MISTAKES = {
-    '': "decoder is '', which does not read",
-    'mc_sjd(': 'does not read',
-    'a b': 'does not read',
-    'a(b=\0)': 'does not read',
+    '': "decoder is '', which is not of a form",
+    'mc_sjd(': 'is not of a form',
+    'a b': 'is not of a form',
+    'a(b=\0)': 'is not of a form',
     'a(1)': "'1' has no name",
     'a(*b)': r"'\*b' has no name",
     '3': "'3' must be a name",
@@ -58,7 +58,7 @@ MISTAKES = {
     'a(b=1e999)': 'must be finite',
     f'a(b={2**63})': 'below 2',
     '-' * 900 + 'a': 'must be a name',
-    'a(b=' + 'c(' * 300 + ')' * 301: 'does not read',
+    'a(b=' + 'c(' * 300 + ')' * 301: 'is not of a form',
     'a' * 1001: 'at most 1000 characters',
 }
 
@@ -89,7 +89,7 @@ def test_mistakes(text):
 
 
 def test_what_is_no_text():
-  with pytest.raises(ValueError, match='decoder is 3; it must be a text'):
+  with pytest.raises(ValueError, match='decoder is 3; it must be a string'):
     parse(3)
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from cspd_jax.checkpoints import store
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding import published_trees
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.tree import chain
+from cspd_jax.decoding.tree import EAGLE, chain
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle as eagle_models, llamagen
@@ -35,7 +34,7 @@ def test_caches_hold_the_accepted_sequence(name):
   target = llamagen.target(model.config, guided=True)
   network = eagle_models.network(load('demo/eagle').config, llamagen.ends(model.config))
   params = eagle_models.attach(model.params, load('demo/eagle').params)
-  drafter = (eagle(network, published_trees.EAGLE) if name == 'eagle'
+  drafter = (eagle(network, EAGLE) if name == 'eagle'
              else eagle2(network, 30, 6, 4))
   decoder = make_decoder(target, drafter, exact())
   state = jax.jit(lambda: decoder.start(

@@ -60,8 +60,8 @@ def target(**changes):
     (target(score=triple(features=lambda x: x[:, :, :1])), r'features float32\[2, 2, 1, 1\]'),
     (target(score=triple(cache=lambda x: x[1])), 'score of the target returned a cache of struct'),
     (target(score=triple(cache=lambda x: (x[0], x[1][:, 1:]))),
-     r'score of the target returned a cache whose leaf cache\[1\] is int32\[2, 8\]; it must return '
-     r'what it was given, int32\[2, 9\]'),
+     r'score of the target returned a cache whose leaf cache\[1\] is int32\[2, 8\]; it must '
+     r'be int32\[2, 9\], as in its argument'),
     (target(score=triple(cache=lambda x: (x[0], x[1].astype(float)))), r'is float32\[2, 9\]'),
     (target(commit=lambda cache: cache[1]), 'commit of the target returned a cache of structure'),
     (target(commit=lambda cache: (cache[0], cache[1].astype(jnp.int8))),

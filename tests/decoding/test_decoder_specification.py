@@ -196,7 +196,7 @@ def test_a_drafter_and_a_decoder_are_an_entry_each():
     assert 'brief' in lists.functions()
     with pytest.raises(ValueError, match="brief has no parameter 'window'; it has length"):
       build('brief(window=3)')
-    with pytest.raises(ValueError, match="there is no 'falcon'"):
+    with pytest.raises(ValueError, match="'falcon' is not registered"):
       specification.named('falcon+match', 'no such drafter')
     with pytest.raises(ValueError, match="wrong has no parameter 'window'; it has length"):
       @specification.named('short+match', 'a parameter that the drafter lacks')
@@ -226,7 +226,7 @@ def test_every_drafter_goes_with_match(name):
       decoder, MODEL.params, jnp.arange(2), jax.random.key(0), WARP, PARAMS[needs]).tokens
   assert tokens.shape == (2, 6) and specification.guarantee(decoder) == 'seed-exact'
   if needs:
-    with pytest.raises(ValueError, match=f"there is none; give drafts.'{needs}'"):
+    with pytest.raises(ValueError, match=f"which is missing; pass drafts.'{needs}'"):
       specification.build(spec, T)
 
 
@@ -281,9 +281,9 @@ def test_expansion(spec, expanded):
     ('mc_sjd+cool', 16, 'mc_sjd(window=16)+cool'),
 ])
 def test_completion(spec, window, completed):
-  found = specification.complete(spec, window=window, length=4)
-  assert str(found) == completed
-  assert specification.complete(found, window=9, length=9) == found
+  result = specification.complete(spec, window=window, length=4)
+  assert str(result) == completed
+  assert specification.complete(result, window=9, length=9) == result
   if not spec.endswith('kseq'):
     assert str(specification.complete(spec)) == spec
 
@@ -305,14 +305,14 @@ def test_heads_limit_the_chain():
 
 
 def test_number_of_neighbours():
-  supply = specification.VERIFIERS['lantern'].from_codebook
+  arguments = specification.VERIFIERS['lantern'].codebook_arguments
   codebook = np.random.default_rng(0).standard_normal((64, 2))
-  assert supply(codebook, {})['k'] == 4 and supply(codebook, {})['table'].shape == (64, 4)
-  assert supply(codebook, {'k': 7})['table'].shape == (64, 7)
-  assert supply(CODEBOOK, {})['k'] == 1
-  wide = supply(codebook, {'k': 7, 'residual': 'released_lumina'})
+  assert arguments(codebook, {})['k'] == 4 and arguments(codebook, {})['table'].shape == (64, 4)
+  assert arguments(codebook, {'k': 7})['table'].shape == (64, 7)
+  assert arguments(CODEBOOK, {})['k'] == 1
+  wide = arguments(codebook, {'k': 7, 'residual': 'released_lumina'})
   assert (wide['k'], wide['table'].shape) == (7, (64, 8))
-  assert specification.VERIFIERS['lantern_pp'].from_codebook(codebook, {})['k'] == 10
+  assert specification.VERIFIERS['lantern_pp'].codebook_arguments(codebook, {})['k'] == 10
 
 
 def test_usage():
@@ -323,11 +323,11 @@ def test_usage():
 
 
 @pytest.mark.parametrize('spec,message', [
-    ('falcon', "there is no 'falcon'; it must be one of vanilla, .*, or a drafter, one of anc"),
-    ('exact', "there is no 'exact'"),
-    ('exact+exact', "there is no 'exact'"),
-    ('jacobi+falcon', "there is no verifier 'falcon'; it must be one of exact, match"),
-    ('jacobi+sjd', "there is no verifier 'sjd'"),
+    ('falcon', "'falcon' is not registered; it must be one of vanilla, .*, or a drafter, one of"),
+    ('exact', "'exact' is not registered"),
+    ('exact+exact', "'exact' is not registered"),
+    ('jacobi+falcon', "no verifier is called 'falcon'; it must be one of exact, match"),
+    ('jacobi+sjd', "no verifier is called 'sjd'"),
     ('mc_sjd(windows=3)', "mc_sjd has no parameter 'windows'; it has window, fresh, tree"),
     ('mc_sjd(coupling=redraw)', "mc_sjd has no parameter 'coupling'"),
     ('vanilla(length=3)', "vanilla has no parameter 'length'; it has window"),
@@ -353,10 +353,10 @@ def test_usage():
     ('sjd(window=-1, tree=kary(3, 3))', 'window is -1'),
     ('sjd(window=4, tree=kary(3, 3))', 'num_nodes is 3, but the tree has'),
     ('eagle(tree=auto)', "tree is 'auto'"),
-    ('eagle(tree=chain())', r'chain needs length; give it as chain\(length=...\)'),
+    ('eagle(tree=chain())', r'chain needs length; pass it as chain\(length=...\)'),
     ('eagle(tree=kary(3, x))', "levels is 'x'; it must be a whole number"),
     ('eagle(tree=kary(3, 3, 12, 4))', 'kary has 3 parameters: num_candidates, levels, num_nodes'),
-    ('eagle(tree=kary(3, num_candidates=3))', 'gives num_candidates twice'),
+    ('eagle(tree=kary(3, num_candidates=3))', 'sets num_candidates twice'),
     ('eagle(tree=kary(3, depth=3))', "kary has no parameter 'depth'"),
     ('eagle(tree=kary(9999, 9999))', 'more than 16384 nodes'),
     ('eagle(tree=cut(EAGEL, 3))', "tree is 'EAGEL'"),
@@ -377,11 +377,11 @@ def test_mistakes(spec, message):
 
 
 @pytest.mark.parametrize('spec,message', [
-    ('speculative', r"model drafts with a draft model, and there is none; give drafts\['model'\]"),
-    ('eagle', r"drafts with an EAGLE network, and there is none; give drafts\['eagle'\]"),
-    ('corrected', r"drafts with a corrector, and there is none; give drafts\['corrector'\]"),
+    ('speculative', r"model drafts with a draft model, which is missing; pass drafts\['model'\]"),
+    ('eagle', r"drafts with an EAGLE network, which is missing; pass drafts\['eagle'\]"),
+    ('corrected', r"drafts with a corrector, which is missing; pass drafts\['corrector'\]"),
     ('corrected(by=medusa)', "by is 'medusa'; it must be one of corrector, neighbours, eagle, "),
-    ('medusa', r"drafts with Medusa heads, and there is none; give drafts\['medusa'\]"),
+    ('medusa', r"drafts with Medusa heads, which is missing; pass drafts\['medusa'\]"),
     ('sjd(window=4)+lantern', 'codebook is None, but the verifier lets neighbours'),
     ('sjd(window=4)+grouped(group=2, d_threshold=1)', 'codebook is None, but d_threshold'),
 ])

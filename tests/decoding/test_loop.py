@@ -216,9 +216,9 @@ class ErrorsTest(parameterized.TestCase):
   @parameterized.parameters(
       (lambda: build('falcon'), "decoder is 'falcon'"),
       (lambda: specification.build('eagle', MODEL.target),
-       'with an EAGLE network, and there is none'),
+       'with an EAGLE network, which is missing'),
       (lambda: specification.build('speculative', MODEL.target),
-       'a draft model, and there is none'),
+       'a draft model, which is missing'),
       (lambda: build('sjd', window=0), 'window is 0'),
       (lambda: build('sjd', window=7), 'at most 5'),
       (lambda: jacobi(4, 'minimal'), "coupling is 'minimal'"),

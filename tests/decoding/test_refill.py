@@ -173,7 +173,7 @@ def test_an_invalid_image_spoils_no_other_one():
   np.testing.assert_array_equal(found.tokens[found.valid], whole.tokens[found.valid])
 
 
-STATE = refill._replaced
+STATE = refill._replace_slot
 MUTANTS = {
     'cache': lambda old, new: new._replace(cache=old.cache),
     'rng': lambda old, new: new._replace(rng=old.rng),
@@ -192,7 +192,7 @@ def test_what_an_image_leaves_behind_would_be_seen(mutant, monkeypatch):
     return MUTANTS[mutant](old[0], state), warp
 
   want, _ = _batches(decoders.vanilla(MODEL.target), SLOTS)
-  monkeypatch.setattr(refill, '_replaced', replaced)
+  monkeypatch.setattr(refill, '_replace_slot', replaced)
   found, _ = _refilled(refill.program(decoders.vanilla(MODEL.target), SLOTS))
   assert _differences(found, want)
 
@@ -201,7 +201,7 @@ def test_what_an_image_leaves_behind_would_be_seen(mutant, monkeypatch):
     (lambda batch: jnp.zeros(3), r'shape \[3\] for 1 images and \[3\] for 4'),
     pytest.param(lambda batch: jnp.zeros((batch, batch)), r'shape \[1, 1\] for 1 images',
                  marks=pytest.mark.slow),
-    pytest.param(lambda batch: jnp.zeros(5 * batch), r'one axis of size B or 2 B that tells the B',
+    pytest.param(lambda batch: jnp.zeros(5 * batch), r'one axis of size B or 2 B, for B',
                  marks=pytest.mark.slow)])
 def test_a_state_that_does_not_tell_its_rows_apart(leaf, message):
   prefill = MODEL.target.prefill

@@ -166,7 +166,7 @@ def test_guidance_ends_where_it_would_end_in_the_whole_image():
     want = guided(warp, positions)[4:]
     scale = np.where(guided(moved, positions[:8]), moved.guidance_scale, 1)
     np.testing.assert_array_equal(scale, np.where(want, 3, 1), str(interval))
-  with pytest.raises(ValueError, match='guidance_interval is 3 with 4 tokens given'):
+  with pytest.raises(ValueError, match='guidance_interval is 3 with a prefix of 4 tokens'):
     continued.sampling(Warp(guidance_scale=3.0, guidance_interval=3), 4)
 
 
@@ -180,7 +180,7 @@ def _wrong(column, value):
 @pytest.mark.parametrize('column, value', [(0, 20), (0, 12), (3, 5)])
 def test_wrong_tokens_are_refused(column, value):
   decoder = _model('early_fusion').decoder('vanilla', given=8)
-  with pytest.raises(ValueError, match='row 1, hold one that cannot stand where it does'):
+  with pytest.raises(ValueError, match='row 1, hold one that is invalid at its position'):
     decoder.check(continued.Continued(_condition('early_fusion'), _wrong(column, value)))
   with pytest.raises(ValueError, match=r'float32\[2, 8\]; they must be whole numbers'):
     decoder.check(continued.Continued(_condition('early_fusion'), np.zeros((2, 8), np.float32)))
@@ -224,9 +224,9 @@ def test_generate_completes_images():
     (dict(rows=2), 'rows is 2, but no prefix is given'),
     (dict(prefix=np.zeros(12, int), rows=4), 'rows is 4; it must be a whole number from 1 to 3'),
     (dict(prefix=np.zeros(3, int), rows=2), 'rows is 2, but prefix has 3 tokens, 3 in a row'),
-    (dict(prefix=np.zeros(12, int)), 'prefix: 12 tokens are given; they must be whole rows'),
+    (dict(prefix=np.zeros(12, int)), 'prefix: the prefix has 12 tokens; it must have whole rows'),
     (dict(prefix=np.zeros((3, 6), int)), 'prefix has 3 images for 2 prompts'),
-    (dict(prefix=np.full(6, 12)), 'row 0, hold one that cannot stand'),
+    (dict(prefix=np.full(6, 12)), 'row 0, hold one that is invalid'),
     (dict(prefix=np.zeros(6)), r'prefix is float64\[6\]; it must be tokens'),
     (dict(prefix=np.zeros((9, 6, 3), np.uint8)), 'images of 9x6 pixels; model .* makes 8x6'),
     (dict(prefix=np.full((8, 6, 3), 2.0)), r'not all in \[-1, 1\]'),

@@ -41,7 +41,7 @@ DECODES = [
     (dict(key=np.zeros((5, 2), np.uint32)), r'key has shape \(5,\)'),
     (dict(key=np.asarray([1, 2])), r'key is int\d+\[2\]'),
     # Conditions.
-    (dict(labels=[0, 1]), r'condition has leaves .* make an array of a list'),
+    (dict(labels=[0, 1]), r'condition has leaves .* convert lists to arrays'),
     (dict(labels=np.int32(1)), 'condition has leaves'),
     (dict(labels=np.zeros(0, int)), 'at least 1 row'),
     (dict(labels=np.zeros((2, 1), int)), r'shape \(2, 1\).* one integer class label per image'),
@@ -95,12 +95,12 @@ def _careless(target):
 
 @pytest.mark.parametrize('build,message', [
     (lambda: decoders.speculative(MODEL.target, MODEL.target, 999),
-     'drafts of a round are 999 long, but an image has 6 tokens; they may be at most 5'),
+     'tree of drafts has depth 999, but an image has 6 tokens; .* of depth at most 5'),
     (lambda: decoders.eagle(MODEL.target, network(MODEL.target), trees.chain(6)), 'are 6 long'),
     (lambda: decoders.speculative(MODEL.target, MODEL.target, '3'), "length is '3'"),
     (lambda: decoders.mc_sjd(MODEL.target, 4.0), 'window is 4.0; it must be a whole number'),
     (lambda: _needy(eagle(network(MODEL.target), trees.chain(2), 'fixed')),
-     "draws is 'fixed': the drafter records none"),
+     "draws is 'fixed', so it records none"),
     (lambda: _needy(medusa(heads(MODEL.target, 2), trees.chain(2), 'fixed')), 'records none'),
     (traced(make=_careless), "coupling is 'maximal'.*set the verifier's needs_probs"),
     (lambda: cspd_jax.load('demo', dtype='int8'), "dtype is 'int8'; it must be one of floating"),

@@ -77,12 +77,12 @@ def test_tuples_and_none():
 
 @pytest.mark.parametrize('build,message', [
     # Ranks are one digit each: the eleventh child would be the child of a child.
-    (lambda: trees.branching('12'), "entry '12'; give path:number .* from 1 to 10"),
-    (lambda: trees.branching((1, 2)), r'counts is \(1, 2\); it must be a text'),
-    (lambda: trees.branching(12), 'counts is 12; it must be a text'),
+    (lambda: trees.branching('12'), "entry '12'; it must have path:number .* from 1 to 10"),
+    (lambda: trees.branching((1, 2)), r'counts is \(1, 2\); it must be a string'),
+    (lambda: trees.branching(12), 'counts is 12; it must be a string'),
     (lambda: trees.branching('99999999'), 'from 1 to 10'),
     (lambda: trees.branching('1' * 5000), 'from 1 to 10'),
-    (lambda: trees.branching('\u0662'), 'it must be a text, such as'),
+    (lambda: trees.branching('\u0662'), 'it must be a string, such as'),
     (lambda: trees.Tree('12'), "parents is '12'; it must be a tuple"),
     (lambda: trees.Tree((-1, 0.0)), 'of which each is a whole number'),
     (lambda: trees.Tree((-1, False)), 'of which each is a whole number'),

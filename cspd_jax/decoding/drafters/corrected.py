@@ -100,7 +100,7 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
     corrector.check(target)
 
   return Drafter(layout=layout(tree), init=init, propose=propose, update=update,
-                 check=check, keeps_drafts=True)
+                 check=check, reuses_drafts=True)
 
 
 def _read(corrector: Corrector, passes: int, reads: int, env: Env, state: CorrectedState, rng: Any,

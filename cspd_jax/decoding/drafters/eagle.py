@@ -3,14 +3,14 @@
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract, published_trees
+from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Draft, Drafter, Layout
 from cspd_jax.decoding.drafters import network as network_lib, siblings
 from cspd_jax.decoding.drafters.network import Network
-from cspd_jax.decoding.tree import Tree
+from cspd_jax.decoding.tree import EAGLE, Tree
 
 
-def eagle(network: Network, tree: Tree = published_trees.EAGLE,
+def eagle(network: Network, tree: Tree = EAGLE,
           draws: str = 'distinct') -> Drafter:
   """Drafts along a static tree (EAGLE-1, arXiv 2401.15077).
 

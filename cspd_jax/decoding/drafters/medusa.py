@@ -41,7 +41,7 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
 
   Args:
     heads: the heads, trained for the target.
-    tree: topology of the drafts, such as `published_trees.MEDUSA`; not deeper than
+    tree: topology of the drafts, such as `tree.MEDUSA`; not deeper than
       there are heads. A chain by default.
     draws: how siblings are chosen, one of `base.DRAWS`; 'fixed', the most probable
       tokens, is the paper's choice.

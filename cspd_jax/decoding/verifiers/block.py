@@ -51,7 +51,7 @@ def _check(drafter, vocab_size) -> None:
     raise ValueError(
         'block verification needs the distributions the drafts were drawn from, but draws is '
         "'fixed': the drafter records none; use exact().")
-  if drafter.keeps_drafts:
+  if drafter.reuses_drafts:
     raise ValueError(
         'block verification cannot follow a drafter that keeps drafts from round to round: whether '
         'an early draft is accepted depends on later ones, so those that stay no longer follow '

@@ -75,7 +75,7 @@ def rejection(test_for: Callable[[int], NodeTest], exact: bool, **kwargs) -> Ver
     distribution = jnp.where(is_candidate, accept.residual(distribution, drafted), distribution)
     return Verdict(node, jnp.where(kept, token, rng.draw(distribution[None])[0]), tv_bound=tv_bound)
 
-  return Verifier(verify, exact=exact, needs_probs=True, takes_fixed=True, **kwargs)
+  return Verifier(verify, exact=exact, needs_probs=True, verifies_fixed=True, **kwargs)
 
 
 def _accept(rng, test: NodeTest, layout: Layout, tokens, probs, target_probs):

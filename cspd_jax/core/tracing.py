@@ -1,8 +1,8 @@
-"""Modes of JAX that a caller may have chosen for code of their own."""
+"""Helpers for functions that JAX traces: concrete values, and the usual dtype promotion."""
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
@@ -10,8 +10,13 @@ Arguments = ParamSpec('Arguments')
 Result = TypeVar('Result')
 
 
+def is_concrete(*trees: Any) -> bool:
+  """Returns whether every leaf has a concrete value, that is, none is a tracer."""
+  return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
 def usual_promotion(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-  """Runs a function under JAX's usual rules for mixed dtypes and ranks.
+  """Runs a function under JAX's default rules for mixed dtypes and ranks.
 
   `jax_numpy_dtype_promotion='strict'` and `jax_numpy_rank_promotion='raise'` are checks of a
   caller's own code, not of the library's.
