@@ -104,7 +104,7 @@ def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
 
 def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
          start: jax.Array, depth: Any, visible: Any) -> tuple[jax.Array, Cache]:
-  """Calls `step` of a drafting network (`drafters.network.Network`) and checks what it returns."""
+  """Calls a drafting network (`drafters.feature_network.Network.step`) and checks its result."""
   function = 'step of the drafting network'
   found = network.step(params, cache, tokens, features, start, depth, visible)
   if not isinstance(found, tuple) or len(found) != 2:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cspd_jax.decoding.drafters.corrector import Corrector
-from cspd_jax.decoding.drafters.small_model import from_model
-from cspd_jax.decoding.drafters.small_network import from_network
+from cspd_jax.decoding.drafters.model_corrector import from_model
+from cspd_jax.decoding.drafters.network_corrector import from_network
 
 # By the keys of `specification.DRAFTS`. The first layers say the same of both contexts up to what
 # changed, so the whole of the change is carried over.

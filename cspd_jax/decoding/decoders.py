@@ -15,19 +15,19 @@ from cspd_jax.decoding.drafters import (
   Network,
   ancestral,
   corrected as corrected_lib,
+  draft_model,
   dynamic,
   eagle as eagle_lib,
   jacobi as jacobi_lib,
   medusa as medusa_lib,
-  model,
 )
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.specification import (
-    DRAFTERS,
-    VERIFIERS,
-    DrafterEntry,
-    VerifierEntry,
-    named,
+  DRAFTERS,
+  VERIFIERS,
+  DrafterEntry,
+  VerifierEntry,
+  named,
 )
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers import (
@@ -100,7 +100,7 @@ _EAGLE = {'eagle': lambda network: network}
 DRAFTERS.update({
     'ancestral': DrafterEntry(ancestral.ancestral, 'no drafts'),
     'model': DrafterEntry(
-        model.model, 'a chain drawn by a smaller model', {'model': lambda target: target},
+        draft_model.model, 'a chain drawn by a smaller model', {'model': lambda target: target},
         fill=_fill_length),
     'jacobi': DrafterEntry(
         jacobi_lib.jacobi, "a window of the target's own last draws", auto_tree=default_tree,

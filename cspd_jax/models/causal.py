@@ -23,7 +23,7 @@ import numpy as np
 
 from cspd_jax.core.values import is_concrete
 from cspd_jax.decoding import base
-from cspd_jax.decoding.drafters.network import Network
+from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.tree import RuntimeTree, Tree
 from cspd_jax.models import ends as ends_lib, transformer
 from cspd_jax.models.ends import Embed, Ends, Logits

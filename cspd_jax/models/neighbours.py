@@ -17,7 +17,7 @@ import numpy as np
 
 from cspd_jax.core import fields
 from cspd_jax.decoding.drafters.corrector import Corrector, distributions
-from cspd_jax.decoding.drafters.model import check_grid
+from cspd_jax.decoding.drafters.draft_model import check_grid
 
 Params = Any
 # Rows above and columns to the right of the neighbours, the nearest first.
@@ -92,7 +92,7 @@ def logits(params: Params, config: NeighboursConfig, image: jax.Array,
       {'params': params}, jnp.where(is_there, near, config.vocab_size))
 
 
-class _Memory(NamedTuple):
+class _State(NamedTuple):
   """Attributes:
     tokens: `[B, T']` the committed tokens; others behind them.
     nodes: `[B, L]` main chain of the last round behind its root.
@@ -110,10 +110,10 @@ def corrector(config: NeighboursConfig) -> Corrector:
   def init(env, condition, outcome, length):
     del env, condition
     token = outcome.tokens[:, :1]
-    return _Memory(outcome.tokens, jnp.repeat(token, length, axis=1),
+    return _State(outcome.tokens, jnp.repeat(token, length, axis=1),
                    jnp.zeros_like(token[:, 0]))
 
-  def say(env, committed, tokens, first, start):
+  def forward(env, committed, tokens, first, start):
     """Logits of the tokens behind number `start`, where `tokens` begin at number `first`."""
     count = tokens.shape[1]
     image = jnp.pad(committed, ((0, 0), (0, count)))
@@ -122,24 +122,24 @@ def corrector(config: NeighboursConfig) -> Corrector:
     positions = start[:, None] + 1 + jnp.arange(count)
     return logits(env.params, config, image, positions)[None]
 
-  def open_(env, memory, tokens, start):
+  def begin(env, state, tokens, start):
     # One call: the images before and after the last round are so many rows.
     double = lambda old, new: jnp.concatenate([old, new])
-    nodes, count = memory.nodes, tokens.shape[1]
+    nodes, count = state.nodes, tokens.shape[1]
     tokens = jnp.pad(tokens, ((0, 0), (0, nodes.shape[1] - count)))
-    both = say(
-        env, double(memory.tokens, memory.tokens), double(nodes, tokens),
-        double(memory.first, start) + 1, double(memory.first + 1, start))
-    old, said = jnp.split(both, 2, axis=1)
-    return said[:, :, :count], old, memory.first, memory
+    both = forward(
+        env, double(state.tokens, state.tokens), double(nodes, tokens),
+        double(state.first, start) + 1, double(state.first + 1, start))
+    old, prediction = jnp.split(both, 2, axis=1)
+    return prediction[:, :, :count], old, state.first, state
 
-  def read(env, memory, tokens, start):
-    return say(env, memory.tokens, tokens, start + 1, start), memory
+  def score(env, state, tokens, start):
+    return forward(env, state.tokens, tokens, start + 1, start), state
 
-  def took(env, memory, outcome):
+  def update(env, state, outcome):
     del env
-    return _Memory(outcome.tokens, outcome.nodes[:, 1:memory.nodes.shape[1] + 1],
+    return _State(outcome.tokens, outcome.nodes[:, 1:state.nodes.shape[1] + 1],
                    outcome.root)
 
   return distributions(
-      init, open_, read, took, functools.partial(check_grid, config, 'corrector'))
+      init, begin, score, update, functools.partial(check_grid, config, 'corrector'))

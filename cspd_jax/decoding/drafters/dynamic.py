@@ -6,8 +6,8 @@ import numpy as np
 
 from cspd_jax.decoding import contract, row_random
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout
-from cspd_jax.decoding.drafters import network as network_lib, siblings
-from cspd_jax.decoding.drafters.network import Network
+from cspd_jax.decoding.drafters import feature_network, siblings
+from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.tree import Budget, check_size, runtime_tree
 
 
@@ -35,7 +35,7 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
   def propose(env, state, rng, root, start):
     del root
     batch = start.shape[0]
-    features, cache = network_lib.catch_up(env, network, state, start)
+    features, cache = feature_network.catch_up(env, network, state, start)
     logits = contract.feature_logits(network, env.params, features)
     tokens, scores = _children(env, logits, jnp.zeros((batch, 1)), start, 0, width)
     pool_tokens, pool_scores = [tokens[:, 0]], [scores[:, 0]]
@@ -65,9 +65,9 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
 
   return Drafter(
       Layout(budget, (0,) * (num_nodes + 1), (-1,) * (num_nodes + 1), 'fixed'),
-      init=lambda *args: network_lib.init(network, depth, (depth - 1) * width, *args),
-      propose=propose, update=network_lib.update,
-      check=lambda target: network_lib.check(network, target))
+      init=lambda *args: feature_network.init(network, depth, (depth - 1) * width, *args),
+      propose=propose, update=feature_network.update,
+      check=lambda target: feature_network.check(network, target))
 
 
 def _check_sizes(num_nodes: int, width: int, depth: int) -> None:

@@ -5,8 +5,8 @@ import numpy as np
 
 from cspd_jax.decoding import contract, published_trees
 from cspd_jax.decoding.base import Draft, Drafter, Layout
-from cspd_jax.decoding.drafters import network as network_lib, siblings
-from cspd_jax.decoding.drafters.network import Network
+from cspd_jax.decoding.drafters import feature_network, siblings
+from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.tree import Tree
 
 
@@ -41,7 +41,7 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
 
   def propose(env, state, rng, root, start):
     del root  # It is the last of the state's tokens.
-    features, cache = network_lib.catch_up(env, network, state, start)
+    features, cache = feature_network.catch_up(env, network, state, start)
     tokens, probs = [], []
     for depth, nodes in enumerate(levels):
       places = jnp.broadcast_to(start[:, None] + 1 + depth, (start.shape[0], len(nodes)))
@@ -66,6 +66,6 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
 
   return Drafter(
       Layout(tree, probs_rows, (-1,) * (tree.num_nodes + 1), draws),
-      init=lambda *args: network_lib.init(network, tree.max_depth, len(inner), *args),
-      propose=propose, update=network_lib.update,
-      check=lambda target: network_lib.check(network, target))
+      init=lambda *args: feature_network.init(network, tree.max_depth, len(inner), *args),
+      propose=propose, update=feature_network.update,
+      check=lambda target: feature_network.check(network, target))
