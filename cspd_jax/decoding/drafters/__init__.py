@@ -1,6 +1,6 @@
-"""Drafters: where drafts come from, each in the module of its name.
+"""Drafters propose the tokens that the target scores; each has its own module.
 
-Here are what some of them are made from: heads, networks and cheap models.
+This package exports the parts that some of them are built from: heads, networks and correctors.
 """
 
 from cspd_jax.decoding.drafters.corrector import Corrector
