@@ -104,10 +104,10 @@ def _noise_of_pairs(self, positions, vocab_size):
   return _original_noise(self, positions // 2, vocab_size)
 
 
-def _late_bonus(rejection_rule, node, layout, tokens, probs, target_probs):
+def _late_bonus(test, node, layout, tokens, probs, target_probs):
   """The bonus token comes from the distribution one node too early."""
   is_leaf = jnp.asarray(layout.tree.children[:, 0] < 0)[node]
-  right = _original_stop_distribution(rejection_rule, node, layout, tokens, probs, target_probs)
+  right = _original_stop_distribution(test, node, layout, tokens, probs, target_probs)
   return jnp.where(is_leaf, target_probs[jnp.maximum(node - 1, 0)], right)
 
 
@@ -170,6 +170,6 @@ MUTANTS = {
     'softmax recorded for tokens taken without chance': Mutant(
         _patch(siblings, 'choose', _softmax_recorded), _eagle('distinct'), greedy=True),
     'chosen token not removed from the distribution': Mutant(
-        _patch(node_tests, '_refuse', lambda rule, layout, p, q, token, depth: (p, q)),
+        _patch(node_tests, '_reject', lambda test, layout, p, q, token, depth: (p, q)),
         _eagle('fixed')),
 }

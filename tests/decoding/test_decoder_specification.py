@@ -382,7 +382,7 @@ def test_mistakes(spec, message):
     ('corrected', r"drafts with a corrector, and there is none; give drafts\['corrector'\]"),
     ('corrected(by=medusa)', "by is 'medusa'; it must be one of corrector, neighbours, eagle, "),
     ('medusa', r"drafts with Medusa heads, and there is none; give drafts\['medusa'\]"),
-    ('sjd(window=4)+lantern', 'codebook is None, but the verifier lets neighbours'),
+    ('sjd(window=4)+lantern', 'codebook is None, but the verifier accepts neighbours'),
     ('sjd(window=4)+grouped(group=2, d_threshold=1)', 'codebook is None, but d_threshold'),
 ])
 def test_missing_resources(spec, message):
