@@ -98,7 +98,7 @@ class Corrector(NamedTuple):
 
 
 class BeginLogits(Protocol):
-  """`Corrector.begin` without estimates, as logits; see `distributions`."""
+  """Scores both windows without estimates and returns logits; see `distributions`."""
 
   def __call__(self, env: Env, state: State, tokens: jax.Array, start: jax.Array,
                /) -> tuple[jax.Array, jax.Array, jax.Array, State]:
@@ -106,7 +106,7 @@ class BeginLogits(Protocol):
 
 
 class ScoreLogits(Protocol):
-  """`Corrector.score` without estimates, as logits; see `distributions`."""
+  """Scores the new window without estimates and returns logits; see `distributions`."""
 
   def __call__(self, env: Env, state: State, tokens: jax.Array, start: jax.Array,
                /) -> tuple[jax.Array, State]:

@@ -15,10 +15,9 @@ def eagle(network: Network, tree: Tree = published_trees.EAGLE,
           draws: str = 'distinct') -> Drafter:
   """Drafts along a static tree (EAGLE-1, arXiv 2401.15077).
 
-  Call the decoder with the network's parameters as `draft_params`.
-
   Args:
-    network: the drafting network, trained for the target.
+    network: the drafting network, trained for the target; its parameters are the decoder's
+      `draft_params`.
     tree: topology of the drafts; that of EAGLE-1 by default.
     draws: how siblings are selected, one of `base.DRAWS`: 'distinct' draws them without
       replacement, as EAGLE-1 does; 'iid' draws them independently; 'fixed' selects the most

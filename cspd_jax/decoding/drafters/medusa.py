@@ -1,5 +1,6 @@
 """Medusa: drafting heads on the target's last feature (arXiv 2401.10774)."""
 
+import functools
 from typing import NamedTuple, Protocol
 
 import jax
@@ -64,7 +65,7 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
   siblings.check_draws(draws)
   if tree is not None and length is not None:
     raise ValueError(
-        f'length is {length}, the length of a chain, but a tree is given; pass one of them.')
+        f'length is {length}, the length of a chain, but a tree is given; pass only one of them.')
   if tree is None:
     tree = chain(heads.num_heads if length is None else min(length, heads.num_heads))
   if not 1 <= tree.max_depth <= heads.num_heads:
@@ -96,12 +97,14 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
     node = outcome.verdict.node[None, :, None, None]
     return rng, jnp.take_along_axis(outcome.features, node, axis=2)[:, :, 0]
 
-  def check(target: Target) -> None:
-    if heads.vocab_size != target.vocab_size:
-      raise ValueError(
-          f'vocab_size of the heads is {heads.vocab_size}, of the target {target.vocab_size}; '
-          'they must be equal.')
-
   return Drafter(
       Layout(tree, (0,) + tuple(int(d) - 1 for d in depth), (-1,) * (tree.num_nodes + 1), draws),
-      init=init, propose=propose, update=update, check=check)
+      init=init, propose=propose, update=update, check=functools.partial(_check, heads))
+
+
+def _check(heads: Heads, target: Target) -> None:
+  """Raises ValueError unless the heads have the target's vocabulary."""
+  if heads.vocab_size != target.vocab_size:
+    raise ValueError(
+        f'vocab_size of the heads is {heads.vocab_size}, of the target {target.vocab_size}; '
+        'they must be equal.')

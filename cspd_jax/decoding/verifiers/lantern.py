@@ -35,8 +35,8 @@ from cspd_jax.decoding.verifiers import walk
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 RESIDUALS = ('gstar', 'paper', 'released_llamagen', 'released_lumina', 'released_dynamic')
-# Whether neighbours are in `A`: `(own [..., 1], moved [..., k]) -> bool [..., k]`, where `own` is
-# `p(x)` and `moved` is the mass of the neighbours up to each of them.
+# Whether neighbours are in `A`: `(p_token [..., 1], moved [..., k]) -> bool [..., k]`, where
+# `p_token` is `p(x)` and `moved` is the mass of the neighbours up to each of them.
 Within = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -72,7 +72,7 @@ def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metr
         f'delta is {delta}; with metric {metric!r} it must be at least 0 (exact) and below '
         f'{largest:.3g}, which would admit every neighbour.')
   return _neighbour_verifier(
-      table, k, lambda own, moved: distance(own, moved) <= delta, residual, greedy)
+      table, k, lambda p_token, moved: distance(p_token, moved) <= delta, residual, greedy)
 
 
 def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
@@ -95,22 +95,22 @@ def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
   if not 1 <= lam < np.inf:
     raise ValueError(f'lam is {lam}; it must be at least 1 (1 is exact) and finite.')
   return _neighbour_verifier(
-      table, k, lambda own, moved: moved <= (lam - 1) * own, residual, greedy)
+      table, k, lambda p_token, moved: moved <= (lam - 1) * p_token, residual, greedy)
 
 
-def _divergence(own: jax.Array, moved: jax.Array) -> jax.Array:
-  """Jensen-Shannon divergence when mass `moved` goes to a token that has mass `own`.
+def _divergence(p_token: jax.Array, moved: jax.Array) -> jax.Array:
+  """Jensen-Shannon divergence when mass `moved` goes to a token that has mass `p_token`.
 
   Only that token and the tokens that lose their mass contribute, and of the latter only their sum
   matters: each of them halves in the mixture.
   """
-  joined, middle = own + moved, own + moved / 2
+  joined, middle = p_token + moved, p_token + moved / 2
   term = lambda mass: jax.scipy.special.xlogy(mass, mass / jnp.where(middle > 0, middle, 1))
-  return 0.5 * (moved * np.log(2) + term(own) + term(joined))
+  return 0.5 * (moved * np.log(2) + term(p_token) + term(joined))
 
 
-# The distance `(own, moved) -> [...]`, increasing in `moved`, and its supremum.
-_METRICS = {'tvd': (lambda own, moved: moved, 1.0), 'jsd': (_divergence, float(np.log(2)))}
+# The distance `(p_token, moved) -> [...]`, increasing in `moved`, and its supremum.
+_METRICS = {'tvd': (lambda p_token, moved: moved, 1.0), 'jsd': (_divergence, float(np.log(2)))}
 
 
 def _neighbour_verifier(table: np.ndarray, k: int | None, within: Within, residual: str,
@@ -146,9 +146,9 @@ class _NeighbourTest:
     """The neighbours `[..., k]`, which of them are in `A`, and `p(x) + p(A)` `[...]`."""
     near = jnp.asarray(self.table[:, :self.k])[token]
     moved = jnp.cumsum(jnp.take_along_axis(p, near, axis=-1), axis=-1)
-    own = accept.take(p, token)
-    is_member = self.within(own[..., None], moved)
-    return near, is_member, own + jnp.max(jnp.where(is_member, moved, 0), axis=-1)
+    p_token = accept.take(p, token)
+    is_member = self.within(p_token[..., None], moved)
+    return near, is_member, p_token + jnp.max(jnp.where(is_member, moved, 0), axis=-1)
 
   def mass(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
     del q, depth
