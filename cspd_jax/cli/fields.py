@@ -115,7 +115,8 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[
 def _read_all(texts: Sequence[str], kind: Any) -> Any:
   """The value of a flag that may be repeated."""
   values, options = [read(text, kind) for text in texts], typing.get_args(kind)
-  one_or_several = any(tuple[option, ...] in options for option in (int, str) if option in options)
+  one_or_several = any(typing.get_args(option) == (other, Ellipsis)
+                       for option in options for other in options)
   if len(values) == 1 or values[-1] is None or not one_or_several:
     return values[-1]
   return tuple(part for value in values if value is not None

@@ -14,7 +14,7 @@ import numpy as np
 
 from cspd_jax.core.tracing import is_concrete
 from cspd_jax.decoding import base
-from cspd_jax.decoding.drafters.network import Network
+from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
 

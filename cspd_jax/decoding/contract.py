@@ -107,7 +107,7 @@ def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
 
 def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
          start: jax.Array, depth: Any, visible: Any) -> tuple[jax.Array, Cache]:
-  """Calls `step` of a drafting network (`drafters.network.Network`) and checks the result."""
+  """Calls `step` of a drafting network (`feature_network.Network`) and checks the result."""
   function = 'step of the drafting network'
   result = network.step(params, cache, tokens, features, start, depth, visible)
   if not isinstance(result, tuple) or len(result) != 2:

@@ -17,21 +17,21 @@ from cspd_jax.decoding.drafters import (
   Network,
   ancestral,
   corrected as corrected_lib,
+  draft_model,
   dynamic,
   eagle as eagle_lib,
   from_model,
   from_network,
   jacobi as jacobi_lib,
   medusa as medusa_lib,
-  model,
 )
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.specification import (
-    DRAFTERS,
-    VERIFIERS,
-    DrafterEntry,
-    VerifierEntry,
-    named,
+  DRAFTERS,
+  VERIFIERS,
+  DrafterEntry,
+  VerifierEntry,
+  named,
 )
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers import (
@@ -113,7 +113,7 @@ CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
 DRAFTERS.update({
     'ancestral': DrafterEntry(ancestral.ancestral, 'no drafts'),
     'model': DrafterEntry(
-        model.model, 'a chain drawn by a smaller model', {'model': _as_is},
+        draft_model.model, 'a chain drawn by a smaller model', {'model': _as_is},
         default_sizes=_chain_length),
     'jacobi': DrafterEntry(
         jacobi_lib.jacobi, "a window of the target's draws of the last round",

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import base
-from cspd_jax.decoding.drafters.network import Network
+from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.tree import RuntimeTree, Tree
 from cspd_jax.models import ends as ends_lib, transformer
 from cspd_jax.models.conditions import Prompt

@@ -23,7 +23,7 @@ import numpy as np
 
 from cspd_jax.core import fields
 from cspd_jax.decoding import base
-from cspd_jax.decoding.drafters.network import Network
+from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.models import causal, conditions, transformer
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Ends

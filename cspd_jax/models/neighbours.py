@@ -18,7 +18,7 @@ import numpy as np
 from cspd_jax.core import fields
 from cspd_jax.decoding.base import Env, Outcome
 from cspd_jax.decoding.drafters.corrector import Corrector, distributions
-from cspd_jax.decoding.drafters.model import check_grid
+from cspd_jax.decoding.drafters.draft_model import check_grid
 
 Params = Any
 # Nearby tokens, the nearest first: rows above and columns to the right of the predicted token.
@@ -93,7 +93,7 @@ def logits(params: Params, config: NeighboursConfig, image: jax.Array,
       {'params': params}, jnp.where(in_image, nearby, config.vocab_size))
 
 
-class _Memory(NamedTuple):
+class _State(NamedTuple):
   """State of the corrector between rounds.
 
   Attributes:
@@ -110,10 +110,10 @@ class _Memory(NamedTuple):
 def corrector(config: NeighboursConfig) -> Corrector:
   """Returns the network as a corrector; its parameters are the `draft_params`."""
 
-  def init(env: Env, condition: Any, outcome: Outcome, length: int) -> _Memory:
+  def init(env: Env, condition: Any, outcome: Outcome, length: int) -> _State:
     del env, condition
     token = outcome.tokens[:, :1]
-    return _Memory(outcome.tokens, jnp.repeat(token, length, axis=1),
+    return _State(outcome.tokens, jnp.repeat(token, length, axis=1),
                    jnp.zeros_like(token[:, 0]))
 
   def predict(env: Env, committed: jax.Array, tokens: jax.Array, first: jax.Array,
@@ -126,26 +126,26 @@ def corrector(config: NeighboursConfig) -> Corrector:
     positions = start[:, None] + 1 + jnp.arange(count)
     return logits(env.params, config, image, positions)[None]
 
-  def open_(env: Env, memory: _Memory, tokens: jax.Array, start: jax.Array
-            ) -> tuple[jax.Array, jax.Array, jax.Array, _Memory]:
+  def begin(env: Env, state: _State, tokens: jax.Array, start: jax.Array
+            ) -> tuple[jax.Array, jax.Array, jax.Array, _State]:
     # One call: the images before and after the last round are concatenated along the batch.
     both = lambda old, new: jnp.concatenate([old, new])
-    nodes, count = memory.nodes, tokens.shape[1]
+    nodes, count = state.nodes, tokens.shape[1]
     tokens = jnp.pad(tokens, ((0, 0), (0, nodes.shape[1] - count)))
     predicted = predict(
-        env, both(memory.tokens, memory.tokens), both(nodes, tokens),
-        both(memory.first, start) + 1, both(memory.first + 1, start))
+        env, both(state.tokens, state.tokens), both(nodes, tokens),
+        both(state.first, start) + 1, both(state.first + 1, start))
     old, new = jnp.split(predicted, 2, axis=1)
-    return new[:, :, :count], old, memory.first, memory
+    return new[:, :, :count], old, state.first, state
 
-  def read(env: Env, memory: _Memory, tokens: jax.Array, start: jax.Array
-           ) -> tuple[jax.Array, _Memory]:
-    return predict(env, memory.tokens, tokens, start + 1, start), memory
+  def score(env: Env, state: _State, tokens: jax.Array, start: jax.Array
+           ) -> tuple[jax.Array, _State]:
+    return predict(env, state.tokens, tokens, start + 1, start), state
 
-  def update(env: Env, memory: _Memory, outcome: Outcome) -> _Memory:
+  def update(env: Env, state: _State, outcome: Outcome) -> _State:
     del env
-    return _Memory(outcome.tokens, outcome.nodes[:, 1:memory.nodes.shape[1] + 1],
+    return _State(outcome.tokens, outcome.nodes[:, 1:state.nodes.shape[1] + 1],
                    outcome.root)
 
   return distributions(
-      init, open_, read, update, functools.partial(check_grid, config, 'corrector'))
+      init, begin, score, update, functools.partial(check_grid, config, 'corrector'))

@@ -1,4 +1,4 @@
-"""Tools that show a model to be a target and a decoder to be exact, for ours and for yours."""
+"""Checks that a model is a valid target and that a decoder is exact, for library and user code."""
 
 from cspd_jax.testing.exactness import check_decoder, check_sampler, class_probs
 from cspd_jax.testing.target_checks import check_target

@@ -1,13 +1,12 @@
-"""Models of continuous tokens whose distributions are known: exact heads for Gaussian mixtures.
+"""Models of continuous tokens with analytic distributions: exact heads for Gaussian mixtures.
 
-If a clean token is a mixture of Gaussians, so is every noisy state, and the best
-prediction of the noise is a formula. The transformer of such a model only has to name
-the mixture of every position; `z` is its parameters, packed. Draft models are the same
-model with other parameters.
+If a clean token is a mixture of Gaussians, so is every noisy state, and the best prediction of the
+noise has a closed form. The transformer of such a model only has to return the mixture of every
+position; `z` is its parameters, packed. Draft models are the same model with other parameters.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +37,7 @@ class Analytic(NamedTuple):
   Attributes:
     target: the model; its condition is one class per row, `[B]`.
     params: its parameters.
-    schedule: the levels it is exact for.
+    schedule: the levels for which the head is exact.
   """
 
   target: Target
@@ -51,17 +50,17 @@ class ContextParams(NamedTuple):
 
   Attributes:
     classes: `[num_classes + 1, E]` the last row is the null class.
-    places: `[T, E]`.
-    read: `[C, E]` how the visible tokens enter.
+    positions: `[T, E]`.
+    tokens: `[C, E]` maps the mean of the visible tokens to a context.
     log_weights: `[E, K]`.
     means: `[K, C]`.
-    shifts: `[E, K, C]` how the context moves the means.
+    shifts: `[E, K, C]` maps a context to shifts of the means.
     stds: `[K]`.
   """
 
   classes: jax.Array
-  places: jax.Array
-  read: jax.Array
+  positions: jax.Array
+  tokens: jax.Array
   log_weights: jax.Array
   means: jax.Array
   shifts: jax.Array
@@ -86,7 +85,7 @@ class VarianceParams(NamedTuple):
   Attributes:
     mean: `[]` mean of every token.
     offset: `[]` of `v`.
-    slope: `[]` how `v` varies with the state.
+    slope: `[]` of `v`, by the state.
   """
 
   mean: jax.Array
@@ -110,10 +109,10 @@ def unpack(z: jax.Array, token_dim: int) -> Mixture:
 def exact_denoise(schedule: Schedule, token_dim: int) -> Callable:
   """The head, `Target.denoise`, of a model whose `z` are packed mixtures.
 
-  `eps` is the expected noise given the state. `v` gives the kernel the variance of the
-  next state given this one, averaged over dimensions; for a single Gaussian the chain
-  then has the token's distribution exactly, whatever the number of levels, up to what the
-  noise-free last kernel takes away (a variance of about 4e-5).
+  `eps` is the expected noise given the state. `v` sets the variance of the kernel to that of the
+  next state given this one, averaged over dimensions. For a single Gaussian the chain then has the
+  token's distribution exactly for any number of levels, except for the variance of about 4e-5 that
+  is lost because the last kernel adds no noise.
   """
   level_of_step = np.full(schedule_lib.NUM_STEPS, -1)
   level_of_step[schedule.steps] = np.arange(schedule.num_levels)
@@ -137,7 +136,7 @@ def exact_denoise(schedule: Schedule, token_dim: int) -> Callable:
     spread = (noise / keep)[..., None] * jnp.square(eps_of - eps[:, None])
     inner = (variance * noise / total)[..., None]
     token_variance = jnp.mean(jnp.sum(share * (inner + spread), axis=1), axis=-1, keepdims=True)
-    # Of the kernel, over the least one. At level 0 there is no other variance than the token's.
+    # Variance of the kernel relative to the minimum; at level 0 it is the token's only.
     over_least = token_variance * jnp.square(weight) * jnp.exp(-log_least)
     log_variance = jnp.where(level[:, None] > 0, jnp.log1p(over_least), jnp.log(over_least))
     v = 2 * log_variance / span - 1
@@ -155,8 +154,8 @@ def mixtures(key: jax.Array, num_tokens: int = 4, token_dim: int = 16, *,
     key: draws the parameters.
     num_tokens: `T`.
     token_dim: `C`.
-    schedule: the levels; 100 by default.
-    guided: whether there is a null stream.
+    schedule: the noise levels; 100 of them by default.
+    guided: whether the model has a null stream.
     num_classes: number of classes.
     components: `K`.
     context_dim: length of a context vector.
@@ -166,20 +165,20 @@ def mixtures(key: jax.Array, num_tokens: int = 4, token_dim: int = 16, *,
   normal = lambda key, scale, *shape: scale * jax.random.normal(key, shape)
   params = ContextParams(
       classes=normal(keys[0], 1.0, num_classes + 1, context_dim),
-      places=normal(keys[1], 1.0, num_tokens, context_dim),
-      read=normal(keys[2], 1.0, token_dim, context_dim),
+      positions=normal(keys[1], 1.0, num_tokens, context_dim),
+      tokens=normal(keys[2], 1.0, token_dim, context_dim),
       log_weights=normal(keys[3], 0.3, context_dim, components),
       means=normal(keys[4], 0.9, components, token_dim),
       shifts=normal(keys[5], 0.1, context_dim, components, token_dim),
       stds=jnp.linspace(0.12, 0.32, components))
 
   def transform(params, condition, tokens, visible):
-    shown = jnp.where(visible[..., None], tokens, 0)
-    mean = shown.sum(axis=1) / jnp.maximum(visible.sum(axis=1), 1)[:, None]
+    visible_tokens = jnp.where(visible[..., None], tokens, 0)
+    mean = visible_tokens.sum(axis=1) / jnp.maximum(visible.sum(axis=1), 1)[:, None]
     null = jnp.full_like(condition, num_classes)
     labels = jnp.stack([condition, null] if guided else [condition])
     context = jnp.tanh(
-        params.classes[labels][:, :, None] + params.places + (mean @ params.read)[:, None])
+        params.classes[labels][:, :, None] + params.positions + (mean @ params.tokens)[:, None])
     return pack(Mixture(
         context @ params.log_weights,
         params.means + jnp.einsum('sbte,ekc->sbtkc', context, params.shifts),
@@ -193,20 +192,20 @@ def mixtures(key: jax.Array, num_tokens: int = 4, token_dim: int = 16, *,
 def gaussian_chain(num_tokens: int = 16, correlation: float = 0.9, *,
                    schedule: Schedule | None = None,
                    means: tuple[float, ...] = (0.0,)) -> Analytic:
-  """Tokens of one number each, jointly normal with `correlation**|i - j|` and variance 1.
+  """Scalar tokens, jointly normal with correlation `correlation**|i - j|` and variance 1.
 
-  In every order, one token per step, the sampled distribution is this one.
+  Sampling one token per step, in any order, yields exactly this distribution.
 
   Args:
     num_tokens: `T`.
     correlation: of neighbours in raster order.
-    schedule: the levels; 100 by default.
+    schedule: the noise levels; 100 of them by default.
     means: mean of the tokens for every class.
   """
   schedule = schedule_lib.make() if schedule is None else schedule
 
   def neighbour(visible, tokens):
-    """The nearest visible token before each position and its distance, `[B, T]` each."""
+    """The nearest visible token before each position, and its distance; `[B, T]` each."""
     index = jnp.where(visible, jnp.arange(num_tokens), -1)
     nearest = jnp.pad(jax.lax.cummax(index, axis=1), [(0, 0), (1, 0)], constant_values=-1)[:, :-1]
     value = jnp.take_along_axis(tokens, jnp.maximum(nearest, 0), axis=1)
@@ -233,17 +232,17 @@ def gaussian_chain(num_tokens: int = 16, correlation: float = 0.9, *,
 
 def variance_chain(num_tokens: int = 1, num_levels: int = 6, mean: float = 0.0,
                    offset: float = 0.0, slope: float = 1.0) -> Analytic:
-  """Independent tokens of one number from a chain with wide, learned standard deviations.
+  """Independent scalar tokens from a chain with wide, learned standard deviations.
 
-  All kernels, the last one too, have standard deviations from 0.2 to 0.4 that depend on the
-  state through `v = offset + slope tanh(x)`: where rules for learned variances differ.
+  All kernels, including the last one, have standard deviations from 0.2 to 0.4 that depend on the
+  state through `v = offset + slope tanh(x)`. On this model, treatments of learned variances differ.
 
   Args:
     num_tokens: `T`.
-    num_levels: kernels.
-    mean: of the clean token.
-    offset: of `v`; 0 is the middle.
-    slope: of `v`; 0 makes the standard deviations constant.
+    num_levels: number of kernels.
+    mean: mean of the clean token.
+    offset: of `v`; 0 is the middle of the range.
+    slope: of `v`; with 0 the standard deviations are constant.
   """
   schedule = schedule_lib.make(num_levels)
   schedule = schedule._replace(min_log_variance=np.full(num_levels, 2 * np.log(0.2)),
@@ -264,8 +263,9 @@ def variance_chain(num_tokens: int = 1, num_levels: int = 6, mean: float = 0.0,
   return Analytic(target, VarianceParams(*map(jnp.float32, (mean, offset, slope))), schedule)
 
 
-def _check_classes(num_classes):
-  def check(condition):
+def _check_classes(num_classes: int) -> Callable[[Any], None]:
+  """A `Target.check_condition` for class labels."""
+  def check(condition: Any) -> None:
     labels = np.asarray(condition)
     if np.any((labels < 0) | (labels >= num_classes)):
       raise ValueError(f'condition is {labels}; classes go from 0 to {num_classes - 1}.')

@@ -1,4 +1,4 @@
-"""A drafter whose distributions are a second table: any tree, any way to draw siblings."""
+"""A drafter whose distributions are a second table: for any tree and any kind of draws."""
 
 import functools
 from typing import NamedTuple
@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import contract, warp as warp_lib
-from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Layout, Target
+from cspd_jax.decoding.base import (
+  DRAWS,
+  Condition,
+  Draft,
+  Drafter,
+  Env,
+  Layout,
+  Outcome,
+  Rng,
+  RngState,
+  Target,
+)
 from cspd_jax.decoding.row_random import winners
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.testing.tabular import Tabular
@@ -25,7 +36,7 @@ class TabularState(NamedTuple):
 
 
 def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Drafter:
-  """Drafts from the table `other`, level by level, anew in every round.
+  """Drafts from the table `other`, level by level, without drafts of earlier rounds.
 
   The distribution of a node depends on the whole path to it. Call the decoder with
   `draft_params=other.params`, or another table of that shape.
@@ -33,24 +44,26 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
   Args:
     other: a model over the target's vocabulary and length.
     tree: topology of the drafts.
-    draws: how siblings are drawn, one of `base.DRAWS`. 'fixed' takes the most probable
-      tokens and records no distributions.
+    draws: how siblings are selected, one of `base.DRAWS`. 'fixed' selects the most probable tokens
+      and records no distributions.
 
   Raises:
-    ValueError: for an unknown `draws`.
+    ValueError: if `draws` is not one of these.
   """
   if draws not in DRAWS:
     raise ValueError(f'draws is {draws!r}; it must be one of {", ".join(DRAWS)}.')
   inner = np.flatnonzero(tree.children[:, 0] > 0)
   probs_rows = (0,) + tuple(int(row) for row in np.searchsorted(inner, tree.parents[1:]))
 
-  def init(env, condition, rng, outcome):
+  def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
+           ) -> tuple[RngState, TabularState]:
     del env
-    # Room for the nodes that a score writes past the last token.
-    room = jnp.pad(outcome.tokens, ((0, 0), (0, tree.num_nodes)))
-    return rng, TabularState(condition, room)
+    # Padded for the nodes that `score` writes past the last token.
+    padded = jnp.pad(outcome.tokens, ((0, 0), (0, tree.num_nodes)))
+    return rng, TabularState(condition, padded)
 
-  def propose(env, state, rng, root, start):
+  def propose(env: Env, state: TabularState, rng: RngState, root: jax.Array, start: jax.Array
+              ) -> tuple[RngState, TabularState, Draft]:
     nodes = jnp.zeros((root.shape[0], tree.num_nodes + 1), jnp.int32).at[:, 0].set(root)
     positions = start[:, None] + 1 + tree.depth
     forced = contract.forced_tokens(env.target, positions)
@@ -68,15 +81,16 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
         nodes = nodes.at[:, children].set(tokens)
     recorded = None
     if env.needs_probs and draws != 'fixed':
-      # A node's distribution depends on its ancestors only: the last pass has those of all.
-      recorded = probs[:, inner] if inner.size else jnp.zeros(
+      # A node's distribution depends on its ancestors only, so the last pass contains all of them.
+      recorded = probs[:, inner] if probs is not None else jnp.zeros(
           (root.shape[0], 0, other.vocab_size), env.params.dtype)
     return rng, state, Draft(nodes[:, 1:], recorded)
 
-  def update(env, state, rng, outcome):
+  def update(env: Env, state: TabularState, rng: RngState, outcome: Outcome
+             ) -> tuple[RngState, TabularState]:
     del env
-    known = outcome.tokens.shape[1]
-    return rng, state._replace(tokens=state.tokens.at[:, :known].set(outcome.tokens))
+    size = outcome.tokens.shape[1]
+    return rng, state._replace(tokens=state.tokens.at[:, :size].set(outcome.tokens))
 
   return Drafter(
       layout=Layout(tree, probs_rows, (-1,) * (tree.num_nodes + 1), draws),
@@ -84,15 +98,15 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
 
 
 def _check_sizes(other: Tabular, target: Target) -> None:
-  """Raises ValueError unless both models have one vocabulary and one length."""
+  """Raises ValueError unless both models have the same vocabulary and length."""
   if (target.vocab_size, target.num_tokens) != (other.vocab_size, other.length):
     raise ValueError(
         f'other has {other.vocab_size} tokens and length {other.length}, the target '
         f'{target.vocab_size} and {target.num_tokens}; they must be equal.')
 
 
-def siblings(rng, distribution: jax.Array, count: int, draws: str) -> jax.Array:
-  """Draws tokens `[count]` from one distribution `[V]`, in one of the ways in `base.DRAWS`."""
+def siblings(rng: Rng, distribution: jax.Array, count: int, draws: str) -> jax.Array:
+  """Selects tokens `[count]` from one distribution `[V]`; `draws` is one of `base.DRAWS`."""
   if draws == 'fixed':
     return winners(distribution, count)
   if draws == 'iid':

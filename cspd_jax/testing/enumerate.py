@@ -1,9 +1,9 @@
-"""Runs a decoder through every outcome of its randomness, without sampling.
+"""Enumerates every outcome of a decoder's randomness, without sampling.
 
-A decoder asks for randomness in a few ways only (`decoding/row_random.py`). Here
-every such question is answered from a list of digits, one row of the batch per
-list, and the probability of each answer is multiplied up. Summing the rows gives
-the decoder's output distribution exactly, through the very code that runs in production.
+A decoder uses randomness through a few methods only (`decoding/row_random.py`). Here every such
+call is answered from a list of digits, one list per row of the batch, and the probabilities of the
+answers are multiplied. The sum over the rows is the decoder's exact output distribution, computed
+by the same code that runs in production.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import drafters
 from cspd_jax.testing.tabular import Tabular, prefix_number
 
-# For programs that run once: optimising them would take longer than running them.
+# For programs that run once: optimising them would cost more time than running them.
 _UNOPTIMISED = {'xla_backend_optimization_level': 0}
 
 
@@ -37,10 +37,10 @@ class _Answers(NamedTuple):
 
 
 class _Enumerated:
-  """Has the methods of `row_random.RowRandom`; every outcome is one row."""
+  """Replaces `row_random.RowRandom` and has its methods; every outcome is one row."""
 
   def __init__(self, radices: list[int], state: _Answers):
-    self._radices = radices  # Of all questions asked so far, over all rows alike.
+    self._radices = radices  # Number of answers to every call so far, equal for all rows.
     self.state = state
 
   def _digits(self, count: int, radix: int) -> jax.Array:
@@ -51,28 +51,29 @@ class _Enumerated:
   def _weigh(self, probability: jax.Array) -> None:
     self.state = self.state._replace(weight=self.state.weight * jnp.prod(probability))
 
-  def accept(self, p, q):
-    yes = self._digits(p.shape[0], 2) == 1
+  def accept(self, p: jax.Array, q: jax.Array) -> jax.Array:
+    accepted = self._digits(p.shape[0], 2) == 1
     # A test that cannot be reached may be 0 / 0; it fails, as `u q < p` does.
     ratio = jnp.where(p <= 0, 0, jnp.minimum(1, p / jnp.where(q > 0, q, 1)))
     ratio = jnp.where((q <= 0) & (p > 0), 1, ratio)
-    self._weigh(jnp.where(yes, ratio, 1 - ratio))
-    return yes
+    self._weigh(jnp.where(accepted, ratio, 1 - ratio))
+    return accepted
 
-  def integers(self, count, bound):
+  def integers(self, count: int, bound: int) -> jax.Array:
     self._weigh(jnp.full((count,), 1 / bound))
     return self._digits(count, bound)
 
-  def draw(self, weights):
+  def draw(self, weights: jax.Array) -> jax.Array:
     return self.draw_distinct(weights, 1)[:, 0]
 
-  def draw_distinct(self, weights, count, greedy=False):
+  def draw_distinct(self, weights: jax.Array, count: int, greedy: jax.typing.ArrayLike = False
+                    ) -> jax.Array:
     tokens, best = [], row_random.winners(weights, count)
     for _ in range(count):
       token = self._digits(weights.shape[0], weights.shape[1])
       mass = weights.sum(axis=-1)
       chosen = jnp.arange(weights.shape[1]) == token[:, None]
-      # Where nothing is left, the one answer is -1.
+      # Where no mass remains, the only answer is -1.
       probability = jnp.where(
           mass > 0, jnp.sum(jnp.where(chosen, weights, 0), axis=-1) / jnp.where(mass > 0, mass, 1),
           token == 0)
@@ -81,24 +82,25 @@ class _Enumerated:
       weights = jnp.where(chosen, 0, weights)
     return jnp.where(greedy, best, jnp.stack(tokens, axis=1))
 
-  def draw_at(self, positions, weights):
+  def draw_at(self, positions: jax.Array, weights: jax.Array) -> jax.Array:
     del positions
     return self.draw(weights)
 
-  def best_at(self, positions, weights, count, greedy=False):
+  def best_at(self, positions: jax.Array, weights: jax.Array, count: int,
+              greedy: jax.typing.ArrayLike = False) -> jax.Array:
     raise ValueError(
-        'Runners-up under one noise cannot be enumerated; compare a seed-exact decoder with '
-        'vanilla, token for token, instead.')
+        'Runners-up under the noise of a position cannot be enumerated; compare a seed-exact '
+        'decoder with vanilla, token for token, instead.')
 
 
 class Rounds(NamedTuple):
-  """What a prefill and some rounds do, in exact figures.
+  """The exact result of a prefill and some rounds.
 
   Attributes:
     distribution: `[V**T]` distribution of the sequence, in the order of `tabular.sequences()`;
-      what is not committed by then is completed with the target's own distributions.
+      tokens not committed by then are completed with the target's own distributions.
     tv_bound: mean of the decoder's bound on total variation.
-    length: mean number of committed tokens, that of the prefill included.
+    length: mean number of committed tokens, including that of the prefill.
   """
 
   distribution: np.ndarray
@@ -114,23 +116,23 @@ def output_distribution(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(),
 
 def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, rounds: int = 1,
                      draft_params=None, max_outcomes: int = 2**24, chunk: int = 2**16) -> Rounds:
-  """Runs a prefill and `rounds` rounds of a decoder through all their outcomes.
+  """Enumerates all outcomes of a prefill and `rounds` rounds of a decoder.
 
-  What is not committed by then is completed with the target's own distributions, so the
+  Tokens not committed by then are completed with the target's own distributions, so the
   distribution equals `tabular.distribution(warp)` if and only if the rounds are exact. Two rounds
-  also prove that the drafter records the true distributions of its drafts. Noise that
-  belongs to positions is taken as fresh in every use, so a verifier or drafter
-  that uses one position's noise twice in these rounds is outside this proof.
-  Randomness inside a `lax` loop that runs more than once is asked for once, while
-  tracing, so the sum would not be 1: draft at most two tokens with a draft model.
+  also prove that the drafter records the true distributions of its drafts. Noise of positions is
+  treated as new in every use, so this does not prove anything about a verifier or drafter that uses
+  the noise of a position twice in these rounds. Randomness inside a `lax` loop that runs more than
+  once is used once, while tracing, so the sum would not be 1: draft at most two tokens with a draft
+  model.
 
   Args:
     decoder: built on `tabular.target`; its random numbers are replaced.
-    tabular: the model; use float64 logits for a tight comparison.
+    tabular: the model; use float64 logits for an accurate comparison.
     warp: sampling options.
     rounds: number of rounds, at least 1.
     draft_params: parameters of the drafter, if any.
-    max_outcomes: largest number of outcomes to run through.
+    max_outcomes: largest number of outcomes to enumerate.
     chunk: outcomes per batch.
 
   Returns:
@@ -155,11 +157,11 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
       state = step(tabular.params, state, warp, draft_params)
     return state.tokens, state.count, state.rng.weight, state.tv_bound
 
-  jax.eval_shape(run, jax.ShapeDtypeStruct((1,), jnp.arange(1).dtype))  # Counts the questions.
+  jax.eval_shape(run, jax.ShapeDtypeStruct((1,), jnp.arange(1).dtype))  # Fills `radices`.
   total = int(np.prod([float(radix) for radix in radices]))
   if total > max_outcomes:
     raise ValueError(
-        f'There are {total} outcomes, more than max_outcomes = {max_outcomes}; take a smaller '
+        f'There are {total} outcomes, more than max_outcomes = {max_outcomes}; use a smaller '
         'vocabulary, window or number of rounds.')
   options = _UNOPTIMISED if total <= chunk else None
   run = jax.jit(run, compiler_options=options)
@@ -167,7 +169,7 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
 
 
 def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: Warp) -> Rounds:
-  """Sums the outcomes by what they committed, then completes the sequences."""
+  """Sums the outcomes by their committed tokens, then completes the sequences."""
   vocab, length, sequences = tabular.vocab_size, tabular.length, tabular.sequences()
   target = tabular.distribution(warp)
   committed = [np.zeros(vocab**k) for k in range(length + 1)]
@@ -188,7 +190,7 @@ def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: W
     share = np.divide(
         committed[k], prefix_probs, out=np.zeros_like(prefix_probs), where=prefix_probs > 0)
     distribution += share[prefix] * target
-    # A prefix the target cannot produce has no completion: count it as it is.
+    # A prefix of probability 0 has no completion; its mass is counted at its first sequence.
     impossible = np.where(prefix_probs > 0, 0, committed[k])
     np.add.at(distribution, np.arange(vocab**k) * vocab ** (length - k), impossible)
   mean_length = sum(k * float(mass.sum()) for k, mass in enumerate(committed))
@@ -196,11 +198,11 @@ def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: W
 
 
 class Stage(NamedTuple):
-  """What a verifier makes of one group of siblings, for `n` pairs of distributions.
+  """The exact result of verifying one group of siblings, for `n` pairs of distributions.
 
   Attributes:
-    distribution: `[n, V]` distribution of the token that comes out.
-    tv_bound: `[n]` mean of the verifier's bound on total variation; 0 if it gives none.
+    distribution: `[n, V]` distribution of the resulting token.
+    tv_bound: `[n]` mean of the verifier's bound on total variation; 0 if it returns none.
     accepted: `[n]` probability that a candidate is accepted.
   """
 
@@ -211,16 +213,17 @@ class Stage(NamedTuple):
 
 def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int = 1,
                     draws: str = 'distinct') -> Stage:
-  """Runs a verifier through all outcomes of one group of siblings.
+  """Enumerates all outcomes of a verifier on one group of siblings.
 
-  A quick look at a rule for many distributions at once; `enumerate_rounds` is the whole thing.
+  A quick check of an accept test for many distributions at once; `enumerate_rounds` checks whole
+  decoders.
 
   Args:
-    verifier: what to try.
+    verifier: the verifier to check.
     p: `[n, V]` distributions of the target.
     q: `[n, V]` distributions the candidates are drawn from.
     count: number of siblings.
-    draws: how they are drawn, one of `base.DRAWS`.
+    draws: how they are selected, one of `base.DRAWS`.
 
   Returns:
     A `Stage`.
@@ -238,14 +241,14 @@ def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int
         jnp.broadcast_to(p, (count + 1, p.shape[0])), jnp.minimum(jnp.arange(count + 1), 1))
     first = jnp.where(verdict.node > 0, tokens[verdict.node], verdict.token)
     tv_bound = 0 if verdict.tv_bound is None else jnp.sum(verdict.tv_bound)
-    came = jax.nn.one_hot(first, p.shape[0], dtype=p.dtype)
-    return rng.state.weight * jnp.append(came, jnp.stack([tv_bound, verdict.node > 0]))
+    one_hot = jax.nn.one_hot(first, p.shape[0], dtype=p.dtype)
+    return rng.state.weight * jnp.append(one_hot, jnp.stack([tv_bound, verdict.node > 0]))
 
   p, q = jnp.asarray(p), jnp.asarray(q)
-  run = jax.jit(run)  # So that it is traced once.
-  jax.eval_shape(run, jnp.arange(1)[0], p[0], q[0])  # Counts the questions.
-  every = jnp.arange(int(np.prod(radices)))
+  run = jax.jit(run)  # Traced once.
+  jax.eval_shape(run, jnp.arange(1)[0], p[0], q[0])  # Fills `radices`.
+  indices = jnp.arange(int(np.prod(radices)))
   outcomes = jax.vmap(jax.vmap(run, (0, None, None)), (None, 0, 0))
   outcomes = jax.jit(outcomes, compiler_options=_UNOPTIMISED)
-  total = np.asarray(outcomes(every, p, q)).sum(axis=1)
+  total = np.asarray(outcomes(indices, p, q)).sum(axis=1)
   return Stage(total[:, :-2], total[:, -2], total[:, -1])

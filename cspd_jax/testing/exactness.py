@@ -1,4 +1,4 @@
-"""Statistical proof that a sampler is exact: jitted path, joint distribution, batches."""
+"""Statistical tests that a sampler is exact: jitted, with the joint distribution, in batches."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import statistics
 from cspd_jax.testing.tabular import Tabular
 
-# The chance that a correct sampler fails, over everything that is checked together.
+# Probability that a correct sampler fails, over all tests of a check together.
 FALSE_ALARM = 1e-6
 
 
@@ -22,7 +22,7 @@ class Report(NamedTuple):
   Attributes:
     tv: total variation to the distribution, over whole sequences and classes.
     tv_expected: its mean for an exact sampler.
-    p_value: of the worst of the tests, corrected for their number.
+    p_value: the smallest p-value of the tests, corrected for their number.
     samples: number of sequences.
     passed: whether `p_value` is at least the allowed false-alarm rate.
   """
@@ -39,9 +39,8 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
                   seed: int = 0, false_alarm: float = FALSE_ALARM) -> Report:
   """Tests any sampler of sequences against their enumerated distributions.
 
-  Rows of one batch have different classes, so that they advance at different
-  speeds. Tested are the joint distribution of the whole sequence and its class, and that
-  neighbouring rows are independent.
+  Rows of a batch have different classes, so that they advance at different speeds. Tests the joint
+  distribution of the whole sequence and its class, and the independence of neighbouring rows.
 
   Args:
     sample: `(key, labels [B]) -> tokens [B, T]`; jit it yourself.
@@ -49,8 +48,8 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
     vocab_size: `V`.
     samples: number of sequences, rounded up to whole batches.
     batch_size: `B`, even.
-    seed: of the keys.
-    false_alarm: probability with which a correct sampler may fail.
+    seed: seed of the keys.
+    false_alarm: accepted probability that a correct sampler fails.
 
   Returns:
     A `Report`.
@@ -58,14 +57,14 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
   probs = np.asarray(probs, np.float64)
   num_classes, cells = probs.shape
   length = int(round(np.log(cells) / np.log(vocab_size)))
-  place = vocab_size ** np.arange(length - 1, -1, -1)
+  radix_powers = vocab_size ** np.arange(length - 1, -1, -1)
   labels = np.arange(batch_size) % num_classes
   counts = np.zeros((num_classes, cells))
   pairs = np.zeros((vocab_size, vocab_size))
   batches = -(-samples // batch_size)
   for key in jax.random.split(jax.random.key(seed), batches):
     tokens = np.asarray(sample(key, jnp.asarray(labels)))
-    np.add.at(counts, (labels, tokens @ place), 1)
+    np.add.at(counts, (labels, tokens @ radix_powers), 1)
     # Rows 2i and 2i + 1 of classes 0 and 1 (or 0 and 0): their last tokens.
     first = labels[::2] == 0
     np.add.at(pairs, (tokens[::2, -1][first], tokens[1::2, -1][first]), 1)
@@ -86,7 +85,7 @@ def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray, warp: W
   Args:
     decoder: built on `tabular.target`.
     tabular: the model.
-    probs: `[C, V**T]` what to compare with; `class_probs(tabular, warp)`.
+    probs: `[C, V**T]` expected distributions; `class_probs(tabular, warp)`.
     warp: sampling options.
     draft_params: parameters of the drafter, if any.
     **kwargs: see `check_sampler`.

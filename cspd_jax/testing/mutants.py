@@ -1,12 +1,12 @@
-"""Broken decoders. A test of exactness is worth what it rejects.
+"""Broken decoders that every test of exactness must reject.
 
-Every mutant patches one function of the library with a mistake that has been
-made in practice, and names a decoder in which it does harm.
+Every mutant patches one function of the library with a mistake that has occurred in practice, and
+names a decoder whose distribution it changes.
 """
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -27,13 +27,13 @@ from cspd_jax.testing import tabular
 
 
 class Mutant(NamedTuple):
-  """A mistake and where it shows.
+  """A mistake and a decoder in which it matters.
 
   Attributes:
     patch: `() -> context manager`; trace the decoder inside it.
-    build: `target -> Decoder`, to be called inside the patch. A tabular target; some
-      draft from another table, to be given as `draft_params`.
-    greedy: whether it does harm at temperature 0 only, on a model with tied logits.
+    build: `target -> Decoder`, to be called inside the patch with a tabular target. Some decoders
+      draft from another table, to be passed as `draft_params`.
+    greedy: whether it matters at temperature 0 only, on a model with tied logits.
   """
 
   patch: Callable[[], contextlib.AbstractContextManager]
@@ -41,13 +41,13 @@ class Mutant(NamedTuple):
   greedy: bool = False
 
 
-def _jacobi(coupling: str, topology: tree.Tree | None = None):
+def _jacobi(coupling: str, topology: tree.Tree | None = None) -> Callable[[Target], Decoder]:
   size = 4 if topology is None else topology.num_nodes + 1
   return lambda target: make_decoder(
       target, jacobi(size, coupling, tree=topology), exact())
 
 
-def _eagle(draws: str):
+def _eagle(draws: str) -> Callable[[Target], Decoder]:
   return lambda target: make_decoder(
       target, eagle(tabular.network(target), tree.kary(2, 3, 6), draws), exact())
 
@@ -57,7 +57,8 @@ def _corrected(target: Target) -> Decoder:
       target, corrected.corrected(from_model(target), 6, 2, tree.caterpillar(2, 2, 5)), exact())
 
 
-def _patch(owner, name, replacement):
+def _patch(owner: Any, name: str, replacement: Callable
+           ) -> Callable[[], contextlib.AbstractContextManager]:
   return lambda: mock.patch.object(owner, name, replacement)
 
 
@@ -67,14 +68,14 @@ def _residual_twice_warped(p, q):
 
 
 def _stale_probs(rng, state, outcome, first, length, coupling):
-  """Kept tokens stay with the distribution they were drawn from two rounds ago."""
+  """Retained tokens keep the distribution they were drawn from two rounds ago."""
   tokens, probs = _original_couple(rng, state, outcome, first, length, coupling)
-  kept = (tokens[:-1] == state.tokens)[:, None]
-  return tokens, jnp.concatenate([jnp.where(kept, state.probs, probs[:-1]), probs[-1:]])
+  retained = (tokens[:-1] == state.tokens)[:, None]
+  return tokens, jnp.concatenate([jnp.where(retained, state.probs, probs[:-1]), probs[-1:]])
 
 
 def _accepted_keep_their_probs(rng, state, outcome, first, length, coupling):
-  """Tokens accepted but cut off are verified again with the same distribution."""
+  """Tokens that were accepted but not committed are verified again with the same distribution."""
   tokens, probs = _original_couple(rng, state, outcome, first, length, coupling)
   accepted = jnp.arange(length) < outcome.verdict.node  # A chain: node is depth.
   return (jnp.concatenate([jnp.where(accepted, state.tokens, tokens[:-1]), tokens[-1:]]),
@@ -96,7 +97,7 @@ def _cut_to_minimum():
 
 
 def _same_uniforms(self, p, q):
-  """Every accept test of a position uses one number for the whole decode."""
+  """All accept tests of a decode use the same uniform numbers."""
   return jax.random.uniform(as_key(self.state.noise, 0, 1), p.shape) * q < p
 
 
@@ -104,15 +105,15 @@ def _noise_of_pairs(self, positions, vocab_size):
   return _original_noise(self, positions // 2, vocab_size)
 
 
-def _late_bonus(rejection_rule, node, layout, tokens, probs, target_probs):
-  """The bonus token comes from the distribution one node too early."""
+def _late_bonus(test, node, layout, tokens, probs, target_probs):
+  """The bonus token is drawn from the distribution one node too early."""
   is_leaf = jnp.asarray(layout.tree.children[:, 0] < 0)[node]
-  right = _original_stop_distribution(rejection_rule, node, layout, tokens, probs, target_probs)
+  right = _original_stop_distribution(test, node, layout, tokens, probs, target_probs)
   return jnp.where(is_leaf, target_probs[jnp.maximum(node - 1, 0)], right)
 
 
 def _longest(accepted, topology):
-  """Of all accepted paths the longest, instead of the first one."""
+  """Selects the longest of all accepted paths instead of the first one."""
   reached = jnp.all(accepted.at[0].set(True) | ~topology.ancestors, axis=1)
   return jnp.argmax(jnp.where(reached, np.asarray(topology.depth), -1)).astype(jnp.int32)
 
@@ -128,7 +129,7 @@ def _drawn_apart(env, rng, probs, positions, count, draws):
 
 
 def _softmax_recorded(env, rng, probs, positions, count, draws):
-  """The distribution of the network, whatever the tokens came from."""
+  """Records the network's distribution even where the tokens were chosen without randomness."""
   rng, tokens, _ = _original_choose(env, rng, probs, positions, count, draws)
   return rng, tokens, probs
 
@@ -170,6 +171,6 @@ MUTANTS = {
     'softmax recorded for tokens taken without chance': Mutant(
         _patch(siblings, 'choose', _softmax_recorded), _eagle('distinct'), greedy=True),
     'chosen token not removed from the distribution': Mutant(
-        _patch(node_tests, '_refuse', lambda rule, layout, p, q, token, depth: (p, q)),
+        _patch(node_tests, '_reject', lambda test, layout, p, q, token, depth: (p, q)),
         _eagle('fixed')),
 }

@@ -1,4 +1,4 @@
-"""Runs a target's functions outside of a decode, for `check_target`."""
+"""Calls a target's functions outside a decode, for `check_target`."""
 
 import dataclasses
 import functools
@@ -12,24 +12,24 @@ import numpy as np
 from cspd_jax.decoding.base import Cache, Condition, Features, Params, Target, TreeLike
 from cspd_jax.decoding.tree import RuntimeTree, chain
 
-# Rows that are checked together, enough for several starts and accepted nodes.
+# Number of rows checked together, enough for several starts and accepted nodes.
 ROWS = 4
-# Slots beside those of the image's tokens.
+# Slots in addition to those of the image's tokens.
 SPARE = 8
-# Total variation that rounding may cause, by the bits of the least precise number.
+# Total variation that rounding may cause, by the number of bits of the least precise dtype.
 _TOLERANCE = {16: 0.15, 32: 2e-3, 64: 1e-6}
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-  """A target with a condition and tokens to try it on; `R` is the number of rows.
+  """A target with a condition and tokens to check it with; `R` is the number of rows.
 
   Attributes:
     target: the target.
     params: its parameters.
-    condition: of `R` rows; those that were given, repeated or cut.
-    tokens: `[R, L]` image tokens, at random where the grammar leaves them free.
-    tolerance: total variation up to which two distributions count as equal.
+    condition: of `R` rows: the rows passed by the caller, repeated or cut.
+    tokens: `[R, L]` image tokens, random where the grammar does not force them.
+    tolerance: total variation below which two distributions count as equal.
     start: token number at which windows and trees begin.
   """
 
@@ -47,35 +47,38 @@ class Probe:
     return jax.jit(lambda params, condition: self.target.prefill(params, condition, slots))
 
   @functools.cached_property
-  def _score_static(self):
-    run = lambda tree, *args: self.target.score(*args, tree)
-    return jax.jit(run, static_argnums=0)
+  def _score_static(self) -> Callable[..., tuple[jax.Array, Features, Cache]]:
+    return jax.jit(self._score_with_tree_first, static_argnums=0)
 
   @functools.cached_property
-  def _score_runtime(self):
-    return jax.jit(lambda tree, *args: self.target.score(*args, tree))
+  def _score_runtime(self) -> Callable[..., tuple[jax.Array, Features, Cache]]:
+    return jax.jit(self._score_with_tree_first)
+
+  def _score_with_tree_first(self, tree: TreeLike, params: Params, cache: Cache, tokens: jax.Array,
+                             start: jax.Array) -> tuple[jax.Array, Features, Cache]:
+    return self.target.score(params, cache, tokens, start, tree)
 
   @functools.cached_property
   def commit(self) -> Callable[[Cache, jax.Array, jax.Array], Cache]:
     """The target's commit, jitted."""
     return jax.jit(lambda *args: self.target.commit(*args))
 
-  def open(self) -> Cache:
+  def new_cache(self) -> Cache:
     """The cache after a prefill."""
     return self.prefill(self.params, self.condition)[2]
 
   def score(self, cache: Cache, tokens: Any, start: Any,
             tree: TreeLike | None = None) -> tuple[np.ndarray, Any, Cache]:
-    """Scores tokens `[R, n]` from `start` on, one number or one per row.
+    """Scores tokens in one forward pass.
 
     Args:
       cache: the cache.
       tokens: `[R, n]`.
-      start: token number of the first.
-      tree: how they hang together; a chain by default.
+      start: token number of the first token, one for all rows or one per row.
+      tree: topology of the tokens; a chain by default.
 
     Returns:
-      logits `[S, R, n, V]`, features and the cache.
+      The logits `[S, R, n, V]`, the features and the cache.
     """
     tokens = jnp.asarray(tokens, jnp.int32)
     tree = chain(tokens.shape[1] - 1) if tree is None else tree
@@ -84,10 +87,10 @@ class Probe:
     logits, features, cache = run(tree, self.params, cache, tokens, start)
     return np.asarray(logits, np.float64), features, cache
 
-  def read(self, tokens: np.ndarray, cache: Cache | None = None,
+  def score_singly(self, tokens: np.ndarray, cache: Cache | None = None,
            start: int = 0) -> tuple[np.ndarray, list, Cache]:
     """Scores tokens `[R, n]` one by one: logits `[S, R, n, V]`, features and the cache."""
-    cache = self.open() if cache is None else cache
+    cache = self.new_cache() if cache is None else cache
     logits, features = [], []
     for number in range(tokens.shape[1]):
       out, feature, cache = self.score(cache, tokens[:, number:number + 1], start + number)
@@ -97,26 +100,26 @@ class Probe:
     return np.stack(logits, axis=2) if logits else np.zeros(shape), features, cache
 
   @functools.cached_property
-  def one_by_one(self) -> tuple[np.ndarray, list, Cache]:
-    """What `read` gives for `tokens`."""
-    return self.read(self.tokens)
+  def singly(self) -> tuple[np.ndarray, list, Cache]:
+    """The result of `score_singly` for `tokens`."""
+    return self.score_singly(self.tokens)
 
   @functools.cached_property
-  def before(self) -> Cache:
+  def cache_at_start(self) -> Cache:
     """The cache after the tokens before `start`."""
-    return self.read(self.tokens[:, :self.start])[2]
+    return self.score_singly(self.tokens[:, :self.start])[2]
 
-  def other(self, tokens: np.ndarray) -> np.ndarray:
+  def different(self, tokens: np.ndarray) -> np.ndarray:
     """Tokens that differ from `tokens` everywhere."""
     return (tokens + 1 + tokens % (self.target.vocab_size - 1)) % self.target.vocab_size
 
-  def fits(self, number: Any) -> Any:
-    """Whether token `number` lies in the image; logits of others are ignored."""
+  def is_inside(self, number: Any) -> Any:
+    """Whether token `number` is inside the image; logits of other tokens are ignored."""
     return np.asarray(number) < self.target.num_tokens
 
 
 def make(target: Target, params: Params, condition: Condition, key: jax.Array) -> Probe:
-  """A probe with random tokens."""
+  """Builds a probe with random tokens."""
   batch = jax.tree.leaves(condition)[0].shape[0]
   rows = np.arange(ROWS) % batch
   condition = jax.tree.map(lambda x: jnp.asarray(x)[rows], condition)
@@ -126,18 +129,19 @@ def make(target: Target, params: Params, condition: Condition, key: jax.Array) -
     forced = target.forced(jnp.broadcast_to(jnp.arange(length), tokens.shape))
     tokens = jnp.where(forced < 0, tokens, forced)
   logits = jax.eval_shape(lambda: target.prefill(params, condition, 1))[0]
-  kinds = [jnp.result_type(leaf) for leaf in (*jax.tree.leaves(params), logits)]
-  bits = [max(16, jnp.finfo(kind).bits) for kind in kinds if jnp.issubdtype(kind, jnp.floating)]
+  dtypes = [jnp.result_type(leaf) for leaf in (*jax.tree.leaves(params), logits)]
+  bits = [max(16, jnp.finfo(dtype).bits) for dtype in dtypes
+          if jnp.issubdtype(dtype, jnp.floating)]
   return Probe(target, params, condition, np.asarray(tokens), _TOLERANCE[min(bits)],
                start=max(0, min(2, target.num_tokens - 6)))
 
 
 def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-  """Total variation `[...]` between distributions with logits `[S, ..., V]`, of the worse stream.
+  """Total variation `[...]` between distributions with logits `[S, ..., V]`, of the worst stream.
 
   It is 1 where logits are not finite.
   """
-  def probs(logits):
+  def probs(logits: np.ndarray) -> np.ndarray:
     with np.errstate(invalid='ignore', over='ignore'):
       weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
       return weights / weights.sum(axis=-1, keepdims=True)

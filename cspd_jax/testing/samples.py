@@ -1,4 +1,4 @@
-"""Do two samples of vectors follow one distribution? For samplers of continuous tokens."""
+"""Two-sample tests for vectors, for samplers of continuous tokens."""
 
 from typing import NamedTuple
 
@@ -10,8 +10,8 @@ class Distance(NamedTuple):
 
   Attributes:
     worst: the largest KS statistic over coordinates and projections.
-    limit: what a pair of samples of one distribution stays below, but for the false-alarm rate.
-    mean: the mean KS statistic; about 0.87 sqrt(1/n + 1/m) for samples of one distribution.
+    limit: bound that samples of the same distribution exceed with the false-alarm probability only.
+    mean: the mean KS statistic; about 0.87 sqrt(1/n + 1/m) for samples of the same distribution.
     samples: size of the smaller sample.
     passed: whether `worst` is below `limit`.
   """
@@ -27,15 +27,15 @@ def compare(first: np.ndarray, second: np.ndarray, *, projections: int = 24,
             false_alarm: float = 1e-3, seed: int = 0) -> Distance:
   """Two-sample KS tests of all coordinates and of random projections.
 
-  Projections see the dependence between coordinates. The limit holds for all tests
-  together (Bonferroni): for 30 tests at `1e-3` it is 1.2 times the 99.9 % value of one.
+  Projections detect dependence between coordinates. The limit holds for all tests together
+  (Bonferroni): for 30 tests at `1e-3` it is 1.2 times the 99.9 % value of a single test.
 
   Args:
     first: `[n, ...]` samples; flattened to vectors.
     second: `[m, ...]` samples of the same shape.
     projections: number of random directions, each scaled by the coordinates' spread.
-    false_alarm: probability with which samples of one distribution fail.
-    seed: of the directions.
+    false_alarm: probability that samples of the same distribution fail.
+    seed: seed of the directions.
 
   Raises:
     ValueError: if the shapes differ.
@@ -66,11 +66,11 @@ def ks_statistic(first: np.ndarray, second: np.ndarray) -> float:
 
 
 class Energy(NamedTuple):
-  """The energy distance of two samples, and how rare it is among samples of one distribution.
+  """The energy distance of two samples, and its p-value for samples of the same distribution.
 
   Attributes:
-    statistic: twice the mean distance between the samples less the mean distances within.
-    p_value: share of random splits of the pooled sample with as large a statistic.
+    statistic: twice the mean distance between the samples minus the mean distances within them.
+    p_value: fraction of random splits of the pooled sample with at least this statistic.
   """
 
   statistic: float
@@ -79,7 +79,7 @@ class Energy(NamedTuple):
 
 def energy_test(first: np.ndarray, second: np.ndarray, *, permutations: int = 999,
                 seed: int = 0) -> Energy:
-  """A permutation test of whole vectors; with enough samples it sees any difference.
+  """A permutation test of whole vectors; with enough samples it detects any difference.
 
   The energy distance is 0 for equal distributions only (Székely & Rizzo, Energy statistics, 2013).
   All pairwise distances are held in memory: a few thousand samples are the limit.
@@ -87,8 +87,8 @@ def energy_test(first: np.ndarray, second: np.ndarray, *, permutations: int = 99
   Args:
     first: `[n, ...]` samples; flattened to vectors.
     second: `[m, ...]` samples of the same shape.
-    permutations: random splits; the least p-value is `1 / (permutations + 1)`.
-    seed: of the splits.
+    permutations: number of random splits; the smallest p-value is `1 / (permutations + 1)`.
+    seed: seed of the splits.
 
   Raises:
     ValueError: if the shapes differ.
@@ -102,7 +102,7 @@ def energy_test(first: np.ndarray, second: np.ndarray, *, permutations: int = 99
   distance = np.sqrt(np.maximum(square[:, None] + square - 2 * pooled @ pooled.T, 0))
   rng = np.random.default_rng(seed)
   splits = np.zeros((permutations + 1, n + m))
-  splits[0, :n] = 1  # The samples as they are; the others split at random.
+  splits[0, :n] = 1  # The actual samples; the other rows are random splits.
   for row in splits[1:]:
     row[rng.permutation(n + m)[:n]] = 1
   to_first = splits @ distance
@@ -110,6 +110,6 @@ def energy_test(first: np.ndarray, second: np.ndarray, *, permutations: int = 99
   between = np.sum(to_first * (1 - splits), axis=1)
   within_second = distance.sum() - within_first - 2 * between
   statistics = 2 * between / (n * m) - within_first / n**2 - within_second / m**2
-  # The tolerance is for splits that are the same but for rounding.
-  rare = np.sum(statistics[1:] >= statistics[0] - 1e-12)
-  return Energy(float(statistics[0]), float((1 + rare) / (permutations + 1)))
+  # The tolerance counts splits that are equal up to rounding.
+  as_large = np.sum(statistics[1:] >= statistics[0] - 1e-12)
+  return Energy(float(statistics[0]), float((1 + as_large) / (permutations + 1)))

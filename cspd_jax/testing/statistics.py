@@ -1,4 +1,4 @@
-"""Does a sample follow a distribution? The numbers behind a verdict."""
+"""Goodness of fit: whether a sample follows a distribution."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ class Fit(NamedTuple):
   """How well counts fit a distribution.
 
   Attributes:
-    tv: total variation between the empirical and the given distribution.
-    tv_expected: what an exact sampler has on average with as many samples.
-    p_value: of the G-test; the probability of a fit this bad by chance.
+    tv: total variation between the empirical and the expected distribution.
+    tv_expected: its mean for an exact sampler and the same number of samples.
+    p_value: of the G-test; the probability that an exact sampler fits no better.
     samples: number of samples.
   """
 
@@ -26,8 +26,8 @@ class Fit(NamedTuple):
 def fit(counts: np.ndarray, distribution: np.ndarray, min_expected: float = 5.0) -> Fit:
   """G-test (log-likelihood ratio) of `counts` `[cells]` against `distribution` `[cells]`.
 
-  Cells in which fewer than `min_expected` samples are expected are pooled. A
-  sample in a cell of probability zero refutes the distribution at once.
+  Cells with fewer than `min_expected` expected samples are pooled. A single sample in a cell of
+  probability zero refutes the distribution.
 
   Raises:
     ValueError: if the shapes differ or the distribution is not normalised.

@@ -1,4 +1,4 @@
-"""A model small enough to enumerate: a table of logits for every prefix."""
+"""A model that is small enough to enumerate: a table of logits for every prefix."""
 
 import functools
 from typing import Any, NamedTuple
@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import Target, TreeLike
+from cspd_jax.decoding.base import Cache, Condition, Features, Params, Target, TreeLike
 from cspd_jax.decoding.drafters import Heads, Network, from_model, from_network
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import conditions
 
 
 class Tabular(NamedTuple):
-  """A random autoregressive model in which every prefix has a distribution of its own.
+  """A random autoregressive model in which every prefix has its own distribution.
 
   Its features are the number of the prefix, one number per token.
 
@@ -38,9 +38,10 @@ class Tabular(NamedTuple):
     return grid.reshape(self.length, -1).T
 
   def probs(self, warp: Warp, label: int = 0) -> np.ndarray:
-    """Returns the distribution `[P, V]` after every prefix; float64 if params are.
+    """Returns the distribution `[P, V]` after every prefix; float64 if the parameters are.
 
-    Where a token is forced, it is certain."""
+    A forced token has probability 1.
+    """
     logits = self.params[label][:, None]
     positions = jnp.asarray(prefix_lengths(self.vocab_size, self.length))[None]
     forced = None if self.target.forced is None else self.target.forced(positions)
@@ -79,14 +80,13 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
     key: draws the logits.
     vocab_size: `V`, at least 2.
     length: `T`, tokens per sequence, at least 1.
-    guided: whether there is an unconditional stream.
+    guided: whether the model has an unconditional stream.
     num_classes: number of classes, each with its own table.
     row_width: width of an image row; the whole sequence by default.
     spread: standard deviation of the logits.
-    forced: tokens forced at positions, as a grammar would.
-    tied: round the logits to whole numbers, so that after many prefixes several tokens are
-      equally probable.
-    dtype: of the logits.
+    forced: tokens forced at positions, as by a grammar.
+    tied: round the logits to whole numbers, so that several tokens are often equally probable.
+    dtype: dtype of the logits.
 
   Raises:
     ValueError: for sizes below the minimum or a table of more than 10 million prefixes.
@@ -100,20 +100,23 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   for position, token in (forced or {}).items():
     table[position] = token
 
-  def lookup(params, label, position, index):
-    """Logits `[S, B, ..., V]` and features; the table of a finished sequence is never needed."""
+  def lookup(params: jax.Array, label: jax.Array, position: jax.Array, index: jax.Array
+             ) -> tuple[jax.Array, jax.Array]:
+    """Logits `[S, B, ..., V]` and features; the table has no entry for finished sequences."""
     position = jnp.minimum(position, length - 1)
     first = (vocab_size**position - 1) // (vocab_size - 1)
     index = jnp.minimum(first + index, num_prefixes - 1)
     return _logits(params, label, index), jnp.stack([index] * streams)[..., None].astype(dtype)
 
-  def prefill(params, condition, num_slots):
+  def prefill(params: Params, condition: Condition, num_slots: int
+              ) -> tuple[jax.Array, Features, Cache]:
     cache = condition, jnp.zeros((condition.shape[0], num_slots), jnp.int32)
     zero = jnp.zeros_like(condition)
     logits, features = lookup(params, condition, zero, zero)
     return logits, features[:, :, None], cache
 
-  def score(params, cache, tokens, start, tree):
+  def score(params: Params, cache: Cache, tokens: jax.Array, start: jax.Array, tree: TreeLike
+            ) -> tuple[jax.Array, Features, Cache]:
     label, slots = cache
     before = jnp.where(jnp.arange(slots.shape[1]) < start[:, None], slots, 0)
     position = jnp.broadcast_to(start[:, None] + 1 + tree.depth, tokens.shape)
@@ -130,21 +133,21 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
 
 
 def _num_prefixes(vocab_size: int, length: int) -> int:
-  """Counts the prefixes shorter than `length`; raises ValueError if they are too many or none."""
+  """Counts the prefixes shorter than `length`; raises ValueError if there are too many or none."""
   if vocab_size < 2 or length < 1:
     raise ValueError(
         f'vocab_size is {vocab_size} and length {length}; they must be at least 2 and 1.')
   num_prefixes = (vocab_size**length - 1) // (vocab_size - 1)
   if num_prefixes > 10**7:
     raise ValueError(
-        f'vocab_size {vocab_size} and length {length} give {num_prefixes} prefixes; '
-        'choose smaller ones, an enumeration must stay small.')
+        f'vocab_size {vocab_size} and length {length} result in {num_prefixes} prefixes; '
+        'at most 10 million can be enumerated, so use smaller sizes.')
   return num_prefixes
 
 
 def _index(before: jax.Array, tokens: jax.Array, start: jax.Array, tree: TreeLike,
            vocab_size: int, length: int) -> jax.Array:
-  """Numbers the prefixes of nodes among those of their length, `[B, N + 1]`.
+  """The index of every node's prefix among the prefixes of its length, `[B, N + 1]`.
 
   The prefix of a node has the committed tokens `before` `[B, num_slots]` below `start`, then its
   ancestors in `tokens` `[B, N + 1]` by depth.
@@ -160,36 +163,36 @@ def _index(before: jax.Array, tokens: jax.Array, start: jax.Array, tree: TreeLik
   return index
 
 
-def _commit(cache, start, path):
+def _commit(cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
   label, slots = cache
   moved = jnp.take_along_axis(slots, start[:, None] + path, axis=1)
   slots = jax.vmap(jax.lax.dynamic_update_slice)(slots, moved, start[:, None] + 1)
   return label, slots
 
 
-def _logits(params, label, prefix):
+def _logits(params: jax.Array, label: jax.Array, prefix: jax.Array) -> jax.Array:
   """`[S, B, ..., V]` the table's entries of prefixes `[B, ...]`."""
   label = label.reshape((-1,) + (1,) * (prefix.ndim - 1))
   return jnp.moveaxis(params[label, :, prefix], -2, 0)
 
 
 def network(target: Target) -> Network:
-  """A drafting network for a tabular target, with a table like its as parameters.
+  """A drafting network for a tabular target; its parameters are a table of the target's shape.
 
-  The feature of a tabular model is the number of the prefix. The network appends the
-  token it is given to the prefix its feature says, so with the model's own table its
-  drafts have the model's own distributions if and only if the two belong together. It drafts as
-  for class 0.
+  The feature of a tabular model is the number of the prefix. The network appends its input token to
+  the prefix of its input feature, so with the target's own table its drafts have the target's own
+  distributions if and only if token and feature belong together. It drafts for class 0.
   """
   vocab = target.vocab_size
 
-  def step(params, cache, tokens, features, start, depth, visible):
+  def step(params: Params, cache: Cache, tokens: jax.Array, features: jax.Array, start: jax.Array,
+           depth: Any, visible: Any) -> tuple[jax.Array, Cache]:
     del start, depth, visible
     prefix = features[0, ..., 0].astype(jnp.int32) * vocab + 1 + tokens
     prefix = jnp.minimum(prefix, params.shape[2] - 1)
     return jnp.stack([prefix] * params.shape[1])[..., None].astype(features.dtype), cache
 
-  def logits(params, features):
+  def logits(params: Params, features: jax.Array) -> jax.Array:
     prefix = jnp.clip(jnp.round(features[0, ..., 0]).astype(jnp.int32), 0, params.shape[2] - 1)
     return _logits(params, jnp.zeros_like(prefix[:, 0]), prefix)
 
@@ -199,9 +202,9 @@ def network(target: Target) -> Network:
 
 
 def heads(target: Target, num_heads: int) -> Heads:
-  """Drafting heads for a tabular target; their parameters are a table for each, stacked."""
+  """Drafting heads for a tabular target; their parameters are stacked tables, one per head."""
 
-  def logits(params, features):
+  def logits(params: Params, features: jax.Array) -> jax.Array:
     prefix = features[0, ..., 0].astype(jnp.int32)
     label = jnp.zeros_like(prefix)
     return jnp.stack([_logits(table, label, prefix) for table in params], axis=2)
@@ -210,13 +213,13 @@ def heads(target: Target, num_heads: int) -> Heads:
 
 
 def drafts(target: Target, small: Target, num_heads: int = 2) -> dict[str, Any]:
-  """What drafts for a tabular target, by the keys of `decoding.specification.DRAFTS`.
+  """The parts that draft for a tabular target, by the keys of `decoding.specification.DRAFTS`.
 
-  Each takes a table like the target's as `draft_params`, the heads `num_heads` of them, stacked.
+  Their `draft_params` are a table of the target's shape; for the heads, `num_heads` stacked tables.
 
   Args:
     target: the target.
-    small: a tabular model over its sequences, that drafts and corrects.
+    small: a tabular model over the same sequences, which drafts and corrects.
     num_heads: number of drafting heads.
   """
   return {'model': small, 'eagle': network(target), 'medusa': heads(target, num_heads),

@@ -1,4 +1,4 @@
-"""Tells what is wrong with a target: one call for a model of your own."""
+"""Finds mistakes in a target: one call checks a user's model."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -13,17 +13,17 @@ from cspd_jax.decoding.tree import Tree, chain
 from cspd_jax.testing import probe as probe_lib, tree_checks, window_checks
 from cspd_jax.testing.probe import Probe, distance
 
-# `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from those before it.
+# `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from the tokens before it.
 Logits = Callable[[Params, Condition, jax.Array], jax.Array]
 
 
 class Check(NamedTuple):
-  """One thing that must hold.
+  """One property that a target must have.
 
   Attributes:
-    name: of the check.
-    run: yields a sentence for everything that is wrong.
-    after: checks without which this one says nothing.
+    name: name of the check.
+    run: yields a sentence for every mistake.
+    after: checks that must pass for this one to be meaningful.
   """
 
   name: str
@@ -53,12 +53,12 @@ CHECKS = (
 
 
 class Report(NamedTuple):
-  """What was checked.
+  """The result of all checks.
 
   Attributes:
-    problems: by check, sentences.
+    problems: sentences by check.
     passed: checks without problems.
-    left_out: checks that say nothing after the problems found.
+    left_out: checks that are not meaningful because of the problems.
   """
 
   problems: dict[str, list[str]]
@@ -75,20 +75,20 @@ class Report(NamedTuple):
 
 def check_target(target: Target, params: Params, condition: Condition, *,
                  key: jax.Array | None = None, logits: Logits | None = None) -> Report:
-  """Checks that a target does what `base.Target` says, on random tokens.
+  """Checks that a target satisfies the contract of `base.Target`, on random tokens.
 
   Shapes, dtypes and streams; determinism; windows against one-by-one scoring, with rows at
   different starts; trees, static and run-time, node by node; `commit`; leftovers of rejected
-  drafts; the end of the image; rows among each other, and of the cache; features. Distributions are
-  compared, by their total variation. Use float32 parameters: in bfloat16 rounding hides small
-  mistakes.
+  drafts; the end of the image; independence of the rows and order of the cache's rows; features.
+  Distributions are compared by their total variation. Use float32 parameters: in bfloat16 rounding
+  hides small mistakes.
 
   Args:
     target: the target.
-    params: its parameters; trained ones, or random ones that make tokens matter.
-    condition: for any number of rows; different ones show more.
+    params: its parameters; trained ones, or random ones large enough that tokens matter.
+    condition: for any number of rows; different rows reveal more.
     key: draws the tokens.
-    logits: the forward pass that the model was trained with, if there is one:
+    logits: the forward pass that the model was trained with, if available:
       `(params, condition, tokens [B, n]) -> [B, n, V]`, where entry `i` predicts token `i`
       from the condition and the tokens before it. Scoring must agree with it.
 
@@ -106,7 +106,7 @@ def check_target(target: Target, params: Params, condition: Condition, *,
 
 def find_problems(target: Target, params: Params, condition: Condition, *,
                   key: jax.Array | None = None, logits: Logits | None = None) -> Report:
-  """As `check_target`, but the problems are in the report and nothing is raised."""
+  """As `check_target`, but returns the report instead of raising an error."""
   checks = list(CHECKS)
   if logits is not None:
     checks.append(Check('training pass', lambda probe: _training_pass(probe, logits)))
@@ -115,7 +115,8 @@ def find_problems(target: Target, params: Params, condition: Condition, *,
   with jax.default_matmul_precision('highest'):
     probe = probe_lib.make(
         target, params, condition, jax.random.key(0) if key is None else key)
-    problems, passed, left_out = {}, ['shapes'], []
+    problems: dict[str, list[str]] = {}
+    passed, left_out = ['shapes'], []
     for check in checks:
       if any(name in problems or name in left_out for name in check.after):
         left_out.append(check.name)
@@ -127,7 +128,7 @@ def find_problems(target: Target, params: Params, condition: Condition, *,
 
 
 def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[str]:
-  """Shapes and dtypes of everything, without running it."""
+  """Checks shapes and dtypes without running the target."""
   for name, least in dict(vocab_size=2, num_tokens=1, row_width=1, num_streams=1).items():
     value = getattr(target, name)
     if not isinstance(value, int | np.integer) or value < least:
@@ -169,7 +170,7 @@ def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[st
 
 
 def _training_pass(probe: Probe, logits: Logits) -> Iterator[str]:
-  """Scoring one by one gives what the training pass gives."""
+  """Scoring one by one returns the logits of the training pass."""
   tokens = jnp.asarray(probe.tokens)
   want = np.asarray(logits(probe.params, probe.condition, tokens))
   if want.shape != (*tokens.shape, probe.target.vocab_size):
@@ -177,11 +178,11 @@ def _training_pass(probe: Probe, logits: Logits) -> Iterator[str]:
            f'{(*tokens.shape, probe.target.vocab_size)}: rows, tokens, vocab_size.')
     return
   first = np.asarray(probe.prefill(probe.params, probe.condition)[0])[:1, :, None]
-  got = np.concatenate([first, probe.one_by_one[0][:1, :, :-1]], axis=2)
+  got = np.concatenate([first, probe.singly[0][:1, :, :-1]], axis=2)
   apart = distance(got, want[None]).max(axis=0)
   if apart.max() > probe.tolerance:
     number = int(np.argmax(apart > probe.tolerance))
     where = 'prefill' if number == 0 else 'score'
     yield (f'{where}: the distribution of token {number} is {apart[number]:.2g} apart in total '
-           'variation from that of the training pass; look at token numbers (is one off by one?) '
-           'and at what the first token sees.')
+           'variation from that of the training pass; check the token numbers (is one off by one?) '
+           'and what the first token sees.')

@@ -1,6 +1,6 @@
-"""What `check_target` asks of draft trees and of `commit`.
+"""Checks of draft trees and of `commit`, for `check_target`.
 
-Every check takes a `Probe` and yields a sentence for everything that is wrong.
+Every check has a `Probe` as argument and yields a sentence for every mistake.
 """
 
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding.base import TreeLike
+from cspd_jax.decoding.base import Cache, TreeLike
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree, runtime_tree
 from cspd_jax.testing.probe import ROWS, Probe, distance
 
-# A main chain of three, a sibling of its first node with a child, a sibling of its second.
+# A main chain of three nodes, a sibling of the first with a child, and a sibling of the second.
 TREE = Tree((-1, 0, 1, 2, 0, 1, 4))
 # Topologies of the rows of a run-time tree.
 _PARENTS = ((-1, 0, 1, 2, 0, 1, 4), (-1, 0, 0, 0, 2, 4, 1), (-1, 0, 1, 1, 0, 4, 5))
@@ -25,45 +25,46 @@ def static_tree(probe: Probe) -> Iterator[str]:
 
 
 def run_time_tree(probe: Probe) -> Iterator[str]:
-  """The same for a topology of every row."""
+  """The same for a different topology in every row."""
   yield from _problems(probe, row_trees(), 'a RuntimeTree, a topology per row,')
 
 
 def commit(probe: Probe) -> Iterator[str]:
-  """An accepted path is in the cache after a commit."""
+  """After a commit, the cache contains the accepted path."""
   nodes, new = _nodes(probe), _nodes(probe)[:, -1:]
-  _, _, cache = probe.score(probe.before, nodes, probe.start, TREE)
+  _, _, cache = probe.score(probe.cache_at_start, nodes, probe.start, TREE)
   for node in (6, 5, 3):  # The last one ends the main chain, whose entries stay.
     path, depth = TREE.paths[node], int(TREE.depth[node])
     after = probe.commit(cache, jnp.full(ROWS, probe.start), jnp.tile(
         jnp.asarray(path[1:TREE.side_depth + 1]), (ROWS, 1)))
     got = probe.score(after, new, probe.start + depth + 1)[0][:, :, 0]
     sequence = np.concatenate([nodes[:, path[:depth + 1]], new], axis=1)
-    apart = distance(got, probe.read(sequence, probe.before, probe.start)[0][:, :, -1]).max()
-    if apart <= probe.tolerance or not probe.fits(probe.start + depth + 2):
+    want = probe.score_singly(sequence, probe.cache_at_start, probe.start)[0][:, :, -1]
+    apart = distance(got, want).max()
+    if apart <= probe.tolerance or not probe.is_inside(probe.start + depth + 2):
       continue
     is_side = node > TREE.main_length
     if is_side and _equal(cache, after):
-      yield ('commit: it returns the cache as it came; it must move the entry of node '
-             'path[b, d - 1] to slot start[b] + d, or what follows an accepted side path reads '
+      yield ('commit: it returns the cache unchanged; it must move the entry of node '
+             'path[b, d - 1] to slot start[b] + d, or tokens after an accepted side path read '
              f'rejected drafts (distributions {apart:.2g} apart in total variation).')
       return
     yield (f'commit: after node {node} of the tree {TREE.parents} was accepted, which lies '
-           f'{"beside" if is_side else "on"} the main chain, scoring on gives distributions '
-           f'{apart:.2g} apart in total variation from reading the same tokens one by one; the '
-           'entry of node path[b, d - 1] goes to slot start[b] + d, where path[b, d - 1] is d it '
-           'stays, and slots before start[b] + 1 are left alone.')
+           f'{"off" if is_side else "on"} the main chain, the next score returns distributions '
+           f'{apart:.2g} apart in total variation from scoring the same tokens one by one; commit '
+           'must move the entry of node path[b, d - 1] to slot start[b] + d unless path[b, d - 1] '
+           'is d, and must not change slots before start[b] + 1.')
     return
 
 
 def commit_rows(probe: Probe) -> Iterator[str]:
-  """Rows with starts and paths of their own."""
+  """Rows may have different starts and paths."""
   last = np.array([6, 3, 5, 0])
   start = np.minimum(np.array([0, 1, 2, 1]), max(probe.tokens.shape[1] - 6, 0))
   nodes, new = _nodes(probe), _nodes(probe)[:, -1:]
   nodes[:, 0] = probe.tokens[np.arange(ROWS), start]
   for tree in (TREE, row_trees()):
-    _, _, cache = probe.score(probe.one_by_one[2], nodes, start, tree)
+    _, _, cache = probe.score(probe.singly[2], nodes, start, tree)
     depth, path = map(np.asarray, tree.reach(jnp.asarray(last)))
     cache = probe.commit(
         cache, jnp.asarray(start), jnp.asarray(path[:, 1:tree.side_depth + 1]))
@@ -73,27 +74,27 @@ def commit_rows(probe: Probe) -> Iterator[str]:
             for row in range(ROWS)]
     sequence = np.stack([np.pad(row, (0, max(map(len, rows)) - len(row))) for row in rows])
     end = start + depth + 1
-    want = probe.read(sequence)[0][:, np.arange(ROWS), end]
-    apart = np.where(probe.fits(end + 1), distance(got, want), 0).max()
+    want = probe.score_singly(sequence)[0][:, np.arange(ROWS), end]
+    apart = np.where(probe.is_inside(end + 1), distance(got, want), 0).max()
     if apart > probe.tolerance:
-      yield (f'commit: when rows accept paths of their own, nodes {last.tolist()} from starts '
-             f'{start.tolist()}, scoring on gives distributions {apart:.2g} apart in total '
-             'variation from reading the same tokens one by one; start and path are per row.')
+      yield (f'commit: when rows accept different paths, to nodes {last.tolist()} from starts '
+             f'{start.tolist()}, the next score returns distributions {apart:.2g} apart in total '
+             'variation from scoring the same tokens one by one; start and path are per row.')
       return
 
 
 def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:
-  """What is wrong with the scores of a tree, the most telling thing first."""
+  """Yields the mistakes in the scores of a tree, the most informative first."""
   nodes = _nodes(probe)
   depth, ancestors, paths = _tables(tree)
-  score = lambda nodes: probe.score(probe.before, nodes, probe.start, tree)[0]
-  got, valid = score(nodes), probe.fits(probe.start + depth + 1)
+  score = lambda nodes: probe.score(probe.cache_at_start, nodes, probe.start, tree)[0]
+  got, valid = score(nodes), probe.is_inside(probe.start + depth + 1)
   changed = []
   for node in range(nodes.shape[1]):
     other = nodes.copy()
-    other[:, node] = probe.other(other[:, node])
+    other[:, node] = probe.different(other[:, node])
     changed.append(np.where(valid, distance(score(other), got), 0))
-  seen = np.stack(changed, axis=-1)  # [R, i, j]: what node j does to node i.
+  seen = np.stack(changed, axis=-1)  # [R, i, j]: the effect of node j on node i.
   apart = np.where(valid, distance(got, _expected(probe, nodes, depth, paths)), 0)
 
   rows, readers, read = np.nonzero((seen > probe.tolerance) & ~ancestors)
@@ -102,12 +103,12 @@ def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:
         paths, np.maximum(depth - 1, 0)[..., None], axis=2)[..., 0], -1)
     siblings = parent[rows, readers] == parent[rows, read]
     first = int(np.argmax(siblings))
-    what = ('its sibling' if siblings[first] else
-            'below it' if ancestors[rows[first], read[first], readers[first]] else
-            'in another branch')
-    yield (f'score: with {kind} node {readers[first]} sees node {read[first]}, which is {what}; a '
-           'node may see the tokens before start, its ancestors and itself only, as '
-           'tree.ancestors says.')
+    relation = ('its sibling' if siblings[first] else
+                'below it' if ancestors[rows[first], read[first], readers[first]] else
+                'in another branch')
+    yield (f'score: with {kind} node {readers[first]} sees node {read[first]}, which is '
+           f'{relation}; a node may see only the tokens before start, its ancestors and itself, as '
+           'in tree.ancestors.')
     return
   if apart.max() <= probe.tolerance:
     return
@@ -116,22 +117,22 @@ def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:
   unseen = [int(other) for other in above if seen[row, node, other] == 0]
   if unseen:
     yield (f'score: with {kind} node {node} does not see node {unseen[-1]}, which is above it or '
-           'itself; tree.ancestors says what a node must see.')
+           'itself; a node must see its ancestors and itself, as in tree.ancestors.')
     return
-  yield (f'score: with {kind} node {node} sees the right nodes but gives a distribution '
+  yield (f'score: with {kind} node {node} sees the right nodes but has a distribution '
          f'{apart[row, node]:.2g} apart in total variation from the same tokens one by one; its '
-         f'token number must be start + tree.depth[{node}], whatever its place among the nodes.')
+         f'token number must be start + tree.depth[{node}], whatever its index among the nodes.')
 
 
-def _expected(probe: Probe, nodes, depth, paths) -> np.ndarray:
-  """`[S, R, N + 1, V]` logits after the path to every node, read one by one."""
-  found = []
+def _expected(probe: Probe, nodes: np.ndarray, depth: np.ndarray, paths: np.ndarray) -> np.ndarray:
+  """`[S, R, N + 1, V]` logits after the path to every node, scored one by one."""
+  expected = []
   for node in range(nodes.shape[1]):
     path = paths[:, node, :depth[:, node].max() + 1]
     sequence = np.take_along_axis(nodes, path, axis=1)
-    logits = probe.read(sequence, probe.before, probe.start)[0]
-    found.append(logits[:, np.arange(len(nodes)), depth[:, node]])
-  return np.stack(found, axis=2)
+    logits = probe.score_singly(sequence, probe.cache_at_start, probe.start)[0]
+    expected.append(logits[:, np.arange(len(nodes)), depth[:, node]])
+  return np.stack(expected, axis=2)
 
 
 def _nodes(probe: Probe) -> np.ndarray:
@@ -157,6 +158,6 @@ def _tables(tree: TreeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   return rows(depth), rows(ancestors), rows(paths)
 
 
-def _equal(first, second) -> bool:
+def _equal(first: Cache, second: Cache) -> bool:
   return all(np.array_equal(np.asarray(a), np.asarray(b))
              for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second)))

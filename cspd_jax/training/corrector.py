@@ -18,7 +18,7 @@ import optax
 
 from cspd_jax.core import fields
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.drafters import small_network
+from cspd_jax.decoding.drafters import network_corrector
 from cspd_jax.models import eagle
 from cspd_jax.training import plain as plain_lib, state as state_lib
 from cspd_jax.training.drafter import Teacher
@@ -159,7 +159,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   hints, found = stale, []
   for _ in range(train.passes):
     said = jnp.concatenate([root[:, :, None], read(hints[:, :, :-1])], axis=2)
-    hints = small_network.correct(network, params, said, old, stale, known)
+    hints = network_corrector.correct(network, params, said, old, stale, known)
     flat = hints.reshape(images, -1, *hints.shape[3:])
     corrected = warp_lib.probabilities(
         network.logits(params, jnp.moveaxis(flat, 2, 0)), warp, places.reshape(images, -1))

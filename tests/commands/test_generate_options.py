@@ -54,13 +54,8 @@ def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch)
     (['--prompt=mud'], "prompts holds 'mud'"),
     (['--prompt=sea', '--prompts=x'], 'give only one of them'),
     (['--prompts=missing.txt'], 'cannot be read'),
-<<<<<<< HEAD:tests/commands/test_generate_options.py
     (['--decoder=fast'], "'fast' is not registered"),
     (['--seed=x'], '--images.seed=x: it must be a whole number'),
-=======
-    (['--decoder=fast'], "'fast' is not registered"),
-    (['--seed=x'], 'invalid int64 value'),
->>>>>>> wt-core:tests/families/test_command.py
     (['--seed=-1'], 'seed is -1'),
     (['--temprature=1'], 'did you mean --temperature'),
     (['--batch_size=0'], 'batch_size is 0'),

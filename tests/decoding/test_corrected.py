@@ -13,7 +13,7 @@ from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters import Network, from_model, from_network, window
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.corrector import corrected_probs
-from cspd_jax.decoding.drafters.small_network import correct, corrected_features
+from cspd_jax.decoding.drafters.network_corrector import correct, corrected_features
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
@@ -28,7 +28,7 @@ WARP = Warp(guidance_scale=1.5, temperature=0.9, top_p=0.9)
 
 
 def _learned(target):
-  """A network that has learned to say what the target said where its own answer stays."""
+  """A network that has learned to return the stale features where its own do not change."""
   return from_network(network(target)._replace(
       correct=lambda params, new, old, stale: jnp.where(new == old, stale, new)))
 
@@ -94,15 +94,15 @@ def test_rows_have_options_of_their_own(model, kind):
 
 
 def _sees_the_token_it_drafts(parts):
-  def open_(*args):
-    said, *others = parts.open(*args)
-    return jnp.roll(said, -1, axis=1), *others
-  return parts._replace(open=open_)
+  def begin(*args):
+    prediction, *others = parts.begin(*args)
+    return jnp.roll(prediction, -1, axis=1), *others
+  return parts._replace(begin=begin)
 
 
 def _errors_from_behind(parts):
-  def correct(env, said, old, stale, *args):
-    return parts.correct(env, said, old, jnp.roll(stale, -1, axis=1), *args)
+  def correct(env, prediction, old, stale, *args):
+    return parts.correct(env, prediction, old, jnp.roll(stale, -1, axis=1), *args)
   return parts._replace(correct=correct)
 
 
@@ -265,13 +265,13 @@ def test_windows_of_neighbours_are_those_of_the_whole_image():
   whole = lambda image: jax.nn.softmax(neighbours.logits(
       params, config, image, jnp.broadcast_to(jnp.arange(12), (2, 12))))
   parts = neighbours.corrector(config)
-  memory = neighbours._Memory(jnp.where(jnp.arange(12) <= start[:, None], image, 0), nodes, first)
-  said, old, memory = parts.open(env, memory, take(image, start + 1, 4), None, start)
-  np.testing.assert_allclose(said, take(whole(image), start + 1, 4), atol=1e-6)
+  state = neighbours._State(jnp.where(jnp.arange(12) <= start[:, None], image, 0), nodes, first)
+  prediction, old, state = parts.begin(env, state, take(image, start + 1, 4), None, start)
+  np.testing.assert_allclose(prediction, take(whole(image), start + 1, 4), atol=1e-6)
   np.testing.assert_allclose(
       old, take(whole(put(image, first + 1, nodes)), first + 2, 4), atol=1e-6)
-  said, _ = parts.read(env, memory, take(image, start + 1, 3), None, start)
-  np.testing.assert_allclose(said, take(whole(image), start + 1, 3), atol=1e-6)
+  prediction, _ = parts.score(env, state, take(image, start + 1, 3), None, start)
+  np.testing.assert_allclose(prediction, take(whole(image), start + 1, 3), atol=1e-6)
 
 
 def test_a_target_without_features_is_refused(model):

@@ -15,13 +15,13 @@ from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.corrected import corrected
+from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
-from cspd_jax.decoding.drafters.model import model
-from cspd_jax.decoding.drafters.small_model import from_model
-from cspd_jax.decoding.drafters.small_network import from_network
+from cspd_jax.decoding.drafters.model_corrector import from_model
+from cspd_jax.decoding.drafters.network_corrector import from_network
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
@@ -382,7 +382,7 @@ def test_mistakes(spec, message):
     ('corrected', r"drafts with a corrector, which is missing; pass drafts\['corrector'\]"),
     ('corrected(by=medusa)', "by is 'medusa'; it must be one of corrector, neighbours, eagle, "),
     ('medusa', r"drafts with Medusa heads, which is missing; pass drafts\['medusa'\]"),
-    ('sjd(window=4)+lantern', 'codebook is None, but the verifier lets neighbours'),
+    ('sjd(window=4)+lantern', 'codebook is None, but the verifier accepts neighbours'),
     ('sjd(window=4)+grouped(group=2, d_threshold=1)', 'codebook is None, but d_threshold'),
 ])
 def test_missing_resources(spec, message):

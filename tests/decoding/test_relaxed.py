@@ -14,7 +14,7 @@ from absl.testing import parameterized
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.jacobi import jacobi
-from cspd_jax.decoding.drafters.small_model import from_model
+from cspd_jax.decoding.drafters.model_corrector import from_model
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.exact import exact

@@ -82,7 +82,7 @@ def interleaved(logits, features, cache):
 BROKEN = {
     'commit does nothing': (
         T._replace(commit=lambda cache, start, path: cache), 'commit',
-        'commit: it returns the cache as it came'),
+        'commit: it returns the cache unchanged'),
     'commit one slot too early': (
         T._replace(commit=lambda cache, start, path: T.commit(cache, start - 1, path + 1)),
         'commit', 'commit: after node 6 of the tree'),
@@ -108,7 +108,7 @@ BROKEN = {
         'run-time tree', 'with a RuntimeTree, a topology per row, node'),
     'start ignored': (
         calling(lambda tokens, start, tree: (tokens, jnp.zeros_like(start), tree)), 'windows',
-        'score: 2 tokens in one pass give other distributions than one by one'),
+        'score: 2 tokens in one pass have other distributions than one by one'),
     'one start for all rows': (
         calling(lambda tokens, start, tree: (
             tokens, jnp.broadcast_to(start[:1], start.shape), tree)), 'starts',
@@ -121,7 +121,7 @@ BROKEN = {
     'NaN past the end': (scoring(past_the_end), 'end of the image', 'logits are not finite where'),
     'no room past the end': (
         T._replace(prefill=lambda params, condition, num_slots: T.prefill(params, condition, 9)),
-        'end of the image', 'must make room for num_slots'),
+        'end of the image', 'must allocate num_slots'),
     'infinite logits': (
         scoring(lambda logits, *_: jnp.where(jnp.arange(4) == 2, -jnp.inf, logits)),
         'finite logits', 'score: logits are not finite; mask tokens'),
@@ -173,7 +173,7 @@ BROKEN = {
             jnp.stack([logits[1] * 0, logits[0]]), features, cache)), 'streams',
         'the conditional stream comes first'),
     'tokens that do not matter': (
-        scoring(lambda logits, *_: logits * 1e-5), 'tokens matter', 'give trained parameters'),
+        scoring(lambda logits, *_: logits * 1e-5), 'tokens matter', 'use trained parameters'),
     'forced tokens out of range': (
         T._replace(forced=lambda positions: positions), 'shapes', 'forced: tokens go from 0 to 8'),
     'no vocabulary': (

@@ -1,13 +1,13 @@
-"""Drafters: where drafts come from, each in the module of its name.
+"""Drafters propose the tokens that the target scores; each has its own module.
 
-Here are what some of them are made from: heads, networks and cheap models.
+This package exports the parts that some of them are built from: heads, networks and correctors.
 """
 
 from cspd_jax.decoding.drafters.corrector import Corrector
+from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.drafters.medusa import Heads
-from cspd_jax.decoding.drafters.network import Network
-from cspd_jax.decoding.drafters.small_model import from_model
-from cspd_jax.decoding.drafters.small_network import from_network
+from cspd_jax.decoding.drafters.model_corrector import from_model
+from cspd_jax.decoding.drafters.network_corrector import from_network
 
 __all__ = (
     'Corrector',

@@ -1,29 +1,44 @@
-"""No draft: one token per forward pass, the baseline."""
+"""Ancestral sampling: no drafts, one token per forward pass; the baseline."""
 
 import functools
 
+import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding.base import Draft, Drafter, Layout
+from cspd_jax.decoding.base import (
+  Condition,
+  Draft,
+  Drafter,
+  Env,
+  Layout,
+  Outcome,
+  RngState,
+)
 from cspd_jax.decoding.drafters.jacobi import check_length
 from cspd_jax.decoding.tree import chain, check_size
 
 
 def ancestral(window: int = 1) -> Drafter:
-  """Ancestral sampling: every round drafts nothing and commits one token.
+  """Drafts nothing: every round commits one token.
 
   Args:
     window: `W`, tokens per forward pass: the last committed one and `W - 1` nodes without a
-      candidate. These cost time and change no distribution, but sums of other shapes round
-      differently: in the window of another decoder the logits are rounded as they are there.
+      candidate. These cost time and do not change the distribution, but they change how sums are
+      rounded: with the window of another decoder, logits are rounded as in that decoder.
 
   Raises:
-    ValueError: for a window below 1, or one longer than an image.
+    ValueError: if the window is below 1 or longer than an image.
   """
   check_size('window', window, 1)
   tree = chain(window - 1)
 
-  def propose(env, state, rng, root, start):
+  def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
+           ) -> tuple[RngState, tuple[()]]:
+    del env, condition, outcome
+    return rng, ()
+
+  def propose(env: Env, state: tuple[()], rng: RngState, root: jax.Array, start: jax.Array
+              ) -> tuple[RngState, tuple[()], Draft]:
     del start
     batch, vocab = root.shape[0], env.target.vocab_size
     probs = jnp.zeros((batch, min(window - 1, 1), vocab), jnp.float32) if env.needs_probs else None
@@ -31,7 +46,7 @@ def ancestral(window: int = 1) -> Drafter:
 
   return Drafter(
       layout=Layout(tree, (0,) * window, (-1,) * window),
-      init=lambda env, condition, rng, outcome: (rng, ()),
+      init=init,
       propose=propose,
       update=lambda env, state, rng, outcome: (rng, state),
       check=functools.partial(check_length, window, tree))

@@ -1,12 +1,23 @@
-"""Medusa drafts: heads on the target's last feature (arXiv 2401.10774)."""
+"""Medusa: drafting heads on the target's last feature (arXiv 2401.10774)."""
 
+import functools
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import contract
-from cspd_jax.decoding.base import Draft, Drafter, Layout, Params, Target
+from cspd_jax.decoding.base import (
+  Condition,
+  Draft,
+  Drafter,
+  Env,
+  Layout,
+  Outcome,
+  Params,
+  RngState,
+  Target,
+)
 from cspd_jax.decoding.drafters import siblings
 from cspd_jax.decoding.tree import Tree, chain
 
@@ -20,8 +31,8 @@ class HeadLogits(Protocol):
 
 class Heads(NamedTuple):
   """Attributes:
-    logits: `(params, features [S, B, F]) -> [S, B, H, V]`: of the feature that
-      predicted token `k`, head `h` predicts token `k + 1 + h`.
+    logits: `(params, features [S, B, F]) -> [S, B, H, V]`: from the feature that predicted token
+      `k`, head `h` predicts token `k + 1 + h`.
     num_heads: `H`.
     vocab_size: `V`.
   """
@@ -33,61 +44,67 @@ class Heads(NamedTuple):
 
 def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
            length: int | None = None) -> Drafter:
-  """Drafts whose distributions depend on the depth only, along a static tree.
+  """Drafts along a static tree, from distributions that depend on the depth only.
 
-  All nodes of one depth and rank hold the same token, the tree is the Cartesian
-  product of the heads' candidates or a part of it. Only one path is ever taken, so
-  paths may share their candidates.
+  All nodes of one depth and rank hold the same token: the tree is the Cartesian product of the
+  heads' candidates or a part of it. Only one path is accepted in a round, so paths may share their
+  candidates.
 
   Args:
     heads: the heads, trained for the target.
-    tree: topology of the drafts, such as `tree.MEDUSA`; not deeper than
-      there are heads. A chain by default.
-    draws: how siblings are chosen, one of `base.DRAWS`; 'fixed', the most probable
-      tokens, is the paper's choice.
-    length: of the chain, if no tree is given; never more than there are heads, all of
-      them by default.
+    tree: topology of the drafts, such as `tree.MEDUSA`, at most `H` deep. A chain by
+      default.
+    draws: how siblings are selected, one of `base.DRAWS`; the paper uses 'fixed', the most probable
+      tokens.
+    length: length of the chain, if `tree` is None; cut to `H`, which is the default.
 
   Raises:
-    ValueError: for unknown `draws`, a tree that is too deep or empty, or a `length` beside it.
+    ValueError: if `draws` is not supported, the tree is too deep or empty, or both `tree` and
+      `length` are passed.
   """
   siblings.check_draws(draws)
   if tree is not None and length is not None:
-    raise ValueError(f'length is {length}, the length of a chain, but a tree is given; give one.')
+    raise ValueError(
+        f'length is {length}, the length of a chain, but a tree is given; pass only one of them.')
   if tree is None:
     tree = chain(heads.num_heads if length is None else min(length, heads.num_heads))
   if not 1 <= tree.max_depth <= heads.num_heads:
     raise ValueError(
-        f'tree is {tree.max_depth} deep; with {heads.num_heads} heads it may be 1 to '
+        f'tree is {tree.max_depth} deep; with {heads.num_heads} heads the depth must be 1 to '
         f'{heads.num_heads}.')
   depth, rank = tree.depth[1:], tree.rank[1:]
 
-  def init(env, condition, rng, outcome):
+  def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
+           ) -> tuple[RngState, jax.Array]:
     del condition
     contract.check_params(env.params)
     if outcome.features is None:
       raise ValueError("The target returns no features; this drafter reads the target's features.")
     return rng, outcome.features[:, :, -1]
 
-  def propose(env, state, rng, root, start):
+  def propose(env: Env, state: jax.Array, rng: RngState, root: jax.Array, start: jax.Array
+              ) -> tuple[RngState, jax.Array, Draft]:
     del root
     logits = contract.head_logits(heads, env.params, state)[:, :, :tree.max_depth]
-    places = start[:, None] + 1 + jnp.arange(tree.max_depth)
-    probs = siblings.probabilities(env, logits, places)
-    rng, tokens, recorded = siblings.choose(env, rng, probs, places, int(rank.max()) + 1, draws)
+    positions = start[:, None] + 1 + jnp.arange(tree.max_depth)
+    probs = siblings.probabilities(env, logits, positions)
+    rng, tokens, recorded = siblings.choose(env, rng, probs, positions, int(rank.max()) + 1, draws)
     return rng, state, Draft(tokens[:, depth - 1, rank], recorded if env.needs_probs else None)
 
-  def update(env, state, rng, outcome):
+  def update(env: Env, state: jax.Array, rng: RngState, outcome: Outcome
+             ) -> tuple[RngState, jax.Array]:
     del env, state
     node = outcome.verdict.node[None, :, None, None]
     return rng, jnp.take_along_axis(outcome.features, node, axis=2)[:, :, 0]
 
-  def check(target: Target) -> None:
-    if heads.vocab_size != target.vocab_size:
-      raise ValueError(
-          f'vocab_size of the heads is {heads.vocab_size}, of the target {target.vocab_size}; '
-          'they must be equal.')
-
   return Drafter(
       Layout(tree, (0,) + tuple(int(d) - 1 for d in depth), (-1,) * (tree.num_nodes + 1), draws),
-      init=init, propose=propose, update=update, check=check)
+      init=init, propose=propose, update=update, check=functools.partial(_check, heads))
+
+
+def _check(heads: Heads, target: Target) -> None:
+  """Raises ValueError unless the heads have the target's vocabulary."""
+  if heads.vocab_size != target.vocab_size:
+    raise ValueError(
+        f'vocab_size of the heads is {heads.vocab_size}, of the target {target.vocab_size}; '
+        'they must be equal.')

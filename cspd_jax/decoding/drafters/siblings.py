@@ -1,14 +1,14 @@
-"""Candidates that compete for one place, chosen from its draft distribution."""
+"""Siblings: candidates for the same position, selected from its draft distribution."""
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import contract, row_random, warp as warp_lib
-from cspd_jax.decoding.base import DRAWS, Env
+from cspd_jax.decoding.base import DRAWS, Env, Rng, RngState
 
 
 def check_draws(draws: str) -> None:
-  """Raises ValueError for an unknown kind of draws."""
+  """Raises ValueError unless `draws` is one of `base.DRAWS`."""
   if draws not in DRAWS:
     raise ValueError(f'draws is {draws!r}; it must be one of {", ".join(DRAWS)}.')
 
@@ -16,8 +16,8 @@ def check_draws(draws: str) -> None:
 def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
   """Returns the draft distributions `[B, n, V]` of the tokens at `positions` `[B, n]`.
 
-  At temperature 0 this is the distribution at temperature 1: `choose` takes its most probable
-  tokens then, of which the one-hot distribution would know only the first.
+  At temperature 0 this is the distribution at temperature 1: `choose` then selects its most
+  probable tokens, and the one-hot distribution would contain only the first of them.
 
   Args:
     env: the decode's environment.
@@ -30,30 +30,31 @@ def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Arra
   return warp_lib.probabilities(logits, warp, positions, forced)
 
 
-def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, draws: str):
-  """Candidates for every place, in the order in which they are to be tested.
+def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, count: int, draws: str
+           ) -> tuple[RngState, jax.Array, jax.Array | None]:
+  """Selects candidates for every position, in the order in which they are to be tested.
 
-  At temperature 0 they are the most probable tokens, whatever `draws` says. What is recorded then
-  is what they came from: one-hot at the first; the others have no probability, which says that
-  they were not drawn (`base.Draft`).
+  At temperature 0 they are the most probable tokens, whatever `draws` is. The recorded distribution
+  is then one-hot at the first; the others have probability 0 in it, which marks them as not drawn
+  (`base.Draft`).
 
   Args:
     env: the decode's environment.
     rng: the rows' random numbers.
     probs: `[B, n, V]` draft distributions.
-    positions: `[B, n]` token numbers of the places.
-    count: candidates per place.
+    positions: `[B, n]` token numbers.
+    count: candidates per position.
     draws: one of `base.DRAWS`.
 
   Returns:
-    The rows' random numbers; tokens `[B, n, count]`, -1 where the distribution has no more; and
-    the distributions `[B, n, V]` to record, None for 'fixed' ones.
+    The rows' random numbers; tokens `[B, n, count]`, -1 where too few tokens have positive
+    probability; and the distributions `[B, n, V]` to record, None for 'fixed' draws.
   """
   if draws == 'fixed':
     return rng, row_random.winners(probs, count), None
 
-  def row(rng, probs, positions, greedy):
-    if env.seed_exact:  # The runners-up under the noise that will decide.
+  def row(rng: Rng, probs: jax.Array, positions: jax.Array, greedy: jax.Array) -> jax.Array:
+    if env.seed_exact:  # The best tokens under the noise that the verifier will draw with.
       return rng.best_at(positions, probs, count, greedy)
     if draws == 'iid':
       drawn = rng.draw(jnp.repeat(probs, count, axis=0)).reshape(-1, count)
@@ -62,7 +63,7 @@ def choose(env: Env, rng, probs: jax.Array, positions: jax.Array, count: int, dr
 
   greedy = jnp.broadcast_to(jnp.asarray(env.warp.temperature) == 0, probs.shape[:1])
   rng, chosen = env.rowwise(row)(rng, probs, positions, greedy)
-  if env.warp.top_k is None:  # Then no temperature is 0.
+  if env.warp.top_k is None:  # The temperature is then never 0.
     return rng, chosen, probs
   recorded = jnp.where(
       greedy[:, None, None],

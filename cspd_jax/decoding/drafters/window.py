@@ -1,12 +1,12 @@
-"""What a Jacobi window is from one round to the next: its tokens and their distributions."""
+"""The state of a Jacobi window: its tokens, their distributions, and the update of a round."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import accept, contract
-from cspd_jax.decoding.base import Env, Outcome
+from cspd_jax.decoding.base import Env, Outcome, Rng
 from cspd_jax.decoding.drafters import fresh as fresh_lib
 from cspd_jax.decoding.tree import Tree
 
@@ -16,10 +16,10 @@ class JacobiState(NamedTuple):
 
   Attributes:
     tokens: `[B, L]` main chain, for the positions right after the root.
-    probs: `[B, L, V]` the distribution each was drawn from; None if nobody asks.
-    side: `[B, N - L]` tokens of the side nodes, -1 where there is none.
-    history: `[B, R, V]` the last distribution of every position, for 'resample-above'
-      fresh tokens; None otherwise.
+    probs: `[B, L, V]` the distribution each was drawn from; None if the verifier needs none.
+    side: `[B, N - L]` tokens of the side nodes, -1 for a node without a candidate.
+    history: `[B, R, V]` the last distribution of every position, for 'resample-above' fresh
+      tokens; None otherwise.
   """
 
   tokens: jax.Array
@@ -28,9 +28,9 @@ class JacobiState(NamedTuple):
   history: jax.Array | None
 
 
-def update(rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree, coupling: str,
+def update(rng: Rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree, coupling: str,
            fresh: str) -> JacobiState:
-  """The next drafts of one row."""
+  """The drafts of one row for the next round."""
   first = outcome.root + 1  # The position after the root.
   tokens, probs = _couple(rng, state, outcome, first, tree.main_length, coupling)
   history = state.history
@@ -41,11 +41,12 @@ def update(rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree, coup
       outcome.probs[outcome.verdict.node], outcome.tokens, outcome.count, history)
 
 
-def _couple(rng, state, outcome, first, length, coupling) -> tuple[jax.Array, jax.Array]:
+def _couple(rng: Rng, state: JacobiState, outcome: Outcome, first: jax.Array, length: int,
+            coupling: str) -> tuple[jax.Array, jax.Array]:
   """Tokens `[L + 1]` for the positions after the root, and their distributions `[L + 1, V]`.
 
-  However a token comes about, its distribution is the target's of this round: that is
-  what the next round verifies it with.
+  However a token is drawn, its distribution is the target's of this round; the next round verifies
+  it with that.
   """
   probs = outcome.probs[:length + 1]
   if outcome.verdict.samples is not None:  # The verifier has drawn them already.
@@ -57,65 +58,73 @@ def _couple(rng, state, outcome, first, length, coupling) -> tuple[jax.Array, ja
   if state.probs is None:
     raise ValueError(
         f'coupling is {coupling!r}, which needs the distributions of the drafts or samples of the '
-        "target, but the verifier asks for none and returns none; set the verifier's needs_probs, "
-        "or take coupling 'redraw'.")
+        'target, but the verifier has needs_probs=False and returns no samples; set needs_probs, '
+        "or use coupling 'redraw'.")
   return coupled(rng, state.tokens, state.probs, probs), probs
 
 
-def coupled(rng, tokens: jax.Array, probs: jax.Array, found: jax.Array) -> jax.Array:
-  """Tokens from new distributions, as rarely other than the old ones as possible.
+def coupled(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array) -> jax.Array:
+  """Draws tokens from new distributions; they differ from the old ones as rarely as possible.
 
-  The maximal coupling: a token is kept with probability `min(1, p / q)` and drawn from the residual
-  distribution otherwise (MC-SJD, arXiv 2510.24211).
+  The maximal coupling: a token is retained with probability `min(1, p / q)` and otherwise drawn
+  from the residual distribution (MC-SJD, arXiv 2510.24211).
 
   Args:
     rng: the row's random numbers.
     tokens: `[L]`.
     probs: `[L, V]` the distribution each was drawn from.
-    found: `[L + n, V]` the new distributions; further places have no token yet.
+    new_probs: `[L + n, V]` the new distributions; the last `n` positions have no token yet.
 
   Returns:
     `[L + n]` tokens.
   """
   length = tokens.shape[0]
-  same = found[:length]
-  kept = rng.accept(accept.take(same, tokens), accept.take(probs, tokens))
-  redrawn = rng.draw(jnp.concatenate([accept.residual(same, probs), found[length:]]))
-  return jnp.concatenate([jnp.where(kept, tokens, redrawn[:length]), redrawn[length:]])
+  overlapping = new_probs[:length]
+  retained = rng.accept(accept.take(overlapping, tokens), accept.take(probs, tokens))
+  redrawn = rng.draw(
+      jnp.concatenate([accept.residual(overlapping, probs), new_probs[length:]]))
+  return jnp.concatenate([jnp.where(retained, tokens, redrawn[:length]), redrawn[length:]])
 
 
-def refill(rng, env, tree, coupling, fresh, drawn, shift, last_probs, image, count, history):
-  """Shifts the drawn tokens past the committed ones and fills up the window.
+def refill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
+           drawn: tuple[jax.Array, jax.Array], shift: Any, last_probs: jax.Array, image: jax.Array,
+           count: jax.Array, history: jax.Array | None) -> JacobiState:
+  """Shifts the drawn tokens past the committed ones and fills the window with fresh tokens.
 
   Args:
-    drawn: tokens `[L + 1]` and distributions `[L + 1, V]` for the positions after the
-      old root.
-    shift: `[]` how many of these positions are committed now.
+    rng: the row's random numbers.
+    env: the decode's environment.
+    tree: topology of the drafts.
+    coupling: one of `jacobi.COUPLINGS`.
+    fresh: one of `fresh.KINDS`.
+    drawn: tokens `[L + 1]` and distributions `[L + 1, V]` for the positions after the old root.
+    shift: `[]` how many of these positions are now committed.
     last_probs: `[V]` the distribution of the last committed token.
     image: `[T']` tokens by position; `count` of them are committed.
-    history: distributions by position, or None.
+    count: `[]` number of committed tokens.
+    history: `[R, V]` distributions by position, or None.
 
   Returns:
     The state of one row.
   """
   length, vocab = tree.main_length, last_probs.shape[-1]
-  left = length + 1 - shift  # Drafts carried over; in front of the fresh ones.
+  left = length + 1 - shift  # Drafts carried over; the fresh ones follow them.
   slots = jnp.arange(length)
   positions = count + slots
   is_fresh = slots >= left
-  # Rows by number: TPUs slice rows that begin in different places of different images in a loop.
+  # Gathered by index: TPUs run slices with a different start in every image as a loop.
   carried = jnp.minimum(shift + slots, length)
   tokens, probs = jnp.where(is_fresh, 0, drawn[0][carried]), drawn[1][carried]
 
   if length:
     image = jax.lax.dynamic_update_slice(jnp.pad(image, (0, length)), tokens, (count,))
     at = jnp.clip(left - 1, 0, length - 1)
-    known = fresh_lib.Known(
+    preceding = fresh_lib.Preceding(
         token=image[count + left - 1],
         distribution=jnp.where(left > 0, probs[at], last_probs),
         position=count + left - 1, tokens=image, probs=history)
     fresh_tokens, fresh_probs = fresh_lib.tokens_and_probs(
-        rng, fresh, positions, known, env.target.row_width, vocab)
+        rng, fresh, positions, preceding, env.target.row_width, vocab)
     forced = contract.forced_tokens(env.target, positions)
     if forced is not None:
       fresh_tokens = jnp.where(forced < 0, fresh_tokens, forced)
@@ -128,11 +137,12 @@ def refill(rng, env, tree, coupling, fresh, drawn, shift, last_probs, image, cou
   return JacobiState(tokens, probs if env.needs_probs else None, side, history)
 
 
-def side_tokens(rng, tree, coupling, tokens, probs, positions, is_fresh) -> jax.Array:
+def side_tokens(rng: Rng, tree: Tree, coupling: str, tokens: jax.Array, probs: jax.Array,
+                positions: jax.Array, is_fresh: jax.Array) -> jax.Array:
   """Draws `[N - L]` further candidates for the side nodes.
 
-  All nodes of one depth and rank hold the same token: only one path is ever
-  taken, so paths need not differ from each other, only siblings do.
+  All nodes of one depth and rank hold the same token: only one path is accepted in a round, so
+  siblings must differ but paths need not.
   """
   depths, ranks = tree.depth[tree.main_length + 1:], tree.rank[tree.main_length + 1:]
   if not depths.size:
@@ -140,7 +150,7 @@ def side_tokens(rng, tree, coupling, tokens, probs, positions, is_fresh) -> jax.
   deep, count = tree.side_depth, int(ranks.max())
   tokens, probs = tokens[:deep], probs[:deep]
   if coupling == 'noise':
-    # The token itself is the best under its noise, unless it is a fresh one.
+    # A draft is itself the best token under its noise; a fresh token may not be.
     others = rng.best_at(positions[:deep], probs, count + 1)[:, 1:]
     others = jnp.where(is_fresh[:deep, None], -1, others)
   else:

@@ -1,6 +1,6 @@
-"""Verifiers: which drafts are accepted, and what follows the last of them.
+"""Verifiers decide which drafts are accepted and draw the token after the last of them.
 
-Each is in the module of its name; `NodeTest` and `rejection` make others.
+Each verifier is in the module of its name; `NodeTest` and `rejection` build others.
 """
 
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection

@@ -1,18 +1,20 @@
-"""Acceptance relaxed by a factor per depth, with the best residual (Cool-SD).
+"""Acceptance relaxed by a factor per depth, with the best residual distribution (Cool-SD).
 
-Candidate `x` at depth `d` is accepted with probability `f = min(1, w_d p(x) / q(x))`
-and the residual distribution is `[p - q f]+`, normalised: the one that minimises the bound on
-total variation (Cool-SD, arXiv 2601.09212, Algorithm 1, Equation 10 and Theorem 2).
-The printed schedules fall below 1 at larger depths. There `f` accepts less than the
-exact test for no gain in fidelity; `clamp` raises such factors to 1, which leaves the
-distribution of a round as it is and accepts more.
+Candidate `x` at depth `d` is accepted with probability `f = min(1, w_d p(x) / q(x))`, and the
+residual distribution is `[p - q f]+`, normalised: the one that minimises the bound on total
+variation (Cool-SD, arXiv 2601.09212, Algorithm 1, Equation 10 and Theorem 2).
+The printed schedules fall below 1 at larger depths. There `f` accepts less than the exact test
+without any gain in fidelity; `clamp` raises such factors to 1, which accepts more and does not
+change the distribution of a round.
 """
+
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import accept
-from cspd_jax.decoding.base import Verifier
+from cspd_jax.decoding.base import Drafter, Verifier
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 
@@ -34,15 +36,14 @@ def cool(delta: float = 1.1, nu: float = 0.7, *, clamp: bool = True,
          length: int | None = None) -> Verifier:
   """Factors that fall exponentially with depth (Cool-SD, Section 4.3).
 
-  `w_d = delta L exp(-nu d) / sum_j exp(-nu j)` for depths `1 .. L`, so that they add
-  up to `delta L`.
+  `w_d = delta L exp(-nu d) / sum_j exp(-nu j)` for depths `1 .. L`, so that their sum is `delta L`.
 
   Args:
     delta: mean factor, above 0.
-    nu: rate of the fall, at least 0; 0 is `uniform`.
+    nu: decay rate, at least 0; 0 is `uniform`.
     clamp: raise factors below 1 to 1. False is the schedule as printed.
-    length: `L`, the depth of the drafts by default. In a long Jacobi window give the
-      few depths that matter: the first factor grows with `L`. Deeper ones are 1.
+    length: `L`, the depth of the drafts by default. In a long Jacobi window set it to the few
+      depths that matter, because the first factor grows with `L`. Deeper factors are 1.
 
   Raises:
     ValueError: for values outside their range.
@@ -51,7 +52,7 @@ def cool(delta: float = 1.1, nu: float = 0.7, *, clamp: bool = True,
   if not 0 <= nu < np.inf:
     raise ValueError(f'nu is {nu}; the rate must be at least 0 (at 0 all factors are equal).')
 
-  def schedule(depths):
+  def schedule(depths: int) -> np.ndarray:
     weights = np.exp(-nu * np.arange(depths))
     return delta * depths * weights / weights.sum()
 
@@ -69,12 +70,12 @@ def cool_linear(delta: float = 1.1, l: int = 8, *, clamp: bool = True,
     length: `L`; see `cool`.
 
   Raises:
-    ValueError: for values outside their range, or if `l` is not larger than `L`,
-      which may only show when the decoder is put together.
+    ValueError: for values outside their range, or if `l` is not larger than `L`; without `length`
+      the latter is detected when the decoder is built.
   """
   _check(delta, length)
 
-  def schedule(depths):
+  def schedule(depths: int) -> np.ndarray:
     if l <= depths:
       raise ValueError(
           f'l is {l}, but the factors are for depths 1 to {depths}: l must be larger, or length '
@@ -94,28 +95,30 @@ def _check(delta: float, length: int | None) -> None:
     raise ValueError(f'length is {length}; the factors need at least 1 depth.')
 
 
-def _relaxed(schedule, clamp: bool, length: int | None) -> Verifier:
+def _relaxed(schedule: Callable[[int], np.ndarray], clamp: bool, length: int | None) -> Verifier:
   """A verifier with the factors `schedule(L)` `[L]`."""
 
-  def factors(max_depth):
+  def factors(max_depth: int) -> np.ndarray:
+    """The factor of every depth, `[max_depth + 1]`; entry 0 is the root, which is not tested."""
     depths = max_depth if length is None else min(length, max_depth)
-    found = np.ones(max_depth + 1)  # Entry 0 is the root, which is not tested.
+    table = np.ones(max_depth + 1)
     if max_depth:
-      found[1:depths + 1] = schedule(max_depth if length is None else length)[:depths]
-    return np.maximum(found, 1) if clamp else found
+      table[1:depths + 1] = schedule(max_depth if length is None else length)[:depths]
+    return np.maximum(table, 1) if clamp else table
 
-  def test_for(max_depth):
-    table = factors(max_depth)
-    factor = lambda p, depth: jnp.asarray(table, p.dtype)[depth]
-    wide = lambda p, depth: factor(p, depth)[..., None] * p
-    return NodeTest(
-        mass=lambda p, q, token, depth: factor(p, depth) * accept.take(p, token),
-        residual=lambda p, q, token, depth: accept.residual(p, jnp.minimum(q, wide(p, depth))),
-        gap=lambda p, q, token, depth: jnp.sum(
-            jnp.maximum(jnp.minimum(q, wide(p, depth)) - p, 0), axis=-1))
-
-  def check(drafter, vocab_size):
+  def check(drafter: Drafter, vocab_size: int) -> None:
     del vocab_size
     factors(drafter.tree.max_depth)
 
-  return rejection(test_for, exact=False, check=check)
+  return rejection(lambda max_depth: _node_test(factors(max_depth)), exact=False, check=check)
+
+
+def _node_test(factors: np.ndarray) -> NodeTest:
+  """The test with the factor `factors[d]` at depth `d`."""
+  factor = lambda p, depth: jnp.asarray(factors, p.dtype)[depth]
+  scaled = lambda p, depth: factor(p, depth)[..., None] * p
+  return NodeTest(
+      mass=lambda p, q, token, depth: factor(p, depth) * accept.take(p, token),
+      residual=lambda p, q, token, depth: accept.residual(p, jnp.minimum(q, scaled(p, depth))),
+      gap=lambda p, q, token, depth: jnp.sum(
+          jnp.maximum(jnp.minimum(q, scaled(p, depth)) - p, 0), axis=-1))

@@ -1,10 +1,11 @@
-"""Acceptance by the mass of tokens about as probable (Grouped Speculative Decoding).
+"""Acceptance by the mass of tokens with similar probability (Grouped Speculative Decoding).
 
-Candidate `x` stands for a cluster `C` of tokens with similar probability under the
-target, and is accepted with probability `f = min(1, p(C) / q(C))` (GSD, arXiv
-2508.07747). After a refusal the distribution is `[p - q]+`, normalised.
+Candidate `x` represents a cluster `C` of tokens with similar probability under the target, and is
+accepted with probability `f = min(1, p(C) / q(C))` (GSD, arXiv 2508.07747). The residual
+distribution after a rejection is `[p - q]+`, normalised.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -18,25 +19,25 @@ from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarray | None = None,
             d_threshold: float | None = None, clamp: bool = True) -> Verifier:
-  """A cluster is a window of ranks around the candidate.
+  """Accepts by clusters: tokens in a window of ranks around the candidate.
 
-  The tokens of positive probability are ranked by the target's distribution, or by what the
-  refusals of earlier siblings have left of it. The window has the `group // 2` tokens
-  next below `x`, the `(group - 1) // 2` next above, and `x`. Of these the cluster keeps
-  those whose probability differs from `p(x)` by less than `p_threshold` and, if
-  embeddings are given, whose squared distance to `x` is below `d_threshold`.
+  The tokens of positive probability are ranked by the target's distribution after the rejections of
+  earlier siblings. The window has the `group // 2` tokens next below `x`, the `(group - 1) // 2`
+  next above, and `x`. The cluster consists of those of them whose probability differs from `p(x)`
+  by less than `p_threshold` and, if `embeddings` is passed, whose squared distance to `x` is below
+  `d_threshold`.
 
-  A cluster can speak against its candidate: `p(C) / q(C)` may be below `p(x) / q(x)`.
-  `clamp` takes the larger of the two. That accepts more and adds nothing to the bound on total
+  A cluster can lower the probability of its candidate: `p(C) / q(C)` may be below `p(x) / q(x)`.
+  `clamp` uses the larger of the two. That accepts more and adds nothing to the bound on total
   variation; it also makes `[p - q]+` the residual distribution with the smallest bound. False is
-  the rule as released.
+  the test of the released code.
 
   Args:
-    group: size of the window, at least 1 (exact). The released code has 14.
+    group: size of the window, at least 1 (exact). The released code uses 14.
     p_threshold: as above, above 0.
-    embeddings: `[V, D]` rows of the codebook or of the model's input table. The
-      released code uses the latter, with `d_threshold` 0.5.
-    d_threshold: as above, above 0; together with `embeddings` only.
+    embeddings: `[V, D]` rows of the codebook or of the model's input table. The released code uses
+      the latter, with `d_threshold` 0.5.
+    d_threshold: as above, above 0; requires `embeddings`.
     clamp: never accept less than the exact test.
 
   Raises:
@@ -44,38 +45,50 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
   """
   embeddings = None if embeddings is None else np.asarray(embeddings)
   _check_options(group, p_threshold, embeddings, d_threshold)
-
-  def mass(p, q, token, depth):
-    del depth
-    cluster, own = _window(p, token, group), accept.take(p, token)
-    members = jnp.maximum(cluster, 0)
-    mates = jnp.take_along_axis(p, members, axis=-1)
-    kept = (cluster >= 0) & (jnp.abs(mates - own[..., None]) < p_threshold)
-    if embeddings is not None:
-      rows = jnp.asarray(embeddings, p.dtype)
-      apart = jnp.sum((rows[members] - rows[token][..., None, :])**2, axis=-1)
-      kept &= apart < d_threshold
-    drawn = accept.take(q, token)
-    p_sum = own + jnp.sum(jnp.where(kept, mates, 0), axis=-1)
-    drafted = jnp.take_along_axis(q, members, axis=-1)
-    q_sum = drawn + jnp.sum(jnp.where(kept, drafted, 0), axis=-1)
-    spoken = jnp.where(own > 0, drawn * p_sum / jnp.where(q_sum > 0, q_sum, 1), 0)
-    return jnp.maximum(spoken, own) if clamp else spoken
-
-  def gap(p, q, token, depth):
-    """`|f - g|` at the token, `g` being the exact test's probability.
-
-    Its mean bounds the total variation of the test and `[p - q]+` together, since the
-    exact test with this residual has none. If `f >= g` it is the sum over the
-    vocabulary, which would take a cluster for every token.
-    """
-    drawn = accept.take(q, token)
-    share = lambda mass: jnp.minimum(1, mass / jnp.where(drawn > 0, drawn, 1))
-    return jnp.abs(share(mass(p, q, token, depth)) - share(accept.take(p, token)))
-
-  test = NodeTest(mass=mass, residual=lambda p, q, token, depth: accept.residual(p, q), gap=gap)
+  test = _GroupedTest(group, p_threshold, embeddings, d_threshold, clamp)
+  node_test = NodeTest(
+      mass=test.mass, residual=lambda p, q, token, depth: accept.residual(p, q), gap=test.gap)
   check = functools.partial(_check_vocabulary, group, embeddings)
-  return rejection(lambda max_depth: test, exact=False, check=check)
+  return rejection(lambda max_depth: node_test, exact=False, check=check)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _GroupedTest:
+  """The functions of a `NodeTest`; for the fields see `grouped`."""
+
+  group: int
+  p_threshold: float
+  embeddings: np.ndarray | None
+  d_threshold: float | None
+  clamp: bool
+
+  def mass(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
+    del depth
+    cluster, p_token = _window(p, token, self.group), accept.take(p, token)
+    members = jnp.maximum(cluster, 0)
+    p_members = jnp.take_along_axis(p, members, axis=-1)
+    is_member = (cluster >= 0) & (jnp.abs(p_members - p_token[..., None]) < self.p_threshold)
+    if self.embeddings is not None:
+      rows = jnp.asarray(self.embeddings, p.dtype)
+      distance = jnp.sum((rows[members] - rows[token][..., None, :])**2, axis=-1)
+      is_member &= distance < self.d_threshold
+    q_token = accept.take(q, token)
+    p_sum = p_token + jnp.sum(jnp.where(is_member, p_members, 0), axis=-1)
+    q_members = jnp.take_along_axis(q, members, axis=-1)
+    q_sum = q_token + jnp.sum(jnp.where(is_member, q_members, 0), axis=-1)
+    mass = jnp.where(p_token > 0, q_token * p_sum / jnp.where(q_sum > 0, q_sum, 1), 0)
+    return jnp.maximum(mass, p_token) if self.clamp else mass
+
+  def gap(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
+    """`|f - g|` at the token, where `g` is the exact test's probability.
+
+    Its mean bounds the total variation of the test together with `[p - q]+`, because the exact test
+    with this residual distribution has none. If `f >= g` it is the sum over the vocabulary, which
+    would need a cluster for every token.
+    """
+    q_token = accept.take(q, token)
+    share = lambda mass: jnp.minimum(1, mass / jnp.where(q_token > 0, q_token, 1))
+    return jnp.abs(share(self.mass(p, q, token, depth)) - share(accept.take(p, token)))
 
 
 def _check_options(group: int, p_threshold: float, embeddings: np.ndarray | None,
@@ -88,7 +101,7 @@ def _check_options(group: int, p_threshold: float, embeddings: np.ndarray | None
   if (embeddings is None) != (d_threshold is None):
     raise ValueError(
         f'd_threshold is {d_threshold} and embeddings are '
-        f'{"missing" if embeddings is None else "given"}; give both or neither.')
+        f'{"missing" if embeddings is None else "present"}; pass both or neither.')
   if embeddings is not None and embeddings.ndim != 2:
     raise ValueError(f'embeddings have shape {embeddings.shape}; they must be [V, D].')
   if d_threshold is not None and not d_threshold > 0:
@@ -104,19 +117,19 @@ def _check_vocabulary(group: int, embeddings: np.ndarray | None, drafter: Drafte
         f'group is {group}, but the target has {vocab_size} tokens; it must be at most that.')
   if embeddings is not None and len(embeddings) != vocab_size:
     raise ValueError(
-        f'embeddings have {len(embeddings)} rows, but the target has {vocab_size} tokens; give '
+        f'embeddings have {len(embeddings)} rows, but the target has {vocab_size} tokens; pass '
         'one row per token.')
 
 
 def _window(p: jax.Array, token: jax.Array, group: int) -> jax.Array:
-  """`[..., group - 1]` the tokens next to `token` in the order of `p` `[..., V]`; -1 for none.
+  """`[..., group - 1]` the tokens next to `token` in the order of `p` `[..., V]`, padded with -1.
 
-  Two short searches, no sort of the vocabulary.
+  Two short searches instead of a sort of the vocabulary.
   """
-  tokens, own = jnp.arange(p.shape[-1]), accept.take(p, token)[..., None]
+  tokens, p_token = jnp.arange(p.shape[-1]), accept.take(p, token)[..., None]
   token = token[..., None]
-  is_above = (p > own) | ((p == own) & (tokens < token))
-  # The smallest of those above; the scores are positive, and 0 is no candidate.
+  is_above = (p > p_token) | ((p == p_token) & (tokens < token))
+  # The smallest of those above; all scores are positive, and 0 excludes a token.
   above = row_random.winners(jnp.where(is_above, 1 / jnp.where(p > 0, p, 1), 0), (group - 1) // 2)
   below = row_random.winners(jnp.where(is_above | (tokens == token), 0, p), group // 2)
   return jnp.concatenate([above, below], axis=-1)

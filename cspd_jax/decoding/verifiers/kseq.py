@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import accept
-from cspd_jax.decoding.base import Verdict, Verifier
+from cspd_jax.decoding.base import Drafter, Layout, Rng, Verdict, Verifier
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers import walk
 
@@ -14,38 +14,41 @@ def kseq() -> Verifier:
   """Accepts the first of `k` independent siblings that passes (SpecTr, arXiv 2310.15141).
 
   Each passes with probability `min(1, p / (r q))`, with one factor `r` for all. With
-  `b = sum_x min(q, p / r)` one is accepted with probability `a = 1 - (1 - b)^k`, and
-  otherwise the token follows `p - min(q, p / r) a / b`, normalised. That is a distribution if
-  `a <= r b`; the smallest such `r`, between 1 and `k`, accepts most, and no rule accepts
-  more often than `1 / (1 - 1 / e)` times as much. For drafters with 'iid' draws. Siblings
-  that were chosen, not drawn (`base.Draft`), as at temperature 0, are no candidates.
+  `b = sum_x min(q, p / r)` one is accepted with probability `a = 1 - (1 - b)^k`, and otherwise the
+  token follows `p - min(q, p / r) a / b`, normalised. That is a distribution if `a <= r b`; the
+  smallest such `r`, between 1 and `k`, accepts most, and no other test accepts more than
+  `1 / (1 - 1 / e)` times as often. For drafters with 'iid' draws. Siblings that were chosen, not
+  drawn (`base.Draft`), as at temperature 0, are not candidates.
   """
-
-  def verify(rng, layout, tokens, probs, target_probs, positions):
-    del positions
-    tree = layout.tree
-    is_inner = tree.children[:, 0] > 0
-    inner = np.flatnonzero(is_inner)
-    if not inner.size:
-      return Verdict(jnp.int32(0), rng.draw(target_probs[:1])[0])
-    children = tree.children[inner]
-    p, q = target_probs[inner], probs[np.asarray(layout.probs_rows)[children[:, 0]]]
-    # Every test is the same for all siblings, so all nodes are tested at once.
-    parents, token = np.searchsorted(inner, tree.parents[1:]), jnp.maximum(tokens[1:], 0)
-    is_drawn = jnp.append(False, (tokens[1:] >= 0) & (q[parents, token] > 0))
-    count = jnp.sum((children > 0) & is_drawn[children], axis=1)
-    factor = _factor(p, q, count)
-    passed = rng.accept(p[parents, token] / factor[parents], q[parents, token])
-    node = walk.deepest(jnp.append(False, passed) & is_drawn, tree)
-    row = jnp.asarray(np.cumsum(is_inner) - 1)[node]
-    left = _left(p[row], q[row], factor[row], count[row])
-    distribution = jnp.where(jnp.asarray(is_inner)[node], left, target_probs[node])
-    return Verdict(node, rng.draw(distribution[None])[0])
-
-  return Verifier(verify, exact=True, needs_probs=True, check=_check)
+  return Verifier(_verify, exact=True, needs_probs=True, check=_check)
 
 
-def _shares(p, q, factor, count):
+def _verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
+            target_probs: jax.Array, positions: jax.Array) -> Verdict:
+  del positions
+  tree = walk.topology(layout)
+  is_inner = tree.children[:, 0] > 0
+  inner = np.flatnonzero(is_inner)
+  if not inner.size:
+    return Verdict(jnp.int32(0), rng.draw(target_probs[:1])[0])
+  assert probs is not None  # The verifier has needs_probs.
+  children = tree.children[inner]
+  p, q = target_probs[inner], probs[np.asarray(layout.probs_rows)[children[:, 0]]]
+  # The test is the same for all siblings, so all nodes are tested in parallel.
+  parents, token = np.searchsorted(inner, tree.parents[1:]), jnp.maximum(tokens[1:], 0)
+  is_drawn = jnp.append(False, (tokens[1:] >= 0) & (q[parents, token] > 0))
+  count = jnp.sum((children > 0) & is_drawn[children], axis=1)
+  factor = _factor(p, q, count)
+  passed = rng.accept(p[parents, token] / factor[parents], q[parents, token])
+  node = walk.deepest(jnp.append(False, passed) & is_drawn, tree)
+  row = jnp.asarray(np.cumsum(is_inner) - 1)[node]
+  residual = _residual(p[row], q[row], factor[row], count[row])
+  distribution = jnp.where(jnp.asarray(is_inner)[node], residual, target_probs[node])
+  return Verdict(node, rng.draw(distribution[None])[0])
+
+
+def _overlap(p: jax.Array, q: jax.Array, factor: jax.Array, count: jax.Array
+             ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """`min(q, p / r)` `[..., V]`, its sum `b` `[...]`, and `a = 1 - (1 - b)^k` `[...]`."""
   common = jnp.minimum(q, p / factor[..., None])
   passes = jnp.minimum(jnp.sum(common, axis=-1), 1)
@@ -55,13 +58,13 @@ def _shares(p, q, factor, count):
 def _factor(p: jax.Array, q: jax.Array, count: jax.Array) -> jax.Array:
   """The smallest `r` `[...]` with `a <= r b`, by bisection, from above.
 
-  `r b = sum_x min(r q, p)` rises with `r` and `a` falls, so there is one change of sign;
-  at `r = k` the inequality is Bernoulli's.
+  `r b = sum_x min(r q, p)` increases with `r` and `a` decreases, so there is one change of sign; at
+  `r = k` the inequality is Bernoulli's.
   """
   def halve(_, bounds):
     low, high = bounds
     middle = (low + high) / 2
-    _, passes, accepted = _shares(p, q, middle, count)
+    _, passes, accepted = _overlap(p, q, middle, count)
     holds = accepted <= middle * passes
     return jnp.where(holds, low, middle), jnp.where(holds, middle, high)
 
@@ -70,14 +73,15 @@ def _factor(p: jax.Array, q: jax.Array, count: jax.Array) -> jax.Array:
   return jax.lax.fori_loop(0, steps, halve, (jnp.ones_like(high), high))[1]
 
 
-def _left(p, q, factor, count):
-  """`[..., V]` the distribution after all `k` candidates were refused."""
-  common, passes, accepted = _shares(p, q, factor, count)
+def _residual(p: jax.Array, q: jax.Array, factor: jax.Array, count: jax.Array) -> jax.Array:
+  """`[..., V]` the distribution after all `k` candidates were rejected."""
+  common, passes, accepted = _overlap(p, q, factor, count)
   scale = accepted / jnp.where(passes > 0, passes, 1)
   return accept.residual(p, common * scale[..., None])
 
 
-def _check(drafter, vocab_size) -> None:
+def _check(drafter: Drafter, vocab_size: int) -> None:
+  """Raises ValueError unless siblings are drawn independently along a static tree."""
   del vocab_size
   if drafter.layout.draws != 'iid':
     raise ValueError(

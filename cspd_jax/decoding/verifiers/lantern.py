@@ -1,15 +1,15 @@
 """Acceptance by the mass of a token's neighbours in the codebook (LANTERN, LANTERN++).
 
-Tokens of images are often interchangeable with their neighbours in the tokenizer's
-codebook. Candidate `x` is accepted with probability `f = min(1, (p(x) + p(A)) / q(x))`,
-where `A` is the longest run of `x`'s nearest neighbours whose mass stays within a bound
-(LANTERN, arXiv 2410.03355; with a bound relative to `p(x)` LANTERN++, arXiv 2502.06352).
-`p` is what the refusals of earlier siblings have left of the target's distribution.
+Tokens of images are often interchangeable with their neighbours in the tokenizer's codebook, the
+latent neighbours. Candidate `x` is accepted with probability `f = min(1, (p(x) + p(A)) / q(x))`,
+where `A` is the longest run of `x`'s nearest neighbours whose mass stays within a bound (LANTERN,
+arXiv 2410.03355; with a bound relative to `p(x)` LANTERN++, arXiv 2502.06352). `p` is the target's
+distribution after the rejections of earlier siblings.
 
 `f` is never below the exact test's probability, so the residual distribution with the smallest
 bound on total variation is the exact test's own, `[p - q]+` (Cool-SD, arXiv 2601.09212, Equation
 10 and Proposition 1). The residual distributions of the paper and of its released code differ from
-it and from each other; they are here for comparison:
+it and from each other; they are available for comparison:
 
   'gstar'             `[p - q]+`, the default
   'paper'             `[p_A - q]+`, where `p_A` is `p` with the mass of `A` moved onto `x`
@@ -17,11 +17,12 @@ it and from each other; they are here for comparison:
   'released_lumina'   `[p - q]+` with `p` set to zero there
   'released_dynamic'  `p` set to zero there and on `x`
 
-The released ones change `p` and `q` only where `A` is not empty, as the code does. Where
-they leave nothing the distribution stays `p`; the code goes on with the uniform distribution
-instead.
+The released ones change `p` and `q` only where `A` is not empty, as the code does. Where no mass
+remains the distribution is `p`; the released code continues with the uniform distribution instead.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -29,36 +30,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import accept, row_random
-from cspd_jax.decoding.base import Verdict, Verifier
+from cspd_jax.decoding.base import Drafter, Layout, Rng, Verdict, Verifier
 from cspd_jax.decoding.verifiers import walk
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 RESIDUALS = ('gstar', 'paper', 'released_llamagen', 'released_lumina', 'released_dynamic')
+# Whether neighbours are in `A`: `(p_token [..., 1], moved [..., k]) -> bool [..., k]`, where
+# `p_token` is `p(x)` and `moved` is the mass of the neighbours up to each of them.
+Within = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metric: str = 'tvd',
             residual: str = 'gstar', greedy: bool = False) -> Verifier:
-  """Neighbours stand in as long as moving their mass changes the distribution by at most `delta`.
+  """Adds neighbours' mass as long as this changes the distribution by at most `delta`.
 
   Args:
-    table: `[V, K]` neighbours of every token, nearest first, itself excluded; see
-      `neighbours.neighbour_table`. It has to be that of the target's tokenizer.
-    delta: bound on the distance between `p` and `p_A`, at least 0 (exact) and below the
-      largest distance there is: 1 for 'tvd', log 2 for 'jsd'.
-    k: neighbours looked at, all `K` by default.
+    table: `[V, K]` neighbours of every token, nearest first, without the token itself; see
+      `latent_neighbours.neighbour_table`. It must be computed from the target's tokenizer.
+    delta: bound on the distance between `p` and `p_A`, at least 0 (exact) and below the largest
+      possible distance: 1 for 'tvd', log 2 for 'jsd'.
+    k: number of neighbours to use, all `K` by default.
     metric: 'tvd', total variation, which is the mass moved; or 'jsd', the Jensen-Shannon
       divergence in nats.
     residual: one of `RESIDUALS`.
-    greedy: the variant for temperature 0: a candidate is accepted if with its
-      neighbours' mass it is the most probable token, by the distribution at temperature 1
-      without cuts, and the last token is the most probable one. Siblings are tried in
-      order, so an earlier neighbour goes before the most probable token itself. The bound on
-      total variation is then the number of accepted tokens that are not the most probable one:
-      the target's distribution has a single token, so each adds a total variation of 1. Where
-      `m` tokens are equally probable, accepting one of them adds `1 - 1 / m`.
+    greedy: the variant for temperature 0: a candidate is accepted if, with its neighbours' mass, it
+      is the most probable token of the distribution at temperature 1 without cuts; the last token
+      is the most probable one. Siblings are tested in order, so an earlier neighbour is accepted
+      before the most probable token itself. The bound on total variation is then the number of
+      accepted tokens that are not the most probable one: the target's distribution has a single
+      token, so each adds a total variation of 1. Where `m` tokens are equally probable, accepting
+      one of them adds `1 - 1 / m`.
 
   Raises:
-    ValueError: for options outside their range or a table that is none.
+    ValueError: for options outside their range or an invalid table.
   """
   if metric not in _METRICS:
     raise ValueError(f'metric is {metric!r}; it must be one of {", ".join(_METRICS)}.')
@@ -66,141 +70,164 @@ def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metr
   if not 0 <= delta < largest:
     raise ValueError(
         f'delta is {delta}; with metric {metric!r} it must be at least 0 (exact) and below '
-        f'{largest:.3g}, where every neighbour would do.')
-  return _neighbour_test(
-      table, k, lambda own, moved: distance(own, moved) <= delta, residual, greedy)
+        f'{largest:.3g}, which would admit every neighbour.')
+  return _neighbour_verifier(
+      table, k, lambda p_token, moved: distance(p_token, moved) <= delta, residual, greedy)
 
 
 def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
                residual: str = 'gstar', greedy: bool = False) -> Verifier:
-  """Neighbours stand in as long as `p(x) + p(A)` is at most `lam p(x)`.
+  """Adds neighbours' mass as long as `p(x) + p(A)` is at most `lam p(x)`.
 
-  `lam` is that of the released code: the neighbours add at most `(lam - 1) p(x)`.
-  Cool-SD (arXiv 2601.09212) reads it as at most `lam p(x)`; its `lam` is one less.
+  `lam` is that of the released code: the neighbours add at most `(lam - 1) p(x)`. In Cool-SD
+  (arXiv 2601.09212) they add at most `lam p(x)`; its `lam` is smaller by one.
 
   Args:
     table: see `lantern`.
     lam: the bound, at least 1 (exact).
-    k: neighbours looked at, all by default.
+    k: number of neighbours to use, all by default.
     residual: one of `RESIDUALS`.
     greedy: see `lantern`.
 
   Raises:
-    ValueError: for options outside their range or a table that is none.
+    ValueError: for options outside their range or an invalid table.
   """
   if not 1 <= lam < np.inf:
     raise ValueError(f'lam is {lam}; it must be at least 1 (1 is exact) and finite.')
-  return _neighbour_test(table, k, lambda own, moved: moved <= (lam - 1) * own, residual, greedy)
+  return _neighbour_verifier(
+      table, k, lambda p_token, moved: moved <= (lam - 1) * p_token, residual, greedy)
 
 
-def _divergence(own: jax.Array, moved: jax.Array) -> jax.Array:
-  """Jensen-Shannon divergence when mass `moved` goes to a token that has mass `own`.
+def _divergence(p_token: jax.Array, moved: jax.Array) -> jax.Array:
+  """Jensen-Shannon divergence when mass `moved` goes to a token that has mass `p_token`.
 
-  Only that token and the tokens that lose their mass count, and of these only the sum:
-  each of them halves in the mixture.
+  Only that token and the tokens that lose their mass contribute, and of the latter only their sum
+  matters: each of them halves in the mixture.
   """
-  joined, middle = own + moved, own + moved / 2
+  joined, middle = p_token + moved, p_token + moved / 2
   term = lambda mass: jax.scipy.special.xlogy(mass, mass / jnp.where(middle > 0, middle, 1))
-  return 0.5 * (moved * np.log(2) + term(own) + term(joined))
+  return 0.5 * (moved * np.log(2) + term(p_token) + term(joined))
 
 
-# The distance `(own, moved) -> [...]`, increasing in `moved`, and its supremum.
-_METRICS = {'tvd': (lambda own, moved: moved, 1.0), 'jsd': (_divergence, float(np.log(2)))}
+# The distance `(p_token, moved) -> [...]`, increasing in `moved`, and its supremum.
+_METRICS = {'tvd': (lambda p_token, moved: moved, 1.0), 'jsd': (_divergence, float(np.log(2)))}
 
 
-def _neighbour_test(table, k: int | None, within: Callable, residual: str,
-                    greedy: bool) -> Verifier:
-  """The verifier for one bound, `within(own [..., 1], moved [..., k]) -> bool [..., k]`."""
+def _neighbour_verifier(table: np.ndarray, k: int | None, within: Within, residual: str,
+                        greedy: bool) -> Verifier:
+  """The verifier for one bound."""
   table, k = _check(table, k, residual, greedy)
-
-  def check(drafter, vocab_size):
-    del drafter
-    if len(table) != vocab_size:
-      raise ValueError(
-          f'table has {len(table)} rows, but the target has {vocab_size} tokens; build it from '
-          "the codebook of the target's tokenizer with neighbours.neighbour_table.")
-
-  def group(p, token):
-    """The neighbours `[..., k]`, which of them are in `A`, and `p(x) + p(A)` `[...]`."""
-    near = jnp.asarray(table[:, :k])[token]
-    moved = jnp.cumsum(jnp.take_along_axis(p, near, axis=-1), axis=-1)
-    own = accept.take(p, token)
-    kept = within(own[..., None], moved)
-    return near, kept, own + jnp.max(jnp.where(kept, moved, 0), axis=-1)
-
-  mass = lambda p, token: group(p, token)[2]
+  check = functools.partial(_check_vocabulary, table)
+  test = _NeighbourTest(table, k, within, residual)
   if greedy:
-    return Verifier(_greedy(mass), exact=False, needs_probs=False, greedy=True, check=check)
+    return Verifier(test.verify_greedily, exact=False, needs_probs=False, greedy=True, check=check)
+  node_test = NodeTest(mass=test.mass, residual=test.residual_distribution, gap=test.gap,
+                       offset=None if residual == 'gstar' else test.offset)
+  return rejection(lambda max_depth: node_test, exact=False, check=check)
 
-  def gap(p, q, token, depth):
-    """From the token alone: the sum over the vocabulary would take `V k` look-ups."""
-    del depth
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _NeighbourTest:
+  """The functions of a `NodeTest`.
+
+  Attributes:
+    table: `[V, K]` int32 neighbours.
+    k: number of neighbours in use.
+    within: the bound.
+    residual: one of `RESIDUALS`.
+  """
+
+  table: np.ndarray
+  k: int
+  within: Within
+  residual: str
+
+  def _group(self, p: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The neighbours `[..., k]`, which of them are in `A`, and `p(x) + p(A)` `[...]`."""
+    near = jnp.asarray(self.table[:, :self.k])[token]
+    moved = jnp.cumsum(jnp.take_along_axis(p, near, axis=-1), axis=-1)
+    p_token = accept.take(p, token)
+    is_member = self.within(p_token[..., None], moved)
+    return near, is_member, p_token + jnp.max(jnp.where(is_member, moved, 0), axis=-1)
+
+  def mass(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
+    del q, depth
+    return self._group(p, token)[2]
+
+  def gap(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
+    """Estimated from the token alone: the sum over the vocabulary would need `V k` look-ups."""
     drawn = accept.take(q, token)
     share = lambda mass: mass / jnp.where(drawn > 0, drawn, 1)
-    accepted = jnp.minimum(1, share(mass(p, token)))
+    accepted = jnp.minimum(1, share(self.mass(p, q, token, depth)))
     return jnp.maximum(accepted - share(accept.take(p, token)), 0)
 
-  def left(p, q, token, depth):
+  def residual_distribution(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array
+                            ) -> jax.Array:
     del depth
-    if residual == 'gstar':
+    if self.residual == 'gstar':
       return accept.residual(p, q)
-    near, kept, joined = group(p, token)
-    if residual == 'paper':
-      p_moved = jnp.put_along_axis(_cleared(p, near, kept), token[..., None],
+    near, is_member, joined = self._group(p, token)
+    if self.residual == 'paper':
+      p_moved = jnp.put_along_axis(_cleared(p, near, is_member), token[..., None],
                                    joined[..., None], axis=-1, inplace=False)
       return _distribution(p_moved - q, p)
-    zeroed, some = jnp.asarray(table[:, :k + 1])[token], kept[..., :1]
-    if residual == 'released_llamagen':
-      return _distribution(p - _cleared(q, zeroed, some), p)
-    p_cleared = _cleared(p, zeroed, some)
-    if residual == 'released_lumina':
+    zeroed, any_member = jnp.asarray(self.table[:, :self.k + 1])[token], is_member[..., :1]
+    if self.residual == 'released_llamagen':
+      return _distribution(p - _cleared(q, zeroed, any_member), p)
+    p_cleared = _cleared(p, zeroed, any_member)
+    if self.residual == 'released_lumina':
       return _distribution(p_cleared - q, p)
     return _distribution(_cleared(p_cleared, token[..., None], True), p)
 
-  def offset(p, q, token, depth):
-    return 0.5 * jnp.sum(jnp.abs(left(p, q, token, depth) - accept.residual(p, q)), axis=-1)
+  def offset(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
+    residual = self.residual_distribution(p, q, token, depth)
+    return 0.5 * jnp.sum(jnp.abs(residual - accept.residual(p, q)), axis=-1)
 
-  test = NodeTest(mass=lambda p, q, token, depth: mass(p, token), residual=left, gap=gap,
-              offset=None if residual == 'gstar' else offset)
-  return rejection(lambda max_depth: test, exact=False, check=check)
-
-
-def _greedy(mass: Callable) -> Callable:
-  """`verify` at temperature 0, with `mass(p [..., V], token [...]) -> [...]`."""
-
-  def verify(rng, layout, tokens, probs, target_probs, positions):
+  def verify_greedily(self, rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
+                      target_probs: jax.Array, positions: jax.Array) -> Verdict:
+    """`Verifier.verify` at temperature 0."""
     del probs, positions
-    tree = layout.tree
+    tree = walk.topology(layout)
     parents = jnp.maximum(jnp.asarray(tree.parents), 0)
     p = target_probs[parents]
-    accepted = (tokens >= 0) & (mass(p, jnp.maximum(tokens, 0)) >= jnp.max(p, axis=-1))
+    mass = self._group(p, jnp.maximum(tokens, 0))[2]
+    accepted = (tokens >= 0) & (mass >= jnp.max(p, axis=-1))
     node = walk.deepest(accepted, tree)
-    # The target draws one of the most probable tokens, with equal chances.
+    # The target draws one of the most probable tokens, all with the same probability.
     is_best = target_probs == jnp.max(target_probs, axis=-1, keepdims=True)
-    chances = is_best / jnp.sum(is_best, axis=-1, keepdims=True)
-    token = rng.draw(chances[node][None])[0]
+    best_probs = is_best / jnp.sum(is_best, axis=-1, keepdims=True)
+    token = rng.draw(best_probs[node][None])[0]
     on_path = jnp.asarray(tree.ancestors)[node].at[0].set(False)
-    tv_bound = jnp.where(on_path, 1 - chances[parents, jnp.maximum(tokens, 0)], 0)
+    tv_bound = jnp.where(on_path, 1 - best_probs[parents, jnp.maximum(tokens, 0)], 0)
     return Verdict(node, token, row_random.winner(target_probs).at[node].set(token),
                    tv_bound.astype(target_probs.dtype))
 
-  return verify
 
-
-def _cleared(distribution: jax.Array, tokens: jax.Array, where) -> jax.Array:
-  """`distribution` `[..., V]` with zeros at `tokens` `[..., n]` where it says so."""
+def _cleared(distribution: jax.Array, tokens: jax.Array, where: jax.typing.ArrayLike) -> jax.Array:
+  """`distribution` `[..., V]` with zeros at `tokens` `[..., n]` where `where` is True."""
   values = jnp.where(where, 0, jnp.take_along_axis(distribution, tokens, axis=-1))
   return jnp.put_along_axis(distribution, tokens, values, axis=-1, inplace=False)
 
 
 def _distribution(weights: jax.Array, p: jax.Array) -> jax.Array:
-  """The positive part of `weights`, normalised; `p` if there is none."""
+  """The positive part of `weights`, normalised; `p` where that is zero."""
   weights = jnp.maximum(weights, 0)
   mass = jnp.sum(weights, axis=-1, keepdims=True)
   return jnp.where(mass > 0, weights / jnp.where(mass > 0, mass, 1), p)
 
 
-def _check(table, k: int | None, residual: str, greedy: bool) -> tuple[np.ndarray, int]:
+def _check_vocabulary(table: np.ndarray, drafter: Drafter, vocab_size: int) -> None:
+  """Raises ValueError unless the table has a row for every token."""
+  del drafter
+  if len(table) != vocab_size:
+    raise ValueError(
+        f'table has {len(table)} rows, but the target has {vocab_size} tokens; build it from '
+        "the codebook of the target's tokenizer with latent_neighbours.neighbour_table.")
+
+
+def _check(table: np.ndarray, k: int | None, residual: str, greedy: bool
+           ) -> tuple[np.ndarray, int]:
+  """The table in int32 and `k`; raises ValueError for a wrong table or option."""
   table = np.asarray(table)
   if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer) or not table.size:
     raise ValueError(
@@ -219,13 +246,13 @@ def _check(table, k: int | None, residual: str, greedy: bool) -> tuple[np.ndarra
     raise ValueError(f'residual is {residual!r}; it must be one of {", ".join(RESIDUALS)}.')
   if greedy and residual != 'gstar':
     raise ValueError(
-        f'residual is {residual!r}, but greedy decoding draws from no residual distribution; '
-        'leave it out.')
+        f'residual is {residual!r}, but greedy decoding does not draw from a residual '
+        'distribution; leave it out.')
   k = width if k is None else k
   most = width - residual.startswith('released')
   if not 1 <= k <= most:
     raise ValueError(
-        f'k is {k}; with a table of {width} neighbours per token (there are {size - 1}) and '
+        f'k is {k}; with a table of {width} neighbours per token (of {size - 1} possible) and '
         f'residual {residual!r} it must be 1 to {most}'
         + (', because the released code sets k + 1 neighbours to zero.' if most < width else '.'))
   return table.astype(np.int32), k

@@ -1,4 +1,4 @@
-"""The nearest codebook rows of every token, for verifiers that let neighbours stand in."""
+"""The nearest codebook rows of every token, for verifiers that accept latent neighbours."""
 
 import functools
 import hashlib
@@ -15,7 +15,7 @@ from cspd_jax.checkpoints import paths, reading
 
 DISTANCES = ('l2', 'cosine', 'random')
 
-# Distances held at a time: 64 MiB of float64.
+# Number of distances in memory at a time: 64 MiB of float64.
 _CHUNK = 2**23
 
 
@@ -25,18 +25,18 @@ def neighbour_table(codebook: np.ndarray, k: int, distance: str = 'l2', normaliz
 
   Args:
     codebook: `[V, D]` embedding of every image token.
-    k: neighbours per token, 1 to `V - 1`; the token itself is not one.
-    distance: 'l2', 'cosine', or 'random': others in random order, a control.
-    normalize: divide rows by their norm first, for tokenizers that do so when they
-      decode (LlamaGen's). LANTERN's released tables do not.
-    seed: of the 'random' order.
+    k: neighbours per token, 1 to `V - 1`; the token itself does not count.
+    distance: 'l2', 'cosine', or 'random': other rows in random order, as a control.
+    normalize: divide rows by their norm first, for tokenizers that do so when they decode
+      (LlamaGen's). LANTERN's released tables are not normalised.
+    seed: seed of the 'random' order.
 
   Returns:
     `[V, k]` int32.
 
   Raises:
-    ValueError: if the codebook is no finite matrix, a row that needs a direction is
-      zero, or an option is not allowed.
+    ValueError: if the codebook is not a finite matrix, a row that needs a direction is zero, or an
+      option is outside its range.
   """
   codebook = _check(codebook, k, distance, normalize)
   size = len(codebook)
@@ -48,7 +48,7 @@ def neighbour_table(codebook: np.ndarray, k: int, distance: str = 'l2', normaliz
     rows = np.arange(begin, min(begin + step, size))
     if distance == 'random':
       far = random.random((len(rows), size))
-    else:  # Up to the row's own norm, which does not change its order.
+    else:  # Without the row's own norm, which does not change the order.
       far = squares - 2 * codebook[rows] @ codebook.T
     far[np.arange(len(rows)), rows] = np.inf
     near = np.sort(np.argpartition(far, k - 1, axis=1)[:, :k], axis=1)
@@ -59,18 +59,18 @@ def neighbour_table(codebook: np.ndarray, k: int, distance: str = 'l2', normaliz
 
 def load_or_build(codebook: np.ndarray, k: int, distance: str = 'l2', normalize: bool = False,
                   seed: int = 0, *, cache_dir: str | os.PathLike) -> np.ndarray:
-  """Keeps a `neighbour_table` on disk under the codebook's fingerprint.
+  """Caches a `neighbour_table` on disk under the codebook's fingerprint.
 
   Args:
     codebook, k, distance, normalize, seed: see `neighbour_table`.
-    cache_dir: folder of the tables; made if missing.
+    cache_dir: folder of the tables; created if missing.
 
   Returns:
     `[V, k]` int32.
 
   Raises:
-    ValueError: as `neighbour_table`, or if the file under this name is broken or was
-      made from another codebook or with other options.
+    ValueError: as `neighbour_table`, or if the cached file is corrupt or was built from another
+      codebook or with other options.
   """
   codebook = _check(codebook, k, distance, normalize)
   options = dict(k=int(k), distance=distance, normalize=bool(normalize), seed=int(seed),
@@ -81,7 +81,7 @@ def load_or_build(codebook: np.ndarray, k: int, distance: str = 'l2', normalize:
     return _read(path, fingerprint)
   table = neighbour_table(codebook, k, distance, normalize, seed)
   path.parent.mkdir(parents=True, exist_ok=True)
-  # Written elsewhere and moved, so that no reader and no later run sees half a file.
+  # Written to a temporary folder and moved, so that no reader sees an incomplete file.
   with tempfile.TemporaryDirectory(dir=path.parent, prefix='part_') as folder:
     part = pathlib.Path(folder) / path.name
     np.savez(part, table=table, fingerprint=fingerprint)
@@ -93,16 +93,16 @@ def from_codebook(default: Callable[[int], int]) -> Callable[..., dict[str, Any]
   """Returns a function of a codebook and a verifier's arguments that computes `table` and `k`.
 
   Args:
-    default: `V -> ` the number of neighbours where `k` is left open.
+    default: `V -> ` the number of neighbours if `k` is not specified.
   """
 
   def compute(codebook: np.ndarray | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if codebook is None:
       raise ValueError(
-          'codebook is None, but the verifier lets neighbours in the codebook stand in; give the '
-          "codebook of the target's image tokenizer.")
+          'codebook is None, but the verifier accepts neighbours in the codebook; pass that of the '
+          "target's image tokenizer.")
     codebook = np.asarray(codebook)
-    # The released residuals look at one neighbour more.
+    # The released residuals use one more neighbour.
     spare = str(arguments.get('residual')).startswith('released')
     most = len(codebook) - 1
     k = arguments.get('k')
@@ -124,22 +124,22 @@ def embeddings(codebook: np.ndarray | None, arguments: Mapping[str, Any]) -> dic
     return {}
   if codebook is None:
     raise ValueError(
-        'codebook is None, but d_threshold needs distances in it; give the codebook of the '
+        'codebook is None, but d_threshold needs distances in it; pass the codebook of the '
         "target's image tokenizer, or leave d_threshold out.")
   return {'embeddings': codebook}
 
 
 def _read(path: pathlib.Path, fingerprint: str) -> np.ndarray:
   content = reading.arrays(path, 'delete it', needed=('table', 'fingerprint'))
-  if (found := str(content['fingerprint'])) != fingerprint:
+  if (stored := str(content['fingerprint'])) != fingerprint:
     raise ValueError(
         f'{path} holds the table of another codebook or of other options: its fingerprint is '
-        f'{found[:16]}, expected {fingerprint[:16]}. Delete it or give another cache_dir.')
+        f'{stored[:16]}, expected {fingerprint[:16]}. Delete it or use another cache_dir.')
   return content['table']
 
 
-def _check(codebook, k: int, distance: str, normalize: bool) -> np.ndarray:
-  """The codebook in float64."""
+def _check(codebook: np.ndarray, k: int, distance: str, normalize: bool) -> np.ndarray:
+  """The codebook in float64; raises ValueError as `neighbour_table`."""
   codebook = np.asarray(codebook).astype(np.float64)
   if codebook.ndim != 2 or len(codebook) < 2 or not np.all(np.isfinite(codebook)):
     raise ValueError(

@@ -1,30 +1,30 @@
-"""Verification by equality: draw the target's token, keep drafts that equal it."""
+"""Verification by equality: draws the target's tokens and accepts the drafts that equal them."""
 
+import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding.base import Verdict, Verifier
+from cspd_jax.decoding.base import Layout, Rng, Verdict, Verifier
 from cspd_jax.decoding.verifiers import walk
 
 
 def match(seed_exact: bool = True) -> Verifier:
-  """Draws one token from the target's distribution at every node and follows the matches.
+  """Draws a token from the target's distribution at every node and follows the matching drafts.
 
-  What is committed is always a draw from the target's distribution, so the output is exact
-  whatever was drafted (deterministic Jacobi decoding, Song et al., arXiv
-  2002.03629, with sampling).
+  Every committed token is a draw from the target's distribution, so the output is exact whatever
+  the drafts are (deterministic Jacobi decoding, Song et al., arXiv 2002.03629, with sampling).
 
   Args:
-    seed_exact: draw with the noise that belongs to the position (predictive
-      sampling, Wiggers and Hoogeboom, arXiv 2002.09928). Token `k` is then
-      `argmax(log p_k + g_k)` for one `g_k`, and the sequence equals, token for
-      token, that of any other decoder with this verifier and the same key, as far as
-      their `p_k` are rounded alike (`ancestral(window)`).
-      Otherwise fresh noise every round.
+    seed_exact: draw with the noise of the position (predictive sampling, Wiggers and Hoogeboom,
+      arXiv 2002.09928). Token `k` is then `argmax(log p_k + g_k)` for a fixed `g_k`, and the
+      sequence equals, token for token, that of any other decoder with this verifier and the same
+      key, as long as their `p_k` are rounded alike (`ancestral(window)`). If False, the noise is
+      new in every round.
   """
 
-  def verify(rng, layout, tokens, probs, target_probs, positions):
+  def verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
+             target_probs: jax.Array, positions: jax.Array) -> Verdict:
     del probs
-    tree = layout.tree
+    tree = walk.topology(layout)
     if seed_exact:
       samples = rng.draw_at(positions, target_probs)
     else:

@@ -3,25 +3,39 @@
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding.tree import RuntimeTree, Tree
+from cspd_jax.decoding.base import Layout, TreeLike
+from cspd_jax.decoding.tree import Budget
 
 
-def deepest(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
+def topology(layout: Layout) -> TreeLike:
+  """The tree of the drafts.
+
+  Raises:
+    TypeError: if the layout has a `Budget` only; the loop replaces it by the row's `RuntimeTree`.
+  """
+  if isinstance(layout.tree, Budget):
+    raise TypeError(
+        f'layout.tree is {layout.tree}; a verifier needs the tree itself, so pass the layout with '
+        "the draft's RuntimeTree in its place.")
+  return layout.tree
+
+
+def deepest(accepted: jax.Array, tree: TreeLike) -> jax.Array:
   """The last node of the accepted path.
 
-  From the root, the walk goes to the first accepted child in the order of the
-  siblings, never to a later one whose continuation is longer: that choice would
-  depend on tokens further on and bias the distribution.
+  From the root, the walk goes to the first accepted child in the order of the siblings, never to a
+  later one whose continuation is longer: that choice would depend on later tokens and bias the
+  distribution.
 
   Args:
-    accepted: `[N + 1]` bool, the outcome of the test of every node, given that
-      its parent is reached and its earlier siblings were refused.
-    tree: the draft tree; one row's if it is a `RuntimeTree`.
+    accepted: `[N + 1]` bool, the result of the test of every node, given that its parent is reached
+      and its earlier siblings were rejected.
+    tree: the draft tree; that of one row if it is a `RuntimeTree`.
 
   Returns:
     Scalar int32, the index of a node (0 if nothing was accepted).
   """
-  if tree.is_chain:  # As many as are accepted in a row.
+  if tree.is_chain:  # The number of leading drafts that are accepted.
     return jnp.argmin(jnp.pad(accepted[1:], (0, 1))).astype(jnp.int32)
   chosen = accepted & ~earlier_accepted(accepted, tree)
   chosen |= jnp.arange(chosen.shape[0]) == 0
@@ -29,8 +43,8 @@ def deepest(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
   return jnp.argmax(jnp.where(reached, tree.depth, -1)).astype(jnp.int32)
 
 
-def earlier_accepted(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
-  """Tells of which nodes `[N + 1]` an earlier sibling was accepted."""
+def earlier_accepted(accepted: jax.Array, tree: TreeLike) -> jax.Array:
+  """For every node `[N + 1]`, whether an earlier sibling was accepted."""
   if tree.is_chain:
     return jnp.zeros_like(accepted)
   parents, nodes = jnp.asarray(tree.parents), jnp.arange(accepted.shape[0])
@@ -38,8 +52,8 @@ def earlier_accepted(accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array
   return jnp.any(earlier & accepted, axis=1)
 
 
-def tested(node: jax.Array, accepted: jax.Array, tree: Tree | RuntimeTree) -> jax.Array:
-  """Tells which nodes `[N + 1]` the walk that stopped at `node` has tested."""
+def tested(node: jax.Array, accepted: jax.Array, tree: TreeLike) -> jax.Array:
+  """For every node `[N + 1]`, whether the walk that stopped at `node` tested it."""
   on_path = jnp.asarray(tree.ancestors)[node]
   parents = jnp.maximum(jnp.asarray(tree.parents), 0)
   return on_path[parents] & ~earlier_accepted(accepted, tree) & (jnp.asarray(tree.parents) >= 0)

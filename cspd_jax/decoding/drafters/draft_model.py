@@ -7,7 +7,18 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import contract, warp as warp_lib
-from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Target
+from cspd_jax.decoding.base import (
+  Cache,
+  Condition,
+  Draft,
+  Drafter,
+  Env,
+  Layout,
+  Outcome,
+  Rng,
+  RngState,
+  Target,
+)
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
 
@@ -17,20 +28,20 @@ class ModelState(NamedTuple):
     previous: `[B]` the committed token before the root.
   """
 
-  cache: Any
+  cache: Cache
   previous: jax.Array
 
 
 def model(draft_target: Target, length: int = 4) -> Drafter:
   """Drafts a chain of `length` tokens, sampled one by one from `draft_target`.
 
-  The draft distribution goes through the same warp as the target's. After a refusal the
-  draft model's cache needs no repair: slots are overwritten. When all drafts
-  were accepted the last of them is not in the cache yet, so a round begins by
-  reading the last two committed tokens.
+  The same warp is applied to the draft distributions as to the target's. After a rejected draft the
+  draft model's cache needs no repair, because slots are overwritten. If all drafts were accepted,
+  the last of them is not in the cache yet, so a round begins by reading the last two committed
+  tokens.
 
-  For a seed-exact verifier drafts are drawn with the noise that belongs to their
-  position, which makes most of them agree with the target's tokens.
+  For a seed-exact verifier, drafts are drawn with the noise of their position, so most of them
+  equal the target's tokens.
 
   Args:
     draft_target: the draft model, over the target's vocabulary and grid.
@@ -41,12 +52,14 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   """
   check_size('length', length, 1)
 
-  def init(env, condition, rng, outcome):
+  def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
+           ) -> tuple[RngState, ModelState]:
     _, _, cache = contract.prefill(
         draft_target, env.params, condition, env.target.num_tokens + length + 1, 'draft model')
     return rng, ModelState(cache, outcome.tokens[:, 0])
 
-  def propose(env, state, rng, root, start):
+  def propose(env: Env, state: ModelState, rng: RngState, root: jax.Array, start: jax.Array
+              ) -> tuple[RngState, ModelState, Draft]:
     draw = env.rowwise(functools.partial(_draw, env))
     logits, cache = _catch_up(draft_target, env, state, root, start)
 
@@ -57,7 +70,7 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
       logits, _, cache = _score(draft_target, env, cache, token[:, None], at, chain(0))
       return (rng, cache, logits[:, :, 0], at + 1), (token, distribution[:, 0])
 
-    # The last token needs no forward pass of its own.
+    # No forward pass follows the last token.
     carry = (rng, cache, logits, start + 1)
     carry, (tokens, probs) = jax.lax.scan(step, carry, length=length - 1)
     rng, cache, logits, at = carry
@@ -73,25 +86,31 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
       check=functools.partial(check_grid, draft_target, 'draft model'))
 
 
-def check_grid(small: Any, what: str, target: Target) -> None:
-  """Raises ValueError unless `small`, which is `what`, has the target's vocabulary and grid."""
+def check_grid(small: Any, role: str, target: Target) -> None:
+  """Raises ValueError unless the sizes of `small` are the target's.
+
+  Args:
+    small: an object with `vocab_size`, `num_tokens` and `row_width`.
+    role: what `small` is, for the message.
+    target: the target.
+  """
   for name in ('vocab_size', 'num_tokens', 'row_width'):
-    ours, theirs = getattr(small, name), getattr(target, name)
-    if ours != theirs:
+    size, target_size = getattr(small, name), getattr(target, name)
+    if size != target_size:
       raise ValueError(
-          f'{name} of the {what} is {ours}, of the target {theirs}; they must be equal.')
+          f'{name} of the {role} is {size}, of the target {target_size}; they must be equal.')
 
 
-def _score(draft_target: Target, env: Env, cache: Any, tokens: jax.Array, start: jax.Array,
-           tree: Tree) -> tuple[jax.Array, Any, Any]:
+def _score(draft_target: Target, env: Env, cache: Cache, tokens: jax.Array, start: jax.Array,
+           tree: Tree) -> tuple[jax.Array, Any, Cache]:
   return contract.score(draft_target, env.params, cache, tokens, start, tree, 'draft model')
 
 
 def _catch_up(draft_target: Target, env: Env, state: ModelState, root: jax.Array,
-              start: jax.Array) -> tuple[jax.Array, Any]:
+              start: jax.Array) -> tuple[jax.Array, Cache]:
   """Reads the last two committed tokens; returns the logits `[S, B, V]` after them, and the cache.
 
-  In the first round there is one token, and a filler after it.
+  In the first round only one token is committed; a filler follows it.
   """
   first = start == 0
   pair = jnp.stack([jnp.where(first, root, state.previous),
@@ -110,20 +129,21 @@ def _distribution(draft_target: Target, env: Env, logits: jax.Array,
       logits[:, :, None], _streams(env.warp, draft_target), positions, forced)
 
 
-def _draw(env: Env, rng: Any, position: jax.Array, distribution: jax.Array) -> jax.Array:
+def _draw(env: Env, rng: Rng, position: jax.Array, distribution: jax.Array) -> jax.Array:
   """Draws the token of one row from its `distribution` `[1, V]`."""
   drawn = (rng.draw_at(position[None], distribution) if env.seed_exact
            else rng.draw(distribution))
   return drawn[0]
 
 
-def _update(env: Env, state: ModelState, rng: Any, outcome: Outcome) -> tuple[Any, ModelState]:
+def _update(env: Env, state: ModelState, rng: RngState, outcome: Outcome
+            ) -> tuple[RngState, ModelState]:
   del env
   before = jnp.maximum(outcome.count - 2, 0)[:, None]
   previous = jnp.take_along_axis(outcome.tokens, before, axis=1)[:, 0]
   return rng, state._replace(previous=previous)
 
 
-def _streams(warp, draft_target):
-  """A draft model without a null condition drafts without guidance."""
+def _streams(warp: warp_lib.Warp, draft_target: Target) -> warp_lib.Warp:
+  """The warp without guidance if the draft model has no null condition."""
   return warp if draft_target.num_streams == 2 else warp._replace(guidance_scale=1.0)

@@ -1,9 +1,8 @@
 """A network that continues the target's features: its contract, and its cache between rounds.
 
-It reads a token together with the feature it was predicted from and predicts the next feature;
-the target's head turns that into a distribution (EAGLE, arXiv 2401.15077). The target's
-true features of all committed tokens stay in the network's cache, predicted ones serve while
-drafting only.
+It reads a token together with the feature that predicted it, and predicts the next feature; the
+target's head turns that into a distribution (EAGLE, arXiv 2401.15077). The network's cache holds
+the target's true features of all committed tokens; predicted features are used while drafting only.
 """
 
 from collections.abc import Callable
@@ -34,7 +33,7 @@ class NetworkStep(Protocol):
 
 
 class NetworkLogits(Protocol):
-  """The target's head on features; see `Network.logits`."""
+  """Applies the target's head to features; see `Network.logits`."""
 
   def __call__(self, params: Params, features: jax.Array, /) -> jax.Array:
     ...
@@ -48,22 +47,20 @@ class Network(NamedTuple):
   feature of the condition's last token.
 
   Attributes:
-    prefill: `(params, condition, features [S, B, C, F], num_slots) -> cache`: reads all
-      but the last of the features of the condition's tokens and makes room for
-      `num_slots` image tokens.
-    step: `(params, cache, tokens [B, n], features [S, B, n, F], start [B], depth,
-      visible) -> (features [S, B, n, F], cache)`. Entry `i` is
-      image token number `start + depth[i]` (`[n]` or `[B, n]`) with the feature that
-      predicted it. `visible`, bool `[n, m]` or `[B, n, m]`: of the `m` newest slots,
-      from slot `start` on, which each entry sees; the `n` entries are written to the
-      last `n` of those. All slots before `start` are seen. The features returned are
-      the predicted ones, in place of the target's for the token that follows.
-    logits: `(params, features [S, B, n, F]) -> logits [S, B, n, V]`: what the target says by
-      such features.
+    prefill: `(params, condition, features [S, B, C, F], num_slots) -> cache`: reads all but the
+      last of the features of the condition's tokens and allocates `num_slots` slots for image
+      tokens.
+    step: `(params, cache, tokens [B, n], features [S, B, n, F], start [B], depth, visible) ->
+      (features [S, B, n, F], cache)`. Entry `i` is image token number `start + depth[i]` (`[n]` or
+      `[B, n]`) with the feature that predicted it. `visible`, bool `[n, m]` or `[B, n, m]`: which
+      of the `m` newest slots, from slot `start` on, each entry sees; the `n` entries are written to
+      the last `n` of them. All slots before `start` are seen. Returns predictions of the target's
+      features for the tokens that follow.
+    logits: `(params, features [S, B, n, F]) -> logits [S, B, n, V]`: the target's head.
     vocab_size: `V`.
     num_tokens: tokens of an image.
-    correct: `(params, new, old, stale) -> features`, all `[..., F]`, entry by entry: what it has
-      learned about its own error, see `drafters.from_network`; None if it has not.
+    correct: `(params, new, old, stale) -> features`, all `[..., F]`, entry by entry: a learned
+      correction of stale features, see `drafters.from_network`; None if the network has none.
   """
 
   prefill: NetworkPrefill
@@ -89,20 +86,21 @@ class NetworkState(NamedTuple):
 
 
 def check(network: Network, target: Target) -> None:
-  """Raises ValueError if the network was not made for such a target."""
+  """Raises ValueError unless the network has the target's vocabulary and image length."""
   for name in ('vocab_size', 'num_tokens'):
-    ours, theirs = getattr(network, name), getattr(target, name)
-    if ours != theirs:
+    size, target_size = getattr(network, name), getattr(target, name)
+    if size != target_size:
       raise ValueError(
-          f'{name} of the drafting network is {ours}, of the target {theirs}; they must be equal.')
+          f'{name} of the drafting network is {size}, of the target {target_size}; they must be '
+          'equal.')
 
 
 def init(network: Network, max_depth: int, tree_slots: int, env: Env, condition: Condition,
          rng: RngState, outcome: Outcome) -> tuple[RngState, NetworkState]:
-  """The state after the prefill, with `tree_slots` slots for nodes of a tree."""
+  """The state after the prefill, with `tree_slots` slots for the nodes of a tree."""
   contract.check_params(env.params)
   if outcome.features is None:
-    raise ValueError('The target returns no features; this drafter reads the target\'s features.')
+    raise ValueError("The target returns no features; this drafter reads the target's features.")
   slots = env.target.num_tokens + max(max_depth, tree_slots) + 1
   cache = network.prefill(env.params, condition, outcome.features, slots)
   room = ((0, 0), (0, 0), (0, max_depth), (0, 0))
@@ -114,16 +112,16 @@ def init(network: Network, max_depth: int, tree_slots: int, env: Env, condition:
 
 def catch_up(env: Env, network: Network, state: NetworkState,
              start: jax.Array) -> tuple[jax.Array, Cache]:
-  """Reads the committed tokens that are new.
+  """Reads the tokens that the last round committed.
 
   Args:
-    env: what drafters know of the round.
+    env: the decode's environment.
     network: the drafting network.
-    state: what the last round left.
+    state: the state after the last round.
     start: `[B]` int32, the root's position.
 
   Returns:
-    Features after the root, `[S, B, 1, F]`, and the cache with the new tokens in it.
+    The features after the root, `[S, B, 1, F]`, and the cache with these tokens in it.
   """
   length = state.tokens.shape[1]
   features, cache = contract.step(
@@ -135,7 +133,7 @@ def catch_up(env: Env, network: Network, state: NetworkState,
 
 def update(env: Env, state: NetworkState, rng: RngState,
            outcome: Outcome) -> tuple[RngState, NetworkState]:
-  """Takes the target's features along the accepted path."""
+  """Stores the target's features along the accepted path."""
   del env
   first = outcome.root + 1
   numbers = first[:, None] + jnp.arange(state.tokens.shape[1])
