@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import cspd_jax
 from configs.compare import demo
-from cspd_jax.checkpoints import locks
+from cspd_jax.checkpoints import files
 from cspd_jax.core import progress
 from cspd_jax.generation import batches, report as report_lib
 from cspd_jax.measure import comparison
@@ -144,7 +144,7 @@ def main(config: demo.Config) -> None:
   job = prepare(config)
   # Refuses a folder that cannot take the files before anything is compiled.
   folder = report_lib.Report(config.workdir, compare_report.files(job.model, job.programs)).folder
-  with locks.hold(folder):
+  with files.hold(folder):
     print(compare_report.headline(job.model, job.programs, job.prompts, job.sampling), flush=True)
     for name, reason in job.left_out.items():
       print(f'{name} is left out: {reason}', flush=True)

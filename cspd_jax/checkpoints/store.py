@@ -22,10 +22,8 @@ from cspd_jax.checkpoints import (
   folders,
   int8,
   kinds,
-  layouts,
   paths,
   reading,
-  several,
   weights,
 )
 from cspd_jax.checkpoints.description import CheckpointError
@@ -152,16 +150,16 @@ def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights
 @contextlib.contextmanager
 def joining(folder: pathlib.Path, states: Mapping[str, Any], file: str,
             content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
-  """Yields folders to `write` networks into, which come to `folder` together; see `several`."""
-  with description.refused(), several.replacing(
+  """Yields folders to `write` networks into, which come to `folder` together; see `folders`."""
+  with description.refused(), folders.replacing_together(
       folder, states, description.listed, file, content) as new:
     yield new
 
 
 def recover(folder: pathlib.Path) -> None:
-  """Moves networks into place that a killed process was joining to `folder`; see `several`."""
+  """Moves networks into place that a killed process was joining to `folder`; see `folders`."""
   with description.refused():
-    several.recover(folder, description.listed, description.FILE)
+    folders.recover_together(folder, description.listed, description.FILE)
 
 
 def check_place(path: str | os.PathLike) -> None:
@@ -232,7 +230,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
         weights.check_finite({name: leaf})
     if count:
       return int8.put(int8.quantized(leaf, count), count, place)
-    return jax.device_put(leaf, layouts.place(name, leaf, place, KINDS[kind].orders))
+    return jax.device_put(leaf, kinds.placement(name, leaf, place, KINDS[kind].orders))
 
   return Loaded(kind, config, _finished(folder, described, finish), metadata)
 

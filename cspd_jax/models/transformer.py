@@ -43,7 +43,7 @@ SPLIT = {
     '.*/(query|key|value)': 1, '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
     '.*/(gate|up)': 1, '.*/down': 0}
 
-# In which order XLA reads the axes of what on TPUs; see `checkpoints.layouts`.
+# In which order XLA reads the axes of what on TPUs; see `checkpoints.kinds.placement`.
 ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 
 # `einsum` contracts axes in the order of their letters, and CPUs transpose a matrix that lies in

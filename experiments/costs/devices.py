@@ -15,7 +15,7 @@ import jax
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import topologies
 
-from cspd_jax.checkpoints import layouts
+from cspd_jax.checkpoints import kinds
 from cspd_jax.models import attention, fused_head
 
 # As XLA describes it, with the versions that decide what becomes part of a CUDA graph.
@@ -110,7 +110,7 @@ def compiled(function: Any, arguments: Any, device: Any,
     function: to be jitted.
     arguments: of the function; only shapes and dtypes are looked at.
     device: see `describe`.
-    orders: how what of the arguments lies in the memory of a TPU; see `checkpoints.layouts`.
+    orders: order in memory of the axes of arguments; see `checkpoints.kinds.placement`.
     options: of the compiler, as `jax.jit` takes them.
   """
   place = jax.sharding.SingleDeviceSharding(device)
@@ -118,7 +118,7 @@ def compiled(function: Any, arguments: Any, device: Any,
   def describe_one(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     shape = jax.ShapeDtypeStruct(jax.numpy.shape(leaf), leaf.dtype)
-    return shape.update(sharding=layouts.place(name, shape, place, orders or {}))
+    return shape.update(sharding=kinds.placement(name, shape, place, orders or {}))
 
   described = jax.tree_util.tree_map_with_path(describe_one, arguments)
   with _fused() if device.platform == 'gpu' else contextlib.nullcontext():
