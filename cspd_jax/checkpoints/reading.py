@@ -22,8 +22,6 @@ from cspd_jax.checkpoints import paths
 
 # Bytes of a file of text or JSON.
 MOST_TEXT = 1 << 28
-# Bytes of the header of a safetensors file: what the format allows.
-MOST_HEADER = 100_000_000
 # Pixels of a picture.
 MOST_PIXELS = 1 << 27
 # Bytes that the arrays of a compressed file may have: so many, or so many times those of the file.

@@ -164,9 +164,9 @@ def test_command_line_says_which_table_it_is(tmp_path):
   tensors['embed_tokens.weight'] = np.ascontiguousarray(params['transformer']['output'].T)
   safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
   done = subprocess.run(
-      [sys.executable, '-m', 'experiments.convert', '--family=eagle_llamagen', '--image_size=32',
-       '--num_heads=2', f'--source={tmp_path}/model.safetensors', f'--output={tmp_path}/out',
-       f'--target={tmp_path}/target'],
+      [sys.executable, '-m', 'checkpoints_conversion.command', '--family=eagle_llamagen',
+       '--image_size=32', '--num_heads=2', f'--source={tmp_path}/model.safetensors',
+       f'--output={tmp_path}/out', f'--target={tmp_path}/target'],
       cwd=_ROOT, capture_output=True, text=True, env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
       check=False)
   assert done.returncode == 0, done.stderr

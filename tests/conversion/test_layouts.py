@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import command, convert, rules, shards
+from checkpoints_conversion import command, convert, rules, tensors as tensors_lib
 from checkpoints_conversion.rules import early_fusion as early_fusion_rules
 from cspd_jax.models import early_fusion
 from tests.models import published
@@ -129,7 +129,7 @@ def test_heads_rotate_as_in_the_official_network():
 
 def test_files_of_several_devices_become_one():
   files = _divided(_meta(), 2)
-  joined = shards.join(files, rules.get('anole').shares)
+  joined = tensors_lib.join(files, rules.get('anole').shares)
   found = _read(joined)
   norms = {name: np.stack([file[name] for file in files])
            for name in files[0] if '_normalization.' in name}
@@ -141,14 +141,14 @@ def test_files_of_several_devices_become_one():
 
 @pytest.mark.parametrize('change, message', [
     (lambda files: files[1].pop('output.weight'), 'output.weight is in 1 of 2 files'),
-    (lambda files: files[0].update({'a.weight': np.ones(2)}), 'a.weight is not known to be'),
+    (lambda files: files[0].update({'a.weight': np.ones(2)}), 'a.weight is not a tensor that is'),
     (lambda files: files[0].update({'norm.weight': np.ones(5)}), 'norm.weight has parts'),
     (lambda files: files[0].update({'output.weight': np.ones(5)}), 'output.weight has parts')])
 def test_files_that_do_not_belong_together(change, message):
   files = _divided(_meta(), 2)
   change(files)
   with pytest.raises(ValueError, match=message):
-    shards.join(files, rules.get('anole').shares)
+    tensors_lib.join(files, rules.get('anole').shares)
 
 
 @pytest.fixture
@@ -229,4 +229,4 @@ class TestFolder:
     self._save(folder / 'consolidated.01.pth', files[1])
     assert not self._convert(folder, tmp_path / 'model')
     _check_equal(cspd_jax.load(tmp_path / 'model').params,
-                 _read(shards.join(files, early_fusion_rules.ANOLE.shares)))
+                 _read(tensors_lib.join(files, early_fusion_rules.ANOLE.shares)))

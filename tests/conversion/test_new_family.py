@@ -118,7 +118,7 @@ class TestHub:
     arguments = ['--family=tiny', '--source=owner/sea', '--rows=2', f'--output={sources}/sea']
     assert command.main(arguments) == 2
     message = capsys.readouterr().err
-    assert 'does not give it (no route to host); check the name' in message
+    assert 'failed (no route to host); check the name' in message
     assert message.count('\n') == 1
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
     assert command.main(arguments) == 2
