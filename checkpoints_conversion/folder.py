@@ -58,8 +58,7 @@ def convert_parts(
   Args:
     parts: the files to convert, in this order: networks of one model family with different roles.
       A network that belongs to no model family becomes a folder of its own.
-    output: folder of the model. It is created, or the networks are added to the model in it and
-      replace older ones of the same roles.
+    output: folder of the model, new or not: older networks of the same roles are replaced.
     progress: returns, for the file family of each part, a context with the function to call as it
       is written.
     allow_nonfinite: whether weights may be NaN or infinite.
