@@ -71,7 +71,7 @@ def test_help_names_its_options_and_models(sources, capsys):
 def test_its_options_are_not_for_others(sources, capsys):
   assert command.main(['--family=tiny_palette', f'--source={sources}/palette.safetensors',
                        '--rows=2', f'--output={sources}/beach']) == 2
-  assert 'rows: not for a palette' in capsys.readouterr().err
+  assert 'rows: not an option for a palette' in capsys.readouterr().err
   assert not (sources / 'beach').exists()
 
 
