@@ -140,7 +140,7 @@ def _check_writable(name: str, value: str | os.PathLike, path: pathlib.Path,
 
 
 def _free(path: pathlib.Path) -> float:
-  """Returns the free bytes on the disk of a folder, infinity if the system does not tell."""
+  """Returns the free bytes on the disk of a folder, infinity if the system does not report them."""
   usage = shutil.disk_usage(path)
   return usage.free if usage.total else math.inf
 

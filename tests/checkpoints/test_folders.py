@@ -1,4 +1,4 @@
-"""Folders that take the place of older ones, with every file operation failing in turn."""
+"""Folders that replace older ones, with every file operation failing in turn."""
 
 import json
 import os
@@ -121,7 +121,7 @@ _MODES = [(how, exchange) for how in ('kill', 'raise') for exchange in ('exchang
 
 
 def work(path):
-  """What `faults` lets fail: a folder takes the place of an older one."""
+  """Runs under `faults`: replaces an older folder."""
   if path.parent.name == 'renames':
     folders._exchange = lambda first, second: False
   write(path / 'x', 'new')

@@ -1,4 +1,4 @@
-"""Folders that take their places together, with every file operation failing in turn."""
+"""Folders that are replaced together, with every file operation failing in turn."""
 
 import json
 import os
@@ -23,20 +23,20 @@ def join(path, text, names=NAMES):
 
 
 def old(path):
-  """A folder with older ones of two of the names, and a file of the user."""
+  """Creates a folder with two older folders and a file of the user."""
   join(path, 'old', ('a', 'b'))
   (path / 'mine').write_text('"mine"')
 
 
 def content(path):
-  """What all files hold but the lists."""
+  """Returns the content of all files except the lists."""
   names = [os.path.join(folder, name) for folder, _, names in os.walk(path, followlinks=True)
            for name in names if name != 'list.json']
   return {os.path.relpath(name, path): json.loads(open(name).read()) for name in names}
 
 
 def hidden(path):
-  """What is left of work."""
+  """Returns the remains of unfinished work."""
   return [name for name in path.rglob('.*') if not name.name.endswith('.err')]
 
 
@@ -45,11 +45,11 @@ NEW = {'a/x': 'new', 'b/x': 'new', 'c/x': 'new', 'mine': 'mine', 'all.json': ['n
 
 
 def work(path):
-  """What `faults` lets fail."""
+  """Runs under `faults`."""
   join(path, 'new')
 
 
-def test_all_come_to_their_places(tmp_path):
+def test_all_folders_are_replaced(tmp_path):
   old(tmp_path / 'm')
   assert content(tmp_path / 'm') == OLD
   join(tmp_path / 'm', 'new')
@@ -58,7 +58,7 @@ def test_all_come_to_their_places(tmp_path):
 
 
 @pytest.mark.parametrize('where', ['last folder', 'content', 'stranger', 'file'])
-def test_what_fails_leaves_nothing(tmp_path, where):
+def test_a_failure_leaves_nothing(tmp_path, where):
   old(tmp_path / 'm')
 
   def fail():
@@ -74,7 +74,7 @@ def test_what_fails_leaves_nothing(tmp_path, where):
       if where == 'stranger':  # It comes while the folders are written.
         (folder / 'a').mkdir(exist_ok=True)
         (folder / 'a' / 'photo').write_text('1')
-      if where == 'file':  # What is written last cannot be.
+      if where == 'file':  # The last file cannot be written.
         (folder / 'all.json').unlink(missing_ok=True)
         (folder / 'all.json').mkdir()
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved comes back, and what is wrong is said at once."""
+"""Checkpoints: a saved network is loaded unchanged, and one error lists all problems."""
 
 import dataclasses
 import gc

@@ -67,7 +67,7 @@ def test_parts_in_any_order_make_a_model(order, tmp_path):
 
 @pytest.fixture
 def alone(monkeypatch):
-  """A family of files whose networks are a part of no model."""
+  """A file family whose networks belong to no model."""
   family = rules.FAMILIES['eagle_anole']._replace(model=None)
   monkeypatch.setitem(rules.FAMILIES, 'eagle_anole', family)
   return 'eagle_anole'
@@ -116,13 +116,13 @@ def _parts(tmp_path, **configs):
 
 
 def _files(path):
-  """What all files of a folder hold."""
+  """Returns the content of all files of a folder."""
   return {file.relative_to(path).as_posix(): file.read_bytes()
           for file in path.rglob('*') if file.is_file()}
 
 
 def _spoil(part):
-  """Puts a number that is none into the last tensor."""
+  """Puts NaN into the last tensor."""
   tensors = safetensors.numpy.load_file(part.source)
   tensors[max(tensors)].flat[-1] = np.nan
   safetensors.numpy.save_file(tensors, part.source)
@@ -186,7 +186,7 @@ def test_an_interrupted_conversion_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize('reader', ['model', 'network', 'command', 'save'])
-def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch, reader):
+def test_a_reader_finishes_a_stopped_replacement(tmp_path, monkeypatch, reader):
   folder.convert_parts(_parts(tmp_path), tmp_path / 'model')
   small = dataclasses.replace(TARGET, ffn_dim=16)
   parts = _parts(tmp_path, llamagen=small)[::2]
@@ -217,7 +217,7 @@ def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch,
   assert sorted(os.listdir(path)) == ['eagle', 'model.json', 'target', 'tokenizer']
 
 
-def test_parts_of_no_one_model_are_refused(tmp_path, alone):
+def test_parts_of_different_models_are_refused(tmp_path, alone):
   parts = _parts(tmp_path)
   with pytest.raises(ValueError, match='llamagen_vq, eagle_anole, which do not form a model'):
     folder.convert_parts([parts[0], parts[1]._replace(family=alone)], tmp_path / 'model')

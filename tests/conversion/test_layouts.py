@@ -118,7 +118,7 @@ def test_layouts_become_the_same_parameters(layout):
 
 
 def test_heads_rotate_as_in_the_official_network():
-  """Meta's numbers are taken as they are: neighbours rotate together in both networks."""
+  """Meta's numbers are not reordered: adjacent components rotate together in both networks."""
   tensors, params = _meta(), _read(_meta())
   layer = params['transformer']['layers_1']
   query = tensors['layers.1.attention.wq.weight'].reshape(4, WIDTH, 32)
@@ -153,7 +153,7 @@ def test_files_that_do_not_belong_together(change, message):
 
 @pytest.fixture
 def save(tmp_path):
-  """Saves tensors, and the settings beside them."""
+  """Saves tensors, and the settings next to them."""
   def save(tensors, name='model.safetensors', settings=SETTINGS, settings_name='params.json'):
     safetensors.numpy.save_file(
         {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, tmp_path / name)

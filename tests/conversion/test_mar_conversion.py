@@ -98,7 +98,7 @@ def test_the_training_losses_of_an_autoencoder_are_left_out():
     ({}, {}, 'num_heads cannot be inferred.*width 8 with 1 layers'),
     ({}, {'num_heads': 3}, 'num_heads is 3'),
     ({}, {'image_size': 256}, 'image_size: not an option for a MAR model'),
-    ({'diffusion_pos_embed_learned': (1, 8, 8)}, {'num_heads': 2}, '8 tokens; it must have a square'),
+    ({'diffusion_pos_embed_learned': (1, 8, 8)}, {'num_heads': 2}, '8 tokens; it must have'),
     ({'class_emb.weight': (3,)}, {'num_heads': 2}, 'not a MAR model: class_emb.weight is'),
 ])
 def test_sizes_that_cannot_be_inferred_are_explained(changes, options, message):

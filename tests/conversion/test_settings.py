@@ -98,7 +98,7 @@ def test_published_settings_are_those_of_the_published_model(name):
 
 
 def _read(name, change):
-  """What a published file tells with some fields changed."""
+  """Reads a published settings file with some fields changed."""
   family, file, content, _ = FILES[name]
   return rules.get(family).settings({file: {**content, **change}})
 
@@ -225,7 +225,7 @@ def _config(family, source, **options):
      'norm_eps, rope_base cannot be inferred .*"rope_theta": 1000000.0'),
     ('t5', t5_model.T5Config(vocab_size=9, dim=8, num_layers=1, num_heads=2, head_dim=4, ffn_dim=8),
      {}, 'norm_eps, activation, max_distance cannot be inferred .*"gated-gelu"')])
-def test_what_nothing_tells_is_asked_for(save, family, config, options, message):
+def test_sizes_that_cannot_be_inferred_are_required(save, family, config, options, message):
   with pytest.raises(rules.ConversionError, match=message):
     _config(family, save(family, config), **options)
 
