@@ -1,8 +1,7 @@
-"""The strict conversion driver.
+"""The strict conversion of published tensors to the parameters of a network.
 
-Every published tensor must be used or be on the family's short list of known
-leftovers, every parameter must be made, and every shape must fit; all that is
-wrong is reported at once.
+Every published tensor must be used or be one of the family's leftovers, every parameter must be
+built, and every shape must fit; one error lists all problems.
 """
 
 import dataclasses
@@ -18,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from checkpoints_conversion import read as read_lib, rules as rules_lib, shards
+from checkpoints_conversion import read as read_lib, rules as rules_lib
 from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
+from checkpoints_conversion.tensors import AnyTensor
 from cspd_jax.checkpoints import store, weights
 from cspd_jax.version import __version__
 
@@ -29,7 +29,7 @@ Params = Any
 _VERSION = 2
 
 
-def convert(family: FileFamily, config: Any, tensors: Mapping[str, shards.Tensor]) -> Params:
+def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> Params:
   """Converts published tensors to parameters.
 
   Args:
@@ -45,22 +45,19 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, shards.Tensor
   """
   parts = [group() for group in groups(family, config, tensors)]
   _, paths, treedef = _rules(family, config)
-  made = {path: leaf for part in parts for path, leaf in traverse_util.flatten_dict(
+  parameters = {path: leaf for part in parts for path, leaf in traverse_util.flatten_dict(
       part, sep='/').items()}
-  return jax.tree.unflatten(treedef, [made[path] for path in paths])
+  return jax.tree.unflatten(treedef, [parameters[path] for path in paths])
 
 
-def groups(
-    family: FileFamily, config: Any, tensors: Mapping[str, shards.Tensor], *,
-    release: Callable[[], None] = lambda: None, allow_nonfinite: bool = False,
-) -> list[weights.Group]:
-  """As `convert`, for parameters that are made one group of tensors after the other.
+def groups(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor], *,
+           allow_nonfinite: bool = False) -> list[weights.Group]:
+  """Converts published tensors in groups, so that few of them are in memory at a time.
 
   Args:
     family: see `convert`.
     config: see `convert`.
-    tensors: see `convert`; they are read when a group is made.
-    release: frees what was read of the tensors; called before each group.
+    tensors: see `convert`; they are read when their group is called.
     allow_nonfinite: whether numbers may be NaN or infinite.
 
   Returns:
@@ -75,9 +72,8 @@ def groups(
       _rules(family, config)[0],
       lambda rule: sum(tensors[name].nbytes for name in rule.sources))
 
-  def make(part: list[base.Rule]) -> Params:
-    release()
-    made: dict[str, np.ndarray] = {}
+  def build(part: list[base.Rule]) -> Params:
+    parameters: dict[str, np.ndarray] = {}
     for rule in part:
       published = {name: np.asarray(tensors[name]) for name in rule.sources}
       if not allow_nonfinite:
@@ -85,25 +81,25 @@ def groups(
           weights.check_finite(published)
         except ValueError as error:
           raise ConversionError(f'tensor {error}') from error
-      parameters = rule.transform.forward(*published.values())
-      made.update(zip(rule.destinations, parameters, strict=True))
-    return traverse_util.unflatten_dict(made, sep='/')
+      leaves = rule.transform.forward(*published.values())
+      parameters.update(zip(rule.destinations, leaves, strict=True))
+    return traverse_util.unflatten_dict(parameters, sep='/')
 
-  return [functools.partial(make, part) for part in parts]
+  return [functools.partial(build, part) for part in parts]
 
 
-def _check(family: FileFamily, config: Any, tensors: Mapping[str, shards.Tensor]) -> None:
-  """Raises ConversionError with all that is wrong with the names, shapes and dtypes of tensors."""
-  wanted = published_shapes(family, config)
-  found = {name: tuple(tensor.shape) for name, tensor in tensors.items()
-           if name in wanted or not re.fullmatch(family.leftovers, name)}
-  problems = [f'missing: {name} {wanted[name]}' for name in wanted if name not in found]
-  problems += [f'unexpected: {name} {found[name]}' for name in found if name not in wanted]
-  problems += [f'mis-shaped: {name} is {found[name]}, the model asks for {wanted[name]}'
-               for name in wanted if name in found and found[name] != wanted[name]]
-  numbers = _floating(family, config)
-  problems += [f'not floating-point: {name} is {tensors[name].dtype}' for name in numbers
-               if name in found and not jnp.issubdtype(tensors[name].dtype, np.floating)]
+def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> None:
+  """Raises ConversionError with every wrong name, shape and dtype of the tensors."""
+  expected = published_shapes(family, config)
+  shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()
+            if name in expected or not re.fullmatch(family.leftovers, name)}
+  problems = [f'missing: {name} {expected[name]}' for name in expected if name not in shapes]
+  problems += [f'unexpected: {name} {shapes[name]}' for name in shapes if name not in expected]
+  problems += [f'mis-shaped: {name} is {shapes[name]}, the model needs {expected[name]}'
+               for name in expected if name in shapes and shapes[name] != expected[name]]
+  problems += [f'not floating-point: {name} is {tensors[name].dtype}'
+               for name in _floating(family, config)
+               if name in shapes and not jnp.issubdtype(tensors[name].dtype, np.floating)]
   if problems:
     raise ConversionError(
         f'The tensors do not belong to this {family.kind} model ({config}):\n  ' +
@@ -111,7 +107,7 @@ def _check(family: FileFamily, config: Any, tensors: Mapping[str, shards.Tensor]
 
 
 def publish(family: FileFamily, config: Any, params: Params) -> dict[str, np.ndarray]:
-  """Inverts `convert`: parameters under their published names and layouts."""
+  """Inverts `convert`: returns parameters under their published names and layouts."""
   rules, paths, _ = _rules(family, config)
   leaves = dict(zip(paths, jax.tree.leaves(jax.device_get(params)), strict=True))
   return {name: np.ascontiguousarray(array)
@@ -119,7 +115,7 @@ def publish(family: FileFamily, config: Any, params: Params) -> dict[str, np.nda
 
 
 def published_shapes(family: FileFamily, config: Any) -> dict[str, tuple[int, ...]]:
-  """Lists names and shapes of the published tensors of any size; nothing is allocated."""
+  """Returns names and shapes of the published tensors of any size; nothing is allocated."""
   rules, paths, _ = _rules(family, config)
   leaves = dict(zip(paths, jax.tree.leaves(_template(family.kind, config)), strict=True))
   return {name: array.shape for rule in rules
@@ -130,9 +126,9 @@ class Source(NamedTuple):
   """A published file that fits a network.
 
   Attributes:
-    network: as `store.describe` would give it.
-    groups: make the parameters; see `groups`.
-    state: what the parameters depend on, as JSON can hold it.
+    network: the network as `store.describe` returns it.
+    groups: build the parameters; see `groups`.
+    state: JSON value on which the parameters depend.
   """
 
   network: store.Loaded
@@ -140,18 +136,18 @@ class Source(NamedTuple):
   state: Any
 
   def save(self, output: str | os.PathLike, *, dtype: Any = None, **options: Any) -> None:
-    """Makes the parameters and saves the network; see `store.save_groups`."""
+    """Builds the parameters and saves the network; see `store.save_groups`."""
     kind, config, _, metadata = self.network
-    store.save_groups(output, kind, config, self.groups, state=self.stored(dtype),
-                           dtype=dtype, extra=metadata, **options)
+    store.save_groups(output, kind, config, self.groups, state=self.state_of(dtype), dtype=dtype,
+                      extra=metadata, **options)
 
   def write(self, folder: pathlib.Path, **options: Any) -> None:
-    """As `save`, into a folder that `families.joining` yields for the state `stored(dtype)`."""
+    """Like `save`, into a folder that `families.joining` yields for `state_of(dtype)`."""
     kind, config, _, metadata = self.network
     store.write(folder, kind, config, self.groups, metadata, **options)
 
-  def stored(self, dtype: Any) -> Any:
-    """What the stored network depends on, as JSON can hold it."""
+  def state_of(self, dtype: Any) -> Any:
+    """Returns the JSON value on which the network depends if it is stored in `dtype`."""
     return [self.state, None if dtype is None else str(jnp.dtype(dtype))]
 
 
@@ -164,43 +160,43 @@ def open_source(
     key: str | None = None,
     allow_nonfinite: bool = False,
 ) -> Source:
-  """Opens a published file and checks everything but the numbers.
+  """Opens a published file and checks everything except the numbers.
 
   Args:
     family_name: a key of `rules.FAMILIES`.
     source: see `read.read`.
     model: name of a published model; None infers the sizes from the shapes.
-    options: what the shapes do not tell, for instance `image_size`; None counts as not given.
-      Only without `model`.
+    options: sizes that the shapes do not determine, for instance `image_size`; None counts as
+      absent. Only without `model`.
     key: see `read.read`.
     allow_nonfinite: whether numbers may be NaN or infinite.
 
   Raises:
-    ValueError: (or a subclass) for anything that is wrong with the input.
+    ValueError: (or a subclass) for any problem with the input.
   """
   family = rules_lib.get(family_name)
-  given = {name: value for name, value in (options or {}).items() if value is not None}
+  overrides = {name: value for name, value in (options or {}).items() if value is not None}
   if model is not None and model not in family.presets:
     raise ConversionError(
         f'model is {model!r}; the published {family_name} models are: '
         f'{", ".join(sorted(family.presets))}. Leave it out to infer the sizes from the file.')
-  if model is not None and given:
+  if model is not None and overrides:
     raise ConversionError(
-        f'{", ".join(sorted(given))}: only without model, which sets the sizes itself.')
-  read = read_lib.read(source, key=key, prefer=family.prefer, shares=family.shares)
-  shapes = {name: tuple(tensor.shape) for name, tensor in read.tensors.items()}
+        f'{", ".join(sorted(overrides))}: only without model, which determines the sizes.')
+  content = read_lib.read(source, key=key, prefer=family.prefer, shares=family.shares)
+  shapes = {name: tuple(tensor.shape) for name, tensor in content.tensors.items()}
   family = family._replace(**family.variant(shapes))
-  told = family.settings(read_lib.settings(source))
-  config = family.presets[model] if model else family_lib.infer(family, shapes, given, told)
-  _check_settings(family, config, told)
-  made = groups(family, config, read.tensors, release=read.release,
-                allow_nonfinite=allow_nonfinite)
+  settings = family.settings(read_lib.settings(source))
+  config = (family.presets[model] if model
+            else family_lib.infer(family, shapes, overrides, settings))
+  _check_settings(family, config, settings)
+  parameters = groups(family, config, content.tensors, allow_nonfinite=allow_nonfinite)
   metadata = {'source': os.path.basename(os.path.abspath(source)), 'model': model,
-              'key': read.key, 'sha256': read_lib.sha256(source), 'converter': _VERSION,
+              'key': content.key, 'sha256': read_lib.sha256(source), 'converter': _VERSION,
               **family.metadata(config)}
   network = store.Loaded(family.kind, config, _template(family.kind, config), metadata)
   state = [__version__, family_name, dataclasses.asdict(config), metadata, allow_nonfinite]
-  return Source(network, made, state)
+  return Source(network, parameters, state)
 
 
 def convert_file(
@@ -215,41 +211,41 @@ def convert_file(
 ) -> Any:
   """Converts a published file to the folder of a network.
 
-  If the process was killed, the next one with the same source goes on where it was.
+  If the process is killed, the next one with the same source continues its work.
 
   Args:
     family_name: see `open_source`.
     source: see `open_source`.
     output: the folder to write.
-    dtype: the dtype to store; None keeps the published one.
+    dtype: the dtype to store; None preserves the published one.
     progress: called as `progress(done, total)`.
     allow_nonfinite: see `open_source`.
-    **arguments: those of `open_source`.
+    **arguments: other arguments of `open_source`.
 
   Returns:
     The config of the network.
 
   Raises:
-    ValueError: (or a subclass) for anything that is wrong with the input.
+    ValueError: (or a subclass) for any problem with the input.
   """
-  made = open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
-  made.save(output, dtype=dtype, progress=progress, allow_nonfinite=allow_nonfinite)
-  return made.network.config
+  opened = open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
+  opened.save(output, dtype=dtype, progress=progress, allow_nonfinite=allow_nonfinite)
+  return opened.network.config
 
 
-def _check_settings(family: FileFamily, config: Any, told: Mapping[str, Any]) -> None:
-  """Raises ConversionError where the file of settings beside the weights tells something else."""
+def _check_settings(family: FileFamily, config: Any, settings: Mapping[str, Any]) -> None:
+  """Raises ConversionError where the settings next to the weights contradict the config."""
   problems = [f'{name} is {value!r}, the model has {getattr(config, name)!r}'
-              for name, value in told.items() if getattr(config, name) != value]
+              for name, value in settings.items() if getattr(config, name) != value]
   if problems:
     raise ConversionError(
-        f'The settings beside the weights (config.json or params.json) are not those of this '
+        f'The settings next to the weights (config.json or params.json) are not those of this '
         f'{family.kind} model:\n  ' + '\n  '.join(problems) +
-        '\nGive another model, or download files that belong together.')
+        '\nSpecify another model, or download files that belong together.')
 
 
 def _floating(family: FileFamily, config: Any) -> list[str]:
-  """Names of the published tensors that hold weights; others are files."""
+  """Returns the names of the published tensors that hold weights; others are files."""
   rules, paths, _ = _rules(family, config)
   leaves = dict(zip(paths, jax.tree.leaves(_template(family.kind, config)), strict=True))
   return [name for rule in rules for name in rule.sources

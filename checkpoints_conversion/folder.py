@@ -1,6 +1,6 @@
 """Conversion into model folders, which `cspd_jax.load` opens.
 
-The networks of a model come into the same folder, together or one by one, in any order.
+The networks of a model are converted into the same folder, together or one by one, in any order.
 """
 
 import contextlib
@@ -16,22 +16,21 @@ from cspd_jax import families
 from cspd_jax.checkpoints import store
 from cspd_jax.families import folder as folder_lib
 
-# `done, total ->`: called as parts of a network are written.
+# `(done, total) ->`: called as groups of parameters are written.
 Progress = Callable[[int, int], None]
 
 
 class Part(NamedTuple):
-  """A published file, and what it becomes.
+  """A published file, and the network of a model that it is converted to.
 
   Attributes:
     family: see `convert.open_source`.
     source: see `convert.open_source`; or an id of the hub, see `hub.local`.
-    role: what the network is to the model, such as 'draft'; None takes the first one that suits
-      its kind.
-    sampling: which official options become the model's defaults; None takes those for pictures.
-      Targets only.
-    dtype: the dtype to store; None keeps the published one.
-    arguments: others of `convert.open_source`.
+    role: the network's role in the model, such as 'draft'; None selects the first role of its kind.
+    sampling: name of the official options that become the model's defaults; None selects those for
+      pictures. Targets only.
+    dtype: the dtype to store; None preserves the published one.
+    arguments: other arguments of `convert.open_source`.
   """
 
   family: str
@@ -42,24 +41,6 @@ class Part(NamedTuple):
   arguments: Mapping[str, Any] = MappingProxyType({})
 
 
-def convert_part(
-    family_name: str,
-    source: str | os.PathLike,
-    output: str | os.PathLike,
-    *,
-    role: str | None = None,
-    sampling: str | None = None,
-    dtype: Any = None,
-    progress: Progress | None = None,
-    allow_nonfinite: bool = False,
-    **arguments: Any,
-) -> tuple[pathlib.Path, Any]:
-  """As `convert_parts`, for one of them; the arguments are those of `Part`."""
-  part = Part(family_name, source, role, sampling, dtype, arguments)
-  return convert_parts([part], output, allow_nonfinite=allow_nonfinite,
-                       progress=lambda name: contextlib.nullcontext(progress))[0]
-
-
 def convert_parts(
     parts: Sequence[Part],
     output: str | os.PathLike,
@@ -68,55 +49,56 @@ def convert_parts(
         lambda name: contextlib.nullcontext()),
     allow_nonfinite: bool = False,
 ) -> list[tuple[pathlib.Path, Any]]:
-  """Converts published files to parts of a model, all of them or none.
+  """Converts published files to networks of a model, all of them or none.
 
-  Every file is opened and compared with the others before anything is written, and nothing comes
-  to its place before everything is written. A process that was killed leaves its work to the next
-  one with the same parts.
+  Every file is opened and compared with the others before anything is written, and nothing is moved
+  into place before everything is written. If the process is killed, the next one with the same
+  parts continues its work.
 
   Args:
-    parts: what is converted, in this order: networks of one family of models and of different
-      roles. A network that is no part of any family of models becomes a folder of its own.
-    output: folder of the model. It is made, or the parts join the model that is there, in place
-      of older parts of the same roles.
-    progress: makes, for the family of each part, a context with what is called as it is written.
+    parts: the files to convert, in this order: networks of one model family with different roles.
+      A network that belongs to no model family becomes a folder of its own.
+    output: folder of the model, new or not: older networks of the same roles are replaced.
+    progress: returns, for the file family of each part, a context with the function to call as it
+      is written.
     allow_nonfinite: whether weights may be NaN or infinite.
 
   Returns:
     The folder and the config of every network.
 
   Raises:
-    ValueError: (or a subclass) for anything that is wrong with the input, or if the networks do
-      not belong together. `output` is as it was then.
+    ValueError: (or a subclass) for any problem with the input, or if the networks do not belong
+      together. `output` is unchanged then.
   """
   folder = pathlib.Path(output).expanduser().absolute()
-  kinds = [rules.get(part.family) for part in parts]
-  names = {family.model for family in kinds}
+  file_families = [rules.get(part.family) for part in parts]
+  names = {family.model for family in file_families}
   if len(names) != 1 or (None in names and len(parts) > 1):
-    raise ConversionError(f'parts are {", ".join(part.family for part in parts)}, which make no '
-                          'model together; convert them one by one, into folders of their own.')
+    raise ConversionError(f'parts are {", ".join(part.family for part in parts)}, which do not '
+                          'form a model; convert them one by one, into folders of their own.')
   if (name := names.pop()) is None:
-    with progress(parts[0].family) as show:
-      return [_convert_alone(kinds[0], parts[0], folder, show, allow_nonfinite)]
+    with progress(parts[0].family) as report:
+      return [_convert_alone(file_families[0], parts[0], folder, report, allow_nonfinite)]
   model = families.family.get(name)
-  roles = [_role(family, model, part.role) for family, part in zip(kinds, parts)]
+  roles = [_role(family, model, part.role) for family, part in zip(file_families, parts)]
   if len(set(roles)) < len(roles):
     raise ConversionError(f'parts have the roles {", ".join(roles)}; each must have its own.')
-  others = _parts(folder, model.name, roles)
+  others = _other_networks(folder, model.name, roles)
   families.check_place(folder, model.name, {role: role for role in roles})
-  opened, defaults = {}, {}
-  for family, role, part in zip(kinds, roles, parts):
+  opened: dict[str, convert.Source] = {}
+  defaults: dict[str, Any] = {}
+  for family, role, part in zip(file_families, roles, parts):
     opened[role] = convert.open_source(part.family, hub.local(part.source),
                                        allow_nonfinite=allow_nonfinite, **part.arguments)
     defaults |= _defaults(family, opened[role].network.config, role, part.sampling)
   networks = others | {role: source.network for role, source in opened.items()}
-  if 'target' in networks:
-    model.build(families.Parts(folder.name, networks, {}))  # Refuses what does not belong together.
-  states = {role: opened[role].stored(part.dtype) for role, part in zip(roles, parts)}
+  if 'target' in networks:  # Raises an error for networks that do not belong together.
+    model.build(families.Parts(folder.name, networks, {}))
+  states = {role: opened[role].state_of(part.dtype) for role, part in zip(roles, parts)}
   with families.joining(folder, model.name, states, defaults) as new:
     for role, part in zip(roles, parts):
-      with progress(part.family) as show:
-        opened.pop(role).write(new[role], dtype=part.dtype, progress=show,
+      with progress(part.family) as report:
+        opened.pop(role).write(new[role], dtype=part.dtype, progress=report,
                                allow_nonfinite=allow_nonfinite)
   return [(folder / role, networks[role].config) for role in roles]
 
@@ -125,11 +107,11 @@ class Whole(NamedTuple):
   """The networks of a model in a published folder.
 
   Attributes:
-    found: files or folders by family of files, those that are there.
-    missing: names that were looked for, by family of files.
+    sources: files or folders by file family, those that exist.
+    missing: the possible names of the others, by file family.
   """
 
-  found: dict[str, pathlib.Path]
+  sources: dict[str, pathlib.Path]
   missing: dict[str, tuple[str, ...]]
 
 
@@ -138,42 +120,42 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
 
   Args:
     family_name: the family of the target's file.
-    source: a folder as it is published, or an id of the hub; see `hub.local`.
+    source: a published folder, or an id of the hub; see `hub.local`.
     model: name of the published model.
 
   Returns:
-    What was found, the target last, which takes the longest. Empty if the source is not the folder
-    of a whole model.
+    The networks, the target last because it takes the longest. Empty if the source is not the
+    folder of a whole model.
 
   Raises:
-    ReadError: if there is no such source, or it has no target.
+    ReadError: if the source does not exist or has no target.
   """
   layout = rules.get(family_name).layout(model)
   path = hub.local(source, [name for names in layout.values() for name in names])
   if not path.is_dir() or not layout:
     return Whole({}, {})
-  found = {name: next((path / place for place in places if (path / place).exists()), None)
-           for name, places in reversed(list(layout.items()))}
-  missing = {name: layout[name] for name, place in found.items() if place is None}
+  sources = {family: next((path / name for name in names if (path / name).exists()), None)
+             for family, names in reversed(list(layout.items()))}
+  missing = {family: layout[family] for family, file in sources.items() if file is None}
   if family_name in missing:
-    raise read.ReadError(f'source is {source}, a folder without {layout[family_name][0]}; give the '
-                         'file, or another model.')
-  return Whole({name: place for name, place in found.items() if place}, missing)
+    raise read.ReadError(f'source is {source}, a folder without {layout[family_name][0]}; specify '
+                         'the file, or another model.')
+  return Whole({family: file for family, file in sources.items() if file}, missing)
 
 
 def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progress: Progress | None,
                    allow_nonfinite: bool) -> tuple[pathlib.Path, Any]:
-  """Converts a network that is no part of any model."""
+  """Converts a network that belongs to no model family."""
   if part.role or part.sampling:
-    raise ConversionError(f'{family.what} is a part of no model that cspd_jax has; leave role '
-                          'and sampling out.')
+    raise ConversionError(f'{family.what} does not belong to a model of cspd_jax; leave role and '
+                          'sampling out.')
   return folder, convert.convert_file(
       part.family, hub.local(part.source), folder, dtype=part.dtype, progress=progress,
       allow_nonfinite=allow_nonfinite, **part.arguments)
 
 
 def _role(family: FileFamily, model: families.Family, role: str | None) -> str:
-  """Returns the role of a network in its family of models."""
+  """Returns the role of a network in its model family."""
   roles = [name for name, kinds in model.roles.items() if family.kind in kinds]
   if role is not None and role not in roles:
     raise ConversionError(f'role is {role!r}; {family.what} can be: {", ".join(roles)}.')
@@ -182,21 +164,22 @@ def _role(family: FileFamily, model: families.Family, role: str | None) -> str:
 
 def _defaults(family: FileFamily, config: Any, role: str, sampling: str | None,
               ) -> Mapping[str, Any]:
-  """Returns the defaults that a network brings to its model."""
+  """Returns the defaults that a network adds to its model."""
   presets = family.sampling(config) if role == 'target' else {}
   if sampling is None:
     return next(iter(presets.values()), {})
   if sampling not in presets:
-    known = f'it can be: {", ".join(presets)}' if presets else 'leave it out'
+    remedy = f'it can be: {", ".join(presets)}' if presets else 'leave it out'
     raise ConversionError(
-        f'sampling is {sampling!r}, which is not known of this {family.name} file; {known}.')
+        f'sampling is {sampling!r}, which this {family.name} file does not have; {remedy}.')
   return presets[sampling]
 
 
-def _parts(folder: pathlib.Path, model: str, roles: Sequence[str]) -> dict[str, store.Loaded]:
-  """Describes the networks of a model that stay, those of other roles, without parameters."""
+def _other_networks(folder: pathlib.Path, model: str, roles: Sequence[str]
+                    ) -> dict[str, store.Loaded]:
+  """Describes the networks of the model in a folder except those of some roles."""
   store.recover(folder)
-  if not (folder / 'model.json').exists():
+  if not (folder / folder_lib.FILE).exists():
     return {}
   try:
     description = folder_lib.read(folder)
@@ -206,7 +189,7 @@ def _parts(folder: pathlib.Path, model: str, roles: Sequence[str]) -> dict[str, 
     description = {'family': None}
   if description['family'] != model or '.' in description['parts'].values():
     raise ConversionError(
-        f'output is {folder}, which holds a network of its own or a model of another family; give '
-        f'another folder for a {model!r} model.')
+        f'output is {folder}, which holds a network of its own or a model of another family; '
+        f'choose another folder for a {model!r} model.')
   return {name: store.describe(folder / part)
           for name, part in description['parts'].items() if name not in roles}

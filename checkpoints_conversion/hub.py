@@ -1,4 +1,4 @@
-"""Published folders from the Hugging Face Hub, by an id such as `BAAI/Emu3-Gen`."""
+"""Published folders on the Hugging Face Hub, by ids such as `BAAI/Emu3-Gen`."""
 
 import os
 import pathlib
@@ -9,15 +9,15 @@ from checkpoints_conversion import read
 
 
 def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
-  """The folder or file of a source; what is named by an id is downloaded, or found in the cache.
+  """Returns the local folder or file of a source; a repository is downloaded unless it is cached.
 
   Args:
     source: a path, or an id of the hub: `owner/name`, or `owner/name@revision`.
-    names: paths in the repository that are needed, beside safetensors files if '.' is among them
-      or there are none.
+    names: required paths in the repository. Safetensors files are downloaded as well if '.' is
+      among them or `names` is empty.
 
   Raises:
-    ReadError: if there is neither such a path nor such a repository, or it cannot be downloaded.
+    ReadError: if neither such a path nor such a repository exists, or the download fails.
   """
   path = pathlib.Path(source).expanduser()
   match = re.fullmatch(r'(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?', str(source))
@@ -37,9 +37,9 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
   try:
     return pathlib.Path(huggingface_hub.snapshot_download(
         match[1], revision=match[2], allow_patterns=patterns))
-  except Exception as error:  # The package, its client and the network have many.
+  except Exception as error:  # The package, its client and the network raise many classes.
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     raise read.ReadError(
-        f'source is {str(source)!r}: there is no such file, and the Hugging Face Hub does not give '
-        f'it ({reason}); check the name, the network and, for models behind a licence, `hf auth '
-        'login`, or download it elsewhere and give the folder.') from error
+        f'source is {str(source)!r}: there is no such file, and the download from the Hugging Face '
+        f'Hub failed ({reason}); check the name, the network and, for models behind a licence, '
+        '`hf auth login`, or download it elsewhere and specify the folder.') from error

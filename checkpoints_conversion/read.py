@@ -1,8 +1,7 @@
-"""Reading published weight files as host arrays.
+"""Published weight files as tensors by name.
 
-Safetensors files are mapped with NumPy alone. Pickled PyTorch files need torch,
-and are only read if they hold tensors and plain values: a pickle with other
-objects runs code when it is opened.
+PyTorch files need torch, and are only read if they hold tensors and plain values: a pickle with
+other objects runs code when it is opened.
 """
 
 import argparse
@@ -10,23 +9,26 @@ import hashlib
 import os
 import pathlib
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import safetensors
 
-from checkpoints_conversion import safetensors, shards
+from checkpoints_conversion import tensors as tensors_lib
 from cspd_jax.checkpoints import paths, reading, weights
 
-# What single files are called.
+# Endings of single files.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')
-# Files of one checkpoint, whose names have two digits.
-_MOST_PARTS = 100
+# Files of one model-parallel checkpoint, whose names have two digits.
+_MAX_PARTS = 100
+# What compiling and wrapping a module puts before the names of its tensors.
 _PREFIXES = ('_orig_mod.', 'module.')
-# Where published and training files keep the weights; a file without any is the weights.
+# Parts of published and training files that hold the weights; a file without any is the weights.
 _OUTER_KEYS = ('model', 'module', 'state_dict')
+_REMEDY = 'download it again'
 
 
 class ReadError(ValueError):
@@ -34,18 +36,15 @@ class ReadError(ValueError):
 
 
 class Weights(NamedTuple):
-  """What was read.
+  """The content of a weight file.
 
   Attributes:
-    tensors: arrays by name, or what becomes one by `np.asarray`, without the prefixes of compiled
-      and wrapped modules.
-    key: the part of the file that they were in; None if they were the file.
-    release: frees the memory of what was read; the arrays stay, and may be read again.
+    tensors: tensors by name, without the prefixes of compiled and wrapped modules.
+    key: the part of the file that holds them; None if they are the whole file.
   """
 
-  tensors: dict[str, shards.Tensor]
+  tensors: Mapping[str, tensors_lib.AnyTensor]
   key: str | None
-  release: Callable[[], None] = lambda: None
 
 
 def read(
@@ -55,57 +54,50 @@ def read(
   """Reads the tensors of a weight file.
 
   Args:
-    path: a `.safetensors` file, a folder of those, a file that `torch.save` wrote, a folder of
-      Meta's `consolidated*.pth`, or a `.json` or `.tiktoken` file, whose bytes are one tensor of
-      the name 'file'.
-    key: which part of a PyTorch file holds the weights, for instance 'ema'. None
-      takes `prefer` or the first of 'model', 'module' and 'state_dict', or the file itself.
-    prefer: the part to take, where there is one of this name and `key` is None.
-    shares: what each of several of Meta's files holds; see `shards.join`.
+    path: a `.safetensors` file, a folder of them, a file that `torch.save` wrote, a folder of
+      Meta's `consolidated*.pth`, or a `.json` or `.tiktoken` file, whose bytes become one tensor
+      named 'file'.
+    key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
+      `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file.
+    prefer: the part to select if it exists and `key` is None.
+    shares: what each of several of Meta's files holds; see `tensors.join`.
 
   Raises:
-    ReadError: if there is no such file, or it is damaged, holds something else
-      than tensors, or needs torch and torch is not installed.
+    ReadError: if the file does not exist, is damaged, holds anything else than tensors, or needs
+      torch and torch is not installed.
   """
   path = pathlib.Path(path).expanduser()
-  found = files(path)
-  if found[0].suffix in ('.json', '.tiktoken'):
-    return Weights({'file': np.frombuffer(_bytes(found[0]), np.uint8)}, None)
-  if found[0].suffix != '.safetensors':
-    return _read_consolidated(path, found, key, prefer, shares)
+  sources = files(path)
+  if sources[0].suffix in ('.json', '.tiktoken'):
+    return Weights({'file': np.frombuffer(_bytes(sources[0]), np.uint8)}, None)
+  if sources[0].suffix != '.safetensors':
+    return _read_consolidated(path, sources, key, prefer, shares)
   if key is not None:
     raise ReadError(f'key is {key!r}, but {path} is safetensors and has no parts; leave it out.')
-  tensors: dict[str, np.ndarray] = {}
-  releases = []
-  for file in found:
+  tensors: dict[str, tensors_lib.AnyTensor] = {}
+  for file in sources:
     part = _read_safetensors(file)
-    if twice := sorted(tensors.keys() & part.tensors.keys()):
-      raise ReadError(f'{file} repeats tensors of another file of the folder: {twice}.')
-    tensors.update(part.tensors)
-    releases.append(part.release)
-  return Weights(_strip(path, tensors), None, lambda: _all(releases))
+    if repeated := sorted(tensors.keys() & part.keys()):
+      raise ReadError(f'{file} repeats tensors of another file of the folder: {repeated}.')
+    tensors.update(part)
+  return Weights(_strip(path, tensors), None)
 
 
-def _read_consolidated(path: pathlib.Path, found: list[pathlib.Path], key: str | None,
+def _read_consolidated(path: pathlib.Path, sources: list[pathlib.Path], key: str | None,
                        prefer: str | None, shares: Mapping[str, str]) -> Weights:
-  """One PyTorch file, or those of a model-parallel checkpoint as one."""
-  parts = [_read_torch(file, key, prefer) for file in found]
+  """Reads one PyTorch file, or those of a model-parallel checkpoint as one."""
+  parts = [_read_torch(file, key, prefer) for file in sources]
   if len(parts) == 1:
     return parts[0]
   try:
-    return Weights(shards.join([part.tensors for part in parts], shares), parts[0].key)
+    return Weights(tensors_lib.join([part.tensors for part in parts], shares), parts[0].key)
   except ValueError as error:
-    raise ReadError(f'source is {path}, whose {len(found)} files do not belong together: {error}.'
+    raise ReadError(f'source is {path}, whose {len(sources)} files do not belong together: {error}.'
                     ) from error
 
 
-def _all(functions: list[Callable[[], None]]) -> None:
-  for function in functions:
-    function()
-
-
 def files(path: pathlib.Path) -> list[pathlib.Path]:
-  """The files of a source: itself, or those of a folder.
+  """Returns the files of a source: itself, or those of a folder.
 
   Raises:
     ReadError: if one of them is missing.
@@ -116,30 +108,30 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
     if not path.is_file():
       raise ReadError(f'source is {path}, which is neither a file nor a folder.')
     return [path]
-  found = sorted(path.glob('*.safetensors'))
+  result = sorted(path.glob('*.safetensors'))
   for index in sorted(path.glob('*.safetensors.index.json')):
     try:
-      # The cache of the hub has links, and the files are only read.
-      found = [paths.inside(path, name, index, links=True)
-               for name in sorted(set(_json(index)['weight_map'].values()))]
+      # Files in the hub's cache are links; they are only read.
+      result = [paths.inside(path, name, index, links=True)
+                for name in sorted(set(_json(index)['weight_map'].values()))]
     except ReadError:
       raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); download it again.'
+      raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); {_REMEDY}.'
                       ) from error
-  if not found:
-    found = _consolidated(path)
-  if not found:
+  if not result:
+    result = _consolidated(path)
+  if not result:
     raise ReadError(
-        f'source is {path}, a folder without .safetensors files or consolidated.pth; give the file '
-        'itself, or the name of a published model, whose files are looked for.')
-  if missing := [file.name for file in found if not file.is_file()]:
+        f'source is {path}, a folder without .safetensors files or consolidated.pth; specify the '
+        'file itself, or the name of a published model, whose files are looked up.')
+  if missing := [file.name for file in result if not file.is_file()]:
     raise ReadError(f'source is {path}, where {", ".join(missing)} is missing; download it.')
-  return found
+  return result
 
 
 def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The files of a checkpoint as Meta publishes them: one, or one for each of several devices."""
+  """Files of a checkpoint as Meta publishes them: one, or one for each of several devices."""
   if (whole := folder / 'consolidated.pth').is_file():
     return [whole]
   parts = sorted(folder.glob('consolidated.[0-9][0-9].pth'))
@@ -147,24 +139,24 @@ def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
     return []
   count = int(parts[-1].suffixes[0][1:]) + 1
   for name, content in settings(folder).items():
-    told = content.get('model_parallel_size')
-    if told is None:
+    size = content.get('model_parallel_size')
+    if size is None:
       continue
-    if type(told) is not int or not 1 <= told <= _MOST_PARTS:
-      raise ReadError(f'source is {folder}, whose {name} has model_parallel_size {str(told):.80}; '
-                      f'it must be a whole number from 1 to {_MOST_PARTS}, so download it again.')
-    count = max(count, told)
+    if type(size) is not int or not 1 <= size <= _MAX_PARTS:
+      raise ReadError(f'source is {folder}, whose {name} has model_parallel_size {str(size):.80}; '
+                      f'it must be a whole number from 1 to {_MAX_PARTS}, so {_REMEDY}.')
+    count = max(count, size)
   return [folder / f'consolidated.{number:02}.pth' for number in range(count)]
 
 
 def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
-  """What lies beside weights as config.json, or as params.json and consolidate_params.json.
+  """Reads the settings next to weights: config.json, params.json and consolidate_params.json.
 
   Args:
     path: a source; see `read`.
 
   Returns:
-    The content of those that there are, by name.
+    The content of the existing files, by name.
 
   Raises:
     ReadError: if one is damaged.
@@ -177,60 +169,40 @@ def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
 
 
 def _json(file: pathlib.Path) -> dict[str, Any]:
-  """What a file beside the weights holds; raises ReadError."""
+  """Reads a JSON file next to the weights; raises ReadError."""
   try:
-    return reading.json(file, 'download it again')
+    return reading.json(file, _REMEDY)
   except ValueError as error:
     raise ReadError(str(error)) from error
 
 
 def _bytes(file: pathlib.Path) -> bytes:
-  """The bytes of a tokenizer file; raises ReadError."""
+  """Reads a tokenizer file; raises ReadError."""
   try:
-    return reading.data(file, 'download it again')
+    return reading.data(file, _REMEDY)
   except ValueError as error:
     raise ReadError(str(error)) from error
 
 
 def sha256(path: str | os.PathLike) -> dict[str, str]:
-  """Hexadecimal SHA-256 of the files of a source by name, which model hubs publish."""
-  found = files(pathlib.Path(path).expanduser())
-  return weights.digests(found[0].parent, [file.name for file in found], hashlib.sha256)
+  """Returns the hexadecimal SHA-256 of the files of a source by name, as model hubs publish it."""
+  sources = files(pathlib.Path(path).expanduser())
+  return weights.digests(sources[0].parent, [file.name for file in sources], hashlib.sha256)
 
 
-def _read_safetensors(path: pathlib.Path) -> safetensors.Mapped:
+def _read_safetensors(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
   try:
-    return safetensors.read(path)
+    return tensors_lib.of_safetensors(path)
+  except safetensors.SafetensorError as error:
+    raise ReadError(f'{path} is not a complete safetensors file ({error}); {_REMEDY}.') from error
   except ValueError as error:
-    raise ReadError(
-        f'{path} is not a complete safetensors file ({error}); download it again.') from error
+    raise ReadError(f'{path}: {error}.') from error
 
 
 def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weights:
-  """Reads tensors and plain values; the weights may lie one level down."""
-  try:
-    import torch
-  except ImportError as error:
-    raise ReadError(
-        f'{path} is a PyTorch file and torch is not installed; the build for CPUs is enough: `pip '
-        'install torch --index-url https://download.pytorch.org/whl/cpu`. Or give the .safetensors '
-        'version of the file.') from error
-  try:
-    # Training files keep their command line, a plain namespace, beside the weights.
-    with torch.serialization.safe_globals([argparse.Namespace]):
-      try:
-        content = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
-      except RuntimeError:  # Files of old versions cannot be mapped.
-        content = torch.load(path, map_location='cpu', weights_only=True)
-  except pickle.UnpicklingError as error:
-    raise ReadError(
-        f'{path} is damaged, or holds Python objects beside tensors and plain values, which could '
-        'run code and are not loaded; save only its state dict to another file and convert that.'
-    ) from error
-  except Exception as error:  # Damaged files raise almost anything.
-    raise ReadError(f'{path} is not a complete PyTorch file ({type(error).__name__}: '
-                    f'{str(error)[:300]}).') from error
-
+  """Reads the tensors of a PyTorch file, or of one of its parts."""
+  content = _load_torch(path)
+  import torch
   if not isinstance(content, Mapping):
     raise ReadError(f'{path} holds a {type(content).__name__}, not tensors by name.')
   parts = [name for name, part in content.items() if isinstance(part, Mapping)]
@@ -239,36 +211,64 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   elif key not in parts:
     raise ReadError(f'key is {key!r}; the parts of {path} are: {", ".join(map(str, parts))}.')
   tensors = content if key is None else content[key]
-  # Anole's training program names what it leaves out.
+  # Anole's training program stores the names of tensors that it leaves out.
   tensors = {name: value for name, value in tensors.items() if value is not None}
-  if other := [f'{name} ({type(value).__name__})' for name, value in tensors.items()
-               if not isinstance(value, torch.Tensor)]:
-    raise ReadError(f'{path} holds other things than tensors: {", ".join(other)}.')
+  if others := [f'{name} ({type(value).__name__})' for name, value in tensors.items()
+                if not isinstance(value, torch.Tensor)]:
+    raise ReadError(f'{path} holds other values than tensors: {", ".join(others)}.')
   arrays = {str(name): _to_numpy(path, name, value) for name, value in tensors.items()}
   return Weights(_strip(path, arrays), key)
 
 
+def _load_torch(path: pathlib.Path) -> Any:
+  """Loads a PyTorch file of tensors and plain values, mapped if possible."""
+  try:
+    import torch
+  except ImportError as error:
+    raise ReadError(
+        f'{path} is a PyTorch file and torch is not installed; the build for CPUs is enough: `pip '
+        'install torch --index-url https://download.pytorch.org/whl/cpu`. Or use the .safetensors '
+        'version of the file.') from error
+  try:
+    # Training files store their command line, a plain namespace, next to the weights.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+      try:
+        return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+      except RuntimeError:  # Files of old versions cannot be mapped.
+        return torch.load(path, map_location='cpu', weights_only=True)
+  except pickle.UnpicklingError as error:
+    raise ReadError(
+        f'{path} is damaged, or holds Python objects next to tensors and plain values, which could '
+        'run code and are not loaded; save only its state dict to another file and convert that.'
+    ) from error
+  except Exception as error:  # Damaged files raise almost anything.
+    raise ReadError(f'{path} is not a complete PyTorch file ({type(error).__name__}: '
+                    f'{str(error)[:300]}).') from error
+
+
 def _to_numpy(path: pathlib.Path, name: Any, tensor: Any) -> np.ndarray:
-  """The tensor's own memory as an array; raises ReadError for tensors that are no plain arrays."""
-  import torch  # Present: the tensor is one of its own.
-  # NumPy learns these dtypes from ml_dtypes only.
-  other = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+  """Returns a view of the tensor's memory; raises ReadError for tensors that are not dense arrays.
+  """
+  import torch  # It is installed: the tensor is one of its own.
+  # NumPy has these dtypes only from ml_dtypes.
+  views = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
            torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
            torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2)}
   tensor = tensor.detach()
   try:
-    if tensor.dtype in other:
-      stored, dtype = other[tensor.dtype]
-      return tensor.view(stored).numpy().view(dtype)
+    if tensor.dtype in views:
+      integers, dtype = views[tensor.dtype]
+      return tensor.view(integers).numpy().view(dtype)
     return tensor.numpy()
   except (RuntimeError, TypeError, NotImplementedError) as error:
     raise ReadError(f'{path}: tensor {name} is {tensor.dtype} of layout {tensor.layout} on '
                     f'{tensor.device.type!r}; save plain arrays and convert those.') from error
 
 
-def _strip(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _strip(path: pathlib.Path, tensors: Mapping[str, tensors_lib.AnyTensor]
+           ) -> dict[str, tensors_lib.AnyTensor]:
   """Removes the prefixes that wrapping and compiling put before names."""
-  stripped = {}
+  stripped: dict[str, tensors_lib.AnyTensor] = {}
   for name, tensor in tensors.items():
     while name.startswith(_PREFIXES):
       name = name.removeprefix(next(p for p in _PREFIXES if name.startswith(p)))

@@ -1,4 +1,4 @@
-"""Families of published files, one module each, and the list of them.
+"""The registry of file families, one module for each.
 
 A new family is a module like `llamagen.py` and a line in the list below.
 """
@@ -21,20 +21,20 @@ FAMILIES: dict[str, FileFamily] = {}
 
 
 def register(family: FileFamily) -> None:
-  """Makes a family known to the driver and the command.
+  """Registers a family, so that `cspd-convert` supports it.
 
   Raises:
     ValueError: if another family has this name.
   """
   if FAMILIES.setdefault(family.name, family) is not family:
-    raise ValueError(f'name is {family.name!r}, which another family has; choose another name.')
+    raise ValueError(f'name is {family.name!r}, which is registered already; choose another name.')
 
 
 def get(name: str) -> FileFamily:
   """Looks up a family.
 
   Raises:
-    ConversionError: if there is none of this name.
+    ConversionError: if no family has this name.
   """
   if name not in FAMILIES:
     raise ConversionError(f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}.')

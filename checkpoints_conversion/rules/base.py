@@ -1,8 +1,8 @@
-"""Rules: which published tensor becomes which parameter, and how.
+"""Rules that convert published tensors to parameters and back.
 
 A rule names one published tensor and the parameters it becomes, or several that become one.
-Names may hold placeholders such as `{i}` for numbers; a rule stands for every parameter of
-the network whose path fits. Paths join the keys of the parameter tree with '/'.
+Names may contain placeholders such as `{i}` for numbers; a rule applies to every parameter of
+the network whose path matches. Paths join the keys of the parameter tree with '/'.
 Every transform has an exact inverse, so that the published names and shapes of
 any size follow from the network itself.
 """
@@ -18,8 +18,8 @@ class Transform(NamedTuple):
   """An exact rearrangement of numbers.
 
   Attributes:
-    forward: a published array, or several, to a tuple of parameters.
-    inverse: those parameters to the published array, or to a tuple of them.
+    forward: from a published array, or several, to a tuple of parameters.
+    inverse: from those parameters to the published array, or to a tuple of them.
   """
 
   forward: Callable[[Any], tuple[Any, ...]]
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
   Attributes:
     source: published name, or names in the order of the transform.
     destinations: paths of the parameters, in the order of the transform.
-    transform: how to get from one to the other.
+    transform: the conversion from one to the other.
   """
 
   source: str | tuple[str, ...]
@@ -45,9 +45,11 @@ class Rule(NamedTuple):
     return (self.source,) if isinstance(self.source, str) else self.source
 
   def publish(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Published arrays by name, from all parameters by path."""
-    made = self.transform.inverse(*(parameters[path] for path in self.destinations))
-    return dict(zip(self.sources, (made,) if isinstance(self.source, str) else made, strict=True))
+    """Returns the published arrays by name, from all parameters by path."""
+    arrays = self.transform.inverse(*(parameters[path] for path in self.destinations))
+    if isinstance(self.source, str):
+      arrays = (arrays,)
+    return dict(zip(self.sources, arrays, strict=True))
 
 
 KEEP = Transform(lambda x: (x,), lambda x: x)
@@ -69,7 +71,7 @@ def split_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> Transform:
         for part, count in zip(np.split(fused, bounds), counts, strict=True))
 
   def inverse(*parts):
-    # `concatenate` of the arrays' own library: the shapes of big networks are traced with JAX.
+    # `concatenate` of NumPy or JAX: the shapes of big networks are traced with JAX.
     library = parts[0].__array_namespace__()
     return library.concatenate(
         [part.transpose(1, 2, 0).reshape(-1, part.shape[0]) for part in parts])
@@ -99,8 +101,9 @@ def split_head_biases(num_heads: int) -> Transform:
 def separate_heads(num_heads: int, head_dim: int, halves: bool) -> Transform:
   """Rearranges `[H E, D]` to `[D, H, E]`; with `halves`, from rotated halves to rotated pairs.
 
-  Some published models rotate number `i` of a head together with number `i + E / 2`, here it is
-  `2 i` with `2 i + 1`. The same order of queries and keys leaves their products as they are.
+  Some published models rotate component `i` of an attention head with `i + E / 2`; the networks
+  here rotate `2 i` with `2 i + 1`. Queries and keys are reordered alike, which preserves their
+  products.
   """
   def forward(x):
     x = x.reshape(num_heads, head_dim, -1)
@@ -114,9 +117,9 @@ def separate_heads(num_heads: int, head_dim: int, halves: bool) -> Transform:
 
 
 def head_norm(num_heads: int, num_rows: int, halves: bool = True) -> Transform:
-  """Repeats `[num_rows, E]`, a row for neighbouring heads, to `[H, E]`; see `separate_heads`.
+  """Repeats `[num_rows, E]`, a row for several adjacent heads, to `[H, E]`; see `separate_heads`.
 
-  With 0 rows it is one vector `[E]` for all heads.
+  With 0 rows the published tensor is one vector `[E]` for all heads.
   """
   repeats = num_heads // max(num_rows, 1)
 
@@ -141,19 +144,19 @@ def _to_halves(x):
 
 
 def reorder(order: np.ndarray) -> Transform:
-  """Puts rows into another order: row `i` of ours is row `order[i]` of theirs."""
-  back = np.argsort(order)
-  return Transform(lambda x: (x[order],), lambda x: x[back])
+  """Reorders rows: row `i` of the parameter is row `order[i]` of the published tensor."""
+  inverse = np.argsort(order)
+  return Transform(lambda x: (x[order],), lambda x: x[inverse])
 
 
 def layer(source: str, destination: str, transform: Transform) -> list[Rule]:
-  """Rules of a linear or convolutional layer with a bias."""
+  """Returns the rules of a linear or convolutional layer with a bias."""
   return [Rule(f'{source}.weight', (f'{destination}/kernel',), transform),
           Rule(f'{source}.bias', (f'{destination}/bias',), KEEP)]
 
 
 def norm(source: str, destination: str) -> list[Rule]:
-  """Rules of a normalisation with scale and bias."""
+  """Returns the rules of a normalisation with scale and bias."""
   return [Rule(f'{source}.weight', (f'{destination}/scale',), KEEP),
           Rule(f'{source}.bias', (f'{destination}/bias',), KEEP)]
 
@@ -162,32 +165,32 @@ def expand(rules: Iterable[Rule], paths: Iterable[str]) -> list[Rule]:
   """Fills in the placeholders for one network.
 
   Args:
-    rules: a table.
+    rules: a rule table.
     paths: paths of all parameters of the network.
 
   Returns:
     Rules for every published tensor, without placeholders, in the order of the parameters.
 
   Raises:
-    ValueError: if a parameter is made by no rule, or by more than one.
+    ValueError: unless exactly one rule builds each parameter.
   """
   rules, paths = list(rules), list(paths)
-  found: list[Rule] = []
-  made: list[str] = []
+  expanded: list[Rule] = []
+  built: list[str] = []
   patterns = [_pattern(rule.destinations[0]) for rule in rules]
   for path in paths:
     for rule, pattern in zip(rules, patterns, strict=True):
       if match := pattern.fullmatch(path):
         numbers = match.groupdict()
         destinations = tuple(name.format(**numbers) for name in rule.destinations)
-        found.append(Rule(rule.source.format(**numbers) if isinstance(rule.source, str) else
-                          tuple(name.format(**numbers) for name in rule.source),
-                          destinations, rule.transform))
-        made.extend(destinations)
-  if sorted(made) != sorted(paths):
-    wrong = sorted(path for path in {*made, *paths} if made.count(path) != paths.count(path))
-    raise ValueError(f'The rules do not make each of these parameters once: {wrong}.')
-  return found
+        expanded.append(Rule(rule.source.format(**numbers) if isinstance(rule.source, str) else
+                             tuple(name.format(**numbers) for name in rule.source),
+                             destinations, rule.transform))
+        built.extend(destinations)
+  if sorted(built) != sorted(paths):
+    wrong = sorted(path for path in {*built, *paths} if built.count(path) != paths.count(path))
+    raise ValueError(f'The rules do not build each of these parameters once: {wrong}.')
+  return expanded
 
 
 def _pattern(destination: str) -> re.Pattern[str]:

@@ -1,4 +1,4 @@
-"""Blocks that convolutional image tokenizers are built from."""
+"""Rules of the blocks of convolutional image tokenizers."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Norm = Callable[[str, str], list[base.Rule]]
 
 
 def residual(source: str, destination: str, norm: Norm = base.norm) -> list[base.Rule]:
-  """Rules of a residual block of two convolutions, with or without a shortcut."""
+  """Returns the rules of a residual block of two convolutions, with or without a shortcut."""
   rules = []
   for number in (1, 2):
     rules += norm(f'{source}.norm{number}', f'{destination}/norm_{number}')
@@ -21,23 +21,23 @@ def residual(source: str, destination: str, norm: Norm = base.norm) -> list[base
 
 
 def attention(source: str, destination: str, norm: Norm = base.norm) -> list[base.Rule]:
-  """Rules of attention over all positions, with one head."""
+  """Returns the rules of attention over all positions, with one head."""
   rules = norm(f'{source}.norm', f'{destination}/norm')
-  for theirs, ours in (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj_out', 'out')):
-    rules += base.layer(f'{source}.{theirs}', f'{destination}/{ours}', POINTWISE)
+  for published, ours in (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj_out', 'out')):
+    rules += base.layer(f'{source}.{published}', f'{destination}/{ours}', POINTWISE)
   return rules
 
 
 def encoder(num_levels: int, destination: str = 'encoder') -> list[base.Rule]:
-  """Rules of an encoder with the names of taming-transformers (arXiv 2012.09841)."""
+  """Returns the rules of an encoder with the names of taming-transformers (arXiv 2012.09841)."""
   levels = [(f'encoder.down.{i}', f'{destination}/down_{i}') for i in range(num_levels)]
   return _part('encoder', destination, levels, 'downsample', base.norm)
 
 
 def decoder(num_levels: int, destination: str = 'decoder', norm: Norm = base.norm
             ) -> list[base.Rule]:
-  """Rules of a decoder with such names."""
-  # The published one numbers its levels like the encoder's, ours in execution order.
+  """Returns the rules of a decoder with the names of taming-transformers."""
+  # The published decoder numbers its levels like the encoder, ours in execution order.
   levels = [(f'decoder.up.{i}', f'{destination}/up_{num_levels - 1 - i}')
             for i in range(num_levels)]
   return _part('decoder', destination, levels, 'upsample', norm)
@@ -45,12 +45,12 @@ def decoder(num_levels: int, destination: str = 'decoder', norm: Norm = base.nor
 
 def _part(source: str, destination: str, levels: list[tuple[str, str]], resample: str,
           norm: Norm) -> list[base.Rule]:
-  """Rules of an encoder or a decoder; `levels` are theirs and ours."""
+  """Returns the rules of an encoder or a decoder; `levels` are published names and ours."""
   table = base.layer(f'{source}.conv_in', f'{destination}/conv_in', CONVOLUTION)
-  for theirs, ours in levels:
-    table += residual(f'{theirs}.block.{{j}}', f'{ours}/res_{{j}}', norm)
-    table += attention(f'{theirs}.attn.{{j}}', f'{ours}/attn_{{j}}', norm)
-    table += base.layer(f'{theirs}.{resample}.conv', f'{ours}/{resample}', CONVOLUTION)
+  for published, ours in levels:
+    table += residual(f'{published}.block.{{j}}', f'{ours}/res_{{j}}', norm)
+    table += attention(f'{published}.attn.{{j}}', f'{ours}/attn_{{j}}', norm)
+    table += base.layer(f'{published}.{resample}.conv', f'{ours}/{resample}', CONVOLUTION)
   table += residual(f'{source}.mid.block_1', f'{destination}/mid/res_0', norm)
   table += attention(f'{source}.mid.attn_1', f'{destination}/mid/attn_0', norm)
   table += residual(f'{source}.mid.block_2', f'{destination}/mid/res_1', norm)
@@ -59,18 +59,18 @@ def _part(source: str, destination: str, levels: list[tuple[str, str]], resample
 
 
 def taming(num_levels: int) -> list[base.Rule]:
-  """Rules of an autoencoder with the names of taming-transformers."""
+  """Returns the rules of an autoencoder with the names of taming-transformers."""
   return (base.layer('quant_conv', 'quant_conv', POINTWISE) +
           base.layer('post_quant_conv', 'post_quant_conv', POINTWISE) +
           encoder(num_levels) + decoder(num_levels))
 
 
 def taming_sizes(what: str, shapes: family.Shapes) -> dict[str, Any]:
-  """Sizes that all autoencoders with such names have, by the fields of our configs.
+  """Returns the sizes that all autoencoders with these names share, by the fields of our configs.
 
   Args:
-    what: the network that the file should hold, in words.
-    shapes: of the tensors of the file.
+    what: the expected network in words, for messages.
+    shapes: shapes of the tensors of the file.
 
   Raises:
     ConversionError: if the shapes are not those of such an autoencoder.
@@ -86,16 +86,16 @@ def taming_sizes(what: str, shapes: family.Shapes) -> dict[str, Any]:
 
 
 def refuse_narrow(widths: list[int]) -> None:
-  """Refuses tokenizers that the networks here would run differently.
+  """Raises ConversionError for tokenizers that the networks here would compute differently.
 
   Args:
     widths: channels of every level.
 
   Raises:
-    ConversionError: if a level is too narrow.
+    ConversionError: if a level has less than 128 channels.
   """
   if min(widths, default=0) < 128:
-    # The published architectures normalise in 32 groups whatever the width is.
+    # The published architectures normalise in 32 groups at any width.
     raise family.ConversionError(
         f'The levels of the tokenizer are {widths} channels wide; below 128 channels its '
         'normalisation groups differ from those of cspd_jax, and it cannot be converted.')

@@ -1,5 +1,6 @@
 """EAGLE drafters as LANTERN publishes them (arXiv 2410.03355), for three targets."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +15,9 @@ from cspd_jax.models.eagle import EagleConfig
 
 Params = Any
 
-# The targets that have one vocabulary of text and images.
+# Published targets with one vocabulary of text and images, by the form of the drafter.
 _EARLY_FUSION = {'anole': 'anole_7b', 'lumina_mgpt': 'lumina_mgpt_7b_768'}
-# What the drafters of LlamaGen call their images, and the tokens of these.
+# Number of image tokens by the `input_type` of LlamaGen's drafters.
 _NUM_TOKENS = {'c2i': 576, 't2i': 256, 't2i2': 1024}
 _OF_THE_TARGET = Free('only the target reads it')
 _FIXED_ROPE = Free('the official drafter of LlamaGen rotates with base 10000 in any case')
@@ -48,17 +49,17 @@ CHAMELEON_FIELDS: settings.Table = {
 
 
 def _published() -> dict[str, EagleConfig]:
-  llamagen = dict(own_embedding=True)
-  chameleon = dict(
-      family='chameleon', dim=4096, num_heads=32, ffn_dim=11008, vocab_size=65536, norm_eps=1e-5,
-      own_embedding=True)
+  llamagen = EagleConfig(own_embedding=True)
+  anole = EagleConfig(
+      family='chameleon', num_tokens=1024, row_width=32, num_outputs=8192, dim=4096, num_heads=32,
+      ffn_dim=11008, vocab_size=65536, norm_eps=1e-5, own_embedding=True)
   return {
-      'llamagen_t2i_256': EagleConfig(**llamagen),
-      'llamagen_t2i_512': EagleConfig(num_tokens=1024, row_width=32, **llamagen),
-      'anole': EagleConfig(num_tokens=1024, row_width=32, num_outputs=8192, **chameleon),
+      'llamagen_t2i_256': llamagen,
+      'llamagen_t2i_512': dataclasses.replace(llamagen, num_tokens=1024, row_width=32),
+      'anole': anole,
       # Rows end with a newline token, and the image with one more.
-      'lumina_mgpt_768': EagleConfig(
-          num_tokens=48 * 49 + 1, row_width=49, num_outputs=8194, **chameleon),
+      'lumina_mgpt_768': dataclasses.replace(
+          anole, num_tokens=48 * 49 + 1, row_width=49, num_outputs=8194),
   }
 
 
@@ -71,81 +72,82 @@ def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) ->
 
   Args:
     config: the drafter's sizes.
-    form: the model it drafts for: 'llamagen', 'anole' or 'lumina_mgpt'.
+    form: its target: 'llamagen', 'anole' or 'lumina_mgpt'.
     num_norm_shards: rows of the norms of queries and keys, 'chameleon' only; None means one for
-      every head.
+      every attention head.
   """
-  chameleon, width = config.family == 'chameleon', config.head_dim
+  is_chameleon, width = config.family == 'chameleon', config.head_dim
+  num_heads, num_kv_heads = config.num_heads, config.num_kv_heads or config.num_heads
   source = 'layers.0.'
   table = base.layer('fc', 'fc', MATRIX) + [
       Rule(source + 'self_attn.q_proj.weight', ('layer/query',),
-           base.separate_heads(config.num_heads, width, chameleon)),
+           base.separate_heads(num_heads, width, is_chameleon)),
       Rule(source + 'self_attn.k_proj.weight', ('layer/key',),
-           base.separate_heads(config.num_kv_heads, width, chameleon)),
+           base.separate_heads(num_kv_heads, width, is_chameleon)),
       Rule(source + 'self_attn.v_proj.weight', ('layer/value',),
-           base.separate_heads(config.num_kv_heads, width, False)),
+           base.separate_heads(num_kv_heads, width, False)),
       Rule(source + 'self_attn.o_proj.weight', ('layer/out',),
-           base.join_heads(config.num_heads, width)),
+           base.join_heads(num_heads, width)),
       Rule(source + 'post_attention_layernorm.weight', ('layer/ffn_norm/scale',), KEEP),
       Rule(source + 'mlp.gate_proj.weight', ('layer/gate',), MATRIX),
       Rule(source + 'mlp.up_proj.weight', ('layer/up',), MATRIX),
       Rule(source + 'mlp.down_proj.weight', ('layer/down',), MATRIX),
       Rule('embed_tokens.weight', ('token_embedding',), _tokens(form, config.vocab_size)),
   ]
-  if not chameleon:
+  if not is_chameleon:
     return table
   table.append(Rule(source + 'input_layernorm.weight', ('layer/attention_norm/scale',), KEEP))
-  for theirs, ours, count in (('q', 'query', config.num_heads), ('k', 'key', config.num_kv_heads)):
+  for letter, ours, count in (('q', 'query', num_heads), ('k', 'key', num_kv_heads)):
     transform = base.head_norm(count, num_norm_shards or count)
-    norm = f'{source}self_attn.{theirs}_norm.'
+    norm = f'{source}self_attn.{letter}_norm.'
     table += [Rule(norm + 'weight', (f'layer/{ours}_norm/scale',), transform),
               Rule(norm + 'bias', (f'layer/{ours}_norm/bias',), transform)]
   return table
 
 
 def _target(form: str, vocab_size: int) -> early_fusion.EarlyFusionConfig | None:
-  """The published target whose vocabulary a drafter has, if that is one of text and images."""
+  """Returns the published target of a drafter, if its vocabulary is one of text and images."""
   target = early_fusion.PRESETS.get(_EARLY_FUSION.get(form, ''))
   return target if target is not None and target.vocab_size == vocab_size else None
 
 
 def _tokens(form: str, vocab_size: int) -> base.Transform:
-  """The table of tokens in the order of the target."""
+  """Returns the transform of the token embedding to the order of the target's tokens."""
   target = _target(form, vocab_size)
   return KEEP if target is None else base.reorder(early_fusion.order(target))
 
 
 def read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:
-  """Reads what config.json tells of a drafter, as `settings.read` does.
+  """Reads the config.json of a drafter; see `settings.read`.
 
   Args:
-    form: the model it drafts for: 'llamagen', 'anole' or 'lumina_mgpt'.
+    form: its target: 'llamagen', 'anole' or 'lumina_mgpt'.
     contents: see `settings.read`.
 
   Raises:
     ConversionError: see `settings.read`.
   """
-  told = settings.read({'config.json': LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS},
-                       contents)
-  name = told.pop('input_type', None)
+  fields = LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS
+  sizes = settings.read({'config.json': fields}, contents)
+  name = sizes.pop('input_type', None)
   if name is not None and name not in _NUM_TOKENS:
     settings.refuse([f'config.json: input_type is {name!r}; it must be one of '
                      f'{", ".join(_NUM_TOKENS)}'])
-  return told if name is None else {**told, 'num_tokens': _NUM_TOKENS[name]}
+  return sizes if name is None else {**sizes, 'num_tokens': _NUM_TOKENS[name]}
 
 
 def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> EagleConfig:
   """Infers the sizes of a drafter.
 
   Args:
-    form: the model it drafts for: 'llamagen', 'anole' or 'lumina_mgpt'.
-    shapes: of its published tensors.
-    options: `image_size` in pixels; `num_heads`, where neither shapes nor a published width tell;
-      `norm_eps` and `rope_base`, which files of settings tell. The published ones if they are not
-      given: with wrong ones a drafter loses speed.
+    form: its target: 'llamagen', 'anole' or 'lumina_mgpt'.
+    shapes: shapes of its published tensors.
+    options: `image_size` in pixels; `num_heads`, where neither shapes nor a published width
+      determine it; `norm_eps` and `rope_base`, which settings files specify. Their defaults are the
+      published values; with wrong values a drafter loses speed.
 
   Raises:
-    ConversionError: if the shapes and options do not tell all sizes.
+    ConversionError: if the shapes and options do not determine all sizes.
   """
   shape = functools.partial(family.shape, _what(form), shapes)
   vocab_size, dim = shape('embed_tokens.weight', 2)
@@ -154,8 +156,8 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Eagle
   presets = _presets(form)
   if form == 'llamagen':
     architecture, norm_eps = 'llamagen', 1e-6
-    known = {preset.dim: preset.num_heads for preset in presets.values()}
-    head_dim = dim // family.num_heads(options, known.get(dim), dim, f'width {dim}')
+    published = {preset.dim: preset.num_heads for preset in presets.values()}
+    head_dim = dim // family.num_heads(options, published.get(dim), dim, f'width {dim}')
   else:
     architecture, norm_eps = 'chameleon', 1e-5
     head_dim = shape('layers.0.self_attn.q_norm.weight', 2)[1]
@@ -172,42 +174,42 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Eagle
 
 
 def compare_embedding(params: Params, target_params: Params) -> dict[str, float]:
-  """Measures which of its target's tables a drafter's own token embedding is.
+  """Compares a drafter's own token embedding with the tables of its target.
 
-  The published LlamaGen drafters may hold the output matrix in this place.
+  The published LlamaGen drafters may store the output matrix as token embedding.
 
   Args:
-    params: a converted drafter with a token embedding of its own.
-    target_params: the converted target.
+    params: parameters of a converted drafter with its own token embedding.
+    target_params: parameters of the converted target.
 
   Returns:
-    For 'token_embedding' and 'output', the largest difference to that table of the target in
-    units of its largest number. 0 means equal; the rounding of bfloat16 is below 0.004.
+    For 'token_embedding' and 'output', the largest difference from that table of the target in
+    units of its largest number. 0 means equal; rounding to bfloat16 is below 0.004.
 
   Raises:
     ConversionError: if the sizes differ.
   """
-  own = np.asarray(params['token_embedding'], np.float32)
+  embedding = np.asarray(params['token_embedding'], np.float32)
   tables, differences = target_params['transformer'], {}
   for name in ('token_embedding', 'output'):
     if name not in tables:
-      continue  # The target has an embedding or a head of its own there.
+      continue  # The target has another embedding or output head.
     table = np.asarray(tables[name], np.float32)
     table = table.T if name == 'output' else table
-    if name == 'output' and table.shape[1:] == own.shape[1:] and len(table) < len(own):
-      continue  # A target that predicts image tokens only; nothing of it is read.
-    if table.shape != own.shape:
+    if name == 'output' and table.shape[1:] == embedding.shape[1:] and len(table) < len(embedding):
+      continue  # The target predicts image tokens only.
+    if table.shape != embedding.shape:
       raise family.ConversionError(
-          f"The drafter's token embedding is {own.shape}, but the target's {name} is for "
+          f"The drafter's token embedding is {embedding.shape}, but the target's {name} is for "
           f'{table.shape}; this drafter belongs to another target.')
-    differences[name] = float(np.abs(own - table).max() / np.abs(table).max())
+    differences[name] = float(np.abs(embedding - table).max() / np.abs(table).max())
   return differences
 
 
 def describe_embedding(params: Params, target_params: Params) -> list[str]:
-  """Says for each table of the target whether it is the drafter's token embedding.
+  """Reports for each table of the target whether it equals the drafter's token embedding.
 
-  Arguments and errors as for `compare_embedding`.
+  Arguments and errors are those of `compare_embedding`.
   """
   return [
       f"token embedding {'equals' if difference < 0.004 else 'is not'} the target's {name} "

@@ -1,4 +1,4 @@
-"""Transformers over one vocabulary of text and images, as transformers and Meta store them:
+"""Transformers over one vocabulary of text and images in the formats of transformers and Meta:
 Lumina-mGPT (arXiv 2408.02657), Anole (arXiv 2407.06135) and Emu3 (arXiv 2409.18869)."""
 
 import functools
@@ -11,7 +11,7 @@ from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule, Transform
 from cspd_jax.models import early_fusion
 from cspd_jax.models.early_fusion import EarlyFusionConfig
 
-# Meta's names (https://github.com/facebookresearch/chameleon) for those of transformers.
+# Names of transformers, with those of Meta (https://github.com/facebookresearch/chameleon).
 _META = {
     'model.embed_tokens': 'tok_embeddings', 'model.layers': 'layers', 'model.norm': 'norm',
     'lm_head': 'output', 'self_attn.q_proj': 'attention.wq', 'self_attn.k_proj': 'attention.wk',
@@ -20,9 +20,9 @@ _META = {
     'self_attn.k_norm': 'attention.k_normalization', 'mlp.gate_proj': 'feed_forward.w1',
     'mlp.down_proj': 'feed_forward.w2', 'mlp.up_proj': 'feed_forward.w3',
     'input_layernorm': 'attention_norm', 'post_attention_layernorm': 'ffn_norm'}
-# What transformers puts before names in a file that also holds an image tokenizer.
+# Prefix of transformers for names in a file that also holds an image tokenizer.
 _WITH_TOKENIZER = 'text_model.'
-# What each of several of Meta's files has of a tensor.
+# What each of several of Meta's files holds of a tensor; see `tensors.join`.
 _SHARES = {
     r'.*\.(wq|wk|wv|w1|w3)\.weight|output\.weight': 'rows',
     r'.*\.(wo|w2)\.weight|tok_embeddings\.weight': 'columns',
@@ -30,15 +30,16 @@ _SHARES = {
     r'(.*\.)?(attention_norm|ffn_norm|norm)\.weight|rope\.freqs': 'all'}
 
 
-class Stored(NamedTuple):
-  """How a file stores a transformer.
+class Format(NamedTuple):
+  """The format of a transformer in a file.
 
   Attributes:
-    is_meta: whether names are Meta's, or those of transformers.
-    halves: whether number `i` of a head rotates with `i + E / 2`, or neighbours with each other.
+    is_meta: whether names are those of Meta, else those of transformers.
+    halves: whether component `i` of an attention head rotates with `i + E / 2`, else adjacent
+      components with each other.
     norm_rows: rows of the norms of queries and keys; 0 is one vector for all heads, None means one
       for every head.
-    prefix: of all names, where the file also holds an image tokenizer.
+    prefix: prefix of all names, in a file that also holds an image tokenizer.
   """
 
   is_meta: bool = False
@@ -47,81 +48,82 @@ class Stored(NamedTuple):
   prefix: str = ''
 
   def name(self, name: str) -> str:
-    """What a tensor of transformers is called."""
+    """Returns the name of a tensor in the file, by its name in transformers."""
     if self.is_meta:
-      name = re.sub('|'.join(map(re.escape, _META)), lambda found: _META[found[0]], name)
+      name = re.sub('|'.join(map(re.escape, _META)), lambda match: _META[match[0]], name)
     return self.prefix + name
 
 
-def stored(shapes: family.Shapes) -> Stored:
-  """How a file with these tensors stores them.
+def format_of(shapes: family.Shapes) -> Format:
+  """Returns the format of a file with these tensors.
 
-  Heads are stored as halves by all releases of transformers, which repeat norms in rows. The
-  version that Anole was trained with keeps Meta's order and its one vector, under names of
-  transformers.
+  All releases of transformers store attention heads as halves and repeat norms in rows. The version
+  that Anole was trained with uses Meta's order and its one vector, under names of transformers.
   """
   is_meta = 'tok_embeddings.weight' in shapes
   prefix = _WITH_TOKENIZER if f'{_WITH_TOKENIZER}model.embed_tokens.weight' in shapes else ''
-  how = Stored(is_meta, not is_meta, prefix=prefix)
-  norm = shapes.get(how.name('model.layers.0.self_attn.q_norm.weight'))
+  result = Format(is_meta, not is_meta, prefix=prefix)
+  norm = shapes.get(result.name('model.layers.0.self_attn.q_norm.weight'))
   if norm is None:
-    return how
-  return how._replace(halves=how.halves and len(norm) == 2,
-                      norm_rows=norm[0] if len(norm) == 2 else 0)
+    return result
+  return result._replace(halves=result.halves and len(norm) == 2,
+                         norm_rows=norm[0] if len(norm) == 2 else 0)
 
 
 def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
-  """The rules for a file with these tensors; raises ConversionError if it has no output matrix."""
-  how = stored(shapes)
-  embedding, output = how.name('model.embed_tokens.weight'), how.name('lm_head.weight')
+  """Returns the rules for a file with these tensors, which must include an output matrix."""
+  file_format = format_of(shapes)
+  embedding = file_format.name('model.embed_tokens.weight')
+  output = file_format.name('lm_head.weight')
   if embedding in shapes and output not in shapes:
     raise family.ConversionError(
         f'The file has no {output}. If its weights are tied (tie_word_embeddings), so that '
         f'{embedding} is the output matrix too, save that a second time as {output}; otherwise '
         'download all of its parts.')
-  return {'rules': functools.partial(rules, how=how)}
+  return {'rules': functools.partial(rules, file_format=file_format)}
 
 
-def rules(config: EarlyFusionConfig, how: Stored) -> list[Rule]:
+def rules(config: EarlyFusionConfig, file_format: Format) -> list[Rule]:
   """Returns the rule table of a transformer.
 
   Args:
     config: the model's sizes.
-    how: the file stores it.
+    file_format: the format of the file.
   """
   sizes = config.transformer
   heads, kv_heads, width = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
-  ours, theirs = 'transformer/layers_{i}/', 'model.layers.{i}.'
+  ours, published = 'transformer/layers_{i}/', 'model.layers.{i}.'
+  halves = file_format.halves
   table = [
       Rule('model.embed_tokens.weight', ('transformer/token_embedding',),
            base.reorder(early_fusion.order(config))),
-      Rule(theirs + 'self_attn.q_proj.weight', (ours + 'query',),
-           base.separate_heads(heads, width, how.halves)),
-      Rule(theirs + 'self_attn.k_proj.weight', (ours + 'key',),
-           base.separate_heads(kv_heads, width, how.halves)),
-      Rule(theirs + 'self_attn.v_proj.weight', (ours + 'value',),
+      Rule(published + 'self_attn.q_proj.weight', (ours + 'query',),
+           base.separate_heads(heads, width, halves)),
+      Rule(published + 'self_attn.k_proj.weight', (ours + 'key',),
+           base.separate_heads(kv_heads, width, halves)),
+      Rule(published + 'self_attn.v_proj.weight', (ours + 'value',),
            base.separate_heads(kv_heads, width, False)),
-      Rule(theirs + 'self_attn.o_proj.weight', (ours + 'out',), base.join_heads(heads, width)),
-      Rule(theirs + 'input_layernorm.weight', (ours + 'attention_norm/scale',), KEEP),
-      Rule(theirs + 'post_attention_layernorm.weight', (ours + 'ffn_norm/scale',), KEEP),
-      Rule(theirs + 'mlp.gate_proj.weight', (ours + 'gate',), MATRIX),
-      Rule(theirs + 'mlp.up_proj.weight', (ours + 'up',), MATRIX),
-      Rule(theirs + 'mlp.down_proj.weight', (ours + 'down',), MATRIX),
+      Rule(published + 'self_attn.o_proj.weight', (ours + 'out',), base.join_heads(heads, width)),
+      Rule(published + 'input_layernorm.weight', (ours + 'attention_norm/scale',), KEEP),
+      Rule(published + 'post_attention_layernorm.weight', (ours + 'ffn_norm/scale',), KEEP),
+      Rule(published + 'mlp.gate_proj.weight', (ours + 'gate',), MATRIX),
+      Rule(published + 'mlp.up_proj.weight', (ours + 'up',), MATRIX),
+      Rule(published + 'mlp.down_proj.weight', (ours + 'down',), MATRIX),
       Rule('model.norm.weight', ('transformer/norm/scale',), KEEP),
       Rule('lm_head.weight', ('transformer/output',), _codes_only(config)),
   ]
   if config.qk_norm:
     for letter, name, count in (('q', 'query', heads), ('k', 'key', kv_heads)):
-      rows = count if how.norm_rows is None else min(how.norm_rows, count)
-      transform = base.head_norm(count, rows, how.halves)
-      norm = f'{theirs}self_attn.{letter}_norm.'
+      rows = count if file_format.norm_rows is None else min(file_format.norm_rows, count)
+      transform = base.head_norm(count, rows, halves)
+      norm = f'{published}self_attn.{letter}_norm.'
       table += [Rule(norm + 'weight', (f'{ours}{name}_norm/scale',), transform),
                 Rule(norm + 'bias', (f'{ours}{name}_norm/bias',), transform)]
-  return [rule._replace(source=how.name(rule.source)) for rule in table]
+  return [rule._replace(source=file_format.name(rule.sources[0])) for rule in table]
 
 
 def _codes_only(config: EarlyFusionConfig) -> Transform:
-  """The rows of the codes as columns; the inverse has zeros in place of the others."""
+  """Returns the transform to the rows of the codes, as columns; its inverse pads with zeros."""
   first, after = config.first_code, config.first_code + config.num_codes
 
   def inverse(x):
@@ -136,38 +138,39 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Ear
   """Infers the sizes of a transformer.
 
   Args:
-    preset: name of the published model whose vocabulary and grammar it has.
-    shapes: of its published tensors.
+    preset: name of the published model with the same vocabulary and grammar.
+    shapes: shapes of its published tensors.
     options: `height` and `width` of its images in codes, `num_heads`; and `swin_norm`, `rope_base`
-      and `norm_eps`, which files of settings tell. The published ones if they are not given.
+      and `norm_eps`, which settings files specify. Their defaults are the published values.
 
   Raises:
-    ConversionError: if the shapes and options do not tell all sizes, or another vocabulary.
+    ConversionError: if the shapes and options do not determine all sizes, or the vocabulary
+      differs.
   """
-  known, name = early_fusion.PRESETS[preset], stored(shapes).name
+  published, name = early_fusion.PRESETS[preset], format_of(shapes).name
   shape = lambda tensor, rank: family.shape(_what(preset), shapes, name(tensor), rank)
   vocab_size, dim = shape('model.embed_tokens.weight', 2)
-  if vocab_size != known.vocab_size:
+  if vocab_size != published.vocab_size:
     raise family.ConversionError(
-        f'The file has {vocab_size} tokens; {_what(preset)} has {known.vocab_size}.')
-  published = known.num_heads if dim == known.dim else None
+        f'The file has {vocab_size} tokens; {_what(preset)} has {published.vocab_size}.')
+  default_heads = published.num_heads if dim == published.dim else None
   if norm := shapes.get(name('model.layers.0.self_attn.q_norm.weight')):
-    published = shape('model.layers.0.self_attn.q_proj.weight', 2)[0] // max(norm[-1], 1)
-  num_heads = family.num_heads(options, published, dim, f'width {dim}')
+    default_heads = shape('model.layers.0.self_attn.q_proj.weight', 2)[0] // max(norm[-1], 1)
+  num_heads = family.num_heads(options, default_heads, dim, f'width {dim}')
   width = dim // num_heads
   return EarlyFusionConfig(
-      height=options.get('height', known.height), width=options.get('width', known.width),
-      vocab_size=vocab_size, num_codes=known.num_codes, first_code=known.first_code,
-      row_end=known.row_end, image_ends=known.image_ends, dim=dim,
+      height=options.get('height', published.height), width=options.get('width', published.width),
+      vocab_size=vocab_size, num_codes=published.num_codes, first_code=published.first_code,
+      row_end=published.row_end, image_ends=published.image_ends, dim=dim,
       num_layers=family.count(
           shapes, name('model.layers.{i}.self_attn.q_proj.weight').replace('{i}', r'(\d+)')),
       num_heads=num_heads,
       num_kv_heads=shape('model.layers.0.self_attn.k_proj.weight', 2)[0] // width,
       ffn_dim=shape('model.layers.0.mlp.gate_proj.weight', 2)[0],
       qk_norm=name('model.layers.0.self_attn.q_norm.weight') in shapes,
-      swin_norm=options.get('swin_norm', known.swin_norm),
-      rope_base=options.get('rope_base', known.rope_base),
-      norm_eps=options.get('norm_eps', known.norm_eps))
+      swin_norm=options.get('swin_norm', published.swin_norm),
+      rope_base=options.get('rope_base', published.rope_base),
+      norm_eps=options.get('norm_eps', published.norm_eps))
 
 
 def _sampling(options: Mapping[str, Any], config: EarlyFusionConfig) -> Mapping[str, Any]:
@@ -180,7 +183,7 @@ def _what(preset: str) -> str:
 
 
 def _chameleon(name: str) -> tuple[str, ...]:
-  """Where Chameleon's tokenizers are in Meta's download, and as the official programs want it."""
+  """Returns the paths of Chameleon's tokenizers in Meta's download and for official programs."""
   return tuple(f'{folder}{name}' for folder in (
       '', 'tokenizer/', 'chameleon/tokenizer/', '../tokenizer/', '../chameleon/tokenizer/',
       '../../tokenizer/'))
@@ -191,27 +194,27 @@ def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
             needed: Mapping[str, str], norm_rows: int | None = None) -> family.FileFamily:
   return family.FileFamily(
       name=name, what=_what(presets[0]), kind='early_fusion',
-      rules=functools.partial(rules, how=Stored(norm_rows=norm_rows)),
+      rules=functools.partial(rules, file_format=Format(norm_rows=norm_rows)),
       infer=functools.partial(infer, presets[0]),
       presets={preset: early_fusion.PRESETS[preset] for preset in presets},
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
       variant=_variant, settings=functools.partial(settings.read, fields), needed=needed,
       shares=_SHARES,
-      # The image tokenizer is a network of its own; rotary tables are not weights.
+      # The image tokenizer is another network; rotary tables are not weights.
       leftovers=r'(model\.)?vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
       model='early_fusion', sampling=functools.partial(_sampling, sampling),
       layout=lambda model: {name: ('models/7b', '.'), **others})
 
 
-# Guidance and cuts of the official samplers.
+# With guidance and top-k of the official samplers.
 LUMINA_MGPT = _family(
     'lumina_mgpt', tuple(f'lumina_mgpt_7b_{size}' for size in (768, 512, 1024)),
     {'guidance_scale': 4.0, 'top_k': 2000}, norm_rows=1,
     others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
             'lumina_mgpt_text': _chameleon('text_tokenizer.json')},
     fields=early_fusion_settings.CHAMELEON,
-    # Models of three sizes of images have the same shapes.
+    # Models for three image sizes have the same shapes.
     needed={**early_fusion_settings.NEEDED, 'height': '', 'width': ''})
 ANOLE = _family(
     'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},

@@ -1,7 +1,7 @@
-"""The settings of transformers over one vocabulary: lists of their fields; see `settings`.
+"""Tables of the settings of transformers over one vocabulary of text and images; see `settings`.
 
-`CHAMELEON` is for the files of Chameleon, Lumina-mGPT and Anole, as transformers, Alpha-VLLM and
-Meta store them, `EMU3` for those of Emu3, as BAAI and transformers do.
+`CHAMELEON` is for the files of Chameleon, Lumina-mGPT and Anole by transformers, Alpha-VLLM and
+Meta, `EMU3` for those of Emu3 by BAAI and transformers.
 """
 
 from collections.abc import Mapping
@@ -12,23 +12,23 @@ from cspd_jax.models import early_fusion
 
 _TIED = Must((False,), ': the output matrix is the token embedding then; save it a second time, '
              'as lm_head.weight, and set the field to false')
-_OF_THE_TOKENIZER = Free('the image tokenizer is a network of its own')
+_OF_THE_TOKENIZER = Free('the image tokenizer is another network')
 
 
 def _image_tokens(preset: str, prefix: str, *, ordered: bool) -> Check:
-  """Checks that the names of image tokens stand for the ids of the model.
+  """Returns a check that the image tokens have the ids of a published model.
 
   Args:
-    preset: name of a published model with the ids.
-    prefix: how the names of image tokens begin.
-    ordered: whether the order of the names is that of the ids.
+    preset: name of the published model.
+    prefix: prefix of the names of image tokens.
+    ordered: whether the ids must be in the order of the names.
   """
   config = early_fusion.PRESETS[preset]
   first, count = config.first_code, config.num_codes
 
   def problem(value):
     if not isinstance(value, Mapping) or not all(type(id_) is int for id_ in value.values()):
-      return f'{value!r:.80}; it must have the ids of tokens by their names'
+      return f'{value!r:.80}; it must contain ids of tokens by name'
     ids = [id_ for name, id_ in sorted(value.items()) if name.startswith(prefix)]
     if not ids or (ids if ordered else sorted(ids)) == list(range(first, first + count)):
       return None
@@ -39,7 +39,7 @@ def _image_tokens(preset: str, prefix: str, *, ordered: bool) -> Check:
 
 
 def _transformers(rope_base: float) -> Table:
-  """Fields that both families have."""
+  """Returns the fields that both families have."""
   return {
       **settings.COMMON, **settings.rope(rope_base),
       'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
@@ -61,7 +61,7 @@ _CHAMELEON: Table = {
     'model_parallel_size': settings.OF_SHAPES,  # Rows of the norms of queries and keys.
     'vocabulary_map': _image_tokens('anole_7b', 'IMGIMG', ordered=False),
     'boi_token_id': Must((8197,)), 'eoi_token_id': Must((8196,)),
-    'mask_image_logits': Free('images are sampled without the mask, as the official programs do'),
+    'mask_image_logits': Free('images are sampled without the mask, as in the official programs'),
 }
 
 _ARGUMENTS: Table = {
@@ -71,8 +71,8 @@ _ARGUMENTS: Table = {
     'swin_norm': Size('swin_norm', bool, False), 'qk_normalization': Size('qk_norm', bool),
     'use_scaled_rope': Must((False,)), 'multiple_of': settings.OF_SHAPES,
     'ffn_dim_multiplier': settings.OF_SHAPES,
-    'model_parallel_size': Free('files are counted, and joined'),
-    '*': Free("Meta's program takes out the arguments of its network and leaves all others"),
+    'model_parallel_size': Free('the files are counted and joined'),
+    '*': Free("Meta's program reads the arguments of its network and ignores all others"),
 }
 
 CHAMELEON: Mapping[str, Table] = {
@@ -88,12 +88,12 @@ _EMU3: Table = {
     'img_token_id': Must((151851,)), 'boi_token_id': Must((151852,)),
     'eoi_token_id': Must((151853,)), 'eol_token_id': Must((151846,)),
     'eof_token_id': Must((151847,)),
-    'image_area': Free('rows and columns of an image are given, and do not depend on weights'),
+    'image_area': Free('rows and columns of an image are options, on which no weight depends'),
 }
 
 EMU3: Mapping[str, Table] = {'config.json': {**_EMU3, 'text_config': Part(_EMU3)}}
 
-# What only these files tell, and how config.json writes it of the published models.
+# Fields that only settings determine, with their published values in config.json.
 NEEDED = {'norm_eps': '"rms_norm_eps": 1e-05', 'rope_base': '"rope_theta": 10000.0',
           'swin_norm': '"swin_norm": false'}
 NEEDED_EMU3 = {'norm_eps': '"rms_norm_eps": 1e-05', 'rope_base': '"rope_theta": 1000000.0',

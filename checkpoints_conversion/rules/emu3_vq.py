@@ -14,13 +14,13 @@ _WHAT = "Emu3's image tokenizer"
 # [out, in, time, height, width] to [time, height, width, in, out].
 _OVER_TIME = base.Transform(
     lambda x: (x.transpose(2, 3, 4, 1, 0),), lambda x: x.transpose(4, 3, 0, 1, 2))
-# What transformers calls parts of BAAI's names, in this order.
+# Parts of BAAI's names and what transformers calls them, replaced in this order.
 _NAMES = (
     (r'\.mid\.attn_1\.norm\b', '.middle_block.attn_norm'), (r'\.mid\.', '.middle_block.'),
     (r'\.attn\.({j})\.norm\b', r'.attn_norms.\1'),
     (r'^encoder\.down\.', 'encoder.down_block.down.'), (r'^decoder\.up\.', 'decoder.up_block.up.'),
     (r'\.([qkv])\.(weight|bias)$', r'.\1_proj.\2'), (r'\.proj_out\.', '.out_proj.'))
-# Before all names in a file that also holds the transformer.
+# Prefix of all names in a file that also holds the transformer.
 _PREFIX = 'vqmodel.'
 
 _FIELDS: settings.Table = {
@@ -35,7 +35,7 @@ _FIELDS: settings.Table = {
     'temporal_downsample_factor': Must((4,)), 'num_attention_heads': Must((1,)),
     'hidden_size': settings.OF_SHAPES, 'attn_resolutions': settings.OF_SHAPES,
 }
-_OF_THE_TRANSFORMER = Free('the transformer is a network of its own')
+_OF_THE_TRANSFORMER = Free('the transformer is another network')
 FIELDS: settings.Table = {
     **_FIELDS, 'vq_config': Part(_FIELDS), 'text_config': _OF_THE_TRANSFORMER,
     'vocabulary_map': _OF_THE_TRANSFORMER, 'tie_word_embeddings': _OF_THE_TRANSFORMER}
@@ -57,9 +57,9 @@ def rules(config: Emu3VQConfig) -> list[Rule]:
 def _time_block(source: str, destination: str) -> list[Rule]:
   table = []
   for number in (1, 2):
-    theirs, ours = f'{source}.norm{number}', f'{destination}/norm_{number}'
-    table += base.norm(theirs, ours)
-    table += [Rule(f'{theirs}.running_{name}', (f'{ours}/{name}',), KEEP)
+    published, ours = f'{source}.norm{number}', f'{destination}/norm_{number}'
+    table += base.norm(published, ours)
+    table += [Rule(f'{published}.running_{name}', (f'{ours}/{name}',), KEEP)
               for name in ('mean', 'var')]
     table += base.layer(
         f'{source}.conv{number}.conv', f'{destination}/conv_{number}', _OVER_TIME)
@@ -67,14 +67,14 @@ def _time_block(source: str, destination: str) -> list[Rule]:
 
 
 def _spatial_norm(source: str, destination: str) -> list[Rule]:
-  """Rules of a norm that the tokens' vectors scale and shift."""
+  """Returns the rules of a norm that the tokens' vectors scale and shift."""
   return (base.norm(f'{source}.norm_layer', f'{destination}/norm') +
           base.layer(f'{source}.conv_y', f'{destination}/scale', POINTWISE) +
           base.layer(f'{source}.conv_b', f'{destination}/shift', POINTWISE))
 
 
 def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
-  """The rules and the inference for a file with these tensors."""
+  """Returns the rules and the `infer` for a file with these tensors."""
   prefix = _PREFIX if any(name.startswith(_PREFIX) for name in shapes) else ''
   if not prefix and not any(name.startswith('encoder.down_block.') for name in shapes):
     return {}
@@ -82,26 +82,26 @@ def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
 
 
 def _renamed(prefix: str, config: Emu3VQConfig) -> list[Rule]:
-  """The rules for the names of transformers, whose attention has matrices."""
+  """Returns the rules for the names of transformers, whose attention uses matrices."""
   table = []
   for rule in rules(config):
     name = str(rule.source)
     is_matrix = rule.transform is POINTWISE and re.search(r'\.([qkv]|proj_out)\.weight$', name)
-    for theirs, ours in _NAMES:
-      name = re.sub(theirs, ours, name)
+    for pattern, replacement in _NAMES:
+      name = re.sub(pattern, replacement, name)
     table.append(rule._replace(source=prefix + name,
                                transform=MATRIX if is_matrix else rule.transform))
   return table
 
 
 def _infer_renamed(shapes: family.Shapes, options: Mapping[str, Any]) -> Emu3VQConfig:
-  """As `infer`, for the names of transformers."""
+  """Infers the sizes like `infer`, for the names of transformers."""
   return infer({name.removeprefix(_PREFIX).replace('.down_block.', '.'): shape
                 for name, shape in shapes.items()}, options)
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> Emu3VQConfig:
-  """Infers the sizes of a tokenizer from its shapes, which tell everything.
+  """Infers the sizes of a tokenizer from its shapes alone.
 
   Raises:
     ConversionError: if the shapes are not those of such a tokenizer.

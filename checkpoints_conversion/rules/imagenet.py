@@ -1,4 +1,4 @@
-"""Names of the classes of ImageNet, which most class-conditional models were trained on."""
+"""The class names of ImageNet, the training set of most class-conditional models."""
 
 import functools
 import importlib.resources
@@ -8,7 +8,7 @@ _NUM_CLASSES = 1000
 
 
 def metadata(num_classes: int) -> dict[str, Any]:
-  """Returns what a checkpoint stores about its classes: their names if there are 1000 of them."""
+  """Returns the class names as metadata of a checkpoint, if it has 1000 classes."""
   return {'labels': list(names())} if num_classes == _NUM_CLASSES else {}
 
 

@@ -15,7 +15,7 @@ def rules(config: KLVAEConfig) -> list[base.Rule]:
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> KLVAEConfig:
-  """Infers the sizes of an autoencoder; the scale of its latents is taken to be KL-16's.
+  """Infers the sizes of an autoencoder; the scale of its latents is that of KL-16.
 
   Raises:
     ConversionError: if the shapes are not those of such an autoencoder.

@@ -18,18 +18,18 @@ def rules(config: LlamaGenConfig) -> list[Rule]:
   """Returns the rule table of a transformer."""
   sizes = config.transformer
   heads = (sizes.num_heads, sizes.num_kv_heads, sizes.head_dim)
-  ours, theirs = 'transformer/layers_{i}/', 'layers.{i}.'
+  ours, published = 'transformer/layers_{i}/', 'layers.{i}.'
   table = [
       Rule('tok_embeddings.weight', ('transformer/token_embedding',), KEEP),
-      Rule(theirs + 'attention_norm.weight', (ours + 'attention_norm/scale',), KEEP),
-      Rule(theirs + 'attention.wqkv.weight',
+      Rule(published + 'attention_norm.weight', (ours + 'attention_norm/scale',), KEEP),
+      Rule(published + 'attention.wqkv.weight',
            (ours + 'query', ours + 'key', ours + 'value'), base.split_heads(*heads)),
-      Rule(theirs + 'attention.wo.weight', (ours + 'out',),
+      Rule(published + 'attention.wo.weight', (ours + 'out',),
            base.join_heads(sizes.num_heads, sizes.head_dim)),
-      Rule(theirs + 'ffn_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
-      Rule(theirs + 'feed_forward.w1.weight', (ours + 'gate',), MATRIX),
-      Rule(theirs + 'feed_forward.w3.weight', (ours + 'up',), MATRIX),
-      Rule(theirs + 'feed_forward.w2.weight', (ours + 'down',), MATRIX),
+      Rule(published + 'ffn_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
+      Rule(published + 'feed_forward.w1.weight', (ours + 'gate',), MATRIX),
+      Rule(published + 'feed_forward.w3.weight', (ours + 'up',), MATRIX),
+      Rule(published + 'feed_forward.w2.weight', (ours + 'down',), MATRIX),
       Rule('norm.weight', ('transformer/norm/scale',), KEEP),
       Rule('output.weight', ('transformer/output',), MATRIX),
   ]
@@ -46,21 +46,21 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
   """Infers the sizes of a transformer.
 
   Args:
-    shapes: of its published tensors.
-    options: `image_size` in pixels, which no weight depends on; `num_heads`, where width and
+    shapes: shapes of its published tensors.
+    options: `image_size` in pixels, on which no weight depends; `num_heads`, where width and
       depth are not those of a published size.
 
   Raises:
-    ConversionError: if the shapes and options do not tell all sizes.
+    ConversionError: if the shapes and options do not determine all sizes.
   """
   shape = functools.partial(family.shape, _WHAT, shapes)
   vocab_size, dim = shape('tok_embeddings.weight', 2)
   num_layers = family.count(shapes, r'layers\.(\d+)\.attention\.wqkv\.weight')
   fused = shape('layers.0.attention.wqkv.weight', 2)[0]
   ffn_dim = shape('layers.0.feed_forward.w1.weight', 2)[0]
-  known = {(preset.dim, preset.num_layers): preset.num_heads for preset in PRESETS.values()}
+  published = {(preset.dim, preset.num_layers): preset.num_heads for preset in PRESETS.values()}
   num_heads = family.num_heads(
-      options, known.get((dim, num_layers)), dim, f'width {dim} with {num_layers} layers')
+      options, published.get((dim, num_layers)), dim, f'width {dim} with {num_layers} layers')
   side = family.tokens_per_side(options, list(PRESETS))
   if 'cls_embedding.uncond_embedding' in shapes:
     condition: dict[str, Any] = {
@@ -75,12 +75,12 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
 
 
 def metadata(config: LlamaGenConfig) -> dict[str, Any]:
-  """Returns the names of ImageNet's classes, if the model has as many."""
+  """Returns the class names of ImageNet, if the model has 1000 classes."""
   return imagenet.metadata(config.num_classes) if config.conditioning == 'class' else {}
 
 
 def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
-  """Returns the options of the official sampling scripts, all of which guide every token.
+  """Returns the options of the official sampling scripts, which guide every token.
 
   'pictures' are those of the demonstrations, 'fid' those of the published FID.
   """
@@ -94,16 +94,16 @@ def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
 
 
 def layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
-  """Returns where the official programs want the files of a model and of what belongs to it."""
+  """Returns where the official programs expect the files of a model."""
   if model not in PRESETS:
     return {}
   form, size, pixels = model.split('_')
   stage = f'stage{1 if pixels == "256" else 2}_' if form == 't2i' else ''
-  words = ('t5-ckpt/flan-t5-xl', 'flan-t5-xl', '../flan-t5-xl')
+  encoders = ('t5-ckpt/flan-t5-xl', 'flan-t5-xl', '../flan-t5-xl')
   return {
       'llamagen': (f'{form}_{size.upper()}_{stage}{pixels}.pt',),
       'llamagen_vq': (f'vq_ds16_{form}.pt',),
-      **({'t5': words, 't5_text': tuple(f'{folder}/tokenizer.json' for folder in words)}
+      **({'t5': encoders, 't5_text': tuple(f'{folder}/tokenizer.json' for folder in encoders)}
          if form == 't2i' else {})}
 
 

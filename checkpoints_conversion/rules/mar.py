@@ -1,4 +1,4 @@
-"""MAR's transformers with their diffusion heads (arXiv 2406.11838)."""
+"""MAR's transformers and their diffusion heads (arXiv 2406.11838)."""
 
 import functools
 import math
@@ -29,32 +29,32 @@ _HEAD = {
 def rules(config: MARConfig) -> list[Rule]:
   """Returns the rule table of a transformer and its head."""
   heads, head_dim = config.num_heads, config.dim // config.num_heads
-  table = [Rule(theirs, (ours,), KEEP) for theirs, ours in _EMBEDDINGS.items()]
+  table = [Rule(published, (ours,), KEEP) for published, ours in _EMBEDDINGS.items()]
   table += base.layer('z_proj', 'token_in', MATRIX) + base.norm('z_proj_ln', 'token_norm')
   table += base.layer('decoder_embed', 'decoder_in', MATRIX)
   for part in ('encoder', 'decoder'):
-    theirs, ours = f'{part}_blocks.{{i}}', f'{part}_layers_{{i}}'
+    published, ours = f'{part}_blocks.{{i}}', f'{part}_layers_{{i}}'
     fused = [f'{ours}/{name}' for name in ('query', 'key', 'value')]
     table += [
-        Rule(f'{theirs}.attn.qkv.weight', tuple(f'{path}/kernel' for path in fused),
+        Rule(f'{published}.attn.qkv.weight', tuple(f'{path}/kernel' for path in fused),
              base.split_heads(heads, heads, head_dim)),
-        Rule(f'{theirs}.attn.qkv.bias', tuple(f'{path}/bias' for path in fused),
+        Rule(f'{published}.attn.qkv.bias', tuple(f'{path}/bias' for path in fused),
              base.split_head_biases(heads)),
     ]
-    table += base.layer(f'{theirs}.attn.proj', f'{ours}/out', base.join_heads(heads, head_dim))
-    table += base.layer(f'{theirs}.mlp.fc1', f'{ours}/mlp_in', MATRIX)
-    table += base.layer(f'{theirs}.mlp.fc2', f'{ours}/mlp_out', MATRIX)
-    table += base.norm(f'{theirs}.norm1', f'{ours}/attention_norm')
-    table += base.norm(f'{theirs}.norm2', f'{ours}/mlp_norm')
+    table += base.layer(f'{published}.attn.proj', f'{ours}/out', base.join_heads(heads, head_dim))
+    table += base.layer(f'{published}.mlp.fc1', f'{ours}/mlp_in', MATRIX)
+    table += base.layer(f'{published}.mlp.fc2', f'{ours}/mlp_out', MATRIX)
+    table += base.norm(f'{published}.norm1', f'{ours}/attention_norm')
+    table += base.norm(f'{published}.norm2', f'{ours}/mlp_norm')
     table += base.norm(f'{part}_norm', f'{part}_norm')
-  for theirs, ours in _HEAD.items():
-    table += base.layer(f'diffloss.net.{theirs}', f'head/{ours}', MATRIX)
+  for published, ours in _HEAD.items():
+    table += base.layer(f'diffloss.net.{published}', f'head/{ours}', MATRIX)
   table += _modulation(config)
   return table + base.norm('diffloss.net.res_blocks.{i}.in_ln', 'head/norm_{i}')
 
 
 def _modulation(config: MARConfig) -> list[Rule]:
-  """Rules of the modulations of all blocks and the output, which are one layer here."""
+  """Returns the rules of the modulations of all blocks and the output, which are one layer here."""
   width, blocks = config.head_width, config.head_layers
   names = [f'diffloss.net.{part}.adaLN_modulation.1' for part in (
       *(f'res_blocks.{i}' for i in range(blocks)), 'final_layer')]
@@ -73,20 +73,21 @@ def _modulation(config: MARConfig) -> list[Rule]:
   def biases(whole):
     return tuple(whole[first:stop].reshape(-1) for first, stop in spans)
 
-  return [Rule(tuple(f'{name}.{theirs}' for name in names), (f'head/modulation/{ours}',), transform)
-          for theirs, ours, transform in (('weight', 'kernel', base.Transform(kernel, weights)),
-                                          ('bias', 'bias', base.Transform(bias, biases)))]
+  return [
+      Rule(tuple(f'{name}.{published}' for name in names), (f'head/modulation/{ours}',), transform)
+      for published, ours, transform in (('weight', 'kernel', base.Transform(kernel, weights)),
+                                         ('bias', 'bias', base.Transform(bias, biases)))]
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
   """Infers the sizes of a transformer and its head.
 
   Args:
-    shapes: of its published tensors.
+    shapes: shapes of its published tensors.
     options: `num_heads`, where width and depth are not those of a published size.
 
   Raises:
-    ConversionError: if the shapes and options do not tell all sizes.
+    ConversionError: if the shapes and options do not determine all sizes.
   """
   shape = functools.partial(family.shape, _WHAT, shapes)
   num_classes, dim = shape('class_emb.weight', 2)
@@ -94,13 +95,13 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
   side = math.isqrt(num_tokens)
   if side**2 != num_tokens:
     raise family.ConversionError(
-        f'The model has {num_tokens} tokens; only square grids are known.')
+        f'The model has {num_tokens} tokens; it must have a square grid of them.')
   num_layers = family.count(shapes, r'encoder_blocks\.(\d+)\.norm1\.weight')
-  known = {(preset.dim, preset.num_layers): preset.num_heads for preset in PRESETS.values()}
+  published = {(preset.dim, preset.num_layers): preset.num_heads for preset in PRESETS.values()}
   return MARConfig(
       height=side, width=side, token_dim=shape('z_proj.weight', 2)[1], dim=dim,
       num_layers=num_layers,
-      num_heads=family.num_heads(options, known.get((dim, num_layers)), dim,
+      num_heads=family.num_heads(options, published.get((dim, num_layers)), dim,
                                  f'width {dim} with {num_layers} layers'),
       head_width=shape('diffloss.net.cond_embed.weight', 2)[0],
       head_layers=family.count(shapes, r'diffloss\.net\.res_blocks\.(\d+)\.in_ln\.weight'),
@@ -109,7 +110,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
 
 
 def metadata(config: MARConfig) -> dict[str, Any]:
-  """Returns the names of ImageNet's classes, if the model has as many."""
+  """Returns the class names of ImageNet, if the model has 1000 classes."""
   return imagenet.metadata(config.num_classes)
 
 
@@ -131,7 +132,7 @@ def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
 FAMILY = family.FileFamily(
     name='mar', what=_WHAT, kind='mar', rules=rules, infer=infer, presets=PRESETS,
     options=family.NUM_HEADS,
-    # The averaged weights are the ones that the published results use.
+    # The published results use the averaged weights.
     prefer='model_ema', model='mar', metadata=metadata, sampling=sampling,
     layout=lambda model: {
         'mar': ('checkpoint-last.pth',),

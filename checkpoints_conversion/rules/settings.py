@@ -1,9 +1,9 @@
-"""The fields of config.json and params.json: one list per family of files says what each is.
+"""Checks the fields of config.json and params.json against a table for each file family.
 
-A field gives a size of the network (`Size`), must have a certain value (`Must`), passes a check
-(`Check`), holds fields of its own (`Part`), or changes nothing that the network computes (`Free`).
-Every other field is refused by its name: a setting that a converter ignores gives wrong images
-without a word. Null, and -1 for a whole number, count as left out, and names that begin with '_'
+A field is a size of the network (`Size`), must have a certain value (`Must`), must pass a check
+(`Check`), contains fields (`Part`), or does not affect what the network computes (`Free`).
+Every other field is refused by name: a setting that a converter ignores leads to wrong images
+without an error. Null, and -1 for a whole number, count as absent, and names that begin with '_'
 belong to the program that wrote the file.
 """
 
@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 
 from checkpoints_conversion.rules.family import ConversionError
 
-# The settings files beside weights, by name.
+# Contents of the settings files next to weights, by name.
 Contents = Mapping[str, Mapping[str, Any]]
 
 
 class Size(NamedTuple):
-  """A field that gives a field of our config.
+  """A field that determines a field of our config.
 
   Attributes:
     name: the field of our config.
     kind: `int`, `float` (also without a point), `bool`, `str`, or `tuple` for a list of whole
       numbers.
-    default: what the published code takes if the file leaves the field out; None where the shapes
-      of the weights tell it.
+    default: the default of the published code if the field is absent; None where the shapes of the
+      weights determine it.
   """
 
   name: str
@@ -33,11 +33,11 @@ class Size(NamedTuple):
 
 
 class Must(NamedTuple):
-  """A field that has one of some values, because the networks here have no other.
+  """A field of which the networks here support certain values only.
 
   Attributes:
-    values: what it may be; empty if it must be left out.
-    why: what else to know, with its punctuation, for the message.
+    values: the supported values; empty if the field must be absent.
+    why: an explanation for the message, with its punctuation.
   """
 
   values: tuple[Any, ...]
@@ -48,14 +48,14 @@ class Check(NamedTuple):
   """A field with a check of its own.
 
   Attributes:
-    problem: `value -> ` what is wrong with it, after 'is', or None.
+    problem: `value ->` the problem as a text that continues 'FIELD is', or None.
   """
 
   problem: Callable[[Any], str | None]
 
 
 class Free(NamedTuple):
-  """A field that changes nothing that the network computes.
+  """A field that does not affect what the network computes.
 
   Attributes:
     why: the reason.
@@ -65,48 +65,48 @@ class Free(NamedTuple):
 
 
 class Part(NamedTuple):
-  """A field that holds fields of its own.
+  """A field that contains fields.
 
   Attributes:
-    fields: the list of them.
+    fields: their table.
   """
 
   fields: 'Table'
 
 
 Entry = Size | Must | Check | Free | Part
-# Fields by name. The entry of the name '*' is for all others.
+# Fields by name. The entry '*' applies to all others.
 Table = Mapping[str, Entry]
 
 
 def read(tables: Mapping[str, Table], contents: Contents) -> dict[str, Any]:
-  """Checks settings against the lists of their fields.
+  """Checks settings against tables of their fields.
 
   Args:
-    tables: the list of every file, by its name; other files are not read.
+    tables: the table of every file, by its name; other files are not read.
     contents: see `Contents`.
 
   Returns:
-    Fields of our config by name: those that the files give, and the defaults of the published code
-    for what they leave out. Empty without a file.
+    Fields of our config by name: those in the files, and the defaults of the published code for
+    absent ones. Empty without a file.
 
   Raises:
-    ConversionError: naming every field that is not on its list, is of another type, has a value
-      that is not supported, or is given twice with different values.
+    ConversionError: naming every field that is not in its table, is of another type, has an
+      unsupported value, or occurs twice with different values.
   """
   sizes: dict[str, Any] = {}
   defaults: dict[str, Any] = {}
   problems: list[str] = []
   for file in sorted(tables.keys() & contents.keys()):
     defaults |= _defaults(tables[file])
-    for field, given, entry in _fields(tables[file], contents[file], f'{file}: '):
+    for field, value, entry in _fields(tables[file], contents[file], f'{file}: '):
       if isinstance(entry, Size):
-        size = tuple(given) if entry.kind is tuple and isinstance(given, list) else given
+        size = tuple(value) if entry.kind is tuple and isinstance(value, list) else value
         if not _fits(entry.kind, size):
-          problems.append(f'{field} is {given!r:.80}; it must be {_WORDS[entry.kind]}')
+          problems.append(f'{field} is {value!r:.80}; it must be {_WORDS[entry.kind]}')
         elif sizes.setdefault(entry.name, size) != size:
-          problems.append(f'{field} is {given!r}, but another field says {sizes[entry.name]!r}')
-      elif problem := _problem(entry, given):
+          problems.append(f'{field} is {value!r}, but another field is {sizes[entry.name]!r}')
+      elif problem := _problem(entry, value):
         problems.append(f'{field} is {problem}')
   if problems:
     refuse(problems)
@@ -117,18 +117,18 @@ def refuse(problems: list[str]) -> None:
   """Raises ConversionError for fields that are not supported.
 
   Args:
-    problems: a line for each field, which begins with the name of its file and its own.
+    problems: a line for each field, which begins with the names of its file and the field.
   """
   raise ConversionError(
-      'The settings beside the weights are not those of a network that can be converted:\n  ' +
+      'The settings next to the weights are not those of a network that can be converted:\n  ' +
       ';\n  '.join(problems) +
-      '.\nA setting that is ignored gives wrong images. If a field does not matter, remove it from '
-      'the file; if the file belongs to other weights, put these into a folder of their own.')
+      '.\nA setting that is ignored leads to wrong images. If a field does not matter, remove it '
+      'from the file; if the file belongs to other weights, put these into a folder of their own.')
 
 
 def _fields(table: Table, content: Mapping[str, Any], prefix: str
             ) -> Iterator[tuple[str, Any, Entry | None]]:
-  """Name, value and entry of the fields that are set, those of parts included."""
+  """Yields name, value and entry of the fields that are set, including those of parts."""
   for name, value in content.items():
     if name.startswith('_') or value is None:
       continue
@@ -140,11 +140,11 @@ def _fields(table: Table, content: Mapping[str, Any], prefix: str
 
 
 def _problem(entry: Entry | None, value: Any) -> str | None:
-  """What is wrong with a field that gives no size, or None."""
+  """Returns the problem with a field that is not a size, or None."""
   if isinstance(entry, Must) and value not in entry.values:
-    rest = ('it must be ' + ' or '.join(map(repr, entry.values)) if entry.values
-            else 'it must be left out')
-    return f'{value!r:.80}; {rest}{entry.why}'
+    remedy = ('it must be ' + ' or '.join(map(repr, entry.values)) if entry.values
+              else 'it must be left out')
+    return f'{value!r:.80}; {remedy}{entry.why}'
   if isinstance(entry, Check):
     return entry.problem(value)
   if isinstance(entry, Part):
@@ -153,8 +153,8 @@ def _problem(entry: Entry | None, value: Any) -> str | None:
 
 
 def _defaults(table: Table) -> dict[str, Any]:
-  """The values of sizes that files may leave out."""
-  defaults = {}
+  """Returns the defaults of sizes that files may leave out."""
+  defaults: dict[str, Any] = {}
   for entry in table.values():
     if isinstance(entry, Part):
       defaults |= _defaults(entry.fields)
@@ -163,7 +163,7 @@ def _defaults(table: Table) -> dict[str, Any]:
   return defaults
 
 
-_WORDS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'a text',
+_WORDS = {int: 'a whole number', float: 'a number', bool: 'true or false', str: 'a string',
           tuple: 'a list of whole numbers'}
 
 
@@ -175,10 +175,10 @@ def _fits(kind: type, value: Any) -> bool:
 
 
 def rope(default: float | None = None) -> Table:
-  """Rotary settings, in both spellings of transformers.
+  """Returns the table of rotary settings, in both formats of transformers.
 
   Args:
-    default: the base that the published code takes where none is given.
+    default: the default base of the published code.
   """
   angles: Table = {
       'rope_theta': Size('rope_base', float), 'rope_type': _DEFAULT_ROPE, 'type': _DEFAULT_ROPE,
@@ -187,31 +187,31 @@ def rope(default: float | None = None) -> Table:
           'rope_parameters': Part(angles), 'partial_rotary_factor': _WHOLE_HEAD}
 
 
-_DEFAULT_ROPE = Must(('default',), ', the only rotation that the networks here have')
+_DEFAULT_ROPE = Must(('default',), ', the only rotation that the networks here support')
 _WHOLE_HEAD = Must((1,))
 SILU = Must(('silu', 'swish'))
 NO_BIAS = Must((False,))
-OF_SHAPES = Free('names and shapes of the weights tell it')
+OF_SHAPES = Free('names and shapes of the weights determine it')
 
 
 def _all(why: str, names: str) -> Table:
   return dict.fromkeys(names.split(), Free(why))
 
 
-# What any config.json of transformers may hold.
+# Fields of any config.json of transformers.
 COMMON: Table = {
-    **_all('says who wrote the file, and for which programs',
+    **_all('names the author of the file, and the programs that read it',
            'architectures auto_map transformers_version name_or_path tokenizer_class '
            'processor_class prefix'),
-    **_all('how weights are stored or loaded; a conversion keeps or is given the dtype',
+    **_all('the format of weights in files and in memory; a conversion has an option for the dtype',
            'dtype torch_dtype use_bfloat16 attn_implementation torchscript'),
-    **_all('only training reads it',
+    **_all('only training uses it',
            'initializer_range initializer_factor dropout attention_dropout dropout_rate '
            'classifier_dropout gradient_checkpointing z_loss_weight class_dropout_p'),
-    **_all('what calls return, and heads for other tasks',
+    **_all('the results of calls, and output heads for other tasks',
            'output_attentions output_hidden_states return_dict use_return_dict tf_legacy_loss '
            'id2label label2id num_labels problem_type finetuning_task task_specific_params'),
-    **_all('sampling options are given to the model folder, or with a call',
+    **_all('sampling options are stored in the model folder, or passed with a call',
            'max_length min_length max_new_tokens do_sample early_stopping num_beams '
            'num_beam_groups diversity_penalty temperature top_k top_p typical_p '
            'repetition_penalty length_penalty no_repeat_ngram_size '
@@ -219,12 +219,12 @@ COMMON: Table = {
            'return_dict_in_generate forced_bos_token_id forced_eos_token_id '
            'remove_invalid_values exponential_decay_length_penalty suppress_tokens '
            'begin_suppress_tokens'),
-    **_all('the tokenizer file and the grammar of images say which tokens these are',
+    **_all('the tokenizer file and the grammar of images determine these tokens',
            'bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id '
            'image_token_id'),
-    **_all('the same sums in other parts, or kept for the next round',
+    **_all('the same sums in other parts, or cached for the next round',
            'use_cache chunk_size_feed_forward pretraining_tp'),
-    **_all('the class of the network fixes it', 'is_encoder_decoder is_decoder '
+    **_all('the class of the network determines it', 'is_encoder_decoder is_decoder '
            'cross_attention_hidden_size tie_encoder_decoder'),
     'add_cross_attention': Must((False,)),
     'pruned_heads': Must(({},)),

@@ -1,4 +1,4 @@
-"""Encoders of T5 (arXiv 1910.10683), as transformers stores them."""
+"""T5 encoders (arXiv 1910.10683) in the format of transformers."""
 
 import functools
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from cspd_jax.models.t5 import T5Config
 
 _WHAT = 'a T5 encoder'
 _FIRST = 'encoder.block.0.layer.'
-# Activations of transformers that the network here has, by their names there.
+# Activations that the network here supports, by their names in transformers.
 _ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh', 'gelu': 'gelu',
                 'relu': 'relu', 'silu': 'silu', 'swish': 'silu'}
-_OF_THE_DECODER = Free('only the decoder, which image models do not read, depends on it')
+_OF_THE_DECODER = Free('only the decoder, which image models do not use, depends on it')
 
 FIELDS: settings.Table = {
     **settings.COMMON,
@@ -27,77 +27,77 @@ FIELDS: settings.Table = {
     'relative_attention_num_buckets': Size('num_distances', int, 32),
     'relative_attention_max_distance': Size('max_distance', int, 128),
     'layer_norm_epsilon': Size('norm_eps', float, 1e-6),
-    # `read_settings` makes an activation of the first two.
+    # `read_settings` combines the next two to an activation.
     'feed_forward_proj': Size('feed_forward_proj', str, 'relu'),
     'dense_act_fn': Size('dense_act_fn', str), 'is_gated_act': Size('gated', bool),
     'num_decoder_layers': _OF_THE_DECODER, 'tie_word_embeddings': _OF_THE_DECODER,
     'scale_decoder_outputs': _OF_THE_DECODER, 'output_past': _OF_THE_DECODER,
-    'n_positions': Free('positions count by their distance, which has no bound'),
+    'n_positions': Free('the network depends on distances of positions, which have no bound'),
 }
 
 
 def rules(config: T5Config) -> list[Rule]:
   """Returns the rule table of an encoder."""
   heads, width = config.num_heads, config.head_dim
-  ours, theirs = 'layers_{i}/', 'encoder.block.{i}.layer.'
+  ours, published = 'layers_{i}/', 'encoder.block.{i}.layer.'
   separate = base.separate_heads(heads, width, False)
   return [
       Rule('shared.weight', ('token_embedding',), KEEP),
       Rule(_FIRST + '0.SelfAttention.relative_attention_bias.weight', ('distance_bias',), KEEP),
-      Rule(theirs + '0.SelfAttention.q.weight', (ours + 'query',), separate),
-      Rule(theirs + '0.SelfAttention.k.weight', (ours + 'key',), separate),
-      Rule(theirs + '0.SelfAttention.v.weight', (ours + 'value',), separate),
-      Rule(theirs + '0.SelfAttention.o.weight', (ours + 'out',), base.join_heads(heads, width)),
-      Rule(theirs + '0.layer_norm.weight', (ours + 'attention_norm/scale',), KEEP),
-      *_inputs(theirs + '1.DenseReluDense.', ours, config.gated),
-      Rule(theirs + '1.DenseReluDense.wo.weight', (ours + 'down',), MATRIX),
-      Rule(theirs + '1.layer_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
+      Rule(published + '0.SelfAttention.q.weight', (ours + 'query',), separate),
+      Rule(published + '0.SelfAttention.k.weight', (ours + 'key',), separate),
+      Rule(published + '0.SelfAttention.v.weight', (ours + 'value',), separate),
+      Rule(published + '0.SelfAttention.o.weight', (ours + 'out',), base.join_heads(heads, width)),
+      Rule(published + '0.layer_norm.weight', (ours + 'attention_norm/scale',), KEEP),
+      *_inputs(published + '1.DenseReluDense.', ours, config.gated),
+      Rule(published + '1.DenseReluDense.wo.weight', (ours + 'down',), MATRIX),
+      Rule(published + '1.layer_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
       Rule('encoder.final_layer_norm.weight', ('norm/scale',), KEEP),
   ]
 
 
-def _inputs(theirs: str, ours: str, gated: bool) -> list[Rule]:
-  """Rules of the matrices before the activation."""
+def _inputs(published: str, ours: str, gated: bool) -> list[Rule]:
+  """Returns the rules of the matrices before the activation."""
   names = {'wi_0': 'gate', 'wi_1': 'up'} if gated else {'wi': 'up'}
-  return [Rule(f'{theirs}{name}.weight', (ours + parameter,), MATRIX)
+  return [Rule(f'{published}{name}.weight', (ours + parameter,), MATRIX)
           for name, parameter in names.items()]
 
 
 def read_settings(contents: settings.Contents) -> dict[str, Any]:
-  """Reads what config.json tells, as `settings.read` does.
+  """Reads config.json; see `settings.read`.
 
-  The activation is the last part of `feed_forward_proj`, which stands for 'gelu_new' after
-  'gated-', unless `dense_act_fn` names one; that is what transformers computes.
+  As in transformers, the activation is `dense_act_fn` if it is set, else 'gelu_new' if
+  `feed_forward_proj` is 'gated-gelu', else the last part of `feed_forward_proj`.
 
   Raises:
     ConversionError: see `settings.read`.
   """
-  told = settings.read({'config.json': FIELDS}, contents)
-  form, name = told.pop('feed_forward_proj', None), told.pop('dense_act_fn', None)
+  sizes = settings.read({'config.json': FIELDS}, contents)
+  form, name = sizes.pop('feed_forward_proj', None), sizes.pop('dense_act_fn', None)
   if form is None:
-    return told
+    return sizes
   gate, _, last = form.rpartition('-')
-  named = name or ('gelu_new' if form == 'gated-gelu' else last)
-  if gate not in ('', 'gated') or named not in _ACTIVATIONS:
+  activation = name or ('gelu_new' if form == 'gated-gelu' else last)
+  if gate not in ('', 'gated') or activation not in _ACTIVATIONS:
     settings.refuse([
-        f'config.json: feed_forward_proj is {form!r} and dense_act_fn is {name!r}; the activations '
-        f'here are {", ".join(_ACTIVATIONS)}, plain or gated'])
-  return {'gated': gate == 'gated', **told, 'activation': _ACTIVATIONS[named]}
+        f'config.json: feed_forward_proj is {form!r} and dense_act_fn is {name!r}; the supported '
+        f'activations are {", ".join(_ACTIVATIONS)}, plain or gated'])
+  return {'gated': gate == 'gated', **sizes, 'activation': _ACTIVATIONS[activation]}
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
   """Infers the sizes of an encoder from its shapes.
 
   Args:
-    shapes: of its published tensors.
-    options: `max_distance`, `norm_eps` and `activation`, which files of settings tell. Those of
-      Flan-T5 if they are not given.
+    shapes: shapes of its published tensors.
+    options: `max_distance`, `norm_eps` and `activation`, which settings files specify. Their
+      defaults are those of Flan-T5.
 
   Raises:
     ConversionError: if the shapes are not those of such an encoder.
   """
-  known = {name: options[name] for name in ('max_distance', 'norm_eps', 'activation')
-           if name in options}
+  overrides = {name: options[name] for name in ('max_distance', 'norm_eps', 'activation')
+               if name in options}
   gated = _FIRST + '1.DenseReluDense.wi.weight' not in shapes
   shape = functools.partial(family.shape, _WHAT, shapes)
   vocab_size, dim = shape('shared.weight', 2)
@@ -109,7 +109,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
           shapes, r'encoder\.block\.(\d+)\.layer\.0\.SelfAttention\.q\.weight'),
       num_heads=num_heads, head_dim=shape(_FIRST + '0.SelfAttention.q.weight', 2)[0] // num_heads,
       ffn_dim=shape(f'{_FIRST}1.DenseReluDense.{"wi_0" if gated else "wi"}.weight', 2)[0],
-      num_distances=num_distances, gated=gated, **known)
+      num_distances=num_distances, gated=gated, **overrides)
 
 
 FAMILY = family.FileFamily(
@@ -118,6 +118,6 @@ FAMILY = family.FileFamily(
         'norm_eps': '"layer_norm_epsilon": 1e-06',
         'activation': '"feed_forward_proj": "gated-gelu"',
         'max_distance': '"relative_attention_max_distance": 128'},
-    # The second name of the token embedding, and the decoder, which image models do not read.
+    # The second name of the token embedding, and the decoder, which image models do not use.
     leftovers=r'(encoder|decoder)\.embed_tokens\.weight|decoder\..*|lm_head\.weight',
     model='llamagen')

@@ -1,4 +1,4 @@
-"""Tokenizer files: those of Chameleon's kin and of T5 for `tokenizers`, Emu3's for `tiktoken`."""
+"""Tokenizer files of Chameleon's relatives and of T5, for `tokenizers`; Emu3's, for `tiktoken`."""
 
 import functools
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from cspd_jax.text import bpe
 
 
 def rules(config: bpe.TextConfig) -> list[base.Rule]:
-  """Returns the rule table: the file is kept, if it can be read."""
+  """Returns the rule table, which checks the file and leaves it unchanged."""
   def checked(file):
     if config.form == 'emu3' and bytes(file[:1]) == b'{':
       raise family.ConversionError(
@@ -21,17 +21,17 @@ def rules(config: bpe.TextConfig) -> list[base.Rule]:
 
 
 def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> bpe.TextConfig:
-  """The size of a file.
+  """Infers the size of a file.
 
   Raises:
-    ConversionError: if it is none.
+    ConversionError: if the source is not a tokenizer file.
   """
   del options
   return bpe.TextConfig(form, family.shape(f'a tokenizer file for {form}', shapes, 'file', 1)[0])
 
 
 def of_form(form: str, model: str) -> family.FileFamily:
-  """The tokenizer files of a form, a key of `bpe.FORMS`, that are parts of a family of models."""
+  """Returns the family of tokenizer files of a form, a key of `bpe.FORMS`, in a model family."""
   return family.FileFamily(
       name=f'{form}_text', what=f'a tokenizer file for {form}', kind='text', rules=rules,
       infer=functools.partial(infer, form), presets={}, model=model)

@@ -18,11 +18,11 @@ def rules(config: VQConfig) -> list[base.Rule]:
   table += base.layer('post_quant_conv', 'post_quant_conv', POINTWISE)
   for part, level, resample in (('encoder', 'down_{i}', 'downsample'),
                                 ('decoder', 'up_{i}', 'upsample')):
-    theirs, ours = f'{part}.conv_blocks.{{i}}', f'{part}/{level}'
+    published, ours = f'{part}.conv_blocks.{{i}}', f'{part}/{level}'
     table += base.layer(f'{part}.conv_in', f'{part}/conv_in', CONVOLUTION)
-    table += blocks.residual(f'{theirs}.res.{{j}}', f'{ours}/res_{{j}}')
-    table += blocks.attention(f'{theirs}.attn.{{j}}', f'{ours}/attn_{{j}}')
-    table += base.layer(f'{theirs}.{resample}.conv', f'{ours}/{resample}', CONVOLUTION)
+    table += blocks.residual(f'{published}.res.{{j}}', f'{ours}/res_{{j}}')
+    table += blocks.attention(f'{published}.attn.{{j}}', f'{ours}/attn_{{j}}')
+    table += base.layer(f'{published}.{resample}.conv', f'{ours}/{resample}', CONVOLUTION)
     table += blocks.residual(f'{part}.mid.0', f'{part}/mid/res_0')
     table += blocks.attention(f'{part}.mid.1', f'{part}/mid/attn_0')
     table += blocks.residual(f'{part}.mid.2', f'{part}/mid/res_1')
@@ -32,7 +32,7 @@ def rules(config: VQConfig) -> list[base.Rule]:
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
-  """Infers the sizes of a tokenizer from its shapes, which tell everything.
+  """Infers the sizes of a tokenizer from its shapes alone.
 
   Raises:
     ConversionError: if the shapes are not those of such a tokenizer.

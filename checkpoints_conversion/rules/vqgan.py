@@ -15,7 +15,7 @@ def rules(config: VQConfig) -> list[base.Rule]:
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
-  """Infers the sizes of a tokenizer from its shapes, which tell everything.
+  """Infers the sizes of a tokenizer from its shapes alone.
 
   Raises:
     ConversionError: if the shapes are not those of such a tokenizer.
@@ -24,7 +24,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
   sizes = blocks.taming_sizes(_WHAT, shapes)
   if not any(name.startswith('decoder.') for name in shapes):
     raise family.ConversionError(
-        'The file has no decoder, so it cannot make images; take the original vqgan.ckpt of '
+        'The file has no decoder, so it cannot generate images; use the original vqgan.ckpt of '
         "Chameleon, which is in Meta's download and in those of Lumina-mGPT and Anole.")
   codebook_size, codebook_dim = family.shape(_WHAT, shapes, 'quantize.embedding.weight', 2)
   last = len(sizes['ch_mult']) - 1

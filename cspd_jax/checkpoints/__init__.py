@@ -1,1 +1,1 @@
-"""The store: one folder per network, files that are complete whenever they exist."""
+"""The store: one folder per network, safe files, checked input."""

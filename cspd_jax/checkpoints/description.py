@@ -1,4 +1,4 @@
-"""The description of a network, `model.json`: it is checked before anything else is read."""
+"""The description of a stored network, `model.json`, checked before any other file is read."""
 
 import contextlib
 import dataclasses
@@ -16,11 +16,19 @@ REMEDY = 'copy or convert the model again'
 
 
 class CheckpointError(ValueError):
-  """A checkpoint that cannot be saved or loaded; the message lists all that is wrong."""
+  """A checkpoint that cannot be saved or loaded; the message lists all problems."""
 
 
 class Description(NamedTuple):
-  """Attributes: as `Loaded` has them; where groups of parameters are; digests of files, if any."""
+  """The content of `model.json`.
+
+  Attributes:
+    kind: see `store.Loaded`.
+    config: see `store.Loaded`.
+    metadata: see `store.Loaded`.
+    groups: paths of the groups of parameters in the folder.
+    digests: digests of files by path; empty in older folders.
+  """
 
   kind: str
   config: Any
@@ -29,27 +37,27 @@ class Description(NamedTuple):
   digests: dict[str, str]
 
 
-def verify(folder: pathlib.Path, known: Mapping[str, str]) -> None:
-  """Compares the files with their digests."""
-  found = weights.digests(folder, known)
-  if wrong := [name for name in known if found[name] != known[name]]:
+def verify(folder: pathlib.Path, digests: Mapping[str, str]) -> None:
+  """Raises CheckpointError if a file does not have its digest."""
+  actual = weights.digests(folder, digests)
+  if wrong := [name for name in digests if actual[name] != digests[name]]:
     raise damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
 
 
 def read(folder: pathlib.Path) -> Description:
   """Reads `model.json`, and compares the sizes of the files with it."""
   with refused():
-    description = reading.json(folder / FILE, REMEDY)
+    content = reading.json(folder / FILE, REMEDY)
   try:
-    version, kind = description['format'], kinds.current(str(description['kind']))
-    fields, metadata = dict(description['config']), dict(description['metadata'])
-    groups = list(description.get('groups', ['arrays']))
-    sizes_on_file = {name: int(size) for name, size in description['files'].items()}
-    digests = dict(description.get('blake2b', {}))
-    _check_names(folder, list(sizes_on_file), links=True)
+    version, kind = content['format'], kinds.current(str(content['kind']))
+    fields, metadata = dict(content['config']), dict(content['metadata'])
+    groups = list(content.get('groups', ['arrays']))
+    saved_sizes = {name: int(size) for name, size in content['files'].items()}
+    digests = dict(content.get('blake2b', {}))
+    _check_names(folder, list(saved_sizes), links=True)
     if other := [name for name in groups if not re.fullmatch(r'arrays(/\d{4,9})?', str(name))]:
-      raise ValueError(f'{str(other[0])!r:.80} is no folder of arrays')
-    if unlisted := sorted(digests.keys() - sizes_on_file.keys()):
+      raise ValueError(f'{str(other[0])!r:.80} is not a folder of arrays')
+    if unlisted := sorted(digests.keys() - saved_sizes.keys()):
       raise ValueError(f'{unlisted[0]!r} is not among its files')
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise damaged(folder / FILE, f'{type(error).__name__}: {error}') from error
@@ -58,15 +66,15 @@ def read(folder: pathlib.Path) -> Description:
         f'{folder} has format {version!r}; this version of cspd_jax reads format {FORMAT}.')
   sizes = weights.file_sizes(folder)
   if wrong := [f'{name} has {sizes[name]} bytes instead of {size}' if name in sizes
-               else f'{name} is missing' for name, size in sizes_on_file.items()
+               else f'{name} is missing' for name, size in saved_sizes.items()
                if sizes.get(name) != size]:
     raise damaged(folder, '; '.join(wrong))
   config_class = kind_of(kind, f'{folder}: ').config
-  known = {field.name for field in dataclasses.fields(config_class)}
-  if unknown := sorted(set(fields) - known):
+  supported = {field.name for field in dataclasses.fields(config_class)}
+  if unknown := sorted(set(fields) - supported):
     raise CheckpointError(
-        f'{folder}: its config has fields that {config_class.__name__} does not: '
-        f'{", ".join(unknown)} (known: {", ".join(sorted(known))}).')
+        f'{folder}: its config has fields that {config_class.__name__} does not have: '
+        f'{", ".join(unknown)}; supported are: {", ".join(sorted(supported))}.')
   try:
     return Description(kind, config_class(**fields), metadata, groups, digests)
   except (TypeError, ValueError) as error:
@@ -74,23 +82,23 @@ def read(folder: pathlib.Path) -> Description:
 
 
 def listed(folder: pathlib.Path) -> list[str]:
-  """Files that `save` and `annotate` wrote into a folder; raises CheckpointError if none did."""
+  """Lists the files that `save` wrote into a folder; raises CheckpointError for other folders."""
   try:
-    description = reading.json(folder / FILE, 'it is none that save wrote')
-    if not isinstance(description['kind'], str):
-      raise ValueError('it names no kind')
-    names = list(description['files'])
+    content = reading.json(folder / FILE, 'save did not write it')
+    if not isinstance(content['kind'], str):
+      raise ValueError('its kind is not a string')
+    names = list(content['files'])
     _check_names(folder, names)
   except (ValueError, KeyError, TypeError) as error:
     raise CheckpointError(
-        f'path is {folder}, which exists and is not a checkpoint; give another folder or remove it '
-        f'({type(error).__name__}: {error}).') from error
+        f'path is {folder}, which exists and is not a checkpoint; choose another folder or remove '
+        f'it ({type(error).__name__}: {error}).') from error
   left = [path.name for path in files.leftovers(folder / FILE)]
   return [*names, *left, FILE]
 
 
 def _check_names(folder: pathlib.Path, names: Sequence[Any], links: bool = False) -> None:
-  """Raises ValueError unless these are names of files of the arrays in a folder."""
+  """Raises ValueError unless these are names of array files in a folder."""
   for name in names:
     paths.inside(folder, name, folder / FILE, deep=True, links=links)
     if not name.startswith('arrays/'):
@@ -99,7 +107,7 @@ def _check_names(folder: pathlib.Path, names: Sequence[Any], links: bool = False
 
 
 def kind_of(kind: str, where: str = '') -> Kind:
-  """The kind of this name; raises CheckpointError if no family registered it."""
+  """Returns the kind of this name; raises CheckpointError if no family registered it."""
   if kind not in KINDS:
     raise CheckpointError(
         f'{where}kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')
@@ -108,7 +116,7 @@ def kind_of(kind: str, where: str = '') -> Kind:
 
 @contextlib.contextmanager
 def refused(where: str = '') -> Iterator[None]:
-  """Turns the ValueErrors of `folders` and `weights` into CheckpointErrors."""
+  """Turns ValueErrors of the block into CheckpointErrors."""
   try:
     yield
   except CheckpointError:
@@ -118,6 +126,6 @@ def refused(where: str = '') -> Iterator[None]:
 
 
 def damaged(path: pathlib.Path, reason: str) -> CheckpointError:
-  """The error for a file that cannot be read."""
+  """Returns the error for a file that cannot be read."""
   return CheckpointError(
       f'{path} is damaged or incomplete ({reason[:1000]}); {REMEDY}.')

@@ -1,26 +1,32 @@
-"""Files that are complete whenever they are there."""
+"""Files that are complete whenever they exist, and locks of the folders that they are in."""
 
 import contextlib
 import glob
 import json
 import os
 import pathlib
+import weakref
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 
-# What to do about a damaged file that a run keeps for itself.
-REMAKE = 'remove it, and the run makes it anew'
+try:
+  import fcntl
+except ImportError:  # Not a POSIX system, so no locks.
+  fcntl = None  # type: ignore[assignment]
+
+# The remedy in messages about a damaged file that a run can create again.
+REMAKE = 'remove it, and the run creates it again'
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[BinaryIO]:
-  """Yields a stream to write a file with, which is beside its place until the block ends.
+  """Yields a stream to a temporary file, which is renamed to `path` when the block ends.
 
-  It replaces an older one; if the block raises, that one stays. What processes left beside it that
-  were killed while they wrote it is removed.
+  It replaces an older file; if the block raises, that one stays. Temporary files that killed
+  processes left are removed.
   """
   path = pathlib.Path(path)
   for left in leftovers(path):
@@ -37,7 +43,7 @@ def writing(path: str | os.PathLike) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def naming(path: pathlib.Path) -> Iterator[None]:
-  """Gives errors of the system the path: a disk that is full or read-only does not say where."""
+  """Adds the path to errors of the system, which omit it if a disk is full or read-only."""
   try:
     yield
   except OSError as error:
@@ -46,7 +52,7 @@ def naming(path: pathlib.Path) -> Iterator[None]:
 
 
 def _created(path: pathlib.Path) -> BinaryIO:
-  """A new file; what has its name already, perhaps a link of a stranger, is not written through."""
+  """Opens a new file; an existing one, which may be a link, is removed and not written through."""
   try:
     return path.open('xb')
   except FileExistsError:
@@ -55,13 +61,13 @@ def _created(path: pathlib.Path) -> BinaryIO:
 
 
 def write(path: str | os.PathLike, data: bytes) -> None:
-  """Writes a file beside its place and renames it; see `writing`."""
+  """Writes a file completely or not at all; see `writing`."""
   with writing(path) as stream:
     stream.write(data)
 
 
 def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes arrays by name as an .npz file; it is the same for the same arrays, to the byte."""
+  """Writes arrays by name as an .npz file, whose bytes depend on the arrays alone."""
   with writing(path) as stream, zipfile.ZipFile(stream, 'w') as archive:
     for name, array in arrays.items():
       with archive.open(f'{name}.npy', 'w', force_zip64=True) as part:
@@ -69,19 +75,19 @@ def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> N
 
 
 def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
-  """What `write` left beside a file, or beside any file for the name '*', in killed processes."""
+  """Returns the temporary files of killed processes for a file, or for all if its name is '*'."""
   name = path.name if path.name == '*' else glob.escape(path.name)
   return [other for other in path.parent.glob(f'.{name}.*')
           if (number := other.suffix[1:]).isdecimal() and not _runs(int(number))]
 
 
 def _runs(process: int) -> bool:
-  """Whether there is a process of this number."""
+  """Returns whether a process of this number exists."""
   try:
     os.kill(process, 0)
   except ProcessLookupError:
     return False
-  except (OSError, OverflowError):  # Another user's.
+  except (OSError, OverflowError):  # It belongs to another user.
     return True
   return True
 
@@ -90,14 +96,102 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
   """Writes `content` as indented JSON.
 
   Raises:
-    ValueError: if a number is not finite, which JSON has no word for.
-    TypeError: if `content` holds what JSON cannot.
+    ValueError: if a number is not finite, which JSON cannot represent.
+    TypeError: if `content` holds anything else that JSON cannot represent.
   """
   write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
 
 
 def plain(value: Any) -> Any:
-  """A number or an array as JSON holds it, which reads as it was given: 0.9, not its float32."""
+  """Returns a number or an array as plain Python numbers for JSON, such as 0.9 for its float32."""
   value = np.asarray(value)
-  narrow = value.dtype in (np.float16, np.float32)
-  return (value.astype(str).astype(float) if narrow else value).tolist()
+  is_narrow = value.dtype in (np.float16, np.float32)
+  return (value.astype(str).astype(float) if is_narrow else value).tolist()
+
+
+class Hold:
+  """A folder that other processes cannot hold, as long as this object exists.
+
+  `with hold(folder): ...` holds it for a block, and raises ValueError at its end if the folder was
+  removed.
+  """
+
+  def __init__(self, folder: pathlib.Path, status: os.stat_result, handle: int | None):
+    self._folder, self._status, self._handle = folder, status, handle
+
+  def __del__(self):
+    if self._handle is not None:
+      os.close(self._handle)
+
+  def __enter__(self) -> 'Hold':
+    return self
+
+  def __exit__(self, kind, *error) -> None:
+    if kind is None:
+      self.check()
+
+  def check(self) -> None:
+    """Raises ValueError if the folder was removed, or another one has its name."""
+    try:
+      exists = os.path.samestat(self._folder.stat(), self._status)
+    except OSError:
+      exists = False
+    if not exists:
+      raise ValueError(f'{self._folder} was removed or replaced while it was written; repeat the '
+                       'command.')
+
+
+# The folders that this process holds, by device and inode: it may hold a folder twice.
+_HELD: weakref.WeakValueDictionary[tuple[int, int], Hold] = weakref.WeakValueDictionary()
+
+
+def hold(folder: pathlib.Path) -> Hold:
+  """Creates a folder if it does not exist, and holds it against other processes.
+
+  Raises:
+    ValueError: if another process holds it.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  status = folder.stat()
+  key = status.st_dev, status.st_ino
+  if (held := _HELD.get(key)) is None:
+    held = _HELD[key] = Hold(folder, status, _lock(folder))
+  return held
+
+
+@contextlib.contextmanager
+def exclusive(folder: pathlib.Path) -> Iterator[None]:
+  """Creates a folder and holds it for a block, also against other threads of this process.
+
+  Raises:
+    ValueError: if it is held already.
+  """
+  while True:
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = _lock(folder)
+    # Its last holder may have removed the folder, so that another one has the name now.
+    if handle is None or (
+        folder.exists() and os.path.samestat(os.fstat(handle), folder.stat())):
+      break
+    os.close(handle)
+  try:
+    yield
+  finally:
+    if handle is not None:
+      os.close(handle)
+
+
+def _lock(folder: pathlib.Path) -> int | None:
+  """Returns a handle that holds a folder, None without locks; raises ValueError if it is held."""
+  if fcntl is None:
+    return None
+  handle = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return handle
+  except OSError as error:
+    os.close(handle)
+    if isinstance(error, BlockingIOError):
+      raise ValueError(f'{folder} is being written by another process; wait for its end, or '
+                       'choose another folder.') from error
+    return None  # A file system without locks.

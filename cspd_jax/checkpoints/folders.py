@@ -1,8 +1,8 @@
-"""Folders that are complete whenever they are there.
+"""Folders that are replaced as a whole: alone, or several together with a file that lists them.
 
-A folder is written inside of `.NAME.unfinished` beside its place. When it is complete, it and the
-older folder of that name change places, in one step where the system can, and the older one is
-removed. What a process leaves that is killed is put right by the next one.
+A folder `NAME` is written as `.NAME.unfinished/new`. When it is complete, it is exchanged with the
+older folder, in one step where the system supports that, and the older folder is removed. If the
+process is killed, the next one that reads or writes the folder finishes or undoes the exchange.
 """
 
 import contextlib
@@ -11,201 +11,310 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from cspd_jax.checkpoints import files, locks, reading
+from cspd_jax.checkpoints import files, paths, reading
 
-# `folder -> names`: the files that a folder has when it is complete, relative to it; the last one
-# is the one that tells. Raises ValueError for a folder that must not be replaced.
+# `folder -> names`: the files of a complete folder, relative to it; the last one is the list
+# itself. Raises ValueError for a folder that must not be replaced.
 Listed = Callable[[pathlib.Path], Iterable[str]]
 
-_STATE = 'state.json'
+# In `.NAME.unfinished`: the folder while it is written, when it is complete, and the older one.
 _NEW, _COMPLETE, _OLD = 'new', 'complete', 'old'
+_STATE = 'state.json'
+# In a folder whose parts are being replaced together: which they are.
+_PLAN = '.unfinished.json'
+_PLAN_REMEDY = 'remove it, and convert the model again'
 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator[pathlib.Path]:
-  """Yields a folder to write, which takes the place of `path` when the block ends.
+  """Yields a folder to write, which replaces `path` when the block ends.
 
-  If the block raises, `path` is as it was.
+  If the block raises, `path` stays unchanged.
 
   Args:
-    path: where the folder will be: absolute, without links. There may be nothing, an empty
-      folder, or an older one with no other files than those listed.
+    path: where the folder will be: absolute, without links. It may be absent, an empty folder, or
+      an older one that holds only listed files.
     listed: see `Listed`. No other file is ever removed.
-    state: what the content depends on, as JSON can hold it. A process that was killed or
-      interrupted leaves what it wrote to the next one with the same state. None begins anew.
+    state: JSON value on which the content depends. What a killed or interrupted process wrote is
+      reused by the next one with the same state. None starts again from nothing.
 
   Raises:
     ValueError: if `path` is anything else, or another process is writing it.
   """
-  with preparing(path, listed, state) as new:
+  with _preparing(path, listed, state) as new:
     yield new
     complete = new.rename(new.with_name(_COMPLETE))
-    _take_place(complete, path, new.with_name(_OLD))
+    if path.exists() and not _exchange(complete, path):
+      path.rename(new.with_name(_OLD))
+    if not path.exists():
+      complete.rename(path)
+
+
+def recover(path: pathlib.Path) -> None:
+  """Restores the older folder if a process was killed between two renames.
+
+  Raises:
+    ValueError: if the process is still running.
+  """
+  if not path.exists() and (_workspace(path) / _OLD).exists():
+    _check_links(path)
+    with files.exclusive(_workspace(path)):
+      _restore(path)
+
+
+def check(path: pathlib.Path, listed: Listed) -> None:
+  """Raises ValueError, naming a file, if `path` holds anything that must not be removed."""
+  if not path.exists():
+    return
+  if not path.is_dir():
+    raise ValueError(f'path is {path}, which is a file; choose a folder.')
+  if any(path.iterdir()) and (others := _unlisted(path, listed(path))):
+    more = f' ({len(others)} files were not saved by cspd_jax)' if len(others) > 1 else ''
+    raise ValueError(
+        f'path is {path}, which holds {others[0]!r} and would be replaced with all its content'
+        f'{more}; move such files away or choose another folder.')
 
 
 @contextlib.contextmanager
-def preparing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator[pathlib.Path]:
-  """Yields a folder to write, which the block moves to `path` itself: by `move`, for instance.
+def replacing_together(
+    folder: pathlib.Path, states: Mapping[str, Any], listed: Listed, file: str,
+    content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
+  """Yields folders to write, which all replace those in `folder` when the block ends, or none.
 
-  Arguments and errors are those of `replacing`. What the block leaves in place of `path` stays;
-  the older folder is removed.
+  When all are complete, a plan is written. From then on a process that is killed while it moves
+  them leaves the rest to `recover_together`. If the block raises, `folder` stays unchanged.
+
+  Args:
+    folder: parent of the folders: absolute. It may be absent.
+    states: names of the folders, each with the JSON value on which its content depends; see
+      `replacing`.
+    listed: see `replacing`.
+    file: name of the JSON file in `folder` that is written last.
+    content: returns the content of that file; called when all folders are complete.
+
+  Raises:
+    ValueError: if one of the folders holds unlisted files, or another process is writing it; or
+      any error of `content`.
+  """
+  recover_together(folder, listed, file)
+  targets = _targets(folder, states)
+  with contextlib.ExitStack() as stack:
+    yield {name: stack.enter_context(_preparing(path, listed, state))
+           for path, (name, state) in zip(targets, states.items())}
+    for path in targets:  # Others may have written there meanwhile.
+      check(path, listed)
+    plan = dict(folders=list(states), file=file, content=content())
+    try:
+      files.write_json(folder / _PLAN, plan)
+      _finish(folder, targets, plan)
+    except Exception:
+      for path in targets:
+        _move_back(path)
+      for left in (_staged(folder, file), folder / _PLAN):
+        left.unlink(missing_ok=True)
+      raise
+
+
+def recover_together(folder: pathlib.Path, listed: Listed, file: str) -> None:
+  """Finishes the plan of a process that was killed in `replacing_together`; see its arguments.
+
+  The folder, and so the plan, may come from someone else: nothing outside of it is moved.
+
+  Raises:
+    ValueError: if the process is still running, the folders cannot be moved, or the plan was not
+      written by `replacing_together`.
+  """
+  if not (folder / _PLAN).exists():
+    return
+  plan = _read_plan(folder, file)
+  targets = _targets(folder, plan['folders'])
+  try:
+    with contextlib.ExitStack() as stack:
+      for path in targets:
+        stack.enter_context(files.exclusive(_workspace(path)))
+      if not (folder / _PLAN).exists():  # The process finished its plan.
+        return
+      if all((_workspace(path) / _STATE).exists() for path in targets):
+        _finish(folder, targets, plan)
+      (folder / _PLAN).unlink(missing_ok=True)
+      for path in targets:
+        _discard(path, listed)
+  except OSError as error:
+    raise ValueError(
+        f'{folder} holds networks that a stopped program was moving into place, and they cannot be '
+        f'moved ({error}); make the folder writable, or repeat that program.') from error
+
+
+def _finish(folder: pathlib.Path, targets: list[pathlib.Path], plan: Mapping[str, Any]) -> None:
+  """Moves the folders, then the file, which ends the plan."""
+  staged = _staged(folder, plan['file'])
+  files.write_json(staged, plan['content'])  # Before anything moves: the disk may be full.
+  for path in targets:
+    _move(path)
+  staged.replace(folder / plan['file'])
+  with contextlib.suppress(OSError):  # A plan without unfinished folders has no effect.
+    (folder / _PLAN).unlink(missing_ok=True)
+
+
+def _staged(folder: pathlib.Path, file: str) -> pathlib.Path:
+  return folder / f'.{file}.unfinished'
+
+
+def _targets(folder: pathlib.Path, names: Iterable[str]) -> list[pathlib.Path]:
+  """Paths of the folders of these names; raises ValueError for links, which lead elsewhere."""
+  targets = [folder.resolve() / name for name in names]
+  for path in targets:
+    _check_links(path)
+  return targets
+
+
+def _read_plan(folder: pathlib.Path, file: str) -> dict[str, Any]:
+  """Reads the plan of a folder; raises ValueError unless it can be one of `replacing_together`."""
+  path = paths.inside(folder, _PLAN, folder)
+  plan = reading.json(path, _PLAN_REMEDY)
+  names = plan.get('folders')
+  if (not isinstance(names, list) or not all(map(paths.is_plain, names)) or 'content' not in plan
+      or plan.get('file') != file):
+    raise ValueError(f'{path} is damaged; {_PLAN_REMEDY}.')
+  return plan
+
+
+@contextlib.contextmanager
+def _preparing(path: pathlib.Path, listed: Listed, state: Any) -> Iterator[pathlib.Path]:
+  """Yields a folder to write, which the block itself moves to `path`, for instance by `_move`.
+
+  Arguments and errors are those of `replacing`. The older folder is removed when the block ends.
   """
   recover(path)
   check(path, listed)
-  check_links(path)
-  work, made = _work(path), [parent for parent in path.parents if not parent.exists()]
-  with locks.exclusive(work):
+  _check_links(path)
+  workspace = _workspace(path)
+  created = [parent for parent in path.parents if not parent.exists()]
+  with files.exclusive(workspace):
     try:
-      yield _begin(work, listed, state)
+      yield _begin(workspace, listed, state)
     except BaseException as error:
       if state is None or isinstance(error, Exception):
-        _put_back(path)
-        _clear(work, listed)
-        with contextlib.suppress(OSError):  # Others may have come to need the folders.
-          for folder in (work, *made):
+        _restore(path)
+        _clear(workspace, listed)
+        with contextlib.suppress(OSError):  # Other processes may use the folders by now.
+          for folder in (workspace, *created):
             folder.rmdir()
       raise
-    clear(path, listed)
+    _discard(path, listed)
 
 
-def clear(path: pathlib.Path, listed: Listed) -> None:
-  """Removes what was written and what was replaced beside `path`, which is complete.
+def _begin(workspace: pathlib.Path, listed: Listed, state: Any) -> pathlib.Path:
+  """Returns the folder to write, with what an earlier process wrote under the same state."""
+  new, state = workspace / _NEW, json.loads(json.dumps(state))
+  if state is None or not new.exists() or _read_state(workspace) != state:
+    _clear(workspace, listed)
+    if others := list(workspace.iterdir()):
+      raise ValueError(f'{others[0]} was not written by cspd_jax; move it away.')
+    files.write_json(workspace / _STATE, state)
+    new.mkdir()
+  return new
 
-  The caller holds it. What cannot be removed is left to the next one.
+
+def _read_state(workspace: pathlib.Path) -> Any:
+  try:
+    return reading.json(workspace / _STATE, 'start again', kind=object)
+  except ValueError:
+    return None
+
+
+def _move(path: pathlib.Path) -> None:
+  """Moves the new folder to `path` unless that is done already; the older folder is retained.
+
+  A process that is killed during the move can be followed by another one.
   """
-  with contextlib.suppress(OSError):
-    _clear(_work(path), listed)
-    _work(path).rmdir()
-
-
-def hold(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-  """Holds a folder that a stopped process was writing, for a block.
-
-  Raises:
-    ValueError: if another process is writing it.
-  """
-  return locks.exclusive(_work(path))
-
-
-def unfinished(path: pathlib.Path) -> bool:
-  """Whether a process left what it wrote for `path`, in place or not."""
-  return (_work(path) / _STATE).exists()
-
-
-def move(path: pathlib.Path) -> None:
-  """Moves what was written to `path`, unless it is there already; the older folder is kept.
-
-  A process that was killed at any moment of it can be followed by another one.
-  """
-  new, old = (_work(path) / name for name in (_NEW, _OLD))
+  new, old = (_workspace(path) / name for name in (_NEW, _OLD))
   if new.exists():
     if path.exists():
       path.rename(old)
     new.rename(path)
 
 
-def move_back(path: pathlib.Path) -> None:
-  """Undoes `move`."""
-  new = _work(path) / _NEW
+def _move_back(path: pathlib.Path) -> None:
+  """Undoes `_move`."""
+  new = _workspace(path) / _NEW
   if path.exists() and not new.exists():
     path.rename(new)
-  _put_back(path)
+  _restore(path)
 
 
-def recover(path: pathlib.Path) -> None:
-  """Puts back the older folder, if a process was killed between two renames.
-
-  Raises:
-    ValueError: if the process is still at work.
-  """
-  if not path.exists() and (_work(path) / _OLD).exists():
-    check_links(path)
-    with locks.exclusive(_work(path)):
-      _put_back(path)
-
-
-def check(path: pathlib.Path, listed: Listed) -> None:
-  """Raises ValueError if `path` holds what must not be removed, naming a file."""
-  if not path.exists():
-    return
-  if not path.is_dir():
-    raise ValueError(f'path is {path}, which is a file; give a folder.')
-  if any(path.iterdir()) and (others := _strangers(path, listed(path))):
-    raise ValueError(
-        f'path is {path}, which holds {others[0]!r} and would be replaced with everything in it'
-        f'{f" ({len(others)} files are of others)" if len(others) > 1 else ""}; move such files '
-        'away or give another folder.')
-
-
-def _work(path: pathlib.Path) -> pathlib.Path:
-  return path.with_name(f'.{path.name}.unfinished')
-
-
-def check_links(path: pathlib.Path) -> None:
-  """Raises ValueError if `path`, or anything where it is written, is a link of a stranger.
-
-  What they lead to would be written, or removed with what a stopped process left.
-  """
-  work = _work(path)
-  if links := [found for found in (path, work, *work.rglob('*')) if found.is_symlink()]:
-    raise ValueError(f'{links[0]} is a link where {work.name} is to be written; remove it, or give '
-                     'another folder.')
-
-
-def _put_back(path: pathlib.Path) -> None:
-  old = _work(path) / _OLD
+def _restore(path: pathlib.Path) -> None:
+  """Moves the older folder back if `path` is absent."""
+  old = _workspace(path) / _OLD
   if not path.exists() and old.exists():
     old.rename(path)
 
 
-def _strangers(folder: pathlib.Path, names: Iterable[str]) -> list[str]:
-  """Everything in a folder beside the files of these names and the folders they are in.
+def _exchange(first: pathlib.Path, second: pathlib.Path) -> bool:
+  """Exchanges two folders in one step; returns False where the system cannot."""
+  library: Any = ctypes.CDLL(None) if os.name == 'posix' else None
+  names = [os.fsencode(first), os.fsencode(second)]
+  if hasattr(library, 'renameat2'):  # Linux; -100 is the process's folder, 2 an exchange.
+    return library.renameat2(-100, names[0], -100, names[1], 2) == 0
+  if hasattr(library, 'renamex_np'):  # macOS.
+    return library.renamex_np(*names, 2) == 0
+  return False
 
-  Links count: what they lead to was not written here.
+
+def _workspace(path: pathlib.Path) -> pathlib.Path:
+  return path.with_name(f'.{path.name}.unfinished')
+
+
+def _check_links(path: pathlib.Path) -> None:
+  """Raises ValueError if `path` or anything in its workspace is a link.
+
+  The target of such a link would be overwritten, or removed with the files of a stopped process.
   """
-  known = {parent for name in names for parent in (folder / name, *(folder / name).parents)}
+  workspace = _workspace(path)
+  if links := [entry for entry in (path, workspace, *workspace.rglob('*')) if entry.is_symlink()]:
+    raise ValueError(f'{links[0]} is a link where {workspace.name} is to be written; remove it, or '
+                     'choose another folder.')
+
+
+def _unlisted(folder: pathlib.Path, names: Iterable[str]) -> list[str]:
+  """Everything in a folder except the files of these names and the folders they are in.
+
+  Links count as unlisted: their targets were not written here.
+  """
+  listed = {parent for name in names for parent in (folder / name, *(folder / name).parents)}
   return sorted(path.relative_to(folder).as_posix() for path in folder.rglob('*')
-                if path not in known or path.is_symlink())
+                if path not in listed or path.is_symlink())
 
 
-def _begin(work: pathlib.Path, listed: Listed, state: Any) -> pathlib.Path:
-  """Returns the folder to write, with what was written under the same state."""
-  new, state = work / _NEW, json.loads(json.dumps(state))
-  if state is None or not new.exists() or _state(work) != state:
-    _clear(work, listed)
-    if others := list(work.iterdir()):
-      raise ValueError(f'{others[0]} is not known here; move it away.')
-    files.write_json(work / _STATE, state)
-    new.mkdir()
-  return new
+def _discard(path: pathlib.Path, listed: Listed) -> None:
+  """Removes the workspace of `path`, which is complete and held by the caller.
+
+  What cannot be removed is left to the next process.
+  """
+  with contextlib.suppress(OSError):
+    _clear(_workspace(path), listed)
+    _workspace(path).rmdir()
 
 
-def _state(work: pathlib.Path) -> Any:
-  try:
-    return reading.json(work / _STATE, 'begin anew', kind=object)
-  except ValueError:
-    return None
-
-
-def _clear(work: pathlib.Path, listed: Listed) -> None:
-  """Removes what `replacing` leaves when it is stopped, the state last."""
-  for folder in (work / _COMPLETE, work / _OLD):
+def _clear(workspace: pathlib.Path, listed: Listed) -> None:
+  """Removes the files that a stopped `replacing` leaves, the state last."""
+  for folder in (workspace / _COMPLETE, workspace / _OLD):
     if folder.exists():
       check(folder, listed)
       _remove(folder, listed)
-  if (work / _STATE).exists():
-    if (work / _NEW).exists():
-      shutil.rmtree(work / _NEW)
-    (work / _STATE).unlink()
-  for left in files.leftovers(work / _STATE):
+  if (workspace / _STATE).exists():
+    if (workspace / _NEW).exists():
+      shutil.rmtree(workspace / _NEW)
+    (workspace / _STATE).unlink()
+  for left in files.leftovers(workspace / _STATE):
     left.unlink()
 
 
 def _remove(folder: pathlib.Path, listed: Listed) -> None:
-  """Removes a folder's files and the folder, which by then must be empty."""
+  """Removes the listed files of a folder and the folder, which by then must be empty."""
   *names, last = listed(folder) if any(folder.iterdir()) else ['']
   for name in names:
     (folder / name).unlink(missing_ok=True)
@@ -214,22 +323,3 @@ def _remove(folder: pathlib.Path, listed: Listed) -> None:
   if last:
     (folder / last).unlink()
   folder.rmdir()
-
-
-def _take_place(complete: pathlib.Path, path: pathlib.Path, old: pathlib.Path) -> None:
-  """Moves a folder to `path`, and what was there to `complete` or to `old`."""
-  if path.exists() and not _exchange(complete, path):
-    path.rename(old)
-  if not path.exists():
-    complete.rename(path)
-
-
-def _exchange(first: pathlib.Path, second: pathlib.Path) -> bool:
-  """Exchanges two folders in one step; returns False where the system cannot."""
-  library: Any = ctypes.CDLL(None) if os.name == 'posix' else None
-  names = [os.fsencode(first), os.fsencode(second)]
-  if hasattr(library, 'renameat2'):  # Linux; -100 is the folder of the process, 2 an exchange.
-    return library.renameat2(-100, names[0], -100, names[1], 2) == 0
-  if hasattr(library, 'renamex_np'):  # macOS.
-    return library.renamex_np(*names, 2) == 0
-  return False

@@ -1,7 +1,7 @@
-"""Files that people give or that may be damaged: read as they are meant, or one clear error.
+"""Reads files that users supply or that may be damaged: correctly, or with one clear error.
 
-Nothing is executed, nothing waits for a pipe, and no size in a header allocates memory before it
-fits the file. Files are read up to the limits below, which are far above what is of use.
+No content is executed, no pipe is waited for, and no size in a header allocates memory before it
+is compared with the file. Files are read up to the limits below, far above any useful size.
 """
 
 import contextlib
@@ -20,19 +20,17 @@ from PIL import Image
 
 from cspd_jax.checkpoints import paths
 
-# Bytes of a file of text or JSON.
+# Bytes of a text or JSON file.
 MOST_TEXT = 1 << 28
-# Bytes of the header of a safetensors file: what the format allows.
-MOST_HEADER = 100_000_000
 # Pixels of a picture.
 MOST_PIXELS = 1 << 27
-# Bytes that the arrays of a compressed file may have: so many, or so many times those of the file.
-_MOST_UNPACKED, _MOST_RATIO = 1 << 28, 64
-# Bytes that hold the header of an array.
-_LONGEST_ARRAY_HEADER = 1 << 14
-# What Pillow reads by itself; it would give PostScript to another program.
+# Limits of the arrays of a compressed file: bytes, or a multiple of the bytes of the file.
+_MAX_UNPACKED, _MAX_RATIO = 1 << 28, 64
+# Bytes that are enough for the header of an array.
+_MAX_ARRAY_HEADER = 1 << 14
+# Formats that Pillow reads itself; for PostScript it would start another program.
 _PICTURES = ('BMP', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
-# Readers of headers of .npy files, by version; a version 3 is for names of fields.
+# Readers of headers of .npy files, by version; version 3 is for structured arrays.
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -42,8 +40,8 @@ def text(path: str | os.PathLike, remedy: str, name: str | None = None) -> str:
 
   Args:
     path: the file.
-    remedy: what to do if it cannot be read, for the message.
-    name: of the argument that gives the file; None if it is known by its path.
+    remedy: what the user can do if the file cannot be read, for the message.
+    name: name of the argument that specifies the file; None for a file without an argument.
 
   Raises:
     ValueError: if it cannot be read, or is larger than `MOST_TEXT`.
@@ -65,10 +63,10 @@ def json(path: str | os.PathLike, remedy: str, name: str | None = None, kind: ty
     path: see `text`.
     remedy: see `text`.
     name: see `text`.
-    kind: what it must hold.
+    kind: the type of its content.
 
   Raises:
-    ValueError: if it cannot be read, holds something else, or is larger than `MOST_TEXT`.
+    ValueError: if it cannot be read, holds another type, or is larger than `MOST_TEXT`.
   """
   with _reading(path, 'JSON', remedy, name) as file:
     content = json_lib.loads(_bytes(file).decode('utf-8'), parse_constant=_finite,
@@ -80,13 +78,13 @@ def json(path: str | os.PathLike, remedy: str, name: str | None = None, kind: ty
 
 def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
            needed: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-  """Reads the arrays of an .npz file, whose checksums must hold; none of them can be written to.
+  """Reads the arrays of an .npz file as read-only arrays, and verifies their checksums.
 
   Args:
     path: see `text`.
     remedy: see `text`.
     name: see `text`.
-    needed: arrays that must be there; none means that any will do.
+    needed: names of required arrays.
 
   Raises:
     ValueError: if it cannot be read, an array is missing, or the arrays are much larger than the
@@ -94,24 +92,24 @@ def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
   """
   with _reading(path, '.npz', remedy, name) as file, zipfile.ZipFile(file) as archive:
     _check_sizes(archive.infolist(), file.stat().st_size)
-    found = {one.filename.removesuffix('.npy'): _array(archive, one)
-             for one in archive.infolist()}
-    if missing := [one for one in needed if one not in found]:
+    result = {member.filename.removesuffix('.npy'): _array(archive, member)
+              for member in archive.infolist()}
+    if missing := [array for array in needed if array not in result]:
       raise ValueError(f'it has no array {missing[0]!r}')
-    return found
+    return result
 
 
 def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
             ) -> tuple[np.ndarray, dict[str, Any]]:
-  """Reads a PNG file, whose checksums must hold.
+  """Reads a PNG file and verifies its checksums.
 
   Args:
     path: see `text`.
     remedy: see `text`.
-    needed: texts that must be in it.
+    needed: names of required texts.
 
   Returns:
-    Its pixels, uint8 `[H, W, 3]`, and the texts in it by name.
+    Its pixels, uint8 `[H, W, 3]`, and its texts by name.
 
   Raises:
     ValueError: if it cannot be read, or a text is missing.
@@ -120,9 +118,10 @@ def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
     with _opened(file, ('PNG',)) as image:
       image.verify()  # All checksums; the file has to be opened again after it.
     with _opened(file, ('PNG',)) as image:
-      if missing := [one for one in needed if one not in image.info]:
+      texts = {str(key): value for key, value in image.info.items()}
+      if missing := [key for key in needed if key not in texts]:
         raise ValueError(f'it has no text {missing[0]!r}')
-      return np.asarray(image.convert('RGB')), dict(image.info)
+      return np.asarray(image.convert('RGB')), texts
 
 
 def photograph(path: str | os.PathLike, remedy: str, name: str | None = None) -> Image.Image:
@@ -141,10 +140,10 @@ def photograph(path: str | os.PathLike, remedy: str, name: str | None = None) ->
 
 
 @contextlib.contextmanager
-def _opened(file: pathlib.Path, formats: Sequence[str]) -> Iterator[Image.Image]:
-  """A picture whose pixels are not read yet."""
+def _opened(file: pathlib.Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
+  """Opens a picture without reading its pixels."""
   with warnings.catch_warnings():
-    warnings.simplefilter('ignore', Image.DecompressionBombWarning)  # The limit here is another.
+    warnings.simplefilter('ignore', Image.DecompressionBombWarning)  # Its limit is not ours.
     with Image.open(file, formats=formats) as image:
       if math.prod(image.size) > MOST_PIXELS:
         raise ValueError(f'it has {image.width}x{image.height} pixels, more than {MOST_PIXELS}')
@@ -154,11 +153,11 @@ def _opened(file: pathlib.Path, formats: Sequence[str]) -> Iterator[Image.Image]
 @contextlib.contextmanager
 def _reading(path: str | os.PathLike, form: str, remedy: str, name: str | None = None
              ) -> Iterator[pathlib.Path]:
-  """Turns what goes wrong into one ValueError."""
+  """Yields an existing file, and turns all errors of the block into one ValueError."""
   file = paths.find(name or 'path', path)
   try:
     if not file.is_file():
-      raise ValueError('it is no file' if os.path.lexists(file) else 'there is no such file')
+      raise ValueError('it is not a file' if os.path.lexists(file) else 'there is no such file')
     yield file
   except MemoryError:
     raise
@@ -177,32 +176,33 @@ def _finite(number: str) -> float:
 
 
 def _bytes(file: pathlib.Path) -> bytes:
-  """The bytes of a file, as many as the system tells, up to a limit."""
+  """Returns the bytes of a file, as many as the system reports, up to a limit."""
   with file.open('rb') as stream:
     size = os.fstat(stream.fileno()).st_size
     if size > MOST_TEXT:
       raise ValueError(f'it has {size} bytes, more than {MOST_TEXT}')
     content = stream.read(size + 1)
   if len(content) != size:
-    raise ValueError(f'it has other than {size} bytes while it is read')
+    raise ValueError(f'its size changes from {size} bytes while it is read')
   return content
 
 
 def _check_sizes(members: Sequence[zipfile.ZipInfo], size: int) -> None:
   """Raises ValueError if the members of an archive of `size` bytes are far too large for it."""
-  for one in members:
-    if one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-      raise ValueError(f'{one.filename!r} is compressed in a way that NumPy does not use')
-  total, most = sum(one.file_size for one in members), max(_MOST_UNPACKED, _MOST_RATIO * size)
-  if total > most:
-    raise ValueError(f'its arrays have {total} bytes and the file {size}; at most {most} are '
+  for member in members:
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+      raise ValueError(f'{member.filename!r} is compressed in a way that NumPy does not use')
+  total = sum(member.file_size for member in members)
+  limit = max(_MAX_UNPACKED, _MAX_RATIO * size)
+  if total > limit:
+    raise ValueError(f'its arrays have {total} bytes and the file {size}; at most {limit} are '
                      'unpacked')
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-  """The array of an .npy file in an archive, unpacked where its header says as much."""
+  """Unpacks an .npy file of an archive, if its header fits its size."""
   with archive.open(member) as stream:
-    start = io.BytesIO(stream.read(_LONGEST_ARRAY_HEADER))
+    start = io.BytesIO(stream.read(_MAX_ARRAY_HEADER))
   version = np.lib.format.read_magic(start)
   if version not in _HEADERS:
     raise ValueError(f'it has an array of version {version}')

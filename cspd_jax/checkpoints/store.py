@@ -1,8 +1,8 @@
-"""Saving and loading networks: one folder per network.
+"""Saves and loads networks, each in a folder of its own.
 
-A folder holds `model.json` (the kind of network, the sizes in its config, the format version, free
-metadata and a list of the other files with their digests) and `arrays/` (the parameters, written by
-Orbax as host arrays, without the devices they were on). `families.folder` makes a model of them.
+A folder holds `model.json` (the kind of network, the sizes in its config, the format version,
+metadata and a list of the other files with their digests) and `arrays/` (the parameters, which
+Orbax writes as host arrays, without their devices). `families.folder` builds models from them.
 """
 
 import contextlib
@@ -22,10 +22,8 @@ from cspd_jax.checkpoints import (
   folders,
   int8,
   kinds,
-  layouts,
   paths,
   reading,
-  several,
   weights,
 )
 from cspd_jax.checkpoints.description import CheckpointError
@@ -44,7 +42,7 @@ class Loaded(NamedTuple):
     kind: a key of `kinds.KINDS`.
     config: an instance of the kind's config.
     params: the parameters.
-    metadata: what was given to `save` as `extra`.
+    metadata: the argument `extra` of `save`.
   """
 
   kind: str
@@ -54,9 +52,9 @@ class Loaded(NamedTuple):
 
 
 def shipped() -> list[str]:
-  """Names of the networks that come with the package, such as 'demo/target'."""
-  return sorted(found.parent.relative_to(ASSETS).as_posix()
-                for found in ASSETS.glob('*/*/model.json'))
+  """Returns the names of the networks in the package, such as 'demo/target'."""
+  return sorted(file.parent.relative_to(ASSETS).as_posix()
+                for file in ASSETS.glob(f'*/*/{description.FILE}'))
 
 
 def save(
@@ -69,24 +67,24 @@ def save(
     extra: Mapping[str, Any] | None = None,
     allow_nonfinite: bool = False,
 ) -> None:
-  """Saves a model; an older checkpoint at the same place is replaced.
+  """Saves a model, and replaces an older checkpoint in the same folder.
 
-  The folder appears complete or not at all: it is written beside its place, and what a process
-  leaves that is killed is removed by the next save.
+  The folder becomes complete or stays unchanged: a temporary folder is written and renamed. If the
+  process is killed, the next save removes its files.
 
   Args:
     path: the folder to write.
     kind: a key of `kinds.KINDS`.
     config: the model's sizes.
     params: its parameters.
-    dtype: the dtype to store floating-point parameters in; None keeps theirs.
-    extra: anything that JSON can hold, returned by `load` as metadata.
+    dtype: the stored dtype of floating-point parameters; None preserves theirs.
+    extra: JSON values by name, which `load` returns as metadata.
     allow_nonfinite: whether parameters may be NaN or infinite.
 
   Raises:
-    CheckpointError: if the parameters do not belong to the config, they are not finite, `path` is
-      something else than an older checkpoint or an empty folder, it holds files that `save` did
-      not write, or another process is writing it.
+    CheckpointError: if the parameters do not belong to the config or are not finite, `path` is
+      neither an older checkpoint nor an empty folder, it holds files that `save` did not write, or
+      another process is writing it.
   """
   kind = kinds.current(kind)
   _check_config(kind, config)
@@ -107,15 +105,15 @@ def save_groups(
     allow_nonfinite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-  """As `save`, for parameters that are made one group after the other.
+  """Saves a model like `save`, but builds one group of parameters after the other.
 
   Args:
     path: see `save`.
     kind: see `save`.
     config: see `save`.
-    groups: each returns a part of the parameters' tree; together they must be all.
-    state: what the parameters depend on, as JSON can hold it: groups that a process wrote before
-      it was killed are kept by the next one with the same state. None begins anew.
+    groups: functions that each return a part of the parameters' tree, and together all of it.
+    state: JSON value on which the parameters depend: groups that a killed process wrote are reused
+      by the next one with the same state. None starts again.
     dtype: see `save`.
     extra: see `save`.
     allow_nonfinite: see `save`.
@@ -129,18 +127,18 @@ def save_groups(
   try:
     json.dumps(extra)
   except TypeError as error:
-    raise CheckpointError(f'extra must hold only what JSON can: {error}.') from error
+    raise CheckpointError(f'extra must hold JSON values only: {error}.') from error
   with description.refused():
-    place = paths.folder('path', path).resolve()
-    recover(place.parent)
-    with folders.replacing(place, description.listed, state) as new:
+    folder = paths.folder('path', path).resolve()
+    recover(folder.parent)
+    with folders.replacing(folder, description.listed, state) as new:
       write(new, kind, config, groups, extra, dtype=dtype, allow_nonfinite=allow_nonfinite,
             progress=progress)
 
 
 def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights.Group],
           extra: Mapping[str, Any] | None = None, **options: Any) -> None:
-  """As `save_groups`, into a folder that `joining` yields; the options are its, but for `state`."""
+  """Writes a network into a folder that `joining` yields; arguments are those of `save_groups`."""
   names = weights.write(folder, groups, **options)
   sizes = weights.file_sizes(folder)
   files.write_json(folder / description.FILE, {
@@ -152,33 +150,36 @@ def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights
 @contextlib.contextmanager
 def joining(folder: pathlib.Path, states: Mapping[str, Any], file: str,
             content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
-  """Yields folders to `write` networks into, which come to `folder` together; see `several`."""
-  with description.refused(), several.replacing(
+  """Yields folders to `write` networks into, which replace those in `folder` together.
+
+  Arguments and errors are those of `folders.replacing_together`.
+  """
+  with description.refused(), folders.replacing_together(
       folder, states, description.listed, file, content) as new:
     yield new
 
 
 def recover(folder: pathlib.Path) -> None:
-  """Moves networks into place that a killed process was joining to `folder`; see `several`."""
+  """Finishes the work of a process that was killed in `joining`."""
   with description.refused():
-    several.recover(folder, description.listed, description.FILE)
+    folders.recover_together(folder, description.listed, description.FILE)
 
 
 def check_place(path: str | os.PathLike) -> None:
-  """Raises CheckpointError if `save` would not write a network there, before there is one."""
+  """Raises CheckpointError if `save` would refuse to write a network there."""
   with description.refused():
     folders.check(paths.folder('path', path).resolve(), description.listed)
 
 
 def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
-  """Adds to the metadata of a checkpoint; the parameters stay as they are.
+  """Adds to the metadata of a checkpoint; the parameters stay unchanged.
 
   Args:
     path_or_name: a folder written by `save`, or the name of a shipped model.
-    extra: entries that JSON can hold; they replace entries of the same name.
+    extra: JSON values by name; they replace entries of the same name.
 
   Raises:
-    CheckpointError: if there is no such checkpoint, or it is damaged.
+    CheckpointError: if the checkpoint does not exist or is damaged.
   """
   folder = _find(path_or_name)
   description.read(folder)
@@ -193,23 +194,22 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
 
   Args:
     path_or_name: a folder written by `save`, or the name of a shipped model.
-    dtype: the dtype of the floating-point parameters; None keeps the stored one.
+    dtype: the dtype of the floating-point parameters; None preserves the stored one.
     quantize: 'int8' turns the matrices of the layers into `int8.Int8`; None leaves them.
-    sharding: where the parameters go: a device, a `jax.sharding.Sharding`, a tree of those like
-      the parameters, or a mesh of `sharding.make_mesh`, over which they are divided as their kind
-      says. None means the default device.
-    verify: whether to read every file twice and compare its digest with the one
-      that `save` stored.
+    sharding: devices of the parameters: a device, a `jax.sharding.Sharding`, a tree of those like
+      the parameters, or a mesh of `sharding.make_mesh`, over which they are divided as their
+      kind specifies. None means the default device.
+    verify: whether to read every file twice and compare its digest with the stored one.
     allow_nonfinite: whether parameters may be NaN or infinite.
 
   Returns:
     The model.
 
   Raises:
-    CheckpointError: if there is no such checkpoint, or it is damaged, its
-      parameters do not belong to its config, or they are not finite.
-    ValueError: if they cannot be divided over the mesh, have no matrices of 8 bits, or JAX has no
-      device.
+    CheckpointError: if the checkpoint does not exist or is damaged, or its parameters do not
+      belong to its config or are not finite.
+    ValueError: if the parameters cannot be divided over the mesh or have no int8 matrices, or JAX
+      has no device.
   """
   folder = _find(path_or_name)
   kind, config, metadata, groups, digests = description.read(folder)
@@ -220,26 +220,26 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   if verify:
     description.verify(folder, digests)
   with _readable(folder):
-    described = weights.stored(folder, groups)
+    described = weights.shapes(folder, groups)
     _check_shapes(f'{folder}, a {kind!r} model', expected, weights.joined(described.values()))
   devices = {} if sharding is None else weights.named(jax.tree.broadcast(sharding, expected))
 
   def finish(name, leaf):
-    count, place = inputs(name), devices.get(name)
-    leaf = leaf if count else weights.cast(leaf, dtype)
+    num_inputs, where = inputs(name), devices.get(name)
+    leaf = leaf if num_inputs else weights.cast(leaf, dtype)
     if not allow_nonfinite:
       with description.refused(f'{folder}: '):
         weights.check_finite({name: leaf})
-    if count:
-      return int8.put(int8.quantized(leaf, count), count, place)
-    return jax.device_put(leaf, layouts.place(name, leaf, place, KINDS[kind].orders))
+    if num_inputs:
+      return int8.put(int8.quantized(leaf, num_inputs), num_inputs, where)
+    return jax.device_put(leaf, kinds.placement(name, leaf, where, KINDS[kind].orders))
 
   return Loaded(kind, config, _finished(folder, described, finish), metadata)
 
 
 def _finished(folder: pathlib.Path, described: Mapping[str, Params],
               finish: Callable[[str, Any], jax.Array]) -> Params:
-  """`finish(name, host array)` of all parameters; the host has those of one group at a time."""
+  """Returns `finish(name, host array)` of all parameters, reading one group at a time."""
   parts = []
   for group, shapes in described.items():
     with _readable(folder):
@@ -257,28 +257,27 @@ def describe(path_or_name: str | os.PathLike) -> Loaded:
     path_or_name: a folder written by `save`, or the name of a shipped network.
 
   Returns:
-    As `load`, with the shapes and dtypes that the config asks for as parameters.
+    The network with the shapes and dtypes that its config requires as parameters.
 
   Raises:
-    CheckpointError: if there is no such checkpoint, or its description is damaged.
+    CheckpointError: if the checkpoint does not exist or its description is damaged.
   """
-  found = description.read(_find(path_or_name))
-  return Loaded(found.kind, found.config, kinds.expected(KINDS[found.kind], found.config),
-                found.metadata)
+  kind, config, metadata, *_ = description.read(_find(path_or_name))
+  return Loaded(kind, config, kinds.expected(KINDS[kind], config), metadata)
 
 
 def sketch(kind: str, config: Any) -> Loaded:
-  """Describes a network of given sizes, as `describe` does.
+  """Describes a network that is not stored, by its sizes; see `describe`.
 
   Raises:
-    CheckpointError: if there is no such kind.
+    CheckpointError: if the kind is not registered.
   """
   kind = kinds.current(kind)
   return Loaded(kind, config, kinds.expected(description.kind_of(kind), config), {})
 
 
 def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
-  """The folder of a checkpoint; a shipped name wins over a folder of that name."""
+  """Returns the folder of a checkpoint; a shipped name has priority over a folder of that name."""
   names = ', '.join(shipped()) or 'none'
   if str(path_or_name) in shipped():
     return ASSETS / str(path_or_name)
@@ -288,8 +287,8 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
     folders.recover(folder)
   if not folder.exists():
     raise CheckpointError(
-        f'path_or_name is {str(path_or_name)!r}: there is no such folder, and no model of that '
-        f'name comes with the package (shipped: {names}).')
+        f'path_or_name is {str(path_or_name)!r}: there is no such folder, and no shipped model of '
+        f'that name; shipped models: {names}.')
   if not (folder / description.FILE).is_file():
     raise CheckpointError(
         f'path_or_name is {str(path_or_name)!r}, which is not a checkpoint folder: it has no '
@@ -299,17 +298,18 @@ def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
 
 
 def _check_config(kind: str, config: Any) -> None:
-  known = description.kind_of(kind)
-  if not isinstance(config, known.config):
+  config_class = description.kind_of(kind).config
+  if not isinstance(config, config_class):
     raise CheckpointError(
-        f'config is a {type(config).__name__}; a {kind!r} model takes a {known.config.__name__}.')
+        f'config is a {type(config).__name__}; a {kind!r} model requires a '
+        f'{config_class.__name__}.')
 
 
 @contextlib.contextmanager
 def _readable(folder: pathlib.Path) -> Iterator[None]:
-  """Turns the many errors that Orbax raises for files that it cannot read into CheckpointErrors.
+  """Turns the many errors of Orbax for files that it cannot read into CheckpointErrors.
 
-  A machine without the device or the memory that is needed is no fault of the files.
+  Errors for want of a device or of memory pass unchanged: the files are not their cause.
   """
   programs.check_devices()
   try:
@@ -320,8 +320,8 @@ def _readable(folder: pathlib.Path) -> Iterator[None]:
     raise description.damaged(folder, str(error) or type(error).__name__) from error
 
 
-def _check_shapes(what: str, expected: Params, found: Params) -> None:
+def _check_shapes(what: str, expected: Params, params: Params) -> None:
   """Raises one CheckpointError with every difference between the shapes of two trees."""
-  if problems := weights.differences(expected, found):
+  if problems := weights.differences(expected, params):
     raise CheckpointError(f'{what}: parameters do not belong to the config:\n  ' +
                           '\n  '.join(problems))

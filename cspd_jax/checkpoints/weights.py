@@ -1,6 +1,6 @@
-"""Parameters as files, a group of them after the other, so that a host never holds them all.
+"""Parameters as files, written and read in groups, so that a host never holds all of them.
 
-A group is a part of the parameters' tree, written by Orbax into a folder of its own.
+A group is a part of the parameters' tree, which Orbax writes into a folder of its own.
 """
 
 import concurrent.futures
@@ -30,20 +30,20 @@ T = TypeVar('T')
 # Returns a part of the parameters.
 Group = Callable[[], Params]
 
-# Bytes of arrays that are made, written and read together, at least.
+# Minimal bytes of the arrays of a group.
 _GROUP = 64 << 20
-# Numbers that are looked at together, bytes that are read together.
+# Numbers that are checked at a time, and bytes of a file that are read at a time.
 _BLOCK = 1 << 20
-# Seconds that the threads of a save that failed have to end, together.
+# Seconds that all threads of a failed save have to end.
 _PATIENCE = 10.0
-# Seconds without another error after which they have ended.
+# Seconds without another error after which they count as ended.
 _QUIET = 1.0
-# Bytes of what Orbax writes beside the numbers.
+# Bytes that Orbax writes in addition to the numbers.
 _MARGIN = 1 << 20
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
-  """Neighbours together, so that their bytes, as `size` gives them, are enough for a group."""
+  """Divides items into runs whose total `size` in bytes is enough for a group."""
   groups: list[list[T]] = []
   total = _GROUP
   for item in items:
@@ -56,7 +56,7 @@ def grouped(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
 
 
 def divided(params: Params) -> list[Group]:
-  """Groups of parameters, which become host arrays when they are called for."""
+  """Divides parameters into groups, which become host arrays when they are called."""
   def part(items):
     return lambda: traverse_util.unflatten_dict(jax.device_get(dict(items)), sep='/')
 
@@ -65,37 +65,37 @@ def divided(params: Params) -> list[Group]:
 
 def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_nonfinite: bool,
           progress: Callable[[int, int], None] | None = None) -> list[str]:
-  """Writes the groups that are not there yet.
+  """Writes the groups that an earlier process did not write.
 
   Args:
-    folder: where `arrays/` is, or will be.
-    groups: called one by one, in this order, unless an earlier process wrote the group.
-    dtype: of floating-point parameters; None keeps theirs.
+    folder: parent of `arrays/`, which is created if absent.
+    groups: called one by one, in this order, unless they are written already.
+    dtype: dtype of floating-point parameters; None preserves theirs.
     allow_nonfinite: whether numbers may be NaN or infinite.
     progress: called as `progress(done, total)` with numbers of groups.
 
   Returns:
-    Where the groups are in the folder.
+    Paths of the groups in the folder.
 
   Raises:
     ValueError: naming a parameter with numbers that are not finite, or if the disk is full.
-    OSError: if the disk fills up meanwhile, or the system refuses to write.
+    OSError: if the disk becomes full meanwhile, or the system refuses to write.
   """
   names = [f'arrays/{i:04d}' for i in range(len(groups))]
   (folder / 'arrays').mkdir(exist_ok=True)
   for other in set((folder / 'arrays').glob('*')) - {folder / name for name in names}:
-    shutil.rmtree(other)  # A group that was not complete.
+    shutil.rmtree(other)  # An incomplete group.
   for i, (name, group) in enumerate(zip(names, groups, strict=True)):
-    # Orbax writes beside the place and renames.
+    # Orbax writes to a temporary folder and renames it.
     if not (folder / name).exists():
       params = cast(group(), dtype)
       if not allow_nonfinite:
         check_finite(params)
-      # Orbax waits for minutes for a full disk, and ends with pages.
+      # On a full disk, Orbax waits for minutes and prints pages.
       paths.check_space(folder, _MARGIN + sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
       with _one_error(folder):
         ocp.save_checkpointables(folder / name, {'params': params})
-    # Only object stores need this marker, and it names a folder of the machine that saved.
+    # Only object stores need this marker, which names a folder of the machine that saved.
     (folder / name / 'commit_success.txt').unlink(missing_ok=True)
     if progress:
       progress(i + 1, len(names))
@@ -104,20 +104,20 @@ def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_no
 
 @contextlib.contextmanager
 def _one_error(folder: pathlib.Path) -> Iterator[None]:
-  """Raises what the system says if Orbax cannot write, whose threads print pages about it."""
+  """Raises the system's error if Orbax cannot write, without the pages that its threads print."""
   before, logger = set(threading.enumerate()), logging.get_absl_logger()
   hooks, last = (sys.unraisablehook, threading.excepthook), [time.monotonic()]
-  is_of_others = lambda record: 'orbax' not in record.pathname
+  is_foreign = lambda record: 'orbax' not in record.pathname
   sys.unraisablehook = lambda *args: last.append(time.monotonic())
   threading.excepthook = lambda args: args.thread in before and hooks[1](args)
-  logger.addFilter(is_of_others)
+  logger.addFilter(is_foreign)
   try:
     yield
   except Exception as error:
     end = time.monotonic() + _PATIENCE
     for thread in set(threading.enumerate()) - before:
       thread.join(max(0, end - time.monotonic()))
-    # Threads that are not Python's cannot be joined: they have ended when nothing more is raised.
+    # Threads that are not Python's cannot be joined; they have ended when errors stop.
     last.append(time.monotonic())
     while (now := time.monotonic()) < min(end, last[-1] + _QUIET):
       time.sleep(min(end, last[-1] + _QUIET) - now)
@@ -125,35 +125,35 @@ def _one_error(folder: pathlib.Path) -> Iterator[None]:
       raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
     raise
   finally:
-    logger.removeFilter(is_of_others)
+    logger.removeFilter(is_foreign)
     sys.unraisablehook, threading.excepthook = hooks
 
 
-def stored(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Params]:
-  """Shapes and dtypes of the parameters of every group, as Orbax describes them."""
-  found = {name: ocp.checkpointables_metadata(folder / name).metadata['params'] for name in names}
-  if None in found.values():
+def shapes(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Params]:
+  """Returns shapes and dtypes of the parameters of every group, as Orbax stored them."""
+  groups = {name: ocp.checkpointables_metadata(folder / name).metadata['params'] for name in names}
+  if None in groups.values():
     raise ValueError('no parameters can be read')
-  return found
+  return groups
 
 
 def read(folder: pathlib.Path, name: str, described: Params) -> dict[str, np.ndarray]:
-  """The parameters of a group as host arrays by name; `described` is what `stored` gives for it."""
-  # Asking for host arrays makes Orbax ignore the devices of the machine that saved. These
+  """Returns the parameters of a group as host arrays by name; `described` is its `shapes`."""
+  # If host arrays are requested, Orbax ignores the devices of the machine that saved. These
   # only carry shape and dtype: they are views of one number.
   like = jax.tree.map(
-      lambda found: np.broadcast_to(np.zeros((), found.dtype), found.shape), described)
+      lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), described)
   return named(ocp.load_checkpointables(folder / name, {'params': like})['params'])
 
 
 def named(tree: Params) -> dict[str, Any]:
-  """Leaves by their paths, in the order of the tree."""
+  """Returns leaves by their paths, in the order of the tree."""
   flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
   return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in flat}
 
 
 def joined(parts: Iterable[Params]) -> Params:
-  """Parts of a tree as one."""
+  """Joins parts of a tree."""
   whole: dict[str, Any] = {}
   for part in parts:
     _merge(whole, part)
@@ -169,43 +169,43 @@ def _merge(tree: dict[str, Any], part: Params) -> None:
 
 
 def cast(params: Params, dtype: Any) -> Params:
-  """Host arrays, the floating-point ones in `dtype` unless it is None."""
-  def one(leaf):
+  """Returns host arrays, the floating-point ones in `dtype` unless it is None."""
+  def convert(leaf):
     leaf = np.asarray(leaf)
     if dtype is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
       return leaf
-    with np.errstate(over='ignore'):  # `check_finite` says it with the name.
+    with np.errstate(over='ignore'):  # `check_finite` reports it with the name.
       return leaf.astype(jnp.dtype(dtype), copy=False)
-  return jax.tree.map(one, params)
+  return jax.tree.map(convert, params)
 
 
 def differences(expected: Params, params: Params) -> list[str]:
-  """What is missing, unexpected, or of another shape or kind of numbers in a tree of arrays.
+  """Lists leaves that are missing, unexpected, or of another shape or kind of dtype.
 
   Floating-point numbers may have any width.
   """
-  wanted, found = named(expected), named(params)
+  wanted, actual = named(expected), named(params)
   problems = [f'missing: {name} {tuple(wanted[name].shape)}'
-              for name in sorted(wanted.keys() - found.keys())]
-  problems += [f'unexpected: {name} {tuple(found[name].shape)}'
-               for name in sorted(found.keys() - wanted.keys())]
-  for name in sorted(wanted.keys() & found.keys()):
-    one, other = found[name], wanted[name]
-    if tuple(one.shape) != tuple(other.shape):
-      problems.append(f'mis-shaped: {name} is {tuple(one.shape)}, the config asks for '
-                      f'{tuple(other.shape)}')
-    elif one.dtype != other.dtype and not all(
-        jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in (one, other)):
-      problems.append(f'mis-typed: {name} is {one.dtype}, the config asks for {other.dtype}')
+              for name in sorted(wanted.keys() - actual.keys())]
+  problems += [f'unexpected: {name} {tuple(actual[name].shape)}'
+               for name in sorted(actual.keys() - wanted.keys())]
+  for name in sorted(wanted.keys() & actual.keys()):
+    leaf, like = actual[name], wanted[name]
+    if tuple(leaf.shape) != tuple(like.shape):
+      problems.append(f'mis-shaped: {name} is {tuple(leaf.shape)}, the config requires '
+                      f'{tuple(like.shape)}')
+    elif leaf.dtype != like.dtype and not all(
+        jnp.issubdtype(array.dtype, jnp.floating) for array in (leaf, like)):
+      problems.append(f'mis-typed: {name} is {leaf.dtype}, the config requires {like.dtype}')
   return problems
 
 
 def check_finite(arrays: Params) -> None:
-  """Raises ValueError if a number of a tree of host arrays is NaN or infinite, naming the array."""
+  """Raises ValueError, naming the array, if a number of a tree of host arrays is not finite."""
   for name, leaf in named(arrays).items():
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
       continue
-    # Rows, so that an array in another order is not copied as a whole.
+    # In blocks of rows, so that an array in another memory order is not copied as a whole.
     rows = max(1, _BLOCK // max(1, leaf[:1].size)) if leaf.ndim else 1
     for first in range(0, max(1, len(leaf) if leaf.ndim else 1), rows):
       block = leaf[first:first + rows] if leaf.ndim else leaf
@@ -213,28 +213,28 @@ def check_finite(arrays: Params) -> None:
         wrong = block[~np.isfinite(block)].reshape(-1)
         raise ValueError(
             f'{name} of shape {leaf.shape} holds numbers that are not finite, such as {wrong[0]}; '
-            'take a file without, or allow_nonfinite if they are meant.')
+            'use another file, or set allow_nonfinite if they are intended.')
 
 
 def file_sizes(folder: pathlib.Path) -> dict[str, int]:
-  """Bytes of every file of the arrays, by its path in the folder."""
+  """Returns the bytes of every file of the arrays, by its path in the folder."""
   return {file.relative_to(folder).as_posix(): file.stat().st_size
           for file in sorted((folder / 'arrays').rglob('*')) if file.is_file()}
 
 
 def digests(folder: pathlib.Path, names: Iterable[str],
             begin: Callable[[], Any] = lambda: hashlib.blake2b(digest_size=32)) -> dict[str, str]:
-  """Hexadecimal digests of files, read in threads.
+  """Returns hexadecimal digests of files, which are read in threads.
 
   Args:
-    folder: where the files are.
+    folder: parent of the files.
     names: their paths in the folder.
-    begin: makes the digest of nothing, by default a BLAKE2b of 32 bytes.
+    begin: returns the digest of no bytes, by default a BLAKE2b of 32 bytes.
   """
   names = sorted(names)
   with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-    found = pool.map(lambda name: _digest(folder / name, begin()), names)
-    return dict(zip(names, found, strict=True))
+    results = pool.map(lambda name: _digest(folder / name, begin()), names)
+    return dict(zip(names, results, strict=True))
 
 
 def _digest(path: pathlib.Path, state: Any) -> str:

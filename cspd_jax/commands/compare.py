@@ -29,7 +29,7 @@ import jax
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.checkpoints import locks
+from cspd_jax.checkpoints import files
 from cspd_jax.cli import groups, inputs
 from cspd_jax.commands import compare_report
 from cspd_jax.core import fields, progress
@@ -238,7 +238,7 @@ def main(config: Config) -> None:
   job = prepare(config)
   # Refuses a folder that cannot take the files before anything is compiled.
   folder = report_lib.Report(config.output, compare_report.files(job.model, job.programs)).folder
-  with locks.hold(folder):
+  with files.hold(folder):
     print(compare_report.headline(job.model, job.programs, job.prompts, job.sampling), flush=True)
     for name, reason in job.left_out.items():
       print(f'{name} is left out: {reason}', flush=True)

@@ -27,7 +27,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import locks, paths, reading, store
+from cspd_jax.checkpoints import files, paths, reading, store
 from cspd_jax.cli import groups, inputs, training
 from cspd_jax.core import fields, progress
 from cspd_jax.generation import batches
@@ -178,7 +178,7 @@ def _sampled(job: Job) -> np.ndarray:
   folder = _workdir(job.config)
   print(f'sampling {len(job.prompts)} images with {job.decoder}, {job.config.batch_size} at a '
         f'time, into {folder}', flush=True)
-  with locks.hold(folder), progress.bar('sampling') as show:
+  with files.hold(folder), progress.bar('sampling') as show:
     decoded = batches.run(
         job.model, job.decoder, job.prompts, seed=job.config.seed,
         batch_size=job.config.batch_size, sampling=job.sampling, folder=folder / 'tokens',

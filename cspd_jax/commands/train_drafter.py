@@ -19,7 +19,7 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.checkpoints import locks, paths, store
+from cspd_jax.checkpoints import files, paths, store
 from cspd_jax.cli import training
 from cspd_jax.generation import report as report_lib
 from cspd_jax.training import corrector_recipe, drafter_recipe, loop
@@ -55,7 +55,7 @@ def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: 
   report_lib.check(workdir)
   model, how = cspd_jax.load(recipe.target, dtype='float32'), _RECIPES[type(recipe)]
   how.check(recipe, model)
-  with locks.hold(workdir):
+  with files.hold(workdir):
     loop.remember(recipe, workdir)
     params, figures = how.train(recipe, model, workdir)
     _finish(recipe, params, figures, workdir, export, dtype)

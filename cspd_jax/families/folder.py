@@ -229,7 +229,7 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
   """Yields folders to write networks into, which join a model when the block ends: all or none.
 
   If the block raises, the model's folder is as it was, and if the process is killed, the model is
-  the old one or the new one; see `checkpoints.several`.
+  the old one or the new one; see `checkpoints.folders`.
 
   Args:
     folder: of the model. It is made, or the networks join the model that is there, in place of

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import files, locks, paths, reading
+from cspd_jax.checkpoints import files, paths, reading
 from cspd_jax.version import __version__
 
 _REPORT = 'report.json'
@@ -56,7 +56,7 @@ class Report:
     """
     self.folder = paths.folder('workdir', folder)
     # Until the report is written, or nobody knows of it any more.
-    self._hold: locks.Hold | None = locks.hold(self.folder)
+    self._hold: files.Hold | None = files.hold(self.folder)
     self._new = self.folder / _UNFINISHED
     run = None if run is None else plain(run)
     found = _check(self.folder, names, run, overwrite)

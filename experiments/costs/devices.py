@@ -15,7 +15,7 @@ import jax
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import topologies
 
-from cspd_jax.checkpoints import layouts
+from cspd_jax.checkpoints import kinds
 from cspd_jax.models import attention, fused_head
 
 # XLA's description of the device, with the versions that decide what becomes part of a CUDA graph.
@@ -110,7 +110,7 @@ def compiled(function: Any, arguments: Any, device: Any,
     function: the function.
     arguments: its arguments; only their shapes and dtypes are used.
     device: the device, see `describe`.
-    orders: memory orders of parameters on a TPU; see `checkpoints.layouts`.
+    orders: memory orders of parameters on a TPU; see `checkpoints.kinds.placement`.
     options: compiler options, as for `jax.jit`.
   """
   sharding = jax.sharding.SingleDeviceSharding(device)
@@ -118,7 +118,7 @@ def compiled(function: Any, arguments: Any, device: Any,
   def shape_of(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     shape = jax.ShapeDtypeStruct(jax.numpy.shape(leaf), leaf.dtype)
-    return shape.update(sharding=layouts.place(name, shape, sharding, orders or {}))
+    return shape.update(sharding=kinds.placement(name, shape, sharding, orders or {}))
 
   shapes = jax.tree_util.tree_map_with_path(shape_of, arguments)
   with _fused_kernels() if device.platform == 'gpu' else contextlib.nullcontext():

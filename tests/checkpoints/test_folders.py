@@ -1,4 +1,4 @@
-"""Folders that take the place of older ones, with every file operation failing in turn."""
+"""Folders that replace older ones, with every file operation failing in turn."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_what_others_put_there_is_named_and_stays(tmp_path, stranger):
     other.mkdir()
   else:
     other.write_text('mine')
-  with pytest.raises(ValueError, match=f"holds '{stranger.rstrip('/')}'.*give another folder"):
+  with pytest.raises(ValueError, match=f"holds '{stranger.rstrip('/')}'.*choose another folder"):
     write(path, 'new')
   assert other.exists() and content(path).items() >= OLD.items()
   assert os.listdir(tmp_path) == ['x']
@@ -78,7 +78,7 @@ def test_files_and_unknown_folders_are_refused(tmp_path):
     write(tmp_path / 'photos', 'new')
   (tmp_path / '.x.unfinished' / 'new').mkdir(parents=True)
   (tmp_path / '.x.unfinished' / 'new' / 'mine').write_text('mine')
-  with pytest.raises(ValueError, match='new is not known here'):
+  with pytest.raises(ValueError, match='new was not written by cspd_jax'):
     write(tmp_path / 'x', 'new')
   assert [path.read_text() for path in tmp_path.rglob('*') if path.is_file()] == ['mine'] * 3
 
@@ -121,7 +121,7 @@ _MODES = [(how, exchange) for how in ('kill', 'raise') for exchange in ('exchang
 
 
 def work(path):
-  """What `faults` lets fail: a folder takes the place of an older one."""
+  """Runs under `faults`: replaces an older folder."""
   if path.parent.name == 'renames':
     folders._exchange = lambda first, second: False
   write(path / 'x', 'new')

@@ -109,5 +109,5 @@ def test_what_cannot_be(folder, options, message):
 
 
 def test_networks_without_matrices_are_refused():
-  with pytest.raises(ValueError, match="a 'mar' network has no matrices of 8 bits"):
+  with pytest.raises(ValueError, match="a 'mar' network has no int8 matrices"):
     cspd_jax.load('mar_demo', quantize='int8')

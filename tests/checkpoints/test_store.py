@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved comes back, and what is wrong is said at once."""
+"""Checkpoints: a saved network is loaded unchanged, and one error lists all problems."""
 
 import dataclasses
 import gc
@@ -81,7 +81,7 @@ def test_saving_again_replaces_a_checkpoint_and_nothing_else(folder, params):
   other = folder.parent / 'photos'
   other.mkdir()
   (other / 'photo').write_text('mine')
-  with pytest.raises(store.CheckpointError, match='not a checkpoint; give another folder'):
+  with pytest.raises(store.CheckpointError, match='not a checkpoint; choose another folder'):
     store.save(other, 'llamagen', CONFIG, params)
   assert (other / 'photo').read_text() == 'mine'
 
@@ -109,7 +109,7 @@ def test_parameters_of_another_size_are_all_listed(tmp_path, params):
   with pytest.raises(store.CheckpointError) as caught:
     store.save(tmp_path / 'm', 'llamagen', CONFIG, wrong)
   for line in ('missing: transformer/norm/scale (16,)', 'unexpected: extra (3,)',
-               'mis-shaped: label_embedding is (2, 16), the config asks for (4, 16)'):
+               'mis-shaped: label_embedding is (2, 16), the config requires (4, 16)'):
     assert line in str(caught.value)
 
 
@@ -119,14 +119,14 @@ def test_a_config_that_does_not_fit_the_stored_parameters_is_refused(folder):
   (folder / 'model.json').write_text(json.dumps(description))
   with pytest.raises(store.CheckpointError) as caught:
     store.load(folder)
-  assert 'token_embedding is (12, 16), the config asks for (13, 16)' in str(caught.value)
+  assert 'token_embedding is (12, 16), the config requires (13, 16)' in str(caught.value)
   assert 'transformer/output is (16, 12)' in str(caught.value)
 
 
 @pytest.mark.parametrize('change, message', [
     ({'kind': 'mar2'}, "kind is 'mar2'; it must be one of: .*llamagen"),
     ({'format': 99}, 'has format 99'),
-    ({'config': {'dims': 3, 'depth': 4}}, 'fields that LlamaGenConfig does not: depth, dims'),
+    ({'config': {'dims': 3, 'depth': 4}}, 'fields that LlamaGenConfig does not have: depth, dims'),
     ({'config': {'dim': 3}}, 'its config is not valid: dim is 3'),
     ({'files': None}, 'damaged'),
 ])
@@ -254,7 +254,7 @@ def test_every_number_is_looked_at(shape, place, dtype):
 
 def test_unknown_names_and_foreign_folders_are_explained(tmp_path, monkeypatch):
   monkeypatch.setattr(store, 'ASSETS', tmp_path / 'assets')
-  with pytest.raises(store.CheckpointError, match='no such folder.*shipped: none'):
+  with pytest.raises(store.CheckpointError, match='no such folder.*shipped models: none'):
     store.load('no-such-model')
   with pytest.raises(store.CheckpointError, match='no model.json.*cspd-convert'):
     store.load(tmp_path)
@@ -268,7 +268,7 @@ def test_shipped_models_are_found_by_name(tmp_path, params, monkeypatch):
   store.save(tmp_path / 'small' / 'target', 'llamagen', CONFIG, params)
   assert store.shipped() == ['small/target']
   assert store.load('small/target').config == CONFIG
-  with pytest.raises(store.CheckpointError, match='shipped: small/target'):
+  with pytest.raises(store.CheckpointError, match='shipped models: small/target'):
     store.load('small/targ')
 
 
@@ -277,6 +277,6 @@ def test_what_cannot_be_saved_is_explained(tmp_path, params):
       (('gpt', CONFIG), "kind is 'gpt'"), (('vq', CONFIG), 'config is a LlamaGenConfig')]:
     with pytest.raises(store.CheckpointError, match=message):
       store.save(tmp_path / 'm', *arguments, params)
-  with pytest.raises(store.CheckpointError, match='extra must hold only what JSON can'):
+  with pytest.raises(store.CheckpointError, match='extra must hold JSON values only'):
     store.save(tmp_path / 'm', 'llamagen', CONFIG, params, extra={'a': object()})
   assert not any(tmp_path.iterdir())

@@ -30,7 +30,7 @@ CHAMELEON_5 = {
                   'embed_dim': 256, 'in_channels': 3, 'latent_channels': 256,
                   'model_type': 'chameleon_vqgan', 'num_embeddings': 8192, 'num_res_blocks': 2,
                   'resolution': 512}}
-# Meta's params.json; what trained the network is beside its arguments.
+# Meta's params.json; the settings of the training are next to its arguments.
 META = {'name': 'run', 'seed': 3, 'optim': {'lr': 1e-4}, 'model_parallel_size': 1, 'model': {
     'dim': 4096, 'n_layers': 32, 'n_heads': 32, 'n_kv_heads': None, 'vocab_size': -1,
     'ffn_dim_multiplier': None, 'multiple_of': 256, 'norm_eps': 1e-05, 'rope_theta': 10000.0,

@@ -64,7 +64,7 @@ def test_everything_wrong_is_listed_at_once():
     convert.convert(family, config, tensors)
   for line in ('missing: layers.1.attention.wo.weight (16, 16)', 'missing: norm.weight (16,)',
                'unexpected: layers.2.attention.wo.weight (16, 16)', 'unexpected: output.bias',
-               'mis-shaped: tok_embeddings.weight is (13, 16), the model asks for (12, 16)',
+               'mis-shaped: tok_embeddings.weight is (13, 16), the model needs (12, 16)',
                'not floating-point: layers.0.ffn_norm.weight is int32'):
     assert line in str(caught.value)
 
@@ -105,8 +105,8 @@ def test_files_become_checkpoints_of_inferred_sizes(name, tmp_path):
     (dict(model='c2i_z'), "model is 'c2i_z'.*c2i_b_256"),
     (dict(model='c2i_b_256'), 'unexpected|mis-shaped'),
     (dict(model='c2i_b_256', options={'num_heads': 2}), 'num_heads: only without model'),
-    (dict(options={'image_size': 32}), 'num_heads cannot be told'),
-    (dict(options={'num_heads': 2}), 'image_size cannot be told'),
+    (dict(options={'image_size': 32}), 'num_heads cannot be inferred'),
+    (dict(options={'num_heads': 2}), 'image_size cannot be inferred'),
     (dict(options={'num_heads': 3, 'image_size': 32}), 'num_heads is 3'),
     (dict(options={'num_heads': 2, 'image_size': 30}), 'image_size is 30'),
     (dict(family_name='llamagen_vq'), 'not a LlamaGen image tokenizer'),
@@ -130,7 +130,7 @@ def test_narrow_tokenizers_are_refused():
 def _run(*arguments):
   # A stand-in for an installation without torch.
   code = ("import sys; sys.modules['torch'] = None; sys.argv[0] = 'convert'; import runpy; "
-          "runpy.run_module('experiments.convert', run_name='__main__')")
+          "runpy.run_module('checkpoints_conversion.command', run_name='__main__')")
   return subprocess.run(
       [sys.executable, '-c', code, *arguments], cwd=_ROOT, capture_output=True, text=True,
       env={**os.environ, 'JAX_PLATFORMS': 'cpu'}, check=False)
@@ -147,7 +147,7 @@ def test_command_line_converts_safetensors_without_torch(tmp_path):
 def test_command_line_answers_bad_input_with_one_message_and_code_2(tmp_path):
   (tmp_path / 'model.pt').write_bytes(b'PK')
   common = ['--family=llamagen', f'--output={tmp_path}/out', f'--source={tmp_path}/model.pt']
-  for arguments, message in [(['--famly=x'], 'famly'), (common[:2], '--source must be given'),
+  for arguments, message in [(['--famly=x'], 'famly'), (common[:2], '--source must be specified'),
                              (common, 'torch is not installed')]:
     done = _run(*arguments)
     assert done.returncode == 2

@@ -123,11 +123,11 @@ def test_norms_of_a_shard_serve_all_its_heads():
 
 
 @pytest.mark.parametrize('form, options, message', [
-    ('llamagen', {'image_size': 32}, 'num_heads cannot be told'),
-    ('llamagen', {'num_heads': 2}, 'image_size cannot be told.*llamagen_t2i_256'),
+    ('llamagen', {'image_size': 32}, 'num_heads cannot be inferred'),
+    ('llamagen', {'num_heads': 2}, 'image_size cannot be inferred.*llamagen_t2i_256'),
     ('llamagen', {'num_heads': 3, 'image_size': 32}, 'num_heads is 3'),
     ('anole', {'image_size': 33}, 'image_size is 33'),
-    ('anole', {'num_heads': 2, 'image_size': 32}, 'num_heads: not for an EAGLE drafter for anole'),
+    ('anole', {'num_heads': 2, 'image_size': 32}, 'num_heads: not an option for an EAGLE drafter'),
 ])
 def test_inputs_that_do_not_fit_are_explained(form, options, message):
   shapes = {name: tensor.shape for name, tensor in _published(form).items()}
@@ -164,9 +164,9 @@ def test_command_line_says_which_table_it_is(tmp_path):
   tensors['embed_tokens.weight'] = np.ascontiguousarray(params['transformer']['output'].T)
   safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
   done = subprocess.run(
-      [sys.executable, '-m', 'experiments.convert', '--family=eagle_llamagen', '--image_size=32',
-       '--num_heads=2', f'--source={tmp_path}/model.safetensors', f'--output={tmp_path}/out',
-       f'--target={tmp_path}/target'],
+      [sys.executable, '-m', 'checkpoints_conversion.command', '--family=eagle_llamagen',
+       '--image_size=32', '--num_heads=2', f'--source={tmp_path}/model.safetensors',
+       f'--output={tmp_path}/out', f'--target={tmp_path}/target'],
       cwd=_ROOT, capture_output=True, text=True, env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
       check=False)
   assert done.returncode == 0, done.stderr

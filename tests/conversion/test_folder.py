@@ -45,8 +45,9 @@ def _source(tmp_path, family, config=None):
 
 
 def _convert(tmp_path, family, config=None, **arguments):
-  return folder.convert_part(family, _source(tmp_path, family, config), tmp_path / 'model',
-                             options=OPTIONS[family], **arguments)
+  part = folder.Part(family, _source(tmp_path, family, config),
+                     arguments={'options': OPTIONS[family]}, **arguments)
+  return folder.convert_parts([part], tmp_path / 'model')[0]
 
 
 @pytest.mark.parametrize('order', [('llamagen', 'llamagen_vq', 'eagle_llamagen'),
@@ -66,7 +67,7 @@ def test_parts_in_any_order_make_a_model(order, tmp_path):
 
 @pytest.fixture
 def alone(monkeypatch):
-  """A family of files whose networks are a part of no model."""
+  """A file family whose networks belong to no model."""
   family = rules.FAMILIES['eagle_anole']._replace(model=None)
   monkeypatch.setitem(rules.FAMILIES, 'eagle_anole', family)
   return 'eagle_anole'
@@ -81,7 +82,7 @@ def test_a_role_may_be_chosen(tmp_path, alone):
   assert model.config == TARGET and set(model.drafts) == {'model', 'corrector', 'layers'}
   with pytest.raises(ValueError, match="role is 'tokenizer'; .* can be: target, draft"):
     _convert(tmp_path, 'llamagen', role='tokenizer')
-  with pytest.raises(ValueError, match='a part of no model.*leave role'):
+  with pytest.raises(ValueError, match='does not belong to a model.*leave role'):
     _convert(tmp_path, alone, role='eagle')
 
 
@@ -103,8 +104,9 @@ def test_networks_that_do_not_belong_together_are_refused(tmp_path):
   config = mar.MARConfig(height=2, width=2, token_dim=4, dim=8, num_layers=1, num_heads=2,
                          head_width=12, head_layers=1, num_classes=3, buffer_size=2)
   with pytest.raises(ValueError, match='holds .* a model of another family'):
-    folder.convert_part('mar', _source(tmp_path, 'mar', config), tmp_path / 'model',
-                        options={'num_heads': 2})
+    folder.convert_parts(
+        [folder.Part('mar', _source(tmp_path, 'mar', config),
+                     arguments={'options': {'num_heads': 2}})], tmp_path / 'model')
 
 
 def _parts(tmp_path, **configs):
@@ -114,13 +116,13 @@ def _parts(tmp_path, **configs):
 
 
 def _files(path):
-  """What all files of a folder hold."""
+  """Returns the content of all files of a folder."""
   return {file.relative_to(path).as_posix(): file.read_bytes()
           for file in path.rglob('*') if file.is_file()}
 
 
 def _spoil(part):
-  """Puts a number that is none into the last tensor."""
+  """Puts NaN into the last tensor."""
   tensors = safetensors.numpy.load_file(part.source)
   tensors[max(tensors)].flat[-1] = np.nan
   safetensors.numpy.save_file(tensors, part.source)
@@ -184,7 +186,7 @@ def test_an_interrupted_conversion_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize('reader', ['model', 'network', 'command', 'save'])
-def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch, reader):
+def test_a_reader_finishes_a_stopped_replacement(tmp_path, monkeypatch, reader):
   folder.convert_parts(_parts(tmp_path), tmp_path / 'model')
   small = dataclasses.replace(TARGET, ffn_dim=16)
   parts = _parts(tmp_path, llamagen=small)[::2]
@@ -194,9 +196,9 @@ def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch,
       raise KeyboardInterrupt
     move(path)
 
-  move = folders.move
+  move = folders._move
   with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-    patch.setattr(folders, 'move', stop)
+    patch.setattr(folders, '_move', stop)
     folder.convert_parts(parts, tmp_path / 'model')
   assert (tmp_path / 'model' / '.target.unfinished').exists()
   if reader == 'command':  # One that is refused.
@@ -215,9 +217,9 @@ def test_a_reader_ends_what_was_stopped_between_two_moves(tmp_path, monkeypatch,
   assert sorted(os.listdir(path)) == ['eagle', 'model.json', 'target', 'tokenizer']
 
 
-def test_parts_of_no_one_model_are_refused(tmp_path, alone):
+def test_parts_of_different_models_are_refused(tmp_path, alone):
   parts = _parts(tmp_path)
-  with pytest.raises(ValueError, match='llamagen_vq, eagle_anole, which make no model together'):
+  with pytest.raises(ValueError, match='llamagen_vq, eagle_anole, which do not form a model'):
     folder.convert_parts([parts[0], parts[1]._replace(family=alone)], tmp_path / 'model')
 
 
@@ -290,7 +292,8 @@ def test_classes_of_imagenet_have_names(tmp_path):
 
 def test_no_network_is_converted_through_a_link(tmp_path):
   """The folder of a model may be a stranger's, and the link lead to another model."""
-  place, _ = folder.convert_part('llamagen_vq', _source(tmp_path, 'llamagen_vq'), tmp_path / 'mine')
+  part = folder.Part('llamagen_vq', _source(tmp_path, 'llamagen_vq'))
+  [(place, _)] = folder.convert_parts([part], tmp_path / 'mine')
   before = (place / 'model.json').read_bytes()
   (tmp_path / 'model').mkdir()
   (tmp_path / 'model' / 'tokenizer').symlink_to(place)

@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import command, convert, rules, shards
+from checkpoints_conversion import command, convert, rules, tensors as tensors_lib
 from checkpoints_conversion.rules import early_fusion as early_fusion_rules
 from cspd_jax.models import early_fusion
 from tests.models import published
@@ -118,7 +118,7 @@ def test_layouts_become_the_same_parameters(layout):
 
 
 def test_heads_rotate_as_in_the_official_network():
-  """Meta's numbers are taken as they are: neighbours rotate together in both networks."""
+  """Meta's numbers are not reordered: adjacent components rotate together in both networks."""
   tensors, params = _meta(), _read(_meta())
   layer = params['transformer']['layers_1']
   query = tensors['layers.1.attention.wq.weight'].reshape(4, WIDTH, 32)
@@ -129,7 +129,7 @@ def test_heads_rotate_as_in_the_official_network():
 
 def test_files_of_several_devices_become_one():
   files = _divided(_meta(), 2)
-  joined = shards.join(files, rules.get('anole').shares)
+  joined = tensors_lib.join(files, rules.get('anole').shares)
   found = _read(joined)
   norms = {name: np.stack([file[name] for file in files])
            for name in files[0] if '_normalization.' in name}
@@ -141,19 +141,19 @@ def test_files_of_several_devices_become_one():
 
 @pytest.mark.parametrize('change, message', [
     (lambda files: files[1].pop('output.weight'), 'output.weight is in 1 of 2 files'),
-    (lambda files: files[0].update({'a.weight': np.ones(2)}), 'a.weight is not known to be'),
+    (lambda files: files[0].update({'a.weight': np.ones(2)}), 'a.weight is not a tensor that is'),
     (lambda files: files[0].update({'norm.weight': np.ones(5)}), 'norm.weight has parts'),
     (lambda files: files[0].update({'output.weight': np.ones(5)}), 'output.weight has parts')])
 def test_files_that_do_not_belong_together(change, message):
   files = _divided(_meta(), 2)
   change(files)
   with pytest.raises(ValueError, match=message):
-    shards.join(files, rules.get('anole').shares)
+    tensors_lib.join(files, rules.get('anole').shares)
 
 
 @pytest.fixture
 def save(tmp_path):
-  """Saves tensors, and the settings beside them."""
+  """Saves tensors, and the settings next to them."""
   def save(tensors, name='model.safetensors', settings=SETTINGS, settings_name='params.json'):
     safetensors.numpy.save_file(
         {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, tmp_path / name)
@@ -229,4 +229,4 @@ class TestFolder:
     self._save(folder / 'consolidated.01.pth', files[1])
     assert not self._convert(folder, tmp_path / 'model')
     _check_equal(cspd_jax.load(tmp_path / 'model').params,
-                 _read(shards.join(files, early_fusion_rules.ANOLE.shares)))
+                 _read(tensors_lib.join(files, early_fusion_rules.ANOLE.shares)))

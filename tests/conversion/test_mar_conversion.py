@@ -95,13 +95,13 @@ def test_the_training_losses_of_an_autoencoder_are_left_out():
 
 
 @pytest.mark.parametrize('changes, options, message', [
-    ({}, {}, 'num_heads cannot be told.*width 8 with 1 layers'),
+    ({}, {}, 'num_heads cannot be inferred.*width 8 with 1 layers'),
     ({}, {'num_heads': 3}, 'num_heads is 3'),
-    ({}, {'image_size': 256}, 'image_size: not for a MAR model'),
-    ({'diffusion_pos_embed_learned': (1, 8, 8)}, {'num_heads': 2}, '8 tokens; only square'),
+    ({}, {'image_size': 256}, 'image_size: not an option for a MAR model'),
+    ({'diffusion_pos_embed_learned': (1, 8, 8)}, {'num_heads': 2}, '8 tokens; it must have'),
     ({'class_emb.weight': (3,)}, {'num_heads': 2}, 'not a MAR model: class_emb.weight is'),
 ])
-def test_sizes_that_cannot_be_told_are_explained(changes, options, message):
+def test_sizes_that_cannot_be_inferred_are_explained(changes, options, message):
   shapes = {key: tensor.shape for key, tensor in _published('mar').items()} | changes
   with pytest.raises(ValueError, match=message):
     family_lib.infer(rules.FAMILIES['mar'], shapes, options)
@@ -112,7 +112,7 @@ def test_narrow_autoencoders_are_refused():
   narrow = {**shapes, 'encoder.down.0.block.0.conv1.weight': (64, 64, 3, 3)}
   with pytest.raises(rules.ConversionError, match='64, 256'):
     family_lib.infer(rules.FAMILIES['kl_vae'], narrow, {})
-  with pytest.raises(rules.ConversionError, match='num_heads: not for'):
+  with pytest.raises(rules.ConversionError, match='num_heads: not an option for'):
     family_lib.infer(rules.FAMILIES['kl_vae'], shapes, {'num_heads': 2})
 
 

@@ -71,7 +71,7 @@ def test_help_names_its_options_and_models(sources, capsys):
 def test_its_options_are_not_for_others(sources, capsys):
   assert command.main(['--family=tiny_palette', f'--source={sources}/palette.safetensors',
                        '--rows=2', f'--output={sources}/beach']) == 2
-  assert 'rows: not for a palette' in capsys.readouterr().err
+  assert 'rows: not an option for a palette' in capsys.readouterr().err
   assert not (sources / 'beach').exists()
 
 
@@ -118,7 +118,7 @@ class TestHub:
     arguments = ['--family=tiny', '--source=owner/sea', '--rows=2', f'--output={sources}/sea']
     assert command.main(arguments) == 2
     message = capsys.readouterr().err
-    assert 'does not give it (no route to host); check the name' in message
+    assert 'failed (no route to host); check the name' in message
     assert message.count('\n') == 1
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
     assert command.main(arguments) == 2

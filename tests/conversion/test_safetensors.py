@@ -1,4 +1,4 @@
-"""Safetensors files: what the official package accepts is read, and nothing else."""
+"""Safetensors files: complete ones are read, damaged ones are refused with one message."""
 
 import json
 import random
@@ -6,7 +6,6 @@ import random
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors
 import safetensors.numpy
 
 from checkpoints_conversion import read
@@ -17,116 +16,100 @@ def _file(header, data=b'', length=None):
   return (len(text) if length is None else length).to_bytes(8, 'little') + text + data
 
 
-def _tensor(first=0, last=8, dtype='F32', shape=(2,), **more):
-  return {'dtype': dtype, 'shape': list(shape), 'data_offsets': [first, last], **more}
+def _tensor(first=0, last=8, dtype='F32', shape=(2,)):
+  return {'dtype': dtype, 'shape': list(shape), 'data_offsets': [first, last]}
 
 
-_TEXT = json.dumps(_tensor())
-# What is wrong, the file, and words of the message.
 BROKEN = {
-    'empty': (b'', '0 bytes'),
-    'no header': (b'\0' * 7, '7 bytes'),
-    'header past the end': (_file({}, length=1 << 62), 'a header of'),
-    'header of zero bytes': (_file(b''), 'not JSON'),
-    'cut JSON': (_file(b'{"a": '), 'Expecting value'),
-    'another JSON': (_file([1]), 'not JSON'),
-    'spaces before JSON': (_file(b' {}'), 'not JSON'),
-    'other encoding': (_file(b'{"\xff": 1}'), 'utf-8'),
-    'depth': (_file(b'{"a":' + b'[' * 100_000), 'not one of tensors'),
-    'metadata of numbers': (_file({'__metadata__': {'a': 1}}), 'metadata'),
-    'a name twice': (_file(f'{{"a": {_TEXT}, "a": {_TEXT}}}'.encode(), b'\0' * 8), "'a' is there"),
-    'no tensor': (_file({'a': 3}), "'a' must have dtype"),
-    'more than a tensor': (_file({'a': _tensor(more=1)}, b'\0' * 8), "'a' must have dtype"),
-    'unknown dtype': (_file({'a': _tensor(dtype='F31')}, b'\0' * 8), "dtype 'F31'; it can be: F64"),
-    'negative shape': (_file({'a': _tensor(shape=(-1, -2))}, b'\0' * 8), r'shape \[-1, -2\]'),
-    'fractional shape': (_file({'a': _tensor(shape=(2.0,))}, b'\0' * 8), r'shape \[2.0\]'),
-    'shape of flags': (_file({'a': _tensor(0, 4, shape=(True,))}, b'\0' * 4), r'shape \[True\]'),
-    'huge shape': (_file({'a': _tensor(shape=(1 << 40, 1 << 40))}, b'\0' * 8), 'has 8 bytes'),
-    'shape of too many bytes': (_file({'a': _tensor(shape=(3,))}, b'\0' * 8), 'has 8 bytes'),
-    'negative offsets': (_file({'a': _tensor(-8, 0)}, b'\0' * 8), r'data_offsets \[-8, 0\]'),
-    'backward offsets': (_file({'a': _tensor(8, 0)}, b'\0' * 8), r'data_offsets \[8, 0\]'),
-    'one offset': (_file({'a': _tensor() | {'data_offsets': [0]}}, b'\0' * 8), 'data_offsets'),
-    'huge offsets': (_file({'a': _tensor(0, 1 << 70, shape=(1 << 68,))}), 'tensors end at byte'),
-    'overlap': (_file({'a': _tensor(), 'b': _tensor(4, 12)}, b'\0' * 12), "'b' begins at 4"),
-    'the same place': (_file({'a': _tensor(), 'b': _tensor()}, b'\0' * 8), "'b' begins at 0"),
-    'hole': (_file({'a': _tensor(), 'b': _tensor(12, 20)}, b'\0' * 20), "'b' begins at 12"),
-    'hole at the beginning': (_file({'a': _tensor(4, 12)}, b'\0' * 12), "'a' begins at 4"),
-    'bytes at the end': (_file({'a': _tensor()}, b'\0' * 9), 'tensors end at byte'),
-    'missing bytes': (_file({'a': _tensor()}, b'\0' * 7), 'tensors end at byte'),
+    'empty': b'',
+    'no header': b'\0' * 7,
+    'header past the end': _file({}, length=1 << 62),
+    'cut JSON': _file(b'{"a": '),
+    'another JSON': _file([1]),
+    'other encoding': _file(b'{"\xff": 1}'),
+    'depth': _file(b'{"a":' + b'[' * 100_000),
+    'not a tensor': _file({'a': 3}),
+    'unknown dtype': _file({'a': _tensor(dtype='F31')}, b'\0' * 8),
+    'negative shape': _file({'a': _tensor(shape=(-1, -2))}, b'\0' * 8),
+    'huge shape': _file({'a': _tensor(shape=(1 << 40, 1 << 40))}, b'\0' * 8),
+    'shape of too many bytes': _file({'a': _tensor(shape=(3,))}, b'\0' * 8),
+    'backward offsets': _file({'a': _tensor(8, 0)}, b'\0' * 8),
+    'overlap': _file({'a': _tensor(), 'b': _tensor(4, 12)}, b'\0' * 12),
+    'hole': _file({'a': _tensor(), 'b': _tensor(12, 20)}, b'\0' * 20),
+    'bytes at the end': _file({'a': _tensor()}, b'\0' * 9),
+    'missing bytes': _file({'a': _tensor()}, b'\0' * 7),
 }
-# What the official package lets pass.
-LENIENT = ('spaces before JSON', 'a name twice', 'more than a tensor')
 
 
 @pytest.mark.parametrize('name', BROKEN)
 def test_broken_files_are_refused(tmp_path, name):
-  data, message = BROKEN[name]
   path = tmp_path / 'x.safetensors'
-  path.write_bytes(data)
-  with pytest.raises(read.ReadError, match=f'(?s)not a complete safetensors file.*{message}'):
+  path.write_bytes(BROKEN[name])
+  with pytest.raises(read.ReadError, match='not a complete safetensors file.*; download it again'):
     read.read(path)
-  if name not in LENIENT:
-    with pytest.raises((safetensors.SafetensorError, ValueError)):
-      safetensors.numpy.load(data)
 
 
 def test_a_header_that_is_too_long_is_not_read(tmp_path):
   path = tmp_path / 'x.safetensors'
   with path.open('wb') as file:
     file.write((200_000_000).to_bytes(8, 'little'))
-    file.truncate(300_000_000)  # Takes no place on the disk.
-  with pytest.raises(read.ReadError, match='a header of 200000000'):
+    file.truncate(300_000_000)  # Uses no space on the disk.
+  with pytest.raises(read.ReadError, match='header too large'):
     read.read(path)
 
 
 @pytest.mark.parametrize('dtype, name', [
-    (ml_dtypes.bfloat16, 'BF16'), (ml_dtypes.float8_e4m3fn, 'F8_E4M3'),
-    (ml_dtypes.float8_e5m2, 'F8_E5M2'), (np.float16, 'F16'), (np.bool_, 'BOOL')])
+    (ml_dtypes.bfloat16, 'BF16'), (np.float16, 'F16'), (np.float64, 'F64'), (np.bool_, 'BOOL'),
+    (np.uint16, 'U16')])
 def test_dtypes(tmp_path, dtype, name):
   values = np.arange(6).reshape(2, 3).astype(dtype)
   header = {'a': _tensor(0, values.nbytes, name, (2, 3)),
             'none': _tensor(values.nbytes, values.nbytes, name, (0, 2))}
   (tmp_path / 'x.safetensors').write_bytes(_file(header, values.tobytes()))
-  found = read.read(tmp_path / 'x.safetensors').tensors
-  assert found['a'].dtype == dtype and found['none'].shape == (0, 2)
-  np.testing.assert_array_equal(found['a'], values)
+  tensors = read.read(tmp_path / 'x.safetensors').tensors
+  assert (tensors['a'].dtype, tensors['a'].shape, tensors['a'].nbytes) == (
+      dtype, (2, 3), values.nbytes)
+  for _ in range(2):  # Every use reads it again.
+    np.testing.assert_array_equal(np.asarray(tensors['a']), values, strict=True)
+  assert np.asarray(tensors['none']).shape == (0, 2)
+
+
+def test_other_dtypes_are_refused(tmp_path):
+  """Weights in float8 need scales, which no network here has."""
+  (tmp_path / 'x.safetensors').write_bytes(
+      _file({'a': _tensor(0, 2, 'F8_E4M3')}, b'\0' * 2))
+  with pytest.raises(read.ReadError, match='tensor a is F8_E4M3; convert it to one of: F64'):
+    read.read(tmp_path / 'x.safetensors')
 
 
 def _changed(data, header, rng):
   """The file with a change in one of its regions: length, header, numbers, end."""
   first, last = rng.choice([(0, 8), (8, 8 + header), (8 + header, len(data))])
-  place = rng.randrange(first, last)
+  position = rng.randrange(first, last)
+  start, end = data[:position], data[position:]
   return rng.choice([
-      lambda: data[:place],
-      lambda: data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1:],
-      lambda: data[:place] + rng.randbytes(rng.randrange(1, 9)) + data[place:],
-      lambda: data[:place] + data[place + rng.randrange(1, 9):],
+      lambda: start,
+      lambda: start + bytes([end[0] ^ 1 << rng.randrange(8)]) + end[1:],
+      lambda: start + rng.randbytes(rng.randrange(1, 9)) + end,
+      lambda: start + end[rng.randrange(1, 9):],
       lambda: data + rng.randbytes(rng.randrange(1, 9)),
   ])()
 
 
-@pytest.mark.parametrize('seed', range(4))
-def test_any_change_is_read_as_the_official_package_does_or_refused(tmp_path, seed):
+@pytest.mark.parametrize('seed', range(2))
+def test_any_change_is_read_or_refused(tmp_path, seed):
   rng = random.Random(seed)
   tensors = {'a.weight': np.arange(12, dtype=np.float32).reshape(3, 4),
              'b': np.arange(5, dtype=np.int64), 'c': np.array(3, np.float16)}
   data = safetensors.numpy.save(tensors, {'format': 'pt'})
-  header, path, read_ones = int.from_bytes(data[:8], 'little'), tmp_path / 'x.safetensors', 0
+  header, path, num_read = int.from_bytes(data[:8], 'little'), tmp_path / 'x.safetensors', 0
   for _ in range(250):
-    changed = _changed(data, header, rng)
-    path.write_bytes(changed)
+    path.write_bytes(_changed(data, header, rng))
     try:
-      expected = safetensors.numpy.load(changed)
-    except (safetensors.SafetensorError, ValueError, KeyError):
-      expected = None
-    try:
-      found = read.read(path).tensors
-    except read.ReadError as error:
-      # We are the stricter ones, for instance on names that are there twice.
-      assert 'not a complete safetensors file' in str(error)
+      result = read.read(path).tensors
+    except read.ReadError:
       continue
-    read_ones += 1
-    assert expected is not None and found.keys() == expected.keys()
-    for name, tensor in expected.items():
-      assert found[name].tobytes() == tensor.tobytes() and found[name].shape == tensor.shape
-  assert read_ones > 10
+    num_read += 1
+    for tensor in result.values():
+      assert np.asarray(tensor).nbytes == tensor.nbytes
+  assert num_read > 10

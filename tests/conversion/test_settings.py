@@ -98,7 +98,7 @@ def test_published_settings_are_those_of_the_published_model(name):
 
 
 def _read(name, change):
-  """What a published file tells with some fields changed."""
+  """Reads a published settings file with some fields changed."""
   family, file, content, _ = FILES[name]
   return rules.get(family).settings({file: {**content, **change}})
 
@@ -134,7 +134,7 @@ def test_what_a_file_leaves_out_is_what_the_published_code_takes():
     ('meta', {'model': {'use_scaled_rope': True}}, 'model.use_scaled_rope is True'),
     ('chameleon', {'rope_scaling': 'linear'}, "rope_scaling is 'linear'; it must be an object"),
     ('chameleon', {'rope_parameters': {'rope_theta': 3e4}},
-     'rope_parameters.rope_theta is 30000.0, but another field says 10000.0'),
+     'rope_parameters.rope_theta is 30000.0, but another field is 10000.0'),
     ('chameleon', {'rope_parameters': {'full_attention': {'rope_theta': 1e4}}},
      'rope_parameters.full_attention is .*; no published model has the field'),
     ('emu3', {'partial_rotary_factor': 0.5}, 'partial_rotary_factor is 0.5; it must be 1'),
@@ -153,7 +153,7 @@ def test_what_a_file_leaves_out_is_what_the_published_code_takes():
     ('chameleon', {'eoi_token_id': 8195}, 'eoi_token_id is 8195'),
     ('chameleon', {'vocabulary_map': {'IMGIMGAZ': 5, 'IMGIMGBZ': 6}},
      'vocabulary_map is a vocabulary with 2 image tokens from 5 to 6; they must be 4 to 8195'),
-    ('chameleon', {'vocabulary_map': ['IMGIMGAZ']}, 'must have the ids of tokens by their names'),
+    ('chameleon', {'vocabulary_map': ['IMGIMGAZ']}, 'must contain ids of tokens by name'),
     ('emu3-hf', {'vocabulary_map': {
         f'<|visual token {code:06}|>': 151854 + (code ^ 1) for code in range(32768)}},
      'must be 151854 to 184621 in their order'),
@@ -162,11 +162,11 @@ def test_what_a_file_leaves_out_is_what_the_published_code_takes():
     ('emu3 tokenizer', {'ch_mult': [1, 'x']}, 'ch_mult is .* must be a list of whole numbers'),
     ('emu3-hf tokenizer', {'vq_config': {'num_attention_heads': 2}},
      'vq_config.num_attention_heads is 2'),
-    ('t5', {'dense_act_fn': 'tanh'}, "dense_act_fn is 'tanh'; the activations here are gelu_new"),
+    ('t5', {'dense_act_fn': 'tanh'}, "'tanh'; the supported activations are gelu_new"),
     ('t5', {'dense_act_fn': None, 'feed_forward_proj': 'gated-tanh'}, "proj is 'gated-tanh' and"),
     ('t5', {'feed_forward_proj': 'twice-relu'}, "feed_forward_proj is 'twice-relu'"),
     ('t5', {'model_type': 'umt5'}, "model_type is 'umt5'; it must be 't5'"),
-    ('t5', {'feed_forward_proj': 3}, 'feed_forward_proj is 3; it must be a text'),
+    ('t5', {'feed_forward_proj': 3}, 'feed_forward_proj is 3; it must be a string'),
     ('llamagen drafter', {'hidden_act': 'relu'}, "hidden_act is 'relu'"),
     ('llamagen drafter', {'qkv_bias': True}, 'qkv_bias is True'),
     ('llamagen drafter', {'input_type': 't2v'}, "input_type is 't2v'; it must be one of c2i, t2i"),
@@ -214,18 +214,18 @@ def _config(family, source, **options):
 
 
 @pytest.mark.parametrize('family, config, options, message', [
-    ('anole', CONFIG, {}, r'norm_eps, rope_base, swin_norm cannot be told .* a transformer like '
-     r'anole_7b, .* config.json of the published models says \{"rms_norm_eps": 1e-05, '
-     r'"rope_theta": 10000.0, "swin_norm": false\}. Or give model, if it is one of: anole_7b'),
+    ('anole', CONFIG, {}, r'norm_eps, rope_base, swin_norm cannot be inferred .* a transformer '
+     r'like anole_7b, .* config.json of the published models contains \{"rms_norm_eps": 1e-05, '
+     r'"rope_theta": 10000.0, "swin_norm": false\}. Or specify model, if it is one of: anole_7b'),
     ('lumina_mgpt', dataclasses.replace(CONFIG, row_end=8803, image_ends=(8196,)), {'width': 3},
-     'swin_norm, height cannot be told .* Give height'),
+     'swin_norm, height cannot be inferred .* Specify height'),
     ('emu3', dataclasses.replace(early_fusion.PRESETS['emu3_gen_8b'], dim=16, num_layers=1,
                                  num_heads=2,
                                  num_kv_heads=1, ffn_dim=8), {'num_heads': 2},
-     'norm_eps, rope_base cannot be told .*"rope_theta": 1000000.0'),
+     'norm_eps, rope_base cannot be inferred .*"rope_theta": 1000000.0'),
     ('t5', t5_model.T5Config(vocab_size=9, dim=8, num_layers=1, num_heads=2, head_dim=4, ffn_dim=8),
-     {}, 'norm_eps, activation, max_distance cannot be told .*"feed_forward_proj": "gated-gelu"')])
-def test_what_nothing_tells_is_asked_for(save, family, config, options, message):
+     {}, 'norm_eps, activation, max_distance cannot be inferred .*"gated-gelu"')])
+def test_sizes_that_cannot_be_inferred_are_required(save, family, config, options, message):
   with pytest.raises(rules.ConversionError, match=message):
     _config(family, save(family, config), **options)
 

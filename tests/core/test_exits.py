@@ -118,7 +118,7 @@ def test_a_device_that_there_is_not():
 def test_homes(monkeypatch, tmp_path):
   monkeypatch.setenv('HOME', str(tmp_path))
   assert paths.folder('x', '~/new') == tmp_path / 'new'
-  with pytest.raises(ValueError, match="x is '~nobody_of_this_name', which cannot be a place"):
+  with pytest.raises(ValueError, match="x is '~nobody_of_this_name', which cannot be a path"):
     paths.folder('x', '~nobody_of_this_name')
   with pytest.raises(ValueError, match='embedded null'):
     paths.find('x', 'a\0b')

@@ -128,7 +128,7 @@ def test_folders_keep_the_names_they_were_written_with(tmp_path):
   assert store.describe(tmp_path / 'target').kind == 'early_fusion'
   kind = Kind(tiny.TinyConfig, tiny.init)
   for change in ({'name': 'unified'}, {'roles': {'target': {'unified': kind}}}):
-    with pytest.raises(ValueError, match="'unified', which folders of earlier versions call"):
+    with pytest.raises(ValueError, match="'unified', which in older folders means"):
       families.register(tiny.FAMILY._replace(**{'name': 'new', **change}))
   families.save(tmp_path, 'early_fusion', {'draft': 'target'})
   assert {'model', 'layers'} <= set(cspd_jax.load(tmp_path).drafts)

@@ -133,7 +133,7 @@ def test_names_stay_in_the_folder(tmp_path, name):
 
 def test_folder_that_cannot_be_written(tmp_path):
   (tmp_path / 'file').write_text('')
-  with pytest.raises(ValueError, match='is no folder; give a folder'):
+  with pytest.raises(ValueError, match='is not a folder; choose a folder'):
     Report(tmp_path / 'file' / 'out')
 
 
@@ -185,7 +185,7 @@ def test_absolute_names_lead_nowhere(tmp_path):
   (tmp_path / 'taken.txt').write_text('x')
   for place in ('', 'unfinished_report'):
     _listing(tmp_path / 'x' / place / 'report.json', [str(tmp_path / 'taken.txt')])
-    _refused(tmp_path, 'holds the name .*taken.txt.*no plain name')
+    _refused(tmp_path, 'holds the name .*taken.txt.*not a plain file name')
     shutil.rmtree(tmp_path / 'x')
 
 

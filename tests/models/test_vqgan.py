@@ -49,5 +49,5 @@ def test_published_tensors_are_exactly_those_of_the_model():
   assert convert.published_shapes(FILE, vq.CHAMELEON) == shapes
   assert FILE.infer(shapes, {}) == vq.CHAMELEON
   no_decoder = {name: shape for name, shape in shapes.items() if not name.startswith('decoder.')}
-  with pytest.raises(ValueError, match='The file has no decoder, so it cannot make images'):
+  with pytest.raises(ValueError, match='The file has no decoder, so it cannot generate images'):
     FILE.infer(no_decoder, {})

@@ -52,7 +52,7 @@ def test_files_of_others_in_a_checkpoint_are_never_removed(tmp_path, stranger):
 def test_models_of_several_networks_are_not_replaced_by_one(tmp_path):
   save(tmp_path / 'm' / 'target', 1)
   families.save(tmp_path / 'm', 'llamagen', {'target': 'target'})
-  with pytest.raises(store.CheckpointError, match='not a checkpoint; give another'):
+  with pytest.raises(store.CheckpointError, match='not a checkpoint; choose another'):
     save(tmp_path / 'm', 2)
   assert number(tmp_path / 'm' / 'target') == 1
 

@@ -204,8 +204,9 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
     path.symlink_to(path)
   path = {'long': tmp_path / ('x' * 300), 'device': pathlib.Path('/dev/zero'),
           'nobody': pathlib.Path('~nobody_of_this_name/x')}.get(kind, path)
-  with pytest.raises(ValueError, match='no such file|it is no file|no model.json|is no folder|'
-                     'cannot be a place|cannot be read|not a checkpoint|no such folder'):
+  with pytest.raises(ValueError, match='no such file|it is not a file|no model.json|is no folder|'
+                     'is not a folder|cannot be a path|cannot be read|not a checkpoint|'
+                     'no such folder'):
     read(path)
 
 
@@ -256,7 +257,7 @@ def test_arrays_that_are_much_larger_than_their_file(tmp_path, monkeypatch):
   path = tmp_path / 'a.npz'
   np.savez_compressed(path, tokens=np.zeros(1 << 17))
   assert not reading.arrays(path, REMEDY)['tokens'].any()
-  monkeypatch.setattr(reading, '_MOST_UNPACKED', 1 << 18)
+  monkeypatch.setattr(reading, '_MAX_UNPACKED', 1 << 18)
   with pytest.raises(ValueError, match='its arrays have 1048704 bytes and the file .* unpacked'):
     reading.arrays(path, REMEDY)
   monkeypatch.undo()

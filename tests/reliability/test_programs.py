@@ -121,10 +121,10 @@ def test_help(capfd, name):
       'overhead', 'compile_report', 'inspect', 'accelerator')
 
 
-PLACES = [('{tmp}/{long}', 'cannot be a place (File name too long)'),
-          ('~nobody_of_this_name/x', 'cannot be a place'), ('{tmp}/empty', 'empty is no folder'),
-          ('{tmp}/empty/x', 'empty is no folder'), ('{tmp}/pipe', 'is no folder'),
-          ('{tmp}/loop', 'is no folder'), ('{tmp}/loop/x', 'cannot be a place')]
+PLACES = [('{tmp}/{long}', 'cannot be a path (File name too long)'),
+          ('~nobody_of_this_name/x', 'cannot be a path'), ('{tmp}/empty', 'empty is not a folder'),
+          ('{tmp}/empty/x', 'empty is not a folder'), ('{tmp}/pipe', 'is not a folder'),
+          ('{tmp}/loop', 'is not a folder'), ('{tmp}/loop/x', 'cannot be a path')]
 
 
 @pytest.mark.parametrize('name', [name for name, flag in PROGRAMS.items()
@@ -132,18 +132,18 @@ PLACES = [('{tmp}/{long}', 'cannot be a place (File name too long)'),
 def test_folders_that_cannot_be_written(capfd, folder, monkeypatch, name):
   flag = PROGRAMS[name]
   for place, message in PLACES:
-    message = message.replace('empty is no', 'is no') if place == '{tmp}/empty' else message
+    message = message.replace('empty is not', 'is not') if place == '{tmp}/empty' else message
     refused(capfd, name, [f'{flag}={place}'], message, folder)
   monkeypatch.setattr(os, 'access', lambda path, mode: False)
-  refused(capfd, name, [f'{flag}={{tmp}}/new'], 'not to be written', folder)
+  refused(capfd, name, [f'{flag}={{tmp}}/new'], 'not writable', folder)
   monkeypatch.undo()
   usage = type('usage', (), dict(free=1000, total=10**9))
   monkeypatch.setattr('shutil.disk_usage', lambda path: usage)
-  refused(capfd, name, [f'{flag}={{tmp}}/new'], 'a disk that is full', folder)
+  refused(capfd, name, [f'{flag}={{tmp}}/new'], 'a full disk', folder)
 
 
 BAD_CONFIGS = [
-    ('{tmp}/{long}', 'cannot be a place'), ('~nobody_of_this_name/x.py', 'cannot be a place'),
+    ('{tmp}/{long}', 'cannot be a path'), ('~nobody_of_this_name/x.py', 'cannot be a path'),
     ('{tmp}/none_of_this_name.py', 'no such file'), ('{tmp}', 'no such file'),
     ('{tmp}/pipe', 'no such file'), ('{tmp}/binary', 'cannot be run'),
     ('{tmp}/zeros', 'cannot be run'), ('{tmp}/empty', 'no function get_config()'),
@@ -187,15 +187,15 @@ FLAGS = {
         ('--temperature=hot', 'it must be a number'), ('--guidance_scale=inf', 'scale is inf'),
         ('--top_k=99999999999', 'top_k is 99999999999'), ('--top_p=nan', 'top_p is nan'),
         ('--guidance_interval=0.5', 'a whole number'), ('--dtype=int8', 'one of float32'),
-        (f'--model={WORDS}', 'cannot be a place'), ('--model=~nobody_here/x', 'cannot be a place'),
+        (f'--model={WORDS}', 'cannot be a path'), ('--model=~nobody_here/x', 'cannot be a path'),
         ('--model={tmp}/empty', 'which is no folder'), ('--model={tmp}/pipe', 'is no folder'),
         ('--model={tmp}/loop', 'is no folder'), ('--model=', 'has no model.json'),
         ('--model={tmp}', 'has no model.json'), ('--model={tmp}/tokenizer', "'vq'"),
         ('--model={tmp}/truncated', 'bytes instead of'), ('--model=demo/eagle', 'is no folder'),
-        ('--prompts={tmp}/pipe', 'cannot be read as text (it is no file)'),
+        ('--prompts={tmp}/pipe', 'cannot be read as text (it is not a file)'),
         ('--prompts={tmp}/binary', 'cannot be read as text'), ('--prompts={tmp}', 'is no file'),
-        ('--prompts={tmp}/empty', 'a file without prompts'), (f'--prompts={WORDS}', 'be a place'),
-        ('--prompts=~nobody_here/x', 'cannot be a place'), (f'--prompt={WORDS}', 'prompts holds'),
+        ('--prompts={tmp}/empty', 'a file without prompts'), (f'--prompts={WORDS}', 'be a path'),
+        ('--prompts=~nobody_here/x', 'cannot be a path'), (f'--prompt={WORDS}', 'prompts holds'),
         (f'--prompt={HUGE}', 'prompts holds'), ('--prompt=$x$', "prompts holds '$x$'"),
         ('--prompt=-1', "prompts holds '-1'"), ('--prompt=,', 'there is no prompt'),
         (f'--decoder={WORDS}', 'there is no'), ('--decoder=mc_sjd(window=0)', 'window'),
@@ -211,7 +211,7 @@ FLAGS = {
         ('--cfg_scale=3', 'did you mean --guidance_scale?'), ('--seeds=3', 'you mean --seed?'),
         ('--workdir=x', 'did you mean --output?'),
         ('--draft={tmp}/other_vocabulary', 'vocab_size'), ('--draft={tmp}/pipe', 'path_or_name'),
-        (f'--draft={WORDS}', 'cannot be a place'), ('--draft={tmp}/empty', 'path_or_name')],
+        (f'--draft={WORDS}', 'cannot be a path'), ('--draft={tmp}/empty', 'path_or_name')],
     'compare': [
         ('--repeats=0', 'repeats is 0'), ('--decoder=', 'decoder is empty'),
         ('--window=-1', 'window is -1'), (f'--window={HUGE}', 'a whole number'),
@@ -244,13 +244,13 @@ FLAGS = {
         ('--minutes=0', 'minutes is 0'), ('--minutes=nan', 'minutes is nan'),
         ('--batch=0', 'batch is (0,)'), ('--batch=()', 'batch is empty'), ('--rounds=0', 'rounds'),
         ('--repeats=0', 'repeats is 0'), ('--tokens_per_round=0', 'tokens_per_round is 0'),
-        ('--shapes=c9_xl', "is 'c9_xl'"), ('--accepted={tmp}/pipe', 'it is no file')],
+        ('--shapes=c9_xl', "is 'c9_xl'"), ('--accepted={tmp}/pipe', 'it is not a file')],
     'tune': [
         ('--best=0', 'best is 0'), ('--minutes=nan', 'minutes is nan'),
         ('--window=0', 'window is (0,)'),
         ('--window=()', 'window is empty'), ('--batch_size=0', 'batch_size is (0,)'),
         ('--guarantee=none', 'it must be one of'), ('--store={tmp}/pipe', 'is no folder'),
-        ('--store={tmp}/{long}', 'cannot be a place'), ('--passes=-1', 'passes is (-1,)')],
+        ('--store={tmp}/{long}', 'cannot be a path'), ('--passes=-1', 'passes is (-1,)')],
     'quantized': [('--batch_size=0', 'batch_size is 0'), ('--guidance_scale=nan', 'guidance_scale'),
                   ('--guidance_scale=()', 'guidance_scale is empty')],
     'refill': [('--batch_size=0', 'batch_size is 0'), ('--decoder=', 'decoder is empty'),
@@ -278,8 +278,8 @@ FLAGS = {
         ('--restart_every=0', 'restart_every is 0'), ('--restart_until=2', 'restart_until is 2'),
         ('--restart_below=nan', 'restart_below is nan'), ('--codebook_size=0', 'codebook_size'),
         ('--tokenizer_of=demo/eagle', 'is no folder'), ('--stage=dance', 'it must be one of all'),
-        ('--export={tmp}/empty', 'is no folder'), ('--export={tmp}/{long}', 'cannot be a place'),
-        ('--export=~nobody_here/x', 'cannot be a place'),
+        ('--export={tmp}/empty', 'is no folder'), ('--export={tmp}/{long}', 'cannot be a path'),
+        ('--export=~nobody_here/x', 'cannot be a path'),
         ('--export={tmp}/strange', 'strange/target, which exists and is not a checkpoint'),
         ('--export={tmp}/target', 'which holds a network of its own')],
     'train_drafter': [
@@ -288,14 +288,14 @@ FLAGS = {
         ('--data=stolen', 'it must be one of generated, given'), ('--labels=x', 'one of probs'),
         ('--num_depths=0', 'num_depths is 0'), ('--num_train_images=0', 'num_train_images is 0'),
         ('--target={tmp}/empty', 'is no folder'), ('--target={tmp}/tokenizer', "'vq'"),
-        ('--target={tmp}/model', 'drafter.'), ('--export={tmp}/pipe', 'is no folder'),
+        ('--target={tmp}/model', 'drafter.'), ('--export={tmp}/pipe', 'is not a folder'),
         ('--export={tmp}/strange', 'which exists and is not a checkpoint'),
         ('--dtype=complex64', 'it must be one of float32')],
     'fit_corrector': [
         ('--num_images=63', 'num_images is 63'), ('--num_measured=-1', 'num_measured is -1'),
         ('--num_steps=0', 'num_steps is 0'), ('--seed=-1', 'seed is -1'), ('--window=0', 'window'),
         ('--guidance_scale=nan', 'guidance_scale is nan'),
-        ('--tokens={tmp}/pipe', 'it is no file'), ('--tokens={tmp}', 'it is no file'),
+        ('--tokens={tmp}/pipe', 'it is not a file'), ('--tokens={tmp}', 'it is not a file'),
         ('--tokens={tmp}/cube.npz', 'holds int64[64, 4, 4]; it must hold'),
         ('--tokens={tmp}/floats.npz', 'holds float64[64, 16]; it must hold'),
         ('--tokens={tmp}/other.npz', "it has no array 'tokens'"),
@@ -309,13 +309,13 @@ FLAGS = {
         ('--vocab=1', 'vocab is 1'), ('--length=0', 'length is 0'), ('--samples=10', 'samples is'),
         ('--samples=-1', 'samples is -1'), (f'--seed={HUGE}', 'whole number'),
         ('--vocab=99999', 'vocab is 99999'),
-        ('--json={tmp}', 'which is no file'), ('--json=/dev/full', 'which is no file'),
-        ('--json={tmp}/pipe', 'which is no file'), ('--json={tmp}/{long}', 'cannot be a place'),
+        ('--json={tmp}', 'which is not a file'), ('--json=/dev/full', 'which is not a file'),
+        ('--json={tmp}/pipe', 'which is not a file'), ('--json={tmp}/{long}', 'cannot be a path'),
         ('--json={tmp}/no/x.json', 'not a folder that can be written')],
     'tables': [
-        ('--report={tmp}', 'there is no such file'), ('--report={tmp}/pipe', 'it is no file'),
+        ('--report={tmp}', 'there is no such file'), ('--report={tmp}/pipe', 'it is not a file'),
         ('--report={tmp}/list.json', 'it holds a list'), ('--report={tmp}/binary', 'as JSON'),
-        ('--report={tmp}/{long}', 'cannot be a place'), ('--report=~nobody_here', 'be a place'),
+        ('--report={tmp}/{long}', 'cannot be a path'), ('--report=~nobody_here', 'be a path'),
         ('--report={tmp}/empty', 'cannot be read as JSON')],
     'against_mar': [('--repeats=0', 'repeats is 0'), ('--tokens=0', 'tokens is 0'),
                     ('--steps=0', 'steps is 0'), ('--images=-1', 'images is -1'),
@@ -328,8 +328,8 @@ FLAGS = {
         ('--lengths=()', 'lengths is empty'), ('--prefix_share=2', 'prefix_share is 2'),
         ('--temperatures=nan', 'temperatures'), ('--repeats=0', 'repeats is 0')],
     'cspd-convert': [
-        ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'place'),
-        ('--source=~nobody_here/x', 'cannot be a place'), ('--dtype=int4', 'choice'),
+        ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'path'),
+        ('--source=~nobody_here/x', 'cannot be a path'), ('--dtype=int4', 'choice'),
         ('--source={tmp}/none.safetensors', 'there is no such file'), ('--family=gpt', 'gpt'),
         ('--target={tmp}/pipe', '--target is for drafters'), ('--model=c9_xl', 'published'),
         ('--source={tmp}/text.safetensors', 'not a complete safetensors file'),
@@ -372,7 +372,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
 ] + [('train_drafter', '--target'), ('train', '--tokenizer_of')])
 def test_networks_of_another_kind(capfd, folder, name, flag):
   for model, message in (('{tmp}/tokenizer', "'vq'"), ('{tmp}/model.json', 'is no folder'),
-                         ('{tmp}/{long}', 'cannot be a place'), ('{tmp}/pipe', 'is no folder')):
+                         ('{tmp}/{long}', 'cannot be a path'), ('{tmp}/pipe', 'is no folder')):
     refused(capfd, name, [f'{PROGRAMS[name]}={{tmp}}/new', f'{flag}={model}'], message, folder)
 
 

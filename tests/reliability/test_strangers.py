@@ -47,7 +47,7 @@ def test_names_in_a_checkpoint_lead_nowhere(tmp_path, name):
 def test_groups_of_a_checkpoint_are_its_own(tmp_path, name):
   save(tmp_path / 'm', 1)
   _described(tmp_path / 'm', groups=[name] if name != 'arrays' else ['arrays\n'])
-  with pytest.raises(store.CheckpointError, match='is no folder of arrays'):
+  with pytest.raises(store.CheckpointError, match='is not a folder of arrays'):
     store.load(tmp_path / 'm')
 
 

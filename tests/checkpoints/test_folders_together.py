@@ -1,11 +1,11 @@
-"""Folders that take their places together, with every file operation failing in turn."""
+"""Folders that are replaced together, with every file operation failing in turn."""
 
 import json
 import os
 
 import pytest
 
-from cspd_jax.checkpoints import several
+from cspd_jax.checkpoints import folders
 from tests.checkpoints import test_folders
 from tests.reliability import faults
 
@@ -14,8 +14,8 @@ NAMES = ('a', 'b', 'c')
 
 def join(path, text, names=NAMES):
   """Writes the folders and the file that names them."""
-  with several.replacing(path, dict.fromkeys(names, text), test_folders.listed, 'all.json',
-                         lambda: [text, *names]) as new:
+  with folders.replacing_together(path, dict.fromkeys(names, text), test_folders.listed, 'all.json',
+                                  lambda: [text, *names]) as new:
     assert list(new) == list(names)
     for folder in new.values():
       for name in ('x', 'list.json'):
@@ -23,20 +23,20 @@ def join(path, text, names=NAMES):
 
 
 def old(path):
-  """A folder with older ones of two of the names, and a file of the user."""
+  """Creates a folder with two older folders and a file of the user."""
   join(path, 'old', ('a', 'b'))
   (path / 'mine').write_text('"mine"')
 
 
 def content(path):
-  """What all files hold but the lists."""
+  """Returns the content of all files except the lists."""
   names = [os.path.join(folder, name) for folder, _, names in os.walk(path, followlinks=True)
            for name in names if name != 'list.json']
   return {os.path.relpath(name, path): json.loads(open(name).read()) for name in names}
 
 
 def hidden(path):
-  """What is left of work."""
+  """Returns the remains of unfinished work."""
   return [name for name in path.rglob('.*') if not name.name.endswith('.err')]
 
 
@@ -45,11 +45,11 @@ NEW = {'a/x': 'new', 'b/x': 'new', 'c/x': 'new', 'mine': 'mine', 'all.json': ['n
 
 
 def work(path):
-  """What `faults` lets fail."""
+  """Runs under `faults`."""
   join(path, 'new')
 
 
-def test_all_come_to_their_places(tmp_path):
+def test_all_folders_are_replaced(tmp_path):
   old(tmp_path / 'm')
   assert content(tmp_path / 'm') == OLD
   join(tmp_path / 'm', 'new')
@@ -58,15 +58,15 @@ def test_all_come_to_their_places(tmp_path):
 
 
 @pytest.mark.parametrize('where', ['last folder', 'content', 'stranger', 'file'])
-def test_what_fails_leaves_nothing(tmp_path, where):
+def test_a_failure_leaves_nothing(tmp_path, where):
   old(tmp_path / 'm')
 
   def fail():
     raise ValueError('no')
 
   def run(folder, names):
-    with several.replacing(folder, dict.fromkeys(names, 0), test_folders.listed, 'all.json',
-                           fail if where == 'content' else dict) as new:
+    with folders.replacing_together(folder, dict.fromkeys(names, 0), test_folders.listed,
+                                    'all.json', fail if where == 'content' else dict) as new:
       for folder_ in new.values():
         (folder_ / 'list.json').write_text('[]')
       if where == 'last folder':
@@ -74,7 +74,7 @@ def test_what_fails_leaves_nothing(tmp_path, where):
       if where == 'stranger':  # It comes while the folders are written.
         (folder / 'a').mkdir(exist_ok=True)
         (folder / 'a' / 'photo').write_text('1')
-      if where == 'file':  # What is written last cannot be.
+      if where == 'file':  # The last file cannot be written.
         (folder / 'all.json').unlink(missing_ok=True)
         (folder / 'all.json').mkdir()
 
@@ -96,7 +96,7 @@ def test_a_plan_names_nothing_elsewhere(tmp_path):
     (tmp_path / 'm').mkdir(exist_ok=True)
     (tmp_path / 'm' / '.unfinished.json').write_text(json.dumps(plan))
     with pytest.raises(ValueError, match='.unfinished.json is damaged; remove it'):
-      several.recover(tmp_path / 'm', test_folders.listed, 'all.json')
+      folders.recover_together(tmp_path / 'm', test_folders.listed, 'all.json')
   assert not os.listdir(tmp_path / 'other')
 
 
@@ -108,7 +108,7 @@ def test_a_plan_follows_no_links(tmp_path):
   (folder / '.unfinished.json').write_text(
       json.dumps({'folders': ['a'], 'file': 'all.json', 'content': 1}))
   with pytest.raises(ValueError, match='is a link'):
-    several.recover(folder, test_folders.listed, 'all.json')
+    folders.recover_together(folder, test_folders.listed, 'all.json')
   assert other.is_dir() and (tmp_path / '.other.unfinished' / 'new').is_dir()
 
 
@@ -122,7 +122,7 @@ def test_a_fault_at_any_operation_leaves_the_old_or_the_new(tmp_path):
     path = tmp_path / name
     if how == 'raise' and code:  # A full disk.
       assert code == 2 and content(path) == OLD and not hidden(path.parent)
-    several.recover(path, test_folders.listed, 'all.json')
+    folders.recover_together(path, test_folders.listed, 'all.json')
     found[how].append({file: value for file, value in content(path).items() if file[0] != '.'})
     join(path, 'new')
     assert content(path) == NEW and not hidden(path.parent)

@@ -1,0 +1,112 @@
+"""Published tensors that are read when they are used: of safetensors files, or of several files."""
+
+import functools
+import math
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+# By their names in safetensors files.
+_DTYPES = {name: np.dtype(dtype) for name, dtype in {
+    'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
+    'I64': np.int64, 'I32': np.int32, 'I16': np.int16, 'I8': np.int8,
+    'U64': np.uint64, 'U32': np.uint32, 'U16': np.uint16, 'U8': np.uint8, 'BOOL': np.bool_,
+}.items()}
+# The axis that is divided over the files.
+_AXES = {'rows': 0, 'columns': 1}
+
+
+class Tensor:
+  """A tensor that becomes an array by `np.asarray`, which reads it again every time.
+
+  Attributes:
+    shape: its shape.
+    dtype: its dtype.
+    nbytes: bytes of the array.
+  """
+
+  def __init__(self, shape: Sequence[int], dtype: np.dtype, read: Callable[[], np.ndarray]):
+    self.shape, self.dtype, self._read = tuple(shape), dtype, read
+    self.nbytes = math.prod(shape) * dtype.itemsize
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    del copy  # Always a new array.
+    array = self._read()
+    return array if dtype is None else array.astype(dtype)
+
+
+# Everything that has a shape, a dtype and a size, and that `np.asarray` turns into an array.
+AnyTensor = np.ndarray | Tensor
+
+
+def of_safetensors(path: pathlib.Path) -> dict[str, AnyTensor]:
+  """Returns the tensors of a safetensors file by name; only the header is read.
+
+  Raises:
+    safetensors.SafetensorError: if the file is damaged.
+    ValueError: naming a tensor of a dtype that is not supported.
+  """
+  result: dict[str, AnyTensor] = {}
+  with safetensors.safe_open(path, 'numpy') as file:
+    for name in list(file.keys()):  # A file cannot be iterated over in all versions.
+      header = file.get_slice(name)
+      if (dtype := header.get_dtype()) not in _DTYPES:
+        raise ValueError(f'tensor {name} is {dtype}; convert it to one of: {", ".join(_DTYPES)}')
+      result[name] = Tensor(
+          header.get_shape(), _DTYPES[dtype], functools.partial(_read_safetensor, path, name))
+  return result
+
+
+def _read_safetensor(path: pathlib.Path, name: str) -> np.ndarray:
+  # Closing the file frees the pages of it that are in memory.
+  with safetensors.safe_open(path, 'numpy') as file:
+    return file.get_tensor(name)
+
+
+def join(files: Sequence[Mapping[str, AnyTensor]], shares: Mapping[str, str]
+         ) -> dict[str, AnyTensor]:
+  """Joins the tensors of a model-parallel checkpoint, whose files each hold one device's share.
+
+  Args:
+    files: tensors of every file by name, in the order of the devices.
+    shares: what each file holds of a tensor, by a regular expression for its name: 'rows' or
+      'columns' of a matrix, one 'row', or 'all' of it.
+
+  Raises:
+    ValueError: if the files hold different names, parts do not fit together, or `shares` has no
+      pattern for a tensor.
+  """
+  joined: dict[str, AnyTensor] = {}
+  for name in dict.fromkeys(name for file in files for name in file):
+    parts = [file[name] for file in files if name in file]
+    share = next((share for pattern, share in shares.items() if re.fullmatch(pattern, name)), None)
+    if share is None:
+      raise ValueError(f'{name} is not a tensor that is divided over several files')
+    if len(parts) < len(files):
+      raise ValueError(f'{name} is in {len(parts)} of {len(files)} files')
+    axis = _AXES.get(share)
+    others = {(part.dtype, len(part.shape), *np.delete(part.shape, [] if axis is None else axis))
+              for part in parts if axis is None or axis < len(part.shape)}
+    if len(others) != 1:
+      raise ValueError(f'{name} has parts {", ".join(str(part.shape) for part in parts)}, which do '
+                       'not form one tensor')
+    joined[name] = _joined(parts, share)
+  return joined
+
+
+def _joined(parts: Sequence[AnyTensor], share: str) -> Tensor:
+  shape, dtype = list(parts[0].shape), parts[0].dtype
+  if share == 'row':
+    return Tensor([len(parts), *shape], dtype, lambda: np.stack(list(map(np.asarray, parts))))
+  if share == 'all':
+    # Copies that differ in rounding are averaged, as transformers does.
+    return Tensor(shape, dtype, lambda: np.mean(
+        list(map(np.asarray, parts)), axis=0, dtype=np.float32).astype(dtype))
+  axis = _AXES[share]
+  shape[axis] = sum(part.shape[axis] for part in parts)
+  return Tensor(shape, dtype, lambda: np.concatenate(list(map(np.asarray, parts)), axis=axis))
