@@ -159,7 +159,8 @@ def main(flags: Any) -> None:
   target = model.target(guided=False)
   config = neighbours.NeighboursConfig(target.vocab_size, target.num_tokens, target.row_width)
   params, losses = training_lib.fit(
-      config, NeighboursTrainConfig(num_steps=flags.num_steps, seed=flags.seed), tokens, held_out)
+      config, NeighboursTrainConfig(dataclasses.replace(
+          training_lib.OPTIMIZER, num_steps=flags.num_steps, seed=flags.seed)), tokens, held_out)
   print(f'{min(losses):.3f} nats per token of other images; {np.log(target.vocab_size):.3f} before',
         flush=True)
   folder = _output(flags)

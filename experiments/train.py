@@ -3,6 +3,7 @@
   python -m experiments.train --config=configs/train/demo.py --workdir=runs/train_demo
   python -m experiments.train --config=configs/train/mar_demo.py --workdir=runs/train_mar_demo \\
       --stage=tokenizer
+  python -m experiments.train --config=configs/train/demo.py --smoke --workdir=runs/smoke
 
 The stages are tokenizer, target and draft (after tokenising crops with it), eval (report.json and
 pictures) and export (a model folder that `cspd_jax.load` reads); --stage=all, the default, does
@@ -23,7 +24,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import locks, paths, store
 from cspd_jax.generation import report as report_lib
-from cspd_jax.training import loop
+from cspd_jax.training import loop, smoke
 from experiments import cli
 from experiments.cli import training
 from experiments.demo_models import photos, pictures, stages
@@ -37,11 +38,14 @@ class Flags:
     workdir: folder for checkpoints, metrics, pictures and the report.
     stage: what to do; a stage continues or reuses what earlier ones left in the work folder.
     export: folder of the finished model; if none, export in the work folder.
+    smoke: replaces the networks by tiny ones, with a few steps and images: all stages in about a
+      minute.
   """
 
   workdir: str = 'runs/train'
   stage: Literal['all', 'tokenizer', 'target', 'draft', 'eval', 'export'] = 'all'
   export: str | None = None
+  smoke: bool = False
 
 
 def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathlib.Path) -> None:
@@ -92,6 +96,8 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
 @cli.program(config='configs/train/demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
+  if flags.smoke:
+    recipe = smoke.smoke(recipe.small())
   workdir = paths.folder('workdir', flags.workdir)
   export = training.export_place(flags.export, workdir)
   families.check_place(export, recipe.family, {role: role for role in ('tokenizer',

@@ -14,7 +14,7 @@ the rates by place.
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
-from cspd_jax.training.plain import PlainTrainConfig
+from cspd_jax.training.optimizer import OptimizerConfig
 
 
 def get_config() -> CorrectorRecipe:
@@ -23,5 +23,6 @@ def get_config() -> CorrectorRecipe:
       drafter=EagleConfig(
           num_tokens=256, row_width=16, dim=192, num_heads=3, ffn_dim=512, vocab_size=1024,
           norm_eps=1e-5, num_layers=2, correction_dim=192),
-      plain=PlainTrainConfig(),
-      train=CorrectorTrainConfig(num_steps=1400, learning_rate=5e-4))
+      plain=OptimizerConfig(num_steps=1200, warmup_steps=50),
+      train=CorrectorTrainConfig(OptimizerConfig(
+          num_steps=1400, batch_size=8, learning_rate=5e-4, warmup_steps=50)))

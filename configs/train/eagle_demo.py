@@ -13,6 +13,7 @@ first: 0.23, 0.21, 0.22, 0.22).
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.drafter_recipe import DrafterRecipe
+from cspd_jax.training.optimizer import OptimizerConfig
 
 
 def get_config() -> DrafterRecipe:
@@ -22,5 +23,6 @@ def get_config() -> DrafterRecipe:
           num_tokens=256, row_width=16, dim=192, num_heads=3, ffn_dim=512, vocab_size=1024,
           norm_eps=1e-5),
       train=DrafterTrainConfig(
-          num_steps=1600, batch_size=8, learning_rate=4e-3, distribution_weight=0.2),
+          OptimizerConfig(num_steps=1600, batch_size=8, learning_rate=4e-3),
+          distribution_weight=0.2),
       num_train_images=2048)

@@ -14,11 +14,13 @@ first: 0.16, 0.13, 0.11, 0.10).
 from cspd_jax.models.medusa import MedusaConfig
 from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.drafter_recipe import DrafterRecipe
+from cspd_jax.training.optimizer import OptimizerConfig
 
 
 def get_config() -> DrafterRecipe:
   """The recipe."""
   return DrafterRecipe(
       drafter=MedusaConfig(num_heads=4, dim=192, vocab_size=1024),
-      train=DrafterTrainConfig(num_steps=600, batch_size=8, learning_rate=2e-3, warmup_steps=50),
+      train=DrafterTrainConfig(OptimizerConfig(
+          num_steps=600, batch_size=8, learning_rate=2e-3, warmup_steps=50)),
       num_train_images=2048)

@@ -12,27 +12,26 @@ later ones, which follow their neighbours. Of 24 images of blue and orange, or r
 and flowers at guidance scale 3 with the 50 most probable tokens, all had the tint.
 """
 
+from configs.train import demo
 from cspd_jax.models.early_fusion import EarlyFusionConfig
-from cspd_jax.models.vq import VQConfig
+from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import text_recipe
 from experiments.demo_models.autoregressive import ARTrainConfig
 from experiments.demo_models.text_recipe import TextRecipe
-from experiments.demo_models.vq import VQTrainConfig
 
 
 def get_config() -> TextRecipe:
   """The recipe."""
-  tokenizer = VQConfig(
-      ch=32, ch_mult=(1, 1, 2), num_res_blocks=1, z_channels=64, codebook_size=1024)
-  shared = dict(height=16, width=16, **text_recipe.vocabulary(tokenizer.codebook_size))
+  shipped = demo.get_config()
+  shared = dict(height=16, width=16, **text_recipe.vocabulary(shipped.tokenizer.codebook_size))
   return TextRecipe(
-      tokenizer=tokenizer,
-      tokenizer_train=VQTrainConfig(num_steps=5000, batch_size=4, learning_rate=1e-3),
-      tokenizer_of='demo',
+      tokenizer=shipped.tokenizer, tokenizer_train=shipped.tokenizer_train, tokenizer_of='demo',
       target=EarlyFusionConfig(dim=192, num_layers=6, num_heads=3, ffn_dim=512, **shared),
-      target_train=ARTrainConfig(num_steps=1800, batch_size=8, learning_rate=1.5e-3),
+      target_train=ARTrainConfig(OptimizerConfig(
+          num_steps=1800, batch_size=8, learning_rate=1.5e-3, weight_decay=0.05)),
       draft=EarlyFusionConfig(dim=128, num_layers=2, num_heads=2, ffn_dim=384, **shared),
-      draft_train=ARTrainConfig(num_steps=800, batch_size=8, learning_rate=2e-3),
+      draft_train=ARTrainConfig(OptimizerConfig(
+          num_steps=800, batch_size=8, learning_rate=2e-3, weight_decay=0.05)),
       guidance_scale=3.0,
       top_k=50,
   )

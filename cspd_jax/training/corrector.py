@@ -22,6 +22,7 @@ from cspd_jax.decoding.drafters import small_network
 from cspd_jax.models import eagle
 from cspd_jax.training import plain as plain_lib, state as state_lib
 from cspd_jax.training.drafter import Teacher
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 from cspd_jax.training.windows import Windows
 
@@ -37,8 +38,7 @@ class CorrectorTrainConfig:
   """Optimisation of a corrector.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: images per step.
+    optimizer: configuration of the optimiser.
     windows_per_image: rounds of each of them.
     passes: reads of the new window.
     guidance_scales: one of them is drawn per step.
@@ -46,28 +46,17 @@ class CorrectorTrainConfig:
       places that are reached.
     plain_weight: weight of its divergence from what the network says of the images alone, without
       a window to correct; right behind a changed token there is little else to go by.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
-    weight_decay: of AdamW, on matrices only.
-    ema_decay: of the moving average, whose parameters are the result.
-    seed: of the order of the images and their rounds.
   """
 
-  num_steps: int = 1500
-  batch_size: int = 8
+  optimizer: OptimizerConfig = OptimizerConfig(num_steps=1500, batch_size=8, warmup_steps=50)
   windows_per_image: int = 6
   passes: int = 3
   guidance_scales: tuple[float, ...] = (2.0,)
   divergence_weight: float = 0.5
   plain_weight: float = 5.0
-  learning_rate: float = 1e-3
-  warmup_steps: int = 50
-  weight_decay: float = 0.01
-  ema_decay: float = 0.99
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(
+    fields.check(
         self, guidance_scales=fields.FINITE, divergence_weight=fields.NOT_NEGATIVE,
         plain_weight=fields.NOT_NEGATIVE)
     if not self.guidance_scales:
@@ -96,8 +85,8 @@ class Batch(NamedTuple):
 
 def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, index: int) -> Batch:
   """The batch of step number `index`; `conditions` has one row per image."""
-  rng = np.random.default_rng((train.seed, index))
-  images = rng.choice(len(windows.tokens), train.batch_size, replace=False)
+  rng = np.random.default_rng((train.optimizer.seed, index))
+  images = rng.choice(len(windows.tokens), train.optimizer.batch_size, replace=False)
   open_ = windows.accepted[images] >= 0
   rounds = np.stack([
       rng.choice(np.flatnonzero(row), train.windows_per_image,
@@ -254,7 +243,7 @@ def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.E
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, target_params, teacher, batch)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, train.optimizer), metrics
 
 
 def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,

@@ -28,7 +28,7 @@ from cspd_jax.training import (
   windows,
 )
 from cspd_jax.training.corrector import CorrectorTrainConfig
-from cspd_jax.training.plain import PlainTrainConfig
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.windows import Windows
 
 Params = Any
@@ -59,7 +59,7 @@ class CorrectorRecipe:
   """
 
   drafter: eagle.EagleConfig
-  plain: PlainTrainConfig
+  plain: OptimizerConfig
   train: CorrectorTrainConfig
   target: str = 'demo'
   prompts: str | None = None
@@ -99,12 +99,12 @@ def check(recipe: CorrectorRecipe, model: Any) -> None:
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain, such as with '
                      'tree=chain().')
   fewest = min(recipe.num_train_images, recipe.num_held_out_images)
-  if recipe.train.batch_size > fewest:
-    raise ValueError(f'train.batch_size is {recipe.train.batch_size}; with these numbers of images '
-                     f'it must be 1 to {fewest}.')
-  if recipe.plain.batch_size > recipe.num_plain_images:
-    raise ValueError(f'plain.batch_size is {recipe.plain.batch_size}; with these numbers of images '
-                     f'it must be 1 to {recipe.num_plain_images}.')
+  for name, size, most in (
+      ('train.optimizer', recipe.train.optimizer.batch_size, fewest),
+      ('plain', recipe.plain.batch_size, recipe.num_plain_images)):
+    if size > most:
+      raise ValueError(f'{name}.batch_size is {size}; with these numbers of images it must be from '
+                       f'1 to {most}.')
 
 
 def recorded(recipe: CorrectorRecipe, model: Any, split: str, workdir: pathlib.Path
@@ -176,7 +176,7 @@ def train_plain(recipe: CorrectorRecipe, model: Any, params: Params, workdir: pa
       lambda state, batch, frozen: plain.step(
           state, batch, frozen, recipe.drafter, settings, teacher), donate_argnums=0)
   return loop.run(
-      state_lib.start(params, state_lib.optimizer(settings), averaged=True),
+      state_lib.start(params, settings),
       lambda state, batch: step(state, batch, model.params), batch_of,
       num_steps=settings.num_steps, batch_size=settings.batch_size, workdir=workdir, name='plain',
       log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every).average
@@ -206,7 +206,7 @@ def train(recipe: CorrectorRecipe, model: Any, workdir: pathlib.Path
       splits[split][0], conditions[split], settings, index)
 
   def evaluate(params):
-    count = max(1, recipe.num_held_out_images // settings.batch_size)
+    count = max(1, recipe.num_held_out_images // settings.optimizer.batch_size)
     return loop.mean_metrics([
         compiled_measure(params, model.params, batch_of('held_out', i)) for i in range(count)])
 
@@ -214,10 +214,10 @@ def train(recipe: CorrectorRecipe, model: Any, workdir: pathlib.Path
   before = {f'before_{name}': value for name, value in evaluate(params).items()}
   params = train_plain(recipe, model, params, workdir)
   state = loop.run(
-      state_lib.start(params, state_lib.optimizer(settings), averaged=True),
+      state_lib.start(params, settings.optimizer),
       lambda state, batch: compiled_step(state, batch, model.params),
-      lambda index: batch_of('train', index), num_steps=settings.num_steps,
-      batch_size=settings.batch_size, workdir=workdir, name='corrector',
+      lambda index: batch_of('train', index), num_steps=settings.optimizer.num_steps,
+      batch_size=settings.optimizer.batch_size, workdir=workdir, name='corrector',
       log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every,
       evaluate=lambda state: evaluate(state.average), evaluate_every=recipe.evaluate_every)
   return state.average, before | evaluate(state.average)

@@ -22,6 +22,7 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import eagle, medusa
 from cspd_jax.models.ends import Ends
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 
 Params = Any
@@ -45,11 +46,7 @@ class DrafterTrainConfig:
   """Optimisation of a drafter.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: images per step.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
-    weight_decay: of AdamW, on matrices only.
+    optimizer: configuration of the optimiser.
     drop_rate: probability that an image's features are those of the null condition.
     distribution_weight: EAGLE: weight of the cross-entropy of distributions beside the regression
       of features.
@@ -58,27 +55,19 @@ class DrafterTrainConfig:
     head_decay: Medusa: weight of a head relative to the one before.
     labels: Medusa: 'probs' for the target's distributions along the images, or 'tokens' for their
       tokens.
-    ema_decay: of the moving average, once it has run for a while.
-    seed: of the parameters, the order of the images, the noise and the dropped conditions.
   """
 
-  num_steps: int = 2000
-  batch_size: int = 16
-  learning_rate: float = 1e-3
-  warmup_steps: int = 100
-  weight_decay: float = 0.01
+  optimizer: OptimizerConfig = OptimizerConfig()
   drop_rate: float = 0.1
   distribution_weight: float = 0.1
   noise: float = 0.1
   head_decay: float = 0.8
   labels: Literal['probs', 'tokens'] = 'probs'
-  ema_decay: float = 0.99
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(
-        self, distribution_weight=fields.NOT_NEGATIVE, noise=fields.NOT_NEGATIVE,
-        head_decay=fields.NOT_NEGATIVE)
+    fields.check(
+        self, drop_rate=fields.SHARES, distribution_weight=fields.NOT_NEGATIVE,
+        noise=fields.NOT_NEGATIVE, head_decay=fields.NOT_NEGATIVE)
 
 
 def init(config: DrafterConfig, train: DrafterTrainConfig, ends: Ends, target_params: Params,
@@ -87,14 +76,14 @@ def init(config: DrafterConfig, train: DrafterTrainConfig, ends: Ends, target_pa
   if isinstance(config, medusa.MedusaConfig):
     params = medusa.from_target(ends, target_params, config)
   else:
-    params = eagle.init(config, jax.random.key(train.seed))
+    params = eagle.init(config, jax.random.key(train.optimizer.seed))
     # Features have numbers around 1 and embeddings far smaller ones; both should count.
     embedding = eagle.embed(
         eagle.attach(target_params, params), config, ends, jnp.arange(config.vocab_size))
     kernel = params['fc']['kernel']
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(embedding)))
     params['fc']['kernel'] = kernel.at[:config.dim].multiply(scale)
-  return state_lib.start(params, state_lib.optimizer(train), averaged=True)
+  return state_lib.start(params, train.optimizer)
 
 
 def eagle_loss(
@@ -178,7 +167,7 @@ def step(
   """
   tokens, condition = batch
   drop_key, noise_key = jax.random.split(
-      jax.random.fold_in(jax.random.key(train.seed + 1), state.step))
+      jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step))
   drop = jax.random.bernoulli(drop_key, train.drop_rate, tokens.shape[:1])
   logits, features = teacher.forward(target_params, condition, tokens, drop)
   probs = jax.nn.softmax(logits)
@@ -191,7 +180,7 @@ def step(
 
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, train.optimizer), metrics
 
 
 def measure(

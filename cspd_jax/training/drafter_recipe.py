@@ -183,6 +183,7 @@ def train(
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
   shown = lambda batch: (batch[0], samples.pick(conditions, batch[1]))
   config, train_config, target = recipe.drafter, recipe.train, teacher(model)
+  optimizer = train_config.optimizer
   # The target is an argument: as a constant it would be compiled into the program.
   compiled_step = jax.jit(
       lambda state, batch, frozen: drafter_lib.step(
@@ -201,9 +202,8 @@ def train(
   state = loop.run(
       drafter_lib.init(config, train_config, target.ends, model.params),
       lambda state, batch: compiled_step(state, shown(batch), model.params),
-      lambda index: loop.batch_of(
-          tokens, labels, train_config.seed, index, train_config.batch_size),
-      num_steps=train_config.num_steps, batch_size=train_config.batch_size, workdir=workdir,
+      lambda index: loop.batch_of(tokens, labels, optimizer.seed, index, optimizer.batch_size),
+      num_steps=optimizer.num_steps, batch_size=optimizer.batch_size, workdir=workdir,
       name=recipe.kind, log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every,
       evaluate=evaluate, evaluate_every=recipe.evaluate_every)
   return state.average, evaluate(state)

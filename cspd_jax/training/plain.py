@@ -3,7 +3,6 @@
 What `training.corrector` begins with: a step is cheap, for no windows are read.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -14,37 +13,12 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import eagle
 from cspd_jax.training import state as state_lib
 from cspd_jax.training.drafter import Teacher
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 
 Params = Any
 # Below this a probability does not matter, and its logarithm would.
 _TINY = 1e-20
-
-
-@dataclasses.dataclass(frozen=True)
-class PlainTrainConfig:
-  """Optimisation on whole images, before there are windows.
-
-  Attributes:
-    num_steps: optimiser steps.
-    batch_size: images per step.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
-    weight_decay: of AdamW, on matrices only.
-    ema_decay: of the moving average, whose parameters are the result.
-    seed: of the order of the images.
-  """
-
-  num_steps: int = 1200
-  batch_size: int = 16
-  learning_rate: float = 1e-3
-  warmup_steps: int = 50
-  weight_decay: float = 0.01
-  ema_decay: float = 0.99
-  seed: int = 0
-
-  def __post_init__(self):
-    state_lib.check(self)
 
 
 def loss(params: Params, config: eagle.EagleConfig, target_params: Params, teacher: Teacher,
@@ -81,13 +55,13 @@ def loss(params: Params, config: eagle.EagleConfig, target_params: Params, teach
 
 def step(
     state: TrainState, batch: tuple[jax.Array, Any, jax.Array], target_params: Params,
-    config: eagle.EagleConfig, train: PlainTrainConfig, teacher: Teacher,
+    config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One step of `loss` on tokens, condition and guidance scale; jit like `step`."""
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, target_params, teacher, *batch)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, optimizer), metrics
 
 
 def asked(target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any,

@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from cspd_jax.core import fields
 from cspd_jax.models import early_fusion, llamagen
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 
 Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
@@ -27,35 +29,23 @@ class ARTrainConfig:
   """Optimisation of an autoregressive model.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: images per step.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
-    weight_decay: of AdamW, on matrices only.
+    optimizer: configuration of the optimiser.
     drop_rate: probability that an image's condition is replaced by the null class, or by the
       second stream.
-    ema_decay: of the moving average, once it has run for a while.
-    seed: of the parameters, the order of the images and the dropped conditions.
   """
 
-  num_steps: int = 2000
-  batch_size: int = 16
-  learning_rate: float = 1e-3
-  warmup_steps: int = 100
-  weight_decay: float = 0.05
+  optimizer: OptimizerConfig = OptimizerConfig(weight_decay=0.05)
   drop_rate: float = 0.1
-  ema_decay: float = 0.99
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(self)
+    fields.check(self, drop_rate=fields.SHARES)
 
 
 def init(config: Config, train: ARTrainConfig) -> TrainState:
   """The state before the first step."""
   model = early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
-  params = model.init(config, jax.random.key(train.seed))
-  return state_lib.start(params, state_lib.optimizer(train), averaged=True)
+  params = model.init(config, jax.random.key(train.optimizer.seed))
+  return state_lib.start(params, train.optimizer)
 
 
 def logits(
@@ -121,7 +111,7 @@ def step(
     The next state and the scalar metrics 'loss' (nats per token) and 'grad_norm'.
   """
   tokens, condition = batch
-  key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
+  key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step)
   drop_mask = jax.random.bernoulli(key, train.drop_rate, tokens.shape[:1])
 
   def loss(params):
@@ -129,7 +119,7 @@ def step(
 
   value, grads = jax.value_and_grad(loss)(state.params)
   metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, train.optimizer), metrics
 
 
 def part(arrays: Any, start: int, count: int) -> Any:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from cspd_jax.core import fields
 from cspd_jax.models import kl_vae
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 from experiments.demo_models import reconstruction
 
@@ -24,32 +25,23 @@ class KLVAETrainConfig:
   """Optimisation of a tokenizer.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: crops per step.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
+    optimizer: configuration of the optimiser.
     gradient_weight: weight of the error of pixel differences.
     kl_weight: weight of the mean KL divergence of a latent's channel, in nats.
-    seed: of the parameters, the crops and the latents.
   """
 
-  num_steps: int = 4000
-  batch_size: int = 4
-  learning_rate: float = 1e-3
-  warmup_steps: int = 100
+  optimizer: OptimizerConfig = reconstruction.OPTIMIZER
   gradient_weight: float = 0.5
   kl_weight: float = 3e-4
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(
-        self, gradient_weight=fields.NOT_NEGATIVE, kl_weight=fields.NOT_NEGATIVE)
+    fields.check(self, gradient_weight=fields.NOT_NEGATIVE, kl_weight=fields.NOT_NEGATIVE)
 
 
 def init(config: kl_vae.KLVAEConfig, train: KLVAETrainConfig) -> TrainState:
   """The state before the first step."""
-  params = kl_vae.init(config, jax.random.key(train.seed))
-  return state_lib.start(params, reconstruction.optimizer(train))
+  params = kl_vae.init(config, jax.random.key(train.optimizer.seed))
+  return state_lib.start(params, train.optimizer)
 
 
 def loss(
@@ -91,7 +83,7 @@ def step(
   Returns:
     The next state and the scalar metrics 'loss', 'l1', 'psnr' and 'kl'.
   """
-  key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
+  key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step)
   (total, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, images, key)
-  return state_lib.update(state, grads, reconstruction.optimizer(train)), {'loss': total, **metrics}
+  return state_lib.update(state, grads, train.optimizer), {'loss': total, **metrics}

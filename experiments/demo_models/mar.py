@@ -25,6 +25,7 @@ from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.core import fields
 from cspd_jax.models import mar
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 
 
@@ -33,12 +34,8 @@ class MARTrainConfig:
   """Optimisation of a MAR model; the defaults are the published ones where there are any.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: images per step.
-    learning_rate: rate after the warm-up.
-    warmup_steps: steps of linear warm-up.
-    cooldown_steps: steps at the end over which the rate falls to 0.
-    weight_decay: of AdamW, on the transformer's matrices and tables only.
+    optimizer: configuration of the optimiser; weight decay is on the transformer's matrices and
+      tables only.
     dropout: rate in the transformer.
     min_hidden: least share of the tokens that is hidden; the share is normal around 1, cut to
       what lies from here to 1.
@@ -54,16 +51,10 @@ class MARTrainConfig:
     sine_positions: whether the tables of positions start as sines and cosines of row and column.
       From the published start, almost zero, a short training learns what an image's colours are,
       and not which tokens are neighbours.
-    ema_decay: of the moving average, once it has run for a while.
-    seed: of the parameters and of everything a step draws.
   """
 
-  num_steps: int = 2000
-  batch_size: int = 16
-  learning_rate: float = 1e-4
-  warmup_steps: int = 100
-  cooldown_steps: int = 0
-  weight_decay: float = 0.02
+  optimizer: OptimizerConfig = OptimizerConfig(
+      learning_rate=1e-4, cooldown_steps=0, weight_decay=0.02, max_norm=3.0, ema_decay=0.9999)
   dropout: float = 0.1
   min_hidden: float = 0.7
   hidden_deviation: float = 0.25
@@ -72,16 +63,11 @@ class MARTrainConfig:
   last_share: float = 0.0
   last_weight: float = 1.0
   sine_positions: bool = False
-  ema_decay: float = 0.9999
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(
-        self, min_hidden=fields.BELOW_1, dropout=fields.BELOW_1, last_share=fields.SHARES,
-        cooldown_steps=(0, fields.MOST))
-    if self.cooldown_steps > self.num_steps:
-      raise ValueError(f'cooldown_steps is {self.cooldown_steps}; it must be from 0 to num_steps, '
-                       f'{self.num_steps}.')
+    fields.check(
+        self, min_hidden=fields.BELOW_1, dropout=fields.BELOW_1, drop_rate=fields.SHARES,
+        last_share=fields.SHARES)
 
 
 class Draws(NamedTuple):
@@ -212,11 +198,6 @@ def loss(
   return mse + vlb + (last_weight - 1) * last, metrics
 
 
-def _optimizer(train: MARTrainConfig) -> optax.GradientTransformation:
-  return state_lib.optimizer(
-      train, cooldown_steps=train.cooldown_steps, clip=3.0, decayed=_decayed)
-
-
 def _decayed(params: Any) -> Any:
   """Which parameters decay: not the head's, and no biases or norms."""
   return jax.tree_util.tree_map_with_path(
@@ -238,12 +219,12 @@ def _sines(config: mar.MARConfig) -> np.ndarray:
 
 def init(config: mar.MARConfig, train: MARTrainConfig) -> TrainState:
   """The state before the first step."""
-  params = mar.init(config, jax.random.key(train.seed))
+  params = mar.init(config, jax.random.key(train.optimizer.seed))
   if train.sine_positions:
     sines = _sines(config)
     for table in ('encoder_positions', 'decoder_positions', 'z_positions'):
       params[table] = params[table].at[:, -config.num_tokens:].set(sines)
-  return state_lib.start(params, _optimizer(train), averaged=True)
+  return state_lib.start(params, train.optimizer, decayed=_decayed)
 
 
 def step(
@@ -264,7 +245,7 @@ def step(
     The next state and the scalar metrics 'loss', those of `loss`, and 'grad_norm'.
   """
   tokens, labels = batch
-  key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
+  key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step)
   draw_key, dropout_key = jax.random.split(key)
   draws = draw(draw_key, tokens.shape, train)
   run = lambda params: loss(params, config, tokens, labels, draws,
@@ -272,4 +253,4 @@ def step(
                             dropout_key=dropout_key)
   (value, terms), grads = jax.value_and_grad(run, has_aux=True)(state.params)
   metrics = {'loss': value, **terms, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, _optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, train.optimizer, decayed=_decayed), metrics

@@ -60,18 +60,29 @@ class MARRecipe(stages.Stages):
           'width': side // config.patch_size, 'num_classes': len(photos_lib.NAMES),
           'token_dim': self.tokenizer.z_channels * config.patch_size**2})
 
+  def small(self) -> 'MARRecipe':
+    """See `stages.Stages`."""
+    tokenizer = kl_vae.KLVAEConfig(
+        ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, scale=1.0)
+    model = mar.MARConfig(
+        height=2, width=2, token_dim=16, patch_size=2, dim=16, num_layers=1, num_heads=1,
+        head_width=16, head_layers=1, num_classes=len(photos_lib.NAMES), buffer_size=2)
+    return dataclasses.replace(self, tokenizer=tokenizer, target=model, draft=model,
+                               tokenizer_of=None, image_size=8)
+
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
     """See `stages.Stages`."""
     config, train = self.tokenizer, self.tokenizer_train
-    crops = lambda seed, index, split: self.crops(seed, index, split, train.batch_size)[0]
+    optimizer = train.optimizer
+    crops = lambda seed, index, split: self.crops(seed, index, split, optimizer.batch_size)[0]
     held_out = [crops(self.seed, index, 'held_out') for index in range(4)]
     compiled_loss = jax.jit(lambda params, images: kl_vae_training.loss(
         params, config, train, images, jax.random.key(self.seed))[1])
     state = self.train(
         'tokenizer', kl_vae_training.init(config, train),
         loop.jit_step(kl_vae_training.step, config, train),
-        lambda index: crops(train.seed, index, 'train'), train.num_steps, train.batch_size,
-        workdir, lambda state: [compiled_loss(state.params, images) for images in held_out])
+        lambda index: crops(optimizer.seed, index, 'train'), optimizer, workdir,
+        lambda state: [compiled_loss(state.params, images) for images in held_out])
     return state.params
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
@@ -89,9 +100,10 @@ class MARRecipe(stages.Stages):
                   workdir: pathlib.Path) -> Any:
     """See `stages.Stages`."""
     config, train = getattr(self, role), getattr(self, f'{role}_train')
+    optimizer = train.optimizer
     scale = scaled_tokenizer(self, data).scale
     draw = lambda split, index: batch_of(
-        config, *data[split], scale, train.seed, index, train.batch_size)
+        config, *data[split], scale, optimizer.seed, index, optimizer.batch_size)
     held_out = [draw('held_out', index) for index in range(4)]
     compiled_loss = jax.jit(lambda params, batch, key: mar_training.loss(
         params, config, batch[0], batch[1], mar_training.draw(key, batch[0].shape, train))[1])
@@ -103,7 +115,7 @@ class MARRecipe(stages.Stages):
 
     state = self.train(
         role, mar_training.init(config, train), loop.jit_step(mar_training.step, config, train),
-        lambda index: draw('train', index), train.num_steps, train.batch_size, workdir, measure)
+        lambda index: draw('train', index), optimizer, workdir, measure)
     return state.average
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],

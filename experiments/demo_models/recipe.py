@@ -21,6 +21,10 @@ from experiments.demo_models import (
 from experiments.demo_models.autoregressive import ARTrainConfig
 from experiments.demo_models.vq import VQTrainConfig
 
+# The tokenizer of `Stages.small`: 4x4 tokens per crop of 8x8 pixels.
+SMALL_TOKENIZER = vq.VQConfig(
+    ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=32, codebook_dim=4)
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenRecipe(stages.Stages):
@@ -53,7 +57,8 @@ class TokenRecipe(stages.Stages):
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
     """See `stages.Stages`."""
     config, train = self.tokenizer, self.tokenizer_train
-    crops = lambda seed, index, split: self.crops(seed, index, split, train.batch_size)[0]
+    optimizer = train.optimizer
+    crops = lambda seed, index, split: self.crops(seed, index, split, optimizer.batch_size)[0]
     held_out = [crops(self.seed, index, 'held_out') for index in range(4)]
     compiled_loss = jax.jit(
         lambda params, images: vq_training.loss(params, config, train, images)[1])
@@ -64,8 +69,7 @@ class TokenRecipe(stages.Stages):
 
     state = self.train(
         'vq', vq_training.init(config, train), loop.jit_step(vq_training.step, config, train),
-        lambda index: crops(train.seed, index, 'train'), train.num_steps, train.batch_size,
-        workdir, measure)
+        lambda index: crops(optimizer.seed, index, 'train'), optimizer, workdir, measure)
     return state.params
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
@@ -78,8 +82,9 @@ class TokenRecipe(stages.Stages):
                   workdir: pathlib.Path) -> Any:
     """See `stages.Stages`."""
     config, train = getattr(self, role), getattr(self, f'{role}_train')
+    optimizer = train.optimizer
     tokens, conditions = self.sequences(data['train'])
-    measured, size = self.sequences(data['held_out']), train.batch_size
+    measured, size = self.sequences(data['held_out']), optimizer.batch_size
     held_out = [autoregressive.part(measured, i, size)
                 for i in range(0, min(4 * size, self.num_held_out_images), size)]
     nll = jax.jit(lambda params, tokens, condition: autoregressive.nll(
@@ -88,8 +93,8 @@ class TokenRecipe(stages.Stages):
         role, autoregressive.init(config, train),
         loop.jit_step(autoregressive.step, config, train),
         lambda index: loop.batch_of(
-            tokens, conditions, train.seed, index, train.batch_size),
-        train.num_steps, train.batch_size, workdir,
+            tokens, conditions, optimizer.seed, index, optimizer.batch_size),
+        optimizer, workdir,
         lambda state: [{'nll': nll(state.average, *batch)} for batch in held_out])
     return state.average
 
@@ -138,6 +143,14 @@ class Recipe(TokenRecipe):
               'num_classes': len(photos_lib.NAMES)}
     for role in stages.MODELS:
       stages.check_model(role, getattr(self, role), wanted)
+
+  def small(self) -> 'Recipe':
+    """See `stages.Stages`."""
+    model = llamagen.LlamaGenConfig(
+        height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
+        vocab_size=SMALL_TOKENIZER.codebook_size, num_classes=len(photos_lib.NAMES))
+    return dataclasses.replace(self, tokenizer=SMALL_TOKENIZER, target=model, draft=model,
+                               tokenizer_of=None, image_size=8)
 
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, np.ndarray]:
     """The tokens and labels of the images; see `TokenRecipe`."""

@@ -1,17 +1,13 @@
 """What the tokenizers' training steps share: the error of their images, and the optimiser."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import optax
 
-from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 
-
-def optimizer(train: Any) -> optax.GradientTransformation:
-  """The tokenizers' optimiser, without weight decay; `train` holds their settings."""
-  return state_lib.optimizer(train, b2=0.99)
+# Tokenizers have no weight decay and no moving average.
+OPTIMIZER = OptimizerConfig(
+    num_steps=5000, batch_size=4, weight_decay=0.0, b2=0.99, ema_decay=None)
 
 
 def error(

@@ -13,6 +13,7 @@ from absl import logging
 from cspd_jax.checkpoints import files, reading
 from cspd_jax.core import fields
 from cspd_jax.training import loop
+from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import photos as photos_lib
 
 # Crops that the encoder reads at once.
@@ -81,6 +82,10 @@ class Stages(abc.ABC):
   def defaults(self) -> dict[str, Any]:
     """What suits the exported model; see `generation.Model.defaults`."""
     return {'dtype': 'float32', 'guidance_scale': self.guidance_scale}
+
+  @abc.abstractmethod
+  def small(self) -> 'Stages':
+    """Returns the recipe with tiny networks of its kind, for crops of 8x8 pixels."""
 
   @abc.abstractmethod
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
@@ -154,7 +159,7 @@ class Stages(abc.ABC):
     return self.crops(self.seed + 1, 0, 'held_out', self.num_held_out_images)
 
   def train(self, name: str, state: Any, step: Callable, batch: Callable[[int], Any],
-            num_steps: int, batch_size: int, workdir: pathlib.Path,
+            optimizer: OptimizerConfig, workdir: pathlib.Path,
             evaluate: Callable[[Any], list[Mapping[str, Any]]]) -> Any:
     """Trains in `workdir` or continues; returns the last state.
 
@@ -163,8 +168,7 @@ class Stages(abc.ABC):
       state: the state before the first step.
       step: see `loop.run`.
       batch: see `loop.run`.
-      num_steps: see `loop.run`.
-      batch_size: see `loop.run`.
+      optimizer: configuration of the optimiser, for the steps and the batch size.
       workdir: the folder of the run.
       evaluate: held-out metrics of a state, one dictionary per batch.
     """
@@ -173,8 +177,9 @@ class Stages(abc.ABC):
       return {f'held_out_{key}': value for key, value in means.items()}
 
     return loop.run(
-        state, step, batch, num_steps=num_steps, batch_size=batch_size, workdir=workdir, name=name,
-        log_every=self.log_every, checkpoint_every=self.checkpoint_every, evaluate=held_out,
+        state, step, batch, num_steps=optimizer.num_steps, batch_size=optimizer.batch_size,
+        workdir=workdir, name=name, log_every=self.log_every,
+        checkpoint_every=self.checkpoint_every, evaluate=held_out,
         evaluate_every=self.evaluate_every)
 
   def encoded(self, path: pathlib.Path, name: str, split: str,

@@ -44,6 +44,14 @@ class TextRecipe(recipe.TokenRecipe):
     for role in stages.MODELS:
       stages.check_model(role, getattr(self, role), wanted)
 
+  def small(self) -> 'TextRecipe':
+    """See `stages.Stages`."""
+    model = early_fusion.EarlyFusionConfig(
+        height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
+        **vocabulary(recipe.SMALL_TOKENIZER.codebook_size))
+    return dataclasses.replace(self, tokenizer=recipe.SMALL_TOKENIZER, target=model, draft=model,
+                               tokenizer_of=None, image_size=8)
+
   @property
   def metadata(self) -> dict[str, Any]:
     """See `stages.Stages`."""

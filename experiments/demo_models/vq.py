@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from cspd_jax.core import fields
 from cspd_jax.models import vq
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 from experiments.demo_models import reconstruction
 
@@ -24,24 +25,17 @@ class VQTrainConfig:
   """Optimisation of a tokenizer.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: crops per step.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
+    optimizer: configuration of the optimiser.
     gradient_weight: weight of the error of pixel differences.
     codebook_weight: weight of the codebook term.
     commitment_weight: weight of the commitment term.
     quantize_from: first step with quantisation; before it a plain autoencoder spreads its latents.
     restart_every: steps between restarts of unused codebook vectors.
-    restart_until: fraction of `num_steps` after which vectors are no longer restarted.
+    restart_until: fraction of the steps after which vectors are no longer restarted.
     restart_below: usage, relative to uniform use, below which a vector counts as unused.
-    seed: of the parameters, the crops and the restarts.
   """
 
-  num_steps: int = 5000
-  batch_size: int = 4
-  learning_rate: float = 1e-3
-  warmup_steps: int = 100
+  optimizer: OptimizerConfig = reconstruction.OPTIMIZER
   gradient_weight: float = 0.5
   codebook_weight: float = 1.0
   commitment_weight: float = 0.25
@@ -49,10 +43,9 @@ class VQTrainConfig:
   restart_every: int = 50
   restart_until: float = 0.7
   restart_below: float = 0.05
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(
+    fields.check(
         self, gradient_weight=fields.NOT_NEGATIVE, codebook_weight=fields.NOT_NEGATIVE,
         commitment_weight=fields.NOT_NEGATIVE, quantize_from=(0, fields.MOST),
         restart_until=fields.SHARES, restart_below=fields.NOT_NEGATIVE)
@@ -63,9 +56,8 @@ def init(config: vq.VQConfig, train: VQTrainConfig) -> TrainState:
 
   Its `extra` is the running use of every codebook vector, `[codebook_size]`; 1 is uniform use.
   """
-  params = vq.init(config, jax.random.key(train.seed))
-  return state_lib.start(
-      params, reconstruction.optimizer(train), extra=jnp.zeros(config.codebook_size))
+  params = vq.init(config, jax.random.key(train.optimizer.seed))
+  return state_lib.start(params, train.optimizer, extra=jnp.zeros(config.codebook_size))
 
 
 def loss(
@@ -117,7 +109,7 @@ def step(
   """
   (total, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, images, state.step >= train.quantize_from)
-  following = state_lib.update(state, grads, reconstruction.optimizer(train))
+  following = state_lib.update(state, grads, train.optimizer)
   usage = _update_usage(state.extra, parts['indices'])
   params, usage = _restart(state.step, following.params, usage, parts['latents'], train)
   metrics = {'loss': total, 'l1': parts['l1'], 'psnr': parts['psnr'],
@@ -135,11 +127,11 @@ def _update_usage(usage: jax.Array, indices: jax.Array) -> jax.Array:
 def _restart(at, params, usage, latents, train):
   """Moves unused vectors onto random latents; at `quantize_from`, all of them."""
   pool = latents.reshape(-1, latents.shape[-1])
-  key = jax.random.fold_in(jax.random.key(train.seed + 1), at)
+  key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), at)
   picks = pool[jax.random.randint(key, usage.shape, 0, pool.shape[0])]
   first = at == train.quantize_from - 1
   due = (at > train.quantize_from) & (at % train.restart_every == 0)
-  due &= at < train.restart_until * train.num_steps
+  due &= at < train.restart_until * train.optimizer.num_steps
   unused = first | (due & (usage < train.restart_below))
   old = params['codebook']['embedding']
   embedding = jnp.where(unused[:, None], picks.astype(old.dtype), old)

@@ -19,11 +19,13 @@ import pytest
 from cspd_jax.checkpoints import files, locks
 from cspd_jax.generation.report import Report
 from cspd_jax.training import loop, steps
+from cspd_jax.training.optimizer import OptimizerConfig
 from experiments import cli
 from experiments.demo_models import stages
 from tests.reliability import damage, faults
 
 STEPS = 6
+OPTIMIZER = OptimizerConfig(num_steps=STEPS, batch_size=1)
 
 
 class State(NamedTuple):
@@ -60,7 +62,7 @@ def work(workdir):
 
     state = RECIPE.train(
         'net', State(np.int32(0), np.ones(50, np.float32)), step,
-        lambda index: np.float32(tokens[index]), STEPS, 1, workdir, lambda state: [{'nll': 1.0}])
+        lambda index: np.float32(tokens[index]), OPTIMIZER, workdir, lambda state: [{'nll': 1.0}])
     report = Report(workdir, ['rows.csv'])
     files.write(report.path('rows.csv'), b'x')
     report.write(settings={}, rows=[dict(value=float(state.value[0]))])
@@ -208,11 +210,23 @@ def test_states_keep_numbers_of_every_kind(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, found, state)
 
 
+# A small recipe of many steps, which --smoke would make few.
+_LONG = """
+from configs.train import demo
+from cspd_jax.training import smoke
+
+
+def get_config():
+  return smoke.smoke(demo.get_config().small())
+"""
+
+
 @pytest.mark.slow
 def test_ctrl_c_and_the_same_command_again(tmp_path):
   pytest.importorskip('skimage')
-  command = [sys.executable, '-m', 'experiments.train', '--config=configs/train/demo_smoke.py',
-             '--stage=tokenizer', '--tokenizer_train.num_steps=2000']
+  (tmp_path / 'long.py').write_text(_LONG)
+  command = [sys.executable, '-m', 'experiments.train', f'--config={tmp_path}/long.py',
+             '--stage=tokenizer', '--tokenizer_train.optimizer.num_steps=2000']
   first = subprocess.Popen([*command, f'--workdir={tmp_path}/run'], stderr=subprocess.PIPE,
                            text=True)
   for line in first.stderr:
@@ -235,8 +249,9 @@ def test_a_full_disk_is_told_of_at_once(tmp_path):
              'from experiments import train; sys.exit(train.main(sys.argv))')
   began = time.time()
   done = subprocess.run(
-      [sys.executable, '-c', limited, '--config=configs/train/demo_smoke.py', '--stage=tokenizer',
-       f'--workdir={tmp_path}/run'], env=os.environ | {'JAX_ENABLE_COMPILATION_CACHE': 'false'},
+      [sys.executable, '-c', limited, '--config=configs/train/demo.py', '--smoke',
+       '--stage=tokenizer', f'--workdir={tmp_path}/run'],
+      env=os.environ | {'JAX_ENABLE_COMPILATION_CACHE': 'false'},
       capture_output=True, text=True, check=False)
   assert done.returncode == 2 and time.time() - began < 200
   assert done.stderr.splitlines()[-1].startswith('error: File too large')
