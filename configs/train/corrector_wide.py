@@ -1,4 +1,4 @@
-"""A corrector for the second target (configs/train/wide.py), without an EAGLE network before it.
+"""A corrector for the second target (configs/train/wide.py), without a pretrained EAGLE network.
 
   python -m experiments.train_drafter --config=configs/train/corrector_wide.py \\
       --workdir=runs/corrector_wide
@@ -11,7 +11,7 @@ from cspd_jax.training.optimizer import OptimizerConfig
 
 
 def get_config() -> CorrectorRecipe:
-  """The recipe."""
+  """Returns the recipe."""
   return CorrectorRecipe(
       drafter=EagleConfig(
           num_tokens=576, row_width=24, dim=128, num_heads=2, ffn_dim=384, vocab_size=1024,

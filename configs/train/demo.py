@@ -2,8 +2,8 @@
 
   python -m experiments.train --config=configs/train/demo.py --workdir=runs/train_demo
 
-The settings that made cspd_jax/assets, stage by stage (tokenizer, draft model, target). On two CPU
-cores, shared with other work: tokenizer 23 minutes, tokens 2, target 40, draft 2, report and
+The configuration of the tokenizer, target and draft model in cspd_jax/assets/demo. On two CPU
+cores, shared with other work: tokenizer 23 minutes, tokens 2, target 40, draft model 2, report and
 pictures 1.
 
 Result on the held-out parts of the photographs: reconstructions of 29.2 dB, all 1024 codes in use,
@@ -20,7 +20,7 @@ from experiments.demo_models.vq import VQTrainConfig
 
 
 def get_config() -> Recipe:
-  """The recipe."""
+  """Returns the recipe."""
   tokenizer = VQConfig(
       ch=32, ch_mult=(1, 1, 2), num_res_blocks=1, z_channels=64, codebook_size=1024)
   shared = dict(vocab_size=tokenizer.codebook_size, num_classes=len(photos.NAMES))

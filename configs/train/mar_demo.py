@@ -2,7 +2,7 @@
 
   python -m experiments.train --config=configs/train/mar_demo.py --workdir=runs/train_mar_demo
 
-The settings that made the MAR models in cspd_jax/assets, stage by stage. On two CPU cores:
+The configuration of the MAR models in cspd_jax/assets/mar_demo. On two CPU cores:
 tokenizer 11 minutes, target 55, draft model 11, report and pictures 1.
 
 Result on the held-out parts of the photographs: reconstructions of 29.1 dB; squared error of the
@@ -22,14 +22,14 @@ from experiments.demo_models.mar_recipe import MARRecipe
 
 
 def get_config() -> MARRecipe:
-  """The recipe."""
+  """Returns the recipe."""
   tokenizer = KLVAEConfig(
       ch=32, ch_mult=(1, 1, 2), num_res_blocks=1, z_channels=4, scale=1.0)
   shared = dict(
       height=8, width=8, token_dim=16, patch_size=2, num_classes=len(photos.NAMES), buffer_size=8)
-  # The published recipe relies on hundreds of epochs of a million images. With a few thousand steps
-  # of few images, neighbours are learnt from masks that leave some in sight and from tables that
-  # say where they are.
+  # The published recipe relies on hundreds of epochs of a million images. In a few thousand steps on
+  # few images, the model learns the dependence on adjacent tokens only from masks that leave some
+  # of them visible, and with position tables that start as sines and cosines.
   optimizer = OptimizerConfig(
       num_steps=9000, batch_size=24, weight_decay=0.02, max_norm=3.0, ema_decay=0.998)
   train = MARTrainConfig(

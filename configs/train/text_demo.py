@@ -1,15 +1,15 @@
-"""The shipped model of prompts in words: the photographs and crops of `demo`, with captions.
+"""The shipped text-conditioned models: the photographs and crops of `demo`, with captions.
 
   python -m experiments.train --config=configs/train/text_demo.py --workdir=runs/train_text_demo
 
-The settings that made cspd_jax/assets/text_demo; its image tokenizer is the one of `demo`. A step
-of the target takes 1.1 s on one CPU core that nothing else uses; beside other work on it, the
-shipped run took 57 minutes for the target and 26 for the draft model.
+The configuration of cspd_jax/assets/text_demo; its image tokenizer is the one of `demo`. A step of
+the target takes 1.1 s on one CPU core without other work. The shipped run, shared with other work,
+took 57 minutes for the target and 26 for the draft model.
 
 Result on the held-out parts of the photographs: target 3.75 bits per token (median entropy of its
-distributions 4.1), draft model 4.09. The prompt is worth 1.1 bits of the first token and little of
-later ones, which follow their neighbours. Of 24 images of blue and orange, or red, cats, retinas
-and flowers at guidance scale 3 with the 50 most probable tokens, all had the tint.
+distributions 4.1), draft model 4.09. The prompt reduces the entropy of the first token by 1.1 bits
+and that of later tokens, which depend on their neighbours, by little. All of 24 images of blue and
+orange, or red, cats, retinas and flowers (guidance scale 3, top-k 50) had the requested tint.
 """
 
 from configs.train import demo
@@ -21,7 +21,7 @@ from experiments.demo_models.text_recipe import TextRecipe
 
 
 def get_config() -> TextRecipe:
-  """The recipe."""
+  """Returns the recipe."""
   shipped = demo.get_config()
   shared = dict(height=16, width=16, **text_recipe.vocabulary(shipped.tokenizer.codebook_size))
   return TextRecipe(

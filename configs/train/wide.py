@@ -2,7 +2,7 @@
 
   python -m experiments.train --config=configs/train/wide.py --workdir=runs/wide
 
-It is not shipped. It shows that what the shipped model shows does not rest on its size.
+It is not shipped. It shows that the results on the shipped model do not depend on its size.
 """
 
 from configs.train import demo
@@ -13,7 +13,7 @@ from experiments.demo_models.recipe import Recipe
 
 
 def get_config() -> Recipe:
-  """The recipe."""
+  """Returns the recipe."""
   shipped = demo.get_config()
   shared = dict(height=24, width=24, vocab_size=shipped.target.vocab_size,
                 num_classes=shipped.target.num_classes)

@@ -1,4 +1,7 @@
-"""Fits the neighbours corrector to images that a target has sampled; a minute on two cores."""
+"""Training of the neighbours corrector on images sampled from a target.
+
+It takes about a minute on two CPU cores.
+"""
 
 import dataclasses
 from typing import Any
@@ -16,18 +19,20 @@ from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 
 Params = Any
+
+# The optimiser that suits the shipped correctors.
 OPTIMIZER = OptimizerConfig(
     num_steps=1500, learning_rate=2e-3, warmup_steps=50, weight_decay=0.05)
 
 
 @dataclasses.dataclass(frozen=True)
 class NeighboursTrainConfig:
-  """Optimisation of the network.
+  """Configuration of the training.
 
   Attributes:
     optimizer: configuration of the optimiser; `num_steps` is an upper bound.
-    evaluate_every: steps between looks at the held-out images.
-    patience: looks without a better result after which it stops.
+    evaluate_every: steps between evaluations on the held-out images.
+    patience: number of evaluations without a better result after which training stops.
   """
 
   optimizer: OptimizerConfig = OPTIMIZER
@@ -40,17 +45,17 @@ class NeighboursTrainConfig:
 
 def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, tokens: np.ndarray,
         held_out: np.ndarray) -> tuple[Params, list[float]]:
-  """Fits the network with early stopping.
+  """Trains the network with early stopping.
 
   Args:
-    config: its sizes.
-    train: the optimisation.
-    tokens: `[N, T]` int32, images that the target has sampled.
-    held_out: `[M, T]` others.
+    config: configuration of the network.
+    train: configuration of the training.
+    tokens: `[N, T]` int32, images sampled from the target.
+    held_out: `[M, T]` int32, further images sampled from the target.
 
   Returns:
-    The parameters that were best on the held-out images, and their loss (nats per token) at every
-    look.
+    The parameters with the lowest loss on the held-out images, and that loss in nats per token at
+    every evaluation.
   """
   optimizer = train.optimizer
   state = state_lib.start(neighbours.init(config, jax.random.key(optimizer.seed)), optimizer)
@@ -65,7 +70,7 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
     losses.append(float(np.mean([
         loss(state.average, held_out[i:i + optimizer.batch_size])
         for i in range(0, len(held_out) - optimizer.batch_size + 1, optimizer.batch_size)])))
-    logging.info('step %d: %.4f nats per token of other images', index + 1, losses[-1])
+    logging.info('step %d: %.4f nats per token of the held-out images', index + 1, losses[-1])
     if losses[-1] == min(losses):
       best = jax.tree.map(jnp.copy, state.average)
     elif len(losses) - 1 - int(np.argmin(losses)) >= train.patience:
@@ -74,7 +79,7 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
 
 
 def nll(params: Params, config: neighbours.NeighboursConfig, tokens: jax.Array) -> jax.Array:
-  """Mean negative log-likelihood of images `[B, T]`, nats per token."""
+  """Computes the mean negative log-likelihood of images `[B, T]` in nats per token."""
   positions = jnp.broadcast_to(jnp.arange(config.num_tokens), tokens.shape)
   log_probs = jax.nn.log_softmax(neighbours.logits(params, config, tokens, positions))
   return -jnp.mean(jnp.take_along_axis(log_probs, tokens[..., None], axis=-1))

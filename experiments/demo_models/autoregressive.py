@@ -1,10 +1,9 @@
-"""Training step of an autoregressive model on token sequences: LlamaGen's, or an early-fusion one.
+"""Training step of an autoregressive model of image tokens: LlamaGen or early fusion.
 
-Cross-entropy of every token given the condition and the tokens before it; tokens that the grammar
-forces have none. For some images the condition is replaced by the null class or the second stream,
-which is what guidance needs (Ho & Salimans, Classifier-Free Diffusion Guidance, 2021). AdamW with
-warm-up and a cosine schedule; the shipped parameters are an exponential moving average over the
-steps.
+The loss is the cross-entropy of every token given the condition and the tokens before it, except
+for tokens that the grammar forces. For some images the condition is replaced by the null class or
+the second stream, as classifier-free guidance requires (Ho & Salimans, Classifier-Free Diffusion
+Guidance, 2021). The result of the training is the moving average of the parameters.
 """
 
 import dataclasses
@@ -26,12 +25,12 @@ Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
 
 @dataclasses.dataclass(frozen=True)
 class ARTrainConfig:
-  """Optimisation of an autoregressive model.
+  """Configuration of an autoregressive model's training.
 
   Attributes:
     optimizer: configuration of the optimiser.
-    drop_rate: probability that an image's condition is replaced by the null class, or by the
-      second stream.
+    drop_rate: probability that an image's condition is replaced by the null class or the second
+      stream.
   """
 
   optimizer: OptimizerConfig = OptimizerConfig(weight_decay=0.05)
@@ -42,7 +41,7 @@ class ARTrainConfig:
 
 
 def init(config: Config, train: ARTrainConfig) -> TrainState:
-  """The state before the first step."""
+  """Returns the state before the first step."""
   model = early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
   params = model.init(config, jax.random.key(train.optimizer.seed))
   return state_lib.start(params, train.optimizer)
@@ -51,21 +50,21 @@ def init(config: Config, train: ARTrainConfig) -> TrainState:
 def logits(
     params: Any, config: Config, condition: Any, tokens: jax.Array, drop_mask: jax.Array,
 ) -> jax.Array:
-  """Next-token logits `[B, T, V]` of whole images `[B, T]`.
+  """Returns the next-token logits `[B, T, V]` of whole images.
 
   Args:
     params: parameters of the model.
-    config: its sizes, which say what it is.
+    config: configuration of the model; its class determines the network.
     condition: labels `[B]`, or a `causal.Prompt` of two streams.
-    tokens: `[B, T]`.
-    drop_mask: `[B]` bool; True takes the null class, or the second stream.
+    tokens: `[B, T]` image tokens.
+    drop_mask: `[B]` bool; True for the null class or the second stream.
   """
   model = early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
   return model.logits_and_features(params, config, condition, tokens, drop_mask)[0]
 
 
 def is_free(config: Config) -> np.ndarray:
-  """Which tokens of an image `[T]` no grammar forces, bool."""
+  """Returns `[T]` bool, False for tokens that the grammar forces."""
   positions = np.arange(config.num_tokens)
   if not isinstance(config, early_fusion.EarlyFusionConfig):
     return np.ones(positions.shape, bool)
@@ -80,17 +79,25 @@ def nll(
     condition: Any,
     drop_mask: jax.Array | None = None,
 ) -> jax.Array:
-  """Negative log-likelihood `[B, F]` in nats of the free ones among the tokens `[B, T]`.
+  """Computes the negative log-likelihood of the tokens that the grammar does not force.
 
-  Where `drop_mask` `[B]` is True the condition is replaced by the null class, or the second stream.
+  Args:
+    params: parameters of the model.
+    config: configuration of the model.
+    tokens: `[B, T]` image tokens.
+    condition: condition of the images; see `logits`.
+    drop_mask: see `logits`; None drops no condition.
+
+  Returns:
+    `[B, F]` in nats, for the `F` free tokens.
   """
   if drop_mask is None:
     drop_mask = jnp.zeros(tokens.shape[:1], bool)
   free = np.flatnonzero(is_free(config))
-  found = logits(params, config, condition, tokens, drop_mask)
+  all_logits = logits(params, config, condition, tokens, drop_mask)
   if len(free) < tokens.shape[1]:
-    found, tokens = found[:, free], tokens[:, free]
-  return optax.softmax_cross_entropy_with_integer_labels(found, tokens)
+    all_logits, tokens = all_logits[:, free], tokens[:, free]
+  return optax.softmax_cross_entropy_with_integer_labels(all_logits, tokens)
 
 
 def step(
@@ -99,13 +106,13 @@ def step(
     config: Config,
     train: ARTrainConfig,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimiser step; jit with `config` and `train` static.
+  """Does one optimiser step; jit with `config` and `train` static.
 
   Args:
-    state: the state to start from.
+    state: state before the step.
     batch: tokens `[B, T]` int32 and the condition of every image.
-    config: the model's sizes.
-    train: the optimisation.
+    config: configuration of the model.
+    train: configuration of the training.
 
   Returns:
     The next state and the scalar metrics 'loss' (nats per token) and 'grad_norm'.
@@ -123,7 +130,5 @@ def step(
 
 
 def part(arrays: Any, start: int, count: int) -> Any:
-  """Entries `start .. start + count - 1` of every leaf, or those that there are."""
+  """Returns at most `count` entries of every leaf, from entry `start` on."""
   return jax.tree.map(lambda leaf: leaf[start:start + count], arrays)
-
-

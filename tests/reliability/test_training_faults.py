@@ -53,8 +53,8 @@ def work(workdir):
   """What training programs do to their folder."""
   with locks.hold(workdir):
     loop.remember(RECIPE, workdir)
-    tokens, _ = RECIPE.encoded(workdir / 'tokens_train.npz', 'tokens', 'train',
-                               lambda images: images[:, 0, 0, 0].astype(np.int32))
+    tokens, _ = RECIPE.encode_crops(workdir / 'tokens_train.npz', 'tokens', 'train',
+                                    lambda images: images[:, 0, 0, 0].astype(np.int32))
 
     def step(state, batch):
       value = np.float32(0.5) * state.value + batch
@@ -155,7 +155,7 @@ def test_states_of_something_else_are_refused(tmp_path):
   with pytest.raises(ValueError, match=r"holds float32\[50\] as 'value' instead of float32\[5, 10"):
     steps.restore(tmp_path / 'run' / 'net', other)
   (tmp_path / 'run' / 'net' / '4').mkdir()
-  with pytest.raises(ValueError, match='perhaps one of an earlier version'):
+  with pytest.raises(ValueError, match='perhaps a checkpoint of an earlier version'):
     work(tmp_path / 'run')
 
 

@@ -205,7 +205,7 @@ def test_accepted_length():
 
 def test_rounds_behind_the_end_are_not_taken(met):
   _, found = met
-  few = windows.joined([windows.Windows(*(part[:3] for part in found)), windows.Windows(
+  few = windows.concatenate([windows.Windows(*(part[:3] for part in found)), windows.Windows(
       *(part[3:] if name == 'tokens' else part[3:, :-1]
         for name, part in zip(found._fields, found)))])
   assert few.first.shape == found.first.shape and few.accepted[3:, -1].max() == -1
