@@ -3,13 +3,12 @@
   python -m experiments.fit_head_drafter --model=checkpoints/mar_b --guidance_scale=2.9
   python -m experiments.fit_head_drafter --model=checkpoints/mar_b --overwrite
 
-The drafter of `exact_head` guesses the head's next outputs from its last one; one number per noise
-level says how. They are fitted by least squares on a few hundred ordinary chains of the model, to
-outputs one or several levels away. Of these fits and the default numbers, the ones that take fewest
-head calls on other images are stored with a copy of the target in --output, which takes the place
-of the model's own: `cspd_jax.load(model, target=output)`. With --overwrite they are stored in the
-model's own folder instead. They decide about speed only: the distribution of the images is the
-same with any numbers.
+The drafter of `exact_head` predicts the head's next outputs from its last one, with one coefficient
+rho per noise level. The coefficients are fitted by least squares on a few hundred chains of the
+model, to outputs one or several levels away. Of these fits and the default, the one with the fewest
+head calls on other images is stored with a copy of the target in --output:
+`cspd_jax.load(model, target=output)`. With --overwrite it is stored in the model's own folder
+instead. The coefficients affect the speed only, not the distribution of the images.
 """
 
 import dataclasses
@@ -26,23 +25,23 @@ from cspd_jax.checkpoints import paths, store
 from cspd_jax.continuous import blend, schedule as schedule_lib, specification
 from cspd_jax.core import fields
 
-# Images that chains are recorded from together, and images that the head calls are counted on.
-_RECORDED, _COUNTED = 64, 8
+# Images per recorded batch, and number of images for counting head calls.
+_RECORD_BATCH, _NUM_COUNTED = 64, 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """What to fit.
+  """Model, folders and options of the fit.
 
   Attributes:
     model: a shipped model of continuous tokens, or a folder.
     output: folder for the copy of the target.
-    overwrite: stores the numbers in the model's own folder, and makes no copy.
-    guidance_scale: of the fit with guidance; the model's own if none.
+    overwrite: stores the coefficients in the model's own folder, without a copy.
+    guidance_scale: guidance scale of the fit with guidance; the model's default if none.
     num_chains: chains to fit on, at least 32.
-    kernels_per_call: of the decoder to fit for, at least 2.
-    num_iter: autoregressive steps of the images that the chains are taken from.
-    seed: of the chains.
+    kernels_per_call: kernels per head call of the decoder to fit for, at least 2.
+    num_iter: autoregressive steps of the images whose chains are recorded.
+    seed: seed of the chains.
   """
 
   model: str = 'mar_demo'
@@ -66,12 +65,12 @@ def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
     The model in float32, and the folder of its target.
 
   Raises:
-    ValueError: for anything that cannot work.
+    ValueError: for an invalid flag or combination of flags.
   """
   model = cspd_jax.load(flags.model, dtype='float32')
   if model.engine.name != 'continuous':
-    raise ValueError(f'model is {flags.model!r}, whose tokens are discrete; give one of continuous '
-                     'tokens.')
+    raise ValueError(f'model is {flags.model!r}, whose tokens are discrete; use a model of '
+                     'continuous tokens.')
   for text in _texts(flags):
     model.decoder(text, guided=False)
   if flags.guidance_scale is not None and not (
@@ -79,26 +78,30 @@ def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
     raise ValueError(f'guidance_scale is {flags.guidance_scale}; it must be finite and not 1.')
   target = families.part_folder(flags.model, 'target')
   if flags.overwrite and target.is_relative_to(store.ASSETS):
-    raise ValueError(f'overwrite is true, but {flags.model!r} comes with the package, which stays '
-                     'as it is; leave it out.')
+    raise ValueError(f'overwrite is true, but {flags.model!r} comes with the package, which is not '
+                     'modified; omit it and use output.')
   folder = paths.find('model', flags.model).resolve()
   if flags.overwrite and not target.resolve().is_relative_to(folder):
     raise ValueError(f'overwrite is true, but the target of {flags.model!r} is in {target}, '
-                     'outside of it; give the folder of that target as the model, or an output.')
+                     'outside of it; use the folder of that target as model, or use output.')
   if not flags.overwrite and paths.folder('output', flags.output).exists():
-    raise ValueError(f'output is {flags.output!r}, which exists; give another folder.')
+    raise ValueError(f'output is {flags.output!r}, which exists; use another folder.')
   return model, target
 
 
 def _texts(flags: Flags) -> tuple[str, str]:
-  """The decoder that chains are recorded from, and the one that is fitted for."""
+  """Returns the decoder that records the chains, and the decoder to fit for."""
   return (f'mar(num_iter={flags.num_iter})',
           f'exact_head(kernels_per_call={flags.kernels_per_call})')
 
 
 def fit(model: cspd_jax.Model, flags: Flags, guided: bool
         ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-  """By name, blends to choose from and the head calls per token with each of them."""
+  """Fits coefficients and counts the head calls with them.
+
+  Returns:
+    Coefficients `[levels]` by name of the fit, and the head calls per token by the same names.
+  """
   plain, speculative = _texts(flags)
   scale = flags.guidance_scale or float(model.sampling().guidance_scale)
   sampling = model.sampling(guidance_scale=scale if guided else 1.0)
@@ -107,7 +110,7 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
       model.prompts[i % len(model.prompts)] for i in range(num)])
   record = jax.jit(lambda params, condition, key: blend.record(
       decoder, params, condition, key, sampling))
-  num = min(flags.num_chains, _RECORDED)
+  num = min(flags.num_chains, _RECORD_BATCH)
   parts = [record(model.params, condition(num), jax.random.key(flags.seed + i))
            for i in range(-(-flags.num_chains // num))]
   chains = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
@@ -115,13 +118,14 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
   blends = {'default': blend.default_rho(schedule)} | {
       f'fitted to {reach} levels': blend.fit_rho(schedule, chains, reach)
       for reach in sorted({1, 2, 4, flags.kernels_per_call})}
-  # One token per row and step: calls of a row by itself. Other images than those of the fit.
+  # Other images than those of the fit, and head calls per row, as at batch size 1.
   calls = {}
   for name, rho in blends.items():
     run = jax.jit(specification.build(
         speculative, model.target(guided=guided),
         specification.Resources(rho=lambda _, rho=rho: rho)))
-    decoded = run(model.params, condition(_COUNTED), jax.random.key(flags.seed + 2**20), sampling)
+    decoded = run(model.params, condition(_NUM_COUNTED), jax.random.key(flags.seed + 2**20),
+                  sampling)
     calls[name] = float(decoded.costs.head_calls.sum() / decoded.order.size)
   return blends, calls
 
@@ -142,9 +146,9 @@ def main(flags: Any) -> None:
     store.annotate(target, blend.describe_rho(schedule, *best))
     print(f'stored in {target}')
     return
-  found = store.load(target)
-  store.save(flags.output, found.kind, found.config, found.params,
-                  extra=found.metadata | blend.describe_rho(schedule, *best))
+  loaded = store.load(target)
+  store.save(flags.output, loaded.kind, loaded.config, loaded.params,
+             extra=loaded.metadata | blend.describe_rho(schedule, *best))
   print(f'stored in {flags.output}, a copy of the target: '
         f'cspd_jax.load({flags.model!r}, target={flags.output!r})')
 

@@ -1,13 +1,14 @@
-"""Trains a tokenizer, a target and a draft model on the embedded photographs, and exports them.
+"""Trains a tokenizer, a target and a draft model on the packaged photographs, and exports them.
 
   python -m experiments.train --config=configs/train/demo.py --workdir=runs/train_demo
   python -m experiments.train --config=configs/train/mar_demo.py --workdir=runs/train_mar_demo \\
       --stage=tokenizer
+  python -m experiments.train --config=configs/train/demo.py --smoke --workdir=runs/smoke
 
-The stages are tokenizer, target and draft (after tokenising crops with it), eval (report.json and
-pictures) and export (a model folder that `cspd_jax.load` reads); --stage=all, the default, does
-them in this order. A stopped run continues when the command is repeated, to the same result. The
-folder remembers its configuration and refuses another one.
+The stages are tokenizer, target and draft (both on crops that the tokenizer has tokenised), eval
+(report.json and pictures) and export (a model folder that `cspd_jax.load` reads); --stage=all, the
+default, does all of them. A stopped run continues when the command is repeated, to the same result.
+The folder stores its configuration and refuses another one.
 """
 
 import dataclasses
@@ -24,64 +25,67 @@ from cspd_jax import cli, families
 from cspd_jax.checkpoints import files, paths, store
 from cspd_jax.cli import training
 from cspd_jax.generation import report as report_lib
-from cspd_jax.training import loop
+from cspd_jax.training import loop, smoke
 from experiments.demo_models import photos, pictures, stages
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """What to do, and where.
+  """Stage and folders of a run.
 
   Attributes:
     workdir: folder for checkpoints, metrics, pictures and the report.
-    stage: what to do; a stage continues or reuses what earlier ones left in the work folder.
-    export: folder of the finished model; if none, export in the work folder.
+    stage: stage to run; it continues or reuses the results of earlier runs in the work folder.
+    export: folder of the exported model; if none, export in the work folder.
+    smoke: trains tiny networks for a few steps on a few images: all stages in about a minute.
   """
 
   workdir: str = 'runs/train'
   stage: Literal['all', 'tokenizer', 'target', 'draft', 'eval', 'export'] = 'all'
   export: str | None = None
+  smoke: bool = False
 
 
 def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathlib.Path) -> None:
-  """Does one stage, or all of them."""
-  wanted = {'tokenizer', *stages.MODELS, 'eval', 'export'} if stage == 'all' else {stage}
+  """Runs one stage or all of them."""
+  selected = {'tokenizer', *stages.MODELS, 'eval', 'export'} if stage == 'all' else {stage}
   tokenizer = tokenizer_of(recipe, workdir)
-  if wanted == {'tokenizer'}:
+  if selected == {'tokenizer'}:
     return
   data = {split: recipe.tokenize(tokenizer, split, workdir) for split in photos.SPLITS}
   models = {role: recipe.train_model(role, data, workdir) for role in stages.MODELS
-            if wanted & {role, 'eval', 'export'}}
-  if 'export' in wanted:
+            if selected & {role, 'eval', 'export'}}
+  if 'export' in selected:
     _export(recipe, recipe.networks(tokenizer, models, data), export)
-  if 'eval' in wanted:
-    figures = recipe.figures(tokenizer, models, data)
+  if 'eval' in selected:
+    metrics = recipe.metrics(tokenizer, models, data)
     report = report_lib.Report(workdir, pictures.NAMES)
     pictures.write(recipe, tokenizer, models, data, report)
     report.write(settings=dataclasses.asdict(recipe),
-                 rows=[dict(network=role, **found) for role, found in figures.items()])
-    logging.info('report: %s', json.dumps(figures))
+                 rows=[dict(network=role, **values) for role, values in metrics.items()])
+    logging.info('report: %s', json.dumps(metrics))
 
 
 def tokenizer_of(recipe: stages.Stages, workdir: pathlib.Path) -> Any:
-  """Parameters of the tokenizer that the recipe names, or of one that is trained in `workdir`.
+  """Returns the parameters of the tokenizer of `recipe.tokenizer_of`, or trains one in `workdir`.
 
   Raises:
-    ValueError: if the model that it names has none of these sizes.
+    ValueError: if the model `recipe.tokenizer_of` has no tokenizer of the recipe's configuration.
   """
   if recipe.tokenizer_of is None:
     return recipe.train_tokenizer(workdir)
-  found = cspd_jax.load(recipe.tokenizer_of).tokenizer
-  if found is None or found.config != recipe.tokenizer:
+  tokenizer = cspd_jax.load(recipe.tokenizer_of).tokenizer
+  if tokenizer is None or tokenizer.config != recipe.tokenizer:
     raise ValueError(
         f'tokenizer_of is {recipe.tokenizer_of!r}, which has '
-        f'{"no tokenizer" if found is None else found.config}; the recipe has {recipe.tokenizer}.')
-  return found.params
+        f'{"no tokenizer" if tokenizer is None else tokenizer.config}; it must be a model with '
+        f'{recipe.tokenizer}, or None.')
+  return tokenizer.params
 
 
 def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
             folder: pathlib.Path) -> None:
-  """Writes the model with its networks in bfloat16."""
+  """Writes the model folder, with its networks in bfloat16."""
   for role, network in networks.items():
     store.save(folder / role, *network, dtype=jnp.bfloat16, extra=recipe.metadata)
     training.log_size(folder / role)
@@ -91,6 +95,8 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
 @cli.command(config='configs/train/demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
+  if flags.smoke:
+    recipe = smoke.smoke(recipe.small())
   workdir = paths.folder('workdir', flags.workdir)
   export = training.export_place(flags.export, workdir)
   families.check_place(export, recipe.family, {role: role for role in ('tokenizer',
@@ -98,7 +104,7 @@ def main(recipe: Any, flags: Any) -> None:
   report_lib.check(workdir, pictures.NAMES)
   photos.load()
   if recipe.tokenizer_of is not None:
-    tokenizer_of(recipe, workdir)  # Says what is wrong with it before anything is written.
+    tokenizer_of(recipe, workdir)  # Raises its errors before anything is written.
   with files.hold(workdir):
     loop.remember(recipe, workdir)
     training.log_progress()

@@ -1,4 +1,4 @@
-"""What training programs share."""
+"""Checks and log messages of the training programs."""
 
 import pathlib
 from typing import Any
@@ -9,33 +9,33 @@ from cspd_jax.checkpoints import paths
 
 
 def check_kind(recipe: Any, kind: type | tuple[type, ...], example: str) -> None:
-  """Raises ValueError unless a configuration is a recipe of this kind, or one of these."""
+  """Raises ValueError unless a configuration is a recipe of this class, or one of these classes."""
   if not isinstance(recipe, kind):
-    raise ValueError(f'--config gives a {type(recipe).__name__}; this program takes a recipe like '
-                     f'{example}.')
+    raise ValueError(f'--config returns a {type(recipe).__name__}; this program requires a recipe '
+                     f'like {example}.')
 
 
 def export_place(export: str | None, workdir: pathlib.Path) -> pathlib.Path:
-  """The folder for what was trained: `export`, or the one of this name in the work folder.
+  """Returns the folder of the exported networks: `export`, or `workdir/export` if it is None.
 
   Raises:
-    ValueError: if it cannot be written, or the latter is a link: it may be of a stranger, and lead
-      to another model, which would be replaced.
+    ValueError: if the folder cannot be written, or `workdir/export` is a link: someone else may
+      have placed it, and the model in its target would be replaced.
   """
   if export is None and (workdir / 'export').is_symlink():
-    raise ValueError(f'workdir is {str(workdir)!r}, where export is a link; remove it, or give '
+    raise ValueError(f'workdir is {str(workdir)!r}, where export is a link; remove it, or pass '
                      'the folder as export.')
   return paths.folder('export', export or workdir / 'export')
 
 
 def log_progress() -> None:
-  """Shows the lines that tell how far a run is."""
+  """Shows the log lines of the progress."""
   logging.set_verbosity(logging.INFO)
-  # Orbax reports every file it touches at this level.
+  # Orbax logs every file at this level.
   logging.get_absl_logger().addFilter(lambda record: 'orbax' not in record.pathname)
 
 
 def log_size(folder: pathlib.Path) -> None:
-  """Tells that a folder was written, and how large it is."""
+  """Logs that a folder was written, and its size."""
   size = sum(file.stat().st_size for file in folder.rglob('*') if file.is_file())
   logging.info('wrote %s, %.2f MB', folder, size / 1e6)

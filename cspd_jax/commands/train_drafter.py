@@ -22,7 +22,7 @@ from cspd_jax import cli
 from cspd_jax.checkpoints import files, paths, store
 from cspd_jax.cli import training
 from cspd_jax.generation import report as report_lib
-from cspd_jax.training import corrector_recipe, drafter_recipe, loop
+from cspd_jax.training import corrector_recipe, drafter_recipe, loop, smoke
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter_recipe import DrafterRecipe
 
@@ -37,11 +37,13 @@ class Flags:
     workdir: folder for images, checkpoints, metrics and the report.
     export: folder of the finished network; if none, export in the work folder.
     dtype: what it is stored in.
+    smoke: trains for a few steps on a few images.
   """
 
   workdir: str = 'runs/train_drafter'
   export: str | None = None
   dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
+  smoke: bool = False
 
 
 def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: pathlib.Path,
@@ -74,6 +76,8 @@ def _finish(recipe: DrafterRecipe | CorrectorRecipe, params: Any, figures: dict[
 @cli.command(config='configs/train/eagle_demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
+  if flags.smoke:
+    recipe = smoke.smoke(recipe)
   training.log_progress()
   workdir = paths.folder('workdir', flags.workdir)
   run(recipe, workdir, training.export_place(flags.export, workdir), flags.dtype)

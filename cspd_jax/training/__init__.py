@@ -1,1 +1,1 @@
-"""Training of tokenizers, autoregressive models, drafters and masked models on one `loop`."""
+"""Training of drafters and correctors; the loop, state and optimiser of every training."""

@@ -1,11 +1,11 @@
-"""Training of drafters that read a target's features: EAGLE (arXiv 2401.15077) and Medusa heads
-(arXiv 2401.10774).
+"""Training of drafters that read a target's features: EAGLE (arXiv:2401.15077) and Medusa heads
+(arXiv:2401.10774).
 
 The target is frozen and its features are computed in the step. With features `f_0, f_1, ...`, where
 `f_k` predicts image token `x_k`, EAGLE reads `(x_k, f_k)` and predicts `f_{k+1}`, and Medusa's head
-`h` reads `f_k` and predicts `x_{k+1+h}`; both from the first token on. For some images the features
-are those of the null condition, because a guided decoder drafts for both streams. AdamW with
-warm-up and a cosine schedule; the parameters to ship are an exponential moving average.
+`h` reads `f_k` and predicts `x_{k+1+h}`, both starting at the first token. For some images the
+features are those of the null condition, because a guided decoder drafts for both streams. The
+result of the training is the moving average of the parameters.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import eagle, medusa
 from cspd_jax.models.ends import Ends
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 
 Params = Any
@@ -32,8 +33,8 @@ class Teacher(NamedTuple):
   """The target that a drafter learns from, as pure functions.
 
   Attributes:
-    forward: its forward pass over whole images; see `generation.Model.forward`.
-    ends: its embedding and head.
+    forward: forward pass over whole images; see `generation.Model.forward`.
+    ends: embedding and head.
   """
 
   forward: Callable[..., tuple[jax.Array, jax.Array]]
@@ -42,59 +43,47 @@ class Teacher(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DrafterTrainConfig:
-  """Optimisation of a drafter.
+  """Configuration of a drafter's training.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: images per step.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
-    weight_decay: of AdamW, on matrices only.
+    optimizer: configuration of the optimiser.
     drop_rate: probability that an image's features are those of the null condition.
-    distribution_weight: EAGLE: weight of the cross-entropy of distributions beside the regression
-      of features.
-    noise: EAGLE: half the width of the uniform noise on the features that are read; it stands for
-      the errors of predicted features.
-    head_decay: Medusa: weight of a head relative to the one before.
+    distribution_weight: EAGLE: weight of the cross-entropy of the distributions, relative to the
+      regression of the features.
+    noise: EAGLE: half the width of the uniform noise on the input features, which simulates the
+      errors of predicted features.
+    head_decay: Medusa: weight of a head relative to the head before.
     labels: Medusa: 'probs' for the target's distributions along the images, or 'tokens' for their
       tokens.
-    ema_decay: of the moving average, once it has run for a while.
-    seed: of the parameters, the order of the images, the noise and the dropped conditions.
   """
 
-  num_steps: int = 2000
-  batch_size: int = 16
-  learning_rate: float = 1e-3
-  warmup_steps: int = 100
-  weight_decay: float = 0.01
+  optimizer: OptimizerConfig = OptimizerConfig()
   drop_rate: float = 0.1
   distribution_weight: float = 0.1
   noise: float = 0.1
   head_decay: float = 0.8
   labels: Literal['probs', 'tokens'] = 'probs'
-  ema_decay: float = 0.99
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(
-        self, distribution_weight=fields.NOT_NEGATIVE, noise=fields.NOT_NEGATIVE,
-        head_decay=fields.NOT_NEGATIVE)
+    fields.check(
+        self, drop_rate=fields.SHARES, distribution_weight=fields.NOT_NEGATIVE,
+        noise=fields.NOT_NEGATIVE, head_decay=fields.NOT_NEGATIVE)
 
 
 def init(config: DrafterConfig, train: DrafterTrainConfig, ends: Ends, target_params: Params,
          ) -> TrainState:
-  """The state before the first step; `ends` are the target's embedding and head."""
+  """Returns the state before the first step; `ends` are the target's embedding and head."""
   if isinstance(config, medusa.MedusaConfig):
     params = medusa.from_target(ends, target_params, config)
   else:
-    params = eagle.init(config, jax.random.key(train.seed))
-    # Features have numbers around 1 and embeddings far smaller ones; both should count.
+    params = eagle.init(config, jax.random.key(train.optimizer.seed))
+    # Features are around 1 and embeddings far smaller; scale them to the same influence.
     embedding = eagle.embed(
         eagle.attach(target_params, params), config, ends, jnp.arange(config.vocab_size))
     kernel = params['fc']['kernel']
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(embedding)))
     params['fc']['kernel'] = kernel.at[:config.dim].multiply(scale)
-  return state_lib.start(params, state_lib.optimizer(train), averaged=True)
+  return state_lib.start(params, train.optimizer)
 
 
 def eagle_loss(
@@ -109,19 +98,19 @@ def eagle_loss(
     key: jax.Array,
     prompt: Any = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """SmoothL1 of the next features, and cross-entropy with the target's distributions.
+  """Computes smooth L1 of the next features and cross-entropy with the target's distributions.
 
   Args:
-    params: the drafter's own parameters.
-    config: its sizes.
-    train: weights and noise.
-    ends: the target's embedding and head.
-    target_params: the frozen target.
-    tokens: `[B, T]`.
-    features: `[B, C + T - 1, F]` of the target, the condition's first.
-    probs: `[B, T, V]` of the target, those of tokens `0 .. T - 1`.
-    key: of the noise.
-    prompt: of these features; see `eagle.prompt`.
+    params: parameters of the drafter, without the target's.
+    config: configuration of the drafter.
+    train: configuration of the training, for weights and noise.
+    ends: embedding and head of the target.
+    target_params: parameters of the frozen target.
+    tokens: `[B, T]` image tokens.
+    features: `[B, C + T - 1, F]` features of the target, those of the condition first.
+    probs: `[B, T, V]` probabilities of the target for tokens `0 .. T - 1`.
+    key: random key of the noise.
+    prompt: prompt of these features; see `eagle.prompt`.
 
   Returns:
     The loss and its parts: 'regression' and 'cross_entropy' (nats per token).
@@ -130,8 +119,8 @@ def eagle_loss(
   logits, predicted = eagle.predict(
       eagle.attach(target_params, params), config, ends, tokens[:, :-1],
       (features + noise)[:, :-1], prompt)
-  wanted = features[:, features.shape[1] - predicted.shape[1]:]
-  regression = jnp.mean(optax.huber_loss(predicted, wanted))
+  labels = features[:, features.shape[1] - predicted.shape[1]:]
+  regression = jnp.mean(optax.huber_loss(predicted, labels))
   cross_entropy = jnp.mean(optax.softmax_cross_entropy(logits, probs[:, 1:]))
   parts = {'regression': regression, 'cross_entropy': cross_entropy}
   return regression + train.distribution_weight * cross_entropy, parts
@@ -145,11 +134,16 @@ def medusa_loss(
     features: jax.Array,
     probs: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Cross-entropy of every head, later ones with less weight; arguments as in `eagle_loss`."""
-  wanted = probs if train.labels == 'probs' else jax.nn.one_hot(tokens, config.vocab_size)
+  """Computes the weighted cross-entropy of all heads; arguments as for `eagle_loss`.
+
+  Returns:
+    The loss, and the metrics 'cross_entropy' and 'cross_entropy_last' of the first and the last
+    head (nats per token).
+  """
+  labels = probs if train.labels == 'probs' else jax.nn.one_hot(tokens, config.vocab_size)
   logits = medusa.heads(params, features[:, -tokens.shape[1]:])
   entropies = [
-      jnp.mean(optax.softmax_cross_entropy(logits[:, :-1 - h, h], wanted[:, 1 + h:]))
+      jnp.mean(optax.softmax_cross_entropy(logits[:, :-1 - h, h], labels[:, 1 + h:]))
       for h in range(config.num_heads)]
   total = sum(train.head_decay**h * entropy for h, entropy in enumerate(entropies))
   return total, {'cross_entropy': entropies[0], 'cross_entropy_last': entropies[-1]}
@@ -163,14 +157,14 @@ def step(
     train: DrafterTrainConfig,
     teacher: Teacher,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimiser step; jit with the configurations and `teacher` static.
+  """Does one optimiser step; jit with the configurations and `teacher` static.
 
   Args:
-    state: the state to start from.
+    state: state before the step.
     batch: tokens `[B, T]` int32 and the condition of every image.
-    target_params: the frozen target.
-    config: the drafter's sizes.
-    train: the optimisation.
+    target_params: parameters of the frozen target.
+    config: configuration of the drafter.
+    train: configuration of the training.
     teacher: the target.
 
   Returns:
@@ -178,7 +172,7 @@ def step(
   """
   tokens, condition = batch
   drop_key, noise_key = jax.random.split(
-      jax.random.fold_in(jax.random.key(train.seed + 1), state.step))
+      jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step))
   drop = jax.random.bernoulli(drop_key, train.drop_rate, tokens.shape[:1])
   logits, features = teacher.forward(target_params, condition, tokens, drop)
   probs = jax.nn.softmax(logits)
@@ -191,7 +185,7 @@ def step(
 
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, train.optimizer), metrics
 
 
 def measure(
@@ -204,76 +198,78 @@ def measure(
     num_depths: int,
     stride: int = 7,
 ) -> dict[str, jax.Array]:
-  """How well a drafter's distributions agree with the target's along given images, by depth.
+  """Measures by depth how well a drafter's distributions agree with the target's along images.
 
-  Depth 1 is the token after the last one known; EAGLE's deeper distributions continue with
+  Depth 1 is the token after the last committed one. EAGLE's deeper distributions continue with
   predicted features and the image's own tokens, as if all drafts before had been accepted.
 
   Args:
-    params: the drafter's own parameters.
-    target_params: the target's.
+    params: parameters of the drafter, without the target's.
+    target_params: parameters of the target.
     batch: tokens `[B, T]` and the condition of every image.
-    config: the drafter's sizes.
+    config: configuration of the drafter.
     teacher: the target.
-    guidance_scale: of the distributions of both.
+    guidance_scale: guidance scale of both distributions.
     num_depths: depths to measure; at most the number of heads.
-    stride: EAGLE: every how many tokens a draft begins.
+    stride: EAGLE: number of tokens from the start of one chain of drafts to the next.
 
   Returns:
-    For every depth `d`: 'top1_d' and 'top3_d', how often the image's token is the drafter's first
-    or among its first three, and 'overlap_d', the mean of `sum min(p, q)`: the acceptance rate of a
-    drafted token.
+    For every depth `d`: 'top1_d' and 'top3_d', the rates at which the image's token is the
+    drafter's most probable one or among its three most probable ones, and 'overlap_d', the mean of
+    `sum min(p, q)`: the acceptance rate of a draft.
   """
   tokens, condition = batch
-  both = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
-          for drop in (False, True)]
-  logits, features = (jnp.stack(parts) for parts in zip(*both))
+  streams = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
+             for drop in (False, True)]
+  logits, features = (jnp.stack(parts) for parts in zip(*streams))
   warp = warp_lib.Warp(guidance_scale=guidance_scale)
   probs = warp_lib.probabilities(logits, warp, jnp.arange(tokens.shape[1])[None])
   if isinstance(config, medusa.MedusaConfig):
     drafts = medusa.heads(params, features[:, :, -tokens.shape[1]:])
-    at = [jnp.arange(tokens.shape[1] - 1 - h) for h in range(num_depths)]
-    drafts = [drafts[:, :, where, h] for h, where in enumerate(at)]
+    positions = [jnp.arange(tokens.shape[1] - 1 - h) for h in range(num_depths)]
+    drafts = [drafts[:, :, where, h] for h, where in enumerate(positions)]
   else:
     starts = jnp.arange(0, tokens.shape[1] - num_depths, stride)
-    at = [starts] * num_depths
+    positions = [starts] * num_depths
     drafts = _eagle_drafts(
         eagle.attach(target_params, params), config, teacher.ends, batch, features, starts,
         num_depths)
-  metrics = {}
-  for depth, (where, found) in enumerate(zip(at, drafts), start=1):
-    distribution = warp_lib.probabilities(found, warp, (where + depth)[None])
-    place = jnp.sum(distribution > jnp.take_along_axis(
+  metrics: dict[str, jax.Array] = {}
+  for depth, (where, draft_logits) in enumerate(zip(positions, drafts), start=1):
+    distribution = warp_lib.probabilities(draft_logits, warp, (where + depth)[None])
+    rank = jnp.sum(distribution > jnp.take_along_axis(
         distribution, tokens[:, where + depth, None], axis=-1), axis=-1)
     metrics |= {
-        f'top1_{depth}': jnp.mean(place < 1), f'top3_{depth}': jnp.mean(place < 3),
+        f'top1_{depth}': jnp.mean(rank < 1), f'top3_{depth}': jnp.mean(rank < 3),
         f'overlap_{depth}': jnp.mean(
             jnp.sum(jnp.minimum(distribution, probs[:, where + depth]), axis=-1))}
   return metrics
 
 
-def _eagle_drafts(params, config, ends, images, features, starts, num_depths):
-  """Logits `[S, B, len(starts), V]` of every depth, drafting after each of the tokens `starts`."""
+def _eagle_drafts(
+    params: Params, config: eagle.EagleConfig, ends: Ends, images: tuple[jax.Array, Any],
+    features: jax.Array, starts: jax.Array, num_depths: int) -> list[jax.Array]:
+  """Returns the logits `[S, B, len(starts), V]` of every depth, drafting after tokens `starts`."""
   tokens, condition = images
   network, batch = eagle.network(config, ends), tokens.shape[0]
   count = features.shape[2] - tokens.shape[1] + 1
   cache = network.prefill(params, condition, features[:, :, :count], tokens.shape[1] + num_depths)
-  known = features[:, :, count - 1:]
+  inputs = features[:, :, count - 1:]
   length = tokens.shape[1]
   _, cache = network.step(
-      params, cache, tokens, known, jnp.zeros(batch, jnp.int32), np.arange(length),
+      params, cache, tokens, inputs, jnp.zeros(batch, jnp.int32), np.arange(length),
       np.tril(np.ones((length, length), bool)))
 
   def draft(start):
-    rows, found = jnp.full((batch,), start), []
-    feature = jax.lax.dynamic_slice_in_dim(known, start, 1, axis=2)
-    mine = cache
+    roots, logits = jnp.full((batch,), start), []
+    feature = jax.lax.dynamic_slice_in_dim(inputs, start, 1, axis=2)
+    chain_cache = cache
     for depth in range(num_depths):
       token = jax.lax.dynamic_slice_in_dim(tokens, start + depth, 1, axis=1)
-      feature, mine = network.step(
-          params, mine, token, feature, rows, np.array([depth]), np.ones((1, depth + 1), bool))
-      found.append(network.logits(params, feature)[:, :, 0])
-    return found
+      feature, chain_cache = network.step(
+          params, chain_cache, token, feature, roots, np.array([depth]),
+          np.ones((1, depth + 1), bool))
+      logits.append(network.logits(params, feature)[:, :, 0])
+    return logits
 
-  found = jax.lax.map(draft, starts)
-  return [jnp.moveaxis(logits, 0, 2) for logits in found]
+  return [jnp.moveaxis(logits, 0, 2) for logits in jax.lax.map(draft, starts)]

@@ -1,7 +1,7 @@
-"""How the shipped drafters are made: images to learn from, then training.
+"""Recipe of a drafter: images to train on, then training.
 
-Every function that has a folder continues what it already holds and does nothing if it is
-complete. `model` is the `generation.Model` that the drafter is for.
+Every function with a folder continues the work that it holds and does nothing if that is complete.
+`model` is the target with its tokenizer.
 """
 
 import dataclasses
@@ -15,34 +15,34 @@ import numpy as np
 from cspd_jax.checkpoints import reading
 from cspd_jax.core import fields
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle, medusa
 from cspd_jax.training import drafter as drafter_lib, loop, samples
 from cspd_jax.training.drafter import DrafterTrainConfig, Teacher
 
-# Images that are measured at once.
+# Images per measured batch.
 _MEASURE_BATCH = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class DrafterRecipe:
-  """Everything that determines a shipped drafter.
+  """Configuration of a drafter, its training data and its training.
 
   Attributes:
-    drafter: sizes of the drafter; its class says which drafter it is.
-    train: its optimisation.
+    drafter: configuration of the drafter; its class determines the kind.
+    train: configuration of the training.
     target: the model that it drafts for: a shipped name or a folder.
-    data: 'generated', images sampled from the target, which is what a drafter meets; or 'given',
-      those of the file `tokens`.
-    prompts: file with a prompt per line for the sampled or given images; None takes the prompts
-      that the target has itself.
-    tokens: file of given images, .npz: `tokens` `[N, T]`, and `labels` `[N]`, the number of every
-      image's prompt from 0 on. The last ones are held out.
-    num_train_images: images to learn from.
+    data: 'generated' for images sampled from the target, the distribution that a drafter is used
+      on; 'given' for those of the file `tokens`.
+    prompts: file with one prompt per line for the images; None for the target's own prompts.
+    tokens: .npz file for 'given': `tokens` `[N, T]`, and `labels` `[N]`, the index of every image's
+      prompt, from 0. The last images are held out.
+    num_train_images: images to train on.
     num_held_out_images: images to measure on.
-    guidance_scale: of the generated images and of the distributions that are measured.
+    guidance_scale: guidance scale of the generated images and of the measured distributions.
     num_depths: depths to measure.
-    seed: of the images.
-    log_every: steps between lines of the log.
+    seed: seed of the images.
+    log_every: steps between log lines.
     checkpoint_every: steps between checkpoints.
     evaluate_every: steps between held-out measurements.
   """
@@ -65,8 +65,8 @@ class DrafterRecipe:
   def __post_init__(self):
     fields.check(self, guidance_scale=fields.FINITE, seed=fields.SEEDS)
     if (self.data == 'given') != (self.tokens is not None):
-      raise ValueError(f"tokens is {self.tokens!r} with data {self.data!r}; a file is needed with "
-                       "'given', and read with 'given' only.")
+      raise ValueError(f"tokens is {self.tokens!r} with data {self.data!r}; provide a file for "
+                       "'given' and None for 'generated'.")
     limit = getattr(self.drafter, 'num_tokens', None) or self.drafter.num_heads + 1
     if not 1 <= self.num_depths < limit:
       raise ValueError(
@@ -74,93 +74,117 @@ class DrafterRecipe:
 
   @property
   def kind(self) -> str:
-    """The kind of checkpoint that it is stored as, and its role in a model."""
+    """Kind of the checkpoint, and its role in a model."""
     return 'medusa' if isinstance(self.drafter, medusa.MedusaConfig) else 'eagle'
 
 
-def check(recipe: DrafterRecipe, model: Any) -> None:
+def check(recipe: DrafterRecipe, model: Model) -> None:
   """Checks that the drafter fits the model.
 
   Args:
     recipe: the recipe.
-    model: a `generation.Model`, with parameters in float32.
+    model: the target, with parameters in float32.
 
   Raises:
-    ValueError: if the model is none that drafters are trained for, or the sizes differ.
+    ValueError: if the model's family does not support drafters, or a size differs.
   """
-  sizes = ('dim', 'vocab_size')
-  check_target(recipe, model, sizes if recipe.kind == 'medusa' else (
-      *sizes, 'family', 'num_tokens', 'row_width', 'num_outputs'))
+  sizes: tuple[str, ...] = ('dim', 'vocab_size')
+  if recipe.kind == 'eagle':
+    sizes += ('family', 'num_tokens', 'row_width', 'num_outputs')
+  check_fit(recipe.drafter, model, samples.prompts_of(model, recipe.prompts), sizes)
 
 
-def check_target(recipe: Any, model: Any, names: Sequence[str]) -> None:
-  """Raises ValueError unless the model can be learned from, and these fields of the drafter fit."""
-  if model.forward is None or model.ends is None:
-    raise ValueError(f'target is {recipe.target!r}, a {model.family!r} model that drafters are not '
-                     'trained for; give a model of discrete tokens.')
-  prompts, target = samples.prompts_of(model, recipe.prompts), model.target(guided=False)
-  known = {'dim': lambda: _width(model, prompts, target),
+def check_fit(drafter: Any, model: Model, prompts: Sequence[Any], names: Sequence[str]) -> None:
+  """Checks that a drafter can learn from a model.
+
+  Args:
+    drafter: configuration of the network.
+    model: the target.
+    prompts: prompts of the model.
+    names: fields of the configuration that must fit the model.
+
+  Raises:
+    ValueError: if the model's family does not support drafters, or a field does not fit.
+  """
+  teacher(model)
+  target = model.target(guided=False)
+  sizes = {'dim': lambda: _width(model, prompts, target),
            'family': lambda: model.eagle_layer,
            'vocab_size': lambda: getattr(model.config, 'vocab_size', target.vocab_size),
            'num_outputs': lambda: target.vocab_size}
   for name in names:
-    wanted = known[name]() if name in known else getattr(target, name)
-    found = getattr(recipe.drafter, name)
-    if found != wanted:
+    expected = sizes[name]() if name in sizes else getattr(target, name)
+    value = getattr(drafter, name)
+    if value != expected:
       raise ValueError(
-          f'drafter.{name} is {found!r}; for the target {recipe.target!r} it must be {wanted!r}.')
+          f'drafter.{name} is {value!r}; for the target {model.name!r} it must be {expected!r}.')
 
 
 def images(
     recipe: DrafterRecipe,
-    model: Any,
+    model: Model,
     split: str,
     workdir: pathlib.Path,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Tokens `[N, T]` and the number of every image's prompt `[N]`, int32; kept in `workdir`.
+  """Returns the images of a split; generated images are cached in `workdir`.
 
-  A prompt's number is its place in `samples.prompts_of`, for a class its label.
+  Args:
+    recipe: the recipe.
+    model: the target.
+    split: 'train' or 'held_out'.
+    workdir: folder of the run.
+
+  Returns:
+    Tokens `[N, T]` and the index `[N]` of every image's prompt in `samples.prompts_of`, int32; for
+    classes the index is the label.
 
   Raises:
-    ValueError: if the given images are none of the model's.
+    ValueError: if the file `tokens` does not hold images of the model.
   """
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
   if recipe.data == 'given':
-    tokens, labels = _given(recipe, model, len(samples.prompts_of(model, recipe.prompts)))
+    tokens, labels = _read(recipe, model, len(samples.prompts_of(model, recipe.prompts)))
     part = slice(count) if split == 'train' else slice(len(tokens) - count, None)
     return tokens[part], labels[part]
   key = jax.random.fold_in(jax.random.key(recipe.seed), int(split != 'train'))
-  return samples.kept(workdir / f'tokens_{split}.npz', model, recipe.prompts, count, key,
-                      Warp(guidance_scale=recipe.guidance_scale))
+  return samples.cached(workdir / f'tokens_{split}.npz', model, recipe.prompts, count, key,
+                        Warp(guidance_scale=recipe.guidance_scale))
 
 
-def _given(recipe: DrafterRecipe, model: Any, num_prompts: int) -> tuple[np.ndarray, np.ndarray]:
-  """The images of a file, and the numbers of their prompts; raises ValueError for others."""
-  wanted = recipe.num_train_images + recipe.num_held_out_images
-  stored = reading.arrays(str(recipe.tokens), 'give a file of given images', 'tokens',
+def _read(recipe: DrafterRecipe, model: Model, num_prompts: int) -> tuple[np.ndarray, np.ndarray]:
+  """Reads images and the indices of their prompts from a file; raises ValueError if they differ."""
+  count = recipe.num_train_images + recipe.num_held_out_images
+  arrays = reading.arrays(str(recipe.tokens), 'provide a file of images', 'tokens',
                           needed=('tokens', 'labels'))
-  tokens, labels = stored['tokens'], stored['labels']
+  tokens, labels = arrays['tokens'], arrays['labels']
   target = model.target(guided=False)
-  if (tokens.ndim != 2 or tokens.shape[1] != target.num_tokens or len(tokens) < wanted
+  if (tokens.ndim != 2 or tokens.shape[1] != target.num_tokens or len(tokens) < count
       or labels.shape != tokens.shape[:1]
       or not all(np.issubdtype(part.dtype, np.integer) for part in (tokens, labels))
       or not 0 <= tokens.min() <= tokens.max() < target.vocab_size
       or not 0 <= labels.min() <= labels.max() < num_prompts):
     raise ValueError(
         f'tokens is {recipe.tokens!r}, with tokens {tokens.dtype}{list(tokens.shape)} and labels '
-        f'{labels.dtype}{list(labels.shape)}; it must hold at least {wanted} images of '
-        f'{target.num_tokens} whole numbers below {target.vocab_size}, each with a label below '
+        f'{labels.dtype}{list(labels.shape)}; it must hold at least {count} images of '
+        f'{target.num_tokens} integers below {target.vocab_size}, each with a label below '
         f'{num_prompts}, the number of prompts.')
   return tokens.astype(np.int32), labels.astype(np.int32)
 
 
-def teacher(model: Any) -> Teacher:
-  """What a drafter learns from, of a `generation.Model`."""
+def teacher(model: Model) -> Teacher:
+  """Returns the functions of a model that a drafter learns from.
+
+  Raises:
+    ValueError: if the model's family does not support drafters.
+  """
+  if model.forward is None or model.ends is None:
+    raise ValueError(f'target is {model.name!r}, a {model.family!r} model, which does not support '
+                     'drafters; use a model of discrete tokens.')
   return Teacher(model.forward, model.ends)
 
 
-def _width(model: Any, prompts: Sequence[Any], target: Any) -> int:
-  """The width of the target's features."""
+def _width(model: Model, prompts: Sequence[Any], target: Any) -> int:
+  """Returns the width of the target's features."""
   condition = model.condition(prompts[:1])
   _, features, _ = jax.eval_shape(
       lambda *args: target.prefill(*args, target.num_tokens), model.params, condition)
@@ -169,20 +193,21 @@ def _width(model: Any, prompts: Sequence[Any], target: Any) -> int:
 
 def train(
     recipe: DrafterRecipe,
-    model: Any,
+    model: Model,
     workdir: pathlib.Path,
 ) -> tuple[Any, dict[str, float]]:
   """Trains the drafter in `workdir` or continues.
 
   Returns:
-    The moving average of the parameters, and its held-out figures, see `drafter.measure`.
+    The moving average of the parameters, and its held-out metrics, see `drafter.measure`.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   tokens, labels = images(recipe, model, 'train', workdir)
   held_out = images(recipe, model, 'held_out', workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
-  shown = lambda batch: (batch[0], samples.pick(conditions, batch[1]))
+  with_conditions = lambda batch: (batch[0], samples.select(conditions, batch[1]))
   config, train_config, target = recipe.drafter, recipe.train, teacher(model)
+  optimizer = train_config.optimizer
   # The target is an argument: as a constant it would be compiled into the program.
   compiled_step = jax.jit(
       lambda state, batch, frozen: drafter_lib.step(
@@ -194,16 +219,15 @@ def train(
   def evaluate(state):
     parts = [
         compiled_measure(state.average, model.params,
-                         shown([part[i:i + _MEASURE_BATCH] for part in held_out]))
+                         with_conditions([part[i:i + _MEASURE_BATCH] for part in held_out]))
         for i in range(0, held_out[0].shape[0], _MEASURE_BATCH)]
     return loop.mean_metrics(parts)
 
   state = loop.run(
       drafter_lib.init(config, train_config, target.ends, model.params),
-      lambda state, batch: compiled_step(state, shown(batch), model.params),
-      lambda index: loop.batch_of(
-          tokens, labels, train_config.seed, index, train_config.batch_size),
-      num_steps=train_config.num_steps, batch_size=train_config.batch_size, workdir=workdir,
+      lambda state, batch: compiled_step(state, with_conditions(batch), model.params),
+      lambda index: loop.batch_of(tokens, labels, optimizer.seed, index, optimizer.batch_size),
+      num_steps=optimizer.num_steps, batch_size=optimizer.batch_size, workdir=workdir,
       name=recipe.kind, log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every,
       evaluate=evaluate, evaluate_every=recipe.evaluate_every)
   return state.average, evaluate(state)

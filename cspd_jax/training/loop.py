@@ -1,8 +1,8 @@
 """A training loop that can be stopped at any time and continued to the same result.
 
-The whole state, with the step in it, is kept in files; batches are a function of the step. A run
-that is started again continues after the last state that can be read and ends with the parameters
-that an uninterrupted run would have. Metrics go to a file with one JSON object per line.
+The whole state, including the step, is saved in files, and batches are a function of the step. A
+run that is started again continues after the last readable state and ends with the parameters of an
+uninterrupted run. Metrics go to a file with one JSON object per line.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from absl import logging
 from cspd_jax.checkpoints import files, paths, reading
 from cspd_jax.training import steps
 
-# Bytes of a line of metrics that are read at once; a longer one was not written here.
+# Maximum length in bytes of a line of metrics; the loop writes no longer ones.
 _LONGEST_LINE = 1 << 20
 
 Conditions = TypeVar('Conditions')
@@ -42,23 +42,23 @@ def run(
   """Trains until `num_steps`.
 
   Args:
-    state: the state before the first step: a pytree with an attribute `step`.
+    state: state before the first step: a pytree with an attribute `step`.
     step_fn: `(state, batch) -> (state, scalar metrics)`, already jitted.
-    batch_fn: the batch of a step's number.
-    num_steps: steps to reach in all.
-    batch_size: examples per batch, for the examples per second.
+    batch_fn: `index -> batch` of a step.
+    num_steps: total number of steps.
+    batch_size: examples per batch, for the examples per second in the log.
     workdir: folder for states `<name>/` and metrics `<name>.jsonl`.
-    name: of this training, for these paths and the log.
-    checkpoint_every: steps between states that are kept; the last one always is.
+    name: name of this training in these paths and the log.
+    checkpoint_every: steps between saved states; the last state is always saved.
     log_every: steps between log lines.
-    evaluate: held-out metrics of a state.
-    evaluate_every: steps between evaluations; None means never.
+    evaluate: `state -> held-out metrics`.
+    evaluate_every: steps between evaluations; None for no evaluations.
 
   Returns:
     The last state.
 
   Raises:
-    ValueError: if the folder holds states of something else.
+    ValueError: if the folder holds states of another training.
   """
   workdir = paths.find('workdir', workdir)
   folder, metrics_path = workdir / name, paths.inside(workdir, f'{name}.jsonl', workdir)
@@ -72,7 +72,8 @@ def run(
   log = _Log(name, num_steps, batch_size, start)
   for index in range(start, num_steps):
     state, metrics = step_fn(state, batch_fn(index))
-    done, record = index + 1, {}
+    done = index + 1
+    record: dict[str, float] = {}
     if _due(done, log_every, num_steps):
       record |= log.trained(done, metrics)
     if evaluate and evaluate_every and _due(done, evaluate_every, num_steps):
@@ -88,19 +89,19 @@ def run(
 
 
 def _due(done: int, every: int, num_steps: int) -> bool:
-  """Whether something that happens every so many steps, and at the end, happens now."""
+  """Returns whether an action is due that happens every `every` steps and after the last one."""
   return done % every == 0 or done == num_steps
 
 
 class _Log:
-  """The lines of one run's log, with its speed."""
+  """Writes the log lines of one run, with its speed."""
 
   def __init__(self, name: str, num_steps: int, batch_size: int, start: int):
     self.name, self.num_steps, self.batch_size = name, num_steps, batch_size
-    self.began = self.last = time.time(), start
+    self.begin = self.last = time.time(), start
 
   def trained(self, done: int, metrics: dict[str, jax.Array]) -> dict[str, float]:
-    """Logs the metrics of step number `done`; returns them with the examples per second."""
+    """Logs the training metrics of step `done`; returns them with the examples per second."""
     record = {key: float(value) for key, value in metrics.items()}
     now = time.time()
     rate = (done - self.last[1]) / max(now - self.last[0], 1e-9)
@@ -111,16 +112,16 @@ class _Log:
     return {**record, 'examples_per_second': rate * self.batch_size}
 
   def held_out(self, done: int, metrics: dict[str, float]) -> dict[str, float]:
-    """Logs an evaluation after step number `done`; returns it."""
+    """Logs held-out metrics after step `done`; returns them."""
     logging.info('%s: step %d held out: %s', self.name, done, _text(metrics))
     return metrics
 
   def end(self) -> None:
-    """Logs how long it all took, if anything was done."""
-    began, start = self.began
+    """Logs the duration of the run, if there were steps to do."""
+    begin, start = self.begin
     if start < self.num_steps:
       logging.info(
-          '%s: %d steps in %.0f s', self.name, self.num_steps - start, time.time() - began)
+          '%s: %d steps in %.0f s', self.name, self.num_steps - start, time.time() - begin)
 
 
 def _text(metrics: dict[str, float]) -> str:
@@ -128,25 +129,25 @@ def _text(metrics: dict[str, float]) -> str:
 
 
 def _drop_later_lines(path: pathlib.Path, step: int) -> None:
-  """Removes the metrics of steps that are about to be repeated, and a half-written last line."""
+  """Removes the metrics of steps that will be repeated, and a partially written last line."""
   if not path.exists():
     return
-  with path.open('rb') as lines, files.writing(path) as kept:
+  with path.open('rb') as lines, files.writing(path) as remaining:
     while line := lines.readline(_LONGEST_LINE):
       try:
         if json.loads(line)['step'] <= step:
-          kept.write(line.rstrip() + b'\n')
+          remaining.write(line.rstrip() + b'\n')
       except (ValueError, KeyError, TypeError, RecursionError):
         continue
 
 
 def jit_step(step: Callable[..., Any], *static: Any) -> Callable[[Any, Any], Any]:
-  """Compiles `step(state, batch, *static)`, with the old state's memory reused."""
+  """Compiles `step(state, batch, *static)`; the new state reuses the memory of the old one."""
   return jax.jit(lambda state, batch: step(state, batch, *static), donate_argnums=0)
 
 
 def mean_metrics(metrics: list[dict[str, jax.Array]]) -> dict[str, float]:
-  """The mean of each scalar metric over a list of batches."""
+  """Returns the mean of each scalar metric over a list of batches."""
   return {key: float(np.mean([float(m[key]) for m in metrics])) for key in metrics[0]}
 
 
@@ -157,30 +158,37 @@ def batch_of(
     index: int,
     batch_size: int,
 ) -> tuple[np.ndarray, Conditions]:
-  """Batch number `index` of an endless, reshuffled pass over images and their conditions.
+  """Returns batch `index` of an endless pass over the images, reshuffled every epoch.
 
-  Every leaf of the conditions has as many entries as `tokens` `[N, T]`, such as labels `[N]`. The
-  same arguments give the same batch, so a continued run sees what it would have seen.
+  The same arguments return the same batch, so a continued run sees the batches of an uninterrupted
+  one.
+
+  Args:
+    tokens: `[N, T]` image tokens.
+    conditions: their conditions; every leaf `[N, ...]`, such as labels `[N]`.
+    seed: seed of the order.
+    index: index of the batch, from 0.
+    batch_size: images per batch.
 
   Raises:
-    ValueError: if `batch_size` exceeds the number of sequences.
+    ValueError: if `batch_size` exceeds the number of images.
   """
   if batch_size > tokens.shape[0]:
     raise ValueError(
         f'batch_size is {batch_size}, but there are only {tokens.shape[0]} sequences; '
-        'use a smaller batch or more images.')
+        'use a smaller batch_size or more images.')
   per_epoch = tokens.shape[0] // batch_size
   epoch, position = divmod(index, per_epoch)
   order = np.random.default_rng([seed, epoch]).permutation(tokens.shape[0])
-  picks = order[position * batch_size:(position + 1) * batch_size]
-  return tokens[picks], jax.tree.map(lambda leaf: leaf[picks], conditions)
+  indices = order[position * batch_size:(position + 1) * batch_size]
+  return tokens[indices], jax.tree.map(lambda leaf: leaf[indices], conditions)
 
 
 def remember(recipe: Any, workdir: pathlib.Path) -> None:
-  """Writes a recipe into a new work folder, or checks that it is the folder's own.
+  """Writes a recipe into a new work folder, or compares it with the recipe of an existing one.
 
   Raises:
-    ValueError: if the folder belongs to another recipe, naming what differs.
+    ValueError: if the folder has another recipe; the message lists the different fields.
   """
   path = workdir / 'config.json'
   new = json.loads(json.dumps(dataclasses.asdict(recipe)))
@@ -188,15 +196,16 @@ def remember(recipe: Any, workdir: pathlib.Path) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     files.write_json(path, new)
     return
-  old, new = _flat(reading.json(path, 'give another folder')), _flat(new)
+  old, new = _flat(reading.json(path, 'use another folder')), _flat(new)
   if changed := [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
                  for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]:
     raise ValueError(f'workdir is {str(workdir)!r}, which holds a run with another configuration '
-                     f'({"; ".join(changed)}); give another folder.')
+                     f'({"; ".join(changed)}); use another folder.')
 
 
-def _flat(tree: dict, prefix: str = '') -> dict:
-  leaves = {}
+def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Flattens nested dictionaries; names are joined with dots."""
+  leaves: dict[str, Any] = {}
   for key, value in tree.items():
     leaves |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
   return leaves

@@ -1,9 +1,9 @@
-"""Training of an EAGLE network on whole images, by the target's guided distributions.
+"""Training of an EAGLE network on whole images with the target's guided distributions.
 
-What `training.corrector` begins with: a step is cheap, for no windows are read.
+The training of a corrector begins with it (`training.corrector_recipe`), because a step without
+windows is cheap.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -14,85 +14,73 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import eagle
 from cspd_jax.training import state as state_lib
 from cspd_jax.training.drafter import Teacher
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 
 Params = Any
-# Below this a probability does not matter, and its logarithm would.
+# Lower bound of probabilities, so that their logarithms are finite.
 _TINY = 1e-20
-
-
-@dataclasses.dataclass(frozen=True)
-class PlainTrainConfig:
-  """Optimisation on whole images, before there are windows.
-
-  Attributes:
-    num_steps: optimiser steps.
-    batch_size: images per step.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
-    weight_decay: of AdamW, on matrices only.
-    ema_decay: of the moving average, whose parameters are the result.
-    seed: of the order of the images.
-  """
-
-  num_steps: int = 1200
-  batch_size: int = 16
-  learning_rate: float = 1e-3
-  warmup_steps: int = 50
-  weight_decay: float = 0.01
-  ema_decay: float = 0.99
-  seed: int = 0
-
-  def __post_init__(self):
-    state_lib.check(self)
 
 
 def loss(params: Params, config: eagle.EagleConfig, target_params: Params, teacher: Teacher,
          tokens: jax.Array, condition: Any, guidance_scale: jax.Array,
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """The target's divergence from what the network says of whole images, nats per token.
+  """Computes the KL divergence between the target's and the network's distributions.
 
   Args:
-    params: the network's own parameters.
-    config: its sizes.
-    target_params: the frozen target's.
+    params: parameters of the network, without the target's.
+    config: configuration of the network.
+    target_params: parameters of the frozen target.
     teacher: the target.
-    tokens: `[B, T]`.
-    condition: of the images.
-    guidance_scale: `[]`.
+    tokens: `[B, T]` image tokens.
+    condition: condition of the images.
+    guidance_scale: `[]` guidance scale of both distributions.
 
   Returns:
-    It, and 'overlap' beside it: the mean of `sum min(p, q)`.
+    The mean divergence in nats per token, and the metric 'overlap', the mean of `sum min(p, q)`.
   """
   warp = warp_lib.Warp(guidance_scale=guidance_scale)
-  probs, features = asked(target_params, teacher, tokens, condition, warp)
+  probs, features = target_outputs(target_params, teacher, tokens, condition, warp)
   streams = features.shape[0]
   logits, _ = eagle.predict(
       eagle.attach(target_params, params), config, teacher.ends,
       jnp.tile(tokens[:, :-1], (streams, 1)),
       features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
       eagle.prompt(config, condition))
-  found = warp_lib.probabilities(
+  draft_probs = warp_lib.probabilities(
       logits.reshape(streams, -1, *logits.shape[1:]), warp, jnp.arange(1, tokens.shape[1])[None])
-  wanted = probs[:, 1:]
-  return (jnp.mean(divergence(wanted, found)),
-          {'overlap': jnp.mean(jnp.sum(jnp.minimum(wanted, found), axis=-1))})
+  target_probs = probs[:, 1:]
+  return (jnp.mean(divergence(target_probs, draft_probs)),
+          {'overlap': jnp.mean(jnp.sum(jnp.minimum(target_probs, draft_probs), axis=-1))})
 
 
 def step(
     state: TrainState, batch: tuple[jax.Array, Any, jax.Array], target_params: Params,
-    config: eagle.EagleConfig, train: PlainTrainConfig, teacher: Teacher,
+    config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One step of `loss` on tokens, condition and guidance scale; jit like `step`."""
+  """Does one optimiser step; jit with `config`, `optimizer` and `teacher` static.
+
+  Args:
+    state: state before the step.
+    batch: tokens `[B, T]`, the condition of every image and the guidance scale `[]`.
+    target_params: parameters of the frozen target.
+    config: configuration of the network.
+    optimizer: configuration of the optimiser.
+    teacher: the target.
+
+  Returns:
+    The next state and scalar metrics: 'loss', 'overlap' and 'grad_norm'.
+  """
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, target_params, teacher, *batch)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, optimizer), metrics
 
 
-def asked(target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any,
-          warp: warp_lib.Warp) -> tuple[jax.Array, jax.Array]:
-  """The target's distributions `[B, T, V]` of images, and its features `[S, B, C + T - 1, F]`."""
+def target_outputs(
+    target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any,
+    warp: warp_lib.Warp) -> tuple[jax.Array, jax.Array]:
+  """Returns the target's probabilities `[B, T, V]` and features `[S, B, C + T - 1, F]`."""
   both = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
           for drop in (False, True)]
   logits, features = (jnp.stack(parts) for parts in zip(*both))
@@ -100,6 +88,6 @@ def asked(target_params: Params, teacher: Teacher, tokens: jax.Array, condition:
 
 
 def divergence(p: jax.Array, q: jax.Array) -> jax.Array:
-  """Kullback-Leibler divergence of `p` from `q`, `[...]`, of distributions `[..., V]`."""
+  """Computes the Kullback-Leibler divergence `KL(p || q)` `[...]` of distributions `[..., V]`."""
   ratio = jnp.log(jnp.maximum(p, _TINY)) - jnp.log(jnp.maximum(q, _TINY))
   return jnp.sum(p * ratio, axis=-1)

@@ -1,4 +1,4 @@
-"""Images that a target has sampled: what everything that drafts for it learns from."""
+"""Images sampled from a target, the training data of its drafters and correctors."""
 
 import pathlib
 from collections.abc import Sequence
@@ -10,76 +10,77 @@ from absl import logging
 
 from cspd_jax.checkpoints import files, reading
 from cspd_jax.generation import batches
+from cspd_jax.generation.model import Model
 
-# Images that the target samples at once.
+# Images per batch.
 _BATCH = 64
 
 
-def prompts_of(model: Any, path: str | None = None) -> Sequence[Any]:
-  """The prompts of a file with one per line, or those of the model itself.
+def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
+  """Returns the prompts of a file with one prompt per line, or the model's own without a file.
 
   Raises:
-    ValueError: if there are none.
+    ValueError: if the file or the model has no prompts.
   """
   if path is not None:
-    text = reading.text(path, 'give a file with one prompt per line', 'prompts')
-    found: Sequence[Any] = [line.strip() for line in text.splitlines() if line.strip()]
-    if not found:
+    text = reading.text(path, 'provide a file with one prompt per line', 'prompts')
+    prompts: Sequence[Any] = [line.strip() for line in text.splitlines() if line.strip()]
+    if not prompts:
       raise ValueError(f'prompts is {path!r}, a file without prompts; write one per line.')
-    return found
+    return prompts
   if not len(model.prompts):
-    raise ValueError(f'prompts is none, and model {model.name!r} has none of its own; give a file '
-                     'with one per line.')
+    raise ValueError(f'prompts is None, and model {model.name!r} has no prompts of its own; '
+                     'provide a file with one prompt per line.')
   return model.prompts
 
 
-def sampled(model: Any, prompts: str | None, count: int, key: jax.Array, sampling: Any
+def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Any
             ) -> tuple[np.ndarray, np.ndarray]:
-  """Samples images of all prompts in turn.
+  """Samples images, with the prompts in turn.
 
   Args:
-    model: a `generation.Model` of discrete tokens.
-    prompts: file of what it is asked for, or None; see `prompts_of`.
+    model: a model of discrete tokens.
+    prompts: file with one prompt per line, or None; see `prompts_of`.
     count: number of images.
     key: random key.
-    sampling: options of a `Warp`.
+    sampling: sampling options, a `Warp`.
 
   Returns:
-    Tokens `[N, T]` and the number of every image's prompt `[N]`, int32.
+    Tokens `[N, T]` and the index `[N]` of every image's prompt, int32.
 
   Raises:
-    ValueError: for options that cannot be.
+    ValueError: for invalid sampling options.
   """
-  asked = prompts_of(model, prompts)
-  numbers = np.arange(count, dtype=np.int32) % len(asked)
-  conditions = model.condition(asked)
+  texts = prompts_of(model, prompts)
+  indices = np.arange(count, dtype=np.int32) % len(texts)
+  conditions = model.condition(texts)
   decoder = model.decoder('vanilla', guided=True)
   decoder.check(conditions, sampling)
   decode = jax.jit(decoder)
   parts = []
-  for index, kept in batches.filled(count, min(_BATCH, count)):
-    decoded = decode(model.params, pick(conditions, numbers[index]),
-                     jax.random.fold_in(key, index[0]), sampling)
-    parts.append(np.asarray(decoded.tokens)[:kept])
-    logging.info('images: %d of %d', index[kept - 1] + 1, count)
-  return np.concatenate(parts), numbers
+  for batch, size in batches.filled(count, min(_BATCH, count)):
+    decoded = decode(model.params, select(conditions, indices[batch]),
+                     jax.random.fold_in(key, batch[0]), sampling)
+    parts.append(np.asarray(decoded.tokens)[:size])
+    logging.info('images: %d of %d', batch[size - 1] + 1, count)
+  return np.concatenate(parts), indices
 
 
-def kept(path: pathlib.Path, model: Any, prompts: str | None, count: int, key: jax.Array,
-         sampling: Any) -> tuple[np.ndarray, np.ndarray]:
-  """The images of a file; they are sampled and stored there first if it does not hold so many.
+def cached(path: pathlib.Path, model: Model, prompts: str | None, count: int, key: jax.Array,
+           sampling: Any) -> tuple[np.ndarray, np.ndarray]:
+  """Reads the images of a file; if it does not hold `count` images, samples and stores them first.
 
-  Arguments but for `path` and result as for `sampled`.
+  Further arguments and result as for `sampled`.
   """
   if path.exists():
     stored = reading.arrays(path, files.REMAKE, needed=('tokens', 'labels'))
     if stored['tokens'].shape == (count, model.num_tokens) and stored['labels'].shape == (count,):
       return stored['tokens'], stored['labels']
-  tokens, numbers = sampled(model, prompts, count, key, sampling)
-  files.write_arrays(path, dict(tokens=tokens, labels=numbers))
-  return tokens, numbers
+  tokens, indices = sampled(model, prompts, count, key, sampling)
+  files.write_arrays(path, dict(tokens=tokens, labels=indices))
+  return tokens, indices
 
 
-def pick(conditions: Any, numbers: np.ndarray) -> Any:
-  """The conditions of the prompts of these numbers."""
-  return jax.tree.map(lambda leaf: leaf[numbers], conditions)
+def select(conditions: Any, indices: np.ndarray) -> Any:
+  """Returns the rows of `conditions` at `indices`."""
+  return jax.tree.map(lambda leaf: leaf[indices], conditions)

@@ -1,7 +1,7 @@
-"""States of a training, kept in files of one step each.
+"""Checkpoints of a training: one file per saved step.
 
-A file is there complete or not at all, and every array in it has a checksum. The last two are kept:
-if one is damaged, training goes on from the one before.
+A file is complete or absent, and every array in it has a checksum. The last two files are retained:
+if one is damaged, training continues from the one before.
 """
 
 import pathlib
@@ -15,94 +15,99 @@ from absl import logging
 
 from cspd_jax.checkpoints import files, reading
 
-_KEPT = 2
+# Number of files that are retained.
+_RETAINED = 2
 
 
 def save(folder: pathlib.Path, number: int, state: Any) -> None:
-  """Keeps the state after step `number`, and of those before the last one.
+  """Saves the state after step `number` and removes all earlier ones but the last.
 
   Args:
-    folder: of this training alone.
-    number: steps done.
+    folder: folder of this training alone.
+    number: number of steps done.
     state: a pytree of arrays.
   """
   leaves = {name: _plain(np.asarray(leaf)) for name, leaf in _named(jax.device_get(state)).items()}
   files.write_arrays(folder / f'step_{number:08d}.npz', leaves)
-  kept = _files(folder)
-  # Later ones are from before a damaged file made the training go back.
-  for later in [one for one in kept if one > number]:
-    kept.pop(later).unlink(missing_ok=True)
-  _forget(kept)
+  paths = _files(folder)
+  # Later files are from before a damaged file made the training go back.
+  for later in [step for step in paths if step > number]:
+    paths.pop(later).unlink(missing_ok=True)
+  _remove_old(paths)
 
 
 def restore(folder: pathlib.Path, like: Any) -> Any:
-  """The last state that can be read; None if there is none. Files that cannot be are told of.
+  """Reads the last readable state; logs a warning for each damaged file.
 
   Args:
     folder: see `save`.
     like: a state of the same structure, shapes and dtypes.
 
+  Returns:
+    The state, or None if no file is readable.
+
   Raises:
-    ValueError: if the folder holds something else.
+    ValueError: if the folder holds states of another training.
   """
   if folder.is_symlink():
-    raise ValueError(f'{folder} is a link, and files of what it leads to would be removed; move it '
-                     'away, or give another folder.')
-  for left in files.leftovers(folder / '*'):
-    left.unlink(missing_ok=True)
-  found = _files(folder)
-  for number in sorted(found, reverse=True):
+    raise ValueError(f'{folder} is a link, and files in its target would be removed; move it away, '
+                     'or use another folder.')
+  for partial in files.leftovers(folder / '*'):
+    partial.unlink(missing_ok=True)
+  paths = _files(folder)
+  for number in sorted(paths, reverse=True):
     try:
-      stored = reading.arrays(found[number], 'going back to an earlier step')
+      arrays = reading.arrays(paths[number], 'going back to an earlier step')
     except ValueError as error:
       logging.warning('%s', error)
       continue
-    state = _filled(found[number], like, stored)
-    # A process may have been killed before it removed what its last state replaced.
-    _forget({one: path for one, path in found.items() if one <= number})
+    state = _filled(paths[number], like, arrays)
+    # A process may have been killed before it removed the files that its last one replaced.
+    _remove_old({step: path for step, path in paths.items() if step <= number})
     return state
   return None
 
 
-def _forget(found: dict[int, pathlib.Path]) -> None:
+def _remove_old(paths: dict[int, pathlib.Path]) -> None:
   """Removes all files but the last ones."""
-  for number in sorted(found)[:-_KEPT]:
-    found[number].unlink(missing_ok=True)
+  for number in sorted(paths)[:-_RETAINED]:
+    paths[number].unlink(missing_ok=True)
 
 
 def _files(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-  """The files by their steps."""
-  found = {}
+  """Returns the files by step."""
+  paths: dict[int, pathlib.Path] = {}
   for path in folder.iterdir():
-    if name := re.fullmatch(r'step_(\d+)\.npz', path.name):
-      found[int(name[1])] = path
+    if match := re.fullmatch(r'step_(\d+)\.npz', path.name):
+      paths[int(match[1])] = path
     elif path.is_dir():
-      raise ValueError(f'{path} is no state of a training, but perhaps one of an earlier version; '
-                       'move it away, or give another folder.')
-  return found
+      raise ValueError(f'{path} is a folder, perhaps a checkpoint of an earlier version; move it '
+                       'away, or use another folder.')
+  return paths
 
 
 def _named(state: Any) -> dict[str, Any]:
-  """The leaves of a state by their paths."""
+  """Returns the leaves of a state by path."""
   return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf
           for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
 
 
 def _plain(leaf: np.ndarray) -> np.ndarray:
-  """An array as .npz files can hold it: the bits of a number that NumPy does not know."""
+  """Views an array of a dtype that NumPy does not support as unsigned integers, for .npz files."""
   return leaf.view(f'u{leaf.dtype.itemsize}') if leaf.dtype.kind == 'V' else leaf
 
 
-def _filled(path: pathlib.Path, like: Any, stored: dict[str, np.ndarray]) -> Any:
-  """A state like another, of stored numbers; raises ValueError if they are of another."""
-  wanted = {name: _plain(np.empty(leaf.shape, leaf.dtype)) for name, leaf in _named(like).items()}
-  for name in wanted.keys() | stored.keys():
-    forms = [f'{one[name].dtype}{list(one[name].shape)}' if name in one else 'nothing'
-             for one in (stored, wanted)]
+def _filled(path: pathlib.Path, like: Any, arrays: dict[str, np.ndarray]) -> Any:
+  """Returns a state like `like` with the arrays of a file; raises ValueError if they differ."""
+  expected = {name: _plain(np.empty(leaf.shape, leaf.dtype)) for name, leaf in _named(like).items()}
+  for name in expected.keys() | arrays.keys():
+    forms = [f'{group[name].dtype}{list(group[name].shape)}' if name in group else 'nothing'
+             for group in (arrays, expected)]
     if forms[0] != forms[1]:
       raise ValueError(f'{path} holds {forms[0]} as {name!r} instead of {forms[1]}, a state of '
-                       'another training; give another folder.')
+                       'another training; use another folder.')
   leaves, structure = jax.tree.flatten(like)
-  # A step gives its input's memory away, so it must not be that of the file's bytes.
+  # A step donates the memory of its input, so it must not be that of the file's bytes.
   return structure.unflatten([
-      jnp.array(stored[name].view(leaf.dtype)) for name, leaf in zip(wanted, leaves, strict=True)])
+      jnp.array(arrays[name].view(leaf.dtype))
+      for name, leaf in zip(expected, leaves, strict=True)])

@@ -1,1 +1,1 @@
-"""The embedded models: photographs, captions, training steps and recipes."""
+"""The shipped models: photographs, captions, training steps and recipes."""

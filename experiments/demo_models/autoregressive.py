@@ -1,10 +1,9 @@
-"""Training step of an autoregressive model on token sequences: LlamaGen's, or an early-fusion one.
+"""Training step of an autoregressive model of image tokens: LlamaGen or early fusion.
 
-Cross-entropy of every token given the condition and the tokens before it; tokens that the grammar
-forces have none. For some images the condition is replaced by the null class or the second stream,
-which is what guidance needs (Ho & Salimans, Classifier-Free Diffusion Guidance, 2021). AdamW with
-warm-up and a cosine schedule; the shipped parameters are an exponential moving average over the
-steps.
+The loss is the cross-entropy of every token given the condition and the tokens before it, except
+for tokens that the grammar forces. For some images the condition is replaced by the null class or
+the second stream, as classifier-free guidance requires (Ho & Salimans, Classifier-Free Diffusion
+Guidance, 2021). The result of the training is the moving average of the parameters.
 """
 
 import dataclasses
@@ -15,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from cspd_jax.core import fields
 from cspd_jax.models import early_fusion, llamagen
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 
 Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
@@ -24,58 +25,46 @@ Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
 
 @dataclasses.dataclass(frozen=True)
 class ARTrainConfig:
-  """Optimisation of an autoregressive model.
+  """Configuration of an autoregressive model's training.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: images per step.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
-    weight_decay: of AdamW, on matrices only.
-    drop_rate: probability that an image's condition is replaced by the null class, or by the
-      second stream.
-    ema_decay: of the moving average, once it has run for a while.
-    seed: of the parameters, the order of the images and the dropped conditions.
+    optimizer: configuration of the optimiser.
+    drop_rate: probability that an image's condition is replaced by the null class or the second
+      stream.
   """
 
-  num_steps: int = 2000
-  batch_size: int = 16
-  learning_rate: float = 1e-3
-  warmup_steps: int = 100
-  weight_decay: float = 0.05
+  optimizer: OptimizerConfig = OptimizerConfig(weight_decay=0.05)
   drop_rate: float = 0.1
-  ema_decay: float = 0.99
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(self)
+    fields.check(self, drop_rate=fields.SHARES)
 
 
 def init(config: Config, train: ARTrainConfig) -> TrainState:
-  """The state before the first step."""
+  """Returns the state before the first step."""
   model = early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
-  params = model.init(config, jax.random.key(train.seed))
-  return state_lib.start(params, state_lib.optimizer(train), averaged=True)
+  params = model.init(config, jax.random.key(train.optimizer.seed))
+  return state_lib.start(params, train.optimizer)
 
 
 def logits(
     params: Any, config: Config, condition: Any, tokens: jax.Array, drop_mask: jax.Array,
 ) -> jax.Array:
-  """Next-token logits `[B, T, V]` of whole images `[B, T]`.
+  """Returns the next-token logits `[B, T, V]` of whole images.
 
   Args:
     params: parameters of the model.
-    config: its sizes, which say what it is.
+    config: configuration of the model; its class determines the network.
     condition: labels `[B]`, or a `causal.Prompt` of two streams.
-    tokens: `[B, T]`.
-    drop_mask: `[B]` bool; True takes the null class, or the second stream.
+    tokens: `[B, T]` image tokens.
+    drop_mask: `[B]` bool; True for the null class or the second stream.
   """
   model = early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
   return model.logits_and_features(params, config, condition, tokens, drop_mask)[0]
 
 
 def is_free(config: Config) -> np.ndarray:
-  """Which tokens of an image `[T]` no grammar forces, bool."""
+  """Returns `[T]` bool, False for tokens that the grammar forces."""
   positions = np.arange(config.num_tokens)
   if not isinstance(config, early_fusion.EarlyFusionConfig):
     return np.ones(positions.shape, bool)
@@ -90,17 +79,25 @@ def nll(
     condition: Any,
     drop_mask: jax.Array | None = None,
 ) -> jax.Array:
-  """Negative log-likelihood `[B, F]` in nats of the free ones among the tokens `[B, T]`.
+  """Computes the negative log-likelihood of the tokens that the grammar does not force.
 
-  Where `drop_mask` `[B]` is True the condition is replaced by the null class, or the second stream.
+  Args:
+    params: parameters of the model.
+    config: configuration of the model.
+    tokens: `[B, T]` image tokens.
+    condition: condition of the images; see `logits`.
+    drop_mask: see `logits`; None drops no condition.
+
+  Returns:
+    `[B, F]` in nats, for the `F` free tokens.
   """
   if drop_mask is None:
     drop_mask = jnp.zeros(tokens.shape[:1], bool)
   free = np.flatnonzero(is_free(config))
-  found = logits(params, config, condition, tokens, drop_mask)
+  all_logits = logits(params, config, condition, tokens, drop_mask)
   if len(free) < tokens.shape[1]:
-    found, tokens = found[:, free], tokens[:, free]
-  return optax.softmax_cross_entropy_with_integer_labels(found, tokens)
+    all_logits, tokens = all_logits[:, free], tokens[:, free]
+  return optax.softmax_cross_entropy_with_integer_labels(all_logits, tokens)
 
 
 def step(
@@ -109,19 +106,19 @@ def step(
     config: Config,
     train: ARTrainConfig,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimiser step; jit with `config` and `train` static.
+  """Does one optimiser step; jit with `config` and `train` static.
 
   Args:
-    state: the state to start from.
+    state: state before the step.
     batch: tokens `[B, T]` int32 and the condition of every image.
-    config: the model's sizes.
-    train: the optimisation.
+    config: configuration of the model.
+    train: configuration of the training.
 
   Returns:
     The next state and the scalar metrics 'loss' (nats per token) and 'grad_norm'.
   """
   tokens, condition = batch
-  key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
+  key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step)
   drop_mask = jax.random.bernoulli(key, train.drop_rate, tokens.shape[:1])
 
   def loss(params):
@@ -129,11 +126,9 @@ def step(
 
   value, grads = jax.value_and_grad(loss)(state.params)
   metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, state_lib.optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, train.optimizer), metrics
 
 
 def part(arrays: Any, start: int, count: int) -> Any:
-  """Entries `start .. start + count - 1` of every leaf, or those that there are."""
+  """Returns at most `count` entries of every leaf, from entry `start` on."""
   return jax.tree.map(lambda leaf: leaf[start:start + count], arrays)
-
-

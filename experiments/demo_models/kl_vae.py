@@ -1,9 +1,9 @@
 """Training step of the KL autoencoder: reconstruction from a sampled latent, and a KL term.
 
-The term pulls every latent's Gaussian towards the standard normal (Kingma & Welling,
-Auto-Encoding Variational Bayes, 2013, appendix B). With the small weight of latent diffusion
-models it does not make the latents normal; it keeps their scale in bounds and noise in them, so
-that the decoder forgives small errors of whatever generates them.
+The KL term pulls every latent's Gaussian towards the standard normal (Kingma & Welling,
+Auto-Encoding Variational Bayes, 2013, appendix B). With the small weight of latent diffusion models
+it does not make the latents normal; it bounds their scale and preserves their noise, so that the
+decoder tolerates small errors of generated latents.
 """
 
 import dataclasses
@@ -15,41 +15,33 @@ import jax.numpy as jnp
 from cspd_jax.core import fields
 from cspd_jax.models import kl_vae
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 from experiments.demo_models import reconstruction
 
 
 @dataclasses.dataclass(frozen=True)
 class KLVAETrainConfig:
-  """Optimisation of a tokenizer.
+  """Configuration of a KL tokenizer's training.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: crops per step.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
-    gradient_weight: weight of the error of pixel differences.
-    kl_weight: weight of the mean KL divergence of a latent's channel, in nats.
-    seed: of the parameters, the crops and the latents.
+    optimizer: configuration of the optimiser.
+    gradient_weight: weight of the error of the differences of adjacent pixels.
+    kl_weight: weight of the KL divergence in nats, averaged over the channels of the latents.
   """
 
-  num_steps: int = 4000
-  batch_size: int = 4
-  learning_rate: float = 1e-3
-  warmup_steps: int = 100
+  optimizer: OptimizerConfig = reconstruction.OPTIMIZER
   gradient_weight: float = 0.5
   kl_weight: float = 3e-4
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(
-        self, gradient_weight=fields.NOT_NEGATIVE, kl_weight=fields.NOT_NEGATIVE)
+    fields.check(self, gradient_weight=fields.NOT_NEGATIVE, kl_weight=fields.NOT_NEGATIVE)
 
 
 def init(config: kl_vae.KLVAEConfig, train: KLVAETrainConfig) -> TrainState:
-  """The state before the first step."""
-  params = kl_vae.init(config, jax.random.key(train.seed))
-  return state_lib.start(params, reconstruction.optimizer(train))
+  """Returns the state before the first step."""
+  params = kl_vae.init(config, jax.random.key(train.optimizer.seed))
+  return state_lib.start(params, train.optimizer)
 
 
 def loss(
@@ -59,14 +51,14 @@ def loss(
     images: jax.Array,
     key: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """The training loss of images `[B, H, W, C]` in [-1, 1].
+  """Computes the training loss.
 
   Args:
     params: parameters of the tokenizer.
-    config: its sizes.
-    train: the weights of the terms.
-    images: the batch.
-    key: of the latents.
+    config: configuration of the tokenizer.
+    train: configuration of the training, for the weights.
+    images: `[B, H, W, C]` in [-1, 1].
+    key: random key of the latents.
 
   Returns:
     The loss and the metrics 'l1', 'psnr' (decibels for pixel values in [0, 1]) and 'kl' (nats per
@@ -86,12 +78,12 @@ def step(
     config: kl_vae.KLVAEConfig,
     train: KLVAETrainConfig,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimiser step on images `[B, H, W, C]`; jit with `config` and `train` static.
+  """Does one optimiser step on images `[B, H, W, C]`; jit with `config` and `train` static.
 
   Returns:
     The next state and the scalar metrics 'loss', 'l1', 'psnr' and 'kl'.
   """
-  key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
+  key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step)
   (total, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, images, key)
-  return state_lib.update(state, grads, reconstruction.optimizer(train)), {'loss': total, **metrics}
+  return state_lib.update(state, grads, train.optimizer), {'loss': total, **metrics}

@@ -1,11 +1,11 @@
 """Training step of a MAR model on continuous tokens.
 
-A random part of an image's tokens is hidden and the diffusion head learns to denoise them: squared
-error of the predicted noise, plus the variational bound for the learned variance alone. For some
-images the label is replaced by the null class, which is what guidance needs. The optimiser is the
-published one: AdamW with warm-up to a constant rate, without decay of biases, norms and the head;
-the parameters to use are an exponential moving average over the steps. What a short training needs
-besides, `MARTrainConfig` has as options, which are off by default.
+A random part of an image's tokens is hidden and the diffusion head learns to denoise them. The loss
+is the squared error of the predicted noise, plus the variational bound for the learned variance
+alone. For some images the label is replaced by the null class, as classifier-free guidance
+requires. The optimiser is the published one: AdamW with warm-up to a constant learning rate,
+without weight decay of biases, norms and the head; the result is the moving average of the
+parameters. `MARTrainConfig` has further options for short trainings, which are off by default.
 
 References: Li et al., Autoregressive Image Generation without Vector Quantization, 2024
 (arXiv:2406.11838), sections 3.2 and 4; Nichol & Dhariwal, Improved Denoising Diffusion
@@ -25,45 +25,36 @@ from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.core import fields
 from cspd_jax.models import mar
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
 class MARTrainConfig:
-  """Optimisation of a MAR model; the defaults are the published ones where there are any.
+  """Configuration of a MAR model's training; the defaults are the published values, if any.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: images per step.
-    learning_rate: rate after the warm-up.
-    warmup_steps: steps of linear warm-up.
-    cooldown_steps: steps at the end over which the rate falls to 0.
-    weight_decay: of AdamW, on the transformer's matrices and tables only.
-    dropout: rate in the transformer.
-    min_hidden: least share of the tokens that is hidden; the share is normal around 1, cut to
-      what lies from here to 1.
-    hidden_deviation: standard deviation of that normal distribution before the cut.
+    optimizer: configuration of the optimiser; weight decay applies to the transformer's matrices
+      and tables only.
+    dropout: dropout rate of the transformer.
+    min_hidden: smallest fraction of hidden tokens; the fraction has a normal distribution around
+      1, truncated to `[min_hidden, 1]`.
+    hidden_deviation: standard deviation of that normal distribution before truncation.
     drop_rate: probability that an image's label is replaced by the null class.
-    draws: steps and noises that every hidden token is denoised with per optimiser step, because
-      the head costs little beside the transformer.
-    last_share: share of the draws that are put at the last step, 999.
-    last_weight: weight of the squared error there, for the head's parameters. The sampler's
-      first kernel multiplies an error of the noise by 316, so the head must know to a thousandth
-      that the state is all noise; long training teaches it that with equal weights, short
-      training does not.
-    sine_positions: whether the tables of positions start as sines and cosines of row and column.
-      From the published start, almost zero, a short training learns what an image's colours are,
-      and not which tokens are neighbours.
-    ema_decay: of the moving average, once it has run for a while.
-    seed: of the parameters and of everything a step draws.
+    draws: number of diffusion steps and noises per hidden token and optimiser step; several,
+      because the head costs little compared with the transformer.
+    last_share: fraction of the draws that are moved to the last diffusion step, 999.
+    last_weight: weight of the squared error at that step, for the head's parameters. The sampler's
+      first kernel multiplies an error of the noise by 316, so the head must predict with a relative
+      error of a thousandth that the state is all noise. A long training learns that with equal
+      weights, a short one does not.
+    sine_positions: whether the position tables are initialised with sines and cosines of row and
+      column. From the published initialisation, almost zero, a short training learns the colours
+      of an image but not which tokens are adjacent.
   """
 
-  num_steps: int = 2000
-  batch_size: int = 16
-  learning_rate: float = 1e-4
-  warmup_steps: int = 100
-  cooldown_steps: int = 0
-  weight_decay: float = 0.02
+  optimizer: OptimizerConfig = OptimizerConfig(
+      learning_rate=1e-4, cooldown_steps=0, weight_decay=0.02, max_norm=3.0, ema_decay=0.9999)
   dropout: float = 0.1
   min_hidden: float = 0.7
   hidden_deviation: float = 0.25
@@ -72,26 +63,21 @@ class MARTrainConfig:
   last_share: float = 0.0
   last_weight: float = 1.0
   sine_positions: bool = False
-  ema_decay: float = 0.9999
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(
-        self, min_hidden=fields.BELOW_1, dropout=fields.BELOW_1, last_share=fields.SHARES,
-        cooldown_steps=(0, fields.MOST))
-    if self.cooldown_steps > self.num_steps:
-      raise ValueError(f'cooldown_steps is {self.cooldown_steps}; it must be from 0 to num_steps, '
-                       f'{self.num_steps}.')
+    fields.check(
+        self, min_hidden=fields.BELOW_1, dropout=fields.BELOW_1, drop_rate=fields.SHARES,
+        last_share=fields.SHARES)
 
 
 class Draws(NamedTuple):
   """The random numbers of one loss; `M` is `MARTrainConfig.draws`.
 
   Attributes:
-    hidden: `[B, T]` bool, equally many per image.
-    drop: `[B]` bool, images that get the null class.
-    step: `[M, B, T]` int, 0 to 999.
-    noise: `[M, B, T, C]`.
+    hidden: `[B, T]` bool, the hidden tokens, the same number for every image.
+    drop: `[B]` bool, True for the null class.
+    step: `[M, B, T]` int, diffusion steps from 0 to 999.
+    noise: `[M, B, T, C]` standard normal noise.
   """
 
   hidden: jax.Array
@@ -101,7 +87,7 @@ class Draws(NamedTuple):
 
 
 def draw(key: jax.Array, shape: tuple[int, int, int], train: MARTrainConfig) -> Draws:
-  """Random numbers for tokens of `shape` `(B, T, C)`."""
+  """Draws the random numbers for tokens of `shape` `(B, T, C)`."""
   batch, length, _ = shape
   keys = jax.random.split(key, 6)
   rate = 1 + train.hidden_deviation * jax.random.truncated_normal(
@@ -120,19 +106,19 @@ def draw(key: jax.Array, shape: tuple[int, int, int], train: MARTrainConfig) -> 
 def token_losses(
     x0: jax.Array, step: jax.Array, noise: jax.Array, x: jax.Array, eps: jax.Array, v: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """The two terms of the diffusion loss, per token.
+  """Computes the two terms of the diffusion loss per token.
 
   Args:
     x0: `[..., C]` tokens.
-    step: `[...]` steps of the full process.
-    noise: `[..., C]` the noise in the states.
-    x: `[..., C]` the states, `schedule.diffuse` of the above.
-    eps: `[..., C]` the head's noise.
-    v: `[..., C]` the head's variance.
+    step: `[...]` diffusion steps of the full process.
+    noise: `[..., C]` noise in the states.
+    x: `[..., C]` states, `schedule.diffuse` of the above.
+    eps: `[..., C]` noise predicted by the head.
+    v: `[..., C]` variance predicted by the head.
 
   Returns:
-    The squared error of the noise, and the variational bound in bits per
-    dimension, which has no gradient with respect to `eps`; `[...]` each.
+    The squared error of the noise, and the variational bound in bits per dimension, which has no
+    gradient with respect to `eps`; `[...]` each.
   """
   full = schedule_lib.make(schedule_lib.NUM_STEPS)
   mean, _ = schedule_lib.posterior(full, step, x, jax.lax.stop_gradient(eps), v)
@@ -147,9 +133,9 @@ def token_losses(
 
 
 def _discretized_nll(x: jax.Array, mean: jax.Array, log_std: jax.Array) -> jax.Array:
-  """Negative log-likelihood in nats of `x` as one of 256 pixel values in [-1, 1].
+  """Computes the negative log-likelihood in nats of `x` as one of 256 pixel values in [-1, 1].
 
-  Tokens are not pixels; the published loss treats them as such all the same.
+  Tokens are not pixels, but the published loss treats them as such.
   """
   def cdf(offset):
     scaled = (x - mean + offset) * jnp.exp(-log_std)
@@ -171,21 +157,21 @@ def loss(
     dropout: float = 0.0,
     dropout_key: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """The training loss.
+  """Computes the training loss.
 
   Args:
     params: parameters of the model.
-    config: its sizes.
+    config: configuration of the model.
     tokens: `[B, T, C]` scaled latents.
     labels: `[B]` int classes.
-    draws: the random numbers.
+    draws: random numbers of the loss.
     last_weight: see `MARTrainConfig`.
-    dropout: rate in the transformer.
-    dropout_key: of the dropout; needed unless its rate is 0.
+    dropout: dropout rate of the transformer.
+    dropout_key: random key of the dropout; required unless its rate is 0.
 
   Returns:
     The loss, averaged over the hidden tokens, and its terms: 'mse', without weights, 'vlb', and
-    'last_mse', at the last step only (0 if no draw is there).
+    'last_mse', at the last diffusion step only (0 without a draw there).
   """
   model = mar.MAR(config, dropout)
   rngs = None if dropout_key is None else {'dropout': dropout_key}
@@ -195,9 +181,9 @@ def loss(
   x0 = jnp.broadcast_to(tokens, draws.noise.shape).astype(jnp.float32)
   x = schedule_lib.diffuse(full, draws.step, x0, draws.noise)
   is_last = draws.step == schedule_lib.NUM_STEPS - 1
-  # The weight is for the head: what it has to say of pure noise does not depend on `z`, and heavy
-  # errors there would drown what the transformer can learn from the other steps. (What it could
-  # learn from the bound there, next to nothing, is divided as well.)
+  # The weight is for the head only: its prediction for pure noise does not depend on `z`, and large
+  # errors there would dominate the transformer's gradients from the other steps. (Its gradient from
+  # the bound at this step, almost 0, is divided as well.)
   fixed = jax.lax.stop_gradient(z)
   z = fixed + (z - fixed) / jnp.where(is_last, last_weight, 1.0)[..., None]
   eps, v = model.apply(
@@ -212,21 +198,17 @@ def loss(
   return mse + vlb + (last_weight - 1) * last, metrics
 
 
-def _optimizer(train: MARTrainConfig) -> optax.GradientTransformation:
-  return state_lib.optimizer(
-      train, cooldown_steps=train.cooldown_steps, clip=3.0, decayed=_decayed)
-
-
 def _decayed(params: Any) -> Any:
-  """Which parameters decay: not the head's, and no biases or norms."""
+  """Returns a tree of bool: False for the head's parameters, biases and norms."""
   return jax.tree_util.tree_map_with_path(
       lambda path, _: path[0].key != 'head' and path[-1].key not in ('bias', 'scale'), params)
 
 
 def _sines(config: mar.MARConfig) -> np.ndarray:
-  """`[T, D]`: a quarter of the numbers each for sine and cosine of row and column.
+  """Returns `[T, D]` position embeddings: a quarter each for sine and cosine of row and column.
 
-  The tables of masked autoencoders (arXiv:2111.06377), with periods up to hundreds of tokens.
+  These are the embeddings of masked autoencoders (arXiv:2111.06377), with periods of up to hundreds
+  of tokens.
   """
   quarter = -(-config.dim // 4)
   frequencies = 100.0**(-np.arange(quarter) / quarter)
@@ -237,13 +219,13 @@ def _sines(config: mar.MARConfig) -> np.ndarray:
 
 
 def init(config: mar.MARConfig, train: MARTrainConfig) -> TrainState:
-  """The state before the first step."""
-  params = mar.init(config, jax.random.key(train.seed))
+  """Returns the state before the first step."""
+  params = mar.init(config, jax.random.key(train.optimizer.seed))
   if train.sine_positions:
     sines = _sines(config)
     for table in ('encoder_positions', 'decoder_positions', 'z_positions'):
       params[table] = params[table].at[:, -config.num_tokens:].set(sines)
-  return state_lib.start(params, _optimizer(train), averaged=True)
+  return state_lib.start(params, train.optimizer, decayed=_decayed)
 
 
 def step(
@@ -252,19 +234,19 @@ def step(
     config: mar.MARConfig,
     train: MARTrainConfig,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimiser step; jit with `config` and `train` static.
+  """Does one optimiser step; jit with `config` and `train` static.
 
   Args:
-    state: the state to start from.
+    state: state before the step.
     batch: tokens `[B, T, C]` (scaled latents) and labels `[B]` int32.
-    config: the model's sizes.
-    train: the optimisation.
+    config: configuration of the model.
+    train: configuration of the training.
 
   Returns:
     The next state and the scalar metrics 'loss', those of `loss`, and 'grad_norm'.
   """
   tokens, labels = batch
-  key = jax.random.fold_in(jax.random.key(train.seed + 1), state.step)
+  key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step)
   draw_key, dropout_key = jax.random.split(key)
   draws = draw(draw_key, tokens.shape, train)
   run = lambda params: loss(params, config, tokens, labels, draws,
@@ -272,4 +254,4 @@ def step(
                             dropout_key=dropout_key)
   (value, terms), grads = jax.value_and_grad(run, has_aux=True)(state.params)
   metrics = {'loss': value, **terms, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, _optimizer(train), train.ema_decay), metrics
+  return state_lib.update(state, grads, train.optimizer, decayed=_decayed), metrics

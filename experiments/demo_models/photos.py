@@ -1,39 +1,39 @@
-"""Random crops of the freely licensed photographs inside the scikit-image and scikit-learn wheels.
+"""Random crops of freely licensed photographs in the scikit-image and scikit-learn wheels.
 
-Nothing is downloaded: `pip install -e '.[train]'` brings the two packages, and with them eight
-colour photographs, one per class. A crop is a square of random place and size, mirrored half of
-the time, and resized to a fixed side. The left three quarters of every photograph are for training
-and the rest is held out, so no held-out pixel is ever trained on.
+Nothing is downloaded: `pip install -e '.[train]'` installs the two packages, and with them eight
+colour photographs, one per class. A crop is a square of random position and size, mirrored with
+probability 1/2, and resized to a fixed side. The left three quarters of every photograph are for
+training and the rest is held out, so that no held-out pixel is used for training.
 
   photos = load()
-  found = crops(photos, seed=0, step=0, split='train', batch_size=16)
+  batch = crops(photos, seed=0, step=0, split='train', batch_size=16)
 """
 
 import importlib.util
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 SPLITS = ('train', 'held_out')
-# Left part of every photograph that belongs to the training split.
+# Fraction of the width of every photograph, from the left, that belongs to the training split.
 TRAIN_FRACTION = 0.75
-# Larger photographs are reduced to this many pixels on their shorter side, so that a crop shows
-# things of about the same apparent size in all of them.
+# Maximum of the shorter side in pixels. Larger photographs are scaled down, so that crops show
+# objects of about the same apparent size in all of them.
 _SHORTER_SIDE = 512
-# Sides, in pixels of the photograph, between which a crop is chosen.
+# Smallest and largest side of a crop in pixels of the photograph.
 _CROP_SIDES = (64, 160)
 
 
 class Source(NamedTuple):
-  """Where a photograph comes from.
+  """Source of a photograph.
 
   Attributes:
-    name: its class, a word for what it shows.
-    package: import name of the package whose wheel holds it.
+    name: name of its class, the object that it shows.
+    package: import name of the package whose wheel contains it.
     file: path inside the package.
     licence: its licence.
-    credit: who made it.
+    credit: its author.
     stated: where the package states the licence.
   """
 
@@ -75,9 +75,10 @@ class Crops(NamedTuple):
 
   Attributes:
     images: `[N, size, size, 3]` float32 in [-1, 1].
-    labels: `[N]` int32, the photographs.
-    places: `[N, 2]` float, how far across and down its part of the photograph a crop lies, from 0
-      to 1; across is counted in the mirrored photograph if the crop is mirrored.
+    labels: `[N]` int32, indices of the photographs.
+    places: `[N, 2]` float, horizontal and vertical position of a crop in its part of the
+      photograph, from 0 to 1; the horizontal one in the mirrored photograph if the crop is
+      mirrored.
   """
 
   images: np.ndarray
@@ -93,12 +94,13 @@ def load() -> tuple:
 
   Raises:
     ImportError: if a package of the extra `train` is not installed.
-    FileNotFoundError: if a package no longer holds the photograph.
+    FileNotFoundError: if a package does not contain the photograph.
   """
   return tuple(_open(source) for source in SOURCES)
 
 
-def _open(source: Source):
+def _open(source: Source) -> Any:
+  """Opens one photograph; see `load`."""
   # scikit-image itself depends on Pillow.
   missing = [name for name in (source.package, 'PIL') if importlib.util.find_spec(name) is None]
   if missing:
@@ -112,7 +114,7 @@ def _open(source: Source):
   if not path.is_file():
     raise FileNotFoundError(
         f"The photograph '{source.name}' is not at {path}; the installed version of "
-        f'{source.package} does not hold it. Install scikit-image 0.26 and scikit-learn 1.9.')
+        f'{source.package} does not contain it. Install scikit-image 0.26 and scikit-learn 1.9.')
   image = Image.open(path).convert('RGB')
   shrink = _SHORTER_SIDE / min(image.size)
   if shrink < 1:
@@ -129,14 +131,14 @@ def crops(
     batch_size: int,
     size: int = 64,
 ) -> Crops:
-  """One batch of crops, the same for the same arguments.
+  """Returns one batch of crops, the same for the same arguments.
 
   Args:
-    photos: what `load` returned.
-    seed: chooses the whole sequence of batches.
-    step: number of the batch in it.
+    photos: the photographs that `load` returned.
+    seed: seed of the sequence of batches.
+    step: index of the batch in that sequence.
     split: 'train' or 'held_out'.
-    batch_size: number of crops; the classes take turns from a random start.
+    batch_size: number of crops; the classes alternate, starting at a random one.
     size: side of the returned crops in pixels.
 
   Raises:
@@ -146,24 +148,24 @@ def crops(
     raise ValueError(f'split must be one of {", ".join(SPLITS)}, got {split!r}.')
   rng = np.random.default_rng([seed, SPLITS.index(split), step])
   labels = ((rng.integers(len(photos)) + np.arange(batch_size)) % len(photos)).astype(np.int32)
-  found, places = zip(*(_crop(photos[label], rng, split, size) for label in labels))
-  return Crops(np.stack(found).astype(np.float32) / 127.5 - 1, labels, np.array(places))
+  images, places = zip(*(_crop(photos[label], rng, split, size) for label in labels))
+  return Crops(np.stack(images).astype(np.float32) / 127.5 - 1, labels, np.array(places))
 
 
-def _crop(photo, rng: np.random.Generator, split: str, size: int
+def _crop(photo: Any, rng: np.random.Generator, split: str, size: int
           ) -> tuple[np.ndarray, tuple[float, float]]:
-  """One crop `[size, size, 3]` uint8, and its place."""
+  """Returns one crop `[size, size, 3]` uint8, and its position as in `Crops.places`."""
   from PIL import Image  # Only training needs it.
 
   width, height = photo.size
   border = int(TRAIN_FRACTION * width)
   left, right = (0, border) if split == 'train' else (border, width)
   largest = min(_CROP_SIDES[1], height, right - left)
-  # Uniform in the logarithm: doubling the side is as likely at every scale.
+  # The logarithm of the side is uniform, so that every scale is equally likely.
   side = int(round(np.exp(rng.uniform(np.log(_CROP_SIDES[0]), np.log(largest)))))
   x = left + int(rng.integers(right - left - side + 1))
   y = int(rng.integers(height - side + 1))
-  # Cut first: resizing with a box would let the filter look across the border between splits.
+  # Cropped first: the filter of a resize with a box would read across the border of the splits.
   square = photo.crop((x, y, x + side, y + side))
   pixels = np.asarray(square.resize((size, size), Image.Resampling.LANCZOS))
   across, down = (x - left) / max(right - left - side, 1), y / max(height - side, 1)

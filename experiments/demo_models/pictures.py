@@ -1,4 +1,4 @@
-"""Pictures of a training run: held-out crops, what the tokenizer makes of them, samples."""
+"""Pictures of a training run: held-out crops, their reconstructions, samples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,23 +17,28 @@ NAMES = ('held_out.png', 'reconstructions.png', *(
 
 def write(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, Any],
           data: Mapping[str, stages.Split], report: Report) -> None:
-  """Draws real, reconstructed and sampled images into a report.
+  """Writes grids of held-out, reconstructed and sampled images into a report.
 
-  The other arguments are those of `Stages.figures`.
+  Args:
+    recipe: the recipe of the run.
+    tokenizer: see `Stages.metrics`.
+    models: see `Stages.metrics`.
+    data: see `Stages.metrics`.
+    report: the report.
   """
-  shown = 2 * len(photos.NAMES)
-  images, labels = (part[:shown] for part in recipe.held_out())
+  count = 2 * len(photos.NAMES)
+  images, labels = (part[:count] for part in recipe.held_out())
   save = lambda name, pictures, captions: grid.save_grid(
       report.path(f'{name}.png'), pictures, captions=captions, columns=len(photos.NAMES))
-  save('held_out', images, recipe.described(labels))
-  save('reconstructions', recipe.rebuilt(tokenizer, data, images), recipe.described(labels))
+  save('held_out', images, recipe.captions(labels))
+  save('reconstructions', recipe.reconstruct(tokenizer, data, images), recipe.captions(labels))
   parts = {role: Loaded(*network, metadata=recipe.metadata)
            for role, network in recipe.networks(tokenizer, models, data).items()}
   shared = {role: part for role, part in parts.items() if role not in models}
   for role in models:
     model = families.FAMILIES[recipe.family].build(families.Parts(
         role, shared | {'target': parts[role]}, {}))
-    prompts = [model.prompts[i % len(model.prompts)] for i in range(shown)]
+    prompts = [model.prompts[i % len(model.prompts)] for i in range(count)]
     for suffix, scale in (('', 1.0), ('_guided', recipe.guidance_scale)):
       generated = model.generate(
           prompts, seed=recipe.seed, decoder=model.engine.baseline, guidance_scale=scale)

@@ -1,4 +1,4 @@
-"""How the shipped models of discrete tokens are made, one network after another."""
+"""Recipes of the shipped models of discrete tokens."""
 
 import abc
 import dataclasses
@@ -21,18 +21,22 @@ from experiments.demo_models import (
 from experiments.demo_models.autoregressive import ARTrainConfig
 from experiments.demo_models.vq import VQTrainConfig
 
+# The tokenizer of `Stages.small`: 4x4 tokens per crop of 8x8 pixels.
+SMALL_TOKENIZER = vq.VQConfig(
+    ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=32, codebook_dim=4)
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenRecipe(stages.Stages):
-  """Everything that determines models of discrete tokens; more in `stages.Stages`.
+  """Recipe of models of discrete tokens; see also `stages.Stages`.
 
   Attributes:
-    tokenizer: sizes of the tokenizer.
-    tokenizer_train: its optimisation.
-    target: sizes of the target.
-    target_train: its optimisation.
-    draft: sizes of the draft model, which has the same tokens and conditions.
-    draft_train: its optimisation.
+    tokenizer: configuration of the tokenizer.
+    tokenizer_train: configuration of its training.
+    target: configuration of the target.
+    target_train: configuration of its training.
+    draft: configuration of the draft model, which has the same tokens and conditions.
+    draft_train: configuration of its training.
   """
 
   tokenizer: vq.VQConfig
@@ -44,16 +48,17 @@ class TokenRecipe(stages.Stages):
 
   @abc.abstractmethod
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Any]:
-    """The tokens `[N, T]` that a model predicts, and the conditions `[N, ...]` of the images.
+    """Returns the tokens `[N, T]` that a model predicts, and the conditions `[N, ...]`.
 
     Args:
-      data: what `tokenize` returned.
+      data: the result of `tokenize`.
     """
 
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
     """See `stages.Stages`."""
     config, train = self.tokenizer, self.tokenizer_train
-    crops = lambda seed, index, split: self.crops(seed, index, split, train.batch_size)[0]
+    optimizer = train.optimizer
+    crops = lambda seed, index, split: self.crops(seed, index, split, optimizer.batch_size)[0]
     held_out = [crops(self.seed, index, 'held_out') for index in range(4)]
     compiled_loss = jax.jit(
         lambda params, images: vq_training.loss(params, config, train, images)[1])
@@ -64,23 +69,23 @@ class TokenRecipe(stages.Stages):
 
     state = self.train(
         'vq', vq_training.init(config, train), loop.jit_step(vq_training.step, config, train),
-        lambda index: crops(train.seed, index, 'train'), train.num_steps, train.batch_size,
-        workdir, measure)
+        lambda index: crops(optimizer.seed, index, 'train'), optimizer, workdir, measure)
     return state.params
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
-    """Tokens `[N, T]` and labels `[N]`, int32; see `stages.Stages`."""
+    """Returns tokens `[N, T]` and labels `[N]`, int32; see `stages.Stages`."""
     encode = jax.jit(lambda images: vq.encode(tokenizer, self.tokenizer, images))
-    return self.encoded(workdir / f'tokens_{split}.npz', 'tokens', split,
+    return self.encode_crops(workdir / f'tokens_{split}.npz', 'tokens', split,
                         lambda images: np.asarray(encode(images)).reshape(len(images), -1))
 
   def train_model(self, role: str, data: Mapping[str, stages.Split],
                   workdir: pathlib.Path) -> Any:
     """See `stages.Stages`."""
     config, train = getattr(self, role), getattr(self, f'{role}_train')
+    optimizer = train.optimizer
     tokens, conditions = self.sequences(data['train'])
-    measured, size = self.sequences(data['held_out']), train.batch_size
-    held_out = [autoregressive.part(measured, i, size)
+    sequences, size = self.sequences(data['held_out']), optimizer.batch_size
+    held_out = [autoregressive.part(sequences, i, size)
                 for i in range(0, min(4 * size, self.num_held_out_images), size)]
     nll = jax.jit(lambda params, tokens, condition: autoregressive.nll(
         params, config, tokens, condition).mean())
@@ -88,8 +93,8 @@ class TokenRecipe(stages.Stages):
         role, autoregressive.init(config, train),
         loop.jit_step(autoregressive.step, config, train),
         lambda index: loop.batch_of(
-            tokens, conditions, train.seed, index, train.batch_size),
-        train.num_steps, train.batch_size, workdir,
+            tokens, conditions, optimizer.seed, index, optimizer.batch_size),
+        optimizer, workdir,
         lambda state: [{'nll': nll(state.average, *batch)} for batch in held_out])
     return state.average
 
@@ -101,19 +106,19 @@ class TokenRecipe(stages.Stages):
         role: stages.Network(self.family, getattr(self, role), params)
         for role, params in models.items()}
 
-  def figures(self, tokenizer: Any, models: Mapping[str, Any],
+  def metrics(self, tokenizer: Any, models: Mapping[str, Any],
               data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
     """See `stages.Stages` and `evaluate`."""
     images, _ = self.held_out()
     sequences = self.sequences(data['held_out'])
-    found = {'tokenizer': stages.errors(self.rebuilt(tokenizer, data, images), images) |
-             evaluate.codebook(data['train'][0], self.tokenizer.codebook_size)}
-    return found | {
+    metrics = {'tokenizer': stages.errors(self.reconstruct(tokenizer, data, images), images) |
+               evaluate.codebook(data['train'][0], self.tokenizer.codebook_size)}
+    return metrics | {
         role: evaluate.model(params, getattr(self, role), *sequences, self.guidance_scale)
         for role, params in models.items()}
 
-  def rebuilt(self, tokenizer: Any, data: Mapping[str, stages.Split],
-              images: np.ndarray) -> np.ndarray:
+  def reconstruct(self, tokenizer: Any, data: Mapping[str, stages.Split],
+                  images: np.ndarray) -> np.ndarray:
     """See `stages.Stages`."""
     del data
     run = jax.jit(lambda batch: vq.decode(
@@ -123,7 +128,7 @@ class TokenRecipe(stages.Stages):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(TokenRecipe):
-  """Everything that determines class-conditional models; see `TokenRecipe`."""
+  """Recipe of class-conditional models; see `TokenRecipe`."""
 
   family: ClassVar[str] = 'llamagen'
 
@@ -133,12 +138,20 @@ class Recipe(TokenRecipe):
   def __post_init__(self):
     super().__post_init__()
     side = self.side(self.tokenizer.factor)
-    wanted = {'conditioning': 'class', 'height': side, 'width': side,
-              'vocab_size': self.tokenizer.codebook_size,
-              'num_classes': len(photos_lib.NAMES)}
+    expected = {'conditioning': 'class', 'height': side, 'width': side,
+                'vocab_size': self.tokenizer.codebook_size,
+                'num_classes': len(photos_lib.NAMES)}
     for role in stages.MODELS:
-      stages.check_model(role, getattr(self, role), wanted)
+      stages.check_model(role, getattr(self, role), expected)
+
+  def small(self) -> 'Recipe':
+    """See `stages.Stages`."""
+    model = llamagen.LlamaGenConfig(
+        height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
+        vocab_size=SMALL_TOKENIZER.codebook_size, num_classes=len(photos_lib.NAMES))
+    return dataclasses.replace(self, tokenizer=SMALL_TOKENIZER, target=model, draft=model,
+                               tokenizer_of=None, image_size=8)
 
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens and labels of the images; see `TokenRecipe`."""
+    """Returns the tokens and labels of the images; see `TokenRecipe`."""
     return data

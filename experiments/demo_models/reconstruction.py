@@ -1,34 +1,30 @@
-"""What the tokenizers' training steps share: the error of their images, and the optimiser."""
-
-from typing import Any
+"""Reconstruction error and optimiser of the tokenizers' training steps."""
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 
-
-def optimizer(train: Any) -> optax.GradientTransformation:
-  """The tokenizers' optimiser, without weight decay; `train` holds their settings."""
-  return state_lib.optimizer(train, b2=0.99)
+# Tokenizers are trained without weight decay and without a moving average.
+OPTIMIZER = OptimizerConfig(
+    num_steps=5000, batch_size=4, weight_decay=0.0, b2=0.99, ema_decay=None)
 
 
 def error(
     output: jax.Array, images: jax.Array, gradient_weight: float,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """The reconstruction term of a tokenizer's loss, without an adversary.
+  """Computes the reconstruction term of a tokenizer's loss, without an adversary.
 
-  The absolute error of pixels and of their horizontal and vertical differences, which keeps edges
-  sharp.
+  It is the absolute error of the pixels and of their horizontal and vertical differences, which
+  preserves sharp edges.
 
   Args:
-    output: `[B, H, W, C]` what the decoder returned, not clipped.
+    output: `[B, H, W, C]` output of the decoder before clipping.
     images: `[B, H, W, C]` in [-1, 1].
-    gradient_weight: weight of the error of pixel differences.
+    gradient_weight: weight of the error of the differences of adjacent pixels.
 
   Returns:
-    The term, and the metrics 'l1' and 'psnr' (decibels for pixel values in [0, 1]).
+    The loss term, and the metrics 'l1' and 'psnr' (decibels for pixel values in [0, 1]).
   """
   difference = output - images
   l1 = jnp.mean(jnp.abs(difference))

@@ -1,4 +1,4 @@
-"""What the recipes of shipped models have in common, whatever their tokens are."""
+"""Base class of the recipes of shipped models, for discrete and continuous tokens."""
 
 import abc
 import dataclasses
@@ -13,23 +13,24 @@ from absl import logging
 from cspd_jax.checkpoints import files, reading
 from cspd_jax.core import fields
 from cspd_jax.training import loop
+from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import photos as photos_lib
 
-# Crops that the encoder reads at once.
+# Crops per batch of the encoder.
 _ENCODE_BATCH = 32
 
-# What is trained on the tokens.
+# Roles of the models that are trained on the tokens.
 MODELS = ('target', 'draft')
 
-# Arrays of a tokenised split, and what its crops show: labels `[N]` int32, or captions `[N]` str.
+# Arrays of a tokenised split, and labels `[N]` int32 or captions `[N]` str of its crops.
 Split = tuple[np.ndarray, np.ndarray]
 
-# The photographs, opened once.
+# Opens the photographs once.
 photos = functools.cache(photos_lib.load)
 
 
 class Network(NamedTuple):
-  """A trained network as a checkpoint holds it: its kind, sizes and parameters."""
+  """The contents of a checkpoint: kind, configuration and parameters of a trained network."""
 
   kind: str
   config: Any
@@ -38,20 +39,19 @@ class Network(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stages(abc.ABC):
-  """A recipe for a tokenizer, a target and a draft model: settings apart from their sizes.
+  """Recipe of a tokenizer, a target and a draft model; subclasses add their configurations.
 
-  Every method that has a folder continues what it already holds and does nothing if it is
-  complete.
+  Every method with a folder continues the work that it holds and does nothing if that is complete.
 
   Attributes:
-    family: the models' family.
+    family: family of the models.
     image_size: side of a crop in pixels.
     num_train_images: crops that are tokenised for training.
-    num_held_out_images: crops of the held-out parts to evaluate on.
-    guidance_scale: for the guided samples and figures of the report.
-    tokenizer_of: a model, shipped or a folder, whose tokenizer is taken as it is; None trains one.
-    seed: of the crops that are tokenised.
-    log_every: steps between lines of the log.
+    num_held_out_images: crops of the held-out parts for evaluation.
+    guidance_scale: guidance scale of the guided samples and metrics of the report.
+    tokenizer_of: a model, shipped or a folder, whose tokenizer is used; None to train a tokenizer.
+    seed: seed of the crops that are tokenised.
+    log_every: steps between log lines.
     checkpoint_every: steps between checkpoints.
     evaluate_every: steps between held-out evaluations.
   """
@@ -74,13 +74,17 @@ class Stages(abc.ABC):
 
   @property
   def metadata(self) -> dict[str, Any]:
-    """What is stored with the networks, as JSON can hold it."""
+    """Metadata that is stored with the networks, JSON-serialisable."""
     return {'labels': list(photos_lib.NAMES), 'image_size': self.image_size}
 
   @property
   def defaults(self) -> dict[str, Any]:
-    """What suits the exported model; see `generation.Model.defaults`."""
+    """Defaults of the exported model; see `generation.Model.defaults`."""
     return {'dtype': 'float32', 'guidance_scale': self.guidance_scale}
+
+  @abc.abstractmethod
+  def small(self) -> 'Stages':
+    """Returns the recipe with tiny networks, for crops of 8x8 pixels; see `training.smoke`."""
 
   @abc.abstractmethod
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
@@ -88,12 +92,12 @@ class Stages(abc.ABC):
 
   @abc.abstractmethod
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> Split:
-    """What the tokenizer makes of random crops, and what these show; kept in `workdir`.
+    """Tokenises random crops; the result is cached in `workdir`.
 
     Args:
-      tokenizer: its parameters.
+      tokenizer: parameters of the tokenizer.
       split: 'train' or 'held_out'.
-      workdir: the folder of the run.
+      workdir: folder of the run.
     """
 
   @abc.abstractmethod
@@ -101,9 +105,9 @@ class Stages(abc.ABC):
     """Trains the target or the draft model in `workdir` or continues.
 
     Args:
-      role: one of `MODELS`; names the files.
-      data: what `tokenize` returned for both splits.
-      workdir: the folder of the run.
+      role: one of `MODELS`, also the name of the files.
+      data: results of `tokenize` by split.
+      workdir: folder of the run.
 
     Returns:
       The moving average of the parameters.
@@ -112,28 +116,29 @@ class Stages(abc.ABC):
   @abc.abstractmethod
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
                data: Mapping[str, Split]) -> dict[str, Network]:
-    """What a run makes, by its role in a model.
+    """Returns the trained networks by their role in a model.
 
     Args:
-      tokenizer: parameters.
-      models: parameters by role.
-      data: what `tokenize` returned for both splits.
+      tokenizer: parameters of the tokenizer.
+      models: parameters of the models by role.
+      data: results of `tokenize` by split.
     """
 
   @abc.abstractmethod
-  def figures(self, tokenizer: Any, models: Mapping[str, Any],
+  def metrics(self, tokenizer: Any, models: Mapping[str, Any],
               data: Mapping[str, Split]) -> dict[str, dict[str, Any]]:
-    """Held-out figures by role; arguments as for `networks`."""
+    """Returns held-out metrics by role; arguments as for `networks`."""
 
   @abc.abstractmethod
-  def rebuilt(self, tokenizer: Any, data: Mapping[str, Split], images: np.ndarray) -> np.ndarray:
-    """Takes images `[N, H, W, 3]` in [-1, 1] through the tokenizer and back."""
+  def reconstruct(self, tokenizer: Any, data: Mapping[str, Split], images: np.ndarray
+                  ) -> np.ndarray:
+    """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
 
   def side(self, factor: int) -> int:
-    """Latents along the side of a crop, for a tokenizer with `factor` pixels per latent.
+    """Returns the latents per side of a crop, for a tokenizer with `factor` pixels per latent.
 
     Raises:
-      ValueError: if the crop is no whole number of them.
+      ValueError: if the side of the crop is not a multiple of `factor`.
     """
     if self.image_size % factor:
       raise ValueError(f'image_size is {self.image_size}; it must be a multiple of the '
@@ -141,94 +146,98 @@ class Stages(abc.ABC):
     return self.image_size // factor
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Batch `index` of random crops `[size, H, W, 3]` of a split, and what they show `[size]`."""
-    found = photos_lib.crops(photos(), seed, index, split, size, self.image_size)
-    return found.images, found.labels
+    """Returns batch `index` of random crops `[size, H, W, 3]` of a split, and labels `[size]`."""
+    batch = photos_lib.crops(photos(), seed, index, split, size, self.image_size)
+    return batch.images, batch.labels
 
-  def described(self, labels: np.ndarray) -> list[str]:
-    """In words, what crops show; `labels` as `crops` gives them."""
+  def captions(self, labels: np.ndarray) -> list[str]:
+    """Returns descriptions of crops with these labels, see `crops`."""
     return [photos_lib.NAMES[label] for label in labels]
 
   def held_out(self) -> tuple[np.ndarray, np.ndarray]:
-    """Crops of the held-out parts and what they show, to measure on and to show."""
+    """Returns crops of the held-out parts, and labels, for metrics and pictures."""
     return self.crops(self.seed + 1, 0, 'held_out', self.num_held_out_images)
 
   def train(self, name: str, state: Any, step: Callable, batch: Callable[[int], Any],
-            num_steps: int, batch_size: int, workdir: pathlib.Path,
+            optimizer: OptimizerConfig, workdir: pathlib.Path,
             evaluate: Callable[[Any], list[Mapping[str, Any]]]) -> Any:
     """Trains in `workdir` or continues; returns the last state.
 
     Args:
-      name: names the files.
-      state: the state before the first step.
-      step: see `loop.run`.
-      batch: see `loop.run`.
-      num_steps: see `loop.run`.
-      batch_size: see `loop.run`.
-      workdir: the folder of the run.
-      evaluate: held-out metrics of a state, one dictionary per batch.
+      name: name of the files.
+      state: state before the first step.
+      step: `step_fn` of `loop.run`.
+      batch: `batch_fn` of `loop.run`.
+      optimizer: configuration of the optimiser, for the steps and the batch size.
+      workdir: folder of the run.
+      evaluate: `state -> held-out metrics`, one dictionary per batch.
     """
     def held_out(state):
       means = loop.mean_metrics(evaluate(state))
       return {f'held_out_{key}': value for key, value in means.items()}
 
     return loop.run(
-        state, step, batch, num_steps=num_steps, batch_size=batch_size, workdir=workdir, name=name,
-        log_every=self.log_every, checkpoint_every=self.checkpoint_every, evaluate=held_out,
+        state, step, batch, num_steps=optimizer.num_steps, batch_size=optimizer.batch_size,
+        workdir=workdir, name=name, log_every=self.log_every,
+        checkpoint_every=self.checkpoint_every, evaluate=held_out,
         evaluate_every=self.evaluate_every)
 
-  def encoded(self, path: pathlib.Path, name: str, split: str,
-              encode: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """What a tokenizer makes of random crops, and what these show `[N]`; kept in a file.
+  def encode_crops(self, path: pathlib.Path, name: str, split: str,
+                   encode: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Encodes random crops with a tokenizer; the result is cached in a file.
 
-    The crops are not those that the tokenizer was trained on: those of the held-out split lie in
-    other parts of the photographs, those of the training split are drawn anew.
+    The crops are not those that the tokenizer was trained on: those of the held-out split are from
+    other parts of the photographs, those of the training split are new random crops.
 
     Args:
       path: the file.
-      name: what is kept in it.
+      name: name of the array in it.
       split: 'train' or 'held_out'.
-      encode: `[N, H, W, 3]` images to `[N, ...]`.
+      encode: function from images `[N, H, W, 3]` to an array `[N, ...]`.
+
+    Returns:
+      The encoded crops `[N, ...]`, and their labels `[N]`.
     """
     count = self.num_train_images if split == 'train' else self.num_held_out_images
     if path.exists():
-      stored = reading.arrays(path, files.REMAKE, needed=(name, 'labels'))
-      if len(stored[name]) == count and stored['labels'].shape == (count,):
-        return stored[name], stored['labels']
-    found, classes = [], []
+      arrays = reading.arrays(path, files.REMAKE, needed=(name, 'labels'))
+      if len(arrays[name]) == count and arrays['labels'].shape == (count,):
+        return arrays[name], arrays['labels']
+    parts, batches_of_labels = [], []
     for index in range(-(-count // _ENCODE_BATCH)):
-      # One more than the tokenizer's seed, so that the training crops differ.
+      # Not the tokenizer's seed, so that the training crops differ.
       images, batch_labels = self.crops(self.seed + 1, index, split, _ENCODE_BATCH)
-      found.append(encode(images))
-      classes.append(batch_labels)
+      parts.append(encode(images))
+      batches_of_labels.append(batch_labels)
       if index % 50 == 0:
         logging.info('%s of %s: %d of %d crops', name, split, index * _ENCODE_BATCH, count)
-    parts, labels = np.concatenate(found)[:count], np.concatenate(classes)[:count]
-    files.write_arrays(path, {name: parts, 'labels': labels})
-    return parts, labels
+    codes = np.concatenate(parts)[:count]
+    labels = np.concatenate(batches_of_labels)[:count]
+    files.write_arrays(path, {name: codes, 'labels': labels})
+    return codes, labels
 
 
-def check_model(role: str, config: Any, wanted: Mapping[str, Any]) -> None:
-  """Raises ValueError unless the fields of a model's configuration are as `wanted`."""
-  for name, value in wanted.items():
-    found = getattr(config, name)
-    if found != value:
-      raise ValueError(f'{role}.{name} is {found!r}; with this tokenizer, image size and set of '
-                       f'photographs it must be {value!r}.')
+def check_model(role: str, config: Any, expected: Mapping[str, Any]) -> None:
+  """Raises ValueError unless the fields of a model's configuration have the expected values."""
+  for name, wanted in expected.items():
+    value = getattr(config, name)
+    if value != wanted:
+      raise ValueError(f'{role}.{name} is {value!r}; with this tokenizer, image size and set of '
+                       f'photographs it must be {wanted!r}.')
 
 
 def batched(run: Callable[[np.ndarray], Any], images: np.ndarray, size: int = 16) -> np.ndarray:
-  """Runs a function on all images, some at a time, and joins the results as a NumPy array."""
+  """Applies a function to batches of images and concatenates the results as a NumPy array."""
   return np.concatenate([np.asarray(run(images[i:i + size])) for i in range(0, len(images), size)])
 
 
-def errors(rebuilt: np.ndarray, images: np.ndarray) -> dict[str, float]:
-  """How far images `[N, H, W, 3]` in [-1, 1] are from those they were made of.
+def errors(reconstructions: np.ndarray, images: np.ndarray) -> dict[str, float]:
+  """Measures the error of reconstructions of images `[N, H, W, 3]` in [-1, 1].
 
   Returns:
     'psnr' (mean over images, in decibels for values in [0, 1]) and 'l1' (same scale).
   """
-  error = (rebuilt - images) / 2
+  error = (reconstructions - images) / 2
   mean_square = np.mean(error ** 2, axis=(1, 2, 3))
   return {'psnr': float(np.mean(-10 * np.log10(np.maximum(mean_square, 1e-12)))),
           'l1': float(np.mean(np.abs(error)))}

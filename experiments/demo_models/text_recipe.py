@@ -1,4 +1,4 @@
-"""How the shipped model of prompts in words is made."""
+"""Recipe of the shipped text-conditioned models."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ _FORM = 'anole'
 
 
 def vocabulary(num_codes: int) -> dict[str, Any]:
-  """The fields of a `EarlyFusionConfig` that say which tokens there are, for so many codes."""
+  """Returns the fields of an `EarlyFusionConfig` that describe its tokens."""
   return words.ids(photo_captions.WORDS, num_codes)._asdict()
 
 
 @dataclasses.dataclass(frozen=True)
 class TextRecipe(recipe.TokenRecipe):
-  """Everything that determines an early-fusion model of captions; see `recipe.TokenRecipe`.
+  """Recipe of early-fusion models conditioned on captions; see `recipe.TokenRecipe`.
 
-  Its prompts are written as Anole's; rows and images end with tokens, as Lumina-mGPT's do.
+  Prompts have Anole's template; rows and images end with special tokens, as Lumina-mGPT's do.
 
   Attributes:
-    target: sizes of the target.
-    draft: sizes of the draft model.
-    top_k: of the exported model; None keeps all tokens.
+    target: configuration of the target.
+    draft: configuration of the draft model.
+    top_k: default of the exported model; None for no truncation.
   """
 
   family: ClassVar[str] = 'early_fusion'
@@ -40,9 +40,17 @@ class TextRecipe(recipe.TokenRecipe):
   def __post_init__(self):
     super().__post_init__()
     side = self.side(self.tokenizer.factor)
-    wanted = {'height': side, 'width': side, **vocabulary(self.tokenizer.codebook_size)}
+    expected = {'height': side, 'width': side, **vocabulary(self.tokenizer.codebook_size)}
     for role in stages.MODELS:
-      stages.check_model(role, getattr(self, role), wanted)
+      stages.check_model(role, getattr(self, role), expected)
+
+  def small(self) -> 'TextRecipe':
+    """See `stages.Stages`."""
+    model = early_fusion.EarlyFusionConfig(
+        height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
+        **vocabulary(recipe.SMALL_TOKENIZER.codebook_size))
+    return dataclasses.replace(self, tokenizer=recipe.SMALL_TOKENIZER, target=model, draft=model,
+                               tokenizer_of=None, image_size=8)
 
   @property
   def metadata(self) -> dict[str, Any]:
@@ -55,28 +63,29 @@ class TextRecipe(recipe.TokenRecipe):
     return super().defaults | ({} if self.top_k is None else {'top_k': self.top_k})
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Crops and their captions; see `stages.Stages`."""
+    """Returns crops and their captions; see `stages.Stages`."""
     return photo_captions.captioned(stages.photos(), seed, index, split, size, self.image_size)
 
-  def described(self, labels: np.ndarray) -> list[str]:
+  def captions(self, labels: np.ndarray) -> list[str]:
     """See `stages.Stages`."""
     return labels.tolist()
 
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Prompt]:
-    """Images with the tokens of the grammar, and their prompts; see `recipe.TokenRecipe`."""
-    codes, shown = data
-    return np.asarray(early_fusion.with_grammar(self.target, codes)), self._prompts(shown.tolist())
+    """Returns images with the tokens of the grammar, and prompts; see `recipe.TokenRecipe`."""
+    codes, captions = data
+    tokens = np.asarray(early_fusion.with_grammar(self.target, codes))
+    return tokens, self._prompts(captions.tolist())
 
-  def _prompts(self, shown: list[str]) -> Prompt:
-    """Captions as the model reads them."""
+  def _prompts(self, captions: list[str]) -> Prompt:
+    """Encodes captions as prompts of the model."""
     config, text = self.target, bpe.read(self._text().params, _FORM)
-    written = {caption: prompts_lib.anole(text, caption, config.height, config.width)
-               for caption in dict.fromkeys(shown)}
+    encoded = {caption: prompts_lib.anole(text, caption, config.height, config.width)
+               for caption in dict.fromkeys(captions)}
     return early_fusion.renumbered(
-        config, prompts_lib.padded([written[caption] for caption in shown]))
+        config, prompts_lib.padded([encoded[caption] for caption in captions]))
 
   def _text(self) -> stages.Network:
-    """The tokenizer file as a network."""
+    """Returns the text tokenizer as a network."""
     file = np.frombuffer(
         words.file(photo_captions.WORDS, self.tokenizer.codebook_size), np.uint8).copy()
     return stages.Network('text', bpe.TextConfig(_FORM, len(file)), {'file': file})

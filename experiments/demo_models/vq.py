@@ -1,13 +1,14 @@
 """Training step of the VQ tokenizer: reconstruction and codebook, without an adversary.
 
-The loss is the error of pixels and of their differences, plus the two usual terms that pull
-codebook vectors and latents together (van den Oord et al., Neural Discrete Representation
-Learning, 2017, equation 3), between unit vectors as in LlamaGen. Codebook vectors that nothing
-uses are moved onto latents of the current batch (random restarts: Dhariwal et al., Jukebox, 2020,
-section 3.1), because the gradient never reaches them.
+The loss is the error of the pixels and of their differences, plus the codebook and commitment terms
+that pull codebook vectors and latents together (van den Oord et al., Neural Discrete Representation
+Learning, 2017, equation 3), between unit vectors as in LlamaGen. Unused codebook vectors are moved
+onto latents of the current batch (random restarts: Dhariwal et al., Jukebox, 2020, section 3.1),
+because they have no gradient.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,33 +16,28 @@ import jax.numpy as jnp
 from cspd_jax.core import fields
 from cspd_jax.models import vq
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 from experiments.demo_models import reconstruction
 
 
 @dataclasses.dataclass(frozen=True)
 class VQTrainConfig:
-  """Optimisation of a tokenizer.
+  """Configuration of a VQ tokenizer's training.
 
   Attributes:
-    num_steps: optimiser steps.
-    batch_size: crops per step.
-    learning_rate: peak of the cosine schedule.
-    warmup_steps: steps of linear warm-up.
-    gradient_weight: weight of the error of pixel differences.
+    optimizer: configuration of the optimiser.
+    gradient_weight: weight of the error of the differences of adjacent pixels.
     codebook_weight: weight of the codebook term.
     commitment_weight: weight of the commitment term.
-    quantize_from: first step with quantisation; before it a plain autoencoder spreads its latents.
+    quantize_from: first step with quantisation; before it, an autoencoder without quantisation
+      spreads its latents.
     restart_every: steps between restarts of unused codebook vectors.
-    restart_until: fraction of `num_steps` after which vectors are no longer restarted.
-    restart_below: usage, relative to uniform use, below which a vector counts as unused.
-    seed: of the parameters, the crops and the restarts.
+    restart_until: fraction of the steps after which vectors are no longer restarted.
+    restart_below: usage, relative to uniform usage, below which a vector is considered unused.
   """
 
-  num_steps: int = 5000
-  batch_size: int = 4
-  learning_rate: float = 1e-3
-  warmup_steps: int = 100
+  optimizer: OptimizerConfig = reconstruction.OPTIMIZER
   gradient_weight: float = 0.5
   codebook_weight: float = 1.0
   commitment_weight: float = 0.25
@@ -49,40 +45,38 @@ class VQTrainConfig:
   restart_every: int = 50
   restart_until: float = 0.7
   restart_below: float = 0.05
-  seed: int = 0
 
   def __post_init__(self):
-    state_lib.check(
+    fields.check(
         self, gradient_weight=fields.NOT_NEGATIVE, codebook_weight=fields.NOT_NEGATIVE,
         commitment_weight=fields.NOT_NEGATIVE, quantize_from=(0, fields.MOST),
         restart_until=fields.SHARES, restart_below=fields.NOT_NEGATIVE)
 
 
 def init(config: vq.VQConfig, train: VQTrainConfig) -> TrainState:
-  """The state before the first step.
+  """Returns the state before the first step.
 
-  Its `extra` is the running use of every codebook vector, `[codebook_size]`; 1 is uniform use.
+  Its `extra` is the running usage `[codebook_size]` of the codebook vectors; 1 is uniform usage.
   """
-  params = vq.init(config, jax.random.key(train.seed))
-  return state_lib.start(
-      params, reconstruction.optimizer(train), extra=jnp.zeros(config.codebook_size))
+  params = vq.init(config, jax.random.key(train.optimizer.seed))
+  return state_lib.start(params, train.optimizer, extra=jnp.zeros(config.codebook_size))
 
 
 def loss(
-    params,
+    params: Any,
     config: vq.VQConfig,
     train: VQTrainConfig,
     images: jax.Array,
     quantized: jax.Array | bool = True,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """The training loss of images `[B, H, W, C]` in [-1, 1].
+  """Computes the training loss.
 
   Args:
     params: parameters of the tokenizer.
-    config: its sizes.
-    train: the weights of the terms.
-    images: the batch.
-    quantized: False passes the latents to the decoder as they are.
+    config: configuration of the tokenizer.
+    train: configuration of the training, for the weights.
+    images: `[B, H, W, C]` in [-1, 1].
+    quantized: False passes the latents to the decoder without quantisation.
 
   Returns:
     The loss and its parts: 'l1', 'psnr' (decibels for pixel values in [0, 1]), 'commitment', and
@@ -91,9 +85,9 @@ def loss(
   latents = vq.latents(params, config, images)
   indices = vq.quantize(params, config, jax.lax.stop_gradient(latents))
   vectors = vq.codebook(params, config)[indices]
-  # Straight through: the decoder sees the vector, the encoder gets the decoder's gradient.
-  passed = latents + jax.lax.stop_gradient(jnp.where(quantized, vectors - latents, 0.0))
-  output = vq.decode_vectors(params, config, passed)
+  # Straight-through estimator: the decoder's gradient reaches the encoder unchanged.
+  inputs = latents + jax.lax.stop_gradient(jnp.where(quantized, vectors - latents, 0.0))
+  output = vq.decode_vectors(params, config, inputs)
   error, metrics = reconstruction.error(output, images, train.gradient_weight)
   codebook_term = jnp.mean((vectors - jax.lax.stop_gradient(latents)) ** 2)
   commitment = jnp.mean((jax.lax.stop_gradient(vectors) - latents) ** 2)
@@ -109,39 +103,45 @@ def step(
     config: vq.VQConfig,
     train: VQTrainConfig,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimiser step on images `[B, H, W, C]`; jit with `config` and `train` static.
+  """Does one optimiser step on images `[B, H, W, C]`; jit with `config` and `train` static.
 
   Returns:
     The next state and scalar metrics: 'loss', 'l1', 'psnr', 'commitment' and 'used', the fraction
-    of the codebook in use.
+    of used codebook vectors.
   """
   (total, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, images, state.step >= train.quantize_from)
-  following = state_lib.update(state, grads, reconstruction.optimizer(train))
+  new_state = state_lib.update(state, grads, train.optimizer)
   usage = _update_usage(state.extra, parts['indices'])
-  params, usage = _restart(state.step, following.params, usage, parts['latents'], train)
+  params, usage = _restart(state.step, new_state.params, usage, parts['latents'], train)
   metrics = {'loss': total, 'l1': parts['l1'], 'psnr': parts['psnr'],
              'commitment': parts['commitment'],
              'used': jnp.mean(usage >= train.restart_below)}
-  return following._replace(params=params, extra=usage), metrics
+  return new_state._replace(params=params, extra=usage), metrics
 
 
 def _update_usage(usage: jax.Array, indices: jax.Array) -> jax.Array:
+  """Updates the running usage `[codebook_size]` with the codes of a batch."""
   size = usage.shape[0]
   counts = jnp.zeros(size).at[indices.reshape(-1)].add(1.0)
   return 0.99 * usage + 0.01 * counts * size / indices.size
 
 
-def _restart(at, params, usage, latents, train):
-  """Moves unused vectors onto random latents; at `quantize_from`, all of them."""
+def _restart(step: jax.Array, params: Any, usage: jax.Array, latents: jax.Array,
+             train: VQTrainConfig) -> tuple[Any, jax.Array]:
+  """Moves unused vectors onto random latents; before step `quantize_from`, all vectors.
+
+  Returns:
+    The new parameters and usage.
+  """
   pool = latents.reshape(-1, latents.shape[-1])
-  key = jax.random.fold_in(jax.random.key(train.seed + 1), at)
-  picks = pool[jax.random.randint(key, usage.shape, 0, pool.shape[0])]
-  first = at == train.quantize_from - 1
-  due = (at > train.quantize_from) & (at % train.restart_every == 0)
-  due &= at < train.restart_until * train.num_steps
+  key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), step)
+  samples = pool[jax.random.randint(key, usage.shape, 0, pool.shape[0])]
+  first = step == train.quantize_from - 1
+  due = (step > train.quantize_from) & (step % train.restart_every == 0)
+  due &= step < train.restart_until * train.optimizer.num_steps
   unused = first | (due & (usage < train.restart_below))
   old = params['codebook']['embedding']
-  embedding = jnp.where(unused[:, None], picks.astype(old.dtype), old)
-  # A restarted vector gets the benefit of the doubt until the next round.
+  embedding = jnp.where(unused[:, None], samples.astype(old.dtype), old)
+  # A restarted vector counts as used until the next restart.
   return {**params, 'codebook': {'embedding': embedding}}, jnp.where(unused, 1.0, usage)

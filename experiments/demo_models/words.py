@@ -1,4 +1,4 @@
-"""Tokenizer files of small models: one token per word, in the layout of Chameleon's."""
+"""Tokenizer files of small models: one token per word, in the layout of Chameleon's tokenizer."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _FIRST = (BEGIN, '<pad>', '</s>', UNKNOWN)
 
 
 class Ids(NamedTuple):
-  """The ids that a model's config holds; fields as in `models.early_fusion.EarlyFusionConfig`."""
+  """Token ids in a model's configuration; fields as in `models.early_fusion.EarlyFusionConfig`."""
 
   vocab_size: int
   num_codes: int
@@ -20,26 +20,26 @@ class Ids(NamedTuple):
 
 
 def names(words: Sequence[str], num_codes: int) -> list[str]:
-  """The tokens in the order of their ids: special ones, codes, the grammar, then words."""
+  """Returns the tokens in order of their ids: special tokens, codes, grammar, then words."""
   codes = (f'IMGIMG{"".join(chr(ord("A") + int(digit)) for digit in str(code))}Z'
            for code in range(num_codes))
   return [*_FIRST, *codes, IMAGE_END, IMAGE_START, END_OF_TURN, ROW_END, *words]
 
 
 def ids(words: Sequence[str], num_codes: int) -> Ids:
-  """What a model of these words and so many codes of an image tokenizer has in its config."""
-  found = names(words, num_codes)
-  return Ids(len(found), num_codes, len(_FIRST), found.index(ROW_END), (found.index(IMAGE_END),))
+  """Returns the token ids of a model with these words and `num_codes` image codes."""
+  tokens = names(words, num_codes)
+  return Ids(len(tokens), num_codes, len(_FIRST), tokens.index(ROW_END), (tokens.index(IMAGE_END),))
 
 
 def file(words: Sequence[str], num_codes: int) -> bytes:
-  """A file of the `tokenizers` library, for `text.bpe`.
+  """Returns the contents of a file of the `tokenizers` library, for `text.bpe`.
 
-  A text is taken in lower case and cut at spaces and around punctuation; a word that is not among
-  `words` is `<unk>`.
+  The tokenizer converts text to lower case and splits it at spaces and around punctuation; a word
+  that is not in `words` becomes `<unk>`.
 
   Args:
-    words: in lower case, all different.
+    words: distinct words in lower case.
     num_codes: codes of the image tokenizer; code `i` is the `i`-th image token.
   """
   vocabulary = {name: number for number, name in enumerate(names(words, num_codes))}

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from cspd_jax.models import llamagen
-from cspd_jax.training import loop, state as state_lib
+from cspd_jax.training import loop, optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import autoregressive as ar
 
 CONFIG = llamagen.LlamaGenConfig(
     height=2, width=3, dim=16, num_layers=1, num_heads=1, ffn_dim=16, vocab_size=8, num_classes=2)
-TRAIN = ar.ARTrainConfig(num_steps=80, batch_size=8, learning_rate=2e-2, warmup_steps=5)
+OPTIMIZER = OptimizerConfig(
+    num_steps=80, batch_size=8, learning_rate=2e-2, warmup_steps=5, weight_decay=0.05)
+TRAIN = ar.ARTrainConfig(OPTIMIZER)
 
 
 def _data():
@@ -27,8 +30,8 @@ def _data():
 def trained():
   step = jax.jit(lambda state, batch: ar.step(state, batch, CONFIG, TRAIN))
   state = ar.init(CONFIG, TRAIN)
-  for index in range(TRAIN.num_steps):
-    state, metrics = step(state, loop.batch_of(*_data(), 0, index, TRAIN.batch_size))
+  for index in range(OPTIMIZER.num_steps):
+    state, metrics = step(state, loop.batch_of(*_data(), 0, index, OPTIMIZER.batch_size))
   return state, metrics
 
 
@@ -60,9 +63,9 @@ def test_average_learns_and_uses_the_label(trained):
 
 def test_average_follows_the_parameters_slowly(trained):
   state, _ = trained
-  batch = loop.batch_of(*_data(), 0, 0, TRAIN.batch_size)
+  batch = loop.batch_of(*_data(), 0, 0, OPTIMIZER.batch_size)
   following, _ = jax.jit(lambda *args: ar.step(*args, CONFIG, TRAIN))(state, batch)
-  decay = min(TRAIN.ema_decay, (1 + TRAIN.num_steps) / (10 + TRAIN.num_steps))
+  decay = min(OPTIMIZER.ema_decay, (1 + OPTIMIZER.num_steps) / (10 + OPTIMIZER.num_steps))
   expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p,
                           state.average, following.params)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
@@ -71,10 +74,10 @@ def test_average_follows_the_parameters_slowly(trained):
 
 def test_labels_are_dropped_at_the_rate():
   params = ar.init(CONFIG, TRAIN).params
-  always = ar.ARTrainConfig(drop_rate=1.0, warmup_steps=0)
+  always = ar.ARTrainConfig(OptimizerConfig(weight_decay=0.05, warmup_steps=0), drop_rate=1.0)
   state = ar.init(CONFIG, always)._replace(params={**params, 'transformer': {
       **params['transformer'], 'output': jnp.ones_like(params['transformer']['output'])}})
-  state = state._replace(opt_state=state_lib.optimizer(always).init(state.params))
+  state = state._replace(opt_state=optimizer_lib.optimizer(always.optimizer).init(state.params))
   new, _ = jax.jit(lambda *args: ar.step(*args, CONFIG, always))(state, _data())
   # Weight decay moves every row alike; only the null row may get a gradient.
   ratio = np.asarray(new.params['label_embedding'] / params['label_embedding'])

@@ -17,14 +17,15 @@ from cspd_jax.models import (
   kl_vae,  # pylint: disable=wrong-import-position
   mar,  # pylint: disable=wrong-import-position
 )
-from experiments.demo_models import kl_vae as kl_vae_training, mar_recipe
+from cspd_jax.training import smoke  # pylint: disable=wrong-import-position
+from experiments.demo_models import kl_vae as kl_vae_training, mar_recipe, reconstruction
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope='module')
 def recipe():
-  return loader.load(str(ROOT / 'configs' / 'train' / 'mar_demo_smoke.py'))
+  return smoke.smoke(loader.load(str(ROOT / 'configs' / 'train' / 'mar_demo.py')).small())
 
 
 def _moments(recipe, count=64):
@@ -60,12 +61,13 @@ def test_models_that_do_not_fit_are_refused(recipe):
 @pytest.mark.slow
 def test_tokenizer_learns():
   config = kl_vae.KLVAEConfig(ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=2, scale=1.0)
-  train = kl_vae_training.KLVAETrainConfig(num_steps=40, learning_rate=5e-3, warmup_steps=5)
+  train = kl_vae_training.KLVAETrainConfig(dataclasses.replace(
+      reconstruction.OPTIMIZER, num_steps=40, learning_rate=5e-3, warmup_steps=5))
   coarse = jax.random.uniform(jax.random.key(0), (4, 2, 2, 3), minval=-1, maxval=1)
   images = jax.image.resize(coarse, (4, 8, 8, 3), 'linear')
   step = jax.jit(lambda state: kl_vae_training.step(state, images, config, train))
   state, losses = kl_vae_training.init(config, train), []
-  for _ in range(train.num_steps):
+  for _ in range(train.optimizer.num_steps):
     state, metrics = step(state)
     losses.append(float(metrics['loss']))
   assert losses[-1] < 0.7 * losses[0] and int(state.step) == 40

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from cspd_jax.models import mar as model
+from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import mar
 
 CONFIG = model.MARConfig(
     height=2, width=2, token_dim=3, dim=16, num_layers=1, num_heads=2, head_width=16,
     head_layers=1, num_classes=2, buffer_size=2)
-TRAIN = mar.MARTrainConfig(
-    num_steps=150, batch_size=32, learning_rate=5e-3, warmup_steps=5, dropout=0.0, ema_decay=0.98)
+OPTIMIZER = OptimizerConfig(
+    num_steps=150, batch_size=32, learning_rate=5e-3, warmup_steps=5, cooldown_steps=0,
+    weight_decay=0.02, max_norm=3.0, ema_decay=0.98)
+TRAIN = mar.MARTrainConfig(OPTIMIZER, dropout=0.0)
 
 # Compiling takes most of the time here.
 _STEP = jax.jit(mar.step, static_argnums=(2, 3),
@@ -40,7 +43,7 @@ def fresh():
 @pytest.fixture(scope='module')
 def trained(fresh):
   state, history = fresh, []
-  for index in range(TRAIN.num_steps):
+  for index in range(OPTIMIZER.num_steps):
     state, metrics = _STEP(state, _data(index), CONFIG, TRAIN)
     history.append(metrics)
   return state, history
@@ -72,7 +75,7 @@ def test_the_average_follows_the_parameters_slowly(trained):
   state = trained[0]._replace(step=jnp.int32(1000))
   following, _ = _STEP(state, _data(), CONFIG, TRAIN)
   expected = jax.tree.map(
-      lambda a, p: TRAIN.ema_decay * a + (1 - TRAIN.ema_decay) * p,
+      lambda a, p: OPTIMIZER.ema_decay * a + (1 - OPTIMIZER.ema_decay) * p,
       state.average, following.params)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
                following.average, expected)
@@ -199,7 +202,8 @@ def test_hidden_shares_can_go_far_down():
 
 @pytest.mark.slow
 def test_the_rate_falls_to_nothing_at_the_end(fresh):
-  train = dataclasses.replace(TRAIN, num_steps=40, cooldown_steps=20)
+  train = dataclasses.replace(
+      TRAIN, optimizer=dataclasses.replace(OPTIMIZER, num_steps=40, cooldown_steps=20))
   # A fresh head gives the transformer no gradient: what moves is the rate times the weight decay.
   change = lambda count: float(jnp.abs(_STEP(
       fresh._replace(opt_state=jax.tree.map(
@@ -211,8 +215,7 @@ def test_the_rate_falls_to_nothing_at_the_end(fresh):
 
 @pytest.mark.parametrize('name, value, words', [
     ('min_hidden', 1.0, 'from 0 to below 1'), ('hidden_deviation', 0.0, 'above 0'),
-    ('last_share', 1.5, 'from 0 to 1'), ('last_weight', 0.0, 'above 0'),
-    ('cooldown_steps', 151, 'num_steps, 150')])
+    ('last_share', 1.5, 'from 0 to 1'), ('last_weight', 0.0, 'above 0')])
 def test_options_out_of_range(name, value, words):
   with pytest.raises(ValueError, match=f'{name} is {value}; it must be .*{words}'):
     dataclasses.replace(TRAIN, **{name: value})

@@ -1,18 +1,20 @@
 """The tokenizer's training step, and the convolution gradients it rests on."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from cspd_jax.models import vq
-from experiments.demo_models import vq as vq_training
+from experiments.demo_models import reconstruction, vq as vq_training
 
 CONFIG = vq.VQConfig(
     ch=8, ch_mult=(1, 2), num_res_blocks=1, z_channels=8, codebook_size=16, codebook_dim=4)
-TRAIN = vq_training.VQTrainConfig(
-    num_steps=60, batch_size=4, learning_rate=5e-3, warmup_steps=5, quantize_from=10,
-    restart_every=5)
+OPTIMIZER = dataclasses.replace(
+    reconstruction.OPTIMIZER, num_steps=60, learning_rate=5e-3, warmup_steps=5)
+TRAIN = vq_training.VQTrainConfig(OPTIMIZER, quantize_from=10, restart_every=5)
 
 
 def _images(seed=0):
@@ -25,7 +27,7 @@ def _images(seed=0):
 def trained():
   step = jax.jit(lambda state, images: vq_training.step(state, images, CONFIG, TRAIN))
   state, history = vq_training.init(CONFIG, TRAIN), []
-  for _ in range(TRAIN.num_steps):
+  for _ in range(OPTIMIZER.num_steps):
     state, metrics = step(state, _images())
     history.append({key: float(value) for key, value in metrics.items()})
   return state, history

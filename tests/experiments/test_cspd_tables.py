@@ -145,7 +145,7 @@ def _fit(capsys, models, *words):
     (['--model=demo'], 'whose tokens are discrete'),
     (['--model=mar_demo', '--overwrite'], 'comes with the package'),
     (['--overwrite'], 'outside of it'),
-    (['--output={tmp}'], 'which exists; give another folder')])
+    (['--output={tmp}'], 'which exists; use another folder')])
 def test_fits_that_are_refused(models, capsys, words, message):
   code, out, err = _fit(capsys, models, *(word.format(tmp=models) for word in words))
   assert code == 2 and not out and message in err and err.count('\n') == 1

@@ -1,4 +1,4 @@
-"""The training program end to end, on the smoke configuration."""
+"""The training program end to end, as with --smoke."""
 
 import dataclasses
 import json
@@ -15,17 +15,17 @@ import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.checkpoints import store
 from cspd_jax.cli import loader  # pylint: disable=wrong-import-position
 from cspd_jax.commands import train_drafter  # pylint: disable=wrong-import-position
-from cspd_jax.training import loop
+from cspd_jax.training import loop, smoke
 from experiments import train  # pylint: disable=wrong-import-position
 from experiments.demo_models import stages
 from tests.experiments import calls  # pylint: disable=wrong-import-position
 
-ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = str(pathlib.Path(__file__).parents[2] / 'configs' / 'train' / 'demo.py')
 
 
 @pytest.fixture(scope='module')
 def recipe():
-  return loader.load(str(ROOT / 'configs' / 'train' / 'demo_smoke.py'))
+  return smoke.smoke(loader.load(CONFIG).small())
 
 
 @pytest.fixture(scope='module')
@@ -33,7 +33,7 @@ def finished(recipe, tmp_path_factory):
   """A work folder in which one stage was done on its own, and then everything."""
   workdir = tmp_path_factory.mktemp('whole')
   train.run(recipe, workdir, 'tokenizer', workdir / 'export')
-  train.run(recipe, workdir, 'all', workdir / 'export')
+  assert train.main(['train', f'--config={CONFIG}', '--smoke', f'--workdir={workdir}']) == 0
   return workdir
 
 
@@ -115,7 +115,7 @@ def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
 
 
 @pytest.mark.parametrize('program,words,message', [
-    (train, ['--config=configs/benchmark.py'], 'takes a recipe like configs/train/demo.py'),
+    (train, ['--config=configs/benchmark.py'], 'requires a recipe like configs/train/demo.py'),
     (train, ['--stage=rest'], 'one of all, tokenizer, target, draft, eval, export'),
     (train, ['--image_size=7'], 'image_size is 7; it must be a multiple'),
     (train_drafter, ['--config=configs/train/demo.py'], 'recipe like configs/train/eagle_demo.py'),

@@ -10,6 +10,7 @@ import cspd_jax
 from cspd_jax.cli import loader
 from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe
+from cspd_jax.training import smoke
 from experiments import train
 from experiments.demo_models import photo_captions, words
 
@@ -23,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(scope='module')
 def recipe():
-  return loader.load(str(ROOT / 'configs' / 'train' / 'text_demo_smoke.py'))
+  return smoke.smoke(loader.load(str(ROOT / 'configs' / 'train' / 'text_demo.py')).small())
 
 
 @pytest.fixture(scope='module')

@@ -19,6 +19,7 @@ from cspd_jax.checkpoints import store
 from cspd_jax.models import eagle, medusa, vq
 from cspd_jax.testing import check_target
 from cspd_jax.training import drafter, drafter_recipe
+from cspd_jax.training.optimizer import OptimizerConfig
 from tests.families import janus_like
 from tests.families.published_files import convert, tensors
 
@@ -149,7 +150,8 @@ def test_drafters_have_its_embedding_and_its_head(model):
 
 def test_a_drafter_is_trained_for_it(model, folder):
   sizes = janus_like.eagle_config(CONFIG)
-  train = drafter.DrafterTrainConfig(num_steps=2, batch_size=2, warmup_steps=1)
+  train = drafter.DrafterTrainConfig(
+      OptimizerConfig(num_steps=2, batch_size=2, warmup_steps=1))
   recipe = drafter_recipe.DrafterRecipe(
       sizes, train, target=str(folder), num_train_images=2, num_held_out_images=2)
   drafter_recipe.check(recipe, model)

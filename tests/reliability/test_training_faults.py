@@ -20,10 +20,12 @@ from cspd_jax import cli
 from cspd_jax.checkpoints import files
 from cspd_jax.generation.report import Report
 from cspd_jax.training import loop, steps
+from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import stages
 from tests.reliability import damage, faults
 
 STEPS = 6
+OPTIMIZER = OptimizerConfig(num_steps=STEPS, batch_size=1)
 
 
 class State(NamedTuple):
@@ -51,8 +53,8 @@ def work(workdir):
   """What training programs do to their folder."""
   with files.hold(workdir):
     loop.remember(RECIPE, workdir)
-    tokens, _ = RECIPE.encoded(workdir / 'tokens_train.npz', 'tokens', 'train',
-                               lambda images: images[:, 0, 0, 0].astype(np.int32))
+    tokens, _ = RECIPE.encode_crops(workdir / 'tokens_train.npz', 'tokens', 'train',
+                                    lambda images: images[:, 0, 0, 0].astype(np.int32))
 
     def step(state, batch):
       value = np.float32(0.5) * state.value + batch
@@ -60,7 +62,7 @@ def work(workdir):
 
     state = RECIPE.train(
         'net', State(np.int32(0), np.ones(50, np.float32)), step,
-        lambda index: np.float32(tokens[index]), STEPS, 1, workdir, lambda state: [{'nll': 1.0}])
+        lambda index: np.float32(tokens[index]), OPTIMIZER, workdir, lambda state: [{'nll': 1.0}])
     report = Report(workdir, ['rows.csv'])
     files.write(report.path('rows.csv'), b'x')
     report.write(settings={}, rows=[dict(value=float(state.value[0]))])
@@ -153,7 +155,7 @@ def test_states_of_something_else_are_refused(tmp_path):
   with pytest.raises(ValueError, match=r"holds float32\[50\] as 'value' instead of float32\[5, 10"):
     steps.restore(tmp_path / 'run' / 'net', other)
   (tmp_path / 'run' / 'net' / '4').mkdir()
-  with pytest.raises(ValueError, match='perhaps one of an earlier version'):
+  with pytest.raises(ValueError, match='perhaps a checkpoint of an earlier version'):
     work(tmp_path / 'run')
 
 
@@ -208,11 +210,23 @@ def test_states_keep_numbers_of_every_kind(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, found, state)
 
 
+# A small recipe of many steps, which --smoke would make few.
+_LONG = """
+from configs.train import demo
+from cspd_jax.training import smoke
+
+
+def get_config():
+  return smoke.smoke(demo.get_config().small())
+"""
+
+
 @pytest.mark.slow
 def test_ctrl_c_and_the_same_command_again(tmp_path):
   pytest.importorskip('skimage')
-  command = [sys.executable, '-m', 'experiments.train', '--config=configs/train/demo_smoke.py',
-             '--stage=tokenizer', '--tokenizer_train.num_steps=2000']
+  (tmp_path / 'long.py').write_text(_LONG)
+  command = [sys.executable, '-m', 'experiments.train', f'--config={tmp_path}/long.py',
+             '--stage=tokenizer', '--tokenizer_train.optimizer.num_steps=2000']
   first = subprocess.Popen([*command, f'--workdir={tmp_path}/run'], stderr=subprocess.PIPE,
                            text=True)
   for line in first.stderr:
@@ -235,8 +249,9 @@ def test_a_full_disk_is_told_of_at_once(tmp_path):
              'from experiments import train; sys.exit(train.main(sys.argv))')
   began = time.time()
   done = subprocess.run(
-      [sys.executable, '-c', limited, '--config=configs/train/demo_smoke.py', '--stage=tokenizer',
-       f'--workdir={tmp_path}/run'], env=os.environ | {'JAX_ENABLE_COMPILATION_CACHE': 'false'},
+      [sys.executable, '-c', limited, '--config=configs/train/demo.py', '--smoke',
+       '--stage=tokenizer', f'--workdir={tmp_path}/run'],
+      env=os.environ | {'JAX_ENABLE_COMPILATION_CACHE': 'false'},
       capture_output=True, text=True, check=False)
   assert done.returncode == 2 and time.time() - began < 200
   assert done.stderr.splitlines()[-1].startswith('error: File too large')

@@ -24,6 +24,7 @@ from cspd_jax.training import (
   state as state_lib,
   windows,
 )
+from cspd_jax.training.optimizer import OptimizerConfig
 from tests.experiments import models as models_lib
 
 TARGET = llamagen.LlamaGenConfig(
@@ -31,9 +32,8 @@ TARGET = llamagen.LlamaGenConfig(
 EAGLE = eagle.EagleConfig(
     num_tokens=20, row_width=5, dim=16, num_heads=2, ffn_dim=24, vocab_size=10, num_layers=2,
     correction_dim=8)
-PLAIN = plain.PlainTrainConfig(num_steps=40, batch_size=4, learning_rate=1e-2, warmup_steps=5)
-TRAIN = corrector.CorrectorTrainConfig(
-    num_steps=40, batch_size=4, windows_per_image=3, passes=2, learning_rate=1e-2, warmup_steps=5)
+OPTIMIZER = OptimizerConfig(num_steps=40, batch_size=4, learning_rate=1e-2, warmup_steps=5)
+TRAIN = corrector.CorrectorTrainConfig(OPTIMIZER, windows_per_image=3, passes=2)
 LABELS = np.arange(6) % 2
 LENGTH = 7
 FORWARD = lambda params, *args: llamagen.logits_and_features(params, TARGET, *args)
@@ -157,10 +157,10 @@ def test_whole_images_are_read_alike(met, target_params, params):
 def test_it_learns_from_whole_images(met, target_params, params):
   batch = _batch(met[1])
   images = batch.tokens, batch.condition, batch.guidance_scale
-  step = jax.jit(lambda state: plain.step(state, images, target_params, EAGLE, PLAIN, TEACHER))
-  state = state_lib.start(params, state_lib.optimizer(PLAIN), averaged=True)
+  step = jax.jit(lambda state: plain.step(state, images, target_params, EAGLE, OPTIMIZER, TEACHER))
+  state = state_lib.start(params, OPTIMIZER)
   state, first = step(state)
-  for _ in range(PLAIN.num_steps - 1):
+  for _ in range(OPTIMIZER.num_steps - 1):
     state, last = step(state)
   assert last['loss'] < 0.7 * first['loss'] and last['overlap'] > first['overlap']
 
@@ -174,8 +174,8 @@ def test_it_learns(met, target_params, params):
   measure = jax.jit(lambda params: corrector.measure(
       params, target_params, batch, EAGLE, TRAIN, TEACHER))
   before = measure(params)
-  state = state_lib.start(params, state_lib.optimizer(TRAIN), averaged=True)
-  for _ in range(TRAIN.num_steps):
+  state = state_lib.start(params, OPTIMIZER)
+  for _ in range(OPTIMIZER.num_steps):
     state, _ = step(state)
   after = measure(state.params)
   assert after['length'] > before['length'] + 0.3 and after['overlap_1'] > before['overlap_1']
@@ -205,7 +205,7 @@ def test_accepted_length():
 
 def test_rounds_behind_the_end_are_not_taken(met):
   _, found = met
-  few = windows.joined([windows.Windows(*(part[:3] for part in found)), windows.Windows(
+  few = windows.concatenate([windows.Windows(*(part[:3] for part in found)), windows.Windows(
       *(part[3:] if name == 'tokens' else part[3:, :-1]
         for name, part in zip(found._fields, found)))])
   assert few.first.shape == found.first.shape and few.accepted[3:, -1].max() == -1
@@ -219,10 +219,11 @@ def test_rounds_behind_the_end_are_not_taken(met):
 @pytest.mark.slow
 def test_a_recipe_from_images_to_a_model(tmp_path):
   models_lib.llamagens(tmp_path)
+  few = dataclasses.replace(OPTIMIZER, num_steps=3)
   recipe = corrector_recipe.CorrectorRecipe(
       drafter=eagle.EagleConfig(num_tokens=16, row_width=4, dim=16, num_heads=2, ffn_dim=16,
                                 vocab_size=16, correction_dim=4),
-      plain=dataclasses.replace(PLAIN, num_steps=3), train=dataclasses.replace(TRAIN, num_steps=3),
+      plain=few, train=dataclasses.replace(TRAIN, optimizer=few),
       target=str(tmp_path / 'alone'),
       decoder='corrected(by=layers, window=5, passes=1, tree=chain())',
       num_plain_images=8, num_train_images=6, num_held_out_images=4)
@@ -242,7 +243,7 @@ def test_a_recipe_from_images_to_a_model(tmp_path):
 @pytest.mark.parametrize('changes, message', [
     (dict(drafter=dataclasses.replace(EAGLE, num_tokens=256, row_width=16, vocab_size=1024)),
      'drafter.dim is 16'),
-    (dict(num_held_out_images=4), 'train.batch_size is 8; .* 1 to 4'),
+    (dict(num_held_out_images=4), 'train.optimizer.batch_size is 8; .* 1 to 4'),
     (dict(num_plain_images=8), 'plain.batch_size is 16; .* 1 to 8'),
     (dict(decoder='corrected(by=eagle, window=64)'), 'must be a chain'),
     (dict(target='mar_demo'), "target is 'mar_demo', a 'mar' model")])

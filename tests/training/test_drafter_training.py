@@ -16,7 +16,8 @@ from cspd_jax.cli import loader
 from cspd_jax.commands import train_drafter
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.models import eagle, llamagen, medusa
-from cspd_jax.training import drafter, drafter_recipe, loop
+from cspd_jax.training import drafter, drafter_recipe, loop, smoke
+from cspd_jax.training.optimizer import OptimizerConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
 _sizes = dict(height=3, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10)
@@ -26,7 +27,8 @@ TARGET = TARGETS['class']
 EAGLE = eagle.EagleConfig(num_tokens=12, row_width=4, dim=16, num_heads=2, ffn_dim=24,
                           vocab_size=10)
 DRAFTERS = {'eagle': EAGLE, 'medusa': medusa.MedusaConfig(num_heads=3, dim=16, vocab_size=10)}
-TRAIN = drafter.DrafterTrainConfig(num_steps=60, batch_size=4, learning_rate=1e-2, warmup_steps=5)
+OPTIMIZER = OptimizerConfig(num_steps=60, batch_size=4, learning_rate=1e-2, warmup_steps=5)
+TRAIN = drafter.DrafterTrainConfig(OPTIMIZER)
 
 
 @pytest.fixture(autouse=True)
@@ -132,10 +134,10 @@ def test_loss_falls_on_one_batch(name):
   step, state = _step(DRAFTERS[name], train, params), drafter.init(
       DRAFTERS[name], train, ENDS, params)
   losses = []
-  for _ in range(TRAIN.num_steps):
+  for _ in range(OPTIMIZER.num_steps):
     state, metrics = step(state, batch)
     losses.append(float(metrics['loss']))
-  assert int(state.step) == TRAIN.num_steps
+  assert int(state.step) == OPTIMIZER.num_steps
   assert np.mean(losses[-5:]) < 0.95 * losses[0]
   assert state.average.keys() == state.params.keys() and 'output' not in state.params
 
@@ -217,7 +219,8 @@ def target_folder(tmp_path_factory):
 
 def _recipe(target_folder, name):
   return drafter_recipe.DrafterRecipe(
-      drafter=DRAFTERS[name], train=dataclasses.replace(TRAIN, num_steps=6), target=target_folder,
+      drafter=DRAFTERS[name], target=target_folder,
+      train=dataclasses.replace(TRAIN, optimizer=dataclasses.replace(OPTIMIZER, num_steps=6)),
       num_train_images=12, num_held_out_images=4, num_depths=1, log_every=2, checkpoint_every=2,
       evaluate_every=3)
 
@@ -263,7 +266,7 @@ def test_images_of_the_splits_differ_and_are_kept(target_folder, tmp_path):
 
 @pytest.mark.slow
 def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
-  recipe = loader.load(str(ROOT / 'configs' / 'train' / 'eagle_demo_smoke.py'))
+  recipe = smoke.smoke(loader.load(str(ROOT / 'configs' / 'train' / 'eagle_demo.py')))
   train_drafter.run(recipe, tmp_path, tmp_path / 'export', 'bfloat16')
   loaded = store.load(tmp_path / 'export')
   assert (loaded.kind, loaded.config) == ('eagle', recipe.drafter)

@@ -18,7 +18,7 @@ from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.drafter_recipe import DrafterRecipe
-from cspd_jax.training.plain import PlainTrainConfig
+from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import words
 
 pytest.importorskip('tokenizers')
@@ -30,7 +30,7 @@ CONFIG = early_fusion.EarlyFusionConfig(
 DRAFTER = eagle.EagleConfig(
     family='chameleon', num_tokens=CONFIG.num_tokens, row_width=CONFIG.row_width, dim=16,
     num_heads=2, ffn_dim=16, vocab_size=CONFIG.vocab_size, num_outputs=CONFIG.num_image_tokens)
-TRAIN = DrafterTrainConfig(num_steps=3, batch_size=2, warmup_steps=1)
+TRAIN = DrafterTrainConfig(OptimizerConfig(num_steps=3, batch_size=2, warmup_steps=1))
 
 
 def _params():
@@ -100,8 +100,9 @@ def test_given_images_are_learned_from(recipe, target, tmp_path):
 def test_a_corrector_is_trained(target, tmp_path):
   recipe = CorrectorRecipe(
       drafter=dataclasses.replace(DRAFTER, correction_dim=4),
-      plain=PlainTrainConfig(num_steps=2, batch_size=2),
-      train=CorrectorTrainConfig(num_steps=2, batch_size=2, passes=1, windows_per_image=2),
+      plain=OptimizerConfig(num_steps=2, batch_size=2),
+      train=CorrectorTrainConfig(
+          OptimizerConfig(num_steps=2, batch_size=2), passes=1, windows_per_image=2),
       target=str(target), prompts=str(target / 'prompts.txt'),
       decoder='corrected(by=layers, window=4, passes=1, tree=chain())',
       num_plain_images=4, num_train_images=2, num_held_out_images=2)
@@ -150,7 +151,7 @@ def test_the_prompt_of_the_dropped_stream_is_read():
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(prompts=None), "prompts is none, and model '.*' has none of its own; give a file"),
+    (dict(prompts=None), "prompts is None, and model '.*' has no prompts of its own; provide"),
     (dict(prompts='nowhere.txt'), "prompts is 'nowhere.txt', which cannot be read"),
     (dict(drafter=dataclasses.replace(DRAFTER, family='llamagen', num_tokens=12, row_width=4)),
      "drafter.family is 'llamagen'; for the target .* it must be 'chameleon'"),

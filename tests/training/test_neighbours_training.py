@@ -6,10 +6,12 @@ import numpy as np
 
 from cspd_jax.models.neighbours import NeighboursConfig
 from cspd_jax.training import neighbours
+from cspd_jax.training.optimizer import OptimizerConfig
 
 CONFIG = NeighboursConfig(vocab_size=6, num_tokens=16, row_width=4, dim=8, hidden_dim=16)
-TRAIN = neighbours.NeighboursTrainConfig(
-    num_steps=200, batch_size=8, learning_rate=1e-2, warmup_steps=5, evaluate_every=20)
+OPTIMIZER = OptimizerConfig(
+    num_steps=200, batch_size=8, learning_rate=1e-2, warmup_steps=5, weight_decay=0.05)
+TRAIN = neighbours.NeighboursTrainConfig(OPTIMIZER, evaluate_every=20)
 
 
 def _images(count, seed):
@@ -28,6 +30,7 @@ def test_it_learns_what_neighbours_say():
 
 
 def test_it_stops_early():
-  train = dataclasses.replace(TRAIN, num_steps=2000, patience=2)
+  train = dataclasses.replace(
+      TRAIN, optimizer=dataclasses.replace(OPTIMIZER, num_steps=2000), patience=2)
   _, losses = neighbours.fit(CONFIG, train, _images(16, 0), _images(32, 1))
   assert len(losses) < 100 and int(np.argmin(losses)) == len(losses) - 3

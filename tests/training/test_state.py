@@ -1,6 +1,6 @@
 """The state, optimiser and moving average that all training steps share."""
 
-import types
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -8,21 +8,24 @@ import numpy as np
 import pytest
 
 from cspd_jax.training import state as state_lib
+from cspd_jax.training.optimizer import OptimizerConfig
 
-TRAIN = types.SimpleNamespace(num_steps=20, warmup_steps=4, learning_rate=0.5)
+CONFIG = OptimizerConfig(num_steps=20, warmup_steps=4, learning_rate=0.5, weight_decay=0.0,
+                         ema_decay=None)
 PARAMS = {'kernel': jnp.ones((2, 3)), 'bias': jnp.ones(3)}
 
 
 def _rates(**options):
   """How far parameters of one move in every step with a constant gradient."""
-  tx = state_lib.optimizer(TRAIN, **options)
-  step = jax.jit(lambda state: state_lib.update(state, jax.tree.map(jnp.ones_like, PARAMS), tx))
-  state, moved = state_lib.start(PARAMS, tx), []
-  for _ in range(TRAIN.num_steps):
+  config = dataclasses.replace(CONFIG, **options)
+  step = jax.jit(
+      lambda state: state_lib.update(state, jax.tree.map(jnp.ones_like, PARAMS), config))
+  state, moved = state_lib.start(PARAMS, config), []
+  for _ in range(CONFIG.num_steps):
     following = step(state)
     moved.append(float(state.params['bias'][0] - following.params['bias'][0]))
     state = following
-  assert int(state.step) == TRAIN.num_steps
+  assert int(state.step) == CONFIG.num_steps
   return np.array(moved)
 
 
@@ -39,24 +42,28 @@ def test_the_rate_is_constant_up_to_the_cooldown():
 
 
 def test_matrices_decay_and_vectors_do_not():
-  tx = state_lib.optimizer(types.SimpleNamespace(**vars(TRAIN), weight_decay=0.1))
-  state = state_lib.start(PARAMS, tx)
+  config = dataclasses.replace(CONFIG, weight_decay=0.1)
+  state = state_lib.start(PARAMS, config)
   for _ in range(2):  # The first step of the warm-up moves nothing.
-    state = state_lib.update(state, jax.tree.map(jnp.zeros_like, PARAMS), tx)
+    state = state_lib.update(state, jax.tree.map(jnp.zeros_like, PARAMS), config)
   np.testing.assert_allclose(state.params['kernel'], 1 - 0.1 * 0.5 / 4, rtol=1e-5)
   np.testing.assert_array_equal(state.params['bias'], 1)
 
 
 @pytest.mark.parametrize('step, share', [(0, 0.9), (10, 0.45), (1000, 0.02)])
 def test_the_average_forgets_the_first_parameters(step, share):
-  tx = state_lib.optimizer(TRAIN)
-  state = state_lib.start(PARAMS, tx, averaged=True, extra=jnp.int32(7))._replace(
+  config = dataclasses.replace(CONFIG, ema_decay=0.98)
+  state = state_lib.start(PARAMS, config, extra=jnp.int32(7))._replace(
       step=jnp.int32(step), params=jax.tree.map(lambda x: 3 * x, PARAMS))
-  state = state_lib.update(state, jax.tree.map(jnp.zeros_like, PARAMS), tx, ema_decay=0.98)
+  state = state_lib.update(state, jax.tree.map(jnp.zeros_like, PARAMS), config)
   np.testing.assert_allclose(state.average['bias'], 1 + 2 * share, rtol=1e-6)
   assert int(state.step) == step + 1 and int(state.extra) == 7
 
 
 def test_without_an_average_there_is_none():
-  tx = state_lib.optimizer(TRAIN)
-  assert state_lib.update(state_lib.start(PARAMS, tx), PARAMS, tx).average is None
+  assert state_lib.update(state_lib.start(PARAMS, CONFIG), PARAMS, CONFIG).average is None
+
+
+def test_a_cooldown_is_a_part_of_the_steps():
+  with pytest.raises(ValueError, match='cooldown_steps is 21; it must be from 0 to num_steps, 20'):
+    dataclasses.replace(CONFIG, cooldown_steps=21)
