@@ -98,7 +98,7 @@ def main(recipe: Any, flags: Any) -> None:
   if flags.smoke:
     recipe = smoke.smoke(recipe.small())
   workdir = paths.folder('workdir', flags.workdir)
-  export = training.export_place(flags.export, workdir)
+  export = training.output_folder('export', flags.export, workdir)
   families.check_place(export, recipe.family, {role: role for role in ('tokenizer',
                                                                        *stages.MODELS)})
   report_lib.check(workdir, pictures.NAMES)

@@ -15,17 +15,17 @@ def check_kind(recipe: Any, kind: type | tuple[type, ...], example: str) -> None
                      f'like {example}.')
 
 
-def export_place(export: str | None, workdir: pathlib.Path) -> pathlib.Path:
-  """Returns the folder of the exported networks: `export`, or `workdir/export` if it is None.
+def output_folder(name: str, folder: str | None, workdir: pathlib.Path) -> pathlib.Path:
+  """Returns the folder of trained networks: `folder`, or the one of this name in `workdir`.
 
   Raises:
-    ValueError: if the folder cannot be written, or `workdir/export` is a link: someone else may
+    ValueError: if the folder cannot be written, or that in `workdir` is a link: someone else may
       have placed it, and the model in its target would be replaced.
   """
-  if export is None and (workdir / 'export').is_symlink():
-    raise ValueError(f'workdir is {str(workdir)!r}, where export is a link; remove it, or pass '
-                     'the folder as export.')
-  return paths.folder('export', export or workdir / 'export')
+  if folder is None and (workdir / name).is_symlink():
+    raise ValueError(f'workdir is {str(workdir)!r}, where {name} is a link; remove it, or pass '
+                     f'the folder as {name}.')
+  return paths.folder(name, folder or workdir / name)
 
 
 def log_progress() -> None:

@@ -108,7 +108,10 @@ class Command:
         value = values[name].value
         texts[number].setdefault(field.name, []).extend(
             value if isinstance(value, list) else [str(value)])
-    return [fields.override(group, overrides) for group, overrides in zip(groups, texts)][::-1]
+    arguments = [fields.override(group, overrides) for group, overrides in zip(groups, texts)]
+    if config is None and self._defaults is not None:  # There is no file, and no default.
+      arguments.append(None)
+    return arguments[::-1]
 
   def _check_kind(self, config: Any) -> None:
     """Raises ValueError unless a configuration has the fields of the default one, and their types.
@@ -168,9 +171,9 @@ def command(defaults: Callable[[], Any] | None = None, *, config: str | None = N
   """Turns a `main` into a command.
 
   Args:
-    defaults: returns the configuration where no file is passed; None for a command whose
-      configuration is always a file, or that has none. If it is a dataclass, configurations from
-      files must have its fields.
+    defaults: returns the configuration where no file is passed, or None if `main` does without;
+      None for a command whose configuration is always a file, or that has none. If it is a
+      dataclass, configurations from files must have its fields.
     config: the default configuration file.
     flags: a dataclass of flags in addition to the configuration, with their defaults.
 

@@ -1,11 +1,14 @@
-"""Trains a drafter for a shipped or converted model and exports it.
+"""Trains a drafter for a model: an EAGLE network, Medusa heads or a corrector.
 
+  cspd-train-drafter --model=checkpoints/c2i_xl_384 --kind=eagle
+  cspd-train-drafter --model=checkpoints/lumina_7b_768 --kind=corrector --num_images=512
   cspd-train-drafter --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
 
-Makes images with the model (or tokenises photographs), trains, measures on held-out images
-(report.json) and writes a network that `cspd_jax.load(model, eagle=FOLDER)` takes (`medusa=`,
-`corrector=`). A stopped run continues when the command is repeated, to the same result. The folder
-remembers its configuration and refuses another one.
+The sizes of the network follow from the model; --config names a Python file with a recipe instead.
+Samples images with the model, trains, measures on held-out images (report.json) and stores the
+network in --output, for `cspd_jax.load(model, eagle=FOLDER)` (`medusa=`, `corrector=`). A stopped
+command resumes when it is repeated, with the same result. The work folder stores its recipe and
+refuses another one.
 """
 
 import dataclasses
@@ -18,69 +21,142 @@ import jax.numpy as jnp
 from absl import logging
 
 import cspd_jax
-from cspd_jax import cli
+from cspd_jax import cli, families
 from cspd_jax.checkpoints import files, paths, store
 from cspd_jax.cli import training
+from cspd_jax.core import fields
 from cspd_jax.generation import report as report_lib
 from cspd_jax.training import corrector_recipe, drafter_recipe, loop, smoke
+from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
+from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.drafter_recipe import DrafterRecipe
+from cspd_jax.training.optimizer import OptimizerConfig
 
+Recipe = DrafterRecipe | CorrectorRecipe
 _RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe}
+# Records the windows that a corrector learns from, by what the model has to draft with.
+_WINDOWS = 'corrected(by={by}, window=32, passes=2, tree=chain())'
 
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """Where, and how the result is stored.
+  """What to train, and where.
 
   Attributes:
-    workdir: folder for images, checkpoints, metrics and the report.
-    export: folder of the finished network; if none, export in the work folder.
-    dtype: what it is stored in.
-    smoke: trains for a few steps on a few images.
+    model: a shipped model of discrete tokens, or a folder; None uses that of the recipe, or demo.
+    kind: what to train, without a recipe.
+    prompts: file with one prompt per line for the sampled images; None uses the model's own
+      prompts, or a built-in list for models of words.
+    num_images: images to train on; None uses the recipe's number.
+    num_steps: optimiser steps; None uses the recipe's number.
+    batch_size: images per step; None uses the recipe's number.
+    smoke: trains for a few steps on a few images, to try the command.
+    workdir: folder of the images, checkpoints, metrics and the report; None uses
+      runs/train_drafter/ and the names of model and kind.
+    output: folder of the trained network; None uses output in the work folder.
+    dtype: dtype of the stored network.
   """
 
-  workdir: str = 'runs/train_drafter'
-  export: str | None = None
-  dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
+  model: str | None = None
+  kind: Literal['eagle', 'medusa', 'corrector'] = 'eagle'
+  prompts: str | None = None
+  num_images: int | None = None
+  num_steps: int | None = None
+  batch_size: int | None = None
   smoke: bool = False
+  workdir: str | None = None
+  output: str | None = None
+  dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
+
+  def __post_init__(self):
+    fields.check(self)
 
 
-def run(recipe: DrafterRecipe | CorrectorRecipe, workdir: pathlib.Path, export: pathlib.Path,
+def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
+  """Returns a recipe with the sizes that a model requires.
+
+  Args:
+    model: the model.
+    name: of a shipped model, or its folder.
+    kind: one of those of `Flags`.
+
+  Raises:
+    ValueError: if no such network is trained for models of this family.
+  """
+  sizes = families.FAMILIES[model.family].published.networks(model.config)
+  if kind not in sizes:
+    trained = [kind for kind in ('eagle', 'medusa', 'corrector') if kind in sizes]
+    if not trained:
+      raise ValueError(f'model is {name!r}, a {model.family!r} model, for which no drafters are '
+                       'trained; give a model of discrete tokens.')
+    raise ValueError(
+        f'kind is {kind!r}; for model {name!r} it must be one of {", ".join(trained)}.')
+  guidance_scale = float(model.sampling().guidance_scale)
+  if kind != 'corrector':
+    return DrafterRecipe(drafter=sizes[kind][1], train=DrafterTrainConfig(), target=name,
+                         guidance_scale=guidance_scale)
+  by = next(by for by in ('eagle', 'neighbours', 'layers') if by in model.drafts)
+  return CorrectorRecipe(
+      drafter=sizes[kind][1], plain=OptimizerConfig(), train=CorrectorTrainConfig(), target=name,
+      decoder=_WINDOWS.format(by=by), guidance_scale=guidance_scale)
+
+
+def override(recipe: Recipe, flags: Flags) -> Recipe:
+  """Returns a recipe with the values of flags that are specified."""
+  optimizer = {name: value for name, value in (
+      ('num_steps', flags.num_steps), ('batch_size', flags.batch_size)) if value is not None}
+  changes: dict[str, Any] = {'train': dataclasses.replace(
+      recipe.train, optimizer=dataclasses.replace(recipe.train.optimizer, **optimizer))}
+  if flags.prompts is not None:
+    changes['prompts'] = flags.prompts
+  if flags.num_images is not None:
+    changes['num_train_images'] = flags.num_images
+  if isinstance(recipe, CorrectorRecipe):
+    changes['plain'] = dataclasses.replace(recipe.plain, **optimizer)
+    changes['num_plain_images'] = flags.num_images or recipe.num_plain_images
+  recipe = dataclasses.replace(recipe, **changes)
+  return smoke.smoke(recipe) if flags.smoke else recipe
+
+
+def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pathlib.Path,
         dtype: str) -> None:
-  """Trains in `workdir` or continues, and writes the report and the network.
+  """Trains in `workdir` or resumes, and writes the report and the network.
 
   Raises:
     ValueError: if the drafter does not fit its model, or the folder holds another run.
   """
-  store.check_place(export)
-  report_lib.check(workdir)
-  model, how = cspd_jax.load(recipe.target, dtype='float32'), _RECIPES[type(recipe)]
-  how.check(recipe, model)
+  module = _RECIPES[type(recipe)]
+  module.check(recipe, model)
   with files.hold(workdir):
     loop.remember(recipe, workdir)
-    params, figures = how.train(recipe, model, workdir)
-    _finish(recipe, params, figures, workdir, export, dtype)
+    params, figures = module.train(recipe, model, workdir)
+    store.save(output, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
+               extra={'target': recipe.target})
+    training.log_size(output)
+    logging.info('report: %s', json.dumps(figures))
+    report_lib.Report(workdir).write(settings=dataclasses.asdict(recipe), rows=[figures])
 
 
-def _finish(recipe: DrafterRecipe | CorrectorRecipe, params: Any, figures: dict[str, float],
-            workdir: pathlib.Path, export: pathlib.Path, dtype: str) -> None:
-  """Writes the network and the report."""
-  store.save(export, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
-                  extra={'target': recipe.target})
-  training.log_size(export)
-  logging.info('report: %s', json.dumps(figures))
-  report_lib.Report(workdir).write(settings=dataclasses.asdict(recipe), rows=[figures])
-
-
-@cli.command(config='configs/train/eagle_demo.py', flags=Flags())
-def main(recipe: Any, flags: Any) -> None:
-  training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
-  if flags.smoke:
-    recipe = smoke.smoke(recipe)
+@cli.command(lambda: None, flags=Flags())
+def main(recipe: Any, flags: Flags) -> None:
+  if recipe is not None:
+    training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
+  name = flags.model or ('demo' if recipe is None else recipe.target)
+  role = ('corrector' if isinstance(recipe, CorrectorRecipe) else recipe.kind if recipe else
+          flags.kind)
+  run_name = f'{pathlib.Path(name).name or "model"}_{role}'
+  workdir = paths.folder(
+      'workdir', flags.workdir or pathlib.Path('runs', 'train_drafter', run_name))
+  output = training.output_folder('output', flags.output, workdir)
+  store.check_place(output)
+  report_lib.check(workdir)
   training.log_progress()
-  workdir = paths.folder('workdir', flags.workdir)
-  run(recipe, workdir, training.export_place(flags.export, workdir), flags.dtype)
+  model = cspd_jax.load(name, dtype='float32')
+  recipe = recipe_for(model, name, role) if recipe is None else dataclasses.replace(
+      recipe, target=name)
+  run(override(recipe, flags), model, workdir, output, flags.dtype)
+  print(f'Stored in {output}. Next: cspd_jax.load({name!r}, {role}={str(output)!r})')
 
 
 if __name__ == '__main__':

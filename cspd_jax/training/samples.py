@@ -9,7 +9,7 @@ import numpy as np
 from absl import logging
 
 from cspd_jax.checkpoints import files, reading
-from cspd_jax.generation import batches
+from cspd_jax.generation import batches, prompts as prompts_lib
 from cspd_jax.generation.model import Model
 
 # Images per batch.
@@ -17,21 +17,16 @@ _BATCH = 64
 
 
 def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
-  """Returns the prompts of a file with one prompt per line, or the model's own without a file.
+  """Returns the prompts of a file with one prompt per line.
+
+  Without a file, returns the model's own prompts, or general ones for a model of words.
 
   Raises:
-    ValueError: if the file or the model has no prompts.
+    ValueError: if the file has no prompts.
   """
   if path is not None:
-    text = reading.text(path, 'provide a file with one prompt per line', 'prompts')
-    prompts: Sequence[Any] = [line.strip() for line in text.splitlines() if line.strip()]
-    if not prompts:
-      raise ValueError(f'prompts is {path!r}, a file without prompts; write one per line.')
-    return prompts
-  if not len(model.prompts):
-    raise ValueError(f'prompts is None, and model {model.name!r} has no prompts of its own; '
-                     'provide a file with one prompt per line.')
-  return model.prompts
+    return prompts_lib.listed(pathlib.Path(path))
+  return model.prompts if len(model.prompts) else prompts_lib.general()
 
 
 def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Any
