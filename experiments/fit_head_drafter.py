@@ -23,7 +23,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import paths, store
-from cspd_jax.continuous import blend, schedule as schedule_lib, specification
+from cspd_jax.continuous import head_drafter, schedule as schedule_lib, specification
 from cspd_jax.core import fields
 from experiments import cli
 
@@ -106,15 +106,15 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
   decoder = model.decoder(plain, guided=guided)
   condition = lambda num: model.condition([
       model.prompts[i % len(model.prompts)] for i in range(num)])
-  record = jax.jit(lambda params, condition, key: blend.record(
+  record = jax.jit(lambda params, condition, key: head_drafter.record(
       decoder, params, condition, key, sampling))
   num = min(flags.num_chains, _RECORDED)
   parts = [record(model.params, condition(num), jax.random.key(flags.seed + i))
            for i in range(-(-flags.num_chains // num))]
   chains = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
   schedule = decoder.schedule
-  blends = {'default': blend.default_rho(schedule)} | {
-      f'fitted to {reach} levels': blend.fit_rho(schedule, chains, reach)
+  blends = {'default': head_drafter.default_rho(schedule)} | {
+      f'fitted to {reach} levels': head_drafter.fit_rho(schedule, chains, reach)
       for reach in sorted({1, 2, 4, flags.kernels_per_call})}
   # One token per row and step: calls of a row by itself. Other images than those of the fit.
   calls = {}
@@ -140,12 +140,12 @@ def main(flags: Any) -> None:
           + ', '.join(f'{schedule.steps[i]}: {best[-1][i]:.2f}' for i in range(0, 100, 11)),
           flush=True)
   if flags.overwrite:
-    store.annotate(target, blend.describe_rho(schedule, *best))
+    store.annotate(target, head_drafter.describe_rho(schedule, *best))
     print(f'stored in {target}')
     return
   found = store.load(target)
   store.save(flags.output, found.kind, found.config, found.params,
-                  extra=found.metadata | blend.describe_rho(schedule, *best))
+                  extra=found.metadata | head_drafter.describe_rho(schedule, *best))
   print(f'stored in {flags.output}, a copy of the target: '
         f'cspd_jax.load({flags.model!r}, target={flags.output!r})')
 
