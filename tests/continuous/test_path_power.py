@@ -2,8 +2,8 @@
 
 The target's tokens are jointly normal, so each of them and each innovation, what a token adds to
 its neighbour, has a distribution in closed form. A decoder passes if all nine empirical
-distribution functions stay within `LIMIT` of these. By the inequality of Dvoretzky, Kiefer, Wolfowitz and
-Massart, `P(distance > e) <= 2 exp(-2 n e^2)`,
+distribution functions stay within `LIMIT` of these. By the inequality of Dvoretzky, Kiefer,
+Wolfowitz and Massart, `P(distance > e) <= 2 exp(-2 n e^2)`,
 
 - an exact decoder fails with probability at most `FALSE_ALARM`, for all nine together, and
 - a decoder with a distribution function that is off by `FAR` anywhere passes with probability at
