@@ -35,6 +35,7 @@ from checkpoints_conversion import convert, rules
 from cspd_jax import cli
 from cspd_jax.continuous import decoders, head as head_lib, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.continuous.span import token_batch
 from cspd_jax.continuous.speculative_head import speculative
 from cspd_jax.core import fields, programs
 from cspd_jax.core.random import row_keys
@@ -139,8 +140,8 @@ def steps(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: bo
 
   transform = jax.jit(lambda params: target.transform(params, labels, tokens, visible))
   z = head_lib.pick(transform(params), positions)
-  batch = head_lib.batch(row_keys(jax.random.key(0), 1), z, positions,
-                         jnp.full((1, num), _SCALE), 1.0, jnp.ones((1, num), bool))
+  batch = token_batch(row_keys(jax.random.key(0), 1), z, positions, jnp.full((1, num), _SCALE), 1.0,
+                      jnp.ones((1, num), bool))
   heads = {'mar': head_lib.ancestral(target, schedule),
            'exact_head': speculative(target, schedule, length)}
   compiled = {name: jax.jit(head.sample) for name, head in heads.items()}

@@ -22,7 +22,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import cli, families
 from cspd_jax.checkpoints import paths, store
-from cspd_jax.continuous import blend, schedule as schedule_lib, specification
+from cspd_jax.continuous import head_drafter, schedule as schedule_lib, specification
 from cspd_jax.core import fields
 
 # Images per recorded batch, and number of images for counting head calls.
@@ -108,15 +108,15 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
   decoder = model.decoder(plain, guided=guided)
   condition = lambda num: model.condition([
       model.prompts[i % len(model.prompts)] for i in range(num)])
-  record = jax.jit(lambda params, condition, key: blend.record(
+  record = jax.jit(lambda params, condition, key: head_drafter.record(
       decoder, params, condition, key, sampling))
   num = min(flags.num_chains, _RECORD_BATCH)
   parts = [record(model.params, condition(num), jax.random.key(flags.seed + i))
            for i in range(-(-flags.num_chains // num))]
   chains = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)
   schedule = decoder.schedule
-  blends = {'default': blend.default_rho(schedule)} | {
-      f'fitted to {reach} levels': blend.fit_rho(schedule, chains, reach)
+  blends = {'default': head_drafter.default_rho(schedule)} | {
+      f'fitted to {reach} levels': head_drafter.fit_rho(schedule, chains, reach)
       for reach in sorted({1, 2, 4, flags.kernels_per_call})}
   # Other images than those of the fit, and head calls per row, as at batch size 1.
   calls = {}
@@ -143,12 +143,12 @@ def main(flags: Any) -> None:
           + ', '.join(f'{schedule.steps[i]}: {best[-1][i]:.2f}' for i in range(0, 100, 11)),
           flush=True)
   if flags.overwrite:
-    store.annotate(target, blend.describe_rho(schedule, *best))
+    store.annotate(target, head_drafter.describe_rho(schedule, *best))
     print(f'stored in {target}')
     return
   loaded = store.load(target)
   store.save(flags.output, loaded.kind, loaded.config, loaded.params,
-             extra=loaded.metadata | blend.describe_rho(schedule, *best))
+             extra=loaded.metadata | head_drafter.describe_rho(schedule, *best))
   print(f'stored in {flags.output}, a copy of the target: '
         f'cspd_jax.load({flags.model!r}, target={flags.output!r})')
 

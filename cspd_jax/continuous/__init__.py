@@ -1,13 +1,20 @@
-"""Continuous image tokens: masked bidirectional models with a diffusion head."""
+"""The continuous engine: decoders of masked bidirectional models with a diffusion head."""
 
 from typing import TYPE_CHECKING
 
-from cspd_jax.continuous.base import Modulation, Target
-from cspd_jax.continuous.compose import make_decoder
+from cspd_jax.continuous.base import (
+  Context,
+  Draft,
+  Drafter,
+  Env,
+  Modulation,
+  Target,
+  Verdict,
+  Verifier,
+)
 from cspd_jax.continuous.context import BLOCK, TRUE
-from cspd_jax.continuous.head import ancestral
-from cspd_jax.continuous.loop import Decoder
-from cspd_jax.continuous.parts import Drafter, Verifier
+from cspd_jax.continuous.head import HeadSampler, ancestral
+from cspd_jax.continuous.loop import Decoder, State, make_decoder
 from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
@@ -21,5 +28,6 @@ if TYPE_CHECKING:  # Type checkers read the functions, not the table.
 globals().update({name: entry.build for name, entry in DECODERS.items()})
 
 __all__ = (  # noqa: PLE0604
-    'BLOCK', 'TRUE', 'Decoded', 'Decoder', 'Drafter', 'Modulation', 'Sampling', 'Schedule',
-    'Target', 'Verifier', 'ancestral', 'make_decoder', 'speculative', *DECODERS)
+    'BLOCK', 'TRUE', 'Context', 'Decoded', 'Decoder', 'Draft', 'Drafter', 'Env', 'HeadSampler',
+    'Modulation', 'Sampling', 'Schedule', 'State', 'Target', 'Verdict', 'Verifier', 'ancestral',
+    'make_decoder', 'speculative', *DECODERS)

@@ -1,15 +1,21 @@
-"""What a decoder of continuous tokens asks of a model.
+"""The types that every decoder of continuous tokens is built from.
 
-In the shape descriptions, `B` is the number of rows (images), `S` the number
-of guidance streams (1, or 2: conditional then unconditional), `T` the number of
-tokens of an image, `C` the length of a token, `D` the length of the vector that
-the diffusion head is conditioned on and `N` any number of states.
+In the shape descriptions, `B` is the number of rows (images), `S` the number of guidance streams
+(1, or 2: conditional then unconditional), `T` the number of tokens of an image, `C` the length of a
+token, `D` the length of the vector that the diffusion head is conditioned on, `N` any number of
+tokens or states, and `W` the largest number of tokens of a round.
+
+A token has a `position` in the image and a `rank`: token number `rank` to be committed.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+
+from cspd_jax.continuous.result import Errors, Kernels
+from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.span import Span, TokenBatch
 
 Params = Any
 Condition = Any
@@ -18,14 +24,15 @@ Condition = Any
 class Modulation(NamedTuple):
   """A diffusion head in two parts: what depends on the step and `z` alone, and the rest.
 
-  The first part is most of a head with adaptive layer norms. Done once per token and
-  level, it is not repeated for every state, and its weights are not read at every kernel.
+  The first part is most of a head with adaptive layer norms. Computed once per token and level, it
+  is not repeated for every state, and its weights are not read at every kernel.
 
   Attributes:
-    make: `(params, step [L], z [N, D]) -> modulation`, a pytree with leaves `[N, L, ...]`: that of
-      every `z` at every step.
-    apply: `(params, x [N, C], modulation, row [N]) -> (eps [N, C], v [N, C])` with leaves
-      `[R, ...]`, of which every state takes one; with the above, this is `Target.denoise`.
+    make: `(params, step [L], z [N, D]) -> modulation`, a pytree with leaves `[N, L, ...]`: the
+      modulation of every `z` at every step.
+    apply: `(params, x [N, C], modulation, row [N]) -> (eps [N, C], v [N, C])`, where the leaves
+      of `modulation` are `[R, ...]` and state `n` uses row `row[n]`. After `make`, it computes
+      `Target.denoise`.
   """
 
   make: Callable[[Params, jax.Array, jax.Array], Any]
@@ -35,30 +42,27 @@ class Modulation(NamedTuple):
 class Target(NamedTuple):
   """A masked model of continuous tokens with a diffusion head, as pure functions.
 
-  The distribution of a hidden token given the visible ones is that of a chain of Gaussian
-  kernels, `schedule.posterior` of the head's two outputs, from pure noise down to
-  level 0. With guidance there is one state per token: the head is asked once
-  with either stream's `z`, the guided noise is `eps_u + w (eps_c - eps_u)`, and
-  `v` is that of the conditional stream.
+  The distribution of a masked token given the visible ones is that of a chain of Gaussian kernels,
+  `schedule.posterior` of the head's two outputs, from pure noise down to level 0. With guidance
+  there is one state per token: the head is evaluated at it with the `z` of either stream, the
+  guided noise is `eps_u + w (eps_c - eps_u)`, and `v` is that of the conditional stream.
 
   Attributes:
-    transform: `(params, condition, tokens [B, T, C], visible [B, T] bool) ->
-      z [S, B, T, D]`: one forward pass of the transformer. Rows may have
-      different numbers of visible tokens. What `tokens` holds where `visible` is
-      False is ignored, whatever it is. `z` is returned for every position; that of
-      a visible one means nothing.
-    denoise: `(params, x [N, C], step [N], z [N, D]) -> (eps [N, C], v [N, C])`: the
-      diffusion head. `step` is the step of the full process, 0 to 999, which
-      `schedule.Schedule.steps` gives for a level. `eps` is the predicted noise and
-      `v` says where the log-variance lies in its range, from -1 (least) to 1;
-      it may lie outside. Both are float32, computed from `x` in float32 with full
-      precision: the first kernel multiplies an error of `eps` by 316.
+    transform: `(params, condition, tokens [B, T, C], visible [B, T] bool) -> z [S, B, T, D]`: one
+      forward pass of the transformer. Rows may have different numbers of visible tokens. Must
+      ignore `tokens` where `visible` is False, whatever the values. Returns `z` for every
+      position; it is meaningless at visible ones.
+    denoise: `(params, x [N, C], step [N], z [N, D]) -> (eps [N, C], v [N, C])`: the diffusion
+      head. `step` is the step of the full process, 0 to 999, from `schedule.Schedule.steps` of a
+      level. `eps` is the predicted noise. `v` locates the log-variance in its range, from -1
+      (smallest) to 1, and may lie outside. Both are float32, computed from `x` in float32 with
+      full precision: the first kernel multiplies an error of `eps` by 316.
     num_tokens: `T`.
     token_dim: `C`.
     num_streams: `S`; 2 if the model runs a null condition for guidance.
-    check_condition: `condition -> None`; raises ValueError for a condition the
-      model does not know. Called on concrete values only.
-    modulation: `denoise` in two parts, if it has them.
+    check_condition: `condition -> None`; raises ValueError for a condition that the model does
+      not support. Called on concrete values only.
+    modulation: `denoise` in two parts; None if it has no such parts.
   """
 
   transform: Callable[[Params, Condition, jax.Array, jax.Array], jax.Array]
@@ -68,3 +72,160 @@ class Target(NamedTuple):
   num_streams: int = 1
   check_condition: Callable[[Condition], None] = lambda condition: None
   modulation: Modulation | None = None
+
+
+class Draft(NamedTuple):
+  """The drafts of one round.
+
+  Attributes:
+    tokens: `[B, T, C]` the image with the drafts in it.
+    record: what `Verifier.sample_draft` recorded of each draft, leaves `[B, drafts, ...]`.
+  """
+
+  tokens: jax.Array
+  record: Any
+
+
+class Cost(NamedTuple):
+  """Calls of the two heads in a round, `[B]` int32 each; see `result.Costs`."""
+
+  head_calls: jax.Array
+  head_rows: jax.Array
+  draft_head_calls: jax.Array
+
+
+class Verdict(NamedTuple):
+  """What the verifier decided in a round, for all rows.
+
+  Entries of the leaves `[B, W]` at or beyond `length` are ignored.
+
+  Attributes:
+    tokens: `[B, W, C]` the tokens by rank.
+    length: `[B]` int32 how many tokens the round commits; 0 for a complete row.
+    tested: `[B, W]` how many drafts were tested for a token.
+    accepted: `[B, W]` how many of them were accepted.
+    trials: `[B]` int32 proposals evaluated for residual draws.
+    missed: `[B]` int32 residual draws for which every proposal was rejected.
+    cost: the head calls of the round.
+    kernels: tests by level, leaves `[B, M]`; None if the verifier does not count them.
+    errors: by rank, leaves `[B, W]`; None if the verifier has no bound.
+  """
+
+  tokens: jax.Array
+  length: jax.Array
+  tested: jax.Array
+  accepted: jax.Array
+  trials: jax.Array
+  missed: jax.Array
+  cost: Cost
+  kernels: Kernels | None = None
+  errors: Errors | None = None
+
+
+class Env(NamedTuple):
+  """What a drafter, a context and a verifier can rely on during one decode.
+
+  Attributes:
+    target: the target.
+    schedule: the levels of the heads of the target and the draft model.
+    verifier: the verifier of the rounds.
+    params: the target's parameters.
+    condition: what both transformers read, leading axis `B`.
+    draft_model: the draft model, or None.
+    draft_params: its parameters, or None.
+  """
+
+  target: Target
+  schedule: Schedule
+  verifier: 'Verifier'
+  params: Params
+  condition: Condition
+  draft_model: Target | None
+  draft_params: Params
+
+
+class Drafter(NamedTuple):
+  """Where drafts come from.
+
+  Attributes:
+    propose: `(env, span, tokens [B, T, C]) -> Draft`: drafts for the first ranks of the round,
+      `span.num_drafts(env.verifier.bonus)` of them, sampled by `env.verifier.sample_draft`.
+    model: the draft model. It has the same tokens as the target and reads the same condition.
+    check: `target -> None`; raises ValueError if the drafter does not fit the target.
+    guided_as_verified: whether a draft has the guidance scale that it is verified with; else that
+      of its own rank.
+  """
+
+  propose: Callable[[Env, Span, jax.Array], Draft]
+  model: Target
+  check: Callable[[Target], None] = lambda target: None
+  guided_as_verified: bool = False
+
+
+class Context(NamedTuple):
+  """Which tokens the target sees when it scores the positions of a round.
+
+  Attributes:
+    name: one word.
+    transform: `(env, span, tokens [B, T, C]) -> z [S, B, W, D]`: the transformer's output for the
+      tokens of the round, from the image with the drafts in it.
+    passes: `span -> [B]`: passes of the transformer per row; they run in parallel.
+  """
+
+  name: str
+  transform: Callable[[Env, Span, jax.Array], jax.Array]
+  passes: Callable[[Span], jax.Array]
+
+
+class Verifier(NamedTuple):
+  """Which drafts are accepted, and what follows them.
+
+  Attributes:
+    verify: `(env, span, Draft or None, z [S, B, W, D]) -> Verdict`.
+    sample_draft: `(model, schedule, params, batch [N], aligned) -> (tokens [N, C], record)`:
+      samples drafts with the head of the draft model and records what `verify` needs to know of
+      them, leaves `[N, ...]`. `aligned`: whether the head uses the noise of the positions, which
+      the target's head uses too. None if the verifier accepts no drafts.
+    guarantee: how close the samples are to the distribution, in words.
+    bonus: tokens of a round that follow its drafts, 0 or 1.
+    context: the only `Context.name` the verifier supports; None for any.
+    commits_all: whether a round commits all of its tokens, whatever is accepted.
+    levels: `M`, levels whose tests are counted separately; 0 for none.
+    exact: whether the tokens follow the decoder's `distribution`.
+    exact_where: the models for which they do if not for all; '' if there are none.
+    bounded: whether the error of every token is bounded.
+  """
+
+  verify: Callable[[Env, Span, Draft | None, jax.Array], Verdict]
+  sample_draft: Callable[[Target, Schedule, Params, TokenBatch, bool],
+                         tuple[jax.Array, Any]] | None
+  guarantee: str
+  bonus: int = 0
+  context: str | None = None
+  commits_all: bool = False
+  levels: int = 0
+  exact: bool = False
+  exact_where: str = ''
+  bounded: bool = False
+
+
+class Stage(NamedTuple):
+  """Rounds of one kind; a decoder has one or more stages.
+
+  Attributes:
+    stops: the ranks at which rounds end, ascending. The stage begins where the one before it ended
+      and is over when every row has reached the last stop.
+    width: `W`, the largest number of tokens of a round.
+    verifier: decides about the drafts of a round.
+    context: which tokens the target sees.
+    drafter: where drafts come from; None if the target samples alone.
+    guidance_of_last: whether all tokens of a round have the guidance scale of its last one, as in
+      MAR's sampler; else each has that of its own rank.
+  """
+
+  stops: tuple[int, ...]
+  width: int
+  verifier: Verifier
+  context: Context
+  drafter: Drafter | None = None
+  guidance_of_last: bool = True

@@ -1,7 +1,7 @@
 """Checks of what a model and a verifier return.
 
-Shapes and dtypes are checked while the loop is traced, which costs nothing at run time and
-names the function and what it should have returned.
+Shapes and dtypes are checked while the loop is traced, which costs nothing at run time. Errors name
+the function and what it should have returned.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous.base import Condition, Params, Target
+from cspd_jax.continuous.base import Condition, Params, Target, Verdict
 
 
 def transform(target: Target, params: Params, condition: Condition, tokens: jax.Array,
@@ -17,7 +17,7 @@ def transform(target: Target, params: Params, condition: Condition, tokens: jax.
   """Calls `target.transform` and checks what it returns.
 
   Raises:
-    ValueError: if it does not return what `base.Target` says; all functions here likewise.
+    ValueError: if it does not return what `base.Target` specifies; all functions here likewise.
   """
   z = target.transform(params, condition, tokens, visible)
   _check('transform of the model', 'z', z, (target.num_streams, *visible.shape, None),
@@ -31,27 +31,26 @@ def check_head(states: jax.Array, eps: jax.Array, v: jax.Array) -> None:
     _check("denoise of the model", name, value, states.shape, jnp.float32, 'states, token_dim')
 
 
-def check_verdict(verdict: Any, shape: tuple[int, int, int]) -> None:
-  """Checks a `parts.Verdict` on tokens of `shape`: rows, places, token_dim."""
+def check_verdict(verdict: Verdict, shape: tuple[int, int, int]) -> None:
+  """Checks what a verifier's `verify` returned; `shape` is rows, tokens of a round, token_dim."""
   batch, width, _ = shape
-  function = 'judge of the verifier'
-  _check(function, 'tokens', verdict.tokens, shape, jnp.floating,
-         'rows, places, token_dim')
+  function = 'verify of the verifier'
+  _check(function, 'tokens', verdict.tokens, shape, jnp.floating, 'rows, tokens, token_dim')
   _check(function, 'length', verdict.length, (batch,), jnp.integer, 'rows')
   for name in ('tested', 'accepted'):
-    _check(function, name, getattr(verdict, name), (batch, width), None, 'rows, places')
+    _check(function, name, getattr(verdict, name), (batch, width), None, 'rows, tokens')
   for name in ('trials', 'missed'):
     _check(function, name, getattr(verdict, name), (batch,), jnp.integer, 'rows')
 
 
 def _check(function: str, name: str, value: Any, shape: tuple[int | None, ...], kind: Any,
            axes: str) -> None:
-  """`shape` has None where any size will do; `kind` is None for any dtype."""
-  found = getattr(value, 'shape', None)
-  fits = found is not None and len(found) == len(shape) and all(
-      want in (None, size) for size, want in zip(found, shape))
+  """Checks an array; `shape` has None for a size of any value, `kind` is None for any dtype."""
+  actual = getattr(value, 'shape', None)
+  fits = actual is not None and len(actual) == len(shape) and all(
+      expected in (None, size) for size, expected in zip(actual, shape))
   if not fits or (kind is not None and not jnp.issubdtype(value.dtype, kind)):
-    shown = type(value).__name__ if found is None else f'{value.dtype.name}{list(found)}'
+    shown = type(value).__name__ if actual is None else f'{value.dtype.name}{list(actual)}'
     sizes = ', '.join('any' if size is None else str(size) for size in shape)
     words = '' if kind is None else f'{kind.__name__} numbers of '
     raise ValueError(

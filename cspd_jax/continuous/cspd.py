@@ -1,40 +1,37 @@
 """Continuous speculative decoding as published, as released, and as a bounded relaxation.
 
-None of these keeps the target's distribution; `exact_head` and `exact_path` do.
+None of these preserves the target's distribution; `exact_head` and `exact_path` do.
 
-`cspd_paper` is Algorithm 1 of the paper. Its factor Sigma makes up for densities taken
-at two different points, each model's own trajectory; given the shared noise both
-trajectories are constants and the right factor is 1. So with learned variances the distribution
-is biased; where both models have the same variances Sigma is 1 and it is exact.
+`cspd_paper` is Algorithm 1 of the paper. Its factor Sigma is to correct for densities evaluated at
+two different points, each model's own trajectory; given the shared noise both trajectories are
+constants and the right factor is 1. So with learned variances the distribution is biased; where
+both models have the same variances Sigma is 1 and the decoder is exact.
 
-`cspd_released` does what the released code does: verification in blocks, a test softened
-42 times, Sigma inverted, and a token of zeros if 100 proposals fail. Its speed is that
-of its schedule of passes, whatever is accepted: compare with `parallel` at equal numbers of target
-passes.
+`cspd_released` is the algorithm of the released code: verification in blocks, a test softened by a
+factor of 42, Sigma inverted, and a token of zeros if 100 proposals fail. Its speed is that of its
+schedule of passes, whatever is accepted: compare with `parallel` at equal numbers of target passes.
 
-`cspd_relaxed` keeps a draft with probability `exp(-d^2 / (2 kappa^2))`, `d` the distance of
-the two models' tokens under the same noise in units of the last kernel's standard
-deviation `s`, else emits the target's own token. Then the mean squared distance to that
-token is at most `(2 / e) kappa^2 s^2`, for any two models: given the tokens before it, a
-token's distribution is so near in Wasserstein distance to that of `parallel` with the same
-blocks, or with true contexts to that of `mar`. It is not equality in distribution, and no bound
-for whole images, whose later tokens follow on the earlier ones.
+`cspd_relaxed` accepts a draft with probability `exp(-d^2 / (2 kappa^2))`, where `d` is the distance
+of the two models' tokens under the same noise in units of the last kernel's standard deviation `s`,
+else emits the target's own token. Then the mean squared distance to that token is at most
+`(2 / e) kappa^2 s^2`, for any two models. The root of this bounds the Wasserstein distance of a
+token's distribution, given the tokens before it, to that of `parallel` with the same blocks, or
+with true contexts to that of `mar`. It is not equality in distribution, and no bound for whole
+images, whose later tokens depend on the earlier ones.
 
 Reference: Wang et al., Continuous Speculative Decoding for Autoregressive Image
 Generation, 2024 (arXiv:2411.11925), and its released code.
 """
 
-from cspd_jax.continuous import couple, decoders, schedule as schedule_lib
-from cspd_jax.continuous.base import Target
-from cspd_jax.continuous.compose import make_decoder
+from cspd_jax.continuous import coupling, decoders, drafters, schedule as schedule_lib
+from cspd_jax.continuous.base import Drafter, Target, Verifier
 from cspd_jax.continuous.context import BLOCK, TRUE
 from cspd_jax.continuous.decoders import (
   DEFAULT_BLOCK_LENGTH,
   DEFAULT_DRAFT_LENGTH,
   DEFAULT_PREFIX_SHARE,
 )
-from cspd_jax.continuous.loop import Decoder
-from cspd_jax.continuous.parts import Drafter, Verifier
+from cspd_jax.continuous.loop import Decoder, make_decoder
 from cspd_jax.continuous.schedule import DEFAULT_LEVELS, Schedule
 from cspd_jax.continuous.verifiers.path_test import path_test
 from cspd_jax.continuous.verifiers.relaxed import relaxed
@@ -46,10 +43,10 @@ DEFAULT_KAPPA = 42.0
 
 def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_LENGTH,
                schedule: Schedule | int = DEFAULT_LEVELS, *,
-               max_trials: int = couple.DEFAULT_TRIALS,
+               max_trials: int = coupling.DEFAULT_TRIALS,
                prefix_share: float = DEFAULT_PREFIX_SHARE, aligned: bool = True,
                guidance: str = 'linear') -> Decoder:
-  """Algorithm 1: true contexts, stop at the first rejection, Sigma (equation 4).
+  """Algorithm 1: true contexts, an end at the first rejection, Sigma (equation 4).
 
   The residual loop, unbounded in the paper, ends after `max_trials` proposals.
   Arguments as for `decoders.exact_path`.
@@ -58,8 +55,8 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     ValueError: for options out of range or models that do not fit together.
   """
   verifier = path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
-  return decoders.by_path(target, draft, draft_length, schedule_lib.of(schedule), verifier,
-                          prefix_share, aligned, guidance)
+  return decoders.path_decoder(target, draft, draft_length, schedule_lib.as_schedule(schedule),
+                               verifier, prefix_share, aligned, guidance)
 
 
 def cspd_released(
@@ -68,23 +65,23 @@ def cspd_released(
     kappa: float = DEFAULT_KAPPA, sigma: str = 'inverted', max_trials: int = 100,
     zero_fallback: bool = True, guidance_of_last: bool = True, block_context: bool = True,
     keep_after_reject: bool = True, aligned: bool = True, guidance: str = 'linear') -> Decoder:
-  """The released code, every departure from the paper behind its own switch.
+  """The released code, with one option for every departure from the paper.
 
   Args:
-    target: verifies.
+    target: the model that verifies.
     draft: the draft model.
     block_length: `gamma`, drafts per block.
-    schedule: the levels of both heads, or how many.
-    prefix_share: share of the tokens that the target fixes alone.
+    schedule: the levels of both heads, or their number.
+    prefix_share: share of the tokens that the target decodes alone.
     kappa: multiplies both models' standard deviations in the test, but not in the
       residual.
     sigma: 'inverted' as released, 'paper', or 'off'.
-    max_trials: proposals for a rejected token at most.
-    zero_fallback: whether a token becomes zero when all proposals fail; else it becomes
-      the target's own token.
+    max_trials: the largest number of proposals for a rejected token.
+    zero_fallback: whether a token becomes zero when all proposals fail; else it becomes the
+      target's own token.
     guidance_of_last: whether a block is verified with the guidance scale of its last token.
-    block_context: whether verification does not see the block's own drafts.
-    keep_after_reject: whether drafts after a replaced one may stay.
+    block_context: True if verification does not see the block's own drafts.
+    keep_after_reject: whether drafts after a replaced one may be accepted.
     aligned: whether the draft model uses the target's noise.
     guidance: as for `decoders.mar`.
 
@@ -92,8 +89,8 @@ def cspd_released(
     ValueError: for options out of range or models that do not fit together.
   """
   verifier = released(kappa, sigma, max_trials, zero_fallback, keep_after_reject)
-  return _blocks(target, Drafter(draft, aligned), verifier, block_length, schedule, prefix_share,
-                 block_context, guidance_of_last, guidance)
+  return _block_decoder(target, drafters.model(draft, aligned), verifier, block_length, schedule,
+                        prefix_share, block_context, guidance_of_last, guidance)
 
 
 def cspd_relaxed(
@@ -101,51 +98,52 @@ def cspd_relaxed(
     schedule: Schedule | int = DEFAULT_LEVELS, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
     kappa: float = DEFAULT_KAPPA, block_context: bool = True, aligned: bool = True,
     guidance: str = 'linear') -> Decoder:
-  """A plain test that bounds the error, in the released code's control flow or a true one.
+  """A simple test that bounds the error, in blocks as in the released code or with true contexts.
 
   Args:
-    target: verifies.
+    target: the model that verifies.
     draft: the draft model.
     block_length: `gamma`, drafts per block.
-    schedule: the levels of both heads, or how many.
-    prefix_share: share of the tokens that the target fixes alone.
+    schedule: the levels of both heads, or their number.
+    prefix_share: share of the tokens that the target decodes alone.
     kappa: tolerance in units of the last kernel's standard deviation, 0.0064.
-    block_context: True for one pass of the target per block, which does not see the drafts:
-      the bound is to the distribution of `parallel`, so all of a block has the guidance
-      scale of its last token. False for a pass per draft and an end at the first rejection: the
-      bound is to the distribution of one token per step.
+    block_context: True for one pass of the target per block, which does not see the drafts: the
+      bound is to the distribution of `parallel`, so the whole block has the guidance scale of its
+      last token. False for a pass per draft and an end at the first rejection: the bound is to the
+      distribution of one token per step.
     aligned: whether the draft model uses the target's noise.
     guidance: as for `decoders.mar`.
 
   Raises:
     ValueError: for options out of range or models that do not fit together.
   """
-  return _blocks(target, Drafter(draft, aligned, guided_as_verified=True),
-                 relaxed(kappa, keep_after_reject=block_context), block_length, schedule,
-                 prefix_share, block_context, block_context, guidance)
+  return _block_decoder(
+      target, drafters.model(draft, aligned, guided_as_verified=True),
+      relaxed(kappa, keep_after_reject=block_context), block_length, schedule, prefix_share,
+      block_context, block_context, guidance)
 
 
 def expected_speedup(cost: float, block_length: int) -> float:
-  """Speed of block verification over the target, whatever is accepted.
+  """Returns the speed-up of block verification over the target, whatever is accepted.
 
-  This is `1 / (cost + 1 / block_length)`.
+  It is `1 / (cost + 1 / block_length)`.
 
   Args:
-    cost: time of a draft step over time of a target step.
+    cost: time of a draft step divided by the time of a target step.
     block_length: `gamma`.
   """
   return 1 / (cost + 1 / block_length)
 
 
-def _blocks(target: Target, drafter: Drafter, verifier: Verifier, block_length: int,
-            schedule: Schedule | int, prefix_share: float, block_context: bool,
-            guidance_of_last: bool, guidance: str) -> Decoder:
-  """A decoder that verifies whole blocks, and is near to a decoder without drafts."""
+def _block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_length: int,
+                   schedule: Schedule | int, prefix_share: float, block_context: bool,
+                   guidance_of_last: bool, guidance: str) -> Decoder:
+  """Returns a decoder that verifies whole blocks and approximates a decoder without drafts."""
   size = target.num_tokens
   (_, prefix), *blocks = schedule_lib.blocks(size, block_length, prefix_share)
-  distribution = (decoders.in_blocks(block_length, prefix, last_noise=False) if block_context else
-                  decoders.in_steps(size, last_noise=False))
+  distribution = (decoders.describe_blocks(block_length, prefix, last_noise=False)
+                  if block_context else decoders.describe_steps(size, last_noise=False))
   return make_decoder(
-      target, schedule_lib.of(schedule), verifier, [stop for _, stop in blocks], drafter=drafter,
-      context=BLOCK if block_context else TRUE, prefix=prefix, guidance=guidance,
+      target, schedule_lib.as_schedule(schedule), verifier, [stop for _, stop in blocks],
+      drafter=drafter, context=BLOCK if block_context else TRUE, prefix=prefix, guidance=guidance,
       guidance_of_last=guidance_of_last, distribution=distribution)

@@ -1,77 +1,36 @@
-"""Sampling tokens with a diffusion head, one kernel after the other.
+"""Calls of a diffusion head, and sampling of tokens one kernel after the other.
 
-In the shape descriptions, `N` is the number of tokens sampled side by side and `L`
-the number of levels.
+In the shape descriptions, `N` is the number of tokens sampled in parallel and `L` the number of
+levels.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import contract, noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Params, Target
-from cspd_jax.continuous.noise import TokenKeys
-from cspd_jax.continuous.sampling import per_row
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.core.random import RowKeys
+from cspd_jax.continuous.span import TokenBatch
 
-# More than this is not kept for the sake of speed.
+# A larger modulation is computed at every call instead of being stored.
 _MODULATION_BYTES = 2**30
 
 
-class Batch(NamedTuple):
-  """Tokens to be sampled, as the head sees them.
-
-  Attributes:
-    z: `[S, N, D]` what the head is conditioned on.
-    scale: `[N]` guidance scale.
-    temperature: `[N]`.
-    keys: `[N]` random state.
-    active: `[N]` which tokens are wanted; the others need not be finished.
-    modulation: what the head makes of every level and `z`, leaves `[S, N, levels, ...]`, or
-      None to make it at every call; see `modulated`.
-  """
-
-  z: jax.Array
-  scale: jax.Array
-  temperature: jax.Array
-  keys: TokenKeys
-  active: jax.Array
-  modulation: Any = None
-
-
-def batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Array,
-          temperature: jax.typing.ArrayLike, active: jax.Array) -> Batch:
-  """Lays tokens of all rows side by side, `N = B n`.
-
-  Args:
-    rows: `[B]` random state.
-    z: `[S, B, n, D]` what the transformer returned for the tokens.
-    positions: `[B, n]` of the tokens.
-    scale: `[B, n]` their guidance scale.
-    temperature: a scalar or `[B]`.
-    active: `[B, n]`.
-  """
-  temperature = jnp.broadcast_to(per_row(temperature, positions.shape[0]), positions.shape)
-  keys = noise_lib.token_keys(rows, positions)
-  flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
-  return Batch(z.reshape(z.shape[0], -1, z.shape[-1]), flat(scale), flat(temperature),
-               jax.tree.map(flat, keys), flat(active))
-
-
 def pick(z: jax.Array, positions: jax.Array) -> jax.Array:
-  """Picks the entries `[S, B, n, D]` of `z` `[S, B, T, D]` at `positions` `[B, n]`."""
+  """Returns the entries `[S, B, n, D]` of `z` `[S, B, T, D]` at `positions` `[B, n]`."""
   return jnp.take_along_axis(z, positions[None, :, :, None], axis=2)
 
 
-def modulated(target: Target, schedule: Schedule, params: Params, batch: Batch) -> Batch:
-  """The batch with `modulation` for all levels, if the head has one and memory allows."""
-  if target.modulation is None or batch.modulation is not None:
+def modulated(target: Target, schedule: Schedule, params: Params, batch: TokenBatch) -> TokenBatch:
+  """Adds the `modulation` for all levels to a batch, if the head has one and memory allows."""
+  modulation = target.modulation
+  if modulation is None or batch.modulation is not None:
     return batch
-  make = lambda: target.modulation.make(
+  make = lambda: modulation.make(
       params, jnp.asarray(schedule.steps), batch.z.reshape(-1, batch.z.shape[-1]))
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize
              for leaf in jax.tree.leaves(jax.eval_shape(make)))
@@ -82,16 +41,16 @@ def modulated(target: Target, schedule: Schedule, params: Params, batch: Batch) 
 
 
 class Sampled(NamedTuple):
-  """Tokens and what they cost; see `result`.
+  """Sampled tokens and their costs; see `result`.
 
   Attributes:
     tokens: `[N, C]`.
     calls: `[N]` head calls until the token was complete.
-    rows: `[N]` states the head was asked about.
+    rows: `[N]` states that the head was evaluated at.
     tested: `[N, M]` drafts tested, by level.
     accepted: `[N, M]` drafts accepted.
     trials: `[N]` proposals for residual draws.
-    missed: `[N]` residual draws of which no proposal was taken.
+    missed: `[N]` residual draws for which every proposal was rejected.
   """
 
   tokens: jax.Array
@@ -103,22 +62,22 @@ class Sampled(NamedTuple):
   missed: jax.Array
 
 
-class Head(NamedTuple):
-  """A way to sample tokens.
+class HeadSampler(NamedTuple):
+  """A way to sample tokens with a diffusion head.
 
   Attributes:
     sample: `(params, batch) -> Sampled`.
-    levels: `M`, levels whose tests are counted; 0 if there are none.
-    guarantee: how near the tokens are to the target's distribution, in words.
+    levels: `M`, levels whose tests are counted; 0 if none are.
+    guarantee: how close the tokens are to the target's distribution, in words.
   """
 
-  sample: Callable[[Params, Batch], Sampled]
+  sample: Callable[[Params, TokenBatch], Sampled]
   levels: int
   guarantee: str
 
 
 class Kernel(NamedTuple):
-  """The kernels of some states, leaves `[N, ..., C]`; `eps` and `v` as the head gave them."""
+  """The kernels of states, leaves `[N, ..., C]`; `eps` is guided, `v` as the head returned it."""
 
   mean: jax.Array
   std: jax.Array
@@ -126,31 +85,31 @@ class Kernel(NamedTuple):
   v: jax.Array
 
 
-def kernel(target: Target, schedule: Schedule, params: Params, batch: Batch, x: jax.Array,
+def kernel(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, x: jax.Array,
            level: jax.Array) -> Kernel:
-  """One call of the head: the true kernels of states `x` `[N, ..., C]` at `level` `[N, ...]`.
+  """Returns the true kernels of states `x` `[N, ..., C]` at `level` `[N, ...]`: one head call.
 
-  With guidance one state is evaluated with both streams' `z`. MAR runs a doubled batch
-  whose second half is overwritten by the first at every kernel; this is what remains of
-  it: the noise is guided, the variance is the conditional stream's.
+  With guidance each state is evaluated with the `z` of both streams. MAR runs a doubled batch,
+  whose second half it overwrites with the first at every kernel; this is equivalent: the noise is
+  guided, the variance is the conditional stream's.
   """
   def spread(leaf):
-    """`[S, N, ...]` to `[S * N * ..., ...]`, one entry per state and stream."""
+    """Broadcasts `[S, N, ...]` to one entry per state and stream, `[S * N * ..., ...]`."""
     middle = (1,) * (level.ndim - 1)
     leaf = leaf.reshape(leaf.shape[:2] + middle + leaf.shape[2:])
     shape = (target.num_streams, *level.shape, *leaf.shape[1 + level.ndim:])
     return jnp.broadcast_to(leaf, shape).reshape(-1, *leaf.shape[1 + level.ndim:])
 
-  streams = target.num_streams
+  streams, modulation = target.num_streams, target.modulation
   states = jnp.broadcast_to(x, (streams, *x.shape)).reshape(-1, x.shape[-1])
   steps = jnp.broadcast_to(jnp.asarray(schedule.steps)[level], (streams, *level.shape)).reshape(-1)
-  if batch.modulation is None:
+  if batch.modulation is None or modulation is None:
     eps, v = target.denoise(params, states, steps, spread(batch.z))
   else:
     first = jnp.arange(streams * level.shape[0]) * schedule.num_levels
     row = (first.reshape(streams, -1, *(1,) * (level.ndim - 1)) + level).reshape(-1)
-    made = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch.modulation)
-    eps, v = target.modulation.apply(params, states, made, row)
+    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch.modulation)
+    eps, v = modulation.apply(params, states, rows, row)
   contract.check_head(states, eps, v)
   eps, v = (leaf.reshape(streams, *x.shape) for leaf in (eps, v))
   per_token = lambda leaf: leaf.reshape(-1, *(1,) * level.ndim)
@@ -162,14 +121,14 @@ def kernel(target: Target, schedule: Schedule, params: Params, batch: Batch, x: 
   return Kernel(mean, per_token(batch.temperature) * std, guided, v[0])
 
 
-def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> Head:
-  """The sampler of DDPM and MAR: as many head calls as levels.
+def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> HeadSampler:
+  """Returns the sampler of DDPM and MAR: one head call per level.
 
   Args:
     target: the model.
     schedule: the levels.
-    last_noise: whether kernel 0 adds its noise too (a standard deviation of 0.0064).
-      MAR's sampler does not, and emits the mean.
+    last_noise: whether kernel 0 adds its noise too (a standard deviation of 0.0064). MAR's sampler
+      does not, and emits the mean.
   """
   levels = schedule.num_levels
 
@@ -187,13 +146,13 @@ def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> H
 
     x = start(batch, target)
     x = jax.lax.fori_loop(0, levels, step, x)
-    count = jnp.full((num,), levels, jnp.int32)
-    nothing, none = jnp.zeros((num, 0), jnp.int32), jnp.zeros_like(count)
-    return Sampled(x, count, target.num_streams * count, nothing, nothing, none, none)
+    calls = jnp.full((num,), levels, jnp.int32)
+    no_tests, zeros = jnp.zeros((num, 0), jnp.int32), jnp.zeros_like(calls)
+    return Sampled(x, calls, target.num_streams * calls, no_tests, no_tests, zeros, zeros)
 
-  return Head(sample, 0, 'exact: this is the sampler that defines the distribution')
+  return HeadSampler(sample, 0, 'exact: this is the sampler that defines the distribution')
 
 
-def start(batch: Batch, target: Target) -> jax.Array:
+def start(batch: TokenBatch, target: Target) -> jax.Array:
   """Draws the first state `[N, C]` of the chain: pure noise, not scaled by the temperature."""
   return noise_lib.normal(batch.keys, noise_lib.START, 0, target.token_dim)

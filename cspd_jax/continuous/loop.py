@@ -1,8 +1,8 @@
-"""The one loop: draft, look, judge, commit, until every row is complete."""
+"""The one loop: draft, score, verify, commit, until every row is complete."""
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,17 +10,29 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import (
   contract,
-  drafter as drafter_lib,
+  head as head_lib,
   noise as noise_lib,
   result as result_lib,
   sampling as sampling_lib,
 )
-from cspd_jax.continuous.base import Condition, Params, Target
-from cspd_jax.continuous.parts import Drafter, Env, Stage, Verdict, Verifier
+from cspd_jax.continuous.base import (
+  Condition,
+  Context,
+  Drafter,
+  Env,
+  Params,
+  Stage,
+  Target,
+  Verdict,
+  Verifier,
+)
+from cspd_jax.continuous.context import BLOCK
+from cspd_jax.continuous.head import HeadSampler
 from cspd_jax.continuous.result import Costs, Decoded, Tests
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, open_span
+from cspd_jax.continuous.verifiers.no_drafts import no_drafts
 from cspd_jax.core.random import RowKeys, row_keys
 from cspd_jax.core.tracing import is_concrete
 
@@ -29,15 +41,15 @@ class State(NamedTuple):
   """What a decode carries from round to round.
 
   Attributes:
-    count: `[B]` fixed tokens.
-    place: `[B, T]` place of every position in the order.
+    count: `[B]` committed tokens.
+    rank_of_position: `[B, T]` rank of every position.
     condition: what the models read, leading axis `B`.
     rng: the rows' random numbers.
     decoded: the result so far.
   """
 
   count: jax.Array
-  place: jax.Array
+  rank_of_position: jax.Array
   condition: Condition
   rng: RowKeys
   decoded: Decoded
@@ -45,19 +57,19 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decoder:
-  """A masked model with rounds of one or two kinds: `decoder(params, condition, key)`.
+  """A masked model with one or more stages of rounds: `decoder(params, condition, key)`.
 
-  A pure function of arrays, to be jitted whole: `jax.jit(decoder)`. `start`, `round` and
-  `finish` are its pieces, for those who want to watch it work: `finish` gives the result so
-  far after any number of rounds.
+  A pure function of arrays, to be jitted whole: `jax.jit(decoder)`. `start`, `round` and `finish`
+  are its pieces, for callers that want to observe every round: `finish` returns the result so far
+  after any number of rounds.
 
   Attributes:
     target: the model whose distribution is sampled.
     schedule: the levels of the heads.
     stages: the kinds of rounds, one after the other.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`.
-    distribution: the distribution that is sampled, or that is come near to, in words.
-    orders: `(RowKeys [B], T) -> [B, T]` the order in which a row's positions are fixed.
+    distribution: the distribution that is sampled or approximated, in words.
+    orders: `(RowKeys [B], T) -> [B, T]` the order in which a row's positions are committed.
   """
 
   target: Target
@@ -69,41 +81,44 @@ class Decoder:
 
   @property
   def verifier(self) -> Verifier:
-    """Of the last stage; those before it are exact."""
+    """The verifier of the last stage; those before it are exact."""
     return self.stages[-1].verifier
 
   @property
   def drafter(self) -> Drafter | None:
-    """Of the last stage; those before it have none."""
+    """The drafter of the last stage; the stages before it have none."""
     return self.stages[-1].drafter
 
   @property
   def guarantee(self) -> str:
-    """How close the samples are to the distribution, in words; `specification.guarantee` in one."""
+    """How close the samples are to `distribution`, in words; see `specification.guarantee`."""
     return self.verifier.guarantee
 
   @property
   def stops(self) -> tuple[int, ...]:
-    """The places where rounds end."""
+    """The ranks at which rounds end."""
     return tuple(itertools.chain.from_iterable(stage.stops for stage in self.stages))
 
   def check(self, condition: Condition, sampling: Sampling = Sampling()) -> None:
     """Raises ValueError for a condition or options that cannot work.
 
-    For concrete values, before tracing; a traced call cannot look at values.
+    For concrete values, before tracing; a traced call cannot inspect values.
     """
-    drafts = [] if self.drafter is None else [self.drafter.model]
-    sampling_lib.check(condition, sampling, self.target, *drafts)
+    models = [self.target] if self.drafter is None else [self.target, self.drafter.model]
+    for model in models:
+      model.check_condition(condition)
+    num_rows = jax.tree.leaves(condition)[0].shape[0]
+    sampling_lib.check(sampling, self.target.num_streams, num_rows)
 
   def __call__(self, params: Params, condition: Condition, key: jax.Array,
                sampling: Sampling = Sampling(), draft_params: Params = None) -> Decoded:
-    """Generates one image's tokens per row of `condition`; all models read it.
+    """Generates one image's tokens per row of `condition`.
 
     Args:
       params: the target's parameters.
-      condition: what `transform` takes, with leading axis `B`.
-      key: one random key, or one per row `[B]`. A row's result depends on its own key
-        and condition only.
+      condition: what `transform` of the target and the draft model reads, with leading axis `B`.
+      key: one random key, or one per row `[B]`. A row's result depends on its own key and
+        condition only.
       sampling: guidance and temperature, of all models; run-time values.
       draft_params: the draft model's parameters, if there is one.
 
@@ -111,7 +126,7 @@ class Decoder:
       A `Decoded`.
 
     Raises:
-      ValueError: if `draft_params` is needed and not given, or from `check`.
+      ValueError: if `draft_params` is required but missing, or from `check`.
     """
     if is_concrete(condition, sampling):
       self.check(condition, sampling)
@@ -125,78 +140,84 @@ class Decoder:
     return self.finish(state)
 
   def start(self, params, condition, rng, sampling=Sampling(), draft_params=None) -> State:
-    """Before the first round, with no token fixed. `rng`: see `core.random.row_keys`."""
+    """Returns the state before the first round. `rng`: see `core.random.row_keys`."""
     del params, sampling
     if self.drafter is not None and draft_params is None:
       raise ValueError("draft_params is None; it must be the draft model's parameters.")
     size = self.target.num_tokens
     order = self.orders(rng, size)
     decoded = result_lib.empty(
-        order, self.target.token_dim, rounds=self._most_rounds(),
+        order, self.target.token_dim, rounds=self._max_rounds(),
         width=max(stage.width for stage in self.stages),
         levels=max(stage.verifier.levels for stage in self.stages),
         bounded=any(stage.verifier.bounded for stage in self.stages))
-    return State(count=jnp.zeros_like(decoded.rounds), place=jnp.argsort(order, axis=1),
-                 condition=condition, rng=rng, decoded=decoded)
+    return State(
+        count=jnp.zeros_like(decoded.rounds), rank_of_position=jnp.argsort(order, axis=1),
+        condition=condition, rng=rng, decoded=decoded)
 
   def round(self, params, state: State, sampling=Sampling(), draft_params=None) -> State:
-    """One round; complete rows stay as they are."""
-    # A stage ends for all rows at once, but for the last.
+    """One draft-score-verify-commit round; complete rows do not change."""
+    # All stages but the last end for all rows at once.
     ends = jnp.array([stage.stops[-1] for stage in self.stages[:-1]], jnp.int32)
     rounds = [lambda state, stage=stage: self._round(stage, params, state, sampling, draft_params)
               for stage in self.stages]
     return jax.lax.switch(jnp.sum(jnp.min(state.count) >= ends), rounds, state)
 
   def finish(self, state: State) -> Decoded:
-    """The result, or what there is of it so far."""
+    """Returns the result so far."""
     return state.decoded
 
   def _round(self, stage: Stage, params, state: State, sampling, draft_params) -> State:
     verifier, drafter, decoded = stage.verifier, stage.drafter, state.decoded
-    env = Env(self.target, self.schedule, params, state.condition,
-              drafter and drafter.model, draft_params)
+    env = Env(self.target, self.schedule, verifier, params, state.condition,
+              None if drafter is None else drafter.model, draft_params)
     span = open_span(
-        state.rng, decoded.order, state.place, state.count, jnp.array(stage.stops, jnp.int32),
-        stage.width, sampling, self.guidance, stage.guidance_of_last,
-        drafter is not None and drafter.guided_as_verified)
+        state.rng, decoded.order, state.rank_of_position, state.count,
+        jnp.array(stage.stops, jnp.int32), stage.width, sampling, self.guidance,
+        stage.guidance_of_last, drafter is not None and drafter.guided_as_verified)
+
+    # Draft and score.
     draft, num_drafts = None, jnp.zeros_like(state.count)
     if drafter is not None:
-      draft = drafter_lib.propose(drafter, verifier, env, span, decoded.tokens)
-      num_drafts = span.drafts(verifier.bonus)
+      draft = drafter.propose(env, span, decoded.tokens)
+      num_drafts = span.num_drafts(verifier.bonus)
     z = stage.context.transform(env, span, decoded.tokens if draft is None else draft.tokens)
-    verdict = verifier.judge(env, span, draft, z)
-    contract.check_verdict(verdict, (*span.at.shape, self.target.token_dim))
+
+    # Verify and commit.
+    verdict = verifier.verify(env, span, draft, z)
+    contract.check_verdict(verdict, (*span.ranks.shape, self.target.token_dim))
     return state._replace(
         count=state.count + verdict.length,
         decoded=_commit(decoded, span, verifier, verdict, stage.context.passes(span), num_drafts))
 
-  def _most_rounds(self) -> int:
-    """Rounds until the last row is complete, at most."""
+  def _max_rounds(self) -> int:
+    """The largest number of rounds until the last row is complete."""
     rounds, begin = 0, 0
     for stage in self.stages:
-      rounds += len(stage.stops) if stage.verifier.whole else stage.stops[-1] - begin
+      rounds += len(stage.stops) if stage.verifier.commits_all else stage.stops[-1] - begin
       begin = stage.stops[-1]
     return rounds
 
 
 def _commit(decoded: Decoded, span: Span, verifier: Verifier, verdict: Verdict,
             target_passes: jax.Array, draft_passes: jax.Array) -> Decoded:
-  """The result after a round."""
+  """Returns the result after a round."""
   size, row = decoded.order.shape[1], jnp.arange(span.count.shape[0])
   count = span.count + verdict.length
-  fixed = (span.place >= span.count[:, None]) & (span.place < count[:, None])
-  # Places that are not fixed now write nowhere.
-  positions = jnp.where(span.at < count[:, None], span.positions, size)
+  committed = (span.rank_of_position >= span.count[:, None]) & (
+      span.rank_of_position < count[:, None])
+  # Tokens that are not committed write out of range, which drops them.
+  positions = jnp.where(span.ranks < count[:, None], span.positions, size)
   write = lambda old, new: old.at[row[:, None], positions].set(new.astype(old.dtype), mode='drop')
   add = lambda old, new: jax.tree.map(jnp.add, old, new)
   costs, tests = decoded.costs, decoded.tests
-  added = verdict.missed if verifier.exact else jnp.nan
+  added_bound = verdict.missed if verifier.exact else jnp.nan
   return decoded._replace(
       tokens=write(decoded.tokens, verdict.tokens),
       rounds=decoded.rounds + span.active,
       accepted=decoded.accepted.at[row, verdict.length].add(span.active),
-      round_of_token=jnp.where(fixed, decoded.rounds[:, None], decoded.round_of_token),
-      tv_bound=decoded.tv_bound + jnp.where(span.active, added, 0),
+      round_of_token=jnp.where(committed, decoded.rounds[:, None], decoded.round_of_token),
+      tv_bound=decoded.tv_bound + jnp.where(span.active, added_bound, 0),
       costs=Costs(
           target_passes=costs.target_passes + target_passes,
           draft_passes=costs.draft_passes + draft_passes,
@@ -209,3 +230,67 @@ def _commit(decoded: Decoded, span: Span, verifier: Verifier, verdict: Verdict,
       kernels=decoded.kernels if verdict.kernels is None else add(decoded.kernels, verdict.kernels),
       errors=decoded.errors if verdict.errors is None else jax.tree.map(
           write, decoded.errors, verdict.errors))
+
+
+def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: Sequence[int], *,
+                 drafter: Drafter | None = None, context: Context = BLOCK,
+                 width: int | None = None, prefix: int = 0,
+                 prefix_sampler: HeadSampler | None = None, guidance: str = 'linear',
+                 guidance_of_last: bool = True, distribution: str = '') -> Decoder:
+  """Builds a decoder from its parts.
+
+  Args:
+    target: the model.
+    schedule: the levels of its head, and of a draft model's.
+    verifier: decides about the tokens of a round; see `verifiers`.
+    stops: the ranks at which rounds end, ascending, after the prefix; the last is the number of
+      tokens. Empty if the prefix is the whole image.
+    drafter: where drafts come from, for verifiers that accept drafts; see `drafters`.
+    context: which tokens the target sees when it scores the positions of a round: `context.BLOCK`
+      or `context.TRUE`.
+    width: the largest number of tokens of a round; None for all up to the next stop.
+    prefix: the number of first tokens that the target decodes alone, one per round.
+    prefix_sampler: samples them; `head.ancestral` by default.
+    guidance: one of `schedule.GUIDANCE_SCHEDULES`.
+    guidance_of_last: see `Stage`.
+    distribution: the distribution that is sampled, in words.
+
+  Raises:
+    ValueError: for parts that do not fit together.
+  """
+  sampling_lib.check_guidance(guidance)
+  _check_parts(target, verifier, drafter, context)
+  stops = tuple(stops)
+  ends = (*range(1, prefix + 1), *stops)
+  if not ends or ends[-1] != target.num_tokens or any(b <= a for a, b in zip((0, *ends), ends)):
+    raise ValueError(
+        f'stops is {stops} after a prefix of {prefix}; they must ascend from there to the number '
+        f'of tokens, {target.num_tokens}.')
+  stages = []
+  if prefix:
+    sampler = head_lib.ancestral(target, schedule) if prefix_sampler is None else prefix_sampler
+    stages.append(Stage(tuple(range(1, prefix + 1)), 1, no_drafts(sampler), BLOCK))
+  # Rounds of one token at the start have a stage of their own, which is not as wide as the others.
+  single = 0
+  if drafter is None and width is None:
+    single = next((i for i, stop in enumerate(stops) if stop != prefix + i + 1), len(stops))
+  for stage_stops, begin in ((stops[:single], prefix), (stops[single:], prefix + single)):
+    if stage_stops:
+      widest = max(b - a for a, b in zip((begin, *stage_stops), stage_stops))
+      stages.append(Stage(stage_stops, widest if width is None else width, verifier, context,
+                          drafter, guidance_of_last))
+  return Decoder(target, schedule, tuple(stages), guidance, distribution)
+
+
+def _check_parts(target: Target, verifier: Verifier, drafter: Drafter | None,
+                 context: Context) -> None:
+  """Raises ValueError for parts that do not fit together."""
+  if drafter is None and verifier.sample_draft is not None:
+    raise ValueError('drafter is None, but the verifier requires drafts; pass a Drafter.')
+  if drafter is not None:
+    if verifier.sample_draft is None:
+      raise ValueError('drafter is set, but the verifier accepts no drafts; pass drafter=None.')
+    drafter.check(target)
+  if verifier.context not in (None, context.name):
+    raise ValueError(
+        f'context is {context.name!r}; the verifier requires the context {verifier.context!r}.')

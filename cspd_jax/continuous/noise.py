@@ -1,15 +1,16 @@
 """The noise of continuous tokens: a function of row, position, purpose and kernel.
 
-Every number a decoder draws for a token has a key made of the row's key, the token's
-position in the image, what the number is for, and the denoising kernel that uses it.
-So the noise of a token depends neither on who else is in the batch, nor on the draft
-length, nor on the round in which the token is drawn.
+Every number that a decoder draws for a token has a key that depends on the row's key, the token's
+position in the image, the purpose of the number, and the denoising kernel that uses it. So the
+noise of a token depends neither on the other rows of the batch, nor on the draft length, nor on the
+round in which the token is drawn.
 
-A draft that is thrown away gives its noise back: what is decided about a token never
-looks at the noise of later tokens, and what is decided at a kernel never looks at the
-noise of later kernels, so noise that no decision has looked at is as good as new.
+The noise of a discarded draft may be used again: a decision about a token never depends on the
+noise of later tokens, and a decision at a kernel never depends on the noise of later kernels, so
+noise that no decision depends on is as good as new.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,20 +18,20 @@ import jax.numpy as jnp
 
 from cspd_jax.core.random import RowKeys, as_key, exponential
 
-# What a number is for.
+# Purposes.
 START = 0  # The first state of the chain, x_T.
 STEP = 1  # The noise of the target's own kernels; shared by the draft model.
 DRAFT = 2  # The noise of a drafter's kernels.
-ACCEPT = 3
+ACCEPT = 3  # The tests of drafts.
 PROPOSE = 4  # Proposals for a residual draw,
-RESIDUAL = 5  # and whether they are taken.
+RESIDUAL = 5  # and their tests.
 
 MAX_LEVELS = 2**10
 MAX_TRIALS = 2**16
 
 
 class TokenKeys(NamedTuple):
-  """The random state of some tokens.
+  """The random state of tokens.
 
   Attributes:
     words: `[..., 2]` uint32, the key of the token's row.
@@ -42,14 +43,14 @@ class TokenKeys(NamedTuple):
 
 
 def token_keys(rows: RowKeys, positions: jax.Array) -> TokenKeys:
-  """Keys of the tokens at `positions` `[B, ...]` of the rows `[B]`."""
+  """Returns keys of the tokens at `positions` `[B, ...]` of the rows `[B]`."""
   words = rows.noise.reshape(rows.noise.shape[:1] + (1,) * (positions.ndim - 1) + (2,))
   return TokenKeys(jnp.broadcast_to(words, (*positions.shape, 2)), positions)
 
 
 def normal(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike, size: int,
            trial: jax.typing.ArrayLike = 0) -> jax.Array:
-  """Standard normal noise, `[..., size]`.
+  """Draws standard normal noise, `[..., size]`.
 
   Args:
     keys: the tokens `[...]`; `level` and `trial` broadcast against them.
@@ -63,9 +64,9 @@ def normal(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike, size: int
 
 def chain_normal(keys: TokenKeys, purpose: int, num_levels: int, size: int,
                  trial: jax.typing.ArrayLike = 0) -> jax.Array:
-  """Draws the `normal` `[N, num_levels, size]` of all kernels of the tokens `[N]` at once.
+  """Draws the `normal` noise `[N, num_levels, size]` of all kernels of the tokens `[N]` at once.
 
-  Drawing kernel by kernel in a loop takes as long as a small head; `trial` is a number or `[N]`.
+  Drawing it kernel by kernel in a loop takes as long as a small head; `trial` is a number or `[N]`.
   """
   wide = lambda leaf: jnp.asarray(leaf)[:, None]
   trial = jnp.broadcast_to(trial, keys.position.shape)
@@ -80,7 +81,7 @@ def chain_log_uniform(keys: TokenKeys, purpose: int, num_levels: int) -> jax.Arr
 
 def log_uniform(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike,
                 trial: jax.typing.ArrayLike = 0) -> jax.Array:
-  """Logarithm of a uniform number, `[...]`, finite and negative. Arguments as for `normal`."""
+  """Draws finite logarithms of uniform numbers, `[...]`. Arguments as for `normal`."""
   return _map(lambda key: -exponential(key, ()), keys, purpose, level, trial)
 
 
@@ -91,12 +92,14 @@ def random_orders(rows: RowKeys, num_tokens: int) -> jax.Array:
 
 
 def raster_orders(rows: RowKeys, num_tokens: int) -> jax.Array:
-  """Lists the positions `[B, T]` from first to last, as a causal model needs them."""
+  """Returns the raster order of the positions for every row, `[B, T]`, for causal models."""
   return jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32),
                           (rows.stream.shape[0], num_tokens))
 
 
-def _map(draw, keys, purpose, level, trial):
+def _map(draw: Callable[[jax.Array], jax.Array], keys: TokenKeys, purpose: int,
+         level: jax.typing.ArrayLike, trial: jax.typing.ArrayLike) -> jax.Array:
+  """Calls `draw` with one key per token, level and trial."""
   code = (purpose << 26) | (jnp.asarray(level, jnp.int32) << 16) | jnp.asarray(trial, jnp.int32)
   position, code = jnp.broadcast_arrays(keys.position, code)
   counter = jnp.stack([position, code], axis=-1).astype(jnp.uint32)

@@ -7,18 +7,18 @@ import jax.numpy as jnp
 
 
 class Costs(NamedTuple):
-  """What a row's image took.
+  """Passes and head calls of each row.
 
-  Counts are those of the row by itself: in a batch, a row may wait for others. Head calls of a
-  batch that one device runs together are `head_calls.max(0).sum()`.
+  Counts are those of the row alone: in a batch, a row may wait for others. The number of head calls
+  of a batch that one device runs together is `head_calls.max(0).sum()`.
 
   Attributes:
     target_passes: `[B]` int32 passes of the target's transformer, one per context. Those of one
-      round run side by side.
+      round run in parallel.
     draft_passes: `[B]` int32 passes of the draft model's transformer, one after the other.
     head_calls: `[B, R]` int32 calls of the target's head in every round, one after the other;
       0 beyond the last round.
-    head_rows: `[B]` int32 states the target's head was asked about; with guidance a state
+    head_rows: `[B]` int32 states that the target's head was evaluated at; with guidance a state
       counts once per stream.
     draft_head_calls: `[B]` int32 calls of the draft model's head, one after the other.
   """
@@ -31,14 +31,14 @@ class Costs(NamedTuple):
 
 
 class Tests(NamedTuple):
-  """What became of drafts; all zero without any.
+  """Tests of drafts and residual draws; all zero for decoders without drafts.
 
   Attributes:
     tested: `[B, T]` int32 how many drafts of a position were tested: of kernels of its head
       (speculation inside the head), or of its token. Rates of different decoders do not compare.
     accepted: `[B, T]` int32 how many of them were accepted.
-    trials: `[B]` int32 proposals looked at for residual draws.
-    missed: `[B]` int32 residual draws of which no proposal was taken.
+    trials: `[B]` int32 proposals evaluated for residual draws.
+    missed: `[B]` int32 residual draws for which every proposal was rejected.
   """
 
   tested: jax.Array
@@ -48,7 +48,7 @@ class Tests(NamedTuple):
 
 
 class Kernels(NamedTuple):
-  """Tests of denoising kernels by level, all positions together.
+  """Tests of denoising kernels by level, summed over positions.
 
   Attributes:
     tested: `[B, M]` int32 for `M` levels.
@@ -60,11 +60,11 @@ class Kernels(NamedTuple):
 
 
 class Errors(NamedTuple):
-  """How far tokens are from those that the target would have emitted.
+  """Distances of tokens to those that the target would have emitted.
 
   Attributes:
     squared: `[B, T]` float32 by position, the squared distance; 0 for tokens of the target.
-    bound: `[B, T]` float32 what its expectation is bounded by.
+    bound: `[B, T]` float32 a bound on the expectation of `squared`.
   """
 
   squared: jax.Array
@@ -72,21 +72,22 @@ class Errors(NamedTuple):
 
 
 class Decoded(NamedTuple):
-  """The result of a decode, or what there is of it so far: tokens not yet fixed are 0.
+  """The result of a decode, or of its rounds so far: tokens that are not yet committed are 0.
 
   The first five fields are those of `cspd_jax.decoding.base.Decoded`.
 
   Attributes:
     tokens: `[B, T, C]` float32 the images' tokens.
     rounds: `[B]` int32 rounds until the image was complete.
-    accepted: `[B, W + 1]` int32; entry `n`: rounds that fixed `n` tokens.
-    round_of_token: `[B, T]` int32 the round that fixed a position.
+    accepted: `[B, W + 1]` int32; entry `n`: rounds that committed `n` tokens.
+    round_of_token: `[B, T]` int32 the round that committed the token of a position.
     tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of the
-      image's tokens and the one the decoder names. For exact decoders, the number of residual
-      draws that missed: without one, the image is that of an exact run. NaN if no bound is known.
-    order: `[B, T]` int32 the positions in the order in which they are fixed.
+      image's tokens and the decoder's `distribution`. For exact decoders, the number of residual
+      draws whose proposals were all rejected: without any, the image is that of an exact run. NaN
+      if no bound is available.
+    order: `[B, T]` int32 the positions in the order in which they are committed.
     costs: passes and head calls.
-    tests: what became of drafts.
+    tests: tests of drafts.
     kernels: tests by level, of decoders that speculate inside the head; else None.
     errors: by position, of decoders that bound them; else None.
   """
@@ -105,15 +106,15 @@ class Decoded(NamedTuple):
 
 def empty(order: jax.Array, token_dim: int, rounds: int, width: int, levels: int,
           bounded: bool) -> Decoded:
-  """The result before the first round.
+  """Returns the result before the first round.
 
   Args:
-    order: `[B, T]` the positions in the order in which they will be fixed.
+    order: `[B, T]` the positions in the order in which they will be committed.
     token_dim: `C`.
-    rounds: `R`, the most rounds there can be.
-    width: `W`, the most tokens that a round fixes.
+    rounds: `R`, the largest possible number of rounds.
+    width: `W`, the largest number of tokens that a round commits.
     levels: `M`; 0 for none.
-    bounded: whether there are errors.
+    bounded: whether the result has `errors`.
   """
   batch, size = order.shape
   zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)

@@ -1,48 +1,90 @@
-"""The places that a round is about."""
+"""The tokens that a round covers, and batches of tokens for the diffusion head."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import head as head_lib, sampling as sampling_lib
+from cspd_jax.continuous import noise as noise_lib, sampling as sampling_lib
+from cspd_jax.continuous.noise import TokenKeys
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import RowKeys
 
 
+class TokenBatch(NamedTuple):
+  """Tokens to be sampled by a diffusion head.
+
+  Attributes:
+    z: `[S, N, D]` what the head is conditioned on.
+    scale: `[N]` guidance scale.
+    temperature: `[N]`.
+    keys: `[N]` random state.
+    active: `[N]` which tokens are needed; the others need not be finished.
+    modulation: the first part of the head at every level for every `z`, leaves
+      `[S, N, levels, ...]`; None to compute it at every call. See `head.modulated`.
+  """
+
+  z: jax.Array
+  scale: jax.Array
+  temperature: jax.Array
+  keys: TokenKeys
+  active: jax.Array
+  modulation: Any = None
+
+
+def token_batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Array,
+                temperature: jax.typing.ArrayLike, active: jax.Array) -> TokenBatch:
+  """Joins tokens of all rows into one batch, `N = B n`.
+
+  Args:
+    rows: `[B]` random state.
+    z: `[S, B, n, D]` what the transformer returned for the tokens.
+    positions: `[B, n]` of the tokens.
+    scale: `[B, n]` their guidance scale.
+    temperature: a scalar or `[B]`.
+    active: `[B, n]`.
+  """
+  temperature = jnp.broadcast_to(
+      sampling_lib.per_row(temperature, positions.shape[0]), positions.shape)
+  keys = noise_lib.token_keys(rows, positions)
+  flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
+  return TokenBatch(z.reshape(z.shape[0], -1, z.shape[-1]), flat(scale), flat(temperature),
+                    jax.tree.map(flat, keys), flat(active))
+
+
 class Span(NamedTuple):
-  """What a round is about; place `p` is the `p`-th position to be fixed.
+  """The tokens that a round covers: the next ranks of every row.
 
   Attributes:
     rng: `[B]` random state.
-    place: `[B, T]` place of every position.
-    count: `[B]` fixed tokens.
-    stop: `[B]` place where the round ends at the latest; `count` for rows that are complete.
-    at: `[B, W]` the places.
-    positions: `[B, W]` their positions; those past the end repeat the last.
-    scale: `[B, W]` their guidance scale.
-    draft_scale: `[B, W]` the guidance scale of drafts there.
+    rank_of_position: `[B, T]` rank of every position.
+    count: `[B]` committed tokens.
+    stop: `[B]` rank at which the round ends at the latest; `count` for complete rows.
+    ranks: `[B, W]` ranks of the tokens; those at or beyond `stop` are not in the round.
+    positions: `[B, W]` positions of the tokens; past the end of the image, the last one.
+    scale: `[B, W]` guidance scale of the tokens.
+    draft_scale: `[B, W]` guidance scale of their drafts.
     temperature: a scalar or `[B]`.
   """
 
   rng: RowKeys
-  place: jax.Array
+  rank_of_position: jax.Array
   count: jax.Array
   stop: jax.Array
-  at: jax.Array
+  ranks: jax.Array
   positions: jax.Array
   scale: jax.Array
   draft_scale: jax.Array
   temperature: jax.Array
 
   @property
-  def wanted(self) -> jax.Array:
-    """Tells which places `[B, W]` the round has."""
-    return self.at < self.stop[:, None]
+  def in_round(self) -> jax.Array:
+    """Tells which of `ranks` `[B, W]` are in the round."""
+    return self.ranks < self.stop[:, None]
 
   @property
   def size(self) -> jax.Array:
-    """Counts the places of the round, `[B]`."""
+    """Counts the tokens of the round, `[B]`."""
     return self.stop - self.count
 
   @property
@@ -50,49 +92,51 @@ class Span(NamedTuple):
     """Tells which rows `[B]` are not complete yet."""
     return self.stop > self.count
 
-  def drafts(self, bonus: int) -> jax.Array:
-    """Counts the places `[B]` that get drafts if `bonus` are kept for what follows them."""
+  def num_drafts(self, bonus: int) -> jax.Array:
+    """Counts the tokens `[B]` that get drafts if the last `bonus` of a round get none."""
     return jnp.maximum(self.size - bonus, 0)
 
-  def batch(self, z: jax.Array) -> head_lib.Batch:
-    """All places for the head; `z` is `[S, B, W, D]`."""
-    return head_lib.batch(
-        self.rng, z, self.positions, self.scale, self.temperature, self.wanted)
+  def batch(self, z: jax.Array) -> TokenBatch:
+    """Returns all tokens as a batch for the head; `z` is `[S, B, W, D]`."""
+    return token_batch(
+        self.rng, z, self.positions, self.scale, self.temperature, self.in_round)
 
-  def pick(self, index: jax.Array) -> 'Span':
-    """The places number `index` `[B, n]`, leaves `[B, n]`."""
-    pick = lambda leaf: jnp.take_along_axis(leaf, index, axis=1)
-    return self._replace(at=pick(self.at), positions=pick(self.positions),
-                         scale=pick(self.scale), draft_scale=pick(self.draft_scale))
+  def select(self, index: jax.Array) -> 'Span':
+    """Returns tokens number `index` `[B, n]` of the round, leaves `[B, n]`."""
+    select = lambda leaf: jnp.take_along_axis(leaf, index, axis=1)
+    return self._replace(ranks=select(self.ranks), positions=select(self.positions),
+                         scale=select(self.scale), draft_scale=select(self.draft_scale))
 
 
-def open_span(rng: RowKeys, order: jax.Array, place: jax.Array, count: jax.Array, stops: jax.Array,
-              width: int, sampling: Sampling, guidance: str, guidance_of_last: bool,
-              guided_as_verified: bool) -> Span:
-  """The next places of every row: `width` of them, or fewer up to the next stop.
+def open_span(rng: RowKeys, order: jax.Array, rank_of_position: jax.Array, count: jax.Array,
+              stops: jax.Array, width: int, sampling: Sampling, guidance: str,
+              guidance_of_last: bool, guided_as_verified: bool) -> Span:
+  """Returns the next tokens of every row: `width` of them, or fewer up to the next stop.
 
   Args:
     rng: `[B]` random state.
-    order: `[B, T]` the positions in the order in which they are fixed.
-    place: `[B, T]` its inverse.
-    count: `[B]` fixed tokens.
-    stops: `[n]` ascending places where rounds end.
+    order: `[B, T]` the positions in the order in which they are committed.
+    rank_of_position: `[B, T]` its inverse.
+    count: `[B]` committed tokens.
+    stops: `[n]` the ranks at which rounds end, ascending.
     width: `W`.
     sampling: the options.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`.
-    guidance_of_last: whether all places have the guidance scale of the round's last; else each
-      has its own.
-    guided_as_verified: whether that goes for drafts as well.
+    guidance_of_last: whether all tokens have the guidance scale of the last one of the round;
+      else each has that of its own rank.
+    guided_as_verified: whether drafts have that scale too; else each has that of its own rank.
   """
   size = order.shape[1]
-  following = jnp.append(stops, size)[jnp.sum(count[:, None] >= stops, axis=1)]
-  stop = jnp.minimum(following, count + width)
-  at = count[:, None] + jnp.arange(width)
-  scale = lambda hidden: sampling_lib.scale(sampling, guidance, size, hidden)
-  own = scale(size - 1 - at)
-  verified = scale(jnp.broadcast_to(size - stop[:, None], at.shape)) if guidance_of_last else own
+  next_stop = jnp.append(stops, size)[jnp.sum(count[:, None] >= stops, axis=1)]
+  stop = jnp.minimum(next_stop, count + width)
+  ranks = count[:, None] + jnp.arange(width)
+  scale = lambda masked: sampling_lib.scale(sampling, guidance, size, masked)
+  scale_of_rank = scale(size - 1 - ranks)
+  verified = scale_of_rank
+  if guidance_of_last:
+    verified = scale(jnp.broadcast_to(size - stop[:, None], ranks.shape))
   return Span(
-      rng=rng, place=place, count=count, stop=stop, at=at,
-      positions=jnp.take_along_axis(order, jnp.minimum(at, size - 1), axis=1),
-      scale=verified, draft_scale=verified if guided_as_verified else own,
+      rng=rng, rank_of_position=rank_of_position, count=count, stop=stop, ranks=ranks,
+      positions=jnp.take_along_axis(order, jnp.minimum(ranks, size - 1), axis=1),
+      scale=verified, draft_scale=verified if guided_as_verified else scale_of_rank,
       temperature=sampling.temperature)

@@ -1,8 +1,8 @@
-"""Specifications of decoders of continuous tokens, from a parsed value to a decoder; their table.
+"""Specifications of decoders of continuous tokens: from a parsed value to a decoder.
 
 A specification (`core.spec`) is a name with parameters, such as `exact_head(kernels_per_call=8)`
 or `cspd_released(block_length=8, kappa=42.0)`. The parameters, their defaults and their types are
-those of the function of that name; what text cannot hold, such as a draft model, comes with
+those of the function of that name; a draft model and other parts that text cannot hold are in
 `Resources`.
 """
 
@@ -28,7 +28,7 @@ class Resources(NamedTuple):
   Attributes:
     draft: the draft model.
     rho: returns the blend of the head's drafter, `[num_levels]`, that was fitted to the target at
-      the levels of a schedule; it, or its result, is None for one that suits most heads.
+      the levels of a schedule. If it, or its result, is None, `head_drafter.default_rho` is used.
   """
 
   draft: Target | None = None
@@ -48,11 +48,11 @@ class DecoderEntry(NamedTuple):
 
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
-    """The parameters that a text can give."""
+    """The parameters that a specification may set."""
     return binding.parameters(self.build, {Schedule})
 
   def accepts(self, name: str) -> bool:
-    """Whether `build` has a parameter, which a text may give or not."""
+    """Whether `build` has a parameter `name`, in specifications or not."""
     return name in inspect.signature(self.build).parameters
 
 
@@ -76,8 +76,8 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
     resources: the parts that no text can hold.
 
   Raises:
-    ValueError: if there is no such decoder, its draft model is missing, or a parameter is
-      unknown or out of range.
+    ValueError: if the decoder or a parameter does not exist, its draft model is missing, or a
+      parameter is out of range.
   """
   part = _part(spec)
   entry = DECODERS[part.name]
@@ -86,25 +86,25 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
       Schedule: binding.Converter('the number of levels', _schedule)})
   if entry.accepts('draft'):
     if resources.draft is None:
-      raise ValueError(f'{part.name} needs a draft model, and there is none; give '
-                       'Resources(draft=...).')
+      raise ValueError(
+          f'{part.name} needs a draft model, but draft is None; pass Resources(draft=...).')
     arguments['draft'] = resources.draft
   if resources.rho is not None and entry.accepts('rho'):
     schedule = arguments.get('schedule', allowed['schedule'].default)
-    arguments['rho'] = resources.rho(schedule_lib.of(schedule))
+    arguments['rho'] = resources.rho(schedule_lib.as_schedule(schedule))
   return entry.build(target, **arguments)
 
 
 def complete(spec: str | Spec, **defaults: Any) -> Spec:
-  """Fills in parameters where a specification leaves them open.
+  """Fills in parameters that a specification leaves unset.
 
   Args:
     spec: a specification or its text.
     **defaults: parameters by name; those that are None, or that the decoder does not have, are
-      left out.
+      ignored.
 
   Raises:
-    ValueError: if there is no such decoder, or it has no such parameter.
+    ValueError: if the decoder, or a parameter of `spec`, does not exist.
   """
   spec, allowed, part = parse(spec), parameters(spec), _part(spec)
   return spec.add({name: value for name, value in defaults.items()
@@ -115,7 +115,7 @@ def parameters(spec: str | Spec) -> dict[str, inspect.Parameter]:
   """Returns the parameters that a specification may have.
 
   Raises:
-    ValueError: if there is no such decoder.
+    ValueError: if the decoder does not exist.
   """
   return DECODERS[_part(spec).name].parameters
 
@@ -126,11 +126,11 @@ def needs(spec: str | Spec) -> str | None:
 
 
 def guarantee(decoder: Decoder) -> str:
-  """Returns how near a decoder's samples are to its own `distribution`, in a word or two.
+  """Returns how close a decoder's samples are to its own `distribution`, in a word or two.
 
   Returns:
     'exact'. 'biased': exact for some models only. 'W2 bound': the error of every token is bounded.
-    'none'. `Decoder.guarantee` says it in full.
+    'none'. `Decoder.guarantee` has the details.
   """
   verifier = decoder.verifier
   if verifier.exact:
@@ -147,7 +147,7 @@ def _schedule(name: str, value: Any) -> Schedule:
 
 
 def _part(spec: str | Spec) -> Part:
-  """The only part of a specification, whose name and parameters are known."""
+  """Returns the only part of a specification after a check of its name and parameters."""
   first, *rest = parse(spec).parts
   if first.name not in DECODERS:
     raise ValueError(f'decoder is {first.name!r}; it must be one of: {", ".join(DECODERS)}.')

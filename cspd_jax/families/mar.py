@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from cspd_jax.checkpoints.kinds import Kind
-from cspd_jax.continuous.blend import stored_rho
+from cspd_jax.continuous.head_drafter import stored_rho
 from cspd_jax.families import class_prompts
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.generation import engines

@@ -1,4 +1,4 @@
-"""Block verification with a valid test has the distribution of parallel decoding, no better."""
+"""Block verification with a valid test has the distribution of parallel decoding."""
 
 import dataclasses
 
@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import couple, decoders, noise as noise_lib, schedule as schedule_lib
-from cspd_jax.continuous.compose import make_decoder
+from cspd_jax.continuous import (
+  coupling,
+  decoders,
+  drafters,
+  noise as noise_lib,
+  schedule as schedule_lib,
+)
 from cspd_jax.continuous.context import BLOCK, TRUE
-from cspd_jax.continuous.parts import Drafter
-from cspd_jax.continuous.verifiers.token_test import Judged, token_test
+from cspd_jax.continuous.loop import make_decoder
+from cspd_jax.continuous.verifiers.token_test import TokenVerdict, token_test
 from cspd_jax.testing import analytic
 from tests.marks import representative
 
@@ -24,23 +29,23 @@ PARALLEL = [(4, 0.68), (8, 0.49), (16, 0.29)]
 
 
 def valid(length):
-  """A verifier that is speculative sampling, for drafts of a chain with another correlation.
+  """A test that is speculative sampling, for drafts of a chain with another correlation.
 
-  `Ends` do not tell the draft model's distribution, but in raster order it follows from the token
-  before, which for the first draft of a block can be read off the target's mean.
+  The draft model's distribution does not follow from `LastKernel`, but in raster order it follows
+  from the token before, which for the first draft of a block follows from the target's mean.
   """
-  def verifier(batch, theirs, own, pending):
-    del own
+  def test(batch, draft, target, pending):
+    del target
     p = analytic.unpack(batch.z[0], 1)
     mean, std = p.means[:, :, 0], p.stds
-    drafts = theirs.mean.reshape(-1, length)
+    drafts = draft.mean.reshape(-1, length)
     first = mean.reshape(-1, length)[:, :1] / CORRELATION
     before = jnp.concatenate([first, drafts[:, :-1]], axis=1).reshape(-1, 1)
-    density = lambda x, mean, std: couple.log_density(x[..., None], mean[..., None], std[..., None])
+    density = lambda *args: coupling.log_density(*(leaf[..., None] for leaf in args))
     log_ratio = lambda x: density(x, mean, std) - density(
         x, OF_DRAFT * before, jnp.full_like(std, np.sqrt(1 - OF_DRAFT**2)))
-    accepted = couple.accept(
-        log_ratio(theirs.mean)[:, 0],
+    accepted = coupling.accept(
+        log_ratio(draft.mean)[:, 0],
         noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0), 1.0)
     keys = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
 
@@ -50,12 +55,12 @@ def valid(length):
       log_uniform = noise_lib.log_uniform(keys, noise_lib.RESIDUAL, 0, trials[None])
       return y[..., None], log_ratio(y), log_uniform
 
-    drawn, trials, missed = couple.residual(
-        propose, pending & ~accepted, 1.0, couple.DEFAULT_TRIALS)
-    return Judged(
-        jnp.where(accepted[:, None], theirs.mean, drawn), accepted, trials, missed)
+    drawn, trials, missed = coupling.residual(
+        propose, pending & ~accepted, 1.0, coupling.DEFAULT_TRIALS)
+    return TokenVerdict(
+        jnp.where(accepted[:, None], draft.mean, drawn), accepted, trials, missed)
 
-  return verifier
+  return test
 
 
 def in_raster_order(decoder):
@@ -68,7 +73,8 @@ def verified(length, block_context=True):
   verifier = token_test(valid(length), 'exact', keep_after_reject=block_context)
   return in_raster_order(make_decoder(
       CHAIN.target, LEVELS, verifier, [stop for _, stop in blocks], prefix=prefix,
-      drafter=Drafter(CHAIN.target, aligned=False), context=BLOCK if block_context else TRUE))
+      drafter=drafters.model(CHAIN.target, aligned=False),
+      context=BLOCK if block_context else TRUE))
 
 
 def run(decoder, num=1000):
@@ -84,11 +90,11 @@ def correlation(generated):
 
 @pytest.mark.parametrize('length, published', representative(PARALLEL, PARALLEL[0]))
 def test_blocks_lose_correlation_like_parallel_decoding(length, published):
-  # The tokens of a block only share the one before it, `i + 1` and `i` places away.
+  # The tokens of a block only share the one before it, at distances of `i + 1` and `i`.
   expected = np.mean(CORRELATION ** (2 * np.arange(length) + 1))
   assert abs(expected - published) < 0.01
   generated = run(verified(length))
-  # The test is not idle: most drafts stay, and the others have one proposal each on average.
+  # Most drafts are accepted, and one proposal per test is drawn on average.
   assert 0.6 < generated.tests.accepted.sum() / generated.tests.tested.sum() < 0.8
   assert abs(generated.tests.trials.sum() / generated.tests.tested.sum() - 1) < 0.05
   assert abs(correlation(generated) - expected) < 0.015

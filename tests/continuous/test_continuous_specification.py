@@ -43,7 +43,7 @@ def test_a_specification_is_the_call_of_a_constructor():
       CHAIN.target, 3).stops
 
 
-def test_what_the_text_says_stays():
+def test_complete_does_not_replace_parameters_of_the_text():
   spec = specification.complete(
       'parallel(block_length=2)', block_length=4, window=8, prefix_share=None)
   assert str(spec) == 'parallel(block_length=2)'
@@ -58,23 +58,23 @@ def test_parallel_has_the_steps_of_block_verification():
   assert parallel.stops == blocks.stops == (1, 5, 8)
 
 
-def test_the_fitted_blend_is_asked_for_at_the_levels_of_the_decoder(monkeypatch):
-  asked, used = [], []
+def test_the_fitted_blend_is_evaluated_at_the_levels_of_the_decoder(monkeypatch):
+  num_levels, used = [], []
   speculative = decoders.speculative_head.speculative
 
   def rho(schedule):
-    asked.append(schedule.num_levels)
+    num_levels.append(schedule.num_levels)
     return np.linspace(0, 1, schedule.num_levels)
 
-  def watched(target, schedule, length, rho, *more):
+  def recording(target, schedule, length, rho, *more):
     used.append(rho)
     return speculative(target, schedule, length, rho, *more)
 
-  monkeypatch.setattr(decoders.speculative_head, 'speculative', watched)
+  monkeypatch.setattr(decoders.speculative_head, 'speculative', recording)
   specification.build('exact_head(schedule=9)', CHAIN.target, Resources(rho=rho))
   specification.build('exact_head', CHAIN.target, Resources(rho=rho))
   specification.build('exact_head', CHAIN.target, Resources(rho=lambda schedule: None))
-  assert asked == [9, 100] and used[2] is None
+  assert num_levels == [9, 100] and used[2] is None
   np.testing.assert_array_equal(used[0], np.linspace(0, 1, 9))
 
 
@@ -90,6 +90,6 @@ def test_the_fitted_blend_is_asked_for_at_the_levels_of_the_decoder(monkeypatch)
     ('cspd_released(sigma=on)', "sigma is 'on'; it must be one of: off, paper, inverted"),
     ('cspd_relaxed(block_context=1)', 'block_context is 1; it must be True or False'),
     ('cspd_relaxed(kappa=big)', "kappa is 'big'; it must be a number")])
-def test_mistakes_are_named(spec, message):
+def test_errors_name_the_parameter(spec, message):
   with pytest.raises(ValueError, match=message):
     specification.build(spec, CHAIN.target, RESOURCES)

@@ -10,15 +10,20 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from cspd_jax.continuous import cspd, decoders, noise as noise_lib, schedule as schedule_lib
-from cspd_jax.continuous.compose import make_decoder
+from cspd_jax.continuous import (
+  cspd,
+  decoders,
+  drafters,
+  noise as noise_lib,
+  schedule as schedule_lib,
+)
 from cspd_jax.continuous.context import TRUE
-from cspd_jax.continuous.head import Batch
-from cspd_jax.continuous.parts import Drafter
+from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.continuous.span import TokenBatch
 from cspd_jax.continuous.verifiers.path_test import path_test
 from cspd_jax.continuous.verifiers.released import released_test
-from cspd_jax.continuous.verifiers.token_test import Ends
+from cspd_jax.continuous.verifiers.token_test import LastKernel
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import compare
@@ -46,7 +51,7 @@ def generate_guided(decoder, draft=GUIDED.params):
 
 
 def quick(function):
-  """Jitted for few rows, where compiling takes longest."""
+  """Jitted for few rows, where most of the time is compilation."""
   return jax.jit(function, compiler_options={'xla_backend_optimization_level': 0})
 
 
@@ -60,7 +65,7 @@ def one_token(model, sigma):
   """The test of the last kernel for the only token; without a bonus it is drafted and tested."""
   return make_decoder(
       model.target, model.schedule, path_test(split=0, eta=1.0, bonus=False, sigma=sigma), (1,),
-      drafter=Drafter(model.target), context=TRUE, width=1, guidance_of_last=False)
+      drafter=drafters.model(model.target), context=TRUE, width=1, guidance_of_last=False)
 
 
 class PaperTest(chex.TestCase):
@@ -82,7 +87,7 @@ class PaperTest(chex.TestCase):
 
   @pytest.mark.slow
   def test_bias_with_few_samples(self):
-    """A draft model whose variances are far off is believed, as Sigma is large."""
+    """Drafts with very different variances are accepted too often, as Sigma is large."""
     model = analytic.variance_chain(slope=0.0)
     draft = model.params._replace(mean=jnp.float32(0.5), offset=jnp.float32(0.4))
     reference = run(decoders.mar(model.target, schedule=model.schedule, last_noise=True),
@@ -117,17 +122,17 @@ class PaperTest(chex.TestCase):
 def rows_of(num):
   """Random state for `num` tokens, as a verifier reads it."""
   keys = noise_lib.token_keys(row_keys(jax.random.key(0), num), jnp.zeros((num,), jnp.int32))
-  return Batch(z=None, scale=None, temperature=None, keys=keys, active=None)
+  return TokenBatch(z=None, scale=None, temperature=None, keys=keys, active=None)
 
 
-def ends(num, mean, std, log_std=0.0):
-  """The same end of a chain for `num` tokens; `mean` and `std` have one entry per dimension."""
+def last_kernel(num, mean, std, log_std=0.0):
+  """The same last kernel for `num` tokens; `mean` and `std` have one entry per dimension."""
   wide = lambda leaf: jnp.broadcast_to(jnp.asarray(leaf, jnp.float32), (num, len(leaf)))
-  return Ends(wide(mean), wide(std), jnp.full((num,), log_std))
+  return LastKernel(wide(mean), wide(std), jnp.full((num,), log_std))
 
 
-class ReleasedRuleTest(chex.TestCase):
-  """The test and the residual of the released code, for two given ends."""
+class ReleasedTestTest(chex.TestCase):
+  """The test and the residual of the released code, for two last kernels."""
 
   @parameterized.parameters(
       ('off', 1.0, -0.693), ('paper', 1.35, -0.393), ('inverted', 1 / 1.35, -0.993),
@@ -138,23 +143,23 @@ class ReleasedRuleTest(chex.TestCase):
     ratio = 1 / factor if sigma == 'inverted' else factor
     s_q, s_p = np.array([0.5, 1.5]), np.array([1.0, 1.2])
     m_q, m_p = np.array([20.0, 6.0]), np.array([0.0, 0.0])
-    theirs = ends(num, m_q, s_q, np.log(ratio if sigma != 'off' else 3.0) + 0.7)
-    own = ends(num, m_p, s_p, 0.7)
+    draft = last_kernel(num, m_q, s_q, np.log(ratio if sigma != 'off' else 3.0) + 0.7)
+    target = last_kernel(num, m_p, s_p, 0.7)
     test = released_test(42.0, sigma, 100, zero_fallback=True)
-    _, accepted, *_ = jax.jit(test)(rows_of(num), theirs, own, jnp.ones((num,), bool))
+    _, accepted, *_ = jax.jit(test)(rows_of(num), draft, target, jnp.ones((num,), bool))
     distance = np.sum(np.square((m_q - m_p) / s_p))
-    wanted = min(1, factor * np.prod(s_q / s_p) * np.exp(-distance / (2 * 42**2)))
-    error = np.sqrt(wanted * (1 - wanted) / num)
-    self.assertLessEqual(abs(float(accepted.mean()) - wanted), 4 * error)
+    expected_rate = min(1, factor * np.prod(s_q / s_p) * np.exp(-distance / (2 * 42**2)))
+    error = np.sqrt(expected_rate * (1 - expected_rate) / num)
+    self.assertLessEqual(abs(float(accepted.mean()) - expected_rate), 4 * error)
 
   @parameterized.parameters(('off', 1.0), ('paper', 1.6), ('inverted', 1 / 1.6))
   def test_residual_is_not_softened(self, sigma, factor):
     """Replaced tokens have the density `max(0, p - q / factor)` of the untempered Gaussians."""
     num = 8000
-    theirs = ends(num, [0.8], [0.4], np.log(1.6))
-    own = ends(num, [0.0], [1.0])
+    draft = last_kernel(num, [0.8], [0.4], np.log(1.6))
+    target = last_kernel(num, [0.0], [1.0])
     test = released_test(42.0, sigma, 100, zero_fallback=True)
-    tokens, accepted, *_ = jax.jit(test)(rows_of(num), theirs, own, jnp.ones((num,), bool))
+    tokens, accepted, *_ = jax.jit(test)(rows_of(num), draft, target, jnp.ones((num,), bool))
     grid = np.linspace(-5, 5, 20001)
     gauss = lambda mean, std: np.exp(-0.5 * np.square((grid - mean) / std)) / std
     density = np.maximum(0, gauss(0, 1) - gauss(0.8, 0.4) / factor)
@@ -240,20 +245,20 @@ class BlockTest(chex.TestCase):
     gap = np.abs(first.tokens - second.tokens).max(axis=2)
     gap = np.take_along_axis(gap, first.order, axis=1)
     # The target's first token and the last of the block have the same scale either way, and
-    # the last but one, as the scale stops growing when one token is hidden.
+    # the last but one, as the scale stops growing when one token is masked.
     np.testing.assert_allclose(gap[:, [0, 2, 3]], 0, atol=1e-3)
     self.assertGreater(gap[:, 1].mean(), 0.1)
 
   @pytest.mark.slow
   def test_drafts_after_a_rejection(self):
     """Without tolerance: all of a block at once, or its first and a new block from there."""
-    keep, stop = (run(cspd.cspd_released(
+    whole, cut = (run(cspd.cspd_released(
         CHAIN.target, CHAIN.target, 7, LEVELS, prefix_share=0.0, kappa=1e-6, zero_fallback=False,
-        keep_after_reject=keep), num=50) for keep in (True, False))
-    np.testing.assert_array_equal(keep.rounds, 2)
-    np.testing.assert_array_equal(stop.rounds, 8)
-    np.testing.assert_allclose(stop.tokens, mar().tokens, atol=0.1)
-    self.assertGreater(np.abs(keep.tokens - stop.tokens).mean(), 0.2)
+        keep_after_reject=option), num=50) for option in (True, False))
+    np.testing.assert_array_equal(whole.rounds, 2)
+    np.testing.assert_array_equal(cut.rounds, 8)
+    np.testing.assert_allclose(cut.tokens, mar().tokens, atol=0.1)
+    self.assertGreater(np.abs(whole.tokens - cut.tokens).mean(), 0.2)
 
   @pytest.mark.slow
   def test_all_rejected_is_parallel_decoding(self):
@@ -272,7 +277,7 @@ class BlockTest(chex.TestCase):
     generated = run(decoder, num=50)
     np.testing.assert_allclose(generated.tokens, mar().tokens, atol=2e-3)
     # The first token is the target's; then every round ends at its first draft. Blocks end
-    # after places 4 and 7, so there are 4, 3, 2, 1 and 3, 2, 1 drafts left to verify.
+    # after ranks 4 and 7, so there are 4, 3, 2, 1 and 3, 2, 1 drafts left to verify.
     np.testing.assert_array_equal(generated.rounds, 8)
     np.testing.assert_array_equal(generated.costs.draft_passes, 16)
     np.testing.assert_array_equal(generated.costs.target_passes, 17)
@@ -281,7 +286,7 @@ class BlockTest(chex.TestCase):
 
   @pytest.mark.slow
   def test_stop_at_the_first_rejection(self):
-    """Rows stop at different places, and still every draft kept is one that was accepted."""
+    """Rows stop at different places, and still only accepted drafts are committed."""
     decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=0.0, kappa=60.0,
                                 block_context=False)
     generated = run(decoder, num=50)
@@ -292,7 +297,7 @@ class BlockTest(chex.TestCase):
     self.assertTrue(np.all(generated.rounds >= 1 + np.maximum(rejected, 2)))
 
   def test_row_does_not_depend_on_the_batch(self):
-    """Rows of other classes, keys and temperatures, which take another number of rounds."""
+    """Rows of other classes, keys and temperatures, which need another number of rounds."""
     decoder = quick(cspd.cspd_relaxed(
         CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=0.0, kappa=60.0, block_context=False))
     keys, labels = jax.random.split(jax.random.key(1), 6), jnp.arange(6) % 2
@@ -303,7 +308,7 @@ class BlockTest(chex.TestCase):
     self.assertGreater(len(set(whole.rounds.tolist())), 1)
     for row in (int(whole.rounds.argmin()), int(whole.rounds.argmax())):
       pick = lambda result, index: jax.tree.map(lambda leaf: leaf[index], result)
-      # Bit for bit whoever the others are; another size of the batch rounds differently.
+      # Bit for bit whatever the other rows are; another batch size rounds differently.
       chex.assert_trees_all_equal(pick(whole, row), pick(decode(np.full(6, row)), row))
       chex.assert_trees_all_close(
           pick(whole, row), pick(decode(np.array([row])), 0), atol=1e-3)
@@ -325,12 +330,12 @@ class BlockTest(chex.TestCase):
   def test_zero_trap(self):
     """A draft equal to the target but for Sigma: rejections that no proposal ends."""
     num = 2000
-    own = ends(num, [1.0, 1.0], [1.0, 1.0])
-    theirs = own._replace(log_std=own.log_std + 0.1)
+    target = last_kernel(num, [1.0, 1.0], [1.0, 1.0])
+    draft = target._replace(log_std=target.log_std + 0.1)
     results = {}
     for zero in (True, False):
       test = released_test(42.0, 'inverted', 100, zero_fallback=zero)
-      results[zero] = jax.jit(test)(rows_of(num), theirs, own, jnp.ones((num,), bool))
+      results[zero] = jax.jit(test)(rows_of(num), draft, target, jnp.ones((num,), bool))
     tokens, accepted, trials, missed = results[True][:4]
     rejected = 1 - np.exp(-0.1)
     self.assertAlmostEqual(float(1 - accepted.mean()), rejected, delta=0.026)  # Four errors.

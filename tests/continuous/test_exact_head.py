@@ -11,15 +11,16 @@ import pytest
 from absl.testing import parameterized
 
 from cspd_jax.continuous import (
-  blend,
-  couple,
+  coupling,
   decoders,
   head as head_lib,
+  head_drafter,
   noise as noise_lib,
   schedule as schedule_lib,
   speculative_head,
 )
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import compare
@@ -33,19 +34,19 @@ BAD_RHO = np.random.default_rng(0).uniform(-0.5, 1.5, 10)
 NUM = 20000
 
 
-def token_batch(model, num, seed):
+def copies(model, num, seed):
   """`num` copies of the first token of class 0, each with its own noise."""
   target, ones = model.target, jnp.ones((num, 1))
   z = target.transform(model.params, jnp.array([0]),
                        jnp.zeros((1, target.num_tokens, target.token_dim)),
                        jnp.zeros((1, target.num_tokens), bool))
-  return head_lib.batch(
+  return token_batch(
       row_keys(jax.random.key(seed), num), jnp.repeat(z[:, :, :1], num, axis=1),
       jnp.zeros((num, 1), jnp.int32), ones, 0.9, ones > 0)
 
 
 def run(head, num=NUM, seed=1, model=ONE):
-  batch = token_batch(model, num, seed)
+  batch = copies(model, num, seed)
   return jax.tree.map(np.asarray, jax.jit(head.sample)(model.params, batch))
 
 
@@ -74,17 +75,19 @@ def continued(passed):
   return jnp.max(jnp.where(passed, 1 + jnp.arange(passed.shape[1]), 0), axis=1)
 
 
-ACCEPT, TAKE, DRAFT_KERNEL = couple.accept, couple.take, blend.draft_kernel
+ACCEPT, ACCEPT_PROPOSAL = coupling.accept, coupling.accept_proposal
+DRAFT_KERNEL = head_drafter.draft_kernel
 # What is broken, how, and the eta at which it shows.
 MUTANTS = {
     'mean for residual': (speculative_head, 'kernel_residual', mean_for_residual, 0.98),
-    'target draw for residual': (couple, 'take', lambda ratio, u, eta: ratio == ratio, 0.98),
+    'target draw for residual':
+        (coupling, 'accept_proposal', lambda ratio, u, eta: ratio == ratio, 0.98),
     'noise of the draft in the residual': (speculative_head, 'kernel_residual', reused_noise, 0.98),
     'eta forgotten in the test':
-        (couple, 'accept', lambda ratio, u, eta: ACCEPT(ratio, u, 1.0), 0.5),
+        (coupling, 'accept', lambda ratio, u, eta: ACCEPT(ratio, u, 1.0), 0.5),
     'eta forgotten in the residual':
-        (couple, 'take', lambda ratio, u, eta: TAKE(ratio, u, 1.0), 0.5),
-    'round continued after a failure': (couple, 'leading', continued, 0.98),
+        (coupling, 'accept_proposal', lambda ratio, u, eta: ACCEPT_PROPOSAL(ratio, u, 1.0), 0.5),
+    'round continued after a failure': (coupling, 'accepted_length', continued, 0.98),
 }
 
 
@@ -98,8 +101,8 @@ class DistributionTest(chex.TestCase):
     self.assertAlmostEqual(sampled.trials.sum() / sampled.tested.sum(), 1.0, delta=0.1)
 
   def test_a_mutant_is_found_by_few_samples(self):
-    *place, eta = MUTANTS['eta forgotten in the residual']
-    with mock.patch.object(*place):
+    *attribute, eta = MUTANTS['eta forgotten in the residual']
+    with mock.patch.object(*attribute):
       sampled = run(speculative(eta=eta), 2000)
     self.assertFalse(compare(sampled.tokens, reference()).passed)
 
@@ -116,7 +119,7 @@ class DistributionTest(chex.TestCase):
       return DRAFT_KERNEL(schedule, rho, frozen._replace(v=frozen.v + 2), x, level)
 
     rho = np.random.default_rng(0).uniform(-0.5, 1.5, 100) if bad else None
-    with mock.patch.object(blend, 'draft_kernel', wrong if bad else DRAFT_KERNEL):
+    with mock.patch.object(head_drafter, 'draft_kernel', wrong if bad else DRAFT_KERNEL):
       # Fewer drafts where most of them fail.
       sampled = run(speculative_head.speculative(WIDE.target, WIDE.schedule, 2 if bad else 8, rho),
                     model=WIDE)
@@ -129,8 +132,8 @@ class DistributionTest(chex.TestCase):
   @parameterized.parameters(*MUTANTS)
   @pytest.mark.slow
   def test_mutants_are_found(self, name):
-    *place, eta = MUTANTS[name]
-    with mock.patch.object(*place):
+    *attribute, eta = MUTANTS[name]
+    with mock.patch.object(*attribute):
       sampled = run(speculative(eta=eta), 8000)
     self.assertFalse(compare(sampled.tokens, reference()).passed)
 
@@ -162,10 +165,10 @@ class SpeedTest(chex.TestCase):
     np.testing.assert_array_equal(sampled.tested[:, 1:], 1)
 
   def test_fitted_blend(self):
-    trajectories = jax.jit(blend.record, static_argnums=0)(
+    trajectories = jax.jit(head_drafter.record, static_argnums=0)(
         decoders.mar(WIDE.target), WIDE.params, jnp.zeros(300, jnp.int32), jax.random.key(0))
-    rho = blend.fit_rho(WIDE.schedule, trajectories)
-    default = blend.default_rho(WIDE.schedule)
+    rho = head_drafter.fit_rho(WIDE.schedule, trajectories)
+    default = head_drafter.default_rho(WIDE.schedule)
     levels = [5, 10, 20, 30, 50, 70]
     np.testing.assert_allclose(rho[levels], default[levels], atol=0.1)
     np.testing.assert_allclose(default[[2, 10, 90]], [0.08, 0.52, 1.0], atol=0.03)
@@ -199,4 +202,4 @@ class ContractsTest(chex.TestCase):
 
   def test_trajectories_of_another_schedule(self):
     with self.assertRaisesRegex(ValueError, 'trajectories have 3 levels; the schedule has 10'):
-      blend.fit_rho(LEVELS, blend.Trajectories(np.zeros((3, 1, 1)), np.zeros((3, 1, 1))))
+      head_drafter.fit_rho(LEVELS, head_drafter.Trajectories(*np.zeros((2, 3, 1, 1))))

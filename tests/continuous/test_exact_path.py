@@ -13,14 +13,15 @@ from absl.testing import parameterized
 
 from cspd_jax.continuous import (
   context,
-  couple,
+  coupling,
   decoders,
+  denoising_path as path_lib,
   head as head_lib,
   noise as noise_lib,
-  path,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import compare
@@ -28,14 +29,14 @@ from cspd_jax.testing.samples import compare
 LEVELS = schedule_lib.make(6)
 SIZE, NUM = 5, 20000
 CHAIN = analytic.gaussian_chain(SIZE, 0.9, schedule=LEVELS, means=(0.0, 1.0))
-# A draft model that thinks neighbours less alike, and is biased.
+# A draft model with a lower correlation of neighbours and a bias.
 DRAFT = analytic.ChainParams(jnp.float32(0.8), jnp.array([0.1, 1.1]))
 LABELS = jnp.zeros(NUM, jnp.int32)
 WIDE = analytic.mixtures(jax.random.key(1), 1, 16)  # 100 levels.
 
 # Levels that end early: the last kernel is so wide that two models agree on it.
 with mock.patch.object(
-    schedule_lib, '_kept_steps', lambda num: np.linspace(200, 999, num).astype(np.int32)):
+    schedule_lib, '_respaced_steps', lambda num: np.linspace(200, 999, num).astype(np.int32)):
   COARSE = schedule_lib.make(6)
 
 
@@ -66,19 +67,19 @@ def truth():
       np.zeros(SIZE), 0.9**distance, 2 * NUM)[..., None]
 
 
-def early_contexts(target, params, condition, tokens, place, at, positions):
-  """All drafts are verified given the fixed tokens only, as the released code does."""
-  z = target.transform(params, condition, tokens, place < at[:, :1])
+def early_contexts(target, params, condition, tokens, rank_of_position, ranks, positions):
+  """All drafts are verified given the committed tokens only, as in the released code."""
+  z = target.transform(params, condition, tokens, rank_of_position < ranks[:, :1])
   return head_lib.pick(z, positions)
 
 
 # More of them, for the test of one draft, are in `test_exact_head`; with a draft model far from the
 # target, and a stated power, in `test_path_power`.
 MUTANTS = {
-    'target draw for residual': (couple, 'take', lambda ratio, u, eta: ratio == ratio),
+    'target draw for residual': (coupling, 'accept_proposal', lambda ratio, u, eta: ratio == ratio),
     'contexts without the drafts': (context, 'true_contexts', early_contexts),
-    'drafts after a failure kept': (
-        couple, 'leading', lambda passed: jnp.sum(passed, axis=1, dtype=jnp.int32)),
+    'drafts after a failure committed': (
+        coupling, 'accepted_length', lambda passed: jnp.sum(passed, axis=1, dtype=jnp.int32)),
 }
 
 
@@ -140,7 +141,7 @@ class DistributionTest(chex.TestCase):
     self.assertFalse(compare(tokens, wide_truth(), projections=200).passed)
 
   def test_a_mutant_is_found_by_few_samples(self):
-    with mock.patch.object(*MUTANTS['drafts after a failure kept']):
+    with mock.patch.object(*MUTANTS['drafts after a failure committed']):
       self.assertFalse(compare(few().tokens, truth()).passed)
 
   @parameterized.parameters(*MUTANTS)
@@ -183,7 +184,7 @@ class CountsTest(chex.TestCase):
     # Kernels 5 and 4 are shared, one call scores, the bonus needs kernels 3 to 0.
     np.testing.assert_array_equal(generated.costs.head_calls, [[2 + 1 + 4] * 2 + [0] * 3] * 3)
     np.testing.assert_array_equal(
-        generated.costs.head_rows, (3 + 2) * 2 + (2 + 1) * 4 + 2 * couple.TRIALS_PER_PASS * 4)
+        generated.costs.head_rows, (3 + 2) * 2 + (2 + 1) * 4 + 2 * coupling.TRIALS_PER_PASS * 4)
     np.testing.assert_array_equal(generated.tests.trials, 0)
 
   @pytest.mark.slow
@@ -191,13 +192,13 @@ class CountsTest(chex.TestCase):
     z = CHAIN.target.transform(
         CHAIN.params, LABELS[:9], jnp.zeros((9, SIZE, 1)), jnp.zeros((9, SIZE), bool))
     positions = jnp.zeros((9, 1), jnp.int32)
-    batch = head_lib.batch(
+    batch = token_batch(
         row_keys(jax.random.key(0), 9), head_lib.pick(z, positions), positions,
         jnp.ones((9, 1)), 1.0, jnp.ones((9, 1), bool))
-    x = path.shared(CHAIN.target, LEVELS, CHAIN.params, batch, 2).x
-    drawn = path.draw(CHAIN.target, LEVELS, CHAIN.params, batch, x, 2, noise_lib.DRAFT)
+    x = path_lib.start(CHAIN.target, LEVELS, CHAIN.params, batch, 2).x
+    drawn = path_lib.draw(CHAIN.target, LEVELS, CHAIN.params, batch, x, 2, noise_lib.DRAFT)
     chex.assert_shape(drawn.states, (9, 3, 1))
-    again = path.score(CHAIN.target, LEVELS, CHAIN.params, batch, x, drawn.states)
+    again = path_lib.score(CHAIN.target, LEVELS, CHAIN.params, batch, x, drawn.states)
     np.testing.assert_allclose(drawn.log_density, again, atol=1e-4)
 
 
@@ -209,7 +210,7 @@ class ContractsTest(chex.TestCase):
     one, four = (jitted(draft_length=length, split=3, bonus=False) for length in (1, 4))
     whole = run(four, labels=labels, key=keys)
     chex.assert_trees_all_equal(whole, run(four, labels=labels, key=keys))
-    # A batch of one row is rounded otherwise.
+    # A batch of one row rounds differently.
     alone = run(four, labels=labels[1:2], key=keys[1:2])
     chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1:2], whole), alone, atol=1e-3)
     other = run(one, labels=labels, key=keys)
@@ -240,7 +241,7 @@ class ContractsTest(chex.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       decoders.exact_path(CHAIN.target, CHAIN.target._replace(**change))
 
-  def test_the_draft_models_parameters_are_asked_for(self):
+  def test_the_draft_models_parameters_are_required(self):
     with self.assertRaisesRegex(ValueError, 'draft_params is None'):
       jitted(draft_length=2, split=2)(CHAIN.params, LABELS[:3000], jax.random.key(1))
 

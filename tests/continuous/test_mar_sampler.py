@@ -1,4 +1,4 @@
-"""MAR's sampler against a plain program, known distributions, and the decoder's contracts."""
+"""MAR's sampler against a simple one and closed forms; the contracts of the decoder."""
 
 import dataclasses
 
@@ -32,13 +32,12 @@ def doubled_batch(model, labels, key, num_iter, scale, temperature):
   rows = row_keys(key, batch)
   order = noise_lib.random_orders(rows, size)
   tokens, visible = jnp.zeros((batch, size, 3)), jnp.zeros((batch, size), bool)
-  hidden_before = size
-  for hidden in schedule_lib.mask_lengths(size, num_iter):
-    fixed = order[:, size - hidden_before:size - hidden]
-    weight = 1 + (scale - 1) * (size - max(hidden, 1)) / size
+  masked_before = size
+  for masked in schedule_lib.mask_lengths(size, num_iter):
+    committed = order[:, size - masked_before:size - masked]
+    weight = 1 + (scale - 1) * (size - max(masked, 1)) / size
     z = target.transform(model.params, labels, tokens, visible)
-    for place in range(fixed.shape[1]):
-      position = fixed[:, place]
+    for position in committed.T:
       keys = noise_lib.token_keys(rows, position)
       pair = z[:, jnp.arange(batch), position].reshape(2 * batch, -1)
       x = noise_lib.normal(keys, noise_lib.START, 0, 3)
@@ -53,8 +52,8 @@ def doubled_batch(model, labels, key, num_iter, scale, temperature):
         noise = noise_lib.normal(keys, noise_lib.STEP, level, 3)
         x = mean + (level > 0) * temperature * std * jnp.concatenate([noise, 100 * noise])
       tokens = tokens.at[jnp.arange(batch), position].set(x[:batch])
-    visible = visible.at[jnp.arange(batch)[:, None], fixed].set(True)
-    hidden_before = hidden
+    visible = visible.at[jnp.arange(batch)[:, None], committed].set(True)
+    masked_before = masked
   return tokens
 
 
@@ -79,7 +78,7 @@ class MarTest(chex.TestCase):
     np.testing.assert_allclose(tokens[0], tokens[1], atol=TOLERANCE)
     self.assertGreater(np.abs(tokens[1] - tokens[2]).max(), 20 * TOLERANCE)
 
-  def test_known_distribution_in_every_order(self):
+  def test_distribution_in_every_order(self):
     decoder = jax.jit(decoders.mar(CHAIN.target, schedule=LEVELS))
     labels = jnp.arange(20000) % 2
     tokens = np.asarray(decoder(CHAIN.params, labels, jax.random.key(0)).tokens)[..., 0]
@@ -105,7 +104,7 @@ class MarTest(chex.TestCase):
   def test_counts(self):
     generated = jax.jit(decoders.mar(MODEL.target, 3, LEVELS))(
         MODEL.params, LABELS, jax.random.key(0))
-    hidden = schedule_lib.mask_lengths(7, 3)
+    masked = schedule_lib.mask_lengths(7, 3)
     np.testing.assert_array_equal(generated.rounds, 3)
     np.testing.assert_array_equal(generated.costs.target_passes, 3)
     np.testing.assert_array_equal(generated.costs.head_calls, np.full((3, 3), 8))
@@ -115,7 +114,7 @@ class MarTest(chex.TestCase):
       np.testing.assert_array_equal(leaf, 0)
     in_order = np.take_along_axis(
         np.asarray(generated.round_of_token), np.asarray(generated.order), axis=1)
-    expected = np.repeat(np.arange(3), -np.diff((7, *hidden)))
+    expected = np.repeat(np.arange(3), -np.diff((7, *masked)))
     np.testing.assert_array_equal(in_order, np.tile(expected, (3, 1)))
 
   def test_last_noise(self):

@@ -1,9 +1,9 @@
 """`exact_path` with a draft model far from the target, and mutants: a test with a stated power.
 
 The target's tokens are jointly normal, so each of them and each innovation, what a token adds to
-its neighbour, has a known distribution. A decoder passes if all nine empirical distribution
-functions stay within `LIMIT` of theirs. By the inequality of Dvoretzky, Kiefer, Wolfowitz and
-Massart, `P(distance > e) <= 2 exp(-2 n e^2)`,
+its neighbour, has a distribution in closed form. A decoder passes if all nine empirical
+distribution functions stay within `LIMIT` of these. By the inequality of Dvoretzky, Kiefer,
+Wolfowitz and Massart, `P(distance > e) <= 2 exp(-2 n e^2)`,
 
 - an exact decoder fails with probability at most `FALSE_ALARM`, for all nine together, and
 - a decoder with a distribution function that is off by `FAR` anywhere passes with probability at
@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from cspd_jax.continuous import couple, decoders, schedule as schedule_lib
+from cspd_jax.continuous import coupling, decoders, schedule as schedule_lib
 from cspd_jax.testing import analytic
 
 NUM, SIZE, CORRELATION = 16000, 5, 0.9
@@ -33,12 +33,12 @@ LEVELS = schedule_lib.make(6)
 CHAIN = analytic.gaussian_chain(SIZE, CORRELATION, schedule=LEVELS)
 # Of which a bit less than half is accepted.
 DRAFT = analytic.ChainParams(jnp.float32(0.5), jnp.array([1.0]))
-TAKE = couple.take
+ACCEPT_PROPOSAL = coupling.accept_proposal
 MUTANTS = {
-    'every draft accepted': (couple, 'accept', lambda ratio, u, eta: ratio == ratio),
-    'target draw for residual': (couple, 'take', lambda ratio, u, eta: ratio == ratio),
+    'every draft accepted': (coupling, 'accept', lambda ratio, u, eta: ratio == ratio),
+    'target draw for residual': (coupling, 'accept_proposal', lambda ratio, u, eta: ratio == ratio),
     'residual of the ratio upside down': (
-        couple, 'take', lambda ratio, u, eta: TAKE(-ratio, u, eta)),
+        coupling, 'accept_proposal', lambda ratio, u, eta: ACCEPT_PROPOSAL(-ratio, u, eta)),
 }
 
 

@@ -1,17 +1,22 @@
-"""Rounds one by one, what a result shares, parts that do not fit, models that break their word."""
+"""Rounds one by one, fields shared with discrete tokens, parts that do not fit, wrong outputs."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import cspd, decoders, head as head_lib, schedule as schedule_lib
-from cspd_jax.continuous.compose import make_decoder
+from cspd_jax.continuous import (
+  cspd,
+  decoders,
+  drafters,
+  head as head_lib,
+  schedule as schedule_lib,
+)
 from cspd_jax.continuous.context import TRUE
-from cspd_jax.continuous.parts import Drafter
+from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.specification import DECODERS, Resources, build, complete, guarantee
-from cspd_jax.continuous.verifiers.own import own
+from cspd_jax.continuous.verifiers.no_drafts import no_drafts
 from cspd_jax.continuous.verifiers.path_test import path_test
 from cspd_jax.continuous.verifiers.released import released
 from cspd_jax.core.random import row_keys
@@ -27,7 +32,7 @@ KEY = jax.random.key(1)
 
 
 def quick(function):
-  """Jitted for few rows, where compiling takes longest."""
+  """Jitted for few rows, where most of the time is compilation."""
   return jax.jit(function, compiler_options={'xla_backend_optimization_level': 0})
 
 
@@ -37,7 +42,7 @@ def of(name, **options):
 
 
 @pytest.mark.parametrize('name', representative(DECODERS, 'mar', 'cspd_relaxed'))
-def test_watched_rounds_are_the_decode(name):
+def test_rounds_one_by_one_equal_the_decode(name):
   """With another compiled program, hence the tolerance; every round adds to the rounds before."""
   decoder = of(name, prefix_share=0.3)
   whole = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
@@ -51,18 +56,18 @@ def test_watched_rounds_are_the_decode(name):
     state = one_round(state)
     seen = decoder.finish(state)
     assert np.all(state.count > count) or np.any(count == 7)
-    fixed = np.asarray(state.place) < np.asarray(count)[:, None]
+    committed = np.asarray(state.rank_of_position) < np.asarray(count)[:, None]
     np.testing.assert_array_equal(
-        np.asarray(seen.tokens)[fixed], np.asarray(before.tokens)[fixed])
-    hidden = np.asarray(state.place) >= np.asarray(state.count)[:, None]
-    assert not np.any(np.asarray(seen.tokens)[hidden])
+        np.asarray(seen.tokens)[committed], np.asarray(before.tokens)[committed])
+    masked = np.asarray(state.rank_of_position) >= np.asarray(state.count)[:, None]
+    assert not np.any(np.asarray(seen.tokens)[masked])
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), seen, whole)
-  # A round more leaves complete images as they are.
+  # One more round does not change complete images.
   jax.tree.map(np.testing.assert_array_equal, decoder.finish(one_round(state)), seen)
 
 
 @pytest.mark.parametrize('name', representative(DECODERS, 'exact_head'))
-def test_what_is_shared_with_discrete_tokens(name):
+def test_fields_shared_with_discrete_tokens(name):
   assert Decoded._fields[:5] == discrete.Decoded._fields[:5]
   decoded = quick(of(name))(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
   assert decoded.accepted.shape == (3, max(stage.width for stage in of(name).stages) + 1)
@@ -77,7 +82,7 @@ def test_what_is_shared_with_discrete_tokens(name):
 
 
 def test_missed_residual_draws_bound_the_distance():
-  """With equal models nothing is rejected but by `eta`, and then no proposal is ever taken."""
+  """With equal models drafts are rejected by `eta` only, and then no proposal is ever accepted."""
   decoder = decoders.exact_path(
       CHAIN.target, CHAIN.target, 2, LEVELS, eta=0.5, max_trials=1, split=0)
   decoded = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=CHAIN.params)
@@ -93,19 +98,19 @@ def test_a_share_of_one_needs_no_draft_model():
     assert decoder.stops == tuple(range(1, 8))
 
 
-PATH, OWN = path_test(split=1), own(head_lib.ancestral(CHAIN.target, LEVELS))
+PATH, OWN = path_test(split=1), no_drafts(head_lib.ancestral(CHAIN.target, LEVELS))
 RELEASED = released(42.0, 'off', 10, zero_fallback=False)
 
 
 @pytest.mark.parametrize('verifier, stops, options, message', [
-    (PATH, (7,), dict(context=TRUE), 'drafter is None, but the verifier judges drafts'),
-    (OWN, (7,), dict(drafter=Drafter(CHAIN.target)), 'the verifier takes no drafts'),
+    (PATH, (7,), dict(context=TRUE), 'drafter is None, but the verifier requires drafts'),
+    (OWN, (7,), dict(drafter=drafters.model(CHAIN.target)), 'the verifier accepts no drafts'),
     (OWN, (7,), dict(context=TRUE), "context is 'true'; the verifier requires the context 'block'"),
-    (PATH, (7,), dict(drafter=Drafter(CHAIN.target)), "context is 'block'; .* 'true'"),
+    (PATH, (7,), dict(drafter=drafters.model(CHAIN.target)), "context is 'block'; .* 'true'"),
     (OWN, (3, 6), {}, r'stops is \(3, 6\) after a prefix of 0; .* the number of tokens, 7'),
     (OWN, (4, 4, 7), {}, r'stops is \(4, 4, 7\)'), (OWN, (2, 7), dict(prefix=2), 'prefix of 2'),
     (OWN, (), {}, r'stops is \(\) after'),
-    (RELEASED, (7,), dict(drafter=Drafter(CHAIN.target._replace(token_dim=2))),
+    (RELEASED, (7,), dict(drafter=drafters.model(CHAIN.target._replace(token_dim=2))),
      'draft has 2 numbers per token, the target 1'),
     (OWN, (7,), dict(guidance='none'), "guidance is 'none'")])
 def test_parts_that_do_not_fit(verifier, stops, options, message):
@@ -113,21 +118,21 @@ def test_parts_that_do_not_fit(verifier, stops, options, message):
     make_decoder(CHAIN.target, LEVELS, verifier, stops, **options)
 
 
-def test_parts_of_ones_own():
+def test_a_decoder_of_parts():
   """Speculation inside the head for the prefix, and blocks with true contexts after it."""
-  head = decoders.speculative_head.speculative(CHAIN.target, LEVELS, 2)
+  sampler = decoders.speculative_head.speculative(CHAIN.target, LEVELS, 2)
   decoder = make_decoder(
-      CHAIN.target, LEVELS, RELEASED, (5, 7), drafter=Drafter(CHAIN.target), context=TRUE,
-      prefix=3, prefix_head=head)
+      CHAIN.target, LEVELS, RELEASED, (5, 7), drafter=drafters.model(CHAIN.target), context=TRUE,
+      prefix=3, prefix_sampler=sampler)
   decoded = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
   np.testing.assert_array_equal(decoded.rounds, 3 + 2)
   np.testing.assert_array_equal(decoded.costs.target_passes, 3 + 4)
   assert decoded.kernels.tested.sum() == 3 * 3 * 4
 
 
-def test_what_a_verifier_returns_is_checked():
-  verifier = OWN._replace(judge=lambda *args: OWN.judge(*args)._replace(length=jnp.int32(1)))
-  with pytest.raises(ValueError, match=r'judge of the verifier returned .*int32\[\]; .* \(3\)'):
+def test_the_output_of_a_verifier_is_checked():
+  verifier = OWN._replace(verify=lambda *args: OWN.verify(*args)._replace(length=jnp.int32(1)))
+  with pytest.raises(ValueError, match=r'verify of the verifier returned .*int32\[\]; .* \(3\)'):
     jax.jit(make_decoder(CHAIN.target, LEVELS, verifier, (3, 7)))(CHAIN.params, LABELS, KEY)
 
 
@@ -138,7 +143,7 @@ def test_what_a_verifier_returns_is_checked():
      r'denoise of the model returned eps float32\[3\]; .* float32 numbers of shape \(3, 1\)'),
     (dict(denoise=lambda params, x, step, z: (x, x.astype(jnp.bfloat16))),
      r'denoise of the model returned v bfloat16\[3, 1\]; .* float32')])
-def test_what_a_model_returns_is_checked(change, message):
+def test_the_output_of_a_model_is_checked(change, message):
   target = CHAIN.target._replace(**change)
   with pytest.raises(ValueError, match=message):
     jax.jit(decoders.mar(target, schedule=LEVELS))(CHAIN.params, LABELS, KEY)

@@ -1,4 +1,4 @@
-"""Schedules: published values, the mathematics they follow, errors."""
+"""Schedules: published values, mathematical properties, errors."""
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,14 @@ from cspd_jax.continuous import schedule as schedule_lib
 LEVELS = schedule_lib.make(100)
 FULL = schedule_lib.make(1000)
 
-# The steps that the official code keeps of 1000 for 100.
-KEPT = """
+# The 100 steps of 1000 that the official code uses.
+RESPACED = """
 0 10 20 30 40 50 61 71 81 91 101 111 121 131 141 151 161 172 182 192 202 212 222 232 242 252 262 272
 283 293 303 313 323 333 343 353 363 373 383 394 404 414 424 434 444 454 464 474 484 494 505 515 525
 535 545 555 565 575 585 595 605 616 626 636 646 656 666 676 686 696 706 716 727 737 747 757 767 777
 787 797 807 817 827 838 848 858 868 878 888 898 908 918 928 938 949 959 969 979 989 999"""
 
-# Level, alpha_bar, beta, least and greatest deviation, how an error of eps moves the mean.
+# Level, alpha_bar, beta, smallest and largest deviation, factor from an error of eps to the mean.
 TABLE = [
     (0, 0.999959, 4.128e-5, 0.00624, 0.00643, 0.0064),
     (1, 0.999279, 6.80e-4, 0.00624, 0.02607, 0.0253),
@@ -32,8 +32,8 @@ TABLE = [
 ]
 
 
-def test_the_kept_steps_are_the_official_ones():
-  assert LEVELS.steps.tolist() == [int(step) for step in KEPT.split()]
+def test_the_respaced_steps_are_the_official_ones():
+  assert LEVELS.steps.tolist() == [int(step) for step in RESPACED.split()]
   assert FULL.steps.tolist() == list(range(1000))
   assert schedule_lib.make(2).steps.tolist() == [0, 999]
 
@@ -47,7 +47,7 @@ def test_coefficients_have_the_published_values(level, alpha_bar, beta, least, g
   assert gain is None or close((LEVELS.x0_to_mean * LEVELS.eps_to_x0)[level], gain)
 
 
-def test_level_0_gives_the_predicted_token():
+def test_level_0_returns_the_predicted_token():
   assert LEVELS.x0_to_mean[0] == 1 and LEVELS.x_to_mean[0] == 0
   x, eps = jnp.array([0.3, -2.0]), jnp.array([1.0, 0.5])
   mean, std = schedule_lib.posterior(LEVELS, 0, x, eps, jnp.ones(2))
@@ -55,22 +55,22 @@ def test_level_0_gives_the_predicted_token():
   np.testing.assert_allclose(std, 0.006425, atol=1e-6)
 
 
-def test_kernels_with_the_true_token_keep_the_noise_process():
+def test_kernels_with_the_true_token_preserve_the_noise_process():
   # If level i has the distribution N(sqrt(a_i) x0, 1 - a_i), so has level i - 1 after one kernel.
   for schedule in (LEVELS, FULL, schedule_lib.make(7)):
-    kept, signal = schedule.alpha_bar, np.sqrt(schedule.alpha_bar)
+    alpha_bar, signal = schedule.alpha_bar, np.sqrt(schedule.alpha_bar)
     mean = schedule.x0_to_mean + schedule.x_to_mean * signal
-    variance = schedule.x_to_mean**2 * (1 - kept)
+    variance = schedule.x_to_mean**2 * (1 - alpha_bar)
     variance[1:] += np.exp(schedule.min_log_variance[1:])
     np.testing.assert_allclose(mean[1:], signal[:-1], rtol=1e-9)
-    np.testing.assert_allclose(variance[1:], 1 - kept[:-1], rtol=1e-9)
+    np.testing.assert_allclose(variance[1:], 1 - alpha_bar[:-1], rtol=1e-9)
 
 
-def test_kept_levels_have_the_noise_of_the_full_process():
+def test_levels_have_the_noise_of_the_full_process():
   np.testing.assert_allclose(LEVELS.alpha_bar, FULL.alpha_bar[LEVELS.steps], rtol=1e-9)
 
 
-def test_functions_take_one_level_per_state():
+def test_functions_accept_one_level_per_state():
   keys = jax.random.split(jax.random.key(0), 4)
   x0, noise, v = (jax.random.normal(key, (3, 2, 16)) for key in keys[:3])
   level = jnp.array([[5, 60], [99, 1], [0, 30]])
@@ -89,7 +89,7 @@ def test_functions_take_one_level_per_state():
       np.squeeze(ends), [LEVELS.min_log_variance[1], LEVELS.max_log_variance[1]], rtol=1e-6)
 
 
-# How many tokens each step fixes.
+# How many tokens each step commits.
 SIZES = {
     8: [5, 15, 24, 31, 39, 45, 48, 49],
     16: [2, 3, 7, 8, 11, 13, 15, 16, 19, 20, 22, 23, 23, 25, 24, 25],
@@ -110,7 +110,7 @@ def test_mask_lengths_begin_with_single_tokens():
   assert sizes[:18] == [1] * 13 + [2, 3, 2, 2, 3] and max(sizes) == 7 and sum(sizes) == 256
 
 
-def test_every_step_fixes_a_token():
+def test_every_step_commits_a_token():
   for num_tokens in (1, 2, 64, 81):
     for num_iter in range(1, num_tokens + 1):
       lengths = schedule_lib.mask_lengths(num_tokens, num_iter)
@@ -126,7 +126,7 @@ def test_linear_guidance_grows_to_just_below_its_scale():
       schedule_lib.guidance_scale(3.0, 'constant', 256, jnp.array([255, 0])), [3.0, 3.0])
 
 
-def test_impossible_options_are_refused():
+def test_options_out_of_range_are_refused():
   for num_levels in (1, 1001):
     with pytest.raises(ValueError, match=f'num_levels is {num_levels}; .* 2 to 1000'):
       schedule_lib.make(num_levels)

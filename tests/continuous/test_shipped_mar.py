@@ -1,4 +1,4 @@
-"""The shipped MAR pair with its tokenizer: it loads, is small, and gives tokens and pictures."""
+"""The shipped MAR pair with its tokenizer: it loads, is small, generates images."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.checkpoints import store
-from cspd_jax.continuous import blend, decoders, schedule as schedule_lib, speculative_head
+from cspd_jax.continuous import decoders, head_drafter, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.models import kl_vae, mar
 
@@ -40,15 +40,15 @@ def test_they_are_small():
 def test_the_fitted_drafter_is_used(models, monkeypatch, scale):
   used, speculative = [], speculative_head.speculative
 
-  def watched(target, schedule, length, rho, *more):
+  def recording(target, schedule, length, rho, *more):
     used.append(rho)
     return speculative(target, schedule, length, rho, *more)
 
-  monkeypatch.setattr(speculative_head, 'speculative', watched)
+  monkeypatch.setattr(speculative_head, 'speculative', recording)
   cspd_jax.load('mar_demo').decoder('exact_head', guided=scale != 1)
   entry = models['mar_demo/target'].metadata['head_drafter']['plain' if scale == 1 else 'guided']
   np.testing.assert_allclose(used, [entry['rho']])
-  assert np.max(np.abs(used[0] - blend.default_rho(schedule_lib.make()))) > 0.02
+  assert np.max(np.abs(used[0] - head_drafter.default_rho(schedule_lib.make()))) > 0.02
 
 
 def test_tokens_and_pictures_have_a_sensible_scale(models):

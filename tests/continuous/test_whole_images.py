@@ -44,7 +44,7 @@ def test_whole_images_have_the_distribution(name, reference):
 
 
 @pytest.mark.slow
-def test_the_test_would_notice():
+def test_the_test_has_power():
   """Tokens that do not see each other, and a shift by a tenth of a deviation."""
   reference = run('mar', 2)
   assert energy_test(run('parallel', 1), reference, permutations=SPLITS).p_value <= ALARM
@@ -53,11 +53,11 @@ def test_the_test_would_notice():
 
 
 def test_power_and_false_alarms():
-  """At 300 samples of 8 numbers: a shift by 0.2 deviations is found in over 90 %."""
+  """At 300 samples of 8 numbers: a shift by 0.2 deviations is detected in over 90 %."""
   rng = np.random.default_rng(0)
   draw = lambda shift: rng.standard_normal((300, 8)) + shift
-  found = [energy_test(draw(0.2), draw(0), permutations=99).p_value <= 0.05 for _ in range(30)]
+  detected = [energy_test(draw(0.2), draw(0), permutations=99).p_value <= 0.05 for _ in range(30)]
   alarms = [energy_test(draw(0), draw(0), permutations=99).p_value <= 0.05 for _ in range(60)]
-  assert np.mean(found) > 0.9 and np.mean(alarms) < 0.17
+  assert np.mean(detected) > 0.9 and np.mean(alarms) < 0.17
   with pytest.raises(ValueError, match='all but the first axis must agree'):
     energy_test(draw(0), draw(0)[:, :3])

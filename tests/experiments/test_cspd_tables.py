@@ -11,7 +11,7 @@ import cspd_jax
 from configs.papers import cspd as cspd_config
 from cspd_jax.checkpoints import store
 from cspd_jax.cli import groups
-from cspd_jax.continuous import blend, schedule as schedule_lib
+from cspd_jax.continuous import head_drafter, schedule as schedule_lib
 from cspd_jax.core import programs
 from experiments import fit_head_drafter
 from experiments.papers import cspd, cspd_cells
@@ -120,15 +120,15 @@ def test_what_is_compiled_is_kept_while_it_is_timed(models, monkeypatch):
 
 def test_fit_is_stored_and_used(models):
   schedule = schedule_lib.make()
-  store.annotate(models / 'draft', blend.describe_rho(
+  store.annotate(models / 'draft', head_drafter.describe_rho(
       schedule, np.linspace(0, 1, 100), np.linspace(1, 0, 100)))
   loaded = store.load(models / 'draft')
   coarse = schedule_lib.make(10)
   for guided, ends in ((False, (0, 1)), (True, (1, 0))):
-    rho = blend.stored_rho(coarse, loaded.metadata, guided)
+    rho = head_drafter.stored_rho(coarse, loaded.metadata, guided)
     np.testing.assert_allclose(rho[[0, -1]], ends)
     assert rho.shape == (10,)
-  assert blend.stored_rho(schedule, store.load(models / 'target').metadata, True) is None
+  assert head_drafter.stored_rho(schedule, store.load(models / 'target').metadata, True) is None
 
 
 def _fit(capsys, models, *words):
@@ -165,4 +165,4 @@ def test_program_fits(models, capsys, tmp_path):
       capsys, models, f'--model={models}/target', '--guidance_scale=2', '--overwrite')
   assert code == 0, err
   metadata = store.load(models / 'target').metadata
-  assert blend.stored_rho(schedule_lib.make(), metadata, False).shape == (100,)
+  assert head_drafter.stored_rho(schedule_lib.make(), metadata, False).shape == (100,)

@@ -46,6 +46,7 @@ from cspd_jax.continuous import (
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.continuous.span import TokenBatch
 from cspd_jax.core.random import row_keys
 from cspd_jax.models import mar
 from experiments.demo_models import mar as training
@@ -277,7 +278,7 @@ def test_the_head_in_two_parts_gives_the_same_kernels(params, guided, monkeypatc
   target, rng = _TARGETS[guided], np.random.default_rng(20)
   z = jnp.asarray(rng.standard_normal((target.num_streams, 3, CONFIG.dim)), jnp.float32)
   keys = noise_lib.token_keys(row_keys(jax.random.key(0), 3), jnp.arange(3))
-  batch = head_lib.Batch(z, jnp.full(3, 2.0), jnp.ones(3), keys, jnp.ones(3, bool))
+  batch = TokenBatch(z, jnp.full(3, 2.0), jnp.ones(3), keys, jnp.ones(3, bool))
   level = jnp.array([[99, 50], [7, 6], [0, 98]])
   x = jnp.asarray(rng.standard_normal((3, 2, 16)), jnp.float32)
 

@@ -1,19 +1,24 @@
-"""A plain test of tokens that bounds the error."""
+"""A simple test of tokens with a bound on the error."""
 
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import couple, noise as noise_lib
-from cspd_jax.continuous.parts import Verifier
+from cspd_jax.continuous import coupling, noise as noise_lib
+from cspd_jax.continuous.base import Verifier
 from cspd_jax.continuous.result import Errors
-from cspd_jax.continuous.verifiers.token_test import Judged, check_kappa, softened, token_test
+from cspd_jax.continuous.verifiers.token_test import (
+  TokenVerdict,
+  check_kappa,
+  half_squared_distance,
+  token_test,
+)
 
 
 def relaxed(kappa: float, keep_after_reject: bool = True) -> Verifier:
-  """Keeps a draft that is near to the target's own token, else emits that one.
+  """Accepts a draft that is close to the target's own token, else emits that token.
 
-  A draft at the distance `d` stays with probability `exp(-d^2 / (2 kappa^2))`, in units of the
-  last kernel's standard deviation `s`; so the expected squared distance is at most
+  A draft at the distance `d`, in units of the last kernel's standard deviation `s`, is accepted
+  with probability `exp(-d^2 / (2 kappa^2))`; so the expected squared distance is at most
   `(2 / e) kappa^2 s^2`.
 
   Args:
@@ -25,17 +30,17 @@ def relaxed(kappa: float, keep_after_reject: bool = True) -> Verifier:
   """
   check_kappa(kappa)
 
-  def test(batch, theirs, own, pending) -> Judged:
+  def test(batch, draft, target, pending) -> TokenVerdict:
     del pending
-    accepted = couple.accept(
-        -softened(theirs, own, kappa),
+    accepted = coupling.accept(
+        -half_squared_distance(draft, target, kappa),
         noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0), 1.0)
-    tokens = jnp.where(accepted[:, None], theirs.mean, own.mean)
-    none = jnp.zeros(accepted.shape, jnp.int32)
-    bound = 2 / np.e * kappa**2 * jnp.max(jnp.square(own.std), axis=-1)
-    return Judged(tokens, accepted, none, none,
-                  Errors(jnp.sum(jnp.square(tokens - own.mean), axis=-1), bound))
+    tokens = jnp.where(accepted[:, None], draft.mean, target.mean)
+    no_trials = jnp.zeros(accepted.shape, jnp.int32)
+    bound = 2 / np.e * kappa**2 * jnp.max(jnp.square(target.std), axis=-1)
+    return TokenVerdict(tokens, accepted, no_trials, no_trials,
+                        Errors(jnp.sum(jnp.square(tokens - target.mean), axis=-1), bound))
 
   return token_test(
       test, "mean squared distance to the target's own token at most (2 / e) kappa^2 s^2, which "
-      '`errors.bound` gives', keep_after_reject=keep_after_reject, bounded=True)
+      'is in `errors.bound`', keep_after_reject=keep_after_reject, bounded=True)

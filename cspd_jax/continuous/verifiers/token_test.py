@@ -1,16 +1,16 @@
 """Acceptance token by token, by what both models would emit under the same noise.
 
-This is the control flow of CSpD's released code: drafts are verified in whole blocks.
-The target fixes the first tokens alone (the prefix). Then the draft model goes on token
-by token, and at every step number divisible by `gamma`, and at the last, one pass of the
-target verifies all tokens since the last verification. That pass does not see the
-drafts: it is the target's parallel distribution of the block. Every draft is kept or replaced by
-itself, none is discarded, so the number of passes, and with it the speed, does not
-depend on acceptance. With a valid test the distribution would be that of `parallel`,
-which needs no draft model; the tests here are not valid, see `cspd`. Either can be had
-the other way: true contexts, and an end at the first rejection.
+This is the control flow of CSpD's released code: drafts are verified in whole blocks. The target
+decodes the first tokens alone (the prefix). Then the draft model decodes token by token, and at
+every step whose number is divisible by `gamma`, and at the last, one pass of the target verifies
+all tokens since the last verification. That pass does not see the drafts: it scores the target's
+parallel distribution of the block. Every draft is accepted or replaced separately, none is
+discarded, so the number of passes, and with it the speed, does not depend on acceptance. With a
+valid test the distribution would be that of `parallel`, which needs no draft model; the tests here
+are not valid, see `cspd`. Two options change this: true contexts, and an end of the round at the
+first rejection.
 
-Tests look at the two heads' means at kernel 0, the tokens that each would emit under the
+Tests compare the means of the two heads at kernel 0, the tokens that each would emit under the
 shared noise of the position.
 """
 
@@ -21,20 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import couple, head as head_lib, path
-from cspd_jax.continuous.base import Params, Target
-from cspd_jax.continuous.head import Batch
-from cspd_jax.continuous.parts import Cost, Draft, Env, Verdict, Verifier
+from cspd_jax.continuous import coupling, denoising_path as path_lib, head as head_lib
+from cspd_jax.continuous.base import Cost, Draft, Env, Params, Target, Verdict, Verifier
 from cspd_jax.continuous.result import Errors
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.continuous.span import Span
+from cspd_jax.continuous.span import Span, TokenBatch
 
 
-class Ends(NamedTuple):
-  """How a model's chains end, leaves `[N, ...]` or `[B, W, ...]`.
+class LastKernel(NamedTuple):
+  """The last kernel of a model's chains, leaves `[N, ...]` or `[B, W, ...]`.
 
   Attributes:
-    mean: `[..., C]` mean of kernel 0: the token it would emit.
+    mean: `[..., C]` mean of kernel 0: the token that the model would emit.
     std: `[..., C]` standard deviation of kernel 0.
     log_std: `[...]` sum of the logarithms of the standard deviations of all kernels above.
   """
@@ -44,15 +42,15 @@ class Ends(NamedTuple):
   log_std: jax.Array
 
 
-class Judged(NamedTuple):
-  """What became of drafts; see `result`.
+class TokenVerdict(NamedTuple):
+  """What a test decided about drafts; see `base.Verdict`.
 
   Attributes:
-    tokens: `[N, C]` kept or replaced.
+    tokens: `[N, C]` the drafts, or the tokens that replace them.
     accepted: `[N]` bool.
     trials: `[N]` int32.
     missed: `[N]` bool or int32.
-    errors: leaves `[N]`, or None if there is no bound.
+    errors: leaves `[N]`; None if the test has no bound.
   """
 
   tokens: jax.Array
@@ -62,61 +60,63 @@ class Judged(NamedTuple):
   errors: Errors | None = None
 
 
-# `(Batch [N], draft's Ends, target's Ends, pending [N]) -> Judged`: keeps or replaces drafts;
-# those that are not pending do not matter.
-Test = Callable[[Batch, Ends, Ends, jax.Array], Judged]
+# `(batch [N], draft model's last kernel, target's last kernel, pending [N]) -> TokenVerdict`:
+# accepts or replaces drafts; the result is ignored for those that are not pending.
+TokenTest = Callable[[TokenBatch, LastKernel, LastKernel, jax.Array], TokenVerdict]
 
 
-def ends(target: Target, schedule: Schedule, params: Params, batch: Batch,
-         aligned: bool = True) -> Ends:
-  """Runs the whole chain, `num_levels` head calls; `aligned` as for `path.shared`."""
+def last_kernel(target: Target, schedule: Schedule, params: Params, batch: TokenBatch,
+                aligned: bool = True) -> LastKernel:
+  """Runs the whole chain, `num_levels` head calls; `aligned` as for `denoising_path.start`."""
   batch = head_lib.modulated(target, schedule, params, batch)
-  shared = path.shared(target, schedule, params, batch, 0, aligned)
-  level = jnp.zeros(shared.log_std.shape, jnp.int32)
-  k = head_lib.kernel(target, schedule, params, batch, shared.x, level)
-  return Ends(k.mean, k.std, shared.log_std)
+  start = path_lib.start(target, schedule, params, batch, 0, aligned)
+  level = jnp.zeros(start.log_std.shape, jnp.int32)
+  k = head_lib.kernel(target, schedule, params, batch, start.x, level)
+  return LastKernel(k.mean, k.std, start.log_std)
 
 
-def token_test(test: Test, guarantee: str, *, keep_after_reject: bool = True,
+def token_test(test: TokenTest, guarantee: str, *, keep_after_reject: bool = True,
                bounded: bool = False) -> Verifier:
-  """Keeps or replaces every draft by itself.
+  """Returns a verifier that accepts or replaces every draft separately.
 
   Args:
-    test: what decides.
+    test: decides about the drafts.
     guarantee: see `Verifier.guarantee`.
-    keep_after_reject: whether drafts after a replaced one are kept where their own test
-      says so; else the round ends there, and the block is drafted anew from there.
+    keep_after_reject: whether drafts after a replaced one are accepted if they pass their own test;
+      else the round ends there, and the next one drafts the rest of the block again.
     bounded: whether the test has a bound on its error.
   """
-  def record(model, schedule, params, batch, aligned) -> tuple[jax.Array, Ends]:
-    end = ends(model, schedule, params, batch, aligned)
-    return end.mean, end
+  def sample_draft(model: Target, schedule: Schedule, params: Params, batch: TokenBatch,
+                   aligned: bool) -> tuple[jax.Array, LastKernel]:
+    kernel = last_kernel(model, schedule, params, batch, aligned)
+    return kernel.mean, kernel
 
-  def judge(env: Env, span: Span, draft: Draft, z: jax.Array) -> Verdict:
+  def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+    assert draft is not None, 'make_decoder requires a drafter'
     batch = span.batch(z)
-    theirs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draft.record)
-    own = ends(env.target, env.schedule, env.params, batch)
-    tested = test(batch, theirs, own, batch.active)
-    tested = jax.tree.map(lambda leaf: leaf.reshape(*span.at.shape, *leaf.shape[1:]), tested)
+    of_draft = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draft.record)
+    of_target = last_kernel(env.target, env.schedule, env.params, batch)
+    tested = test(batch, of_draft, of_target, batch.active)
+    tested = jax.tree.map(lambda leaf: leaf.reshape(*span.ranks.shape, *leaf.shape[1:]), tested)
     length, levels = span.size, env.schedule.num_levels
     if not keep_after_reject:
-      length = jnp.minimum(length, couple.leading(tested.accepted) + 1)
-    done = jnp.arange(span.at.shape[1]) < length[:, None]
-    total = lambda leaf: jnp.sum(jnp.where(done, leaf, 0), axis=1)
+      length = jnp.minimum(length, coupling.accepted_length(tested.accepted) + 1)
+    committed = jnp.arange(span.ranks.shape[1]) < length[:, None]
+    total = lambda leaf: jnp.sum(jnp.where(committed, leaf, 0), axis=1)
     return Verdict(
-        tokens=tested.tokens, length=length, tested=done, accepted=tested.accepted,
+        tokens=tested.tokens, length=length, tested=committed, accepted=tested.accepted,
         trials=total(tested.trials), missed=total(tested.missed),
         cost=Cost(head_calls=jnp.where(span.active, levels, 0),
                   head_rows=env.target.num_streams * levels * span.size,
                   draft_head_calls=levels * span.size),
         errors=tested.errors)
 
-  return Verifier(judge, record, guarantee, whole=keep_after_reject, bounded=bounded)
+  return Verifier(verify, sample_draft, guarantee, commits_all=keep_after_reject, bounded=bounded)
 
 
-def softened(theirs: Ends, own: Ends, kappa: float) -> jax.Array:
-  """Returns half the squared distance `[N]` of the two tokens, in units of `kappa` deviations."""
-  return 0.5 * jnp.sum(jnp.square((theirs.mean - own.mean) / (kappa * own.std)), axis=-1)
+def half_squared_distance(draft: LastKernel, target: LastKernel, kappa: float) -> jax.Array:
+  """Returns half the squared distance `[N]` of two tokens, in units of `kappa` deviations."""
+  return 0.5 * jnp.sum(jnp.square((draft.mean - target.mean) / (kappa * target.std)), axis=-1)
 
 
 def check_kappa(kappa: float) -> None:

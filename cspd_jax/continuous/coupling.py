@@ -1,21 +1,21 @@
-"""The exactness kernel: accept a draft or replace it, so that the target's distribution is kept.
+"""Accepts a draft or replaces it such that the result follows the target's distribution.
 
-A draft `x` with density `q` is accepted with probability `min(1, eta p(x) / q(x))`, `p`
-the target's density; otherwise the residual distribution, proportional to
-`p (1 - min(eta, q / p))`, is drawn from. Accepted mass `min(q, eta p)` plus residual
-mass `p - min(q, eta p)` is `p`: exact for every `eta` in (0, 1].
+A draft `x` with density `q` is accepted with probability `min(1, eta p(x) / q(x))`, where `p` is
+the target's density; otherwise it is replaced by a draw from the residual distribution,
+proportional to `p (1 - min(eta, q / p))`. Accepted mass `min(q, eta p)` plus residual mass
+`p - min(q, eta p)` is `p`: exact for every `eta` in (0, 1].
 
-The residual is drawn by rejection: propose from `p`, take the proposal with
-probability `1 - min(eta, q / p)`. This is at least `1 - eta`, so with `eta < 1` the
-number of proposals is bounded in practice: none of `n` is taken with probability at
-most `eta^n`. With `eta = 1`, the verifier of speculative sampling, there is no such bound:
-a draft distribution very close to the target's is hardly ever rejected, but then the residual
-is a sliver that almost every proposal misses. The price of `eta < 1` is a factor of at
-least `eta` on acceptance. On average one proposal is drawn per test, whatever the distributions.
+The residual is drawn by rejection: propose from `p`, accept the proposal with probability
+`1 - min(eta, q / p)`. This is at least `1 - eta`, so with `eta < 1` the number of proposals is
+bounded in practice: all of `n` are rejected with probability at most `eta^n`. With `eta = 1`, as in
+speculative sampling, there is no such bound: a draft distribution very close to the target's is
+hardly ever rejected, but then the residual is a sliver that almost every proposal misses. The price
+of `eta < 1` is a factor of at least `eta` on acceptance. On average one proposal is drawn per test,
+whatever the distributions.
 
-Continuous speculative decoding (CSpD, arXiv 2411.11925, equations 9 to 11) is the case
-`eta = 1`; its released code stops after 100 proposals and emits zeros. Here, if
-`max_trials` proposals fail, the last of them is emitted: a draw from the target.
+Continuous speculative decoding (CSpD, arXiv 2411.11925, equations 9 to 11) is the case `eta = 1`;
+its released code stops after 100 proposals and emits zeros. Here, if `max_trials` proposals are
+rejected, the last of them is emitted: a draw from the target.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ from cspd_jax.continuous import noise as noise_lib
 
 # Proposals per pass.
 TRIALS_PER_PASS = 8
-# Proposals at most, by default. With eta = 0.98 all fail with probability 1e-9.
+# Default of the largest number of proposals. With eta = 0.98 all fail with probability 1e-9.
 DEFAULT_TRIALS = 1024
-# Less than this, and that residual draws may fail does not count.
+# `guarantee` mentions residual draws that fail only if their probability is larger than this.
 _NEGLIGIBLE = 1e-6
 
 
@@ -42,14 +42,14 @@ def check_eta(eta: float) -> None:
 
 
 def check_max_trials(max_trials: int) -> None:
-  """Raises ValueError unless there is at least one proposal, and each has noise of its own."""
+  """Raises ValueError unless there is at least one proposal, and separate noise for each."""
   if not 1 <= max_trials <= noise_lib.MAX_TRIALS:
     raise ValueError(f'max_trials is {max_trials}; a residual draw needs at least 1 proposal, and '
                      f'there is noise for {noise_lib.MAX_TRIALS}.')
 
 
 def guarantee(eta: float, max_trials: int) -> str:
-  """How exact the verifier is, in words."""
+  """Returns how exact test and residual are, in words."""
   if eta**max_trials < _NEGLIGIBLE:
     return 'exact up to rounding'
   return (f'exact up to rounding and residual draws of which {max_trials} proposals fail, which '
@@ -57,16 +57,16 @@ def guarantee(eta: float, max_trials: int) -> str:
 
 
 def log_density(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
-  """Returns the log density `[...]` of `x` `[..., C]` under a diagonal Gaussian, constant left out.
+  """Returns the log density `[...]` of `x` `[..., C]` under a diagonal Gaussian.
 
-  Logarithms are a must: 16 standard deviations of 0.006 multiply to 5e-36, next to the
-  smallest float32.
+  The constant is left out. Densities themselves would underflow: 16 standard deviations of 0.006
+  multiply to 5e-36, close to the smallest float32.
   """
   return -jnp.sum(0.5 * jnp.square((x - mean) / std) + jnp.log(std), axis=-1)
 
 
 def accept(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Array:
-  """Whether a draft is accepted, `[...]`.
+  """Returns whether drafts are accepted, `[...]`.
 
   Args:
     log_ratio: `[...]` `log p(x) - log q(x)` of the draft.
@@ -76,16 +76,16 @@ def accept(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Arra
   return log_uniform < log_ratio + np.float32(np.log(eta))
 
 
-def leading(passed: jax.Array) -> jax.Array:
+def accepted_length(passed: jax.Array) -> jax.Array:
   """Counts `[N]` the drafts of `passed` `[N, L]` that come before the first failure.
 
-  The walk ends there: what was drafted after a replaced state continues another state.
+  Drafts after a replaced state are discarded: they continue another state.
   """
   return jnp.sum(jnp.cumprod(passed, axis=1), axis=1, dtype=jnp.int32)
 
 
-def take(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Array:
-  """Whether a proposal from the target is taken for the residual; as for `accept`."""
+def accept_proposal(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Array:
+  """Returns whether proposals from the target are accepted as residual draws; as for `accept`."""
   return jnp.exp(log_uniform) < jnp.maximum(np.float32(1 - eta), -jnp.expm1(-log_ratio))
 
 
@@ -99,12 +99,12 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
       number `trials` from the target, a pytree of leaves `[N, R, ...]`, with
       `log p - log q` of each and the uniform numbers of their tests.
     pending: the tokens that need a draw.
-    eta: the one of the test that rejected the draft.
-    max_trials: proposals at most; then the last of them is the draw.
+    eta: that of the test which rejected the draft.
+    max_trials: the largest number of proposals; if all are rejected, the last of them is the draw.
 
   Returns:
-    The draws, leaves `[N, ...]` (zero where not pending), the number of proposals looked
-    at, `[N]`, and for which tokens `[N]` none of them was taken.
+    The draws, leaves `[N, ...]` (zero where not pending), the number of proposals evaluated,
+    `[N]`, and for which tokens `[N]` all of them were rejected.
   """
   num = TRIALS_PER_PASS
 
@@ -112,14 +112,14 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
     index, pending, draws, trials = carry
     trial = index * num + jnp.arange(num)
     proposals, log_ratio, log_uniform = propose(trial)
-    taken = take(log_ratio, log_uniform, eta) & (trial < max_trials)
-    found = jnp.any(taken, axis=1)
+    accepted = accept_proposal(log_ratio, log_uniform, eta) & (trial < max_trials)
+    any_accepted = jnp.any(accepted, axis=1)
     last = jnp.minimum(num, max_trials - index * num) - 1
-    first = jnp.where(found, jnp.argmax(taken, axis=1), last)
+    chosen = jnp.where(any_accepted, jnp.argmax(accepted, axis=1), last)
     draws = jax.tree.map(
-        lambda old, new: _where(pending, _pick(new, first), old), draws, proposals)
-    trials = trials + jnp.where(pending, first + 1, 0)
-    return index + 1, pending & ~found, draws, trials
+        lambda old, new: _where(pending, _select(new, chosen), old), draws, proposals)
+    trials = trials + jnp.where(pending, chosen + 1, 0)
+    return index + 1, pending & ~any_accepted, draws, trials
 
   shapes = jax.eval_shape(propose, jax.ShapeDtypeStruct((num,), jnp.int32))[0]
   draws = jax.tree.map(lambda leaf: jnp.zeros((leaf.shape[0], *leaf.shape[2:]), leaf.dtype), shapes)
@@ -130,8 +130,8 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
   return draws, trials, missed
 
 
-def _pick(leaf, index):
-  """`[N, ...]` entry `index` `[N]` of `leaf` `[N, R, ...]`."""
+def _select(leaf, index):
+  """Returns entry `index` `[N]` of `leaf` `[N, R, ...]`, `[N, ...]`."""
   return jax.vmap(lambda row, i: row[i])(leaf, index)
 
 

@@ -1,8 +1,8 @@
-"""A token as the end of a path: the states of the denoising chain from some kernel on.
+"""Denoising paths of tokens: the states of the denoising chain from some kernel on.
 
-Draft model and target share the noise of the first kernels, which fixes each one's own
-state before kernel `split`; the kernels `split .. 0` are a path with a density. Kernel 0
-must add its noise, else the path has none.
+Draft model and target share the noise of the first kernels, which determines the state of each
+before kernel `split`; the kernels `split .. 0` are a path with a density, whose last state is the
+token. Kernel 0 must add its noise, else the path has no density.
 """
 
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import couple, head as head_lib, noise as noise_lib
+from cspd_jax.continuous import coupling, head as head_lib, noise as noise_lib
 from cspd_jax.continuous.base import Params, Target
-from cspd_jax.continuous.head import Batch
 from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.span import TokenBatch
 
 
-class Shared(NamedTuple):
-  """Where a model's chain is before kernel `split`.
+class PathStart(NamedTuple):
+  """A model's chain before kernel `split`.
 
   Attributes:
     x: `[N, C]` its state.
@@ -29,7 +29,7 @@ class Shared(NamedTuple):
 
 
 class Path(NamedTuple):
-  """What the kernels `split .. 0` produced.
+  """The states that the kernels `split .. 0` generated.
 
   Attributes:
     states: `[N, split + 1, C]` the state after each kernel; the last is the token.
@@ -40,8 +40,8 @@ class Path(NamedTuple):
   log_density: jax.Array
 
 
-def shared(target: Target, schedule: Schedule, params: Params, batch: Batch,
-           split: int, aligned: bool = True) -> Shared:
+def start(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, split: int,
+          aligned: bool = True) -> PathStart:
   """Runs the kernels above `split`.
 
   Args:
@@ -49,9 +49,9 @@ def shared(target: Target, schedule: Schedule, params: Params, batch: Batch,
     schedule: the levels.
     params: its parameters.
     batch: the tokens `[N]`.
-    split: the first kernel that is left out.
-    aligned: whether the noise is that of the positions, which the target uses; else it is a
-      drafter's own.
+    split: the first kernel that is not run.
+    aligned: whether the noise is that of the positions, which the target uses; else it is separate
+      noise of the drafter.
   """
   purpose = noise_lib.STEP if aligned else noise_lib.DRAFT
   batch = head_lib.modulated(target, schedule, params, batch)
@@ -64,19 +64,19 @@ def shared(target: Target, schedule: Schedule, params: Params, batch: Batch,
     level = levels - 1 - i
     k = head_lib.kernel(target, schedule, params, batch, x, jnp.full(x.shape[:1], level))
     x = k.mean + k.std * noise[:, level]
-    return Shared(x, log_std + jnp.sum(jnp.log(k.std), axis=-1))
+    return PathStart(x, log_std + jnp.sum(jnp.log(k.std), axis=-1))
 
   if aligned:
     x = head_lib.start(batch, target)
   else:
     x = noise_lib.normal(batch.keys, purpose, levels, target.token_dim)
   return jax.lax.fori_loop(
-      0, levels - 1 - split, step, Shared(x, jnp.zeros(x.shape[:1], x.dtype)))
+      0, levels - 1 - split, step, PathStart(x, jnp.zeros(x.shape[:1], x.dtype)))
 
 
-def draw(target: Target, schedule: Schedule, params: Params, batch: Batch, x: jax.Array,
+def draw(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, x: jax.Array,
          split: int, purpose: int, trial: jax.typing.ArrayLike = 0) -> Path:
-  """A path of the model from its state `x` `[N, C]`.
+  """Draws a path of the model from its state `x` `[N, C]`.
 
   Args:
     target: the model.
@@ -85,7 +85,7 @@ def draw(target: Target, schedule: Schedule, params: Params, batch: Batch, x: ja
     batch: the tokens `[N]`.
     x: the states before kernel `split`.
     split: the first kernel of the path.
-    purpose: what the noise is for; see `random`.
+    purpose: what the noise is for; see `noise`.
     trial: a number or `[N]`; which of several paths.
   """
   noise = noise_lib.chain_normal(batch.keys, purpose, split + 1, target.token_dim, trial)
@@ -93,15 +93,15 @@ def draw(target: Target, schedule: Schedule, params: Params, batch: Batch, x: ja
   def step(x, level):
     k = head_lib.kernel(target, schedule, params, batch, x, jnp.full(x.shape[:1], level))
     x = k.mean + k.std * noise[:, level]
-    return x, (x, couple.log_density(x, k.mean, k.std))
+    return x, (x, coupling.log_density(x, k.mean, k.std))
 
   states, log_density = jax.lax.scan(step, x, jnp.arange(split, -1, -1))[1]
   return Path(states.swapaxes(0, 1), jnp.sum(log_density, axis=0))
 
 
-def score(target: Target, schedule: Schedule, params: Params, batch: Batch, x: jax.Array,
+def score(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, x: jax.Array,
           states: jax.Array) -> jax.Array:
-  """Returns the log density `[N]` that this model gives another model's path; one head call.
+  """Returns the log density `[N]` of another model's path under this model; one head call.
 
   Args:
     target: the model.
@@ -114,10 +114,10 @@ def score(target: Target, schedule: Schedule, params: Params, batch: Batch, x: j
   before = jnp.concatenate([x[:, None], states[:, :-1]], axis=1)
   level = jnp.broadcast_to(jnp.arange(states.shape[1] - 1, -1, -1), states.shape[:2])
   k = head_lib.kernel(target, schedule, params, batch, before, level)
-  return jnp.sum(couple.log_density(states, k.mean, k.std), axis=1)
+  return jnp.sum(coupling.log_density(states, k.mean, k.std), axis=1)
 
 
-def repeat(batch: Batch, num: int) -> Batch:
-  """Every token of `batch` `num` times in a row."""
+def repeat(batch: TokenBatch, num: int) -> TokenBatch:
+  """Repeats every token of `batch` `num` times in a row."""
   return jax.tree.map(lambda leaf: jnp.repeat(leaf, num, axis=0), batch._replace(
       z=batch.z.swapaxes(0, 1)))._replace(z=jnp.repeat(batch.z, num, axis=1))

@@ -1,14 +1,14 @@
-"""The drafter of the diffusion head: its last true output, carried on to lower levels.
+"""The drafter of the diffusion head: extrapolates its last true output to lower levels.
 
-What the head knows about a token changes slowly along the chain. At high levels its
-guess of the clean token barely moves, at low levels its guess of the noise barely does;
-a drafter that holds one of the two is good at one end only. The blend takes
+The head's prediction of a token changes slowly along the chain. At high levels the predicted clean
+token barely moves, at low levels the predicted noise barely does; a drafter that keeps one of the
+two constant is good at one end only. The blend is
 
     x0 = rho x0_last + (1 - rho) (x - sqrt(1 - alpha_bar) eps_last) / sqrt(alpha_bar)
 
-with one number `rho` per level. `rho` decides about speed only, never about the distribution.
-The frozen drafter without the blend is in De Bortoli et al., Accelerated Diffusion Models
-via Speculative Sampling, 2025 (arXiv:2501.05370).
+with one number `rho` per level. `rho` determines the speed only, never the distribution. The frozen
+drafter without the blend is in De Bortoli et al., Accelerated Diffusion Models via Speculative
+Sampling, 2025 (arXiv:2501.05370).
 """
 
 from collections.abc import Mapping
@@ -28,6 +28,7 @@ from cspd_jax.continuous.base import Condition, Params
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import as_key, row_keys
 
 # Least-squares fit on heads trained on mixtures of Gaussians in 16 dimensions: step, rho.
@@ -35,17 +36,17 @@ _DEFAULT = np.array([(0, 0), (20, .08), (50, .25), (101, .52), (202, .80), (303,
                      (505, .96), (706, .98), (908, 1), (999, 1)])
 
 
-# Where a checkpoint's metadata holds its blends.
+# The entry of a checkpoint's metadata that holds its blends.
 _METADATA = 'head_drafter'
 
 
 class Frozen(NamedTuple):
-  """The head's last true output for a token, leaves `[N, C]`: all the drafter knows.
+  """The head's last true output for a token, leaves `[N, C]`: the drafter's only input.
 
   Attributes:
     eps: the guided noise.
-    x0: the clean token it means.
-    v: place of the log-variance in its range.
+    x0: the clean token that the noise implies.
+    v: the log-variance in its range, from -1 to 1.
   """
 
   eps: jax.Array
@@ -54,13 +55,13 @@ class Frozen(NamedTuple):
 
 
 def frozen_start(x: jax.Array) -> Frozen:
-  """Before the first call: the first state `x` `[N, C]` is all noise, the token is near 0."""
+  """Output before the first call: the first state `x` `[N, C]` is all noise, the token is 0."""
   return Frozen(x, jnp.zeros_like(x), jnp.zeros_like(x))
 
 
 def draft_kernel(schedule: Schedule, rho: np.ndarray, frozen: Frozen, x: jax.Array,
                  level: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The drafter's kernel for states `x` `[N, C]` at `level` `[N]`: mean and std `[N, C]`."""
+  """Returns the drafter's kernel at `x` `[N, C]`, `level` `[N]`: mean and std `[N, C]`."""
   share = jnp.asarray(rho, jnp.float32)[level][:, None]
   x0 = share * frozen.x0 + (1 - share) * schedule_lib.predict_x0(schedule, level, x, frozen.eps)
   return (schedule_lib.mean(schedule, level, x, x0),
@@ -68,30 +69,30 @@ def draft_kernel(schedule: Schedule, rho: np.ndarray, frozen: Frozen, x: jax.Arr
 
 
 def default_rho(schedule: Schedule) -> np.ndarray:
-  """Returns a blend `[num_levels]` that suits heads which nobody has looked at."""
+  """Returns a blend `[num_levels]` for heads to which none was fitted."""
   return np.interp(schedule.steps, *_DEFAULT.T)
 
 
 def stored_rho(schedule: Schedule, metadata: Mapping[str, Any], guided: bool) -> np.ndarray | None:
-  """Returns the blend `[num_levels]` that was fitted to a checkpoint, or None if there is none.
+  """Returns the blend `[num_levels]` that was fitted to a checkpoint; None if none was.
 
   Args:
     schedule: the levels to be used; the blend is interpolated between those it was fitted at.
-    metadata: of the checkpoint; `describe_rho` writes what is read here.
+    metadata: of the checkpoint, in the format of `describe_rho`.
     guided: whether there is guidance.
   """
-  found = metadata.get(_METADATA, {}).get('guided' if guided else 'plain')
-  return found and np.interp(schedule.steps, found['steps'], found['rho'])
+  blend = metadata.get(_METADATA, {}).get('guided' if guided else 'plain')
+  return blend and np.interp(schedule.steps, blend['steps'], blend['rho'])
 
 
 def describe_rho(schedule: Schedule, plain: np.ndarray, guided: np.ndarray) -> dict[str, Any]:
-  """Metadata for a checkpoint: blends `[num_levels]` without and with guidance."""
+  """Returns metadata for a checkpoint from blends `[num_levels]` without and with guidance."""
   entry = lambda rho: {'steps': schedule.steps.tolist(), 'rho': np.round(rho, 4).tolist()}
   return {_METADATA: {'plain': entry(plain), 'guided': entry(guided)}}
 
 
 class Trajectories(NamedTuple):
-  """Ordinary chains of a head: states and guided noise at every level, `[num_levels, N, C]`."""
+  """Ancestral chains of a head: states and guided noise at every level, `[num_levels, N, C]`."""
 
   x: jax.Array
   eps: jax.Array
@@ -99,7 +100,7 @@ class Trajectories(NamedTuple):
 
 def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Array,
            sampling: Sampling = Sampling()) -> Trajectories:
-  """Ordinary chains of a model: one token per row, at a random place of its own image.
+  """Records ancestral chains of a model: one token per row, of a random rank in its own image.
 
   Args:
     decoder: `decoders.mar` for the model, with the number of steps that will be used.
@@ -112,14 +113,14 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
   decoded = decoder(params, condition, key, sampling)
   num_rows, size = decoded.order.shape
   rows = row_keys(key, num_rows)
-  known = jax.vmap(
+  rank = jax.vmap(
       lambda words: jax.random.randint(as_key(words, 0, 1), (1,), 0, size))(rows.stream)
-  visible = jnp.argsort(decoded.order, axis=1) < known
+  visible = jnp.argsort(decoded.order, axis=1) < rank
   z = target.transform(params, condition, decoded.tokens, visible)
-  positions = jnp.take_along_axis(decoded.order, known, axis=1)
-  scale = sampling_lib.scale(sampling, decoder.guidance, size, size - 1 - known)
-  batch = head_lib.batch(rows, head_lib.pick(z, positions), positions, scale,
-                         sampling.temperature, jnp.ones(positions.shape, bool))
+  positions = jnp.take_along_axis(decoded.order, rank, axis=1)
+  scale = sampling_lib.scale(sampling, decoder.guidance, size, size - 1 - rank)
+  batch = token_batch(rows, head_lib.pick(z, positions), positions, scale,
+                      sampling.temperature, jnp.ones(positions.shape, bool))
 
   noise = noise_lib.chain_normal(
       batch.keys, noise_lib.STEP, schedule.num_levels, target.token_dim)
@@ -134,18 +135,19 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
 
 
 def fit_rho(schedule: Schedule, trajectories: Trajectories, reach: int = 2) -> np.ndarray:
-  """The blend that predicts best, by least squares.
+  """Fits the blend by least squares.
 
-  For every level the clean token that the head's output means is predicted from its output
-  1 to `reach` levels above. About 300 chains of the model at hand are enough.
+  For every level the clean token that the head's output implies is predicted from its output
+  1 to `reach` levels above. About 300 chains of the model are enough.
 
   Args:
     schedule: the levels of the chains.
     trajectories: from `record`.
-    reach: how far the drafter is to see; a short reach is best, as most drafts fail early.
+    reach: how many levels ahead the drafter predicts; a short reach is best, as most drafts fail
+      early.
 
   Returns:
-    `[num_levels]` float64; the last, which nothing precedes, is 1.
+    `[num_levels]` float64; the last entry, which no level precedes, is 1.
 
   Raises:
     ValueError: if the chains have another number of levels.
@@ -158,7 +160,7 @@ def fit_rho(schedule: Schedule, trajectories: Trajectories, reach: int = 2) -> n
   for level in range(len(x) - 1):
     above = range(level + 1, min(level + reach, len(x) - 1) + 1)
     by_noise = np.stack([token(level, eps[i]) for i in above])
-    toward = np.stack([token(i, eps[i]) for i in above]) - by_noise
-    missing = token(level, eps[level]) - by_noise
-    rho[level] = np.sum(missing * toward) / np.maximum(np.sum(toward * toward), 1e-30)
+    direction = np.stack([token(i, eps[i]) for i in above]) - by_noise
+    gap = token(level, eps[level]) - by_noise
+    rho[level] = np.sum(gap * direction) / np.maximum(np.sum(direction * direction), 1e-30)
   return rho

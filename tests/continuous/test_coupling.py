@@ -1,4 +1,4 @@
-"""The test and its residual keep the target's distribution; noise depends on what it should."""
+"""Test and residual preserve the target's distribution; the noise depends on its keys only."""
 
 import chex
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import parameterized
 
-from cspd_jax.continuous import couple, noise as noise_lib
+from cspd_jax.continuous import coupling, noise as noise_lib
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing.samples import compare
 
@@ -17,16 +17,16 @@ def keys_of(num):
   return noise_lib.token_keys(row_keys(jax.random.key(3), num), jnp.zeros((num,), jnp.int32))
 
 
-def couple_once(eta, gap, log_ratio_of_std, num=NUM):
+def accept_or_replace(eta, gap, log_ratio_of_std, num=NUM):
   """Draft from one Gaussian, test against another, replace; `[num, 2]` and statistics."""
   keys = keys_of(num)
   q = jnp.full((num, 2), gap), jnp.exp(jnp.full((num, 2), log_ratio_of_std))
   p = jnp.zeros((num, 2)), jnp.ones((num, 2))
   log_ratio = lambda x, shape: (
-      couple.log_density(x, *(leaf.reshape(shape) for leaf in p)) -
-      couple.log_density(x, *(leaf.reshape(shape) for leaf in q)))
+      coupling.log_density(x, *(leaf.reshape(shape) for leaf in p)) -
+      coupling.log_density(x, *(leaf.reshape(shape) for leaf in q)))
   draft = q[0] + q[1] * noise_lib.normal(keys, noise_lib.DRAFT, 0, 2)
-  passed = couple.accept(log_ratio(draft, draft.shape),
+  passed = coupling.accept(log_ratio(draft, draft.shape),
                          noise_lib.log_uniform(keys, noise_lib.ACCEPT, 0), eta)
   wide = jax.tree.map(lambda leaf: leaf[:, None], keys)
 
@@ -35,15 +35,15 @@ def couple_once(eta, gap, log_ratio_of_std, num=NUM):
     return (y, log_ratio(y, (num, 1, 2)),
             noise_lib.log_uniform(wide, noise_lib.RESIDUAL, 0, trials[None]))
 
-  drawn, trials, _ = couple.residual(propose, ~passed, eta, couple.DEFAULT_TRIALS)
+  drawn, trials, _ = coupling.residual(propose, ~passed, eta, coupling.DEFAULT_TRIALS)
   return jnp.where(passed[:, None], draft, drawn), passed, trials
 
 
-class CoupleTest(chex.TestCase):
+class CouplingTest(chex.TestCase):
 
   @parameterized.parameters((1.0, 0.7, 0.0), (0.5, 0.1, -0.1))
   def test_distribution_acceptance_and_number_of_proposals(self, eta, gap, log_std):
-    out, passed, trials = jax.jit(couple_once, static_argnums=(0, 1, 2))(eta, gap, log_std)
+    out, passed, trials = jax.jit(accept_or_replace, static_argnums=(0, 1, 2))(eta, gap, log_std)
     target = np.random.default_rng(0).standard_normal((NUM, 2))
     self.assertTrue(compare(np.asarray(out), target).passed)
     # One proposal per test on average, whatever the distributions.
@@ -53,20 +53,20 @@ class CoupleTest(chex.TestCase):
       self.assertAlmostEqual(float(passed.mean()), float(overlap), delta=0.012)
 
   def test_equal_distributions(self):
-    out, passed, trials = jax.jit(couple_once, static_argnums=(0, 1, 2))(1.0, 0.0, 0.0)
+    out, passed, trials = jax.jit(accept_or_replace, static_argnums=(0, 1, 2))(1.0, 0.0, 0.0)
     self.assertTrue(passed.all())
     self.assertEqual(int(trials.sum()), 0)
     self.assertTrue(np.isfinite(out).all())
 
   def test_fallback_is_a_draw_of_the_target(self):
-    # Equal distributions: no proposal is ever taken. The released code would emit zeros.
+    # Equal distributions: no proposal is ever accepted. The released code would emit zeros.
     keys = jax.tree.map(lambda leaf: leaf[:, None], keys_of(1000))
     propose = lambda trials: (
         noise_lib.normal(keys, noise_lib.PROPOSE, 0, 2, trials[None]),
         jnp.zeros((1000, len(trials))), jnp.full((1000, len(trials)), -1.0))
     pending = jnp.arange(1000) > 0
     # Not a multiple of the proposals per pass.
-    drawn, trials, missed = jax.jit(lambda: couple.residual(propose, pending, 1.0, 101))()
+    drawn, trials, missed = jax.jit(lambda: coupling.residual(propose, pending, 1.0, 101))()
     np.testing.assert_array_equal(missed, pending)
     np.testing.assert_array_equal(trials[1:], 101)
     np.testing.assert_array_equal(drawn[1:], propose(jnp.array([100]))[0][1:, 0])
@@ -77,17 +77,17 @@ class CoupleTest(chex.TestCase):
 
   def test_densities_of_tiny_variances(self):
     std = jnp.full((1, 16), 0.0062)
-    value = couple.log_density(std, jnp.zeros_like(std), std)
+    value = coupling.log_density(std, jnp.zeros_like(std), std)
     np.testing.assert_allclose(value, -16 * (0.5 + np.log(0.0062)), rtol=1e-6)
 
-  def test_leading(self):
+  def test_accepted_length(self):
     passed = jnp.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], bool)
-    np.testing.assert_array_equal(couple.leading(passed), [2, 0, 4])
+    np.testing.assert_array_equal(coupling.accepted_length(passed), [2, 0, 4])
 
   @parameterized.parameters(0.0, -1.0, 1.5, float('nan'))
   def test_eta_out_of_range(self, eta):
     with self.assertRaisesRegex(ValueError, f'eta is {eta}; it must be above 0 and at most 1'):
-      couple.check_eta(eta)
+      coupling.check_eta(eta)
 
 
 class RandomTest(chex.TestCase):
