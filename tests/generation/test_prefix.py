@@ -195,7 +195,7 @@ def test_traced_wrong_tokens_are_marked():
 
 @pytest.mark.parametrize('given', [1, 5, -4, 17, 20])
 def test_whole_rows_are_given(given):
-  with pytest.raises(ValueError, match='they must be whole rows of 4 tokens, 1 to 4 of them'):
+  with pytest.raises(ValueError, match='it must have whole rows of 4 tokens, 1 to 4 of them'):
     _model('early_fusion').decoder('vanilla', given=given)
 
 

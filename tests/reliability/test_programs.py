@@ -198,7 +198,7 @@ FLAGS = {
         ('--prompts=~nobody_here/x', 'cannot be a path'), (f'--prompt={WORDS}', 'prompts holds'),
         (f'--prompt={HUGE}', 'prompts holds'), ('--prompt=$x$', "prompts holds '$x$'"),
         ('--prompt=-1', "prompts holds '-1'"), ('--prompt=,', 'there is no prompt'),
-        (f'--decoder={WORDS}', 'there is no'), ('--decoder=mc_sjd(window=0)', 'window'),
+        (f'--decoder={WORDS}', 'is not registered'), ('--decoder=mc_sjd(window=0)', 'window'),
         (f'--decoder=mc_sjd(window={HUGE})', 'window'), ('--decoder=mc_sjd(', 'mc_sjd('),
         ('--decoder=' + '(' * 5000, 'decoder'), ('--decoder=', 'decoder'),
         ('--draft={tmp}/tokenizer', "draft is a 'vq' network"),

@@ -96,7 +96,7 @@ def _careless(target):
 @pytest.mark.parametrize('build,message', [
     (lambda: decoders.speculative(MODEL.target, MODEL.target, 999),
      'tree of drafts has depth 999, but an image has 6 tokens; .* of depth at most 5'),
-    (lambda: decoders.eagle(MODEL.target, network(MODEL.target), trees.chain(6)), 'are 6 long'),
+    (lambda: decoders.eagle(MODEL.target, network(MODEL.target), trees.chain(6)), 'has depth 6'),
     (lambda: decoders.speculative(MODEL.target, MODEL.target, '3'), "length is '3'"),
     (lambda: decoders.mc_sjd(MODEL.target, 4.0), 'window is 4.0; it must be a whole number'),
     (lambda: _needy(eagle(network(MODEL.target), trees.chain(2), 'fixed')),

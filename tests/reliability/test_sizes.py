@@ -86,7 +86,7 @@ def test_tuples_and_none():
     (lambda: trees.Tree('12'), "parents is '12'; it must be a tuple"),
     (lambda: trees.Tree((-1, 0.0)), 'of which each is a whole number'),
     (lambda: trees.Tree((-1, False)), 'of which each is a whole number'),
-    (lambda: trees.Tree((-1, *[0] * 2**15)), 'has 32768 nodes; at most'),
+    (lambda: trees.Tree((-1, *[0] * 2**15)), 'has 32768 nodes; it may have at most'),
     (lambda: trees.chain('3'), "length is '3'; it must be a whole number"),
     (lambda: trees.chain(2.0), 'length is 2.0; it must be a whole number'),
     (lambda: trees.kary(True, 3), 'num_candidates is True'),
