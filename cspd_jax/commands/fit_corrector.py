@@ -220,8 +220,10 @@ def main(config: Config) -> None:
   tokens, held_out = images(job)
   target, folder = job.model.target(guided=False), _output(config)
   sizes = neighbours.NeighboursConfig(target.vocab_size, target.num_tokens, target.row_width)
+  optimizer = dataclasses.replace(
+      training_lib.OPTIMIZER, num_steps=config.num_steps, seed=config.seed)
   params, losses = training_lib.fit(
-      sizes, NeighboursTrainConfig(num_steps=config.num_steps, seed=config.seed), tokens, held_out)
+      sizes, NeighboursTrainConfig(optimizer), tokens, held_out)
   print(f'{min(losses):.3f} nats per token of held-out images; {np.log(target.vocab_size):.3f} '
         'before', flush=True)
   store.save(folder, 'neighbours', sizes, params, dtype=jnp.dtype('bfloat16'),

@@ -93,7 +93,11 @@ def main(config: Config) -> None:
     raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
                      'tokens are discrete.')
   report = Report(config.output)
-  condition = families.FAMILIES[model.family].published.condition(model.config, config.batch)
+  describe = families.FAMILIES[model.family].published.condition
+  if describe is None:
+    raise ValueError(f'model is {config.model!r}, whose family {model.family!r} does not describe '
+                     'its conditions; register them as Published.condition.')
+  condition = describe(model.config, config.batch)
   parts, passes = networks(model), rounds(model, config, condition)
   cache = 2e-9 * memory.live_cache(model, config.guided, condition)
   print(tables.text(_NETWORKS, parts, left=1))

@@ -73,7 +73,8 @@ def test_no_model_is_exported_through_a_link(tmp_path):
   (tmp_path / 'run' / 'export').symlink_to(tmp_path / 'mine')
   with pytest.raises(ValueError, match='export is a link'):
     training.output_folder('export', None, tmp_path / 'run')
-  assert training.output_folder('export', str(tmp_path / 'new'), tmp_path / 'run') == tmp_path / 'new'
+  new = tmp_path / 'new'
+  assert training.output_folder('export', str(new), tmp_path / 'run') == new
 
 
 @pytest.mark.parametrize('link', ['', 'old', 'complete', 'new', 'new/arrays'])
