@@ -76,17 +76,17 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4, general: 
                      'of them.')
   prompts = _prompts(group, of, general)
   specified = group.prompt is not None or group.prompts is not None
-  several = isinstance(group.seed, tuple)
-  if several and not group.seed:
+  seeds = group.seed if isinstance(group.seed, tuple) else None
+  if seeds == ():
     raise ValueError('seed is empty; give one number, or one per image.')
   count = group.num_images
   if count is None:
-    count = max(len(prompts) if specified else 0, len(group.seed) if several else 0) or default
+    count = max(len(prompts) if specified else 0, len(seeds or ())) or default
   if specified and count < len(prompts):
     raise ValueError(f'num_images is {count}, but there are {len(prompts)} prompts; it must be at '
                      'least as many.')
-  if several and len(group.seed) != count:
-    raise ValueError(f'seed has {len(group.seed)} numbers for {count} images; give one, or one per '
+  if seeds is not None and len(seeds) != count:
+    raise ValueError(f'seed has {len(seeds)} numbers for {count} images; give one, or one per '
                      'image.')
   prompts_lib.seeds(group.seed, count)  # Checks them.
   return (prompts * math.ceil(count / len(prompts)))[:count], group.seed

@@ -27,7 +27,9 @@ def load(path: str) -> Any:
   name = f'config_{file.stem}'
   # Read as Python whatever its suffix is.
   source = importlib.machinery.SourceFileLoader(name, str(file))
-  module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, source))
+  spec = importlib.machinery.ModuleSpec(name, source, origin=str(file))
+  spec.has_location = True
+  module = importlib.util.module_from_spec(spec)
   sys.modules[name] = module  # Where the types of the fields are looked up.
   try:
     source.exec_module(module)

@@ -36,11 +36,11 @@ from cspd_jax.core import fields, progress
 from cspd_jax.generation import batches, report as report_lib
 from cspd_jax.measure import comparison
 
-# Sizes of decoders of discrete tokens; the others are those of continuous tokens.
+# Sizes of decoders of discrete tokens; all others are sizes of continuous ones.
 _DISCRETE = ('window', 'length')
 # Sizes that are numbers of tokens.
 _TOKENS = (*_DISCRETE, 'draft_length', 'block_length')
-# Compared by default, where the engine has them, besides the baseline and the model's own choice.
+# Compared by default if the engine has it, with the baseline and the model's default decoder.
 _FEW = ('seed_exact',)
 _FEW_IMAGES, _IMAGES = 2, 4
 
@@ -113,14 +113,14 @@ class Config:
 
 
 class Job(NamedTuple):
-  """What is to be compared, checked.
+  """A checked comparison.
 
   Attributes:
     model: the model.
     programs: the decoders by name.
-    left_out: decoders that cannot run, with the reason.
-    prompts: one per image.
-    seed: of all images, or one of each.
+    left_out: reasons why other decoders cannot run, by name.
+    prompts: one prompt per image.
+    seed: seed of all images, or one per image.
     sampling: the sampling options.
   """
 
@@ -136,7 +136,7 @@ def prepare(config: Any) -> Job:
   """Loads the model and checks all options.
 
   Raises:
-    ValueError: for anything that cannot work, naming the option.
+    ValueError: for the first option that cannot work.
   """
   _check_choice(config)
   model = inputs.model(config)
@@ -154,7 +154,7 @@ def prepare(config: Any) -> Job:
 
 
 def _check_choice(config: Any) -> None:
-  """Raises ValueError unless at most one of `decoder` and `all` says which decoders to run."""
+  """Raises ValueError if `decoder` is empty, or both `decoder` and `all` are specified."""
   if config.decoder is None:
     return
   if config.all:
@@ -169,7 +169,7 @@ def _check_choice(config: Any) -> None:
 
 
 def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any], dict[str, str]]:
-  """The decoders to run, complete, and why others are left out."""
+  """Complete specifications of the decoders to run, and why others are left out."""
   engine = model.engine
   names = (config.decoder if config.decoder is not None else engine.decoders if config.all else
            [engine.baseline, *(name for name in _FEW if name in engine.decoders)])
@@ -184,11 +184,11 @@ def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any],
   specifications = {name: complete(name) for name in names if name not in reasons}
   if config.decoder is None:
     try:
-      own = complete(model.specification())
-    except ValueError as error:  # It names one that nobody knows any more.
-      return specifications, reasons | {'what the model takes': str(error)}
-    if own not in specifications.values():
-      specifications[str(own)] = own
+      default = complete(model.specification())
+    except ValueError as error:  # It names a decoder that is not registered any more.
+      return specifications, reasons | {"the model's default decoder": str(error)}
+    if default not in specifications.values():
+      specifications[str(default)] = default
   return specifications, reasons
 
 
@@ -207,14 +207,14 @@ def _sizes(sizes: Sizes, model: cspd_jax.Model) -> dict[str, Any]:
   return dict(window=8 if jax.default_backend() == 'cpu' else 64, length=4) | values
 
 
-def _output(config: Config) -> str:
+def _output(config: Config) -> pathlib.Path:
   """The folder of the results."""
-  return config.output or f'runs/{pathlib.Path(config.model).name or "compare"}'
+  return pathlib.Path(config.output or f'runs/{pathlib.Path(config.model).name or "compare"}')
 
 
 def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -> list[dict]:
-  """Writes a report of the decoders that are done, in place of the last one; returns its rows."""
-  report = report_lib.Report(config.output, compare_report.files(job.model, job.programs))
+  """Writes a report of the decoders that have run and returns its rows."""
+  report = report_lib.Report(_output(config), compare_report.files(job.model, job.programs))
   rows = compare_report.rows(job.model, job.programs, compared)
   captions = job.model.conditions.captions(job.prompts)
   compare_report.draw(report, job.model, rows, compared, captions)
@@ -226,18 +226,17 @@ def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -
 
 
 def _look(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -> None:
-  """Writes what there is before the times, and says where to look."""
+  """Writes the report before times are measured, and prints where the pictures are."""
   rows = _write(config, job, compared)
   name = compare_report.MAPS if len(rows) == len(job.programs) else rows[0]['images']
-  progress.say(f'look at {config.output}/{name}')
+  progress.say(f'look at {_output(config)}/{name}')
 
 
 @cli.command(Config)
 def main(config: Config) -> None:
-  config = dataclasses.replace(config, output=_output(config))
   job = prepare(config)
-  # Refuses a folder that cannot take the files before anything is compiled.
-  folder = report_lib.Report(config.output, compare_report.files(job.model, job.programs)).folder
+  # Rejects a folder that cannot hold the files before anything compiles.
+  folder = report_lib.Report(_output(config), compare_report.files(job.model, job.programs)).folder
   with files.hold(folder):
     print(compare_report.headline(job.model, job.programs, job.prompts, job.sampling), flush=True)
     for name, reason in job.left_out.items():

@@ -1,4 +1,4 @@
-"""What `cspd-compare` tells: rows, a table and pictures, whatever the engine."""
+"""The report of `cspd-compare` for either engine: rows, a table and pictures."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from cspd_jax.plots import acceptance, bars, grid, replaced
 
 Programs = Mapping[str, batches.Program]
 
-# More images than these would make the maps too wide to read.
+# With more images the maps are too wide to read.
 _MAPPED = 4
-# In which round each token was fixed, beside the images.
+# The round in which each token was fixed, next to the images.
 MAPS = 'acceptance.png'
 _PICTURES = (MAPS, 'accepted.png', 'speed.png')
 
 
 def files(model: cspd_jax.Model, programs: Programs) -> list[str]:
-  """The files that a report may have."""
+  """Returns the names of all files that a report may have."""
   continuous = model.engine.name == 'continuous'
   pictures = [name for name in _PICTURES if continuous or name != 'accepted.png']
   return [*_files(programs).values(), *pictures]
@@ -34,17 +34,17 @@ def files(model: cspd_jax.Model, programs: Programs) -> list[str]:
 
 def _files(programs: Programs) -> dict[str, str]:
   """The file of every decoder's images."""
-  found: dict[str, str] = {}
-  for name in programs:
-    word = re.sub(r'\W+', '_', name).strip('_')
-    taken = sum(file.startswith(f'images_{word}.') for file in found.values())
-    found[name] = f'images_{word}.{taken + 1}.png' if taken else f'images_{word}.png'
-  return found
+  names: dict[str, str] = {}
+  for decoder in programs:
+    word = re.sub(r'\W+', '_', decoder).strip('_')
+    same = sum(name.startswith(f'images_{word}.') for name in names.values())
+    names[decoder] = f'images_{word}.{same + 1}.png' if same else f'images_{word}.png'
+  return names
 
 
 def headline(model: cspd_jax.Model, programs: Programs, prompts: Sequence[Any],
              sampling: Any) -> str:
-  """What is about to be done, in a line."""
+  """Describes the run in one line."""
   usual = type(sampling)()._asdict()
   options = ', '.join(
       f'{name.replace("_", " ")} {np.asarray(value).item():g}'
@@ -57,45 +57,47 @@ def headline(model: cspd_jax.Model, programs: Programs, prompts: Sequence[Any],
 
 def rows(model: cspd_jax.Model, programs: Programs,
          compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
-  """A row per decoder.
+  """Returns a row per decoder.
 
   Times are None before they are measured, speed-ups unless the engine's baseline ran as well.
   """
-  # In windows it is as slow as they are, and no baseline.
+  # `vanilla` in windows costs as much as a window, so it is not the baseline.
   baseline = next((compared.get(name) for name, program in programs.items()
                    if program.specification.parts[0].name == model.engine.baseline
                    and 'window' not in program.specification.parts[0].arguments), None)
-  images, found = _files(programs), []
-  for name, one in compared.items():
-    program, decoded = programs[name], one.sample.decoded
+  images, entries = _files(programs), []
+  for name, result in compared.items():
+    program, decoded = programs[name], result.sample.decoded
     row = dict(
         decoder=name, specification=str(program.specification),
         guarantee=model.engine.guarantee(program.decoder),
         **metrics.entries(metrics.measure(
-            metrics.select(model.engine.name, 'work', 'bound'), one.sample, model)),
-        **_times(one, baseline),
+            metrics.select(model.engine.name, 'work', 'bound'), result.sample, model)),
+        **_times(result, baseline),
         tokens_equal_baseline=baseline and bool(
             np.array_equal(decoded.tokens, baseline.sample.decoded.tokens)),
-        compile_seconds=one.compile_seconds, images=images[name])
+        compile_seconds=result.compile_seconds, images=images[name])
     if model.engine.name == 'continuous':
-      row |= _statement(program, decoded) | passes.details(one.sample, model)
-    found.append(row)
-  return found
+      row |= _statement(program, decoded) | passes.details(result.sample, model)
+    entries.append(row)
+  return entries
 
 
-def _times(one: Compared, baseline: Compared | None) -> dict[str, Any]:
+def _times(result: Compared, baseline: Compared | None) -> dict[str, Any]:
   """The times of a row."""
-  if one.seconds is None:
+  seconds = result.seconds
+  if seconds is None:
     return dict(ms_per_round=None, seconds_per_image=None, speedup=None, timed_runs=0)
+  speedup = None
+  if baseline is not None and baseline.seconds is not None:
+    speedup = float(baseline.seconds.mean() / seconds.mean())
   return dict(
-      ms_per_round=1e3 * float(one.seconds.sum() / one.sample.decoded.rounds.sum()),
-      seconds_per_image=float(one.seconds.mean()),
-      speedup=baseline and float(baseline.seconds.mean() / one.seconds.mean()),
-      timed_runs=one.timed_runs)
+      ms_per_round=1e3 * float(seconds.sum() / result.sample.decoded.rounds.sum()),
+      seconds_per_image=float(seconds.mean()), speedup=speedup, timed_runs=result.timed_runs)
 
 
 def _statement(program: batches.Program, decoded: Any) -> dict[str, Any]:
-  """What a decoder of continuous tokens draws from, and what it tests."""
+  """The distribution that a decoder of continuous tokens samples, and what it tests."""
   tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
   return dict(distribution=program.decoder.distribution,
               guarantee_in_words=program.decoder.guarantee,
@@ -103,7 +105,7 @@ def _statement(program: batches.Program, decoded: Any) -> dict[str, Any]:
 
 
 def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
-  """The rows as text; for continuous tokens also what each decoder accepts and draws from."""
+  """Formats rows as text; for continuous tokens with each decoder's distribution and acceptance."""
   columns = {'decoder': '{decoder}', 'guarantee': '{guarantee}',
              **metrics.columns(metrics.select(model.engine.name, 'work'))}
   if any(row['guarantee'] == 'relaxed' for row in entries):
@@ -121,9 +123,9 @@ def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _sentence(row: Mapping[str, Any]) -> str:
-  """What a decoder of continuous tokens draws from and accepts.
+  """A decoder's distribution and acceptance.
 
-  No two of them test the same, so these rates share no column.
+  Decoders test different things, so their rates do not share a column.
   """
   text = f'{row["decoder"]}: {row["distribution"]}; {row["guarantee_in_words"]}'
   if row['acceptance'] is not None:
@@ -138,37 +140,38 @@ def _sentence(row: Mapping[str, Any]) -> str:
 
 def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]],
          compared: Mapping[str, Compared], captions: Sequence[str]) -> None:
-  """Writes the pictures, the bars if there are times."""
-  images = {name: one.sample.images(model) for name, one in compared.items()}
+  """Writes the pictures; the bars once times are measured."""
+  images = {name: result.sample.images(model) for name, result in compared.items()}
   phrased = [metric for metric in metrics.select(model.engine.name, 'work') if metric.phrase]
   for row in entries:
-    said = [metric.phrase.format(row[metric.name]) for metric in phrased]
+    phrases = [metric.phrase.format(row[metric.name]) for metric in phrased]
     if row['seconds_per_image'] is not None:
-      said.append(f'{row["seconds_per_image"]:.2f} s')
+      phrases.append(f'{row["seconds_per_image"]:.2f} s')
     grid.save_grid(report.path(row['images']), images[row['decoder']], captions=captions,
-                   title=f'{row["decoder"]}: {", ".join(said)}')
+                   title=f'{row["decoder"]}: {", ".join(phrases)}')
   shown = {name: value[:_MAPPED] for name, value in images.items()}
   on_grid = lambda values: model.cells(values)[:_MAPPED]
   acceptance.save_acceptance_map(
       report.path(MAPS),
-      {name: on_grid(one.sample.decoded.round_of_token) for name, one in compared.items()},
-      images=shown, captions=captions[:_MAPPED], title='In which round each token was fixed')
-  tests = {name: one.sample.decoded.tests for name, one in compared.items()
-           if hasattr(one.sample.decoded, 'tests') and one.sample.decoded.tests.tested.any()}
+      {name: on_grid(result.sample.decoded.round_of_token) for name, result in compared.items()},
+      images=shown, captions=captions[:_MAPPED], title='The round in which each token was fixed')
+  decoded = {name: result.sample.decoded for name, result in compared.items()}
+  tests = {name: result.tests for name, result in decoded.items()
+           if hasattr(result, 'tests') and result.tests.tested.any()}
   if tests:
     replaced.save_replaced_map(
         report.path('accepted.png'), {name: shown[name] for name in tests},
-        {name: on_grid(one.tested) for name, one in tests.items()},
-        {name: on_grid(one.accepted) for name, one in tests.items()},
+        {name: on_grid(test.tested) for name, test in tests.items()},
+        {name: on_grid(test.accepted) for name, test in tests.items()},
         captions=captions[:_MAPPED],
-        title='What was accepted: tokens, or kernels of the head')
+        title='Accepted: tokens, or kernels of the head')
   if all(row['seconds_per_image'] is not None for row in entries):
     _draw_bars(report, model, entries)
 
 
 def _draw_bars(report: Report, model: cspd_jax.Model,
                entries: Sequence[Mapping[str, Any]]) -> None:
-  """Writes the bars of the work and the wall-clock."""
+  """Writes the bars of the work and the wall-clock time."""
   main = metrics.MAIN[model.engine.name]
   values = lambda key: {row['decoder']: row[key] for row in entries}
   bars.save_bars(

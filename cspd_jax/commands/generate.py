@@ -96,7 +96,9 @@ def main(config: Config) -> None:
       model, prompts, config.output, seed=seed, decoder=config.decoder,
       batch_size=config.batch_size, prefix=config.prefix, rows=config.rows, npz=config.npz,
       overwrite=config.overwrite, **inputs.overrides(config.sampling))
-  watch = config.stream and functools.partial(_show, paths.file('stream', config.stream))
+  watch = None
+  if config.stream is not None:
+    watch = functools.partial(_show, paths.file('stream', config.stream))
   print(gallery.headline, flush=True)
   with progress.bar('generating') as show:
     gallery.generate(dataclasses.asdict(config), show, watch)

@@ -1,10 +1,10 @@
-"""What a model takes: parameters, cache, and the bytes and FLOPs of a round, by shapes alone.
+"""Reports the parameters and the cache of a model, and the bytes and FLOPs of a round.
 
   cspd-inspect --model=lumina_mgpt_7b_768
   cspd-inspect --model=emu3_gen_8b --window=1,32 --batch=8
 
-Nothing is allocated or compiled. A round reads every weight once and the half of the cache that is
-live in the mean; `experiments.compile_report` says what a compiled one reads.
+Computed from shapes alone: nothing is allocated or compiled. A round reads every weight once, and
+half of the cache on average; `experiments.compile_report` reads the figures of a compiled round.
 """
 
 import dataclasses

@@ -4,11 +4,11 @@
   cspd-tune --model=demo --store=models/demo
   cspd-tune --dry_run --batch_size=1,4,16 --window=4,8,16 --minutes=5
 
-A short run of every candidate gives its rounds per image and what a round costs; bare forward
-passes say how that grows with the number of images decoded together. From these follow seconds per
-image and images per hour for every number of images, and the few best candidates are measured.
-The fastest go into the model's `model.json` for the kind of device that ran: from then on
-`model.generate` and `cspd-generate` take them there where no decoder is given. Only exact decoders
+A short run of every candidate measures its rounds per image and the cost of a round; bare forward
+passes measure how that cost grows with the batch size. They predict seconds per image and images
+per hour for every batch size, and the few best candidates are measured. The fastest are stored in
+the model's `model.json` for this kind of device: from then on they are the default decoders of
+`model.generate` and `cspd-generate` there. Only exact decoders
 are chosen, unless `--guarantee` says otherwise. Writes all figures to --output
 (rows.csv, report.json).
 """
@@ -94,21 +94,20 @@ _COLUMNS = {
     'ms per round': '{ms_per_round:.2f}', 's/image, predicted': '{predicted_seconds:.4f}',
     'measured': '{measured_seconds:.4f}', 'images/hour': '{images_per_hour:.0f}',
     'speed-up': '{speedup:.2f}x', 'chosen': '{chosen}'}
-# A table has so many rows, and those that are measured.
+# Rows of a table, apart from measured ones.
 _SHOWN = 8
 
 
 class Plan(NamedTuple):
-  """What is to be tried, checked.
+  """Checked candidates.
 
   Attributes:
     bench: the model and the images.
-    lines: candidates in rising order of tokens per round; see `tuning.search`.
+    lines: candidates in ascending order of tokens per round; see `tuning.search`.
     further: by candidate, those that differ from it in passes.
-    standing: by number of images decoded together, what the model is decoded with so far, where
-      that can run and be chosen.
-    left_out: why other candidates are not tried.
-    place: where the choice is stored; None if nowhere.
+    standing: the model's current default decoder by batch size, if it can run and be chosen.
+    left_out: reasons why other candidates are not tried, by name.
+    place: where the choice is stored; None to store nothing.
   """
 
   bench: Bench
@@ -123,7 +122,7 @@ def prepare(config: Config) -> Plan:
   """Loads the model and checks all options.
 
   Raises:
-    ValueError: for anything that cannot work, naming the option.
+    ValueError: for the first option that cannot work.
   """
   for name in ('window', 'passes', 'batch_size', 'decoder'):
     if getattr(config, name) == ():
@@ -143,9 +142,9 @@ def _place(config: Config) -> tuned.Place | None:
   """Where the choice is stored."""
   if config.dry_run:
     return None
-  if given := inputs.overrides(config.parts):
-    raise ValueError(f'{next(iter(given))} is given, but a choice is stored with the networks that '
-                     'it was made with; add it to a model folder (families.save) and give that, or '
+  if parts := inputs.overrides(config.parts):
+    raise ValueError(f'{next(iter(parts))} is specified, but a choice is stored with the networks '
+                     'of the model; add it to a model folder (families.save) and give that, or '
                      'give --dry_run.')
   try:
     return tuned.place(config.model, config.store)
@@ -156,11 +155,11 @@ def _place(config: Config) -> tuned.Place | None:
 
 
 def _candidates(config: Config, bench: Bench) -> Plan:
-  """The candidates that can run and may be chosen; raises ValueError if there are none."""
+  """The candidates that can run and may be chosen; raises ValueError without any."""
   model, names, further = bench.model, config.decoder, {}
   if names is None:
     names = SEED_EXACT if config.guarantee == 'seed-exact' else DECODERS
-  lines = []
+  lines: list[list[str]] = []
   for name in names:
     lines.append([])
     for window in sorted(config.window):
@@ -184,34 +183,34 @@ def _candidates(config: Config, bench: Bench) -> Plan:
 
 def _sized(model: cspd_jax.Model, name: str, window: int, passes: int) -> str:
   """A candidate with sizes where it leaves them open."""
-  found = model.specification(name)
-  if 'passes' in model.engine.parameters(found) and 'passes' not in found.parts[0].arguments:
-    found = model.specification(found, passes=passes)
-  return str(model.engine.complete(found, window=window, length=max(window - 1, 1)))
+  spec = model.specification(name)
+  if 'passes' in model.engine.parameters(spec) and 'passes' not in spec.parts[0].arguments:
+    spec = model.specification(spec, passes=passes)
+  return str(model.engine.complete(spec, window=window, length=max(window - 1, 1)))
 
 
 def _standing(model: cspd_jax.Model, batch_sizes: Sequence[int]
               ) -> tuple[dict[int, str], dict[str, str]]:
-  """What a model is decoded with so far; a name that nobody knows any more is left out."""
+  """The default decoders by batch size; those that are not registered any more are left out."""
   try:
     return {size: str(model.specification(batch_size=size)) for size in batch_sizes}, {}
   except ValueError as error:
-    return {}, {'what is stored so far': str(error)}
+    return {}, {'the stored decoder': str(error)}
 
 
 def _weaker(bench: Bench, text: str, least: str) -> str | None:
   """Why a decoder may not be chosen; None if it may."""
-  found = bench.model.engine.guarantee(bench.check(text))
-  if _GUARANTEES.index(found) <= _GUARANTEES.index(least):
+  guarantee = bench.model.engine.guarantee(bench.check(text))
+  if _GUARANTEES.index(guarantee) <= _GUARANTEES.index(least):
     return None
-  return f'it is {found}, and guarantee is {least}'
+  return f'it is {guarantee}, and guarantee is {least}'
 
 
 def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, str]]:
-  """Runs candidates, measures the best of them and marks those to choose.
+  """Runs candidates, measures the best and marks the fastest.
 
   Returns:
-    A row per candidate and number of images, the fastest first; and why others were left out.
+    A row per candidate and batch size, the fastest first; and reasons why others were left out.
   """
   bench, sizes = plan.bench, sorted(set(config.batch_size))
   until = time.perf_counter() + 60 * config.minutes
@@ -231,17 +230,17 @@ def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, st
     if runs and time.perf_counter() > until:
       return None
     run = runs[text] = tuning.short_run(bench, text, sizes[0], pace)
-    found = {size: predict(text, size).seconds for size in sizes}
+    predicted = {size: predict(text, size).seconds for size in sizes}
     print(f'{text}: {run.accepted:.2f} tokens per round; seconds per image '
-          + ', '.join(f'{value:.4f} ({size} at once)' for size, value in found.items()), flush=True)
-    return found
+          + ', '.join(f'{value:.4f} ({size} at once)' for size, value in predicted.items()), flush=True)
+    return predicted
 
   searched = tuning.search(plan.lines, lambda text: plan.further.get(text, []), seconds)
   rows = []
   for size in sizes:
     ranked = tuning.ranked(searched.seconds, size)
     few = dict.fromkeys(ranked[:config.best])
-    # What the model has is to be beaten, and the baseline tells by how much.
+    # The current default must be beaten, and the baseline is the reference of speed-ups.
     few |= dict.fromkeys(text for text in (plan.standing.get(size), bench.baseline)
                          if text in searched.seconds)
     measured = tuning.measure(bench, list(few), size, config.repeats)
@@ -253,7 +252,7 @@ def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, st
 
 def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
          measured: Mapping[str, float], chosen: bool) -> dict[str, Any]:
-  """What is known of a candidate with `size` images decoded together."""
+  """The figures of a candidate with `size` images decoded together."""
   seconds, baseline = measured.get(run.decoder), measured.get(bench.baseline)
   return dict(
       batch_size=size, decoder=run.decoder,
@@ -266,10 +265,10 @@ def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
 
 
 def run(config: Config) -> None:
-  """Tunes, shows and writes what was found, and stores the choice.
+  """Tunes, prints and writes the figures, and stores the choice.
 
   Raises:
-    ValueError: for anything that cannot work, before anything is compiled.
+    ValueError: for the first option that cannot work, before anything compiles.
   """
   plan = prepare(config)
   report, start = Report(config.output, ['rows.csv']), time.perf_counter()
@@ -295,7 +294,7 @@ def run(config: Config) -> None:
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], size: int) -> list[int]:
-  """Numbers of the rows that a table shows; rows.csv has the others."""
+  """Indices of the rows that a table shows; rows.csv has all."""
   numbers = [i for i, row in enumerate(rows) if row['batch_size'] == size]
   return [i for i in numbers if i in numbers[:_SHOWN] or rows[i]['measured_seconds']]
 

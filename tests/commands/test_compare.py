@@ -205,7 +205,7 @@ def test_others_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path
   tuned.place(models / 'alone', tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'hurry(window=3)'})
   job = _job(tmp_path / 'own', all=every)
-  assert 'vanilla' in job.programs and 'hurry' in job.left_out['what the model takes']
+  assert 'vanilla' in job.programs and 'hurry' in job.left_out["the model's default decoder"]
 
 
 def test_pictures_come_before_the_times(run, monkeypatch):
