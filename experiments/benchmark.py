@@ -112,7 +112,9 @@ class Printer:
   """Prints rows as they are measured, in columns that the first row determines."""
 
   def __init__(self, metrics: Sequence[Metric], decoders: Sequence[str]):
-    self._metrics, self._drafter, self.columns = metrics, None, {}
+    self._metrics = metrics
+    self._drafter: str | None = None
+    self.columns: dict[str, str] = {}
     self._labels = [_label(text)[1] for text in decoders]
     self._widths: list[int] = []
 

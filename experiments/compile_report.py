@@ -110,7 +110,7 @@ def show(row: Mapping[str, Any]) -> None:
   for copy in row['copies']:
     print(f'  {copy["count"]:9.0f} copies of {copy["what"]} ({copy["source"] or "no line"})')
   print(f'  {row["temporaries_mib"]:9.1f} MiB of temporaries; {row["cache_copied_mib"]:.1f} MiB of '
-        'the cache not in place', flush=True)
+        'the cache are not updated in place', flush=True)
 
 
 @cli.command(default.Config, config='configs/compile_report.py')

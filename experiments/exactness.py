@@ -143,7 +143,7 @@ def pairs(bench: Bench) -> list[str]:
   drafters += [f'vanilla(window={bench.window})', 'eagle(tree=chain(2))', 'medusa(length=2)',
                'mc_sjd', 'sjd_pac', 'seed_exact', 'corrected(passes=1)', 'corrected(by=neighbours)']
   named = [specification.expand(sized(name, bench)) for name in specification.DECODERS]
-  result = {}
+  result: dict[str, None] = {}
   for drafter in drafters:
     for verifier in specification.VERIFIERS:
       try:

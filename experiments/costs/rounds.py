@@ -93,12 +93,12 @@ class Kernel(NamedTuple):
   @property
   def bytes(self) -> float:
     """Bytes that one run moves."""
-    return sum(one.read + one.written for one in self.moved)
+    return sum(array.read + array.written for array in self.moved)
 
   @property
   def written(self) -> float:
     """Bytes that one run writes."""
-    return sum(one.written for one in self.moved)
+    return sum(array.written for array in self.moved)
 
 
 class Round(NamedTuple):
@@ -181,7 +181,8 @@ class _Walk:
     Returns:
       The label of the result, or those of its elements.
     """
-    computation, values = self.module.computations[name], {}
+    computation = self.module.computations[name]
+    values: dict[str, Any] = {}
     loops = [each for each in computation.instructions.values() if each.opcode == 'while']
     largest = max(loops, default=None, key=lambda loop: sum(array.bytes for array in loop.arrays))
     for instruction in computation.instructions.values():

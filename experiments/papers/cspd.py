@@ -154,7 +154,8 @@ def main(config: default.Config) -> None:
   names = [f'figure_{number}.{ending}' for number in (8, 11, 13, 14, 15, 16)
            for ending in ('png', 'svg')]
   report, start = Report(config.workdir, ['tables.csv', *names]), time.perf_counter()
-  rows, shown = [], []
+  rows: list[dict[str, Any]] = []
+  shown: list[dict[str, Any]] = []
 
   def add(suite: str, added: list[dict[str, Any]]) -> list[int]:
     rows.extend(dict(suite=suite, **row) for row in added)

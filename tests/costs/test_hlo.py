@@ -1,4 +1,4 @@
-"""`costs.hlo`, `traffic`, `rounds` and `predicted` on small texts and on a CPU's program."""
+"""`costs.hlo`, `traffic`, `rounds` and `predicted` on short texts and on a program for a CPU."""
 
 import pathlib
 import textwrap
@@ -70,14 +70,14 @@ def test_what_kernels_move(found):
   assert product.flops == 2 * 2 * 32 * 16 and not product.moves
   assert (product.part, product.scope) == ('target', 'attention')
   assert product.source == 'models/transformer.py:147'
-  # A slice is read and written, not what it is a part of.
+  # Only the slice is read and written, not the whole array.
   update = _kernel(found, 'update')
   assert [(one.label.kind, one.read, one.written) for one in update.moved] == [
       ('cache', 0, 0), ('', 8, 0), ('constants', 4, 0), ('cache', 0, 8)]
-  assert not update.moves  # It makes nothing anew.
+  assert not update.moves  # It creates no new array.
   moved = _kernel(found, 'moved')
   assert moved.moves and moved.part == 'drafter' and moved.bytes == 2 * 4 * 1024 * 128 * 4
-  assert _kernel(found, 'copy.1').source == 'decoding/loop.py:106'  # Of what calls it.
+  assert _kernel(found, 'copy.1').source == 'decoding/loop.py:106'  # The source line of its caller.
 
 
 def test_figures(found):
@@ -105,7 +105,7 @@ def test_a_program_without_a_loop():
 
 @pytest.fixture(scope='module')
 def on_cpu():
-  """The round of a small loop, compiled here: a product, and a row of a cache updated."""
+  """The round of a small loop compiled for this machine: a product and an update of a cache row."""
   def run(params, x):
     def body(carry):
       i, cache, x = carry

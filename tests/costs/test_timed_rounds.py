@@ -32,7 +32,7 @@ def test_rounds_commit_what_they_are_told(model, text, tokens):
   lengths = np.arange(decoded.accepted.shape[1])
   counts = np.asarray(decoded.accepted)
   assert np.abs((counts * lengths).sum(1) / counts.sum(1) - tokens).max() < 0.1
-  # The last round ends with the image.
+  # The end of the image cuts the last round short.
   others = lengths[(counts > 0).any(0)][1:] if tokens > 1 else lengths[(counts > 0).any(0)]
   assert set(others) <= {math.floor(tokens), math.ceil(tokens)}
 

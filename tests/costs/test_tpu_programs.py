@@ -1,8 +1,8 @@
-"""`costs.hlo`, `traffic`, `rounds` and `predicted` on a program as XLA writes it for TPUs.
+"""`costs.hlo`, `traffic`, `rounds` and `predicted` on a program that XLA compiled for TPUs.
 
-A loop reads a weight that lies in fast memory and one that arrives there in two parts, which a
-remark joins; writes its cache back beside the kernels; and has a loop inside of it whose turns are
-noted nowhere but in its condition.
+The loop reads a weight in fast memory and another that is copied there in two parts, which an
+annotation joins; writes its cache back in parallel with the kernels; and contains a loop whose
+number of iterations follows only from its condition.
 """
 
 import textwrap
@@ -109,7 +109,7 @@ def test_copies_beside_the_kernels_are_bytes_and_no_kernels(found):
       ('negate', False), ('there', True), ('back', True)]
   moved = predicted.figures(found, devices.ACCELERATORS['v5e'])
   assert moved.total_kernels == 2 + 5 and found.loops == 1
-  # What lies in fast memory is not read again, what is copied there is read once.
+  # Arrays in fast memory do not count as read; arrays that are copied there are read once.
   assert moved.bytes['loop', 'weights'] == moved.weights == _WEIGHT
   assert moved.bytes['loop', 'cache'] == 2 * _CACHE
 
@@ -128,14 +128,14 @@ def test_turns_of_a_loop(found):
 
 
 @pytest.mark.parametrize('left,right,out,attributes,expected', [
-    # A projection to 32 heads: every head is a place of a window that is padded all around.
+    # A projection to 32 attention heads: each is a position of a window with padding on all sides.
     ('bf16[2,64,512,1]', 'bf16[512,32,128,1]', 'bf16[2,64,32,128]',
      'window={size=1x32 pad=0_0x31_31 rhs_reversal=0x1}, dim_labels=0bf1_i1o0->0b1f',
      2 * 2 * 64 * 512 * 32 * 128),
-    # And back: heads are summed over.
+    # The projection back: a sum over attention heads.
     ('bf16[2,64,32,128]', 'bf16[32,128,512,1]', 'bf16[2,64,512,1]',
      'window={size=1x32}, dim_labels=0b1f_1io0->0bf1', 2 * 2 * 64 * 32 * 128 * 512),
-    # Scores of 2 rows and 32 heads, which are dilated batches.
+    # Scores of 2 rows and 32 attention heads, which are dilated batches.
     ('bf16[2,32,64,128]', 'bf16[2,32,256,128]', 'f32[2,32,64,256]',
      'window={size=2x32 stride=1x31 lhs_dilate=2x32}, dim_labels=01bf_01oi->01bf',
      2 * 2 * 32 * 64 * 256 * 128),

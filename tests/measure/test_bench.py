@@ -1,4 +1,4 @@
-"""Many decoders on the same images: shared programs, keys, what is decoded twice."""
+"""Many decoders on the same images: shared programs, keys, cached results."""
 
 import types
 
@@ -49,7 +49,7 @@ def test_decoders_of_one_drafter_share_a_program(model):
   bench.programs.share(DECODERS)
   model.programs.clear()
   found = [bench.sample(text).tokens for text in DECODERS]
-  assert len(model.programs) == 3  # One for both without, and two with the noise of vanilla.
+  assert len(model.programs) == 3  # One for both that are not seed-exact, and two that are.
   for text, tokens in zip(DECODERS, found):
     alone = batches.run(model, text, bench.prompts, batch_size=2)
     np.testing.assert_array_equal(tokens, alone.tokens)
@@ -63,7 +63,7 @@ def test_decoders_of_one_drafter_share_a_program(model):
     (1, 4, {'equal_to_baseline': 0.5, 'equal_in_window': 1.0}),
     (1, 99, {'equal_to_baseline': 0.5})])
 def test_where_vanilla_differs_its_window_decides(model, monkeypatch, vanilla, window, expected):
-  """Only one that an image has room for, and only where images differ."""
+  """The window is used only if it fits an image, and only if images differ."""
   bench = Bench(model, ['sea', 'sky'])
   own = types.SimpleNamespace(tokens=np.zeros((2, 5), int))
   others = {'vanilla': own.tokens.copy(), 'vanilla(window=4)': own.tokens}

@@ -1,4 +1,4 @@
-"""Answers to what papers say, on curves and rows that are made up."""
+"""Tests of published claims, on artificial curves and rows."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ CLAIMS = [Claim('one', 'Cool-SD', 'uniform'), Claim('two', 'Cool-SD', 'printed')
 
 
 def point(curve, value, length, tv_bound, noise=0.0):
-  """A point of a curve, of 8 images, with this accepted length and bound per token."""
+  """Returns a point of a curve, of 8 images, with this accepted length and bound per token."""
   rng = np.random.default_rng(len(curve or 'exact'))
   rounds = 100 / length + 1 + noise * rng.normal(size=8)
   decoded = Decoded(

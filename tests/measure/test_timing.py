@@ -1,4 +1,4 @@
-"""The timer with a clock that tests set."""
+"""The timer with an artificial clock."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,14 +10,14 @@ from cspd_jax.measure import timing
 
 @pytest.fixture
 def clock(monkeypatch):
-  """A clock; functions let time pass by adding to its only entry."""
+  """A clock that functions advance by adding to its only entry."""
   now = [0.0]
   monkeypatch.setattr(timing.time, 'perf_counter', lambda: now[0])
   return now
 
 
 def _takes(clock, *seconds):
-  """A function that takes these times, one after the other, and counts its calls."""
+  """Returns a function whose calls last these times, in order; `left` holds the remaining ones."""
   left = list(seconds)
 
   def run():

@@ -1,4 +1,4 @@
-"""Predictions from given costs and counts, the search for candidates, and what is measured."""
+"""Predictions from known costs and counts, the search for candidates, and measurements."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def _run(tokens, rounds, seconds):
 def test_a_batch_ends_with_its_last_row():
   rounds = np.array([4, 2, 6])
   assert tuning.last_row(rounds, 1) == pytest.approx(4)
-  # Of the nine pairs one has 2 for its largest, three have 4, five have 6.
+  # The maximum is 2 for one of the nine pairs, 4 for three and 6 for five.
   assert tuning.last_row(rounds, 2) == pytest.approx((2 + 3 * 4 + 5 * 6) / 9)
   assert tuning.last_row(rounds, 500) == pytest.approx(6)
   drawn = np.random.default_rng(0).choice(rounds, (100_000, 5)).max(axis=1)
@@ -26,7 +26,7 @@ def test_a_batch_ends_with_its_last_row():
 def test_rounds_times_cost_over_images():
   run = _run(4, [10, 10, 20], 0.5)
   assert tuning.predict(run, 1, 1.0) == pytest.approx((40 / 3, 0.5, 20 / 3))
-  # Of eight images, 20 rounds are the most unless all have 10; a round takes four times longer.
+  # The maximum of eight images is 20 rounds unless all have 10; a round is four times longer.
   rounds = 20 - 10 * (2 / 3) ** 8
   assert tuning.predict(run, 8, 4.0) == pytest.approx((rounds, 2.0, rounds * 2.0 / 8))
 
@@ -34,7 +34,7 @@ def test_rounds_times_cost_over_images():
 def test_rows_of_a_queue_take_the_next_image():
   assert tuning.queue_rounds([5], 4, 9) == 3 * 4 and tuning.queue_rounds([5], 4, 4) == 4
   rounds = np.array([4, 2, 6])
-  # One row has all of them; as many rows as images are a batch, whose prefill is a round there.
+  # One row decodes all images; with a row per image it is a batch, whose rounds include a prefill.
   assert tuning.queue_rounds(rounds, 1, 50) == pytest.approx(50 * 3, rel=0.02)
   assert tuning.queue_rounds(rounds, 5, 5) == pytest.approx(
       tuning.last_row(rounds, 5) - 1, rel=0.05)
@@ -43,7 +43,7 @@ def test_rows_of_a_queue_take_the_next_image():
 
 def test_a_queue_has_the_prefills_of_its_groups():
   run = _run(4, [11], 0.5)
-  # Eight rows and twenty images, in ten groups: three times ten rounds, and ten prefills.
+  # Eight rows and twenty images in ten groups: three times ten rounds, and ten prefills.
   found = tuning.predict(run, 8, 2.0, 20, prefill=0.25)
   assert found.round_seconds == 1.0
   assert found.seconds == pytest.approx((30 * 1.0 + 10 * 0.25) / 20)
@@ -90,16 +90,16 @@ def test_measurements_are_of_the_images_of_the_bench(tmp_path):
   pace = tuning.pace(bench, 2)
   run = tuning.short_run(bench, 'mc_sjd(window=3)', 2, pace)
   assert run.tokens == tuning.tokens(bench, run.decoder) == 3 and run.seconds > 0
-  # Three images fill a batch and a half, so there is one more; the first are those of the bench.
+  # Three images fill one and a half batches, so a fourth is added; the others are the bench's.
   assert run.rounds.shape == (4,)
   np.testing.assert_array_equal(run.rounds[:3], bench.sample(run.decoder).decoded.rounds)
-  # Were the machine a thousand times slower at first than now, so were the candidate.
+  # If the machine was a thousand times slower at the start, so is the predicted candidate.
   slower = tuning.short_run(bench, run.decoder, 2, pace._replace(seconds=1000 * pace.seconds))
   assert slower.seconds > 30 * run.seconds
   assert run.accepted == pytest.approx(15 * 4 / (run.rounds - 1).sum())
   growth = tuning.growth(bench, 3, [2, 4], 1)
   assert growth[2] == 1 and growth[4] > 0 and tuning.growth(bench, 3, [2], 1) == {2: 1.0}
-  # Three images in two rows are a queue, but for a decoder whose rows end together.
+  # Three images in two rows are a queue, unless all rows of the decoder end together.
   lengths = {text: tuning.queue_length(bench, text, 2) for text in (run.decoder, 'vanilla')}
   assert lengths == {run.decoder: 3, 'vanilla': 0}
   assert tuning.queue_length(bench, run.decoder, 3) == 0

@@ -1,4 +1,4 @@
-"""A model small enough for tests, with what the programs ask of a model."""
+"""A model small enough for tests, with the attributes that programs use."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from cspd_jax.testing import tabular
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TinyModel:
-  """A table of conditionals as a model; its prompts are numbers of classes."""
+  """A table of conditionals as a model; its prompts are class numbers."""
 
   table: Any = None
   name: str = 'tiny'
@@ -49,17 +49,17 @@ class TinyModel:
     del text
 
   def pixels(self, tokens):
-    """Images of one grey level per token."""
+    """Returns images with one grey level per token."""
     return jnp.broadcast_to(tokens[:, :, None, None] / 2.0 - 0.5, (*tokens.shape, 1, 3))
 
 
 def model(seed: int = 0, length: int = 4) -> TinyModel:
-  """A random one of three classes and four tokens."""
+  """Returns a random model with three classes and four tokens."""
   return TinyModel(tabular.tabular(
       jax.random.key(seed), vocab_size=4, length=length, num_classes=3))
 
 
-def rows(found: Any) -> list:
-  """The results of every image by itself."""
-  leaves = jax.tree.leaves(found)
+def rows(results: Any) -> list:
+  """Returns the results of every image as nested lists."""
+  leaves = jax.tree.leaves(results)
   return [[np.asarray(leaf[i]).tolist() for leaf in leaves] for i in range(len(leaves[0]))]

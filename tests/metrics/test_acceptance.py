@@ -1,4 +1,4 @@
-"""The acceptance figures on decodes small enough to count by hand."""
+"""Acceptance metrics of decodes that are small enough to count by hand."""
 
 import math
 
@@ -11,7 +11,7 @@ from cspd_jax.metrics import acceptance
 
 
 def decoded(sizes_per_image):
-  """A decode whose rounds after the prefill committed these numbers of tokens."""
+  """Returns a decode whose rounds after the prefill committed these numbers of tokens."""
   length = 1 + sum(sizes_per_image[0])
   histogram = np.zeros((len(sizes_per_image), 5), np.int32)
   for row, sizes in zip(histogram, sizes_per_image):

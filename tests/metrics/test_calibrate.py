@@ -1,4 +1,4 @@
-"""Finding the relaxation that meets a goal."""
+"""Calibration of a relaxation to a goal."""
 
 import numpy as np
 from absl.testing import parameterized
@@ -9,7 +9,7 @@ from cspd_jax.testing.enumerate import enumerate_stage
 
 
 def noisy(value, key):
-  """Samples with mean about `value**2`, the same noise every time."""
+  """Returns samples with a mean of about `value**2` and the same noise in every call."""
   return value**2 + np.random.default_rng(key).normal(size=100)
 
 
@@ -33,7 +33,7 @@ class CalibrateTest(parameterized.TestCase):
     self.assertAlmostEqual(exact.value, 6.1, places=6)
 
   def test_best_of_what_was_measured(self):
-    # A step function: the goal is never met, and an end is the closest.
+    # A step function: no value meets the goal, and an end is the closest.
     found = calibrate(lambda value, key: [float(value > 3.3)], 0.0, 8.0, 0.9, key=0, steps=6)
     self.assertEqual((found.value, found.mean), (8, 1))
     self.assertTrue(np.isnan(found.error))

@@ -1,4 +1,4 @@
-"""The Frechet distance against closed forms and another algorithm; the pooled features."""
+"""The Frechet distance compared with closed forms and another algorithm; pooled features."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Likelihoods against the enumerated distribution of tabular models and a plain forward pass."""
+"""Likelihoods compared with enumerated distributions and with a plain forward pass."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from cspd_jax.testing import tabular
 class LikelihoodTest(parameterized.TestCase):
 
   def measure(self, model, warp, label=0):
-    """`(sequences, distribution, Likelihood)` of all sequences of a tabular model."""
+    """Returns `(sequences, distribution, Likelihood)` for all sequences of a tabular model."""
     sequences = model.sequences()
     labels = jnp.full((len(sequences),), label, jnp.int32)
     got = jax.jit(lambda tokens: likelihood.likelihood(
@@ -34,7 +34,7 @@ class LikelihoodTest(parameterized.TestCase):
     rate = -np.sum(distribution * np.log(distribution)) / 4
     self.assertAlmostEqual(distribution @ got.nll, rate, places=5)
     self.assertAlmostEqual(distribution @ got.entropy, rate, places=5)
-    # Less noise, which is why it is there.
+    # Subtracting the entropy reduces the noise, which is its purpose.
     spread = lambda x: distribution @ x**2 - (distribution @ x)**2
     self.assertLess(spread(got.nll - got.entropy), spread(got.nll))
 

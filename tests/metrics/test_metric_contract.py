@@ -1,4 +1,4 @@
-"""What all metrics have in common, and those of a sample on a model that can be enumerated."""
+"""The contract of all metrics, and their values for a sample of an enumerable model."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from tests.measure import tiny
 
 @dataclasses.dataclass(frozen=True)
 class _Tokenizer:
-  """Pixels are tokens, and so are features."""
+  """A tokenizer whose pixels and features are the tokens."""
 
   params: float = 1.0
 
@@ -53,7 +53,7 @@ def test_mean_and_ratio():
   found = base.mean(values)
   assert found.mean == 3 and found.standard_error == pytest.approx(
       values.std(ddof=1) / math.sqrt(3))
-  # Of a quotient of means, to first order.
+  # The standard error of a ratio of means, to first order.
   rounds = np.array([3.0, 4.0, 5.0, 4.0])
   found = base.ratio(np.full(4, 8.0), rounds)
   assert found.mean == 2
