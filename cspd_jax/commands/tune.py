@@ -232,7 +232,7 @@ def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, st
     run = runs[text] = tuning.short_run(bench, text, sizes[0], pace)
     predicted = {size: predict(text, size).seconds for size in sizes}
     print(f'{text}: {run.accepted:.2f} tokens per round; seconds per image '
-          + ', '.join(f'{value:.4f} ({size} at once)' for size, value in predicted.items()), flush=True)
+  """Default decoders by batch size, without those that are not registered any more."""
     return predicted
 
   searched = tuning.search(plan.lines, lambda text: plan.further.get(text, []), seconds)

@@ -20,7 +20,6 @@ from cspd_jax.checkpoints import reading
 from cspd_jax.checkpoints.kinds import KINDS
 from cspd_jax.core import random, spec as spec_lib
 from cspd_jax.generation.model import Model
-from cspd_jax.measure.memory import live_cache, size  # noqa: F401 (cspd-inspect)
 from experiments.costs import devices, hlo, rounds
 
 # Smallest written size of a copy that is listed, bytes.
