@@ -163,8 +163,9 @@ def _committed(config: Any, text: str) -> float:
   return accepted.required(config.accepted, text, config.tokens_per_round)
 
 
-def _program(config: Any, model: Any, text: str, tokens: float, batch: int,
-             accelerator: devices.Accelerator, graphs: str | None = None) -> timed_rounds.Program:
+def _program(config: Any, model: cspd_jax.Model, text: str, tokens: float, batch: int,
+             accelerator: devices.Accelerator, graphs: str | None = None
+             ) -> timed_rounds.TimedRound:
   decoder = forced.forced(model.decoder(text, guided=config.guided), tokens)
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)
   made_up = timed_rounds.made_up
@@ -173,8 +174,9 @@ def _program(config: Any, model: Any, text: str, tokens: float, batch: int,
       made_up(model.draft_params(text)), accelerator, graphs)
 
 
-def _time_rounds(session: Session, config: Any, model: Any, batch: int,
-                 programs: Mapping[str, timed_rounds.Program], known: Mapping[str, float]) -> None:
+def _time_rounds(session: Session, config: Any, model: cspd_jax.Model, batch: int,
+                 programs: Mapping[str, timed_rounds.TimedRound], known: Mapping[str, float]
+                 ) -> None:
   found = session.attempt(f'{model.name}, {batch} at once: rounds', lambda: (
       timed_rounds.measure(programs, config.rounds, config.repeats))) if programs else None
   vanilla = (found or {}).get('vanilla')
@@ -213,7 +215,7 @@ def graphs(session: Session, config: Any, name: str, accelerator: devices.Accele
       session.add(_COMPARED, found)
 
 
-def _torch(session: Session, config: Any, model: Any, batch: int) -> None:
+def _torch(session: Session, config: Any, model: cspd_jax.Model, batch: int) -> None:
   """Tokens of the same transformer in PyTorch, one by one."""
   for compiled in (False, True):
     text = f'PyTorch, {"compiled" if compiled else "eager"}'
@@ -228,7 +230,7 @@ def _torch(session: Session, config: Any, model: Any, batch: int) -> None:
           seconds_per_image=seconds * model.num_tokens / batch))
 
 
-def continuous(session: Session, config: Any, model: Any, batch: int) -> None:
+def continuous(session: Session, config: Any, model: cspd_jax.Model, batch: int) -> None:
   """Whole images of continuous tokens, from weights that are made up."""
   condition = timed_rounds.made_up(
       families.FAMILIES[model.family].published.condition(model.config, batch))

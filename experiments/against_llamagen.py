@@ -121,7 +121,8 @@ def theirs(flags: Flags, config: Any) -> tuple[Any, Callable[[], Any], np.ndarra
   return model, image, logits, str(torch.__version__)
 
 
-def ours(model: Any, known: dict[str, float]) -> tuple[dict[str, Callable[[], Any]], np.ndarray]:
+def ours(model: families.Model, known: dict[str, float]
+         ) -> tuple[dict[str, Callable[[], Any]], np.ndarray]:
   """Functions that make an image, by decoder, compiled; and the logits that `theirs` returns."""
   condition, key = jnp.array([_LABEL]), jax.random.split(jax.random.key(0), 1)
   sampling, runs = model.engine.settled(model.sampling(guidance_scale=_SCALE)), {}

@@ -28,6 +28,7 @@ from configs.compare import demo
 from cspd_jax.checkpoints import locks
 from cspd_jax.core import progress
 from cspd_jax.generation import batches, report as report_lib
+from cspd_jax.generation.engines import Options
 from cspd_jax.measure import comparison
 from experiments import cli, compare_report
 from experiments.cli import inputs
@@ -52,11 +53,11 @@ class Job(NamedTuple):
   """
 
   model: cspd_jax.Model
-  programs: dict[str, batches.Program]
+  programs: dict[str, batches.BatchDecoder]
   left_out: dict[str, str]
   prompts: list[Any]
   seed: Any
-  sampling: Any
+  sampling: Options
 
 
 def prepare(config: Any) -> Job:
@@ -76,7 +77,7 @@ def prepare(config: Any) -> Job:
   programs = {}
   condition = model.condition(prompts)
   for name, specification in specifications.items():
-    programs[name] = batches.Program(model, specification, sampling)
+    programs[name] = batches.BatchDecoder(model, specification, sampling)
     programs[name].check(condition, sampling)
   return Job(model, programs, left_out, prompts, seed, sampling)
 
@@ -123,7 +124,7 @@ def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -
   """Writes a report of the decoders that are done, in place of the last one; returns its rows."""
   report = report_lib.Report(config.workdir, compare_report.files(job.model, job.programs))
   rows = compare_report.rows(job.model, job.programs, compared)
-  captions = job.model.conditions.captions(job.prompts)
+  captions = job.model.conditions.titles(job.prompts)
   compare_report.draw(report, job.model, rows, compared, captions)
   report.write(
       settings=dataclasses.asdict(config), rows=rows, model=job.model.name,

@@ -10,13 +10,14 @@ import numpy as np
 import cspd_jax
 from cspd_jax import metrics
 from cspd_jax.generation import batches
+from cspd_jax.generation.engines import Options
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
 from cspd_jax.measure.comparison import Compared
 from cspd_jax.metrics import passes
 from cspd_jax.plots import acceptance, bars, grid, replaced
 
-Programs = Mapping[str, batches.Program]
+BatchDecoders = Mapping[str, batches.BatchDecoder]
 
 # More images than these would make the maps too wide to read.
 _MAPPED = 4
@@ -25,14 +26,14 @@ MAPS = 'acceptance.png'
 _PICTURES = (MAPS, 'accepted.png', 'speed.png')
 
 
-def files(model: cspd_jax.Model, programs: Programs) -> list[str]:
+def files(model: cspd_jax.Model, programs: BatchDecoders) -> list[str]:
   """The files that a report may have."""
   continuous = model.engine.name == 'continuous'
   pictures = [name for name in _PICTURES if continuous or name != 'accepted.png']
   return [*_files(programs).values(), *pictures]
 
 
-def _files(programs: Programs) -> dict[str, str]:
+def _files(programs: BatchDecoders) -> dict[str, str]:
   """The file of every decoder's images."""
   found: dict[str, str] = {}
   for name in programs:
@@ -42,8 +43,8 @@ def _files(programs: Programs) -> dict[str, str]:
   return found
 
 
-def headline(model: cspd_jax.Model, programs: Programs, prompts: Sequence[Any],
-             sampling: Any) -> str:
+def headline(model: cspd_jax.Model, programs: BatchDecoders, prompts: Sequence[Any],
+             sampling: Options) -> str:
   """What is about to be done, in a line."""
   usual = type(sampling)()._asdict()
   options = ', '.join(
@@ -55,7 +56,7 @@ def headline(model: cspd_jax.Model, programs: Programs, prompts: Sequence[Any],
           f'{len(programs)} decoders; model {model.name}, {options}')
 
 
-def rows(model: cspd_jax.Model, programs: Programs,
+def rows(model: cspd_jax.Model, programs: BatchDecoders,
          compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
   """A row per decoder.
 
@@ -94,7 +95,7 @@ def _times(one: Compared, baseline: Compared | None) -> dict[str, Any]:
       timed_runs=one.timed_runs)
 
 
-def _statement(program: batches.Program, decoded: Any) -> dict[str, Any]:
+def _statement(program: batches.BatchDecoder, decoded: Any) -> dict[str, Any]:
   """What a decoder of continuous tokens draws from, and what it tests."""
   tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
   return dict(distribution=program.decoder.distribution,

@@ -29,7 +29,7 @@ _ROUNDS = {'tokens per round': '{window}', 'GB read': '{gigabytes:.3f}', 'GFLOPs
            'FLOPs per byte': '{intensity:.1f}'}
 
 
-def networks(model: Any) -> list[dict[str, Any]]:
+def networks(model: families.Model) -> list[dict[str, Any]]:
   """The target and what drafts for it; what they share with it is counted with each."""
   parts = {'target': model.params, **{name: one.params for name, one in model.drafts.items()}}
   return [dict(network=name, gigabytes=1e-9 * predicted.size(params),
@@ -37,7 +37,7 @@ def networks(model: Any) -> list[dict[str, Any]]:
           for name, params in parts.items()]
 
 
-def flops(model: Any, condition: Any, window: int, guided: bool) -> float:
+def flops(model: families.Model, condition: Any, window: int, guided: bool) -> float:
   """Multiplications and additions of a forward pass over a window in the middle of an image."""
   target, batch = model.target(guided=guided), jax.tree.leaves(condition)[0].shape[0]
   cache = jax.eval_shape(lambda *args: target.prefill(*args, target.num_tokens + window)[2],
@@ -49,7 +49,7 @@ def flops(model: Any, condition: Any, window: int, guided: bool) -> float:
   return float(lowered.cost_analysis()['flops'])
 
 
-def rounds(model: Any, config: Any, condition: Any) -> list[dict[str, Any]]:
+def rounds(model: families.Model, config: Any, condition: Any) -> list[dict[str, Any]]:
   """What forward passes read and multiply."""
   read = predicted.size(model.params) + predicted.live_cache(model, config.guided, condition)
   rows = []

@@ -77,7 +77,7 @@ def measured(bench: Bench, other_params: Any) -> dict[str, float]:
       total_variation=float(np.mean(found.total_variation)), largest=float(np.max(found.largest)))
 
 
-def _mib(model: Any) -> float:
+def _mib(model: cspd_jax.Model) -> float:
   """The size of the target's parameters."""
   return sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)) / 2**20
 

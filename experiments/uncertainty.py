@@ -18,6 +18,7 @@ import numpy as np
 
 from configs import uncertainty as default
 from cspd_jax.checkpoints import files
+from cspd_jax.generation.model import Model
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import rows as rows_lib, tables
 from cspd_jax.measure.bench import Bench
@@ -78,7 +79,8 @@ def run(config: Any) -> None:
       dict(title='tokens per forward pass', columns=_COLUMNS, rows=list(range(len(points))))])
 
 
-def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], model: Any) -> None:
+def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], model: Model
+          ) -> None:
   """A panel per guidance scale; a line per decoder, through its points in the order of entropy."""
   panels = []
   for scale in dict.fromkeys(point['guidance_scale'] for point in points):

@@ -71,11 +71,20 @@ def _package(name):
   return next((prefix for prefix in prefixes if prefix in known), None)
 
 
+def _walk_run_time(node):
+  """As `ast.walk`, without the blocks `if TYPE_CHECKING:`, which only type checkers read."""
+  yield node
+  for child in ast.iter_child_nodes(node):
+    if isinstance(child, ast.If) and getattr(child.test, 'id', None) == 'TYPE_CHECKING':
+      continue
+    yield from _walk_run_time(child)
+
+
 @functools.cache
 def _imports(path):
-  """Lines and dotted names of everything of ours that a module imports."""
+  """Lines and dotted names of our modules that a module imports when it runs."""
   names, found = {_name(module) for module in MODULES}, []
-  for node in ast.walk(_tree(path)):
+  for node in _walk_run_time(_tree(path)):
     if isinstance(node, ast.Import):
       imported = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):

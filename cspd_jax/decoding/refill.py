@@ -271,13 +271,13 @@ def helps(decoder: Decoder, count: int, num_slots: int) -> bool:
   return count > num_slots > 1 and decoder.drafter.tree.num_nodes > 0
 
 
-class Program(NamedTuple):
-  """A refill, compiled when it is first called.
+class JittedRefill(NamedTuple):
+  """A refill whose functions are jitted.
 
   Attributes:
-    refill: what it does.
+    refill: the refill.
     idle: see `Refill`.
-    advance: see `Refill`; the slots it is given are used up.
+    advance: see `Refill`; it donates the slots that are passed to it.
   """
 
   refill: Refill
@@ -285,19 +285,19 @@ class Program(NamedTuple):
   advance: Callable[..., tuple[Slots, Finished]]
 
 
-def program(decoder: Decoder, num_slots: int) -> Program:
-  """A decoder that keeps so many images going, for `run`."""
+def jitted(decoder: Decoder, num_slots: int) -> JittedRefill:
+  """Returns the jitted refill of a decoder with `num_slots` slots, for `run`."""
   refill = Refill(decoder, num_slots)
-  return Program(refill, jax.jit(refill.idle), programs.jit(refill.advance, donate_argnums=1))
+  return JittedRefill(refill, jax.jit(refill.idle), programs.jit(refill.advance, donate_argnums=1))
 
 
-def run(program: Program, params: Params, count: int,
+def run(jitted_refill: JittedRefill, params: Params, count: int,
         images: Callable[[np.ndarray], tuple[Condition, jax.Array, Warp]],
         draft_params: Params = None) -> Iterator[Finished]:
   """Decodes images in slots.
 
   Args:
-    program: of `program`.
+    jitted_refill: see `jitted`.
     params: the target's parameters.
     count: `N`, number of images; at least 1.
     images: `numbers [G] -> ` conditions, random keys `[G]` and sampling options of these images.
@@ -307,7 +307,7 @@ def run(program: Program, params: Params, count: int,
   Yields:
     The images that became complete, NumPy arrays without the rows beyond `count`.
   """
-  size, slots, last = program.refill.group, None, None
+  size, slots, last = jitted_refill.refill.group, None, None
   for first in range(0, count, size):
     numbers = np.minimum(np.arange(first, first + size), count - 1)
     condition, key, warp = images(numbers)
@@ -316,8 +316,8 @@ def run(program: Program, params: Params, count: int,
         jnp.asarray(numbers, jnp.int32), jnp.int32(min(size, count - first)),
         jnp.asarray(first + size >= count))
     if slots is None:
-      slots = program.idle(params, queue, draft_params)
-    slots, finished = program.advance(params, slots, queue, draft_params)
+      slots = jitted_refill.idle(params, queue, draft_params)
+    slots, finished = jitted_refill.advance(params, slots, queue, draft_params)
     if last is not None:  # That of the call before, so that the device has work meanwhile.
       yield _fetched(last)
     last = finished

@@ -30,7 +30,7 @@ class Compared(NamedTuple):
 
 def compare(
     model: Any,
-    programs: Mapping[str, batches.Program],
+    programs: Mapping[str, batches.BatchDecoder],
     prompts: Sequence[Any],
     *,
     seed: int | Sequence[int] = 0,
@@ -90,7 +90,7 @@ def compare(
           for name, one in compared.items()}
 
 
-def _arguments(model: Any, programs: Mapping[str, batches.Program], prompts: Sequence[Any],
+def _arguments(model: Any, programs: Mapping[str, batches.BatchDecoder], prompts: Sequence[Any],
                seed: Any, sampling: Any) -> tuple[Any, list[tuple]]:
   """The condition of all images, and what programs are called with for each; checks both."""
   condition = jax.device_get(model.condition(prompts))

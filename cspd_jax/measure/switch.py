@@ -20,7 +20,7 @@ from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
 
 
-class Programs:
+class CompiledDecoders:
   """Decoders of one model, compiled when they are first needed and kept by the model.
 
   Attributes:

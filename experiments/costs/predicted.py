@@ -17,6 +17,8 @@ import numpy as np
 
 from cspd_jax.checkpoints.kinds import KINDS
 from cspd_jax.core import random
+from cspd_jax.core.spec import Spec
+from cspd_jax.generation.model import Model
 from experiments.costs import devices, hlo, rounds
 
 # Copies from here on are listed.
@@ -117,7 +119,7 @@ def extrapolated(few: Figures, more: Figures, steps: int) -> Figures:
   return Figures(*map(part, few, more))
 
 
-def decode(model: Any, specification: Any, batch: int, guided: bool, condition: Any,
+def decode(model: Model, specification: str | Spec, batch: int, guided: bool, condition: Any,
            accelerator: devices.Accelerator, device: Any) -> Figures:
   """Compiles a decoder and adds its round up.
 
@@ -146,7 +148,7 @@ def decode(model: Any, specification: Any, batch: int, guided: bool, condition: 
   return figures(found, accelerator, program.memory_analysis().temp_size_in_bytes)
 
 
-def live_cache(model: Any, guided: bool, condition: Any) -> float:
+def live_cache(model: Model, guided: bool, condition: Any) -> float:
   """Bytes of the cache that the mean round of an image must read: half of the image's."""
   if model.engine.name != 'discrete':
     return 0.0

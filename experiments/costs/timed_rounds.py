@@ -21,8 +21,8 @@ from experiments.costs import devices, hlo, predicted, rounds
 _DEVIATION = 0.02
 
 
-class Program(NamedTuple):
-  """A compiled program of rounds.
+class TimedRound(NamedTuple):
+  """A compiled program of rounds, to be timed.
 
   Attributes:
     run: `count -> ` runs the prefill and so many rounds, until they are done.
@@ -58,7 +58,7 @@ def made_up(described: Any, seed: int = 0) -> Any:
 
 
 def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_params: Any,
-            accelerator: devices.Accelerator, graphs: str | None = None) -> Program:
+            accelerator: devices.Accelerator, graphs: str | None = None) -> TimedRound:
   """Compiles rounds that begin when half of the image is there.
 
   Args:
@@ -87,11 +87,11 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
   state = jax.eval_shape(decoder.start, *arguments)
   caches = {leaf.shape for leaf in jax.tree.leaves(state.cache) if leaf.ndim > 2}
   found = rounds.read(hlo.parse(compiled.run.as_text()), caches)
-  return Program(lambda count: compiled.run(*arguments, np.int32(count)),
+  return TimedRound(lambda count: compiled.run(*arguments, np.int32(count)),
                  predicted.figures(found, accelerator), compiled.seconds)
 
 
-def measure(programs: Mapping[str, Program], count: int, repeats: int) -> dict[str, Timing]:
+def measure(programs: Mapping[str, TimedRound], count: int, repeats: int) -> dict[str, Timing]:
   """Seconds of a round of every program, which take turns.
 
   Args:

@@ -69,7 +69,7 @@ def _kept(lab: Lab, report: Report, length: int) -> None:
       {mode: np.asarray(lab.model.pixels(one.tokens[:_SHOWN])) for mode, one in decoded.items()},
       {mode: grid(one.tests.tested) for mode, one in decoded.items()},
       {mode: grid(one.tests.accepted) for mode, one in decoded.items()},
-      captions=lab.model.conditions.captions(lab.bench.prompts[:_SHOWN]),
+      captions=lab.model.conditions.titles(lab.bench.prompts[:_SHOWN]),
       title=f'Which drafts are kept, draft length {length}')
   print('figure 16: which drafts are kept', flush=True)
 

@@ -45,7 +45,7 @@ def test_images_have_the_grammar(model, vanilla):
 
 
 def test_what_is_streamed_counts_the_grammars_tokens(model, vanilla):
-  task = types.SimpleNamespace(given=0, model=model)
+  task = types.SimpleNamespace(prefix_length=0, model=model)
   look = results.Partial(task, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)
   assert repr(look).startswith('Partial(1092 of 1092 tokens of 4 images, round ')
 
@@ -88,6 +88,6 @@ def test_a_given_beginning_is_completed(model, vanilla):
 
 
 def test_words_are_needed(model):
-  with pytest.raises(ValueError, match='this model takes words, or a causal.Prompt'):
+  with pytest.raises(ValueError, match='this model accepts words, or a causal.Prompt'):
     model.generate([3])
   assert not len(cspd_jax.load('text_demo', text=None, tokenizer=None).prompts)

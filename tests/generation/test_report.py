@@ -205,7 +205,7 @@ def test_links_in_a_folder_of_a_stranger_lead_nowhere(tmp_path, link):
     outside.write_text((folder / link).read_text() if (folder / link).exists() else 'x')
     (folder / link).unlink(missing_ok=True)
   (folder / link).symlink_to(outside)
-  _refused(tmp_path, 'is a link, a folder or a device|is no folder of a report')
+  _refused(tmp_path, 'is a link, a folder or a device|is not the folder of a report')
 
 
 @pytest.mark.parametrize('kind', ['folder', 'pipe'])
@@ -271,7 +271,7 @@ def test_an_unfinished_report_of_somebody_else_is_not_removed(tmp_path):
   Report(tmp_path)  # An empty one is left by a kill between two operations.
   (tmp_path / 'unfinished_report' / 'run.json').unlink()
   (tmp_path / 'unfinished_report' / 'notes.txt').write_text('mine')
-  with pytest.raises(ValueError, match='unfinished_report holds files of no report'):
+  with pytest.raises(ValueError, match='unfinished_report does not hold a report'):
     Report(tmp_path)
   assert _names(tmp_path) == ['unfinished_report/notes.txt']
 

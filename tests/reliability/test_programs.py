@@ -277,7 +277,7 @@ FLAGS = {
         ('--export={tmp}/empty', 'is no folder'), ('--export={tmp}/{long}', 'cannot be a place'),
         ('--export=~nobody_here/x', 'cannot be a place'),
         ('--export={tmp}/strange', 'strange/target, which exists and is not a checkpoint'),
-        ('--export={tmp}/target', 'which holds a network of its own')],
+        ('--export={tmp}/target', 'which is the folder of a network')],
     'train_drafter': [
         ('--train.batch_size=0', 'batch_size is 0'), ('--train.num_steps=0', 'num_steps is 0'),
         ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
@@ -366,7 +366,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
   report.path('a.png').write_bytes(b'hours of work')
   del report
   refused(capfd, name, [f'--workdir={tmp_path}/x', '--model={tmp}/model', *words],
-          'where another run was stopped; go on with that one', folder)
+          'where another run was stopped; resume that one', folder)
   assert (tmp_path / 'x' / 'unfinished_report' / 'a.png').read_bytes() == b'hours of work'
 
 
