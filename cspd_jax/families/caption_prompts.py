@@ -30,7 +30,7 @@ def conditions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> C
   if encoder is not None and text is not None:
     if (last := max(text.ids.values())) >= encoder.config.vocab_size:
       raise ValueError(f'text has tokens up to {last}, but t5 has {encoder.config.vocab_size}; '
-                       'give the tokenizer.json that belongs to the encoder.')
+                       'use the tokenizer.json that belongs to the encoder.')
     reader = _reader(encoder, text)
 
   def encode(prompts):

@@ -89,7 +89,7 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
     raise ValueError(
         f'model {parts.name!r} has an image tokenizer but no text part, whose file maps image '
         'tokens to codes; convert it into the same folder with cspd-convert '
-        '--family=lumina_mgpt_text (or anole_text), give text=FOLDER, or load with tokenizer=None.')
+        '--family=lumina_mgpt_text (or anole_text), pass text=FOLDER, or load with tokenizer=None.')
   code = templates.code_map(text, config.first_code, config.num_codes)
   features = lambda params, images: frechet.features(params, loaded.config, images)
   return _pixels(config, loaded, vq, code)._replace(features=features)

@@ -47,7 +47,7 @@ class Parts(NamedTuple):
     if value != target_value:
       raise ValueError(
           f'{role} has {size} {value}, but the target of {self.name!r} has {target_size} '
-          f'{target_value}; give the {role} that belongs to this target.')
+          f'{target_value}; pass the {role} that belongs to this target.')
 
   def text(self, forms: Collection[str]) -> bpe.Text | None:
     """Returns the text tokenizer of the part 'text'.
@@ -66,7 +66,7 @@ class Parts(NamedTuple):
     part = self.loaded['text']
     if part.config.form not in forms:
       raise ValueError(f'text is a tokenizer file for {part.config.form}, but model {self.name!r} '
-                       f'needs one for {" or ".join(forms)}; give text=FOLDER of such a file.')
+                       f'needs one for {" or ".join(forms)}; pass text=FOLDER of such a file.')
     return None if is_described(part) else bpe.read(part.params, part.config.form)
 
   def writer(self, writers: Mapping[str, Writer]) -> Writer | None:

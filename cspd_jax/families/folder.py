@@ -83,7 +83,7 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
   if dtype is not None:
     _check_dtype(dtype)
   if quantize is not None and isinstance(parts.get('target'), Loaded):
-    raise ValueError(f'quantize is {quantize!r}, but target is loaded already; give its folder.')
+    raise ValueError(f'quantize is {quantize!r}, but target is loaded already; pass its folder.')
   devices = {'target': sharding} | dict.fromkeys(_ALONE)
   loaded = {
       role: _network(role, part if role in parts else folder / part, family, dtype=dtype,
@@ -101,10 +101,10 @@ def _check_target(folder: pathlib.Path, parts: Mapping[str, Any], loaded: Mappin
   """Raises ValueError or CheckpointError unless a model was loaded with a target."""
   if 'target' in parts and 'target' not in loaded:
     raise ValueError(f'target is None, but model {folder.name!r} requires a target; leave the '
-                     'argument out or give a folder.')
+                     'argument out or pass a folder.')
   if 'target' not in loaded:
     raise CheckpointError(f'model {folder.name!r} has no target yet; convert one into its folder '
-                          f'with cspd-convert --output={folder}, or give target=.')
+                          f'with cspd-convert --output={folder}, or pass target=.')
 
 
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:
@@ -263,7 +263,7 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
   for part in parts.values():
     if (folder / part).is_symlink():
       raise CheckpointError(f'{folder / part} is a link, and the network that it points to would '
-                            'be replaced; remove the link, or give another folder.')
+                            'be replaced; remove the link, or use another folder.')
     store.check_place(folder / part)
 
 
@@ -280,12 +280,12 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
   if (folder / FILE).exists():
     if 'kind' in _content(folder):
       raise CheckpointError(
-          f'folder is {folder}, which is the folder of a network; give another folder for the '
+          f'folder is {folder}, which is the folder of a network; use another folder for the '
           'model and name this one among its parts.')
     description |= read(folder)
     if description['family'] != family:
       raise CheckpointError(
-          f'{folder} holds a {description["family"]!r} model; give another folder for a '
+          f'{folder} holds a {description["family"]!r} model; use another folder for a '
           f'{family!r} one.')
   description['parts'] = {**description['parts'], **parts}
   description['defaults'] = {**description['defaults'], **defaults}
@@ -366,7 +366,7 @@ def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
   if not (folder / FILE).is_file():
     problem = 'has no model.json' if folder.is_dir() else 'is not a folder'
     raise CheckpointError(
-        f'name_or_folder is {str(name_or_folder)!r}, which {problem}; give one of the shipped '
+        f'name_or_folder is {str(name_or_folder)!r}, which {problem}; pass one of the shipped '
         f'models ({", ".join(shipped())}) or a folder that cspd-convert wrote.')
   return folder
 

@@ -60,9 +60,9 @@ def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = N
   if store is None:
     if str(name_or_folder) in folder_lib.shipped():
       raise ValueError(f'model is {str(name_or_folder)!r}, which is part of the package and cannot '
-                       'be changed; give store=FOLDER, which becomes a model of the same networks.')
+                       'be changed; pass store=FOLDER, which becomes a model of the same networks.')
     if '.' in description['parts'].values():
-      raise ValueError(f'model is {str(name_or_folder)!r}, the folder of a network alone; give '
+      raise ValueError(f'model is {str(name_or_folder)!r}, the folder of a network alone; pass '
                        'store=FOLDER, which becomes a model of this network.')
   folder = source if store is None else paths.find('store', store)
   _check_writable(folder)
@@ -71,7 +71,7 @@ def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = N
   present = folder_lib.read(folder)
   if _networks(folder, present) != networks or '.' in present['parts'].values():
     raise ValueError(f'store is {str(store)!r}, which holds other networks than model '
-                     f'{str(name_or_folder)!r}; give another folder.')
+                     f'{str(name_or_folder)!r}; use another folder.')
   return Place(folder, present['family'], {}, present['defaults'])
 
 
@@ -88,4 +88,4 @@ def _check_writable(folder: pathlib.Path) -> None:
       pass
   except OSError as error:
     raise ValueError(f'the choice cannot be stored in {str(folder)!r}, where files cannot be '
-                     f'written ({error.strerror}); give store=FOLDER.') from error
+                     f'written ({error.strerror}); pass store=FOLDER.') from error

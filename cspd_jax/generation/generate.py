@@ -167,13 +167,20 @@ def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
   Raises:
     ValueError: if the model returns no valid probabilities for some images.
   """
-  count, size, decoder = len(task.titles), task.batch_size, task.decoder
-  if (isinstance(decoder, Decoder) and task.model.mesh is None
-      and refill.helps(decoder, count, size)):
+  count, size = len(task.titles), task.batch_size
+  if (decoder := _refill_decoder(task)) is not None:
     yield from _refilled(task, decoder)
     return
   for index, num_new in batches.filled(count, size):
     yield index[:num_new], batches.leading(decode(task.pick(index)), num_new)
+
+
+def _refill_decoder(task: Task) -> Decoder | None:
+  """Returns the decoder if complete rows can start the next image and that saves rounds."""
+  decoder = task.decoder
+  if not isinstance(decoder, Decoder) or task.model.mesh is not None:
+    return None
+  return decoder if refill.helps(decoder, len(task.titles), task.batch_size) else None
 
 
 def _refilled(task: Task, decoder: Decoder) -> Iterator[tuple[np.ndarray, Any]]:

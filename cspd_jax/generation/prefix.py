@@ -95,7 +95,7 @@ def _size(model: 'Model') -> tuple[int, int]:
 
 def _read(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
   """Crops an image file to its centre and resizes it to `[1, *size, 3]` uint8."""
-  picture = reading.photograph(path, 'give another file', 'prefix')
+  picture = reading.photograph(path, 'use another file', 'prefix')
   height, width = size
   scale = min(picture.width / width, picture.height / height)
   left, top = ((whole - side * scale) / 2 for whole, side in (

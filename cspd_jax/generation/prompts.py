@@ -60,7 +60,7 @@ def _is_text(prompt: str) -> bool:
 
 
 def _lines(path: pathlib.Path) -> list[str]:
-  text = reading.text(path, 'give a file with one prompt per line', 'prompts')
+  text = reading.text(path, 'pass a file with one prompt per line', 'prompts')
   lines = [line.strip() for line in text.splitlines()]
   if not any(lines):
     raise ValueError(f'prompts is {str(path)!r}, a file without prompts; write one per line.')

@@ -175,12 +175,12 @@ def _scan(folder: pathlib.Path, run: Any) -> _Content:
     return _Content(earlier, {}, False, False)
   if new.is_symlink() or not new.is_dir():
     raise ValueError(f'workdir is {str(folder)!r}, where {_UNFINISHED} is not the folder of a '
-                     'report; move it away or give another folder.')
+                     'report; move it away or use another folder.')
   names, moving = _files(new), _listed(new)
   finished = names.keys() - {_RUN, *(left.name for left in files.leftovers(new / '*'))}
   if finished and _RUN not in names and not moving:
     raise ValueError(f'workdir is {str(folder)!r}, where {_UNFINISHED} does not hold a report that '
-                     'can be resumed; move it away or give another folder.')
+                     'can be resumed; move it away or use another folder.')
   for name, digest in moving.items():
     if name in names and name != _REPORT:
       _check_name(folder, name, earlier, digest)
@@ -197,7 +197,7 @@ def _check(folder: pathlib.Path, names: Sequence[str], run: Any, overwrite: bool
     raise _holds_a_report(folder)
   if content.is_stopped and not content.is_same and not (overwrite and run is not None):
     raise ValueError(
-        f'workdir is {str(folder)!r}, where another run was stopped; resume that one, give '
+        f'workdir is {str(folder)!r}, where another run was stopped; resume that one, use '
         f'another folder, or {"overwrite" if run is not None else f"remove {_UNFINISHED} in it"}.')
   for name in (_REPORT, *names):
     _check_name(folder, name, content.earlier, content.moving.get(name))
@@ -205,7 +205,7 @@ def _check(folder: pathlib.Path, names: Sequence[str], run: Any, overwrite: bool
 
 
 def _holds_a_report(folder: pathlib.Path) -> ValueError:
-  return ValueError(f'workdir is {str(folder)!r}, which holds a report already; give another '
+  return ValueError(f'workdir is {str(folder)!r}, which holds a report already; use another '
                     'folder, or overwrite.')
 
 
@@ -224,11 +224,11 @@ def _check_name(folder: pathlib.Path, name: str, earlier: Mapping[str, str],
   path = folder / name
   if name == _REPORT and os.path.lexists(path) and not earlier:
     raise ValueError(f'workdir is {str(folder)!r}, where report.json is that of another '
-                     'program; move it away or give another folder.')
+                     'program; move it away or use another folder.')
   if name != _REPORT and os.path.lexists(path) and not (
       _is_own(path, earlier.get(name)) or _is_own(path, moving)):
     raise ValueError(f'workdir is {str(folder)!r}, where {name} was not written by a '
-                     'report, or changed since; move it away or give another folder.')
+                     'report, or changed since; move it away or use another folder.')
 
 
 def _move(folder: pathlib.Path, content: _Content) -> None:
@@ -267,7 +267,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
   path = paths.inside(folder, _REPORT, folder)
   if not path.exists():
     return {}
-  remedy = 'move it away or give another folder'
+  remedy = 'move it away or use another folder'
   digests = reading.json(path, remedy).get('files')
   if not isinstance(digests, dict):
     raise ValueError(f'workdir is {str(folder)!r}, where report.json is that of another program; '

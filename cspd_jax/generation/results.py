@@ -85,15 +85,15 @@ class Generated:
     pictures = [folder / name for name in self.names()]
     if not overwrite and (existing := [path for path in pictures if path.exists()]):
       raise ValueError(
-          f'folder is {str(folder)!r}, which holds {existing[0].name} already; give another '
-          'folder, or overwrite=True.')
+          f'folder is {str(folder)!r}, which holds {existing[0].name} already; use another '
+          'folder, or pass overwrite=True.')
     try:
       folder.mkdir(parents=True, exist_ok=True)
       for i, path in enumerate(pictures):
         files.write(path, self.png(i))
     except OSError as error:
       raise ValueError(f'folder is {str(folder)!r}, where files cannot be written '
-                       f'({error.strerror}); give another folder.') from error
+                       f'({error.strerror}); use another folder.') from error
     return pictures
 
   def png(self, index: int) -> bytes:

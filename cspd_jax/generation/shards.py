@@ -43,13 +43,13 @@ class Shards:
     path = self._folder / _SETTINGS
     new = json.loads(json.dumps(settings_of_run))
     if path.exists():
-      stored = reading.json(path, 'give another folder')
+      stored = reading.json(path, 'use another folder')
       if changed := [f'{name} was {stored.get(name)!r}, now {new.get(name)!r}'
                      for name in {**stored, **new} if stored.get(name) != new.get(name)]:
         raise ValueError(f'folder is {str(folder)!r}, which holds another run '
-                         f'({"; ".join(changed)}); give another folder.')
+                         f'({"; ".join(changed)}); use another folder.')
     elif any(self._folder.iterdir()):
-      raise ValueError(f'folder is {str(folder)!r}, which holds other files; give an empty or a '
+      raise ValueError(f'folder is {str(folder)!r}, which holds other files; use an empty or a '
                        'new folder.')
     else:
       files.write_json(path, new)

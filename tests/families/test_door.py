@@ -54,8 +54,8 @@ def test_rows_take_the_next_image_with_its_own_options(model):
     np.testing.assert_array_equal(one, other, err_msg=name)
   np.testing.assert_array_equal(refilled.images, whole.images)
   # Rows of a decoder without drafts are complete together.
-  assert not generate._can_refill(
-      generate.prepare(model, prompts, batch_size=2, decoder='vanilla'))
+  assert generate._refill_decoder(
+      generate.prepare(model, prompts, batch_size=2, decoder='vanilla')) is None
 
 
 def test_programs_are_compiled_once(model):

@@ -78,7 +78,7 @@ def test_a_network_is_never_overwritten_by_a_model(folder, tmp_path):
     alone = tmp_path / role
     shutil.copytree(folder / role, alone)
     before = (alone / 'model.json').read_bytes()
-    with pytest.raises(store.CheckpointError, match='is the folder of a network; give'):
+    with pytest.raises(store.CheckpointError, match='is the folder of a network; use'):
       families.save(alone, 'tiny', {'tokenizer': str(folder / 'tokenizer')})
     assert (alone / 'model.json').read_bytes() == before
 

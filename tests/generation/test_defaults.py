@@ -163,7 +163,7 @@ def test_networks_stay_where_they_are_and_the_format_says_what_is_inside(folder,
 def test_places_that_are_refused(folder, tmp_path):
   with pytest.raises(ValueError, match="'demo', which is part of the package .* store=FOLDER"):
     tuned.place('demo')
-  with pytest.raises(ValueError, match='the folder of a network alone; give store=FOLDER'):
+  with pytest.raises(ValueError, match='the folder of a network alone; pass store=FOLDER'):
     tuned.place(folder / 'target')
   with pytest.raises(ValueError, match='holds other networks than model'):
     tuned.place('demo', folder)

@@ -224,7 +224,7 @@ def test_generate_completes_images():
 @pytest.mark.parametrize('options, message', [
     (dict(rows=2), 'rows is 2, but there is no prefix'),
     (dict(prefix=np.zeros(12, int), rows=4), 'rows is 4; it must be a whole number from 1 to 3'),
-    (dict(prefix=np.zeros(3, int), rows=2), 'rows is 2, but prefix has 3 tokens, 3 in a row'),
+    (dict(prefix=np.zeros(3, int), rows=2), 'rows is 2, but prefix has 3 tokens, 3 per row'),
     (dict(prefix=np.zeros(12, int)), 'prefix has 12 tokens; it must be whole rows'),
     (dict(prefix=np.zeros((3, 6), int)), 'prefix has 3 images for 2 prompts'),
     (dict(prefix=np.full(6, 12)), 'row 0, include one that is not allowed'),
