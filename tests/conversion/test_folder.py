@@ -88,7 +88,7 @@ def test_a_role_may_be_chosen(tmp_path, alone):
 def test_networks_without_a_model_stand_alone(tmp_path, alone):
   place, config = _convert(tmp_path, alone)
   assert place == tmp_path / 'model' and store.load(place).config == config
-  with pytest.raises(ValueError, match='which is the folder of a network'):
+  with pytest.raises(ValueError, match='which holds a network of its own'):
     _convert(tmp_path, 'llamagen')
   assert store.load(place).config == config
 

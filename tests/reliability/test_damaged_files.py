@@ -204,8 +204,8 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
     path.symlink_to(path)
   path = {'long': tmp_path / ('x' * 300), 'device': pathlib.Path('/dev/zero'),
           'nobody': pathlib.Path('~nobody_of_this_name/x')}.get(kind, path)
-  with pytest.raises(ValueError, match='no such file|it is no file|no model.json|is no folder|'
-                     'cannot be a place|cannot be read|not a checkpoint|no such folder'):
+  with pytest.raises(ValueError, match='no such file|it is no file|no model.json|is no(t a)? folder'
+                     '|cannot be a place|cannot be read|not a checkpoint|no such folder'):
     read(path)
 
 

@@ -190,10 +190,10 @@ FLAGS = {
         ('--top_k=99999999999', 'top_k is 99999999999'), ('--top_p=nan', 'top_p is nan'),
         ('--guidance_interval=0.5', 'a whole number'), ('--dtype=int8', "dtype is 'int8'"),
         (f'--model={WORDS}', 'cannot be a place'), ('--model=~nobody_here/x', 'cannot be a place'),
-        ('--model={tmp}/empty', 'which is no folder'), ('--model={tmp}/pipe', 'is no folder'),
-        ('--model={tmp}/loop', 'is no folder'), ('--model=', 'has no model.json'),
+        ('--model={tmp}/empty', 'which is not a folder'), ('--model={tmp}/pipe', 'is not a folder'),
+        ('--model={tmp}/loop', 'is not a folder'), ('--model=', 'has no model.json'),
         ('--model={tmp}', 'has no model.json'), ('--model={tmp}/tokenizer', "'vq'"),
-        ('--model={tmp}/truncated', 'bytes instead of'), ('--model=demo/eagle', 'is no folder'),
+        ('--model={tmp}/truncated', 'bytes instead of'), ('--model=demo/eagle', 'is not a folder'),
         ('--prompts={tmp}/pipe', 'cannot be read as text (it is no file)'),
         ('--prompts={tmp}/binary', 'cannot be read as text'), ('--prompts={tmp}', 'is no file'),
         ('--prompts={tmp}/empty', 'a file without prompts'), (f'--prompts={WORDS}', 'be a place'),
@@ -273,7 +273,7 @@ FLAGS = {
         ('--gradient_weight=-1', 'gradient_weight is -1'), ('--quantize_from=-1', 'quantize_from'),
         ('--restart_every=0', 'restart_every is 0'), ('--restart_until=2', 'restart_until is 2'),
         ('--restart_below=nan', 'restart_below is nan'), ('--codebook_size=0', 'codebook_size'),
-        ('--tokenizer_of=demo/eagle', 'is no folder'), ('--stage=dance', 'it takes one of all'),
+        ('--tokenizer_of=demo/eagle', 'is not a folder'), ('--stage=dance', 'it takes one of all'),
         ('--export={tmp}/empty', 'is no folder'), ('--export={tmp}/{long}', 'cannot be a place'),
         ('--export=~nobody_here/x', 'cannot be a place'),
         ('--export={tmp}/strange', 'strange/target, which exists and is not a checkpoint'),
@@ -283,7 +283,7 @@ FLAGS = {
         ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
         ('--data=stolen', 'it takes one of generated, given'), ('--labels=x', 'one of probs'),
         ('--num_depths=0', 'num_depths is 0'), ('--num_train_images=0', 'num_train_images is 0'),
-        ('--target={tmp}/empty', 'is no folder'), ('--target={tmp}/tokenizer', "'vq'"),
+        ('--target={tmp}/empty', 'is not a folder'), ('--target={tmp}/tokenizer', "'vq'"),
         ('--target={tmp}/model', 'drafter.'), ('--export={tmp}/pipe', 'is no folder'),
         ('--export={tmp}/strange', 'which exists and is not a checkpoint'),
         ('--dtype=complex64', 'it takes one of float32')],
@@ -378,8 +378,8 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
                                    'fit_head_drafter', 'cspd-generate')
 ] + [('train_drafter', '--target'), ('train', '--tokenizer_of')])
 def test_networks_of_another_kind(capfd, folder, name, flag):
-  for model, message in (('{tmp}/tokenizer', "'vq'"), ('{tmp}/model.json', 'is no folder'),
-                         ('{tmp}/{long}', 'cannot be a place'), ('{tmp}/pipe', 'is no folder')):
+  for model, message in (('{tmp}/tokenizer', "'vq'"), ('{tmp}/model.json', 'is not a folder'),
+                         ('{tmp}/{long}', 'cannot be a place'), ('{tmp}/pipe', 'is not a folder')):
     refused(capfd, name, [f'{PROGRAMS[name]}={{tmp}}/new', f'{flag}={model}'], message, folder)
 
 
