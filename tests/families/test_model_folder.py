@@ -1,4 +1,4 @@
-"""Models on disk, and a family of which the package knows nothing."""
+"""Models on disk, and a family that is not part of the package."""
 
 import json
 import shutil
@@ -108,7 +108,7 @@ def test_damaged_descriptions_are_named(folder, tmp_path, change, message):
 
 
 def _rename(path, old, new):
-  """Writes another name into a description; nothing else of a folder holds one."""
+  """Writes another name into a description, the only file of a folder that holds it."""
   text = path.read_text()
   assert f'"{new}"' in text
   path.write_text(text.replace(f'"{new}"', f'"{old}"'))

@@ -1,4 +1,4 @@
-"""The shipped model of prompts in words: it does what prompts say, and every decoder agrees."""
+"""The shipped text-conditional model: images match their prompts, and all decoders agree."""
 
 import types
 
@@ -63,7 +63,7 @@ def test_another_prompt_has_another_distribution(model):
   probs = np.asarray(probabilities(
       logits[:, :, None], Warp(guidance_scale=3.0), np.zeros((4, 1), int)))[:, 0]
   assert 0.5 * np.abs(probs[0] - probs[1]).sum() > 0.5
-  np.testing.assert_allclose(probs[2], probs[3], atol=1e-6)  # Words that it does not know.
+  np.testing.assert_allclose(probs[2], probs[3], atol=1e-6)  # Unknown words.
   np.testing.assert_allclose(logits[1, 0], logits[1, 1], atol=1e-4)  # An image without a prompt.
 
 

@@ -85,7 +85,7 @@ def test_a_model_is_converted_part_by_part(model, folder):
 
 
 def test_logits_of_words_agree_with_the_official_program(model):
-  """One given token at a time on top of the cache, and all at once."""
+  """Fixed tokens one at a time on top of the cache, and all at once."""
   condition, params = model.condition(CAPTIONS), published.params('llamagen', WIDE, 43)
   assert condition.mask.sum(axis=1).tolist() == [42, 120, 1]
   want = published.recorded('llamagen_words')['logits']

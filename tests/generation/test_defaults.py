@@ -1,4 +1,4 @@
-"""Default decoders by device and number of images: their form, who takes them, where they go."""
+"""Default decoders by device and number of images: their form, use and storage."""
 
 import ast
 import dataclasses
@@ -95,7 +95,7 @@ def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
     (dict(decoder='mc_sjd(window=4)'), 1), (dict(decoder=parse('mc_sjd(window=4)')), 0),
     (dict(decoder='mc_sjd', window=4), 2), ({}, 1)])
 def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
-  """And the text of a parameter that is given separately."""
+  """Also with a parameter that is passed separately."""
   tuned.place(folder, tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'mc_sjd(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
@@ -114,7 +114,7 @@ def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path)
   assert model.generate(['sea', 'sky']).decoder == 'vanilla'
   assert model.generate(['sea', 'sky'], batch_size=1).decoder == 'mc_sjd(window=4)'
   assert model.generate(['sea', 'sky'], decoder='sjd(window=2)').decoder == 'sjd(window=2)'
-  for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # What `cspd-generate` makes.
+  for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # The default of `cspd-generate`.
     gallery = Gallery(model, ['sea', 'sky'], tmp_path / f'by_{size}', batch_size=size)
     assert str(gallery.task.specification) == text
   assert next(model.stream(['sea', 'sky'])).images.shape[0] == 2

@@ -57,7 +57,7 @@ def _model(name):
   if name == 'llamagen':
     parts['tokenizer'] = _loaded('vq', vq, VQ, 3)
   model = families.FAMILIES[name].build(families.Parts(name, parts, {'guidance_scale': 2.0}))
-  # Without a file of words nothing reads pixels; these tests look at tokens.
+  # Its image tokenizer would require a text part; these tests compare tokens.
   return model
 
 
@@ -177,7 +177,7 @@ def _wrong(column, value):
   return tokens
 
 
-# None of the vocabulary, the end of a row within one, and none where it must be.
+# Outside the vocabulary, the end of a row inside a row, and another token at its position.
 @pytest.mark.parametrize('column, value', [(0, 20), (0, 12), (3, 5)])
 def test_wrong_tokens_are_refused(column, value):
   decoder = _model('early_fusion').decoder('vanilla', prefix_length=8)
