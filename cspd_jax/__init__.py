@@ -1,4 +1,4 @@
-"""Fast autoregressive image generation in JAX, without changing what is generated."""
+"""Fast autoregressive image generation in JAX that preserves the model's distribution."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.families import Model, decoder, load, shipped
 from cspd_jax.version import __version__
 
-if TYPE_CHECKING:  # Type checkers read the functions, not the table.
+if TYPE_CHECKING:  # Type checkers do not see the functions that the table adds below.
   from cspd_jax.decoding.decoders import *  # noqa: F403
 
 globals().update({name: entry.build for name, entry in _DECODERS.items()})

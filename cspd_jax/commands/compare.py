@@ -125,7 +125,7 @@ class Job(NamedTuple):
   """
 
   model: cspd_jax.Model
-  programs: dict[str, batches.Program]
+  programs: dict[str, batches.BatchDecoder]
   left_out: dict[str, str]
   prompts: list[Any]
   seed: Any
@@ -148,7 +148,7 @@ def prepare(config: Any) -> Job:
   programs = {}
   condition = model.condition(prompts)
   for name, specification in specifications.items():
-    programs[name] = batches.Program(model, specification, sampling)
+    programs[name] = batches.BatchDecoder(model, specification, sampling)
     programs[name].check(condition, sampling)
   return Job(model, programs, left_out, prompts, seed, sampling)
 
@@ -216,7 +216,7 @@ def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -
   """Writes a report of the decoders that have run and returns its rows."""
   report = report_lib.Report(_output(config), compare_report.files(job.model, job.programs))
   rows = compare_report.rows(job.model, job.programs, compared)
-  captions = job.model.conditions.captions(job.prompts)
+  captions = job.model.conditions.titles(job.prompts)
   compare_report.draw(report, job.model, rows, compared, captions)
   report.write(
       settings=dataclasses.asdict(config), rows=rows, model=job.model.name,

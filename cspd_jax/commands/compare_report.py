@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 import cspd_jax
-from cspd_jax import metrics
+from cspd_jax import continuous, metrics
 from cspd_jax.generation import batches
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
@@ -16,7 +16,7 @@ from cspd_jax.measure.comparison import Compared
 from cspd_jax.metrics import passes
 from cspd_jax.plots import acceptance, bars, grid, replaced
 
-Programs = Mapping[str, batches.Program]
+BatchDecoders = Mapping[str, batches.BatchDecoder]
 
 # With more images the maps are too wide to read.
 _MAPPED = 4
@@ -25,14 +25,14 @@ MAPS = 'acceptance.png'
 _PICTURES = (MAPS, 'accepted.png', 'speed.png')
 
 
-def files(model: cspd_jax.Model, programs: Programs) -> list[str]:
+def files(model: cspd_jax.Model, programs: BatchDecoders) -> list[str]:
   """Returns the names of all files that a report may have."""
-  continuous = model.engine.name == 'continuous'
-  pictures = [name for name in _PICTURES if continuous or name != 'accepted.png']
+  is_continuous = model.engine.name == 'continuous'
+  pictures = [name for name in _PICTURES if is_continuous or name != 'accepted.png']
   return [*_files(programs).values(), *pictures]
 
 
-def _files(programs: Programs) -> dict[str, str]:
+def _files(programs: BatchDecoders) -> dict[str, str]:
   """The file of every decoder's images."""
   names: dict[str, str] = {}
   for decoder in programs:
@@ -42,7 +42,7 @@ def _files(programs: Programs) -> dict[str, str]:
   return names
 
 
-def headline(model: cspd_jax.Model, programs: Programs, prompts: Sequence[Any],
+def headline(model: cspd_jax.Model, programs: BatchDecoders, prompts: Sequence[Any],
              sampling: Any) -> str:
   """Describes the run in one line."""
   usual = type(sampling)()._asdict()
@@ -55,7 +55,7 @@ def headline(model: cspd_jax.Model, programs: Programs, prompts: Sequence[Any],
           f'{len(programs)} decoders; model {model.name}, {options}')
 
 
-def rows(model: cspd_jax.Model, programs: Programs,
+def rows(model: cspd_jax.Model, programs: BatchDecoders,
          compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
   """Returns a row per decoder.
 
@@ -77,8 +77,8 @@ def rows(model: cspd_jax.Model, programs: Programs,
         tokens_equal_baseline=baseline and bool(
             np.array_equal(decoded.tokens, baseline.sample.decoded.tokens)),
         compile_seconds=result.compile_seconds, images=images[name])
-    if model.engine.name == 'continuous':
-      row |= _statement(program, decoded) | passes.details(result.sample, model)
+    if isinstance(program.decoder, continuous.Decoder):
+      row |= _statement(program.decoder, decoded) | passes.details(result.sample, model)
     entries.append(row)
   return entries
 
@@ -96,11 +96,10 @@ def _times(result: Compared, baseline: Compared | None) -> dict[str, Any]:
       seconds_per_image=float(seconds.mean()), speedup=speedup, timed_runs=result.timed_runs)
 
 
-def _statement(program: batches.Program, decoded: Any) -> dict[str, Any]:
+def _statement(decoder: continuous.Decoder, decoded: Any) -> dict[str, Any]:
   """The distribution that a decoder of continuous tokens samples, and what it tests."""
   tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
-  return dict(distribution=program.decoder.distribution,
-              guarantee_in_words=program.decoder.guarantee,
+  return dict(distribution=decoder.distribution, guarantee_in_words=decoder.guarantee,
               tested=tested if decoded.tests.tested.any() else None)
 
 

@@ -191,7 +191,7 @@ def _sized(model: cspd_jax.Model, name: str, window: int, passes: int) -> str:
 
 def _standing(model: cspd_jax.Model, batch_sizes: Sequence[int]
               ) -> tuple[dict[int, str], dict[str, str]]:
-  """The default decoders by batch size; those that are not registered any more are left out."""
+  """Default decoders by batch size, without those that are not registered any more."""
   try:
     return {size: str(model.specification(batch_size=size)) for size in batch_sizes}, {}
   except ValueError as error:
@@ -232,7 +232,8 @@ def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, st
     run = runs[text] = tuning.short_run(bench, text, sizes[0], pace)
     predicted = {size: predict(text, size).seconds for size in sizes}
     print(f'{text}: {run.accepted:.2f} tokens per round; seconds per image '
-  """Default decoders by batch size, without those that are not registered any more."""
+          + ', '.join(f'{value:.4f} ({size} at once)' for size, value in predicted.items()),
+          flush=True)
     return predicted
 
   searched = tuning.search(plan.lines, lambda text: plan.further.get(text, []), seconds)

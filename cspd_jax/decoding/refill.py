@@ -271,13 +271,13 @@ def helps(decoder: Decoder, count: int, num_slots: int) -> bool:
   return count > num_slots > 1 and decoder.drafter.tree.num_nodes > 0
 
 
-class Program(NamedTuple):
-  """A refill, compiled when it is first called.
+class JittedRefill(NamedTuple):
+  """A refill whose functions are jitted.
 
   Attributes:
-    refill: the function that is compiled.
+    refill: the refill.
     idle: see `Refill`.
-    advance: see `Refill`; it donates its argument `slots`.
+    advance: see `Refill`; it donates the slots that are passed to it.
   """
 
   refill: Refill
@@ -285,19 +285,19 @@ class Program(NamedTuple):
   advance: Callable[..., tuple[Slots, Finished]]
 
 
-def program(decoder: Decoder, num_slots: int) -> Program:
-  """Returns the program of a decoder with `num_slots` slots, for `run`."""
+def jitted(decoder: Decoder, num_slots: int) -> JittedRefill:
+  """Returns the jitted refill of a decoder with `num_slots` slots, for `run`."""
   refill = Refill(decoder, num_slots)
-  return Program(refill, jax.jit(refill.idle), programs.jit(refill.advance, donate_argnums=1))
+  return JittedRefill(refill, jax.jit(refill.idle), programs.jit(refill.advance, donate_argnums=1))
 
 
-def run(program: Program, params: Params, count: int,
+def run(jitted_refill: JittedRefill, params: Params, count: int,
         images: Callable[[np.ndarray], tuple[Condition, jax.Array, Warp]],
         draft_params: Params = None) -> Iterator[Finished]:
   """Decodes images in slots.
 
   Args:
-    program: the result of `program`.
+    jitted_refill: see `jitted`.
     params: the target's parameters.
     count: the number of images; at least 1.
     images: `numbers [G] -> (condition, keys [G], warp)` of these images. An option is a scalar, has
@@ -307,7 +307,7 @@ def run(program: Program, params: Params, count: int,
   Yields:
     The images that became complete, as NumPy arrays without the rows beyond `count`.
   """
-  size, slots, last = program.refill.group, None, None
+  size, slots, last = jitted_refill.refill.group, None, None
   for first in range(0, count, size):
     numbers = np.minimum(np.arange(first, first + size), count - 1)
     condition, key, warp = images(numbers)
@@ -316,9 +316,9 @@ def run(program: Program, params: Params, count: int,
         jnp.asarray(numbers, jnp.int32), jnp.int32(min(size, count - first)),
         jnp.asarray(first + size >= count))
     if slots is None:
-      slots = program.idle(params, queue, draft_params)
-    slots, finished = program.advance(params, slots, queue, draft_params)
-    if last is not None:  # The result of the previous call, so that the device is not idle.
+      slots = jitted_refill.idle(params, queue, draft_params)
+    slots, finished = jitted_refill.advance(params, slots, queue, draft_params)
+    if last is not None:  # That of the call before, so that the device has work meanwhile.
       yield _fetch(last)
     last = finished
   assert last is not None

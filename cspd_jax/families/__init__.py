@@ -1,8 +1,8 @@
-"""Families of models, one file each, and what all of them share.
+"""Model families, one file each, and the code that they share.
 
-A new family is a file like `llamagen.py` and a line in the list below; outside of the package, a
-file that calls `register`. What only a family knows (kinds of networks by their roles, forms of
-tokenizer files, writers of prompts, forms of EAGLE's layer) is in its `Family`.
+A new family is a file like `llamagen.py` and a line in the list below or, outside the package, a
+file that calls `register`. Everything specific to a family (kinds of networks by role, formats of
+tokenizer files, prompt writers, forms of EAGLE layers) is in its `Family`.
 """
 
 from cspd_jax.families import early_fusion, llamagen, mar
@@ -25,5 +25,5 @@ __all__ = (
     'Tokenizer', 'check_place', 'decoder', 'describe', 'joining', 'load', 'part_folder',
     'register', 'save', 'shipped')
 
-for _one in (llamagen.FAMILY, mar.FAMILY, early_fusion.FAMILY):
-  register(_one)
+for _family in (llamagen.FAMILY, mar.FAMILY, early_fusion.FAMILY):
+  register(_family)

@@ -1,4 +1,4 @@
-"""Prompts of text-conditional LlamaGen: in words, which T5 reads, or the features that it made."""
+"""Prompts of text-conditional LlamaGen: words, which T5 encodes, or T5 features."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,21 +16,21 @@ from cspd_jax.text.bpe import Text
 
 
 def conditions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> Conditions:
-  """What images a text-conditional model can be asked for.
+  """Returns the prompts that a text-conditional model supports.
 
   Args:
     caption_dim: width of the features.
-    encoder: a `t5` network; None if the model has none.
-    text: its tokenizer; None if the model has none.
+    encoder: a `t5` network, or None.
+    text: its tokenizer, or None.
 
   Raises:
-    ValueError: if the encoder does not have all tokens of the tokenizer.
+    ValueError: if the tokenizer has tokens that the encoder does not have.
   """
   reader = None
   if encoder is not None and text is not None:
     if (last := max(text.ids.values())) >= encoder.config.vocab_size:
-      raise ValueError(f'text has tokens up to {last}, but t5 knows {encoder.config.vocab_size}; '
-                       'give the tokenizer.json that belongs to the encoder.')
+      raise ValueError(f'text has tokens up to {last}, but t5 has {encoder.config.vocab_size}; '
+                       'use the tokenizer.json that belongs to the encoder.')
     reader = _reader(encoder, text)
 
   def encode(prompts):
@@ -43,23 +43,23 @@ def conditions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> C
           f'prompts is {str(prompts)[:80]!r}; {_words(encoder, text)}T5 features: an array [B, L, '
           f'{caption_dim}], a list of arrays [L, {caption_dim}] with L up to '
           f'{llamagen.CAPTION_LENGTH}, or a llamagen.Caption.')
-    found = {prompt: reader(prompt) for prompt in dict.fromkeys(prompts)}
-    return Caption(*map(np.stack, zip(*(found[prompt] for prompt in prompts))))
+    encoded = {prompt: reader(prompt) for prompt in dict.fromkeys(prompts)}
+    return Caption(*map(np.stack, zip(*(encoded[prompt] for prompt in prompts))))
 
-  def captions(prompts):
+  def titles(prompts):
     if _is_list_of(str, prompts):
       return list(prompts)
     count = len(prompts.mask if isinstance(prompts, Caption) else prompts)
     return [f'caption {i}' for i in range(count)]
 
-  return Conditions(encode, captions, ())
+  return Conditions(encode, titles, ())
 
 
 def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:
-  """`prompt -> ` its features `[120, D]` and mask `[120]`, as host arrays.
+  """Returns `prompt -> ` its features `[120, D]` and mask `[120]`, as host arrays.
 
-  Prompts are read one by one: the shape is compiled once, and no features depend on which prompts
-  stand beside each other.
+  Prompts are encoded one by one: one shape is compiled, and the features of a prompt do not depend
+  on the other prompts of a batch.
   """
   length, sizes = llamagen.CAPTION_LENGTH, encoder.config
 
@@ -67,17 +67,17 @@ def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np
   def read(params, ids, count):
     visible = jnp.arange(length) < count
     features = t5.encode(params, sizes, ids[None], visible[None])[0]
-    # The encoder has padding on the right, images on the left.
+    # The encoder pads on the right, the image model on the left.
     move = lambda x: jnp.roll(x, length - count, axis=0)
     return move(jnp.where(visible[:, None], features, 0)), move(visible)
 
-  def of(prompt):
+  def encode(prompt):
     ids = captions_lib.tokens(text, prompt, length)
     row = np.zeros(length, np.int32)
     row[:len(ids)] = ids
     return jax.device_get(read(encoder.params, row, len(ids)))
 
-  return of
+  return encode
 
 
 def _is_list_of(kind: Any, prompts: Any) -> bool:
@@ -85,11 +85,12 @@ def _is_list_of(kind: Any, prompts: Any) -> bool:
 
 
 def _words(encoder: Loaded | None, text: Text | None) -> str:
-  """Whether the model takes words, and what to do if it does not."""
+  """Returns whether the model accepts words, and how to load it so that it does."""
   missing = {role: command for role, command, part in (
       ('t5', '--family=t5', encoder), ('text', '--family=t5_text', text)) if part is None}
   if not missing:
-    return 'this model takes a list of prompts in words, or '
-  return (f'this model reads no words, for it has no part {" and no part ".join(missing)}: convert '
-          f'Flan-T5-XL into its folder with cspd-convert {" and ".join(missing.values())}, or load '
-          f'it with {" and ".join(f"{role}=FOLDER" for role in missing)}. It takes ')
+    return 'this model accepts a list of prompts in words, or '
+  parts = f'part{"s" * (len(missing) > 1)} {" and ".join(missing)}'
+  return (f'this model does not accept words because it lacks the {parts}: convert Flan-T5-XL into '
+          f'its folder with cspd-convert {" and ".join(missing.values())}, or load it with '
+          f'{" and ".join(f"{role}=FOLDER" for role in missing)}. It accepts ')

@@ -9,14 +9,14 @@ from cspd_jax.generation.model import Conditions
 
 
 def conditions(num_classes: int, names: Sequence[str] = ()) -> Conditions:
-  """What images a class-conditional model can be asked for.
+  """Returns the prompts that a class-conditional model supports.
 
   Args:
     num_classes: number of classes.
-    names: of the classes, if they have any.
+    names: of the classes, or empty.
 
   Raises:
-    ValueError: unless these are so many names.
+    ValueError: unless there are `num_classes` names or none.
   """
   names = names or ()
   if names and (not isinstance(names, list | tuple) or len(names) != num_classes
@@ -44,11 +44,11 @@ def conditions(num_classes: int, names: Sequence[str] = ()) -> Conditions:
   def encode(prompts):
     return jnp.asarray([label_of(prompt) for prompt in prompts], jnp.int32)
 
-  def captions(prompts):
+  def titles(prompts):
     labels = map(label_of, prompts)
     return [names[label] if names else f'class {label}' for label in labels]
 
-  return Conditions(encode, captions, tuple(names) or range(num_classes))
+  return Conditions(encode, titles, tuple(names) or range(num_classes))
 
 
 def _allowed(num_classes: int, names: Sequence[str]) -> str:

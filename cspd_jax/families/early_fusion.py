@@ -1,7 +1,8 @@
-"""Early-fusion models: one vocabulary for text and images, as Lumina-mGPT, Anole and Emu3 have."""
+"""Early-fusion models, one vocabulary for text and images: Lumina-mGPT, Anole and Emu3."""
 
 import dataclasses
 import functools
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,12 +19,12 @@ from cspd_jax.metrics import frechet
 from cspd_jax.models import eagle, early_fusion, emu3_vq, transformer, vq
 from cspd_jax.text import bpe, templates
 
-# A coordinate that no vector of a codebook comes near.
+# A coordinate far from all vectors of a codebook.
 _FAR = 1e4
 
 
 def build(parts: Parts) -> Model:
-  """Joins the networks of an early-fusion model.
+  """Builds an early-fusion model from its networks.
 
   Raises:
     ValueError: if they do not belong together.
@@ -60,7 +61,7 @@ def build(parts: Parts) -> Model:
 
 
 def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
-  """The networks for images of so many rows and columns of codes; the parameters do not change."""
+  """Returns the networks for images of another grid of codes, with the same parameters."""
   height, width = grid
   target = dataclasses.replace(loaded['target'].config, height=height, width=width)
   tokens = dict(num_tokens=target.num_tokens, row_width=target.row_width)
@@ -70,14 +71,14 @@ def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loa
 
 
 def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
-  """The image tokenizer, with the codes that the model's tokens stand for.
+  """Returns the image tokenizer, which maps the model's tokens to codes.
 
   Args:
     parts: the networks.
-    text: the file of the text part, which says them for Chameleon's tokenizer.
+    text: the file of the text part, which contains this map for Chameleon's tokenizer.
 
   Raises:
-    ValueError: if nothing tells them.
+    ValueError: if the map is required and there is no text part.
   """
   loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
   if loaded is None or is_described(loaded):
@@ -86,17 +87,17 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
     return _pixels(config, loaded, emu3_vq, np.arange(config.num_codes))
   if text is None:
     raise ValueError(
-        f'model {parts.name!r} has an image tokenizer but no text part, whose file says which code '
-        'an image token stands for; convert it into the same folder with cspd-convert '
-        '--family=lumina_mgpt_text (or anole_text), give text=FOLDER, or load with tokenizer=None.')
+        f'model {parts.name!r} has an image tokenizer but no text part, whose file maps image '
+        'tokens to codes; convert it into the same folder with cspd-convert '
+        '--family=lumina_mgpt_text (or anole_text), pass text=FOLDER, or load with tokenizer=None.')
   code = templates.code_map(text, config.first_code, config.num_codes)
   features = lambda params, images: frechet.features(params, loaded.config, images)
   return _pixels(config, loaded, vq, code)._replace(features=features)
 
 
-def _pixels(config: early_fusion.EarlyFusionConfig, loaded: Any, network: Any, code: np.ndarray
-            ) -> Tokenizer:
-  """An image tokenizer of a module, whose code for token `i` is `code[i]`."""
+def _pixels(config: early_fusion.EarlyFusionConfig, loaded: Loaded, network: types.ModuleType,
+            code: np.ndarray) -> Tokenizer:
+  """Returns the image tokenizer of a module; image token `i` has the code `code[i]`."""
   sizes = loaded.config
 
   def decode(params, tokens):
@@ -106,12 +107,12 @@ def _pixels(config: early_fusion.EarlyFusionConfig, loaded: Any, network: Any, c
   token = np.argsort(code)
 
   def encode(params, images):
-    found = jnp.asarray(token)[network.encode(params, sizes, images)]
-    return early_fusion.with_grammar(config, found.reshape(len(images), -1))
+    tokens = jnp.asarray(token)[network.encode(params, sizes, images)]
+    return early_fusion.with_grammar(config, tokens.reshape(len(images), -1))
 
   def codebook(params):
     vectors = network.codebook(params, sizes)[code]
-    # Nothing is near the tokens of the grammar.
+    # Grammar tokens must be far from all others.
     return jnp.pad(vectors, ((0, len(config.ends)), (0, 0)), constant_values=_FAR)
 
   return Tokenizer(sizes, loaded.params, decode=decode, encode=encode, codebook=codebook)

@@ -1,4 +1,4 @@
-"""What a family of models says of itself, and the list of the families there are."""
+"""The description of a model family, and the registry of families."""
 
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
@@ -16,12 +16,12 @@ from cspd_jax.text.templates import Writer
 
 
 class Parts(NamedTuple):
-  """The networks of one model, as they were loaded.
+  """The loaded networks of one model.
 
   Attributes:
-    name: what the model is called.
-    loaded: networks by role; 'target' is always there.
-    defaults: sampling options and decoders that suit the model; see `Model.defaults`.
+    name: name of the model.
+    loaded: networks by role; 'target' is always present.
+    defaults: the model's default sampling options and decoders; see `Model.defaults`.
   """
 
   name: str
@@ -32,7 +32,7 @@ class Parts(NamedTuple):
     """Checks that a network fits the target.
 
     Args:
-      role: of the network; nothing is checked if the model has none.
+      role: of the network; without it nothing is checked.
       size: field of its config.
       target_size: the field of the target's config that must be equal; `size` by default.
 
@@ -42,44 +42,44 @@ class Parts(NamedTuple):
     if role not in self.loaded:
       return
     target_size = size if target_size is None else target_size
-    ours, theirs = (getattr(self.loaded[role].config, size),
-                    getattr(self.loaded['target'].config, target_size))
-    if ours != theirs:
+    value = getattr(self.loaded[role].config, size)
+    target_value = getattr(self.loaded['target'].config, target_size)
+    if value != target_value:
       raise ValueError(
-          f'{role} has {size} {ours}, but the target of {self.name!r} has {target_size} {theirs}; '
-          f'give the {role} that belongs to this target.')
+          f'{role} has {size} {value}, but the target of {self.name!r} has {target_size} '
+          f'{target_value}; pass the {role} that belongs to this target.')
 
   def text(self, forms: Collection[str]) -> bpe.Text | None:
-    """What prompts in words are written with: the file of the part 'text'.
+    """Returns the text tokenizer of the part 'text'.
 
     Args:
-      forms: for whose prompts the file may be; see `bpe.FORMS`.
+      forms: the supported formats of its file; see `bpe.FORMS`.
 
     Returns:
-      None if there is no file, or only a description of it.
+      None without this part, or if it is only described.
 
     Raises:
-      ValueError: if it is for the prompts of other models.
+      ValueError: if the file has another format.
     """
     if 'text' not in self.loaded:
       return None
-    found = self.loaded['text']
-    if found.config.form not in forms:
-      raise ValueError(f'text is a tokenizer file for {found.config.form}, but model {self.name!r} '
-                       f'needs one for {" or ".join(forms)}; give text=FOLDER of such a file.')
-    return None if is_described(found) else bpe.read(found.params, found.config.form)
+    part = self.loaded['text']
+    if part.config.form not in forms:
+      raise ValueError(f'text is a tokenizer file for {part.config.form}, but model {self.name!r} '
+                       f'needs one for {" or ".join(forms)}; pass text=FOLDER of such a file.')
+    return None if is_described(part) else bpe.read(part.params, part.config.form)
 
   def writer(self, writers: Mapping[str, Writer]) -> Writer | None:
-    """How contexts of prompts are written: as the default 'contexts' says, or the part 'text'.
+    """Returns the prompt writer that the default 'contexts' names, else that of the part 'text'.
 
     Args:
-      writers: those of the family by name; see `Family.prompt_writers`.
+      writers: the writers of the family by name; see `Family.prompt_writers`.
 
     Returns:
-      None if there is no part 'text'.
+      None without a part 'text'.
 
     Raises:
-      ValueError: if there is no such writer.
+      ValueError: if the name is unknown.
     """
     if 'text' not in self.loaded:
       return None
@@ -91,17 +91,17 @@ class Parts(NamedTuple):
 
 
 def is_described(loaded: Loaded) -> bool:
-  """Whether a network has no parameters, but descriptions of them."""
+  """Whether a network has descriptions of parameters in place of arrays."""
   return isinstance(jax.tree.leaves(loaded.params)[0], jax.ShapeDtypeStruct)
 
 
 class Published(NamedTuple):
-  """What is published of a family, for those who look at sizes alone.
+  """The published sizes of a family, from which models are described without parameters.
 
   Attributes:
-    presets: sizes of the targets, by name.
-    networks: `target's config -> ` kind and sizes, by role, of networks that draft for it.
-    condition: `(target's config, count) -> ` the condition of so many images, described by
+    presets: configs of the targets, by name.
+    networks: `target's config -> ` kind and config, by role, of networks that draft for it.
+    condition: `(target's config, count) -> ` the condition of `count` images, described by
       `jax.ShapeDtypeStruct`.
   """
 
@@ -114,16 +114,16 @@ class Family(NamedTuple):
   """A family of models.
 
   Attributes:
-    name: how model folders call it.
-    roles: by role, the kinds of networks that may have it, by name; 'target' is a must, and
-      'tokenizer' is what makes pixels. Families that share a kind give the same `Kind`.
-    build: joins networks into a model; raises ValueError if they do not belong together.
-    resize: `(networks by role, (rows, columns)) -> ` the same for images of so many tokens; None if
-      a model makes images of one size.
+    name: its name in model folders.
+    roles: by role, the kinds of networks that may have it, by name; 'target' is required, and
+      'tokenizer' decodes tokens to pixels. Families that share a kind use the same `Kind`.
+    build: builds a model from networks; raises ValueError if they do not belong together.
+    resize: `(networks by role, (rows, columns)) -> ` the same for another grid of tokens; None if
+      the models generate images of one size.
     published: see `Published`.
-    text_forms: by name, how the tokenizer files of the part 'text' are read; see `bpe.FORMS`.
-    prompt_writers: by name, how a prompt in words becomes token ids; see `Parts.writer`.
-    eagle_layers: by name, forms of the layer of its EAGLE drafters; see `eagle.LAYERS`.
+    text_forms: by name, readers of the tokenizer files of the part 'text'; see `bpe.FORMS`.
+    prompt_writers: by name, functions from a prompt in words to token ids; see `Parts.writer`.
+    eagle_layers: by name, forms of the layers of its EAGLE drafters; see `eagle.LAYERS`.
   """
 
   name: str
@@ -145,10 +145,10 @@ FAMILIES: dict[str, Family] = {}
 
 
 def register(family: Family) -> None:
-  """Registers a family, its kinds of networks, forms of tokenizer files and EAGLE layers.
+  """Registers a family, its kinds of networks, formats of tokenizer files and EAGLE layers.
 
   Raises:
-    ValueError: if another family has this name, or something else the name of a part of it.
+    ValueError: if the name of the family or of one of these is already registered.
   """
   if FAMILIES.get(family.name, family) is not family:
     raise ValueError(f'name is {family.name!r}, which another family has; choose another name.')
@@ -163,10 +163,10 @@ def register(family: Family) -> None:
 
 
 def get(name: str) -> Family:
-  """The family of this name, or the one that had it.
+  """Returns the family of this name, or of this former name.
 
   Raises:
-    ValueError: if there is none.
+    ValueError: if no family has this name.
   """
   name = kinds.current(name)
   if name not in FAMILIES:
@@ -175,15 +175,15 @@ def get(name: str) -> Family:
 
 
 def of_target(kind: str) -> Family:
-  """The family whose targets are networks of this kind.
+  """Returns the family whose targets are networks of this kind.
 
   Raises:
-    ValueError: if there is none.
+    ValueError: if no family has such targets.
   """
   kind = kinds.current(kind)
   for family in FAMILIES.values():
     if kind in family.roles['target']:
       return family
   targets = sorted(kind for family in FAMILIES.values() for kind in family.roles['target'])
-  raise ValueError(f'a {kind!r} network is no target, and a model needs one; targets are of the '
+  raise ValueError(f'a {kind!r} network is not a target, which a model requires; targets have the '
                    f'kinds: {", ".join(targets)}.')

@@ -1,8 +1,8 @@
-"""Models on disk: one folder that names the networks a model is made of.
+"""Models on disk: one folder that refers to the networks of a model.
 
-`model.json` holds the family, the folder of every network by its role ('target',
-'tokenizer', what drafts) and what suits the model: sampling options, decoders. A network
-is a folder of `checkpoints.store`, inside of the model's folder or elsewhere.
+`model.json` holds the family, the folder of every network by its role ('target', 'tokenizer', those
+of drafters) and the model's default sampling options and decoders. A network is a folder of
+`checkpoints.store`, inside the model's folder or elsewhere.
 """
 
 import contextlib
@@ -17,20 +17,22 @@ import jax.numpy as jnp
 
 from cspd_jax.checkpoints import files, kinds, paths, reading, store
 from cspd_jax.checkpoints.store import CheckpointError, Loaded
+from cspd_jax.core.spec import Spec
 from cspd_jax.families import family as family_lib
 from cspd_jax.generation import defaults as defaults_lib
+from cspd_jax.generation.engines import AnyDecoder
 from cspd_jax.generation.model import Model
 
-# The second one names decoders by number of images as well; see `generation.defaults`.
+# Format 2 also has default decoders by number of images; see `generation.defaults`.
 _FORMATS = (1, 2)
 FILE = 'model.json'
-# Networks that take no part in decoding tokens; they stay on one device.
+# Networks that decoding of tokens does not use; they stay on one device.
 _ALONE = ('tokenizer', 'text')
 
 
 def shipped() -> list[str]:
-  """Names of the models that come with the package."""
-  return sorted(found.parent.name for found in store.ASSETS.glob(f'*/{FILE}'))
+  """Returns the names of the models that are part of the package."""
+  return sorted(path.parent.name for path in store.ASSETS.glob(f'*/{FILE}'))
 
 
 def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
@@ -41,38 +43,38 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
   Args:
     name_or_folder: the name of a shipped model, a folder that `save` or `cspd-convert` wrote, or
       the folder of a target alone.
-    dtype: dtype of the floating-point parameters. None takes what the model's defaults say,
-      or else what is stored.
-    quantize: 'int8' loads the matrices of the target's layers as whole numbers of 8 bits, with a
-      scale per output; embeddings, norms and the output matrix stay in `dtype`. This is another
-      target, to which exact decoders are exact; see `metrics.distance`. None leaves them.
+    dtype: dtype of the floating-point parameters. None uses the dtype of the model's defaults, or
+      else the stored one.
+    quantize: 'int8' quantizes the matrices of the target's layers to int8 with a scale per output;
+      embeddings, norms and the output matrix stay in `dtype`. The result is another target, and
+      exact decoders are exact with respect to it; see `metrics.distance`. None does not quantize.
     sharding: a mesh of `sharding.make_mesh`: images are divided over its groups of devices, and
-      the parameters of target and drafters over the devices of a group. Or where the target's
-      parameters go: a device, a `jax.sharding.Sharding`, or a tree of those like the parameters.
-      None means the default device.
+      the parameters of target and drafters over the devices of a group. Or the placement of the
+      target's parameters: a device, a `jax.sharding.Sharding`, or a tree of these like the
+      parameters. None means the default device.
     verify: whether to compare every file with its digest; see `checkpoints.store.load`.
     allow_nonfinite: whether parameters may be NaN or infinite.
-    grid: rows and columns of tokens of an image, for families whose models make images of several
-      sizes. None takes the model's own.
+    grid: rows and columns of tokens of an image, for families whose models generate images of
+      several sizes. None uses the model's own.
     **parts: networks that replace the model's own, by role, such as `draft=` or `tokenizer=`:
-      a folder, a network that is loaded already, or None to leave it out.
+      a folder, a loaded network, or None to leave it out.
 
   Returns:
     The model.
 
   Raises:
-    CheckpointError: if there is no such model, it has no target yet, or one of its networks is
+    CheckpointError: if the model does not exist, has no target yet, or one of its networks is
       missing, damaged or of the wrong kind.
-    ValueError: if the networks do not belong together, a role is unknown, `dtype` is not one of
-      floating-point numbers, `quantize` is not for this target, the model makes no images of that
-      size, or a network cannot be divided over the mesh.
+    ValueError: if the networks do not belong together, a role is unknown, `dtype` is not a
+      floating-point dtype, the target does not support `quantize`, the model does not support
+      `grid`, or a network cannot be divided over the mesh.
   """
   mesh = sharding if isinstance(sharding, jax.sharding.Mesh) else None
   folder = find(name_or_folder)
   description = read(folder)
   family = family_lib.get(description['family'])
   if unknown := sorted(set(parts) - set(family.roles)):
-    raise ValueError(f'{unknown[0]} is no part of a {family.name!r} model; parts are: '
+    raise ValueError(f'{unknown[0]} is not a part of a {family.name!r} model; parts are: '
                      f'{", ".join(family.roles)}.')
   resized = _resize(grid, family)
   defaults = dict(description['defaults'])
@@ -81,7 +83,7 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
   if dtype is not None:
     _check_dtype(dtype)
   if quantize is not None and isinstance(parts.get('target'), Loaded):
-    raise ValueError(f'quantize is {quantize!r}, but target is loaded already; give its folder.')
+    raise ValueError(f'quantize is {quantize!r}, but target is loaded already; pass its folder.')
   devices = {'target': sharding} | dict.fromkeys(_ALONE)
   loaded = {
       role: _network(role, part if role in parts else folder / part, family, dtype=dtype,
@@ -98,15 +100,15 @@ def _check_target(folder: pathlib.Path, parts: Mapping[str, Any], loaded: Mappin
                   ) -> None:
   """Raises ValueError or CheckpointError unless a model was loaded with a target."""
   if 'target' in parts and 'target' not in loaded:
-    raise ValueError(f'target is None, but model {folder.name!r} cannot be without; leave it out '
-                     'or give a folder.')
+    raise ValueError(f'target is None, but model {folder.name!r} requires a target; leave the '
+                     'argument out or pass a folder.')
   if 'target' not in loaded:
     raise CheckpointError(f'model {folder.name!r} has no target yet; convert one into its folder '
-                          f'with cspd-convert --output={folder}, or give target=.')
+                          f'with cspd-convert --output={folder}, or pass target=.')
 
 
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:
-  """A network of a model, loaded unless it is; raises CheckpointError if it is of no such kind."""
+  """Loads a network unless it is loaded; raises CheckpointError if its kind does not fit `role`."""
   if not isinstance(part, Loaded):
     part = store.load(part, **options)
   if part.kind not in family.roles.get(role, ()):
@@ -117,13 +119,13 @@ def _network(role: str, part: Any, family: family_lib.Family, **options: Any) ->
 
 
 def _resize(grid: Any, family: family_lib.Family) -> Callable[[dict[str, Loaded]], Any]:
-  """What makes networks into those for images of this size, or raises ValueError."""
+  """Returns the function that adapts networks to a grid; raises ValueError for a wrong grid."""
   resize = family.resize
   if grid is None:
     return lambda loaded: loaded
   if resize is None:
-    raise ValueError(f'grid is {grid}, but a {family.name!r} model makes images of one size; leave '
-                     'it out.')
+    raise ValueError(f'grid is {grid}, but a {family.name!r} model generates images of one size; '
+                     'leave it out.')
   if not isinstance(grid, (tuple, list)) or len(grid) != 2 or not all(
       isinstance(size, int) and size > 0 for size in grid):
     raise ValueError(f'grid is {grid!r}; it must be rows and columns of tokens, such as (32, 48).')
@@ -137,23 +139,24 @@ def _check_dtype(dtype: Any) -> None:
   except TypeError:
     is_float = False
   if not is_float:
-    raise ValueError(f'dtype is {dtype!r}; it must be one of floating-point numbers, such as '
-                     "'bfloat16', 'float16' or 'float32'.")
+    raise ValueError(f"dtype is {dtype!r}; it must be a floating-point dtype, such as 'bfloat16', "
+                     "'float16' or 'float32'.")
 
 
 def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | None = None
              ) -> Model:
-  """A model without its numbers, to be compiled: parameters are `jax.ShapeDtypeStruct`.
+  """Returns a model that can only be compiled: its parameters are `jax.ShapeDtypeStruct`.
 
-  What drafts for the target but is no part of a folder has the sizes that are published for it.
+  Drafting networks that are not part of a folder have the published sizes.
 
   Args:
     name: a preset of a family, such as 'c2i_xl_256', the name of a shipped model, or a folder.
-    dtype: of the floating-point parameters.
-    layers: layers that are left of the target; what drafts for it stays whole. None leaves all.
+    dtype: dtype of the floating-point parameters.
+    layers: the number of the target's layers to keep; drafting networks stay complete. None keeps
+      all.
 
   Raises:
-    CheckpointError: if there is no such model.
+    CheckpointError: if the model does not exist.
     ValueError: if it has fewer layers.
   """
   family, loaded = _sketches(name)
@@ -165,21 +168,21 @@ def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | 
     loaded.setdefault(role, store.sketch(kind, sizes))
 
   def build(target):
-    parts = {role: one._replace(params=_described(one.params, dtype))
-             for role, one in {**loaded, 'target': target}.items()}
+    parts = {role: network._replace(params=_described(network.params, dtype))
+             for role, network in {**loaded, 'target': target}.items()}
     return family.build(family_lib.Parts(str(name), parts, {}))
 
-  whole = build(loaded['target'])
+  complete = build(loaded['target'])
   if layers is None:
-    return whole
+    return complete
   small = store.sketch(
       loaded['target'].kind, dataclasses.replace(config, num_layers=layers))
-  return dataclasses.replace(build(small), drafts=whole.drafts)
+  return dataclasses.replace(build(small), drafts=complete.drafts)
 
 
 def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loaded]]:
-  """The family and the described networks of a model, but for those that make pixels or words."""
-  presets = {}
+  """Returns the family and the described networks of a model, without tokenizers and T5."""
+  presets: dict[str, family_lib.Family] = {}
   for family in family_lib.FAMILIES.values():
     presets |= dict.fromkeys(family.published.presets, family)
   if (preset := str(name)) in presets:
@@ -197,25 +200,25 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
 
 
 def _described(params: Any, dtype: Any) -> Any:
-  """Shapes of parameters, the floating-point ones with a dtype."""
+  """Returns shapes and dtypes of parameters, with `dtype` for floating-point ones."""
   return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
       leaf.shape, dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype), params)
 
 
 def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
          defaults: Mapping[str, Any] | None = None) -> None:
-  """Makes a model of networks that are saved already, or adds them to the model in a folder.
+  """Creates a model from saved networks, or adds them to the model in a folder.
 
   Args:
     folder: of the model.
     family: name of its family.
     parts: folders of networks by role, relative to `folder` or absolute; they are added to
-      those that the model has.
-    defaults: see `Model.defaults`; they are added to those that the model has.
+      those of the model.
+    defaults: see `Model.defaults`; they are added to those of the model.
 
   Raises:
-    CheckpointError: if the folder holds a network of its own, or a model of another family.
-    ValueError: for an unknown family or role, or a default decoder of another form.
+    CheckpointError: if the folder is that of a network, or holds a model of another family.
+    ValueError: for an unknown family or role, or a default decoder in an unsupported form.
   """
   folder = paths.folder('folder', folder)
   description = _joined(folder, family, parts, defaults or {})
@@ -228,14 +231,14 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
             defaults: Mapping[str, Any]) -> Iterator[dict[str, pathlib.Path]]:
   """Yields folders to write networks into, which join a model when the block ends: all or none.
 
-  If the block raises, the model's folder is as it was, and if the process is killed, the model is
-  the old one or the new one; see `checkpoints.folders`.
+  If the block raises, the model's folder is unchanged, and if the process is killed, the folder
+  holds the old model or the new one; see `checkpoints.folders`.
 
   Args:
-    folder: of the model. It is made, or the networks join the model that is there, in place of
-      older ones of the same roles.
+    folder: of the model. It is created, or the networks are added to the model in it and replace
+      those of the same roles.
     family: name of its family.
-    states: what each network depends on, by role; see `store.save_groups`.
+    states: everything that determines each network, by role; see `store.save_groups`.
     defaults: see `save`.
 
   Raises:
@@ -250,52 +253,52 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
 
 
 def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]) -> None:
-  """Checks that a model can be saved in a folder, with networks in it, before there are any.
+  """Checks in advance that a model and its networks can be saved in a folder.
 
-  Arguments and errors are those of `save`; `parts` are in the folder, and none may be a link, whose
-  network elsewhere would be replaced.
+  Arguments and errors are those of `save`; `parts` are in the folder, and none may be a link, since
+  saving would replace the network that it points to.
   """
   folder = paths.folder('folder', folder)
   _joined(folder, family, parts, {})
   for part in parts.values():
     if (folder / part).is_symlink():
-      raise CheckpointError(f'{folder / part} is a link, and the network that it leads to would be '
-                            'replaced; remove the link, or give another folder.')
+      raise CheckpointError(f'{folder / part} is a link, and the network that it points to would '
+                            'be replaced; remove the link, or use another folder.')
     store.check_place(folder / part)
 
 
 def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
             defaults: Mapping[str, Any]) -> dict[str, Any]:
-  """The description of a model with what is added to it; see `save`."""
-  known = family_lib.get(family)
-  family = known.name
-  if unknown := sorted(set(parts) - set(known.roles)):
-    raise ValueError(f'{unknown[0]} is no part of a {family!r} model; parts are: '
-                     f'{", ".join(known.roles)}.')
+  """Returns the description of a model with parts and defaults added; see `save`."""
+  registered = family_lib.get(family)
+  family = registered.name
+  if unknown := sorted(set(parts) - set(registered.roles)):
+    raise ValueError(f'{unknown[0]} is not a part of a {family!r} model; parts are: '
+                     f'{", ".join(registered.roles)}.')
   description: dict[str, Any] = dict(family=family, parts={}, defaults={})
   store.recover(folder)
   if (folder / FILE).exists():
     if 'kind' in _content(folder):
       raise CheckpointError(
-          f'folder is {folder}, which holds a network of its own; give another folder for the '
+          f'folder is {folder}, which is the folder of a network; use another folder for the '
           'model and name this one among its parts.')
     description |= read(folder)
     if description['family'] != family:
       raise CheckpointError(
-          f'{folder} holds a {description["family"]!r} model; give another folder for a '
+          f'{folder} holds a {description["family"]!r} model; use another folder for a '
           f'{family!r} one.')
   description['parts'] = {**description['parts'], **parts}
   description['defaults'] = {**description['defaults'], **defaults}
-  chosen = description['defaults'].get('decoder')
-  defaults_lib.check(chosen)
-  return dict(format=_FORMATS[defaults_lib.is_by_size(chosen)], **description)
+  choice = description['defaults'].get('decoder')
+  defaults_lib.check(choice)
+  return dict(format=_FORMATS[defaults_lib.is_by_size(choice)], **description)
 
 
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
-  """The folder of one of a model's networks.
+  """Returns the folder of one of a model's networks.
 
   Raises:
-    CheckpointError: if there is no such model, or it has no such part.
+    CheckpointError: if the model does not exist or does not have this part.
   """
   folder = find(name_or_folder)
   parts = read(folder)['parts']
@@ -306,21 +309,21 @@ def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
-  """What `model.json` says; a target alone is described as a model without other parts.
+  """Reads `model.json`; the folder of a target is described as a model without other parts.
 
   Raises:
-    CheckpointError: if there is none, or it cannot be read.
+    CheckpointError: if the file does not exist or cannot be read.
   """
   description = _content(folder)
-  if 'kind' in description:  # A network of its own.
+  if 'kind' in description:  # The folder of a network.
     family = family_lib.of_target(description['kind']).name
     return dict(family=family, parts={'target': '.'}, defaults={})
   try:
     version = description['format']
-    found: dict[str, Any] = dict(
+    result: dict[str, Any] = dict(
         family=kinds.current(str(description['family'])), parts=dict(description['parts']),
         defaults=dict(description['defaults']))
-    wrong = [role for role, part in found['parts'].items()
+    wrong = [role for role, part in result['parts'].items()
              if not isinstance(part, str) or not part or not part.isprintable()]
   except (KeyError, TypeError, ValueError) as error:
     raise _damaged(folder, error) from error
@@ -330,14 +333,14 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   if wrong:
     raise CheckpointError(f'{folder / FILE}: the part {wrong[0]!r} must be named by its folder.')
   try:
-    defaults_lib.check(found['defaults'].get('decoder'))
+    defaults_lib.check(result['defaults'].get('decoder'))
   except ValueError as error:
     raise CheckpointError(f'{folder / FILE}: {error}') from error
-  return found
+  return result
 
 
 def _content(folder: pathlib.Path) -> dict[str, Any]:
-  """What `model.json` holds, be it of a model or of a network; raises CheckpointError."""
+  """Returns the content of the `model.json` of a model or network; raises CheckpointError."""
   try:
     return reading.json(folder / FILE, 'copy or convert the model again')
   except ValueError as error:
@@ -351,25 +354,25 @@ def _damaged(folder: pathlib.Path, error: Exception) -> CheckpointError:
 
 
 def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
-  """The folder of a model; a shipped name wins over a folder of that name.
+  """Returns the folder of a model; the name of a shipped model takes precedence over a folder.
 
   Raises:
-    CheckpointError: if there is no such model.
+    CheckpointError: if the model does not exist.
   """
   if str(name_or_folder) in shipped():
     return store.ASSETS / str(name_or_folder)
   folder = paths.find('name_or_folder', name_or_folder)
   store.recover(folder)
   if not (folder / FILE).is_file():
-    what = 'has no model.json' if folder.is_dir() else 'is no folder'
+    problem = 'has no model.json' if folder.is_dir() else 'is not a folder'
     raise CheckpointError(
-        f'name_or_folder is {str(name_or_folder)!r}, which {what}; give one of the shipped models '
-        f'({", ".join(shipped())}) or a folder that cspd-convert wrote.')
+        f'name_or_folder is {str(name_or_folder)!r}, which {problem}; pass one of the shipped '
+        f'models ({", ".join(shipped())}) or a folder that cspd-convert wrote.')
   return folder
 
 
-def decoder(specification: Any, model: Model, *, guided: bool = True) -> Any:
-  """A decoder of a model by specification; see `Model.decoder`.
+def decoder(specification: str | Spec, model: Model, *, guided: bool = True) -> AnyDecoder:
+  """Builds a decoder of a model by specification; see `Model.decoder`.
 
   Example:
     decode = jax.jit(cspd_jax.decoder('jacobi(window=16, coupling=maximal)+exact', model))

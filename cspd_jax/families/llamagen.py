@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from cspd_jax.checkpoints.kinds import Kind
+from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.families import caption_prompts, class_prompts, drafts
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.generation import engines
@@ -17,7 +18,7 @@ from cspd_jax.text import bpe
 
 
 def build(parts: Parts) -> Model:
-  """Joins the networks of a LlamaGen model.
+  """Builds a LlamaGen model from its networks.
 
   Raises:
     ValueError: if they do not belong together.
@@ -49,7 +50,7 @@ def build(parts: Parts) -> Model:
       ends=ends, eagle_layer='llamagen', defaults=parts.defaults, metadata=target.metadata)
 
 
-def _tokenizer(loaded: Any, config: llamagen.LlamaGenConfig) -> Tokenizer | None:
+def _tokenizer(loaded: Loaded | None, config: llamagen.LlamaGenConfig) -> Tokenizer | None:
   if loaded is None:
     return None
   sizes = loaded.config
@@ -63,10 +64,10 @@ def _tokenizer(loaded: Any, config: llamagen.LlamaGenConfig) -> Tokenizer | None
 
 
 def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
-  """Classes or captions.
+  """Returns the prompts that the model supports: classes or captions.
 
   Raises:
-    ValueError: if the parts that read words do not belong to the target.
+    ValueError: if the text parts do not belong to the target.
   """
   if config.conditioning == 'text':
     parts.pair('t5', 'dim', 'caption_dim')
@@ -74,13 +75,14 @@ def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
     return caption_prompts.conditions(config.caption_dim, parts.loaded.get('t5'), text)
   if words := [role for role in ('t5', 'text') if role in parts.loaded]:
     raise ValueError(f'model {parts.name!r} has the part {words[0]!r}, but its target is '
-                     f'class-conditional and reads no words; load it with {words[0]}=None.')
+                     f'class-conditional and accepts no words; load it with {words[0]}=None.')
   return class_prompts.conditions(
       config.num_classes, parts.loaded['target'].metadata.get('labels', ()))
 
 
 def _networks(config: llamagen.LlamaGenConfig) -> dict[str, tuple[str, Any]]:
-  """Networks for a target: those of `drafts.published`, Medusa's heads and a smaller LlamaGen."""
+  """Networks for a target: those of `drafts.published`, Medusa heads and a smaller LlamaGen."""
+  assert config.ffn_dim is not None  # `LlamaGenConfig.__post_init__` sets it.
   layer = eagle.EagleConfig(
       family='llamagen', num_tokens=config.num_tokens, row_width=config.width, dim=config.dim,
       num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
@@ -114,5 +116,5 @@ FAMILY = Family(
     build=build,
     published=Published(llamagen.PRESETS, _networks, _condition),
     text_forms={'t5': bpe.Vocabulary},
-    # As LANTERN publishes them (arXiv 2410.03355): the condition is no tokens and has no place.
+    # As LANTERN publishes them (arXiv 2410.03355): the condition has no tokens and no positions.
     eagle_layers={'llamagen': eagle.Layer(by_grid=True, reads_prompt=False)})

@@ -13,7 +13,7 @@ from cspd_jax.models import kl_vae, mar
 
 
 def build(parts: Parts) -> Model:
-  """Joins the networks of a MAR model.
+  """Builds a MAR model from its networks.
 
   Raises:
     ValueError: if they do not belong together.

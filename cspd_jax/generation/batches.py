@@ -1,85 +1,89 @@
-"""The runner: many images with one decoder, in batches, to be stopped and continued.
+"""Decodes many images with one decoder in batches; an interrupted run can be resumed.
 
-Image `i` depends on the seed, `i` and its prompt only, whatever the batch size is. With a
-folder every finished batch is a file, and the same call goes on where a stopped one was.
+Image `i` depends only on the seed, `i` and its prompt, whatever the batch size. With a folder,
+every finished batch is stored as a file, and the same call resumes an interrupted run.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs, random as random_lib
+from cspd_jax.core.spec import Spec
 from cspd_jax.generation import shards as shards_lib
+from cspd_jax.generation.engines import Options
+
+if TYPE_CHECKING:
+  from cspd_jax.generation.model import Model
 
 # `(done, total) -> None`, called with numbers of images.
 Progress = Callable[[int, int], None]
 
 
 def keys(seed: Any, numbers: np.ndarray | Sequence[int]) -> jax.Array:
-  """Gives images their random keys, `[B]`.
+  """Returns the random keys `[B]` of images.
 
   Args:
-    seed: an integer or a random key of all images, of which image `i` has the key `i`. Or one
-      integer per image, which has the first key of its own seed, or one pair of a seed and a
+    seed: one integer or random key for all images; image `i` then has its key number `i`. Or one
+      integer per image, which then has the first key of its own seed, or one pair of a seed and a
       number per image.
-    numbers: of the images, from 0.
+    numbers: numbers of the images, from 0.
   """
   index = np.asarray(numbers)
   if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
     return jax.vmap(lambda i: jax.random.fold_in(seed, i))(index)
   if np.ndim(seed) == 0:
     return keys(jax.random.key(seed), index)
-  own = np.asarray(seed, np.uint32)[index % len(seed)].reshape(len(index), -1)
-  number = own[:, 1] if own.shape[1] == 2 else np.zeros_like(index)
-  return random_lib.image_keys(list(zip(own[:, 0], number)))
+  pairs = np.asarray(seed, np.uint32)[index % len(seed)].reshape(len(index), -1)
+  number = pairs[:, 1] if pairs.shape[1] == 2 else np.zeros_like(index)
+  return random_lib.image_keys(list(zip(pairs[:, 0], number)))
 
 
 def filled(count: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
   """Divides images into batches of one size, so that one compiled program serves all of them.
 
   Args:
-    count: images.
-    size: images of a batch.
+    count: number of images.
+    size: images per batch.
 
   Yields:
-    Numbers `[size]` of the images of a batch, and how many of them count: the last batch repeats
-    its last image.
+    The numbers `[size]` of the images of a batch, and how many of them are new: the last batch
+    repeats its last image.
   """
   for first in range(0, count, size):
     yield np.minimum(np.arange(first, first + size), count - 1), min(size, count - first)
 
 
 def leading(results: Any, count: int) -> Any:
-  """The results of the first images of a batch."""
+  """Returns the results of the first `count` images of a batch."""
   return jax.tree.map(lambda leaf: leaf[:count], results)
 
 
-class Program:
-  """A decoder of a model with its parameters: `program(condition, keys, sampling)`.
+class BatchDecoder:
+  """A decoder of a model bound to its parameters: `decode(condition, keys, sampling)`.
 
-  It is compiled once per batch size, and returns what the decoder returns. The model keeps
-  the compiled decoder for the next program of the same specification.
+  It is compiled once per batch size and returns the decoder's result. The model caches the
+  compiled decoder for later instances with the same specification.
 
   Attributes:
-    decoder: the decoder itself.
-    specification: what it was built from.
+    decoder: the decoder without parameters.
+    specification: the specification that it was built from.
   """
 
-  def __init__(self, model: Any, specification: Any, sampling: Any):
+  def __init__(self, model: 'Model', specification: str | Spec, sampling: Options):
     """Builds the decoder.
 
     Args:
-      model: a `generation.Model`.
+      model: the model.
       specification: of the decoder.
-      sampling: options like those that it will be called with; whether they ask for guidance
-        counts.
+      sampling: options like those of later calls; only whether they use guidance matters.
 
     Raises:
-      ValueError: for a specification that cannot work.
+      ValueError: for a specification that is not supported.
     """
     self.specification = model.specification(specification)
     guided = programs.is_guided(sampling)
@@ -89,21 +93,21 @@ class Program:
     self._jitted = programs.kept(
         model, (str(self.specification), guided), lambda: programs.jit(self.decoder))
 
-  def __call__(self, condition: Any, row_keys: jax.Array, sampling: Any) -> Any:
+  def __call__(self, condition: Any, row_keys: jax.Array, sampling: Options) -> Any:
     return self._jitted(*self._arguments(condition, row_keys, sampling))
 
-  def check(self, condition: Any, sampling: Any) -> None:
-    """Raises ValueError for values that cannot work."""
+  def check(self, condition: Any, sampling: Options) -> None:
+    """Raises ValueError for values that the decoder does not support."""
     self.decoder.check(condition, sampling)
 
-  def compiled(self, condition: Any, row_keys: jax.Array, sampling: Any) -> programs.Compiled:
-    """The compiled program for arguments like these, and how long it took to compile."""
+  def compiled(self, condition: Any, row_keys: jax.Array, sampling: Options) -> programs.Compiled:
+    """Returns the compiled program for arguments of these shapes, and its compilation time."""
     run_all, seconds = programs.compiled(
         self.decoder, *self._arguments(condition, row_keys, sampling))
-    return programs.Compiled(lambda *given: run_all(*self._arguments(*given)), seconds)
+    return programs.Compiled(lambda *arguments: run_all(*self._arguments(*arguments)), seconds)
 
-  def structure(self, condition: Any, row_keys: jax.Array, sampling: Any) -> Any:
-    """Shapes and dtypes of the result."""
+  def structure(self, condition: Any, row_keys: jax.Array, sampling: Options) -> Any:
+    """Returns shapes and dtypes of the result."""
     return jax.eval_shape(self.decoder, *self._arguments(condition, row_keys, sampling))
 
   def _arguments(self, condition, row_keys, sampling):
@@ -111,39 +115,39 @@ class Program:
 
 
 def run(
-    model: Any,
-    decoder: Any,
+    model: 'Model',
+    decoder: str | Spec | Callable[..., Any],
     prompts: Any,
     *,
     seed: Any = 0,
     batch_size: int = 16,
-    sampling: Any = None,
+    sampling: Options | None = None,
     folder: str | os.PathLike | None = None,
     progress: Progress | None = None,
 ) -> Any:
   """Decodes one image per prompt.
 
   Args:
-    model: a `generation.Model`.
-    decoder: a specification, a `Program`, or any other function
-      `(condition, keys, sampling) -> result` for a batch.
-    prompts: one per image, as `model.condition` takes them.
+    model: the model.
+    decoder: a specification, a `BatchDecoder`, or any other function
+      `(condition, keys, sampling) -> result` of a batch.
+    prompts: one per image, as `model.condition` accepts them.
     seed: see `keys`.
-    batch_size: images that are decoded together. The last batch is filled up with further images,
+    batch_size: images that are decoded together. The last batch is filled up with repeated images,
       so that one program is compiled.
-    sampling: of `model.sampling`, each option a number or one per image; the model's defaults
-      if None.
-    folder: where finished batches are kept, or None. It is made if necessary, and batches that it
-      holds already are not decoded again. It belongs to one run: the same model, decoder,
+    sampling: options of `model.sampling`, each a number or one number per image; None uses the
+      model's defaults.
+    folder: where finished batches are stored, or None. It is created if necessary, and batches
+      that it already holds are not decoded again. It belongs to one run: the same model, decoder,
       prompts and options.
     progress: called after every batch.
 
   Returns:
-    What the decoder returns, of all images in the order of their prompts, as NumPy arrays.
+    The decoder's results for all images, in the order of their prompts, as NumPy arrays.
 
   Raises:
-    ValueError: if there is nothing to do, an option cannot work, the folder holds another run, or
-      the model's numbers are no probabilities.
+    ValueError: if there are no prompts, an option is not supported, the folder holds another run,
+      or the model returns no valid probabilities.
   """
   batches = [decoded for _, decoded in iterate(
       model, decoder, prompts, seed=seed, batch_size=batch_size, sampling=sampling, folder=folder,
@@ -152,63 +156,64 @@ def run(
 
 
 def iterate(
-    model: Any,
-    decoder: Any,
+    model: 'Model',
+    decoder: str | Spec | Callable[..., Any],
     prompts: Any,
     *,
     seed: Any = 0,
     batch_size: int = 16,
-    sampling: Any = None,
+    sampling: Options | None = None,
     folder: str | os.PathLike | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Any]]:
-  """Decodes batch after batch, for those who do not want to hold all images at once.
+  """Decodes batch after batch, so that not all images are in memory at once.
 
   Arguments and errors are those of `run`.
 
   Yields:
-    The number of the first image of a batch, and what the decoder returned of the batch as NumPy
+    The number of the first image of a batch, and the decoder's result for the batch as NumPy
     arrays.
   """
   condition = model.condition(prompts)
   count = len(jax.tree.leaves(condition)[0])
   _check(count, seed, batch_size)
-  sampling = model.sampling() if sampling is None else sampling
-  program = decoder if callable(decoder) else Program(model, decoder, sampling)
+  options = model.sampling() if sampling is None else sampling
+  decode = decoder if callable(decoder) else BatchDecoder(model, decoder, options)
   size = min(batch_size, count)
 
   def arguments(index):
     pick = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
-    return jax.tree.map(pick, condition), keys(seed, index), jax.tree.map(pick, sampling)
+    return jax.tree.map(pick, condition), keys(seed, index), jax.tree.map(pick, options)
 
-  if isinstance(program, Program):
-    program.check(condition, sampling)
+  shards = None
+  if isinstance(decode, BatchDecoder):
+    decode.check(condition, options)
+    shards = folder and shards_lib.Shards(
+        folder, shards_lib.settings(
+            model, decode.specification, condition, seed, size, options, prompts),
+        decode.structure(*arguments(np.arange(size))))
   elif folder is not None:
-    raise ValueError('folder is given, but decoder is a function; give a specification, which '
-                     'tells what the folder holds.')
-  shards = folder and shards_lib.Shards(
-      folder, shards_lib.settings(
-          model, program.specification, condition, seed, size, sampling, prompts),
-      program.structure(*arguments(np.arange(size))))
-  for index, kept in filled(count, size):
+    raise ValueError('folder is set, but decoder is a function; pass a specification, which '
+                     'records what the folder holds.')
+  for index, num_new in filled(count, size):
     first = int(index[0])
-    decoded = shards.read(first, kept) if shards else None
+    decoded = shards.read(first, num_new) if shards else None
     if decoded is None:
-      decoded = leading(jax.device_get(program(*arguments(index))), kept)
-      if isinstance(program, Program):
+      decoded = leading(jax.device_get(decode(*arguments(index))), num_new)
+      if isinstance(decode, BatchDecoder):
         model.engine.check_result(
-            decoded, [f'number {first + number}' for number in range(kept)])
+            decoded, [f'number {first + number}' for number in range(num_new)])
       if shards:
         shards.write(first, decoded)
     if progress is not None:
-      progress(first + kept, count)
+      progress(first + num_new, count)
     yield first, decoded
 
 
 def _check(count: int, seed: Any, batch_size: int) -> None:
-  """Raises ValueError for arguments of `run` that cannot work."""
+  """Raises ValueError for arguments of `run` that are not supported."""
   if not count:
-    raise ValueError('prompts is empty; give at least one.')
+    raise ValueError('prompts is empty; pass at least one.')
   if batch_size < 1:
     raise ValueError(f'batch_size is {batch_size}; it must be at least 1.')
   if np.ndim(seed) and np.shape(seed) not in ((count,), (count, 2)):

@@ -1,4 +1,4 @@
-"""The decoder of a model where nothing is said, as `model.json` names it.
+"""The decoder that a model is decoded with by default, as `model.json` names it.
 
 `defaults.decoder` is one of
 
@@ -6,8 +6,8 @@
   {'cpu': ..., 'NVIDIA H200': ...}          by device
   {'cpu': {'1': ..., '8': ...}}             by device, and by number of images decoded together
 
-A device goes by its kind, as JAX calls it, or by its platform ('cpu', 'gpu', 'tpu'); the kind comes
-first. A number of images stands for itself and all above it, up to the next one.
+A device is named by its kind, as JAX reports it, or by its platform ('cpu', 'gpu', 'tpu'); the kind
+takes precedence. A number of images applies from itself up to the next number.
 """
 
 from collections.abc import Mapping
@@ -16,78 +16,79 @@ from typing import Any
 PLATFORMS = ('cpu', 'gpu', 'tpu')
 
 
-def check(chosen: Any) -> None:
-  """Checks the form of what a model names; what a specification says is not looked at.
+def check(choice: Any) -> None:
+  """Checks the form of a model's default decoders, but not the specifications themselves.
 
   Raises:
     ValueError: if it is neither None nor one of the forms above.
   """
-  by_device = chosen if isinstance(chosen, Mapping) else {'': chosen}
-  for device, named in by_device.items():
+  by_device = choice if isinstance(choice, Mapping) else {'': choice}
+  for device, entry in by_device.items():
     where = f'decoder for {device!r}' if device else 'decoder'
-    if isinstance(named, Mapping) and device:
-      if wrong := [size for size in named if not _is_size(size)]:
-        raise ValueError(f'{where} is given for {wrong[0]!r} images; it must be a whole number, at '
+    if isinstance(entry, Mapping) and device:
+      if wrong := [size for size in entry if not _is_size(size)]:
+        raise ValueError(f'{where} is set for {wrong[0]!r} images; it must be a whole number, at '
                          'least 1.')
-      specifications = list(named.values())
+      specifications = list(entry.values())
     else:
-      specifications = [named]
-    for one in specifications:
-      if not isinstance(one, str) and (device or one is not None):
-        raise ValueError(f'{where} is {one!r:.80}; it must be a text such as mc_sjd(window=32), or '
-                         'such texts by device, and there by number of images.')
+      specifications = [entry]
+    for text in specifications:
+      if not isinstance(text, str) and (device or text is not None):
+        raise ValueError(f'{where} is {text!r:.80}; it must be a text such as mc_sjd(window=32), '
+                         'or such texts by device, and there by number of images.')
 
 
-def find(chosen: Any, device: Any, batch_size: int) -> str | None:
-  """The specification that a model names for a device and a number of images; None if none.
+def find(choice: Any, device: Any, batch_size: int) -> str | None:
+  """Returns the specification for a device and a number of images, or None.
 
   Args:
-    chosen: what the model names, of the form that `check` asks for.
+    choice: a model's default decoders, of the form that `check` requires.
     device: a JAX device.
     batch_size: images that are decoded together.
   """
-  if not isinstance(chosen, Mapping):
-    return chosen
+  if not isinstance(choice, Mapping):
+    return choice
   for name in (device.device_kind, device.platform):
-    sizes = _sizes(chosen.get(name, {}))
+    sizes = _sizes(choice.get(name, {}))
     if fitting := [size for size in sizes if size <= batch_size]:
       return sizes[max(fitting)]
   return None
 
 
-def joined(chosen: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any]:
-  """What a model names, with specifications for one kind of device.
+def joined(choice: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any]:
+  """Returns a model's default decoders with specifications added for one kind of device.
 
   Args:
-    chosen: what it named before.
+    choice: the default decoders so far.
     kind: of the device.
     decoders: specifications by number of images; they replace those of the same numbers.
   """
-  by_device = dict.fromkeys(PLATFORMS, chosen) if isinstance(chosen, str) else dict(chosen or {})
-  kept = different(_sizes(by_device.get(kind, {})) | dict(decoders))
-  by_device[kind] = kept[1] if list(kept) == [1] else {str(size): kept[size] for size in kept}
+  by_device = dict.fromkeys(PLATFORMS, choice) if isinstance(choice, str) else dict(choice or {})
+  sizes = different(_sizes(by_device.get(kind, {})) | dict(decoders))
+  by_device[kind] = sizes[1] if list(sizes) == [1] else {str(size): sizes[size] for size in sizes}
   return by_device
 
 
 def different(decoders: Mapping[int, str]) -> dict[int, str]:
-  """Specifications by number of images, rising, without those that the number before has too."""
-  kept: dict[int, str] = {}
+  """Sorts specifications by number of images and drops those equal to the one before."""
+  changes: dict[int, str] = {}
   for size in sorted(decoders):
-    if not kept or kept[max(kept)] != decoders[size]:
-      kept[size] = decoders[size]
-  return kept
+    if not changes or changes[max(changes)] != decoders[size]:
+      changes[size] = decoders[size]
+  return changes
 
 
-def is_by_size(chosen: Any) -> bool:
-  """Whether a model names different decoders for different numbers of images."""
-  return isinstance(chosen, Mapping) and any(isinstance(one, Mapping) for one in chosen.values())
+def is_by_size(choice: Any) -> bool:
+  """Whether the default decoders differ by number of images."""
+  return isinstance(choice, Mapping) and any(
+      isinstance(entry, Mapping) for entry in choice.values())
 
 
-def _sizes(named: str | Mapping[str, str]) -> dict[int, str]:
+def _sizes(entry: str | Mapping[str, str]) -> dict[int, str]:
   """Specifications by number of images, for one device."""
-  if isinstance(named, str):
-    return {1: named}
-  return {int(size): one for size, one in named.items()}
+  if isinstance(entry, str):
+    return {1: entry}
+  return {int(size): text for size, text in entry.items()}
 
 
 def _is_size(text: Any) -> bool:

@@ -1,19 +1,52 @@
-"""The two engines as a model sees them: decoders by specification, and sampling options."""
+"""The two engines as a model uses them: decoders by specification, and sampling options."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from cspd_jax.continuous import specification as continuous
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.spec import Spec, parse
-from cspd_jax.decoding import continued, specification as discrete
+from cspd_jax.decoding import prefix as prefix_lib, specification as discrete
 from cspd_jax.decoding.warp import Warp, settled
 from cspd_jax.generation import defaults as defaults_lib
 
-# Sizes of a round that choose parameters of other names; see `decoding.specification.complete`.
+if TYPE_CHECKING:
+  from cspd_jax.generation.model import Drafts, Model
+
+Options = Warp | Sampling
+
+# Sizes of a round that set parameters of other names; see `decoding.specification.complete`.
 _SIZES = ('window', 'length')
+
+
+class AnyDecoder(Protocol):
+  """The interface of the decoders of both engines: functions of arrays, to be jitted.
+
+  `decoding.loop.Decoder` and `continuous.loop.Decoder` document arguments and results.
+  """
+
+  @property
+  def target(self) -> Any:
+    """The model whose distribution is sampled."""
+
+  def check(self, condition: Any, sampling: Any, /) -> Any:
+    """Raises ValueError for a condition or sampling options that are not supported."""
+
+  def __call__(self, params: Any, condition: Any, key: Any, sampling: Any, draft_params: Any, /
+               ) -> Any:
+    ...
+
+  def start(self, params: Any, condition: Any, rng: Any, sampling: Any, draft_params: Any, /
+            ) -> Any:
+    """Returns the state before the first round."""
+
+  def round(self, params: Any, state: Any, sampling: Any, draft_params: Any, /) -> Any:
+    """Returns the state after one more round."""
+
+  def finish(self, state: Any, /) -> Any:
+    """Returns the result so far."""
 
 
 class Engine(NamedTuple):
@@ -25,15 +58,15 @@ class Engine(NamedTuple):
     baseline: the named decoder that all others are compared with.
     candidates: named decoders that may be a model's default, the best first.
     options: the class of the sampling options.
-    complete: `(specification, **sizes) -> Spec` with parameters filled in that the text
-      leaves open and a decoder has; see `specification` of either engine, also for those below.
-    parameters: `specification -> ` the parameters that it may give, by name.
-    needs: `specification -> ` the key of the drafts that it needs, or None.
-    build: `(specification, model, guided, given) -> Decoder` of images whose first `given` tokens
-      are a part of the condition; see `decoding.continued`.
+    complete: `(specification, **sizes) -> Spec`, which sets parameters that the decoder has and the
+      text leaves open; see `specification` of either engine, also for the next two fields.
+    parameters: `specification -> ` the parameters that it may set, by name.
+    needs: `specification -> ` the key of the drafts that it requires, or None.
+    build: `(specification, model, guided, prefix_length) -> decoder` of images whose first
+      `prefix_length` tokens are a part of the condition; see `decoding.prefix`.
     guarantee: `decoder -> ` how its output relates to the target's distribution.
-    valid: `result -> [B]` bool, which images of a decoder's result, NumPy arrays, are images.
-    settled: `sampling options -> ` the same for a program that leaves out what is off.
+    valid: `result -> [B]` bool, which images of a decoder's result (NumPy arrays) are valid.
+    settled: `sampling options -> ` the same for a program that omits options that are off.
   """
 
   name: str
@@ -42,64 +75,66 @@ class Engine(NamedTuple):
   candidates: tuple[str, ...]
   options: type[Warp] | type[Sampling]
   complete: Callable[..., Spec]
-  parameters: Callable[[Any], Collection[str]]
-  needs: Callable[[Any], str | None]
-  build: Callable[[Any, Any, bool, int], Any]
+  parameters: Callable[[str | Spec], Collection[str]]
+  needs: Callable[[str | Spec], str | None]
+  build: Callable[[str | Spec, 'Model', bool, int], AnyDecoder]
   guarantee: Callable[[Any], str]
   valid: Callable[[Any], np.ndarray]
   settled: Callable[[Any], Any] = lambda sampling: sampling
 
   @property
   def decoders(self) -> dict[str, str]:
-    """The named decoders, with a line on each."""
+    """The named decoders, each with a line of description."""
     return {name: entry.summary for name, entry in self.table.items()}
 
   def check_result(self, decoded: Any, names: Sequence[str]) -> None:
-    """Raises ValueError if images `[B]`, called `names`, did not come about as they should."""
-    found = self.valid(decoded)
-    if wrong := [name for name, valid in zip(names, found) if not valid]:
-      shown = ', '.join(wrong[:8]) + (f' and {len(wrong) - 8} more' if len(wrong) > 8 else '')
+    """Raises ValueError if the model returned no probabilities for some of the images `names`."""
+    valid = self.valid(decoded)
+    if invalid := [name for name, is_valid in zip(names, valid) if not is_valid]:
+      shown = ', '.join(invalid[:8])
+      shown += f' and {len(invalid) - 8} more' if len(invalid) > 8 else ''
       raise ValueError(
-          f"the model's numbers are no probabilities for {len(wrong)} of {len(found)} images "
-          f'({shown}): its logits hold NaN or infinity, or allow no token. Look for such values '
-          'in its parameters, or load it with a wider dtype.')
+          f'the model returned no valid probabilities for {len(invalid)} of {len(valid)} images '
+          f'({shown}): its logits contain NaN or infinity, or exclude every token. Look for such '
+          'values in its parameters, or load it with a wider dtype.')
 
-  def default(self, chosen: Any, drafts: Mapping[str, Any], device: Any, batch_size: int) -> Spec:
-    """Returns the specification that a model is decoded with if nothing is said.
+  def default(self, choice: Any, drafts: Mapping[str, 'Drafts'], device: Any, batch_size: int
+              ) -> Spec:
+    """Returns the specification that a model is decoded with unless the caller passes one.
 
     Args:
-      chosen: what the model names; see `generation.defaults`.
-      drafts: what drafts for the model.
-      device: the JAX device that it runs on.
+      choice: the model's default decoders; see `generation.defaults`.
+      drafts: the model's drafts by name.
+      device: the JAX device that the model runs on.
       batch_size: images that are decoded together.
 
     Raises:
-      ValueError: if the model names a decoder that there is not.
+      ValueError: if the model names a decoder that does not exist.
     """
-    named = defaults_lib.find(chosen, device, batch_size)
+    text = defaults_lib.find(choice, device, batch_size)
     try:
-      if named is not None and self.needs(spec := parse(named)) in (None, *drafts):
+      if text is not None and self.needs(spec := parse(text)) in (None, *drafts):
         return spec
     except ValueError as error:
       raise ValueError(
           f'the decoder that model.json names for {device.device_kind!r} and {batch_size} images '
-          f'at once cannot be used: {error} Give decoder, or choose anew with '
+          f'at once cannot be used: {error} Pass decoder, or choose again with '
           'cspd-tune.') from error
     return next(spec for spec in map(parse, self.candidates)
                 if self.needs(spec) in (None, *drafts))
 
-  def specification(self, specification: Any, given: Mapping[str, Any]) -> Spec:
-    """Parses a specification and adds the parameters that a caller gives separately.
+  def specification(self, specification: str | Spec, parameters: Mapping[str, Any]) -> Spec:
+    """Parses a specification and adds the parameters that a caller passes separately.
 
     Args:
       specification: a specification or its text.
-      given: parameters by name; None counts as not given.
+      parameters: parameters by name; those that are None are ignored.
 
     Raises:
-      ValueError: for a parameter that the decoder does not have, or that the text gives already.
+      ValueError: for a parameter that the decoder does not have, or that the text already sets.
     """
     spec = parse(specification)
-    for name, value in given.items():
+    for name, value in parameters.items():
       if value is not None:
         spec = self._add(spec, name, value)
     return self.complete(spec)
@@ -107,7 +142,7 @@ class Engine(NamedTuple):
   def _add(self, spec: Spec, name: str, value: Any) -> Spec:
     first, allowed = spec.parts[0], self.parameters(spec)
     if name in first.arguments:
-      raise ValueError(f'{name} is {value!r}, but the decoder is {str(spec)!r} already; give '
+      raise ValueError(f'{name} is {value!r}, but the decoder {str(spec)!r} already sets it; pass '
                        'only one of them.')
     if name in allowed:
       return spec.add(parse(f'{first.name}({name}={value})').parts[0].arguments)
@@ -118,38 +153,40 @@ class Engine(NamedTuple):
           f'parameter of {first.name} ({", ".join(allowed) or "it has none"}).')
     return completed
 
-  def check_drafts(self, specification: Any, drafts: Mapping[str, Any], name: str) -> None:
-    """Raises ValueError if a decoder needs something to draft that the model `name` lacks."""
-    needed = self.needs(specification)
-    if needed is not None and needed not in drafts:
-      role = 'draft' if needed == 'model' else needed
+  def check_drafts(self, specification: str | Spec, drafts: Mapping[str, 'Drafts'], name: str
+                   ) -> None:
+    """Raises ValueError if a decoder requires drafts that the model `name` does not have."""
+    required = self.needs(specification)
+    if required is not None and required not in drafts:
+      role = 'draft' if required == 'model' else required
       raise ValueError(
           f'decoder is {str(specification)!r}, which drafts with '
-          f'{discrete.DRAFTS[needed]}; model {name!r} has none: load it with '
+          f'{discrete.DRAFTS[required]}; model {name!r} has none: load it with '
           f'{role}=FOLDER.')
 
-  def sampling(self, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """Sampling options as NumPy values, so that others do not compile anew.
+  def sampling(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> Options:
+    """Returns sampling options as NumPy values, so that new values do not compile again.
 
     Args:
-      defaults: the model's; what is no sampling option is ignored.
-      given: the caller's; None counts as not given.
+      defaults: the model's; names that are not sampling options are ignored.
+      overrides: the caller's; those that are None are ignored.
 
     Raises:
-      ValueError: for an unknown option, or a value that is no number.
+      ValueError: for an unknown option, or a value that is not a number.
     """
-    known = self.options._fields
-    if unknown := [name for name in given if name not in known]:
-      raise ValueError(f'{unknown[0]} is no sampling option; options are: {", ".join(known)}.')
-    values = {name: value for name, value in defaults.items() if name in known}
-    values |= {name: value for name, value in given.items() if value is not None}
+    supported = self.options._fields
+    if unknown := [name for name in overrides if name not in supported]:
+      raise ValueError(
+          f'{unknown[0]} is not a sampling option; options are: {", ".join(supported)}.')
+    values = {name: value for name, value in defaults.items() if name in supported}
+    values |= {name: value for name, value in overrides.items() if value is not None}
     return self.options(**{
         name: _number(name, value, getattr(self.options(), name)) for name, value in
         (self.options()._asdict() | values).items()})
 
 
 def _number(name: str, value: Any, like: Any) -> np.ndarray:
-  """`value` as an array of the type of its default, a scalar or one number per image."""
+  """Converts `value` to the type of the option's default: a scalar or one number per image."""
   try:
     number = np.asarray(value)
     if number.dtype == bool or not np.issubdtype(number.dtype, np.number):
@@ -158,23 +195,26 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
       raise ValueError(f'{name} is {value!r}; it must be a whole number.')
     if isinstance(like, int) and np.any(np.abs(number) >= 2**31):
       raise ValueError(f'{name} is {value!r}; it must be below {2**31}.')
-    with np.errstate(over='ignore'):  # What becomes infinite is refused by the decoder.
+    with np.errstate(over='ignore'):  # The decoder refuses what becomes infinite.
       return number.astype(np.int32 if isinstance(like, int) else np.float32)
   except TypeError as error:
     raise ValueError(
         f'{name} is {value!r}; it must be a number, or one number per image.') from error
 
 
-def _build_discrete(specification, model, guided, given):
-  target = continued.target(model.target(guided=guided), given)
-  drafts = {name: part.build(guided, given) for name, part in model.drafts.items()}
+def _build_discrete(specification: str | Spec, model: 'Model', guided: bool, prefix_length: int
+                    ) -> AnyDecoder:
+  target = prefix_lib.target(model.target(guided=guided), prefix_length)
+  drafts = {name: part.build(guided, prefix_length) for name, part in model.drafts.items()}
   return discrete.build(specification, target, discrete.Resources(drafts, model.codebook))
 
 
-def _build_continuous(specification, model, guided, given):
-  if given:
-    raise ValueError(f'{given} tokens are given, but a {model.family!r} model draws the tokens of '
-                     'an image in a random order and continues none; leave prefix out.')
+def _build_continuous(specification: str | Spec, model: 'Model', guided: bool, prefix_length: int
+                      ) -> AnyDecoder:
+  if prefix_length:
+    raise ValueError(
+        f'the prefix has {prefix_length} tokens, but a {model.family!r} model draws the tokens of '
+        'an image in a random order and supports no prefix; leave prefix out.')
   draft = model.drafts.get('model')
   head_drafter = model.head_drafter
   return continuous.build(

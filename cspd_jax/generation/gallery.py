@@ -1,6 +1,7 @@
-"""Generated images as a folder of files, to be stopped and continued."""
+"""Generated images as a folder of files; an interrupted run can be resumed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,81 +12,84 @@ from cspd_jax.generation import (
   generate as generate_lib,
   prompts as prompts_lib,
   report as report_lib,
-  results as images_lib,
+  results as results_lib,
   shards,
 )
+from cspd_jax.generation.model import Model
 
 _NPZ = 'images.npz'
-# Rounds between two looks at images that come about.
+# Rounds between two snapshots of unfinished images.
 _ROUNDS = 8
 
 
 class Gallery:
-  """Images that are to be in a folder: one PNG each, and report.json.
+  """Images to be generated into a folder: one PNG each, and report.json.
 
-  A stopped run goes on when the same images are asked for again.
+  An interrupted run is resumed when the same images are requested again.
   """
 
-  def __init__(self, model: Any, prompts: Sequence[Any] | None, folder: Any, *, seed: Any = 0,
+  def __init__(self, model: Model, prompts: Any, folder: str | os.PathLike, *, seed: Any = 0,
                batch_size: int = 16, npz: bool = False, overwrite: bool = False, **options):
-    """Checks everything; nothing is compiled yet.
+    """Checks all arguments; nothing is compiled yet.
 
     Args:
-      model: a `generation.Model`.
+      model: the model.
       prompts: as for `model.generate`, and so are `seed` and `options`.
-      folder: where to; it is made if necessary.
+      folder: the output folder; it is created if necessary.
       seed: see `prompts`.
       batch_size: images decoded at once.
-      npz: also writes images.npz, all images as one uint8 array `[N, H, W, 3]` named `arr_0`, as
-        tools for the FID read it.
+      npz: also writes images.npz, all images as one uint8 array `[N, H, W, 3]` named `arr_0`, the
+        format that FID tools read.
       overwrite: whether images of an earlier run in the folder are replaced.
       **options: see `prompts`.
 
     Raises:
-      ValueError: for anything that cannot work, by the name of the argument.
+      ValueError: for anything that is not supported, by the name of the argument.
     """
     self.task = generate_lib.prepare(model, prompts, seed=seed, batch_size=batch_size, **options)
-    self.names = [images_lib.file_name(i, caption, one[0])
-                  for i, (caption, one) in enumerate(zip(self.task.captions, self.task.seeds))]
+    self.names = [results_lib.file_name(i, title, image_seed)
+                  for i, (title, (image_seed, _)) in enumerate(
+                      zip(self.task.titles, self.task.seeds))]
     self._size = self.task.batch_size
     self._npz = npz
     run = shards.settings(
         model, self.task.specification, self.task.condition, self.task.seeds, batch_size,
         self.task.sampling, prompts_lib.listed(prompts))
-    if self.task.given:
+    if self.task.prefix_length:
+      # The key under which interrupted runs have stored it.
       run['given'] = shards.fingerprint(self.task.condition.tokens, every=True)
     self._report = report_lib.Report(
         folder, [*self.names, *[_NPZ] * npz], overwrite=overwrite, run=run)
 
   @property
   def headline(self) -> str:
-    """What is about to be done, in a line."""
+    """One line that describes the task."""
     count = len(self.names)
     return (f'{count} image{"s"[:count != 1]} with {self.task.specification}; model '
             f'{self.task.model.name}')
 
   @property
   def folder(self) -> str:
-    """Where the images are."""
+    """The folder of the images."""
     return str(self._report.folder)
 
   def generate(self, settings: Mapping[str, Any],
                progress: Callable[[int, int], None] = lambda done, total: None,
                watch: Callable[[np.ndarray], None] | None = None) -> None:
-    """Generates the images that a stopped run has not left, and finishes the folder.
+    """Generates the images that an interrupted run has not finished, and completes the folder.
 
     Args:
-      settings: what was asked for, for the report.
-      progress: called with the number of finished images and of all.
+      settings: the user's settings, for the report.
+      progress: called with the number of finished images and the number of all images.
       watch: called every few rounds with the images of a batch so far, `[n, H, W, 3]` uint8, grey
-        where nothing is committed.
+        where no token is committed.
     """
     missing = [i for i, name in enumerate(self.names) if not self._report.has(name)]
     done = len(self.names) - len(missing)
     progress(done, len(self.names))
-    for numbers, out in self._made(missing, watch):
+    for numbers, images in self._generated(missing, watch):
       for row, i in enumerate(numbers):
-        files.write(self._report.path(self.names[i]), out.png(row))
+        files.write(self._report.path(self.names[i]), images.png(row))
       done += len(numbers)
       progress(done, len(self.names))
     if self._npz:
@@ -96,27 +100,27 @@ class Gallery:
         guarantee=task.model.engine.guarantee(task.decoder), sampling=task.sampling._asdict(),
         rows=self._rows())
 
-  def _made(self, missing: list[int], watch: Callable[[np.ndarray], None] | None
-            ) -> Iterator[tuple[list[int], images_lib.Generated]]:
-    """Generates the images of these numbers; yields complete ones as rows, with their numbers."""
+  def _generated(self, missing: list[int], watch: Callable[[np.ndarray], None] | None
+                 ) -> Iterator[tuple[list[int], results_lib.Generated]]:
+    """Generates the images of these numbers; yields numbers and images as images complete."""
     if watch is None:
       task = self.task.pick(missing)
       for index, decoded in generate_lib.finished(task):
         if len(index):
           yield [missing[i] for i in index], task.pick(index).result(decoded)
       return
-    for index, kept in batches.filled(len(missing), self._size):
+    for index, num_new in batches.filled(len(missing), self._size):
       numbers = [missing[i] for i in index]
-      for look in generate_lib.looks(self.task.pick(numbers), _ROUNDS):
-        watch(look.images[:kept])
-      yield numbers[:kept], look.result()
+      for partial in generate_lib.snapshots(self.task.pick(numbers), _ROUNDS):
+        watch(partial.images[:num_new])
+      yield numbers[:num_new], partial.result()
 
   def _rows(self) -> list[dict[str, Any]]:
-    """A row per image; rounds are in the files, which an earlier run may have left."""
+    """One row per image. Rounds are read from the files, which an earlier run may have written."""
     rows = []
-    for name, caption, (seed, number) in zip(self.names, self.task.captions, self.task.seeds):
+    for name, title, (seed, number) in zip(self.names, self.task.titles, self.task.seeds):
       _, texts = reading.picture(self._report.path(name), files.REMAKE, needed=('rounds',))
-      rows.append(dict(file=name, prompt=caption, seed=seed, number=number,
+      rows.append(dict(file=name, prompt=title, seed=seed, number=number,
                        rounds=int(texts['rounds'])))
     return rows
 

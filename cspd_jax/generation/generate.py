@@ -1,7 +1,7 @@
-"""Images from prompts: one call, or round by round."""
+"""Generates images from prompts: in one call, or round by round."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,199 +10,214 @@ import numpy as np
 from cspd_jax import sharding
 from cspd_jax.checkpoints import files
 from cspd_jax.core import programs, random as random_lib, tracing
-from cspd_jax.decoding import continued, refill
-from cspd_jax.generation import batches, prefix as given_lib, prompts as prompts_lib
+from cspd_jax.core.spec import Spec
+from cspd_jax.decoding import prefix as prefix_lib, refill
+from cspd_jax.decoding.loop import Decoder
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation import batches, prompts as prompts_lib
+from cspd_jax.generation.engines import AnyDecoder, Options
+from cspd_jax.generation.prefix import tokens as prefix_tokens
 from cspd_jax.generation.results import Generated, Partial
+
+if TYPE_CHECKING:
+  from cspd_jax.generation.model import Model
 
 
 class Task(NamedTuple):
-  """Images to be generated, checked.
+  """Images to be generated; all arguments are checked.
 
   Attributes:
     model: the model.
     specification: of the decoder.
-    decoder: built from it.
-    guided: whether there is guidance.
-    condition: leading axis `B`.
-    captions: `[B]` what every image shows.
+    decoder: built from the specification.
+    guided: whether images are generated with guidance.
+    condition: leading axis `B`; a `decoding.prefix.Prefixed` if there is a prefix.
+    titles: `[B]` the prompts in words.
     seeds: `[B]` seed and number of every image.
     sampling: the sampling options.
     batch_size: images decoded at once.
-    given: `P`, first tokens of the images that are given; the condition is a
-      `continued.Continued` if there are any.
+    prefix_length: `P`, the number of tokens of the prefix; 0 without one.
   """
 
-  model: Any
-  specification: Any
-  decoder: Any
+  model: 'Model'
+  specification: Spec
+  decoder: AnyDecoder
   guided: bool
   condition: Any
-  captions: list[str]
+  titles: list[str]
   seeds: list[tuple[int, int]]
-  sampling: Any
+  sampling: Options
   batch_size: int
-  given: int = 0
+  prefix_length: int = 0
 
   def pick(self, index: Sequence[int] | np.ndarray) -> 'Task':
-    """The task of the images of these numbers."""
+    """Returns the task of the images with these numbers."""
     index = np.asarray(index, int)
-    of_each = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
+    per_image = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
     return self._replace(
         condition=jax.tree.map(lambda leaf: leaf[index], self.condition),
-        captions=[self.captions[i] for i in index], seeds=[self.seeds[i] for i in index],
-        sampling=type(self.sampling)(*map(of_each, self.sampling)))
+        titles=[self.titles[i] for i in index], seeds=[self.seeds[i] for i in index],
+        sampling=type(self.sampling)(*map(per_image, self.sampling)))
 
   def arguments(self) -> tuple[Any, jax.Array, Any, Any]:
-    """What the decoder takes after the parameters."""
+    """Returns the decoder's arguments after the parameters."""
     return *self.inputs(), self.options(), self.model.draft_params(self.specification)
 
   @tracing.usual_promotion
   def inputs(self) -> tuple[Any, jax.Array]:
-    """The condition and the random keys `[B]`."""
+    """Returns the condition and the random keys `[B]`."""
     return jax.tree.map(jnp.asarray, self.condition), random_lib.image_keys(self.seeds)
 
   @tracing.usual_promotion
-  def options(self) -> Any:
-    """The sampling options as the decoder takes them."""
-    sampling = continued.sampling(self.sampling, self.given) if self.given else self.sampling
+  def options(self) -> Options:
+    """Returns the sampling options in the form that the decoder requires."""
+    sampling = self.sampling
+    if self.prefix_length and isinstance(sampling, Warp):  # As all options of discrete tokens.
+      sampling = prefix_lib.sampling(sampling, self.prefix_length)
     return self.model.engine.settled(sampling)
 
   def checked(self, decoded: Any) -> Any:
-    """What was decoded; raises ValueError, by name, if images did not come about as they should."""
+    """Returns the decoder's result; raises ValueError, by title and seed, for invalid images."""
     self.model.engine.check_result(decoded, [
-        f'{caption!r} with seed {seed}, number {number}'
-        for caption, (seed, number) in zip(self.captions, self.seeds)])
+        f'{title!r} with seed {seed}, number {number}'
+        for title, (seed, number) in zip(self.titles, self.seeds)])
     return decoded
 
   def result(self, decoded: Any) -> Generated:
-    """The images of what was decoded."""
+    """Returns the images of the decoder's result."""
     tokens, fixed = np.asarray(decoded.tokens), np.asarray(decoded.round_of_token)
-    if self.given:
+    if self.prefix_length:
       tokens = np.concatenate([self.condition.tokens, tokens], axis=1)
-      fixed = np.pad(fixed, ((0, 0), (self.given, 0)))
-    pixels = [np.asarray(self.model.pixels(tokens[i:i + 1])) for i in range(len(self.captions))]
+      fixed = np.pad(fixed, ((0, 0), (self.prefix_length, 0)))
+    pixels = [np.asarray(self.model.pixels(tokens[i:i + 1])) for i in range(len(self.titles))]
     return Generated(
         images=to_bytes(np.concatenate(pixels)), decoded=decoded, tokens=tokens,
-        round_of_cell=self.model.cells(fixed), given=self.given, prompts=self.captions,
-        seeds=self.seeds, decoder=str(self.specification),
+        round_of_cell=self.model.cells(fixed), prefix_length=self.prefix_length,
+        prompts=self.titles, seeds=self.seeds, decoder=str(self.specification),
         guarantee=self.model.engine.guarantee(self.decoder),
         sampling={name: files.plain(value) for name, value in self.sampling._asdict().items()},
         model=self.model.name, grid=self.model.grid, labels=self._labels())
 
   def _labels(self) -> list[int] | None:
-    """The class of every image, if that is what the condition is."""
-    condition = self.condition.condition if self.given else self.condition
-    numbers = np.asarray(condition) if hasattr(condition, 'dtype') else None
-    is_class = numbers is not None and numbers.ndim == 1 and np.issubdtype(
-        numbers.dtype, np.integer)
+    """The class of every image if the condition is its class."""
+    condition = self.condition.condition if self.prefix_length else self.condition
+    if not hasattr(condition, 'dtype'):
+      return None
+    numbers = np.asarray(condition)
+    is_class = numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
     return numbers.tolist() if is_class else None
 
 
-def generate(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
-             prefix: Any = None, rows: int | None = None, batch_size: int | None = None,
-             progress: Callable[[int, int], None] | None = None, **options) -> Generated:
+def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
+             decoder: str | Spec | None = None, prefix: Any = None, rows: int | None = None,
+             batch_size: int | None = None, progress: Callable[[int, int], None] | None = None,
+             **options) -> Generated:
   """Generates one image per prompt.
 
-  Everything is checked before anything is compiled. A decoder is compiled once per batch size and
-  kept by the model; other prompts, seeds and sampling options do not compile anew.
+  All arguments are checked before compilation. A decoder is compiled once per batch size and cached
+  by the model; other prompts, seeds and sampling options do not compile again.
 
   Args:
     model: the model.
-    prompts: a prompt, a list, or the path of a file with one per line; `model.prompts` if None.
-    seed: a whole number, under which the images are numbered, or one per image. An image
-      depends on its own seed, number and prompt only.
-    decoder: specification, such as `'seed_exact(window=16)'`; if None, the model's default for
-      the device and as many images at once.
-    prefix: first rows of the images, which are then completed: tokens, an image or its path; see
-      `given.tokens`. Whatever the decoder, the rest follows the model's distribution given them.
-    rows: rows of tokens to take of them.
+    prompts: a prompt, a list, or the path of a file with one prompt per line; `model.prompts` if
+      None.
+    seed: an integer, under which the images are numbered, or one integer per image. An image
+      depends only on its own seed, number and prompt.
+    decoder: a specification, such as `'seed_exact(window=16)'`; if None, the model's default for
+      the device and the batch size.
+    prefix: the first rows of the images, which are then completed: tokens, an image or its path;
+      see `generation.prefix.tokens`. With every decoder, the other tokens are conditioned on them.
+    rows: how many rows of tokens of `prefix` are used.
     batch_size: images decoded at once; all if None. With more images than that, a row that is
-      complete takes the next one; see `finished`.
-    progress: called with the number of finished images and of all.
+      complete starts the next one; see `finished`.
+    progress: called with the number of finished images and the number of all images.
     **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
       and parameters that the specification leaves open (`window`, ...).
 
   Returns:
-    The images and all there is to know of them.
+    The images with their tokens, settings and statistics.
 
   Raises:
-    ValueError: for anything that cannot work, by the name of the argument.
+    ValueError: for anything that is not supported, by the name of the argument.
   """
   task = prepare(model, prompts, seed=seed, decoder=decoder, batch_size=batch_size, prefix=prefix,
                  rows=rows, **options)
-  count, numbers, found = len(task.captions), np.zeros(0, int), []
+  count, numbers, results = len(task.titles), np.zeros(0, int), []
   for index, decoded in finished(task):
     numbers = np.concatenate([numbers, index])
-    found.append(decoded)
+    results.append(decoded)
     if progress is not None and len(index):
       progress(len(numbers), count)
   order = np.argsort(numbers)
-  return task.result(jax.tree.map(lambda *parts: np.concatenate(parts)[order], *found))
+  return task.result(jax.tree.map(lambda *parts: np.concatenate(parts)[order], *results))
 
 
 def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
   """Decodes the images of a task, `batch_size` at once.
 
-  Images that do not all go at once follow each other in their rows (`decoding.refill`), where that
-  helps: a decoder without drafts takes as many rounds for every image, and continuous tokens and
-  several devices have no queue. These are decoded batch after batch. An image is the same either
-  way, but for rounding; `Decoded.tv_bound` may differ in its last bit.
+  If there are more images than that, a row whose image is complete starts the next image
+  (`decoding.refill`) where that saves rounds. A decoder without drafts requires the same number of
+  rounds for every image, and continuous tokens and several devices do not support refill; these
+  decode batch after batch. Either way yields the same images up to rounding; `Decoded.tv_bound` may
+  differ in its last bit.
 
   Yields:
-    Numbers of images, and what the decoder returned of them; together, of all.
+    Numbers of images, and the decoder's result for these; in total, all images.
 
   Raises:
-    ValueError: if the model's numbers are no probabilities for some of them.
+    ValueError: if the model returns no valid probabilities for some images.
   """
-  count, size = len(task.captions), task.batch_size
-  if _can_refill(task):
-    yield from _refilled(task)
+  count, size = len(task.titles), task.batch_size
+  if (decoder := _refill_decoder(task)) is not None:
+    yield from _refilled(task, decoder)
     return
-  for index, kept in batches.filled(count, size):
-    yield index[:kept], batches.leading(decode(task.pick(index)), kept)
+  for index, num_new in batches.filled(count, size):
+    yield index[:num_new], batches.leading(decode(task.pick(index)), num_new)
 
 
-def _can_refill(task: Task) -> bool:
-  """Whether rows of a batch can take the next image, and that helps."""
-  return (task.model.engine.name == 'discrete' and task.model.mesh is None
-          and refill.helps(task.decoder, len(task.captions), task.batch_size))
+def _refill_decoder(task: Task) -> Decoder | None:
+  """Returns the decoder if complete rows can start the next image and that saves rounds."""
+  decoder = task.decoder
+  if not isinstance(decoder, Decoder) or task.model.mesh is not None:
+    return None
+  return decoder if refill.helps(decoder, len(task.titles), task.batch_size) else None
 
 
-def _refilled(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
-  """What `finished` yields where rows that are complete take the next image."""
+def _refilled(task: Task, decoder: Decoder) -> Iterator[tuple[np.ndarray, Any]]:
+  """Yields as `finished` for a decoder whose complete rows start the next image."""
   model, options = task.model, task.options()
-  name = (str(task.specification), task.guided, task.given, 'refill', task.batch_size)
-  program = programs.kept(model, name, lambda: refill.program(task.decoder, task.batch_size))
+  name = (str(task.specification), task.guided, task.prefix_length, 'refill', task.batch_size)
+  jitted = programs.kept(model, name, lambda: refill.jitted(decoder, task.batch_size))
 
   def images(numbers):
     return *task.pick(numbers).inputs(), type(options)(*(
         leaf[numbers] if np.ndim(leaf) else leaf for leaf in options))
 
-  for some in refill.run(program, model.params, len(task.captions), images,
-                         model.draft_params(task.specification)):
-    yield some.image, task.pick(some.image).checked(some.decoded)
+  for group in refill.run(jitted, model.params, len(task.titles), images,
+                          model.draft_params(task.specification)):
+    yield group.image, task.pick(group.image).checked(group.decoded)
 
 
-def stream(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
-           every: int = 1, **options) -> Iterator[Partial]:
-  """Generates images and gives, after the prefill and every few rounds, what is committed.
+def stream(model: 'Model', prompts: Any = None, *, seed: Any = 0,
+           decoder: str | Spec | None = None, every: int = 1, **options) -> Iterator[Partial]:
+  """Generates images and yields, after the prefill and every few rounds, what is committed.
 
   The tokens are those of `generate`, in one batch.
 
   Args:
     model: the model.
-    prompts: as for `generate`, and so are `seed`, `decoder` and `options`, `prefix` and `rows`
-      among them.
+    prompts: as for `generate`, and so are `seed`, `decoder` and `options`, including `prefix` and
+      `rows`.
     seed: see `prompts`.
     decoder: see `prompts`.
-    every: rounds between two looks; the last look always has the complete images.
+    every: rounds between two results; the last one always has the complete images.
     **options: see `prompts`.
 
   Yields:
     The state of all images.
 
   Raises:
-    ValueError: for anything that cannot work, by the name of the argument.
+    ValueError: for anything that is not supported, by the name of the argument.
   """
   if not isinstance(every, (int, np.integer)) or every < 1:
     raise ValueError(f'every is {every!r}; it must be a whole number, at least 1.')
@@ -210,27 +225,27 @@ def stream(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = Non
     raise ValueError(f"batch_size is {options['batch_size']!r}, but all images of a stream are "
                      'decoded at once; leave it out.')
   task = prepare(model, prompts, seed=seed, decoder=decoder, **options)
-  return looks(task, int(every))
+  return snapshots(task, int(every))
 
 
-def looks(task: Task, every: int) -> Iterator[Partial]:
-  """What `stream` yields for a task, whose images are decoded in one batch on one device."""
+def snapshots(task: Task, every: int) -> Iterator[Partial]:
+  """Yields as `stream` for a task, whose images are decoded in one batch on one device."""
   model, decoder = task.model, task.decoder
   condition, key, sampling, draft_params = task.arguments()
-  rows = random_lib.row_keys(key, len(task.captions))
+  rows = random_lib.row_keys(key, len(task.titles))
   start, advance, finish = _pieces(task, every)
   state = start(model.params, condition, rows, sampling, draft_params)
   while True:
     complete = bool(np.all(np.asarray(state.count) >= decoder.target.num_tokens))
     decoded = task.checked(jax.device_get(finish(state)))
-    yield Partial(task, decoded, np.asarray(state.count) + task.given, complete)
+    yield Partial(task, decoded, np.asarray(state.count) + task.prefix_length, complete)
     if complete:
       return
     state = advance(model.params, state, sampling, draft_params)
 
 
 def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
-  """The decoder's pieces, compiled: its start, `every` rounds of it and its result so far."""
+  """The compiled pieces of the decoder: its start, `every` rounds, and its result so far."""
   decoder, size = task.decoder, task.decoder.target.num_tokens
 
   def advance(params, state, sampling, draft_params):
@@ -242,76 +257,78 @@ def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
 
     return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
-  name = (str(task.specification), task.guided, task.given, 'stream', every)
+  name = (str(task.specification), task.guided, task.prefix_length, 'stream', every)
   return programs.kept(
       task.model, name,
-      lambda: tuple(map(programs.jit, (decoder.start, advance, decoder.finish))))
+      lambda: (programs.jit(decoder.start), programs.jit(advance), programs.jit(decoder.finish)))
 
 
-def prepare(model: Any, prompts: Any = None, *, seed: Any = 0, decoder: Any = None,
-            batch_size: int | None = None, prefix: Any = None, rows: int | None = None,
-            **options) -> Task:
+def prepare(model: 'Model', prompts: Any = None, *, seed: Any = 0,
+            decoder: str | Spec | None = None, batch_size: int | None = None, prefix: Any = None,
+            rows: int | None = None, **options) -> Task:
   """Checks all arguments of `generate`; nothing is compiled.
 
   Raises:
-    ValueError: for anything that cannot work, by the name of the argument.
+    ValueError: for anything that is not supported, by the name of the argument.
   """
   engine = model.engine
-  given = {name: value for name, value in options.items() if name in engine.options._fields}
-  sampling = model.sampling(**given)
+  overrides = {name: value for name, value in options.items() if name in engine.options._fields}
+  sampling = model.sampling(**overrides)
   prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
-  condition, captions = model.condition(prompts), model.conditions.captions(prompts)
-  batch_size = _batch_size(batch_size, len(captions))
+  condition, titles = model.condition(prompts), model.conditions.titles(prompts)
+  batch_size = _batch_size(batch_size, len(titles))
   specification = model.specification(decoder, batch_size=batch_size, **{
-      name: value for name, value in options.items() if name not in given})
-  numbered = prompts_lib.seeds(seed, len(captions))
+      name: value for name, value in options.items() if name not in overrides})
+  numbered = prompts_lib.seeds(seed, len(titles))
   for name, value in sampling._asdict().items():
-    if np.shape(value) not in ((), (len(captions),)):
+    if np.shape(value) not in ((), (len(titles),)):
       raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number, or one for each '
-                       f'of {len(captions)} images.')
-  guided, length = programs.is_guided(sampling), 0
-  first = given_lib.tokens(model, prefix, rows, len(captions))
+                       f'of {len(titles)} images.')
+  guided, prefix_length = programs.is_guided(sampling), 0
+  first = prefix_tokens(model, prefix, rows, len(titles))
   if first is not None:
-    length, condition = first.shape[1], continued.Continued(condition, first)
-    continued.sampling(sampling, length)  # Refuses what cannot be.
-  built = model.decoder(specification, guided=guided, given=length)
+    prefix_length, condition = first.shape[1], prefix_lib.Prefixed(condition, first)
+    if isinstance(sampling, Warp):
+      prefix_lib.sampling(sampling, prefix_length)  # Raises for options that a prefix excludes.
+  built = model.decoder(specification, guided=guided, prefix_length=prefix_length)
   built.check(condition, sampling)
   if model.tokenizer is None:
-    model.pixels(None)  # Says what is missing.
-  return Task(model, specification, built, guided, condition, captions, numbered, sampling,
-              batch_size, length)
+    model.pixels(None)  # Raises the error that names the missing tokenizer.
+  return Task(model, specification, built, guided, condition, titles, numbered, sampling,
+              batch_size, prefix_length)
 
 
-def _batch_size(wanted: Any, count: int) -> int:
-  """Images decoded at once, of `count` in all; raises ValueError for what is no such number."""
-  if wanted is None:
+def _batch_size(batch_size: Any, count: int) -> int:
+  """Returns how many of `count` images are decoded at once; raises ValueError for another type."""
+  if batch_size is None:
     return count
-  if not isinstance(wanted, (int, np.integer)) or wanted < 1:
-    raise ValueError(f'batch_size is {wanted!r}; it must be a whole number, at least 1.')
-  return min(int(wanted), count)
+  if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+    raise ValueError(f'batch_size is {batch_size!r}; it must be a whole number, at least 1.')
+  return min(int(batch_size), count)
 
 
 def decode(task: Task) -> Any:
-  """Decodes all images of a task together; the model keeps the compiled decoder.
+  """Decodes all images of a task together; the model caches the compiled decoder.
 
   Returns:
     The decoder's result, NumPy arrays.
 
   Raises:
-    ValueError: if the model's numbers are no probabilities.
+    ValueError: if the model returns no valid probabilities.
   """
-  model, count = task.model, len(task.captions)
-  name = (str(task.specification), task.guided, task.given)
+  model, count = task.model, len(task.titles)
+  mesh = model.mesh
+  name = (str(task.specification), task.guided, task.prefix_length)
   run = programs.kept(model, name, lambda: programs.jit(
-      task.decoder if model.mesh is None else sharding.over_images(task.decoder, model.mesh)))
-  if model.mesh is not None:
-    # Every group of devices takes as many images as the others.
-    groups = model.mesh.shape[sharding.DATA]
+      task.decoder if mesh is None else sharding.over_images(task.decoder, mesh)))
+  if mesh is not None:
+    # Every group of devices decodes the same number of images.
+    groups = mesh.shape[sharding.DATA]
     task = task.pick(next(batches.filled(count, -(-count // groups) * groups))[0])
   decoded = sharding.gathered(run(model.params, *task.arguments()))
   return task.checked(batches.leading(decoded, count))
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:
-  """Turns images in [-1, 1] into uint8 `[B, H, W, 3]`, rounded to the nearest level."""
+  """Converts images in [-1, 1] to uint8 `[B, H, W, 3]`, rounded to the nearest level."""
   return np.clip(np.floor(np.asarray(images, np.float32) * 127.5 + 128), 0, 255).astype(np.uint8)

@@ -1,38 +1,39 @@
-"""A model with everything that belongs to it.
+"""A model: its networks, and everything that decoding and image generation need.
 
 In the shape descriptions, `B` is the number of images.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from cspd_jax import sharding
+from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.generation import generate as generate_lib, prompts as prompts_lib
-from cspd_jax.generation.engines import Engine
-from cspd_jax.generation.results import Generated
+from cspd_jax.generation.engines import AnyDecoder, Engine, Options
+from cspd_jax.generation.results import Generated, Partial
 from cspd_jax.models.ends import Ends
 
 Params = Any
 
 
 class Conditions(NamedTuple):
-  """What images can be asked for.
+  """The prompts that a model supports.
 
   Attributes:
-    encode: `prompts -> condition`: what the target's `prefill` (or `transform`) takes,
-      with a leading axis `B`; raises ValueError for prompts the model does not know.
-    captions: `prompts -> [B]` what every image shows, for people.
-    prompts: prompts that show what the model can do, such as the names of its classes.
+    encode: `prompts -> condition`: the condition that the target's `prefill` (or `transform`)
+      accepts, with a leading axis `B`; raises ValueError for prompts that are not supported.
+    titles: `prompts -> [B]` a title per image: its prompt in words.
+    prompts: example prompts, such as the names of the model's classes.
   """
 
   encode: Callable[[Any], Any]
-  captions: Callable[[Any], list[str]]
+  titles: Callable[[Any], list[str]]
   prompts: Sequence[Any]
 
 
@@ -40,14 +41,14 @@ class Tokenizer(NamedTuple):
   """The image tokenizer.
 
   Attributes:
-    config: its sizes.
+    config: its config.
     params: its parameters.
     decode: `(params, tokens [B, T, ...]) -> [B, H, W, 3]` in [-1, 1].
     encode: `(params, images [B, H, W, 3] in [-1, 1]) -> tokens [B, T]`; None for continuous tokens,
       or without an encoder.
     codebook: `params -> [V, C]` the vectors of the tokens; None for continuous tokens.
-    features: `(params, images [B, H, W, 3]) -> [B, F]` what the Frechet distance looks
-      at; None if the tokenizer has no encoder.
+    features: `(params, images [B, H, W, 3]) -> [B, F]` features for the Frechet distance; None
+      if the tokenizer has no encoder.
   """
 
   config: Any
@@ -59,12 +60,12 @@ class Tokenizer(NamedTuple):
 
 
 class Drafts(NamedTuple):
-  """Something that drafts for the target.
+  """A network that a drafter of the target uses.
 
   Attributes:
-    build: `(guided, given) -> ` what the drafter takes: a `Target`, a `Network`, `Heads`, a
-      `Corrector`; `given`, 0 if left out, is as in `Model.decoder`.
-    params: the parameters that a decoder takes as `draft_params`.
+    build: `(guided, prefix_length) -> ` the network: a `Target`, a `Network`, `Heads` or a
+      `Corrector`. `prefix_length`, 0 by default, is as in `Model.decoder`.
+    params: the parameters that a decoder accepts as `draft_params`.
   """
 
   build: Callable[..., Any]
@@ -73,36 +74,36 @@ class Drafts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Model:
-  """A model: parts to compose, and `generate` for those who want images.
+  """A model: parts to compose, and `generate`, which returns images.
 
-  It only carries pure functions and their parameters. Build a decoder of your own from
-  `model.target(guided=True)` and call it with `model.params` and
-  `model.condition(prompts)`; `model.pixels` turns its tokens into images.
+  It consists of pure functions and their parameters. To build a decoder of your own, start from
+  `model.target(guided=True)` and call the decoder with `model.params` and
+  `model.condition(prompts)`; `model.pixels` decodes its tokens to images.
 
   Attributes:
-    name: what it is called.
+    name: its name.
     family: name of its family.
-    config: the target's sizes.
+    config: the target's config.
     params: the target's parameters.
     grid: rows and columns of tokens.
-    engine: the decoders that it can be decoded with.
-    target: `guided -> Target`, with the null condition's stream beside the other or not.
-    conditions: what images can be asked for.
+    engine: the engine with its decoders.
+    target: `guided -> Target`, with or without the stream of the null condition.
+    conditions: the prompts that it supports.
     tokenizer: the image tokenizer; None if the model was loaded without one.
-    drafts: what drafts for it or corrects, by the name that decoders ask for it by.
-    defaults: what suits the model: sampling options by name, and 'decoder', a specification or
-      several by device and number of images; see `generation.defaults`.
+    drafts: networks that draft or correct, by the keys of `decoding.specification.DRAFTS`.
+    defaults: default sampling options by name, and 'decoder', a specification or several by device
+      and number of images; see `generation.defaults`.
     forward: `(params, condition, tokens [B, T], drop [B]) -> (logits [B, T, V], features
       [B, C + T - 1, F])` of whole images, with the null condition where `drop`; features are those
-      of `C` condition tokens and of the image tokens but the last. What drafters learn from; None
-      if none are trained for the family.
-    ends: its embedding and its head, which drafters share; None if none are trained for the family.
-    eagle_layer: the form of EAGLE's layer that suits it, a key of `models.eagle.LAYERS`; None if
-      there is none.
+      of `C` condition tokens and of all image tokens but the last. Drafters are trained on them;
+      None if the family supports no trained drafters.
+    ends: its embedding and its head, which drafters share; None if the family supports no trained
+      drafters.
+    eagle_layer: the form of its EAGLE layers, a key of `models.eagle.LAYERS`, or None.
     head_drafter: `(schedule, guided) -> [levels]` the blend of `exact_head`, or None;
       continuous tokens only.
-    metadata: what was stored with the target.
-    mesh: the devices that it is divided over; None if there is only one.
+    metadata: the metadata stored with the target.
+    mesh: the devices that it is divided over; None for one device.
   """
 
   name: str
@@ -123,39 +124,39 @@ class Model:
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   mesh: jax.sharding.Mesh | None = None
   # Compiled programs, the newest last; see `core.programs.kept`.
-  programs: dict = dataclasses.field(default_factory=dict)
+  programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def num_tokens(self) -> int:
-    """Tokens of one image."""
+    """Number of tokens of one image."""
     return self.target(guided=False).num_tokens
 
   @property
   def device(self) -> Any:
-    """The JAX device that the model runs on, the first of several."""
+    """The JAX device that the model runs on; the first if there are several."""
     leaf = next(iter(jax.tree.leaves(self.params)), None)
     return min(leaf.devices(), key=lambda device: device.id) if isinstance(
         leaf, jax.Array) else jax.devices()[0]
 
   @property
   def prompts(self) -> Sequence[Any]:
-    """Prompts that show what the model can do, such as the names of its classes."""
+    """Example prompts, such as the names of the model's classes."""
     return self.conditions.prompts
 
   @usual_promotion
   def condition(self, prompts: Any) -> Any:
-    """The condition of images, one per prompt.
+    """Returns the condition of images, one per prompt.
 
     Args:
       prompts: a prompt, a list of them, or the path of a file with one per line.
 
     Raises:
-      ValueError: for prompts that the model does not know.
+      ValueError: for prompts that the model does not support.
     """
     return self.conditions.encode(prompts_lib.listed(prompts))
 
   def cells(self, values: np.ndarray) -> np.ndarray:
-    """Values of tokens `[B, T]` by row and column `[B, rows, columns]`, without the grammar's."""
+    """Arranges values of tokens `[B, T]` as `[B, rows, columns]`, without grammar tokens."""
     rows, columns = self.grid
     if values.shape[1] != rows * columns:
       width = self.target(guided=False).row_width
@@ -164,97 +165,99 @@ class Model:
 
   @usual_promotion
   def tokens(self, images: jax.Array) -> jax.Array:
-    """Tokens `[B, T]` of images `[B, H, W, 3]` in [-1, 1], those of the grammar included.
+    """Encodes images `[B, H, W, 3]` in [-1, 1] to tokens `[B, T]`, including grammar tokens.
 
     Raises:
       ValueError: if the model has no image tokenizer of discrete tokens with an encoder.
     """
-    if self.tokenizer is None or self.tokenizer.encode is None:
-      raise ValueError(f'model {self.name!r} has no image tokenizer that reads images; give '
-                       'tokens.')
-    return self._encode(self.tokenizer.params, images)
+    return self._encode(images)
 
   @usual_promotion
   def pixels(self, tokens: jax.Array) -> jax.Array:
-    """Images `[B, H, W, 3]` in [-1, 1] of tokens `[B, T, ...]`.
+    """Decodes tokens `[B, T, ...]` to images `[B, H, W, 3]` in [-1, 1].
 
     Raises:
       ValueError: if the model was loaded without an image tokenizer.
     """
+    return self._decode(tokens)
+
+  @functools.cached_property
+  def _encode(self) -> Callable[[jax.Array], jax.Array]:
+    """The tokenizer's compiled encoder with its parameters; raises ValueError without one."""
+    if self.tokenizer is None or self.tokenizer.encode is None:
+      raise ValueError(f'model {self.name!r} has no image tokenizer with an encoder; pass tokens '
+                       'instead of images.')
+    return functools.partial(jax.jit(self.tokenizer.encode), self.tokenizer.params)
+
+  @functools.cached_property
+  def _decode(self) -> Callable[[jax.Array], jax.Array]:
+    """The tokenizer's compiled decoder with its parameters; raises ValueError without one."""
     if self.tokenizer is None:
       raise ValueError(
           f'model {self.name!r} has no image tokenizer; load it with tokenizer=FOLDER.')
-    return self._decode(self.tokenizer.params, tokens)
-
-  @functools.cached_property
-  def _decode(self) -> Callable:
-    return jax.jit(self.tokenizer.decode)
-
-  @functools.cached_property
-  def _encode(self) -> Callable:
-    return jax.jit(self.tokenizer.encode)
+    return functools.partial(jax.jit(self.tokenizer.decode), self.tokenizer.params)
 
   @functools.cached_property
   def codebook(self) -> np.ndarray | None:
-    """The vectors `[V, C]` of the tokens; None if there are none."""
+    """The vectors `[V, C]` of the tokens; None without an image tokenizer of discrete tokens."""
     if self.tokenizer is None or self.tokenizer.codebook is None:
       return None
     return np.asarray(self.tokenizer.codebook(self.tokenizer.params))
 
-  def sampling(self, **options) -> Any:
-    """Sampling options: those given, then the model's defaults, then the engine's.
+  def sampling(self, **options) -> Options:
+    """Returns sampling options: the arguments, else the model's defaults, else the engine's.
 
     Returns:
-      A `decoding.warp.Warp`, or a `continuous.sampling.Sampling`, of NumPy values.
+      A `decoding.warp.Warp` or a `continuous.sampling.Sampling` of NumPy values.
 
     Raises:
       ValueError: for an unknown option.
     """
     return self.engine.sampling(self.defaults, options)
 
-  def decoder(self, specification: Any = None, *, guided: bool = True, batch_size: int = 1,
-              given: int = 0, **parameters) -> Any:
-    """A decoder of this model, to be jitted and called with its parameters.
+  def decoder(self, specification: str | Spec | None = None, *, guided: bool = True,
+              batch_size: int = 1, prefix_length: int = 0, **parameters) -> AnyDecoder:
+    """Builds a decoder of this model, to be jitted and called with the model's parameters.
 
     Args:
       specification: such as `'mc_sjd(window=32)'`; the model's default if None.
-      guided: whether to run the null condition beside the condition.
-      batch_size: images that will be decoded together, on which the model's default may depend.
-      given: the first tokens of the images that are a part of the condition, which is a
-        `decoding.continued.Continued` if there are any; whole rows.
+      guided: whether to run the null condition alongside the condition.
+      batch_size: images that will be decoded together; the model's default may depend on it.
+      prefix_length: the number of first tokens of an image, whole rows, that are a part of the
+        condition; unless it is 0, the condition is a `decoding.prefix.Prefixed`.
       **parameters: parameters that the specification leaves open.
 
     Raises:
-      ValueError: for a specification that cannot work, saying why.
+      ValueError: for a specification that is not supported, with the reason.
     """
     specification = self.specification(specification, batch_size=batch_size, **parameters)
     self.engine.check_drafts(specification, self.drafts, self.name)
-    return self.engine.build(specification, self, guided, given)
+    return self.engine.build(specification, self, guided, prefix_length)
 
-  def specification(self, specification: Any = None, *, batch_size: int = 1,
-                    **parameters) -> Any:
-    """The parsed specification of a decoder, with parameters filled in where it leaves them open.
+  def specification(self, specification: str | Spec | None = None, *, batch_size: int = 1,
+                    **parameters) -> Spec:
+    """Parses the specification of a decoder and sets the parameters that it leaves open.
 
     Arguments as for `decoder`.
     """
     if specification is None:
-      if self.mesh is not None:  # Every group of devices takes its share.
+      if self.mesh is not None:  # Every group of devices decodes its share of the images.
         batch_size = -(-batch_size // self.mesh.shape[sharding.DATA])
       specification = self.engine.default(
           self.defaults.get('decoder'), self.drafts, self.device, batch_size)
     return self.engine.specification(specification, parameters)
 
-  def draft_params(self, specification: Any) -> Params:
-    """What a decoder of this specification takes as `draft_params`: None if it needs none."""
-    needed = self.engine.needs(specification)
-    return None if needed is None else self.drafts[needed].params
+  def draft_params(self, specification: str | Spec) -> Params:
+    """Returns the `draft_params` of a specification's decoder; None if it drafts alone."""
+    required = self.engine.needs(specification)
+    return None if required is None else self.drafts[required].params
 
   def generate(self, prompts: Any = None, **options) -> Generated:
     """Generates one image per prompt; see `generation.generate.generate`."""
     return generate_lib.generate(self, prompts, **options)
 
-  def stream(self, prompts: Any = None, **options) -> Iterator[Any]:
-    """Generates images and shows them as they come about; see `generation.generate.stream`."""
+  def stream(self, prompts: Any = None, **options) -> Iterator[Partial]:
+    """Generates images and yields them round by round; see `generation.generate.stream`."""
     return generate_lib.stream(self, prompts, **options)
 
   def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Prompts and seeds as callers give them, made into lists."""
+"""Converts the prompts and seeds that callers pass to lists."""
 
 import collections.abc
 import os
@@ -13,19 +13,19 @@ from cspd_jax.checkpoints import reading, store
 
 
 def listed(prompts: Any) -> Any:
-  """A list of prompts.
+  """Returns a list of prompts.
 
   Args:
     prompts: a prompt, a list of them, or a `pathlib.Path` to a file with one per line. Another
-      type, such as embeddings, is given back as it is.
+      type, such as embeddings, is returned unchanged.
 
   Raises:
-    ValueError: if there are none, they have no order, names and numbers are mixed, or the file
-      cannot be read.
+    ValueError: if the list is empty or a set, names and numbers are mixed, or the file cannot be
+      read.
   """
   if isinstance(prompts, collections.abc.Set):
     raise ValueError(f'prompts is a {type(prompts).__name__}, which has no order, and an image '
-                     'depends on the number of its prompt; give a list.')
+                     'depends on the number of its prompt; pass a list.')
   if isinstance(prompts, (float, bytes, collections.abc.Iterator)):
     raise ValueError(f'prompts is {prompts!r:.80}; it must be a prompt, a list of them, or a '
                      'pathlib.Path to a file with one per line.')
@@ -39,19 +39,19 @@ def listed(prompts: Any) -> Any:
   if type(prompts) not in (list, tuple):
     return prompts
   if not prompts:
-    raise ValueError('prompts is empty; give at least one.')
+    raise ValueError('prompts is empty; pass at least one.')
   kinds = {isinstance(prompt, str) for prompt in prompts}
   if len(kinds) > 1:
-    raise ValueError(f'prompts mixes names and numbers ({list(prompts)[:8]}); give all of them as '
-                     'names, or all as numbers.')
+    raise ValueError(f'prompts mixes names and numbers ({list(prompts)[:8]}); pass only names, or '
+                     'only numbers.')
   for prompt in prompts:
     if isinstance(prompt, str) and not _is_text(prompt):
-      raise ValueError(f'prompts holds {prompt!r:.80}, which is no Unicode text.')
+      raise ValueError(f'prompts holds {prompt!r:.80}, which is not Unicode text.')
   return list(prompts)
 
 
 def _is_text(prompt: str) -> bool:
-  """Whether a prompt has no bytes that a terminal could not decode."""
+  """Whether a prompt is free of bytes that the terminal could not decode."""
   try:
     prompt.encode()
     return True
@@ -60,20 +60,20 @@ def _is_text(prompt: str) -> bool:
 
 
 def _lines(path: pathlib.Path) -> list[str]:
-  found = reading.text(path, 'give a file with one prompt per line', 'prompts')
-  lines = [line.strip() for line in found.splitlines()]
+  text = reading.text(path, 'pass a file with one prompt per line', 'prompts')
+  lines = [line.strip() for line in text.splitlines()]
   if not any(lines):
     raise ValueError(f'prompts is {str(path)!r}, a file without prompts; write one per line.')
   return [line for line in lines if line]
 
 
 def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
-  """Gives every image `[count]` its seed and its number under that seed.
+  """Returns, per image `[count]`, its seed and its number under that seed.
 
   Args:
-    seed: a whole number, under which the images are numbered, or one per image, or a pair of
-      a seed and a number per image, which makes any image of a larger set again.
-    count: how many images.
+    seed: an integer, under which the images are numbered, or one integer per image, or a pair of
+      a seed and a number per image, which reproduces any image of a larger set.
+    count: number of images.
 
   Raises:
     ValueError: for anything else.
@@ -89,7 +89,7 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
   if not several:
     return [(int(seed), i) for i in range(count)]
   if len(values) != count * (1 + pairs):
-    raise ValueError(f'seed has {len(values)} numbers for {count} images; give one per image, or a '
+    raise ValueError(f'seed has {len(values)} numbers for {count} images; pass one per image, or a '
                      'single one.')
   return list(zip(values[::2], values[1::2])) if pairs else [(value, 0) for value in values]
 

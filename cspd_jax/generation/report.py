@@ -1,12 +1,11 @@
-"""Reports: a folder with `report.json` and the files that it names.
+"""Reports: a folder with `report.json` and the files that it lists.
 
-Files are collected in a folder inside of it and moved into place at the end, so that a program
-that is stopped leaves the earlier report as it was, and may go on where it was. A new report takes
-the place of the earlier one with all its files. A file that no report wrote, or that was changed
-since, is never touched.
+Files are collected in a subfolder and moved to their final names at the end, so that an interrupted
+run leaves the earlier report unchanged and can be resumed. A new report replaces the earlier one
+with all its files. A file that no report wrote, or that has changed since, is never touched.
 
-A folder may be a stranger's: every name in it is one of a file of the folder (`paths.inside`), and
-nothing is moved or removed before all of it was checked.
+The contents of a folder are untrusted: every name in it must be that of a file inside the folder
+(`paths.inside`), and everything is checked before any file is moved or removed.
 """
 
 import hashlib
@@ -39,33 +38,34 @@ class Report:
 
   def __init__(self, folder: str | os.PathLike, names: Sequence[str] = (), *,
                run: Mapping[str, Any] | None = None, overwrite: bool = True):
-    """Opens the folder; it is made if necessary.
+    """Opens the folder; it is created if necessary.
 
     Args:
-      folder: where the report will be.
-      names: plain names of the files that it will have with report.json, as far as they are known.
-      run: what the files depend on. If the folder holds an unfinished report of the same run,
-        its files stay; see `has`. None begins anew.
-      overwrite: whether an earlier report may be replaced, and an unfinished one of another run
-        if `run` is given.
+      folder: the folder of the report.
+      names: plain names of the files of the report apart from report.json, as far as the caller can
+        list them.
+      run: everything that determines the files. If the folder holds an unfinished report of the
+        same run, its files are reused; see `has`. None starts a new report.
+      overwrite: whether an earlier report may be replaced, and, if `run` is not None, an unfinished
+        report of another run.
 
     Raises:
-      ValueError: if files cannot be written there, one of the names is that of a file that no
-        report wrote, there is a report or an unfinished one that is not to be replaced, or the
-        folder holds what no report leaves.
+      ValueError: if the folder is not writable, one of the names is that of a file that no report
+        wrote, there is a finished or unfinished report that must not be replaced, or the folder
+        holds other files than those of reports.
     """
     self.folder = paths.folder('workdir', folder)
-    # Until the report is written, or nobody knows of it any more.
+    # Released when the report is written or this object is deleted.
     self._hold: files.Hold | None = files.hold(self.folder)
     self._new = self.folder / _UNFINISHED
     run = None if run is None else plain(run)
-    found = _check(self.folder, names, run, overwrite)
-    self._earlier = found.moving or found.earlier
-    if found.moving:
-      _move(self.folder, found)  # The last report was stopped while its files were moved.
+    content = _check(self.folder, names, run, overwrite)
+    self._earlier = content.moving or content.earlier
+    if content.moving:
+      _move(self.folder, content)  # The last report was interrupted while its files were moved.
       if not overwrite:
         raise _holds_a_report(self.folder)
-    elif found.is_same:
+    elif content.is_same:
       return
     elif self._new.exists():
       _clear(self._new)
@@ -73,14 +73,14 @@ class Report:
     files.write_json(self._new / _RUN, run)
 
   def has(self, name: str) -> bool:
-    """Whether the file `name` was written already, before this run of the program was stopped."""
+    """Whether an interrupted run has already written the file `name`."""
     return (self._new / name).exists()
 
   def path(self, name: str) -> pathlib.Path:
-    """Where to write the file `name` of the report; it is moved into the folder at the end.
+    """Returns where to write the file `name` of the report, which is moved at the end.
 
     Raises:
-      ValueError: if it is no plain name, the folder holds a file of this name that no report
+      ValueError: if it is not a plain name, the folder holds a file of this name that no report
         wrote, or the folder was removed.
     """
     _check_name(self.folder, name, self._earlier)
@@ -89,29 +89,29 @@ class Report:
 
   def write(self, *, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
             **more: Any) -> None:
-    """Writes report.json, moves all files into place and removes those of the earlier report.
+    """Writes report.json, moves all files to their final names and removes the earlier report.
 
     Args:
-      settings: what was asked for.
-      rows: what was found, a mapping each; what is not known is None.
+      settings: the user's settings.
+      rows: the results, one mapping each; unknown values are None.
       **more: further entries.
 
     Raises:
-      ValueError: if a number is not finite, naming it, a value is not what JSON can hold, or the
-        folder was removed or has a file of another program by now.
+      ValueError: if a number is not finite or a value is not JSON-serialisable, by its name, or
+        the folder was removed or now holds a file of another program.
     """
     content = plain(dict(settings=settings, rows=rows, **more, **machine()))
     self._check_there()
     for left in files.leftovers(self._new / '*'):
       left.unlink()
-    content['files'] = {name: _digest(path) for name, path in _content(self._new).items()
+    content['files'] = {name: _digest(path) for name, path in _files(self._new).items()
                         if name not in _RESERVED}
     files.write_json(self._new / _REPORT, content)
-    _move(self.folder, _found(self.folder, None))
+    _move(self.folder, _scan(self.folder, None))
     self._hold = None
 
   def _check_there(self) -> None:
-    """Raises ValueError if the folder was removed while the report was made."""
+    """Raises ValueError if the folder was removed while the report was written."""
     if self._hold is not None:
       self._hold.check()
     if not self._new.is_dir():
@@ -119,12 +119,12 @@ class Report:
 
 
 def check(folder: str | os.PathLike, names: Sequence[str] = ()) -> None:
-  """Raises what `Report` would raise, for programs that write theirs after hours of work."""
+  """Raises the errors of `Report` early, for programs that write a report after hours of work."""
   _check(paths.folder('workdir', folder), names, None, True)
 
 
 def machine() -> dict[str, Any]:
-  """The device and the versions that figures depend on."""
+  """Returns the device and the software versions that measurements depend on."""
   return dict(
       device=jax.devices()[0].device_kind, platform=platform.platform(), cores=os.cpu_count(),
       versions=dict(
@@ -133,10 +133,10 @@ def machine() -> dict[str, Any]:
 
 
 def plain(content: Any, name: str = 'report') -> Any:
-  """Makes `content` what JSON can hold: NumPy numbers and arrays become numbers and lists.
+  """Converts NumPy numbers and arrays in `content` to numbers and lists, as JSON requires.
 
   Raises:
-    ValueError: if a number is not finite or a value is not what JSON can hold, naming it.
+    ValueError: if a number is not finite or a value is not JSON-serialisable, by its name.
   """
   if isinstance(content, (np.ndarray, np.generic)):
     content = files.plain(content)
@@ -145,20 +145,20 @@ def plain(content: Any, name: str = 'report') -> Any:
   if isinstance(content, (list, tuple)):
     return [plain(value, f'{name}[{i}]') for i, value in enumerate(content)]
   if isinstance(content, float) and not math.isfinite(content):
-    raise ValueError(f'{name} is {content}; it must be finite, or None if it is not known.')
+    raise ValueError(f'{name} is {content}; it must be finite, or None if it is unknown.')
   if content is None or isinstance(content, (bool, int, float, str)):
     return content
-  raise ValueError(f'{name} is a {type(content).__name__}; it must be what JSON can hold.')
+  raise ValueError(f'{name} is a {type(content).__name__}; it must be JSON-serialisable.')
 
 
-class _Found(NamedTuple):
-  """What a folder holds.
+class _Content(NamedTuple):
+  """The reports in a folder.
 
   Attributes:
-    earlier: files of its report with their digests, report.json among them; empty without one.
-    moving: files, likewise, of a complete report that was stopped while they were moved into place.
-    is_stopped: whether there are finished files of a run that was stopped.
-    is_same: whether the unfinished report is of the run that is asked for.
+    earlier: files of its report with their digests, including report.json; empty without one.
+    moving: the same of a complete report that was interrupted while its files were moved.
+    is_stopped: whether there are finished files of an interrupted run.
+    is_same: whether the unfinished report is of the run that is requested.
   """
 
   earlier: dict[str, str]
@@ -167,79 +167,79 @@ class _Found(NamedTuple):
   is_same: bool
 
 
-def _found(folder: pathlib.Path, run: Any) -> _Found:
-  """What a folder holds; raises ValueError if that is nothing that reports leave."""
+def _scan(folder: pathlib.Path, run: Any) -> _Content:
+  """Returns the reports in a folder; raises ValueError for unexpected files."""
   new = folder / _UNFINISHED
   earlier = _listed(folder)
   if not os.path.lexists(new):
-    return _Found(earlier, {}, False, False)
+    return _Content(earlier, {}, False, False)
   if new.is_symlink() or not new.is_dir():
-    raise ValueError(f'workdir is {str(folder)!r}, where {_UNFINISHED} is no folder of a report; '
-                     'move it away or give another folder.')
-  content, moving = _content(new), _listed(new)
-  finished = content.keys() - {_RUN, *(left.name for left in files.leftovers(new / '*'))}
-  if finished and _RUN not in content and not moving:
-    raise ValueError(f'workdir is {str(folder)!r}, where {_UNFINISHED} holds files of no report '
-                     'that can go on; move it away or give another folder.')
+    raise ValueError(f'workdir is {str(folder)!r}, where {_UNFINISHED} is not the folder of a '
+                     'report; move it away or use another folder.')
+  names, moving = _files(new), _listed(new)
+  finished = names.keys() - {_RUN, *(left.name for left in files.leftovers(new / '*'))}
+  if finished and _RUN not in names and not moving:
+    raise ValueError(f'workdir is {str(folder)!r}, where {_UNFINISHED} does not hold a report that '
+                     'can be resumed; move it away or use another folder.')
   for name, digest in moving.items():
-    if name in content and name != _REPORT:
+    if name in names and name != _REPORT:
       _check_name(folder, name, earlier, digest)
-  of_run = _RUN in content and reading.json(
+  stored_run = _RUN in names and reading.json(
       new / _RUN, 'remove the folder that it is in', kind=object)
-  is_stopped = bool(of_run and finished and not moving)
-  return _Found(earlier, moving, is_stopped, run is not None and of_run == run)
+  is_stopped = bool(stored_run and finished and not moving)
+  return _Content(earlier, moving, is_stopped, run is not None and stored_run == run)
 
 
-def _check(folder: pathlib.Path, names: Sequence[str], run: Any, overwrite: bool) -> _Found:
-  """What a folder holds; raises ValueError unless a report can begin there."""
-  found = _found(folder, run)
-  if not overwrite and (found.earlier or found.moving and not found.is_same):
+def _check(folder: pathlib.Path, names: Sequence[str], run: Any, overwrite: bool) -> _Content:
+  """Returns the reports in a folder; raises ValueError unless a new one can begin there."""
+  content = _scan(folder, run)
+  if not overwrite and (content.earlier or content.moving and not content.is_same):
     raise _holds_a_report(folder)
-  if found.is_stopped and not found.is_same and not (overwrite and run is not None):
+  if content.is_stopped and not content.is_same and not (overwrite and run is not None):
     raise ValueError(
-        f'workdir is {str(folder)!r}, where another run was stopped; go on with that one, give '
+        f'workdir is {str(folder)!r}, where another run was stopped; resume that one, use '
         f'another folder, or {"overwrite" if run is not None else f"remove {_UNFINISHED} in it"}.')
   for name in (_REPORT, *names):
-    _check_name(folder, name, found.earlier, found.moving.get(name))
-  return found
+    _check_name(folder, name, content.earlier, content.moving.get(name))
+  return content
 
 
 def _holds_a_report(folder: pathlib.Path) -> ValueError:
-  return ValueError(f'workdir is {str(folder)!r}, which holds a report already; give another '
+  return ValueError(f'workdir is {str(folder)!r}, which holds a report already; use another '
                     'folder, or overwrite.')
 
 
 def _check_name(folder: pathlib.Path, name: str, earlier: Mapping[str, str],
                 moving: str | None = None) -> None:
-  """Raises ValueError if the file `name` would replace what no report wrote.
+  """Raises ValueError if the file `name` would replace a file that no report wrote.
 
   Args:
     folder: of the report.
     name: of the file.
-    earlier: digests of the files of the report that is there.
-    moving: digest of the file that may be in place already; None if there is none.
+    earlier: digests of the files of the earlier report.
+    moving: digest of the file if it may have been moved already, else None.
   """
   if not paths.is_plain(name) or name != _REPORT and name in _RESERVED:
     raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
   path = folder / name
   if name == _REPORT and os.path.lexists(path) and not earlier:
     raise ValueError(f'workdir is {str(folder)!r}, where report.json is that of another '
-                     'program; move it away or give another folder.')
+                     'program; move it away or use another folder.')
   if name != _REPORT and os.path.lexists(path) and not (
       _is_own(path, earlier.get(name)) or _is_own(path, moving)):
     raise ValueError(f'workdir is {str(folder)!r}, where {name} was not written by a '
-                     'report, or changed since; move it away or give another folder.')
+                     'report, or changed since; move it away or use another folder.')
 
 
-def _move(folder: pathlib.Path, found: _Found) -> None:
-  """Moves what is finished into place; if it is stopped, the next report goes on with it."""
+def _move(folder: pathlib.Path, content: _Content) -> None:
+  """Moves finished files to their final names; after an interruption the next report resumes."""
   new = folder / _UNFINISHED
-  # report.json comes last: until then both lists of files are there to go on with.
-  for name in found.moving:
+  # report.json comes last: until then both lists of files exist, so that this can be resumed.
+  for name in content.moving:
     if name != _REPORT and (new / name).exists():
       (new / name).replace(folder / name)
-  for name, digest in found.earlier.items():
-    if name not in found.moving and _is_own(folder / name, digest):
+  for name, digest in content.earlier.items():
+    if name not in content.moving and _is_own(folder / name, digest):
       (folder / name).unlink()
   (new / _REPORT).replace(folder / _REPORT)
   _clear(new)
@@ -247,40 +247,40 @@ def _move(folder: pathlib.Path, found: _Found) -> None:
 
 def _clear(new: pathlib.Path) -> None:
   """Removes the folder of an unfinished report, its settings last."""
-  content = _content(new)
-  for name in sorted(content, key=lambda name: name == _RUN):
-    content[name].unlink()
+  names = _files(new)
+  for name in sorted(names, key=lambda name: name == _RUN):
+    names[name].unlink()
   new.rmdir()
 
 
-def _content(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-  """The files of a folder by name; raises ValueError if it holds anything else."""
+def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+  """Returns the files of a folder by name; raises ValueError if it holds anything else."""
   return {name: paths.inside(folder, name, folder) for name in sorted(os.listdir(folder))}
 
 
 def _listed(folder: pathlib.Path) -> dict[str, str]:
-  """The files of the report in a folder, with their digests; empty if there is none.
+  """Returns the files of the report in a folder, with their digests; empty without a report.
 
   Raises:
-    ValueError: if its report.json is no list of files in the folder.
+    ValueError: if its report.json does not list files of the folder.
   """
   path = paths.inside(folder, _REPORT, folder)
   if not path.exists():
     return {}
-  remedy = 'move it away or give another folder'
-  found = reading.json(path, remedy).get('files')
-  if not isinstance(found, dict):
+  remedy = 'move it away or use another folder'
+  digests = reading.json(path, remedy).get('files')
+  if not isinstance(digests, dict):
     raise ValueError(f'workdir is {str(folder)!r}, where report.json is that of another program; '
                      f'{remedy}.')
-  for name in found:
+  for name in digests:
     paths.inside(path.parent, name, path)
     if name in _RESERVED:
       raise ValueError(f'{path} lists {name!r} as a file of the report; {remedy}.')
-  return {_REPORT: '', **{name: str(digest) for name, digest in found.items()}}
+  return {_REPORT: '', **{name: str(digest) for name, digest in digests.items()}}
 
 
 def _is_own(path: pathlib.Path, digest: str | None) -> bool:
-  """Whether a file is the one that a report wrote."""
+  """Whether a file is the one that a report wrote, by its digest."""
   return (digest is not None and path.is_file() and not path.is_symlink()
           and _digest(path) == digest)
 

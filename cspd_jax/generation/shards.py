@@ -1,19 +1,24 @@
-"""The finished batches of a run as files, each complete whenever it is there."""
+"""The finished batches of a run as files; a file that exists is complete."""
 
 import hashlib
 import json
 import os
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.checkpoints import files, paths, reading
+from cspd_jax.core.spec import Spec
+from cspd_jax.generation.engines import Options
+
+if TYPE_CHECKING:
+  from cspd_jax.generation.model import Model
 
 _SETTINGS = 'run.json'
-# So many numbers of an array tell whether parameters are the same.
+# How many numbers of an array are compared to detect other parameters.
 _SAMPLED = 1024
 
 
@@ -21,36 +26,36 @@ class Shards:
   """A folder of finished batches, `batch_<first image>.npz`."""
 
   def __init__(self, folder: str | os.PathLike, settings_of_run: dict[str, Any], structure: Any):
-    """Opens the folder, or makes it.
+    """Opens the folder, or creates it.
 
     Args:
-      folder: of this run alone.
-      settings_of_run: what the results depend on, as JSON can hold it.
+      folder: the folder of this run only.
+      settings_of_run: everything that determines the results, JSON-serialisable; see `settings`.
       structure: shapes and dtypes of the result of a full batch.
 
     Raises:
-      ValueError: if the folder holds another run, or what is no run at all.
+      ValueError: if the folder holds another run, or other files.
     """
     self._folder = paths.folder('folder', folder)
     self._leaves, self._tree = jax.tree.flatten(structure)
-    # No second process makes the same batches.
+    # A second process would decode the same batches.
     self._hold = files.hold(self._folder)
     path = self._folder / _SETTINGS
     new = json.loads(json.dumps(settings_of_run))
     if path.exists():
-      old = reading.json(path, 'give another folder')
-      if changed := [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
-                     for name in {**old, **new} if old.get(name) != new.get(name)]:
+      stored = reading.json(path, 'use another folder')
+      if changed := [f'{name} was {stored.get(name)!r}, now {new.get(name)!r}'
+                     for name in {**stored, **new} if stored.get(name) != new.get(name)]:
         raise ValueError(f'folder is {str(folder)!r}, which holds another run '
-                         f'({"; ".join(changed)}); give another folder.')
+                         f'({"; ".join(changed)}); use another folder.')
     elif any(self._folder.iterdir()):
-      raise ValueError(f'folder is {str(folder)!r}, which holds other files; give an empty or a '
-                       'new one.')
+      raise ValueError(f'folder is {str(folder)!r}, which holds other files; use an empty or a '
+                       'new folder.')
     else:
       files.write_json(path, new)
 
   def read(self, first: int, count: int) -> Any:
-    """The `count` results from image `first` on as NumPy arrays; None if they are not there.
+    """Reads the `count` results from image `first` on as NumPy arrays; None without a file.
 
     Raises:
       ValueError: if the file is not one of this run.
@@ -68,7 +73,7 @@ class Shards:
     return jax.tree.unflatten(self._tree, leaves)
 
   def write(self, first: int, results: Any) -> None:
-    """Keeps the results from image `first` on."""
+    """Writes the results from image `first` on."""
     files.write_arrays(self._path(first), {
         f'{i}': leaf for i, leaf in enumerate(jax.tree.leaves(results))})
 
@@ -76,18 +81,18 @@ class Shards:
     return self._folder / f'batch_{first:07d}.npz'
 
 
-def settings(model: Any, specification: Any, condition: Any, seed: Any, batch_size: int,
-             sampling: Any, prompts: Any = None) -> dict[str, Any]:
-  """What the results of a run depend on.
+def settings(model: 'Model', specification: Spec, condition: Any, seed: Any, batch_size: int,
+             sampling: Options, prompts: Any = None) -> dict[str, Any]:
+  """Returns the settings that determine the results of a run.
 
   Args:
-    model: as for `batches.run`, and so are all that are not named here.
+    model: see `batches.run`.
     specification: of the decoder.
-    condition: what the model made of the prompts.
-    seed: see `model`.
-    batch_size: see `model`.
-    sampling: see `model`.
-    prompts: a list of them as they were given; None if only the condition is known.
+    condition: the condition that `model` returned for the prompts.
+    seed: see `batches.run`.
+    batch_size: see `batches.run`.
+    sampling: see `batches.run`.
+    prompts: the caller's prompts; None if only the condition is available.
   """
   return dict(
       model=model.name, parameters=fingerprint(model.params), decoder=str(specification),
@@ -98,11 +103,12 @@ def settings(model: Any, specification: Any, condition: Any, seed: Any, batch_si
 
 
 def fingerprint(arrays: Any, every: bool = False) -> str:
-  """A short text that differs for other shapes, dtypes and numbers.
+  """Returns a short digest of the shapes, dtypes and numbers of arrays.
 
   Args:
-    arrays: a tree of them.
-    every: whether every number counts, or some of each array, enough for parameters.
+    arrays: a tree of arrays.
+    every: whether the digest covers every number, or a sample of each array, which is enough for
+      parameters.
   """
   digest = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
@@ -113,9 +119,10 @@ def fingerprint(arrays: Any, every: bool = False) -> str:
 
 
 def _fingerprint_of_prompts(prompts: Any, condition: Any) -> str:
-  numbers = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
-  if numbers and isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts):
-    # What a network makes of words may have other last bits when it is compiled again.
+  has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
+  if has_floats and isinstance(prompts, list) and all(
+      isinstance(prompt, str) for prompt in prompts):
+    # Features of words may differ in their last bits when the network is compiled again.
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
   return fingerprint(condition, every=True)
 

@@ -10,7 +10,7 @@ from cspd_jax.core import programs as programs_lib
 from cspd_jax.decoding import refill
 from cspd_jax.generation import batches as batches_lib
 from cspd_jax.generation.model import Model
-from cspd_jax.measure.switch import Programs
+from cspd_jax.measure.switch import CompiledDecoders
 from cspd_jax.metrics.base import Sample
 
 
@@ -42,7 +42,7 @@ class Bench:
     self.model, self.prompts, self.seed = model, list(prompts), seed
     self.batch_size = min(batch_size, len(self.prompts))
     self.sampling = model.sampling() if sampling is None else sampling
-    self.programs = Programs(model)
+    self.programs = CompiledDecoders(model)
     self._samples: dict[tuple, Sample] = {}
 
   @property
@@ -117,14 +117,14 @@ class Bench:
     count, params = len(self.prompts) if count is None else count, self.model.params
     draft_params = self.model.draft_params(self.programs.text(specification))
     name = self.programs.text(specification), programs_lib.is_guided(options), batch_size, 'queue'
-    program = programs_lib.kept(
-        self.model, name, lambda: refill.program(decoder, batch_size))
+    jitted = programs_lib.kept(
+        self.model, name, lambda: refill.jitted(decoder, batch_size))
 
     def images(numbers):
       condition = self.model.condition([self.prompts[i % len(self.prompts)] for i in numbers])
       return condition, batches_lib.keys(self.seed, numbers), options
 
-    run = lambda count: list(refill.run(program, params, count, images, draft_params))
+    run = lambda count: list(refill.run(jitted, params, count, images, draft_params))
     run(min(count, batch_size))
     return lambda: run(count)
 

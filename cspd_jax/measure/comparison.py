@@ -32,7 +32,7 @@ class Compared(NamedTuple):
 
 def compare(
     model: Model,
-    programs: Mapping[str, batches.Program],
+    programs: Mapping[str, batches.BatchDecoder],
     prompts: Sequence[Any],
     *,
     seed: int | Sequence[int] = 0,
@@ -91,7 +91,7 @@ def compare(
           for name, untimed in compared.items()}
 
 
-def _arguments(model: Model, programs: Mapping[str, batches.Program], prompts: Sequence[Any],
+def _arguments(model: Model, programs: Mapping[str, batches.BatchDecoder], prompts: Sequence[Any],
                seed: Any, sampling: Any) -> tuple[Any, list[tuple]]:
   """Returns the condition of all images, and the programs' arguments per image; checks both."""
   condition = jax.device_get(model.condition(prompts))

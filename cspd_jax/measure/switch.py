@@ -21,7 +21,7 @@ from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.generation.model import Model
 
 
-class Programs:
+class CompiledDecoders:
   """Decoders of one model, compiled on first use and cached by the model.
 
   Attributes:

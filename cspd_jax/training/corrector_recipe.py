@@ -16,6 +16,8 @@ from absl import logging
 
 from cspd_jax.checkpoints import files, reading
 from cspd_jax.core import fields
+from cspd_jax.decoding.loop import Decoder
+from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import batches
 from cspd_jax.generation.model import Model
@@ -96,8 +98,8 @@ def check(recipe: CorrectorRecipe, model: Model) -> None:
   drafter_recipe.check_fit(
       recipe.drafter, model, samples.prompts_of(model, recipe.prompts),
       ('vocab_size', 'num_tokens', 'row_width', 'dim', 'family', 'num_outputs'))
-  decoder = model.decoder(recipe.decoder)
-  if not decoder.drafter.layout.tree.is_chain:
+  tree = _decoder(recipe, model).drafter.layout.tree
+  if not (isinstance(tree, Tree) and tree.is_chain):
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain; add '
                      'tree=chain().')
   fewest = min(recipe.num_train_images, recipe.num_held_out_images)
@@ -107,6 +109,13 @@ def check(recipe: CorrectorRecipe, model: Model) -> None:
     if size > most:
       raise ValueError(f'{name}.batch_size is {size}; with these numbers of images it must be from '
                        f'1 to {most}.')
+
+
+def _decoder(recipe: CorrectorRecipe, model: Model) -> Decoder:
+  """The decoder that records windows."""
+  decoder = model.decoder(recipe.decoder)
+  assert isinstance(decoder, Decoder)  # `check_fit` accepts models of discrete tokens only.
+  return decoder
 
 
 def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib.Path
@@ -123,7 +132,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   if path.exists():
     arrays = reading.arrays(path, files.REMAKE, needed=Windows._fields)
     return Windows(*(arrays[name] for name in Windows._fields)), indices
-  decoder, conditions = model.decoder(recipe.decoder), model.condition(prompts)
+  decoder, conditions = _decoder(recipe, model), model.condition(prompts)
   key = jax.random.key(recipe.seed + (split != 'train'))
   parts: list[Windows] = []
   programs: dict[str, Callable] = {}

@@ -27,8 +27,8 @@ _DEVIATION = 0.02
 _GOLDEN = 0.6180339887
 
 
-class Program(NamedTuple):
-  """A compiled program of rounds.
+class TimedRound(NamedTuple):
+  """A compiled program of rounds, to be timed.
 
   Attributes:
     run: `count -> ` runs the prefill and `count` rounds; waits for the result.
@@ -94,7 +94,7 @@ def random_like(shapes: Any, seed: int = 0) -> Any:
 
 
 def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_params: Any,
-            accelerator: devices.Accelerator, graphs: str | None = None) -> Program:
+            accelerator: devices.Accelerator, graphs: str | None = None) -> TimedRound:
   """Compiles rounds that start when half of the image is complete.
 
   Args:
@@ -123,11 +123,11 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
   state = jax.eval_shape(decoder.start, *arguments)
   caches = {leaf.shape for leaf in jax.tree.leaves(state.cache) if leaf.ndim > 2}
   round_ = rounds.read(hlo.parse(compiled.run.as_text()), caches)
-  return Program(lambda count: compiled.run(*arguments, np.int32(count)),
+  return TimedRound(lambda count: compiled.run(*arguments, np.int32(count)),
                  predicted.figures(round_, accelerator), compiled.seconds)
 
 
-def measure(programs: Mapping[str, Program], count: int, repeats: int) -> dict[str, Timing]:
+def measure(programs: Mapping[str, TimedRound], count: int, repeats: int) -> dict[str, Timing]:
   """Measures the seconds of a round of every program; the programs alternate.
 
   Args:

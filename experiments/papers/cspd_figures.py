@@ -70,7 +70,7 @@ def _replaced(lab: Lab, report: Report, length: int) -> None:
        for mode, images in decoded.items()},
       {mode: grid(images.tests.tested) for mode, images in decoded.items()},
       {mode: grid(images.tests.accepted) for mode, images in decoded.items()},
-      captions=lab.model.conditions.captions(lab.bench.prompts[:_SHOWN]),
+      captions=lab.model.conditions.titles(lab.bench.prompts[:_SHOWN]),
       title=f'Accepted drafts, draft length {length}')
   print('figure 16: accepted drafts', flush=True)
 

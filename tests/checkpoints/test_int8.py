@@ -102,7 +102,7 @@ def test_a_mesh_divides_it(folder):
 @pytest.mark.parametrize('options, message', [
     (dict(quantize='int4'), "quantize is 'int4'; it must be 'int8', or None"),
     (dict(quantize='int8', target=store.Loaded('llamagen', CONFIG, {}, {})),
-     "quantize is 'int8', but target is loaded already; give its folder")])
+     "quantize is 'int8', but target is loaded already; pass its folder")])
 def test_what_cannot_be(folder, options, message):
   with pytest.raises(ValueError, match=message):
     cspd_jax.load(folder, **options)

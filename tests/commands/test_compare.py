@@ -58,7 +58,7 @@ _BAD = {
         ['--eagle={demo}/eagle'], ['vocab_size', '1024', '16', 'eagle']),
     'draft of another vocabulary': (
         ['--draft={tmp}/other_vocabulary'], ['vocab_size', '32', '16']),
-    'no such model': (['--model={tmp}/nothing'], ['nothing', 'is no folder']),
+    'no such model': (['--model={tmp}/nothing'], ['nothing', 'is not a folder']),
     'no model': (['--model='], ['name_or_folder']),
     'not a checkpoint': (['--model={tmp}'], ['model.json']),
     'truncated checkpoint': (['--model={tmp}/truncated'], ['damaged']),

@@ -25,7 +25,7 @@ _BAD = {
     'too many seeds': (['--prompt=sea', '--seed=1,2', '--num_images=1'], ['seed has 2']),
     'seed beyond 32 bits': (['--seed=4294967296'], ['seed is 4294967296']),
     'option of other tokens': (['--decoder=vanilla', '--temperature=-1'], ['temperature is -1']),
-    'no model': (['--model={tmp}/nothing'], ['nothing', 'is no folder']),
+    'no model': (['--model={tmp}/nothing'], ['nothing', 'is not a folder']),
     'no drafts': (['--decoder=eagle'], ['eagle', 'none']),
 }
 

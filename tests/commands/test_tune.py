@@ -27,12 +27,12 @@ _BAD = {
     'no time': (['--minutes=0'], ['minutes is 0']),
     'another guarantee': (['--guarantee=none'], ['guarantee', 'seed-exact, exact, relaxed']),
     'shipped model': (
-        ['--model=demo'], ["'demo', which comes with the package", 'store=FOLDER', '--dry_run']),
+        ['--model=demo'], ["'demo', which is part of the package", 'store=FOLDER', '--dry_run']),
     'other networks': (
         ['--model=demo', '--store={folder}'], ['beach', 'holds other networks', '--dry_run']),
     'a part beside the model': (
         ['--tokenizer={folder}/tokenizer'], ['tokenizer is given', 'families.save', '--dry_run']),
-    'no such model': (['--model=nothing'], ['nothing', 'is no folder']),
+    'no such model': (['--model=nothing'], ['nothing', 'is not a folder']),
     'continuous tokens': (['--model=mar_demo', '--dry_run'], ['mar_demo', 'discrete']),
     'nothing that can run': (
         ['--decoder=eagle', '--guarantee=seed-exact'], ['nothing can run', 'EAGLE network']),

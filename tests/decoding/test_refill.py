@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import continued, contract, decoders, refill, specification
+from cspd_jax.decoding import contract, decoders, prefix, refill, specification
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen
@@ -100,7 +100,7 @@ def test_a_bound_may_differ_in_its_last_bit():
 
 @functools.cache
 def _program(name, slots=SLOTS):
-  return refill.program(_build(name), slots)
+  return refill.jitted(_build(name), slots)
 
 
 @pytest.mark.parametrize('name', representative(NAMES, f'seed_exact({TREE})'))
@@ -127,7 +127,7 @@ def test_any_number_of_images_in_any_number_of_slots(count, slots):
 
 
 def test_one_program_serves_queues_of_any_length():
-  program = refill.program(decoders.vanilla(MODEL.target), SLOTS)
+  program = refill.jitted(decoders.vanilla(MODEL.target), SLOTS)
   long, rounds = _refilled(program)
   short, fewer = _refilled(program, 5)
   assert fewer == 2 * 6 < rounds == 3 * 6
@@ -192,8 +192,8 @@ def test_what_an_image_leaves_behind_would_be_seen(mutant, monkeypatch):
     return MUTANTS[mutant](old[0], state), warp
 
   want, _ = _batches(decoders.vanilla(MODEL.target), SLOTS)
-  monkeypatch.setattr(refill, '_replace_slot', replaced)
-  found, _ = _refilled(refill.program(decoders.vanilla(MODEL.target), SLOTS))
+  monkeypatch.setattr(refill, '_replaced', replaced)
+  found, _ = _refilled(refill.jitted(decoders.vanilla(MODEL.target), SLOTS))
   assert _differences(found, want)
 
 
@@ -217,7 +217,7 @@ def test_a_state_that_does_not_tell_its_rows_apart(leaf, message):
   decoder = decoders.vanilla(MODEL.target._replace(prefill=changed, score=score))
   assert jax.jit(decoder)(MODEL.params, LABELS[:2], KEYS[:2], SAMPLED).valid.all()
   with pytest.raises(contract.ContractError, match=message):
-    _refilled(refill.program(decoder, SLOTS), warp=SAMPLED)
+    _refilled(refill.jitted(decoder, SLOTS), warp=SAMPLED)
 
 
 CONFIG = llamagen.LlamaGenConfig(
@@ -233,18 +233,18 @@ def _transformer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('given', [0, 3])
-def test_a_transformer(given):
-  """Keys and values of both streams, on their own and behind given tokens."""
+@pytest.mark.parametrize('prefix_length', [0, 3])
+def test_a_transformer(prefix_length):
+  """Keys and values of both streams, without and with a prefix."""
   target, params = _transformer()
-  decoder = decoders.mc_sjd(continued.target(target, given), 3)
+  decoder = decoders.mc_sjd(prefix.target(target, prefix_length), 3)
   conditions = LABELS
-  if given:
-    first = np.random.default_rng(1).integers(0, 8, (COUNT, given), np.int32)
-    conditions = continued.Continued(LABELS, first)
+  if prefix_length:
+    first = np.random.default_rng(1).integers(0, 8, (COUNT, prefix_length), np.int32)
+    conditions = prefix.Prefixed(LABELS, first)
   arguments = dict(warp=WARP._replace(top_k=np.int32(4)), params=params, draft_params=None,
                    conditions=conditions)
-  found, rounds = _refilled(refill.program(decoder, SLOTS), **arguments)
+  found, rounds = _refilled(refill.jitted(decoder, SLOTS), **arguments)
   want, of_batches = _batches(decoder, SLOTS, **arguments)
   assert _differences(found, want) == [] and rounds == _scheduled(want.rounds, SLOTS) < of_batches
 
@@ -254,7 +254,7 @@ def test_seed_exact_images_of_a_queue_in_bfloat16():
   """Those of `vanilla(window=N)`, which waits in the same way."""
   target, params = _transformer()
   params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-  one, other = (_refilled(refill.program(specification.build(spec, target), SLOTS), params=params,
+  one, other = (_refilled(refill.jitted(specification.build(spec, target), SLOTS), params=params,
                           draft_params=None)[0] for spec in ('vanilla(window=3)',
                                                              'seed_exact(window=3)'))
   np.testing.assert_array_equal(one.tokens, other.tokens)

@@ -3,7 +3,7 @@
 An image token is a vector of a codebook that goes through a small network; a head with a hidden
 layer predicts it. Text has a table of its own. Prompts are those of a chat, and guidance leads away
 from a prompt whose words are padding, which is read. The network, its family and the rules of its
-files are all here; the library knows nothing of it.
+files are all here; the library does not refer to it.
 """
 
 import dataclasses
@@ -104,7 +104,7 @@ def _rope(config):
 
 
 def model_of(config, num_streams):
-  """What the model has of its own; masks, caches, streams and commit are `causal`'s."""
+  """The parts specific to the model; masks, caches, streams and commit are those of `causal`."""
   network = JanusLike(config)
   embed, logits = (
       lambda params, x, method=method: network.apply({'params': params}, x, method=method)
@@ -209,7 +209,7 @@ FAMILY = families.Family(
 
 
 def rules(config):
-  """Published names, which are Janus-Pro's, and what becomes of their tensors."""
+  """The published names, those of Janus-Pro, and the rules for their tensors."""
   sizes = config.transformer
   heads, width = sizes.num_heads, sizes.head_dim
   ours, theirs = 'transformer/layers_{i}/', 'language_model.model.layers.{i}.'

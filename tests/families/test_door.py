@@ -1,4 +1,4 @@
-"""The door: one call from prompts to images, everything checked before it compiles."""
+"""`Model.generate` and `stream`: one call from prompts to images, checked before it compiles."""
 
 import pathlib
 
@@ -38,11 +38,11 @@ def test_batches_give_what_one_batch_gives(model, generated):
       ['sea', 'sky', 'sea'], seed=3, decoder='seed_exact(window=4)', batch_size=2,
       progress=lambda done, total: seen.append((done, total)))
   np.testing.assert_array_equal(batched.decoded.tokens, generated.decoded.tokens)
-  # A row that is complete takes the next image, so images become complete one by one.
+  # A complete row starts the next image, so images become complete one by one.
   assert seen == [(1, 3), (3, 3)]
 
 
-def test_rows_take_the_next_image_with_its_own_options(model):
+def test_refilled_rows_use_the_options_of_their_image(model):
   prompts, first = ['sea', 'sky', 'sand', 'sea', 'sky'], np.arange(20).reshape(5, 4) % 6
   options = dict(seed=1, decoder='mc_sjd', window=3, prefix=first, rows=1,
                  guidance_scale=[1.0, 3.0, 1.5, 2.0, 2.5], temperature=[1.0, 0.0, 0.5, 1.5, 1.0])
@@ -54,8 +54,8 @@ def test_rows_take_the_next_image_with_its_own_options(model):
     np.testing.assert_array_equal(one, other, err_msg=name)
   np.testing.assert_array_equal(refilled.images, whole.images)
   # Rows of a decoder without drafts are complete together.
-  assert not generate._can_refill(
-      generate.prepare(model, prompts, batch_size=2, decoder='vanilla'))
+  assert generate._refill_decoder(
+      generate.prepare(model, prompts, batch_size=2, decoder='vanilla')) is None
 
 
 def test_programs_are_compiled_once(model):
@@ -75,7 +75,7 @@ def test_stream_ends_with_what_generate_gives(model, generated):
   np.testing.assert_array_equal(looks[-1].result().images, generated.images)
   early = looks[1]
   assert np.all(early.images[~early.fixed.repeat(4, 1).repeat(4, 2)] == 128)
-  with pytest.raises(ValueError, match='go on until `complete`'):
+  with pytest.raises(ValueError, match='iterate until `complete`'):
     early.result()
 
 

@@ -57,10 +57,10 @@ def test_a_model_is_converted_part_by_part(folder):
   assert model.config == CONFIG and model.tokenizer.config == VQ
   assert model.defaults == {
       'temperature': 1.0, 'top_p': 1.0, 'guidance_scale': 4.0, 'top_k': 2000}
-  with pytest.raises(ValueError, match='no text part, whose file says which code'):
+  with pytest.raises(ValueError, match='no text part, whose file maps image tokens'):
     cspd_jax.load(folder, text=None)
   alone = cspd_jax.load(folder, text=None, tokenizer=None)
-  with pytest.raises(ValueError, match='takes no words, for it has no text part, but a causal'):
+  with pytest.raises(ValueError, match='no words because it has no text part, only a causal'):
     alone.condition(['a cat'])
   with pytest.raises(ValueError, match='has no image tokenizer'):
     alone.generate(model.condition(['a cat']))
@@ -151,7 +151,7 @@ def test_sizes_of_the_command(folder, tmp_path, capsys):
   assert generate_command.main([*words, '--grid=4by4']) == 2
   assert "grid is '4by4'; it must be two numbers, such as 2x4" in capsys.readouterr().err
   assert generate_command.main(['--model=demo', '--grid=4x4', f'--output={tmp_path}/out']) == 2
-  assert "grid is (4, 4), but a 'llamagen' model makes images" in capsys.readouterr().err
+  assert "grid is (4, 4), but a 'llamagen' model generates images" in capsys.readouterr().err
 
 
 @pytest.mark.slow

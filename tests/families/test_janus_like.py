@@ -1,4 +1,4 @@
-"""A new family is a file: registered, converted, decoded, drafted for; nothing else knows it.
+"""A new family is one file: registered, converted, decoded, drafted for; nothing else refers to it.
 
 `janus_like.py` is the file; its target has an embedding of image tokens and a head of its own.
 """

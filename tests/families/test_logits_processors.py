@@ -1,4 +1,4 @@
-"""What is sampled from, against the official samplers on a given sequence.
+"""The sampled distributions, compared with the official samplers on a fixed sequence.
 
 Contexts, guidance, cuts and grammar at once. `tests/data/logits_processors.npz` was recorded in
 float32 from the official classes over the networks of transformers 5.23 (Chameleon's own mask of
@@ -47,7 +47,7 @@ CASES = {
 
 
 def _contexts(name, text, config):
-  """Published ids of what is asked for, and of what guidance leads away from."""
+  """Published ids of the prompt and of the null condition."""
   if name == 'anole':  # Meta's sampler; LANTERN's, which is the default here, has other words.
     return [0, *text.encode('a cat'), 8710, 8197], [0, 8197]
   return early_fusion_family.FAMILY.prompt_writers[name](text, 'a cat', config.height, config.width)
@@ -79,6 +79,6 @@ def test_probabilities_are_those_of_the_official_sampler(name):
   whole = np.zeros((config.num_tokens, config.vocab_size), np.float32)
   np.put_along_axis(whole, np.maximum(ids, 0), np.where(ids < 0, 0, want), axis=1)
   np.testing.assert_allclose(found, whole[:, order[:config.num_image_tokens]], atol=2e-5)
-  # Nothing else of the vocabulary can stand in an image.
+  # No other token of the vocabulary is allowed in an image.
   np.testing.assert_allclose(whole[:, order[:config.num_image_tokens]].sum(axis=1), 1, atol=1e-5)
   assert np.array_equal(found > 0, whole[:, order[:config.num_image_tokens]] > 0)

@@ -1,4 +1,4 @@
-"""Models on disk, and a family of which the package knows nothing."""
+"""Models on disk, and a family that is not part of the package."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ def test_parts_are_replaced_or_left_out(folder, tmp_path):
   assert cspd_jax.load(folder, tokenizer=loaded).tokenizer.config == other
   with pytest.raises(ValueError, match='load it with tokenizer='):
     cspd_jax.load(folder, tokenizer=None).generate('sea')
-  with pytest.raises(ValueError, match="draft is no part of a 'tiny' model"):
+  with pytest.raises(ValueError, match="draft is not a part of a 'tiny' model"):
     cspd_jax.load(folder, draft=tmp_path / 'coarse')
   with pytest.raises(ValueError, match='tokenizer is a .tiny. network'):
     cspd_jax.load(folder, tokenizer=folder / 'target')
@@ -78,7 +78,7 @@ def test_a_network_is_never_overwritten_by_a_model(folder, tmp_path):
     alone = tmp_path / role
     shutil.copytree(folder / role, alone)
     before = (alone / 'model.json').read_bytes()
-    with pytest.raises(store.CheckpointError, match='holds a network of its own; give'):
+    with pytest.raises(store.CheckpointError, match='is the folder of a network; use'):
       families.save(alone, 'tiny', {'tokenizer': str(folder / 'tokenizer')})
     assert (alone / 'model.json').read_bytes() == before
 
@@ -108,7 +108,7 @@ def test_damaged_descriptions_are_named(folder, tmp_path, change, message):
 
 
 def _rename(path, old, new):
-  """Writes another name into a description; nothing else of a folder holds one."""
+  """Writes another name into a description, the only file of a folder that holds it."""
   text = path.read_text()
   assert f'"{new}"' in text
   path.write_text(text.replace(f'"{new}"', f'"{old}"'))
@@ -144,7 +144,7 @@ def test_what_is_no_model_is_named(tmp_path):
     families.save(tmp_path, 'x', {})
   with pytest.raises(ValueError, match='another family has'):
     families.register(tiny.FAMILY._replace(roles={}))
-  with pytest.raises(ValueError, match='no target, and a model needs one'):
+  with pytest.raises(ValueError, match='not a target, which a model requires'):
     cspd_jax.load(store.ASSETS / 'demo' / 'tokenizer')
 
 

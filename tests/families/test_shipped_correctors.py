@@ -1,4 +1,4 @@
-"""What corrects the windows of the shipped model: the images of vanilla, in few passes."""
+"""Correctors of the shipped model: the images of vanilla in few passes."""
 
 import numpy as np
 import pytest

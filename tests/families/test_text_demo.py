@@ -1,4 +1,4 @@
-"""The shipped model of prompts in words: it does what prompts say, and every decoder agrees."""
+"""The shipped text-conditional model: images match their prompts, and all decoders agree."""
 
 import types
 
@@ -45,7 +45,7 @@ def test_images_have_the_grammar(model, vanilla):
 
 
 def test_what_is_streamed_counts_the_grammars_tokens(model, vanilla):
-  task = types.SimpleNamespace(given=0, model=model)
+  task = types.SimpleNamespace(prefix_length=0, model=model)
   look = results.Partial(task, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)
   assert repr(look).startswith('Partial(1092 of 1092 tokens of 4 images, round ')
 
@@ -63,7 +63,7 @@ def test_another_prompt_has_another_distribution(model):
   probs = np.asarray(probabilities(
       logits[:, :, None], Warp(guidance_scale=3.0), np.zeros((4, 1), int)))[:, 0]
   assert 0.5 * np.abs(probs[0] - probs[1]).sum() > 0.5
-  np.testing.assert_allclose(probs[2], probs[3], atol=1e-6)  # Words that it does not know.
+  np.testing.assert_allclose(probs[2], probs[3], atol=1e-6)  # Unknown words.
   np.testing.assert_allclose(logits[1, 0], logits[1, 1], atol=1e-4)  # An image without a prompt.
 
 
@@ -88,6 +88,6 @@ def test_a_given_beginning_is_completed(model, vanilla):
 
 
 def test_words_are_needed(model):
-  with pytest.raises(ValueError, match='this model takes words, or a causal.Prompt'):
+  with pytest.raises(ValueError, match='this model accepts words, or a causal.Prompt'):
     model.generate([3])
   assert not len(cspd_jax.load('text_demo', text=None, tokenizer=None).prompts)

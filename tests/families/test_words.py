@@ -85,7 +85,7 @@ def test_a_model_is_converted_part_by_part(model, folder):
 
 
 def test_logits_of_words_agree_with_the_official_program(model):
-  """One given token at a time on top of the cache, and all at once."""
+  """Fixed tokens one at a time on top of the cache, and all at once."""
   condition, params = model.condition(CAPTIONS), published.params('llamagen', WIDE, 43)
   assert condition.mask.sum(axis=1).tolist() == [42, 120, 1]
   want = published.recorded('llamagen_words')['logits']
@@ -140,14 +140,14 @@ def test_features_in_place_of_words(model, folder):
       np.testing.assert_array_equal(found, want)
   stacked = silent.condition(jnp.stack([features[1]] * 2))
   np.testing.assert_array_equal(stacked.embeddings[0], condition.embeddings[1])
-  for given in (features, condition, stacked.embeddings):
-    assert silent.conditions.captions(given) == ['caption 0', 'caption 1']
+  for prompts in (features, condition, stacked.embeddings):
+    assert silent.conditions.titles(prompts) == ['caption 0', 'caption 1']
 
 
 @pytest.mark.parametrize('left_out, message', [
-    ((), 'this model takes a list of prompts in words, or T5 features: an array .B, L, 40.'),
-    (('t5',), 'reads no words, for it has no part t5: .* --family=t5, or load it with t5=FOLDER'),
-    (('t5', 'text'), 'no part t5 and no part text: .* --family=t5 and --family=t5_text, or load')])
+    ((), 'this model accepts a list of prompts in words, or T5 features: an array .B, L, 40.'),
+    (('t5',), 'because it lacks the part t5: .* --family=t5, or load it with t5=FOLDER'),
+    (('t5', 'text'), 'lacks the parts t5 and text: .* --family=t5 and --family=t5_text, or load')])
 def test_prompts_of_other_kinds_are_refused(folder, left_out, message):
   silent = cspd_jax.load(folder, **dict.fromkeys(left_out))
   for prompts in ([3], ['a fox'] if left_out else [3, 4]):
@@ -167,7 +167,7 @@ def test_parts_that_do_not_belong_together_are_refused(folder, tmp_path):
   narrow, few = dataclasses.replace(T5, dim=8), dataclasses.replace(T5, vocab_size=300)
   with pytest.raises(ValueError, match='t5 has dim 8, but the target of .* has caption_dim 40'):
     load(t5=('t5', narrow, {}))
-  with pytest.raises(ValueError, match='text has tokens up to 303, but t5 knows 300'):
+  with pytest.raises(ValueError, match='text has tokens up to 303, but t5 has 300'):
     load(t5=('t5', few, {}))
   other = ('text', bpe.TextConfig('anole', len(file)), {'file': file})
   with pytest.raises(ValueError, match='text is a tokenizer file for anole, but .* for t5'):

@@ -1,4 +1,4 @@
-"""A family of models that is not in the package: everything a new family has to say.
+"""A family of models that is not in the package: everything that a new family must define.
 
 A token depends on the class and on the token before it, by a table; a token is a square of one
 colour.

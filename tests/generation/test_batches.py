@@ -88,9 +88,9 @@ def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
     batches.run(model, 'sjd', PROMPTS, progress=stop_after_two, **arguments)
   names = sorted(file.name for file in (tmp_path / 'run').iterdir())
   assert names == ['batch_0000000.npz', 'batch_0000002.npz', 'run.json']
-  calls, call = [], batches.Program.__call__
+  calls, call = [], batches.BatchDecoder.__call__
   monkeypatch.setattr(
-      batches.Program, '__call__', lambda self, *args: calls.append(1) or call(self, *args))
+      batches.BatchDecoder, '__call__', lambda self, *args: calls.append(1) or call(self, *args))
   found = batches.run(model, 'sjd', PROMPTS, **arguments)
   assert tiny.rows(found) == tiny.rows(one_by_one) and type(found) is type(one_by_one)
   assert len(calls) == 1

@@ -1,4 +1,4 @@
-"""Default decoders by device and number of images: their form, who takes them, where they go."""
+"""Default decoders by device and number of images: their form, use and storage."""
 
 import ast
 import dataclasses
@@ -74,7 +74,7 @@ def test_a_choice_joins_what_was_there(chosen, decoders, found):
     ({'cpu': 3}, "decoder for 'cpu' is 3"),
     ({'cpu': None}, "decoder for 'cpu' is None"),
     ({'cpu': {'1': {}}}, "decoder for 'cpu' is {}"),
-    ({'cpu': {'0': 'sjd'}}, "decoder for 'cpu' is given for '0' images"),
+    ({'cpu': {'0': 'sjd'}}, "decoder for 'cpu' is set for '0' images"),
     ({'cpu': {'few': 'sjd'}}, "for 'few' images"),
 ])
 def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
@@ -95,7 +95,7 @@ def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
     (dict(decoder='mc_sjd(window=4)'), 1), (dict(decoder=parse('mc_sjd(window=4)')), 0),
     (dict(decoder='mc_sjd', window=4), 2), ({}, 1)])
 def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
-  """And the text of a parameter that is given separately."""
+  """Also with a parameter that is passed separately."""
   tuned.place(folder, tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'mc_sjd(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
@@ -114,7 +114,7 @@ def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path)
   assert model.generate(['sea', 'sky']).decoder == 'vanilla'
   assert model.generate(['sea', 'sky'], batch_size=1).decoder == 'mc_sjd(window=4)'
   assert model.generate(['sea', 'sky'], decoder='sjd(window=2)').decoder == 'sjd(window=2)'
-  for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # What `cspd-generate` makes.
+  for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # The default of `cspd-generate`.
     gallery = Gallery(model, ['sea', 'sky'], tmp_path / f'by_{size}', batch_size=size)
     assert str(gallery.task.specification) == text
   assert next(model.stream(['sea', 'sky'])).images.shape[0] == 2
@@ -140,7 +140,7 @@ def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(folder, tmp
       1: 'vanilla', 2: 'faster(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
   assert str(model.specification(batch_size=1)) == 'vanilla'
-  with pytest.raises(ValueError, match=r"names for .* and 2 images .* no 'faster'.* Give decoder"):
+  with pytest.raises(ValueError, match=r"names for .* and 2 images .* no 'faster'.* Pass decoder"):
     model.generate(['sea', 'sky'])
   assert model.generate(['sea', 'sky'], decoder='vanilla').decoder == 'vanilla'
 
@@ -161,9 +161,9 @@ def test_networks_stay_where_they_are_and_the_format_says_what_is_inside(folder,
 
 
 def test_places_that_are_refused(folder, tmp_path):
-  with pytest.raises(ValueError, match="'demo', which comes with the package .* store=FOLDER"):
+  with pytest.raises(ValueError, match="'demo', which is part of the package .* store=FOLDER"):
     tuned.place('demo')
-  with pytest.raises(ValueError, match='the folder of a network alone; give store=FOLDER'):
+  with pytest.raises(ValueError, match='the folder of a network alone; pass store=FOLDER'):
     tuned.place(folder / 'target')
   with pytest.raises(ValueError, match='holds other networks than model'):
     tuned.place('demo', folder)
@@ -172,6 +172,6 @@ def test_places_that_are_refused(folder, tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='files cannot be written'):
     tuned.place(folder, tmp_path / 'file')
-  with pytest.raises(store.CheckpointError, match='is no folder'):
+  with pytest.raises(store.CheckpointError, match='is not a folder'):
     tuned.place(tmp_path / 'missing')
   assert not tuned.place('demo', tmp_path / 'demo').folder.exists()

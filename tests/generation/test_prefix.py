@@ -1,4 +1,4 @@
-"""Images whose first rows are given: the rest is the model's, whatever decodes and drafts."""
+"""Images with a prefix: the rest has the model's distribution, whatever decodes and drafts."""
 
 import functools
 
@@ -11,10 +11,10 @@ from PIL import Image
 import cspd_jax
 from cspd_jax import command, families
 from cspd_jax.checkpoints.store import Loaded
-from cspd_jax.decoding import continued
+from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.generation import prefix as given_lib
+from cspd_jax.generation import prefix as generation_prefix
 from cspd_jax.models import eagle, early_fusion, llamagen, neighbours, vq
 from cspd_jax.models.conditions import Prompt
 from tests.marks import representative
@@ -57,7 +57,7 @@ def _model(name):
   if name == 'llamagen':
     parts['tokenizer'] = _loaded('vq', vq, VQ, 3)
   model = families.FAMILIES[name].build(families.Parts(name, parts, {'guidance_scale': 2.0}))
-  # Without a file of words nothing reads pixels; these tests look at tokens.
+  # Its image tokenizer would require a text part; these tests compare tokens.
   return model
 
 
@@ -71,18 +71,18 @@ def _condition(name):
 
 @functools.cache
 def _whole(name):
-  """Images without given tokens."""
+  """Images without a prefix."""
   model = _model(name)
   decode = jax.jit(model.decoder('vanilla'))
   return np.asarray(decode(model.params, _condition(name), jax.random.key(1),
                            Warp(guidance_scale=2.0)).tokens)
 
 
-def _continued(name, spec, rows=2, seed=7):
+def _with_prefix(name, spec, rows=2, seed=7):
   model = _model(name)
-  given = rows * model.target(guided=True).row_width
-  decoder = model.decoder(spec, given=given)
-  condition = continued.Continued(_condition(name), jnp.asarray(_whole(name)[:, :given]))
+  prefix_length = rows * model.target(guided=True).row_width
+  decoder = model.decoder(spec, prefix_length=prefix_length)
+  condition = prefix_lib.Prefixed(_condition(name), jnp.asarray(_whole(name)[:, :prefix_length]))
   return jax.jit(decoder)(model.params, condition, jax.random.key(seed), Warp(guidance_scale=2.0),
                           model.draft_params(model.specification(spec)))
 
@@ -92,7 +92,7 @@ def _continued(name, spec, rows=2, seed=7):
 def test_the_rest_has_the_logits_of_whole_images(name):
   model, tokens = _model(name), jnp.asarray(_whole(name))
   target = model.target(guided=True)
-  given, size = 2 * target.row_width, target.num_tokens
+  prefix_length, size = 2 * target.row_width, target.num_tokens
   zero = jnp.zeros(2, jnp.int32)
 
   @functools.partial(jax.jit, static_argnums=0)
@@ -102,12 +102,13 @@ def test_the_rest_has_the_logits_of_whole_images(name):
     return jnp.concatenate([first[:, :, None], more], axis=2), features
 
   want, before = whole(target, _condition(name), tokens)
-  later = continued.target(target, given)
+  later = prefix_lib.target(target, prefix_length)
   found, features = whole(
-      later, continued.Continued(_condition(name), tokens[:, :given]), tokens[:, given:])
-  assert later.num_tokens == size - given
-  np.testing.assert_allclose(found, want[:, :, given:], atol=2e-4)
-  assert features.shape[2] == before.shape[2] + given
+      later, prefix_lib.Prefixed(_condition(name), tokens[:, :prefix_length]),
+      tokens[:, prefix_length:])
+  assert later.num_tokens == size - prefix_length
+  np.testing.assert_allclose(found, want[:, :, prefix_length:], atol=2e-4)
+  assert features.shape[2] == before.shape[2] + prefix_length
 
 
 _SPECS = (
@@ -122,17 +123,17 @@ _SPECS = (
 
 @pytest.mark.parametrize('name, spec', representative(_SPECS, _SPECS[2]))
 def test_seed_exact_decoders_repeat_vanilla(name, spec):
-  found, want = _continued(name, spec), _continued(name, 'vanilla')
+  found, want = _with_prefix(name, spec), _with_prefix(name, 'vanilla')
   np.testing.assert_array_equal(found.tokens, want.tokens)
   assert np.all(found.valid) and np.all(found.rounds <= want.rounds)
-  if spec.startswith('model'):  # The draft is the target itself, and sees the given tokens too.
+  if spec.startswith('model'):  # The draft is the target itself, and reads the prefix too.
     assert np.max(found.rounds) <= 1 + -(-want.tokens.shape[1] // 4)
 
 
 def test_a_network_continues_as_if_it_had_read_the_image_from_its_beginning():
-  model, tokens, given = _model('early_fusion'), jnp.asarray(_whole('early_fusion')), 8
+  model, tokens, prefix_length = _model('early_fusion'), jnp.asarray(_whole('early_fusion')), 8
   target, made = model.target(guided=True), model.drafts['eagle']
-  zero, rest = jnp.zeros(2, jnp.int32), tokens.shape[1] - given
+  zero, rest = jnp.zeros(2, jnp.int32), tokens.shape[1] - prefix_length
 
   @jax.jit
   def features_of(tokens):
@@ -151,9 +152,9 @@ def test_a_network_continues_as_if_it_had_read_the_image_from_its_beginning():
         np.arange(count), np.tri(count, dtype=bool))[0]
 
   want = predicted(made.build(True), _condition('early_fusion'), last, tokens.shape[1])
-  condition = continued.Continued(_condition('early_fusion'), tokens[:, :given])
-  found = predicted(made.build(True, given), condition, last + given, rest)
-  np.testing.assert_allclose(found, want[:, :, given:], atol=1e-4)
+  condition = prefix_lib.Prefixed(_condition('early_fusion'), tokens[:, :prefix_length])
+  found = predicted(made.build(True, prefix_length), condition, last + prefix_length, rest)
+  np.testing.assert_allclose(found, want[:, :, prefix_length:], atol=1e-4)
 
 
 def test_guidance_ends_where_it_would_end_in_the_whole_image():
@@ -162,12 +163,12 @@ def test_guidance_ends_where_it_would_end_in_the_whole_image():
   positions = np.arange(12)
   for interval in (-1, 0, 2, 4, 6, 20):
     warp = Warp(guidance_scale=3.0, guidance_interval=interval)
-    moved = continued.sampling(warp, 4)
+    moved = prefix_lib.sampling(warp, 4)
     want = guided(warp, positions)[4:]
     scale = np.where(guided(moved, positions[:8]), moved.guidance_scale, 1)
     np.testing.assert_array_equal(scale, np.where(want, 3, 1), str(interval))
   with pytest.raises(ValueError, match='guidance_interval is 3 with a prefix of 4 tokens'):
-    continued.sampling(Warp(guidance_scale=3.0, guidance_interval=3), 4)
+    prefix_lib.sampling(Warp(guidance_scale=3.0, guidance_interval=3), 4)
 
 
 def _wrong(column, value):
@@ -176,27 +177,27 @@ def _wrong(column, value):
   return tokens
 
 
-# None of the vocabulary, the end of a row within one, and none where it must be.
+# Outside the vocabulary, the end of a row inside a row, and another token at its position.
 @pytest.mark.parametrize('column, value', [(0, 20), (0, 12), (3, 5)])
 def test_wrong_tokens_are_refused(column, value):
-  decoder = _model('early_fusion').decoder('vanilla', given=8)
-  with pytest.raises(ValueError, match='row 1, hold one that is invalid at its position'):
-    decoder.check(continued.Continued(_condition('early_fusion'), _wrong(column, value)))
-  with pytest.raises(ValueError, match=r'float32\[2, 8\]; they must be whole numbers'):
-    decoder.check(continued.Continued(_condition('early_fusion'), np.zeros((2, 8), np.float32)))
+  decoder = _model('early_fusion').decoder('vanilla', prefix_length=8)
+  with pytest.raises(ValueError, match='row 1, include one that is not allowed at its position'):
+    decoder.check(prefix_lib.Prefixed(_condition('early_fusion'), _wrong(column, value)))
+  with pytest.raises(ValueError, match=r'float32\[2, 8\]; they must be integers'):
+    decoder.check(prefix_lib.Prefixed(_condition('early_fusion'), np.zeros((2, 8), np.float32)))
 
 
 def test_traced_wrong_tokens_are_marked():
-  decoder = _model('early_fusion').decoder('vanilla', given=8)
+  decoder = _model('early_fusion').decoder('vanilla', prefix_length=8)
   check = jax.jit(lambda tokens: decoder.check(
-      continued.Continued(_condition('early_fusion'), tokens)))
+      prefix_lib.Prefixed(_condition('early_fusion'), tokens)))
   assert check(_wrong(0, 12)).tolist() == [True, False]
 
 
-@pytest.mark.parametrize('given', [1, 5, -4, 17, 20])
-def test_whole_rows_are_given(given):
-  with pytest.raises(ValueError, match='it must have whole rows of 4 tokens, 1 to 4 of them'):
-    _model('early_fusion').decoder('vanilla', given=given)
+@pytest.mark.parametrize('prefix_length', [1, 5, -4, 17, 20])
+def test_a_prefix_has_whole_rows(prefix_length):
+  with pytest.raises(ValueError, match='tokens; it must be whole rows of 4 tokens, 1 to 4 of them'):
+    _model('early_fusion').decoder('vanilla', prefix_length=prefix_length)
 
 
 def test_generate_completes_images():
@@ -221,22 +222,22 @@ def test_generate_completes_images():
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(rows=2), 'rows is 2, but no prefix is given'),
+    (dict(rows=2), 'rows is 2, but there is no prefix'),
     (dict(prefix=np.zeros(12, int), rows=4), 'rows is 4; it must be a whole number from 1 to 3'),
-    (dict(prefix=np.zeros(3, int), rows=2), 'rows is 2, but prefix has 3 tokens, 3 in a row'),
-    (dict(prefix=np.zeros(12, int)), 'prefix: the prefix has 12 tokens; it must have whole rows'),
+    (dict(prefix=np.zeros(3, int), rows=2), 'rows is 2, but prefix has 3 tokens, 3 per row'),
+    (dict(prefix=np.zeros(12, int)), 'prefix has 12 tokens; it must be whole rows'),
     (dict(prefix=np.zeros((3, 6), int)), 'prefix has 3 images for 2 prompts'),
-    (dict(prefix=np.full(6, 12)), 'row 0, hold one that is invalid'),
+    (dict(prefix=np.full(6, 12)), 'row 0, include one that is not allowed'),
     (dict(prefix=np.zeros(6)), r'prefix is float64\[6\]; it must be tokens'),
-    (dict(prefix=np.zeros((9, 6, 3), np.uint8)), 'images of 9x6 pixels; model .* makes 8x6'),
+    (dict(prefix=np.zeros((9, 6, 3), np.uint8)), 'images of 9x6 pixels; model .* generates 8x6'),
     (dict(prefix=np.full((8, 6, 3), 2.0)), r'not all in \[-1, 1\]'),
     (dict(prefix='nowhere.png'), "prefix is 'nowhere.png', which cannot be read as an image")])
-def test_what_cannot_be_given_is_refused(options, message):
+def test_unsupported_prefixes_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     _model('llamagen').generate([0, 2], decoder='vanilla', **options)
 
 
-def test_continuous_tokens_are_not_continued():
+def test_continuous_tokens_support_no_prefix():
   with pytest.raises(ValueError, match="a 'mar' model draws the tokens .* in a random order"):
     cspd_jax.load('mar_demo').generate(['cat'], prefix=np.zeros((64, 64, 3), np.uint8))
 
@@ -257,4 +258,4 @@ def test_the_command_completes_a_picture(tmp_path, capsys):
       (64, 64), Image.Resampling.LANCZOS, box=(32, 0, 128, 96))
   tokens = model.tokens(np.asarray(middle)[None] / np.float32(127.5) - 1)
   np.testing.assert_array_equal(
-      given_lib.tokens(model, tmp_path / 'picture.png', 15, 1), tokens[:, :15 * 16])
+      generation_prefix.tokens(model, tmp_path / 'picture.png', 15, 1), tokens[:, :15 * 16])

@@ -1,4 +1,4 @@
-"""Reports: complete or not there, nothing of the user's touched, no stale files."""
+"""Reports: complete or absent, files of the user untouched, no stale files."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ def _write(folder, names, **more):
 
 
 def _names(folder):
-  """All files but what says that a report was begun."""
+  """All files except the marker of an unfinished report."""
   return sorted(name for path in folder.rglob('*') if path.is_file()
                 and (name := path.relative_to(folder).as_posix()) != 'unfinished_report/run.json')
 
@@ -193,7 +193,7 @@ def test_absolute_names_lead_nowhere(tmp_path):
     'a.png', 'report.json', 'unfinished_report', 'unfinished_report/a.png',
     'unfinished_report/run.json', 'unfinished_report/report.json', 'unfinished_report/b.png'])
 def test_links_in_a_folder_of_a_stranger_lead_nowhere(tmp_path, link):
-  """`a.png` is a name that either report lists, `b.png` one that nothing lists."""
+  """Either report lists `a.png`; none lists `b.png`."""
   folder, outside = tmp_path / 'x', tmp_path / 'outside'
   _listing(folder / 'report.json', ['a.png'])
   _listing(folder / 'unfinished_report' / 'report.json', ['a.png'])
@@ -205,7 +205,7 @@ def test_links_in_a_folder_of_a_stranger_lead_nowhere(tmp_path, link):
     outside.write_text((folder / link).read_text() if (folder / link).exists() else 'x')
     (folder / link).unlink(missing_ok=True)
   (folder / link).symlink_to(outside)
-  _refused(tmp_path, 'is a link, a folder or a device|is no folder of a report')
+  _refused(tmp_path, 'is a link, a folder or a device|is not the folder of a report')
 
 
 @pytest.mark.parametrize('kind', ['folder', 'pipe'])
@@ -268,10 +268,10 @@ def test_a_stopped_run_without_a_finished_file_is_in_nobodys_way(tmp_path):
 
 def test_an_unfinished_report_of_somebody_else_is_not_removed(tmp_path):
   (tmp_path / 'unfinished_report').mkdir()
-  Report(tmp_path)  # An empty one is left by a kill between two operations.
+  Report(tmp_path)  # A kill between two operations leaves an empty one.
   (tmp_path / 'unfinished_report' / 'run.json').unlink()
   (tmp_path / 'unfinished_report' / 'notes.txt').write_text('mine')
-  with pytest.raises(ValueError, match='unfinished_report holds files of no report'):
+  with pytest.raises(ValueError, match='unfinished_report does not hold a report'):
     Report(tmp_path)
   assert _names(tmp_path) == ['unfinished_report/notes.txt']
 

@@ -284,7 +284,7 @@ FLAGS = {
         ('--export={tmp}/empty', 'is no folder'), ('--export={tmp}/{long}', 'cannot be a path'),
         ('--export=~nobody_here/x', 'cannot be a path'),
         ('--export={tmp}/strange', 'strange/target, which exists and is not a checkpoint'),
-        ('--export={tmp}/target', 'which holds a network of its own')],
+        ('--export={tmp}/target', 'which is the folder of a network')],
     'train_drafter': [
         ('--train.optimizer.batch_size=0', 'batch_size is 0'),
         ('--train.optimizer.num_steps=0', 'num_steps is 0'),
