@@ -335,7 +335,7 @@ FLAGS = {
         ('--dtype=int8', 'invalid choice'), ('--decoder=mc_sjd(', 'mc_sjd('),
         ('--model={tmp}/tokenizer', "'vq'"), ('--model=~nobody_here', 'be a path')],
     'cspd-convert': [
-        ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'place'),
+        ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'be a path'),
         ('--source=~nobody_here/x', 'cannot be a path'), ('--dtype=int4', 'choice'),
         ('--source={tmp}/none.safetensors', 'there is no such file'), ('--family=gpt', 'gpt'),
         ('--target={tmp}/pipe', '--target is for drafters'), ('--model=c9_xl', 'published'),
