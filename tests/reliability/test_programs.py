@@ -195,7 +195,7 @@ FLAGS = {
         ('--model={tmp}', 'has no model.json'), ('--model={tmp}/tokenizer', "'vq'"),
         ('--model={tmp}/truncated', 'bytes instead of'), ('--model=demo/eagle', 'is no folder'),
         ('--prompts={tmp}/pipe', 'cannot be read as text (it is not a file)'),
-        ('--prompts={tmp}/binary', 'cannot be read as text'), ('--prompts={tmp}', 'is no file'),
+        ('--prompts={tmp}/binary', 'cannot be read as text'), ('--prompts={tmp}', 'is not a file'),
         ('--prompts={tmp}/empty', 'a file without prompts'), (f'--prompts={WORDS}', 'be a path'),
         ('--prompts=~nobody_here/x', 'cannot be a path'), (f'--prompt={WORDS}', 'prompts holds'),
         (f'--prompt={HUGE}', 'prompts holds'), ('--prompt=$x$', "prompts holds '$x$'"),
