@@ -193,7 +193,7 @@ FLAGS = {
         ('--model={tmp}', 'has no model.json'), ('--model={tmp}/tokenizer', "'vq'"),
         ('--model={tmp}/truncated', 'bytes instead of'), ('--model=demo/eagle', 'is no folder'),
         ('--prompts={tmp}/pipe', 'cannot be read as text (it is not a file)'),
-        ('--prompts={tmp}/binary', 'cannot be read as text'), ('--prompts={tmp}', 'is no file'),
+        ('--prompts={tmp}/binary', 'cannot be read as text'), ('--prompts={tmp}', 'is not a file'),
         ('--prompts={tmp}/empty', 'a file without prompts'), (f'--prompts={WORDS}', 'be a path'),
         ('--prompts=~nobody_here/x', 'cannot be a path'), (f'--prompt={WORDS}', 'prompts holds'),
         (f'--prompt={HUGE}', 'prompts holds'), ('--prompt=$x$', "prompts holds '$x$'"),
@@ -332,7 +332,7 @@ FLAGS = {
         ('--lengths=()', 'lengths is empty'), ('--prefix_share=2', 'prefix_share is 2'),
         ('--temperatures=nan', 'temperatures'), ('--repeats=0', 'repeats is 0')],
     'cspd-convert': [
-        ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'path'),
+        ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'be a path'),
         ('--source=~nobody_here/x', 'cannot be a path'), ('--dtype=int4', 'choice'),
         ('--source={tmp}/none.safetensors', 'there is no such file'), ('--family=gpt', 'gpt'),
         ('--target={tmp}/pipe', '--target is for drafters'), ('--model=c9_xl', 'published'),
