@@ -165,7 +165,7 @@ def _committed(config: default.Config, text: str) -> float:
 
 
 def _program(config: default.Config, model: cspd_jax.Model, text: str, tokens: float, batch: int,
-             accelerator: devices.Accelerator, graphs: str | None = None) -> timed_rounds.Program:
+             accelerator: devices.Accelerator, graphs: str | None = None) -> timed_rounds.TimedRound:
   """Compiles rounds of a decoder that commit `tokens` tokens on average."""
   decoder = timed_rounds.with_acceptance(model.decoder(text, guided=config.guided), tokens)
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)
@@ -176,7 +176,7 @@ def _program(config: default.Config, model: cspd_jax.Model, text: str, tokens: f
 
 
 def _time_rounds(session: Session, config: default.Config, model: cspd_jax.Model, batch: int,
-                 programs: Mapping[str, timed_rounds.Program],
+                 programs: Mapping[str, timed_rounds.TimedRound],
                  committed: Mapping[str, float]) -> None:
   """Times the rounds of all decoders and adds their rows."""
   timed = session.attempt(f'{model.name}, {batch} at once: rounds', lambda: (

@@ -9,8 +9,9 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from cspd_jax import command as generate_command, families
+from cspd_jax import families
 from cspd_jax.checkpoints import store
+from cspd_jax.commands import generate as generate_command
 from cspd_jax.families import early_fusion as early_fusion_family
 from cspd_jax.models import eagle, early_fusion, emu3_vq, vq
 from cspd_jax.text import bpe, templates
@@ -121,7 +122,7 @@ def test_pictures_of_words(folder, tmp_path):
   near = model.codebook
   assert near.shape == (8194, 4) and np.all(near[8192:] > 1e3)
   assert generate_command.main(
-      [f'--model={folder}', '--prompt=a cat', '--decoder=mc_sjd(window=6)',
+      ['cspd-generate', f'--model={folder}', '--prompt=a cat', '--decoder=mc_sjd(window=6)',
        f'--output={tmp_path}/out']) == 0
   assert len(list((tmp_path / 'out').glob('*.png'))) == 1
 
@@ -148,9 +149,9 @@ def test_sizes_that_there_are_not(folder, grid, message):
 
 def test_sizes_of_the_command(folder, tmp_path, capsys):
   words = [f'--model={folder}', '--prompt=a cat', f'--output={tmp_path}/out']
-  assert generate_command.main([*words, '--grid=4by4']) == 2
+  assert generate_command.main(['cspd-generate', *words, '--grid=4by4']) == 2
   assert "grid is '4by4'; it must be two numbers, such as 2x4" in capsys.readouterr().err
-  assert generate_command.main(['--model=demo', '--grid=4x4', f'--output={tmp_path}/out']) == 2
+  assert generate_command.main(['cspd-generate', '--model=demo', '--grid=4x4', f'--output={tmp_path}/out']) == 2
   assert "grid is (4, 4), but a 'llamagen' model generates images" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ import safetensors.numpy
 
 import cspd_jax
 from checkpoints_conversion import rules
-from cspd_jax import command as generate_command
+from cspd_jax.commands import generate as generate_command
 from tests.families import published_files
 from tests.families.published_files import convert
 from tests.marks import representative
@@ -59,7 +59,7 @@ def test_a_folder_becomes_pictures_by_two_commands(family, small, tmp_path, caps
   make, _, size = WHOLE[family]
   _convert(family, make(tmp_path / 'published'), tmp_path / 'model')
   assert generate_command.main(
-      [f'--model={tmp_path}/model', '--prompt=a cat', '--prompt=a dog, 中文',
+      ['cspd-generate', f'--model={tmp_path}/model', '--prompt=a cat', '--prompt=a dog, 中文',
        '--decoder=seed_exact(window=4)', f'--output={tmp_path}/out']) == 0
   pictures = sorted((tmp_path / 'out').glob('*.png'))
   assert [_size(picture) for picture in pictures] == [size, size]

@@ -20,8 +20,8 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from cspd_jax import command as generate_command
 from cspd_jax.checkpoints import store
+from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import tree
 from cspd_jax.generation import shards
 from cspd_jax.models import eagle, llamagen, medusa, neighbours
@@ -215,7 +215,7 @@ def test_every_decoder_takes_words(folder):
     ('seed_exact(window=4)', 'corrected_seed_exact(by=layers, window=4)'), 'seed_exact(window=4)'))
 def test_pictures_of_words(folder, tmp_path, decoder):
   assert generate_command.main(
-      [f'--model={folder}', '--prompt=A red fox, 中文', f'--prompt={"far too long " * 60}',
+      ['cspd-generate', f'--model={folder}', '--prompt=A red fox, 中文', f'--prompt={"far too long " * 60}',
        f'--decoder={decoder}', '--seed=7', f'--output={tmp_path}/out']) == 0
   report = json.loads((tmp_path / 'out' / 'report.json').read_text())
   assert [row['prompt'][:9] for row in report['rows']] == ['A red fox', 'far too l']
@@ -236,7 +236,7 @@ def test_a_run_is_known_by_its_words(model):
 def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeypatch):
   monkeypatch.setitem(sys.modules, 'ftfy', None)
   assert generate_command.main(
-      [f'--model={folder}', '--prompt=a fox', f'--output={tmp_path}/out']) == 2
+      ['cspd-generate', f'--model={folder}', '--prompt=a fox', f'--output={tmp_path}/out']) == 2
   assert "error: Text prompts need the package ftfy" in capsys.readouterr().err
 
 

@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 import cspd_jax
-from cspd_jax import command, families
+from cspd_jax import families
 from cspd_jax.checkpoints.store import Loaded
+from cspd_jax.commands import generate as command
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
@@ -248,10 +249,10 @@ def test_the_command_completes_a_picture(tmp_path, capsys):
   Image.fromarray(picture).save(tmp_path / 'picture.png')
   words = ['--model=demo', '--prompt=cat', '--decoder=mc_sjd(window=8)', '--guidance_scale=1',
            f'--prefix={tmp_path}/picture.png', '--rows=15']
-  assert not command.main([*words, f'--output={tmp_path}/out'])
+  assert not command.main(['cspd-generate', *words, f'--output={tmp_path}/out'])
   with Image.open(next((tmp_path / 'out').glob('*.png'))) as made:
     assert made.info['given_tokens'] == str(15 * 16)
-  assert command.main([*words, '--rows=20', f'--output={tmp_path}/other']) == 2
+  assert command.main(['cspd-generate', *words, '--rows=20', f'--output={tmp_path}/other']) == 2
   assert 'rows is 20; it must be a whole number from 1 to 15' in capsys.readouterr().err
   model = cspd_jax.load('demo')
   middle = Image.fromarray(picture).resize(

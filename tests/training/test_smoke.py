@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
+from cspd_jax.cli import loader
 from cspd_jax.training import smoke
-from experiments.cli import loader
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / 'configs' / 'train').glob('*.py'))
 
