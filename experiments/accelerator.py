@@ -165,7 +165,8 @@ def _committed(config: default.Config, text: str) -> float:
 
 
 def _program(config: default.Config, model: cspd_jax.Model, text: str, tokens: float, batch: int,
-             accelerator: devices.Accelerator, graphs: str | None = None) -> timed_rounds.TimedRound:
+             accelerator: devices.Accelerator, graphs: str | None = None
+             ) -> timed_rounds.TimedRound:
   """Compiles rounds of a decoder that commit `tokens` tokens on average."""
   decoder = timed_rounds.with_acceptance(model.decoder(text, guided=config.guided), tokens)
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)

@@ -16,7 +16,8 @@ class Call(NamedTuple):
 
 def call(main: Callable, capsys, folder: pathlib.Path, *words: str) -> Call:
   """Calls a command with an output folder of its own; of equal flags the last one counts."""
-  flag = '--output' if main.__module__.startswith('cspd_jax.commands') else '--workdir'
+  commands = main.__module__.startswith('cspd_jax.commands') and 'train' not in main.__module__
+  flag = '--output' if commands else '--workdir'
   code = main(['command', f'{flag}={folder}', *words])
   captured = capsys.readouterr()
   return Call(code, captured.out, captured.err, folder)

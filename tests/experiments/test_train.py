@@ -119,8 +119,9 @@ def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
     (train, ['--stage=rest'], 'one of all, tokenizer, target, draft, eval, export'),
     (train, ['--image_size=7'], 'image_size is 7; it must be a multiple'),
     (train_drafter, ['--config=configs/train/demo.py'], 'recipe like configs/train/eagle_demo.py'),
-    (train_drafter, ['--num_depths=300'], 'num_depths is 300'),
-    (train_drafter, ['--target=mar_demo'], "target is 'mar_demo', a 'mar' model"),
+    (train_drafter, ['--config=configs/train/eagle_demo.py', '--num_depths=300'],
+     'num_depths is 300'),
+    (train_drafter, ['--model=mar_demo'], "model is 'mar_demo', a 'mar' model"),
     (train_drafter, ['--dtype=int8'], 'one of float32, bfloat16')])
 def test_bad_input(capsys, tmp_path, program, words, message):
   calls.check_refused(calls.call(program.main, capsys, tmp_path / 'out', *words), [message])

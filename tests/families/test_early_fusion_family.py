@@ -151,7 +151,8 @@ def test_sizes_of_the_command(folder, tmp_path, capsys):
   words = [f'--model={folder}', '--prompt=a cat', f'--output={tmp_path}/out']
   assert generate_command.main(['cspd-generate', *words, '--grid=4by4']) == 2
   assert "grid is '4by4'; it must be two numbers, such as 2x4" in capsys.readouterr().err
-  assert generate_command.main(['cspd-generate', '--model=demo', '--grid=4x4', f'--output={tmp_path}/out']) == 2
+  assert generate_command.main(
+      ['cspd-generate', '--model=demo', '--grid=4x4', f'--output={tmp_path}/out']) == 2
   assert "grid is (4, 4), but a 'llamagen' model generates images" in capsys.readouterr().err
 
 

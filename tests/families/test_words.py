@@ -215,8 +215,9 @@ def test_every_decoder_takes_words(folder):
     ('seed_exact(window=4)', 'corrected_seed_exact(by=layers, window=4)'), 'seed_exact(window=4)'))
 def test_pictures_of_words(folder, tmp_path, decoder):
   assert generate_command.main(
-      ['cspd-generate', f'--model={folder}', '--prompt=A red fox, 中文', f'--prompt={"far too long " * 60}',
-       f'--decoder={decoder}', '--seed=7', f'--output={tmp_path}/out']) == 0
+      ['cspd-generate', f'--model={folder}', '--prompt=A red fox, 中文',
+       f'--prompt={"far too long " * 60}', f'--decoder={decoder}', '--seed=7',
+       f'--output={tmp_path}/out']) == 0
   report = json.loads((tmp_path / 'out' / 'report.json').read_text())
   assert [row['prompt'][:9] for row in report['rows']] == ['A red fox', 'far too l']
   assert len(list((tmp_path / 'out').glob('*.png'))) == 2

@@ -291,9 +291,10 @@ FLAGS = {
         ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
         ('--data=stolen', 'it must be one of generated, given'), ('--labels=x', 'one of probs'),
         ('--num_depths=0', 'num_depths is 0'), ('--num_train_images=0', 'num_train_images is 0'),
-        ('--target={tmp}/empty', 'is no folder'), ('--target={tmp}/tokenizer', "'vq'"),
-        ('--target={tmp}/model', 'drafter.'), ('--export={tmp}/pipe', 'is not a folder'),
-        ('--export={tmp}/strange', 'which exists and is not a checkpoint'),
+        ('--model={tmp}/empty', 'is no folder'), ('--model={tmp}/tokenizer', "'vq'"),
+        ('--model={tmp}/model', 'drafter.'), ('--output={tmp}/pipe', 'is not a folder'),
+        ('--output={tmp}/strange', 'which exists and is not a checkpoint'),
+        ('--num_images=0', 'num_images is 0'), ('--num_steps=0', 'num_steps is 0'),
         ('--dtype=complex64', 'it must be one of float32')],
     'fit_corrector': [
         ('--num_images=63', 'num_images is 63'), ('--num_measured=-1', 'num_measured is -1'),
@@ -349,6 +350,7 @@ TINY = {'generate', 'compare', 'topologies', 'benchmark', 'fit_corrector', 'unce
 def test_values_that_cannot_be(capfd, folder, name, word, message):
   words = ['--model={tmp}/model'] if name in TINY and '--model=' not in word else []
   words += ['--window=4', '--workdir={tmp}/work'] if name == 'fit_corrector' else []
+  words += ['--config=configs/train/eagle_demo.py'] if name == 'train_drafter' else []
   if PROGRAMS[name] is not None and not word.startswith(PROGRAMS[name]) and name != 'exactness':
     words.append(f'{PROGRAMS[name]}={{tmp}}/new')
   refused(capfd, name, [*words, word], message, folder)
@@ -373,7 +375,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
                                    'uncertainty', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac',
                                    'papers.cool_sd', 'papers.lantern', 'fit_corrector',
                                    'fit_head_drafter')
-] + [('train_drafter', '--target'), ('train', '--tokenizer_of')])
+] + [('train_drafter', '--model'), ('train', '--tokenizer_of')])
 def test_networks_of_another_kind(capfd, folder, name, flag):
   for model, message in (('{tmp}/tokenizer', "'vq'"), ('{tmp}/model.json', 'is no folder'),
                          ('{tmp}/{long}', 'cannot be a path'), ('{tmp}/pipe', 'is no folder')):

@@ -267,7 +267,8 @@ def test_images_of_the_splits_differ_and_are_kept(target_folder, tmp_path):
 @pytest.mark.slow
 def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
   recipe = smoke.smoke(loader.load(str(ROOT / 'configs' / 'train' / 'eagle_demo.py')))
-  train_drafter.run(recipe, tmp_path, tmp_path / 'export', 'bfloat16')
+  target = cspd_jax.load('demo', dtype='float32')
+  train_drafter.run(recipe, target, tmp_path, tmp_path / 'export', 'bfloat16')
   loaded = store.load(tmp_path / 'export')
   assert (loaded.kind, loaded.config) == ('eagle', recipe.drafter)
   assert loaded.metadata['target'] == 'demo'
@@ -276,7 +277,7 @@ def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
   assert row['overlap_2'] > 0
   with pytest.raises(ValueError, match='seed was 0, now 1'):
     train_drafter.run(
-        dataclasses.replace(recipe, seed=1), tmp_path, tmp_path / 'export', 'float32')
+        dataclasses.replace(recipe, seed=1), target, tmp_path, tmp_path / 'export', 'float32')
 
 
 @pytest.mark.parametrize('name', ['eagle', 'medusa'])
