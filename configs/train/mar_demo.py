@@ -27,9 +27,9 @@ def get_config() -> MARRecipe:
       ch=32, ch_mult=(1, 1, 2), num_res_blocks=1, z_channels=4, scale=1.0)
   shared = dict(
       height=8, width=8, token_dim=16, patch_size=2, num_classes=len(photos.NAMES), buffer_size=8)
-  # The published recipe relies on hundreds of epochs of a million images. In a few thousand steps on
-  # few images, the model learns the dependence on adjacent tokens only from masks that leave some
-  # of them visible, and with position tables that start as sines and cosines.
+  # The published recipe relies on hundreds of epochs of a million images. In a few thousand steps
+  # on few images, the model learns the dependence on adjacent tokens only from masks that leave
+  # some of them visible, and with position tables that start as sines and cosines.
   optimizer = OptimizerConfig(
       num_steps=9000, batch_size=24, weight_decay=0.02, max_norm=3.0, ema_decay=0.998)
   train = MARTrainConfig(
