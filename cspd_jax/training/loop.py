@@ -52,7 +52,7 @@ def run(
     checkpoint_every: steps between saved states; the last state is always saved.
     log_every: steps between log lines.
     evaluate: `state -> held-out metrics`.
-    evaluate_every: steps between evaluations; None for no evaluations.
+    evaluate_every: steps between evaluations; None for none.
 
   Returns:
     The last state.
@@ -72,8 +72,7 @@ def run(
   log = _Log(name, num_steps, batch_size, start)
   for index in range(start, num_steps):
     state, metrics = step_fn(state, batch_fn(index))
-    done = index + 1
-    record: dict[str, float] = {}
+    done, record = index + 1, dict[str, float]()
     if _due(done, log_every, num_steps):
       record |= log.trained(done, metrics)
     if evaluate and evaluate_every and _due(done, evaluate_every, num_steps):
