@@ -147,7 +147,7 @@ def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progres
                    allow_nonfinite: bool) -> tuple[pathlib.Path, Any]:
   """Converts a network that belongs to no model family."""
   if part.role or part.sampling:
-    raise ConversionError(f'{family.what} does not belong to a model of cspd_jax; leave role and '
+    raise ConversionError(f'{family.title} does not belong to a model of cspd_jax; leave role and '
                           'sampling out.')
   return folder, convert.convert_file(
       part.family, hub.local(part.source), folder, dtype=part.dtype, progress=progress,
@@ -158,7 +158,7 @@ def _role(family: FileFamily, model: families.Family, role: str | None) -> str:
   """Returns the role of a network in its model family."""
   roles = [name for name, kinds in model.roles.items() if family.kind in kinds]
   if role is not None and role not in roles:
-    raise ConversionError(f'role is {role!r}; {family.what} can be: {", ".join(roles)}.')
+    raise ConversionError(f'role is {role!r}; {family.title} can be: {", ".join(roles)}.')
   return roles[0] if role is None else role
 
 

@@ -2,7 +2,7 @@
 
   python -m experiments.topologies --config=configs/kinds.py
 
-Counts only; what they are worth on an accelerator is the business of `experiments.compile_report`.
+Counts only; what they are worth on an accelerator is measured by `experiments.compile_report`.
 Runtime: some minutes on two CPU cores. Result: in runs/kinds, step compression and one-token rounds
 (rows.csv, report.json).
 """

@@ -34,11 +34,11 @@ class Flags:
 def main(flags: Any) -> None:
   if flags.report is None:
     raise ValueError('report is none; give a report.json, or the folder that it is in.')
-  found = tables.of_report(flags.report)
-  chosen = [table for table in found if flags.table is None or flags.table in table.title]
+  all_tables = tables.of_report(flags.report)
+  chosen = [table for table in all_tables if flags.table is None or flags.table in table.title]
   if not chosen:
     raise ValueError(f'table is {flags.table!r}; the report has: '
-                     f'{", ".join(repr(table.title) for table in found) or "none"}.')
+                     f'{", ".join(repr(table.title) for table in all_tables) or "none"}.')
   for table in chosen:
     columns = table.columns if flags.columns is None else {
         name: f'{{{name}}}' for name in flags.columns}

@@ -174,6 +174,37 @@ def test_words():
   _expect_none(found)
 
 
+# Idioms of other languages, and the field's word for each.
+IDIOMS = re.compile(
+    r'"""What\b|\bbeside\b|\bso many\b|\bc[oa]mes? about\b|\bof 8 bits\b|\bstands? in\b|\btold\b'
+    r'|\bthere (is|are) none\b|\bgoes on\b|\bthe business of\b', re.IGNORECASE)
+# Identifiers that hide what they hold.
+VAGUE = {'found', 'known', 'said', 'took', 'taken', 'given', 'told', 'things', 'what'}
+
+
+def test_prose_is_in_the_words_of_the_field():
+  _expect_none([f'{_label(path, number)}: {match[0]!r}'
+                for path in MODULES
+                for number, line in enumerate(path.read_text().splitlines(), 1)
+                for match in IDIOMS.finditer(line)])
+
+
+def _identifiers(tree):
+  """Names that code binds, with their lines."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+      yield node.lineno, node.id
+    elif isinstance(node, ast.arg):
+      yield node.lineno, node.arg
+    elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+      yield node.lineno, node.name
+
+
+def test_identifiers_say_what_they_hold():
+  _expect_none([f'{_label(path, line)}: {name}' for path in MODULES
+                for line, name in _identifiers(_tree(path)) if name.strip('_') in VAGUE])
+
+
 def _public(tree):
   """Name and node of a module, its public functions and classes, and their public methods."""
   yield 'module', tree

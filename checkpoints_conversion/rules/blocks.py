@@ -65,17 +65,17 @@ def taming(num_levels: int) -> list[base.Rule]:
           encoder(num_levels) + decoder(num_levels))
 
 
-def taming_sizes(what: str, shapes: family.Shapes) -> dict[str, Any]:
+def taming_sizes(title: str, shapes: family.Shapes) -> dict[str, Any]:
   """Returns the sizes that all autoencoders with these names share, by the fields of our configs.
 
   Args:
-    what: the expected network in words, for messages.
+    title: the expected network in words, for messages.
     shapes: shapes of the tensors of the file.
 
   Raises:
     ConversionError: if the shapes are not those of such an autoencoder.
   """
-  shape = functools.partial(family.shape, what, shapes)
+  shape = functools.partial(family.shape, title, shapes)
   ch, in_channels = shape('encoder.conv_in.weight', 4)[:2]
   levels = family.count(shapes, r'encoder\.down\.(\d+)\.block\.0\.conv1\.weight')
   widths = [shape(f'encoder.down.{i}.block.0.conv1.weight', 4)[0] for i in range(levels)]

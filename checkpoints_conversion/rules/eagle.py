@@ -149,7 +149,7 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Eagle
   Raises:
     ConversionError: if the shapes and options do not determine all sizes.
   """
-  shape = functools.partial(family.shape, _what(form), shapes)
+  shape = functools.partial(family.shape, _title(form), shapes)
   vocab_size, dim = shape('embed_tokens.weight', 2)
   projections = {name: shape(f'layers.0.self_attn.{name}_proj.weight', 2)[0] for name in ('q', 'k')}
   ffn_dim = shape('layers.0.mlp.gate_proj.weight', 2)[0]
@@ -217,7 +217,7 @@ def describe_embedding(params: Params, target_params: Params) -> list[str]:
       for name, difference in compare_embedding(params, target_params).items()]
 
 
-def _what(form: str) -> str:
+def _title(form: str) -> str:
   return f'an EAGLE drafter for {form}'
 
 
@@ -228,7 +228,7 @@ def _presets(form: str) -> dict[str, EagleConfig]:
 def _family(form: str, options: dict[str, str], num_norm_shards: int | None = None,
             model: str | None = None) -> family.FileFamily:
   return family.FileFamily(
-      name=f'eagle_{form}', what=_what(form), kind='eagle',
+      name=f'eagle_{form}', title=_title(form), kind='eagle',
       rules=functools.partial(rules, form=form, num_norm_shards=num_norm_shards),
       infer=functools.partial(infer, form), presets=_presets(form),
       options=family.IMAGE_SIZE | options, settings=functools.partial(read_settings, form),

@@ -148,11 +148,11 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Ear
       differs.
   """
   published, name = early_fusion.PRESETS[preset], format_of(shapes).name
-  shape = lambda tensor, rank: family.shape(_what(preset), shapes, name(tensor), rank)
+  shape = lambda tensor, rank: family.shape(_title(preset), shapes, name(tensor), rank)
   vocab_size, dim = shape('model.embed_tokens.weight', 2)
   if vocab_size != published.vocab_size:
     raise family.ConversionError(
-        f'The file has {vocab_size} tokens; {_what(preset)} has {published.vocab_size}.')
+        f'The file has {vocab_size} tokens; {_title(preset)} has {published.vocab_size}.')
   default_heads = published.num_heads if dim == published.dim else None
   if norm := shapes.get(name('model.layers.0.self_attn.q_norm.weight')):
     default_heads = shape('model.layers.0.self_attn.q_proj.weight', 2)[0] // max(norm[-1], 1)
@@ -178,7 +178,7 @@ def _sampling(options: Mapping[str, Any], config: EarlyFusionConfig) -> Mapping[
   return {'pictures': {'temperature': 1.0, 'top_p': 1.0, **options}}
 
 
-def _what(preset: str) -> str:
+def _title(preset: str) -> str:
   return f'a transformer like {preset}'
 
 
@@ -193,7 +193,7 @@ def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
             others: Mapping[str, tuple[str, ...]], *, fields: Mapping[str, settings.Table],
             needed: Mapping[str, str], norm_rows: int | None = None) -> family.FileFamily:
   return family.FileFamily(
-      name=name, what=_what(presets[0]), kind='early_fusion',
+      name=name, title=_title(presets[0]), kind='early_fusion',
       rules=functools.partial(rules, file_format=Format(norm_rows=norm_rows)),
       infer=functools.partial(infer, presets[0]),
       presets={preset: early_fusion.PRESETS[preset] for preset in presets},

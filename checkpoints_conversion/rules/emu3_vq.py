@@ -113,7 +113,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> Emu3VQConfig:
 
 
 FAMILY = family.FileFamily(
-    name='emu3_vq', what=_WHAT, kind='emu3_vq', rules=rules, infer=infer,
+    name='emu3_vq', title=_WHAT, kind='emu3_vq', rules=rules, infer=infer,
     presets={'vision_tokenizer': Emu3VQConfig()}, model='early_fusion',
     leftovers=r'.*\.num_batches_tracked|text_model\..*', variant=_variant,
     settings=functools.partial(settings.read, {'config.json': FIELDS}))

@@ -25,7 +25,7 @@ class FileFamily(NamedTuple):
 
   Attributes:
     name: its key in `rules.FAMILIES`, the value of `--family`.
-    what: the network in words, with its article.
+    title: the network in words, with its article.
     kind: the kind of the converted network, a key of `kinds.KINDS`.
     rules: `config -> rules`.
     infer: `(shapes, options) -> config`: infers the sizes of the network from the shapes of its
@@ -55,7 +55,7 @@ class FileFamily(NamedTuple):
   """
 
   name: str
-  what: str
+  title: str
   kind: str
   rules: Callable[[Any], list[Rule]]
   infer: Callable[[Shapes, Mapping[str, Any]], Any]
@@ -89,7 +89,7 @@ def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int],
       determine all sizes.
   """
   if unknown := sorted(options.keys() - family.options.keys()):
-    raise ConversionError(f'{", ".join(unknown)}: not an option for {family.what}, whose sizes '
+    raise ConversionError(f'{", ".join(unknown)}: not an option for {family.title}, whose sizes '
                           'follow from its shapes; leave it out.')
   config = family.infer(shapes, {**settings, **options})
   _check_needed(family, {*settings, *options})
@@ -108,16 +108,16 @@ def _check_needed(family: FileFamily, specified: set[str]) -> None:
     remedies.append('Put the config.json or params.json of the weights next to them, or write one: '
                     f'config.json of the published models contains {{{published}}}.')
   raise ConversionError(
-      f'{", ".join(missing)} cannot be inferred from the weights of {family.what}, and a wrong '
+      f'{", ".join(missing)} cannot be inferred from the weights of {family.title}, and a wrong '
       f'value leads to wrong images. {" ".join(remedies)} Or specify model, if it is one of: '
       f'{", ".join(family.presets)}.')
 
 
-def shape(what: str, shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:
+def shape(title: str, shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:
   """Looks up the shape of a tensor.
 
   Args:
-    what: the expected network in words, for the message.
+    title: the expected network in words, for the message.
     shapes: shapes of the tensors of the file.
     name: name of the tensor.
     rank: its number of axes.
@@ -127,7 +127,7 @@ def shape(what: str, shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:
   """
   if len(shapes.get(name, ())) != rank:
     raise ConversionError(
-        f'The file is not {what}: {name} is {shapes.get(name, "missing")}, it must have {rank} '
+        f'The file is not {title}: {name} is {shapes.get(name, "missing")}, it must have {rank} '
         f'axes. The file holds {len(shapes)} tensors: {", ".join(sorted(shapes)[:8])}, ...')
   return shapes[name]
 

@@ -27,5 +27,5 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> KLVAEConfig:
 
 
 FAMILY = family.FileFamily(
-    name='kl_vae', what=_WHAT, kind='kl_vae', rules=rules, infer=infer,
+    name='kl_vae', title=_WHAT, kind='kl_vae', rules=rules, infer=infer,
     presets={'kl_16': KLVAEConfig()}, leftovers=r'loss\..*', model='mar')

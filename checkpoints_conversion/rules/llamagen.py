@@ -108,7 +108,7 @@ def layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
 
 
 FAMILY = family.FileFamily(
-    name='llamagen', what=_WHAT, kind='llamagen', rules=rules, infer=infer, presets=PRESETS,
+    name='llamagen', title=_WHAT, kind='llamagen', rules=rules, infer=infer, presets=PRESETS,
     options=family.IMAGE_SIZE | family.NUM_HEADS,
     leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
     model='llamagen', metadata=metadata, sampling=sampling, layout=layout)

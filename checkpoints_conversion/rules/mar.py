@@ -130,7 +130,7 @@ def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
 
 
 FAMILY = family.FileFamily(
-    name='mar', what=_WHAT, kind='mar', rules=rules, infer=infer, presets=PRESETS,
+    name='mar', title=_WHAT, kind='mar', rules=rules, infer=infer, presets=PRESETS,
     options=family.NUM_HEADS,
     # The published results use the averaged weights.
     prefer='model_ema', model='mar', metadata=metadata, sampling=sampling,

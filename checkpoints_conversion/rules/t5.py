@@ -113,7 +113,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
 
 
 FAMILY = family.FileFamily(
-    name='t5', what=_WHAT, kind='t5', rules=rules, infer=infer, presets=t5.PRESETS,
+    name='t5', title=_WHAT, kind='t5', rules=rules, infer=infer, presets=t5.PRESETS,
     settings=read_settings, needed={
         'norm_eps': '"layer_norm_epsilon": 1e-06',
         'activation': '"feed_forward_proj": "gated-gelu"',

@@ -33,7 +33,7 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, int]) -> bpe.T
 def of_form(form: str, model: str) -> family.FileFamily:
   """Returns the family of tokenizer files of a form, a key of `bpe.FORMS`, in a model family."""
   return family.FileFamily(
-      name=f'{form}_text', what=f'a tokenizer file for {form}', kind='text', rules=rules,
+      name=f'{form}_text', title=f'a tokenizer file for {form}', kind='text', rules=rules,
       infer=functools.partial(infer, form), presets={}, model=model)
 
 

@@ -52,6 +52,6 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
 
 
 FAMILY = family.FileFamily(
-    name='llamagen_vq', what=_WHAT, kind='vq', rules=rules, infer=infer,
+    name='llamagen_vq', title=_WHAT, kind='vq', rules=rules, infer=infer,
     presets={'vq_16': VQConfig(), 'vq_8': VQConfig(ch_mult=(1, 2, 2, 4))},
     leftovers=r'quantize\.codebook_used', model='llamagen')

@@ -35,5 +35,5 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
 
 
 FAMILY = family.FileFamily(
-    name='chameleon_vqgan', what=_WHAT, kind='vq', rules=rules, infer=infer,
+    name='chameleon_vqgan', title=_WHAT, kind='vq', rules=rules, infer=infer,
     presets={'vqgan': CHAMELEON}, leftovers=r'loss\..*', model='early_fusion')

@@ -2,7 +2,7 @@
 
   python -m experiments.topologies --config=configs/corrected/numbers.py
 
-Counts only; wall-clock is the business of `cspd-compare`. Runtime: half an hour on two CPU
+Counts only; wall-clock times are measured by `cspd-compare`. Runtime: half an hour on two CPU
 cores. Result: in runs/corrected, step compression and one-token rounds of every window and decoder
 (rows.csv, report.json).
 """

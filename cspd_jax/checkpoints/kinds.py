@@ -51,10 +51,10 @@ def current(name: str) -> str:
   return RENAMED.get(name, name)
 
 
-def check_new(what: str, name: str) -> None:
+def check_new(argument: str, name: str) -> None:
   """Raises ValueError if older folders use a name for another kind or family."""
   if name in RENAMED:
-    raise ValueError(f'{what} is {name!r}, which in older folders means {RENAMED[name]!r}; '
+    raise ValueError(f'{argument} is {name!r}, which in older folders means {RENAMED[name]!r}; '
                      'choose another name.')
 
 

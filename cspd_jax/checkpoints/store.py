@@ -320,8 +320,8 @@ def _readable(folder: pathlib.Path) -> Iterator[None]:
     raise description.damaged(folder, str(error) or type(error).__name__) from error
 
 
-def _check_shapes(what: str, expected: Params, params: Params) -> None:
+def _check_shapes(network: str, expected: Params, params: Params) -> None:
   """Raises one CheckpointError with every difference between the shapes of two trees."""
   if problems := weights.differences(expected, params):
-    raise CheckpointError(f'{what}: parameters do not belong to the config:\n  ' +
+    raise CheckpointError(f'{network}: parameters do not belong to the config:\n  ' +
                           '\n  '.join(problems))

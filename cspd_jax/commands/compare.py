@@ -77,7 +77,7 @@ class Sizes:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to compare.
+  """A comparison of decoders.
 
   Attributes:
     model: a shipped model or a folder.

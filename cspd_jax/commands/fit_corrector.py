@@ -48,7 +48,7 @@ _FEWEST = 64
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to fit, and to which images.
+  """The corrector to fit, and its images.
 
   Attributes:
     model: a shipped model of discrete tokens, or a folder.

@@ -35,7 +35,7 @@ _IMAGES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to generate.
+  """The images to generate.
 
   Attributes:
     model: a shipped model, or a folder that cspd-convert wrote.

@@ -30,7 +30,7 @@ _ROUNDS = {'tokens per round': '{window}', 'GB read': '{gigabytes:.3f}', 'GFLOPs
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What to inspect.
+  """The model to inspect.
 
   Attributes:
     model: a published size such as c2i_xl_256, a shipped model or a folder; of discrete tokens.
@@ -53,7 +53,7 @@ class Config:
 
 
 def networks(model: cspd_jax.Model) -> list[dict[str, Any]]:
-  """The target and what drafts for it; what they share with it is counted with each."""
+  """Returns the parameters of the target and of its drafters, with those that they share."""
   parts = {'target': model.params, **{name: one.params for name, one in model.drafts.items()}}
   return [dict(network=name, gigabytes=1e-9 * memory.size(params),
                parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)))
@@ -61,7 +61,7 @@ def networks(model: cspd_jax.Model) -> list[dict[str, Any]]:
 
 
 def flops(model: cspd_jax.Model, condition: Any, window: int, guided: bool) -> float:
-  """Multiplications and additions of a forward pass over a window in the middle of an image."""
+  """Returns the FLOPs of a forward pass over a window in the middle of an image."""
   target, batch = model.target(guided=guided), jax.tree.leaves(condition)[0].shape[0]
   cache = jax.eval_shape(lambda *args: target.prefill(*args, target.num_tokens + window)[2],
                          model.params, condition)
@@ -73,7 +73,7 @@ def flops(model: cspd_jax.Model, condition: Any, window: int, guided: bool) -> f
 
 
 def rounds(model: cspd_jax.Model, config: Config, condition: Any) -> list[dict[str, Any]]:
-  """What forward passes read and multiply."""
+  """Returns the bytes and FLOPs of forward passes, a row per window."""
   read = memory.size(model.params) + memory.live_cache(model, config.guided, condition)
   rows = []
   for window in config.window:

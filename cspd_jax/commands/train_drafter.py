@@ -41,7 +41,7 @@ _WINDOWS = 'corrected(by={by}, window=32, passes=2, tree=chain())'
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """What to train, and where.
+  """The drafter to train, and its folders.
 
   Attributes:
     model: a shipped model of discrete tokens, or a folder; None uses that of the recipe, or demo.

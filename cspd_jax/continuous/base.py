@@ -95,7 +95,7 @@ class Cost(NamedTuple):
 
 
 class Verdict(NamedTuple):
-  """What the verifier decided in a round, for all rows.
+  """A verifier's decisions in a round, for all rows.
 
   Entries of the leaves `[B, W]` at or beyond `length` are ignored.
 
@@ -123,7 +123,7 @@ class Verdict(NamedTuple):
 
 
 class Env(NamedTuple):
-  """What a drafter, a context and a verifier can rely on during one decode.
+  """The environment of a drafter, a context and a verifier during one decode.
 
   Attributes:
     target: the target.
@@ -192,7 +192,7 @@ class Verifier(NamedTuple):
     commits_all: whether a round commits all of its tokens, whatever is accepted.
     levels: `M`, levels whose tests are counted separately; 0 for none.
     exact: whether the tokens follow the decoder's `distribution`.
-    exact_where: the models for which they do if not for all; '' if there are none.
+    exact_where: the models for which they do if not for all; '' otherwise.
     bounded: whether the error of every token is bounded.
   """
 

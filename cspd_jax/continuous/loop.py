@@ -38,7 +38,7 @@ from cspd_jax.core.tracing import is_concrete
 
 
 class State(NamedTuple):
-  """What a decode carries from round to round.
+  """The state of a decode between rounds.
 
   Attributes:
     count: `[B]` committed tokens.

@@ -1,4 +1,4 @@
-"""What a decoder of continuous tokens returns."""
+"""The result of decoders of continuous tokens."""
 
 from typing import NamedTuple
 

@@ -50,7 +50,7 @@ DEFAULT_ETA = 0.98
 
 
 class State(NamedTuple):
-  """What the loop over rounds carries, for `N` tokens.
+  """The state of the loop over rounds, for `N` tokens.
 
   Attributes:
     x: `[N, C]` the state.
@@ -192,7 +192,7 @@ def verify(schedule: Schedule, target: Target, eta: float, max_trials: int, batc
       kernel.eps, schedule_lib.predict_x0(
           schedule, jnp.maximum(drafts_last.level, 0), drafts_last.x, kernel.eps), kernel.v)
   sampled = state.sampled
-  # The index in the round of the transition at every level; out of range where there is none.
+  # The index in the round of the transition at every level; out of range without one.
   index = state.level[:, None] - jnp.arange(schedule.num_levels)
   tested = (jnp.arange(schedule.num_levels) > 0) & active[:, None] & (index >= 0) & (
       index <= last[:, None])

@@ -66,7 +66,7 @@ def compiled(function: Callable, *args: Any, graphs: str | None = None) -> Compi
 
 
 def compiler_options(graphs: str | None = None) -> dict[str, str] | None:
-  """Returns the compiler options of `jit` for the default device; None if there are none."""
+  """Returns the compiler options of `jit` for the default device; None without any."""
   graphs = os.environ.get(_VARIABLE, GRAPHS[0]) if graphs is None else graphs
   if graphs not in GRAPHS:
     raise ValueError(f'the environment variable {_VARIABLE} is {graphs!r}; it must be one of '

@@ -209,7 +209,7 @@ def _ordered_bits(x: jax.Array) -> jax.Array:
 
 
 def _largest_with(holds, order: jax.Array) -> jax.Array:
-  """Returns the largest unsigned `t` with `holds(t)`, found bit by bit; 0 if there is none.
+  """Returns the largest unsigned `t` with `holds(t)`, found bit by bit; 0 without one.
 
   `holds` must be true up to some `t` and false beyond.
   """

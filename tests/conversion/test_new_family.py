@@ -21,14 +21,14 @@ def _infer(shapes, options):
 
 
 TABLE = FileFamily(
-    name='tiny', what='a table', kind='tiny', model='tiny',
+    name='tiny', title='a table', kind='tiny', model='tiny',
     rules=lambda config: [Rule('table.weight', ('table',), KEEP)], infer=_infer,
     presets={'tiny_2': tiny.TinyConfig(2)}, options={'rows': 'Rows of tokens.'},
     sampling=lambda config: {'pictures': {'guidance_scale': 1.5}},
     layout=lambda model: {'tiny': ('table.safetensors',),
                           'tiny_palette': ('tokenizer/x.safetensors', 'palette.safetensors')})
 PALETTE = FileFamily(
-    name='tiny_palette', what='a palette', kind='palette', model='tiny',
+    name='tiny_palette', title='a palette', kind='palette', model='tiny',
     rules=lambda config: [Rule('colours', ('colours',), KEEP)],
     infer=lambda shapes, options: tiny.PaletteConfig(shapes['colours'][0]), presets={})
 

@@ -249,7 +249,7 @@ def infer(shapes, options):
 
 FILES = (
     file_family.FileFamily(
-        name='janus_like', what='a transformer like Janus', kind='janus_like', rules=rules,
+        name='janus_like', title='a transformer like Janus', kind='janus_like', rules=rules,
         infer=infer, presets={'janus_like_small': JanusConfig()}, options=file_family.NUM_HEADS,
         # The head of the text is not read here.
         leftovers=r'language_model\.lm_head\.weight', model='janus_like',

@@ -43,7 +43,7 @@ class LastKernel(NamedTuple):
 
 
 class TokenVerdict(NamedTuple):
-  """What a test decided about drafts; see `base.Verdict`.
+  """A test's decisions about drafts; see `base.Verdict`.
 
   Attributes:
     tokens: `[N, C]` the drafts, or the tokens that replace them.
