@@ -63,7 +63,7 @@ def _convert(arguments: argparse.Namespace) -> None:
   for path, config in converted:
     print(f'{path}: {config}')
   for name, files in whole.missing.items():
-    print(f'{arguments.source} has no {files[0]}, {rules.get(name).what}; add it with '
+    print(f'{arguments.source} has no {files[0]}, {rules.get(name).title}; add it with '
           f'cspd-convert --family={name} --source=FILE --output={arguments.output}')
   if target and family.compare:
     print('\n'.join(family.compare(store.load(converted[-1][0]).params, target.params)))

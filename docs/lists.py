@@ -129,7 +129,7 @@ def measures() -> str:
 def published() -> str:
   """The published files that can be converted."""
   return _table(
-      {'`--family`': f'`{name}`', 'holds': family.what,
+      {'`--family`': f'`{name}`', 'holds': family.title,
        '`--model`': ', '.join(f'`{preset}`' for preset in family.presets) or '-'}
       for name, family in rules.FAMILIES.items())
 

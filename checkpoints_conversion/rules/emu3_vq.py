@@ -10,7 +10,7 @@ from checkpoints_conversion.rules.base import KEEP, MATRIX, POINTWISE, Rule
 from checkpoints_conversion.rules.settings import Free, Must, Part, Size
 from cspd_jax.models.emu3_vq import Emu3VQConfig
 
-_WHAT = "Emu3's image tokenizer"
+_TITLE = "Emu3's image tokenizer"
 # [out, in, time, height, width] to [time, height, width, in, out].
 _OVER_TIME = base.Transform(
     lambda x: (x.transpose(2, 3, 4, 1, 0),), lambda x: x.transpose(4, 3, 0, 1, 2))
@@ -107,13 +107,13 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> Emu3VQConfig:
     ConversionError: if the shapes are not those of such a tokenizer.
   """
   del options
-  sizes: dict[str, Any] = blocks.taming_sizes(_WHAT, shapes)
-  codebook_size, z_channels = family.shape(_WHAT, shapes, 'quantize.embedding.weight', 2)
+  sizes: dict[str, Any] = blocks.taming_sizes(_TITLE, shapes)
+  codebook_size, z_channels = family.shape(_TITLE, shapes, 'quantize.embedding.weight', 2)
   return Emu3VQConfig(z_channels=z_channels, codebook_size=codebook_size, **sizes)
 
 
 FAMILY = family.FileFamily(
-    name='emu3_vq', title=_WHAT, kind='emu3_vq', rules=rules, infer=infer,
+    name='emu3_vq', title=_TITLE, kind='emu3_vq', rules=rules, infer=infer,
     presets={'vision_tokenizer': Emu3VQConfig()}, model='early_fusion',
     leftovers=r'.*\.num_batches_tracked|text_model\..*', variant=_variant,
     settings=functools.partial(settings.read, {'config.json': FIELDS}))

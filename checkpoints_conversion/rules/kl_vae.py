@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from checkpoints_conversion.rules import base, blocks, family
 from cspd_jax.models.kl_vae import KLVAEConfig
 
-_WHAT = 'a variational autoencoder'
+_TITLE = 'a variational autoencoder'
 
 
 def rules(config: KLVAEConfig) -> list[base.Rule]:
@@ -21,11 +21,11 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> KLVAEConfig:
     ConversionError: if the shapes are not those of such an autoencoder.
   """
   del options
-  shape = functools.partial(family.shape, _WHAT, shapes)
-  sizes = blocks.taming_sizes(_WHAT, shapes)
+  shape = functools.partial(family.shape, _TITLE, shapes)
+  sizes = blocks.taming_sizes(_TITLE, shapes)
   return KLVAEConfig(z_channels=shape('post_quant_conv.weight', 4)[0], **sizes)
 
 
 FAMILY = family.FileFamily(
-    name='kl_vae', title=_WHAT, kind='kl_vae', rules=rules, infer=infer,
+    name='kl_vae', title=_TITLE, kind='kl_vae', rules=rules, infer=infer,
     presets={'kl_16': KLVAEConfig()}, leftovers=r'loss\..*', model='mar')

@@ -8,7 +8,7 @@ from checkpoints_conversion.rules import base, family, imagenet
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from cspd_jax.models.llamagen import PRESETS, LlamaGenConfig
 
-_WHAT = 'a LlamaGen transformer'
+_TITLE = 'a LlamaGen transformer'
 # Guidance scales of the official evaluation of class-conditional models, by width and depth.
 _FID_SCALES = {(768, 12): 2.0, (1024, 24): 2.0, (1280, 36): 1.75, (1536, 48): 1.75,
                (3200, 24): 1.65}
@@ -53,7 +53,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
   Raises:
     ConversionError: if the shapes and options do not determine all sizes.
   """
-  shape = functools.partial(family.shape, _WHAT, shapes)
+  shape = functools.partial(family.shape, _TITLE, shapes)
   vocab_size, dim = shape('tok_embeddings.weight', 2)
   num_layers = family.count(shapes, r'layers\.(\d+)\.attention\.wqkv\.weight')
   fused = shape('layers.0.attention.wqkv.weight', 2)[0]
@@ -108,7 +108,7 @@ def layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
 
 
 FAMILY = family.FileFamily(
-    name='llamagen', title=_WHAT, kind='llamagen', rules=rules, infer=infer, presets=PRESETS,
+    name='llamagen', title=_TITLE, kind='llamagen', rules=rules, infer=infer, presets=PRESETS,
     options=family.IMAGE_SIZE | family.NUM_HEADS,
     leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
     model='llamagen', metadata=metadata, sampling=sampling, layout=layout)

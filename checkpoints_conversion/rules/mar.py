@@ -11,7 +11,7 @@ from checkpoints_conversion.rules import base, family, imagenet
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from cspd_jax.models.mar import PRESETS, MARConfig
 
-_WHAT = 'a MAR model'
+_TITLE = 'a MAR model'
 # Guidance scales of the official evaluation, by width and depth.
 _FID_SCALES = {(768, 12): 2.9, (1024, 16): 3.0, (1280, 20): 3.2}
 _EMBEDDINGS = {
@@ -89,7 +89,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
   Raises:
     ConversionError: if the shapes and options do not determine all sizes.
   """
-  shape = functools.partial(family.shape, _WHAT, shapes)
+  shape = functools.partial(family.shape, _TITLE, shapes)
   num_classes, dim = shape('class_emb.weight', 2)
   num_tokens = shape('diffusion_pos_embed_learned', 3)[1]
   side = math.isqrt(num_tokens)
@@ -130,7 +130,7 @@ def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
 
 
 FAMILY = family.FileFamily(
-    name='mar', title=_WHAT, kind='mar', rules=rules, infer=infer, presets=PRESETS,
+    name='mar', title=_TITLE, kind='mar', rules=rules, infer=infer, presets=PRESETS,
     options=family.NUM_HEADS,
     # The published results use the averaged weights.
     prefer='model_ema', model='mar', metadata=metadata, sampling=sampling,

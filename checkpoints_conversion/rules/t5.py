@@ -10,7 +10,7 @@ from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.models import t5
 from cspd_jax.models.t5 import T5Config
 
-_WHAT = 'a T5 encoder'
+_TITLE = 'a T5 encoder'
 _FIRST = 'encoder.block.0.layer.'
 # Activations that the network here supports, by their names in transformers.
 _ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh', 'gelu': 'gelu',
@@ -99,7 +99,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
   overrides = {name: options[name] for name in ('max_distance', 'norm_eps', 'activation')
                if name in options}
   gated = _FIRST + '1.DenseReluDense.wi.weight' not in shapes
-  shape = functools.partial(family.shape, _WHAT, shapes)
+  shape = functools.partial(family.shape, _TITLE, shapes)
   vocab_size, dim = shape('shared.weight', 2)
   num_distances, num_heads = shape(
       _FIRST + '0.SelfAttention.relative_attention_bias.weight', 2)
@@ -113,7 +113,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
 
 
 FAMILY = family.FileFamily(
-    name='t5', title=_WHAT, kind='t5', rules=rules, infer=infer, presets=t5.PRESETS,
+    name='t5', title=_TITLE, kind='t5', rules=rules, infer=infer, presets=t5.PRESETS,
     settings=read_settings, needed={
         'norm_eps': '"layer_norm_epsilon": 1e-06',
         'activation': '"feed_forward_proj": "gated-gelu"',

@@ -7,7 +7,7 @@ from checkpoints_conversion.rules import base, blocks, family
 from checkpoints_conversion.rules.base import CONVOLUTION, POINTWISE
 from cspd_jax.models.vq import VQConfig
 
-_WHAT = 'a LlamaGen image tokenizer'
+_TITLE = 'a LlamaGen image tokenizer'
 
 
 def rules(config: VQConfig) -> list[base.Rule]:
@@ -38,7 +38,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
     ConversionError: if the shapes are not those of such a tokenizer.
   """
   del options
-  shape = functools.partial(family.shape, _WHAT, shapes)
+  shape = functools.partial(family.shape, _TITLE, shapes)
   ch, in_channels = shape('encoder.conv_in.weight', 4)[:2]
   levels = family.count(shapes, r'encoder\.conv_blocks\.(\d+)\.res\.0\.conv1\.weight')
   widths = [shape(f'encoder.conv_blocks.{i}.res.0.conv1.weight', 4)[0] for i in range(levels)]
@@ -52,6 +52,6 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
 
 
 FAMILY = family.FileFamily(
-    name='llamagen_vq', title=_WHAT, kind='vq', rules=rules, infer=infer,
+    name='llamagen_vq', title=_TITLE, kind='vq', rules=rules, infer=infer,
     presets={'vq_16': VQConfig(), 'vq_8': VQConfig(ch_mult=(1, 2, 2, 4))},
     leftovers=r'quantize\.codebook_used', model='llamagen')
