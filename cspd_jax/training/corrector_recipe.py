@@ -96,7 +96,7 @@ def check(recipe: CorrectorRecipe, model: Model) -> None:
     ValueError: if the model's family does not support correctors, or a size differs.
   """
   drafter_recipe.check_fit(
-      recipe.drafter, model, samples.prompts_of(model, recipe.prompts),
+      recipe.drafter, model, recipe.prompts,
       ('vocab_size', 'num_tokens', 'row_width', 'dim', 'family', 'num_outputs'))
   tree = _decoder(recipe, model).drafter.layout.tree
   if not (isinstance(tree, Tree) and tree.is_chain):

@@ -91,24 +91,24 @@ def check(recipe: DrafterRecipe, model: Model) -> None:
   sizes: tuple[str, ...] = ('dim', 'vocab_size')
   if recipe.kind == 'eagle':
     sizes += ('family', 'num_tokens', 'row_width', 'num_outputs')
-  check_fit(recipe.drafter, model, samples.prompts_of(model, recipe.prompts), sizes)
+  check_fit(recipe.drafter, model, recipe.prompts, sizes)
 
 
-def check_fit(drafter: Any, model: Model, prompts: Sequence[Any], names: Sequence[str]) -> None:
+def check_fit(drafter: Any, model: Model, prompts: str | None, names: Sequence[str]) -> None:
   """Checks that a drafter can learn from a model.
 
   Args:
     drafter: configuration of the network.
     model: the target.
-    prompts: prompts of the model.
+    prompts: file with one prompt per line, or None; see `samples.prompts_of`.
     names: fields of the configuration that must fit the model.
 
   Raises:
     ValueError: if the model's family does not support drafters, or a field does not fit.
   """
   teacher(model)
-  target = model.target(guided=False)
-  sizes = {'dim': lambda: _width(model, prompts, target),
+  texts, target = samples.prompts_of(model, prompts), model.target(guided=False)
+  sizes = {'dim': lambda: _width(model, texts, target),
            'family': lambda: model.eagle_layer,
            'vocab_size': lambda: getattr(model.config, 'vocab_size', target.vocab_size),
            'num_outputs': lambda: target.vocab_size}
