@@ -11,7 +11,7 @@ from cspd_jax.checkpoints import paths
 def check_kind(recipe: Any, kind: type | tuple[type, ...], example: str) -> None:
   """Raises ValueError unless a configuration is a recipe of this class, or one of these classes."""
   if not isinstance(recipe, kind):
-    raise ValueError(f'--config gives a {type(recipe).__name__}; this program requires a recipe '
+    raise ValueError(f'--config returns a {type(recipe).__name__}; this program requires a recipe '
                      f'like {example}.')
 
 

@@ -29,6 +29,7 @@ from cspd_jax.core import exits
 
 _PREFIX = 'config.'
 _WIDTH = 96
+_TRUST = 'a Python file, which is run, so use only one that you trust.'
 # Fields that hold the path of an output.
 _FOLDERS, _FILES = ('workdir', 'output', 'export', 'store'), ('json', 'stream')
 # Names of other programs for flags of these.
@@ -122,7 +123,7 @@ class Command:
     defaults = {field.name: field.default for field in dataclasses.fields(expected)}
     if missing := defaults.keys() - {field.name for field in dataclasses.fields(config)}:
       raise ValueError(
-          f'--config gives a {type(config).__name__} without {", ".join(sorted(missing))}; this '
+          f'--config returns a {type(config).__name__} without {", ".join(sorted(missing))}; this '
           f'command requires the fields of {expected.__module__}.{expected.__name__}.')
     values = {name: getattr(config, name) for name in defaults}
     # Groups of fields may be of another kind, and check themselves.
@@ -131,7 +132,7 @@ class Command:
     try:
       expected(**values)
     except ValueError as error:
-      raise ValueError(f'--config gives a {type(config).__name__} with values that this command '
+      raise ValueError(f'--config returns a {type(config).__name__} with values that this command '
                        f'does not accept: {error}') from error
 
   def _flag_values(self, groups: Sequence[Any]) -> tuple[
@@ -160,8 +161,10 @@ class Command:
       lines += [
           f'Fields of the configuration, with the values of {path}.' if path else
           'Fields of the configuration, with their defaults.',
-          '--config=FILE reads another one: a Python file, which is run, so use only one that you '
-          'trust.', '--config.FIELD=VALUE is the same as --FIELD=VALUE:', '', *_listed(config)]
+          f'--config=FILE reads another one, {_TRUST}',
+          '--config.FIELD=VALUE is the same as --FIELD=VALUE:', '', *_listed(config)]
+    elif self._defaults is not None:
+      lines += ['--config=FILE', f'    reads a configuration, {_TRUST}']
     lines += ['--help', '    prints this text', '--debug', '    prints the traceback of an error']
     return '\n'.join(lines)
 

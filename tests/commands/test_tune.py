@@ -146,5 +146,5 @@ def test_a_default_that_nobody_knows_is_replaced(folder, capsys, tmp_path, monke
   assert found.code == 0, found.err
   assert asked == ['mc_sjd(window=3)', 'mc_sjd(window=5)', 'jacobi(window=3)']
   report = json.loads((found.folder / 'report.json').read_text())
-  assert "no 'faster'" in report['left_out']['the stored decoder']
+  assert "'faster' is not registered" in report['left_out']['the stored decoder']
   assert str(cspd_jax.load(own).specification()) == 'mc_sjd(window=3)'

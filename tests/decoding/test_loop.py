@@ -223,7 +223,7 @@ class ErrorsTest(parameterized.TestCase):
       (lambda: build('sjd', window=7), 'at most 5'),
       (lambda: jacobi(4, 'minimal'), "coupling is 'minimal'"),
       (lambda: jacobi(4, fresh='zero'), "fresh is 'zero'"),
-      (lambda: jacobi(4, tree=trees.chain(2)), 'give it 3 nodes'),
+      (lambda: jacobi(4, tree=trees.chain(2)), 'it must have 3 nodes'),
       (lambda: jacobi(4, tree=trees.Tree((-1, 0, 0, 2))), 'beyond the main chain'),
       (lambda: model(DRAFT.target, 0), 'length is 0'),
       (lambda: decoders.speculative(MODEL.target, tabular(jax.random.key(0), 3, 6).target),

@@ -154,7 +154,7 @@ BAD_CONFIGS = [
     ('{tmp}/spins.py', 'RecursionError'), ('{tmp}/kind.py', 'returned a type'),
     ('{tmp}/fields.py', 'images is None; it must be a Images'), ('', 'no such file'),
     ('{tmp}/twisted.py', "--config: batch_size is '8'"), ('{tmp}/own.py', 'model is None'),
-    ('{tmp}/other.py', '--config gives a Other')]
+    ('{tmp}/other.py', '--config returns a Other')]
 
 
 @pytest.mark.parametrize('config, message', BAD_CONFIGS)
@@ -164,7 +164,7 @@ def test_configurations_that_cannot_be(capfd, folder, config, message):
 
 @pytest.mark.parametrize('name', WITH_CONFIG)
 def test_configurations_of_other_programs(capfd, folder, name):
-  refused(capfd, name, ['--config={tmp}/other.py'], '--config gives a Other', folder)
+  refused(capfd, name, ['--config={tmp}/other.py'], '--config returns a Other', folder)
   refused(capfd, name, ['--config'], 'Missing value for flag --config', folder)
 
 
@@ -188,10 +188,10 @@ FLAGS = {
         ('--top_k=99999999999', 'top_k is 99999999999'), ('--top_p=nan', 'top_p is nan'),
         ('--guidance_interval=0.5', 'a whole number'), ('--dtype=int8', 'one of float32'),
         (f'--model={WORDS}', 'cannot be a path'), ('--model=~nobody_here/x', 'cannot be a path'),
-        ('--model={tmp}/empty', 'which is no folder'), ('--model={tmp}/pipe', 'is no folder'),
-        ('--model={tmp}/loop', 'is no folder'), ('--model=', 'has no model.json'),
+        ('--model={tmp}/empty', 'which is not a folder'), ('--model={tmp}/pipe', 'is not a folder'),
+        ('--model={tmp}/loop', 'is not a folder'), ('--model=', 'has no model.json'),
         ('--model={tmp}', 'has no model.json'), ('--model={tmp}/tokenizer', "'vq'"),
-        ('--model={tmp}/truncated', 'bytes instead of'), ('--model=demo/eagle', 'is no folder'),
+        ('--model={tmp}/truncated', 'bytes instead of'), ('--model=demo/eagle', 'is not a folder'),
         ('--prompts={tmp}/pipe', 'cannot be read as text (it is not a file)'),
         ('--prompts={tmp}/binary', 'cannot be read as text'), ('--prompts={tmp}', 'is not a file'),
         ('--prompts={tmp}/empty', 'a file without prompts'), (f'--prompts={WORDS}', 'be a path'),
@@ -207,7 +207,7 @@ FLAGS = {
         ('--mesh=0x1', 'data is 0'), ('--mesh=9999x9999', 'which requires 99980001 devices'),
         ('--grid=4x4', "grid is (4, 4), but a 'llamagen' model"), ('--grid=x', "grid is 'x'"),
         ('--quantize=int4', 'one of int8'), ('--rows=2', 'no prefix'),
-        ('--prefix={tmp}/pipe', 'it is no file'), ('--stream={tmp}', 'is no file'),
+        ('--prefix={tmp}/pipe', 'it is not a file'), ('--stream={tmp}', 'is not a file'),
         ('--cfg_scale=3', 'did you mean --guidance_scale?'), ('--seeds=3', 'you mean --seed?'),
         ('--workdir=x', 'did you mean --output?'),
         ('--draft={tmp}/other_vocabulary', 'vocab_size'), ('--draft={tmp}/pipe', 'path_or_name'),
@@ -238,8 +238,8 @@ FLAGS = {
         ('--tokens_per_round=nan', 'tokens_per_round is nan'),
         ('--accepted={tmp}/list.json', 'it holds a list, not a dict'),
         ('--accepted={tmp}/rows.json', 'not a report with step_compression'),
-        ('--accepted={tmp}/pipe', 'it is no file'), ('--accepted={tmp}/binary', 'cannot be read'),
-        ('--accepted={tmp}', 'it is no file')],
+        ('--accepted={tmp}/pipe', 'it is not a file'), ('--accepted={tmp}/binary', 'cannot be read'),
+        ('--accepted={tmp}', 'it is not a file')],
     'accelerator': [
         ('--minutes=0', 'minutes is 0'), ('--minutes=nan', 'minutes is nan'),
         ('--batch=0', 'batch is (0,)'), ('--batch=()', 'batch is empty'), ('--rounds=0', 'rounds'),
@@ -249,7 +249,7 @@ FLAGS = {
         ('--best=0', 'best is 0'), ('--minutes=nan', 'minutes is nan'),
         ('--window=0', 'window is (0,)'),
         ('--window=()', 'window is empty'), ('--batch_size=0', 'batch_size is (0,)'),
-        ('--guarantee=none', 'it must be one of'), ('--store={tmp}/pipe', 'is no folder'),
+        ('--guarantee=none', 'it must be one of'), ('--store={tmp}/pipe', 'is not a folder'),
         ('--store={tmp}/{long}', 'cannot be a path'), ('--passes=-1', 'passes is (-1,)')],
     'quantized': [('--batch_size=0', 'batch_size is 0'), ('--guidance_scale=nan', 'guidance_scale'),
                   ('--guidance_scale=()', 'guidance_scale is empty')],
@@ -280,8 +280,8 @@ FLAGS = {
         ('--gradient_weight=-1', 'gradient_weight is -1'), ('--quantize_from=-1', 'quantize_from'),
         ('--restart_every=0', 'restart_every is 0'), ('--restart_until=2', 'restart_until is 2'),
         ('--restart_below=nan', 'restart_below is nan'), ('--codebook_size=0', 'codebook_size'),
-        ('--tokenizer_of=demo/eagle', 'is no folder'), ('--stage=dance', 'it must be one of all'),
-        ('--export={tmp}/empty', 'is no folder'), ('--export={tmp}/{long}', 'cannot be a path'),
+        ('--tokenizer_of=demo/eagle', 'is not a folder'), ('--stage=dance', 'it must be one of all'),
+        ('--export={tmp}/empty', 'is not a folder'), ('--export={tmp}/{long}', 'cannot be a path'),
         ('--export=~nobody_here/x', 'cannot be a path'),
         ('--export={tmp}/strange', 'strange/target, which exists and is not a checkpoint'),
         ('--export={tmp}/target', 'which is the folder of a network')],
@@ -291,7 +291,7 @@ FLAGS = {
         ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
         ('--data=stolen', 'it must be one of generated, given'), ('--labels=x', 'one of probs'),
         ('--num_depths=0', 'num_depths is 0'), ('--num_train_images=0', 'num_train_images is 0'),
-        ('--model={tmp}/empty', 'is no folder'), ('--model={tmp}/tokenizer', "'vq'"),
+        ('--model={tmp}/empty', 'is not a folder'), ('--model={tmp}/tokenizer', "'vq'"),
         ('--model={tmp}/model', 'drafter.'), ('--output={tmp}/pipe', 'is not a folder'),
         ('--output={tmp}/strange', 'which exists and is not a checkpoint'),
         ('--num_images=0', 'num_images is 0'), ('--num_steps=0', 'num_steps is 0'),
@@ -365,7 +365,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
   report.path('a.png').write_bytes(b'hours of work')
   del report
   refused(capfd, name, [f'{PROGRAMS[name]}={tmp_path}/x', '--model={tmp}/model', *words],
-          'where another run was stopped; go on with that one', folder)
+          'where another run was stopped; resume that one', folder)
   assert (tmp_path / 'x' / 'unfinished_report' / 'a.png').read_bytes() == b'hours of work'
 
 
@@ -377,8 +377,8 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
                                    'fit_head_drafter')
 ] + [('train_drafter', '--model'), ('train', '--tokenizer_of')])
 def test_networks_of_another_kind(capfd, folder, name, flag):
-  for model, message in (('{tmp}/tokenizer', "'vq'"), ('{tmp}/model.json', 'is no folder'),
-                         ('{tmp}/{long}', 'cannot be a path'), ('{tmp}/pipe', 'is no folder')):
+  for model, message in (('{tmp}/tokenizer', "'vq'"), ('{tmp}/model.json', 'is not a folder'),
+                         ('{tmp}/{long}', 'cannot be a path'), ('{tmp}/pipe', 'is not a folder')):
     refused(capfd, name, [f'{PROGRAMS[name]}={{tmp}}/new', f'{flag}={model}'], message, folder)
 
 

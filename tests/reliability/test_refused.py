@@ -102,7 +102,7 @@ def _careless(target):
     (lambda: _needy(eagle(network(MODEL.target), trees.chain(2), 'fixed')),
      "draws is 'fixed', so it records none"),
     (lambda: _needy(medusa(heads(MODEL.target, 2), trees.chain(2), 'fixed')), 'records none'),
-    (traced(make=_careless), "coupling is 'maximal'.*set the verifier's needs_probs"),
+    (traced(make=_careless), "coupling is 'maximal'.*set needs_probs"),
     (lambda: cspd_jax.load('demo', dtype='int8'), "dtype is 'int8'; it must be a floating"),
     (lambda: cspd_jax.load('demo', dtype='float17'), "dtype is 'float17'"),
 ])
