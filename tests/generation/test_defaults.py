@@ -140,7 +140,8 @@ def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(folder, tmp
       1: 'vanilla', 2: 'faster(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
   assert str(model.specification(batch_size=1)) == 'vanilla'
-  with pytest.raises(ValueError, match=r"names for .* and 2 images .* 'faster' is not registered.* Pass decoder"):
+  with pytest.raises(
+      ValueError, match="names for .* and 2 images .* 'faster' is not registered.* Pass decoder"):
     model.generate(['sea', 'sky'])
   assert model.generate(['sea', 'sky'], decoder='vanilla').decoder == 'vanilla'
 

@@ -167,7 +167,8 @@ def test_descriptions_of_models_and_networks(tmp_path, count):
     '{"rows": [{"a": 1}], "tables": [{"title": "x", "columns": [], "rows": [9]}]}'])
 def test_json_of_another_type(tmp_path, content):
   (tmp_path / 'report.json').write_text(content)
-  with pytest.raises(ValueError, match='report is .*report.json.* (cannot be read|is not a valid report)'):
+  with pytest.raises(
+      ValueError, match='report is .*report.json.* (cannot be read|is not a valid report)'):
     tables.of_report(tmp_path / 'report.json')
 
 

@@ -238,7 +238,7 @@ FLAGS = {
         ('--tokens_per_round=nan', 'tokens_per_round is nan'),
         ('--accepted={tmp}/list.json', 'it holds a list, not a dict'),
         ('--accepted={tmp}/rows.json', 'not a report with step_compression'),
-        ('--accepted={tmp}/pipe', 'it is not a file'), ('--accepted={tmp}/binary', 'cannot be read'),
+        ('--accepted={tmp}/pipe', 'it is not a file'), ('--accepted={tmp}/binary', 'be read'),
         ('--accepted={tmp}', 'it is not a file')],
     'accelerator': [
         ('--minutes=0', 'minutes is 0'), ('--minutes=nan', 'minutes is nan'),
