@@ -118,7 +118,7 @@ def test_help(capfd, name):
   if name in WITH_CONFIG:
     assert 'a Python file, which is run' in out
     assert '--seed=' in out or name in (
-      'overhead', 'compile_report', 'inspect', 'accelerator')
+      'overhead', 'compile_report', 'inspect', 'accelerator', 'train_drafter')
 
 
 PLACES = [('{tmp}/{long}', 'cannot be a path (File name too long)'),
