@@ -159,7 +159,7 @@ def test_near_names_of_other_functions(model):
     cspd_jax.load('demo', dtpye='float32')
   with pytest.raises(ValueError, match='drft is not a part .* did you mean draft?'):
     cspd_jax.load('demo', drft='folder')
-  with pytest.raises(ValueError, match='cfg_scale is not a sampling .* did you mean guidance_scale'):
+  with pytest.raises(ValueError, match='cfg_scale is not .* did you mean guidance_scale'):
     model.sampling(cfg_scale=3)
 
 
