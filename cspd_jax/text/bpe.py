@@ -163,14 +163,16 @@ class Vocabulary:
     return self._tokenizer.encode(text, add_special_tokens=False).ids
 
   def unknown_words(self, text: str) -> list[str]:
-    """Returns the words of a text with letters that no token other than the unknown one covers."""
+    """Returns the words of a text with characters that the unknown token, or no token, covers."""
     encoding = self._tokenizer.encode(text, add_special_tokens=False)
     covered: set[int] = set()
-    for index, (start, end) in zip(encoding.ids, encoding.offsets):
-      if index != self._unknown:
-        covered.update(range(start, end))
-    return [text[span[0]:span[-1] + 1] for span in _words(text)
-            if any(i not in covered and _kind(text[i]) != 'M' for i in span)]
+    unknown: set[int] = set()
+    for index, span in zip(encoding.ids, encoding.offsets):
+      (unknown if index == self._unknown else covered).update(range(*span))
+    # A token for the space before a word also covers the first character of the word.
+    missing = unknown | (set(range(len(text))) - covered)
+    return [text[word[0]:word[-1] + 1] for word in _words(text)
+            if any(i in missing and _kind(text[i]) != 'M' for i in word)]
 
   @functools.cached_property
   def _tokenizer(self):
