@@ -32,7 +32,7 @@ from cspd_jax import cli
 from cspd_jax.checkpoints import files
 from cspd_jax.cli import groups, inputs
 from cspd_jax.commands import compare_report
-from cspd_jax.core import fields, progress
+from cspd_jax.core import compiling, fields, progress
 from cspd_jax.generation import batches, report as report_lib
 from cspd_jax.measure import comparison
 
@@ -241,7 +241,8 @@ def main(config: Config) -> None:
     print(compare_report.headline(job.model, job.programs, job.prompts, job.sampling), flush=True)
     for name, reason in job.left_out.items():
       print(f'{name} is left out: {reason}', flush=True)
-    with progress.bar('decoding') as show:
+    # The decoders, and the image tokenizer for the pictures.
+    with compiling.reported(len(job.programs) + 1), progress.bar('decoding') as show:
       compared = comparison.compare(
           job.model, job.programs, job.prompts, seed=job.seed, sampling=job.sampling,
           repeats=config.repeats, budget=config.budget, show=progress.say, progress=show,

@@ -29,7 +29,7 @@ import cspd_jax
 from cspd_jax import cli, families
 from cspd_jax.checkpoints import files, paths, reading, store
 from cspd_jax.cli import groups, inputs, training
-from cspd_jax.core import fields, progress
+from cspd_jax.core import compiling, fields, progress
 from cspd_jax.generation import batches
 from cspd_jax.metrics import acceptance
 from cspd_jax.models import neighbours
@@ -213,10 +213,23 @@ def measure(job: Job, model: cspd_jax.Model, decoder: str) -> str:
                                      for distance in _DISTANCES if distance <= len(rates)))
 
 
+def _num_programs(job: Job) -> int:
+  """The most programs that are compiled: a training step, and the decoders that sample and that are
+  measured."""
+  return 1 + (job.config.tokens is None) + 2 * (job.config.num_measured > 0)
+
+
 @cli.command(Config)
 def main(config: Config) -> None:
   job = prepare(config)
   training.log_progress()
+  with compiling.reported(_num_programs(job), at_most=True):
+    run(job)
+
+
+def run(job: Job) -> None:
+  """Fits, stores and measures the corrector."""
+  config = job.config
   tokens, held_out = images(job)
   target, folder = job.model.target(guided=False), _output(config)
   sizes = neighbours.NeighboursConfig(target.vocab_size, target.num_tokens, target.row_width)

@@ -26,11 +26,13 @@ from PIL import Image
 from cspd_jax import cli, sharding
 from cspd_jax.checkpoints import files, paths
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import fields, progress
+from cspd_jax.core import compiling, fields, progress
 from cspd_jax.generation.gallery import Gallery
 
 # Images of the model's own prompts, if nothing else is specified.
 _IMAGES = 8
+# The most prompts with warnings of their own.
+_WARNINGS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +102,23 @@ def main(config: Config) -> None:
   if config.stream is not None:
     watch = functools.partial(_show, paths.file('stream', config.stream))
   print(gallery.headline, flush=True)
-  with progress.bar('generating') as show:
+  for line in _unknown_words(gallery):
+    progress.note(line)
+  # A decoder and the image tokenizer; streamed images have a program for the prefill as well.
+  with compiling.reported(2 if watch is None else 3), progress.bar('generating') as show:
     gallery.generate(dataclasses.asdict(config), show, watch)
   print(f'Images and report.json are in {gallery.folder}.')
+
+
+def _unknown_words(gallery: Gallery) -> list[str]:
+  """Warnings about prompts with words that the model does not know."""
+  unknown = {title: words for title, words in zip(gallery.task.titles, gallery.task.unknown_words)
+             if words}
+  lines = [f'warning: prompt {title!r:.80} has words that the model does not know: '
+           f'{", ".join(words)}' for title, words in unknown.items()]
+  more = len(lines) - _WARNINGS
+  return lines if more <= 0 else [
+      *lines[:_WARNINGS], f'warning: {more} more prompts have words that the model does not know']
 
 
 def _pair(name: str, text: str | None) -> tuple[int, int] | None:

@@ -25,7 +25,7 @@ from cspd_jax import cli
 from cspd_jax.checkpoints import files
 from cspd_jax.checkpoints.store import CheckpointError
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import fields
+from cspd_jax.core import compiling, fields
 from cspd_jax.families import tuned
 from cspd_jax.generation import defaults
 from cspd_jax.generation.report import Report
@@ -251,6 +251,22 @@ def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, st
   return rows, plan.left_out | searched.left_out
 
 
+def _num_programs(plan: Plan, config: Config) -> int:
+  """The most programs that `tune` may compile: the search ends lines that become slower."""
+  bench, sizes = plan.bench, set(config.batch_size)
+  candidates = {text for line in plan.lines for text in line}
+  # Variants are tried of one candidate per line and batch size.
+  variants = sum(len(sizes) * max(len(plan.further.get(text, ())) for text in line)
+                 for line in plan.lines)
+  lengths = {tuning.tokens(bench, text) for text in candidates}
+  passes = len(lengths) * len(sizes) if len(sizes) > 1 else 0
+  prefills = sum(any(tuning.queue_length(bench, text, size) for text in candidates)
+                 for size in sizes)
+  # The best, the current default and the baseline are measured for every batch size.
+  measured = len(sizes) * (config.best + 2)
+  return 1 + len(candidates) + variants + passes + prefills + measured
+
+
 def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
          measured: Mapping[str, float], chosen: bool) -> dict[str, Any]:
   """The figures of a candidate with `size` images decoded together."""
@@ -273,7 +289,8 @@ def run(config: Config) -> None:
   """
   plan = prepare(config)
   report, start = Report(config.output, ['rows.csv']), time.perf_counter()
-  rows, left_out = tune(plan, config)
+  with compiling.reported(_num_programs(plan, config), at_most=True):
+    rows, left_out = tune(plan, config)
   shown = {size: _shown(rows, size) for size in dict.fromkeys(row['batch_size'] for row in rows)}
   for size, numbers in shown.items():
     table = tables.text(_COLUMNS, [rows[i] for i in numbers], left=1)

@@ -128,6 +128,7 @@ class Decoder:
     Raises:
       ValueError: if `draft_params` is required but missing, or from `check`.
     """
+    sampling_lib.check_type(sampling)
     if is_concrete(condition, sampling):
       self.check(condition, sampling)
     rng = row_keys(key, jax.tree.leaves(condition)[0].shape[0])

@@ -34,6 +34,7 @@ def check(sampling: Sampling, num_streams: int, num_rows: int) -> None:
     num_streams: `S` of the target.
     num_rows: `B`.
   """
+  check_type(sampling)
   scale, temperature = map(np.asarray, sampling)
   for name, value in sampling._asdict().items():
     if np.shape(value) not in ((), (num_rows,)):
@@ -47,6 +48,13 @@ def check(sampling: Sampling, num_streams: int, num_rows: int) -> None:
     raise ValueError(
         f'guidance_scale is {scale}, but the model has no null condition to guide away from; '
         'set guidance_scale to 1 or build the target with guidance.')
+
+
+def check_type(sampling: Sampling) -> None:
+  """Raises ValueError for options of another type, also while they are traced."""
+  if not isinstance(sampling, Sampling):
+    raise ValueError(f'sampling is {sampling!r:.80}; it must be a cspd_jax.continuous.Sampling, '
+                     'such as Sampling(temperature=0.9).')
 
 
 def check_guidance(guidance: str) -> None:

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+from cspd_jax.core import spelling
 from cspd_jax.core.spec import Part, Value
 
 # Types that text can represent, with descriptions.
@@ -72,7 +73,8 @@ def check_names(part: Part, allowed: Collection[str]) -> None:
   for name in part.arguments:
     if name not in allowed:
       raise ValueError(
-          f'{part.name} has no parameter {name!r}; it has {", ".join(allowed) or "none"}.')
+          f'{part.name} has no parameter {name!r}; it has {", ".join(allowed) or "none"}'
+          + spelling.suggestion(name, allowed))
 
 
 def _kinds(annotation: Any) -> list[type]:

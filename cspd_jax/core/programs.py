@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
+from cspd_jax.core import compiling
+
 Program = TypeVar('Program')
 
 # The most programs that a model caches. Each uses up to two thousand memory maps on a CPU, and
@@ -26,17 +28,21 @@ _VARIABLE = 'CSPD_JAX_GRAPHS'
 _RECORDED = 'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL'
 
 
-def jit(function: Callable[..., Any], graphs: str | None = None, **options: Any) -> Any:
+def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str | None = None,
+        **options: Any) -> Any:
   """Compiles a function that decodes, as `jax.jit` does.
 
   Args:
     function: the function. Do not call the result while another function is traced.
     graphs: one of `GRAPHS`; by default that of the environment variable CSPD_JAX_GRAPHS.
+    label: the name under which `compiling` reports its compilations; None does not report them.
     **options: other options of `jax.jit`.
 
   Raises:
     ValueError: if the environment variable is not one of `GRAPHS`.
   """
+  if label is not None:
+    function = compiling.labelled(label, function)
   return jax.jit(function, compiler_options=compiler_options(graphs), **options)
 
 
@@ -52,16 +58,18 @@ class Compiled(NamedTuple):
   seconds: float
 
 
-def compiled(function: Callable, *args: Any, graphs: str | None = None) -> Compiled:
+def compiled(function: Callable, *args: Any, graphs: str | None = None,
+             label: str | None = None) -> Compiled:
   """Compiles `function(*args)` ahead of time and measures the compilation time.
 
   Args:
     function: the function.
     *args: arrays, or `jax.ShapeDtypeStruct`s.
     graphs: see `jit`.
+    label: see `jit`.
   """
   start = time.perf_counter()
-  run = jit(function, graphs).lower(*args).compile()
+  run = jit(function, graphs, label=label).lower(*args).compile()
   return Compiled(run, time.perf_counter() - start)
 
 

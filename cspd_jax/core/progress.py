@@ -1,10 +1,14 @@
-"""Progress bars of long jobs."""
+"""Progress bars and lines of long jobs."""
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import tqdm
+
+# Seconds between two updates of a bar, and between two lines where stderr is not a terminal.
+_SECONDS, _SECONDS_OF_LINES = 0.2, 30.0
 
 
 @contextlib.contextmanager
@@ -21,22 +25,49 @@ def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]
   Yields:
     `(done, total) -> None`, to be called after each step.
   """
-  # In a log file each update is a new line, so updates are rare.
-  interval = 0.2 if sys.stderr.isatty() else 30.0
+  if not sys.stderr.isatty():
+    yield _Lines(label, unit)
+    return
   with contextlib.ExitStack() as stack:
     lines: list[tqdm.tqdm] = []
 
     def show(done: int, total: int) -> None:
       if not lines:  # The clock starts with the first step, after compilation.
         lines.append(stack.enter_context(tqdm.tqdm(
-            desc=label, total=total, unit=unit, mininterval=interval, maxinterval=interval,
+            desc=label, total=total, unit=unit, mininterval=_SECONDS, maxinterval=_SECONDS,
             dynamic_ncols=True, leave=False)))
       lines[0].update(done - lines[0].n)
 
     yield show
 
 
+class _Lines:
+  """A bar in a log file: now and then a line, without carriage returns."""
+
+  def __init__(self, label: str, unit: str):
+    self._label, self._unit = label, unit
+    self._initial, self._start, self._last = 0, 0.0, -float('inf')
+
+  def __call__(self, done: int, total: int) -> None:
+    now = time.perf_counter()
+    if self._last < 0:  # The clock starts with the first step.
+      self._initial, self._start = done, now
+    if now - self._last >= _SECONDS_OF_LINES:
+      self._last = now
+      print(tqdm.tqdm.format_meter(
+          done, total, now - self._start, prefix=self._label, unit=self._unit,
+          initial=self._initial), file=sys.stderr, flush=True)
+
+
 def say(line: str) -> None:
-  """Prints a line, above the progress bar if one is shown."""
+  """Prints a line on stdout, above the progress bar if one is shown."""
   tqdm.tqdm.write(line, file=sys.stdout)
   sys.stdout.flush()
+
+
+def note(line: str) -> None:
+  """Prints a line on stderr, above the progress bar if one is shown."""
+  if sys.stderr.isatty():
+    tqdm.tqdm.write(line, file=sys.stderr)
+  else:
+    print(line, file=sys.stderr, flush=True)

@@ -285,10 +285,17 @@ class JittedRefill(NamedTuple):
   advance: Callable[..., tuple[Slots, Finished]]
 
 
-def jitted(decoder: Decoder, num_slots: int) -> JittedRefill:
-  """Returns the jitted refill of a decoder with `num_slots` slots, for `run`."""
+def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> JittedRefill:
+  """Returns the jitted refill of a decoder with `num_slots` slots, for `run`.
+
+  Args:
+    decoder: the decoder.
+    num_slots: see `Refill`.
+    label: see `core.programs.jit`.
+  """
   refill = Refill(decoder, num_slots)
-  return JittedRefill(refill, jax.jit(refill.idle), programs.jit(refill.advance, donate_argnums=1))
+  advance = programs.jit(refill.advance, label=label, donate_argnums=1)
+  return JittedRefill(refill, jax.jit(refill.idle), advance)
 
 
 def run(jitted_refill: JittedRefill, params: Params, count: int,

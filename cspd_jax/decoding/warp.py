@@ -67,6 +67,9 @@ def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> 
   Raises:
     ValueError: for a value that is not a number or one number per row, or is out of range.
   """
+  if not isinstance(warp, Warp):
+    raise ValueError(f'warp is {warp!r:.80}; it must be a cspd_jax.Warp, such as '
+                     'Warp(temperature=0.9).')
   valid = np.ones(num_rows, bool)
   for name, value in warp._asdict().items():
     if value is None and name in ('top_k', 'top_p'):

@@ -52,7 +52,10 @@ def conditions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> C
     count = len(prompts.mask if isinstance(prompts, Caption) else prompts)
     return [f'caption {i}' for i in range(count)]
 
-  return Conditions(encode, titles, ())
+  def unknown_words(prompt):
+    return [] if text is None else captions_lib.unknown_words(text, prompt)
+
+  return Conditions(encode, titles, (), unknown_words)
 
 
 def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:

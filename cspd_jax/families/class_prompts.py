@@ -35,6 +35,9 @@ def conditions(num_classes: int, names: Sequence[str] = ()) -> Conditions:
       if not text.isdecimal() or int(text) >= num_classes:
         raise ValueError(f'prompts holds {prompt!r}; it must be {_allowed(num_classes, names)}.')
       return int(text)
+    if isinstance(prompt, (float, np.floating)):
+      raise ValueError(f'prompts holds {prompt}, which is a float; it must be '
+                       f'{_allowed(num_classes, names)}: convert floats with int.')
     if not isinstance(prompt, (int, np.integer)) or isinstance(prompt, bool):
       raise ValueError(f'prompts holds {prompt!r}; it must be {_allowed(num_classes, names)}.')
     if not 0 <= prompt < num_classes:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from cspd_jax.checkpoints import files, kinds, paths, reading, store
 from cspd_jax.checkpoints.store import CheckpointError, Loaded
+from cspd_jax.core import spelling
 from cspd_jax.core.spec import Spec
 from cspd_jax.families import family as family_lib
 from cspd_jax.generation import defaults as defaults_lib
@@ -28,6 +29,8 @@ _FORMATS = (1, 2)
 FILE = 'model.json'
 # Networks that decoding of tokens does not use; they stay on one device.
 _ALONE = ('tokenizer', 'text')
+# The named arguments of `load`, for suggestions.
+_OPTIONS = ('dtype', 'quantize', 'sharding', 'verify', 'allow_nonfinite', 'grid')
 
 
 def shipped() -> list[str]:
@@ -75,7 +78,8 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
   family = family_lib.get(description['family'])
   if unknown := sorted(set(parts) - set(family.roles)):
     raise ValueError(f'{unknown[0]} is not a part of a {family.name!r} model; parts are: '
-                     f'{", ".join(family.roles)}.')
+                     f'{", ".join(family.roles)}'
+                     + spelling.suggestion(unknown[0], [*family.roles, *_OPTIONS]))
   resized = _resize(grid, family)
   defaults = dict(description['defaults'])
   stored_dtype = defaults.pop('dtype', None)

@@ -9,7 +9,7 @@ import numpy as np
 
 from cspd_jax.generation.model import Conditions
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.text import templates
+from cspd_jax.text import bpe, templates
 from cspd_jax.text.bpe import Text
 
 
@@ -43,7 +43,10 @@ def conditions(grid: tuple[int, int], text: Text | None, write: templates.Writer
       return [f'prompt {i}' for i in range(np.shape(prompts.tokens)[0])]
     return [str(prompt) for prompt in prompts]
 
-  return Conditions(encode, titles, () if text is None else tuple(examples))
+  def unknown_words(prompt):
+    return [] if text is None else bpe.unknown_words(text, prompt)
+
+  return Conditions(encode, titles, () if text is None else tuple(examples), unknown_words)
 
 
 def described(count: int, length: int = 64) -> Any:

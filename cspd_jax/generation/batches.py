@@ -91,7 +91,8 @@ class BatchDecoder:
     self._params, self._settled = model.params, model.engine.settled
     self._draft_params = model.draft_params(self.specification)
     self._jitted = programs.kept(
-        model, (str(self.specification), guided), lambda: programs.jit(self.decoder))
+        model, (str(self.specification), guided), lambda: programs.jit(
+            self.decoder, label=str(self.specification)))
 
   def __call__(self, condition: Any, row_keys: jax.Array, sampling: Options) -> Any:
     return self._jitted(*self._arguments(condition, row_keys, sampling))
@@ -103,7 +104,8 @@ class BatchDecoder:
   def compiled(self, condition: Any, row_keys: jax.Array, sampling: Options) -> programs.Compiled:
     """Returns the compiled program for arguments of these shapes, and its compilation time."""
     run_all, seconds = programs.compiled(
-        self.decoder, *self._arguments(condition, row_keys, sampling))
+        self.decoder, *self._arguments(condition, row_keys, sampling),
+        label=str(self.specification))
     return programs.Compiled(lambda *arguments: run_all(*self._arguments(*arguments)), seconds)
 
   def structure(self, condition: Any, row_keys: jax.Array, sampling: Options) -> Any:
@@ -178,6 +180,9 @@ def iterate(
   count = len(jax.tree.leaves(condition)[0])
   _check(count, seed, batch_size)
   options = model.sampling() if sampling is None else sampling
+  if not isinstance(options, model.engine.options):
+    raise ValueError(f'sampling is {sampling!r:.80}; pass model.sampling(...), such as '
+                     'model.sampling(temperature=0.9).')
   decode = decoder if callable(decoder) else BatchDecoder(model, decoder, options)
   size = min(batch_size, count)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from cspd_jax.continuous import specification as continuous
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core import spelling
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import prefix as prefix_lib, specification as discrete
 from cspd_jax.decoding.warp import Warp, settled
@@ -19,6 +20,8 @@ Options = Warp | Sampling
 
 # Sizes of a round that set parameters of other names; see `decoding.specification.complete`.
 _SIZES = ('window', 'length')
+# The named arguments of `generate`, for suggestions.
+_ARGUMENTS = ('seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress')
 
 
 class AnyDecoder(Protocol):
@@ -141,6 +144,9 @@ class Engine(NamedTuple):
 
   def _add(self, spec: Spec, name: str, value: Any) -> Spec:
     first, allowed = spec.parts[0], self.parameters(spec)
+    if isinstance(value, Mapping | Warp | Sampling):
+      raise ValueError(f'{name} is {value!r:.80}; pass sampling options as arguments of their own, '
+                       'such as temperature=0.9.')
     if name in first.arguments:
       raise ValueError(f'{name} is {value!r}, but the decoder {str(spec)!r} already sets it; pass '
                        'only one of them.')
@@ -150,7 +156,8 @@ class Engine(NamedTuple):
     if completed == self.complete(spec):
       raise ValueError(
           f'{name} is neither a sampling option ({", ".join(self.options._fields)}) nor a '
-          f'parameter of {first.name} ({", ".join(allowed) or "it has none"}).')
+          f'parameter of {first.name} ({", ".join(allowed) or "it has none"})'
+          + spelling.suggestion(name, [*self.options._fields, *allowed, *_SIZES, *_ARGUMENTS]))
     return completed
 
   def check_drafts(self, specification: str | Spec, drafts: Mapping[str, 'Drafts'], name: str
@@ -177,7 +184,8 @@ class Engine(NamedTuple):
     supported = self.options._fields
     if unknown := [name for name in overrides if name not in supported]:
       raise ValueError(
-          f'{unknown[0]} is not a sampling option; options are: {", ".join(supported)}.')
+          f'{unknown[0]} is not a sampling option; options are: {", ".join(supported)}'
+          + spelling.suggestion(unknown[0], supported))
     values = {name: value for name, value in defaults.items() if name in supported}
     values |= {name: value for name, value in overrides.items() if value is not None}
     return self.options(**{

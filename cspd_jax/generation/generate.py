@@ -9,7 +9,13 @@ import numpy as np
 
 from cspd_jax import sharding
 from cspd_jax.checkpoints import files
-from cspd_jax.core import programs, random as random_lib, tracing
+from cspd_jax.core import (
+  compiling,
+  programs,
+  progress as progress_lib,
+  random as random_lib,
+  tracing,
+)
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import prefix as prefix_lib, refill
 from cspd_jax.decoding.loop import Decoder
@@ -33,6 +39,7 @@ class Task(NamedTuple):
     guided: whether images are generated with guidance.
     condition: leading axis `B`; a `decoding.prefix.Prefixed` if there is a prefix.
     titles: `[B]` the prompts in words.
+    unknown_words: `[B]` words of the prompts that the model does not know.
     seeds: `[B]` seed and number of every image.
     sampling: the sampling options.
     batch_size: images decoded at once.
@@ -45,6 +52,7 @@ class Task(NamedTuple):
   guided: bool
   condition: Any
   titles: list[str]
+  unknown_words: list[list[str]]
   seeds: list[tuple[int, int]]
   sampling: Options
   batch_size: int
@@ -57,6 +65,7 @@ class Task(NamedTuple):
     return self._replace(
         condition=jax.tree.map(lambda leaf: leaf[index], self.condition),
         titles=[self.titles[i] for i in index], seeds=[self.seeds[i] for i in index],
+        unknown_words=[self.unknown_words[i] for i in index],
         sampling=type(self.sampling)(*map(per_image, self.sampling)))
 
   def arguments(self) -> tuple[Any, jax.Array, Any, Any]:
@@ -96,7 +105,8 @@ class Task(NamedTuple):
         prompts=self.titles, seeds=self.seeds, decoder=str(self.specification),
         guarantee=self.model.engine.guarantee(self.decoder),
         sampling={name: files.plain(value) for name, value in self.sampling._asdict().items()},
-        model=self.model.name, grid=self.model.grid, labels=self._labels())
+        model=self.model.name, grid=self.model.grid, labels=self._labels(),
+        numbers=range(len(tokens)), unknown_words=self.unknown_words)
 
   def _labels(self) -> list[int] | None:
     """The class of every image if the condition is its class."""
@@ -110,7 +120,7 @@ class Task(NamedTuple):
 
 def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
              decoder: str | Spec | None = None, prefix: Any = None, rows: int | None = None,
-             batch_size: int | None = None, progress: Callable[[int, int], None] | None = None,
+             batch_size: int | None = None, progress: batches.Progress | bool | None = None,
              **options) -> Generated:
   """Generates one image per prompt.
 
@@ -130,7 +140,8 @@ def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
     rows: how many rows of tokens of `prefix` are used.
     batch_size: images decoded at once; all if None. With more images than that, a row that is
       complete starts the next one; see `finished`.
-    progress: called with the number of finished images and the number of all images.
+    progress: True shows a progress bar and the compiled programs on stderr; or a function, called
+      with the number of finished images and the number of all images.
     **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
       and parameters that the specification leaves open (`window`, ...).
 
@@ -140,8 +151,20 @@ def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
   Raises:
     ValueError: for anything that is not supported, by the name of the argument.
   """
+  if not (progress is None or isinstance(progress, bool) or callable(progress)):
+    raise ValueError(f'progress is {progress!r:.80}; it must be True for a progress bar, or a '
+                     'function of the numbers of finished images and of all images.')
   task = prepare(model, prompts, seed=seed, decoder=decoder, batch_size=batch_size, prefix=prefix,
                  rows=rows, **options)
+  if progress is not True:
+    return _generated(task, progress if callable(progress) else None)
+  with compiling.reported(), progress_lib.bar('generating') as show:
+    show(0, len(task.titles))
+    return _generated(task, show)
+
+
+def _generated(task: Task, progress: batches.Progress | None) -> Generated:
+  """Returns the images of a task."""
   count, numbers, results = len(task.titles), np.zeros(0, int), []
   for index, decoded in finished(task):
     numbers = np.concatenate([numbers, index])
@@ -187,7 +210,8 @@ def _refilled(task: Task, decoder: Decoder) -> Iterator[tuple[np.ndarray, Any]]:
   """Yields as `finished` for a decoder whose complete rows start the next image."""
   model, options = task.model, task.options()
   name = (str(task.specification), task.guided, task.prefix_length, 'refill', task.batch_size)
-  jitted = programs.kept(model, name, lambda: refill.jitted(decoder, task.batch_size))
+  jitted = programs.kept(model, name, lambda: refill.jitted(
+      decoder, task.batch_size, str(task.specification)))
 
   def images(numbers):
     return *task.pick(numbers).inputs(), type(options)(*(
@@ -257,10 +281,11 @@ def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
 
     return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
-  name = (str(task.specification), task.guided, task.prefix_length, 'stream', every)
+  text = str(task.specification)
   return programs.kept(
-      task.model, name,
-      lambda: (programs.jit(decoder.start), programs.jit(advance), programs.jit(decoder.finish)))
+      task.model, (text, task.guided, task.prefix_length, 'stream', every),
+      lambda: (programs.jit(decoder.start, label=f'the prefill of {text}'),
+               programs.jit(advance, label=text), programs.jit(decoder.finish)))
 
 
 def prepare(model: 'Model', prompts: Any = None, *, seed: Any = 0,
@@ -294,8 +319,17 @@ def prepare(model: 'Model', prompts: Any = None, *, seed: Any = 0,
   built.check(condition, sampling)
   if model.tokenizer is None:
     model.pixels(None)  # Raises the error that names the missing tokenizer.
-  return Task(model, specification, built, guided, condition, titles, numbered, sampling,
-              batch_size, prefix_length)
+  return Task(model, specification, built, guided, condition, titles,
+              _unknown_words(model, prompts, len(titles)), numbered, sampling, batch_size,
+              prefix_length)
+
+
+def _unknown_words(model: 'Model', prompts: Any, count: int) -> list[list[str]]:
+  """The words `[count]` of prompts that the model does not know; other conditions have no words."""
+  if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+    return [[] for _ in range(count)]
+  words = {prompt: model.conditions.unknown_words(prompt) for prompt in dict.fromkeys(prompts)}
+  return [words[prompt] for prompt in prompts]
 
 
 def _batch_size(batch_size: Any, count: int) -> int:
@@ -320,7 +354,8 @@ def decode(task: Task) -> Any:
   mesh = model.mesh
   name = (str(task.specification), task.guided, task.prefix_length)
   run = programs.kept(model, name, lambda: programs.jit(
-      task.decoder if mesh is None else sharding.over_images(task.decoder, mesh)))
+      task.decoder if mesh is None else sharding.over_images(task.decoder, mesh),
+      label=name[0]))
   if mesh is not None:
     # Every group of devices decodes the same number of images.
     groups = mesh.shape[sharding.DATA]

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from cspd_jax import sharding
+from cspd_jax.core import compiling
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.generation import generate as generate_lib, prompts as prompts_lib
@@ -30,11 +31,14 @@ class Conditions(NamedTuple):
       accepts, with a leading axis `B`; raises ValueError for prompts that are not supported.
     titles: `prompts -> [B]` a title per image: its prompt in words.
     prompts: example prompts, such as the names of the model's classes.
+    unknown_words: `prompt in words -> ` the words in it that the model does not know, because its
+      tokenizer has no tokens for them; by default none.
   """
 
   encode: Callable[[Any], Any]
   titles: Callable[[Any], list[str]]
   prompts: Sequence[Any]
+  unknown_words: Callable[[str], list[str]] = lambda prompt: []
 
 
 class Tokenizer(NamedTuple):
@@ -195,7 +199,8 @@ class Model:
     if self.tokenizer is None:
       raise ValueError(
           f'model {self.name!r} has no image tokenizer; load it with tokenizer=FOLDER.')
-    return functools.partial(jax.jit(self.tokenizer.decode), self.tokenizer.params)
+    decode = jax.jit(compiling.labelled('the image tokenizer', self.tokenizer.decode))
+    return functools.partial(decode, self.tokenizer.params)
 
   @functools.cached_property
   def codebook(self) -> np.ndarray | None:

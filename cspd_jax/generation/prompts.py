@@ -26,7 +26,7 @@ def listed(prompts: Any) -> Any:
   if isinstance(prompts, collections.abc.Set):
     raise ValueError(f'prompts is a {type(prompts).__name__}, which has no order, and an image '
                      'depends on the number of its prompt; pass a list.')
-  if isinstance(prompts, (float, bytes, collections.abc.Iterator)):
+  if isinstance(prompts, (float, np.floating, bytes, collections.abc.Iterator)):
     raise ValueError(f'prompts is {prompts!r:.80}; it must be a prompt, a list of them, or a '
                      'pathlib.Path to a file with one per line.')
   if isinstance(prompts, os.PathLike):

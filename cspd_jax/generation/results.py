@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,7 +27,7 @@ _MOST_SHOWN = 16
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Generated:
-  """Images and how they were generated.
+  """Images and how they were generated; `out[0]` and `out[1:3]` are some of them.
 
   Attributes:
     images: `[B, H, W, 3]` uint8.
@@ -42,6 +42,9 @@ class Generated:
     sampling: sampling options by name.
     model: name of the model.
     grid: rows and columns of tokens.
+    numbers: `[B]` numbers of the images in the names of their files.
+    unknown_words: `[B]` the words of every prompt that the model does not know; empty lists
+      otherwise. See `Conditions.unknown_words`.
     labels: `[B]` class number of every image; None without classes.
     prefix_length: number of tokens of the prefix.
   """
@@ -57,16 +60,45 @@ class Generated:
   sampling: Mapping[str, Any]
   model: str
   grid: tuple[int, int]
+  numbers: Sequence[int]
+  unknown_words: Sequence[Sequence[str]]
   labels: Sequence[int] | None = None
   prefix_length: int = 0
 
   def __len__(self) -> int:
     return len(self.images)
 
+  def __iter__(self) -> Iterator['Generated']:
+    return (self[i] for i in range(len(self)))
+
+  def __getitem__(self, index: int | slice) -> 'Generated':
+    """Returns one image, or those of a slice, with everything that belongs to them.
+
+    Raises:
+      IndexError: if there is no such image.
+      TypeError: if the index is neither an integer nor a slice.
+    """
+    try:
+      selected = range(len(self))[index]
+    except IndexError as error:
+      raise IndexError(f'index is {index}, but there are {len(self)} images.') from error
+    except TypeError as error:
+      raise TypeError(f'index is {index!r:.80}; it must be a whole number or a slice.') from error
+    rows = [selected] if isinstance(selected, int) else list(selected)
+    pick = lambda values: [values[i] for i in rows]
+    return dataclasses.replace(
+        self, images=self.images[rows], tokens=self.tokens[rows],
+        decoded=jax.tree.map(lambda leaf: leaf[rows], self.decoded),
+        round_of_cell=self.round_of_cell[rows], prompts=pick(self.prompts),
+        seeds=pick(self.seeds), labels=None if self.labels is None else pick(self.labels),
+        sampling={name: pick(value) if isinstance(value, list) else value
+                  for name, value in self.sampling.items()},
+        unknown_words=pick(self.unknown_words), numbers=pick(self.numbers))
+
   def names(self) -> list[str]:
     """Returns a file name per image `[B]`, from its number, prompt and seed."""
-    return [file_name(i, prompt, seed)
-            for i, (prompt, (seed, _)) in enumerate(zip(self.prompts, self.seeds))]
+    return [file_name(number, prompt, seed)
+            for number, prompt, (seed, _) in zip(self.numbers, self.prompts, self.seeds)]
 
   def save(self, folder: str | os.PathLike, *, overwrite: bool = False) -> list[pathlib.Path]:
     """Writes one PNG per image, with its prompt, seed, decoder and versions in the metadata.
@@ -119,13 +151,17 @@ class Generated:
         rounds=int(self.decoded.rounds[index]), software=software())
 
   def __repr__(self) -> str:
-    height, width = self.images.shape[1:3]
-    return (f'Generated({len(self)} images of {height}x{width} by {self.decoder} '
-            f'({self.guarantee}) from {self.model!r}, '
-            f'{np.mean(self.decoded.rounds):.1f} rounds on average)')
+    count, (height, width) = len(self), self.images.shape[1:3]
+    rounds = '' if not count else f', {np.mean(self.decoded.rounds):.1f} rounds on average'
+    if count == 1:
+      rounds = f', {int(self.decoded.rounds[0])} rounds'
+    return (f'Generated({count} image{"s"[:count != 1]} of {height}x{width} by {self.decoder} '
+            f'({self.guarantee}) from {self.model!r}{rounds})')
 
   def _repr_html_(self) -> str:
     """Displays the images and the acceptance map in notebooks."""
+    if not len(self):
+      return f'<p>{html.escape(repr(self))}</p>'
     shown = min(len(self), _MOST_SHOWN)
     cells = ''.join(
         f'<figure style="display:inline-block;margin:4px;text-align:center">'

@@ -118,7 +118,7 @@ class Bench:
     draft_params = self.model.draft_params(self.programs.text(specification))
     name = self.programs.text(specification), programs_lib.is_guided(options), batch_size, 'queue'
     jitted = programs_lib.kept(
-        self.model, name, lambda: refill.jitted(decoder, batch_size))
+        self.model, name, lambda: refill.jitted(decoder, batch_size, name[0]))
 
     def images(numbers):
       condition = self.model.condition([self.prompts[i % len(self.prompts)] for i in numbers])

@@ -76,7 +76,6 @@ def compare(
   turns = functools.partial(_report_turns, progress, count * (repeats + 1))
   for name, program in programs.items():
     run, compile_seconds = program.compiled(*rows[0])
-    show(f'compiled {name} in {compile_seconds:.1f} s')
     runs |= {(i, name): functools.partial(run, *row) for i, row in enumerate(rows)}
     decoded = _first_turn([runs[i, name] for i in range(len(rows))], turns, len(runs) - len(rows))
     show(f'{name}: {", ".join(map(str, decoded.rounds))} rounds')

@@ -81,7 +81,7 @@ class CompiledDecoders:
       name = _name(members, guided, len(row_keys), sampling)
       if name not in compiled:
         compiled[name] = programs.kept(
-            self._model, name, lambda: self._compile(one_of(decoders), arguments))
+            self._model, name, lambda: self._compile(members, one_of(decoders), arguments))
       return compiled[name](*arguments)
 
     return run
@@ -99,8 +99,9 @@ class CompiledDecoders:
     members = tuple(member for member in self._shared if common(member) == common(text))
     return members if text in members else (text,)
 
-  def _compile(self, function: Callable, arguments: tuple) -> Callable:
-    program = programs.compiled(function, *arguments)
+  def _compile(self, members: tuple[str, ...], function: Callable, arguments: tuple) -> Callable:
+    more = f' and {len(members) - 1} more verifiers' if len(members) > 1 else ''
+    program = programs.compiled(function, *arguments, label=f'{members[0]}{more}')
     self.seconds += program.seconds
     return program.run
 

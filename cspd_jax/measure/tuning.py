@@ -229,7 +229,8 @@ def pace(bench: Bench, batch_size: int) -> Pace:
   model, target = bench.model, bench.check(bench.baseline).target
   (condition, _, _), = bench.batches(batch_size, 1)
   arguments = model.params, condition, np.int32(max(1, target.num_tokens // _PACE))
-  run = programs.compiled(timing.forward_passes(target, chain(0)), *arguments).run
+  run = programs.compiled(
+      timing.forward_passes(target, chain(0)), *arguments, label='passes over 1 token').run
   passes = functools.partial(run, *arguments)
   return Pace(passes, timing.measure({'passes': passes})['passes'].median)
 
@@ -290,7 +291,9 @@ def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
   passes = timing.forward_passes(bench.check(bench.baseline).target, chain(tokens - 1))
   for size in batch_sizes:
     (condition, _, _), = bench.batches(size, 1)
-    run = programs.compiled(passes, model.params, condition, np.int32(1)).run
+    run = programs.compiled(
+        passes, model.params, condition, np.int32(1),
+        label=f'passes over {tokens} tokens, {size} images').run
     for count in (1, _PASSES):
       runs[size, count] = functools.partial(run, model.params, condition, np.int32(count))
   times = {name: timed.median for name, timed in timing.measure(runs, repeats).items()}
@@ -312,7 +315,8 @@ def prefill(bench: Bench, batch_size: int, pace: Pace, repeats: int) -> float:
   (condition, _, _), = bench.batches(refill.group(batch_size), 1)
   arguments = bench.model.params, condition, np.int32(0)
   run = programs.compiled(
-      timing.forward_passes(bench.check(bench.baseline).target, chain(0)), *arguments).run
+      timing.forward_passes(bench.check(bench.baseline).target, chain(0)), *arguments,
+      label=f'the prefill of {refill.group(batch_size)} images').run
   times = timing.measure(
       {'pace': pace.run, 'prefill': functools.partial(run, *arguments)}, repeats)
   return pace.seconds * times['prefill'].median / times['pace'].median

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
@@ -111,6 +112,15 @@ def id_of(text: Text, name: str) -> int:
   return text.ids[name]
 
 
+def unknown_words(text: Text, prompt: str) -> list[str]:
+  """Returns the words of a prompt that a tokenizer has no tokens for, once each; see `Vocabulary`.
+
+  A tokenizer without a method `unknown_words` represents every word.
+  """
+  find = getattr(text, 'unknown_words', None)
+  return [] if find is None else list(dict.fromkeys(find(prompt)))
+
+
 def import_package(name: str) -> Any:
   """Imports an optional package for text prompts.
 
@@ -143,11 +153,26 @@ class Vocabulary:
       vocabulary = {str(name): int(index) for name, index in ids.items()}
       added = {str(token['content']): int(token['id'])
                for token in content.get('added_tokens') or ()}
+      # Unigram models name their unknown token by its id.
+      unknown = content['model'].get('unk_token')
+      self._unknown = vocabulary.get(unknown, content['model'].get('unk_id'))
     self.ids: Mapping[str, int] = vocabulary | added
 
   def encode(self, text: str) -> list[int]:
     """See `Text`."""
     return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+  def unknown_words(self, text: str) -> list[str]:
+    """Returns the words of a text with characters that the unknown token, or no token, covers."""
+    encoding = self._tokenizer.encode(text, add_special_tokens=False)
+    covered: set[int] = set()
+    unknown: set[int] = set()
+    for index, span in zip(encoding.ids, encoding.offsets):
+      (unknown if index == self._unknown else covered).update(range(*span))
+    # A token for the space before a word also covers the first character of the word.
+    missing = unknown | (set(range(len(text))) - covered)
+    return [text[word[0]:word[-1] + 1] for word in _words(text)
+            if any(i in missing and _kind(text[i]) != 'M' for i in word)]
 
   @functools.cached_property
   def _tokenizer(self):
@@ -197,6 +222,20 @@ class Emu3Ranks:
     encoding = import_package('tiktoken').Encoding
     with _read_errors(_RANKS_FILE):
       return encoding('emu3', pat_str=self._PATTERN, mergeable_ranks=self._ranks, special_tokens={})
+
+
+def _kind(character: str) -> str:
+  """The Unicode category of a character: 'L' is a letter, 'M' a mark, 'N' a digit, 'S' a symbol."""
+  return unicodedata.category(character)[0]
+
+
+def _words(text: str) -> Iterator[list[int]]:
+  """Yields the positions of every word and of every row of symbols in a text."""
+  groups = {'L': 'word', 'M': 'word', 'N': 'word', 'S': 'symbols'}
+  for group, span in itertools.groupby(
+      range(len(text)), lambda i: groups.get(_kind(text[i]))):
+    if group is not None:
+      yield list(span)
 
 
 @contextlib.contextmanager

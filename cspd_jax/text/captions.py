@@ -11,7 +11,7 @@ import html.parser
 import re
 import urllib.parse
 
-from cspd_jax.text.bpe import Text, id_of, import_package
+from cspd_jax.text.bpe import Text, id_of, import_package, unknown_words as unknown_words_of
 
 _FILES = '(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)'
 _LINK = r'[a-z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)'
@@ -79,6 +79,19 @@ def tokens(text: Text, caption: str, length: int) -> list[int]:
     ImportError: if a package for text prompts is not installed.
   """
   return [*text.encode(clean(clean(caption)))[:length - 1], id_of(text, _END)]
+
+
+def unknown_words(text: Text, caption: str) -> list[str]:
+  """Returns the words of a cleaned caption that the tokenizer has no tokens for.
+
+  Args:
+    text: the tokenizer.
+    caption: a prompt, not cleaned.
+
+  Raises:
+    ImportError: if a package for text prompts is not installed.
+  """
+  return unknown_words_of(text, clean(clean(caption)))
 
 
 def clean(caption: str) -> str:

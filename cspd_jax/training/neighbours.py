@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import fields
+from cspd_jax.core import compiling, fields
 from cspd_jax.models import neighbours
 from cspd_jax.training import state as state_lib
 from cspd_jax.training.loop import batch_of
@@ -59,7 +59,9 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
   """
   optimizer = train.optimizer
   state = state_lib.start(neighbours.init(config, jax.random.key(optimizer.seed)), optimizer)
-  step = jax.jit(lambda state, batch: _step(state, batch, config, optimizer), donate_argnums=0)
+  step = jax.jit(compiling.labelled(
+      'a training step', lambda state, batch: _step(state, batch, config, optimizer)),
+                 donate_argnums=0)
   loss = jax.jit(lambda params, batch: nll(params, config, batch))
   best, losses = state.params, []
   for index in range(optimizer.num_steps):

@@ -140,6 +140,16 @@ def test_writes_report_and_pictures(run):
 
 
 @pytest.mark.slow
+def test_compilations_are_counted(run):
+  cspd_jax.load.cache_clear()
+  found = run('--num_images=1')
+  assert found.code == 0 and 'compiled' not in found.out
+  lines = [line for line in found.err.splitlines() if line.startswith('compiling ')]
+  assert [line.split('(')[-1] for line in lines] == [f'{i} of 4)...' for i in range(1, 5)]
+  assert [line.split()[1] for line in lines if 'the image tokenizer' not in line] == [
+      'vanilla', 'sjd_pac(window=5)', 'speculative(length=4)']
+
+
 def test_vanilla_in_a_window_is_no_baseline(run):
   _, rows = _report(run('--decoder=vanilla(window=4),vanilla,sjd', '--prompt=2'))
   assert rows['vanilla']['speedup'] == 1 != rows['vanilla(window=4)']['speedup']

@@ -51,6 +51,7 @@ def test_what_is_refused(models, capsys, words, message):
 def test_it_becomes_a_part_of_the_model(models, capsys):
   code, out, err = _fit(capsys, f'--model={models}/model', f'--tokens={models}/images.npz')
   assert code == 0, err
+  assert 'compiling a training step (1 of at most 3)...' in err and '(3 of at most 3)' in err
   assert 'before: ' in out and 'after:  ' in out and 'accepted at distance 1: ' in out
   model = cspd_jax.load(models / 'model')
   assert 'neighbours' in model.drafts

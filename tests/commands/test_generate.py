@@ -85,6 +85,27 @@ def test_images_of_a_file_of_prompts(run, folder):
   assert report['guarantee'] == 'exact' and report['versions']['jax']
 
 
+@pytest.mark.parametrize('words, programs', [
+    ([], ['mc_sjd(window=3)', 'the image tokenizer']),
+    (['--batch_size=2'], ['mc_sjd(window=3)', 'the image tokenizer']),
+    (['--stream={tmp}/now.png'],
+     ['the prefill of mc_sjd(window=3)', 'mc_sjd(window=3)', 'the image tokenizer'])])
+def test_compilations_are_counted(run, words, programs):
+  cspd_jax.load.cache_clear()
+  found = run('--prompt=sea,sky,sea', '--decoder=mc_sjd(window=3)', *words)
+  _names(found)
+  lines = [line for line in found.err.splitlines() if line.startswith('compiling ')]
+  assert sorted(lines) == sorted(
+      f'compiling {program} ({number} of {len(programs)})...' for number, program in
+      enumerate(_by_appearance(programs, lines), 1))
+
+
+def _by_appearance(programs, lines):
+  """The programs in the order of the lines."""
+  return sorted(programs, key=lambda program: [
+      f'compiling {program} (' in line for line in lines].index(True))
+
+
 def test_an_image_says_how_it_was_made(run):
   found = run('--prompt=sea', '--decoder=sjd(window=4)', '--seed=5', '--guidance_scale=3',
               '--num_images=2', '--batch_size=2')

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import jax
 import numpy as np
@@ -100,6 +101,18 @@ def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
   assert float(row['predicted_seconds']) == pytest.approx(
       float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / 2)
   assert 'Stored' not in found.out and (folder / 'model.json').read_bytes() == before
+
+
+def test_compilations_are_counted(folder, capsys, tmp_path):
+  found = _call(
+      capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=1,2', '--num_images=3',
+      '--decoder=seed_exact,mc_sjd', '--window=3,4', '--repeats=1', '--best=1')
+  assert found.code == 0, found.err
+  lines = [line for line in found.err.splitlines() if line.startswith('compiling ')]
+  numbers = [re.search(r' \((\d+) of at most (\d+)\)\.\.\.$', line) for line in lines]
+  assert [int(number[1]) for number in numbers] == list(range(1, len(lines) + 1))
+  assert len({number[2] for number in numbers}) == 1
+  assert 8 <= len(lines) <= int(numbers[0][2]) <= 2 * len(lines)
 
 
 def _without_work(monkeypatch, seconds):

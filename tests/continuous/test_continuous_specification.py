@@ -1,5 +1,6 @@
 """Decoders of continuous tokens by specification."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -93,3 +94,12 @@ def test_the_fitted_blend_is_evaluated_at_the_levels_of_the_decoder(monkeypatch)
 def test_errors_name_the_parameter(spec, message):
   with pytest.raises(ValueError, match=message):
     specification.build(spec, CHAIN.target, RESOURCES)
+
+
+@pytest.mark.parametrize('sampling', [{'temperature': 1.0}, 1.0, (1.0, 1.0)])
+def test_sampling_options_of_other_types(sampling):
+  decoder, labels = specification.build('mar', CHAIN.target, RESOURCES), np.zeros(2, int)
+  with pytest.raises(ValueError, match='must be a cspd_jax.continuous.Sampling, such as Sampling'):
+    decoder.check(labels, sampling)
+  with pytest.raises(ValueError, match='must be a cspd_jax.continuous.Sampling, such as Sampling'):
+    jax.eval_shape(decoder, None, labels, jax.random.key(0), sampling)

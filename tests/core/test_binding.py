@@ -40,7 +40,7 @@ def test_values():
 
 
 @pytest.mark.parametrize('text,message', [
-    ('a(count=1, size=2)', "a has no parameter 'size'; it has count, share, name"),
+    ('a(count=1, size=2)', "a has no parameter 'size'; it has count, .* did you mean sizes?"),
     ('a(count=1, untyped=2)', "a has no parameter 'untyped'"),
     ('a', r'a needs count; pass it as a\(count=...\)'),
     ('a(count=1.5)', 'count is 1.5; it must be a whole number'),

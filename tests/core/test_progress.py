@@ -15,6 +15,19 @@ def test_done_and_total(capsys, monkeypatch):
   assert 'decoding:   0%' in captured.err and '0/4' in captured.err
 
 
+def test_a_log_file_has_a_line_now_and_then(capsys, monkeypatch):
+  with progress.bar('decoding') as show:
+    for done in range(9):
+      show(done, 8)
+    progress.note('a line')
+    monkeypatch.setattr(progress, '_SECONDS_OF_LINES', 0.0)
+    show(8, 8)
+  lines = capsys.readouterr().err
+  assert '\r' not in lines
+  assert [line.split('|')[0] for line in lines.splitlines()] == [
+      'decoding:   0%', 'a line', 'decoding: 100%']
+
+
 def test_nothing_is_shown_before_the_first_step(capsys):
   with progress.bar('decoding'):
     pass

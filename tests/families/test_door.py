@@ -123,6 +123,8 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     (dict(prompts=[3]), 'prompts holds 3; it must be a class from 0 to 2'),
     (dict(prompts=[-1]), 'prompts holds -1'),
     (dict(prompts=[1.5]), 'prompts holds 1.5'),
+    (dict(prompts=[1.0]), 'holds 1.0, which is a float; it must be a class from 0 to 2'),
+    (dict(prompts=np.float32(1)), r'prompts is np.float32\(1.0\); it must be a prompt, a list'),
     (dict(prompts=pathlib.Path('missing.txt')), "prompts is 'missing.txt', which cannot be read"),
     (dict(prompts='sea', seed=-1), 'seed is -1'),
     (dict(prompts='sea', seed=2**32), 'seed is 4294967296'),
@@ -131,7 +133,12 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     (dict(prompts='sea', decoder='sdj'), 'sdj'),
     (dict(prompts='sea', decoder='mc_sjd(windw=3)'), 'windw'),
     (dict(prompts='sea', decoder='mc_sjd', window=0), 'window'),
-    (dict(prompts='sea', decoder='mc_sjd', widow=4), 'widow'),
+    (dict(prompts='sea', decoder='mc_sjd', widow=4), 'widow is neither .* did you mean window?'),
+    (dict(prompts='sea', cfg_scale=3), 'cfg_scale is neither .* did you mean guidance_scale?'),
+    (dict(prompts='sea', seeds=3), 'seeds is neither .* did you mean seed?'),
+    (dict(prompts='sea', qqqqqq=3), r'qqqqqq is neither .*\)\.$'),
+    (dict(prompts='sea', warp={'top_k': 3}), "warp is {'top_k': 3}; pass sampling options as arg"),
+    (dict(prompts='sea', sampling=cspd_jax.Warp()), 'sampling is Warp.* arguments of their own'),
     (dict(prompts='sea', decoder='speculative'),
      "'speculative', which drafts with a draft model; model 'beach' has none: load it with draft="),
     (dict(prompts='sea', temperature=-1), 'temperature is -1'),
@@ -145,6 +152,26 @@ def test_mistakes_are_named_before_anything_is_compiled(model, arguments, messag
   with pytest.raises(ValueError, match=message):
     model.generate(**arguments)
   assert not model.programs
+
+
+def test_near_names_of_other_functions(model):
+  with pytest.raises(ValueError, match='dtpye is not a part .* did you mean dtype?'):
+    cspd_jax.load('demo', dtpye='float32')
+  with pytest.raises(ValueError, match='drft is not a part .* did you mean draft?'):
+    cspd_jax.load('demo', drft='folder')
+  with pytest.raises(ValueError, match='cfg_scale is not .* did you mean guidance_scale'):
+    model.sampling(cfg_scale=3)
+
+
+@pytest.mark.parametrize('sampling', [{'temperature': 1.0}, 1.0, (1.0,)])
+def test_sampling_options_of_other_types(model, sampling):
+  decoder, condition = model.decoder('vanilla'), model.condition(['sea'])
+  with pytest.raises(ValueError, match='must be a cspd_jax.Warp, such as Warp'):
+    decoder.check(condition, sampling)
+  with pytest.raises(ValueError, match='must be a cspd_jax.Warp, such as Warp'):
+    jax.eval_shape(decoder, model.params, condition, jax.random.key(0), sampling, None)
+  with pytest.raises(ValueError, match='pass model.sampling'):
+    batches.run(model, 'vanilla', ['sea'], sampling=sampling)
 
 
 def test_bytes_are_rounded_to_the_nearest_level():

@@ -1,6 +1,7 @@
 """The shipped text-conditional model: images match their prompts, and all decoders agree."""
 
 import types
+from unittest import mock
 
 import jax
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 
 import cspd_jax
 from cspd_jax.checkpoints import store
+from cspd_jax.commands import generate as command
 from cspd_jax.decoding.warp import Warp, probabilities
-from cspd_jax.generation import results
+from cspd_jax.generation import gallery, generate as generate_lib, results
 from cspd_jax.models import early_fusion
 from tests.marks import representative
 
@@ -85,6 +87,20 @@ def test_a_given_beginning_is_completed(model, vanilla):
                  for decoder in ('seed_exact(window=32)', 'vanilla'))
   np.testing.assert_array_equal(made.tokens, again.tokens)
   np.testing.assert_array_equal(made.tokens[:, :8 * 17], vanilla.tokens[:, :8 * 17])
+
+
+def test_unknown_words_are_reported(model, vanilla, capsys, tmp_path):
+  assert vanilla.unknown_words == [[]] * 4
+  task = generate_lib.prepare(model, ['a Zebra, mostly blue!', 'a blue cat', 'été-cat, été'])
+  assert task.unknown_words == [['Zebra'], [], ['été']]
+  assert task.pick([2, 2]).unknown_words == [['été']] * 2
+  # Conditions that are not words have none.
+  assert generate_lib.prepare(model, model.condition('a zebra')).unknown_words == [[]]
+  with mock.patch.object(gallery.Gallery, 'generate'):
+    assert command.main(['generate', '--model=text_demo', '--prompt=a blue zebra',
+                         '--prompt=a blue cat', f'--output={tmp_path}']) == 0
+  assert capsys.readouterr().err == (
+      "warning: prompt 'a blue zebra' has words that the model does not know: zebra\n")
 
 
 def test_words_are_needed(model):

@@ -23,7 +23,7 @@ import cspd_jax
 from cspd_jax.checkpoints import store
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import tree
-from cspd_jax.generation import shards
+from cspd_jax.generation import generate as generate_lib, shards
 from cspd_jax.models import eagle, llamagen, medusa, neighbours
 from cspd_jax.testing import check_target
 from cspd_jax.text import bpe
@@ -129,6 +129,15 @@ def test_a_prompt_does_not_depend_on_others(model):
     np.testing.assert_array_equal(some[2], one[0])
     assert not np.array_equal(some[1], one[0])
   assert not alone.embeddings[~alone.mask].any() and alone.embeddings[alone.mask].all()
+
+
+def test_unknown_words_are_those_of_the_cleaned_caption(model):
+  # The cleaning removes Chinese characters and converts to lower case.
+  assert model.conditions.unknown_words('A fox, жук and été; 日本 🦄 http://a.com') == [
+      'жук', 'été', '🦄']
+  task = generate_lib.prepare(model, ['a red fox', 'жук'])
+  assert task.unknown_words == [[], ['жук']]
+  assert generate_lib.prepare(model, task.condition).unknown_words == [[], []]
 
 
 def test_features_in_place_of_words(model, folder):

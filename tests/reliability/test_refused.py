@@ -33,6 +33,7 @@ DECODES = [
     (dict(warp=Warp(top_k=np.ones((2, 1), int))), r'top_k has shape \(2, 1\)'),
     (dict(warp=Warp(top_p=np.asarray([True, False]))), 'top_p is .* must be a number'),
     (dict(warp=Warp(guidance_scale=np.ones(2, complex))), 'guidance_scale is .* must be a number'),
+    (dict(warp={'temperature': 1.0}), 'warp is .* it must be a cspd_jax.Warp'),
     # Keys.
     (dict(key=np.zeros(2, np.float32)), r'key is float32\[2\]; it must be a random key'),
     (dict(key=np.zeros((2, 3), np.uint32)), r'key is uint32\[2, 3\]'),

@@ -48,7 +48,7 @@ def decoded(model, decoder):
   specification, sampling = model.specification(decoder), model.sampling(guidance_scale=2.0)
   task = generate.Task(
       model, specification, model.decoder(specification), True, model.condition([0, 1, 2]),
-      ['a', 'b', 'c'], [(0, 0), (0, 1), (0, 2)], sampling, 3)
+      ['a', 'b', 'c'], [[], [], []], [(0, 0), (0, 1), (0, 2)], sampling, 3)
   found = generate.decode(task)
   return task, dict(tokens=found.tokens.tolist(), rounds=found.rounds.tolist())
 

@@ -1,0 +1,54 @@
+"""Lines about the programs that are compiled."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cspd_jax.core import compiling, programs
+
+
+def _double(x):
+  return jnp.ones(3).sum() + 2 * x  # The sum is computed outside of the program.
+
+
+def test_a_line_per_program(capsys):
+  run = programs.jit(_double, label='twice')
+  with compiling.reported(total=2):
+    for size in (2, 2, 3, 4):
+      run(jnp.ones(size))
+    programs.jit(_double)(jnp.ones(2))
+  run(jnp.ones(5))
+  captured = capsys.readouterr()
+  assert captured.out == ''
+  assert captured.err == (
+      'compiling twice (1 of 2)...\ncompiling twice (2 of 2)...\ncompiling twice...\n')
+
+
+def test_the_duration_of_long_compilations(capsys, monkeypatch):
+  monkeypatch.setattr(compiling, '_LONG', 0.0)
+  with compiling.reported(total=3, at_most=True):
+    programs.compiled(_double, jnp.ones(6), label='ahead')
+    programs.jit(_double, label='on call')(jnp.ones(6))
+  first, done, second, done_too = capsys.readouterr().err.splitlines()
+  assert (first, second) == (
+      'compiling ahead (1 of at most 3)...', 'compiling on call (2 of at most 3)...')
+  assert done.startswith('compiled ahead in ') and done_too.startswith('compiled on call in ')
+
+
+def test_a_function_that_fails_ends_no_line_of_another(capsys, monkeypatch):
+  monkeypatch.setattr(compiling, '_LONG', 0.0)
+
+  def fail(x):
+    raise ValueError(x.shape)
+
+  with compiling.reported():
+    with pytest.raises(ValueError):
+      programs.jit(fail, label='fails')(jnp.ones(7))
+    programs.jit(_double)(jnp.ones(7))
+  assert capsys.readouterr().err == 'compiling fails...\n'
+
+
+def test_labels_leave_programs_unchanged():
+  text = lambda label: programs.jit(_double, label=label).lower(jnp.ones(2)).as_text()
+  assert text(None) == text('twice')
+  assert jax.jit(compiling.labelled('twice', _double)).__name__ == '_double'

@@ -1,0 +1,85 @@
+"""Generated images as a sequence, and what `generate` shows while it runs."""
+
+import jax
+import numpy as np
+import pytest
+
+import cspd_jax
+from tests.families import tiny
+
+PROMPTS = ['sea', 'sky', 'sand']
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+  return cspd_jax.load(tiny.saved(tmp_path_factory.mktemp('models') / 'beach'))
+
+
+@pytest.fixture(scope='module')
+def out(model):
+  return model.generate(PROMPTS, seed=3, decoder='seed_exact', window=4,
+                        guidance_scale=[1.0, 2.0, 3.0])
+
+
+def test_an_image_has_everything_that_belongs_to_it(out):
+  for index, image in enumerate(out):
+    assert len(image) == 1 and image.prompts == [PROMPTS[index]]
+    assert image.metadata(0) == out.metadata(index)
+    assert image.sampling['guidance_scale'] == [index + 1.0]
+    assert image.labels == [out.labels[index]] and image.unknown_words == [[]]
+    np.testing.assert_array_equal(image.images, out.images[index:index + 1])
+    np.testing.assert_array_equal(image.tokens, out.tokens[index:index + 1])
+    np.testing.assert_array_equal(image.round_of_cell, out.round_of_cell[index:index + 1])
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(image.decoded)} == {1}
+    assert image.png(0) == out.png(index) and image._repr_html_().count('data:image/png') == 2
+
+
+@pytest.mark.parametrize('index, prompts', [
+    (0, ['sea']), (-1, ['sand']), (np.int64(1), ['sky']), (slice(1, 3), ['sky', 'sand']),
+    (slice(None, None, -1), ['sand', 'sky', 'sea']), (slice(5, None), [])])
+def test_indices_are_those_of_lists(out, index, prompts):
+  part = out[index]
+  assert part.prompts == prompts and len(part) == len(part.images) == len(prompts)
+  assert part._repr_html_().startswith('<p>Generated(')
+
+
+def test_images_that_are_saved_one_by_one_have_the_names_of_all(out, tmp_path):
+  assert [path.name for image in out[1:] for path in image.save(tmp_path)] == out.names()[1:]
+
+
+def test_other_indices_are_refused(out):
+  with pytest.raises(IndexError, match='index is 3, but there are 3 images'):
+    out[3]
+  with pytest.raises(TypeError, match="index is 'sea'; it must be a whole number or a slice"):
+    out['sea']
+
+
+def test_the_summary_is_in_words(out):
+  options = "of 16x16 by seed_exact(window=4) (seed-exact) from 'beach'"
+  assert repr(out[0]) == f'Generated(1 image {options}, {out.decoded.rounds[0]} rounds)'
+  assert repr(out[1:]).startswith(f'Generated(2 images {options}, ')
+  assert repr(out[1:]).endswith(' rounds on average)')
+  assert repr(out[:0]) == f'Generated(0 images {options})'
+
+
+def test_progress_is_shown_on_request(model, out, capsys):
+  model.programs.clear()
+  options = dict(seed=3, decoder='seed_exact', window=4, guidance_scale=[1.0, 2.0, 3.0])
+  for progress in (None, False):
+    model.generate(PROMPTS, progress=progress, **options)
+    assert capsys.readouterr() == ('', '')
+  model.programs.clear()
+  shown = model.generate(PROMPTS, progress=True, **options)
+  np.testing.assert_array_equal(shown.tokens, out.tokens)
+  captured = capsys.readouterr()
+  assert captured.out == '' and '\r' not in captured.err
+  assert 'generating:   0%' in captured.err and '0/3' in captured.err
+  assert 'compiling seed_exact(window=4)...\n' in captured.err
+  model.generate(PROMPTS, progress=True, **options)
+  assert 'compiling' not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('progress', [1, 'bar', []])
+def test_other_values_of_progress_are_refused(model, progress):
+  with pytest.raises(ValueError, match='progress is .*; it must be True for a progress bar, or a'):
+    model.generate(PROMPTS, progress=progress)
