@@ -71,7 +71,8 @@ class Target(NamedTuple):
       logits are computed; here and in `prefill`, None if the model provides none.
     commit: `(cache, start [B], path [B, D]) -> cache`: moves the entry of node `path[b, d - 1]`
       into slot `start[b] + d` for every `d` in `1 .. D`, where `D` is the tree's `side_depth`.
-      Entries with `path[b, d - 1] == d` do not move. Never called for a chain.
+      Entries with `path[b, d - 1] == d` do not move. Never called for a chain, whose entries are in
+      their slots already.
     vocab_size: `V`.
     num_tokens: `T`, tokens of one image.
     row_width: tokens of one image row (in raster order).
@@ -81,6 +82,9 @@ class Target(NamedTuple):
     check_condition: `condition -> [B]` bool: which rows the model supports; None for all of them.
       Raises ValueError for an unsupported form, and for unsupported rows if their values are
       concrete (`core.tracing.is_concrete`); under `jit` they are traced.
+    supports_trees: whether `score` accepts trees that are not chains. `make_decoder` refuses their
+      drafters for a target without trees, such as a recurrent model, which carries one state from
+      token to token.
   """
 
   prefill: Prefill
@@ -92,6 +96,7 @@ class Target(NamedTuple):
   num_streams: int = 1
   forced: Callable[[jax.Array], jax.Array] | None = None
   check_condition: Callable[[Condition], Any] = lambda condition: None
+  supports_trees: bool = True
 
 
 # How siblings are generated: drawn one after the other without replacement, drawn independently of

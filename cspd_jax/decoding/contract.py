@@ -5,6 +5,8 @@ names the function and the expected result; without the checks, a wrong shape fa
 cause, or not at all. `cspd_jax.testing.check_target` checks the values.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,7 +23,7 @@ from cspd_jax.decoding.base import (
   TreeLike,
   Verdict,
 )
-from cspd_jax.decoding.tree import Budget
+from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree
 
 Shape = tuple[int | None, ...]
 
@@ -45,6 +47,31 @@ def num_rows(condition: Condition) -> int:
   return sizes.pop()[0]
 
 
+def check_condition(target: Target, condition: Condition) -> Any:
+  """Returns which rows the target supports, `[B]` bool, or None for all of them.
+
+  Raises:
+    ValueError: see `Target.check_condition`.
+    ContractError: if the result is not as `Target` specifies.
+  """
+  supported = target.check_condition(condition)
+  if supported is not None:
+    _check('check_condition of the target', 'supported rows', supported, (num_rows(condition),),
+           'rows', jnp.bool_, 'booleans, or None for all rows,')
+  return supported
+
+
+def check_tree(target: Target, tree: Tree | Budget) -> None:
+  """Raises ValueError if a drafter proposes a tree and the target scores chains only."""
+  if target.supports_trees or isinstance(tree, Tree) and tree.is_chain:
+    return
+  kind = (f'the tree {tree.parents}' if isinstance(tree, Tree) else
+          f'trees of {tree.num_nodes} nodes whose topology depends on the drafts')
+  raise ValueError(
+      f'the drafter proposes {kind}, but the target has supports_trees=False and scores chains '
+      'only; pass tree=chain(LENGTH) to the drafter, or use a drafter of chains.')
+
+
 def check_params(params: Params) -> None:
   """Raises ValueError if the parameters of a draft model or network are missing."""
   if params is None:
@@ -64,8 +91,10 @@ def prefill(target: Target, params: Params, condition: Condition, num_slots: int
     check_params(params)
   function, streams = f'prefill of the {owner}', target.num_streams
   batch = jax.tree.leaves(condition)[0].shape[0]
-  logits, features, cache = _triple(
-      function, target.prefill(params, condition, num_slots))
+  with _note(f'{function} was called for {batch} rows and {num_slots} slots; it must return '
+             f'(logits {[streams, batch, target.vocab_size]}, features or None, cache).'):
+    result = target.prefill(params, condition, num_slots)
+  logits, features, cache = _triple(function, result)
   _floats(function, 'logits', logits, (streams, batch, target.vocab_size),
           'num_streams, rows, vocab_size')
   if features is not None:
@@ -78,8 +107,11 @@ def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start
           tree: TreeLike, owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
   """Calls `target.score` and checks the result; see `prefill`."""
   function, streams = f'score of the {owner}', target.num_streams
-  logits, features, after = _triple(
-      function, target.score(params, cache, tokens, start, tree))
+  shape = [streams, *tokens.shape, target.vocab_size]
+  with _note(f'{function} was called with tokens {_described(tokens)}, start {_described(start)} '
+             f'and {_kind(tree)}; it must return (logits {shape}, features or None, cache).'):
+    result = target.score(params, cache, tokens, start, tree)
+  logits, features, after = _triple(function, result)
   _floats(function, 'logits', logits, (streams, *tokens.shape, target.vocab_size),
           'num_streams, rows, tokens, vocab_size')
   if features is not None:
@@ -91,7 +123,9 @@ def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start
 
 def commit(target: Target, cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
   """Calls `target.commit` and checks the result."""
-  after = target.commit(cache, start, path)
+  with _note(f'commit of the target was called with start {_described(start)} and path '
+             f'{_described(path)}; it must return the cache.'):
+    after = target.commit(cache, start, path)
   _same('commit of the target', cache, after)
   return after
 
@@ -164,6 +198,24 @@ def check_verdict(verdict: Verdict, batch: int, nodes: int) -> None:
     _integers(function, 'samples', verdict.samples, (batch, nodes), 'rows, nodes')
   if verdict.tv_bound is not None:
     _floats(function, 'tv_bound', verdict.tv_bound, (batch, nodes), 'rows, nodes')
+
+
+@contextlib.contextmanager
+def _note(text: str) -> Iterator[None]:
+  """Adds a note to an exception that a user's function raises, which names neither."""
+  try:
+    yield
+  except Exception as error:
+    error.add_note(text)
+    raise
+
+
+def _kind(tree: TreeLike) -> str:
+  """Describes a topology, for notes."""
+  if isinstance(tree, RuntimeTree):
+    return (f'a RuntimeTree of {tree.num_nodes} drafts, whose attributes are traced arrays with a '
+            'leading axis of rows')
+  return f'a {"chain" if tree.is_chain else "Tree"} of {tree.num_nodes} drafts'
 
 
 def _triple(function: str, result: Any) -> tuple[Any, Any, Any]:

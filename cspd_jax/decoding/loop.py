@@ -88,7 +88,7 @@ class Decoder:
       ValueError: for an invalid condition or option, as far as their values are concrete.
     """
     num_rows = contract.num_rows(condition)
-    supported = self.target.check_condition(condition)
+    supported = contract.check_condition(self.target, condition)
     valid = warp_lib.check(warp, self.target.num_streams, num_rows, self.verifier.greedy)
     return valid if supported is None else valid & supported
 
@@ -257,6 +257,7 @@ def make_decoder(target: Target, drafter: Drafter, verifier: Verifier) -> Decode
   Raises:
     ValueError: if the drafter does not fit the target, or the verifier the drafter.
   """
+  contract.check_tree(target, drafter.tree)
   drafter.check(target)
   verifier.check(drafter, target.vocab_size)
   if drafter.tree.max_depth >= target.num_tokens:

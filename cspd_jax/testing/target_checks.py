@@ -9,7 +9,7 @@ import numpy as np
 
 from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Condition, Params, Target
-from cspd_jax.decoding.tree import Tree, chain
+from cspd_jax.decoding.tree import chain
 from cspd_jax.testing import probe as probe_lib, tree_checks, window_checks
 from cspd_jax.testing.probe import Probe, distance
 
@@ -24,11 +24,13 @@ class Check(NamedTuple):
     name: name of the check.
     run: yields a sentence for every mistake.
     after: checks that must pass for this one to be meaningful.
+    of_trees: whether it is left out for a target that scores chains only.
   """
 
   name: str
   run: Callable[[Probe], Iterator[str]]
   after: tuple[str, ...] = ()
+  of_trees: bool = False
 
 
 CHECKS = (
@@ -43,10 +45,11 @@ CHECKS = (
     Check('windows', window_checks.windows, ('later tokens',)),
     Check('leftovers', window_checks.stale_slots, ('windows',)),
     Check('starts', window_checks.starts, ('leftovers',)),
-    Check('tree', tree_checks.static_tree),
-    Check('run-time tree', tree_checks.run_time_tree),
-    Check('commit', tree_checks.commit, ('leftovers', 'tree')),
-    Check('commit of rows', tree_checks.commit_rows, ('starts', 'run-time tree', 'commit')),
+    Check('tree', tree_checks.static_tree, of_trees=True),
+    Check('run-time tree', tree_checks.run_time_tree, of_trees=True),
+    Check('commit', tree_checks.commit, ('leftovers', 'tree'), of_trees=True),
+    Check('commit of rows', tree_checks.commit_rows, ('starts', 'run-time tree', 'commit'),
+          of_trees=True),
     Check('features', window_checks.features),
     Check('end of the image', window_checks.end, ('leftovers',)),
 )
@@ -59,17 +62,20 @@ class Report(NamedTuple):
     problems: sentences by check.
     passed: checks without problems.
     left_out: checks that are not meaningful because of the problems.
+    notes: sentences on properties that could not be checked, which are not problems.
   """
 
   problems: dict[str, list[str]]
   passed: list[str]
   left_out: list[str]
+  notes: tuple[str, ...] = ()
 
   def __str__(self) -> str:
     lines = [f'- {sentence}' for sentences in self.problems.values() for sentence in sentences]
     lines.append(f'Passed: {", ".join(self.passed) or "nothing"}.')
     if self.left_out:
       lines.append(f'Not checked because of this: {", ".join(self.left_out)}.')
+    lines += [f'Note: {note}' for note in self.notes]
     return '\n'.join(lines)
 
 
@@ -78,8 +84,9 @@ def check_target(target: Target, params: Params, condition: Condition, *,
   """Checks that a target satisfies the contract of `base.Target`, on random tokens.
 
   Shapes, dtypes and streams; determinism; windows against one-by-one scoring, with rows at
-  different starts; trees, static and run-time, node by node; `commit`; leftovers of rejected
-  drafts; the end of the image; independence of the rows and order of the cache's rows; features.
+  different starts; trees, static and run-time, node by node, and `commit`, unless `supports_trees`
+  is False; leftovers of rejected drafts; the end of the image; independence of the rows and order
+  of the cache's rows; features.
   Distributions are compared by their total variation. Use float32 parameters: in bfloat16 rounding
   hides small mistakes.
 
@@ -107,11 +114,12 @@ def check_target(target: Target, params: Params, condition: Condition, *,
 def find_problems(target: Target, params: Params, condition: Condition, *,
                   key: jax.Array | None = None, logits: Logits | None = None) -> Report:
   """As `check_target`, but returns the report instead of raising an error."""
-  checks = list(CHECKS)
+  checks = [check for check in CHECKS if target.supports_trees or not check.of_trees]
   if logits is not None:
     checks.append(Check('training pass', lambda probe: _training_pass(probe, logits)))
+  notes = tuple(_notes(target))
   if shapes := list(_shapes(target, params, condition)):
-    return Report({'shapes': shapes}, [], [check.name for check in checks])
+    return Report({'shapes': shapes}, [], [check.name for check in checks], notes)
   with jax.default_matmul_precision('highest'):
     probe = probe_lib.make(
         target, params, condition, jax.random.key(0) if key is None else key)
@@ -124,11 +132,21 @@ def find_problems(target: Target, params: Params, condition: Condition, *,
         problems[check.name] = sentences
       else:
         passed.append(check.name)
-  return Report(problems, passed, left_out)
+  return Report(problems, passed, left_out, notes)
+
+
+def _notes(target: Target) -> Iterator[str]:
+  """Yields a sentence for every property that the target does not let us check."""
+  if target.check_condition is Target._field_defaults['check_condition']:
+    yield ('conditions are unchecked: the target has no check_condition, so decoders accept any '
+           'condition, also one whose values are out of range.')
+  if not target.supports_trees:
+    yield ('trees and commit are unchecked: supports_trees is False, so make_decoder refuses '
+           'drafters of trees.')
 
 
 def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[str]:
-  """Checks shapes and dtypes without running the target."""
+  """Checks shapes and dtypes for chains without running the target."""
   for name, least in dict(vocab_size=2, num_tokens=1, row_width=1, num_streams=1).items():
     value = getattr(target, name)
     if not isinstance(value, int | np.integer) or value < least:
@@ -141,23 +159,18 @@ def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[st
   if not leaves or any(np.ndim(leaf) == 0 or len(leaf) != len(leaves[0]) for leaf in leaves):
     yield 'condition: its leaves must be arrays with one leading axis, the rows.'
     return
-  target.check_condition(condition)
   batch = len(leaves[0])
 
   def run():
     _, _, cache = contract.prefill(target, params, condition, target.num_tokens + probe_lib.SPARE)
     start = jnp.zeros((batch,), jnp.int32)
-    trees = [chain(0), chain(2), tree_checks.TREE, tree_checks.row_trees(batch)]
-    for tree in trees:
-      tokens = jnp.zeros((batch, tree.num_nodes + 1), jnp.int32)
-      _, _, cache = contract.score(target, params, cache, tokens, start, tree)
-      if isinstance(tree, Tree) and tree.is_chain:
-        continue
-      contract.commit(
-          target, cache, start, jnp.zeros((batch, tree.side_depth), jnp.int32))
+    for num_drafts in (0, 2):
+      tokens = jnp.zeros((batch, num_drafts + 1), jnp.int32)
+      _, _, cache = contract.score(target, params, cache, tokens, start, chain(num_drafts))
     contract.forced_tokens(target, jnp.zeros((batch, 3), jnp.int32))
 
   try:
+    contract.check_condition(target, condition)
     jax.eval_shape(run)
   except contract.ContractError as error:
     yield str(error)

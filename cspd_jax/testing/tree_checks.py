@@ -3,12 +3,15 @@
 Every check has a `Probe` as argument and yields a sentence for every mistake.
 """
 
+import pathlib
+import traceback
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Cache, TreeLike
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree, runtime_tree
 from cspd_jax.testing.probe import ROWS, Probe, distance
@@ -17,16 +20,25 @@ from cspd_jax.testing.probe import ROWS, Probe, distance
 TREE = Tree((-1, 0, 1, 2, 0, 1, 4))
 # Topologies of the rows of a run-time tree.
 _PARENTS = ((-1, 0, 1, 2, 0, 1, 4), (-1, 0, 0, 0, 2, 4, 1), (-1, 0, 1, 1, 0, 4, 5))
+# Follows the report of a tree that is scored as a chain.
+_CHAINS_ONLY = ('. Every node sees all nodes before it, as in a chain; a target that scores chains '
+                'only sets supports_trees=False.')
 
 
 def static_tree(probe: Probe) -> Iterator[str]:
   """The nodes of a static tree see their ancestors and no others."""
-  yield from _problems(probe, TREE, 'a Tree')
+  failures = list(_failures(
+      probe, TREE, 'a Tree', 'a target that scores chains only sets supports_trees=False'))
+  yield from failures or _problems(probe, TREE, 'a Tree')
 
 
 def run_time_tree(probe: Probe) -> Iterator[str]:
   """The same for a different topology in every row."""
-  yield from _problems(probe, row_trees(), 'a RuntimeTree, a topology per row,')
+  kind = 'a RuntimeTree, a topology per row,'
+  failures = list(_failures(
+      probe, row_trees(), kind, 'its depth [B, N + 1], ancestors [B, N + 1, N + 1] and paths '
+      '[B, N + 1, D + 1] are traced arrays, so use jax.numpy on them, not NumPy, `if` or `range`'))
+  yield from failures or _problems(probe, row_trees(), kind)
 
 
 def commit(probe: Probe) -> Iterator[str]:
@@ -83,6 +95,42 @@ def commit_rows(probe: Probe) -> Iterator[str]:
       return
 
 
+def _failures(probe: Probe, tree: TreeLike, kind: str, remedy: str) -> Iterator[str]:
+  """Traces `score` and `commit` with a tree; yields a sentence if one of them fails."""
+  start = jnp.full(ROWS, probe.start)
+  runtime = None if isinstance(tree, Tree) else tree
+
+  def score(params, cache, nodes, start, runtime):
+    return contract.score(probe.target, params, cache, nodes, start, runtime or tree)
+
+  def commit(cache, start, path):
+    return contract.commit(probe.target, cache, start, path)
+
+  cache, nodes = probe.cache_at_start, jnp.asarray(_nodes(probe), jnp.int32)
+  path = jnp.zeros((ROWS, tree.side_depth), jnp.int32)
+  for name, function, arguments in (
+      ('score', score, (probe.params, cache, nodes, start, runtime)),
+      ('commit', commit, (cache, start, path))):
+    try:
+      jax.eval_shape(function, *arguments)
+    except contract.ContractError as error:
+      yield str(error)
+      return
+    except Exception as error:  # Any, of the user's code.
+      first = (str(error).splitlines() or [''])[0].rstrip('.')
+      yield (f'{name}: with {kind} it raises {type(error).__name__} at {_line(error)}: {first}; '
+             f'{remedy}.')
+      return
+
+
+def _line(error: Exception) -> str:
+  """The innermost line outside JAX and NumPy that an exception passed, `file:line`."""
+  packages = (jax.__path__[0], np.__path__[0])
+  frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith(packages)]
+  return f'{pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}'
+
+
 def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:
   """Yields the mistakes in the scores of a tree, the most informative first."""
   nodes = _nodes(probe)
@@ -108,7 +156,7 @@ def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:
                 'in another branch')
     yield (f'score: with {kind} node {readers[first]} sees node {read[first]}, which is '
            f'{relation}; a node may see only the tokens before start, its ancestors and itself, as '
-           'in tree.ancestors.')
+           f'in tree.ancestors{_CHAINS_ONLY if _is_chain(probe, seen, valid) else "."}')
     return
   if apart.max() <= probe.tolerance:
     return
@@ -122,6 +170,13 @@ def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:
   yield (f'score: with {kind} node {node} sees the right nodes but has a distribution '
          f'{apart[row, node]:.2g} apart in total variation from the same tokens one by one; its '
          f'token number must be start + tree.depth[{node}], whatever its index among the nodes.')
+
+
+def _is_chain(probe: Probe, seen: np.ndarray, valid: np.ndarray) -> bool:
+  """Whether nodes `[R, i]` see all nodes `j` before them and no later ones, as far as valid."""
+  chain = np.tri(seen.shape[-1], dtype=bool)
+  valid = valid & probe.is_inside(probe.start + np.arange(seen.shape[-1]) + 1)
+  return bool((np.where(valid[..., None], seen > probe.tolerance, chain) == chain).all())
 
 
 def _expected(probe: Probe, nodes: np.ndarray, depth: np.ndarray, paths: np.ndarray) -> np.ndarray:

@@ -143,7 +143,8 @@ def stale_slots(probe: Probe) -> Iterator[str]:
   if apart > probe.tolerance:
     yield ('score: leftovers of rejected drafts are seen: after a longer window with other tokens '
            f'the distributions are {apart:.2g} apart in total variation; slots after the last node '
-           'of this pass must not be read.')
+           'of this pass must not be read, and a recurrent model must begin from the state after '
+           'token start - 1, so its cache stores one state per token.')
 
 
 def rows(probe: Probe) -> Iterator[str]:

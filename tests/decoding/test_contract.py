@@ -7,6 +7,7 @@ import pytest
 from cspd_jax.decoding import specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Verifier
 from cspd_jax.decoding.drafters.draft_model import model
+from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
@@ -74,6 +75,70 @@ def test_targets(broken, message):
   trace(make_decoder(T, jacobi(4, tree=TREE), exact()))
   with pytest.raises(ValueError, match=message):
     trace(make_decoder(broken, jacobi(4, tree=TREE), exact()))
+
+
+def stepping(target, state=lambda x: x, logits=lambda x: x, after=lambda states: states):
+  """A recurrent target of the same sizes, with changes to what it returns; see `trace`."""
+  def prefill(params, labels, num_slots):
+    return (jnp.zeros((1, len(labels), 4)), None,
+            {'state': state(jnp.zeros((len(labels), num_slots + 1, 5)))})
+
+  def score(params, cache, tokens, start, tree):
+    rows = jnp.arange(len(start))
+    _, states = jax.lax.scan(lambda carry, token: (carry + token[:, None],) * 2,
+                             cache['state'][rows, start], tokens.T)
+    slots = start[:, None] + 1 + jnp.arange(tokens.shape[1])
+    stored = cache['state'].at[rows[:, None], slots].set(states.swapaxes(0, 1))
+    return logits(states[None, ..., :4]), None, {'state': after(stored)}
+
+  return target._replace(prefill=prefill, score=score, num_streams=1, supports_trees=False)
+
+
+RIGHT = dict(logits=lambda x: x.swapaxes(1, 2))  # The scan returns the tokens before the rows.
+
+
+@pytest.mark.parametrize('changes,message', [
+    ({}, r'score of the target returned logits float32\[1, 4, 2, 4\]; .* shape \(1, 2, 4, 4\)'),
+    ({**RIGHT, 'after': lambda x: x[:, -1]},
+     r"whose leaf cache\['state'\] is float32\[2, 5\]; it must be float32\[2, 10, 5\], as in"),
+    ({**RIGHT, 'after': lambda x: x.astype(jnp.float16)},
+     r"cache\['state'\] is float16\[2, 10, 5\]; it must be float32"),
+    # An error of the scan names neither function nor arguments.
+    ({**RIGHT, 'state': lambda x: x.astype(jnp.int8)},
+     r'(?s)carry.*score of the target was called with tokens int32\[2, 4\], start int32\[2\] and a '
+     r'chain of 3 drafts; it must return \(logits \[1, 2, 4, 4\], features or None, cache\)'),
+])
+def test_recurrent_targets(changes, message):
+  trace(make_decoder(stepping(T, **RIGHT), jacobi(4), exact()))
+  with pytest.raises((TypeError, ValueError), match=message):
+    trace(make_decoder(stepping(T, **changes), jacobi(4), exact()))
+
+
+@pytest.mark.parametrize('build,message', [
+    (lambda target: make_decoder(target, jacobi(4, tree=TREE), exact()),
+     r'the drafter proposes the tree \(-1, 0, 1, .*\), but the target has supports_trees=False'),
+    (lambda target: make_decoder(target, eagle2(NETWORK, num_nodes=3, width=2, depth=2), match()),
+     'proposes trees of 3 nodes whose topology depends on the drafts'),
+    (lambda target: specification.build('sjd_pac(window=4, tree=caterpillar(2, 1, 3))', target),
+     r'pass tree=chain\(LENGTH\) to the drafter'),
+])
+def test_trees_are_refused_for_targets_of_chains(build, message):
+  build(T)
+  with pytest.raises(ValueError, match=message):
+    build(T._replace(supports_trees=False))
+
+
+def test_a_function_that_fails_is_named():
+  def fail(*args):
+    raise RuntimeError('failed')
+
+  for name, message in (('prefill', 'prefill of the target was called for 2 rows and 9 slots'),
+                        ('score', 'score of the target was called with .* a Tree of 3 drafts'),
+                        ('commit', r'commit of the target .* path int32\[2, 1\]')):
+    with pytest.raises(RuntimeError, match=f'(?s)failed.*{message}'):
+      trace(make_decoder(T._replace(**{name: fail}), jacobi(4, tree=TREE), exact()))
+  with pytest.raises(ValueError, match='check_condition of the target returned supported rows int'):
+    trace(make_decoder(T._replace(check_condition=lambda labels: labels), jacobi(4), exact()))
 
 
 @pytest.mark.parametrize('drafter,message', [

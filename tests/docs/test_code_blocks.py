@@ -33,6 +33,21 @@ def test_notebook(notebook, place):
   plt.close('all')
 
 
+def test_targets_stand_alone():
+  """The examples of targets need no block before them."""
+  page = pages.ROOT / 'docs' / 'extend.md'
+  text = page.read_text()
+  first, last = (text[:text.index(title)].count('\n') for title in (
+      '\n## A target\n', '\n## A family of models\n'))
+  codes = [block for block in pages.blocks(page)
+           if block.language == 'python' and first < block.line < last]
+  namespace = {'__name__': 'page'}
+  for block in codes:
+    pages.run(block.text, pages.name(page), block.line, namespace)
+  assert namespace['transformer_target'].supports_trees
+  assert not namespace['recurrent_target'].supports_trees
+
+
 def test_nothing_is_left_out():
   assert len(pages.NOTEBOOKS) == 5
   assert {'WORKSPACE_README.md', 'docs/extend.md'} <= set(map(pages.name, pages.having('python')))

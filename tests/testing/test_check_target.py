@@ -1,5 +1,6 @@
 """`check_target` passes what is right and names what is wrong with every broken target."""
 
+import dataclasses
 import types
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.checkpoints import store
+from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.tree import Tree, chain
 from cspd_jax.models import llamagen
 from cspd_jax.testing.tabular import prefix_number, tabular
@@ -41,6 +43,19 @@ def node_as_depth(tree):
   depth = jnp.broadcast_to(jnp.arange(tree.num_nodes + 1), np.shape(tree.depth))
   return types.SimpleNamespace(
       depth=depth, paths=tree.paths, max_depth=tree.max_depth, num_nodes=tree.num_nodes)
+
+
+def concrete_depth(tree):
+  """The tree with its depths as a NumPy array, which those of a run-time tree cannot become."""
+  return dataclasses.replace(tree) if isinstance(tree, Tree) else dataclasses.replace(
+      tree, depth=np.asarray(tree.depth))
+
+
+def chain_only(tree):
+  """The tree, if it is a chain."""
+  if not tree.is_chain:
+    raise NotImplementedError('no trees.\nMore lines.')
+  return tree
 
 
 def of_first_row(tree):
@@ -106,6 +121,31 @@ BROKEN = {
     'one topology for all rows': (
         calling(lambda tokens, start, tree: (tokens, start, of_first_row(tree))),
         'run-time tree', 'with a RuntimeTree, a topology per row, node'),
+    'trees refused': (
+        calling(lambda tokens, start, tree: (tokens, start, chain_only(tree))), 'tree',
+        r'score: with a Tree it raises NotImplementedError at test_check_target.py:\d+: no trees; '
+        r'a target that scores chains only sets supports_trees=False\.$'),
+    'trees scored as chains': (
+        calling(lambda tokens, start, tree: (tokens, start, chain(tree.num_nodes))), 'tree',
+        'as in a chain; a target that scores chains only sets supports_trees=False'),
+    'a run-time tree as a NumPy array': (
+        calling(lambda tokens, start, tree: (tokens, start, concrete_depth(tree))),
+        'run-time tree', 'score: with a RuntimeTree, a topology per row, it raises '
+        r'TracerArrayConversionError at test_check_target.py:\d+: .*; its depth \[B, N . 1\]'),
+    'a branch on a run-time tree': (
+        calling(lambda tokens, start, tree: (
+            tokens, start, tree if isinstance(tree, Tree) or tree.depth.max() else None)),
+        'run-time tree', 'it raises TracerBoolConversionError at .*use jax.numpy on them'),
+    'a commit that fails': (
+        T._replace(commit=lambda cache, start, path: T.commit(cache, start, path.reshape(3))),
+        'tree', r'commit: with a Tree it raises \w+ at \w+.py:\d+: '),
+    'a commit of another dtype': (
+        T._replace(commit=lambda cache, start, path: (cache[0], cache[1] * 1.0)), 'tree',
+        r'commit of the target returned a cache whose leaf cache\[1\] is float32'),
+    'rows of conditions in another shape': (
+        T._replace(check_condition=lambda labels: (labels >= 0)[:, None]), 'shapes',
+        r'check_condition of the target returned supported rows bool\[3, 1\]; it must return '
+        r'booleans, or None for all rows, of shape \(3\): rows'),
     'start ignored': (
         calling(lambda tokens, start, tree: (tokens, jnp.zeros_like(start), tree)), 'windows',
         'score: 2 tokens in one pass have other distributions than one by one'),
@@ -208,6 +248,7 @@ def test_the_shipped_model(guided):
 @pytest.mark.parametrize('name', representative(
     BROKEN, 'commit does nothing', 'commit with the path of the first row', 'tree parents ignored',
     'siblings see each other', 'node numbers for depths', 'one topology for all rows',
+    'trees refused', 'a branch on a run-time tree',
     'start ignored', 'one start for all rows', 'later tokens are seen', 'leftovers are seen',
     'NaN past the end', 'no room past the end', 'integer logits', 'a stream too few', 'rows leak',
     'features of the wrong token'))
@@ -219,6 +260,66 @@ def test_broken_targets(name):
     raise AssertionError(report.problems[check][0])
   # What went wrong comes first.
   assert next(iter(report.problems)) == check, str(report)
+
+
+def recurrent(keeps_states=True):
+  """A target that carries one state from token to token, and its parameters.
+
+  Its cache has the states after the condition and after every token, or the last one alone.
+  """
+  keys = jax.random.split(jax.random.key(0), 4)
+  params = [jax.random.normal(key, shape) for key, shape in zip(
+      keys, ((3, 8), (4, 8), (8, 8), (8, 4)))]
+
+  def prefill(params, labels, num_slots):
+    state = jnp.tanh(params[0][labels])
+    slots = jnp.zeros((len(labels), num_slots + 1, 8)).at[:, 0].set(state)
+    return (state @ params[3])[None], None, slots if keeps_states else state
+
+  def score(params, cache, tokens, start, tree):
+    def step(state, token):
+      state = jnp.tanh(state @ params[2] + params[1][token])
+      return state, state
+    rows = jnp.arange(len(start))
+    last, states = jax.lax.scan(step, cache[rows, start] if keeps_states else cache, tokens.T)
+    states, slots = states.swapaxes(0, 1), start[:, None] + 1 + jnp.arange(tokens.shape[1])
+    after = cache.at[rows[:, None], slots].set(states) if keeps_states else last
+    return (states @ params[3])[None], None, after
+
+  return T._replace(prefill=prefill, score=score, commit=None, num_streams=1,
+                    supports_trees=False), params
+
+
+def test_a_recurrent_target():
+  target, params = recurrent()
+  report = check_target(target, params, LABELS)
+  assert not {'tree', 'run-time tree', 'commit', 'commit of rows'} & {*report.passed}
+  assert 'leftovers' in report.passed and not report.left_out
+  assert report.notes == (
+      'trees and commit are unchecked: supports_trees is False, so make_decoder refuses drafters '
+      'of trees.',)
+  assert str(report).endswith(f'\nNote: {report.notes[0]}')
+
+
+def test_a_recurrent_target_with_one_state():
+  target, params = recurrent(keeps_states=False)
+  report = find_problems(target, params, LABELS)
+  assert next(iter(report.problems)) == 'leftovers'
+  assert 'must begin from the state after token start - 1' in report.problems['leftovers'][0]
+
+
+def test_a_recurrent_target_that_claims_trees():
+  target, params = recurrent()
+  report = find_problems(target._replace(supports_trees=True), params, LABELS)
+  assert next(iter(report.problems)) == 'tree'
+  assert 'only sets supports_trees=False' in report.problems['tree'][0]
+
+
+def test_unchecked_conditions():
+  unchecked = T._replace(check_condition=Target._field_defaults['check_condition'])
+  report = check_target(unchecked, MODEL.params, LABELS)
+  assert not report.problems and 'has no check_condition' in report.notes[0]
+  assert not check_target(T, MODEL.params, LABELS).notes
 
 
 def test_the_error_lists_what_is_wrong():
