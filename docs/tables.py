@@ -24,7 +24,7 @@ from cspd_jax.measure import tables
 from docs import lists
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = (ROOT / 'WORKSPACE_README.md', *sorted((ROOT / 'docs').rglob('*.md')))
+PAGES = (*sorted(ROOT.glob('*README.md')), *sorted((ROOT / 'docs').rglob('*.md')))
 _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL)
 
 # The command whose report.json is kept under docs/reports, by its name there.

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import pathlib
 import re
 
@@ -186,6 +187,24 @@ def test_prose_is_in_the_words_of_the_field():
   _expect_none([f'{_label(path, number)}: {match[0]!r}'
                 for path in MODULES
                 for number, line in enumerate(path.read_text().splitlines(), 1)
+                for match in IDIOMS.finditer(line)])
+
+
+def _prose(path):
+  """The text of a page, without its generated tables, or of the markdown cells of a notebook."""
+  if path.suffix == '.ipynb':
+    return '\n'.join(''.join(cell['source']) for cell in json.loads(path.read_text())['cells']
+                     if cell['cell_type'] == 'markdown')
+  blank = lambda match: '\n' * match[0].count('\n')
+  return re.sub(r'<!-- table: .*?<!-- /table -->', blank, path.read_text(), flags=re.DOTALL)
+
+
+def test_pages_are_in_the_words_of_the_field():
+  _expect_none([f'{_label(path, number)}: {match[0]!r}'
+                for path in TEXTS
+                if path.suffix in ('.md', '.ipynb')
+                and path.parent.name != 'families' and path.name != 'reliability.md'
+                for number, line in enumerate(_prose(path).splitlines(), 1)
                 for match in IDIOMS.finditer(line)])
 
 

@@ -53,6 +53,12 @@ def cells(notebook: pathlib.Path) -> Iterator[tuple[int, str]]:
       yield number, ''.join(cell['source'])
 
 
+def markdown(notebook: pathlib.Path) -> str:
+  """The text of a notebook, without code and outputs."""
+  return '\n\n'.join(''.join(cell['source']) for cell in json.loads(notebook.read_text())['cells']
+                     if cell['cell_type'] == 'markdown')
+
+
 def name(page: pathlib.Path) -> str:
   """A page by its path in the repository."""
   return page.relative_to(ROOT).as_posix()

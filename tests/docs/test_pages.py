@@ -12,6 +12,7 @@ from contextlib import redirect_stdout
 import pytest
 
 import cspd_jax
+from cspd_jax.cli import fields
 from tests.docs import pages
 
 PROJECT = configparser.ConfigParser()
@@ -19,7 +20,9 @@ PROJECT.read(pages.ROOT / 'setup.cfg')
 SCRIPTS = dict(line.split(' = ') for line in
                PROJECT['options.entry_points']['console_scripts'].strip().split('\n'))
 LANGUAGES = {'python', 'sh', 'text', 'json'}
-# Programs of others, and what follows them.
+# The only command with flags of argparse.
+CONVERSION = 'checkpoints_conversion.command'
+# Programs that are not part of the package.
 TOOLS = {'pytest', 'ruff', 'mypy', 'mkdocs', 'git', 'jupyter', 'bash'}
 
 
@@ -33,11 +36,11 @@ def test_languages(page):
 
 @functools.cache
 def _help(module):
-  """What a program says of itself."""
+  """The help text of a program."""
   program, out = importlib.import_module(module).main, io.StringIO()
   with redirect_stdout(out):
     try:
-      code = program(['program', '--help'] if module.startswith('experiments') else ['--help'])
+      code = program(['--help'] if module == CONVERSION else ['program', '--help'])
     except SystemExit as stopped:
       code = stopped.code
   assert not code, module
@@ -52,8 +55,38 @@ def _commands(text):
       yield words
 
 
+@functools.cache
+def _fields(command):
+  """The values that the flags of an installed command set, by flag."""
+  module = importlib.import_module(SCRIPTS[command].partition(':')[0])
+  config = getattr(module, 'Config', getattr(module, 'Flags', None))()
+  return {name: (config, field.name) for field in fields.every(config)
+          for name in (field.name, fields.short_name(config, field))}
+
+
+def _flags(command):
+  """The flags of an installed command."""
+  module = SCRIPTS[command].partition(':')[0]
+  if module == CONVERSION:
+    return set(re.findall(r'^  (?:-h, )?--(\w+)', _help(module), re.MULTILINE))
+  return _fields(command).keys() | {'config', 'help', 'debug'}
+
+
+def _check_values(command, words):
+  """Every flag is one of the command, with a value that its field accepts."""
+  flags, texts = _flags(command), {}
+  for word in words:
+    name, _, text = word.removeprefix('--').partition('=')
+    assert word.startswith('--') and name in flags, f'{command} has no flag {word}'
+    texts.setdefault(name, []).append(text or 'true')
+  for name, text in texts.items():
+    if SCRIPTS[command].startswith('cspd_jax') and name in _fields(command):
+      config, field = _fields(command)[name]
+      fields.override(config, {field: text})
+
+
 def _check_flags(module, words):
-  """Every flag is one that the program's help names."""
+  """Every flag is one that the program's help lists."""
   known = set(re.findall(r'--([\w.]+)', _help(module)))
   for word in words:
     flag = word[2:].partition('=')[0].removeprefix('config.')
@@ -80,7 +113,10 @@ def _check(words):
     if words[2].startswith('experiments'):
       _check_flags(words[2], words[3:])
   elif words[0] in SCRIPTS:
-    _check_flags(SCRIPTS[words[0]].partition(':')[0], words[1:])
+    for word in words:
+      if word.startswith('--config='):
+        assert (pages.ROOT / word.partition('=')[2]).is_file(), f'{word}: the file does not exist'
+    _check_values(words[0], words[1:])
   elif words[0] == 'pip':
     _check_install(words)
   else:
@@ -91,9 +127,36 @@ def _check(words):
 def test_commands_in_sentences_exist(page):
   text = re.sub(r'^```.*?^```', '', page.read_text(), flags=re.DOTALL | re.MULTILINE)
   for code in re.findall(r'`([^`]+)`', text):
-    if code.startswith(('python -m', 'pip install', 'cspd-')) and code not in SCRIPTS:
+    if code.startswith(('python -m', 'pip install')):
       for words in _commands(' '.join(code.split())):
         _check(words)
+
+
+def _code(text):
+  """The code spans and the lines of code blocks of a page, each in one line."""
+  blocks = re.findall(r'^```\w*\n(.*?)^```', text, flags=re.DOTALL | re.MULTILINE)
+  text = re.sub(r'^```.*?^```', '', text, flags=re.DOTALL | re.MULTILINE)
+  spans = [' '.join(span.split()) for span in re.findall(r'`([^`]+)`', text)]
+  return spans + [line for block in blocks for line in block.replace('\\\n', ' ').splitlines()]
+
+
+@pytest.mark.parametrize('page', pages.PAGES + pages.NOTEBOOKS, ids=pages.name)
+def test_flags_of_installed_commands_exist(page):
+  """Placeholders such as `--rows=N` stand for values, so only names are checked."""
+  text = pages.markdown(page) if page.suffix == '.ipynb' else page.read_text()
+  for line in _code(text):
+    for command, words in re.findall(r'(?<![\w./])(cspd-[a-z-]*[a-z])\b([^|&;#]*)', line):
+      assert command in SCRIPTS, f'{command} is not a command: {line}'
+      unknown = set(re.findall(r'(?<!\S)--([\w.]+)', words)) - _flags(command)
+      assert not unknown, f'{command} has no flag {unknown}: {line}'
+
+
+@pytest.mark.parametrize('command', SCRIPTS)
+def test_flags_that_do_not_exist_are_detected(command):
+  assert {'output', 'model'} <= _flags(command)
+  for word in ('--seeds=1', '--batchsize=1', 'cat'):
+    with pytest.raises(AssertionError):
+      _check_values(command, [word])
 
 
 @pytest.mark.parametrize('page', pages.having('sh'), ids=pages.name)
@@ -126,11 +189,21 @@ def test_chosen_decoders_exist():
   assert len(rows) == 10
   for _, case, chosen, _ in rows:
     model = cspd_jax.load('mar_demo' if 'MAR' in case else 'demo')
-    decoders = [word for word in re.findall('`([^`]+)`', chosen) if 'experiments' not in word]
+    decoders = [word for word in re.findall('`([^`]+)`', chosen) if not word.startswith('cspd-')]
     assert decoders, case
     for text in decoders:
       relaxed = model.engine.guarantee(model.decoder(text)) == 'relaxed'
       assert relaxed == ('other images' in case), text
+
+
+def test_both_copies_of_the_readme_are_equal():
+  copies = [path.read_text() for path in pages.ROOT.glob('*README.md')]
+  assert len(copies) == 2 and copies[0] == copies[1]
+
+
+def test_readme_links_every_notebook():
+  text = (pages.ROOT / 'README.md').read_text()
+  assert all(f'(notebooks/{notebook.name})' in text for notebook in pages.NOTEBOOKS)
 
 
 def test_the_front_page_has_one_table_of_numbers():

@@ -31,7 +31,7 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   (folder / 'kinds.json').write_text(json.dumps(REPORT))
   full = tables.rewritten(empty)
   row = '| `mc_sjd(window=4)` | 1.50 | - | exact | - | SJD with maximally coupled drafts |'
-  relaxed = '| `eagle+lantern` | 1.99 | - | relaxed | an EAGLE network | neighbours in the codebook'
+  relaxed = '| `eagle+lantern` | 1.99 | - | relaxed | an EAGLE network | latent neighbours add'
   assert row in full and relaxed in full
   assert full.index('`vanilla`') < full.index(row) < full.index(relaxed)
   assert '4 images, cpu, jax 0.0' in full
