@@ -47,6 +47,7 @@ def convert_parts(
     *,
     progress: Callable[[str], contextlib.AbstractContextManager[Progress | None]] = (
         lambda name: contextlib.nullcontext()),
+    note: Callable[[str], None] = lambda line: None,
     allow_nonfinite: bool = False,
 ) -> list[tuple[pathlib.Path, Any]]:
   """Converts published files to networks of a model, all of them or none.
@@ -61,6 +62,8 @@ def convert_parts(
     output: folder of the model, new or not: older networks of the same roles are replaced.
     progress: returns, for the file family of each part, a context with the function to call as it
       is written.
+    note: called with a line for every size that was neither in a file nor specified, before
+      anything is written; see `FileFamily.assumed`.
     allow_nonfinite: whether weights may be NaN or infinite.
 
   Returns:
@@ -78,7 +81,7 @@ def convert_parts(
                           'form a model; convert them one by one, into folders of their own.')
   if (name := names.pop()) is None:
     with progress(parts[0].family) as report:
-      return [_convert_alone(file_families[0], parts[0], folder, report, allow_nonfinite)]
+      return [_convert_alone(file_families[0], parts[0], folder, report, note, allow_nonfinite)]
   model = families.family.get(name)
   roles = [_role(family, model, part.role) for family, part in zip(file_families, parts)]
   if len(set(roles)) < len(roles):
@@ -94,6 +97,9 @@ def convert_parts(
   networks = others | {role: source.network for role, source in opened.items()}
   if 'target' in networks:  # Raises an error for networks that do not belong together.
     model.build(families.Parts(folder.name, networks, {}))
+  for role, part in zip(roles, parts):
+    for line in opened[role].assumptions:
+      note(f'{part.family}: {line}')
   states = {role: opened[role].state_of(part.dtype) for role, part in zip(roles, parts)}
   with families.joining(folder, model.name, states, defaults) as new:
     for role, part in zip(roles, parts):
@@ -143,15 +149,45 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
   return Whole({family: file for family, file in sources.items() if file}, missing)
 
 
+class Missing(NamedTuple):
+  """A network that a model still needs.
+
+  Attributes:
+    families: the file families that hold it, one of them.
+    file: its published name; None if it has no fixed name.
+  """
+
+  families: list[str]
+  file: str | None
+
+
+def missing_parts(output: str | os.PathLike) -> list[Missing]:
+  """Lists the networks without which the model in a folder cannot turn prompts into images."""
+  folder = pathlib.Path(output).expanduser()
+  description = folder_lib.read(folder)
+  model, parts = families.family.get(description['family']), description['parts']
+  if 'target' not in parts:
+    return [Missing([family.name for family in rules.FAMILIES.values()
+                     if family.model == model.name and family.kind in model.roles['target']], None)]
+  target = store.describe(folder / parts['target'])
+  target_family = rules.FAMILIES.get(target.metadata.get('family', ''))
+  if target_family is None:  # Converted by an earlier version, or not converted.
+    return []
+  layout = target_family.layout(target.metadata.get('model'))
+  names = dict.fromkeys([*layout, *target_family.others(target.config)])
+  return [Missing([name], next(iter(layout.get(name, ())), None)) for name in names
+          if _role(rules.get(name), model, None) not in parts]
+
+
 def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progress: Progress | None,
-                   allow_nonfinite: bool) -> tuple[pathlib.Path, Any]:
+                   note: Callable[[str], None], allow_nonfinite: bool) -> tuple[pathlib.Path, Any]:
   """Converts a network that belongs to no model family."""
   if part.role or part.sampling:
     raise ConversionError(f'{family.title} does not belong to a model of cspd_jax; leave role and '
                           'sampling out.')
   return folder, convert.convert_file(
       part.family, hub.local(part.source), folder, dtype=part.dtype, progress=progress,
-      allow_nonfinite=allow_nonfinite, **part.arguments)
+      note=note, allow_nonfinite=allow_nonfinite, **part.arguments)
 
 
 def _role(family: FileFamily, model: families.Family, role: str | None) -> str:

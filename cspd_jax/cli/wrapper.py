@@ -13,7 +13,6 @@ exit code 2, Ctrl-C with 130, and a bug with a traceback.
 """
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import sys
@@ -195,10 +194,7 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
                  if entry[1].name.startswith(f'{last}.')]:
     return f'--{last} is a group of fields; set one of: {", ".join(members)}.'
   names = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
-  alias = _ALIASES.get(last)
-  near = [alias] if alias in names else difflib.get_close_matches(last, names, n=1)
-  return f'--{name} is not a flag; ' + (
-      f'did you mean --{near[0]}?' if near else f'flags are: {", ".join(names)}.')
+  return fields.unknown_flag(last, names, _ALIASES.get(last))
 
 
 def _check_places(argument: Any) -> None:
