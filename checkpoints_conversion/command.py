@@ -24,12 +24,11 @@ from absl import logging
 from checkpoints_conversion import folder, rules
 from cspd_jax.checkpoints import paths, store
 from cspd_jax.cli import fields as flags
-from cspd_jax.core import exits, fields, progress
+from cspd_jax.core import exits, fields, progress, spelling
 from cspd_jax.families import folder as folder_lib
 
-# Names of other programs for flags of this one.
-_ALIASES = {'input': 'source', 'checkpoint': 'source', 'ckpt': 'source', 'out': 'output',
-            'precision': 'dtype', 'image-size': 'image_size'}
+# Names of other programs for flags of this one alone; see `spelling`.
+_ALIASES = {'input': 'source', 'checkpoint': 'source', 'ckpt': 'source'}
 # An example for models of words.
 _WORDS = 'a lighthouse at dusk'
 
@@ -112,7 +111,9 @@ class _Parser(argparse.ArgumentParser):
     name = others[0][2:].partition('=')[0]
     names = [option[2:] for action in self._actions for option in action.option_strings
              if option.startswith('--')]
-    raise ValueError(f'{flags.unknown_flag(name, names, _ALIASES.get(name))} See --help.')
+    near = _ALIASES.get(name) or spelling.nearest(name, names)
+    remedy = f'did you mean --{near}?' if near else f'flags are: {", ".join(names)}.'
+    raise ValueError(f'--{name} is not a flag; {remedy} See --help.')
 
   def error(self, message: str) -> NoReturn:
     raise ValueError(f'{message}; see --help.')

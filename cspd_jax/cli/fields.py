@@ -6,7 +6,6 @@ part suffices where it names one field only.
 
 import ast
 import dataclasses
-import difflib
 import inspect
 import re
 import shlex
@@ -219,19 +218,6 @@ def command_line(program: str, **flags: Any) -> str:
   words = [f'--{name}={shlex.quote(show(value))}' for name, value in flags.items()
            if value is not None]
   return ' '.join([program, *words])
-
-
-def unknown_flag(name: str, names: Sequence[str], alias: str | None = None) -> str:
-  """Returns the message for a flag that does not exist, with the one that may be meant.
-
-  Args:
-    name: the flag, without dashes.
-    names: the existing flags.
-    alias: what other programs call `name`, if that is known.
-  """
-  near = [alias] if alias in names else difflib.get_close_matches(name, names, n=1)
-  return f'--{name} is not a flag; ' + (
-      f'did you mean --{near[0]}?' if near else f'flags are: {", ".join(names)}.')
 
 
 def _docs(kind: type) -> dict[str, str]:

@@ -24,18 +24,12 @@ from absl import flags, logging
 
 from cspd_jax.checkpoints import paths
 from cspd_jax.cli import compiled, fields, loader
-from cspd_jax.core import exits
+from cspd_jax.core import exits, spelling
 
 _PREFIX = 'config.'
 _WIDTH = 96
 # Fields that hold the path of an output.
 _FOLDERS, _FILES = ('workdir', 'output', 'export', 'store'), ('json', 'stream')
-# Names of other programs for flags of these.
-_ALIASES = {
-    'cfg': 'guidance_scale', 'cfg_scale': 'guidance_scale', 'cfg_interval': 'guidance_interval',
-    'seeds': 'seed', 'workdir': 'output', 'out': 'output', 'export': 'output', 'output': 'workdir',
-    'checkpoint': 'model', 'target': 'model', 'ckpt': 'model', 'batch': 'batch_size',
-    'n': 'num_images', 'num_samples': 'num_images', 'precision': 'dtype'}
 
 
 class Command:
@@ -193,8 +187,10 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
   if members := [f'--{fields.short_name(*entry)}' for entry in every
                  if entry[1].name.startswith(f'{last}.')]:
     return f'--{last} is a group of fields; set one of: {", ".join(members)}.'
-  names = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
-  return fields.unknown_flag(last, names, _ALIASES.get(last))
+  supported = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
+  near = spelling.nearest(last, supported)
+  return f'--{name} is not a flag; ' + (
+      f'did you mean --{near}?' if near else f'flags are: {", ".join(supported)}.')
 
 
 def _check_places(argument: Any) -> None:

@@ -1,0 +1,14 @@
+"""Suggestions for names that do not exist."""
+
+import pytest
+
+from cspd_jax.core import spelling
+
+
+@pytest.mark.parametrize('name, supported, near', [
+    ('cfg_scale', ['window', 'guidance_scale'], 'guidance_scale'), ('windw', ['window'], 'window'),
+    ('dtpye', ['grid', 'dtype'], 'dtype'), ('precision', ['dtype'], 'dtype'),
+    ('cfg_scale', ['window'], None), ('x', ['window'], None)])
+def test_near_names(name, supported, near):
+  assert spelling.nearest(name, supported) == near
+  assert spelling.suggestion(name, supported) == (f'; did you mean {near}?' if near else '.')
