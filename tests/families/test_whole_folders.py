@@ -126,8 +126,8 @@ def test_a_missing_shard(refused):
 
 @every_family
 def test_a_truncated_shard(refused):
-  assert ('model-00001-of-00002.safetensors is not a complete safetensors file (its tensors end at '
-          'byte') in refused(lambda tensors, path: path.write_bytes(path.read_bytes()[:-10]))
+  assert 'model-00001-of-00002.safetensors is not a complete safetensors file (' in refused(
+      lambda tensors, path: path.write_bytes(path.read_bytes()[:-10]))
 
 
 @every_family
