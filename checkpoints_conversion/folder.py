@@ -53,25 +53,21 @@ def convert_parts(
   """Converts published files to networks of a model, all of them or none.
 
   Every file is opened and compared with the others before anything is written, and nothing is moved
-  into place before everything is written. If the process is killed, the next one with the same
-  parts continues its work.
+  into place before everything is written. After a kill the next call with the same parts continues.
 
   Args:
     parts: the files to convert, in this order: networks of one model family with different roles.
       A network that belongs to no model family becomes a folder of its own.
     output: folder of the model, new or not: older networks of the same roles are replaced.
-    progress: returns, for the file family of each part, a context with the function to call as it
-      is written.
-    note: called with a line for every size that was neither in a file nor specified, before
-      anything is written; see `FileFamily.assumed`.
+    progress: returns, for a file family, a context with the function to call as it is written.
+    note: called with every line of `FileFamily.assumed` before anything is written.
     allow_nonfinite: whether weights may be NaN or infinite.
 
   Returns:
     The folder and the config of every network.
 
   Raises:
-    ValueError: (or a subclass) for any problem with the input, or if the networks do not belong
-      together. `output` is unchanged then.
+    ValueError: for networks that do not fit, or other wrong input; `output` is unchanged then.
   """
   folder = pathlib.Path(output).expanduser().absolute()
   file_families = [rules.get(part.family) for part in parts]
@@ -88,18 +84,16 @@ def convert_parts(
     raise ConversionError(f'parts have the roles {", ".join(roles)}; each must have its own.')
   others = _other_networks(folder, model.name, roles)
   families.check_place(folder, model.name, {role: role for role in roles})
-  opened: dict[str, convert.Source] = {}
+  opened = {role: convert.open_source(part.family, hub.local(part.source),
+                                      allow_nonfinite=allow_nonfinite, **part.arguments)
+            for role, part in zip(roles, parts)}
   defaults: dict[str, Any] = {}
   for family, role, part in zip(file_families, roles, parts):
-    opened[role] = convert.open_source(part.family, hub.local(part.source),
-                                       allow_nonfinite=allow_nonfinite, **part.arguments)
     defaults |= _defaults(family, opened[role].network.config, role, part.sampling)
   networks = others | {role: source.network for role, source in opened.items()}
   if 'target' in networks:  # Raises an error for networks that do not belong together.
     model.build(families.Parts(folder.name, networks, {}))
-  for role, part in zip(roles, parts):
-    for line in opened[role].assumptions:
-      note(f'{part.family}: {line}')
+  _note_assumptions(parts, [opened[role] for role in roles], note)
   states = {role: opened[role].state_of(part.dtype) for role, part in zip(roles, parts)}
   with families.joining(folder, model.name, states, defaults) as new:
     for role, part in zip(roles, parts):
@@ -107,6 +101,13 @@ def convert_parts(
         opened.pop(role).write(new[role], dtype=part.dtype, progress=report,
                                allow_nonfinite=allow_nonfinite)
   return [(folder / role, networks[role].config) for role in roles]
+
+
+def _note_assumptions(parts: Sequence[Part], opened: Sequence[convert.Source],
+                      note: Callable[[str], None]) -> None:
+  for part, source in zip(parts, opened):
+    for line in source.assumptions:
+      note(f'{part.family}: {line}')
 
 
 class Whole(NamedTuple):
