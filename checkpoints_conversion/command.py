@@ -9,19 +9,28 @@ target, its image tokenizer, its drafters. `cspd_jax.load` opens the folder. A
 published folder, or the id of one on the Hugging Face Hub, is converted with all
 networks in it. A command that was stopped continues when it is repeated. Without
 --model the sizes are inferred from the shapes in the file, and other options specify
-what shapes do not determine. Invalid input ends with one message and exit code 2.
+what shapes do not determine; whatever is assumed instead is printed. Invalid input ends with one
+message and exit code 2.
 """
 
 import argparse
+import pathlib
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import logging
 
 from checkpoints_conversion import folder, rules
 from cspd_jax.checkpoints import paths, store
-from cspd_jax.core import exits, fields, progress
+from cspd_jax.cli import fields as flags
+from cspd_jax.core import exits, fields, progress, spelling
+from cspd_jax.families import folder as folder_lib
+
+# Names of other programs for flags of this one alone; see `spelling`.
+_ALIASES = {'input': 'source', 'checkpoint': 'source', 'ckpt': 'source'}
+# An example for models of words.
+_WORDS = 'a lighthouse at dusk'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     The exit code: 0, 2 after a message about the input, or 130 if the user interrupts it.
   """
   logging.set_verbosity(logging.WARNING)  # Orbax reports every step of a save.
-  return exits.code_of(lambda: _convert(_parser().parse_args(argv)))
+  words = sys.argv[1:] if argv is None else list(argv)
+  return exits.code_of(lambda: _convert(_parser().parse_args(words)), '--debug' in words)
 
 
 def _convert(arguments: argparse.Namespace) -> None:
@@ -59,18 +69,51 @@ def _convert(arguments: argparse.Namespace) -> None:
            for name, source in whole.sources.items()] or [requested]
   converted = folder.convert_parts(
       parts, arguments.output, allow_nonfinite=arguments.allow_nonfinite,
+      note=lambda line: print(line, flush=True),
       progress=lambda name: progress.bar(f'converting {name}', 'part'))
   for path, config in converted:
     print(f'{path}: {config}')
-  for name, files in whole.missing.items():
-    print(f'{arguments.source} has no {files[0]}, {rules.get(name).title}; add it with '
-          f'cspd-convert --family={name} --source=FILE --output={arguments.output}')
   if target and family.compare:
     print('\n'.join(family.compare(store.load(converted[-1][0]).params, target.params)))
+  if family.model is not None:
+    print('\n'.join(_next_steps(arguments.output)))
+
+
+def _next_steps(output: str) -> list[str]:
+  """Returns the command for every network that a model lacks, or the one that generates images."""
+  lines = []
+  for part in folder.missing_parts(output):
+    title = rules.get(part.families[0]).title if len(part.families) == 1 else 'the target'
+    command = flags.command_line('cspd-convert', family=part.families[0], source='FILE',
+                                 output=output)
+    others = f' (or --family={", ".join(part.families[1:])})' if part.families[1:] else ''
+    lines.append(f'Missing: {title}{f" ({part.file})" if part.file else ""}; next: '
+                 f'{command}{others}')
+  if lines:
+    return lines
+  path = pathlib.Path(output).expanduser()
+  parts = folder_lib.read(path)['parts']
+  labels = store.describe(path / parts['target']).metadata.get('labels') or ['0']
+  prompt = _WORDS if 'text' in parts else labels[0]
+  return [f'Next: {flags.command_line("cspd-generate", model=output, prompt=prompt)}']
 
 
 class _Parser(argparse.ArgumentParser):
   """A parser that raises its errors as ValueErrors of one sentence."""
+
+  def parse_args(self, *arguments: Any) -> argparse.Namespace:  # type: ignore[override]
+    """Parses words; the message for an unknown flag names the one that may be meant."""
+    result, others = self.parse_known_args(*arguments)
+    if not others:
+      return result
+    if not others[0].startswith('--'):
+      raise ValueError(f'{others[0]!r} is not a flag; see --help.')
+    name = others[0][2:].partition('=')[0]
+    names = [option[2:] for action in self._actions for option in action.option_strings
+             if option.startswith('--')]
+    near = _ALIASES.get(name) or spelling.nearest(name, names)
+    remedy = f'did you mean --{near}?' if near else f'flags are: {", ".join(names)}.'
+    raise ValueError(f'--{name} is not a flag; {remedy} See --help.')
 
   def error(self, message: str) -> NoReturn:
     raise ValueError(f'{message}; see --help.')
@@ -108,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
                       'Default: as published.')
   parser.add_argument('--allow_nonfinite', action='store_true',
                       help='Convert weights that are NaN or infinite, too.')
+  parser.add_argument('--debug', action='store_true', help='Print the traceback of an error.')
   return parser
 
 

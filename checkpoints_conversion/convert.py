@@ -1,7 +1,7 @@
 """The strict conversion of published tensors to the parameters of a network.
 
 Every published tensor must be used or be one of the family's leftovers, every parameter must be
-built, and every shape must fit; one error lists all problems.
+built, and every shape must fit; one error lists the problems of every kind.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -
     The parameters as host arrays, in the dtypes of the published ones.
 
   Raises:
-    ConversionError: naming every missing, unexpected or mis-shaped tensor.
+    ConversionError: with the missing, unexpected and mis-shaped tensors; see `weights.listed`.
   """
   parts = [group() for group in groups(family, config, tensors)]
   _, paths, treedef = _rules(family, config)
@@ -89,18 +89,18 @@ def groups(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor], *,
 
 
 def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> None:
-  """Raises ConversionError with every wrong name, shape and dtype of the tensors."""
+  """Raises ConversionError with the wrong names, shapes and dtypes of the tensors."""
   expected = published_shapes(family, config)
   shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()
             if name in expected or not re.fullmatch(family.leftovers, name)}
-  problems = [f'missing: {name} {expected[name]}' for name in expected if name not in shapes]
-  problems += [f'unexpected: {name} {shapes[name]}' for name in shapes if name not in expected]
-  problems += [f'mis-shaped: {name} is {shapes[name]}, the model needs {expected[name]}'
-               for name in expected if name in shapes and shapes[name] != expected[name]]
-  problems += [f'not floating-point: {name} is {tensors[name].dtype}'
-               for name in _floating(family, config)
-               if name in shapes and not jnp.issubdtype(tensors[name].dtype, np.floating)]
-  if problems:
+  if problems := weights.listed({
+      'missing': [f'{name} {expected[name]}' for name in expected if name not in shapes],
+      'unexpected': [f'{name} {shapes[name]}' for name in shapes if name not in expected],
+      'mis-shaped': [f'{name} is {shapes[name]}, the model needs {expected[name]}'
+                     for name in expected if name in shapes and shapes[name] != expected[name]],
+      'not floating-point': [
+          f'{name} is {tensors[name].dtype}' for name in _floating(family, config)
+          if name in shapes and not jnp.issubdtype(tensors[name].dtype, np.floating)]}):
     raise ConversionError(
         f'The tensors do not belong to this {family.kind} model ({config}):\n  ' +
         '\n  '.join(problems))
@@ -129,11 +129,14 @@ class Source(NamedTuple):
     network: the network as `store.describe` returns it.
     groups: build the parameters; see `groups`.
     state: JSON value on which the parameters depend.
+    assumptions: a line for every size that was neither in the file nor specified; see
+      `FileFamily.assumed`.
   """
 
   network: store.Loaded
   groups: list[weights.Group]
   state: Any
+  assumptions: tuple[str, ...] = ()
 
   def save(self, output: str | os.PathLike, *, dtype: Any = None, **options: Any) -> None:
     """Builds the parameters and saves the network; see `store.save_groups`."""
@@ -191,12 +194,13 @@ def open_source(
             else family_lib.infer(family, shapes, overrides, settings))
   _check_settings(family, config, settings)
   parameters = groups(family, config, content.tensors, allow_nonfinite=allow_nonfinite)
-  metadata = {'source': os.path.basename(os.path.abspath(source)), 'model': model,
-              'key': content.key, 'sha256': read_lib.sha256(source), 'converter': _VERSION,
-              **family.metadata(config)}
+  metadata = {'source': os.path.basename(os.path.abspath(source)), 'family': family.name,
+              'model': model, 'key': content.key, 'sha256': read_lib.sha256(source),
+              'converter': _VERSION, **family.metadata(config)}
   network = store.Loaded(family.kind, config, _template(family.kind, config), metadata)
   state = [__version__, family_name, dataclasses.asdict(config), metadata, allow_nonfinite]
-  return Source(network, parameters, state)
+  assumptions = () if model else tuple(family.assumed(config, {*settings, *overrides}))
+  return Source(network, parameters, state, assumptions)
 
 
 def convert_file(
@@ -206,6 +210,7 @@ def convert_file(
     *,
     dtype: Any = None,
     progress: Callable[[int, int], None] | None = None,
+    note: Callable[[str], None] = lambda line: None,
     allow_nonfinite: bool = False,
     **arguments: Any,
 ) -> Any:
@@ -219,6 +224,7 @@ def convert_file(
     output: the folder to write.
     dtype: the dtype to store; None preserves the published one.
     progress: called as `progress(done, total)`.
+    note: called with every line of `Source.assumptions`, before the conversion.
     allow_nonfinite: see `open_source`.
     **arguments: other arguments of `open_source`.
 
@@ -229,6 +235,8 @@ def convert_file(
     ValueError: (or a subclass) for any problem with the input.
   """
   opened = open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
+  for line in opened.assumptions:
+    note(line)
   opened.save(output, dtype=dtype, progress=progress, allow_nonfinite=allow_nonfinite)
   return opened.network.config
 

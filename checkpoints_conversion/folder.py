@@ -47,28 +47,27 @@ def convert_parts(
     *,
     progress: Callable[[str], contextlib.AbstractContextManager[Progress | None]] = (
         lambda name: contextlib.nullcontext()),
+    note: Callable[[str], None] = lambda line: None,
     allow_nonfinite: bool = False,
 ) -> list[tuple[pathlib.Path, Any]]:
   """Converts published files to networks of a model, all of them or none.
 
   Every file is opened and compared with the others before anything is written, and nothing is moved
-  into place before everything is written. If the process is killed, the next one with the same
-  parts continues its work.
+  into place before everything is written. After a kill the next call with the same parts continues.
 
   Args:
     parts: the files to convert, in this order: networks of one model family with different roles.
       A network that belongs to no model family becomes a folder of its own.
     output: folder of the model, new or not: older networks of the same roles are replaced.
-    progress: returns, for the file family of each part, a context with the function to call as it
-      is written.
+    progress: returns, for a file family, a context with the function to call as it is written.
+    note: called with every line of `FileFamily.assumed` before anything is written.
     allow_nonfinite: whether weights may be NaN or infinite.
 
   Returns:
     The folder and the config of every network.
 
   Raises:
-    ValueError: (or a subclass) for any problem with the input, or if the networks do not belong
-      together. `output` is unchanged then.
+    ValueError: for networks that do not fit, or other wrong input; `output` is unchanged then.
   """
   folder = pathlib.Path(output).expanduser().absolute()
   file_families = [rules.get(part.family) for part in parts]
@@ -78,22 +77,23 @@ def convert_parts(
                           'form a model; convert them one by one, into folders of their own.')
   if (name := names.pop()) is None:
     with progress(parts[0].family) as report:
-      return [_convert_alone(file_families[0], parts[0], folder, report, allow_nonfinite)]
+      return [_convert_alone(file_families[0], parts[0], folder, report, note, allow_nonfinite)]
   model = families.family.get(name)
   roles = [_role(family, model, part.role) for family, part in zip(file_families, parts)]
   if len(set(roles)) < len(roles):
     raise ConversionError(f'parts have the roles {", ".join(roles)}; each must have its own.')
   others = _other_networks(folder, model.name, roles)
   families.check_place(folder, model.name, {role: role for role in roles})
-  opened: dict[str, convert.Source] = {}
+  opened = {role: convert.open_source(part.family, hub.local(part.source),
+                                      allow_nonfinite=allow_nonfinite, **part.arguments)
+            for role, part in zip(roles, parts)}
   defaults: dict[str, Any] = {}
   for family, role, part in zip(file_families, roles, parts):
-    opened[role] = convert.open_source(part.family, hub.local(part.source),
-                                       allow_nonfinite=allow_nonfinite, **part.arguments)
     defaults |= _defaults(family, opened[role].network.config, role, part.sampling)
   networks = others | {role: source.network for role, source in opened.items()}
   if 'target' in networks:  # Raises an error for networks that do not belong together.
     model.build(families.Parts(folder.name, networks, {}))
+  _note_assumptions(parts, [opened[role] for role in roles], note)
   states = {role: opened[role].state_of(part.dtype) for role, part in zip(roles, parts)}
   with families.joining(folder, model.name, states, defaults) as new:
     for role, part in zip(roles, parts):
@@ -101,6 +101,13 @@ def convert_parts(
         opened.pop(role).write(new[role], dtype=part.dtype, progress=report,
                                allow_nonfinite=allow_nonfinite)
   return [(folder / role, networks[role].config) for role in roles]
+
+
+def _note_assumptions(parts: Sequence[Part], opened: Sequence[convert.Source],
+                      note: Callable[[str], None]) -> None:
+  for part, source in zip(parts, opened):
+    for line in source.assumptions:
+      note(f'{part.family}: {line}')
 
 
 class Whole(NamedTuple):
@@ -143,15 +150,45 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
   return Whole({family: file for family, file in sources.items() if file}, missing)
 
 
+class Missing(NamedTuple):
+  """A network that a model still needs.
+
+  Attributes:
+    families: the file families that hold it, one of them.
+    file: its published name; None if it has no fixed name.
+  """
+
+  families: list[str]
+  file: str | None
+
+
+def missing_parts(output: str | os.PathLike) -> list[Missing]:
+  """Lists the networks without which the model in a folder cannot turn prompts into images."""
+  folder = pathlib.Path(output).expanduser()
+  description = folder_lib.read(folder)
+  model, parts = families.family.get(description['family']), description['parts']
+  if 'target' not in parts:
+    return [Missing([family.name for family in rules.FAMILIES.values()
+                     if family.model == model.name and family.kind in model.roles['target']], None)]
+  target = store.describe(folder / parts['target'])
+  target_family = rules.FAMILIES.get(target.metadata.get('family', ''))
+  if target_family is None:  # Converted by an earlier version, or not converted.
+    return []
+  layout = target_family.layout(target.metadata.get('model'))
+  names = dict.fromkeys([*layout, *target_family.others(target.config)])
+  return [Missing([name], next(iter(layout.get(name, ())), None)) for name in names
+          if _role(rules.get(name), model, None) not in parts]
+
+
 def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progress: Progress | None,
-                   allow_nonfinite: bool) -> tuple[pathlib.Path, Any]:
+                   note: Callable[[str], None], allow_nonfinite: bool) -> tuple[pathlib.Path, Any]:
   """Converts a network that belongs to no model family."""
   if part.role or part.sampling:
     raise ConversionError(f'{family.title} does not belong to a model of cspd_jax; leave role and '
                           'sampling out.')
   return folder, convert.convert_file(
       part.family, hub.local(part.source), folder, dtype=part.dtype, progress=progress,
-      allow_nonfinite=allow_nonfinite, **part.arguments)
+      note=note, allow_nonfinite=allow_nonfinite, **part.arguments)
 
 
 def _role(family: FileFamily, model: families.Family, role: str | None) -> str:

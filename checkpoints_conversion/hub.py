@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from checkpoints_conversion import read
+from cspd_jax.core import packages
 
 
 def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
@@ -24,11 +25,12 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
   if path.exists() or not match or path.suffix in read.SUFFIXES:
     return path
   try:
-    import huggingface_hub
+    huggingface_hub = packages.load('huggingface_hub')
   except ImportError as error:
     raise read.ReadError(
-        f'source is {str(source)!r}: there is no such file, and to download it from the Hugging '
-        "Face Hub huggingface_hub must be installed: `pip install -e '.[hub]'`.") from error
+        f'source is {str(source)!r}: there is no such file, and a download from the Hugging Face '
+        f"Hub needs huggingface_hub, but {error}; run pip install -e '.[hub]' in the repository."
+    ) from error
   names = list(names) or ['.']
   inside = [name for name in names if name != '.' and not name.startswith('..')]
   patterns = [name if pathlib.PurePath(name).suffix else f'{name}/*' for name in inside]

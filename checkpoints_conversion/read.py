@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-import safetensors
 
 from checkpoints_conversion import tensors as tensors_lib
 from cspd_jax.checkpoints import paths, reading, weights
+from cspd_jax.core import packages
 
 # Endings of single files.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')
@@ -191,9 +191,10 @@ def sha256(path: str | os.PathLike) -> dict[str, str]:
 
 
 def _read_safetensors(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
+  library = tensors_lib.library()
   try:
     return tensors_lib.of_safetensors(path)
-  except safetensors.SafetensorError as error:
+  except library.SafetensorError as error:
     raise ReadError(f'{path} is not a complete safetensors file ({error}); {_REMEDY}.') from error
   except ValueError as error:
     raise ReadError(f'{path}: {error}.') from error
@@ -223,12 +224,13 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
 def _load_torch(path: pathlib.Path) -> Any:
   """Loads a PyTorch file of tensors and plain values, mapped if possible."""
   try:
-    import torch
+    torch = packages.load('torch')
   except ImportError as error:
     raise ReadError(
-        f'{path} is a PyTorch file and torch is not installed; the build for CPUs is enough: `pip '
-        'install torch --index-url https://download.pytorch.org/whl/cpu`. Or use the .safetensors '
-        'version of the file.') from error
+        f"{path} is a PyTorch file and {error}; run pip install -e '.[convert]' in the repository. "
+        'The build for CPUs is enough: `pip install torch --index-url '
+        'https://download.pytorch.org/whl/cpu`. Or use the .safetensors version of the file.'
+    ) from error
   try:
     # Training files store their command line, a plain namespace, next to the weights.
     with torch.serialization.safe_globals([argparse.Namespace]):

@@ -9,7 +9,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import safetensors
+
+from cspd_jax.core import packages
 
 # By their names in safetensors files.
 _DTYPES = {name: np.dtype(dtype) for name, dtype in {
@@ -48,11 +49,12 @@ def of_safetensors(path: pathlib.Path) -> dict[str, AnyTensor]:
   """Returns the tensors of a safetensors file by name; only the header is read.
 
   Raises:
-    safetensors.SafetensorError: if the file is damaged.
+    SafetensorError: of `library`, if the file is damaged.
     ValueError: naming a tensor of a dtype that is not supported.
+    ImportError: see `library`.
   """
   result: dict[str, AnyTensor] = {}
-  with safetensors.safe_open(path, 'numpy') as file:
+  with library().safe_open(path, 'numpy') as file:
     for name in list(file.keys()):  # A file cannot be iterated over in all versions.
       header = file.get_slice(name)
       if (dtype := header.get_dtype()) not in _DTYPES:
@@ -62,9 +64,22 @@ def of_safetensors(path: pathlib.Path) -> dict[str, AnyTensor]:
   return result
 
 
+def library() -> Any:
+  """Returns the package safetensors.
+
+  Raises:
+    ImportError: if it cannot be imported.
+  """
+  try:
+    return packages.load('safetensors')
+  except ImportError as error:
+    raise ImportError(f'.safetensors files need the package safetensors, but {error}; run pip '
+                      'install -U safetensors.') from error
+
+
 def _read_safetensor(path: pathlib.Path, name: str) -> np.ndarray:
   # Closing the file frees the pages of it that are in memory.
-  with safetensors.safe_open(path, 'numpy') as file:
+  with library().safe_open(path, 'numpy') as file:
     return file.get_tensor(name)
 
 

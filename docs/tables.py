@@ -30,7 +30,6 @@ _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL
 # The command whose report.json is kept under docs/reports, by its name there.
 REPORTS = {
     'compare_cpu': 'cspd-compare --all',
-    'compare_accelerator': 'cspd-compare --all',
     'compare_mar': 'cspd-compare --config=configs/compare/mar_demo.py --all',
     'kinds': 'python -m experiments.topologies --config=configs/kinds.py',
     'overhead': 'python -m experiments.overhead',
@@ -54,7 +53,6 @@ REPORTS = {
         "python -m experiments.compile_report --device=v5e --model=c2i_xl_256 "
         "--decoder='mc_sjd(window=16)'",
     'compiled_mar': 'python -m experiments.compile_report --model=mar_b --decoder=exact_head',
-    'rounds': 'python -m experiments.accelerator',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
     'quantized': 'python -m experiments.quantized',
@@ -67,8 +65,6 @@ REPORTS = {
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     'train_corrector':
         'cspd-train-drafter --config=configs/train/corrector_demo.py',
-    'train_demo': 'python -m experiments.train --config=configs/train/demo.py',
-    'train_mar_demo': 'python -m experiments.train --config=configs/train/mar_demo.py',
     'train_text_demo': 'python -m experiments.train --config=configs/train/text_demo.py',
 }
 
@@ -195,9 +191,6 @@ TABLES: dict[str, Table] = {
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('rounds', 'step_compression', 'accepted_length', 'one_token_rounds'),
         'ms per round': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'})),
-    'accelerator': Table('compare_accelerator', _of({
-        'decoder': '`{decoder}`', **_measured('rounds', 'step_compression'),
-        'ms per round': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'})),
     'compare_mar': Table('compare_mar', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('target_passes', 'draft_passes', 'head_calls', 'head_rows'),
@@ -229,7 +222,6 @@ TABLES: dict[str, Table] = {
     'compiled_xl': Table('compiled_xl', _own),
     'compiled_7b_batch': Table('compiled_7b_batch', _own),
     'compiled_xl_v5e': Table('compiled_xl_v5e', _own),
-    'rounds': Table('rounds', _own),
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](../pictures/uncertainty.png)')),
     'quantized': Table('quantized', _own),
@@ -243,8 +235,6 @@ TABLES: dict[str, Table] = {
     'train_corrector': Table('train_corrector', _of({
         'on held-out images': '{figure}', 'before': '{before:.3f}', 'after': '{after:.3f}'},
         _trained)),
-    'train_demo': Table('train_demo', _of(_TRAINED, _figures)),
-    'train_mar_demo': Table('train_mar_demo', _of(_TRAINED, _figures)),
     'train_text_demo': Table('train_text_demo', _of(_TRAINED, _figures)),
 }
 

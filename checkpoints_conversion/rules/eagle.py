@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -173,6 +173,17 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Eagle
       num_outputs=None if target is None else target.num_image_tokens)
 
 
+def _assumed(form: str, config: EagleConfig, specified: Collection[str]) -> list[str]:
+  """Returns the assumptions for a drafter of a form; see `FileFamily.assumed`."""
+  # The official drafter of LlamaGen has one base, and norms have the heads of the others.
+  fields = ('norm_eps',) if form == 'llamagen' else ('norm_eps', 'rope_base')
+  lines = family.assumed_heads(config, specified) if form == 'llamagen' else []
+  if values := [f'{name} {getattr(config, name)}' for name in fields if name not in specified]:
+    lines.append(f'assumed {" and ".join(values)}, as in the published drafters; a config.json '
+                 'next to the weights specifies others')
+  return lines
+
+
 def compare_embedding(params: Params, target_params: Params) -> dict[str, float]:
   """Compares a drafter's own token embedding with the tables of its target.
 
@@ -232,7 +243,7 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
       rules=functools.partial(rules, form=form, num_norm_shards=num_norm_shards),
       infer=functools.partial(infer, form), presets=_presets(form),
       options=family.IMAGE_SIZE | options, settings=functools.partial(read_settings, form),
-      model=model, compare=describe_embedding)
+      assumed=functools.partial(_assumed, form), model=model, compare=describe_embedding)
 
 
 LLAMAGEN = _family('llamagen', family.NUM_HEADS, model='llamagen')

@@ -3,7 +3,7 @@ Lumina-mGPT (arXiv 2408.02657), Anole (arXiv 2407.06135) and Emu3 (arXiv 2409.18
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from checkpoints_conversion.rules import base, early_fusion_settings, family, settings
@@ -173,6 +173,23 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Ear
       norm_eps=options.get('norm_eps', published.norm_eps))
 
 
+def _assumed(token_side: int, config: EarlyFusionConfig, specified: Collection[str]) -> list[str]:
+  """Returns the assumptions; see `FileFamily.assumed`.
+
+  Args:
+    token_side: pixels of a token along each side.
+    config: the model's sizes.
+    specified: the names of the options and settings.
+  """
+  lines = [] if config.qk_norm else family.assumed_heads(config, specified)
+  if not {'height', 'width'} <= set(specified):
+    lines.append(
+        f'assumed images of {config.height}x{config.width} tokens ({config.height * token_side}x'
+        f'{config.width * token_side} pixels); --height=ROWS --width=COLUMNS, or later '
+        'cspd-generate --grid=ROWSxCOLUMNS, specify others')
+  return lines
+
+
 def _sampling(options: Mapping[str, Any], config: EarlyFusionConfig) -> Mapping[str, Any]:
   del config
   return {'pictures': {'temperature': 1.0, 'top_p': 1.0, **options}}
@@ -191,7 +208,8 @@ def _chameleon(name: str) -> tuple[str, ...]:
 
 def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
             others: Mapping[str, tuple[str, ...]], *, fields: Mapping[str, settings.Table],
-            needed: Mapping[str, str], norm_rows: int | None = None) -> family.FileFamily:
+            needed: Mapping[str, str], token_side: int = 16, norm_rows: int | None = None,
+            ) -> family.FileFamily:
   return family.FileFamily(
       name=name, title=_title(presets[0]), kind='early_fusion',
       rules=functools.partial(rules, file_format=Format(norm_rows=norm_rows)),
@@ -200,7 +218,7 @@ def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
       variant=_variant, settings=functools.partial(settings.read, fields), needed=needed,
-      shares=_SHARES,
+      assumed=functools.partial(_assumed, token_side), shares=_SHARES,
       # The image tokenizer is another network; rotary tables are not weights.
       leftovers=r'(model\.)?vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
       model='early_fusion', sampling=functools.partial(_sampling, sampling),
@@ -225,4 +243,5 @@ EMU3 = _family(
     'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
     others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer'),
             'emu3_text': ('emu3.tiktoken',)},
-    fields=early_fusion_settings.EMU3, needed=early_fusion_settings.NEEDED_EMU3)
+    fields=early_fusion_settings.EMU3, needed=early_fusion_settings.NEEDED_EMU3,
+    token_side=8)

@@ -1,11 +1,12 @@
 """Families of published files, and the inference of sizes from shapes."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from checkpoints_conversion.rules.base import Rule
+from cspd_jax.core import exits
 
 Shapes = Mapping[str, tuple[int, ...]]
 # Sampling options and the decoder, as `cspd_jax.Model.defaults` has them.
@@ -16,7 +17,7 @@ IMAGE_SIZE = {'image_size': 'Side of the images in pixels.'}
 NUM_HEADS = {'num_heads': 'Attention heads, for sizes that were not published.'}
 
 
-class ConversionError(ValueError):
+class ConversionError(exits.ListedError):
   """Weights or options that do not fit; the message lists all problems."""
 
 
@@ -40,6 +41,9 @@ class FileFamily(NamedTuple):
     needed: fields of the config that shapes do not determine and that must be in the settings, be
       an option or follow from the name of a published model. By name, the published value in
       config.json; empty for options.
+    assumed: `(config, specified) ->` a line for every size that the shapes do not determine and
+      that is not in `specified`, the names of the options and settings: its value, and how to
+      specify another one.
     shares: what each file of a model-parallel checkpoint holds of a tensor, by a regular expression
       for its name; see `tensors.join`. Empty if no such checkpoints exist.
     prefer: the part of a file that holds the weights; see `read.read`.
@@ -50,6 +54,8 @@ class FileFamily(NamedTuple):
     layout: `model name or None ->` the networks in the folder of a whole model: by file family,
       possible paths relative to the folder, of which the first existing one is used. The first
       entry is the family itself. Empty if a folder is not a whole model.
+    others: `config ->` file families of further networks without which a target cannot turn prompts
+      into images, in addition to those in `layout`.
     compare: `(params, target_params) ->` lines on how a drafter fits its target; None for other
       networks.
   """
@@ -65,12 +71,14 @@ class FileFamily(NamedTuple):
   variant: Callable[[Shapes], Mapping[str, Any]] = lambda shapes: {}
   settings: Callable[[Mapping[str, Mapping[str, Any]]], Mapping[str, Any]] = lambda contents: {}
   needed: Mapping[str, str] = {}
+  assumed: Callable[[Any, Collection[str]], list[str]] = lambda config, specified: []
   shares: Mapping[str, str] = {}
   prefer: str | None = None
   model: str | None = None
   metadata: Callable[[Any], Mapping[str, Any]] = lambda config: {}
   sampling: Callable[[Any], Mapping[str, Defaults]] = lambda config: {}
   layout: Callable[[str | None], Mapping[str, tuple[str, ...]]] = lambda model: {}
+  others: Callable[[Any], Sequence[str]] = lambda config: ()
   compare: Callable[[Any, Any], list[str]] | None = None
 
 
@@ -157,6 +165,14 @@ def num_heads(options: Mapping[str, int], published: int | None, dim: int, size:
   if number < 1 or dim % number:
     raise ConversionError(f'num_heads is {number}; it must divide the width, {dim}.')
   return number
+
+
+def assumed_heads(config: Any, specified: Collection[str]) -> list[str]:
+  """Returns the assumption of `num_heads`; see `FileFamily.assumed`."""
+  if 'num_heads' in specified:
+    return []
+  return [f'assumed {config.num_heads} attention heads, as in the published models of width '
+          f'{config.dim}; --num_heads=N specifies another number']
 
 
 def tokens_per_side(options: Mapping[str, int], presets: Sequence[str]) -> int:

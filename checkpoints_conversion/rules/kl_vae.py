@@ -1,7 +1,7 @@
 """Variational autoencoders of latent diffusion (arXiv 2112.10752), such as MAR's KL-16."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from checkpoints_conversion.rules import base, blocks, family
 from cspd_jax.models.kl_vae import KLVAEConfig
@@ -26,6 +26,13 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> KLVAEConfig:
   return KLVAEConfig(z_channels=shape('post_quant_conv.weight', 4)[0], **sizes)
 
 
+def _assumed(config: KLVAEConfig, specified: Collection[str]) -> list[str]:
+  """Returns the assumption of the scale; see `FileFamily.assumed`."""
+  del specified
+  return [f'assumed latents with the scale {config.scale} of KL-16 (--model=kl_16), the only '
+          'supported one: with another autoencoder images have wrong colours']
+
+
 FAMILY = family.FileFamily(
     name='kl_vae', title=_TITLE, kind='kl_vae', rules=rules, infer=infer,
-    presets={'kl_16': KLVAEConfig()}, leftovers=r'loss\..*', model='mar')
+    presets={'kl_16': KLVAEConfig()}, assumed=_assumed, leftovers=r'loss\..*', model='mar')

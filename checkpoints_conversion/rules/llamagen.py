@@ -107,8 +107,14 @@ def layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
          if form == 't2i' else {})}
 
 
+def others(config: LlamaGenConfig) -> tuple[str, ...]:
+  """Returns the file families of the image tokenizer, and of what reads captions."""
+  return ('llamagen_vq', *(('t5', 't5_text') if config.conditioning == 'text' else ()))
+
+
 FAMILY = family.FileFamily(
     name='llamagen', title=_TITLE, kind='llamagen', rules=rules, infer=infer, presets=PRESETS,
-    options=family.IMAGE_SIZE | family.NUM_HEADS,
+    options=family.IMAGE_SIZE | family.NUM_HEADS, assumed=family.assumed_heads,
     leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
-    model='llamagen', metadata=metadata, sampling=sampling, layout=layout)
+    model='llamagen', metadata=metadata, sampling=sampling, layout=layout,
+    others=others)

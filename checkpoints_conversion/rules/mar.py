@@ -131,7 +131,7 @@ def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
 
 FAMILY = family.FileFamily(
     name='mar', title=_TITLE, kind='mar', rules=rules, infer=infer, presets=PRESETS,
-    options=family.NUM_HEADS,
+    options=family.NUM_HEADS, assumed=family.assumed_heads,
     # The published results use the averaged weights.
     prefer='model_ema', model='mar', metadata=metadata, sampling=sampling,
     layout=lambda model: {

@@ -13,7 +13,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -34,6 +34,8 @@ Group = Callable[[], Params]
 _GROUP = 64 << 20
 # Numbers that are checked at a time, and bytes of a file that are read at a time.
 _BLOCK = 1 << 20
+# Problems of a kind that a message names.
+_SHOWN = 10
 # Seconds that all threads of a failed save have to end.
 _PATIENCE = 10.0
 # Seconds without another error after which they count as ended.
@@ -182,22 +184,37 @@ def cast(params: Params, dtype: Any) -> Params:
 def differences(expected: Params, params: Params) -> list[str]:
   """Lists leaves that are missing, unexpected, or of another shape or kind of dtype.
 
-  Floating-point numbers may have any width.
+  Floating-point numbers may have any width. Returns the lines of `listed`.
   """
   wanted, actual = named(expected), named(params)
-  problems = [f'missing: {name} {tuple(wanted[name].shape)}'
-              for name in sorted(wanted.keys() - actual.keys())]
-  problems += [f'unexpected: {name} {tuple(actual[name].shape)}'
-               for name in sorted(actual.keys() - wanted.keys())]
+  shapes, dtypes = [], []
   for name in sorted(wanted.keys() & actual.keys()):
     leaf, like = actual[name], wanted[name]
     if tuple(leaf.shape) != tuple(like.shape):
-      problems.append(f'mis-shaped: {name} is {tuple(leaf.shape)}, the config requires '
-                      f'{tuple(like.shape)}')
+      shapes.append(f'{name} is {tuple(leaf.shape)}, the config requires {tuple(like.shape)}')
     elif leaf.dtype != like.dtype and not all(
         jnp.issubdtype(array.dtype, jnp.floating) for array in (leaf, like)):
-      problems.append(f'mis-typed: {name} is {leaf.dtype}, the config requires {like.dtype}')
-  return problems
+      dtypes.append(f'{name} is {leaf.dtype}, the config requires {like.dtype}')
+  return listed({
+      'missing': [f'{name} {tuple(wanted[name].shape)}'
+                  for name in sorted(wanted.keys() - actual.keys())],
+      'unexpected': [f'{name} {tuple(actual[name].shape)}'
+                     for name in sorted(actual.keys() - wanted.keys())],
+      'mis-shaped': shapes, 'mis-typed': dtypes})
+
+
+def listed(problems: Mapping[str, Sequence[str]]) -> list[str]:
+  """Returns a line for each of the first problems of every kind, and one with the number of others.
+
+  Args:
+    problems: by kind, such as 'missing'.
+  """
+  lines: list[str] = []
+  for kind, group in problems.items():
+    lines += [f'{kind}: {problem}' for problem in group[:_SHOWN]]
+    if (others := len(group) - _SHOWN) > 0:
+      lines.append(f'... and {others} more {kind}, {len(group)} in all')
+  return lines
 
 
 def check_finite(arrays: Params) -> None:

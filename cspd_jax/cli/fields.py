@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import inspect
 import re
+import shlex
 import textwrap
 import types
 import typing
@@ -205,6 +206,18 @@ def show(value: Any) -> str:
   if isinstance(value, tuple):
     return ','.join(map(show, value))
   return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def command_line(program: str, **flags: Any) -> str:
+  """Returns a command as it is typed in a shell.
+
+  Args:
+    program: its name.
+    **flags: values of its flags; None leaves a flag out.
+  """
+  words = [f'--{name}={shlex.quote(show(value))}' for name, value in flags.items()
+           if value is not None]
+  return ' '.join([program, *words])
 
 
 def _docs(kind: type) -> dict[str, str]:

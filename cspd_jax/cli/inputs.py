@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import cspd_jax
-from cspd_jax.cli import groups
+from cspd_jax.cli import fields, groups
 from cspd_jax.generation import prompts as prompts_lib
 
 _DTYPES = ('float32', 'bfloat16')
@@ -92,6 +93,22 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4, general: 
   return (prompts * math.ceil(count / len(prompts)))[:count], group.seed
 
 
+def next_command(program: str, config: Any, of: cspd_jax.Model, prompts: Sequence[Any],
+                 **flags: Any) -> str:
+  """Returns the command of another program for the model of a configuration.
+
+  Args:
+    program: its name.
+    config: a configuration with the fields `model` and `parts`.
+    of: the model.
+    prompts: the first of them becomes a flag if the model has no prompts of its own.
+    **flags: values of further flags; None leaves a flag out.
+  """
+  own = {} if of.prompts else {'prompt': prompts[0]}
+  return fields.command_line(
+      program, **{'model': config.model, **overrides(config.parts), **own, **flags})
+
+
 def _prompts(group: groups.Images, of: cspd_jax.Model, general: bool) -> list[Any]:
   """The specified prompts, once each."""
   if group.prompts is not None:
@@ -102,8 +119,8 @@ def _prompts(group: groups.Images, of: cspd_jax.Model, general: bool) -> list[An
   else:
     prompts = list(of.prompts) or (prompts_lib.general() if general else [])
     if not prompts:
-      raise ValueError(f'prompt is none, and model {of.name!r} has no prompts of its own; give '
-                       'prompt, or prompts.')
+      raise ValueError(f'prompt is none, and model {of.name!r} has no prompts of its own; pass '
+                       "--prompt='...', or --prompts=FILE.")
   if not prompts:
     raise ValueError('there is no prompt; give at least one.')
   of.condition(prompts)

@@ -18,11 +18,13 @@ import io
 import pathlib
 import re
 import sys
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
+import cspd_jax
 from cspd_jax import cli, sharding
 from cspd_jax.checkpoints import files, paths
 from cspd_jax.cli import groups, inputs
@@ -107,7 +109,17 @@ def main(config: Config) -> None:
   # A decoder and the image tokenizer; streamed images have a program for the prefill as well.
   with compiling.reported(2 if watch is None else 3), progress.bar('generating') as show:
     gallery.generate(dataclasses.asdict(config), show, watch)
-  print(f'Images and report.json are in {gallery.folder}.')
+  print(f'Images and report.json are in {gallery.folder}.\n{_next_step(config, model, prompts)}')
+
+
+def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str:
+  """The command that finds the fastest decoder, or that compares some if it cannot store one."""
+  tuned = isinstance(model.defaults.get('decoder'), Mapping)
+  fixed = config.model in cspd_jax.shipped() or inputs.overrides(config.parts)
+  if tuned or fixed or model.engine.name != 'discrete':
+    return f'Next: {inputs.next_command("cspd-compare", config, model, prompts)}'
+  return (f'Next: {inputs.next_command("cspd-tune", config, model, prompts)} stores the fastest '
+          'decoder for this machine.')
 
 
 def _unknown_words(gallery: Gallery) -> list[str]:

@@ -309,6 +309,18 @@ def run(config: Config) -> None:
     print(f'\nStored in {plan.place.folder} for {kind}: ' + ', '.join(
         f'{text} from {_images(size)} at once on'
         for size, text in defaults.different(decoders).items()) + '.')
+  print(_next_step(config, plan, decoders))
+
+
+def _next_step(config: Config, plan: Plan, decoders: Mapping[int, str]) -> str:
+  """The command that generates images with the choice."""
+  model, prompts = plan.bench.model, plan.bench.prompts
+  if plan.place is not None:
+    own: dict[str, Any] = {'model': str(plan.place.folder)}
+  else:
+    size, decoder = next(iter(decoders.items()))
+    own = {'decoder': decoder, 'batch_size': size}
+  return f'Next: {inputs.next_command("cspd-generate", config, model, prompts, **own)}'
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], size: int) -> list[int]:

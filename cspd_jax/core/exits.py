@@ -1,4 +1,4 @@
-"""Exit codes of programs, and one line on stderr for an error of the input."""
+"""Exit codes of programs, and one message on stderr for an error of the input."""
 
 import errno
 import os
@@ -9,15 +9,20 @@ import jax
 
 from cspd_jax.core import programs
 
-# Characters of a message that fit on a terminal.
-_MAX_LENGTH = 1500
+# Characters of a message that fit on a terminal, and of a list of problems.
+_MAX_LENGTH, _MAX_LIST = 1500, 8000
+
+
+class ListedError(ValueError):
+  """Invalid input whose message has several lines, such as one per problem."""
 
 
 def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
   """Runs a program and returns its exit code.
 
-  An error that the input or the machine causes ends with one line on stderr. Any other error is a
-  bug of the program and keeps its traceback. Output is discarded if the standard output is closed.
+  An error that the input or the machine causes ends with one line on stderr, a `ListedError` with
+  the lines of its message. Any other error is a bug of the program and keeps its traceback. Output
+  is discarded if the standard output is closed.
 
   Args:
     main: the program; returns its exit code, None for 0.
@@ -58,7 +63,12 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
 
 
 def _message(error: Exception) -> str | None:
-  """The message of an error in one line; None if the input is not the cause."""
+  """The message of an error in one line, or in several for a `ListedError`.
+
+  Returns None if the input is not the cause.
+  """
+  if isinstance(error, ListedError):
+    return _shortened('\n'.join(filter(None, map(str.rstrip, str(error).splitlines()))), _MAX_LIST)
   text = ' '.join(filter(None, map(str.strip, str(error).splitlines())))
   if isinstance(error, jax.errors.JaxRuntimeError) and not text.startswith('RESOURCE_EXHAUSTED'):
     return None
@@ -70,4 +80,8 @@ def _message(error: Exception) -> str | None:
                              ' (the system names no file; it may be the standard output)')
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
       text += '; free some space and repeat the command.'
-  return text if len(text) <= _MAX_LENGTH else f'{text[:_MAX_LENGTH]} ...'
+  return _shortened(text, _MAX_LENGTH)
+
+
+def _shortened(text: str, length: int) -> str:
+  return text if len(text) <= length else f'{text[:length]} ...'

@@ -8,7 +8,6 @@ import base64
 import contextlib
 import dataclasses
 import functools
-import importlib
 import itertools
 import json
 import unicodedata
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields, registry
+from cspd_jax.core import fields, packages, registry
 
 Params = Any
 _FIRST_SPECIAL = 151643
@@ -125,15 +124,14 @@ def import_package(name: str) -> Any:
   """Imports an optional package for text prompts.
 
   Raises:
-    ImportError: if it is not installed.
+    ImportError: if it is not installed, or its import fails in any way.
   """
   try:
-    return importlib.import_module(name)
+    return packages.load(name)
   except ImportError as error:
     raise ImportError(
-        f"Text prompts need the package {name}, which is not installed; run pip install -e "
-        "'.[text]' in the repository, or pass prompts as token ids, as docs/models.md shows."
-    ) from error
+        f"Text prompts need the package {name}, but {error}; run pip install -e '.[text]' in the "
+        'repository, or pass prompts as token ids, as docs/models.md shows.') from error
 
 
 class Vocabulary:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shlex
 from unittest import mock
 
 import jax
@@ -137,6 +138,9 @@ def test_writes_report_and_pictures(run):
   table = found.out[found.out.index('decoder  '):].splitlines()
   assert [line.split()[0] for line in table[2:4]] == names
   assert 'TV bound' not in found.out
+  fastest = min(rows.values(), key=lambda row: row['seconds_per_image'])
+  assert shlex.split(found.out.splitlines()[-1])[-1] == f'--decoder={fastest["specification"]}'
+  assert 'Next: cspd-generate --model=' in found.out
 
 
 @pytest.mark.slow

@@ -79,6 +79,7 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
     assert float(row['predicted_seconds']) == pytest.approx(
         float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / int(row['batch_size']))
     assert row['guarantee'] in ('exact', 'seed-exact') and row['decoder'] in found.out
+  assert found.out.endswith(f'Next: cspd-generate --model={own}\n')
   speedups = {(row['batch_size'], row['decoder']): float(row['speedup']) for row in rows}
   assert speedups['1', 'mc_sjd(window=3)'] == 2 and speedups['2', 'mc_sjd(window=3)'] == 0.5
   assert [table['title'] for table in report['tables']] == ['1 image at once', '2 images at once']
@@ -100,6 +101,8 @@ def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
   # Three images in two rows are a queue: two rows share its rounds and prefills.
   assert float(row['predicted_seconds']) == pytest.approx(
       float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / 2)
+  assert found.out.endswith(
+      f"Next: cspd-generate --model={folder} --decoder='seed_exact(window=3)' --batch_size=2\n")
   assert 'Stored' not in found.out and (folder / 'model.json').read_bytes() == before
 
 

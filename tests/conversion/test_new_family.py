@@ -78,12 +78,14 @@ def test_its_options_are_not_for_others(sources, capsys):
 def test_a_published_folder_is_a_whole_model(sources, capsys):
   arguments = ['--family=tiny', f'--source={sources}', '--rows=2', f'--output={sources}/beach']
   assert not command.main(arguments)
+  *_, line = capsys.readouterr().out.splitlines()
+  assert line == f'Next: cspd-generate --model={sources}/beach --prompt=0'
   assert cspd_jax.load(sources / 'beach').generate(['sea'], decoder='vanilla').images is not None
   (sources / 'palette.safetensors').unlink()
   capsys.readouterr()
   assert not command.main([*arguments[:-1], f'--output={sources}/sand'])
-  assert ('has no tokenizer/x.safetensors, a palette; add it with cspd-convert '
-          '--family=tiny_palette --source=FILE') in capsys.readouterr().out
+  assert ('Missing: a palette (tokenizer/x.safetensors); next: cspd-convert '
+          f'--family=tiny_palette --source=FILE --output={sources}/sand') in capsys.readouterr().out
   assert cspd_jax.load(sources / 'sand').tokenizer is None
   (sources / 'table.safetensors').unlink()
   assert command.main(arguments) == 2

@@ -67,6 +67,13 @@ def test_long_messages_are_cut(capsys):
   assert len(err) < 2000 and err.endswith(' ...\n')
 
 
+def test_lists_of_problems_keep_their_lines(capsys):
+  code, err = ended(capsys, exits.ListedError('2 problems:\n  x is 1\n\n  y is 2  \n'))
+  assert (code, err) == (2, 'error: 2 problems:\n  x is 1\n  y is 2\n')
+  _, err = ended(capsys, exits.ListedError('\n'.join(['x' * 80] * 1000)))
+  assert len(err) < 9000 and err.endswith(' ...\n')
+
+
 def test_a_pipe_that_nobody_reads():
   program = ('from cspd_jax.core import exits; import sys; '
              'sys.exit(exits.code_of(lambda: [print("x" * 100) for _ in range(10000)] and None))')

@@ -4,6 +4,7 @@ import configparser
 import functools
 import importlib
 import io
+import itertools
 import pathlib
 import re
 import shlex
@@ -220,3 +221,30 @@ def test_tests_that_pages_name_exist():
   text = ''.join(page.read_text() for page in pages.ROOT.glob('docs/**/*.md'))
   named = set(re.findall(r'\btests/[\w/]+\.py', text))
   assert named and [name for name in sorted(named) if not (pages.ROOT / name).is_file()] == []
+
+
+def _tables(page):
+  """Line numbers and lines of the tables of a page: rows without a line between them."""
+  text = re.sub(r'^```.*?^```$', lambda code: '\n' * code[0].count('\n'), page.read_text(),
+                flags=re.DOTALL | re.MULTILINE)
+  for is_table, lines in itertools.groupby(
+      enumerate(text.splitlines(), 1), lambda entry: entry[1].startswith('|')):
+    if is_table:
+      yield list(lines)
+
+
+@pytest.mark.parametrize('page', pages.PAGES, ids=pages.name)
+def test_tables_are_whole(page):
+  """A line between two rows would show the rest as text."""
+  for (number, head), *rows in _tables(page):
+    place = f'{pages.name(page)}:{number}'
+    assert rows and re.fullmatch(r'\|( :?-+:? \|)+', rows[0][1]), place
+    cells = len(re.findall(r'(?<!\\)\|', head))
+    for row, line in rows:
+      assert len(re.findall(r'(?<!\\)\|', line)) == cells, f'{pages.name(page)}:{row}'
+
+
+@pytest.mark.parametrize(
+    'page', [page for page in pages.PAGES if page.parent.name != 'papers'], ids=pages.name)
+def test_no_table_of_numbers_is_empty(page):
+  assert not re.findall(r'<!-- table: (\w+) -->\n<!-- /table -->', page.read_text())

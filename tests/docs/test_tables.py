@@ -1,5 +1,6 @@
 """Generated parts of the pages: they are what the reports and the code say."""
 
+import importlib.util
 import json
 import re
 
@@ -66,9 +67,9 @@ def test_tables_that_reports_bring_along(tmp_path, monkeypatch):
       tables=[dict(title='Table 1', columns=columns, rows=[1])])))
   assert '**Table 1**\n\n| gamma | speed |' in tables.generated('cspd')
   assert '| 8 | 2.0 |' in tables.generated('cspd') and '1.2' not in tables.generated('cspd')
-  (folder / 'train_demo.json').write_text(json.dumps(dict(
+  (folder / 'train_text_demo.json').write_text(json.dumps(dict(
       REPORT, rows=[dict(network='target', nll_bits=3.987, guided=dict(collision=0.25))])))
-  text = tables.generated('train_demo')
+  text = tables.generated('train_text_demo')
   assert '| target | nll bits | 3.987 |' in text and 'guided: collision | 0.25 |' in text
 
 
@@ -82,7 +83,19 @@ def test_unknown_tables_are_refused():
 def test_the_reference_has_every_named_decoder(name):
   entry = (engines.DISCRETE.table | engines.CONTINUOUS.table)[name]
   directive = rf'^::: {entry.build.__module__}\n    options: {{members: \[.*\b{name}\b.*\]}}$'
-  assert re.search(directive, (tables.ROOT / 'docs' / 'api.md').read_text(), re.MULTILINE)
+  pages = (page.read_text() for page in (tables.ROOT / 'docs' / 'api').glob('*.md'))
+  assert any(re.search(directive, page, re.MULTILINE) for page in pages)
+
+
+def test_every_package_has_a_page_of_the_reference():
+  documented = {}
+  for page in (tables.ROOT / 'docs' / 'api').glob('*.md'):
+    text = page.read_text()
+    package = re.match(r'# (.*)\n', text)[1]
+    for module in re.findall(r'^::: (\S+)', text, re.MULTILINE):
+      assert module.startswith(f'{package}.') and importlib.util.find_spec(module), module
+      assert documented.setdefault(module, page) == page
+  assert len(documented) > 50
 
 
 def test_names_are_unique_and_used():

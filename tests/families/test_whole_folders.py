@@ -58,6 +58,12 @@ def _size(png):
 def test_a_folder_becomes_pictures_by_two_commands(family, small, tmp_path, capsys):
   make, _, size = WHOLE[family]
   _convert(family, make(tmp_path / 'published'), tmp_path / 'model')
+  assert ("Next: cspd-generate --model=" f"{tmp_path}/model --prompt='a lighthouse at dusk'\n"
+          ) in capsys.readouterr().out
+  assert generate_command.main(
+      ['cspd-generate', f'--model={tmp_path}/model', f'--output={tmp_path}/out']) == 2
+  error = capsys.readouterr().err
+  assert error.count('\n') == 1 and "no prompts of its own; pass --prompt='...'" in error
   assert generate_command.main(
       ['cspd-generate', f'--model={tmp_path}/model', '--prompt=a cat', '--prompt=a dog, 中文',
        '--decoder=seed_exact(window=4)', f'--output={tmp_path}/out']) == 0
@@ -160,7 +166,7 @@ def test_names_too_many_and_too_few(refused):
     name = _norm(tensors)
     tensors[f'another.{name}'] = tensors.pop(name)
 
-  assert re.search(r' missing: .*norm.* unexpected: another\..*norm', refused(rename))
+  assert re.search(r'(?s)\n  missing: .*norm.*\n  unexpected: another\..*norm', refused(rename))
 
 
 @pytest.mark.parametrize('published, message', [

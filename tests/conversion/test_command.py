@@ -1,0 +1,209 @@
+"""What `cspd-convert` prints: what it assumes, what is missing, what comes next, and its errors."""
+
+import dataclasses
+import json
+import shlex
+import sys
+
+import pytest
+import safetensors.numpy
+
+from checkpoints_conversion import command, convert, read, rules
+from cspd_jax.commands import generate
+from cspd_jax.models import eagle, early_fusion, kl_vae, llamagen, mar, vq
+from tests.models import published
+
+_SMALL = dict(dim=16, num_layers=1, num_heads=2, ffn_dim=24)
+LLAMAGEN = llamagen.LlamaGenConfig(height=2, width=2, vocab_size=9, num_classes=3, **_SMALL)
+ANOLE = dataclasses.replace(early_fusion.PRESETS['anole_7b'], num_kv_heads=2, **_SMALL)
+EAGLE = eagle.EagleConfig(num_tokens=4, row_width=2, dim=16, num_heads=2, ffn_dim=24, vocab_size=9,
+                          own_embedding=True)
+CHAMELEON = eagle.EagleConfig('chameleon', 4, 2, dim=16, num_heads=2, ffn_dim=24, vocab_size=9,
+                              norm_eps=1e-5, own_embedding=True)
+MAR = mar.MARConfig(height=2, width=2, token_dim=4, dim=8, num_layers=1, num_heads=2,
+                    head_width=12, head_layers=1, num_classes=3, buffer_size=2)
+VQ = vq.VQConfig(ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=9, codebook_dim=2)
+KL_VAE = kl_vae.KLVAEConfig(ch_mult=(1,), num_res_blocks=1, z_channels=4)
+CHAMELEON_SETTINGS = {'rms_norm_eps': 1e-5, 'rope_theta': 10000.0, 'swin_norm': False}
+EMU3 = dataclasses.replace(early_fusion.PRESETS['emu3_gen_8b'], num_kv_heads=2, **_SMALL)
+EMU3_SETTINGS = {'rms_norm_eps': 1e-5, 'rope_theta': 1e6, 'num_attention_heads': 2}
+
+
+@pytest.fixture
+def source(tmp_path):
+  """Writes a published file of random numbers, and settings next to it."""
+  def write(family, config, settings=None):
+    shapes = convert.published_shapes(rules.get(family), config)
+    folder = tmp_path / family
+    folder.mkdir()
+    safetensors.numpy.save_file(published.weights(shapes, 0), folder / 'x.safetensors')
+    if settings is not None:
+      (folder / 'config.json').write_text(json.dumps(settings))
+    return folder / 'x.safetensors'
+
+  return write
+
+
+@pytest.fixture
+def run(capsys, tmp_path):
+  """Runs the command; returns its exit code and what it prints."""
+  def run(family, source, *words):
+    code = command.main([f'--family={family}', f'--source={source}', f'--output={tmp_path}/model',
+                         *words])
+    return code, *capsys.readouterr()
+
+  return run
+
+
+def _grid(text):
+  return (f'assumed images of {text}; --height=ROWS --width=COLUMNS, or later cspd-generate '
+          '--grid=ROWSxCOLUMNS, specify others')
+
+
+def _eagle(values):
+  return (f'assumed {values}, as in the published drafters; a config.json next to the weights '
+          'specifies others')
+
+
+@pytest.mark.parametrize('family, config, settings, options, lines', [
+    ('anole', ANOLE, CHAMELEON_SETTINGS, {}, [_grid('32x32 tokens (512x512 pixels)')]),
+    ('anole', ANOLE, CHAMELEON_SETTINGS, {'height': 4}, [_grid('4x32 tokens (64x512 pixels)')]),
+    ('anole', ANOLE, CHAMELEON_SETTINGS, {'height': 4, 'width': 4}, []),
+    ('emu3', EMU3, EMU3_SETTINGS, {}, [_grid('90x90 tokens (720x720 pixels)')]),
+    ('llamagen', LLAMAGEN, None, {'image_size': 32, 'num_heads': 2}, []),
+    ('eagle_llamagen', EAGLE, None, {'image_size': 32, 'num_heads': 2}, [_eagle('norm_eps 1e-06')]),
+    ('eagle_llamagen', EAGLE, {'rms_norm_eps': 1e-6}, {'image_size': 32, 'num_heads': 2}, []),
+    ('eagle_anole', CHAMELEON, None, {'image_size': 32},
+     [_eagle('norm_eps 1e-05 and rope_base 10000.0')]),
+    ('mar', MAR, None, {'num_heads': 2}, []),
+    ('kl_vae', KL_VAE, None, {}, [
+        'assumed latents with the scale 0.2325 of KL-16 (--model=kl_16), the only supported one: '
+        'with another autoencoder images have wrong colours']),
+    ('llamagen_vq', VQ, None, {}, [])])
+def test_what_neither_file_nor_user_specifies_is_named(
+    source, family, config, settings, options, lines):
+  opened = convert.open_source(family, source(family, config, settings), options=options)
+  assert list(opened.assumptions) == lines
+
+
+@pytest.mark.parametrize('family, config', [('llamagen', LLAMAGEN), ('mar', MAR)])
+def test_heads_of_a_published_width_are_named(source, monkeypatch, family, config):
+  """They are not in the weights."""
+  module = sys.modules[f'checkpoints_conversion.rules.{family}']
+  monkeypatch.setattr(module, 'PRESETS', {'small': config})
+  options = {'image_size': 32} if family == 'llamagen' else {}
+  opened = convert.open_source(family, source(family, config), options=options)
+  assert opened.network.config == config
+  assert opened.assumptions == (
+      f'assumed 2 attention heads, as in the published models of width {config.dim}; '
+      '--num_heads=N specifies another number',)
+
+
+def test_a_published_name_leaves_nothing_to_assume(source, monkeypatch):
+  monkeypatch.setitem(rules.FAMILIES, 'anole', rules.get('anole')._replace(
+      presets={'anole_7b': ANOLE}))
+  assert convert.open_source('anole', source('anole', ANOLE), model='anole_7b').assumptions == ()
+
+
+def test_assumptions_are_printed_before_the_files(source, run):
+  code, out, _ = run('anole', source('anole', ANOLE, CHAMELEON_SETTINGS))
+  first, second, *_ = out.splitlines()
+  assert code == 0 and first == f'anole: {_grid("32x32 tokens (512x512 pixels)")}'
+  assert 'model/target: EarlyFusionConfig' in second
+
+
+def test_image_sizes_of_lumina_mgpt_are_required(source, run, tmp_path):
+  """Its models of 512, 768 and 1024 pixels have the same shapes."""
+  config = dataclasses.replace(early_fusion.PRESETS['lumina_mgpt_7b_512'], num_kv_heads=2, **_SMALL)
+  code, out, err = run('lumina_mgpt', source('lumina_mgpt', config, CHAMELEON_SETTINGS))
+  assert code == 2 and not out and not (tmp_path / 'model').exists()
+  assert 'height, width cannot be inferred' in err and 'lumina_mgpt_7b_512' in err
+
+
+def _commands(out):
+  """The printed commands."""
+  return [shlex.split(line.partition('ext: ')[2]) for line in out.splitlines() if 'ext: ' in line]
+
+
+def test_the_end_names_what_is_missing_and_then_what_is_next(source, run, tmp_path, capsys):
+  output = f'--output={tmp_path}/model'
+  _, out, _ = run('llamagen_vq', source('llamagen_vq', VQ))
+  assert 'Missing: a LlamaGen transformer; next: ' in out
+  assert _commands(out) == [['cspd-convert', '--family=llamagen', '--source=FILE', output]]
+  options = ('--image_size=32', '--num_heads=2')
+  file = source('llamagen', LLAMAGEN)
+  code, out, _ = run('llamagen', file, *options)
+  assert code == 0 and _commands(out) == [
+      ['cspd-generate', f'--model={tmp_path}/model', '--prompt=0']]
+  assert generate.main([*_commands(out)[0], '--decoder=vanilla', '--guidance_scale=1',
+                        f'--output={tmp_path}/out']) == 0
+  assert 'Next: cspd-tune' in capsys.readouterr().out
+  _, out, _ = run('llamagen', file, *options, f'--output={tmp_path}/my model')
+  assert 'Missing: a LlamaGen image tokenizer; next: ' in out
+  assert _commands(out) == [
+      ['cspd-convert', '--family=llamagen_vq', '--source=FILE', f'--output={tmp_path}/my model']]
+
+
+def test_missing_parts_of_a_model_of_words(source, run):
+  config = dataclasses.replace(LLAMAGEN, conditioning='text', caption_dim=6)
+  _, out, _ = run('llamagen', source('llamagen', config), '--image_size=32', '--num_heads=2')
+  assert [words[1] for words in _commands(out)] == [
+      '--family=llamagen_vq', '--family=t5', '--family=t5_text']
+
+
+def test_targets_of_several_families_are_named(source, run):
+  _, out, _ = run('eagle_anole', source('eagle_anole', CHAMELEON), '--image_size=32')
+  line, = (line for line in out.splitlines() if line.startswith('Missing: the target'))
+  assert '--family=lumina_mgpt ' in line and line.endswith('(or --family=anole, emu3)')
+
+
+def test_problems_are_grouped_and_counted(source, run, tmp_path):
+  wide = dataclasses.replace(LLAMAGEN, num_layers=6)
+  file = source('llamagen', wide)
+  tensors = safetensors.numpy.load_file(file)
+  tensors = {name.replace('.w2.', '.down.').replace('.w3.', '.up.'): tensor
+             for name, tensor in tensors.items()}
+  tensors['norm.weight'] = tensors['norm.weight'][:-1].copy()
+  safetensors.numpy.save_file(tensors, file)
+  code, out, err = run('llamagen', file, '--image_size=32', '--num_heads=2')
+  head, *lines = err.splitlines()
+  assert code == 2 and not out and head.startswith('error: The tensors do not belong')
+  kinds = [line.split(':')[0].strip() for line in lines]
+  assert kinds == [
+      *['missing'] * 10, '... and 2 more missing, 12 in all',
+      *['unexpected'] * 10, '... and 2 more unexpected, 12 in all', 'mis-shaped']
+  assert not (tmp_path / 'model').exists()
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--outptu=x'], '--outptu is not a flag; did you mean --output? See --help.'),
+    (['--familly', 'mar'], 'did you mean --family?'), (['--ckpt=x'], 'did you mean --source?'),
+    (['--zzzzzz=1'], '--zzzzzz is not a flag; flags are: help, family, model, '),
+    (['stray'], "'stray' is not a flag; see --help.")])
+def test_flags_that_may_be_meant_are_named(capsys, words, message):
+  assert command.main(words) == 2
+  err = capsys.readouterr().err
+  assert err.startswith('error: ') and message in err and err.count('\n') == 1
+
+
+def test_a_traceback_is_printed_for_developers(tmp_path):
+  words = ['--family=mar', f'--source={tmp_path}/none.pt', f'--output={tmp_path}/model']
+  assert command.main(words) == 2
+  with pytest.raises(read.ReadError, match='there is no such file'):
+    command.main([*words, '--debug'])
+
+
+@pytest.mark.parametrize('name, source, extra', [
+    ('torch', 'x.pt', "'.[convert]'"), ('huggingface_hub', 'owner/name', "'.[hub]'"),
+    ('safetensors', 'x.safetensors', 'pip install -U safetensors')])
+def test_broken_packages_name_their_extra(run, tmp_path, monkeypatch, name, source, extra):
+  (tmp_path / 'x.pt').write_bytes(b'PK')
+  (tmp_path / 'x.safetensors').write_bytes(b'')
+  (tmp_path / f'{name}.py').write_text("raise OSError('wrong ELF class')")
+  monkeypatch.syspath_prepend(tmp_path)
+  for module in [*sys.modules]:
+    if module.split('.')[0] == name:
+      monkeypatch.delitem(sys.modules, module)
+  code, _, err = run('mar', source if '/' in source else tmp_path / source)
+  assert code == 2 and f'{name} cannot be imported (OSError: wrong ELF class)' in err
+  assert extra in err and err.count('\n') == 1
