@@ -122,8 +122,8 @@ def estimate(model: 'Model', specification: str | Spec, decoder: AnyDecoder, con
   """Estimates the memory of a decode from below.
 
   Counts what a round carries to the next one (caches, recorded probabilities, random state), and
-  the target's probabilities where the verifier reads them. Intermediate results are not counted;
-  models of continuous tokens, which have no cache, hardly need anything else.
+  the target's probabilities where the verifier reads them, but no intermediate results. Models of
+  continuous tokens have no cache and need much more than this estimate.
 
   Args:
     model: the model, which caches the bytes per image.
