@@ -109,6 +109,8 @@ class Estimate(NamedTuple):
 
   def most(self, batch_size: int) -> int:
     """Returns the most images, at most `batch_size`, that fit with a margin; at least 1."""
+    if self.fits(batch_size, _SHARE):  # Without images that wait, unlike fewer at once.
+      return max(batch_size, 1)
     low, high = 1, batch_size
     while low < high:
       middle = (low + high + 1) // 2
@@ -200,6 +202,8 @@ def check(model: 'Model', specification: str | Spec, needs: Estimate, batch_size
   """
   if needs.free is None or needs.fits(batch_size):
     return
+  if argument == 'prompts':
+    needs = needs._replace(queue=0)  # With fewer prompts, no image waits either.
   images = f'{batch_size} image{"s"[:batch_size != 1]}'
   subject = f'batch_size is {batch_size}' if argument == 'batch_size' else f'prompts has {images}'
   remedies = []
@@ -212,7 +216,7 @@ def check(model: 'Model', specification: str | Spec, needs: Estimate, batch_size
   raise ValueError(
       f'{subject}, but decoding {images} at once with {specification} needs at least '
       f'{_gigabytes(needs.needed(batch_size))} of memory, and {_gigabytes(needs.free)} are free on '
-      f'{model.device.device_kind}; {", or ".join(remedies) or "use a device with more memory"}.')
+      f'{_devices(model)[0].device_kind}; {", or ".join(remedies) or "use a device with more memory"}.')
 
 
 def _options(model: 'Model') -> list[str]:

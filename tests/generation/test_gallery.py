@@ -43,6 +43,7 @@ def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
 
   with pytest.raises(KeyboardInterrupt):
     first.generate({}, stop)
+  del first  # It holds the folder.
   free(50)
   assert Gallery(model, prompts, tmp_path / 'other', max_batch_size=4, **options
                  ).task.batch_size == 4
