@@ -216,7 +216,8 @@ def check(model: 'Model', specification: str | Spec, needs: Estimate, batch_size
   raise ValueError(
       f'{subject}, but decoding {images} at once with {specification} needs at least '
       f'{_gigabytes(needs.needed(batch_size))} of memory, and {_gigabytes(needs.free)} are free on '
-      f'{_devices(model)[0].device_kind}; {", or ".join(remedies) or "use a device with more memory"}.')
+      f'{_devices(model)[0].device_kind}; '
+      f'{", or ".join(remedies) or "use a device with more memory"}.')
 
 
 def _options(model: 'Model') -> list[str]:
