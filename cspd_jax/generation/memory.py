@@ -200,10 +200,10 @@ def check(model: 'Model', specification: str | Spec, needs: Estimate, batch_size
     batch_size: images decoded at once.
     argument: the argument that sets their number: 'batch_size' or 'prompts'.
   """
-  if needs.free is None or needs.fits(batch_size):
-    return
   if argument == 'prompts':
     needs = needs._replace(queue=0)  # With fewer prompts, no image waits either.
+  if needs.free is None or needs.fits(batch_size):
+    return
   images = f'{batch_size} image{"s"[:batch_size != 1]}'
   subject = f'batch_size is {batch_size}' if argument == 'batch_size' else f'prompts has {images}'
   remedies = []
