@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from checkpoints_conversion import rules
 from cspd_jax import families
 from cspd_jax.checkpoints import store
-from cspd_jax.measure import memory as memory_lib, tables
+from cspd_jax.generation import memory as memory_lib
+from cspd_jax.measure import tables
 
 # By the name of a page: the family of files with its target, and those with what belongs to it.
 _FILES: dict[str, tuple[str, tuple[str, ...]]] = {

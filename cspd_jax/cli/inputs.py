@@ -3,10 +3,12 @@
 import dataclasses
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import cspd_jax
+from cspd_jax import sharding
 from cspd_jax.cli import fields, groups
 from cspd_jax.generation import prompts as prompts_lib
 
@@ -55,6 +57,30 @@ def model(config: Any, **options: Any) -> cspd_jax.Model:
   """
   check_dtype(config)
   return cspd_jax.load(config.model, dtype=config.dtype, **overrides(config.parts), **options)
+
+
+def pair(name: str, text: str | None) -> tuple[int, int] | None:
+  """Parses two numbers such as '2x4'; None stays None.
+
+  Raises:
+    ValueError: for another text.
+  """
+  if text is None:
+    return None
+  match = re.fullmatch(r'(\d{1,6})x(\d{1,6})', text)
+  if not match:
+    raise ValueError(f'{name} is {text!r}; it must be two numbers, such as 2x4.')
+  return int(match[1]), int(match[2])
+
+
+def mesh(text: str | None) -> Any:
+  """Returns the mesh of a field such as '2x4'; None stays None.
+
+  Raises:
+    ValueError: for another text, or numbers of devices that are not available.
+  """
+  sizes = pair('mesh', text)
+  return sizes and sharding.make_mesh(*sizes)
 
 
 def images(group: groups.Images, of: cspd_jax.Model, default: int = 4, general: bool = False

@@ -150,6 +150,7 @@ def prepare(config: Any) -> Job:
   for name, specification in specifications.items():
     programs[name] = batches.BatchDecoder(model, specification, sampling)
     programs[name].check(condition, sampling)
+    programs[name].check_memory(condition, sampling, 1)
   return Job(model, programs, left_out, prompts, seed, sampling)
 
 

@@ -33,15 +33,15 @@ from cspd_jax.core import compiling, fields, progress
 from cspd_jax.generation import batches
 from cspd_jax.metrics import acceptance
 from cspd_jax.models import neighbours
-from cspd_jax.training import neighbours as training_lib
+from cspd_jax.training import neighbours as training_lib, samples
 from cspd_jax.training.neighbours import NeighboursTrainConfig
 
 # Decoders that are measured before and after, and distances that are printed.
 _BEFORE = 'mc_sjd(window={window})'
 _AFTER = 'corrected(by=neighbours, window={window}, tree=chain())'
 _DISTANCES = (1, 2, 3, 4, 6, 8, 12)
-# Samples the images where the model's default decoder is relaxed.
-_EXACT = 'mc_sjd'
+# Images sampled together, if memory suffices and nothing else is specified.
+_MOST_AT_ONCE = 16
 # Fewer images are not worth fitting to; a sixteenth of them, and at least 16, is held out.
 _FEWEST = 64
 
@@ -60,9 +60,11 @@ class Config:
     seed: seed of the images, the parameters and the order of training.
     sampling: sampling options.
     decoder: samples the images; None uses the model's default decoder, if that is exact.
-    batch_size: images sampled together.
+    batch_size: images sampled together; None for as many as fit in memory, at most 16.
     dtype: dtype of the model's parameters; None keeps that of the files.
     quantize: int8 stores the matrices of the target's layers as int8.
+    mesh: several devices to sample with, such as 2x4: two groups, each of which samples images of
+      its own with four devices that the model is sharded over. None uses one device.
     num_steps: optimiser steps at most.
     num_measured: images to measure on, before and after; 0 measures nothing.
     window: window of the measured decoders.
@@ -78,9 +80,10 @@ class Config:
   seed: int = 0
   sampling: groups.Sampling = groups.Sampling()
   decoder: str | None = None
-  batch_size: int = 16
+  batch_size: int | None = None
   dtype: Literal['float32', 'bfloat16'] | None = None
   quantize: Literal['int8'] | None = None
+  mesh: str | None = None
   num_steps: int = 1500
   num_measured: int = 16
   window: int = 32
@@ -100,14 +103,16 @@ class Job(NamedTuple):
     model: the model.
     prompts: prompts of the sampled images, one per image.
     sampling: the sampling options.
-    decoder: specification of the decoder that samples.
+    decoder: samples; None if `tokens` holds the images.
+    batch_size: images sampled or measured together, at most.
   """
 
   config: Config
   model: cspd_jax.Model
   prompts: list[Any]
   sampling: Any
-  decoder: Any
+  decoder: batches.BatchDecoder | None
+  batch_size: int
 
 
 def prepare(config: Config) -> Job:
@@ -116,7 +121,7 @@ def prepare(config: Config) -> Job:
   Raises:
     ValueError: for the first option that cannot work.
   """
-  model = cspd_jax.load(config.model, dtype=config.dtype, quantize=config.quantize)
+  model = _load(config)
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, whose tokens are continuous; give one of '
                      'discrete tokens.')
@@ -128,13 +133,22 @@ def prepare(config: Config) -> Job:
   images = groups.Images(config.prompt, config.prompts, config.num_images, config.seed)
   prompts, _ = inputs.images(images, model, general=True)
   sampling = model.sampling(**inputs.overrides(config.sampling))
-  decoder = model.specification(config.decoder, batch_size=config.batch_size)
-  guarantee = model.engine.guarantee(model.decoder(decoder))
-  if guarantee == 'relaxed' and config.decoder is not None:
+  if config.decoder is not None and model.engine.guarantee(
+      model.decoder(config.decoder)) == 'relaxed':
     raise ValueError(f'decoder is {config.decoder!r}, which is relaxed: a corrector learns from '
                      "images of the model's own distribution; give an exact decoder.")
-  return Job(config, model, prompts, sampling,
-             model.specification(_EXACT) if guarantee == 'relaxed' else decoder)
+  if config.tokens is not None:
+    return Job(config, model, prompts, sampling, None, config.batch_size or _MOST_AT_ONCE)
+  decoder, batch_size = samples.decoder(
+      model, model.condition(prompts), sampling, specification=config.decoder,
+      batch_size=config.batch_size, max_batch_size=_MOST_AT_ONCE, folder=_shards(config))
+  return Job(config, model, prompts, sampling, decoder, batch_size)
+
+
+def _load(config: Config, **parts: Any) -> cspd_jax.Model:
+  """Loads the model with the options of a configuration."""
+  return cspd_jax.load(config.model, dtype=config.dtype, quantize=config.quantize,
+                       sharding=inputs.mesh(config.mesh), **parts)
 
 
 def _check_output(config: Config) -> None:
@@ -162,6 +176,11 @@ def _workdir(config: Config) -> pathlib.Path:
   return paths.folder('workdir', config.workdir or pathlib.Path('runs', 'fit_corrector', name))
 
 
+def _shards(config: Config) -> pathlib.Path:
+  """The folder of finished batches."""
+  return _workdir(config) / 'tokens'
+
+
 def images(job: Job) -> tuple[np.ndarray, np.ndarray]:
   """Returns the images to fit to, tokens `[N, T]`, and held-out ones.
 
@@ -176,13 +195,13 @@ def images(job: Job) -> tuple[np.ndarray, np.ndarray]:
 def _sampled(job: Job) -> np.ndarray:
   """Samples the images that `workdir` does not hold yet."""
   folder = _workdir(job.config)
-  print(f'sampling {len(job.prompts)} images with {job.decoder}, {job.config.batch_size} at a '
-        f'time, into {folder}', flush=True)
+  assert job.decoder is not None
+  print(f'sampling {len(job.prompts)} images with {job.decoder.specification}, {job.batch_size} at '
+        f'a time, into {folder}', flush=True)
   with files.hold(folder), progress.bar('sampling') as show:
     decoded = batches.run(
-        job.model, job.decoder, job.prompts, seed=job.config.seed,
-        batch_size=job.config.batch_size, sampling=job.sampling, folder=folder / 'tokens',
-        progress=show)
+        job.model, job.decoder, job.prompts, seed=job.config.seed, batch_size=job.batch_size,
+        sampling=job.sampling, folder=_shards(job.config), progress=show)
   return np.asarray(decoded.tokens, np.int32)
 
 
@@ -204,9 +223,12 @@ def measure(job: Job, model: cspd_jax.Model, decoder: str) -> str:
   """Returns a decoder's tokens per forward pass and acceptance by distance, on other images."""
   config = job.config
   prompts = [job.prompts[i % len(job.prompts)] for i in range(config.num_measured)]
+  # The batch size of the sampler may be too large for this decoder.
+  decode, size = samples.decoder(
+      model, model.condition(prompts), job.sampling, specification=decoder.format(
+          window=config.window), max_batch_size=job.batch_size)
   decoded = batches.run(
-      model, decoder.format(window=config.window), prompts, seed=config.seed + 1,
-      batch_size=min(config.batch_size, config.num_measured), sampling=job.sampling)
+      model, decode, prompts, seed=config.seed + 1, batch_size=size, sampling=job.sampling)
   rates = acceptance.by_place(decoded)
   return (f'{acceptance.summarise(decoded).step_compression:.2f} tokens per forward pass; accepted '
           'at distance ' + ', '.join(f'{distance}: {rates[distance - 1]:.2f}'
@@ -245,8 +267,7 @@ def run(job: Job) -> None:
     families.save(config.model, job.model.family, {'neighbours': 'neighbours'})
   if config.num_measured:
     print('before:', measure(job, job.model, _BEFORE), flush=True)
-    fitted = cspd_jax.load(config.model, dtype=config.dtype, quantize=config.quantize,
-                           neighbours=folder)
+    fitted = _load(config, neighbours=folder)
     print('after: ', measure(job, fitted, _AFTER), flush=True)
   part = f', neighbours={str(folder)!r}' if config.output else ''
   print(f'Stored in {folder}. Next: cspd_jax.load({config.model!r}{part})'

@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import io
 import pathlib
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -25,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 import cspd_jax
-from cspd_jax import cli, sharding
+from cspd_jax import cli
 from cspd_jax.checkpoints import files, paths
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compiling, fields, progress
@@ -35,6 +34,8 @@ from cspd_jax.generation.gallery import Gallery
 _IMAGES = 8
 # The most prompts with warnings of their own.
 _WARNINGS = 5
+# Images decoded together, if memory suffices and nothing else is specified.
+_MOST_AT_ONCE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Config:
     prefix: an image file whose first rows are kept, while the rest is generated. A picture of
       another shape is scaled and cropped to its middle.
     rows: rows of tokens that are kept of the prefix; None keeps half of them.
-    batch_size: images decoded together.
+    batch_size: images decoded together; None for as many as fit in memory, at most 8.
     dtype: dtype of the parameters; None keeps that of the files.
     quantize: int8 stores the matrices of the target's layers as int8.
     grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
@@ -73,7 +74,7 @@ class Config:
   sampling: groups.Sampling = groups.Sampling()
   prefix: str | None = None
   rows: int | None = None
-  batch_size: int = 8
+  batch_size: int | None = None
   dtype: Literal['float32', 'bfloat16'] | None = None
   quantize: Literal['int8'] | None = None
   grid: str | None = None
@@ -92,14 +93,14 @@ def main(config: Config) -> None:
   if config.stream is not None and config.mesh is not None:
     raise ValueError(f'stream is {config.stream!r} and mesh is {config.mesh!r}; images of several '
                      'devices cannot be streamed, so leave one of them out.')
-  grid, mesh = _pair('grid', config.grid), _pair('mesh', config.mesh)
-  model = inputs.model(config, quantize=config.quantize, grid=grid,
-                       sharding=mesh and sharding.make_mesh(*mesh))
+  model = inputs.model(config, quantize=config.quantize, grid=inputs.pair('grid', config.grid),
+                       sharding=inputs.mesh(config.mesh))
   prompts, seed = inputs.images(config.images, model, _IMAGES)
   gallery = Gallery(
       model, prompts, config.output, seed=seed, decoder=config.decoder,
-      batch_size=config.batch_size, prefix=config.prefix, rows=config.rows, npz=config.npz,
-      overwrite=config.overwrite, **inputs.overrides(config.sampling))
+      batch_size=config.batch_size, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix,
+      rows=config.rows, npz=config.npz, overwrite=config.overwrite,
+      **inputs.overrides(config.sampling))
   watch = None
   if config.stream is not None:
     watch = functools.partial(_show, paths.file('stream', config.stream))
@@ -131,20 +132,6 @@ def _unknown_words(gallery: Gallery) -> list[str]:
   more = len(lines) - _WARNINGS
   return lines if more <= 0 else [
       *lines[:_WARNINGS], f'warning: {more} more prompts have words that the model does not know']
-
-
-def _pair(name: str, text: str | None) -> tuple[int, int] | None:
-  """Parses two numbers such as '2x4'.
-
-  Raises:
-    ValueError: for another text.
-  """
-  if text is None:
-    return None
-  match = re.fullmatch(r'(\d{1,6})x(\d{1,6})', text)
-  if not match:
-    raise ValueError(f'{name} is {text!r}; it must be two numbers, such as 2x4.')
-  return int(match[1]), int(match[2])
 
 
 def _show(path: pathlib.Path, images: np.ndarray) -> None:

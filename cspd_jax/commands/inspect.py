@@ -20,8 +20,9 @@ from cspd_jax import cli, families
 from cspd_jax.cli import inputs
 from cspd_jax.core import fields
 from cspd_jax.decoding.tree import chain
+from cspd_jax.generation import memory
 from cspd_jax.generation.report import Report
-from cspd_jax.measure import memory, tables
+from cspd_jax.measure import tables
 
 _NETWORKS = {'network': '{network}', 'parameters': '{parameters:,}', 'GB': '{gigabytes:.3f}'}
 _ROUNDS = {'tokens per round': '{window}', 'GB read': '{gigabytes:.3f}', 'GFLOPs': '{gflops:.1f}',

@@ -23,7 +23,7 @@ from absl import logging
 import cspd_jax
 from cspd_jax import cli, families
 from cspd_jax.checkpoints import files, paths, store
-from cspd_jax.cli import training
+from cspd_jax.cli import inputs, training
 from cspd_jax.core import fields
 from cspd_jax.generation import report as report_lib
 from cspd_jax.training import corrector_recipe, drafter_recipe, loop, smoke
@@ -55,6 +55,9 @@ class Flags:
     workdir: folder of the images, checkpoints, metrics and the report; None uses
       runs/train_drafter/ and the names of model and kind.
     output: folder of the trained network; None uses output in the work folder.
+    mesh: several devices to sample with, such as 2x4: two groups, each of which samples images of
+      its own with four devices that the model is sharded over. None uses one device, as training
+      does in any case.
     dtype: dtype of the stored network.
   """
 
@@ -67,6 +70,7 @@ class Flags:
   smoke: bool = False
   workdir: str | None = None
   output: str | None = None
+  mesh: str | None = None
   dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
 
   def __post_init__(self):
@@ -119,6 +123,19 @@ def override(recipe: Recipe, flags: Flags) -> Recipe:
   return smoke.smoke(recipe) if flags.smoke else recipe
 
 
+def sample(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> None:
+  """Samples the images of a recipe that `workdir` does not hold yet.
+
+  Raises:
+    ValueError: if the drafter does not fit its model, or the folder holds another run.
+  """
+  module = _RECIPES[type(recipe)]
+  module.check(recipe, model)
+  with files.hold(workdir):
+    loop.remember(recipe, workdir)
+    module.sample(recipe, model, workdir)
+
+
 def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pathlib.Path,
         dtype: str) -> None:
   """Trains in `workdir` or resumes, and writes the report and the network.
@@ -152,10 +169,16 @@ def main(recipe: Any, flags: Flags) -> None:
   store.check_place(output)
   report_lib.check(workdir)
   training.log_progress()
-  model = cspd_jax.load(name, dtype='float32')
+  mesh = inputs.mesh(flags.mesh)
+  model = cspd_jax.load(name, dtype='float32', sharding=mesh)
   recipe = recipe_for(model, name, role) if recipe is None else dataclasses.replace(
       recipe, target=name)
-  run(override(recipe, flags), model, workdir, output, flags.dtype)
+  recipe = override(recipe, flags)
+  if mesh is not None:
+    sample(recipe, model, workdir)
+    del model  # Its parameters leave the devices before those for the training are loaded.
+    model = cspd_jax.load(name, dtype='float32')
+  run(recipe, model, workdir, output, flags.dtype)
   print(f'Stored in {output}. Next: cspd_jax.load({name!r}, {role}={str(output)!r})')
 
 

@@ -27,7 +27,7 @@ from cspd_jax.checkpoints.store import CheckpointError
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compiling, fields
 from cspd_jax.families import tuned
-from cspd_jax.generation import defaults
+from cspd_jax.generation import batches, defaults
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import rows as rows_lib, tables, tuning
 from cspd_jax.measure.bench import Bench
@@ -135,6 +135,9 @@ def prepare(config: Config) -> Plan:
   prompts, seed = inputs.images(config.images, model)
   bench = Bench(model, prompts, seed=seed,
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
+  # Candidates need hardly more memory than the baseline: a cache with a few more slots.
+  baseline = batches.BatchDecoder(model, bench.baseline, bench.sampling)
+  baseline.check_memory(model.condition(prompts), bench.sampling, max(config.batch_size))
   return _candidates(config, bench)._replace(place=place)
 
 

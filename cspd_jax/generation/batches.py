@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax import sharding
 from cspd_jax.core import programs, random as random_lib
 from cspd_jax.core.spec import Spec
-from cspd_jax.generation import shards as shards_lib
+from cspd_jax.generation import memory, shards as shards_lib
 from cspd_jax.generation.engines import Options
 
 if TYPE_CHECKING:
@@ -63,11 +64,17 @@ def leading(results: Any, count: int) -> Any:
   return jax.tree.map(lambda leaf: leaf[:count], results)
 
 
+def rows(tree: Any, index: np.ndarray) -> Any:
+  """Returns the rows at `index` of all arrays of a tree; scalars do not change."""
+  return jax.tree.map(lambda leaf: leaf[index] if np.ndim(leaf) else leaf, tree)
+
+
 class BatchDecoder:
   """A decoder of a model bound to its parameters: `decode(condition, keys, sampling)`.
 
   It is compiled once per batch size and returns the decoder's result. The model caches the
-  compiled decoder for later instances with the same specification.
+  compiled decoder for later instances with the same specification. The images are divided over the
+  model's mesh.
 
   Attributes:
     decoder: the decoder without parameters.
@@ -88,14 +95,34 @@ class BatchDecoder:
     self.specification = model.specification(specification)
     guided = programs.is_guided(sampling)
     self.decoder = model.decoder(self.specification, guided=guided)
-    self._params, self._settled = model.params, model.engine.settled
+    self._model, self._params, self._settled = model, model.params, model.engine.settled
     self._draft_params = model.draft_params(self.specification)
+    mesh = model.mesh
+    self._function = self.decoder if mesh is None else sharding.over_images(self.decoder, mesh)
     self._jitted = programs.kept(
         model, (str(self.specification), guided), lambda: programs.jit(
-            self.decoder, label=str(self.specification)))
+            self._function, label=str(self.specification)))
 
   def __call__(self, condition: Any, row_keys: jax.Array, sampling: Options) -> Any:
-    return self._jitted(*self._arguments(condition, row_keys, sampling))
+    mesh, count = self._model.mesh, len(row_keys)
+    if mesh is None:
+      return self._jitted(*self._arguments(condition, row_keys, sampling))
+    # Every group of devices decodes the same number of images.
+    groups = mesh.shape[sharding.DATA]
+    index, _ = next(filled(count, -(-count // groups) * groups))
+    decoded = self._jitted(*self._arguments(*rows((condition, row_keys, sampling), index)))
+    return leading(sharding.gathered(decoded), count)
+
+  def estimate(self, condition: Any, sampling: Options) -> memory.Estimate:
+    """Estimates the memory that decoding needs; see `memory.estimate`."""
+    return memory.estimate(
+        self._model, self.specification, self.decoder, condition, self._settled(sampling),
+        self._draft_params)
+
+  def check_memory(self, condition: Any, sampling: Options, batch_size: int) -> None:
+    """Raises ValueError if decoding `batch_size` images at once does not fit in memory."""
+    memory.check(
+        self._model, self.specification, self.estimate(condition, sampling), batch_size)
 
   def check(self, condition: Any, sampling: Options) -> None:
     """Raises ValueError for values that the decoder does not support."""
@@ -104,7 +131,7 @@ class BatchDecoder:
   def compiled(self, condition: Any, row_keys: jax.Array, sampling: Options) -> programs.Compiled:
     """Returns the compiled program for arguments of these shapes, and its compilation time."""
     run_all, seconds = programs.compiled(
-        self.decoder, *self._arguments(condition, row_keys, sampling),
+        self._function, *self._arguments(condition, row_keys, sampling),
         label=str(self.specification))
     return programs.Compiled(lambda *arguments: run_all(*self._arguments(*arguments)), seconds)
 
@@ -122,7 +149,7 @@ def run(
     prompts: Any,
     *,
     seed: Any = 0,
-    batch_size: int = 16,
+    batch_size: int | None = 16,
     sampling: Options | None = None,
     folder: str | os.PathLike | None = None,
     progress: Progress | None = None,
@@ -135,8 +162,9 @@ def run(
       `(condition, keys, sampling) -> result` of a batch.
     prompts: one per image, as `model.condition` accepts them.
     seed: see `keys`.
-    batch_size: images that are decoded together. The last batch is filled up with repeated images,
-      so that one program is compiled.
+    batch_size: images that are decoded together; None for as many as fit in memory, or as the
+      run in `folder` has. The last batch is filled up with repeated images, so that one program is
+      compiled.
     sampling: options of `model.sampling`, each a number or one number per image; None uses the
       model's defaults.
     folder: where finished batches are stored, or None. It is created if necessary, and batches
@@ -148,8 +176,8 @@ def run(
     The decoder's results for all images, in the order of their prompts, as NumPy arrays.
 
   Raises:
-    ValueError: if there are no prompts, an option is not supported, the folder holds another run,
-      or the model returns no valid probabilities.
+    ValueError: if there are no prompts, an option is not supported, a batch does not fit in
+      memory, the folder holds another run, or the model returns no valid probabilities.
   """
   batches = [decoded for _, decoded in iterate(
       model, decoder, prompts, seed=seed, batch_size=batch_size, sampling=sampling, folder=folder,
@@ -163,7 +191,7 @@ def iterate(
     prompts: Any,
     *,
     seed: Any = 0,
-    batch_size: int = 16,
+    batch_size: int | None = 16,
     sampling: Options | None = None,
     folder: str | os.PathLike | None = None,
     progress: Progress | None = None,
@@ -184,15 +212,19 @@ def iterate(
     raise ValueError(f'sampling is {sampling!r:.80}; pass model.sampling(...), such as '
                      'model.sampling(temperature=0.9).')
   decode = decoder if callable(decoder) else BatchDecoder(model, decoder, options)
-  size = min(batch_size, count)
+  if batch_size is None and folder is not None:
+    batch_size = shards_lib.batch_size_of(folder)
+  size = count if batch_size is None else min(batch_size, count)
 
   def arguments(index):
-    pick = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
-    return jax.tree.map(pick, condition), keys(seed, index), jax.tree.map(pick, options)
+    return rows(condition, index), keys(seed, index), rows(options, index)
 
   shards = None
   if isinstance(decode, BatchDecoder):
     decode.check(condition, options)
+    if batch_size is None:
+      size = decode.estimate(condition, options).most(count)
+    decode.check_memory(condition, options, size)
     shards = folder and shards_lib.Shards(
         folder, shards_lib.settings(
             model, decode.specification, condition, seed, size, options, prompts),
@@ -215,11 +247,11 @@ def iterate(
     yield first, decoded
 
 
-def _check(count: int, seed: Any, batch_size: int) -> None:
+def _check(count: int, seed: Any, batch_size: int | None) -> None:
   """Raises ValueError for arguments of `run` that are not supported."""
   if not count:
     raise ValueError('prompts is empty; pass at least one.')
-  if batch_size < 1:
+  if batch_size is not None and batch_size < 1:
     raise ValueError(f'batch_size is {batch_size}; it must be at least 1.')
   if np.ndim(seed) and np.shape(seed) not in ((count,), (count, 2)):
     raise ValueError(f'seed has shape {np.shape(seed)}; it must be one integer, or one or two for '

@@ -29,15 +29,17 @@ class Gallery:
   """
 
   def __init__(self, model: Model, prompts: Any, folder: str | os.PathLike, *, seed: Any = 0,
-               batch_size: int = 16, npz: bool = False, overwrite: bool = False, **options):
+               batch_size: int | None = None, npz: bool = False, overwrite: bool = False,
+               **options):
     """Checks all arguments; nothing is compiled yet.
 
     Args:
       model: the model.
-      prompts: as for `model.generate`, and so are `seed` and `options`.
+      prompts: as for `generate.prepare`, and so are `seed` and `options`.
       folder: the output folder; it is created if necessary.
       seed: see `prompts`.
-      batch_size: images decoded at once.
+      batch_size: images decoded at once; None for as many as fit in memory, or as the interrupted
+        run in `folder` has.
       npz: also writes images.npz, all images as one uint8 array `[N, H, W, 3]` named `arr_0`, the
         format that FID tools read.
       overwrite: whether images of an earlier run in the folder are replaced.
@@ -46,6 +48,8 @@ class Gallery:
     Raises:
       ValueError: for anything that is not supported, by the name of the argument.
     """
+    if batch_size is None:
+      batch_size = shards.size_of_run(report_lib.unfinished_run(folder))
     self.task = generate_lib.prepare(model, prompts, seed=seed, batch_size=batch_size, **options)
     self.names = [results_lib.file_name(i, title, image_seed)
                   for i, (title, (image_seed, _)) in enumerate(
@@ -53,7 +57,8 @@ class Gallery:
     self._size = self.task.batch_size
     self._npz = npz
     run = shards.settings(
-        model, self.task.specification, self.task.condition, self.task.seeds, batch_size,
+        model, self.task.specification, self.task.condition, self.task.seeds,
+        self._size if batch_size is None else batch_size,
         self.task.sampling, prompts_lib.listed(prompts))
     if self.task.prefix_length:
       # The key under which interrupted runs have stored it.
@@ -65,7 +70,8 @@ class Gallery:
   def headline(self) -> str:
     """One line that describes the task."""
     count = len(self.names)
-    return (f'{count} image{"s"[:count != 1]} with {self.task.specification}; model '
+    at_once = f', {self._size} at once' if self._size < count else ''
+    return (f'{count} image{"s"[:count != 1]} with {self.task.specification}{at_once}; model '
             f'{self.task.model.name}')
 
   @property

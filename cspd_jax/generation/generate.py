@@ -20,7 +20,7 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import prefix as prefix_lib, refill
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.generation import batches, prompts as prompts_lib
+from cspd_jax.generation import batches, memory, prompts as prompts_lib
 from cspd_jax.generation.engines import AnyDecoder, Options
 from cspd_jax.generation.prefix import tokens as prefix_tokens
 from cspd_jax.generation.results import Generated, Partial
@@ -85,6 +85,16 @@ class Task(NamedTuple):
       sampling = prefix_lib.sampling(sampling, self.prefix_length)
     return self.model.engine.settled(sampling)
 
+  def estimate(self) -> memory.Estimate:
+    """Estimates the memory that decoding needs."""
+    decoder = self.decoder
+    refills = isinstance(decoder, Decoder) and decoder.drafter.tree.num_nodes > 0
+    return memory.estimate(
+        self.model, self.specification, decoder, self.condition, self.options(),
+        self.model.draft_params(self.specification),
+        prefix_length=self.prefix_length,
+        queue=len(self.titles) if refills and self.model.mesh is None else 0)
+
   def checked(self, decoded: Any) -> Any:
     """Returns the decoder's result; raises ValueError, by title and seed, for invalid images."""
     self.model.engine.check_result(decoded, [
@@ -138,8 +148,8 @@ def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
     prefix: the first rows of the images, which are then completed: tokens, an image or its path;
       see `generation.prefix.tokens`. With every decoder, the other tokens are conditioned on them.
     rows: how many rows of tokens of `prefix` are used.
-    batch_size: images decoded at once; all if None. With more images than that, a row that is
-      complete starts the next one; see `finished`.
+    batch_size: images decoded at once; if None, as many as fit in the memory of the device. With
+      more images than that, a row that is complete starts the next one; see `finished`.
     progress: True shows a progress bar and the compiled programs on stderr; or a function, called
       with the number of finished images and the number of all images.
     **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
@@ -149,7 +159,8 @@ def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
     The images with their tokens, settings and statistics.
 
   Raises:
-    ValueError: for anything that is not supported, by the name of the argument.
+    ValueError: for anything that is not supported, by the name of the argument, or if the images
+      of a batch do not fit in memory.
   """
   if not (progress is None or isinstance(progress, bool) or callable(progress)):
     raise ValueError(f'progress is {progress!r:.80}; it must be True for a progress bar, or a '
@@ -248,7 +259,7 @@ def stream(model: 'Model', prompts: Any = None, *, seed: Any = 0,
   if 'batch_size' in options:
     raise ValueError(f"batch_size is {options['batch_size']!r}, but all images of a stream are "
                      'decoded at once; leave it out.')
-  task = prepare(model, prompts, seed=seed, decoder=decoder, **options)
+  task = prepare(model, prompts, seed=seed, decoder=decoder, all_at_once=True, **options)
   return snapshots(task, int(every))
 
 
@@ -289,21 +300,33 @@ def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
 
 
 def prepare(model: 'Model', prompts: Any = None, *, seed: Any = 0,
-            decoder: str | Spec | None = None, batch_size: int | None = None, prefix: Any = None,
+            decoder: str | Spec | None = None, batch_size: int | None = None,
+            max_batch_size: int | None = None, all_at_once: bool = False, prefix: Any = None,
             rows: int | None = None, **options) -> Task:
   """Checks all arguments of `generate`; nothing is compiled.
 
+  Args:
+    model: see `generate`, also for arguments that are not listed.
+    prompts: see `model`.
+    seed: see `model`.
+    decoder: see `model`.
+    batch_size: images decoded at once; None selects as many as fit in memory.
+    max_batch_size: the most that None selects; None for no limit.
+    all_at_once: whether all images are decoded together, in place of `batch_size`.
+    prefix: see `model`.
+    rows: see `model`.
+    **options: see `model`.
+
   Raises:
-    ValueError: for anything that is not supported, by the name of the argument.
+    ValueError: for anything that is not supported, by the name of the argument, or if the images
+      of a batch do not fit in memory.
   """
   engine = model.engine
   overrides = {name: value for name, value in options.items() if name in engine.options._fields}
   sampling = model.sampling(**overrides)
   prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
   condition, titles = model.condition(prompts), model.conditions.titles(prompts)
-  batch_size = _batch_size(batch_size, len(titles))
-  specification = model.specification(decoder, batch_size=batch_size, **{
-      name: value for name, value in options.items() if name not in overrides})
+  parameters = {name: value for name, value in options.items() if name not in overrides}
   numbered = prompts_lib.seeds(seed, len(titles))
   for name, value in sampling._asdict().items():
     if np.shape(value) not in ((), (len(titles),)):
@@ -315,13 +338,26 @@ def prepare(model: 'Model', prompts: Any = None, *, seed: Any = 0,
     prefix_length, condition = first.shape[1], prefix_lib.Prefixed(condition, first)
     if isinstance(sampling, Warp):
       prefix_lib.sampling(sampling, prefix_length)  # Raises for options that a prefix excludes.
-  built = model.decoder(specification, guided=guided, prefix_length=prefix_length)
-  built.check(condition, sampling)
+
+  unknown_words = _unknown_words(model, prompts, len(titles))
+
+  def task_of(size: int) -> Task:
+    specification = model.specification(decoder, batch_size=size, **parameters)
+    built = model.decoder(specification, guided=guided, prefix_length=prefix_length)
+    built.check(condition, sampling)
+    return Task(model, specification, built, guided, condition, titles, unknown_words, numbered,
+                sampling, size, prefix_length)
+
+  size = _batch_size(batch_size, max_batch_size, len(titles))
+  if batch_size is None and not all_at_once:
+    task, _ = memory.fit(task_of, Task.estimate, size)
+  else:
+    task = task_of(size)
   if model.tokenizer is None:
     model.pixels(None)  # Raises the error that names the missing tokenizer.
-  return Task(model, specification, built, guided, condition, titles,
-              _unknown_words(model, prompts, len(titles)), numbered, sampling, batch_size,
-              prefix_length)
+  memory.check(model, task.specification, task.estimate(), task.batch_size,
+               'prompts' if all_at_once else 'batch_size')
+  return task
 
 
 def _unknown_words(model: 'Model', prompts: Any, count: int) -> list[list[str]]:
@@ -332,10 +368,10 @@ def _unknown_words(model: 'Model', prompts: Any, count: int) -> list[list[str]]:
   return [words[prompt] for prompt in prompts]
 
 
-def _batch_size(batch_size: Any, count: int) -> int:
-  """Returns how many of `count` images are decoded at once; raises ValueError for another type."""
+def _batch_size(batch_size: Any, max_batch_size: int | None, count: int) -> int:
+  """Returns the most of `count` images to decode at once; raises ValueError for another type."""
   if batch_size is None:
-    return count
+    return count if max_batch_size is None else min(max_batch_size, count)
   if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
     raise ValueError(f'batch_size is {batch_size!r}; it must be a whole number, at least 1.')
   return min(int(batch_size), count)

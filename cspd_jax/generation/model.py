@@ -129,6 +129,8 @@ class Model:
   mesh: jax.sharding.Mesh | None = None
   # Compiled programs, the newest last; see `core.programs.kept`.
   programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
+  # Bytes per image of decoders; see `generation.memory.estimate`.
+  estimates: dict[Hashable, float] = dataclasses.field(default_factory=dict, init=False)
 
   @property
   def num_tokens(self) -> int:

@@ -123,6 +123,11 @@ def check(folder: str | os.PathLike, names: Sequence[str] = ()) -> None:
   _check(paths.folder('workdir', folder), names, None, True)
 
 
+def unfinished_run(folder: str | os.PathLike) -> pathlib.Path:
+  """Returns the file with the settings of the interrupted run of a folder, if it exists."""
+  return pathlib.Path(folder) / _UNFINISHED / _RUN
+
+
 def machine() -> dict[str, Any]:
   """Returns the device and the software versions that measurements depend on."""
   return dict(

@@ -81,6 +81,20 @@ class Shards:
     return self._folder / f'batch_{first:07d}.npz'
 
 
+def batch_size_of(folder: str | os.PathLike) -> int | None:
+  """Returns the batch size of the run in a folder; None without a run."""
+  return size_of_run(pathlib.Path(folder) / _SETTINGS)
+
+
+def size_of_run(path: pathlib.Path) -> int | None:
+  """Returns the batch size that a file with the settings of a run records; None without one."""
+  if not path.is_file():
+    return None
+  run = reading.json(path, 'use another folder', kind=object)
+  size = run.get('batch_size') if isinstance(run, dict) else None
+  return size if type(size) is int and size >= 1 else None
+
+
 def settings(model: 'Model', specification: Spec, condition: Any, seed: Any, batch_size: int,
              sampling: Options, prompts: Any = None) -> dict[str, Any]:
   """Returns the settings that determine the results of a run.

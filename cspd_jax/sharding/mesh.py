@@ -108,6 +108,13 @@ def over_images(decode: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
   return run
 
 
+def least(value: float) -> float:
+  """Returns the smallest of the numbers of all processes of `jax.distributed`."""
+  if jax.process_count() == 1:
+    return value
+  return float(np.min(multihost_utils.process_allgather(np.float32(value))))
+
+
 def gathered(tree: Any) -> Any:
   """Returns whole arrays as NumPy arrays, in every process of `jax.distributed`."""
   if jax.process_count() == 1:

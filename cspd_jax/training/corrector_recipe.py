@@ -19,7 +19,7 @@ from cspd_jax.core import fields
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.generation import batches
+from cspd_jax.generation import batches, memory
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
 from cspd_jax.training import (
@@ -36,7 +36,7 @@ from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.windows import Windows
 
 Params = Any
-# Images per decoded batch.
+# The most images per decoded batch.
 _DECODE_BATCH = 64
 
 
@@ -134,18 +134,39 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
     return Windows(*(arrays[name] for name in Windows._fields)), indices
   decoder, conditions = _decoder(recipe, model), model.condition(prompts)
   key = jax.random.key(recipe.seed + (split != 'train'))
+  sampling = Warp(guidance_scale=recipe.guidance_scale)
+  needs = memory.estimate(
+      model, f'windows of {recipe.decoder}', windows.recording(decoder), conditions,
+      model.engine.settled(sampling), model.draft_params(recipe.decoder))
+  batch_size = needs.most(min(_DECODE_BATCH, count))
+  memory.check(model, recipe.decoder, needs, batch_size)
   parts: list[Windows] = []
   programs: dict[str, Callable] = {}
-  for batch, size in batches.filled(count, min(_DECODE_BATCH, count)):
+  for batch, size in batches.filled(count, batch_size):
     recording = windows.record(
         decoder, model.params, samples.select(conditions, indices[batch]),
-        jax.random.fold_in(key, batch[0]), Warp(guidance_scale=recipe.guidance_scale),
-        model.draft_params(recipe.decoder), programs)
+        batches.keys(key, batch), sampling, model.draft_params(recipe.decoder), programs)
     parts.append(Windows(*(field[:size] for field in recording)))
     logging.info('windows of %s: %d of %d images', split, batch[size - 1] + 1, count)
   result = windows.concatenate(parts)
   files.write_arrays(path, result._asdict())
   return result, indices
+
+
+def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None:
+  """Samples the images that `workdir` does not hold yet, and records their windows."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  for split in ('train', 'held_out'):
+    recorded(recipe, model, split, workdir)
+  _plain_images(recipe, model, workdir)
+
+
+def _plain_images(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
+                  ) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the tokens `[N, T]` of whole images and the index `[N]` of every image's prompt."""
+  return samples.cached(
+      workdir / 'tokens.npz', model, recipe.prompts, recipe.num_plain_images,
+      jax.random.key(recipe.seed + 2), Warp(guidance_scale=recipe.guidance_scale))
 
 
 def init(recipe: CorrectorRecipe, model: Model) -> Params:
@@ -178,10 +199,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
                 ) -> Params:
   """Trains on whole images in `workdir` or continues; returns the average of the parameters."""
   optimizer, teacher = recipe.plain, drafter_recipe.teacher(model)
-  sampling = Warp(guidance_scale=recipe.guidance_scale)
-  tokens, indices = samples.cached(
-      workdir / 'tokens.npz', model, recipe.prompts, recipe.num_plain_images,
-      jax.random.key(recipe.seed + 2), sampling)
+  tokens, indices = _plain_images(recipe, model, workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
 
   def batch_of(index):

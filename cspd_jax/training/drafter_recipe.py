@@ -151,6 +151,13 @@ def images(
                         Warp(guidance_scale=recipe.guidance_scale))
 
 
+def sample(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path) -> None:
+  """Samples the images of all splits that `workdir` does not hold yet."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  for split in ('train', 'held_out'):
+    images(recipe, model, split, workdir)
+
+
 def _read(recipe: DrafterRecipe, model: Model, num_prompts: int) -> tuple[np.ndarray, np.ndarray]:
   """Reads images and the indices of their prompts from a file; raises ValueError if they differ."""
   count = recipe.num_train_images + recipe.num_held_out_images

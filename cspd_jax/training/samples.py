@@ -1,19 +1,23 @@
 """Images sampled from a target, the training data of its drafters and correctors."""
 
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 
 from cspd_jax.checkpoints import files, reading
-from cspd_jax.generation import batches, prompts as prompts_lib
+from cspd_jax.core import progress
+from cspd_jax.core.spec import Spec
+from cspd_jax.generation import batches, memory, prompts as prompts_lib, shards
 from cspd_jax.generation.model import Model
 
-# Images per batch.
+# The most images per batch.
 _BATCH = 64
+# The decoder where the model's default one is relaxed.
+_EXACT = 'mc_sjd'
 
 
 def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
@@ -29,8 +33,45 @@ def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
   return model.prompts if len(model.prompts) else prompts_lib.general()
 
 
-def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Any
-            ) -> tuple[np.ndarray, np.ndarray]:
+def decoder(model: Model, condition: Any, sampling: Any, *, specification: str | Spec | None = None,
+            batch_size: int | None = None, max_batch_size: int = _BATCH,
+            folder: str | os.PathLike | None = None) -> tuple[batches.BatchDecoder, int]:
+  """Returns a decoder that samples images, and its batch size.
+
+  Args:
+    model: a model of discrete tokens.
+    condition: of all images.
+    sampling: sampling options, a `Warp`.
+    specification: of the decoder; None uses the model's default if that is exact, or `mc_sjd`.
+    batch_size: images per batch; None uses that of the run in `folder`, or as many as fit in
+      memory.
+    max_batch_size: the most that None selects.
+    folder: of a run that may have been interrupted, or None.
+
+  Raises:
+    ValueError: for invalid sampling options, or if a batch does not fit in memory.
+  """
+  if batch_size is None and folder is not None:
+    batch_size = shards.batch_size_of(folder)
+
+  def build(size):
+    chosen = model.specification(specification, batch_size=size)
+    if specification is None and model.engine.guarantee(model.decoder(chosen)) == 'relaxed':
+      chosen = model.specification(_EXACT)
+    return batches.BatchDecoder(model, chosen, sampling)
+
+  size = min(batch_size or max_batch_size, len(jax.tree.leaves(condition)[0]))
+  if batch_size is None:
+    decode, size = memory.fit(build, lambda built: built.estimate(condition, sampling), size)
+  else:
+    decode = build(size)
+  decode.check(condition, sampling)
+  decode.check_memory(condition, sampling, size)
+  return decode, size
+
+
+def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Any,
+            folder: str | os.PathLike | None = None) -> tuple[np.ndarray, np.ndarray]:
   """Samples images, with the prompts in turn.
 
   Args:
@@ -39,39 +80,37 @@ def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampl
     count: number of images.
     key: random key.
     sampling: sampling options, a `Warp`.
+    folder: where finished batches are stored, so that an interrupted call can be repeated; or None.
 
   Returns:
     Tokens `[N, T]` and the index `[N]` of every image's prompt, int32.
 
   Raises:
-    ValueError: for invalid sampling options.
+    ValueError: for invalid sampling options, a folder of another run, or if not even one image
+      fits in memory.
   """
   texts = prompts_of(model, prompts)
   indices = np.arange(count, dtype=np.int32) % len(texts)
-  conditions = model.condition(texts)
-  decoder = model.decoder('vanilla', guided=True)
-  decoder.check(conditions, sampling)
-  decode = jax.jit(decoder)
-  parts = []
-  for batch, size in batches.filled(count, min(_BATCH, count)):
-    decoded = decode(model.params, select(conditions, indices[batch]),
-                     jax.random.fold_in(key, batch[0]), sampling)
-    parts.append(np.asarray(decoded.tokens)[:size])
-    logging.info('images: %d of %d', batch[size - 1] + 1, count)
-  return np.concatenate(parts), indices
+  every = [texts[i % len(texts)] for i in range(count)]
+  decode, size = decoder(model, model.condition(every), sampling, folder=folder)
+  with progress.bar('sampling') as show:
+    decoded = batches.run(model, decode, every, seed=key, batch_size=size, sampling=sampling,
+                          folder=folder, progress=show)
+  return np.asarray(decoded.tokens, np.int32), indices
 
 
 def cached(path: pathlib.Path, model: Model, prompts: str | None, count: int, key: jax.Array,
            sampling: Any) -> tuple[np.ndarray, np.ndarray]:
   """Reads the images of a file; if it does not hold `count` images, samples and stores them first.
 
-  Further arguments and result as for `sampled`.
+  Finished batches are stored in the folder next to the file, without its suffix, so that an
+  interrupted call can be repeated. Further arguments and result as for `sampled`.
   """
   if path.exists():
     stored = reading.arrays(path, files.REMAKE, needed=('tokens', 'labels'))
     if stored['tokens'].shape == (count, model.num_tokens) and stored['labels'].shape == (count,):
       return stored['tokens'], stored['labels']
-  tokens, indices = sampled(model, prompts, count, key, sampling)
+  tokens, indices = sampled(model, prompts, count, key, sampling, path.with_suffix(''))
   files.write_arrays(path, dict(tokens=tokens, labels=indices))
   return tokens, indices
 

@@ -1,10 +1,13 @@
 """The program that fits a corrector: what it refuses, what it stores."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import cspd_jax
 from cspd_jax.commands import fit_corrector
+from cspd_jax.generation import memory
 from tests.experiments import models as models_lib
 
 
@@ -38,6 +41,7 @@ def _fit(capsys, *words):
     (['--tokens={tmp}/zip.npz'], 'cannot be'), (['--tokens={tmp}/plain.npy'], 'cannot be'),
     (['--tokens={tmp}/empty.npz'], 'cannot be'),
     (['--model={tmp}/target'], 'the folder of a target alone'),
+    (['--mesh=9x9'], 'which requires 81 devices'), (['--mesh=two'], "mesh is 'two'"),
     (['--guidance_scale=nan'], 'guidance_scale is nan'),
     (['--tokens={tmp}/few.npz'], 'holds int64[3, 16]; it must hold at least 64 images of 16'),
     (['--tokens={tmp}/others.npz'], 'whole numbers from 0 to 15')])
@@ -45,6 +49,18 @@ def test_what_is_refused(models, capsys, words, message):
   code, out, err = _fit(
       capsys, f'--model={models}/model', *(word.format(tmp=models) for word in words))
   assert code == 2 and not out and message in err and err.count('\n') == 1
+
+
+def test_the_batch_size_is_what_fits(models, tmp_path, monkeypatch):
+  config = fit_corrector.Config(
+      f'{models}/model', num_images=64, output=f'{tmp_path}/new', workdir=f'{tmp_path}/work')
+  job = fit_corrector.prepare(config)
+  assert job.batch_size == 16
+  per_image = job.decoder.estimate(job.model.condition(job.prompts), job.sampling).per_image
+  monkeypatch.setattr(memory, 'free', lambda devices: 5 * per_image)
+  assert fit_corrector.prepare(config).batch_size == 3
+  with pytest.raises(ValueError, match='batch_size is 16, but .*; pass batch_size=3 or less, or'):
+    fit_corrector.prepare(dataclasses.replace(config, batch_size=16))
 
 
 @pytest.mark.slow
@@ -65,7 +81,7 @@ def test_it_samples_images(models, capsys, tmp_path):
   output = tmp_path / 'neighbours'
   code, out, err = _fit(
       capsys, f'--model={models}/alone', '--num_images=64', f'--output={output}',
-      f'--workdir={tmp_path}/work')
+      f'--workdir={tmp_path}/work', '--mesh=1x1')
   assert code == 0, err
   assert f"neighbours={str(output)!r}).generate(decoder='corrected(by=neighbours)')" in out
   assert 'neighbours' not in cspd_jax.load(models / 'alone').drafts

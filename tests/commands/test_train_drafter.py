@@ -40,6 +40,20 @@ def test_a_trained_drafter_drafts(models, tmp_path, capsys, kind, decoder):
   assert _train(capsys, *words[:-1], f'--output={tmp_path}/again')[0] == 0
 
 
+@pytest.mark.parametrize('kind', ['eagle', 'corrector'])
+@pytest.mark.slow
+def test_a_mesh_samples_the_same_images(models, tmp_path, capsys, kind):
+  for name, words in (('alone', []), ('mesh', ['--mesh=1x1'])):
+    code, _, err = _train(capsys, f'--model={models}/model', f'--kind={kind}', *words,
+                          f'--workdir={tmp_path}/{name}', f'--output={tmp_path}/of_{name}')
+    assert code == 0, err
+  for path in (tmp_path / 'alone').glob('*.npz'):
+    with np.load(path) as alone, np.load(tmp_path / 'mesh' / path.name) as divided:
+      np.testing.assert_array_equal(alone['tokens'], divided['tokens'])
+  code, _, err = _train(capsys, f'--model={models}/model', '--mesh=2', f'--workdir={tmp_path}/no')
+  assert code == 2 and "mesh is '2'; it must be two numbers" in err
+
+
 @pytest.mark.parametrize('model', [
     'c2i_b_256', 't2i_xl_256', 'lumina_mgpt_7b_768', 'anole_7b', 'emu3_gen_8b'])
 def test_sizes_fit_every_published_model(model):

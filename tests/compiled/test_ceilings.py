@@ -8,7 +8,7 @@ import functools
 import pytest
 
 from cspd_jax import families
-from cspd_jax.measure import memory
+from cspd_jax.generation import memory
 from experiments.costs import predicted
 from tests.compiled import compilers
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import decoders
-from cspd_jax.generation import batches
+from cspd_jax.generation import batches, memory
 from tests.measure import tiny
 
 PROMPTS = [0, 2, 1, 1, 0]
@@ -142,3 +142,19 @@ def test_wrong_input(model, options, words):
   options = dict(decoder='sjd', prompts=PROMPTS) | options
   with pytest.raises(ValueError, match=words):
     batches.run(model, options.pop('decoder'), options.pop('prompts'), **options)
+
+
+def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeypatch):
+  decode, sampling = batches.BatchDecoder(model, 'sjd', model.sampling()), model.sampling()
+  per_image = decode.estimate(model.condition(PROMPTS), sampling).per_image
+  free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
+  free(3)
+  progress = []
+  found = batches.run(model, 'sjd', PROMPTS, seed=7, batch_size=None, folder=tmp_path / 'run',
+                      progress=lambda *numbers: progress.append(numbers))
+  assert tiny.rows(found) == tiny.rows(one_by_one) and progress == [(2, 5), (4, 5), (5, 5)]
+  with pytest.raises(ValueError, match='batch_size is 4, but .*; pass batch_size=2 or less, or'):
+    batches.run(model, 'sjd', PROMPTS, batch_size=4)
+  free(50)  # The folder determines the batch size of its run.
+  again = batches.run(model, 'sjd', PROMPTS, seed=7, batch_size=None, folder=tmp_path / 'run')
+  assert tiny.rows(again) == tiny.rows(one_by_one)

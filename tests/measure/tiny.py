@@ -20,6 +20,8 @@ class TinyModel:
   table: Any = None
   name: str = 'tiny'
   programs: dict = dataclasses.field(default_factory=dict)
+  estimates: dict = dataclasses.field(default_factory=dict)
+  mesh: Any = None
   engine: Any = engines.DISCRETE
 
   @property

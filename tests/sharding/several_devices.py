@@ -15,7 +15,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import families, sharding
 from cspd_jax.checkpoints import store
-from cspd_jax.generation import generate
+from cspd_jax.generation import batches, generate
 from cspd_jax.models import eagle, llamagen
 
 _COLLECTIVE = re.compile(
@@ -73,6 +73,11 @@ def main(count, shapes):
       for decoder in DECODERS[:count]:
         last, runs[decoder] = decoded(model, decoder)
         task = task or last
+      if name in (None, (2, 2)):  # Batches of two: the last image fills a batch alone.
+        runs['batches'] = batches.run(
+            model, DECODERS[0], [0, 1, 2], seed=5, batch_size=2).tokens.tolist()
+        runs['one'] = batches.run(
+            model, DECODERS[0], [0, 1, 2], seed=5, batch_size=1).tokens.tolist()
       if mesh is not None:
         query = model.params['transformer']['layers_0']['query']
         runs['part'] = query.addressable_shards[0].data.shape[1]

@@ -1,0 +1,322 @@
+"""Memory of parameters, caches and decoding, computed from shapes and dtypes alone.
+
+Nothing is allocated or compiled, so models that were only described (`families.describe`) work too.
+An `Estimate` compares what a decode needs with what is free on the device, before it compiles.
+"""
+
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from cspd_jax import sharding
+from cspd_jax.checkpoints.int8 import Int8
+from cspd_jax.core import programs, random as random_lib
+from cspd_jax.core.spec import Spec
+from cspd_jax.decoding import refill
+from cspd_jax.decoding.base import Condition, Params, Target
+from cspd_jax.decoding.loop import Decoder
+from cspd_jax.generation.engines import AnyDecoder
+
+if TYPE_CHECKING:
+  from cspd_jax.generation.model import Model
+
+Built = TypeVar('Built')
+
+# The part of the free memory that a batch size is chosen for. The rest is for intermediate results
+# of a round, which took up to a quarter of the estimate with small models and less with large ones.
+_SHARE = 0.75
+# Where Linux reports the memory of the machine and of control groups.
+_MEMINFO, _GROUPS = pathlib.Path('/proc/meminfo'), pathlib.Path('/sys/fs/cgroup')
+_OWN_GROUPS = pathlib.Path('/proc/self/cgroup')
+# Files of a control group: limit, usage, and the names of reclaimable pages in memory.stat.
+_FILES = (('memory.max', 'memory.current', ('inactive_file', 'active_file')),
+          ('memory.limit_in_bytes', 'memory.usage_in_bytes',
+           ('total_inactive_file', 'total_active_file')))
+
+
+def size(tree: Any) -> float:
+  """Returns the bytes of all leaves of a tree, such as a model's parameters.
+
+  Args:
+    tree: arrays or `jax.ShapeDtypeStruct`s.
+  """
+  return float(sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+                   for leaf in jax.tree.leaves(tree)))
+
+
+def cache_size(target: Target, params: Params, condition: Condition, num_slots: int) -> float:
+  """Returns the bytes of a target's cache.
+
+  Args:
+    target: the model; with guidance, its cache holds both streams.
+    params: its parameters, arrays or shapes.
+    condition: of `B` images, arrays or shapes. The cache holds its tokens too.
+    num_slots: image tokens that the cache has room for.
+  """
+  return size(jax.eval_shape(
+      lambda params, condition: target.prefill(params, condition, num_slots)[2],
+      params, condition))
+
+
+def live_cache(model: 'Model', guided: bool, condition: Condition) -> float:
+  """Returns the bytes of the cache that a round reads on average over an image.
+
+  That is the part for the condition and half of the image's tokens. It is 0 for models of
+  continuous tokens, which have no cache.
+
+  Args:
+    model: the model.
+    guided: whether the null condition's stream is cached as well.
+    condition: of `B` images, arrays or shapes.
+  """
+  if model.engine.name != 'discrete':
+    return 0.0
+  target = model.target(guided=guided)
+  return cache_size(target, model.params, condition, target.num_tokens // 2)
+
+
+class Estimate(NamedTuple):
+  """The memory that a decode needs at least on each of its devices, and the memory that is free.
+
+  Attributes:
+    per_image: bytes per image that is decoded at once.
+    fixed: bytes of parameters that are not on the device yet.
+    free: bytes that are free on the device; None if unknown.
+    groups: device groups that the images are divided over.
+    queue: number of images, if rows that are complete start the next image; otherwise 0.
+  """
+
+  per_image: float
+  fixed: float
+  free: float | None
+  groups: int = 1
+  queue: int = 0
+
+  def needed(self, batch_size: int) -> float:
+    """Returns the bytes that decoding `batch_size` images at once needs on each device."""
+    rows = -(-batch_size // self.groups)
+    if 1 < batch_size < self.queue:
+      rows += refill.group(batch_size)  # Images that wait for a row.
+    return self.fixed + rows * self.per_image
+
+  def fits(self, batch_size: int, share: float = 1.0) -> bool:
+    """Returns whether `batch_size` images fit in a share of the free memory, or it is unknown."""
+    return self.free is None or self.needed(batch_size) <= share * self.free
+
+  def most(self, batch_size: int) -> int:
+    """Returns the most images, at most `batch_size`, that fit with a margin; at least 1."""
+    if self.fits(batch_size, _SHARE):  # Without images that wait, unlike fewer at once.
+      return max(batch_size, 1)
+    low, high = 1, batch_size
+    while low < high:
+      middle = (low + high + 1) // 2
+      low, high = (middle, high) if self.fits(middle, _SHARE) else (low, middle - 1)
+    return low
+
+
+def estimate(model: 'Model', specification: str | Spec, decoder: AnyDecoder, condition: Any,
+             sampling: Any, draft_params: Any = None, *, prefix_length: int = 0, queue: int = 0
+             ) -> Estimate:
+  """Estimates the memory of a decode from below.
+
+  Counts what a round carries to the next one (caches, recorded probabilities, random state), and
+  the target's probabilities where the verifier reads them, but no intermediate results. Models of
+  continuous tokens have no cache and need much more than this estimate.
+
+  Args:
+    model: the model, which caches the bytes per image.
+    specification: of the decoder, under which the model caches the result.
+    decoder: the decoder.
+    condition: of at least one image, arrays.
+    sampling: sampling options as the decoder requires them; see `Engine.settled`.
+    draft_params: the drafter's parameters; None if it has none.
+    prefix_length: see `Model.decoder`.
+    queue: see `Estimate`.
+  """
+  devices = _devices(model)
+  available = free(devices)
+  if available is None:
+    return Estimate(0.0, 0.0, None)
+  groups = 1 if model.mesh is None else model.mesh.shape[sharding.DATA]
+  row = tuple(jax.tree.map(lambda leaf: leaf[:1] if np.ndim(leaf) else leaf, tree)
+              for tree in (condition, sampling))
+  structure = jax.tree.structure(row), *((np.shape(leaf), np.dtype(leaf.dtype))
+                                         for leaf in jax.tree.leaves(row))
+  name = str(specification), programs.is_guided(sampling), prefix_length, structure
+  if name not in model.estimates:
+    model.estimates[name] = _per_image(decoder, model.params, row[0], row[1], draft_params)
+  fixed = 0.0 if devices[0].platform == 'cpu' else size(
+      [leaf for leaf in jax.tree.leaves((model.params, draft_params))
+       if not isinstance(leaf, jax.Array)])
+  # Within a group, the caches are divided as the parameters are.
+  divided = model.estimates[name] * groups / len(devices)
+  return Estimate(divided, fixed, available, groups, queue)
+
+
+def _per_image(decoder: AnyDecoder, params: Any, condition: Any, sampling: Any, draft_params: Any
+               ) -> float:
+  """Returns the bytes of one image, whose condition and options have a leading axis of size 1."""
+  def start(params, condition, sampling, draft_params):
+    rng = random_lib.row_keys(jax.random.key(0), 1)
+    return decoder.start(params, condition, rng, sampling, draft_params)
+
+  carried = size(jax.eval_shape(start, params, condition, sampling, draft_params))
+  if not isinstance(decoder, Decoder) or not decoder.verifier.needs_probs:
+    return carried
+  num_nodes = decoder.drafter.tree.num_nodes + 1
+  return carried + num_nodes * decoder.target.vocab_size * np.dtype(np.float32).itemsize
+
+
+def fit(build: Callable[[int], Built], estimate_of: Callable[[Built], Estimate], batch_size: int
+        ) -> tuple[Built, int]:
+  """Builds a decoder for the largest batch size that fits with a margin.
+
+  Args:
+    build: `batch_size -> ` a decoder. A model's default decoder may depend on the batch size.
+    estimate_of: estimates the memory of what `build` returns.
+    batch_size: the largest batch size that is useful.
+
+  Returns:
+    The decoder and its batch size.
+  """
+  built = build(batch_size)
+  while (most := estimate_of(built).most(batch_size)) < batch_size:
+    built, batch_size = build(most), most
+  return built, batch_size
+
+
+def check(model: 'Model', specification: str | Spec, needs: Estimate, batch_size: int,
+          argument: str = 'batch_size') -> None:
+  """Raises ValueError if decoding `batch_size` images at once clearly does not fit in memory.
+
+  Args:
+    model: the model.
+    specification: of the decoder.
+    needs: its estimate.
+    batch_size: images decoded at once.
+    argument: the argument that sets their number: 'batch_size' or 'prompts'.
+  """
+  if argument == 'prompts':
+    needs = needs._replace(queue=0)  # With fewer prompts, no image waits either.
+  if needs.free is None or needs.fits(batch_size):
+    return
+  images = f'{batch_size} image{"s"[:batch_size != 1]}'
+  subject = f'batch_size is {batch_size}' if argument == 'batch_size' else f'prompts has {images}'
+  remedies = []
+  if batch_size > 1 and needs.fits(1):
+    most = needs.most(batch_size)
+    remedies.append(f'pass batch_size={most} or less' if argument == 'batch_size' else
+                    f'pass at most {most} prompt{"s"[:most != 1]}')
+  if options := _options(model):
+    remedies.append(f'load the model with {" or ".join(options)}')
+  raise ValueError(
+      f'{subject}, but decoding {images} at once with {specification} needs at least '
+      f'{_gigabytes(needs.needed(batch_size))} of memory, and {_gigabytes(needs.free)} are free on '
+      f'{_devices(model)[0].device_kind}; '
+      f'{", or ".join(remedies) or "use a device with more memory"}.')
+
+
+def _options(model: 'Model') -> list[str]:
+  """Returns the options of `load` with which a model needs less memory on each device."""
+  leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
+  whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
+  devices, options = _devices(model), []
+  if any(leaf.dtype == np.float32 for leaf in whole) and len(whole) == len(leaves):
+    options.append("dtype='bfloat16'")
+  if model.engine.name == 'discrete' and len(whole) == len(leaves):
+    options.append("quantize='int8'")
+  if devices[0].platform != 'cpu' and len(jax.devices()) > len(devices):
+    options.append('sharding, a mesh of several devices')
+  return options
+
+
+def _gigabytes(count: float) -> str:
+  return f'{count / 1e9:.3g} GB'
+
+
+def _devices(model: 'Model') -> list[Any]:
+  """Returns the devices that a model runs on."""
+  if model.mesh is not None:
+    return list(model.mesh.devices.flat)
+  leaf = next(iter(jax.tree.leaves(model.params)), None)
+  return sorted(leaf.devices(), key=lambda device: device.id) if isinstance(
+      leaf, jax.Array) else jax.devices()[:1]
+
+
+def free(devices: Sequence[Any]) -> float | None:
+  """Returns the bytes that are free on the device with the least; None if that is unknown.
+
+  The devices of a CPU share the memory that is available to the process. Processes that share a
+  mesh get the same number.
+  """
+  local = [device for device in devices if device.process_index == jax.process_index()]
+  if all(device.platform == 'cpu' for device in local):
+    available = _available()
+    numbers = [None if available is None else available / max(len(local), 1)]
+  else:
+    numbers = [_left(device.memory_stats()) for device in local]
+  least = min((math.inf if number is None else number for number in numbers), default=math.inf)
+  if len(local) < len(devices):
+    least = sharding.least(least)
+  return None if least == math.inf else least
+
+
+def _left(stats: dict[str, int] | None) -> float | None:
+  """Returns the bytes that an accelerator's statistics report as free; None if they do not."""
+  if stats is None or not {'bytes_limit', 'bytes_in_use'} <= stats.keys():
+    return None
+  return float(stats['bytes_limit'] - stats['bytes_in_use'])
+
+
+def _available() -> float | None:
+  """Returns the bytes of memory that are available to this process; None if that is unknown."""
+  numbers = [number for number in (_available_to_machine(), *map(_available_to_group, _groups()))
+             if number is not None]
+  return min(numbers, default=None)
+
+
+def _available_to_machine() -> float | None:
+  """Returns `MemAvailable` of Linux in bytes; None on other systems."""
+  numbers = _numbers(_MEMINFO)
+  return 1024 * numbers['MemAvailable:'] if 'MemAvailable:' in numbers else None
+
+
+def _groups() -> list[pathlib.Path]:
+  """Returns the folders of the control groups that may limit the memory of this process."""
+  folders = [_GROUPS, _GROUPS / 'memory']
+  for line in _lines(_OWN_GROUPS):
+    _, controllers, path = line.split(':', 2)
+    if not controllers or 'memory' in controllers.split(','):
+      root = _GROUPS / controllers
+      own = root / path.strip('/')
+      folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
+  return list(dict.fromkeys(folders))
+
+
+def _available_to_group(folder: pathlib.Path) -> float | None:
+  """Returns the bytes that a control group can still use; None without a limit."""
+  for limit, usage, reclaimable in _FILES:
+    values = [_lines(folder / name) for name in (limit, usage)]
+    if all(lines and lines[0].strip().isdecimal() for lines in values):
+      stat = _numbers(folder / 'memory.stat')
+      cached = sum(stat.get(name, 0) for name in reclaimable)
+      return float(int(values[0][0]) - int(values[1][0]) + cached)
+  return None
+
+
+def _numbers(path: pathlib.Path) -> dict[str, int]:
+  """Returns the first number of every line of a file by the word before it."""
+  words = (line.split() for line in _lines(path))
+  return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdecimal()}
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+  """Returns the lines of a file of the system; none if it cannot be read."""
+  try:
+    return path.read_text().splitlines()
+  except OSError:
+    return []

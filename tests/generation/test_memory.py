@@ -1,0 +1,235 @@
+"""Bytes of parameters and caches against arrays that are really allocated; batches that fit."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.core import programs, random as random_lib
+from cspd_jax.generation import engines, generate, memory
+
+
+@pytest.fixture(scope='module')
+def model():
+  return cspd_jax.load('demo', dtype='float32')
+
+
+def test_size_counts_arrays_and_shapes():
+  tree = {'a': jnp.zeros((2, 3), jnp.bfloat16), 'b': [np.zeros(5, np.int8)],
+          'c': jax.ShapeDtypeStruct((4,), jnp.float32)}
+  assert memory.size(tree) == 2 * 2 * 3 + 5 + 4 * 4
+  assert memory.size({}) == 0
+
+
+def test_size_of_parameters_is_what_they_occupy(model):
+  assert memory.size(model.params) == sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+
+
+@pytest.mark.parametrize('guided', [False, True])
+def test_cache_size_is_that_of_a_real_cache(model, guided):
+  target, condition = model.target(guided=guided), model.condition(model.prompts[:2])
+  cache = target.prefill(model.params, condition, 7)[2]
+  expected = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+  assert memory.cache_size(target, model.params, condition, 7) == expected
+  shapes = jax.eval_shape(lambda: (model.params, condition))
+  assert memory.cache_size(target, *shapes, 7) == expected
+
+
+def test_live_cache_grows_with_streams_and_images(model):
+  one, two = (model.condition(model.prompts[:count]) for count in (1, 2))
+  size = memory.live_cache(model, False, one)
+  # One slot per head for the class, and half of the image's tokens; keys and values.
+  config, slots = model.config.transformer, 1 + model.num_tokens // 2
+  assert size == pytest.approx(
+      2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim * slots, rel=0.02)
+  assert memory.live_cache(model, True, one) == pytest.approx(2 * size, rel=0.01)
+  assert memory.live_cache(model, False, two) == pytest.approx(2 * size, rel=0.01)
+
+
+def test_continuous_tokens_need_no_cache():
+  assert memory.live_cache(types.SimpleNamespace(engine=engines.CONTINUOUS), True, None) == 0
+
+
+# Estimates, and the batch sizes that they allow.
+
+
+def _task(model, count=3, **options):
+  return generate.prepare(model, _prompts(model, count), **options)
+
+
+def _prompts(model, count):
+  return [model.prompts[i % len(model.prompts)] for i in range(count)]
+
+
+@pytest.fixture
+def device(monkeypatch):
+  """Sets the free memory of the device in bytes."""
+  return lambda number: monkeypatch.setattr(memory, 'free', lambda devices: number)
+
+
+@pytest.mark.parametrize('decoder', ['vanilla', 'mc_sjd(window=8)', 'seed_exact(window=8)',
+                                     'eagle(tree=chain(3))', 'speculative(length=3)'])
+def test_an_estimate_is_what_a_round_carries(model, decoder):
+  task = _task(model, decoder=decoder, batch_size=3)
+  state = jax.eval_shape(
+      lambda *args: task.decoder.start(*args), model.params, task.condition,
+      jax.eval_shape(lambda: random_lib.row_keys(task.inputs()[1], 3)), task.options(),
+      model.draft_params(task.specification))
+  probabilities = (task.decoder.drafter.tree.num_nodes + 1) * 4 * model.config.vocab_size
+  expected = memory.size(state) + 3 * probabilities * task.decoder.verifier.needs_probs
+  estimate = task.estimate()
+  assert estimate.needed(3) == expected == 3 * estimate.per_image
+  # Both streams have a slot for the class, every token and every draft.
+  target, tree = task.decoder.target, task.decoder.drafter.tree
+  assert memory.size(state.cache) == memory.cache_size(
+      target, model.params, task.condition, target.num_tokens + tree.num_nodes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('decoder', ['vanilla', 'mc_sjd(window=8)', 'eagle(tree=chain(3))'])
+def test_an_estimate_bounds_a_compiled_decoder_from_below(model, decoder):
+  task = _task(model, 8, decoder=decoder)
+  compiled = jax.jit(task.decoder).lower(model.params, *task.arguments()).compile()
+  used = compiled.memory_analysis().temp_size_in_bytes
+  assert 0.7 * used < task.estimate().needed(8) <= used
+
+
+def test_an_estimate_is_made_once_for_all_batch_sizes_and_prompts(model, monkeypatch):
+  task = _task(model, decoder='mc_sjd(window=6)')
+  monkeypatch.setattr(memory, '_per_image', None)
+  other = generate.prepare(model, _prompts(model, 7)[2:], decoder='mc_sjd(window=6)', seed=5,
+                           guidance_scale=3.0, batch_size=2)
+  assert other.estimate().per_image == task.estimate().per_image
+  with pytest.raises(TypeError):
+    _task(model, decoder='mc_sjd(window=7)')
+
+
+def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, device, monkeypatch):
+  per_image = _task(model, decoder='mc_sjd(window=8)').estimate().per_image
+  device(5 * per_image)
+  monkeypatch.setattr(programs, 'jit', None)
+  with pytest.raises(ValueError) as error:
+    model.generate(_prompts(model, 6), decoder='mc_sjd(window=8)', batch_size=6)
+  assert str(error.value) == (
+      'batch_size is 6, but decoding 6 images at once with mc_sjd(window=8) needs at least '
+      f'{6e-9 * per_image:.3g} GB of memory, and {5e-9 * per_image:.3g} GB are free on cpu; pass '
+      "batch_size=2 or less, or load the model with dtype='bfloat16' or quantize='int8'.")
+  with pytest.raises(ValueError, match='prompts has 6 images, but .*; pass at most 3 prompts, or'):
+    model.stream(_prompts(model, 6), decoder='mc_sjd(window=8)')
+  with pytest.raises(ValueError, match='batch_size is 5, but'):
+    # Images that wait for a row need memory as well.
+    _task(model, 6, decoder='mc_sjd(window=8)', batch_size=5)
+  _task(model, 5, decoder='mc_sjd(window=8)', batch_size=5)
+  device(per_image / 2)
+  with pytest.raises(ValueError, match="decoding 1 image at once .* on cpu; load the model with"):
+    _task(model, decoder='mc_sjd(window=8)')
+  device(None)
+  _task(model, 50, decoder='mc_sjd(window=8)', batch_size=50)
+
+
+def test_options_that_do_not_apply_are_not_named(device):
+  model = cspd_jax.load('demo', dtype='bfloat16', quantize='int8')
+  device(1.0)
+  with pytest.raises(ValueError, match='are free on cpu; use a device with more memory'):
+    model.generate(decoder='vanilla', batch_size=1)
+
+
+def test_no_batch_size_means_as_many_as_fit(model, device):
+  task = _task(model, 30, decoder='vanilla')
+  assert task.batch_size == 30
+  per_image = task.estimate().per_image
+  device(10 * per_image)
+  # A quarter is left for intermediate results.
+  assert _task(model, 30, decoder='vanilla').batch_size == 7
+  assert _task(model, 30, decoder='vanilla', max_batch_size=4).batch_size == 4
+  assert memory.Estimate(1.0, 0.0, 12.5, queue=9).most(9) == 9, 'none of them waits'
+  # One image waits per four rows.
+  per_image = _task(model, 30, decoder='mc_sjd(window=8)').estimate().per_image
+  device(10 * per_image)
+  assert _task(model, 30, decoder='mc_sjd(window=8)').batch_size == 6
+  assert _task(model, 7, decoder='mc_sjd(window=8)').batch_size == 7
+  device(1.1 * per_image)
+  assert _task(model, 30, decoder='vanilla').batch_size == 1
+
+
+def test_the_default_decoder_is_that_of_the_chosen_batch_size(model, device):
+  model = dataclasses.replace(model, defaults=dict(model.defaults) | {
+      'decoder': {'cpu': {'1': 'mc_sjd(window=4)', '4': 'vanilla'}}})
+  per_image = _task(model, 1).estimate().per_image
+  assert str(_task(model, 8).specification) == 'vanilla'
+  device(3 * per_image)
+  task = _task(model, 8)
+  assert (task.batch_size, str(task.specification)) == (1, 'mc_sjd(window=4)')
+
+
+@pytest.mark.slow
+def test_images_do_not_depend_on_the_memory(model, device):
+  prompts, options = _prompts(model, 5), dict(seed=3, decoder='mc_sjd(window=8)')
+  whole = model.generate(prompts, **options)
+  per_image = _task(model, decoder='mc_sjd(window=8)').estimate().per_image
+  for number in (1.5, 4.5):
+    device(number * per_image)
+    few = model.generate(prompts, **options)
+    np.testing.assert_array_equal(few.tokens, whole.tokens)
+
+
+@pytest.mark.parametrize('decoder', ['mar', 'exact_head'])
+def test_continuous_tokens_are_estimated_too(device, decoder):
+  model = cspd_jax.load('mar_demo')
+  assert _task(model, 4, decoder=decoder).estimate().per_image > 0
+  device(1.0)
+  with pytest.raises(ValueError, match='decoding 4 images at once with .* needs at least'):
+    _task(model, 4, decoder=decoder, batch_size=4)
+
+
+def test_memory_is_divided_over_a_mesh():
+  whole = memory.Estimate(10.0, 0.0, 100.0)
+  assert (whole.most(20), whole.needed(4), whole.fits(10), whole.fits(11)) == (7, 40, True, False)
+  assert whole._replace(groups=2).most(20) == 14
+  assert whole._replace(fixed=60.0).most(20) == 1
+
+
+class _Device:
+  """A device that reports statistics."""
+
+  def __init__(self, stats, platform='gpu', process_index=0):
+    self._stats, self.platform, self.process_index = stats, platform, process_index
+
+  def memory_stats(self):
+    return self._stats
+
+
+def test_free_memory_of_devices():
+  full = _Device(dict(bytes_limit=100, bytes_in_use=90))
+  empty = _Device(dict(bytes_limit=100, bytes_in_use=10))
+  assert memory.free([empty, full]) == 10 and memory.free([empty]) == 90
+  assert memory.free([_Device(None)]) is None and memory.free([_Device({})]) is None
+  assert memory.free([full, _Device(None, process_index=1)]) == 10
+
+
+def test_free_memory_of_a_machine_and_its_control_groups(tmp_path, monkeypatch):
+  write = lambda name, text: (path := tmp_path / name).parent.mkdir(
+      parents=True, exist_ok=True) or path.write_text(text)
+  monkeypatch.setattr(memory, '_MEMINFO', tmp_path / 'meminfo')
+  monkeypatch.setattr(memory, '_GROUPS', tmp_path / 'cgroup')
+  monkeypatch.setattr(memory, '_OWN_GROUPS', tmp_path / 'self')
+  host = [_Device(None, 'cpu')]
+  assert memory.free(host) is None
+  write('meminfo', 'MemTotal: 9 kB\nMemAvailable:    4 kB\n')
+  assert memory.free(host) == 4096 and memory.free(host * 2) == 2048
+  write('self', '0::/a/b\n')
+  write('cgroup/a/memory.max', '3000\n')
+  write('cgroup/a/memory.current', '2500\n')
+  write('cgroup/a/memory.stat', 'anon 100\ninactive_file 300\nactive_file 20\n')
+  write('cgroup/a/b/memory.max', 'max\n')
+  write('cgroup/a/b/memory.current', '2500\n')
+  assert memory.free(host) == 820
+  write('self', '4:memory:/c\n1:cpu:/\n')
+  assert memory.free(host) == 4096
+  write('cgroup/memory/memory.limit_in_bytes', '1000\n')
+  write('cgroup/memory/memory.usage_in_bytes', '900\n')
+  assert memory.free(host) == 100

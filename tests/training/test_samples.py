@@ -1,0 +1,90 @@
+"""Images to train on: the model's exact default decoder, interrupted and continued, on a mesh."""
+
+import jax
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax import sharding
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation import batches, memory
+from cspd_jax.training import samples
+from tests.experiments import models as models_lib
+
+SAMPLING, KEY = Warp(guidance_scale=2.0), jax.random.key(3)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('models')
+  models_lib.llamagens(folder)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def model(folder):
+  return cspd_jax.load(folder / 'model')
+
+
+@pytest.fixture(scope='module')
+def tokens(model):
+  return samples.sampled(model, None, 5, KEY, SAMPLING)[0]
+
+
+def _decoder(model, **options):
+  return samples.decoder(model, model.condition([0, 1, 2] * 40), SAMPLING, **options)
+
+
+def test_images_are_those_of_the_exact_default_decoder(model, tokens):
+  decode, size = _decoder(model)
+  assert size == 64 and decode.specification == model.specification(batch_size=64)
+  alone = decode(model.condition([1]), batches.keys(KEY, [4]), SAMPLING)
+  np.testing.assert_array_equal(alone.tokens[0], tokens[4])
+  relaxed = cspd_jax.load('demo')
+  relaxed.defaults['decoder'] = 'mc_sjd(window=8)+cool'
+  assert str(_decoder(relaxed)[0].specification).startswith('mc_sjd')
+  assert '+' not in str(_decoder(relaxed)[0].specification)
+
+
+def test_an_interrupted_call_is_continued_whatever_the_memory(
+    model, tokens, tmp_path, monkeypatch, capsys):
+  per_image = _decoder(model)[0].estimate(model.condition([0]), SAMPLING).per_image
+  free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
+  call, calls = batches.BatchDecoder.__call__, []
+
+  def stop_at_the_second(self, *arguments):
+    calls.append(len(arguments[1]))
+    if len(calls) == 2:
+      raise KeyboardInterrupt
+    return call(self, *arguments)
+
+  monkeypatch.setattr(batches.BatchDecoder, '__call__', stop_at_the_second)
+  path = tmp_path / 'tokens.npz'
+  arguments = (path, model, None, 5, KEY, SAMPLING)
+  free(3)
+  with pytest.raises(KeyboardInterrupt):
+    samples.cached(*arguments)
+  assert sorted(file.name for file in (tmp_path / 'tokens').iterdir()) == [
+      'batch_0000000.npz', 'run.json']
+  free(50)
+  found, indices = samples.cached(*arguments)
+  np.testing.assert_array_equal(found, tokens)
+  assert calls == [2, 2, 2, 2] and indices.tolist() == [0, 1, 2, 0, 1]
+  assert 'sampling' in capsys.readouterr().err
+  np.testing.assert_array_equal(samples.cached(*arguments)[0], tokens)
+  assert len(calls) == 4
+
+
+def test_images_that_do_not_fit_are_refused(model, monkeypatch):
+  monkeypatch.setattr(memory, 'free', lambda devices: 1.0)
+  with pytest.raises(ValueError, match='batch_size is 1, but decoding 1 image at once with'):
+    samples.sampled(model, None, 5, KEY, SAMPLING)
+  with pytest.raises(ValueError, match='batch_size is 9, but decoding 9 images at once with'):
+    _decoder(model, batch_size=9)
+
+
+@pytest.mark.slow
+def test_images_of_a_mesh_are_the_same(folder, tokens, tmp_path):
+  model = cspd_jax.load(folder / 'model', sharding=sharding.make_mesh(1, 1, jax.devices()[:1]))
+  found, _ = samples.sampled(model, None, 5, KEY, SAMPLING, tmp_path / 'run')
+  np.testing.assert_array_equal(found, tokens)
