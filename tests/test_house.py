@@ -203,7 +203,6 @@ def test_pages_are_in_the_words_of_the_field():
   _expect_none([f'{_label(path, number)}: {match[0]!r}'
                 for path in TEXTS
                 if path.suffix in ('.md', '.ipynb')
-                and path.parent.name != 'families' and path.name != 'reliability.md'
                 for number, line in enumerate(_prose(path).splitlines(), 1)
                 for match in IDIOMS.finditer(line)])
 

@@ -6,8 +6,10 @@ Weights are those of `tests/models/published.py`.
 import base64
 import dataclasses
 import json
+from unittest import mock
 
 import numpy as np
+import pytest
 import safetensors.numpy
 
 from checkpoints_conversion import command, convert as convert_lib, rules
@@ -165,3 +167,29 @@ def llamagen_words(root):
   save_pickle(tensors('llamagen', T2I, 45), folder / 't2i_XL_stage1_256.pt', 'model')
   save_pickle(tensors('llamagen_vq', T2I_VQ, 46), folder / 'vq_ds16_t2i.pt', 'model')
   return folder
+
+
+# By family: builds the folder and returns that of the target; further words of the command.
+WHOLE = {
+    'lumina_mgpt': (lumina_mgpt, ('--height=4', '--width=6')),
+    'anole': (anole, ('--height=3', '--width=4')),
+    'emu3': (emu3, ('--height=2', '--width=3')),
+    'llamagen': (llamagen_words, ('--model=t2i_xl_256',)),
+}
+
+
+def convert_whole(family, root, output):
+  """Builds a published folder of a family in `root`, and converts it to a model folder.
+
+  One command, and another one for Chameleon's image tokenizer if it is safetensors. Skips the test
+  for LlamaGen without PyTorch, which its files require.
+  """
+  if family == 'llamagen':
+    pytest.importorskip('torch')
+  build, words = WHOLE[family]
+  folder = build(root)
+  small = rules.get('llamagen')._replace(presets={'t2i_xl_256': T2I})
+  with mock.patch.dict(rules.FAMILIES, llamagen=small):
+    assert not convert(folder.parent, family, folder.name, output, *words)
+  for file in folder.parent.rglob('vqgan.safetensors'):
+    assert not convert(file.parent, 'chameleon_vqgan', file.name, output)

@@ -13,39 +13,18 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import rules
 from cspd_jax.commands import generate as generate_command
 from tests.families import published_files
-from tests.families.published_files import convert
+from tests.families.published_files import WHOLE, convert, convert_whole
 from tests.marks import representative
 
 for _package in ('ftfy', 'tiktoken', 'tokenizers'):  # They read words.
   pytest.importorskip(_package)
 
-# What makes the folder; what the command is told beside it; rows and columns of pixels.
-WHOLE = {
-    'lumina_mgpt': (published_files.lumina_mgpt, ('--height=4', '--width=6'), (4, 6)),
-    'anole': (published_files.anole, ('--height=3', '--width=4'), (3, 4)),
-    'emu3': (published_files.emu3, ('--height=2', '--width=3'), (4, 6)),
-    'llamagen': (published_files.llamagen_words, ('--model=t2i_xl_256',), (3, 3)),
-}
+# Rows and columns of pixels.
+SIZES = {'lumina_mgpt': (4, 6), 'anole': (3, 4), 'emu3': (4, 6), 'llamagen': (3, 3)}
 CONFIGS = {'lumina_mgpt': published_files.LUMINA_MGPT, 'anole': published_files.ANOLE,
            'emu3': published_files.EMU3, 'llamagen': published_files.T2I}
-@pytest.fixture
-def small(monkeypatch):
-  """Makes the published model as small as the folder."""
-  family = rules.get('llamagen')
-  monkeypatch.setitem(rules.FAMILIES, 'llamagen', family._replace(
-      presets={'t2i_xl_256': published_files.T2I}))
-
-
-def _convert(family, folder, output):
-  """The one command, and another one for Chameleon's image tokenizer if it is safetensors."""
-  if family == 'llamagen':
-    pytest.importorskip('torch')
-  assert not convert(folder.parent, family, folder.name, output, *WHOLE[family][1])
-  for file in folder.parent.rglob('vqgan.safetensors'):
-    assert not convert(file.parent, 'chameleon_vqgan', file.name, output)
 
 
 def _size(png):
@@ -55,9 +34,8 @@ def _size(png):
 
 
 @pytest.mark.parametrize('family', representative(WHOLE, 'emu3'))
-def test_a_folder_becomes_pictures_by_two_commands(family, small, tmp_path, capsys):
-  make, _, size = WHOLE[family]
-  _convert(family, make(tmp_path / 'published'), tmp_path / 'model')
+def test_a_folder_becomes_pictures_by_two_commands(family, tmp_path, capsys):
+  convert_whole(family, tmp_path / 'published', tmp_path / 'model')
   assert ("Next: cspd-generate --model=" f"{tmp_path}/model --prompt='a lighthouse at dusk'\n"
           ) in capsys.readouterr().out
   assert generate_command.main(
@@ -68,7 +46,7 @@ def test_a_folder_becomes_pictures_by_two_commands(family, small, tmp_path, caps
       ['cspd-generate', f'--model={tmp_path}/model', '--prompt=a cat', '--prompt=a dog, 中文',
        '--decoder=seed_exact(window=4)', f'--output={tmp_path}/out']) == 0
   pictures = sorted((tmp_path / 'out').glob('*.png'))
-  assert [_size(picture) for picture in pictures] == [size, size]
+  assert [_size(picture) for picture in pictures] == [SIZES[family]] * 2
   assert pictures[0].read_bytes() != pictures[1].read_bytes()
   report = json.loads((tmp_path / 'out' / 'report.json').read_text())
   assert [row['prompt'] for row in report['rows']] == ['a cat', 'a dog, 中文']
@@ -84,7 +62,7 @@ def published(request, tmp_path_factory):
   if request.param == 't5':
     published_files.flan_t5(root / 'flan-t5-xl')
     return 't5', root / 'flan-t5-xl', ('--role=t5',)
-  make, words, _ = WHOLE[request.param]
+  make, words = WHOLE[request.param]
   return request.param, make(root), (*words, '--role=target')
 
 

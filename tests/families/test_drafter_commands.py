@@ -1,0 +1,60 @@
+"""From a converted folder of every family to trained drafters, a tuned decoder and a comparison."""
+
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.commands import compare, fit_corrector, train_drafter, tune
+from tests.families import published_files
+from tests.marks import representative
+
+for _package in ('ftfy', 'tiktoken', 'tokenizers'):  # They read words.
+  pytest.importorskip(_package)
+
+
+def _run(program, capsys, *words):
+  """Runs a program, which must succeed, and returns what it prints."""
+  code = program.main(['program', *words])
+  printed = capsys.readouterr()
+  assert code == 0, printed.err
+  return printed.out
+
+
+@pytest.mark.parametrize('family', representative(published_files.WHOLE, 'emu3'))
+def test_drafters_of_a_converted_folder(family, tmp_path, capsys):
+  folder = tmp_path / 'model'
+  published_files.convert_whole(family, tmp_path / 'published', folder)
+  capsys.readouterr()
+  model = f'--model={folder}'
+
+  fitted = _run(
+      fit_corrector, capsys, model, '--num_images=64', '--batch_size=32', '--num_steps=4',
+      '--num_measured=2', '--window=4', f'--workdir={tmp_path}/fit')
+  assert 'after: ' in fitted and f'Stored in {folder}/neighbours' in fitted
+
+  eagle = tmp_path / 'eagle'
+  trained = _run(train_drafter, capsys, model, '--kind=eagle', '--smoke',
+                 f'--workdir={tmp_path}/train', f'--output={eagle}')
+  assert f'Stored in {eagle}' in trained
+  loaded = cspd_jax.load(folder, eagle=eagle)
+  assert {'neighbours', 'eagle'} <= loaded.drafts.keys()
+  decode = lambda decoder: loaded.generate(['a cat'], seed=1, decoder=decoder).decoded.tokens
+  for decoder in ('eagle(tree=chain(2))+match',
+                  'corrected_seed_exact(by=neighbours, window=4, passes=2)'):
+    np.testing.assert_array_equal(decode(decoder), decode('vanilla'))
+
+  before = (folder / 'model.json').read_bytes()
+  decoders = ('vanilla', 'mc_sjd', 'eagle(tree=chain(2))', 'corrected(by=neighbours)')
+  _run(tune, capsys, model, f'--eagle={eagle}', '--dry_run',
+       f'--decoder={",".join(decoders)}', '--window=4', '--passes=1',
+       '--batch_size=1', '--num_images=2', '--repeats=1', '--best=2', '--prompt=a cat',
+       f'--output={tmp_path}/tune')
+  rows = (tmp_path / 'tune' / 'rows.csv').read_text()
+  assert all(name in rows for name in ('vanilla', 'mc_sjd', 'eagle', 'corrected'))
+  assert (folder / 'model.json').read_bytes() == before, 'a dry run stores nothing'
+
+  _run(compare, capsys, model, f'--eagle={eagle}', '--window=4', '--prompt=a cat',
+       '--num_images=1', '--repeats=1', '--budget=1',
+       '--decoder=vanilla,mc_sjd,eagle(tree=chain(2)),corrected(by=neighbours)',
+       f'--output={tmp_path}/compare')
+  assert len(list((tmp_path / 'compare').glob('images_*.png'))) == 4
