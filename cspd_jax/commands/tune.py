@@ -307,18 +307,36 @@ def run(config: Config) -> None:
       minutes=(time.perf_counter() - start) / 60, tables=[
           dict(title=f'{_images(size)} at once', columns=_COLUMNS, rows=numbers)
           for size, numbers in shown.items()])
-  if plan.place is not None:
-    plan.place.store(kind, decoders)
-    print(f'\nStored in {plan.place.folder} for {kind}: ' + ', '.join(
-        f'{text} from {_images(size)} at once on'
-        for size, text in defaults.different(decoders).items()) + '.')
-  print(_next_step(config, plan, decoders))
+  untried = [text for text, reason in left_out.items() if reason == tuning.OUT_OF_TIME]
+  if untried:
+    print(f'\n{len(untried)} candidates were not tried: the time limit of {config.minutes:g} minutes '
+          'was reached; give more --minutes.')
+  is_stored = _store(plan, kind, decoders, bool(untried))
+  print(_next_step(config, plan, decoders, is_stored))
 
 
-def _next_step(config: Config, plan: Plan, decoders: Mapping[int, str]) -> str:
+def _store(plan: Plan, kind: str, decoders: Mapping[int, str], out_of_time: bool) -> bool:
+  """Stores the fastest decoders if there is a place for them; returns whether they are stored.
+
+  The baseline is not stored if there was no time to try other decoders.
+  """
+  if plan.place is None:
+    return False
+  if out_of_time and plan.bench.baseline in decoders.values():
+    print(f'Nothing is stored: {plan.bench.baseline} may be the fastest only because there was no '
+          'time to try the others.')
+    return False
+  plan.place.store(kind, decoders)
+  print(f'\nStored in {plan.place.folder} for {kind}: ' + ', '.join(
+      f'{text} from {_images(size)} at once on'
+      for size, text in defaults.different(decoders).items()) + '.')
+  return True
+
+
+def _next_step(config: Config, plan: Plan, decoders: Mapping[int, str], is_stored: bool) -> str:
   """The command that generates images with the choice."""
   model, prompts = plan.bench.model, plan.bench.prompts
-  if plan.place is not None:
+  if plan.place is not None and is_stored:
     own: dict[str, Any] = {'model': str(plan.place.folder)}
   else:
     size, decoder = next(iter(decoders.items()))

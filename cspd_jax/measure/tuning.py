@@ -44,6 +44,9 @@ _NEAR = 1.3
 # Number of simulated queues in an expectation.
 _QUEUES = 400
 
+# Why a candidate is not tried, see `search`.
+OUT_OF_TIME = 'the time limit was reached'
+
 
 class Run(NamedTuple):
   """The short run of a candidate.
@@ -176,7 +179,7 @@ def search(lines: Sequence[Sequence[str]], further: Callable[[str], Sequence[str
     if text not in predicted:
       by_size = seconds(text)
       if by_size is None:
-        left_out[text] = 'the time limit was reached'
+        left_out[text] = OUT_OF_TIME
         return None
       predicted[text] = by_size
     return predicted[text]

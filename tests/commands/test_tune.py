@@ -106,6 +106,17 @@ def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
   assert 'Stored' not in found.out and (folder / 'model.json').read_bytes() == before
 
 
+def test_the_baseline_is_not_stored_for_want_of_time(folder, capsys, tmp_path):
+  found = _call(
+      capsys, tmp_path / 'out', folder, f'--store={tmp_path}/own', '--batch_size=1',
+      '--decoder=vanilla,mc_sjd', '--window=3,4', '--num_images=2', '--repeats=1',
+      '--minutes=1e-9')
+  assert found.code == 0, found.err
+  assert '2 candidates were not tried: the time limit' in found.out
+  assert 'Nothing is stored: vanilla may be' in found.out and 'Stored in' not in found.out
+  assert not (tmp_path / 'own').exists()
+
+
 def test_compilations_are_counted(folder, capsys, tmp_path):
   found = _call(
       capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=1,2', '--num_images=3',
