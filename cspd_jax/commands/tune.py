@@ -309,8 +309,8 @@ def run(config: Config) -> None:
           for size, numbers in shown.items()])
   untried = [text for text, reason in left_out.items() if reason == tuning.OUT_OF_TIME]
   if untried:
-    print(f'\n{len(untried)} candidates were not tried: the time limit of {config.minutes:g} minutes '
-          'was reached; give more --minutes.')
+    print(f'\n{len(untried)} candidates were not tried: the time limit of {config.minutes:g} '
+          'minutes was reached; give more --minutes.')
   is_stored = _store(plan, kind, decoders, bool(untried))
   print(_next_step(config, plan, decoders, is_stored))
 
