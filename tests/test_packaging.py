@@ -20,7 +20,7 @@ PACKAGES = ('cspd_jax', 'checkpoints_conversion')
 # Distributions that are not called like what is imported.
 NAMES = {'absl': 'absl-py', 'ftfy': 'ftfy', 'orbax': 'orbax-checkpoint', 'PIL': 'pillow',
          'skimage': 'scikit-image', 'sklearn': 'scikit-learn', 'tiktoken': 'tiktoken',
-         'tokenizers': 'tokenizers', 'xdist': 'pytest-xdist'}
+         'safetensors': 'safetensors', 'tokenizers': 'tokenizers', 'xdist': 'pytest-xdist'}
 
 
 def _lines(section, name):

@@ -339,7 +339,7 @@ def prepare(model: 'Model', prompts: Any = None, *, seed: Any = 0,
     if isinstance(sampling, Warp):
       prefix_lib.sampling(sampling, prefix_length)  # Raises for options that a prefix excludes.
 
-  unknown_words = _unknown_words(model, prompts, len(titles))
+  unknown_words = prompts_lib.unknown_words(model, prompts, len(titles))
 
   def task_of(size: int) -> Task:
     specification = model.specification(decoder, batch_size=size, **parameters)
@@ -358,14 +358,6 @@ def prepare(model: 'Model', prompts: Any = None, *, seed: Any = 0,
   memory.check(model, task.specification, task.estimate(), task.batch_size,
                'prompts' if all_at_once else 'batch_size')
   return task
-
-
-def _unknown_words(model: 'Model', prompts: Any, count: int) -> list[list[str]]:
-  """The words `[count]` of prompts that the model does not know; other conditions have no words."""
-  if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
-    return [[] for _ in range(count)]
-  words = {prompt: model.conditions.unknown_words(prompt) for prompt in dict.fromkeys(prompts)}
-  return [words[prompt] for prompt in prompts]
 
 
 def _batch_size(batch_size: Any, max_batch_size: int | None, count: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import sharding
@@ -144,7 +145,7 @@ def estimate(model: 'Model', specification: str | Spec, decoder: AnyDecoder, con
   groups = 1 if model.mesh is None else model.mesh.shape[sharding.DATA]
   row = tuple(jax.tree.map(lambda leaf: leaf[:1] if np.ndim(leaf) else leaf, tree)
               for tree in (condition, sampling))
-  structure = jax.tree.structure(row), *((np.shape(leaf), np.dtype(leaf.dtype))
+  structure = jax.tree.structure(row), *((np.shape(leaf), jnp.result_type(leaf))
                                          for leaf in jax.tree.leaves(row))
   name = str(specification), programs.is_guided(sampling), prefix_length, structure
   if name not in model.estimates:

@@ -4,12 +4,15 @@ import collections.abc
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from cspd_jax.checkpoints import reading, store
+
+if TYPE_CHECKING:
+  from cspd_jax.generation.model import Model
 
 
 def listed(prompts: Any) -> Any:
@@ -97,3 +100,11 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
 def general() -> list[str]:
   """Returns prompts in words on many subjects, for models without prompts of their own."""
   return _lines(store.ASSETS / 'prompts.txt')
+
+
+def unknown_words(model: 'Model', prompts: Any, count: int) -> list[list[str]]:
+  """Returns the words `[count]` of prompts that a model does not know; none of other conditions."""
+  if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
+    return [[] for _ in range(count)]
+  words = {prompt: model.conditions.unknown_words(prompt) for prompt in dict.fromkeys(prompts)}
+  return [words[prompt] for prompt in prompts]

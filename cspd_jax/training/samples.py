@@ -33,6 +33,16 @@ def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
   return model.prompts if len(model.prompts) else prompts_lib.general()
 
 
+def _exact_default(model: Model, batch_size: int) -> Spec:
+  """The model's default decoder if it is exact, or else one that is."""
+  default = model.specification(batch_size=batch_size)
+  try:
+    guarantee = model.engine.guarantee(model.decoder(default))
+  except ValueError:  # Its window is longer than the image.
+    return model.specification('vanilla')
+  return model.specification(_EXACT) if guarantee == 'relaxed' else default
+
+
 def decoder(model: Model, condition: Any, sampling: Any, *, specification: str | Spec | None = None,
             batch_size: int | None = None, max_batch_size: int = _BATCH,
             folder: str | os.PathLike | None = None) -> tuple[batches.BatchDecoder, int]:
@@ -55,9 +65,8 @@ def decoder(model: Model, condition: Any, sampling: Any, *, specification: str |
     batch_size = shards.batch_size_of(folder)
 
   def build(size):
-    chosen = model.specification(specification, batch_size=size)
-    if specification is None and model.engine.guarantee(model.decoder(chosen)) == 'relaxed':
-      chosen = model.specification(_EXACT)
+    chosen = (_exact_default(model, size) if specification is None else
+              model.specification(specification, batch_size=size))
     return batches.BatchDecoder(model, chosen, sampling)
 
   size = min(batch_size or max_batch_size, len(jax.tree.leaves(condition)[0]))

@@ -53,7 +53,8 @@ def test_what_is_refused(models, capsys, words, message):
 
 def test_the_batch_size_is_what_fits(models, tmp_path, monkeypatch):
   config = fit_corrector.Config(
-      f'{models}/model', num_images=64, output=f'{tmp_path}/new', workdir=f'{tmp_path}/work')
+      f'{models}/model', num_images=64, window=4, output=f'{tmp_path}/new',
+      workdir=f'{tmp_path}/work')
   job = fit_corrector.prepare(config)
   assert job.batch_size == 16
   per_image = job.decoder.estimate(job.model.condition(job.prompts), job.sampling).per_image

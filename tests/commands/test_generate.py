@@ -172,4 +172,4 @@ def test_one_seed_per_image(run):
 def test_help(capsys):
   assert generate.main(['generate', '--help']) == 0
   out = capsys.readouterr().out
-  assert '--batch_size=8' in out and '--npz=false' in out and 'cspd-generate --' in out
+  assert '--batch_size=none' in out and '--npz=false' in out and 'cspd-generate --' in out

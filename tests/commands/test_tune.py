@@ -32,7 +32,7 @@ _BAD = {
     'other networks': (
         ['--model=demo', '--store={folder}'], ['beach', 'holds other networks', '--dry_run']),
     'a part beside the model': (
-        ['--tokenizer={folder}/tokenizer'], ['tokenizer is given', 'families.save', '--dry_run']),
+        ['--tokenizer={folder}/tokenizer'], ['tokenizer is specified', 'families.save']),
     'no such model': (['--model=nothing'], ['nothing', 'is not a folder']),
     'continuous tokens': (['--model=mar_demo', '--dry_run'], ['mar_demo', 'discrete']),
     'nothing that can run': (

@@ -192,7 +192,7 @@ def test_what_an_image_leaves_behind_would_be_seen(mutant, monkeypatch):
     return MUTANTS[mutant](old[0], state), warp
 
   want, _ = _batches(decoders.vanilla(MODEL.target), SLOTS)
-  monkeypatch.setattr(refill, '_replaced', replaced)
+  monkeypatch.setattr(refill, '_replace_slot', replaced)
   found, _ = _refilled(refill.jitted(decoders.vanilla(MODEL.target), SLOTS))
   assert _differences(found, want)
 

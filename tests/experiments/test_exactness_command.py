@@ -36,7 +36,7 @@ def test_decoders_pass(tmp_path):
     ('--window=0', 'window is 0; it must be a whole number from 1'),
     ('--window=40', 'window is 40'),
     ('--vocab=99', 'prefixes'),
-    ('--decoder=falcon', "no 'falcon'"),
+    ('--decoder=falcon', "'falcon' is not registered"),
     ('--json=/no/such/folder/x.json', 'is not a folder that can be written'),
     ('stray', "'stray' is not a flag"),
 ])

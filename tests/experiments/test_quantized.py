@@ -54,7 +54,7 @@ def test_the_program(folder, capsys, tmp_path):
 
 @pytest.mark.parametrize('words, message', [
     (['--num_images=1'], ['num_images is 1']),
-    (['--model=mar_demo'], ["a 'mar' network has no matrices"])])
+    (['--model=mar_demo'], ["a 'mar' network has no int8 matrices"])])
 def test_wrong_input(folder, capsys, tmp_path, words, message):
   calls.check_refused(calls.call(
       quantized.main, capsys, tmp_path / 'out', f'--model={folder}/alone', *words), message)

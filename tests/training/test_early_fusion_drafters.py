@@ -151,7 +151,6 @@ def test_the_prompt_of_the_dropped_stream_is_read():
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(prompts=None), "prompts is None, and model '.*' has no prompts of its own; provide"),
     (dict(prompts='nowhere.txt'), "prompts is 'nowhere.txt', which cannot be read"),
     (dict(drafter=dataclasses.replace(DRAFTER, family='llamagen', num_tokens=12, row_width=4)),
      "drafter.family is 'llamagen'; for the target .* it must be 'chameleon'"),
