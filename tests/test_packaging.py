@@ -18,7 +18,8 @@ PROJECT = configparser.ConfigParser()
 PROJECT.read(ROOT / 'setup.cfg')
 PACKAGES = ('cspd_jax', 'checkpoints_conversion')
 # Distributions that are not called like what is imported.
-NAMES = {'absl': 'absl-py', 'ftfy': 'ftfy', 'orbax': 'orbax-checkpoint', 'PIL': 'pillow',
+NAMES = {'absl': 'absl-py', 'ftfy': 'ftfy', 'huggingface_hub': 'huggingface_hub',
+         'orbax': 'orbax-checkpoint', 'PIL': 'pillow',
          'skimage': 'scikit-image', 'sklearn': 'scikit-learn', 'tiktoken': 'tiktoken',
          'safetensors': 'safetensors', 'tokenizers': 'tokenizers', 'xdist': 'pytest-xdist'}
 

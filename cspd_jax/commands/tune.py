@@ -307,11 +307,11 @@ def run(config: Config) -> None:
       minutes=(time.perf_counter() - start) / 60, tables=[
           dict(title=f'{_images(size)} at once', columns=_COLUMNS, rows=numbers)
           for size, numbers in shown.items()])
-  untried = [text for text, reason in left_out.items() if reason == tuning.OUT_OF_TIME]
-  if untried:
-    print(f'\n{len(untried)} candidates were not tried: the time limit of {config.minutes:g} '
-          'minutes was reached; give more --minutes.')
-  is_stored = _store(plan, kind, decoders, bool(untried))
+  out_of_time = tuning.OUT_OF_TIME in left_out.values()
+  if out_of_time:
+    print(f'\nNot all candidates were tried: the time limit of {config.minutes:g} minutes was '
+          'reached; give more --minutes.')
+  is_stored = _store(plan, kind, decoders, out_of_time)
   print(_next_step(config, plan, decoders, is_stored))
 
 
