@@ -102,6 +102,7 @@ class Job(NamedTuple):
     config: the configuration.
     model: the model.
     prompts: prompts of the sampled images, one per image.
+    condition: of these prompts; None if `tokens` holds the images.
     sampling: the sampling options.
     decoder: samples; None if `tokens` holds the images.
     batch_size: images sampled or measured together, at most.
@@ -110,6 +111,7 @@ class Job(NamedTuple):
   config: Config
   model: cspd_jax.Model
   prompts: list[Any]
+  condition: Any
   sampling: Any
   decoder: batches.BatchDecoder | None
   batch_size: int
@@ -138,11 +140,12 @@ def prepare(config: Config) -> Job:
     raise ValueError(f'decoder is {config.decoder!r}, which is relaxed: a corrector learns from '
                      "images of the model's own distribution; give an exact decoder.")
   if config.tokens is not None:
-    return Job(config, model, prompts, sampling, None, config.batch_size or _MOST_AT_ONCE)
+    return Job(config, model, prompts, None, sampling, None, config.batch_size or _MOST_AT_ONCE)
+  condition = samples.encoded(model, prompts)
   decoder, batch_size = samples.decoder(
-      model, model.condition(prompts), sampling, specification=config.decoder,
+      model, condition, sampling, specification=config.decoder,
       batch_size=config.batch_size, max_batch_size=_MOST_AT_ONCE, folder=_shards(config))
-  return Job(config, model, prompts, sampling, decoder, batch_size)
+  return Job(config, model, prompts, condition, sampling, decoder, batch_size)
 
 
 def _load(config: Config, **parts: Any) -> cspd_jax.Model:
@@ -201,7 +204,8 @@ def _sampled(job: Job) -> np.ndarray:
   with files.hold(folder), progress.bar('sampling') as show:
     decoded = batches.run(
         job.model, job.decoder, job.prompts, seed=job.config.seed, batch_size=job.batch_size,
-        sampling=job.sampling, folder=_shards(job.config), progress=show)
+        sampling=job.sampling, folder=_shards(job.config), progress=show,
+        condition=job.condition)
   return np.asarray(decoded.tokens, np.int32)
 
 
@@ -224,11 +228,13 @@ def measure(job: Job, model: cspd_jax.Model, decoder: str) -> str:
   config = job.config
   prompts = [job.prompts[i % len(job.prompts)] for i in range(config.num_measured)]
   # The batch size of the sampler may be too large for this decoder.
+  condition = samples.encoded(model, prompts)
   decode, size = samples.decoder(
-      model, model.condition(prompts), job.sampling, specification=decoder.format(
-          window=config.window), max_batch_size=job.batch_size)
+      model, condition, job.sampling, specification=decoder.format(window=config.window),
+      max_batch_size=job.batch_size)
   decoded = batches.run(
-      model, decode, prompts, seed=config.seed + 1, batch_size=size, sampling=job.sampling)
+      model, decode, prompts, seed=config.seed + 1, batch_size=size, sampling=job.sampling,
+      condition=condition)
   rates = acceptance.by_place(decoded)
   return (f'{acceptance.summarise(decoded).step_compression:.2f} tokens per forward pass; accepted '
           'at distance ' + ', '.join(f'{distance}: {rates[distance - 1]:.2f}'

@@ -69,6 +69,12 @@ def rows(tree: Any, index: np.ndarray) -> Any:
   return jax.tree.map(lambda leaf: leaf[index] if np.ndim(leaf) else leaf, tree)
 
 
+def divisible(mesh: jax.sharding.Mesh, count: int) -> np.ndarray:
+  """Returns numbers of `count` images, filled up so that all groups of a mesh decode as many."""
+  groups = mesh.shape[sharding.DATA]
+  return next(filled(count, -(-count // groups) * groups))[0]
+
+
 class BatchDecoder:
   """A decoder of a model bound to its parameters: `decode(condition, keys, sampling)`.
 
@@ -107,10 +113,8 @@ class BatchDecoder:
     mesh, count = self._model.mesh, len(row_keys)
     if mesh is None:
       return self._jitted(*self._arguments(condition, row_keys, sampling))
-    # Every group of devices decodes the same number of images.
-    groups = mesh.shape[sharding.DATA]
-    index, _ = next(filled(count, -(-count // groups) * groups))
-    decoded = self._jitted(*self._arguments(*rows((condition, row_keys, sampling), index)))
+    decoded = self._jitted(*self._arguments(
+        *rows((condition, row_keys, sampling), divisible(mesh, count))))
     return leading(sharding.gathered(decoded), count)
 
   def estimate(self, condition: Any, sampling: Options) -> memory.Estimate:
@@ -153,6 +157,7 @@ def run(
     sampling: Options | None = None,
     folder: str | os.PathLike | None = None,
     progress: Progress | None = None,
+    condition: Any = None,
 ) -> Any:
   """Decodes one image per prompt.
 
@@ -171,6 +176,7 @@ def run(
       that it already holds are not decoded again. It belongs to one run: the same model, decoder,
       prompts and options.
     progress: called after every batch.
+    condition: of the prompts, if the caller has encoded them; None encodes them here.
 
   Returns:
     The decoder's results for all images, in the order of their prompts, as NumPy arrays.
@@ -181,7 +187,7 @@ def run(
   """
   batches = [decoded for _, decoded in iterate(
       model, decoder, prompts, seed=seed, batch_size=batch_size, sampling=sampling, folder=folder,
-      progress=progress)]
+      progress=progress, condition=condition)]
   return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
@@ -195,16 +201,16 @@ def iterate(
     sampling: Options | None = None,
     folder: str | os.PathLike | None = None,
     progress: Progress | None = None,
+    condition: Any = None,
 ) -> Iterator[tuple[int, Any]]:
   """Decodes batch after batch, so that not all images are in memory at once.
 
   Arguments and errors are those of `run`.
 
   Yields:
-    The number of the first image of a batch, and the decoder's result for the batch as NumPy
-    arrays.
+    The number of the first image of a batch, and its result as NumPy arrays.
   """
-  condition = model.condition(prompts)
+  condition = model.condition(prompts) if condition is None else condition
   count = len(jax.tree.leaves(condition)[0])
   _check(count, seed, batch_size)
   options = model.sampling() if sampling is None else sampling
@@ -214,7 +220,7 @@ def iterate(
   decode = decoder if callable(decoder) else BatchDecoder(model, decoder, options)
   if batch_size is None and folder is not None:
     batch_size = shards_lib.batch_size_of(folder)
-  size = count if batch_size is None else min(batch_size, count)
+  size = min(batch_size or count, count)
 
   def arguments(index):
     return rows(condition, index), keys(seed, index), rows(options, index)

@@ -61,12 +61,11 @@ class Task(NamedTuple):
   def pick(self, index: Sequence[int] | np.ndarray) -> 'Task':
     """Returns the task of the images with these numbers."""
     index = np.asarray(index, int)
-    per_image = lambda leaf: leaf[index] if np.ndim(leaf) else leaf
     return self._replace(
-        condition=jax.tree.map(lambda leaf: leaf[index], self.condition),
+        condition=batches.rows(self.condition, index),
         titles=[self.titles[i] for i in index], seeds=[self.seeds[i] for i in index],
         unknown_words=[self.unknown_words[i] for i in index],
-        sampling=type(self.sampling)(*map(per_image, self.sampling)))
+        sampling=batches.rows(self.sampling, index))
 
   def arguments(self) -> tuple[Any, jax.Array, Any, Any]:
     """Returns the decoder's arguments after the parameters."""
@@ -225,8 +224,7 @@ def _refilled(task: Task, decoder: Decoder) -> Iterator[tuple[np.ndarray, Any]]:
       decoder, task.batch_size, str(task.specification)))
 
   def images(numbers):
-    return *task.pick(numbers).inputs(), type(options)(*(
-        leaf[numbers] if np.ndim(leaf) else leaf for leaf in options))
+    return *task.pick(numbers).inputs(), batches.rows(options, numbers)
 
   for group in refill.run(jitted, model.params, len(task.titles), images,
                           model.draft_params(task.specification)):
@@ -385,9 +383,7 @@ def decode(task: Task) -> Any:
       task.decoder if mesh is None else sharding.over_images(task.decoder, mesh),
       label=name[0]))
   if mesh is not None:
-    # Every group of devices decodes the same number of images.
-    groups = mesh.shape[sharding.DATA]
-    task = task.pick(next(batches.filled(count, -(-count // groups) * groups))[0])
+    task = task.pick(batches.divisible(mesh, count))
   decoded = sharding.gathered(run(model.params, *task.arguments()))
   return task.checked(batches.leading(decoded, count))
 

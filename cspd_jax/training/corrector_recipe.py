@@ -144,7 +144,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   programs: dict[str, Callable] = {}
   for batch, size in batches.filled(count, batch_size):
     recording = windows.record(
-        decoder, model.params, samples.select(conditions, indices[batch]),
+        decoder, model.params, batches.rows(conditions, indices[batch]),
         batches.keys(key, batch), sampling, model.draft_params(recipe.decoder), programs)
     parts.append(Windows(*(field[:size] for field in recording)))
     logging.info('windows of %s: %d of %d images', split, batch[size - 1] + 1, count)
@@ -204,7 +204,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
 
   def batch_of(index):
     images, prompts = loop.batch_of(tokens, indices, optimizer.seed, index, optimizer.batch_size)
-    return images, samples.select(conditions, prompts), np.float32(recipe.guidance_scale)
+    return images, batches.rows(conditions, prompts), np.float32(recipe.guidance_scale)
 
   step = jax.jit(
       lambda state, batch, frozen: plain.step(
@@ -227,7 +227,7 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   workdir.mkdir(parents=True, exist_ok=True)
   splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}
   of_prompts = model.condition(samples.prompts_of(model, recipe.prompts))
-  conditions = {split: samples.select(of_prompts, indices)
+  conditions = {split: batches.rows(of_prompts, indices)
                 for split, (_, indices) in splits.items()}
   config, train_config, teacher = recipe.drafter, recipe.train, drafter_recipe.teacher(model)
   optimizer = train_config.optimizer

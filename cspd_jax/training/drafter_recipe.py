@@ -15,6 +15,7 @@ import numpy as np
 from cspd_jax.checkpoints import reading
 from cspd_jax.core import fields
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation import batches
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle, medusa
 from cspd_jax.training import drafter as drafter_lib, loop, samples
@@ -212,7 +213,7 @@ def train(
   tokens, labels = images(recipe, model, 'train', workdir)
   held_out = images(recipe, model, 'held_out', workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
-  with_conditions = lambda batch: (batch[0], samples.select(conditions, batch[1]))
+  with_conditions = lambda batch: (batch[0], batches.rows(conditions, batch[1]))
   config, train_config, target = recipe.drafter, recipe.train, teacher(model)
   optimizer = train_config.optimizer
   # The target is an argument: as a constant it would be compiled into the program.

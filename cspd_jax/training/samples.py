@@ -33,6 +33,12 @@ def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
   return model.prompts if len(model.prompts) else prompts_lib.general()
 
 
+def encoded(model: Model, prompts: Sequence[Any]) -> Any:
+  """Returns the condition of prompts, of which every distinct one is encoded once."""
+  numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+  return batches.rows(model.condition(list(numbers)), np.array([numbers[p] for p in prompts]))
+
+
 def _exact_default(model: Model, batch_size: int) -> Spec:
   """The model's default decoder if it is exact, or else one that is."""
   default = model.specification(batch_size=batch_size)
@@ -100,11 +106,12 @@ def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampl
   """
   texts = prompts_of(model, prompts)
   indices = np.arange(count, dtype=np.int32) % len(texts)
-  every = [texts[i % len(texts)] for i in range(count)]
-  decode, size = decoder(model, model.condition(every), sampling, folder=folder)
+  every = [texts[int(i)] for i in indices]
+  condition = encoded(model, every)
+  decode, size = decoder(model, condition, sampling, folder=folder)
   with progress.bar('sampling') as show:
     decoded = batches.run(model, decode, every, seed=key, batch_size=size, sampling=sampling,
-                          folder=folder, progress=show)
+                          folder=folder, progress=show, condition=condition)
   return np.asarray(decoded.tokens, np.int32), indices
 
 
@@ -122,8 +129,3 @@ def cached(path: pathlib.Path, model: Model, prompts: str | None, count: int, ke
   tokens, indices = sampled(model, prompts, count, key, sampling, path.with_suffix(''))
   files.write_arrays(path, dict(tokens=tokens, labels=indices))
   return tokens, indices
-
-
-def select(conditions: Any, indices: np.ndarray) -> Any:
-  """Returns the rows of `conditions` at `indices`."""
-  return jax.tree.map(lambda leaf: leaf[indices], conditions)

@@ -13,7 +13,7 @@ from cspd_jax.decoding.tree import Budget, check_size, runtime_tree
 
 def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
            depth: int = 5) -> Drafter:
-  """Drafts along a tree that is chosen anew in every round (EAGLE-2, arXiv 2406.16858).
+  """Drafts along a tree that is chosen in every round (EAGLE-2, arXiv 2406.16858).
 
   A beam of the `width` most probable paths grows `depth` tokens deep. Of all tokens in the beam,
   the `num_nodes` with the most probable paths are drafted. They are chosen, not drawn, so their
