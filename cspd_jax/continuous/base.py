@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.result import Errors, Kernels
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, TokenBatch
@@ -39,39 +40,75 @@ class Modulation(NamedTuple):
   apply: Callable[[Params, jax.Array, Any, jax.Array], tuple[jax.Array, jax.Array]]
 
 
-class Target(NamedTuple):
-  """A masked model of continuous tokens with a diffusion head, as pure functions.
+class Cached(NamedTuple):
+  """A causal transformer with a cache: token `k` of an image depends on tokens `0 .. k - 1`.
 
-  The distribution of a masked token given the visible ones is that of a chain of Gaussian kernels,
-  `schedule.posterior` of the head's two outputs, from pure noise down to level 0. With guidance
-  there is one state per token: the head is evaluated at it with the `z` of either stream, the
-  guided noise is `eps_u + w (eps_c - eps_u)`, and `v` is that of the conditional stream.
+  Tokens are committed in raster order. Rows may have different numbers of tokens.
+
+  Attributes:
+    prefill: `(params, condition, num_slots) -> (z [S, B, D], cache)`: a pass over the condition;
+      `z` is that of token 0, and the cache has slots for `num_slots` tokens.
+    score: `(params, cache, tokens [B, W, C], start [B]) -> (z [S, B, W, D], cache)`: a pass over
+      tokens number `start .. start + W - 1`. Returns `z` of their successors, tokens
+      `start + 1 .. start + W`, and writes slots `start .. start + W - 1`, which a later pass may
+      overwrite. Slots before `start` hold committed tokens.
+  """
+
+  prefill: Callable[[Params, Condition, int], tuple[jax.Array, Any]]
+  score: Callable[[Params, Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+class Target(NamedTuple):
+  """A model of continuous tokens with a diffusion head, as pure functions.
+
+  The transformer is masked (`transform`) or causal (`cached`). The distribution of a token given
+  the visible ones, or those before it, is that of a chain of Gaussian kernels, `schedule.posterior`
+  of the head's two outputs, from pure noise down to level 0. With guidance there is one state per
+  token: the head is evaluated at it with the `z` of either stream, the guided noise is
+  `eps_u + w (eps_c - eps_u)`, and `v` is that of the conditional stream.
 
   Attributes:
     transform: `(params, condition, tokens [B, T, C], visible [B, T] bool) -> z [S, B, T, D]`: one
       forward pass of the transformer. Rows may have different numbers of visible tokens. Must
       ignore `tokens` where `visible` is False, whatever the values. Returns `z` for every
-      position; it is meaningless at visible ones.
+      position; it is meaningless at visible ones. None for a causal model.
     denoise: `(params, x [N, C], step [N], z [N, D]) -> (eps [N, C], v [N, C])`: the diffusion
-      head. `step` is the step of the full process, 0 to 999, from `schedule.Schedule.steps` of a
-      level. `eps` is the predicted noise. `v` locates the log-variance in its range, from -1
-      (smallest) to 1, and may lie outside. Both are float32, computed from `x` in float32 with
-      full precision: the first kernel multiplies an error of `eps` by 316.
+      head. `step` is the entry of `schedule.Schedule.steps` of a level, for the cosine schedule a
+      step of the full process from 0 to 999. `eps` is the predicted noise, or the predicted
+      velocity for a schedule from `schedule.flow`. `v` locates the log-variance in its range, from
+      -1 (smallest) to 1, and may lie outside. Both are float32, computed from `x` in float32 with
+      full precision: the first kernel of the cosine schedule multiplies an error of `eps` by 316.
     num_tokens: `T`.
     token_dim: `C`.
     num_streams: `S`; 2 if the model runs a null condition for guidance.
     check_condition: `condition -> None`; raises ValueError for a condition that the model does
       not support. Called on concrete values only.
     modulation: `denoise` in two parts; None if it has no such parts.
+    cached: the causal transformer; None for a masked model.
+    make_schedule: `num_levels -> Schedule`, the levels of the head.
+    num_levels: the default number of levels.
   """
 
-  transform: Callable[[Params, Condition, jax.Array, jax.Array], jax.Array]
+  transform: Callable[[Params, Condition, jax.Array, jax.Array], jax.Array] | None
   denoise: Callable[[Params, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
   num_tokens: int
   token_dim: int
   num_streams: int = 1
   check_condition: Callable[[Condition], None] = lambda condition: None
   modulation: Modulation | None = None
+  cached: Cached | None = None
+  make_schedule: Callable[[int], Schedule] = schedule_lib.make
+  num_levels: int = schedule_lib.DEFAULT_LEVELS
+
+  def as_schedule(self, schedule: Schedule | int | None) -> Schedule:
+    """Returns a schedule unchanged, or makes one from a number of levels, or from the default.
+
+    Raises:
+      ValueError: if the number of levels is out of range.
+    """
+    if isinstance(schedule, Schedule):
+      return schedule
+    return self.make_schedule(self.num_levels if schedule is None else schedule)
 
 
 class Draft(NamedTuple):
@@ -79,11 +116,15 @@ class Draft(NamedTuple):
 
   Attributes:
     tokens: `[B, T, C]` the image with the drafts in it.
-    record: what `Verifier.sample_draft` recorded of each draft, leaves `[B, drafts, ...]`.
+    record: what `Verifier.sample_draft` recorded of each draft, leaves `[B, drafts, ...]`; or the
+      verifier's memory of earlier rounds.
+    missing: `[B, T]` bool, the positions of the round that have no draft; None for none. A masked
+      model does not see them.
   """
 
   tokens: jax.Array
   record: Any
+  missing: jax.Array | None = None
 
 
 class Cost(NamedTuple):
@@ -109,6 +150,7 @@ class Verdict(NamedTuple):
     cost: the head calls of the round.
     kernels: tests by level, leaves `[B, M]`; None if the verifier does not count them.
     errors: by rank, leaves `[B, W]`; None if the verifier has no bound.
+    memory: what the drafter of the next round reads; see `Verifier.start`.
   """
 
   tokens: jax.Array
@@ -120,6 +162,7 @@ class Verdict(NamedTuple):
   cost: Cost
   kernels: Kernels | None = None
   errors: Errors | None = None
+  memory: Any = ()
 
 
 class Env(NamedTuple):
@@ -148,16 +191,18 @@ class Drafter(NamedTuple):
   """Where drafts come from.
 
   Attributes:
-    propose: `(env, span, tokens [B, T, C]) -> Draft`: drafts for the first ranks of the round,
-      `span.num_drafts(env.verifier.bonus)` of them, sampled by `env.verifier.sample_draft`.
-    model: the draft model. It has the same tokens as the target and reads the same condition.
+    propose: `(env, span, tokens [B, T, C], memory) -> Draft`: drafts for the first ranks of the
+      round, `span.num_drafts(env.verifier.bonus)` of them, sampled by
+      `env.verifier.sample_draft`, or the drafts in the verifier's `memory`.
+    model: the draft model. It has the same tokens as the target and reads the same condition. None
+      for drafts without a model.
     check: `target -> None`; raises ValueError if the drafter does not fit the target.
     guided_as_verified: whether a draft has the guidance scale that it is verified with; else that
       of its own rank.
   """
 
-  propose: Callable[[Env, Span, jax.Array], Draft]
-  model: Target
+  propose: Callable[[Env, Span, jax.Array, Any], Draft]
+  model: Target | None
   check: Callable[[Target], None] = lambda target: None
   guided_as_verified: bool = False
 
@@ -167,13 +212,14 @@ class Context(NamedTuple):
 
   Attributes:
     name: one word.
-    transform: `(env, span, tokens [B, T, C]) -> z [S, B, W, D]`: the transformer's output for the
-      tokens of the round, from the image with the drafts in it.
+    transform: `(env, span, tokens [B, T, C], missing, cache) -> (z [S, B, W, D], cache)`: the
+      transformer's output for the tokens of the round, from the image with the drafts in it;
+      `missing` is `Draft.missing`.
     passes: `span -> [B]`: passes of the transformer per row; they run in parallel.
   """
 
   name: str
-  transform: Callable[[Env, Span, jax.Array], jax.Array]
+  transform: Callable[[Env, Span, jax.Array, jax.Array | None, Any], tuple[jax.Array, Any]]
   passes: Callable[[Span], jax.Array]
 
 
@@ -191,6 +237,8 @@ class Verifier(NamedTuple):
     context: the only `Context.name` the verifier supports; None for any.
     commits_all: whether a round commits all of its tokens, whatever is accepted.
     levels: `M`, levels whose tests are counted separately; 0 for none.
+    start: `(target, num_rows, width) -> memory` before the first round, for verifiers whose drafts
+      are in their own memory of earlier rounds; None for others.
     exact: whether the tokens follow the decoder's `distribution`.
     exact_where: the models for which they do if not for all; '' otherwise.
     bounded: whether the error of every token is bounded.
@@ -204,6 +252,7 @@ class Verifier(NamedTuple):
   context: str | None = None
   commits_all: bool = False
   levels: int = 0
+  start: Callable[[Target, int, int], Any] | None = None
   exact: bool = False
   exact_where: str = ''
   bounded: bool = False
@@ -220,7 +269,9 @@ class Stage(NamedTuple):
     context: which tokens the target sees.
     drafter: where drafts come from; None if the target samples alone.
     guidance_of_last: whether all tokens of a round have the guidance scale of its last one, as in
-      MAR's sampler; else each has that of its own rank.
+      MAR's sampler; else each has that of its own step.
+    steps: the ranks at which autoregressive steps end, ascending. The tokens of a step see those of
+      earlier steps. None for steps of one token.
   """
 
   stops: tuple[int, ...]
@@ -229,3 +280,4 @@ class Stage(NamedTuple):
   context: Context
   drafter: Drafter | None = None
   guidance_of_last: bool = True
+  steps: tuple[int, ...] | None = None

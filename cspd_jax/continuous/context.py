@@ -1,5 +1,7 @@
 """Contexts: which tokens the target sees when it scores the positions of a round."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -10,7 +12,7 @@ from cspd_jax.continuous.span import Span
 
 def true_contexts(target: Target, params: Params, condition: Condition, tokens: jax.Array,
                   rank_of_position: jax.Array, ranks: jax.Array,
-                  positions: jax.Array) -> jax.Array:
+                  positions: jax.Array, missing: jax.Array | None = None) -> jax.Array:
   """Returns the transformer's output for tokens, each conditioned on all tokens before it.
 
   In a masked bidirectional model a new token changes every hidden state, so each of these tokens
@@ -22,8 +24,9 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
     condition: leading axis `B`.
     tokens: `[B, T, C]` committed tokens and drafts.
     rank_of_position: `[B, T]` rank of every position.
-    ranks: `[B, n]` ranks of the tokens; those of lower rank are visible.
+    ranks: `[B, n]`; the tokens of lower rank are visible.
     positions: `[B, n]` positions of the tokens.
+    missing: `[B, T]` bool, positions that are never visible; None for none.
 
   Returns:
     `z` `[S, B, n, D]`.
@@ -31,24 +34,51 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
   num_rows, num = ranks.shape
   wide = lambda leaf: jnp.repeat(leaf, num, axis=0)
   visible = rank_of_position[:, None] < ranks[:, :, None]
+  if missing is not None:
+    visible &= ~missing[:, None]
   z = contract.transform(target, params, jax.tree.map(wide, condition), wide(tokens),
                          visible.reshape(-1, rank_of_position.shape[1]))
   picked = head_lib.pick(z, positions.reshape(-1, 1))
   return picked.reshape(z.shape[0], num_rows, num, -1)
 
 
-def _true(env: Env, span: Span, tokens: jax.Array) -> jax.Array:
-  return true_contexts(env.target, env.params, env.condition, tokens, span.rank_of_position,
-                       span.ranks, span.positions)
+def _true(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
+          ) -> tuple[jax.Array, Any]:
+  z = true_contexts(env.target, env.params, env.condition, tokens, span.rank_of_position,
+                    span.begin, span.positions, missing)
+  return z, cache
 
 
-def _block(env: Env, span: Span, tokens: jax.Array) -> jax.Array:
+def _block(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
+           ) -> tuple[jax.Array, Any]:
+  del missing  # The drafts of the round are not visible.
   z = contract.transform(env.target, env.params, env.condition, tokens,
                          span.rank_of_position < span.count[:, None])
-  return head_lib.pick(z, span.positions)
+  return head_lib.pick(z, span.positions), cache
 
 
-# Every token sees all tokens of lower rank, drafts included; one pass of the target per token.
+def _cached(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
+            ) -> tuple[jax.Array, Any]:
+  del missing  # A causal model reads whatever is there.
+  first, layers = cache
+  width = span.ranks.shape[1]
+  # The token before the round was drawn after the last pass. Before token 0 there is none.
+  start = jnp.maximum(span.count - 1, 0)
+  index = jnp.minimum(start[:, None] + jnp.arange(width), tokens.shape[1] - 1)
+  scored = jnp.take_along_axis(tokens, index[:, :, None], axis=1)
+  z, layers = contract.score(env.target, env.params, layers, scored, start)
+  z = jnp.concatenate([first[:, :, None].astype(z.dtype), z], axis=2)
+  z = head_lib.pick(z, (span.count > 0)[:, None] + jnp.arange(width))
+  return z, (first, layers)
+
+
+def _one(span: Span) -> jax.Array:
+  return span.active.astype(jnp.int32)
+
+
+# Every token sees all tokens of earlier steps, drafts included; one pass of the target per token.
 TRUE = Context('true', _true, lambda span: span.size)
 # All tokens see those committed before the round; one pass of the target.
-BLOCK = Context('block', _block, lambda span: span.active.astype(jnp.int32))
+BLOCK = Context('block', _block, _one)
+# Every token of a causal model sees all tokens before it, drafts included; one pass of the target.
+CACHED = Context('cached', _cached, _one)

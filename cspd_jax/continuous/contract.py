@@ -19,10 +19,36 @@ def transform(target: Target, params: Params, condition: Condition, tokens: jax.
   Raises:
     ValueError: if it does not return what `base.Target` specifies; all functions here likewise.
   """
+  assert target.transform is not None, 'make_decoder refuses a causal model then'
   z = target.transform(params, condition, tokens, visible)
   _check('transform of the model', 'z', z, (target.num_streams, *visible.shape, None),
          jnp.floating, 'num_streams, rows, tokens, size')
   return z
+
+
+def prefill(target: Target, params: Params, condition: Condition, num_slots: int
+            ) -> tuple[jax.Array, Any]:
+  """Calls `prefill` of a causal target and checks what it returns."""
+  assert target.cached is not None
+  z, cache = target.cached.prefill(params, condition, num_slots)
+  rows = jax.tree.leaves(condition)[0].shape[0]
+  _check('prefill of the model', 'z', z, (target.num_streams, rows, None), jnp.floating,
+         'num_streams, rows, size')
+  return z, cache
+
+
+def score(target: Target, params: Params, cache: Any, tokens: jax.Array, start: jax.Array
+          ) -> tuple[jax.Array, Any]:
+  """Calls `score` of a causal target and checks what it returns."""
+  assert target.cached is not None
+  z, after = target.cached.score(params, cache, tokens, start)
+  _check('score of the model', 'z', z, (target.num_streams, *tokens.shape[:2], None),
+         jnp.floating, 'num_streams, rows, tokens, size')
+  describe = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+  if describe(after) != describe(cache):
+    raise ValueError('score of the model returned a cache of other shapes or dtypes than it was '
+                     f'called with: {describe(after)}; it must return {describe(cache)}.')
+  return z, after
 
 
 def check_head(states: jax.Array, eps: jax.Array, v: jax.Array) -> None:

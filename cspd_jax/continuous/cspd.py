@@ -32,7 +32,7 @@ from cspd_jax.continuous.decoders import (
   DEFAULT_PREFIX_SHARE,
 )
 from cspd_jax.continuous.loop import Decoder, make_decoder
-from cspd_jax.continuous.schedule import DEFAULT_LEVELS, Schedule
+from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.verifiers.path_test import path_test
 from cspd_jax.continuous.verifiers.relaxed import relaxed
 from cspd_jax.continuous.verifiers.released import released
@@ -42,7 +42,7 @@ DEFAULT_KAPPA = 42.0
 
 
 def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_LENGTH,
-               schedule: Schedule | int = DEFAULT_LEVELS, *,
+               schedule: Schedule | int | None = None, *,
                max_trials: int = coupling.DEFAULT_TRIALS,
                prefix_share: float = DEFAULT_PREFIX_SHARE, aligned: bool = True,
                guidance: str = 'linear') -> Decoder:
@@ -55,13 +55,13 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     ValueError: for options out of range or models that do not fit together.
   """
   verifier = path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
-  return decoders.path_decoder(target, draft, draft_length, schedule_lib.as_schedule(schedule),
+  return decoders.path_decoder(target, draft, draft_length, target.as_schedule(schedule),
                                verifier, prefix_share, aligned, guidance)
 
 
 def cspd_released(
     target: Target, draft: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
-    schedule: Schedule | int = DEFAULT_LEVELS, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
+    schedule: Schedule | int | None = None, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
     kappa: float = DEFAULT_KAPPA, sigma: str = 'inverted', max_trials: int = 100,
     zero_fallback: bool = True, guidance_of_last: bool = True, block_context: bool = True,
     keep_after_reject: bool = True, aligned: bool = True, guidance: str = 'linear') -> Decoder:
@@ -71,7 +71,7 @@ def cspd_released(
     target: the model that verifies.
     draft: the draft model.
     block_length: `gamma`, drafts per block.
-    schedule: the levels of both heads, or their number.
+    schedule: the levels of both heads, or their number; by default those of the target.
     prefix_share: share of the tokens that the target decodes alone.
     kappa: multiplies both models' standard deviations in the test, but not in the
       residual.
@@ -95,7 +95,7 @@ def cspd_released(
 
 def cspd_relaxed(
     target: Target, draft: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
-    schedule: Schedule | int = DEFAULT_LEVELS, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
+    schedule: Schedule | int | None = None, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
     kappa: float = DEFAULT_KAPPA, block_context: bool = True, aligned: bool = True,
     guidance: str = 'linear') -> Decoder:
   """A simple test that bounds the error, in blocks as in the released code or with true contexts.
@@ -104,7 +104,7 @@ def cspd_relaxed(
     target: the model that verifies.
     draft: the draft model.
     block_length: `gamma`, drafts per block.
-    schedule: the levels of both heads, or their number.
+    schedule: the levels of both heads, or their number; by default those of the target.
     prefix_share: share of the tokens that the target decodes alone.
     kappa: tolerance in units of the last kernel's standard deviation, 0.0064.
     block_context: True for one pass of the target per block, which does not see the drafts: the
@@ -144,6 +144,6 @@ def _block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_l
   distribution = (decoders.describe_blocks(block_length, prefix, last_noise=False)
                   if block_context else decoders.describe_steps(size, last_noise=False))
   return make_decoder(
-      target, schedule_lib.as_schedule(schedule), verifier, [stop for _, stop in blocks],
+      target, target.as_schedule(schedule), verifier, [stop for _, stop in blocks],
       drafter=drafter, context=BLOCK if block_context else TRUE, prefix=prefix, guidance=guidance,
       guidance_of_last=guidance_of_last, distribution=distribution)

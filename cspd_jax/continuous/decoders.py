@@ -23,7 +23,7 @@ from cspd_jax.continuous.base import Target, Verifier
 from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.head import HeadSampler
 from cspd_jax.continuous.loop import Decoder, make_decoder
-from cspd_jax.continuous.schedule import DEFAULT_LEVELS, Schedule
+from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.verifiers.no_drafts import no_drafts
 from cspd_jax.continuous.verifiers.path_test import DEFAULT_ETA, path_test
 
@@ -34,14 +34,14 @@ DEFAULT_BLOCK_LENGTH = 8
 DEFAULT_PREFIX_SHARE = 0.15
 
 
-def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int = DEFAULT_LEVELS, *,
+def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | None = None, *,
         guidance: str = 'linear', last_noise: bool = False) -> Decoder:
   """Decodes as MAR does: in random order, few tokens per step at first and many at the end.
 
   Args:
     target: the model.
     num_iter: autoregressive steps; one token per step by default.
-    schedule: the levels of the head, or their number.
+    schedule: the levels of the head, or their number; by default those of the model.
     guidance: 'linear', as in the paper's results, or 'constant', as in the released demo.
     last_noise: whether the last kernel adds its noise. It does not in MAR; the distribution with
       noise is the one that `exact_path` samples.
@@ -49,13 +49,13 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int = 
   Raises:
     ValueError: for options out of range.
   """
-  schedule = schedule_lib.as_schedule(schedule)
+  schedule = target.as_schedule(schedule)
   return _mar_steps(target, num_iter, schedule, head_lib.ancestral(target, schedule, last_noise),
                     guidance, last_noise)
 
 
 def exact_head(target: Target, kernels_per_call: int = speculative_head.DEFAULT_KERNELS,
-               num_iter: int | None = None, schedule: Schedule | int = DEFAULT_LEVELS, *,
+               num_iter: int | None = None, schedule: Schedule | int | None = None, *,
                rho: np.ndarray | None = None, eta: float = speculative_head.DEFAULT_ETA,
                max_trials: int = coupling.DEFAULT_TRIALS, guidance: str = 'linear') -> Decoder:
   """Decodes as `mar` does, with a speculative head.
@@ -74,13 +74,13 @@ def exact_head(target: Target, kernels_per_call: int = speculative_head.DEFAULT_
   Raises:
     ValueError: for options out of range.
   """
-  schedule = schedule_lib.as_schedule(schedule)
+  schedule = target.as_schedule(schedule)
   sampler = speculative_head.speculative(target, schedule, kernels_per_call, rho, eta, max_trials)
   return _mar_steps(target, num_iter, schedule, sampler, guidance, last_noise=False)
 
 
 def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
-             schedule: Schedule | int = DEFAULT_LEVELS, *,
+             schedule: Schedule | int | None = None, *,
              prefix_share: float | None = DEFAULT_PREFIX_SHARE, guidance: str = 'linear',
              last_noise: bool = False) -> Decoder:
   """Decodes by the target alone, with the same number of tokens in every step.
@@ -101,7 +101,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
   Raises:
     ValueError: for options out of range.
   """
-  size, schedule = target.num_tokens, schedule_lib.as_schedule(schedule)
+  size, schedule = target.num_tokens, target.as_schedule(schedule)
   if not 1 <= block_length <= size:
     raise ValueError(
         f'block_length is {block_length}; it must be from 1 to the number of tokens, {size}.')
@@ -116,7 +116,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
 
 
 def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_LENGTH,
-               schedule: Schedule | int = DEFAULT_LEVELS, *, split: int | None = None,
+               schedule: Schedule | int | None = None, *, split: int | None = None,
                eta: float = DEFAULT_ETA, max_trials: int = coupling.DEFAULT_TRIALS,
                bonus: bool = True, prefix_share: float = DEFAULT_PREFIX_SHARE,
                aligned: bool = True, guidance: str = 'linear') -> Decoder:
@@ -126,7 +126,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     target: the model whose distribution is sampled: that of `mar` with `last_noise`.
     draft: the draft model; it has the same tokens and reads the same condition.
     draft_length: `gamma`, drafts per round.
-    schedule: the levels of both heads, or their number.
+    schedule: the levels of both heads, or their number; by default those of the target.
     split: first kernel of the tested path, a fifth of the way up by default. Above it the noise is
       shared. Low values accept less; high values accept less where the heads disagree at the first
       kernels, which magnify errors most. The distribution is the same for all values.
@@ -142,7 +142,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
   Raises:
     ValueError: for options out of range or models that do not fit together.
   """
-  schedule = schedule_lib.as_schedule(schedule)
+  schedule = target.as_schedule(schedule)
   split = schedule.num_levels // 5 if split is None else split
   if not 0 <= split < schedule.num_levels:
     raise ValueError(f'split is {split}; it must be from 0 to the last of the '

@@ -1,6 +1,7 @@
 """Drafters of continuous tokens: where drafts come from."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,9 @@ def _check_pair(draft: Target, target: Target) -> None:
 
   Schedules cannot differ: a decoder runs both heads with the same one.
   """
+  if target.cached is not None or draft.cached is not None:
+    raise ValueError('the target or the draft model is causal; a draft model requires masked models'
+                     ' on both sides. Decode a causal model with windows.')
   for name, words in (('num_tokens', 'tokens per image'), ('token_dim', 'numbers per token'),
                       ('num_streams', 'guidance streams')):
     of_target, of_draft = getattr(target, name), getattr(draft, name)
@@ -35,8 +39,10 @@ def _check_pair(draft: Target, target: Target) -> None:
           f'draft has {of_draft} {words}, the target {of_target}; they must be equal.')
 
 
-def _propose(model: Target, aligned: bool, env: Env, span: Span, tokens: jax.Array) -> Draft:
+def _propose(model: Target, aligned: bool, env: Env, span: Span, tokens: jax.Array, memory: Any
+             ) -> Draft:
   """Continues the image with the draft model, each draft conditioned on those before it."""
+  del memory
   verifier = env.verifier
   sample_draft = verifier.sample_draft
   assert sample_draft is not None, 'make_decoder refuses a drafter then'

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from cspd_jax.continuous.base import (
   Verdict,
   Verifier,
 )
-from cspd_jax.continuous.context import BLOCK
+from cspd_jax.continuous.context import BLOCK, CACHED, TRUE
 from cspd_jax.continuous.head import HeadSampler
 from cspd_jax.continuous.result import Costs, Decoded, Tests
 from cspd_jax.continuous.sampling import Sampling
@@ -46,6 +46,8 @@ class State(NamedTuple):
     condition: what the models read, leading axis `B`.
     rng: the rows' random numbers.
     decoded: the result so far.
+    cache: `z` `[S, B, D]` of token 0 and the cache of a causal target; () for a masked one.
+    memory: of the verifier of the last stage; see `base.Verifier.start`.
   """
 
   count: jax.Array
@@ -53,6 +55,8 @@ class State(NamedTuple):
   condition: Condition
   rng: RowKeys
   decoded: Decoded
+  cache: Any = ()
+  memory: Any = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,8 +108,8 @@ class Decoder:
 
     For concrete values, before tracing; a traced call cannot inspect values.
     """
-    models = [self.target] if self.drafter is None else [self.target, self.drafter.model]
-    for model in models:
+    draft = None if self.drafter is None else self.drafter.model
+    for model in filter(None, (self.target, draft)):
       model.check_condition(condition)
     num_rows = jax.tree.leaves(condition)[0].shape[0]
     sampling_lib.check(sampling, self.target.num_streams, num_rows)
@@ -142,8 +146,8 @@ class Decoder:
 
   def start(self, params, condition, rng, sampling=Sampling(), draft_params=None) -> State:
     """Returns the state before the first round. `rng`: see `core.random.row_keys`."""
-    del params, sampling
-    if self.drafter is not None and draft_params is None:
+    del sampling
+    if self.drafter is not None and self.drafter.model is not None and draft_params is None:
       raise ValueError("draft_params is None; it must be the draft model's parameters.")
     size = self.target.num_tokens
     order = self.orders(rng, size)
@@ -152,9 +156,15 @@ class Decoder:
         width=max(stage.width for stage in self.stages),
         levels=max(stage.verifier.levels for stage in self.stages),
         bounded=any(stage.verifier.bounded for stage in self.stages))
+    width = max(stage.width for stage in self.stages)
+    cache, memory = (), ()
+    if self.target.cached is not None:
+      cache = contract.prefill(self.target, params, condition, size + width)
+    if self.verifier.start is not None:
+      memory = self.verifier.start(self.target, order.shape[0], width)
     return State(
         count=jnp.zeros_like(decoded.rounds), rank_of_position=jnp.argsort(order, axis=1),
-        condition=condition, rng=rng, decoded=decoded)
+        condition=condition, rng=rng, decoded=decoded, cache=cache, memory=memory)
 
   def round(self, params, state: State, sampling=Sampling(), draft_params=None) -> State:
     """One draft-score-verify-commit round; complete rows do not change."""
@@ -175,20 +185,24 @@ class Decoder:
     span = open_span(
         state.rng, decoded.order, state.rank_of_position, state.count,
         jnp.array(stage.stops, jnp.int32), stage.width, sampling, self.guidance,
-        stage.guidance_of_last, drafter is not None and drafter.guided_as_verified)
+        stage.guidance_of_last, drafter is not None and drafter.guided_as_verified,
+        None if stage.steps is None else jnp.array(stage.steps, jnp.int32))
 
     # Draft and score.
     draft, num_drafts = None, jnp.zeros_like(state.count)
     if drafter is not None:
-      draft = drafter.propose(env, span, decoded.tokens)
-      num_drafts = span.num_drafts(verifier.bonus)
-    z = stage.context.transform(env, span, decoded.tokens if draft is None else draft.tokens)
+      draft = drafter.propose(env, span, decoded.tokens, state.memory)
+      num_drafts = span.num_drafts(verifier.bonus) * (drafter.model is not None)
+    z, cache = stage.context.transform(
+        env, span, decoded.tokens if draft is None else draft.tokens,
+        None if draft is None else draft.missing, state.cache)
 
     # Verify and commit.
     verdict = verifier.verify(env, span, draft, z)
     contract.check_verdict(verdict, (*span.ranks.shape, self.target.token_dim))
     return state._replace(
-        count=state.count + verdict.length,
+        count=state.count + verdict.length, cache=cache,
+        memory=verdict.memory if stage is self.stages[-1] else state.memory,
         decoded=_commit(decoded, span, verifier, verdict, stage.context.passes(span), num_drafts))
 
   def _max_rounds(self) -> int:
@@ -234,10 +248,11 @@ def _commit(decoded: Decoded, span: Span, verifier: Verifier, verdict: Verdict,
 
 
 def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: Sequence[int], *,
-                 drafter: Drafter | None = None, context: Context = BLOCK,
+                 drafter: Drafter | None = None, context: Context | None = None,
                  width: int | None = None, prefix: int = 0,
                  prefix_sampler: HeadSampler | None = None, guidance: str = 'linear',
-                 guidance_of_last: bool = True, distribution: str = '') -> Decoder:
+                 guidance_of_last: bool = True, steps: tuple[int, ...] | None = None,
+                 distribution: str = '') -> Decoder:
   """Builds a decoder from its parts.
 
   Args:
@@ -248,18 +263,21 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
       tokens. Empty if the prefix is the whole image.
     drafter: where drafts come from, for verifiers that accept drafts; see `drafters`.
     context: which tokens the target sees when it scores the positions of a round: `context.BLOCK`
-      or `context.TRUE`.
+      (the default) or `context.TRUE` for a masked target, `context.CACHED` for a causal one.
     width: the largest number of tokens of a round; None for all up to the next stop.
     prefix: the number of first tokens that the target decodes alone, one per round.
     prefix_sampler: samples them; `head.ancestral` by default.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`.
     guidance_of_last: see `Stage`.
+    steps: see `Stage`.
     distribution: the distribution that is sampled, in words.
 
   Raises:
     ValueError: for parts that do not fit together.
   """
   sampling_lib.check_guidance(guidance)
+  first_context = BLOCK if target.cached is None else CACHED
+  context = first_context if context is None else context
   _check_parts(target, verifier, drafter, context)
   stops = tuple(stops)
   ends = (*range(1, prefix + 1), *stops)
@@ -270,7 +288,7 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
   stages = []
   if prefix:
     sampler = head_lib.ancestral(target, schedule) if prefix_sampler is None else prefix_sampler
-    stages.append(Stage(tuple(range(1, prefix + 1)), 1, no_drafts(sampler), BLOCK))
+    stages.append(Stage(tuple(range(1, prefix + 1)), 1, no_drafts(sampler), first_context))
   # Rounds of one token at the start have a stage of their own, which is not as wide as the others.
   single = 0
   if drafter is None and width is None:
@@ -279,19 +297,32 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
     if stage_stops:
       widest = max(b - a for a, b in zip((begin, *stage_stops), stage_stops))
       stages.append(Stage(stage_stops, widest if width is None else width, verifier, context,
-                          drafter, guidance_of_last))
-  return Decoder(target, schedule, tuple(stages), guidance, distribution)
+                          drafter, guidance_of_last, steps))
+  if target.cached is not None and any(
+      stage.drafter is None and stage.width > 1 for stage in stages):
+    raise ValueError(
+        'a causal model decodes one token per step, because every token depends on the one before '
+        f'it; the decoder has steps that end at {stops}. Leave the number of steps out.')
+  orders = noise_lib.random_orders if target.cached is None else noise_lib.raster_orders
+  return Decoder(target, schedule, tuple(stages), guidance, distribution, orders)
 
 
 def _check_parts(target: Target, verifier: Verifier, drafter: Drafter | None,
                  context: Context) -> None:
   """Raises ValueError for parts that do not fit together."""
-  if drafter is None and verifier.sample_draft is not None:
+  remembers = verifier.start is not None
+  if drafter is None and (remembers or verifier.sample_draft is not None):
     raise ValueError('drafter is None, but the verifier requires drafts; pass a Drafter.')
   if drafter is not None:
-    if verifier.sample_draft is None:
+    if remembers != (drafter.model is None) or (
+        drafter.model is not None and verifier.sample_draft is None):
       raise ValueError('drafter is set, but the verifier accepts no drafts; pass drafter=None.')
     drafter.check(target)
+  causal = target.cached is not None
+  if causal != (context.name == CACHED.name):
+    raise ValueError(
+        f'context is {context.name!r}; a {"causal" if causal else "masked"} model supports '
+        f'{CACHED.name if causal else f"{BLOCK.name} and {TRUE.name}"}.')
   if verifier.context not in (None, context.name):
     raise ValueError(
         f'context is {context.name!r}; the verifier requires the context {verifier.context!r}.')

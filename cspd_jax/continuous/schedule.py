@@ -85,15 +85,6 @@ def make(num_levels: int = DEFAULT_LEVELS) -> Schedule:
       max_log_variance=np.log(beta))
 
 
-def as_schedule(schedule: Schedule | int) -> Schedule:
-  """Returns a schedule unchanged, or turns a number of levels into the cosine schedule.
-
-  Raises:
-    ValueError: if the number of levels is out of range.
-  """
-  return schedule if isinstance(schedule, Schedule) else make(schedule)
-
-
 def _cosine_betas() -> np.ndarray:
   """Returns the variances that the steps of the full process add, `[1000]` float64."""
   ratio = np.cos((np.arange(NUM_STEPS + 1) / NUM_STEPS + 0.008) / 1.008 * np.pi / 2)**2

@@ -61,6 +61,8 @@ class Span(NamedTuple):
     count: `[B]` committed tokens.
     stop: `[B]` rank at which the round ends at the latest; `count` for complete rows.
     ranks: `[B, W]` ranks of the tokens; those at or beyond `stop` are not in the round.
+    begin: `[B, W]` rank at which the autoregressive step of the tokens begins.
+    end: `[B, W]` rank at which it ends.
     positions: `[B, W]` positions of the tokens; past the end of the image, the last one.
     scale: `[B, W]` guidance scale of the tokens.
     draft_scale: `[B, W]` guidance scale of their drafts.
@@ -72,6 +74,8 @@ class Span(NamedTuple):
   count: jax.Array
   stop: jax.Array
   ranks: jax.Array
+  begin: jax.Array
+  end: jax.Array
   positions: jax.Array
   scale: jax.Array
   draft_scale: jax.Array
@@ -104,13 +108,15 @@ class Span(NamedTuple):
   def select(self, index: jax.Array) -> 'Span':
     """Returns tokens number `index` `[B, n]` of the round, leaves `[B, n]`."""
     select = lambda leaf: jnp.take_along_axis(leaf, index, axis=1)
-    return self._replace(ranks=select(self.ranks), positions=select(self.positions),
+    return self._replace(ranks=select(self.ranks), begin=select(self.begin),
+                         end=select(self.end), positions=select(self.positions),
                          scale=select(self.scale), draft_scale=select(self.draft_scale))
 
 
 def open_span(rng: RowKeys, order: jax.Array, rank_of_position: jax.Array, count: jax.Array,
               stops: jax.Array, width: int, sampling: Sampling, guidance: str,
-              guidance_of_last: bool, guided_as_verified: bool) -> Span:
+              guidance_of_last: bool, guided_as_verified: bool,
+              steps: jax.Array | None = None) -> Span:
   """Returns the next tokens of every row: `width` of them, or fewer up to the next stop.
 
   Args:
@@ -123,20 +129,27 @@ def open_span(rng: RowKeys, order: jax.Array, rank_of_position: jax.Array, count
     sampling: the options.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`.
     guidance_of_last: whether all tokens have the guidance scale of the last one of the round;
-      else each has that of its own rank.
-    guided_as_verified: whether drafts have that scale too; else each has that of its own rank.
+      else each has that of its own step.
+    guided_as_verified: whether drafts have that scale too; else each has that of its own step.
+    steps: `[n]` the ranks at which autoregressive steps end, ascending; None for steps of one
+      token.
   """
   size = order.shape[1]
   next_stop = jnp.append(stops, size)[jnp.sum(count[:, None] >= stops, axis=1)]
   stop = jnp.minimum(next_stop, count + width)
   ranks = count[:, None] + jnp.arange(width)
   scale = lambda masked: sampling_lib.scale(sampling, guidance, size, masked)
-  scale_of_rank = scale(size - 1 - ranks)
+  begin, end = ranks, ranks + 1
+  if steps is not None:
+    step = jnp.sum(ranks[..., None] >= steps, axis=-1)
+    begin, end = jnp.insert(steps, 0, 0)[step], jnp.append(steps, size)[step]
+  scale_of_rank = scale(size - end)
   verified = scale_of_rank
   if guidance_of_last:
     verified = scale(jnp.broadcast_to(size - stop[:, None], ranks.shape))
   return Span(
       rng=rng, rank_of_position=rank_of_position, count=count, stop=stop, ranks=ranks,
+      begin=begin, end=end,
       positions=jnp.take_along_axis(order, jnp.minimum(ranks, size - 1), axis=1),
       scale=verified, draft_scale=verified if guided_as_verified else scale_of_rank,
       temperature=sampling.temperature)

@@ -6,13 +6,13 @@ those of the function of that name; a draft model and other parts that text cann
 `Resources`.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.cspd import cspd_paper, cspd_relaxed, cspd_released
 from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel
@@ -83,15 +83,14 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
   entry = DECODERS[part.name]
   allowed = entry.parameters
   arguments = binding.bind(part, allowed, {
-      Schedule: binding.Converter('the number of levels', _schedule)})
+      Schedule: binding.Converter('the number of levels', functools.partial(_schedule, target))})
   if entry.accepts('draft'):
     if resources.draft is None:
       raise ValueError(
           f'{part.name} needs a draft model, but draft is None; pass Resources(draft=...).')
     arguments['draft'] = resources.draft
   if resources.rho is not None and entry.accepts('rho'):
-    schedule = arguments.get('schedule', allowed['schedule'].default)
-    arguments['rho'] = resources.rho(schedule_lib.as_schedule(schedule))
+    arguments['rho'] = resources.rho(target.as_schedule(arguments.get('schedule')))
   return entry.build(target, **arguments)
 
 
@@ -140,10 +139,10 @@ def guarantee(decoder: Decoder) -> str:
   return 'W2 bound' if verifier.bounded else 'none'
 
 
-def _schedule(name: str, value: Any) -> Schedule:
+def _schedule(target: Target, name: str, value: Any) -> Schedule:
   if isinstance(value, bool) or not isinstance(value, int):
     raise ValueError(f'{name} is {value}; it must be the number of levels.')
-  return schedule_lib.make(value)
+  return target.make_schedule(value)
 
 
 def _part(spec: str | Spec) -> Part:
