@@ -41,6 +41,9 @@ from cspd_jax.continuous.head_drafter import Frozen
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import TokenBatch
 
+# Drafts of a chain per call of the head, as a multiple of the average.
+DRAFTS = 4
+
 
 class Chains(NamedTuple):
   """Chains of tokens.
@@ -193,11 +196,26 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
   first = head_lib.start(batch, target)
   state, answers = _follow(target, schedule, params, batch, old, noise, first)
 
+  # Long chains use the share of those that are complete.
+  per_call = batch.active.shape[0] * kernels_per_call
+
   def one_call(state):
-    drafts, after = _draft(schedule, rho, kernels_per_call, batch, old, noise, answers, state)
-    kernel = head_lib.kernel(
-        target, schedule, params, batch, drafts.x, _level(schedule, drafts.index))
-    return _verify(schedule, target, noise, state, drafts, after, kernel)
+    drafts, after = _draft(schedule, rho, DRAFTS * kernels_per_call, batch, old, noise, answers,
+                           state)
+    num, length = drafts.index.shape
+    real = drafts.index < schedule.num_levels
+    # The first drafts of every chain, then the second ones, as many as there is space for.
+    chosen = jnp.nonzero(real.T.reshape(-1), size=per_call, fill_value=num * length)[0]
+    token, number = chosen % num, jnp.minimum(chosen // num, length - 1)
+    pick = lambda leaf: leaf[token, number]
+    kernel = head_lib.kernel(target, schedule, params, batch, pick(drafts.x),
+                             _level(schedule, pick(drafts.index)), token)
+    number = jnp.where(chosen < num * length, number, length)
+    unpack = lambda leaf: jnp.ones((num, length, *leaf.shape[1:]), leaf.dtype).at[
+        token, number].set(leaf, mode='drop')
+    called = jnp.zeros((num, length), bool).at[token, number].set(True, mode='drop')
+    return _verify(schedule, target, noise, state, drafts, called, after,
+                   jax.tree.map(unpack, kernel))
 
   levels = schedule.num_levels
   return jax.lax.while_loop(
@@ -252,36 +270,46 @@ def _at(leaf: jax.Array, index: jax.Array) -> jax.Array:
 def _draft(schedule: Schedule, rho: np.ndarray, length: int, batch: TokenBatch, old: Chains,
            noise: Noise, answers: Answers, state: State) -> tuple[Drafts, Position]:
   """Drafts `length` transitions of parted chains; returns them and what follows the last one."""
-  levels, position, drafts = schedule.num_levels, state.position, []
-  exist = old.exist[:, None]
-  for _ in range(length):  # Unrolled: in a loop these few products take as long as a head call.
+  levels, exist = schedule.num_levels, old.exist[:, None]
+
+  def step(position, _):
     index, x = position
     here = jnp.minimum(index, levels - 1)
-    at_old, frozen_there, splits = jax.tree.map(
-        lambda leaf: _at(leaf, here),
-        ((old.states, old.kernels), answers.frozen, (noise.split, noise.log_uniform, noise.fresh)))
-    frozen = jax.tree.map(lambda a, b: jnp.where(exist, a, b), frozen_there, state.frozen)
-    mean, std = head_drafter.draft_kernel(schedule, rho, frozen, x, _level(schedule, index))
+    at = lambda tree: jax.tree.map(lambda leaf: _at(leaf, here), tree)
+    where = lambda a, b: jax.tree.map(lambda a, b: jnp.where(exist, a, b), a, b)
+    mean, std = head_drafter.draft_kernel(
+        schedule, rho, where(at(answers.frozen), state.frozen), x, _level(schedule, index))
     predicted = Gaussian(mean, batch.temperature[:, None] * std)
-    split, log_uniform, fresh = splits
     # Without an old chain the state is a draw from the predicted kernel, which `move` keeps.
-    plain = (predicted.mean + predicted.std * fresh, predicted)
-    source, source_kernel = jax.tree.map(lambda a, b: jnp.where(exist, a, b), at_old, plain)
-    moved = coupling.move(source, source_kernel, predicted, split, log_uniform)
+    plain = predicted.mean + predicted.std * at(noise.fresh)
+    source, kernel = where(at((old.states, old.kernels)), (plain, predicted))
+    moved = coupling.move(source, kernel, predicted, at(noise.split), at(noise.log_uniform))
     kept = moved.kept & old.exist
-    drafts.append(Drafts(index, x, moved.x, predicted, kept))
     jumped = _jump(answers, jnp.minimum(index + 1, levels))
-    position = Position(
+    after = Position(
         jnp.where(kept, jumped.index, jnp.minimum(index + 1, levels)),
         jnp.where(kept[:, None], jumped.x, moved.x))
-  return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *drafts), position
+    return after, Drafts(index, x, moved.x, predicted, kept)
+
+  after, drafts = jax.lax.scan(step, state.position, length=length)
+  return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), drafts), after
 
 
 def _verify(schedule: Schedule, target: Target, noise: Noise, state: State, drafts: Drafts,
-            after: Position, kernel: head_lib.Kernel) -> State:
-  """Moves drafts from the predicted to the true kernels, up to the first that is not kept."""
+            called: jax.Array, after: Position, kernel: head_lib.Kernel) -> State:
+  """Moves drafts from the predicted to the true kernels, up to the first that is not kept.
+
+  Args:
+    schedule: the levels.
+    target: the model.
+    noise: the random numbers.
+    state: the state before the drafts.
+    drafts: the drafts.
+    called: `[N, L]` whether the head was evaluated at a draft: the first ones of every chain.
+    after: what follows the last draft.
+    kernel: the true kernels, `[N, L, C]`; meaningless where not `called`.
+  """
   levels, length = schedule.num_levels, drafts.index.shape[1]
-  real = drafts.index < levels
   here = jnp.minimum(drafts.index, levels - 1)
   at = lambda leaf: jnp.take_along_axis(
       jnp.broadcast_to(leaf, (here.shape[0], *leaf.shape[1:])),
@@ -289,16 +317,19 @@ def _verify(schedule: Schedule, target: Target, noise: Noise, state: State, draf
   true = Gaussian(kernel.mean, kernel.std)
   moved = coupling.move(
       drafts.next, drafts.predicted, true, at(noise.draft_split), at(noise.draft_log_uniform))
-  accepted = coupling.accepted_length(moved.kept & real)
+  accepted = coupling.accepted_length(moved.kept & called)
+  num_called = jnp.sum(called, axis=1, dtype=jnp.int32)
+  failed = accepted < num_called
   last = jnp.minimum(accepted, length - 1)
   pick = lambda leaf: _at(leaf, last)
-  failed = (accepted < length) & pick(real)
-  position = Position(
-      jnp.where(failed, pick(drafts.index) + 1, after.index),
-      jnp.where(failed[:, None], pick(moved.x), after.x))
+  # The chain continues after the transition that failed, or at the first draft without a call.
+  position = jax.tree.map(
+      lambda a, b, c: jnp.where(_like(failed, a), a, jnp.where(_like(accepted < length, a), b, c)),
+      Position(pick(drafts.index) + 1, pick(moved.x)),
+      Position(pick(drafts.index), pick(drafts.x)), after)
 
   # Transitions beyond the first that failed write out of range, which drops them.
-  decided = real & (jnp.arange(length) <= accepted[:, None])
+  decided = called & (jnp.arange(length) <= accepted[:, None])
   index = jnp.where(decided, drafts.index, levels)
   row = jnp.arange(index.shape[0])[:, None]
   write = lambda leaf, new: leaf.at[row, index].set(new, mode='drop')
@@ -316,7 +347,12 @@ def _verify(schedule: Schedule, target: Target, noise: Noise, state: State, draf
       Frozen(answer.eps, x0, answer.v), state.frozen)
   return State(position, frozen, Walked(
       chains, write(walked.kept, drafts.kept & moved.kept), walked.calls + active,
-      walked.rows + target.num_streams * jnp.sum(real, axis=1)))
+      walked.rows + target.num_streams * num_called))
+
+
+def _like(condition: jax.Array, leaf: jax.Array) -> jax.Array:
+  """Adds axes to `condition` `[N]` so that it broadcasts against `leaf` `[N, ...]`."""
+  return condition.reshape(-1, *(1,) * (leaf.ndim - 1))
 
 
 def shift(chains: Chains, length: jax.Array) -> Chains:

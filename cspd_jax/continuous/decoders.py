@@ -20,7 +20,7 @@ from cspd_jax.continuous import (
   speculative_head,
 )
 from cspd_jax.continuous.base import Target, Verifier
-from cspd_jax.continuous.context import CACHED, TRUE
+from cspd_jax.continuous.context import CACHED, TRUE, true_window
 from cspd_jax.continuous.head import HeadSampler
 from cspd_jax.continuous.loop import Decoder, make_decoder
 from cspd_jax.continuous.schedule import Schedule
@@ -33,7 +33,7 @@ DEFAULT_DRAFT_LENGTH = 2
 DEFAULT_BLOCK_LENGTH = 8
 DEFAULT_WINDOW = 8
 # States of a parted chain per call of the head.
-DEFAULT_WINDOW_KERNELS = 12
+DEFAULT_WINDOW_KERNELS = 4
 # Share of the tokens that the target decodes alone before there are drafts.
 DEFAULT_PREFIX_SHARE = 0.15
 
@@ -133,8 +133,8 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     window: tokens of a round. A causal model runs them in one pass, a masked one in a pass each.
     num_iter: as for `mar`; the tokens of a step are committed together.
     schedule: as for `mar`; its last kernel must have noise.
-    kernels_per_call: states of a chain that the head is evaluated at together, where the chain has
-      left that of the last round.
+    kernels_per_call: states per chain that the head is evaluated at together, where chains have
+      left those of the last round.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
     guidance: as for `mar`.
 
@@ -151,10 +151,15 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
   steps = None
   if num_iter is not None:
     steps = tuple(size - masked for masked in schedule_lib.mask_lengths(size, num_iter))
-  verifier = coupled_chains(schedule, kernels_per_call, rho)
+  verifier = coupled_chains(schedule, window, kernels_per_call, rho)
+  context, width = CACHED, window
+  if target.cached is None:
+    # A masked model returns `z` for all positions in every pass, so tokens behind the window can be
+    # drawn for no further pass. They are the drafts of the next round.
+    context, width = true_window(window), min(2 * window, size)
   return make_decoder(
       target, schedule, verifier, (size,), drafter=drafters.old_chains(),
-      context=TRUE if target.cached is None else CACHED, width=window, guidance=guidance,
+      context=context, width=width, guidance=guidance,
       guidance_of_last=False, steps=steps,
       distribution=describe_steps(num_iter or size, last_noise=True))
 

@@ -27,8 +27,8 @@ def model(draft: Target, aligned: bool = True, guided_as_verified: bool = False)
 def old_chains() -> Drafter:
   """Returns a drafter whose drafts are the tokens of the verifier's `chains.Chains`.
 
-  They are those that the last round has drawn and not committed. The tokens of a window for which
-  there is none yet are missing; a causal model reads the last draft in their place.
+  They are those that the last round has drawn and not committed. Tokens of the window without a
+  draft are missing; a causal model reads the last draft in their place.
   """
   def propose(env: Env, span: Span, tokens: jax.Array, memory: Chains) -> Draft:
     del env

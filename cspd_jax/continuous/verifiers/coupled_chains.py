@@ -24,11 +24,13 @@ from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span
 
 
-def coupled_chains(schedule: Schedule, kernels_per_call: int, rho: np.ndarray) -> Verifier:
+def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: np.ndarray
+                   ) -> Verifier:
   """Commits the tokens whose context was true, up to the first that changed.
 
   Args:
     schedule: the levels of the head; the last kernel must have noise.
+    window: the first tokens of a round, which may be final; the others are drawn ahead.
     kernels_per_call: states of a chain that the head is evaluated at together.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter`.
   """
@@ -48,7 +50,8 @@ def coupled_chains(schedule: Schedule, kernels_per_call: int, rho: np.ndarray) -
     first = jnp.sum(jnp.cumprod(unchanged, axis=1), axis=1, dtype=jnp.int32)
     # The tokens of a step do not see each other: all that are in the round are final.
     end = jnp.take_along_axis(span.end, jnp.minimum(first, width - 1)[:, None], axis=1)[:, 0]
-    length = jnp.where(span.active, jnp.minimum(end, span.stop) - span.count, 0)
+    end = jnp.minimum(end, jnp.minimum(span.stop, span.count + window))
+    length = jnp.where(span.active, end - span.count, 0)
     committed = jnp.arange(width) < length[:, None]
     tested = draft.record.exist & span.in_round
     by_level = lambda kept: jnp.sum(
