@@ -1,7 +1,6 @@
 """Bytes of parameters and caches against arrays that are really allocated; batches that fit."""
 
 import dataclasses
-import types
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.core import programs, random as random_lib
-from cspd_jax.generation import engines, generate, memory
+from cspd_jax.generation import generate, memory
 
 
 @pytest.fixture(scope='module')
@@ -51,7 +50,7 @@ def test_live_cache_grows_with_streams_and_images(model):
 
 
 def test_continuous_tokens_need_no_cache():
-  assert memory.live_cache(types.SimpleNamespace(engine=engines.CONTINUOUS), True, None) == 0
+  assert memory.live_cache(cspd_jax.load('mar_demo'), True, np.zeros(1, np.int32)) == 0
 
 
 # Estimates, and the batch sizes that they allow.
