@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 
 from cspd_jax.checkpoints.kinds import Kind
@@ -78,4 +77,4 @@ FAMILY = Family(
     published=Published(nextstep.PRESETS,
                         condition=lambda config, count: token_prompts.described(count)),
     text_forms={'nextstep': bpe.Vocabulary},
-    prompt_writers={name: getattr(templates, name) for name in ('nextstep', 'nextstep_1_1')})
+    prompt_writers={name: getattr(templates, name) for name in ('nextstep', 'nextstep_1_1', 'plain')})

@@ -19,8 +19,12 @@ import numpy as np
 import pytest
 
 from checkpoints_conversion import convert, rules
-from checkpoints_conversion.rules import base, nextstep as nextstep_rules
-from checkpoints_conversion.rules import family as family_lib, nextstep_vae
+from checkpoints_conversion.rules import (
+  base,
+  family as family_lib,
+  nextstep as nextstep_rules,
+  nextstep_vae,
+)
 from cspd_jax.models import kl_vae, nextstep, transformer
 from tests.conversion import published_settings as published
 from tests.models import published as weights
