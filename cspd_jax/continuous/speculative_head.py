@@ -147,7 +147,7 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int = DEFA
 
   guarantee = (f'{coupling.guarantee(eta, max_trials)}: the same distribution, fewer head calls in '
                'sequence')
-  return HeadSampler(sample, levels, guarantee)
+  return HeadSampler(sample, levels, guarantee, kernels_per_call)
 
 
 def propose(schedule: Schedule, rho: np.ndarray, length: int, batch: TokenBatch, noise: Noise,
