@@ -147,7 +147,27 @@ class BatchDecoder:
     return self._params, condition, row_keys, self._settled(sampling), self._draft_params
 
 
-def run(
+def run(model: 'Model', decoder: str | Spec | Callable[..., Any], prompts: Any, **options: Any
+        ) -> Any:
+  """Decodes one image per prompt.
+
+  Args:
+    model: the model.
+    decoder: as for `iterate`.
+    prompts: one per image, as `model.condition` accepts them.
+    **options: as for `iterate`.
+
+  Returns:
+    The decoder's results for all images, in the order of their prompts, as NumPy arrays.
+
+  Raises:
+    ValueError: as for `iterate`.
+  """
+  results = [decoded for _, decoded in iterate(model, decoder, prompts, **options)]
+  return jax.tree.map(lambda *parts: np.concatenate(parts), *results)
+
+
+def iterate(
     model: 'Model',
     decoder: str | Spec | Callable[..., Any],
     prompts: Any,
@@ -158,8 +178,8 @@ def run(
     folder: str | os.PathLike | None = None,
     progress: Progress | None = None,
     condition: Any = None,
-) -> Any:
-  """Decodes one image per prompt.
+) -> Iterator[tuple[int, Any]]:
+  """Decodes one image per prompt, batch after batch, so that not all are in memory at once.
 
   Args:
     model: the model.
@@ -178,37 +198,12 @@ def run(
     progress: called after every batch.
     condition: of the prompts, if the caller has encoded them; None encodes them here.
 
-  Returns:
-    The decoder's results for all images, in the order of their prompts, as NumPy arrays.
+  Yields:
+    The number of the first image of a batch, and its result as NumPy arrays.
 
   Raises:
     ValueError: if there are no prompts, an option is not supported, a batch does not fit in
       memory, the folder holds another run, or the model returns no valid probabilities.
-  """
-  batches = [decoded for _, decoded in iterate(
-      model, decoder, prompts, seed=seed, batch_size=batch_size, sampling=sampling, folder=folder,
-      progress=progress, condition=condition)]
-  return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
-
-
-def iterate(
-    model: 'Model',
-    decoder: str | Spec | Callable[..., Any],
-    prompts: Any,
-    *,
-    seed: Any = 0,
-    batch_size: int | None = 16,
-    sampling: Options | None = None,
-    folder: str | os.PathLike | None = None,
-    progress: Progress | None = None,
-    condition: Any = None,
-) -> Iterator[tuple[int, Any]]:
-  """Decodes batch after batch, so that not all images are in memory at once.
-
-  Arguments and errors are those of `run`.
-
-  Yields:
-    The number of the first image of a batch, and its result as NumPy arrays.
   """
   condition = model.condition(prompts) if condition is None else condition
   count = len(jax.tree.leaves(condition)[0])
@@ -254,7 +249,7 @@ def iterate(
 
 
 def _check(count: int, seed: Any, batch_size: int | None) -> None:
-  """Raises ValueError for arguments of `run` that are not supported."""
+  """Raises ValueError for arguments of `iterate` that are not supported."""
   if not count:
     raise ValueError('prompts is empty; pass at least one.')
   if batch_size is not None and batch_size < 1:

@@ -122,8 +122,8 @@ def test_an_estimate_is_about_what_a_compiled_decoder_needs(decoder, num_rows):
 
 
 def _described_mar(name):
-  """A described MAR model with one layer and a draft model of the same sizes."""
-  model = families.describe(name, dtype='float32', layers=1)
+  """A described MAR model with two layers and a draft model of the same sizes."""
+  model = families.describe(name, dtype='float32', layers=2)
   return dataclasses.replace(model, drafts={'model': Drafts(
       lambda guided: mar.target(model.config, guided=guided), model.params)})
 
