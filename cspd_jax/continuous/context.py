@@ -66,7 +66,8 @@ def true_window(window: int) -> Context:
                       span.begin[:, :window], span.positions, missing)
     return z, cache
 
-  return Context('true', transform, lambda span: jnp.minimum(span.size, window))
+  return Context('true', transform, lambda span: jnp.minimum(span.size, window),
+                 lambda width: min(width, window))
 
 
 def _block(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
