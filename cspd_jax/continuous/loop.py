@@ -181,7 +181,7 @@ class Decoder:
     return state.decoded
 
   def intermediate(self, num_rows: int) -> float:
-    """Returns about how many bytes a round of `num_rows` images needs beside its state."""
+    """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
     return footprint.largest(self.target, self.stages, self.schedule.num_levels, num_rows)
 
   def _round(self, stage: Stage, params, state: State, sampling, draft_params) -> State:

@@ -293,7 +293,7 @@ class Drafter(NamedTuple):
     check: `target -> None`; raises ValueError if the target does not fit.
     reuses_drafts: whether drafts of one round can return in the next.
     num_arrays: arrays of probabilities of all drafts that `propose` and `update` hold at once,
-      beside those they record; for estimates of memory.
+      without those they record; for estimates of memory.
   """
 
   layout: Layout

@@ -124,7 +124,7 @@ class Decoder:
     return self.finish(state)
 
   def intermediate(self, num_rows: int) -> float:
-    """Returns about how many bytes a round of `num_rows` images needs beside its state."""
+    """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
     probabilities = (self.drafter.tree.num_nodes + 1) * self.target.vocab_size
     num_arrays = _PROBABILITIES + self.drafter.num_arrays
     return float(num_rows * num_arrays * probabilities * np.dtype(np.float32).itemsize)

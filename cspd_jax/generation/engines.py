@@ -52,7 +52,7 @@ class AnyDecoder(Protocol):
     """Returns the result so far."""
 
   def intermediate(self, num_rows: int, /) -> float:
-    """Returns about how many bytes a round of `num_rows` images needs beside its state."""
+    """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
 
 
 class Engine(NamedTuple):

@@ -162,7 +162,7 @@ def _is_divided(params: Any) -> bool:
 
 
 def _fixed(params: Any, platform: str) -> float:
-  """Returns the bytes of parameters on a device beside those that it already holds."""
+  """Returns the bytes of parameters that a device does not hold yet, and of their copies."""
   leaves = jax.tree.leaves(params)
   if platform != 'cpu':
     return size([leaf for leaf in leaves if not isinstance(leaf, jax.Array)])

@@ -306,7 +306,7 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
 def _sizes(config: MARConfig) -> base.Sizes:
   """Returns the bytes of intermediate results, which programs for CPUs hold in float32.
 
-  The largest are two arrays of attention scores beside the layer's features, queries, keys and
+  The largest are two arrays of attention scores with the layer's features, queries, keys and
   values, or the hidden features before and after their activation, with a part of the scores.
   """
   rows = config.buffer_size + config.num_tokens

@@ -58,8 +58,9 @@ def test_text_to_image_runs_with_any_model_and_shows_how_images_grow():
 
 
 def test_ci_executes_every_notebook():
-  assert '\npytest\npytest -m slow tests/docs/test_code_blocks.py\n' in (
-      pages.ROOT / '.ci' / 'run').read_text()
+  lines = (pages.ROOT / '.ci' / 'run').read_text().splitlines()
+  assert 'pytest' in lines
+  assert any(line.startswith('pytest -m slow tests/docs/test_code_blocks.py') for line in lines)
 
 
 @each

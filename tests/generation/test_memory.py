@@ -132,8 +132,9 @@ def _described_mar(name):
 # blocks of `cspd_released`.
 @pytest.mark.parametrize('name, decoder, num_rows', representative([
     ('mar_demo', 'mar', 2), ('mar_demo', 'exact_head', 4), ('mar_demo', 'exact_path', 4),
-    ('mar_demo', 'cspd_released', 2), ('mar_b', 'mar', 8), ('mar_b', 'exact_head', 1),
-    ('mar_b', 'exact_path', 1), ('mar_b', 'exact_path', 8), ('mar_b', 'cspd_released', 8)],
+    ('mar_demo', 'cspd_released', 2), ('mar_demo', 'windows(window=4)', 2), ('mar_b', 'mar', 8),
+    ('mar_b', 'exact_head', 1), ('mar_b', 'exact_path', 1), ('mar_b', 'exact_path', 8),
+    ('mar_b', 'cspd_released', 8)],
     ('mar_demo', 'exact_head', 4), ('mar_b', 'mar', 8)))
 def test_an_estimate_of_continuous_tokens_is_about_what_a_compiled_decoder_needs(
     name, decoder, num_rows):
@@ -144,7 +145,7 @@ def test_an_estimate_of_continuous_tokens_is_about_what_a_compiled_decoder_needs
 @pytest.mark.parametrize('decoder', ['exact_head', 'cspd_released', 'exact_path'])
 def test_modulations_that_are_not_stored_need_no_memory(decoder, monkeypatch):
   monkeypatch.setattr(head, 'MODULATION_BYTES', 1000)
-  assert 0.8 < _compared(_described_mar('mar_b'), decoder, 8) < 1.5
+  assert 0.8 < _compared(_described_mar('mar_b'), decoder, 64) < 1.5
 
 
 def test_parameters_in_sixteen_bits_have_a_copy_on_cpus():
