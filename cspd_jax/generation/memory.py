@@ -123,7 +123,7 @@ def estimate(model: 'Model', specification: str | Spec, decoder: AnyDecoder, con
 
   Counts what a round carries to the next one (caches, recorded probabilities, random state), and
   the intermediate results of a round. On CPUs, where XLA computes in float32, parameters in 16 bits
-  have a copy in float32.
+  have a copy in float32, and int8 matrices one in the dtype of the others.
 
   Args:
     model: the model, which caches the bytes per image.
@@ -166,7 +166,10 @@ def _fixed(params: Any, platform: str) -> float:
   leaves = jax.tree.leaves(params)
   if platform != 'cpu':
     return size([leaf for leaf in leaves if not isinstance(leaf, jax.Array)])
-  return 2 * size([leaf for leaf in leaves if leaf.dtype in (jnp.bfloat16, jnp.float16)])
+  # XLA converts them once, before the rounds.
+  narrow = [leaf for leaf in leaves if leaf.dtype in (jnp.bfloat16, jnp.float16)]
+  rounded = size([leaf for leaf in leaves if leaf.dtype == jnp.int8])
+  return 2 * size(narrow) + rounded * (2 if narrow else 4)
 
 
 def _per_image(decoder: AnyDecoder, params: Any, condition: Any, sampling: Any, draft_params: Any
@@ -239,7 +242,12 @@ def check(model: 'Model', specification: str | Spec, needs: Estimate, batch_size
 
 
 def _options(model: 'Model') -> list[str]:
-  """Returns the options of `load` with which a model needs less memory on each device."""
+  """Returns the options of `load` with which a model needs less memory on each device.
+
+  There are none on CPUs: narrow parameters have wider copies there.
+  """
+  if _devices(model)[0].platform == 'cpu':
+    return []
   leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
   whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
   devices, options = _devices(model), []
@@ -247,7 +255,7 @@ def _options(model: 'Model') -> list[str]:
     options.append("dtype='bfloat16'")
   if model.engine.name == 'discrete' and len(whole) == len(leaves):
     options.append("quantize='int8'")
-  if devices[0].platform != 'cpu' and len(jax.devices()) > len(devices):
+  if len(jax.devices()) > len(devices):
     options.append('sharding, a mesh of several devices')
   return options
 

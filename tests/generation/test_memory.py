@@ -154,6 +154,19 @@ def test_parameters_in_sixteen_bits_have_a_copy_on_cpus():
       model, 'vanilla', model.decoder('vanilla'), np.arange(2), model.sampling())
   assert task(model).fixed == 2 * memory.size(model.params)
   assert task(families.describe('c2i_b_256', dtype='float32', layers=1)).fixed == 0
+  for dtype, size in (('float32', 4), ('bfloat16', 2)):
+    model = cspd_jax.load('demo', dtype=dtype, quantize='int8')
+    rounded = memory.size([leaf for leaf in jax.tree.leaves(model.params) if leaf.dtype == np.int8])
+    others = memory.size(model.params) - rounded
+    assert rounded and 0 <= task(model).fixed - size * rounded <= 2 * others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('options', [
+    dict(dtype='float32'), dict(dtype='bfloat16'), dict(dtype='float32', quantize='int8'),
+    dict(dtype='bfloat16', quantize='int8')], ids=str)
+def test_an_estimate_of_narrow_parameters_is_about_what_a_compiled_decoder_needs(options):
+  assert 0.8 < _compared(cspd_jax.load('demo', **options), 'vanilla', 2) < 1.5
 
 
 def test_an_estimate_is_made_once_for_all_batch_sizes_and_prompts(model, monkeypatch):
@@ -176,8 +189,8 @@ def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, devi
   assert str(error.value) == (
       'batch_size is 6, but decoding 6 images at once with mc_sjd(window=8) needs at least '
       f'{6e-9 * per_image:.3g} GB of memory, and {5e-9 * per_image:.3g} GB are free on cpu; pass '
-      "batch_size=2 or less, or load the model with dtype='bfloat16' or quantize='int8'.")
-  with pytest.raises(ValueError, match='prompts has 6 images, but .*; pass at most 3 prompts, or'):
+      'batch_size=2 or less.')
+  with pytest.raises(ValueError, match='prompts has 6 images, but .*; pass at most 3 prompts'):
     model.stream(_prompts(model, 6), decoder='mc_sjd(window=8)')
   with pytest.raises(ValueError, match='batch_size is 5, but'):
     # Images that wait for a row need memory as well.
@@ -185,16 +198,18 @@ def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, devi
     _task(model, 6, decoder='mc_sjd(window=8)', batch_size=5)
   _task(model, 5, decoder='mc_sjd(window=8)', batch_size=5)
   device(per_image / 2)
-  with pytest.raises(ValueError, match="decoding 1 image at once .* on cpu; load the model with"):
+  with pytest.raises(ValueError, match='decoding 1 image at once .* on cpu; use a device with'):
     _task(model, decoder='mc_sjd(window=8)')
   device(None)
   _task(model, 50, decoder='mc_sjd(window=8)', batch_size=50)
 
 
-def test_options_that_do_not_apply_are_not_named(device):
+def test_options_that_do_not_apply_are_not_named(device, monkeypatch):
   model = cspd_jax.load('demo', dtype='bfloat16', quantize='int8')
   device(1.0)
-  with pytest.raises(ValueError, match='are free on cpu; use a device with more memory'):
+  monkeypatch.setattr(memory, '_devices', lambda model: [
+      types.SimpleNamespace(platform='gpu', device_kind='Fast')])
+  with pytest.raises(ValueError, match='are free on Fast; use a device with more memory'):
     model.generate(decoder='vanilla', batch_size=1)
 
 
@@ -263,6 +278,8 @@ def test_memory_is_divided_over_a_mesh():
 class _Device:
   """A device that reports statistics."""
 
+  device_kind = 'Fast'
+
   def __init__(self, stats, platform='gpu', process_index=0):
     self._stats, self.platform, self.process_index = stats, platform, process_index
 
@@ -276,6 +293,23 @@ def test_free_memory_of_devices():
   assert memory.free([empty, full]) == 10 and memory.free([empty]) == 90
   assert memory.free([_Device(None)]) is None and memory.free([_Device({})]) is None
   assert memory.free([full, _Device(None, process_index=1)]) == 10
+
+
+def test_statistics_of_an_accelerator_limit_a_batch(model, monkeypatch):
+  per_image = _task(model, decoder='mc_sjd(window=8)').estimate().needed(1)
+  # Names as in `Device.memory_stats` on GPUs; the peak and the largest block do not matter.
+  stats = dict(num_allocs=9, bytes_in_use=int(7 * per_image), peak_bytes_in_use=int(12 * per_image),
+               largest_alloc_size=1, bytes_limit=int(12 * per_image), bytes_reserved=0,
+               peak_bytes_reserved=0, largest_free_block_bytes=0)
+  monkeypatch.setattr(memory, '_devices', lambda model: [_Device(stats)])
+  with pytest.raises(ValueError) as error:
+    _task(model, 6, decoder='mc_sjd(window=8)', batch_size=6)
+  assert str(error.value) == (
+      'batch_size is 6, but decoding 6 images at once with mc_sjd(window=8) needs at least '
+      f'{6e-9 * per_image:.3g} GB of memory, and {5e-9 * per_image:.3g} GB are free on Fast; pass '
+      "batch_size=2 or less, or load the model with dtype='bfloat16' or quantize='int8'.")
+  assert _task(model, 3, decoder='mc_sjd(window=8)').batch_size == 3
+  assert _task(model, 30, decoder='mc_sjd(window=8)').batch_size < 5
 
 
 def test_free_memory_of_a_machine_and_its_control_groups(tmp_path, monkeypatch):
