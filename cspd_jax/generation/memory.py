@@ -244,7 +244,7 @@ def check(model: 'Model', specification: str | Spec, needs: Estimate, batch_size
 def _options(model: 'Model') -> list[str]:
   """Returns the options of `load` with which a model needs less memory on each device.
 
-  There are none on CPUs: narrow parameters have wider copies there.
+  On CPUs none does, because narrow parameters have wider copies there.
   """
   if _devices(model)[0].platform == 'cpu':
     return []
