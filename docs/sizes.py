@@ -21,6 +21,7 @@ _FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     'anole': ('anole', ('chameleon_vqgan', 'eagle_anole')),
     'emu3': ('emu3', ('emu3_vq',)),
     'mar': ('mar', ('kl_vae',)),
+    'nextstep': ('nextstep', ('nextstep_vae',)),
 }
 
 

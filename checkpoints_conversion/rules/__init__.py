@@ -10,6 +10,8 @@ from checkpoints_conversion.rules import (
   kl_vae,
   llamagen,
   mar,
+  nextstep,
+  nextstep_vae,
   t5,
   text,
   vq,
@@ -58,3 +60,6 @@ register(text.ANOLE)
 register(text.EMU3)
 register(text.T5)
 register(kl_vae.FAMILY)
+register(nextstep.FAMILY)
+register(nextstep_vae.FAMILY)
+register(text.NEXTSTEP)

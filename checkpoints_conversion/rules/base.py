@@ -116,6 +116,15 @@ def separate_heads(num_heads: int, head_dim: int, halves: bool) -> Transform:
   return Transform(forward, inverse)
 
 
+def separate_head_biases(num_heads: int, halves: bool) -> Transform:
+  """Rearranges `[H E]` to `[H, E]`; see `separate_heads`."""
+  def forward(x):
+    x = x.reshape(num_heads, -1)
+    return (_to_pairs(x) if halves else x,)
+
+  return Transform(forward, lambda x: (_to_halves(x) if halves else x).reshape(-1))
+
+
 def head_norm(num_heads: int, num_rows: int, halves: bool = True) -> Transform:
   """Repeats `[num_rows, E]`, a row for several adjacent heads, to `[H, E]`; see `separate_heads`.
 

@@ -115,10 +115,11 @@ def _check_needed(family: FileFamily, specified: set[str]) -> None:
   if published:
     remedies.append('Put the config.json or params.json of the weights next to them, or write one: '
                     f'config.json of the published models contains {{{published}}}.')
+  if family.presets:
+    remedies.append(f'Or specify model, if it is one of: {", ".join(family.presets)}.')
   raise ConversionError(
       f'{", ".join(missing)} cannot be inferred from the weights of {family.title}, and a wrong '
-      f'value leads to wrong images. {" ".join(remedies)} Or specify model, if it is one of: '
-      f'{", ".join(family.presets)}.')
+      f'value leads to wrong images. {" ".join(remedies)}')
 
 
 def shape(title: str, shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:

@@ -5,9 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from checkpoints_conversion.rules import base, family, imagenet
+from checkpoints_conversion.rules import base, diffusion_head, family, imagenet
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from cspd_jax.models.mar import PRESETS, MARConfig
 
@@ -18,11 +16,6 @@ _EMBEDDINGS = {
     'class_emb.weight': 'class_embedding', 'fake_latent': 'null_embedding',
     'encoder_pos_embed_learned': 'encoder_positions', 'mask_token': 'mask_token',
     'decoder_pos_embed_learned': 'decoder_positions', 'diffusion_pos_embed_learned': 'z_positions',
-}
-_HEAD = {
-    'time_embed.mlp.0': 'time_in', 'time_embed.mlp.2': 'time_out', 'cond_embed': 'condition',
-    'input_proj': 'state', 'res_blocks.{i}.mlp.0': 'mlp_in_{i}',
-    'res_blocks.{i}.mlp.2': 'mlp_out_{i}', 'final_layer.linear': 'out',
 }
 
 
@@ -47,36 +40,7 @@ def rules(config: MARConfig) -> list[Rule]:
     table += base.norm(f'{published}.norm1', f'{ours}/attention_norm')
     table += base.norm(f'{published}.norm2', f'{ours}/mlp_norm')
     table += base.norm(f'{part}_norm', f'{part}_norm')
-  for published, ours in _HEAD.items():
-    table += base.layer(f'diffloss.net.{published}', f'head/{ours}', MATRIX)
-  table += _modulation(config)
-  return table + base.norm('diffloss.net.res_blocks.{i}.in_ln', 'head/norm_{i}')
-
-
-def _modulation(config: MARConfig) -> list[Rule]:
-  """Returns the rules of the modulations of all blocks and the output, which are one layer here."""
-  width, blocks = config.head_width, config.head_layers
-  names = [f'diffloss.net.{part}.adaLN_modulation.1' for part in (
-      *(f'res_blocks.{i}' for i in range(blocks)), 'final_layer')]
-  bounds = [3 * i for i in range(blocks + 1)] + [3 * blocks + 2]
-  spans = list(zip(bounds, bounds[1:]))
-
-  def kernel(*parts):
-    return (np.concatenate(parts).T.reshape(width, -1, width),)
-
-  def weights(whole):
-    return tuple(whole[:, first:stop].reshape(width, -1).T for first, stop in spans)
-
-  def bias(*parts):
-    return (np.concatenate(parts).reshape(-1, width),)
-
-  def biases(whole):
-    return tuple(whole[first:stop].reshape(-1) for first, stop in spans)
-
-  return [
-      Rule(tuple(f'{name}.{published}' for name in names), (f'head/modulation/{ours}',), transform)
-      for published, ours, transform in (('weight', 'kernel', base.Transform(kernel, weights)),
-                                         ('bias', 'bias', base.Transform(bias, biases)))]
+  return table + diffusion_head.rules('diffloss.net.', config.head_width, config.head_layers)
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:

@@ -1,4 +1,4 @@
-"""Tokenizer files of Chameleon's relatives and of T5, for `tokenizers`; Emu3's, for `tiktoken`."""
+"""Tokenizer files of Chameleon's relatives, of T5 and NextStep-1, for `tokenizers`; Emu3's, for `tiktoken`."""
 
 import functools
 from collections.abc import Mapping
@@ -40,3 +40,4 @@ def of_form(form: str, model: str) -> family.FileFamily:
 LUMINA_MGPT, ANOLE, EMU3 = (
     of_form(form, 'early_fusion') for form in ('lumina_mgpt', 'anole', 'emu3'))
 T5 = of_form('t5', 'llamagen')
+NEXTSTEP = of_form('nextstep', 'nextstep')

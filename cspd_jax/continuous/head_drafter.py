@@ -71,7 +71,7 @@ def draft_kernel(schedule: Schedule, rho: np.ndarray, frozen: Frozen, x: jax.Arr
 
 def default_rho(schedule: Schedule) -> np.ndarray:
   """Returns a blend `[num_levels]` for heads to which none was fitted."""
-  return np.interp(schedule.steps, *_DEFAULT.T)
+  return np.interp(schedule_lib.noise_steps(schedule), *_DEFAULT.T)
 
 
 def stored_rho(schedule: Schedule, metadata: Mapping[str, Any], guided: bool) -> np.ndarray | None:
@@ -83,7 +83,8 @@ def stored_rho(schedule: Schedule, metadata: Mapping[str, Any], guided: bool) ->
     guided: whether there is guidance.
   """
   blend = metadata.get(_METADATA, {}).get('guided' if guided else 'plain')
-  return blend and np.interp(schedule.steps, blend['steps'], blend['rho'])
+  # The times of a flow fall with the level.
+  return blend and np.interp(schedule.steps, *zip(*sorted(zip(blend['steps'], blend['rho']))))
 
 
 def describe_rho(schedule: Schedule, plain: np.ndarray, guided: np.ndarray) -> dict[str, Any]:

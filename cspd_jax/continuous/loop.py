@@ -329,6 +329,7 @@ def _check_parts(target: Target, verifier: Verifier, drafter: Drafter | None,
     raise ValueError(
         f'context is {context.name!r}; a {"causal" if causal else "masked"} model supports '
         f'{CACHED.name if causal else f"{BLOCK.name} and {TRUE.name}"}.')
-  if verifier.context not in (None, context.name):
+  # A block of one token is what a causal model scores.
+  if verifier.context not in (None, context.name, BLOCK.name if causal else None):
     raise ValueError(
         f'context is {context.name!r}; the verifier requires the context {verifier.context!r}.')

@@ -1,15 +1,17 @@
-"""Schedules of masked diffusion: noise levels, mask lengths and guidance.
+"""Schedules of diffusion and flow heads: noise levels, mask lengths and guidance.
 
 The noise process has 1000 steps; sampling uses some of them, called levels, from the last level to
 level 0. A state at level `i` is `sqrt(alpha_bar_i) x0 + sqrt(1 - alpha_bar_i) noise`; kernel `i`
-turns it into a state at level `i - 1`, and kernel 0 into the token. Tables are computed once, in
-NumPy float64.
+turns it into a state at level `i - 1`, and kernel 0 into the token. A flow has times instead of
+steps: a state at time `t` is `t x0 + (1 - t) noise`. Tables are computed once, in NumPy float64.
 
 References: Nichol & Dhariwal, Improved Denoising Diffusion Probabilistic Models,
 2021 (arXiv:2102.09672), for the cosine schedule, the learned range of variances
 (equation 15) and respacing; Li et al., Autoregressive Image Generation without
 Vector Quantization, 2024 (arXiv:2406.11838), for its use on tokens; Chang et
-al., MaskGIT, 2022 (arXiv:2202.04200), for the mask lengths.
+al., MaskGIT, 2022 (arXiv:2202.04200), for the mask lengths; NextStep Team, NextStep-1: Toward
+Autoregressive Image Generation with Continuous Tokens at Scale, 2025 (arXiv:2508.10711), and its
+released code for the sampler of flow heads.
 """
 
 import math
@@ -28,19 +30,21 @@ GUIDANCE_SCHEDULES = ('linear', 'constant')
 
 
 class Schedule(NamedTuple):
-  """Coefficients of every level, each `[num_levels]`, float64 but for `steps`.
+  """Coefficients of every level, each `[num_levels]`, float64 but for the steps of `make`.
 
   Attributes:
-    steps: the level's step in the full process, int32: the head's input.
-    alpha_bar: share of the token in the variance of a state.
-    beta: variance that one step of the respaced process adds.
-    x_to_x0: `sqrt(1 / alpha_bar)`.
-    eps_to_x0: `sqrt(1 / alpha_bar - 1)`: `x0 = x_to_x0 x - eps_to_x0 eps`.
-    x0_to_mean: weight of `x0` in the kernel's mean; 1 at level 0.
-    x_to_mean: weight of the state in the kernel's mean; 0 at level 0.
+    steps: the head's input: the level's step in the full process, int32, or the time of a flow.
+    alpha_bar: share of the token in the variance of a state; NaN for a flow.
+    beta: variance that one step of the respaced process adds; NaN for a flow.
+    x_to_x0: `sqrt(1 / alpha_bar)`; 1 for a flow.
+    eps_to_x0: `sqrt(1 / alpha_bar - 1)`: `x0 = x_to_x0 x - eps_to_x0 eps`. For a flow `eps` is the
+      velocity and this is `t - 1`.
+    x0_to_mean: weight of `x0` in the kernel's mean; 1 at level 0 of `make`.
+    x_to_mean: weight of the state in the kernel's mean; 0 at level 0 of `make`.
     min_log_variance: smallest log-variance of the kernel: that of the noise process given the
       token. It does not exist at level 0, which uses that of level 1.
-    max_log_variance: largest log-variance of the kernel, `log(beta)`.
+    max_log_variance: largest log-variance of the kernel, `log(beta)`. In a flow all kernels of a
+      level have one variance, and both bounds are equal.
   """
 
   steps: np.ndarray
@@ -100,8 +104,75 @@ def _respaced_steps(num_levels: int) -> np.ndarray:
   return np.array(steps, np.int32)
 
 
+def flow(num_levels: int, *, shift: float = 1.0, last_step: float | None = None,
+         last_deviation: float | None = None) -> Schedule:
+  """Returns the schedule of a flow head, whose output is a velocity, as NextStep-1 samples it.
+
+  Kernel `i`, at time `t` and of length `d`, with the head's guided velocity `u` and standard normal
+  `w`, is `x + (u + (1 - t) score) d + sqrt(2 (1 - t) d) w`, where `(1 - t) score = t u - x`: the
+  Euler step of the stochastic differential equation that has the marginals of the flow.
+
+  Args:
+    num_levels: 2 to 1000.
+    shift: maps a time `s` to `s / (shift - (shift - 1) s)`; above 1 there are more levels near the
+      noise, where `s` is 0.
+    last_step: length of the last kernel, from 0 to 1, whose mean is `x + last_step u`, a step of
+      the flow itself; the other times divide `1 - last_step` equally before the shift. NextStep-1
+      uses 0.04. None: all times divide 1 equally and the last kernel is like the others, as in
+      NextStep-1.1.
+    last_deviation: standard deviation of the last kernel's noise, in place of
+      `sqrt(2 (1 - t) d)`. Published samplers with a `last_step` add none, as decoders do without
+      `last_noise`; 0 makes the last kernel deterministic for all decoders.
+
+  Raises:
+    ValueError: for values out of range.
+  """
+  if not 2 <= num_levels <= NUM_STEPS:
+    raise ValueError(f'num_levels is {num_levels}; it must be from 2 to {NUM_STEPS}.')
+  if not (math.isfinite(shift) and shift > 0):
+    raise ValueError(f'shift is {shift}; it must be a positive number.')
+  if last_step is not None and not 0 < last_step < 1:
+    raise ValueError(f'last_step is {last_step}; it must be above 0 and below 1, or None.')
+  if last_deviation is not None and not 0 <= last_deviation < math.inf:
+    raise ValueError(f'last_deviation is {last_deviation}; it must be at least 0, or None.')
+  grid = (np.linspace(0, 1, num_levels + 1)[:-1] if last_step is None
+          else np.linspace(0, 1 - last_step, num_levels))
+  times = grid / (shift - (shift - 1) * grid)
+  last_length = 1 - times[-1] if last_step is None else last_step
+  times, length = times[::-1], np.append(np.diff(times), last_length)[::-1]
+  # How much of the state is replaced: none in a step of the flow itself.
+  renewal = length.copy()
+  variance = 2 * (1 - times) * length
+  if last_step is not None:
+    renewal[0] = 0
+  if last_deviation is not None:
+    variance[0] = last_deviation**2
+  x0_to_mean = (length + renewal * times) / (1 - times)
+  with np.errstate(divide='ignore'):  # A deviation of 0.
+    log_variance = np.log(variance)
+  unknown = np.full(num_levels, np.nan)
+  return Schedule(
+      steps=times, alpha_bar=unknown, beta=unknown, x_to_x0=np.ones(num_levels),
+      eps_to_x0=times - 1, x0_to_mean=x0_to_mean, x_to_mean=1 - renewal - x0_to_mean,
+      min_log_variance=log_variance, max_log_variance=log_variance)
+
+
+def noise_steps(schedule: Schedule) -> np.ndarray:
+  """Returns the step `[num_levels]` of the cosine process with the noise of every level.
+
+  It is the level's own step, but for a flow, whose states are compared after they are scaled.
+  """
+  if not np.isnan(schedule.alpha_bar[0]):
+    return schedule.steps
+  angle = np.arctan2(1 - schedule.steps, schedule.steps)
+  return NUM_STEPS * (1.008 * angle / (np.pi / 2) - 0.008)
+
+
 def diffuse(schedule: Schedule, level: jax.Array, x0: jax.Array, noise: jax.Array) -> jax.Array:
-  """Returns the state at `level` `[...]` of tokens and standard normal noise, all `[..., C]`."""
+  """Returns the state at `level` `[...]` of tokens and standard normal noise, all `[..., C]`.
+
+  For schedules of `make`; NaN for a flow.
+  """
   token_weight, noise_weight = np.sqrt(schedule.alpha_bar), np.sqrt(1 - schedule.alpha_bar)
   return _at(token_weight, level) * x0 + _at(noise_weight, level) * noise
 

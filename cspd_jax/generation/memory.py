@@ -15,6 +15,7 @@ import numpy as np
 
 from cspd_jax import sharding
 from cspd_jax.checkpoints.int8 import Int8
+from cspd_jax.continuous import base as continuous
 from cspd_jax.core import programs, random as random_lib
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import refill
@@ -48,8 +49,9 @@ def size(tree: Any) -> float:
                    for leaf in jax.tree.leaves(tree)))
 
 
-def cache_size(target: Target, params: Params, condition: Condition, num_slots: int) -> float:
-  """Returns the bytes of a target's cache.
+def cache_size(target: Target | continuous.Target, params: Params, condition: Condition,
+               num_slots: int) -> float:
+  """Returns the bytes of a target's cache; 0 for masked models, which have none.
 
   Args:
     target: the model; with guidance, its cache holds both streams.
@@ -57,24 +59,26 @@ def cache_size(target: Target, params: Params, condition: Condition, num_slots: 
     condition: of `B` images, arrays or shapes. The cache holds its tokens too.
     num_slots: image tokens that the cache has room for.
   """
-  return size(jax.eval_shape(
-      lambda params, condition: target.prefill(params, condition, num_slots)[2],
-      params, condition))
+  def cache(params, condition):
+    if isinstance(target, continuous.Target):
+      cached = target.cached
+      return () if cached is None else cached.prefill(params, condition, num_slots)[1]
+    return target.prefill(params, condition, num_slots)[2]
+
+  return size(jax.eval_shape(cache, params, condition))
 
 
 def live_cache(model: 'Model', guided: bool, condition: Condition) -> float:
   """Returns the bytes of the cache that a round reads on average over an image.
 
-  That is the part for the condition and half of the image's tokens. It is 0 for models of
-  continuous tokens, which have no cache.
+  That is the part for the condition and half of the image's tokens. It is 0 for masked models,
+  which have no cache.
 
   Args:
     model: the model.
     guided: whether the null condition's stream is cached as well.
     condition: of `B` images, arrays or shapes.
   """
-  if model.engine.name != 'discrete':
-    return 0.0
   target = model.target(guided=guided)
   return cache_size(target, model.params, condition, target.num_tokens // 2)
 

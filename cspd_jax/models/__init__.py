@@ -20,6 +20,7 @@ from cspd_jax.models import (
   mar,
   medusa,
   neighbours,
+  nextstep,
   t5,
   transformer,
   vq,
@@ -35,13 +36,15 @@ from cspd_jax.models.llamagen import Caption, LlamaGenConfig
 from cspd_jax.models.mar import MARConfig
 from cspd_jax.models.medusa import MedusaConfig
 from cspd_jax.models.neighbours import NeighboursConfig
+from cspd_jax.models.nextstep import NextStepConfig
 from cspd_jax.models.t5 import T5Config
 from cspd_jax.models.transformer import TransformerConfig
 from cspd_jax.models.vq import VQConfig
 
 __all__ = [
     'Caption', 'Causal', 'EagleConfig', 'EarlyFusionConfig', 'Emu3VQConfig', 'Ends', 'KLVAEConfig',
-    'LlamaGenConfig', 'MARConfig', 'MedusaConfig', 'NeighboursConfig', 'Prompt', 'T5Config',
-    'TransformerConfig', 'VQConfig', 'causal', 'conditions', 'eagle', 'early_fusion', 'emu3_vq',
-    'ends', 'kl_vae', 'llamagen', 'mar', 'medusa', 'neighbours', 't5', 'transformer', 'vq',
+    'LlamaGenConfig', 'MARConfig', 'MedusaConfig', 'NeighboursConfig', 'NextStepConfig', 'Prompt',
+    'T5Config', 'TransformerConfig', 'VQConfig', 'causal', 'conditions', 'eagle', 'early_fusion',
+    'emu3_vq', 'ends', 'kl_vae', 'llamagen', 'mar', 'medusa', 'neighbours', 'nextstep', 't5',
+    'transformer', 'vq',
 ]

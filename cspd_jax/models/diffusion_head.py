@@ -1,5 +1,7 @@
 """The diffusion head of MAR: a small network that denoises one token (arXiv 2406.11838).
 
+NextStep-1's flow head (arXiv 2508.10711) is the same network without variances.
+
 In the shape descriptions, `N` is any number of states, `L` of levels, `R` of modulations, `C` the
 length of a token, `D` the width of the transformer, `W` that of the diffusion head and `M` the
 number of rows of a modulation: three per block, and two for the output.
@@ -33,11 +35,13 @@ class Head(nn.Module):
     width: `W`.
     num_layers: residual blocks.
     token_dim: `C`.
+    learned_variance: whether the head predicts variances; else `v` is 0 at every state.
   """
 
   width: int
   num_layers: int
   token_dim: int
+  learned_variance: bool = True
 
   def setup(self):
     width, zeros = self.width, nn.initializers.zeros
@@ -61,7 +65,7 @@ class Head(nn.Module):
     self.norm = layers(norm)
     self.mlp_in, self.mlp_out = (layers(lambda: dense(width)) for _ in range(2))
     self.out_norm = norm(use_scale=False, use_bias=False)
-    self.out = dense(2 * self.token_dim, zeros)
+    self.out = dense((1 + self.learned_variance) * self.token_dim, zeros)
 
   def modulate(self, step: jax.Array, z: jax.Array) -> jax.Array:
     """See `continuous.base.Modulation.make`.
@@ -87,7 +91,10 @@ class Head(nn.Module):
       inner = norm(h) * (1 + scale) + shift
       h = h + gate * mlp_out(jax.nn.silu(mlp_in(inner)))
     shift, scale = row(-2), row(-1)
-    eps, v = jnp.split(self.out(self.out_norm(h) * (1 + scale) + shift), 2, axis=-1)
+    out = self.out(self.out_norm(h) * (1 + scale) + shift)
+    if not self.learned_variance:
+      return out, jnp.zeros_like(out)
+    eps, v = jnp.split(out, 2, axis=-1)
     return eps, v
 
   def __call__(

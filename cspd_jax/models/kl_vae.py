@@ -1,7 +1,7 @@
-"""The image tokenizer of MAR: a variational autoencoder with continuous latents.
+"""The image tokenizers of MAR and NextStep-1: variational autoencoders with continuous latents.
 
-It uses the convolutional networks of `vq`, with a grid of Gaussians instead of a codebook. With the
-default configuration this is the published KL-16 (one latent of 16 channels per 16x16 pixels).
+They use the convolutional networks of `vq`, with a grid of Gaussians instead of a codebook. With
+the default configuration this is the published KL-16 (one latent of 16 channels per 16x16 pixels).
 Latents outside of this module are scaled to a variance of about one. Everything is NHWC and a pure
 function of `(params, config)`.
 
@@ -11,11 +11,13 @@ function of `(params, config)`.
   images = decode(params, config, latents)                        # [B, H, W, 3] in [-1, 1]
 
 Parameter tree: `encoder`, `decoder`, `quant_conv` and `post_quant_conv` as in `vq`, without the
-attention in `decoder/up_0`.
+attention in `decoder/up_0`. NextStep-1's has neither these two matrices nor the attention in
+`encoder/down_3`.
 
 References: Rombach et al., High-Resolution Image Synthesis with Latent Diffusion Models, 2022
 (arXiv:2112.10752), appendix G; Li et al., Autoregressive Image Generation without Vector
-Quantization, 2024 (arXiv:2406.11838), section 4.1.
+Quantization, 2024 (arXiv:2406.11838), section 4.1; NextStep Team, 2025 (arXiv:2508.10711), for
+normalised latents.
 """
 
 import dataclasses
@@ -29,6 +31,8 @@ from cspd_jax.core import fields
 from cspd_jax.models import vq
 
 Params = Any
+# Added to the variance of normalised latents and tokens.
+_NORM_EPS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +48,10 @@ class KLVAEConfig:
     z_channels: channels of a latent.
     scale: multiplies latents after encoding and divides them before decoding, so that the latents
       of the training images have a variance of one.
+    shift: subtracted from latents before they are scaled, and added after they were divided.
+    quant_conv: whether there are matrices between the networks and the latents.
+    level_attention: whether the encoder's blocks at the lowest resolution have attention.
+    normalized: whether the means of encoded images are normalised over the channels of a latent.
   """
 
   in_channels: int = 3
@@ -52,9 +60,13 @@ class KLVAEConfig:
   num_res_blocks: int = 2
   z_channels: int = 16
   scale: float = 0.2325
+  shift: float = 0.0
+  quant_conv: bool = True
+  level_attention: bool = True
+  normalized: bool = False
 
   def __post_init__(self):
-    fields.check(self)
+    fields.check(self, shift=fields.FINITE)
     self.network(self.z_channels)  # Checks the relations between the sizes.
 
   @property
@@ -64,8 +76,10 @@ class KLVAEConfig:
 
   def network(self, z_channels: int) -> vq.VQConfig:
     """Sizes of the encoder or decoder, with `z_channels` at the lowest resolution."""
-    return vq.VQConfig(in_channels=self.in_channels, ch=self.ch, ch_mult=self.ch_mult,
-                       num_res_blocks=self.num_res_blocks, z_channels=z_channels)
+    return vq.VQConfig(
+        in_channels=self.in_channels, ch=self.ch, ch_mult=self.ch_mult,
+        num_res_blocks=self.num_res_blocks, z_channels=z_channels,
+        level_attention=self.level_attention)
 
 
 class Posterior(NamedTuple):
@@ -90,16 +104,18 @@ class Tokenizer(nn.Module):
     self.encoder = vq.Encoder(c.network(2 * c.z_channels))
     decoder = dataclasses.replace(c.network(c.z_channels), level_attention=False)
     self.decoder = vq.Decoder(decoder)
-    self.quant_conv = nn.Dense(2 * c.z_channels)
-    self.post_quant_conv = nn.Dense(c.z_channels)
+    if c.quant_conv:
+      self.quant_conv = nn.Dense(2 * c.z_channels)
+      self.post_quant_conv = nn.Dense(c.z_channels)
 
   def moments(self, images):
     """Encodes images into means and log variances, concatenated along the last axis."""
-    return self.quant_conv(self.encoder(images))
+    features = self.encoder(images)
+    return self.quant_conv(features) if self.config.quant_conv else features
 
   def images(self, latents):
     """Decodes unscaled latents."""
-    return self.decoder(self.post_quant_conv(latents))
+    return self.decoder(self.post_quant_conv(latents) if self.config.quant_conv else latents)
 
   def __call__(self, images):
     return self.images(self.moments(images)[..., :self.config.z_channels])
@@ -130,13 +146,16 @@ def encode(params: Params, config: KLVAEConfig, images: jax.Array) -> Posterior:
   moments = Tokenizer(config).apply(
       {'params': params}, images.astype(_dtype(params)), method='moments').astype(jnp.float32)
   mean, log_variance = jnp.split(moments, 2, axis=-1)
+  if config.normalized:
+    mean = normalize(mean)
   return Posterior(mean, jnp.clip(log_variance, -30.0, 20.0))
 
 
 def sample(config: KLVAEConfig, posterior: Posterior, key: jax.Array) -> jax.Array:
   """Draws scaled latents `[B, h, w, z_channels]`, float32, from `posterior`."""
   noise = jax.random.normal(key, posterior.mean.shape)
-  return (posterior.mean + jnp.exp(0.5 * posterior.log_variance) * noise) * config.scale
+  latents = posterior.mean + jnp.exp(0.5 * posterior.log_variance) * noise
+  return (latents - config.shift) * config.scale
 
 
 def decode_unclipped(params: Params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
@@ -148,7 +167,7 @@ def decode_unclipped(params: Params, config: KLVAEConfig, latents: jax.Array) ->
   if latents.ndim != 4 or latents.shape[-1] != config.z_channels:
     raise ValueError(
         f'latents must be [batch, height, width, {config.z_channels}], got {latents.shape}.')
-  latents = (latents / config.scale).astype(_dtype(params))
+  latents = (latents / config.scale + config.shift).astype(_dtype(params))
   images = Tokenizer(config).apply({'params': params}, latents, method='images')
   return images.astype(jnp.float32)
 
@@ -162,5 +181,15 @@ def decode(params: Params, config: KLVAEConfig, latents: jax.Array) -> jax.Array
   return jnp.clip(decode_unclipped(params, config, latents), -1.0, 1.0)
 
 
+def normalize(x: jax.Array) -> jax.Array:
+  """Returns `x` `[..., C]` with mean 0 and variance 1 over its last axis, float32.
+
+  NextStep-1 normalises latents over their channels, and its sampled tokens over their numbers.
+  """
+  x = x.astype(jnp.float32)
+  x = x - jnp.mean(x, axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _NORM_EPS)
+
+
 def _dtype(params: Params) -> jnp.dtype:
-  return params['quant_conv']['kernel'].dtype
+  return params['decoder']['conv_in']['kernel'].dtype

@@ -12,12 +12,14 @@ _BUCKET = 32
 _CODE_PIXELS = 16
 _IMAGE_START = '<racm3:break>'
 _END_OF_TURN = '<reserved08706>'
-# The suffix of prompts and the negative prompt of Emu3's official code.
-_EMU3_QUALITY = ' masterpiece, film grained, best quality.'
-_EMU3_NEGATIVE = (
-    'lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, '
+# The suffix of prompts and the negative prompt of the official examples of Emu3 and NextStep-1;
+# NextStep-1.1 has no suffix.
+_QUALITY = ' masterpiece, film grained, best quality.'
+_NEGATIVE = (
+    'lowres, bad anatomy, bad hands, {}error, missing fingers, extra digit, fewer digits, '
     'cropped, worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, '
     'username, blurry.')
+_NEGATIVE_1, _NEGATIVE_1_1 = map(_NEGATIVE.format, ('text, ', 'bad texts, bad layout, '))
 
 
 def lumina_mgpt(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
@@ -78,8 +80,38 @@ def emu3(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], l
       'extra_203', 'image start', 'image token'))
   image_header = [size, *text.encode(f'{height}*{width}'), image]
   request, negative = ([start, *text.encode(words), *image_header]
-                       for words in (prompt + _EMU3_QUALITY, _EMU3_NEGATIVE))
+                       for words in (prompt + _QUALITY, _NEGATIVE_1))
   return request, negative
+
+
+def nextstep(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+  """Returns the contexts of NextStep-1 (arXiv 2508.10711): the request and the negative prompt.
+
+  Both are those of the official example. Arguments as for `lumina_mgpt`.
+  """
+  return _nextstep(text, prompt + _QUALITY, _NEGATIVE_1, height, width)
+
+
+def nextstep_1_1(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+  """Returns the contexts of NextStep-1.1, those of its official example; see `nextstep`."""
+  return _nextstep(text, prompt, _NEGATIVE_1_1, height, width)
+
+
+def _nextstep(text: Text, prompt: str, negative: str, height: int, width: int
+              ) -> tuple[list[int], list[int]]:
+  image = [id_of(text, '<|image_area|>'), *text.encode(f'{height}*{width}'),
+           id_of(text, '<|begin_of_image|>')]
+  return [*text.encode(prompt), *image], [*text.encode(negative), *image]
+
+
+def plain(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+  """Returns the words of the prompt before the image, and nothing before it.
+
+  For small models of the layout of NextStep-1 that were trained without its template.
+  """
+  del height, width
+  image = [id_of(text, '<|begin_of_image|>')]
+  return [*text.encode(prompt), *image], image
 
 
 # Maps `(text, prompt, height, width)` to the ids of both contexts.

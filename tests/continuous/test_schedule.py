@@ -135,3 +135,70 @@ def test_options_out_of_range_are_refused():
       schedule_lib.mask_lengths(64, num_iter)
   with pytest.raises(ValueError, match="schedule is 'cosine'; .*linear, constant"):
     schedule_lib.guidance_scale(3.0, 'cosine', 64, 3)
+
+
+@pytest.mark.parametrize('options', [{'last_step': 0.04}, {}, {'shift': 3.2},
+                                     {'shift': 3.2, 'last_step': 0.1}])
+def test_kernels_of_a_flow_are_those_of_the_published_formula(options):
+  schedule = schedule_lib.flow(20, **options)
+  last_step, shift = options.get('last_step'), options.get('shift', 1.0)
+  rng = np.random.default_rng(0)
+  x, velocity, noise = rng.standard_normal((3, 5))
+  grid = np.linspace(0, 1 - (1 / 20 if last_step is None else last_step), 20)
+  times = grid / (shift - (shift - 1) * grid)
+  for level in range(20):
+    t = times[19 - level]
+    assert abs(schedule.steps[level] - t) < 1e-12
+    mean, std = schedule_lib.posterior(schedule, level, x, velocity, np.zeros(5))
+    length = times[20 - level] - t if level else 1 - t if last_step is None else last_step
+    score = (t * velocity - x) / ((1 - t)**2 + t * (1 - t))
+    drift = velocity + (1 - t) * score
+    if level == 0 and last_step is not None:
+      drift = velocity
+    np.testing.assert_allclose(mean, x + drift * length, atol=1e-5)
+    np.testing.assert_allclose(std * noise, np.sqrt(2 * (1 - t) * length) * noise, atol=1e-5)
+
+
+def test_a_flow_ends_at_the_variance_of_the_tokens():
+  # Tokens N(0, 1): the velocity of a state at time t is x (2 t - 1) / (t^2 + (1 - t)^2).
+  for options in ({}, {'shift': 2.0}, {'last_step': 1e-3, 'last_deviation': 0}):
+    schedule = schedule_lib.flow(1000, **options)
+    variance = 1.0
+    for level in range(999, -1, -1):
+      t = schedule.steps[level]
+      velocity = (2 * t - 1) / (t**2 + (1 - t)**2)
+      x0 = 1 - schedule.eps_to_x0[level] * velocity
+      gain = schedule.x0_to_mean[level] * x0 + schedule.x_to_mean[level]
+      variance = gain**2 * variance + np.exp(schedule.max_log_variance[level])
+    assert abs(variance - 1) < 0.01
+
+
+def test_the_last_deviation_of_a_flow():
+  published = schedule_lib.flow(50, last_step=0.04)
+  np.testing.assert_allclose(np.exp(published.min_log_variance[0] / 2), 0.04 * np.sqrt(2))
+  for deviation in (0, 0.02):
+    schedule = schedule_lib.flow(50, last_step=0.04, last_deviation=deviation)
+    _, std = schedule_lib.posterior(schedule, 0, jnp.ones(3), jnp.ones(3), jnp.zeros(3))
+    np.testing.assert_allclose(std, deviation, rtol=1e-6)
+    np.testing.assert_array_equal(schedule.min_log_variance[1:], published.min_log_variance[1:])
+
+
+def test_the_noise_of_a_flow_in_steps_of_the_cosine_process():
+  np.testing.assert_array_equal(schedule_lib.noise_steps(LEVELS), LEVELS.steps)
+  schedule = schedule_lib.flow(50)
+  steps, t = schedule_lib.noise_steps(schedule), schedule.steps
+  share = t**2 / (t**2 + (1 - t)**2)
+  np.testing.assert_allclose(
+      np.cos((steps / 1000 + 0.008) / 1.008 * np.pi / 2)**2, share, atol=1e-12)
+  assert steps[-1] == 1000 and np.all(np.diff(steps) > 0)
+
+
+@pytest.mark.parametrize('levels, options, message', [
+    (1, {}, 'num_levels is 1'), (1001, {}, 'num_levels is 1001'),
+    (9, {'shift': 0}, 'shift is 0'), (9, {'shift': np.inf}, 'shift is inf'),
+    (9, {'last_step': 0}, 'last_step is 0'), (9, {'last_step': 1}, 'last_step is 1'),
+    (9, {'last_deviation': -1}, 'last_deviation is -1'),
+    (9, {'last_deviation': np.nan}, 'last_deviation is nan')])
+def test_flows_that_do_not_exist_are_refused(levels, options, message):
+  with pytest.raises(ValueError, match=message):
+    schedule_lib.flow(levels, **options)

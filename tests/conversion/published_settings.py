@@ -88,3 +88,32 @@ EAGLE_LLAMAGEN = {
     'num_attention_heads': 20, 'num_hidden_layers': 1, 'num_key_value_heads': 20,
     'pretraining_tp': 1, 'rms_norm_eps': 1e-06, 'rope_scaling': None,
     'tie_word_embeddings': False, 'vocab_size': 16384, 'input_type': 't2i'}
+# As on the hub: NextStep-1-Large-Pretrain and NextStep-1.1.
+_NEXTSTEP = {
+    **_SAVED, '_attn_implementation_autoset': True, 'architectures': ['LlamaForCausalLM'],
+    'auto_map': {'AutoModel': 'models/nextstep_model.NextStep'}, 'attention_bias': True,
+    'attention_dropout': 0.0, 'boi': 151667, 'bos_token_id': 151643, 'eoi': 151668,
+    'eos_token_id': 151643, 'head_dim': 128, 'hidden_act': 'silu', 'hidden_size': 5120,
+    'image_placeholder_id': 151669, 'initializer_range': 0.02, 'intermediate_size': 13824,
+    'lm_loss_weight': 0.01, 'max_position_embeddings': 131072, 'max_window_layers': 48,
+    'mlp_bias': False, 'model_type': 'nextstep', 'num_attention_heads': 40,
+    'num_hidden_layers': 48, 'num_key_value_heads': 8, 'o_attention_bias': False,
+    'pad_token_id_added': 151665, 'pretraining_tp': 1, 'rms_norm_eps': 1e-05,
+    'rope_scaling': None, 'rope_theta': 1000000.0, 'tie_word_embeddings': False,
+    'use_sliding_window': False, 'vae_name_or_path': 'vae/', 'vocab_size': 152064}
+NEXTSTEP_1 = {
+    **_NEXTSTEP, 'base_image_grid_size': 32, 'fm_head_batch_mul': 4, 'fm_head_dim': 1536,
+    'fm_head_layers': 12, 'im_loss_weight': 1.0, 'latent_channels': 16, 'latent_patch_size': 2,
+    'latent_size': 64}
+NEXTSTEP_1_1 = {
+    **_NEXTSTEP, 'base_image_grid_size': 64, 'create_kwargs': {'snr_type': 'lognorm'},
+    'genloss_batch_mul': 4, 'genloss_depth': 12, 'genloss_net_arch': 'mlp',
+    'genloss_num_sampling_steps': '100', 'genloss_type': 'transport', 'genloss_width': 1536,
+    'image_decoder_arch': 'Trans_E', 'image_encoder_name': None, 'image_feature_layer': -2,
+    'image_loss_weight': 1.0, 'image_size': 64, 'noise_strength': 0.0, 'num_channels': 16,
+    'patch_size': 2}
+# The arguments of the official program; the numbers of the published file are not known here.
+NEXTSTEP_VAE = {
+    'resolution': 256, 'in_channels': 3, 'ch': 128, 'out_ch': 3, 'ch_mult': [1, 2, 4, 4],
+    'num_res_blocks': 2, 'z_channels': 16, 'scaling_factor': 1.0, 'shift_factor': 0.0,
+    'deterministic': True, 'encoder_norm': True, 'psz': 1}

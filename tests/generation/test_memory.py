@@ -13,7 +13,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.continuous import head
 from cspd_jax.core import programs, random as random_lib
-from cspd_jax.generation import engines, generate, memory
+from cspd_jax.generation import generate, memory
 from cspd_jax.generation.model import Drafts
 from cspd_jax.models import mar
 from tests.marks import representative
@@ -61,7 +61,7 @@ def test_live_cache_grows_with_streams_and_images(model):
 
 
 def test_continuous_tokens_need_no_cache():
-  assert memory.live_cache(types.SimpleNamespace(engine=engines.CONTINUOUS), True, None) == 0
+  assert memory.live_cache(cspd_jax.load('mar_demo'), True, np.zeros(1, np.int32)) == 0
 
 
 # Estimates, and the batch sizes that they allow.

@@ -6,6 +6,12 @@ the weights of `published.py` with seed 21: `mean` and `log_variance` `[2, 8, 10
 images `[2, 16, 20, 3]` of `default_rng(22).uniform(-1, 1)` as float32, and the decoded `pixels`
 (not clipped) of latents `default_rng(23).standard_normal((2, 8, 10, 16))` as float32, divided by
 0.2325.
+
+`mean`, `log_variance` and `pixels` in `tests/data/nextstep.npz` were recorded in float32 from the
+autoencoder of github.com/stepfun-ai/NextStep-1 (6e49bae) with level multiples (1, 2), 4 channels,
+`encoder_norm`, `psz` 1, scale 0.7 and shift 0.2, and with the weights of `published.py` with seed
+35: for two images `[2, 3, 12, 16]` of `default_rng(36).uniform(-1, 1)` as float32, and for
+latents `default_rng(37).standard_normal((2, 4, 6, 8))` as float32, after scale and shift.
 """
 
 import jax
@@ -95,3 +101,30 @@ def test_impossible_inputs_are_refused(params):
 def test_impossible_sizes_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     kl_vae.KLVAEConfig(**options)
+
+
+NEXTSTEP = kl_vae.KLVAEConfig(
+    ch_mult=(1, 2), z_channels=4, scale=0.7, shift=0.2, quant_conv=False, level_attention=False,
+    normalized=True)
+
+
+def test_the_autoencoder_of_nextstep_agrees_with_the_official_one():
+  params = jax.tree.map(jnp.asarray, published.params('nextstep_vae', NEXTSTEP, 35))
+  expected = {name: published.recorded('nextstep')[name].transpose(0, 2, 3, 1)
+              for name in ('mean', 'log_variance', 'pixels')}
+  images = np.random.default_rng(36).uniform(-1, 1, (2, 3, 12, 16)).astype(np.float32)
+  latents = np.random.default_rng(37).standard_normal((2, 4, 6, 8)).astype(np.float32)
+  with jax.default_matmul_precision('highest'):
+    posterior = _ENCODE(params, NEXTSTEP, images.transpose(0, 2, 3, 1))
+    pixels = jax.jit(kl_vae.decode_unclipped, static_argnums=1)(
+        params, NEXTSTEP, latents.transpose(0, 2, 3, 1))
+  np.testing.assert_allclose(posterior.mean, expected['mean'], atol=1e-4)
+  np.testing.assert_allclose(posterior.log_variance, expected['log_variance'], atol=1e-4)
+  np.testing.assert_allclose(pixels, expected['pixels'], atol=1e-4)
+
+
+def test_latents_are_shifted_and_scaled_as_they_are_decoded():
+  mean = jnp.arange(8.0).reshape(1, 1, 2, 4)
+  sample = kl_vae.sample(NEXTSTEP, kl_vae.Posterior(mean, jnp.full(mean.shape, -1e3)),
+                         jax.random.key(0))
+  np.testing.assert_allclose(sample / 0.7 + 0.2, mean, atol=1e-5)

@@ -1,0 +1,163 @@
+"""NextStep-1 and 1.1 (arXiv 2508.10711) in the format of transformers."""
+
+import functools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from checkpoints_conversion.rules import base, diffusion_head, family, settings
+from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
+from checkpoints_conversion.rules.settings import Check, Free, Must, Size
+from cspd_jax.models.nextstep import PRESETS, NextStepConfig
+
+_TITLE = 'a NextStep-1 model'
+_GRID = Free('rows and columns of an image are options, on which no weight depends')
+_TRAINING = Free('only training uses it')
+_NEEDED = {'num_heads': '"num_attention_heads": 40', 'norm_eps': '"rms_norm_eps": 1e-05',
+           'rope_base': '"rope_theta": 1000000.0'}
+# The fields of the sampler, which is not in the files. Their names of sizes tell 1.1 from 1.
+_SAMPLER = ('token_norm', 'num_levels', 'last_step')
+_OF_1_1 = 'genloss_'
+_PIXELS = 16
+
+
+def _layers(value: Any) -> str | None:
+  """Returns the problem with the types of layers; see `settings.Check`."""
+  if isinstance(value, list) and set(value) == {'full_attention'}:
+    return None
+  return f'{value!r:.80}; every layer must have full attention'
+
+
+FIELDS: settings.Table = {
+    **settings.COMMON, **settings.rope(10000.0),
+    'model_type': Must(('nextstep', 'stepx_llama')),
+    'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
+    'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
+    'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
+    'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
+    'hidden_act': settings.SILU, 'attention_bias': Must((True,)),
+    'o_attention_bias': settings.NO_BIAS, 'mlp_bias': settings.NO_BIAS,
+    'use_sliding_window': Must((False,)), 'layer_types': Check(_layers),
+    'sliding_window': Free('only layers with a sliding window, which there are not, have one'),
+    'max_window_layers': Free('only layers with a sliding window, which there are not, have one'),
+    'max_position_embeddings': Free('rotation by any position is computed when it is needed'),
+    'tie_word_embeddings': Free('the output matrix of text is not converted'),
+    'use_gen_pos_embed': Must((False,)), 'use_2d_rope': Must((False,)),
+    'latent_channels': Size('latent_channels'), 'num_channels': Size('latent_channels'),
+    'latent_patch_size': Size('patch_size'), 'patch_size': Size('patch_size'),
+    'fm_head_dim': Size('head_width'), 'genloss_width': Size('head_width'),
+    'fm_head_layers': Size('head_layers'), 'genloss_depth': Size('head_layers'),
+    'genloss_net_arch': Must(('mlp',)), 'genloss_type': Must(('transport',)),
+    'genloss_num_sampling_steps': Free('the official program passes the number with a call'),
+    'latent_size': _GRID, 'image_size': _GRID, 'base_image_grid_size': _GRID,
+    'boi': Must((151667,)), 'eoi': Must((151668,)), 'image_placeholder_id': Must((151669,)),
+    'pad_token_id_added': Free('prompts are padded with any token, which none reads'),
+    'noise_strength': Must((0,)), 'image_encoder_name': Must(()),
+    'image_feature_layer': Free('a layer of the image encoder, which there is not'),
+    'image_decoder_arch': settings.OF_SHAPES,
+    **dict.fromkeys(('lm_loss_weight', 'im_loss_weight', 'image_loss_weight', 'create_kwargs',
+                     'fm_head_batch_mul', 'genloss_batch_mul'), _TRAINING),
+    'vae_name_or_path': Free('the image tokenizer is another network'),
+}
+
+
+def _settings(contents: settings.Contents) -> dict[str, Any]:
+  """Reads config.json, whose names of sizes also tell the release; see `FileFamily.settings`."""
+  fields = settings.read({'config.json': FIELDS}, contents)
+  if any(name.startswith(_OF_1_1) for name in contents.get('config.json', ())):
+    release = PRESETS['nextstep_1_1_512']
+    fields |= {name: getattr(release, name) for name in _SAMPLER}
+  return fields
+
+
+def rules(config: NextStepConfig) -> list[Rule]:
+  """Returns the rule table of a model."""
+  width = config.head_dim
+  ours, published = 'transformer/layers_{i}/', 'layers.{i}.'
+  table = [
+      Rule('embed_tokens.weight', ('transformer/token_embedding',), KEEP),
+      Rule(f'{published}self_attn.o_proj.weight', (f'{ours}out',),
+           base.join_heads(config.num_heads, width)),
+      Rule(f'{published}input_layernorm.weight', (f'{ours}attention_norm/scale',), KEEP),
+      Rule(f'{published}post_attention_layernorm.weight', (f'{ours}ffn_norm/scale',), KEEP),
+      *(Rule(f'{published}mlp.{name}_proj.weight', (f'{ours}{name}',), MATRIX)
+        for name in ('gate', 'up', 'down')),
+      Rule('norm.weight', ('transformer/norm/scale',), KEEP),
+      *base.layer('image_in_projector', 'token_in', MATRIX),
+      *base.layer('image_out_projector', 'token_out', MATRIX),
+  ]
+  # Queries and keys rotate halves of an attention head.
+  for letter, name, count in (('q', 'query', config.num_heads), ('k', 'key', config.num_kv_heads),
+                              ('v', 'value', config.num_kv_heads)):
+    halves = name != 'value'
+    table += [Rule(f'{published}self_attn.{letter}_proj.weight', (f'{ours}{name}',),
+                   base.separate_heads(count, width, halves)),
+              Rule(f'{published}self_attn.{letter}_proj.bias', (f'{ours}{name}_bias',),
+                   base.separate_head_biases(count, halves))]
+  return table + diffusion_head.rules('image_head.net.', config.head_width, config.head_layers)
+
+
+def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> NextStepConfig:
+  """Infers the sizes of a model.
+
+  Args:
+    shapes: shapes of its published tensors.
+    options: `height` and `width` of its images in tokens; and fields of settings files.
+
+  Raises:
+    ConversionError: if the shapes and options do not determine all sizes.
+  """
+  shape = functools.partial(family.shape, _TITLE, shapes)
+  published = next(iter(PRESETS.values()))
+  vocab_size, dim = shape('embed_tokens.weight', 2)
+  num_heads = family.num_heads(
+      options, published.num_heads if dim == published.dim else None, dim, f'width {dim}')
+  patch_size = options.get('patch_size', published.patch_size)
+  token_dim = shape('image_in_projector.weight', 2)[1]
+  if token_dim % patch_size**2:
+    raise family.ConversionError(
+        f'The model has tokens of {token_dim} numbers; they must be patches of {patch_size} x '
+        f'{patch_size} latents.')
+  own = ('height', 'width', 'rope_base', 'norm_eps', *_SAMPLER)
+  return NextStepConfig(
+      vocab_size=vocab_size, dim=dim, num_heads=num_heads, patch_size=patch_size,
+      latent_channels=token_dim // patch_size**2,
+      num_layers=family.count(shapes, r'layers\.(\d+)\.self_attn\.q_proj\.weight'),
+      num_kv_heads=shape('layers.0.self_attn.k_proj.weight', 2)[0] // (dim // num_heads),
+      ffn_dim=shape('layers.0.mlp.gate_proj.weight', 2)[0],
+      head_width=shape('image_head.net.cond_embed.weight', 2)[0],
+      head_layers=family.count(shapes, r'image_head\.net\.res_blocks\.(\d+)\.in_ln\.weight'),
+      **{name: options.get(name, getattr(published, name)) for name in own})
+
+
+def _assumed(config: NextStepConfig, specified: Collection[str]) -> list[str]:
+  """Returns the assumptions; see `FileFamily.assumed`."""
+  lines = []
+  if not {'height', 'width'} <= set(specified):
+    lines.append(
+        f'assumed images of {config.height}x{config.width} tokens ({config.height * _PIXELS}x'
+        f'{config.width * _PIXELS} pixels); --height=ROWS --width=COLUMNS, or later '
+        'cspd-generate --grid=ROWSxCOLUMNS, specify others')
+  if 'last_step' not in specified:
+    lines.append('assumed the sampler of NextStep-1, which no file contains; '
+                 '--model=nextstep_1_1_512 specifies that of 1.1')
+  return lines
+
+
+def sampling(config: NextStepConfig) -> Mapping[str, family.Defaults]:
+  """Returns the options of the official examples."""
+  options = {'guidance_scale': 7.5, 'temperature': 1.0, 'decoder': 'mar(guidance=constant)'}
+  if config.last_step is None:
+    options |= {'decoder': 'mar(guidance=constant, last_noise=True)', 'contexts': 'nextstep_1_1'}
+  return {'pictures': options}
+
+
+FAMILY = family.FileFamily(
+    name='nextstep', title=_TITLE, kind='nextstep', rules=rules, infer=infer, presets=PRESETS,
+    options={'height': 'Rows of tokens of an image.', 'width': 'Tokens of a row of an image.'},
+    settings=_settings, needed=_NEEDED, assumed=_assumed,
+    # The output matrix of text, and tables that are computed.
+    leftovers=r'lm_head\.weight|gen_pos_embed|rotary_emb\.inv_freq', model='nextstep',
+    sampling=sampling,
+    layout=lambda model: {
+        'nextstep': ('.',), 'nextstep_text': ('tokenizer.json',),
+        'nextstep_vae': ('vae/checkpoint.pt', '../NextStep-1-f8ch16-Tokenizer/checkpoint.pt')})

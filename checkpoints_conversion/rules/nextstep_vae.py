@@ -1,0 +1,52 @@
+"""The image tokenizer of NextStep-1 (arXiv 2508.10711), a variational autoencoder."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from checkpoints_conversion.rules import base, blocks, family, settings
+from checkpoints_conversion.rules.settings import Free, Must, Size
+from cspd_jax.models.kl_vae import KLVAEConfig
+
+_TITLE = 'an image tokenizer of NextStep-1'
+
+FIELDS: settings.Table = {
+    'in_channels': Size('in_channels'), 'out_ch': Size('in_channels'), 'ch': Size('ch'),
+    'ch_mult': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
+    'z_channels': Size('z_channels'), 'scaling_factor': Size('scale', float),
+    'shift_factor': Size('shift', float), 'encoder_norm': Size('normalized', bool),
+    # Patches of one latent, whose channels are normalised together.
+    'psz': Must((1,)),
+    'resolution': Free('the network is convolutional; only training uses it'),
+    'deterministic': Free('images are encoded as means or as samples, as the caller chooses'),
+    '*': Free('the official program reads the arguments of its network and ignores all others'),
+}
+
+
+def rules(config: KLVAEConfig) -> list[base.Rule]:
+  """Returns the rule table of an autoencoder."""
+  return blocks.encoder(len(config.ch_mult)) + blocks.decoder(len(config.ch_mult))
+
+
+def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
+  """Infers the sizes of an autoencoder.
+
+  Args:
+    shapes: shapes of its published tensors.
+    options: `scale`, `shift` and `normalized`, which config.json specifies.
+
+  Raises:
+    ConversionError: if the shapes are not those of such an autoencoder.
+  """
+  shape = functools.partial(family.shape, _TITLE, shapes)
+  return KLVAEConfig(
+      z_channels=shape('decoder.conv_in.weight', 4)[1], quant_conv=False, level_attention=False,
+      **{name: options[name] for name in ('scale', 'shift', 'normalized') if name in options},
+      **blocks.taming_sizes(_TITLE, shapes))
+
+
+FAMILY = family.FileFamily(
+    name='nextstep_vae', title=_TITLE, kind='kl_vae', rules=rules, infer=infer, presets={},
+    settings=functools.partial(settings.read, {'config.json': FIELDS}),
+    # With other values images have wrong colours; versions of the official code differ in defaults.
+    needed={'scale': '"scaling_factor"', 'shift': '"shift_factor"'}, model='nextstep')

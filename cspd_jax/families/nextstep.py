@@ -1,0 +1,80 @@
+"""NextStep-1 and 1.1: text to images of continuous tokens, causal, with a flow head."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from cspd_jax.checkpoints.kinds import Kind
+from cspd_jax.checkpoints.store import Loaded
+from cspd_jax.continuous.head_drafter import stored_rho
+from cspd_jax.families import token_prompts
+from cspd_jax.families.family import Family, Parts, Published
+from cspd_jax.generation import engines
+from cspd_jax.generation.model import Model, Tokenizer
+from cspd_jax.models import kl_vae, nextstep, transformer
+from cspd_jax.models.conditions import Prompt
+from cspd_jax.text import bpe, templates
+
+
+def build(parts: Parts) -> Model:
+  """Builds a NextStep-1 model from its networks.
+
+  Raises:
+    ValueError: if they do not belong together.
+  """
+  loaded, target = parts.loaded, parts.loaded['target']
+  config = target.config
+  parts.pair('tokenizer', 'z_channels', 'latent_channels')
+  text = parts.text(FAMILY.text_forms)
+  tokenizer = None
+  if 'tokenizer' in loaded:
+    sizes = loaded['tokenizer'].config
+    tokenizer = Tokenizer(
+        sizes, loaded['tokenizer'].params,
+        decode=lambda params, tokens: kl_vae.decode(
+            params, sizes, nextstep.unpatchify(config, tokens)))
+  return Model(
+      name=parts.name, family=FAMILY.name, config=config, params=target.params,
+      grid=(config.height, config.width), engine=engines.CONTINUOUS,
+      target=lambda *, guided: nextstep.target(config, guided=guided),
+      conditions=token_prompts.conditions(
+          (config.height, config.width), text, parts.writer(FAMILY.prompt_writers), _checked(config),
+          target.metadata.get('prompts', ())),
+      tokenizer=tokenizer, defaults=parts.defaults,
+      head_drafter=lambda schedule, guided: stored_rho(schedule, target.metadata, guided),
+      metadata=target.metadata)
+
+
+def _checked(config: nextstep.NextStepConfig):
+  """Returns the function that checks published ids, which are the model's own."""
+  def check(prompt: Prompt) -> Prompt:
+    tokens = np.asarray(prompt.tokens)
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+      raise ValueError(f'prompts holds tokens from {tokens.min()} to {tokens.max()}; this model '
+                       f'supports 0 to {config.vocab_size - 1}.')
+    return Prompt(tokens.astype(np.int32), np.asarray(prompt.visible, bool))
+
+  return check
+
+
+def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
+  """Returns the networks for images of another grid of tokens, with the same parameters."""
+  height, width = grid
+  target = loaded['target']
+  config = dataclasses.replace(target.config, height=height, width=width)
+  return {**loaded, 'target': target._replace(config=config)}
+
+
+FAMILY = Family(
+    name='nextstep',
+    roles={'target': {'nextstep': Kind(
+        nextstep.NextStepConfig, nextstep.init, transformer.SPLIT, transformer.MATRICES,
+        transformer.ORDERS)},
+           'tokenizer': {'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
+           'text': {'text': Kind(bpe.TextConfig, bpe.init)}},
+    build=build, resize=resize,
+    published=Published(nextstep.PRESETS,
+                        condition=lambda config, count: token_prompts.described(count)),
+    text_forms={'nextstep': bpe.Vocabulary},
+    prompt_writers={name: getattr(templates, name) for name in ('nextstep', 'nextstep_1_1', 'plain')})

@@ -1,0 +1,276 @@
+"""NextStep-1 (arXiv 2508.10711): a causal transformer over continuous tokens with a flow head.
+
+A sequence is a prompt of text tokens followed by the image's tokens in raster order. A token is a
+patch of latents; it enters the transformer by a projection, and another projection of the
+transformer's output is the condition `z` of the flow head, which samples the next token.
+
+  config = PRESETS['nextstep_1_512']
+  params = init(config, jax.random.key(0))
+  decoder = decoders.mar(target(config, guided=True), guidance='constant')
+
+Parameter tree: `transformer` as in `transformer`, without an output matrix; `token_in` and
+`token_out`, each with `kernel` and `bias`; `head` as in `diffusion_head`.
+
+In the shape descriptions `B` is the number of images, `S` of guidance streams, `W` of tokens of a
+window, `T` of tokens of an image, `C` the length of a token and `D` the width of the transformer.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import base, schedule as schedule_lib
+from cspd_jax.core import fields
+from cspd_jax.models import causal, conditions, diffusion_head, kl_vae, transformer
+from cspd_jax.models.conditions import Prompt
+from cspd_jax.models.rope import sequence_rope
+
+Params = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class NextStepConfig:
+  """Sizes of a model and the options of its published sampler; the defaults are NextStep-1's.
+
+  Attributes:
+    height: rows of tokens of an image.
+    width: tokens of a row.
+    vocab_size: number of text tokens.
+    latent_channels: channels of the tokenizer's latents.
+    patch_size: latents of a token along each side.
+    dim: `D`.
+    num_layers: number of blocks.
+    num_heads: attention heads.
+    num_kv_heads: key/value heads.
+    ffn_dim: hidden width of the feed-forward layers.
+    head_width: width of the flow head.
+    head_layers: its residual blocks.
+    rope_base: base of the rotary frequencies.
+    norm_eps: added to the mean square in the norms.
+    token_norm: whether a sampled token is normalised to mean 0 and variance 1 before the
+      transformer reads it and before it is decoded to pixels.
+    num_levels: default number of levels of the flow.
+    shift: see `schedule.flow`.
+    last_step: see `schedule.flow`.
+  """
+
+  height: int = 32
+  width: int = 32
+  vocab_size: int = 152064
+  latent_channels: int = 16
+  patch_size: int = 2
+  dim: int = 5120
+  num_layers: int = 48
+  num_heads: int = 40
+  num_kv_heads: int = 8
+  ffn_dim: int = 13824
+  head_width: int = 1536
+  head_layers: int = 12
+  rope_base: float = 1e6
+  norm_eps: float = 1e-5
+  token_norm: bool = True
+  num_levels: int = 50
+  shift: float = 1.0
+  last_step: float | None = 0.04
+
+  def __post_init__(self):
+    side, layers = (1, fields.MOST_SIDE), (1, fields.MOST_LAYERS)
+    fields.check(self, height=side, width=side, num_layers=layers, head_layers=layers,
+                 num_levels=(2, schedule_lib.NUM_STEPS))
+    if self.dim % self.num_heads:
+      raise ValueError(f'num_heads is {self.num_heads}; it must divide the width, {self.dim}.')
+    _ = self.transformer, self.schedule()  # Check what only they use.
+
+  @property
+  def num_tokens(self) -> int:
+    """The number `T` of tokens of an image."""
+    return self.height * self.width
+
+  @property
+  def token_dim(self) -> int:
+    """The length `C` of a token."""
+    return self.latent_channels * self.patch_size**2
+
+  @property
+  def head_dim(self) -> int:
+    """Width of an attention head."""
+    return self.dim // self.num_heads
+
+  @property
+  def transformer(self) -> transformer.TransformerConfig:
+    """Sizes of the transformer."""
+    return transformer.TransformerConfig(
+        vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
+        num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim,
+        ffn_dim=self.ffn_dim, norm_eps=self.norm_eps, num_outputs=0, qkv_bias=True)
+
+  @property
+  def head(self) -> diffusion_head.Head:
+    """The flow head."""
+    return diffusion_head.Head(
+        self.head_width, self.head_layers, self.token_dim, learned_variance=False)
+
+  def schedule(self, num_levels: int | None = None) -> schedule_lib.Schedule:
+    """Returns the schedule of the published sampler, with `num_levels` levels or the default."""
+    return schedule_lib.flow(self.num_levels if num_levels is None else num_levels,
+                             shift=self.shift, last_step=self.last_step)
+
+
+def _published() -> dict[str, NextStepConfig]:
+  first = NextStepConfig()
+  second = NextStepConfig(token_norm=False, num_levels=28, last_step=None)
+  return {f'{name}_{pixels}': dataclasses.replace(config, height=pixels // 16, width=pixels // 16)
+          for name, config in (('nextstep_1', first), ('nextstep_1_1', second))
+          for pixels in (512, 256)}
+
+
+# The published models by release and pixels of their square images.
+PRESETS: dict[str, NextStepConfig] = _published()
+
+
+def init(config: NextStepConfig, key: jax.Array) -> Params:
+  """Initialises float32 parameters: the head as MAR's, everything else normal or zero."""
+  def run(key: jax.Array) -> Params:
+    body, head, inward, outward = jax.random.split(key, 4)
+    size, dim, token_dim = (1, 1), config.dim, config.token_dim
+    linear = lambda key, inputs: {
+        'kernel': 0.02 * jax.random.normal(key, (inputs, dim)), 'bias': jnp.zeros(dim)}
+    network = transformer.Transformer(config.transformer)
+    return {
+        'transformer': network.init(
+            body, jnp.zeros((*size, dim)), _rope(config)(jnp.zeros(size, jnp.int32)),
+            jnp.ones((1, 1, 1), bool))['params'],
+        'token_in': linear(inward, token_dim), 'token_out': linear(outward, dim),
+        'head': config.head.init(
+            head, jnp.zeros((1, token_dim)), jnp.zeros(1), jnp.zeros((1, dim)))['params']}
+
+  return jax.jit(run)(key)
+
+
+def target(config: NextStepConfig, *, guided: bool) -> base.Target:
+  """Returns the model as a decoding target.
+
+  Args:
+    config: the model's sizes.
+    guided: whether to run the second stream of the condition as well.
+
+  Returns:
+    The target; its condition is a `Prompt` of text tokens. The second stream is the prompt that
+    guidance leads away from; without guidance it is ignored.
+  """
+  streams = 2 if guided else 1
+  denoise, make, apply = (_full_precision(config, name) for name in (
+      '__call__', 'modulate', 'apply_modulated'))
+
+  def check_condition(condition: Any) -> Any:
+    if isinstance(condition, Prompt) and np.ndim(condition.tokens) == 3:
+      condition = condition.first(streams)
+    return conditions.check_prompt(condition, streams, config.vocab_size)
+
+  return base.Target(
+      transform=None, denoise=denoise, num_tokens=config.num_tokens, token_dim=config.token_dim,
+      num_streams=streams, check_condition=check_condition,
+      modulation=base.Modulation(make, apply), cached=_cached(config, streams),
+      make_schedule=config.schedule, num_levels=config.num_levels, sizes=_sizes(config))
+
+
+def _sizes(config: NextStepConfig) -> base.Sizes:
+  """Returns the bytes of intermediate results in float32: of a token's pass, and of a state.
+
+  A layer has the hidden features of its gated network, the token's features, and two arrays of
+  attention scores.
+  """
+  per_token = 3 * config.ffn_dim + 8 * config.dim + 2 * config.num_heads * config.num_tokens
+  modulation = diffusion_head.num_parts(config.head_layers) * config.head_width
+  return base.Sizes(4.0 * per_token, 4.0 * modulation)
+
+
+def _cached(config: NextStepConfig, streams: int) -> base.Cached:
+  """Returns the transformer with its cache, for `streams` guidance streams."""
+  network, rope = transformer.Transformer(config.transformer), _rope(config)
+
+  def features(params: Params, *inputs: Any) -> tuple[jax.Array, transformer.KeyValues]:
+    return network.apply({'params': params['transformer']}, *inputs, method='features')
+
+  def prefill(params: Params, condition: Prompt, num_slots: int
+              ) -> tuple[jax.Array, causal.Cache]:
+    embedded = causal.embed_prompt(params, config.transformer, condition.first(streams))
+    positions, mask = causal.positions_and_mask(embedded.positions, 0)
+    last, layers = features(params, embedded.embeddings, rope(positions), mask)
+    z = _linear(params['token_out'], last[:, -1])
+    return causal.split(z, streams), causal.allocate(layers, embedded.positions, num_slots)
+
+  def score(params: Params, cache: causal.Cache, tokens: jax.Array, start: jax.Array
+            ) -> tuple[jax.Array, causal.Cache]:
+    width = tokens.shape[1]
+    at = causal.window(cache, start, jnp.arange(width), jnp.tril(jnp.ones((width, width), bool)))
+    inputs = _linear(params['token_in'], normalized(config, tokens))
+    hidden, layers = features(params, causal.tile(inputs, streams), rope(at.positions), at.mask,
+                              cache.layers, at.slot)
+    z = causal.split(_linear(params['token_out'], hidden), streams)
+    return z, cache._replace(layers=layers)
+
+  return base.Cached(prefill, score)
+
+
+def forward(params: Params, config: NextStepConfig, prompt: Prompt, tokens: jax.Array
+            ) -> jax.Array:
+  """Returns the condition of the head `[B, T, D]` for every token of images, in one pass.
+
+  Args:
+    params: the model's parameters.
+    config: the model's sizes.
+    prompt: prompts of one stream.
+    tokens: `[B, T, C]` the images' tokens; the last one is not read.
+  """
+  embedded = causal.embed_prompt(params, config.transformer, prompt)
+  inputs = _linear(params['token_in'], normalized(config, tokens[:, :-1]))
+  positions, mask = causal.positions_and_mask(embedded.positions, inputs.shape[1])
+  features, _ = transformer.Transformer(config.transformer).apply(
+      {'params': params['transformer']},
+      jnp.concatenate([embedded.embeddings, inputs], axis=1), _rope(config)(positions), mask,
+      method='features')
+  return _linear(params['token_out'], features[:, embedded.embeddings.shape[1] - 1:])
+
+
+def normalized(config: NextStepConfig, tokens: jax.Array) -> jax.Array:
+  """Returns sampled tokens `[..., C]` as the transformer reads them and as they are decoded."""
+  return kl_vae.normalize(tokens) if config.token_norm else tokens
+
+
+def unpatchify(config: NextStepConfig, tokens: jax.Array) -> jax.Array:
+  """Returns the scaled latents of sampled tokens `[B, T, C]`, for `kl_vae.decode`.
+
+  Within a token the channel varies slowest, then the row.
+
+  Returns:
+    `[B, height p, width p, latent_channels]`, where `p` is the patch size.
+  """
+  p = config.patch_size
+  grid = normalized(config, tokens).reshape(
+      -1, config.height, config.width, config.latent_channels, p, p)
+  return grid.transpose(0, 1, 4, 2, 5, 3).reshape(
+      -1, config.height * p, config.width * p, config.latent_channels)
+
+
+def _linear(params: Params, x: jax.Array) -> jax.Array:
+  return x.astype(params['kernel'].dtype) @ params['kernel'] + params['bias']
+
+
+def _full_precision(config: NextStepConfig, method: str) -> Callable[..., Any]:
+  """Returns a method of the flow head that runs float32 products at full precision."""
+  @functools.wraps(getattr(diffusion_head.Head, method))
+  def run(params: Params, *args: jax.Array) -> Any:
+    with jax.default_matmul_precision('highest'):
+      return config.head.apply({'params': params['head']}, *args, method=method)
+
+  return run
+
+
+def _rope(config: NextStepConfig) -> Any:
+  return sequence_rope(config.head_dim, config.rope_base)

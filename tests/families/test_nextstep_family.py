@@ -1,0 +1,202 @@
+"""NextStep-1: from files in the published layouts, at tiny sizes, to pictures by two commands."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.commands import generate as generate_command
+from cspd_jax.models import kl_vae, nextstep
+from cspd_jax.text import bpe, templates
+from tests.conversion import published_settings
+from tests.families import published_files
+from tests.families.published_files import convert
+
+for _package in ('tokenizers', 'torch'):  # They read words, and the image tokenizer's file.
+  pytest.importorskip(_package)
+
+FIRST = dataclasses.replace(
+    nextstep.PRESETS['nextstep_1_512'], height=3, width=4, latent_channels=4, dim=32, num_layers=2,
+    num_heads=4, num_kv_heads=2, ffn_dim=48, head_width=24, head_layers=2)
+SECOND = dataclasses.replace(FIRST, token_norm=False, num_levels=28, last_step=None)
+VAE = kl_vae.KLVAEConfig(
+    ch_mult=(1, 1), num_res_blocks=1, z_channels=4, scale=0.9, shift=0.1, quant_conv=False,
+    level_attention=False, normalized=True)
+WORDS = ('--height=3', '--width=4')
+
+
+def tokenizer_file():
+  """A file like Qwen's: all bytes, some merges, and the tokens of images with published ids."""
+  byte = ([*range(ord('!'), ord('~') + 1), *range(0xa1, 0xad), *range(0xae, 0x100)])
+  others = [number for number in range(256) if number not in byte]
+  pieces = [chr(number) for number in byte] + [chr(256 + place) for place in range(len(others))]
+  merges = [('c', 'a'), ('ca', 't')]
+  vocab = {piece: number for number, piece in enumerate([*pieces, *map(''.join, merges)])}
+  names = ('[PAD]', '<|image_area|>', '<|begin_of_image|>', '<|end_of_image|>',
+           '<|image_placeholder|>')
+  added = [dict(id=151665 + place, content=name, special=True, single_word=False, lstrip=False,
+                rstrip=False, normalized=False) for place, name in enumerate(names)]
+  pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+             r'|\s*[\r\n]+|\s+(?!\S)|\s+')
+  level = dict(type='ByteLevel', add_prefix_space=False, trim_offsets=False, use_regex=False)
+  return json.dumps(dict(
+      version='1.0', truncation=None, padding=None, added_tokens=added,
+      normalizer=dict(type='NFC'), pre_tokenizer=dict(type='Sequence', pretokenizers=[
+          dict(type='Split', pattern=dict(Regex=pattern), behavior='Isolated', invert=False),
+          level]),
+      post_processor=level, decoder=level, model=dict(
+          type='BPE', dropout=None, unk_token=None, continuing_subword_prefix='',
+          end_of_word_suffix='', fuse_unk=False, byte_fallback=False, vocab=vocab,
+          merges=merges))).encode()
+
+
+def published(root, config, settings, vae='vae'):
+  """A folder as it is on the hub, with an output matrix of text."""
+  folder = root / 'NextStep-1-Large'
+  weights = published_files.tensors('nextstep', config, 1)
+  weights['lm_head.weight'] = np.zeros((3, 2), np.float32)
+  sizes = dict(
+      hidden_size=config.dim, num_hidden_layers=config.num_layers,
+      num_attention_heads=config.num_heads, num_key_value_heads=config.num_kv_heads,
+      head_dim=config.head_dim, intermediate_size=config.ffn_dim)
+  heads = (('genloss_width', 'genloss_depth', 'num_channels') if 'genloss_width' in settings else
+           ('fm_head_dim', 'fm_head_layers', 'latent_channels'))
+  sizes |= zip(heads, (config.head_width, config.head_layers, config.latent_channels))
+  published_files.shard(folder, weights, settings | sizes)
+  (folder / 'tokenizer.json').write_bytes(tokenizer_file())
+  (root / vae if '/' in vae else folder / vae).mkdir(parents=True)
+  place = root / vae if '/' in vae else folder / vae
+  import torch
+  torch.save({name: torch.from_numpy(x) for name, x in published_files.tensors(
+      'nextstep_vae', VAE, 2).items()}, place / 'checkpoint.pt')
+  (place / 'config.json').write_text(json.dumps(published_settings.NEXTSTEP_VAE | dict(
+      ch_mult=[1, 1], num_res_blocks=1, z_channels=4, scaling_factor=0.9, shift_factor=0.1)))
+  return folder
+
+
+LAYOUTS = {
+    '1': (FIRST, published_settings.NEXTSTEP_1, 'mar(guidance=constant)'),
+    '1.1': (SECOND, published_settings.NEXTSTEP_1_1, 'mar(guidance=constant, last_noise=True)'),
+}
+
+
+@pytest.mark.parametrize('release', LAYOUTS)
+def test_a_folder_becomes_pictures_by_two_commands(release, tmp_path, capsys):
+  config, settings, decoder = LAYOUTS[release]
+  published(tmp_path, config, settings)
+  model_folder = tmp_path / 'model'
+  assert not convert(tmp_path, 'nextstep', 'NextStep-1-Large', model_folder, *WORDS)
+  printed = capsys.readouterr()
+  assert ('assumed the sampler of NextStep-1' in printed.out + printed.err) == (release == '1')
+  assert f"Next: cspd-generate --model={model_folder} --prompt='a lighthouse at dusk'" in printed.out
+  assert not generate_command.main(
+      ['cspd-generate', f'--model={model_folder}', '--prompt=a cat', '--prompt=a dog, 中文',
+       f'--output={tmp_path}/out', '--dtype=bfloat16'])
+  pictures = sorted((tmp_path / 'out').glob('*.png'))
+  assert len(pictures) == 2 and pictures[0].read_bytes() != pictures[1].read_bytes()
+  model = cspd_jax.load(model_folder)
+  assert model.config == config and model.tokenizer.config == VAE
+  assert model.defaults['guidance_scale'] == 7.5 and model.defaults['decoder'] == decoder
+  built = model.decoder(decoder)
+  assert built.schedule.num_levels == config.num_levels
+  assert ('with noise' in built.distribution) == (release == '1.1')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  root = tmp_path_factory.mktemp('nextstep')
+  published(root, FIRST, published_settings.NEXTSTEP_1)
+  assert not convert(root, 'nextstep', 'NextStep-1-Large', root / 'model', *WORDS)
+  return root / 'model'
+
+
+def test_pixels_are_those_of_normalised_tokens(folder):
+  model = cspd_jax.load(folder)
+  tokens = np.random.default_rng(0).standard_normal((2, 12, 16)).astype(np.float32)
+  latents = tokens - tokens.mean(-1, keepdims=True)
+  latents /= latents.std(-1, keepdims=True)
+  grid = latents.reshape(2, 3, 4, 4, 2, 2).transpose(0, 1, 4, 2, 5, 3).reshape(2, 6, 8, 4)
+  expected = kl_vae.decode(model.tokenizer.params, VAE, grid)
+  np.testing.assert_allclose(model.pixels(tokens), expected, atol=1e-4)
+  np.testing.assert_allclose(model.pixels(3 * tokens + 1), expected, atol=1e-4)
+
+
+def test_images_of_another_grid(folder):
+  model = cspd_jax.load(folder, grid=(2, 2))
+  assert model.grid == (2, 2) and model.config.num_tokens == 4
+  tokens = model.generate('a cat', seed=1).decoded.tokens
+  assert tokens.shape == (1, 4, 16)
+  model = cspd_jax.load(folder)
+  prompts = np.asarray(model.condition(['a cat']).tokens)
+  other = np.asarray(cspd_jax.load(folder, grid=(2, 2)).condition(['a cat']).tokens)
+  assert (prompts != other).any(), 'a prompt ends with the size of the image'
+
+
+def test_int8_generates_other_images_of_the_same_kind(folder):
+  plain, small = (cspd_jax.load(folder, quantize=kind) for kind in (None, 'int8'))
+  run = lambda model: np.asarray(model.generate('a cat', seed=2).decoded.tokens)
+  first, second = run(plain), run(small)
+  assert np.isfinite(second).all() and (first != second).any()
+  assert small.params['head']['out']['kernel'].dtype == np.float32
+
+
+def test_prompts_are_those_of_the_official_examples():
+  text = bpe.Vocabulary(tokenizer_file())
+  request, negative = templates.nextstep(text, 'a cat', 16, 32)
+  image = [151666, *text.encode('16*32'), 151667]
+  assert len(image) == 2 + len('16*32'), 'digits are tokens of their own'
+  assert request == [*text.encode('a cat masterpiece, film grained, best quality.'), *image]
+  words = ('lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer '
+           'digits, cropped, worst quality, low quality, normal quality, jpeg artifacts, '
+           'signature, watermark, username, blurry.')
+  assert negative == [*text.encode(words), *image]
+  request, negative = templates.nextstep_1_1(text, 'a cat', 16, 32)
+  assert request == [*text.encode('a cat'), *image]
+  words = words.replace('text, error', 'bad texts, bad layout, error')
+  assert negative == [*text.encode(words), *image]
+  # The names of special tokens are plain text in prompts.
+  assert 151667 not in text.encode('<|begin_of_image|>')
+
+
+def test_the_contexts_of_a_release(tmp_path):
+  for release, (config, settings, _) in LAYOUTS.items():
+    published(tmp_path / release, config, settings)
+    output = tmp_path / release / 'model'
+    assert not convert(tmp_path / release, 'nextstep', 'NextStep-1-Large', output, *WORDS)
+    model = cspd_jax.load(output)
+    text = bpe.Vocabulary(tokenizer_file())
+    write = templates.nextstep if release == '1' else templates.nextstep_1_1
+    prompt = model.condition(['a cat'])
+    for stream, ids in enumerate(write(text, 'a cat', 3, 4)):
+      assert np.asarray(prompt.tokens)[0, stream][-len(ids):].tolist() == ids
+      assert np.asarray(prompt.visible)[0, stream].sum() == len(ids)
+
+
+def test_prompts_of_published_ids(folder):
+  model = cspd_jax.load(folder, text=None)
+  with pytest.raises(ValueError, match='no words because it has no text part'):
+    model.condition(['a cat'])
+  prompt = nextstep.Prompt(np.full((1, 2, 3), 7), np.ones((1, 2, 3), bool))
+  assert model.generate(prompt, seed=0).decoded.tokens.shape == (1, 12, 16)
+  with pytest.raises(ValueError, match='tokens from 152064 to 152064; this model supports 0 to'):
+    model.condition(nextstep.Prompt(np.full((1, 2, 3), 152064), np.ones((1, 2, 3), bool)))
+
+
+def test_an_image_depends_on_its_own_row_only(folder):
+  model = cspd_jax.load(folder)
+  both = model.generate(['a cat', 'a dog'], seed=3).decoded
+  alone = model.generate(['a cat'], seed=3).decoded
+  np.testing.assert_allclose(both.tokens[0], alone.tokens[0], atol=1e-4)
+  assert np.asarray(jax.device_get(both.order)).tolist() == [list(range(12))] * 2
+
+
+def test_networks_that_do_not_belong_together_are_refused(folder):
+  other = dataclasses.replace(VAE, z_channels=8)
+  params = jax.eval_shape(lambda: kl_vae.init(other, jax.random.key(0)))
+  with pytest.raises(ValueError, match='tokenizer has z_channels 8, but the target .* has '
+                                       'latent_channels 4'):
+    cspd_jax.load(folder, tokenizer=cspd_jax.checkpoints.store.Loaded(
+        'kl_vae', other, params, {}))
