@@ -67,4 +67,6 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
         memory=Memory(walked.chains, length))
 
   return Verifier(
-      verify, None, 'exact up to rounding', levels=schedule.num_levels, start=start, exact=True)
+      verify, None, 'exact up to rounding', levels=schedule.num_levels, start=start, exact=True,
+      # The head is called at all old states at once.
+      head_states=lambda width: width * schedule.num_levels)
