@@ -19,8 +19,12 @@ import numpy as np
 import pytest
 
 from checkpoints_conversion import convert, rules
-from checkpoints_conversion.rules import base, nextstep as nextstep_rules
-from checkpoints_conversion.rules import family as family_lib, nextstep_vae
+from checkpoints_conversion.rules import (
+  base,
+  family as family_lib,
+  nextstep as nextstep_rules,
+  nextstep_vae,
+)
 from cspd_jax.models import kl_vae, nextstep, transformer
 from tests.conversion import published_settings as published
 from tests.models import published as weights
@@ -115,7 +119,7 @@ def test_both_spellings_of_the_settings(release):
     ('1', {'boi': 5}, 'boi is 5; it must be 151667'),
     ('1', {'model_type': 'llama'}, "model_type is 'llama'"),
     ('1', {'head_type': 'x'}, "head_type is 'x'; no published model has the field"),
-    ('1', {'genloss_width': 8}, 'but another field is 8'),
+    ('1', {'genloss_width': 8}, 'genloss_width is 8, but another field is 1536'),
     ('1', {'fm_head_dim': '1536'}, "fm_head_dim is '1536'; it must be a whole number"),
     ('1.1', {'genloss_type': 'diffusion'}, "genloss_type is 'diffusion'; it must be 'transport'"),
     ('1.1', {'genloss_net_arch': 'attn'}, "genloss_net_arch is 'attn'"),

@@ -35,8 +35,12 @@ import numpy as np
 import published
 import pytest
 
-from cspd_jax.continuous import decoders, head as head_lib, noise as noise_lib
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import (
+  decoders,
+  head as head_lib,
+  noise as noise_lib,
+  schedule as schedule_lib,
+)
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import TokenBatch
 from cspd_jax.models import nextstep
