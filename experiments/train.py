@@ -48,18 +48,18 @@ class Flags:
 
 def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathlib.Path) -> None:
   """Runs one stage or all of them."""
-  selected = {'tokenizer', *stages.MODELS, 'eval', 'export'} if stage == 'all' else {stage}
+  selected = {'tokenizer', *recipe.models, 'eval', 'export'} if stage == 'all' else {stage}
   tokenizer = tokenizer_of(recipe, workdir)
   if selected == {'tokenizer'}:
     return
   data = {split: recipe.tokenize(tokenizer, split, workdir) for split in photos.SPLITS}
-  models = {role: recipe.train_model(role, data, workdir) for role in stages.MODELS
+  models = {role: recipe.train_model(role, data, workdir) for role in recipe.models
             if selected & {role, 'eval', 'export'}}
   if 'export' in selected:
     _export(recipe, recipe.networks(tokenizer, models, data), export)
   if 'eval' in selected:
     metrics = recipe.metrics(tokenizer, models, data)
-    report = report_lib.Report(workdir, pictures.NAMES)
+    report = report_lib.Report(workdir, pictures.names(recipe))
     pictures.write(recipe, tokenizer, models, data, report)
     report.write(settings=dataclasses.asdict(recipe),
                  rows=[dict(network=role, **values) for role, values in metrics.items()])
@@ -99,9 +99,9 @@ def main(recipe: Any, flags: Any) -> None:
     recipe = smoke.smoke(recipe.small())
   workdir = paths.folder('workdir', flags.workdir)
   export = training.output_folder('export', flags.export, workdir)
-  families.check_place(export, recipe.family, {role: role for role in ('tokenizer',
-                                                                       *stages.MODELS)})
-  report_lib.check(workdir, pictures.NAMES)
+  families.check_place(export, recipe.family, {
+      role: role for role in ('tokenizer', *recipe.models)})
+  report_lib.check(workdir, pictures.names(recipe))
   photos.load()
   if recipe.tokenizer_of is not None:
     tokenizer_of(recipe, workdir)  # Raises its errors before anything is written.

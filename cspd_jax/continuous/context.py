@@ -25,11 +25,12 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
     tokens: `[B, T, C]` committed tokens and drafts.
     rank_of_position: `[B, T]` rank of every position.
     ranks: `[B, n]`; the tokens of lower rank are visible.
-    positions: `[B, n]` positions of the tokens.
+    positions: `[B, n]` positions of the tokens, or more: those of further tokens, which see what
+      the last one sees.
     missing: `[B, T]` bool, positions that are never visible; None for none.
 
   Returns:
-    `z` `[S, B, n, D]`.
+    `z` of all `positions`, `[S, B, ..., D]`.
   """
   num_rows, num = ranks.shape
   wide = lambda leaf: jnp.repeat(leaf, num, axis=0)
@@ -38,8 +39,12 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
     visible &= ~missing[:, None]
   z = contract.transform(target, params, jax.tree.map(wide, condition), wide(tokens),
                          visible.reshape(-1, rank_of_position.shape[1]))
-  picked = head_lib.pick(z, positions.reshape(-1, 1))
-  return picked.reshape(z.shape[0], num_rows, num, -1)
+  picked = head_lib.pick(z, positions[:, :num].reshape(-1, 1))
+  picked = picked.reshape(z.shape[0], num_rows, num, -1)
+  if positions.shape[1] == num:
+    return picked
+  ahead = head_lib.pick(z[:, num - 1::num], positions[:, num:])
+  return jnp.concatenate([picked, ahead], axis=2)
 
 
 def _true(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
@@ -47,6 +52,21 @@ def _true(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, ca
   z = true_contexts(env.target, env.params, env.condition, tokens, span.rank_of_position,
                     span.begin, span.positions, missing)
   return z, cache
+
+
+def true_window(window: int) -> Context:
+  """Returns a context for rounds whose last tokens are drawn ahead of the window.
+
+  The first `window` tokens of a round see all tokens of earlier steps, as in `TRUE`. The others see
+  what the last of these sees, so that they need no pass of their own; they cannot be final.
+  """
+  def transform(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
+                ) -> tuple[jax.Array, Any]:
+    z = true_contexts(env.target, env.params, env.condition, tokens, span.rank_of_position,
+                      span.begin[:, :window], span.positions, missing)
+    return z, cache
+
+  return Context('true', transform, lambda span: jnp.minimum(span.size, window))
 
 
 def _block(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
@@ -62,7 +82,7 @@ def _cached(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, 
   del missing  # A causal model reads whatever is there.
   first, layers = cache
   width = span.ranks.shape[1]
-  # The token before the round was drawn after the last pass. Before token 0 there is none.
+  # The token before the round was drawn after the last pass. Token 0 has no predecessor.
   start = jnp.maximum(span.count - 1, 0)
   index = jnp.minimum(start[:, None] + jnp.arange(width), tokens.shape[1] - 1)
   scored = jnp.take_along_axis(tokens, index[:, :, None], axis=1)

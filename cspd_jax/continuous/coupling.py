@@ -19,7 +19,7 @@ rejected, the last of them is emitted: a draw from the target.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,13 @@ def guarantee(eta: float, max_trials: int) -> str:
           '`missed` counts')
 
 
+class Gaussian(NamedTuple):
+  """Diagonal Gaussians, `[..., C]` each."""
+
+  mean: jax.Array
+  std: jax.Array
+
+
 def log_density(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
   """Returns the log density `[...]` of `x` `[..., C]` under a diagonal Gaussian.
 
@@ -87,6 +94,65 @@ def accepted_length(passed: jax.Array) -> jax.Array:
 def accept_proposal(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Array:
   """Returns whether proposals from the target are accepted as residual draws; as for `accept`."""
   return jnp.exp(log_uniform) < jnp.maximum(np.float32(1 - eta), -jnp.expm1(-log_ratio))
+
+
+class Moved(NamedTuple):
+  """States that were moved from one Gaussian to another; see `move`.
+
+  Attributes:
+    x: `[..., C]`.
+    kept: `[...]` whether the state is the old one, bit for bit.
+  """
+
+  x: jax.Array
+  kept: jax.Array
+
+
+def move(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array, log_uniform: jax.Array
+         ) -> Moved:
+  """Turns a draw `x` from a diagonal Gaussian into a draw from another, the same if possible.
+
+  If `x` follows `old` given everything that `new` depends on, the result follows `new`. For equal
+  deviations this is the maximal coupling by reflection: a state is kept with probability
+  `1 - TV(old, new)`, and a state that is not kept is the mirror image of `x`, so that it stays
+  close. For unequal ones the noise is split by `noise` in a part of a common deviation, which is
+  coupled by reflection, and the rest, which both share. The rest then shifts the two Gaussians
+  against each other, the more the closer the common deviation is to the smaller of the two; it is
+  chosen such that the expected squared shift is smallest.
+
+  Reference: Bou-Rabee, Eberle & Zimmer, Coupling and convergence for Hamiltonian Monte Carlo, 2020
+  (arXiv:1805.00452), section 2.3, for the maximal coupling by reflection.
+
+  Args:
+    x: `[..., C]` the draw from `old`.
+    old: the Gaussian that `x` was drawn from.
+    new: the Gaussian to draw from.
+    noise: `[..., C]` independent standard normal numbers; not used where deviations are equal.
+    log_uniform: `[...]` logarithm of an independent uniform number.
+  """
+  base = jnp.minimum(old.std, new.std)
+  gap = jnp.sum(jnp.square((old.mean - new.mean) / base), axis=-1, keepdims=True)
+  spread = jnp.sum(jnp.square((old.std - new.std) / base), axis=-1, keepdims=True)
+  # The minimum over `q` of `(gap + spread / (1 - q)) / q`, the square of the shift in units of the
+  # common deviation `sqrt(q) base`, to first order in the difference of deviations.
+  tiny = jnp.finfo(spread.dtype).tiny
+  removed = spread / (spread + jnp.sqrt(spread * (spread + gap)) + tiny)
+  base = base * jnp.sqrt(1 - removed)
+  unit = (x - old.mean) / old.std
+  share = base / old.std
+  rest = jnp.sqrt(jnp.maximum(1 - share * share, 0))
+  # A rotation of (unit, noise): two independent standard normal numbers again, with
+  # `unit = share coupled + rest shared`.
+  coupled, shared = share * unit + rest * noise, rest * unit - share * noise
+  scale = lambda std: jnp.sqrt(jnp.maximum(std * std - base * base, 0))
+  mean = new.mean + scale(new.std) * shared
+  shift = (old.mean - new.mean + (scale(old.std) - scale(new.std)) * shared) / base
+  inner = jnp.sum(shift * coupled, axis=-1)
+  square = jnp.sum(shift * shift, axis=-1)
+  kept = log_uniform < -(inner + 0.5 * square)
+  factor = 2 * inner / jnp.maximum(square, jnp.finfo(square.dtype).tiny)
+  mirrored = mean + base * (coupled - factor[..., None] * shift)
+  return Moved(jnp.where(kept[..., None], x, mirrored), kept)
 
 
 def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],

@@ -136,7 +136,7 @@ def expected_speedup(cost: float, block_length: int) -> float:
 
 
 def _block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_length: int,
-                   schedule: Schedule | int, prefix_share: float, block_context: bool,
+                   schedule: Schedule | int | None, prefix_share: float, block_context: bool,
                    guidance_of_last: bool, guidance: str) -> Decoder:
   """Returns a decoder that verifies whole blocks and approximates a decoder without drafts."""
   size = target.num_tokens

@@ -20,16 +20,20 @@ from cspd_jax.continuous import (
   speculative_head,
 )
 from cspd_jax.continuous.base import Target, Verifier
-from cspd_jax.continuous.context import TRUE
+from cspd_jax.continuous.context import CACHED, TRUE, true_window
 from cspd_jax.continuous.head import HeadSampler
 from cspd_jax.continuous.loop import Decoder, make_decoder
 from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.verifiers.coupled_chains import coupled_chains
 from cspd_jax.continuous.verifiers.no_drafts import no_drafts
 from cspd_jax.continuous.verifiers.path_test import DEFAULT_ETA, path_test
 
 # Drafts per round where each requires a pass of the target, and where a block requires one.
 DEFAULT_DRAFT_LENGTH = 2
 DEFAULT_BLOCK_LENGTH = 8
+DEFAULT_WINDOW = 8
+# States of a parted chain per call of the head.
+DEFAULT_WINDOW_KERNELS = 4
 # Share of the tokens that the target decodes alone before there are drafts.
 DEFAULT_PREFIX_SHARE = 0.15
 
@@ -113,6 +117,51 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
   return make_decoder(
       target, schedule, no_drafts(head_lib.ancestral(target, schedule, last_noise)), stops,
       guidance=guidance, distribution=describe_blocks(block_length, first, last_noise))
+
+
+def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None = None,
+            schedule: Schedule | int | None = None, *,
+            kernels_per_call: int = DEFAULT_WINDOW_KERNELS, rho: np.ndarray | None = None,
+            guidance: str = 'linear') -> Decoder:
+  """Decodes windows of tokens in parallel until they do not change; see `coupled_chains`.
+
+  The distribution is that of `mar` with `last_noise`. Nothing is trained, and there is no draft
+  model.
+
+  Args:
+    target: the model.
+    window: tokens of a round. A causal model runs them in one pass, a masked one in a pass each.
+    num_iter: as for `mar`; the tokens of a step are committed together.
+    schedule: as for `mar`; its last kernel must have noise.
+    kernels_per_call: states per chain that the head is evaluated at together, where chains have
+      left those of the last round.
+    rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
+    guidance: as for `mar`.
+
+  Raises:
+    ValueError: for options out of range.
+  """
+  size, schedule = target.num_tokens, target.as_schedule(schedule)
+  schedule_lib.check_length('window', window, size)
+  rho = speculative_head.check(schedule, kernels_per_call, rho)
+  if not np.all(np.isfinite(schedule.min_log_variance)):
+    raise ValueError(
+        'the schedule has a kernel without noise, after which no token can be kept; windows '
+        'require noise at every kernel.')
+  steps = None
+  if num_iter is not None:
+    steps = tuple(size - masked for masked in schedule_lib.mask_lengths(size, num_iter))
+  verifier = coupled_chains(schedule, window, kernels_per_call, rho)
+  context, width = CACHED, window
+  if target.cached is None:
+    # A masked model returns `z` for all positions in every pass, so tokens behind the window can be
+    # drawn for no further pass. They are the drafts of the next round.
+    context, width = true_window(window), min(2 * window, size)
+  return make_decoder(
+      target, schedule, verifier, (size,), drafter=drafters.old_chains(),
+      context=context, width=width, guidance=guidance,
+      guidance_of_last=False, steps=steps,
+      distribution=describe_steps(num_iter or size, last_noise=True))
 
 
 def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_LENGTH,

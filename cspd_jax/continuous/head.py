@@ -86,38 +86,44 @@ class Kernel(NamedTuple):
 
 
 def kernel(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, x: jax.Array,
-           level: jax.Array) -> Kernel:
+           level: jax.Array, token: jax.Array | None = None) -> Kernel:
   """Returns the true kernels of states `x` `[N, ..., C]` at `level` `[N, ...]`: one head call.
 
   With guidance each state is evaluated with the `z` of both streams. MAR runs a doubled batch,
   whose second half it overwrites with the first at every kernel; this is equivalent: the noise is
   guided, the variance is the conditional stream's.
-  """
-  def spread(leaf):
-    """Broadcasts `[S, N, ...]` to one entry per state and stream, `[S * N * ..., ...]`."""
-    middle = (1,) * (level.ndim - 1)
-    leaf = leaf.reshape(leaf.shape[:2] + middle + leaf.shape[2:])
-    shape = (target.num_streams, *level.shape, *leaf.shape[1 + level.ndim:])
-    return jnp.broadcast_to(leaf, shape).reshape(-1, *leaf.shape[1 + level.ndim:])
 
-  streams, modulation = target.num_streams, target.modulation
+  Args:
+    target: the model.
+    schedule: the levels.
+    params: the model's parameters.
+    batch: the tokens `[N]`.
+    x: the states.
+    level: their levels.
+    token: the token of every state, in the shape of `level`; None if the first axis is that of the
+      tokens.
+  """
+  shape, streams, modulation = level.shape, target.num_streams, target.modulation
+  if token is None:
+    token = jnp.arange(shape[0]).reshape(-1, *(1,) * (level.ndim - 1))
+  token, level = jnp.broadcast_to(token, shape).reshape(-1), level.reshape(-1)
   states = jnp.broadcast_to(x, (streams, *x.shape)).reshape(-1, x.shape[-1])
-  steps = jnp.broadcast_to(jnp.asarray(schedule.steps)[level], (streams, *level.shape)).reshape(-1)
   if batch.modulation is None or modulation is None:
-    eps, v = target.denoise(params, states, steps, spread(batch.z))
+    steps = jnp.tile(jnp.asarray(schedule.steps)[level], streams)
+    eps, v = target.denoise(params, states, steps, batch.z[:, token].reshape(len(states), -1))
   else:
-    first = jnp.arange(streams * level.shape[0]) * schedule.num_levels
-    row = (first.reshape(streams, -1, *(1,) * (level.ndim - 1)) + level).reshape(-1)
+    first = jnp.arange(streams)[:, None] * batch.active.shape[0]
+    row = ((first + token) * schedule.num_levels + level).reshape(-1)
     rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch.modulation)
     eps, v = modulation.apply(params, states, rows, row)
   contract.check_head(states, eps, v)
   eps, v = (leaf.reshape(streams, *x.shape) for leaf in (eps, v))
-  per_token = lambda leaf: leaf.reshape(-1, *(1,) * level.ndim)
+  per_token = lambda leaf: leaf[token].reshape(*shape, 1)
   if streams == 2:
     guided = eps[1] + per_token(batch.scale) * (eps[0] - eps[1])
   else:
     guided = eps[0]
-  mean, std = schedule_lib.posterior(schedule, level, x, guided, v[0])
+  mean, std = schedule_lib.posterior(schedule, level.reshape(shape), x, guided, v[0])
   return Kernel(mean, per_token(batch.temperature) * std, guided, v[0])
 
 

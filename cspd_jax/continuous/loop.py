@@ -157,7 +157,8 @@ class Decoder:
         levels=max(stage.verifier.levels for stage in self.stages),
         bounded=any(stage.verifier.bounded for stage in self.stages))
     width = max(stage.width for stage in self.stages)
-    cache, memory = (), ()
+    cache: Any = ()
+    memory: Any = ()
     if self.target.cached is not None:
       cache = contract.prefill(self.target, params, condition, size + width)
     if self.verifier.start is not None:

@@ -73,10 +73,12 @@ def chain_normal(keys: TokenKeys, purpose: int, num_levels: int, size: int,
   return normal(jax.tree.map(wide, keys), purpose, jnp.arange(num_levels), size, wide(trial))
 
 
-def chain_log_uniform(keys: TokenKeys, purpose: int, num_levels: int) -> jax.Array:
-  """Draws the `log_uniform` `[N, num_levels]` of all kernels of the tokens `[N]` at once."""
-  wide = jax.tree.map(lambda leaf: leaf[:, None], keys)
-  return log_uniform(wide, purpose, jnp.arange(num_levels))
+def chain_log_uniform(keys: TokenKeys, purpose: int, num_levels: int,
+                      trial: jax.typing.ArrayLike = 0) -> jax.Array:
+  """Draws the `log_uniform` `[N, num_levels]` of all kernels at once; see `chain_normal`."""
+  wide = lambda leaf: jnp.asarray(leaf)[:, None]
+  trial = jnp.broadcast_to(trial, keys.position.shape)
+  return log_uniform(jax.tree.map(wide, keys), purpose, jnp.arange(num_levels), wide(trial))
 
 
 def log_uniform(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike,

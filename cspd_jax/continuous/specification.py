@@ -15,7 +15,7 @@ import numpy as np
 
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.cspd import cspd_paper, cspd_relaxed, cspd_released
-from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel
+from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, windows
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import binding
@@ -60,6 +60,7 @@ DECODERS: dict[str, DecoderEntry] = {entry.build.__name__: entry for entry in (
     DecoderEntry(mar, "MAR's own sampler, the baseline"),
     DecoderEntry(parallel, 'the target alone with the passes of cspd_released'),
     DecoderEntry(exact_head, 'mar with speculation inside the diffusion head'),
+    DecoderEntry(windows, 'windows of tokens whose denoising chains are kept between rounds'),
     DecoderEntry(exact_path, 'drafts by a smaller model and the path test'),
     DecoderEntry(cspd_paper, 'Algorithm 1 of CSpD as printed'),
     DecoderEntry(cspd_released, "the control flow of CSpD's published code"),

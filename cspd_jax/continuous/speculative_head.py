@@ -114,16 +114,9 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int = DEFA
     ValueError: for options out of range.
   """
   levels = schedule.num_levels
-  if not 1 <= kernels_per_call <= levels:
-    raise ValueError(f'kernels_per_call is {kernels_per_call}; it must be from 1 to the number of '
-                     f'levels, {levels}.')
+  rho = check(schedule, kernels_per_call, rho)
   coupling.check_eta(eta)
   coupling.check_max_trials(max_trials)
-  rho = head_drafter.default_rho(schedule) if rho is None else np.asarray(rho, np.float64)
-  if rho.shape != (levels,) or not np.all(np.isfinite(rho)):
-    raise ValueError(
-        f'rho has shape {rho.shape}, values {rho}; it must have one finite number per level, '
-        f'({levels},).')
 
   def one_round(params, batch, noise, state):
     drafts = propose(schedule, rho, kernels_per_call, batch, noise, state)
@@ -148,6 +141,24 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int = DEFA
   guarantee = (f'{coupling.guarantee(eta, max_trials)}: the same distribution, fewer head calls in '
                'sequence')
   return HeadSampler(sample, levels, guarantee)
+
+
+def check(schedule: Schedule, kernels_per_call: int, rho: np.ndarray | None) -> np.ndarray:
+  """Checks options and returns the blend of the head's drafter, by default `default_rho`.
+
+  Raises:
+    ValueError: for options out of range.
+  """
+  levels = schedule.num_levels
+  if not 1 <= kernels_per_call <= levels:
+    raise ValueError(f'kernels_per_call is {kernels_per_call}; it must be from 1 to the number of '
+                     f'levels, {levels}.')
+  rho = head_drafter.default_rho(schedule) if rho is None else np.asarray(rho, np.float64)
+  if rho.shape != (levels,) or not np.all(np.isfinite(rho)):
+    raise ValueError(
+        f'rho has shape {rho.shape}, values {rho}; it must have one finite number per level, '
+        f'({levels},).')
+  return rho
 
 
 def propose(schedule: Schedule, rho: np.ndarray, length: int, batch: TokenBatch, noise: Noise,

@@ -207,6 +207,26 @@ def _cached(config: NextStepConfig, streams: int) -> base.Cached:
   return base.Cached(prefill, score)
 
 
+def forward(params: Params, config: NextStepConfig, prompt: Prompt, tokens: jax.Array
+            ) -> jax.Array:
+  """Returns the condition of the head `[B, T, D]` for every token of images, in one pass.
+
+  Args:
+    params: the model's parameters.
+    config: the model's sizes.
+    prompt: prompts of one stream.
+    tokens: `[B, T, C]` the images' tokens; the last one is not read.
+  """
+  embedded = causal.embed_prompt(params, config.transformer, prompt)
+  inputs = _linear(params['token_in'], normalized(config, tokens[:, :-1]))
+  positions, mask = causal.positions_and_mask(embedded.positions, inputs.shape[1])
+  features, _ = transformer.Transformer(config.transformer).apply(
+      {'params': params['transformer']},
+      jnp.concatenate([embedded.embeddings, inputs], axis=1), _rope(config)(positions), mask,
+      method='features')
+  return _linear(params['token_out'], features[:, embedded.embeddings.shape[1] - 1:])
+
+
 def normalized(config: NextStepConfig, tokens: jax.Array) -> jax.Array:
   """Returns sampled tokens `[..., C]` as the transformer reads them and as they are decoded."""
   return kl_vae.normalize(tokens) if config.token_norm else tokens

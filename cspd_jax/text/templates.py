@@ -104,6 +104,16 @@ def _nextstep(text: Text, prompt: str, negative: str, height: int, width: int
   return [*text.encode(prompt), *image], [*text.encode(negative), *image]
 
 
+def plain(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+  """Returns the words of the prompt before the image, and nothing before it.
+
+  For small models of the layout of NextStep-1 that were trained without its template.
+  """
+  del height, width
+  image = [id_of(text, '<|begin_of_image|>')]
+  return [*text.encode(prompt), *image], image
+
+
 # Maps `(text, prompt, height, width)` to the ids of both contexts.
 Writer = Callable[[Text, str, int, int], tuple[list[int], list[int]]]
 

@@ -11,8 +11,11 @@ from cspd_jax.generation.report import Report
 from cspd_jax.plots import grid
 from experiments.demo_models import photos, stages
 
-NAMES = ('held_out.png', 'reconstructions.png', *(
-    f'samples_{role}{suffix}.png' for role in stages.MODELS for suffix in ('', '_guided')))
+
+def names(recipe: stages.Stages) -> tuple[str, ...]:
+  """Returns the names of the pictures that `write` adds to a report."""
+  return ('held_out.png', 'reconstructions.png', *(
+      f'samples_{role}{suffix}.png' for role in recipe.models for suffix in ('', '_guided')))
 
 
 def write(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, Any],

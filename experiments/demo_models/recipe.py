@@ -141,7 +141,7 @@ class Recipe(TokenRecipe):
     expected = {'conditioning': 'class', 'height': side, 'width': side,
                 'vocab_size': self.tokenizer.codebook_size,
                 'num_classes': len(photos_lib.NAMES)}
-    for role in stages.MODELS:
+    for role in self.models:
       stages.check_model(role, getattr(self, role), expected)
 
   def small(self) -> 'Recipe':

@@ -19,9 +19,6 @@ from experiments.demo_models import photos as photos_lib
 # Crops per batch of the encoder.
 _ENCODE_BATCH = 32
 
-# Roles of the models that are trained on the tokens.
-MODELS = ('target', 'draft')
-
 # Arrays of a tokenised split, and labels `[N]` int32 or captions `[N]` str of its crops.
 Split = tuple[np.ndarray, np.ndarray]
 
@@ -57,6 +54,8 @@ class Stages(abc.ABC):
   """
 
   family: ClassVar[str]
+  # Roles of the models that are trained on the tokens.
+  models: ClassVar[tuple[str, ...]] = ('target', 'draft')
 
   image_size: int = 64
   num_train_images: int = 16384
@@ -105,7 +104,7 @@ class Stages(abc.ABC):
     """Trains the target or the draft model in `workdir` or continues.
 
     Args:
-      role: one of `MODELS`, also the name of the files.
+      role: one of `models`, also the name of the files.
       data: results of `tokenize` by split.
       workdir: folder of the run.
 

@@ -41,7 +41,7 @@ class TextRecipe(recipe.TokenRecipe):
     super().__post_init__()
     side = self.side(self.tokenizer.factor)
     expected = {'height': side, 'width': side, **vocabulary(self.tokenizer.codebook_size)}
-    for role in stages.MODELS:
+    for role in self.models:
       stages.check_model(role, getattr(self, role), expected)
 
   def small(self) -> 'TextRecipe':

@@ -42,7 +42,12 @@ def file(words: Sequence[str], num_codes: int) -> bytes:
     words: distinct words in lower case.
     num_codes: codes of the image tokenizer; code `i` is the `i`-th image token.
   """
-  vocabulary = {name: number for number, name in enumerate(names(words, num_codes))}
+  return tokenizer(names(words, num_codes))
+
+
+def tokenizer(tokens: Sequence[str]) -> bytes:
+  """Returns the contents of a tokenizer file with these tokens, in order of their ids."""
+  vocabulary = {name: number for number, name in enumerate(tokens)}
   return json.dumps({
       'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': [],
       'normalizer': {'type': 'Lowercase'}, 'pre_tokenizer': {'type': 'Whitespace'},

@@ -18,7 +18,7 @@ from cspd_jax.models import (
   mar,  # pylint: disable=wrong-import-position
 )
 from cspd_jax.training import smoke  # pylint: disable=wrong-import-position
-from experiments.demo_models import kl_vae as kl_vae_training, mar_recipe, reconstruction
+from experiments.demo_models import kl_vae as kl_vae_training, latents, reconstruction
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -36,9 +36,9 @@ def _moments(recipe, count=64):
 
 def test_tokens_have_a_variance_of_one_and_are_drawn_anew(recipe):
   moments, labels = _moments(recipe), np.arange(64, dtype=np.int32) % 8
-  config = mar_recipe.scaled_tokenizer(recipe, {'train': (moments, labels)})
+  config = latents.scaled_tokenizer(recipe, {'train': (moments, labels)})
   assert config.scale == pytest.approx(1 / np.sqrt(9 + np.exp(-2)), rel=0.03)
-  batch = lambda index: mar_recipe.batch_of(
+  batch = lambda index: latents.batch_of(
       recipe.target, moments, labels, config.scale, 0, index, 256)
   tokens, chosen = batch(0)
   assert tokens.shape == (256, 4, 16) and tokens.dtype == np.float32

@@ -1,0 +1,364 @@
+"""The denoising chains of a window's tokens, and their coupling with the chains of the last round.
+
+A token is the last state of a chain of Gaussian kernels. When the context of a token changes, so do
+the means of its kernels, and a new chain must be drawn. It is drawn kernel by kernel with
+`coupling.move` from the old one: where the kernels of both are close, the new state is the old
+state. Chains that part stay close, and may meet again at a later kernel; only the last state is the
+token. Everything about the new chain is that of a chain drawn from scratch: given the states before
+it, every new state has exactly the distribution of the kernel.
+
+The head is called at all old states at once, which answers all kernels before which the chains
+agree. Where they have parted, the next states are drafted: kernels as `head_drafter` predicts them
+from the head's answer at the old state of the same level, moved from the old chain. A call of the
+head at the drafts verifies several kernels at once: a draft is moved from the predicted to the true
+kernel, and the first one that is not kept ends the drafts of the call.
+
+A token without an old chain is drafted from the head's last answer, as in `speculative_head`.
+
+In the shape descriptions, `N` is the number of tokens, `K` of kernels and `L` of drafts per call.
+Kernels are numbered in the order in which they run: kernel `i` is that of level `K - 1 - i`.
+
+References: the reflection coupling of denoising kernels is in De Bortoli et al., Accelerated
+Diffusion Models via Speculative Sampling, 2025 (arXiv:2501.05370), for drafts of a single chain.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import (
+  coupling,
+  head as head_lib,
+  head_drafter,
+  noise as noise_lib,
+  schedule as schedule_lib,
+)
+from cspd_jax.continuous.base import Params, Target
+from cspd_jax.continuous.coupling import Gaussian
+from cspd_jax.continuous.head_drafter import Frozen
+from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.span import TokenBatch
+
+# Drafts of a chain per call of the head, as a multiple of the average.
+DRAFTS = 4
+
+
+class Chains(NamedTuple):
+  """Chains of tokens.
+
+  Attributes:
+    states: `[..., K, C]` the state after every kernel; the last is the token.
+    kernels: the Gaussians that they were drawn from, `[..., K, C]`.
+    exist: `[...]` bool; the other leaves are meaningless where it is False.
+  """
+
+  states: jax.Array
+  kernels: Gaussian
+  exist: jax.Array
+
+  @property
+  def tokens(self) -> jax.Array:
+    """The tokens `[..., C]`."""
+    return self.states[..., -1, :]
+
+
+class Walked(NamedTuple):
+  """New chains and their costs.
+
+  Attributes:
+    chains: `[N]` the chains.
+    kept: `[N, K]` whether the state after a kernel is that of the old chain.
+    calls: `[N]` head calls until the chain was complete.
+    rows: `[N]` states that the head was evaluated at.
+  """
+
+  chains: Chains
+  kept: jax.Array
+  calls: jax.Array
+  rows: jax.Array
+
+
+class Noise(NamedTuple):
+  """The random numbers of new chains, by kernel.
+
+  Attributes:
+    fresh: `[N, K, C]` of the states of tokens without an old chain.
+    split: `[N, K, C]` and
+    log_uniform: `[N, K]` of the moves from old chains; see `coupling.move`.
+    draft_split: `[N, K, C]` and
+    draft_log_uniform: `[N, K]` of the moves from predicted kernels.
+  """
+
+  fresh: jax.Array
+  split: jax.Array
+  log_uniform: jax.Array
+  draft_split: jax.Array
+  draft_log_uniform: jax.Array
+
+
+class Drafts(NamedTuple):
+  """Drafted transitions of parted chains, `[N, L]`.
+
+  Attributes:
+    index: number of the kernel; `K` past the end of the chain.
+    x: `[N, L, C]` the state before it.
+    next: `[N, L, C]` the state after it.
+    predicted: the kernel that `next` was drawn from, `[N, L, C]`.
+    kept: whether `next` is the state of the old chain.
+  """
+
+  index: jax.Array
+  x: jax.Array
+  next: jax.Array
+  predicted: Gaussian
+  kept: jax.Array
+
+
+class Position(NamedTuple):
+  """How far chains are: `x` `[N, C]` before kernel `index` `[N]`, parted from the old chain."""
+
+  index: jax.Array
+  x: jax.Array
+
+
+class State(NamedTuple):
+  """The state of the loop over head calls.
+
+  Attributes:
+    position: the next kernel that is not known; `K` for complete chains.
+    frozen: the head's last answer, for tokens without an old chain.
+    walked: the new chains so far.
+  """
+
+  position: Position
+  frozen: Frozen
+  walked: Walked
+
+
+class Answers(NamedTuple):
+  """The head's answers at the old states, and the new states if the chains agree until there.
+
+  Attributes:
+    frozen: `[N, K, C]` the answers, inputs of the drafter.
+    next: `[N, K, C]` the new state after the kernel.
+    parting: `[N, K + 1]` number of the first kernel from here on at which the chains part, or `K`.
+  """
+
+  frozen: Frozen
+  next: jax.Array
+  parting: jax.Array
+
+
+def empty(schedule: Schedule, token_dim: int, *shape: int) -> Chains:
+  """Returns chains of `shape` that do not exist."""
+  states = jnp.zeros((*shape, schedule.num_levels, token_dim), jnp.float32)
+  return Chains(states, Gaussian(states, jnp.ones_like(states)), jnp.zeros(shape, bool))
+
+
+def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax.Array) -> Noise:
+  """Draws the random numbers of a round.
+
+  Args:
+    schedule: the levels.
+    batch: the tokens `[N]`.
+    token_dim: `C`.
+    trial: `[N]` a number that differs between the rounds of a row.
+  """
+  levels = schedule.num_levels
+  normal = lambda purpose, trial=0: noise_lib.chain_normal(
+      batch.keys, purpose, levels, token_dim, trial)
+  uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
+  # Where all deviations are those of the schedule, old and new ones are equal.
+  learned = np.any(schedule.min_log_variance != schedule.max_log_variance)
+  split = lambda purpose: normal(purpose, trial) if learned else jnp.zeros((1, levels, token_dim))
+  return Noise(normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
+               split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
+
+
+def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndarray,
+         params: Params, batch: TokenBatch, old: Chains, trial: jax.Array) -> Walked:
+  """Draws new chains of tokens, coupled with old ones.
+
+  Args:
+    target: the model.
+    schedule: the levels; the last kernel must have noise.
+    kernels_per_call: `L`.
+    rho: see `head_drafter`.
+    params: the model's parameters.
+    batch: the tokens `[N]` with their new `z`.
+    old: the old chains `[N]`.
+    trial: see `draw_noise`.
+  """
+  batch = head_lib.modulated(target, schedule, params, batch)
+  noise = draw_noise(schedule, batch, target.token_dim, trial)
+  first = head_lib.start(batch, target)
+  state, answers = _follow(target, schedule, params, batch, old, noise, first)
+
+  # Long chains use the share of those that are complete.
+  per_call = batch.active.shape[0] * kernels_per_call
+
+  def one_call(state):
+    drafts, after = _draft(schedule, rho, DRAFTS * kernels_per_call, batch, old, noise, answers,
+                           state)
+    num, length = drafts.index.shape
+    real = drafts.index < schedule.num_levels
+    # The first drafts of every chain, then the second ones, as many as there is space for.
+    chosen = jnp.nonzero(real.T.reshape(-1), size=per_call, fill_value=num * length)[0]
+    token, number = chosen % num, jnp.minimum(chosen // num, length - 1)
+    pick = lambda leaf: leaf[token, number]
+    kernel = head_lib.kernel(target, schedule, params, batch, pick(drafts.x),
+                             _level(schedule, pick(drafts.index)), token)
+    number = jnp.where(chosen < num * length, number, length)
+    unpack = lambda leaf: jnp.ones((num, length, *leaf.shape[1:]), leaf.dtype).at[
+        token, number].set(leaf, mode='drop')
+    called = jnp.zeros((num, length), bool).at[token, number].set(True, mode='drop')
+    return _verify(schedule, target, noise, state, drafts, called, after,
+                   jax.tree.map(unpack, kernel))
+
+  levels = schedule.num_levels
+  return jax.lax.while_loop(
+      lambda state: jnp.any(state.position.index < levels), one_call, state).walked
+
+
+def _level(schedule: Schedule, index: jax.Array) -> jax.Array:
+  """Returns the level of kernels, 0 past the end of the chain."""
+  return jnp.maximum(schedule.num_levels - 1 - index, 0)
+
+
+def _follow(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, old: Chains,
+            noise: Noise, first: jax.Array) -> tuple[State, Answers]:
+  """Calls the head at all old states and follows the old chains until they part."""
+  num, levels = batch.active.shape[0], schedule.num_levels
+  before = jnp.concatenate([first[:, None], old.states[:, :-1]], axis=1)
+  level = jnp.broadcast_to(levels - 1 - jnp.arange(levels), (num, levels))
+  kernel = head_lib.kernel(target, schedule, params, batch, before, level)
+  new = Gaussian(kernel.mean, kernel.std)
+  moved = coupling.move(old.states, old.kernels, new, noise.split, noise.log_uniform)
+  kept = moved.kept & old.exist[:, None]
+  index = jnp.where(kept, levels, jnp.arange(levels))
+  parting = jnp.pad(jax.lax.cummin(index, axis=1, reverse=True), ((0, 0), (0, 1)),
+                    constant_values=levels)
+  answers = Answers(
+      Frozen(kernel.eps, schedule_lib.predict_x0(schedule, level, before, kernel.eps), kernel.v),
+      moved.x, parting)
+  position = _jump(answers, jnp.zeros(num, jnp.int32))
+  position = Position(jnp.where(old.exist, position.index, 0),
+                      jnp.where(old.exist[:, None], position.x, first))
+  position = position._replace(index=jnp.where(batch.active, position.index, levels))
+  called = (batch.active & old.exist).astype(jnp.int32)
+  return State(position, head_drafter.frozen_start(first), Walked(
+      Chains(moved.x, new, batch.active), kept, called, called * target.num_streams * levels)
+  ), answers
+
+
+def _jump(answers: Answers, index: jax.Array) -> Position:
+  """Follows chains that agree before kernel `index` `[N]` until after they have parted."""
+  levels = answers.next.shape[1]
+  parting = jnp.take_along_axis(answers.parting, index[:, None], axis=1)[:, 0]
+  x = _at(answers.next, jnp.minimum(parting, levels - 1))
+  return Position(jnp.minimum(parting + 1, levels), x)
+
+
+def _at(leaf: jax.Array, index: jax.Array) -> jax.Array:
+  """Returns entry `index` `[N]` of `leaf` `[N, K, ...]`; `leaf` may have one row for all."""
+  leaf = jnp.broadcast_to(leaf, (index.shape[0], *leaf.shape[1:]))
+  return jax.vmap(lambda row, i: row[i])(leaf, index)
+
+
+def _draft(schedule: Schedule, rho: np.ndarray, length: int, batch: TokenBatch, old: Chains,
+           noise: Noise, answers: Answers, state: State) -> tuple[Drafts, Position]:
+  """Drafts `length` transitions of parted chains; returns them and what follows the last one."""
+  levels, exist = schedule.num_levels, old.exist[:, None]
+
+  def step(position, _):
+    index, x = position
+    here = jnp.minimum(index, levels - 1)
+    at = lambda tree: jax.tree.map(lambda leaf: _at(leaf, here), tree)
+    where = lambda a, b: jax.tree.map(lambda a, b: jnp.where(exist, a, b), a, b)
+    mean, std = head_drafter.draft_kernel(
+        schedule, rho, where(at(answers.frozen), state.frozen), x, _level(schedule, index))
+    predicted = Gaussian(mean, batch.temperature[:, None] * std)
+    # Without an old chain the state is a draw from the predicted kernel, which `move` keeps.
+    plain = predicted.mean + predicted.std * at(noise.fresh)
+    source, kernel = where(at((old.states, old.kernels)), (plain, predicted))
+    moved = coupling.move(source, kernel, predicted, at(noise.split), at(noise.log_uniform))
+    kept = moved.kept & old.exist
+    jumped = _jump(answers, jnp.minimum(index + 1, levels))
+    after = Position(
+        jnp.where(kept, jumped.index, jnp.minimum(index + 1, levels)),
+        jnp.where(kept[:, None], jumped.x, moved.x))
+    return after, Drafts(index, x, moved.x, predicted, kept)
+
+  after, drafts = jax.lax.scan(step, state.position, length=length)
+  return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), drafts), after
+
+
+def _verify(schedule: Schedule, target: Target, noise: Noise, state: State, drafts: Drafts,
+            called: jax.Array, after: Position, kernel: head_lib.Kernel) -> State:
+  """Moves drafts from the predicted to the true kernels, up to the first that is not kept.
+
+  Args:
+    schedule: the levels.
+    target: the model.
+    noise: the random numbers.
+    state: the state before the drafts.
+    drafts: the drafts.
+    called: `[N, L]` whether the head was evaluated at a draft: the first ones of every chain.
+    after: what follows the last draft.
+    kernel: the true kernels, `[N, L, C]`; meaningless where not `called`.
+  """
+  levels, length = schedule.num_levels, drafts.index.shape[1]
+  here = jnp.minimum(drafts.index, levels - 1)
+  at = lambda leaf: jnp.take_along_axis(
+      jnp.broadcast_to(leaf, (here.shape[0], *leaf.shape[1:])),
+      here.reshape(*here.shape, *(1,) * (leaf.ndim - 2)), axis=1)
+  true = Gaussian(kernel.mean, kernel.std)
+  moved = coupling.move(
+      drafts.next, drafts.predicted, true, at(noise.draft_split), at(noise.draft_log_uniform))
+  accepted = coupling.accepted_length(moved.kept & called)
+  num_called = jnp.sum(called, axis=1, dtype=jnp.int32)
+  failed = accepted < num_called
+  last = jnp.minimum(accepted, length - 1)
+  pick = lambda leaf: _at(leaf, last)
+  # The chain continues after the transition that failed, or at the first draft without a call.
+  position = jax.tree.map(
+      lambda a, b, c: jnp.where(_like(failed, a), a, jnp.where(_like(accepted < length, a), b, c)),
+      Position(pick(drafts.index) + 1, pick(moved.x)),
+      Position(pick(drafts.index), pick(drafts.x)), after)
+
+  # Transitions beyond the first that failed write out of range, which drops them.
+  decided = called & (jnp.arange(length) <= accepted[:, None])
+  index = jnp.where(decided, drafts.index, levels)
+  row = jnp.arange(index.shape[0])[:, None]
+  write = lambda leaf, new: leaf.at[row, index].set(new, mode='drop')
+  walked, active = state.walked, state.position.index < levels
+  chains = walked.chains._replace(
+      states=write(walked.chains.states, moved.x),
+      kernels=jax.tree.map(write, walked.chains.kernels, true))
+  # The head was evaluated at the true state before the last decided transition.
+  final = jnp.maximum(jnp.sum(decided, axis=1) - 1, 0)
+  answer = jax.tree.map(lambda leaf: _at(leaf, final), kernel)
+  x0 = schedule_lib.predict_x0(
+      schedule, _level(schedule, _at(drafts.index, final)), _at(drafts.x, final), answer.eps)
+  frozen = jax.tree.map(
+      lambda new, old: jnp.where(active[:, None], new, old),
+      Frozen(answer.eps, x0, answer.v), state.frozen)
+  return State(position, frozen, Walked(
+      chains, write(walked.kept, drafts.kept & moved.kept), walked.calls + active,
+      walked.rows + target.num_streams * num_called))
+
+
+def _like(condition: jax.Array, leaf: jax.Array) -> jax.Array:
+  """Adds axes to `condition` `[N]` so that it broadcasts against `leaf` `[N, ...]`."""
+  return condition.reshape(-1, *(1,) * (leaf.ndim - 1))
+
+
+def shift(chains: Chains, length: jax.Array) -> Chains:
+  """Drops the first `length` `[B]` chains of every row `[B, W]`; the last ones do not exist."""
+  width = chains.exist.shape[1]
+  index = length[:, None] + jnp.arange(width)
+  moved = jax.tree.map(lambda leaf: jax.vmap(lambda row, i: row[i])(
+      leaf, jnp.minimum(index, width - 1)), chains)
+  return moved._replace(exist=moved.exist & (index < width))

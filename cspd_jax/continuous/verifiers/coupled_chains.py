@@ -1,0 +1,69 @@
+"""Windows of tokens whose denoising chains are coupled with those of the last round.
+
+A round draws the chains of all tokens of the window anew, each given the tokens of the last round
+before it, and keeps what it can of the old chains (see `chains`). The first token had its true
+context, so it is final. While a token is unchanged, the context of the next one was true, so that
+one is final too.
+
+The tokens are exact by the two invariants of Jacobi windows. Given all that belongs to earlier
+tokens and to earlier kernels of its own chain, a state has the distribution of its kernel, because
+`coupling.move` preserves it; and nothing that belongs to a token influences an earlier token, or an
+earlier kernel. So a token has the target's distribution given the tokens before it as soon as it
+was drawn under its true context, whatever the contexts of earlier rounds were.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import chains as chains_lib
+from cspd_jax.continuous.base import Cost, Draft, Env, Target, Verdict, Verifier
+from cspd_jax.continuous.chains import Chains
+from cspd_jax.continuous.result import Kernels
+from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.span import Span
+
+
+def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: np.ndarray
+                   ) -> Verifier:
+  """Commits the tokens whose context was true, up to the first that changed.
+
+  Args:
+    schedule: the levels of the head; the last kernel must have noise.
+    window: the first tokens of a round, which may be final; the others are drawn ahead.
+    kernels_per_call: states of a chain that the head is evaluated at together.
+    rho: `[num_levels]` the blend of the head's drafter; see `head_drafter`.
+  """
+  def start(target: Target, num_rows: int, width: int) -> Chains:
+    return chains_lib.empty(schedule, target.token_dim, num_rows, width)
+
+  def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+    assert draft is not None, 'make_decoder refuses this verifier without a drafter'
+    rows, width = span.ranks.shape
+    flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
+    walked = chains_lib.walk(
+        env.target, schedule, kernels_per_call, rho, env.params, span.batch(z),
+        jax.tree.map(flat, draft.record), jnp.repeat(span.count, width))
+    walked = jax.tree.map(lambda leaf: leaf.reshape(rows, width, *leaf.shape[1:]), walked)
+
+    unchanged = walked.kept[..., -1] & span.in_round
+    first = jnp.sum(jnp.cumprod(unchanged, axis=1), axis=1, dtype=jnp.int32)
+    # The tokens of a step do not see each other: all that are in the round are final.
+    end = jnp.take_along_axis(span.end, jnp.minimum(first, width - 1)[:, None], axis=1)[:, 0]
+    end = jnp.minimum(end, jnp.minimum(span.stop, span.count + window))
+    length = jnp.where(span.active, end - span.count, 0)
+    committed = jnp.arange(width) < length[:, None]
+    tested = draft.record.exist & span.in_round
+    by_level = lambda kept: jnp.sum(
+        kept & tested[..., None], axis=1, dtype=jnp.int32)[:, ::-1]
+    return Verdict(
+        tokens=walked.chains.tokens, length=length, tested=(tested & committed).astype(jnp.int32),
+        accepted=(unchanged & committed).astype(jnp.int32), trials=jnp.zeros_like(length),
+        missed=jnp.zeros_like(length),
+        cost=Cost(jnp.max(walked.calls, axis=1), jnp.sum(walked.rows, axis=1),
+                  jnp.zeros_like(length)),
+        kernels=Kernels(by_level(jnp.ones_like(walked.kept)), by_level(walked.kept)),
+        memory=chains_lib.shift(walked.chains, length))
+
+  return Verifier(
+      verify, None, 'exact up to rounding', levels=schedule.num_levels, start=start, exact=True)

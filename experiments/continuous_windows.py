@@ -1,0 +1,162 @@
+"""Measures what windows over continuous tokens commit per round.
+
+  python -m experiments.continuous_windows
+  python -m experiments.continuous_windows --model=mar_demo --window=8,16 --num_images=32
+
+Decodes the same images at every setting and reports tokens per round with the standard error over
+images, passes of the transformer, head calls, and the share of old tokens and kernels that are
+kept. Measures counts only. Writes the share of kept kernels by level (levels.png) and report.json
+to --workdir.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import cspd_jax
+from configs import continuous_windows as default
+from cspd_jax import cli
+from cspd_jax.continuous import noise
+from cspd_jax.generation import batches
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import tables
+from cspd_jax.plots import curves
+
+_PICTURE = 'levels.png'
+_COLUMNS = {
+    'model': '{model}', 'setting': '{setting}', 'tokens per round': '{tokens_per_round:.2f}',
+    '+-': '{error:.2f}', 'passes per token': '{passes_per_token:.2f}',
+    'tokens kept': '{tokens_kept:.0%}', 'kernels kept': '{kernels_kept:.0%}',
+    'head calls per round': '{calls_per_round:.1f}',
+    'per token': '{calls_per_token:.1f}', 'head states per token': '{states_per_token:.0f}'}
+
+
+class Setting(NamedTuple):
+  """A measurement.
+
+  Attributes:
+    words: what differs from the first measurement, for the table.
+    decoder: a specification.
+    options: sampling options.
+    raster: whether tokens are committed in raster order.
+  """
+
+  words: str
+  decoder: str
+  options: dict[str, float]
+  raster: bool = False
+
+
+def settings(config: default.Config, model: Model) -> Iterator[Setting]:
+  """Yields the measurements of a model."""
+  window, *windows = config.window
+  scale, *scales = config.guidance_scale
+  options, causal = dict(guidance_scale=scale), model.target(guided=True).cached is not None
+  base = f'windows(window={window})'
+  yield Setting(f'window {window}, guidance {scale:g}', base, options)
+  for other in windows:
+    yield Setting(f'window {other}', f'windows(window={other})', options)
+  for other in scales:
+    yield Setting(f'guidance {other:g}', base, dict(guidance_scale=other))
+  for temperature in config.temperature:
+    yield Setting(f'temperature {temperature:g}', base, options | dict(temperature=temperature))
+  for levels in config.schedule:
+    yield Setting(f'{levels} kernels', f'windows(window={window}, schedule={levels})', options)
+  if not causal:
+    for steps in config.num_iter:
+      yield Setting(f'{steps} steps', f'windows(window={window}, num_iter={steps})', options)
+    if config.orders:
+      yield Setting('raster order', base, options, raster=True)
+
+
+def prepare(config: default.Config) -> list[tuple[Model, Setting, Any]]:
+  """Loads the models and builds the decoders.
+
+  Raises:
+    ValueError: for invalid options, before anything is compiled.
+  """
+  prepared = []
+  for name in ('model', 'window', 'guidance_scale'):
+    if not getattr(config, name):
+      raise ValueError(f'{name} is empty; give at least one.')
+  for name in config.model:
+    model = cspd_jax.load(name)
+    if model.engine.name != 'continuous':
+      raise ValueError(f'model is {name!r}, which has discrete tokens; give models of continuous '
+                       'tokens.')
+    for setting in settings(config, model):
+      guided = setting.options['guidance_scale'] != 1
+      decoder = model.engine.build(setting.decoder, model, guided, 0)
+      if setting.raster:
+        decoder = dataclasses.replace(decoder, orders=noise.raster_orders)
+      prepared.append((model, setting, decoder))
+  return prepared
+
+
+def measured(config: default.Config, model: Model, setting: Setting, decoder: Any
+             ) -> tuple[dict[str, Any], np.ndarray]:
+  """Decodes the images of a setting.
+
+  Returns:
+    The row of the table, and the share of kept kernels by level `[num_levels]`.
+  """
+  prompts = [model.prompts[i % len(model.prompts)] for i in range(config.num_images)]
+  jitted = jax.jit(decoder)
+  decoded = batches.run(
+      model, lambda *arguments: jitted(model.params, *arguments), prompts, seed=config.seed,
+      batch_size=config.batch_size, sampling=model.sampling(**setting.options))
+  size = decoded.tokens.shape[1]
+  per_image = size / decoded.rounds
+  calls, rounds = decoded.costs.head_calls.sum(), decoded.rounds.sum()
+  share = lambda tests: tests.accepted.sum() / tests.tested.sum()
+  row = dict(
+      model=model.name, setting=setting.words, decoder=setting.decoder, options=setting.options,
+      tokens_per_round=float(size * len(prompts) / rounds),
+      error=float(per_image.std(ddof=1) / len(prompts)**0.5),
+      passes_per_token=float(decoded.costs.target_passes.sum() / (len(prompts) * size)),
+      tokens_kept=float(share(decoded.tests)), kernels_kept=float(share(decoded.kernels)),
+      calls_per_round=float(calls / rounds), calls_per_token=float(calls / len(prompts) / size),
+      states_per_token=float(decoded.costs.head_rows.sum() / len(prompts) / size))
+  kernels = decoded.kernels
+  return row, kernels.accepted.sum(0) / np.maximum(kernels.tested.sum(0), 1)
+
+
+def run(config: default.Config) -> None:
+  """Measures, prints the table and writes the report.
+
+  Raises:
+    ValueError: for invalid options, before anything is compiled.
+  """
+  prepared = prepare(config)
+  report, rows, levels = Report(config.workdir, [_PICTURE]), [], {}
+  widths = [max(len(name), 12) for name in _COLUMNS]
+  widths[1] = max(len(setting.words) for _, setting, _ in prepared)
+  print(tables.heading(_COLUMNS, widths, left=2))
+  for model, setting, decoder in prepared:
+    row, by_level = measured(config, model, setting, decoder)
+    rows.append(row)
+    levels.setdefault(model.name, by_level)
+    print(tables.line(_COLUMNS, row, widths, left=2), flush=True)
+  panel = curves.Panel('', 'share of kernels kept', {
+      name: curves.Curve(list(range(len(share))), list(map(float, share)))
+      for name, share in levels.items()})
+  curves.save_curves(report.path(_PICTURE), [[panel]], xlabel='level, from the last kernel')
+  report.write(
+      settings=dataclasses.asdict(config), rows=rows, num_images=config.num_images,
+      tables=[dict(title='', columns={k: v for k, v in _COLUMNS.items() if k != 'model'},
+                   rows=[i for i, row in enumerate(rows) if row['model'] == name])
+              | dict(title=name) for name in dict.fromkeys(row['model'] for row in rows)])
+
+
+@cli.command(default.Config, config='configs/continuous_windows.py')
+def main(config: default.Config) -> None:
+  run(config)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
