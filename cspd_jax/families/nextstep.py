@@ -75,4 +75,5 @@ FAMILY = Family(
     published=Published(nextstep.PRESETS,
                         condition=lambda config, count: token_prompts.described(count)),
     text_forms={'nextstep': bpe.Vocabulary},
-    prompt_writers={name: getattr(templates, name) for name in ('nextstep', 'nextstep_1_1', 'plain')})
+    prompt_writers={name: getattr(templates, name) for name in (
+        'nextstep', 'nextstep_1_1', 'plain')})

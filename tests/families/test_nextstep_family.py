@@ -142,6 +142,13 @@ def test_speculation_in_the_head(folder):
   assert out.costs.head_calls.sum() < 50 * 12
 
 
+def test_windows_of_tokens(folder):
+  out = cspd_jax.load(folder).generate(
+      ['a cat', 'a dog'], seed=1, decoder='windows(window=4, guidance=constant)').decoded
+  assert np.isfinite(out.tokens).all() and (np.asarray(out.rounds) <= 12).all()
+  assert np.asarray(out.order).tolist() == [list(range(12))] * 2
+
+
 def test_int8_generates_other_images_of_the_same_kind(folder):
   plain, small = (cspd_jax.load(folder, quantize=kind) for kind in (None, 'int8'))
   run = lambda model: np.asarray(model.generate('a cat', seed=2).decoded.tokens)

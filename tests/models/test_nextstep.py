@@ -150,6 +150,13 @@ def test_the_transformer_agrees_with_the_official_one(params, expected, width):
   np.testing.assert_allclose(z, expected['z'], atol=5e-5, rtol=0)
 
 
+def test_one_pass_over_whole_images_agrees_with_the_official_one(params, expected):
+  prompt, tokens = _prompts()
+  with jax.default_matmul_precision('highest'):
+    z = jax.jit(nextstep.forward, static_argnums=1)(params, CONFIG, prompt, jnp.asarray(tokens))
+  np.testing.assert_allclose(z, expected['z'][:, :-1], atol=5e-5, rtol=0)
+
+
 def test_rows_of_different_progress_are_scored_together(params, expected):
   prompt, tokens = _prompts()
   target = _TARGETS[False]
