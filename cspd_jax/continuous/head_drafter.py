@@ -84,8 +84,11 @@ def stored_rho(schedule: Schedule, metadata: Mapping[str, Any], guided: bool) ->
     guided: whether there is guidance.
   """
   blend = metadata.get(_METADATA, {}).get('guided' if guided else 'plain')
-  # The times of a flow fall with the level.
-  return blend and np.interp(schedule.steps, *zip(*sorted(zip(blend['steps'], blend['rho']))))
+  if not blend:
+    return None
+  order = np.argsort(blend['steps'])  # The times of a flow fall with the level.
+  steps, rho = (np.asarray(blend[name])[order] for name in ('steps', 'rho'))
+  return np.interp(schedule.steps, steps, rho)
 
 
 def describe_rho(schedule: Schedule, plain: np.ndarray, guided: np.ndarray) -> dict[str, Any]:

@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-for _package in ('skimage', 'sklearn', 'tokenizers'):
-  pytest.importorskip(_package)
-
-import cspd_jax  # pylint: disable=wrong-import-position
+import cspd_jax
 from cspd_jax.checkpoints import store
-from cspd_jax.cli import loader  # pylint: disable=wrong-import-position
+from cspd_jax.cli import loader
 from cspd_jax.continuous import head as head_lib, sampling as sampling_lib
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
-from cspd_jax.models import nextstep  # pylint: disable=wrong-import-position
+from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.training import smoke  # pylint: disable=wrong-import-position
+from cspd_jax.training import smoke
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments import fit_head_drafter, train
 from experiments.demo_models import causal_recipe, flow, photo_captions
+
+for _package in ('skimage', 'sklearn', 'tokenizers'):
+  pytest.importorskip(_package)
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / 'configs' / 'train' / 'causal_demo.py')
 SMALL = nextstep.NextStepConfig(
@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_its_definition():
   for number in range(4):
     context = z[stream, images] if number == 0 else z[stream, images, 0]
     for draw in range(2):
-      time, noise = np.asarray(draws.time[draw, :, number]), np.asarray(draws.noise[draw, :, number])
+      time, noise = (np.asarray(part[draw, :, number]) for part in (draws.time, draws.noise))
       x0 = np.asarray(tokens[:, number])
       x = time[:, None] * x0 + (1 - time[:, None]) * noise
       velocity, _ = denoise(params, x, time, context)
