@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import (
+  context as context_lib,
+  contract,
   head as head_lib,
   noise as noise_lib,
   sampling as sampling_lib,
@@ -119,9 +121,12 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
   rows = row_keys(key, num_rows)
   rank = jax.vmap(
       lambda words: jax.random.randint(as_key(words, 0, 1), (1,), 0, size))(rows.stream)
-  visible = jnp.argsort(decoded.order, axis=1) < rank
-  z = target.transform(params, condition, decoded.tokens, visible)
   positions = jnp.take_along_axis(decoded.order, rank, axis=1)
+  if target.cached is None:
+    visible = jnp.argsort(decoded.order, axis=1) < rank
+    z = contract.transform(target, params, condition, decoded.tokens, visible)
+  else:
+    z = context_lib.causal_contexts(target, params, condition, decoded.tokens)
   scale = sampling_lib.scale(sampling, decoder.guidance, size, size - 1 - rank)
   batch = token_batch(rows, head_lib.pick(z, positions), positions, scale,
                       sampling.temperature, jnp.ones(positions.shape, bool))

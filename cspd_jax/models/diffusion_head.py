@@ -1,5 +1,7 @@
 """The diffusion head of MAR: a small network that denoises one token (arXiv 2406.11838).
 
+NextStep-1's flow head (arXiv 2508.10711) is the same network without variances.
+
 In the shape descriptions, `N` is any number of states, `L` of levels, `R` of modulations, `C` the
 length of a token, `D` the width of the transformer, `W` that of the diffusion head and `M` the
 number of rows of a modulation: three per block, and two for the output.
@@ -19,7 +21,7 @@ _XAVIER = nn.initializers.xavier_uniform()
 
 
 class Head(nn.Module):
-  """Predicts noise (or velocity) and variance of a state from its step and `z`, in float32.
+  """Predicts noise and variance of a state from its step and the transformer's `z`, in float32.
 
   A residual network on the state; the step and `z` shift, scale and gate each block (the adaLN of
   DiT, arXiv 2212.09748).
@@ -28,7 +30,7 @@ class Head(nn.Module):
     width: `W`.
     num_layers: residual blocks.
     token_dim: `C`.
-    learned_variance: whether the head predicts variances; without, `v` is zero.
+    learned_variance: whether the head predicts variances; else `v` is 0 at every state.
   """
 
   width: int

@@ -1,14 +1,13 @@
 """The decoder-only transformer that the autoregressive image models share.
 
 Blocks of RMSNorm, rotary attention with grouped key/value heads and a SwiGLU
-feed-forward layer, without biases except, if so configured, those of queries, keys and
-values. The layers are unrolled, each with its own
+feed-forward layer, without biases but for those of `qkv_bias`. The layers are unrolled, each with its own
 leaves, because XLA copies stacked or scanned weights on every decoding step.
 
 Rotary embeddings rotate the pairs (0, 1), (2, 3), ... of an attention head. Models
 that rotate number `i` with number `i + E / 2` have the same attention once the
-columns of their query and key kernels, and the norms of queries and keys, are
-reordered accordingly.
+columns of their query and key kernels and biases, and the norms of queries and
+keys, are reordered accordingly.
 
 In the shape descriptions, `R` is the number of rows (images times guidance
 streams), `L` the number of new tokens, `S` the number of cache slots, `H` and
@@ -44,8 +43,8 @@ _HEAD_EPS = 1e-5
 # Token tables are replicated: reading all columns of the output matrix is faster than gathering
 # logits.
 SPLIT = {
-    '.*/(query|key|value)': 1, '.*/(query|key)_norm/(scale|bias)': 0,
-    '.*/(query|key|value)_bias': 0, '.*/out': 0,
+    '.*/(query|key|value)': 1, '.*/(query|key|value)_bias': 0,
+    '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
     '.*/(gate|up)': 1, '.*/down': 0}
 
 # The order in which XLA reads the axes of parameters on TPUs; see `checkpoints.kinds.placement`.
@@ -81,7 +80,7 @@ class TransformerConfig:
     qk_norm: whether queries and keys are normalised per attention head before the rotation.
     swin_norm: whether the norms are applied to the outputs of attention and feed-forward (Swin v2,
       arXiv 2111.09883, as in Chameleon 30B) instead of their inputs.
-    qkv_bias: whether queries, keys and values have biases, as in Qwen2 (arXiv 2407.10671).
+    qkv_bias: whether queries, keys and values have biases.
   """
 
   vocab_size: int
@@ -290,20 +289,17 @@ class Block(nn.Module):
       init = nn.initializers.lecun_normal(tuple(axes[:len(inputs)]), tuple(axes[len(inputs):]))
     return self.param(name, init, (*inputs, *outputs))
 
-  def _biased(self, name, x):
-    """Adds the bias of queries, keys or values `x` `[R, L, heads, E]`, if they have one."""
-    if not self.config.qkv_bias:
-      return x
-    return x + self.param(f'{name}_bias', nn.initializers.zeros, x.shape[-2:])
-
   def _attention(self, x, rope, mask, cache, start):
     config = self.config
     heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.head_dim
     # Separate query, key and value kernels: a fused one cannot be split over devices by head.
     query, key, value = (
-        self._biased(name, int8.einsum(
-            'rld,dhe->rlhe', x, self._kernel(name, (config.dim,), (count, width))))
+        int8.einsum('rld,dhe->rlhe', x, self._kernel(name, (config.dim,), (count, width)))
         for name, count in (('query', heads), ('key', kv_heads), ('value', kv_heads)))
+    if config.qkv_bias:
+      query, key, value = (
+          x + self.param(f'{name}_bias', nn.initializers.zeros, x.shape[-2:])
+          for name, x in (('query', query), ('key', key), ('value', value)))
     if config.qk_norm:
       query, key = HeadNorm(name='query_norm')(query), HeadNorm(name='key_norm')(key)
     new = rotate(key, rope).swapaxes(1, 2), value.swapaxes(1, 2)

@@ -223,4 +223,4 @@ def test_drafters_of_discrete_tokens_are_refused(program, words, folder, tmp_pat
   assert program.main(['program', f'--model={folder}', *words, f'--workdir={tmp_path}/work',
                        *([f'--output={tmp_path}/out'] if words else [])]) == 2
   error = capsys.readouterr().err
-  assert error.count('\n') == 1 and 'continuous tokens' in error
+  assert error.count('\n') == 1 and 'give' in error and 'discrete tokens' in error
