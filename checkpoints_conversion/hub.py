@@ -34,6 +34,9 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
   names = list(names) or ['.']
   inside = [name for name in names if name != '.' and not name.startswith('..')]
   patterns = [name if pathlib.PurePath(name).suffix else f'{name}/*' for name in inside]
+  # A file in a folder of its own may have settings next to it.
+  patterns += [str(path.with_name('config.json')) for path in map(pathlib.PurePosixPath, inside)
+               if path.suffix and len(path.parts) > 1]
   if '.' in names:
     patterns += ['*.safetensors', '*.safetensors.index.json', 'config.json']
   try:

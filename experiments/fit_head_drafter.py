@@ -22,11 +22,14 @@ import numpy as np
 import cspd_jax
 from cspd_jax import cli, families
 from cspd_jax.checkpoints import paths, store
-from cspd_jax.continuous import head_drafter, schedule as schedule_lib, specification
+from cspd_jax.continuous import head_drafter, specification
+from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import fields
 
 # Images per recorded batch, and number of images for counting head calls.
 _RECORD_BATCH, _NUM_COUNTED = 64, 8
+# Autoregressive steps of a masked model's recorded images.
+_NUM_ITER = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Flags:
     guidance_scale: guidance scale of the fit with guidance; the model's default if none.
     num_chains: chains to fit on, at least 32.
     kernels_per_call: kernels per head call of the decoder to fit for, at least 2.
-    num_iter: autoregressive steps of the images whose chains are recorded.
+    num_iter: autoregressive steps of the images whose chains are recorded; if none, 16, or one per
+      token in a causal model, which supports no other number.
     seed: seed of the chains.
   """
 
@@ -50,7 +54,7 @@ class Flags:
   guidance_scale: float | None = None
   num_chains: int = 256
   kernels_per_call: int = 8
-  num_iter: int = 16
+  num_iter: int | None = None
   seed: int = 0
 
   def __post_init__(self):
@@ -71,7 +75,7 @@ def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
   if model.engine.name != 'continuous':
     raise ValueError(f'model is {flags.model!r}, whose tokens are discrete; use a model of '
                      'continuous tokens.')
-  for text in _texts(flags):
+  for text in _texts(model, flags):
     model.decoder(text, guided=False)
   if flags.guidance_scale is not None and not (
       np.isfinite(flags.guidance_scale) and flags.guidance_scale != 1):
@@ -89,20 +93,24 @@ def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
   return model, target
 
 
-def _texts(flags: Flags) -> tuple[str, str]:
+def _texts(model: cspd_jax.Model, flags: Flags) -> tuple[str, str]:
   """Returns the decoder that records the chains, and the decoder to fit for."""
-  return (f'mar(num_iter={flags.num_iter})',
+  causal, num_iter = model.target(guided=False).cached is not None, flags.num_iter
+  if num_iter is None and not causal:
+    num_iter = _NUM_ITER
+  return ('mar' if num_iter is None else f'mar(num_iter={num_iter})',
           f'exact_head(kernels_per_call={flags.kernels_per_call})')
 
 
 def fit(model: cspd_jax.Model, flags: Flags, guided: bool
-        ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        ) -> tuple[Schedule, dict[str, np.ndarray], dict[str, float]]:
   """Fits coefficients and counts the head calls with them.
 
   Returns:
-    Coefficients `[levels]` by name of the fit, and the head calls per token by the same names.
+    The levels, coefficients `[levels]` by name of the fit, and the head calls per token by the same
+    names.
   """
-  plain, speculative = _texts(flags)
+  plain, speculative = _texts(model, flags)
   scale = flags.guidance_scale or float(model.sampling().guidance_scale)
   sampling = model.sampling(guidance_scale=scale if guided else 1.0)
   decoder = model.decoder(plain, guided=guided)
@@ -127,20 +135,21 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
     decoded = run(model.params, condition(_NUM_COUNTED), jax.random.key(flags.seed + 2**20),
                   sampling)
     calls[name] = float(decoded.costs.head_calls.sum() / decoded.order.size)
-  return blends, calls
+  return schedule, blends, calls
 
 
 @cli.command(flags=Flags())
 def main(flags: Any) -> None:
   model, target = check(flags)
-  schedule, best = schedule_lib.make(), []
+  best = []
   for guided in (False, True):
-    blends, calls = fit(model, flags, guided)
+    schedule, blends, calls = fit(model, flags, guided)
     best.append(blends[min(calls, key=calls.get)])
     print(f'{"with" if guided else "without"} guidance, head calls per token at batch 1: '
           + ', '.join(f'{name} {value:.1f}' for name, value in calls.items())
           + '; rho at steps '
-          + ', '.join(f'{schedule.steps[i]}: {best[-1][i]:.2f}' for i in range(0, 100, 11)),
+          + ', '.join(f'{schedule.steps[i]:.3g}: {best[-1][i]:.2f}'
+                      for i in range(0, schedule.num_levels, -(-schedule.num_levels // 10))),
           flush=True)
   if flags.overwrite:
     store.annotate(target, head_drafter.describe_rho(schedule, *best))

@@ -48,7 +48,7 @@ class Flags:
 
 def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathlib.Path) -> None:
   """Runs one stage or all of them."""
-  selected = {'tokenizer', *recipe.models, 'eval', 'export'} if stage == 'all' else {stage}
+  selected = {*_stages_of(recipe)} if stage == 'all' else {stage}
   tokenizer = tokenizer_of(recipe, workdir)
   if selected == {'tokenizer'}:
     return
@@ -64,6 +64,11 @@ def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathli
     report.write(settings=dataclasses.asdict(recipe),
                  rows=[dict(network=role, **values) for role, values in metrics.items()])
     logging.info('report: %s', json.dumps(metrics))
+
+
+def _stages_of(recipe: stages.Stages) -> tuple[str, ...]:
+  """Returns the stages of a recipe in their order."""
+  return 'tokenizer', *recipe.models, 'eval', 'export'
 
 
 def tokenizer_of(recipe: stages.Stages, workdir: pathlib.Path) -> Any:
@@ -95,6 +100,9 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
 @cli.command(config='configs/train/demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
+  if flags.stage not in ('all', *_stages_of(recipe)):
+    raise ValueError(f'stage is {flags.stage!r}, which the configuration has not; it must be all '
+                     f'or one of: {", ".join(_stages_of(recipe))}.')
   if flags.smoke:
     recipe = smoke.smoke(recipe.small())
   workdir = paths.folder('workdir', flags.workdir)

@@ -1,4 +1,4 @@
-"""Tokenizer files of Chameleon's relatives, of T5 and NextStep-1, for `tokenizers`; Emu3's, for `tiktoken`."""
+"""Tokenizer files of Chameleon's relatives, T5 and NextStep-1; Emu3's, for `tiktoken`."""
 
 import functools
 from collections.abc import Mapping

@@ -47,6 +47,18 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
   return jnp.concatenate([picked, ahead], axis=2)
 
 
+def causal_contexts(target: Target, params: Params, condition: Condition, tokens: jax.Array
+                    ) -> jax.Array:
+  """Returns the transformer's output `[S, B, T, D]` for all tokens `[B, T, C]` of whole images.
+
+  The model is causal; one pass over the condition and one over the images.
+  """
+  num_rows, size = tokens.shape[:2]
+  first, cache = contract.prefill(target, params, condition, size)
+  z, _ = contract.score(target, params, cache, tokens, jnp.zeros(num_rows, jnp.int32))
+  return jnp.concatenate([first[:, :, None].astype(z.dtype), z[:, :, :-1]], axis=2)
+
+
 def _true(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
           ) -> tuple[jax.Array, Any]:
   z = true_contexts(env.target, env.params, env.condition, tokens, span.rank_of_position,

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import (
+  context as context_lib,
   contract,
   head as head_lib,
   noise as noise_lib,
@@ -83,8 +84,11 @@ def stored_rho(schedule: Schedule, metadata: Mapping[str, Any], guided: bool) ->
     guided: whether there is guidance.
   """
   blend = metadata.get(_METADATA, {}).get('guided' if guided else 'plain')
-  # The times of a flow fall with the level.
-  return blend and np.interp(schedule.steps, *zip(*sorted(zip(blend['steps'], blend['rho']))))
+  if not blend:
+    return None
+  order = np.argsort(blend['steps'])  # The times of a flow fall with the level.
+  steps, rho = (np.asarray(blend[name])[order] for name in ('steps', 'rho'))
+  return np.interp(schedule.steps, steps, rho)
 
 
 def describe_rho(schedule: Schedule, plain: np.ndarray, guided: np.ndarray) -> dict[str, Any]:
@@ -117,9 +121,12 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
   rows = row_keys(key, num_rows)
   rank = jax.vmap(
       lambda words: jax.random.randint(as_key(words, 0, 1), (1,), 0, size))(rows.stream)
-  visible = jnp.argsort(decoded.order, axis=1) < rank
-  z = contract.transform(target, params, condition, decoded.tokens, visible)
   positions = jnp.take_along_axis(decoded.order, rank, axis=1)
+  if target.cached is None:
+    visible = jnp.argsort(decoded.order, axis=1) < rank
+    z = contract.transform(target, params, condition, decoded.tokens, visible)
+  else:
+    z = context_lib.causal_contexts(target, params, condition, decoded.tokens)
   scale = sampling_lib.scale(sampling, decoder.guidance, size, size - 1 - rank)
   batch = token_batch(rows, head_lib.pick(z, positions), positions, scale,
                       sampling.temperature, jnp.ones(positions.shape, bool))

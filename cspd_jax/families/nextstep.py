@@ -1,6 +1,7 @@
 """NextStep-1 and 1.1: text to images of continuous tokens, causal, with a flow head."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -39,23 +40,20 @@ def build(parts: Parts) -> Model:
       grid=(config.height, config.width), engine=engines.CONTINUOUS,
       target=lambda *, guided: nextstep.target(config, guided=guided),
       conditions=token_prompts.conditions(
-          (config.height, config.width), text, parts.writer(FAMILY.prompt_writers), _checked(config),
-          target.metadata.get('prompts', ())),
+          (config.height, config.width), text, parts.writer(FAMILY.prompt_writers),
+          functools.partial(_checked, config), target.metadata.get('prompts', ())),
       tokenizer=tokenizer, defaults=parts.defaults,
       head_drafter=lambda schedule, guided: stored_rho(schedule, target.metadata, guided),
       metadata=target.metadata)
 
 
-def _checked(config: nextstep.NextStepConfig):
-  """Returns the function that checks published ids, which are the model's own."""
-  def check(prompt: Prompt) -> Prompt:
-    tokens = np.asarray(prompt.tokens)
-    if tokens.size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
-      raise ValueError(f'prompts holds tokens from {tokens.min()} to {tokens.max()}; this model '
-                       f'supports 0 to {config.vocab_size - 1}.')
-    return Prompt(tokens.astype(np.int32), np.asarray(prompt.visible, bool))
-
-  return check
+def _checked(config: nextstep.NextStepConfig, prompt: Prompt) -> Prompt:
+  """Checks published ids, which are the model's own; returns host arrays."""
+  tokens = np.asarray(prompt.tokens)
+  if tokens.size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
+    raise ValueError(f'prompts holds tokens from {tokens.min()} to {tokens.max()}; this model '
+                     f'supports 0 to {config.vocab_size - 1}.')
+  return Prompt(tokens.astype(np.int32), np.asarray(prompt.visible, bool))
 
 
 def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
@@ -77,4 +75,5 @@ FAMILY = Family(
     published=Published(nextstep.PRESETS,
                         condition=lambda config, count: token_prompts.described(count)),
     text_forms={'nextstep': bpe.Vocabulary},
-    prompt_writers={name: getattr(templates, name) for name in ('nextstep', 'nextstep_1_1', 'plain')})
+    prompt_writers={name: getattr(templates, name) for name in (
+        'nextstep', 'nextstep_1_1', 'plain')})

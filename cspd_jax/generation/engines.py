@@ -224,8 +224,8 @@ def _build_continuous(specification: str | Spec, model: 'Model', guided: bool, p
                       ) -> AnyDecoder:
   if prefix_length:
     raise ValueError(
-        f'the prefix has {prefix_length} tokens, but a {model.family!r} model draws the tokens of '
-        'an image in a random order and supports no prefix; leave prefix out.')
+        f'the prefix has {prefix_length} tokens, but a {model.family!r} model has continuous '
+        'tokens, and its decoders support no prefix; leave prefix out.')
   draft = model.drafts.get('model')
   head_drafter = model.head_drafter
   return continuous.build(

@@ -38,8 +38,8 @@ def tokens(model: 'Model', prefix: Any, rows: int | None, count: int) -> np.ndar
     return None
   target, (num_rows, _) = model.target(guided=False), model.grid
   if not hasattr(target, 'row_width'):
-    raise ValueError(f'prefix is set, but a {model.family!r} model draws the tokens of an image in '
-                     'a random order and supports no prefix; leave it out.')
+    raise ValueError(f'prefix is set, but a {model.family!r} model has continuous tokens, and its '
+                     'decoders support no prefix; leave it out.')
   if rows is not None and (isinstance(rows, bool) or not isinstance(rows, (int, np.integer))
                            or not 1 <= rows < num_rows):
     raise ValueError(f'rows is {rows!r}; it must be a whole number from 1 to {num_rows - 1}, '

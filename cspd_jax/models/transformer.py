@@ -1,8 +1,9 @@
 """The decoder-only transformer that the autoregressive image models share.
 
 Blocks of RMSNorm, rotary attention with grouped key/value heads and a SwiGLU
-feed-forward layer, without biases but for those of `qkv_bias`. The layers are unrolled, each with its own
-leaves, because XLA copies stacked or scanned weights on every decoding step.
+feed-forward layer, without biases but for those of `qkv_bias`. The layers are
+unrolled, each with its own leaves, because XLA copies stacked or scanned weights on
+every decoding step.
 
 Rotary embeddings rotate the pairs (0, 1), (2, 3), ... of an attention head. Models
 that rotate number `i` with number `i + E / 2` have the same attention once the

@@ -152,10 +152,10 @@ def test_kernels_of_a_flow_are_those_of_the_published_formula(options):
     mean, std = schedule_lib.posterior(schedule, level, x, velocity, np.zeros(5))
     length = times[20 - level] - t if level else 1 - t if last_step is None else last_step
     score = (t * velocity - x) / ((1 - t)**2 + t * (1 - t))
-    drift = velocity + (1 - t) * score
+    change = velocity + (1 - t) * score
     if level == 0 and last_step is not None:
-      drift = velocity
-    np.testing.assert_allclose(mean, x + drift * length, atol=1e-5)
+      change = velocity
+    np.testing.assert_allclose(mean, x + change * length, atol=1e-5)
     np.testing.assert_allclose(std * noise, np.sqrt(2 * (1 - t) * length) * noise, atol=1e-5)
 
 

@@ -113,7 +113,8 @@ class TestHub:
     assert not command.main(['--family=tiny', '--source=owner/beach@v1', '--rows=2',
                              f'--output={sources}/beach'])
     assert downloads == [('owner/beach', 'v1', [
-        'table.safetensors', 'tokenizer/x.safetensors', 'palette.safetensors'])]
+        'table.safetensors', 'tokenizer/x.safetensors', 'palette.safetensors',
+        'tokenizer/config.json'])]
     assert cspd_jax.load(sources / 'beach').tokenizer is not None
 
   def test_what_cannot_be_downloaded_is_one_line(self, sources, downloads, capsys, monkeypatch):

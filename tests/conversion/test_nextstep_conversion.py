@@ -119,7 +119,7 @@ def test_both_spellings_of_the_settings(release):
     ('1', {'boi': 5}, 'boi is 5; it must be 151667'),
     ('1', {'model_type': 'llama'}, "model_type is 'llama'"),
     ('1', {'head_type': 'x'}, "head_type is 'x'; no published model has the field"),
-    ('1', {'genloss_width': 8}, 'but another field is 8'),
+    ('1', {'genloss_width': 8}, 'genloss_width is 8, but another field is 1536'),
     ('1', {'fm_head_dim': '1536'}, "fm_head_dim is '1536'; it must be a whole number"),
     ('1.1', {'genloss_type': 'diffusion'}, "genloss_type is 'diffusion'; it must be 'transport'"),
     ('1.1', {'genloss_net_arch': 'attn'}, "genloss_net_arch is 'attn'"),

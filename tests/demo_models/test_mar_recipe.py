@@ -46,8 +46,8 @@ def test_tokens_have_a_variance_of_one_and_are_drawn_anew(recipe):
   np.testing.assert_array_equal(batch(0)[0], tokens)
   assert not np.array_equal(batch(1)[1], chosen)
   # The latents come back, up to the noise of their Gaussians.
-  latents = mar.unpatchify(recipe.target, tokens) / config.scale
-  nearest = np.abs(latents[:, None] - moments[None, :, 0]).mean((2, 3, 4)).min(axis=1)
+  unscaled = mar.unpatchify(recipe.target, tokens) / config.scale
+  nearest = np.abs(unscaled[:, None] - moments[None, :, 0]).mean((2, 3, 4)).min(axis=1)
   assert nearest.max() < 2 * np.exp(-1)
 
 

@@ -1,0 +1,206 @@
+"""The recipe of the shipped causal model: its loss, its prompts, its stages."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.checkpoints import store
+from cspd_jax.cli import loader
+from cspd_jax.continuous import head as head_lib, sampling as sampling_lib
+from cspd_jax.continuous.span import token_batch
+from cspd_jax.core.random import row_keys
+from cspd_jax.models import nextstep
+from cspd_jax.models.conditions import Prompt
+from cspd_jax.training import smoke
+from cspd_jax.training.optimizer import OptimizerConfig
+from experiments import fit_head_drafter, train
+from experiments.demo_models import causal_recipe, flow, photo_captions
+
+for _package in ('skimage', 'sklearn', 'tokenizers'):
+  pytest.importorskip(_package)
+
+CONFIG = str(pathlib.Path(__file__).parents[2] / 'configs' / 'train' / 'causal_demo.py')
+SMALL = nextstep.NextStepConfig(
+    height=2, width=2, vocab_size=5, latent_channels=3, patch_size=1, dim=16, num_layers=1,
+    num_heads=2, num_kv_heads=2, ffn_dim=16, head_width=16, head_layers=1, token_norm=False,
+    num_levels=8)
+OPTIMIZER = OptimizerConfig(num_steps=150, batch_size=32, learning_rate=5e-3, warmup_steps=5,
+                            ema_decay=0.98)
+TRAIN = flow.FlowTrainConfig(OPTIMIZER, drop_rate=0.25, draws=2)
+
+
+@pytest.fixture(scope='module')
+def recipe():
+  return smoke.smoke(loader.load(CONFIG).small())
+
+
+@pytest.fixture(scope='module')
+def finished(recipe, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('causal')
+  assert train.main(['train', f'--config={CONFIG}', '--smoke', f'--workdir={workdir}']) == 0
+  return workdir
+
+
+@pytest.fixture(scope='module')
+def model(finished):
+  return cspd_jax.load(finished / 'export')
+
+
+def _data(seed=0, count=32):
+  """Tokens that are a constant of the prompt's word, give or take a little; the null has none."""
+  rng = np.random.default_rng(seed)
+  word = rng.integers(2, size=count)
+  tokens = np.where(word == 0, -1.0, 1.0)[:, None, None] + 0.1 * rng.standard_normal((count, 4, 3))
+  ids = np.stack([np.stack([2 + word, np.ones_like(word)], 1), np.array([[0, 1]] * count)], axis=1)
+  visible = np.ones(ids.shape, bool)
+  visible[:, 1, 0] = False
+  return jnp.asarray(tokens, jnp.float32), Prompt(jnp.asarray(ids), jnp.asarray(visible))
+
+
+def test_the_loss_is_that_of_its_definition():
+  """One token at a time on the cache, one state of the head after the other, NumPy for the rest."""
+  fresh = nextstep.init(SMALL, jax.random.key(0))
+  params = jax.tree.map(
+      lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(1), leaf.shape), fresh)
+  tokens, prompt = _data(count=6)
+  draws = flow.draw(jax.random.key(2), tokens.shape, TRAIN)
+  assert 0 < draws.drop.sum() < 6 and draws.noise.shape == (2, 6, 4, 3)
+  assert draws.time.min() >= 0 and draws.time.max() < 1
+  loss = jax.jit(flow.loss, static_argnums=1)(params, SMALL, tokens, prompt, draws)
+
+  target = nextstep.target(SMALL, guided=True)
+  z, cache = target.cached.prefill(params, prompt, 4)
+  score, denoise = jax.jit(target.cached.score), jax.jit(target.denoise)
+  stream, images = np.asarray(draws.drop, int), np.arange(6)
+  squares = []
+  for number in range(4):
+    context = z[stream, images] if number == 0 else z[stream, images, 0]
+    for draw in range(2):
+      time, noise = (np.asarray(part[draw, :, number]) for part in (draws.time, draws.noise))
+      x0 = np.asarray(tokens[:, number])
+      x = time[:, None] * x0 + (1 - time[:, None]) * noise
+      velocity, _ = denoise(params, x, time, context)
+      squares.append(np.square(np.asarray(velocity) - (x0 - noise)))
+    z, cache = score(params, cache, tokens[:, number:number + 1], jnp.full(6, number))
+  np.testing.assert_allclose(loss, np.mean(squares), rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_average_learns_and_reads_the_prompt():
+  step = jax.jit(flow.step, static_argnums=(2, 3))
+  loss = jax.jit(flow.loss, static_argnums=1)
+  state, losses = flow.init(SMALL, TRAIN), []
+  for index in range(OPTIMIZER.num_steps):
+    state, metrics = step(state, _data(index), SMALL, TRAIN)
+    losses.append(float(metrics['loss']))
+  # The error of a velocity of 0: that of the noise and that of the tokens.
+  assert losses[0] == pytest.approx(2, rel=0.1) and np.mean(losses[-20:]) < 0.5 * losses[0]
+  tokens, prompt = _data(1000)
+  draws = flow.draw(jax.random.key(1), tokens.shape, TRAIN)._replace(drop=jnp.zeros(32, bool))
+  other = Prompt(prompt.tokens.at[:, 0, 0].set(5 - prompt.tokens[:, 0, 0]), prompt.visible)
+  right, wrong = (loss(state.average, SMALL, tokens, one, draws) for one in (prompt, other))
+  null = loss(state.average, SMALL, tokens, prompt, draws._replace(drop=jnp.ones(32, bool)))
+  assert right < null < wrong
+
+
+def test_models_and_stages_that_do_not_fit_are_refused(recipe, capsys, tmp_path):
+  with pytest.raises(ValueError, match='target.vocab_size is 9; .* it must be'):
+    dataclasses.replace(recipe, target=dataclasses.replace(recipe.target, vocab_size=9))
+  with pytest.raises(ValueError, match='multiple of the'):
+    dataclasses.replace(recipe, image_size=7)
+  assert train.main(['train', f'--config={CONFIG}', '--smoke', f'--workdir={tmp_path}/new',
+                     '--stage=draft']) == 2
+  error = capsys.readouterr().err
+  assert "stage is 'draft'" in error and 'tokenizer, target, eval, export' in error
+  assert not (tmp_path / 'new').exists()
+
+
+@pytest.mark.slow
+def test_the_exported_model_reads_words_as_in_training(finished, recipe, model):
+  assert model.family == 'nextstep' and model.config == recipe.target
+  assert list(model.prompts) == list(photo_captions.EXAMPLES)
+  assert model.sampling().guidance_scale == recipe.guidance_scale
+  assert {leaf.dtype.name for leaf in jax.tree.leaves(
+      store.load(finished / 'export' / 'target').params)} == {'bfloat16'}
+  captions = ['the cat, top', 'a ? astronaut']
+  condition, trained = model.condition(captions), recipe._prompts(captions)
+  for part in ('tokens', 'visible'):
+    np.testing.assert_array_equal(getattr(condition, part), getattr(trained, part))
+  name = dict(enumerate(causal_recipe.TOKENS))
+  words = [[name[number] for number in ids[visible]] for ids, visible in zip(
+      np.asarray(trained.tokens[1]), np.asarray(trained.visible[1]))]
+  assert words == [['a', '<unk>', 'astronaut', '<|begin_of_image|>'], ['<|begin_of_image|>']]
+
+
+@pytest.mark.slow
+def test_report_and_pictures(finished):
+  rows = {row['network']: row for row in json.loads(
+      (finished / 'report.json').read_text())['rows']}
+  assert set(rows) == {'tokenizer', 'target'}
+  # Tokens and noise have a variance of one, and an untrained head predicts a velocity of 0.
+  assert 1 < rows['target']['loss'] < 3 and 1 < rows['target']['loss_no_prompt'] < 3
+  for name in ('held_out', 'reconstructions', 'samples_target', 'samples_target_guided'):
+    assert (finished / f'{name}.png').read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.slow
+def test_an_image_depends_on_its_own_key(model):
+  whole = model.generate(['a cat', 'the rocket, top', 'a blue retina'], seed=[5, 6, 7],
+                         decoder='mar')
+  alone = model.generate('the rocket, top', seed=[6], decoder='mar')
+  np.testing.assert_allclose(alone.tokens[0], whole.tokens[1], atol=1e-4)
+  assert whole.images.shape == (3, 8, 8, 3)
+  assert np.abs(whole.tokens[0] - whole.tokens[1]).max() > 0.1
+
+
+@pytest.mark.slow
+def test_vanilla_is_a_loop_of_whole_passes(model):
+  key, captions, scale = jax.random.key(8), ['a cat', 'the rocket, top'], 3.0
+  decoder, config = model.decoder('mar', guided=True), model.config
+  params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model.params)
+  condition, sampling = model.condition(captions), sampling_lib.Sampling(scale)
+  decoded = jax.jit(decoder)(params, condition, key, sampling)
+  sampler = head_lib.ancestral(decoder.target, decoder.schedule)
+  forward = jax.jit(nextstep.forward, static_argnums=1)
+  tokens, size = np.zeros((2, config.num_tokens, config.token_dim), np.float32), config.num_tokens
+  for number in range(size):
+    z = jnp.stack([forward(params, config, Prompt(*(
+        part[:, stream:stream + 1] for part in condition)), tokens) for stream in range(2)])
+    positions = jnp.full((2, 1), number)
+    weight = sampling_lib.scale(sampling, decoder.guidance, size, size - 1 - positions)
+    batch = token_batch(row_keys(key, 2), z[:, :, number:number + 1], positions, weight, 1.0,
+                        positions >= 0)
+    tokens[:, number] = jax.jit(sampler.sample)(params, batch).tokens
+  np.testing.assert_allclose(decoded.tokens, tokens, atol=1e-4)
+  np.testing.assert_array_equal(decoded.order, [np.arange(size)] * 2)
+
+
+def _fit(finished, *words):
+  return fit_head_drafter.main([
+      'fit', f'--model={finished}/export', '--num_chains=32', '--kernels_per_call=4', *words])
+
+
+@pytest.mark.slow
+def test_the_drafter_of_its_head_is_fitted(finished, model, tmp_path, capsys):
+  output = tmp_path / 'fitted'
+  assert _fit(finished, f'--output={output}') == 0
+  assert 'with guidance, head calls per token at batch 1: default ' in capsys.readouterr().out
+  schedule = model.config.schedule()
+  fitted = cspd_jax.load(finished / 'export', target=output)
+  entry = store.load(output).metadata['head_drafter']
+  for guided, name in ((False, 'plain'), (True, 'guided')):
+    np.testing.assert_allclose(fitted.head_drafter(schedule, guided), entry[name]['rho'])
+    np.testing.assert_allclose(entry[name]['steps'], schedule.steps)
+  assert model.head_drafter(schedule, True) is None
+
+
+@pytest.mark.slow
+def test_a_causal_model_has_one_token_per_step(finished, tmp_path, capsys):
+  assert _fit(finished, '--num_iter=2', f'--output={tmp_path}/fitted') == 2
+  assert 'a causal model decodes one token per step' in capsys.readouterr().err
