@@ -51,6 +51,9 @@ class AnyDecoder(Protocol):
   def finish(self, state: Any, /) -> Any:
     """Returns the result so far."""
 
+  def intermediate(self, num_rows: int, /) -> float:
+    """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
+
 
 class Engine(NamedTuple):
   """An engine.
