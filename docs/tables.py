@@ -63,6 +63,7 @@ REPORTS = {
     'cspd': 'python -m experiments.papers.cspd',
     'against_mar': 'python -m experiments.against_mar --repo=mar',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
+    'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
         'cspd-train-drafter --config=configs/train/corrector_demo.py',
     'train_text_demo': 'python -m experiments.train --config=configs/train/text_demo.py',
@@ -232,6 +233,7 @@ TABLES: dict[str, Table] = {
     'cspd': Table('cspd', _own),
     'against_mar': Table('against_mar', _own),
     'against_llamagen': Table('against_llamagen', _own),
+    'continuous_windows': Table('continuous_windows', _own),
     'train_corrector': Table('train_corrector', _of({
         'on held-out images': '{figure}', 'before': '{before:.3f}', 'after': '{after:.3f}'},
         _trained)),

@@ -173,8 +173,8 @@ def move(x: jax.Array, compared: Compared, log_uniform: jax.Array) -> Moved:
 
   If `x` follows the old Gaussian given everything that the new one depends on, the result follows
   the new one. For equal deviations this is the maximal coupling by reflection: a state is kept with
-  probability `1 - TV(old, new)`, and a state that is not kept is the mirror image of `x`, so that it
-  stays close.
+  probability `1 - TV(old, new)`, and one that is not kept is the mirror image of `x`, which is
+  close.
 
   Reference: Bou-Rabee, Eberle & Zimmer, Coupling and convergence for Hamiltonian Monte Carlo, 2020
   (arXiv:1805.00452), section 2.3, for the maximal coupling by reflection.
