@@ -1,4 +1,4 @@
-"""What windows over continuous tokens commit per round, by window, model and sampling options.
+"""Tokens per round of windows over continuous tokens, by window, model and sampling options.
 
   python -m experiments.continuous_windows
 

@@ -1,4 +1,4 @@
-"""Measures what windows over continuous tokens commit per round.
+"""Measures how many tokens windows over continuous tokens commit per round.
 
   python -m experiments.continuous_windows
   python -m experiments.continuous_windows --model=mar_demo --window=8,16 --num_images=32

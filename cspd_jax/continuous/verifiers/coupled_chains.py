@@ -1,7 +1,7 @@
 """Windows of tokens whose denoising chains are coupled with those of the last round.
 
 A round draws the chains of all tokens of the window anew, each given the tokens of the last round
-before it, and keeps what it can of the old chains (see `chains`). The first token had its true
+before it, and keeps what it can of the old chains (see `chain_walk`). The first token had its true
 context, so it is final. While a token is unchanged, the context of the next one was true, so that
 one is final too.
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import chains as chains_lib
+from cspd_jax.continuous import chain_walk, chains as chains_lib
 from cspd_jax.continuous.base import Cost, Draft, Env, Target, Verdict, Verifier
 from cspd_jax.continuous.chains import Memory
 from cspd_jax.continuous.result import Kernels
@@ -42,7 +42,7 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
     assert draft is not None, 'make_decoder refuses this verifier without a drafter'
     rows, width = span.ranks.shape
     flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
-    walked = chains_lib.walk(
+    walked = chain_walk.walk(
         env.target, schedule, kernels_per_call, rho, env.params, span.batch(z),
         jax.tree.map(flat, draft.record), jnp.repeat(span.count, width))
     walked = jax.tree.map(lambda leaf: leaf.reshape(rows, width, *leaf.shape[1:]), walked)
