@@ -8,9 +8,6 @@ import pytest
 
 from tests.docs import pages
 
-# Notebooks that take a minute.
-_SLOW = ('text_to_image',)
-
 
 @pytest.mark.parametrize('page', pages.having('python'), ids=pages.name)
 def test_page(page, place):
@@ -20,11 +17,7 @@ def test_page(page, place):
       pages.run(block.text, pages.name(page), block.line, namespace)
 
 
-_NOTEBOOKS = [pytest.param(one, marks=pytest.mark.slow if one.stem in _SLOW else (), id=one.name)
-              for one in pages.NOTEBOOKS]
-
-
-@pytest.mark.parametrize('notebook', _NOTEBOOKS)
+@pytest.mark.parametrize('notebook', pages.NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook(notebook, place):
   plt.switch_backend('agg')
   namespace = {'__name__': 'notebook'}

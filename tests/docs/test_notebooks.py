@@ -57,12 +57,6 @@ def test_text_to_image_runs_with_any_model_and_shows_how_images_grow():
       for number in streams)
 
 
-def test_ci_executes_every_notebook():
-  lines = (pages.ROOT / '.ci' / 'run').read_text().splitlines()
-  assert 'pytest' in lines
-  assert any(line.startswith('pytest -m slow tests/docs/test_code_blocks.py') for line in lines)
-
-
 @each
 def test_the_package_is_installed_where_it_is_missing_only(notebook):
   number, install = next(pages.cells(notebook))
