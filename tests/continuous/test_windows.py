@@ -1,0 +1,321 @@
+"""The distribution of `windows` on models whose distribution has a closed form, and mutants.
+
+The tokens of `analytic.gaussian_chain` are jointly normal with a known mean and covariance. Every
+test compares all means and covariances of a sample with the known ones, in standard errors; the
+largest of the 27 is above `LIMIT` with a probability of less than 1e-3 for an exact decoder. A
+covariance that is off by 0.04 of a variance is detected in almost every run. The mutants are
+decoders with one mistake each, which the same comparison rejects.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.continuous import (
+  chain_walk,
+  context,
+  coupling,
+  decoders,
+  joint_test,
+  schedule as schedule_lib,
+)
+from cspd_jax.continuous.chains import Chains
+from cspd_jax.continuous.coupling import Gaussian
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.continuous.verifiers import coupled_chains
+from cspd_jax.testing import analytic
+from cspd_jax.testing.samples import energy_test
+
+ROWS, SIZE, LIMIT = 20000, 6, 4.5
+MEANS = (0.0, 1.5)
+LABELS = jnp.arange(ROWS) % len(MEANS)
+
+
+def chain(levels):
+  return analytic.gaussian_chain(SIZE, 0.8, schedule=schedule_lib.make(levels), means=MEANS)
+
+
+def sample(decoder, params, seed=1, labels=LABELS, **options):
+  return jax.jit(decoder)(params, labels, jax.random.key(seed), Sampling(**options))
+
+
+def deviation(tokens):
+  """The largest difference of a moment of tokens `[B, T]` from the known one, in its errors."""
+  centred = tokens - np.asarray(MEANS)[np.asarray(LABELS)][:, None]
+  distance = np.abs(np.arange(SIZE)[:, None] - np.arange(SIZE))
+  covariance = 0.8**distance
+  mean_error = np.sqrt(1 / len(tokens))
+  # Of a product of two normal numbers of variance 1.
+  product_error = np.sqrt((1 + covariance**2) / len(tokens))
+  products = centred.T @ centred / len(tokens)
+  return max(np.abs(centred.mean(axis=0) / mean_error).max(),
+             np.abs((products - covariance) / product_error).max())
+
+
+@pytest.mark.parametrize('levels', [4, 12])
+@pytest.mark.parametrize('window', [1, 2, 3, SIZE])
+def test_moments_are_those_of_the_model(levels, window):
+  model = chain(levels)
+  decoded = sample(decoders.windows(model.target, window, None, model.schedule, kernels_per_call=2),
+                   model.params)
+  assert deviation(np.asarray(decoded.tokens)[..., 0]) < LIMIT
+  rounds = np.asarray(decoded.rounds)
+  assert rounds.max() <= SIZE and rounds.min() >= -(-SIZE // window)
+  if window == 1:
+    assert (rounds == SIZE).all()
+  else:
+    assert rounds.mean() < 0.8 * SIZE and len(np.unique(rounds)) > 1, 'rows advance on their own'
+
+
+@pytest.mark.parametrize('kernels_per_call', [1, 3, 12])
+def test_drafts_of_kernels_do_not_change_the_distribution(kernels_per_call):
+  model = chain(12)
+  decoded = sample(decoders.windows(model.target, 4, None, model.schedule,
+                                    kernels_per_call=kernels_per_call), model.params, seed=2)
+  assert deviation(np.asarray(decoded.tokens)[..., 0]) < LIMIT
+
+
+@pytest.mark.parametrize('share', [0.05, 1.0])
+def test_any_number_of_kernels_may_be_tested_jointly(monkeypatch, share):
+  monkeypatch.setattr(chain_walk, 'JOINT', share)
+  model = chain(12)
+  decoded = sample(decoders.windows(model.target, 4, None, model.schedule), model.params, seed=3)
+  assert deviation(np.asarray(decoded.tokens)[..., 0]) < LIMIT
+
+
+def test_steps_of_several_tokens():
+  """The distribution of three steps differs from that of six, and windows of it are exact."""
+  model = chain(8)
+  build = lambda function, *args: np.asarray(sample(function(
+      model.target, *args, model.schedule), model.params, seed=4).tokens)[..., 0]
+  windows = build(decoders.windows, 4, 3)
+  mar = functools.partial(decoders.mar, last_noise=True)
+  steps = np.asarray(sample(mar(model.target, 3, model.schedule), model.params, 5).tokens)[..., 0]
+  error = np.sqrt(4 / ROWS)
+  assert np.abs(np.cov(windows.T) - np.cov(steps.T)).max() < LIMIT * error
+  assert deviation(steps) > 2 * LIMIT
+
+
+MIXTURE = analytic.mixtures(jax.random.key(3), 4, 3, schedule=schedule_lib.make(6), guided=True,
+                            components=2)
+
+
+@pytest.mark.parametrize('window', [2, 4])
+def test_mixtures_with_guidance_and_a_temperature(window):
+  """Whole images of 12 numbers against `mar`; the test detects a shift by 0.2 deviations."""
+  labels, options = jnp.arange(1200) % 3, dict(guidance_scale=1.7, temperature=0.9)
+  build = lambda decoder, seed: np.asarray(sample(
+      decoder, MIXTURE.params, seed, labels, **options).tokens).reshape(1200, -1)
+  tokens = build(decoders.windows(MIXTURE.target, window, None, MIXTURE.schedule), 1)
+  expected = build(decoders.mar(MIXTURE.target, None, MIXTURE.schedule, last_noise=True), 2)
+  assert energy_test(tokens, expected, permutations=199).p_value > 0.005
+  assert energy_test(tokens + 0.2 * expected.std(axis=0), expected,
+                     permutations=199).p_value <= 0.005
+
+
+def test_learned_deviations_that_depend_on_the_state():
+  """The old chains are far from the new ones, and deviations differ by up to a factor of two."""
+  old, new = (analytic.variance_chain(2, 5, mean=mean, slope=1.5) for mean in (0.0, 0.4))
+  rows = 40000
+  labels, rng = jnp.zeros(rows, int), jax.random.key(0)
+  decoder = decoders.windows(old.target, 2, None, old.schedule)
+  state = jax.jit(decoder.start)(old.params, labels, _rows(rng, rows))
+  # Round 1 under the parameters of the old model, the rest under those of the new one: the second
+  # token is that of the new one.
+  state = jax.jit(decoder.round)(old.params, state)
+  for _ in range(2):
+    state = jax.jit(decoder.round)(new.params, state)
+  order = np.asarray(state.decoded.order)
+  second = np.asarray(state.decoded.tokens)[np.arange(rows), order[:, 1], 0]
+  kept = np.asarray(state.decoded.tests.accepted)[np.arange(rows), order[:, 1]].mean()
+  expected = np.asarray(sample(decoders.mar(new.target, None, new.schedule, last_noise=True),
+                               new.params, 7, labels).tokens)[:, 1, 0]
+  assert 0.1 < kept < 0.9
+  assert np.max(np.abs(np.searchsorted(np.sort(second), np.sort(expected)) -
+                       np.arange(rows))) / rows < 1.95 * np.sqrt(2 / rows)
+
+
+def _rows(key, count):
+  from cspd_jax.core.random import row_keys
+  return row_keys(key, count)
+
+
+def _wrong(name, monkeypatch):
+  """Installs a mutant."""
+  walk, compare, keep = chain_walk.walk, coupling.compare, joint_test.keep
+  if name == 'old kernels recorded':
+    def mutant(*args):
+      walked, old = walk(*args), args[6]
+      choose = lambda a, b: jnp.where(old.exist[:, None, None], a, b)
+      kernels = jax.tree.map(choose, old.kernels, walked.chains.kernels)
+      return walked._replace(chains=walked.chains._replace(kernels=kernels))
+    monkeypatch.setattr(chain_walk, 'walk', mutant)
+  elif name == 'noise of the new kernel':
+    monkeypatch.setattr(coupling, 'compare', lambda x, old, new, noise: compare(
+        x, Gaussian(new.mean, old.std), new, noise)._replace(
+            shift=compare(x, old, new, noise).shift))
+  elif name == 'every round has the same random numbers':
+    monkeypatch.setattr(chain_walk, 'walk', lambda *args: walk(*args[:7], 0 * args[7]))
+  elif name == 'one token too many':
+    monkeypatch.setattr(coupled_chains.jnp, 'cumprod', jnp.cumprod)
+    original = coupled_chains.chain_walk.walk
+    def mutant(*args):
+      walked = original(*args)
+      # A changed token counts as unchanged if an even number of kernels was kept.
+      even = jnp.sum(walked.kept, axis=1) % 2 == 0
+      return walked._replace(kept=walked.kept.at[:, -1].set(walked.kept[:, -1] | even))
+    monkeypatch.setattr(coupled_chains.chain_walk, 'walk', mutant)
+  elif name == 'a context with the token itself':
+    transform = context.true_contexts
+    monkeypatch.setattr(context, 'true_contexts', lambda *args: transform(
+        *args[:5], args[5] + 1, *args[6:]))
+  elif name == 'no residual after the joint test':
+    def mutant(compared, *args):
+      outcome = keep(compared, *args)
+      pick = jnp.minimum(outcome.length, compared.mean.shape[1] - 1)
+      at = lambda leaf: jax.vmap(lambda row, i: row[i])(leaf, pick)
+      return outcome._replace(x=at(compared.mean) + at(compared.base) * at(args[1]))
+    monkeypatch.setattr(joint_test, 'keep', mutant)
+
+
+@pytest.mark.parametrize('name', [
+    'old kernels recorded', 'noise of the new kernel', 'every round has the same random numbers',
+    'one token too many', 'a context with the token itself', 'no residual after the joint test'])
+def test_mutants_are_rejected(name, monkeypatch):
+  _wrong(name, monkeypatch)
+  model = chain(12)
+  decoded = sample(decoders.windows(model.target, 4, None, model.schedule), model.params, seed=6)
+  tokens = np.asarray(decoded.tokens)[..., 0]
+  assert not np.isfinite(tokens).all() or deviation(tokens) > LIMIT
+
+
+class TestMove:
+  """`coupling.move` on scalars and vectors; 1e5 draws detect a shift by 0.02 deviations."""
+
+  COUNT = 100000
+
+  def draw(self, seed, old, new, size):
+    keys = jax.random.split(jax.random.key(seed), 3)
+    shape = (self.COUNT, size)
+    wide = lambda kernel: Gaussian(*(jnp.broadcast_to(leaf, shape) for leaf in kernel))
+    old, new = wide(old), wide(new)
+    x = old.mean + old.std * jax.random.normal(keys[0], shape)
+    compared = coupling.compare(x, old, new, jax.random.normal(keys[1], shape))
+    moved = coupling.move(x, compared, -jax.random.exponential(keys[2], (self.COUNT,)))
+    return np.asarray(x), moved
+
+  @pytest.mark.parametrize('size', [1, 3])
+  @pytest.mark.parametrize('old,new', [
+      ((0.0, 1.0), (0.7, 1.0)), ((0.0, 0.0064), (0.003, 0.0064)), ((0.0, 1.0), (0.2, 1.6)),
+      ((1.0, 2.0), (-3.0, 0.5)), ((0.0, 1.0), (0.0, 1.0)), ((0.0, 1.0), (0.0, 1.05))])
+  def test_the_result_follows_the_new_gaussian(self, size, old, new):
+    x, moved = self.draw(1, old, new, size)
+    unit = (np.asarray(moved.x, np.float64) - new[0]) / new[1]
+    error = 1 / np.sqrt(self.COUNT)
+    assert np.abs(unit.mean(axis=0)).max() < 4.5 * error
+    assert np.abs(np.cov(unit.T).reshape(size, size) - np.eye(size)).max() < 4.5 * 1.5 * error
+    assert np.abs((unit**3).mean(axis=0)).max() < 4.5 * np.sqrt(15) * error
+    kept = np.asarray(moved.kept)
+    assert (np.asarray(moved.x)[kept] == x[kept]).all()
+
+  @pytest.mark.parametrize('gap', [0.05, 0.5, 2.0])
+  def test_as_many_as_possible_are_kept(self, gap):
+    """With equal deviations: the share is one minus the total variation."""
+    from scipy.special import erfc
+    _, moved = self.draw(2, (0.0, 1.0), (gap, 1.0), 1)
+    expected = erfc(gap / 2 / np.sqrt(2))
+    share = float(np.asarray(moved.kept).mean())
+    assert abs(share - expected) < 4.5 * np.sqrt(expected * (1 - expected) / self.COUNT)
+
+  def test_close_deviations_cost_little(self):
+    """Deviations of 16 numbers that differ by 1 %: at least 90 % are kept."""
+    _, moved = self.draw(3, (0.0, 1.0), (0.0, 1.01), 16)
+    assert np.asarray(moved.kept).mean() > 0.9
+
+
+def test_the_joint_test_leaves_a_draw_of_the_new_kernels():
+  """Three scalar kernels with means that depend on the state, against their own moments."""
+  count, kernels = 200000, 3
+  old_mean = lambda x: 0.9 * x
+  new_mean = lambda x: 0.9 * x + 0.25 - 0.1 * x
+  keys = jax.random.split(jax.random.key(0), 5)
+  normal = jax.random.normal(keys[0], (count, kernels))
+  first = jnp.ones(count)
+  states, means, news, x = [], [], [], first
+  for i in range(kernels):
+    means.append(old_mean(x))
+    news.append(new_mean(x))
+    x = old_mean(x) + normal[:, i]
+    states.append(x)
+  stack = lambda leaves: jnp.stack(leaves, axis=1)[..., None]
+  ones = jnp.ones((count, kernels, 1))
+  compared = coupling.compare(
+      stack(states), Gaussian(stack(means), ones), Gaussian(stack(news), ones), 0 * ones)
+  outcome = joint_test.keep(
+      compared, -jax.random.exponential(keys[1], (count, kernels)),
+      jax.random.normal(keys[2], (count, kernels, 1)), jax.random.uniform(keys[3], (count, kernels)))
+  fresh, path, x = jax.random.normal(keys[4], (count, kernels)), [], first
+  for i in range(kernels):
+    drawn = new_mean(x) + fresh[:, i]
+    x = jnp.where(i < outcome.length, states[i], jnp.where(
+        i == outcome.length, outcome.x[:, 0], drawn))
+    path.append(x)
+  unit = np.stack([path[0] - new_mean(first), path[1] - new_mean(path[0]),
+                   path[2] - new_mean(path[1])], axis=1)
+  error = 1 / np.sqrt(count)
+  assert np.abs(unit.mean(axis=0)).max() < 4.5 * error
+  assert np.abs(np.cov(unit.T) - np.eye(kernels)).max() < 4.5 * 1.5 * error
+  assert np.abs((unit**3).mean(axis=0)).max() < 4.5 * np.sqrt(15) * error
+  # More are kept than by one test per kernel.
+  each = np.exp(np.minimum(0, np.asarray(compared.log_ratio)).sum(axis=1)).mean()
+  assert np.mean(np.asarray(outcome.length) == kernels) > each + 0.01
+
+
+class TestResult:
+  """Counts and unhappy paths."""
+
+  def test_counts(self):
+    model = chain(6)
+    decoder = decoders.windows(model.target, 3, None, model.schedule)
+    decoded = jax.jit(decoder)(model.params, LABELS[:7], jax.random.key(0))
+    accepted = np.asarray(decoded.accepted)
+    assert (accepted @ np.arange(accepted.shape[1]) == SIZE).all()
+    assert (accepted.sum(axis=1) == decoded.rounds).all() and accepted[:, 4:].sum() == 0
+    calls = np.asarray(decoded.costs.head_calls)
+    assert ((calls > 0).sum(axis=1) == decoded.rounds).all()
+    kernels = decoded.kernels
+    assert (np.asarray(kernels.accepted) <= np.asarray(kernels.tested)).all()
+    assert np.asarray(decoded.tv_bound).max() == 0 and decoder.verifier.exact
+
+  def test_rows_do_not_depend_on_the_batch(self):
+    model = chain(6)
+    decoder = jax.jit(decoders.windows(model.target, 3, None, model.schedule))
+    keys = jax.random.split(jax.random.key(5), 5)
+    together = decoder(model.params, LABELS[:5], keys).tokens
+    alone = decoder(model.params, LABELS[2:3], keys[2:3]).tokens
+    np.testing.assert_allclose(together[2:3], alone, atol=2e-5)
+
+  @pytest.mark.parametrize('options,message', [
+      (dict(window=0), 'window is 0'), (dict(window=SIZE + 1), 'window is 7'),
+      (dict(kernels_per_call=0), 'kernels_per_call is 0'), (dict(rho=np.ones(3)), 'rho has shape'),
+      (dict(num_iter=9), 'num_iter is 9'), (dict(guidance='none'), 'guidance is')])
+  def test_options_out_of_range(self, options, message):
+    model = chain(6)
+    with pytest.raises(ValueError, match=message):
+      decoders.windows(model.target, schedule=model.schedule, **{'window': 2} | options)
+
+  def test_a_kernel_without_noise_is_refused(self):
+    model = chain(6)
+    silent = model.schedule.min_log_variance.copy()
+    silent[0] = -np.inf
+    with pytest.raises(ValueError, match='a kernel without noise'):
+      decoders.windows(model.target, 2, None, model.schedule._replace(min_log_variance=silent))
+
+
+def test_chains_that_do_not_exist_have_no_effect():
+  chains = Chains(jnp.full((1, 2, 3, 1), jnp.nan), Gaussian(*[jnp.ones((1, 2, 3, 1))] * 2),
+                  jnp.zeros((1, 2), bool))
+  assert not chain_walk.Chains is None and not bool(chains.exist.any())
