@@ -177,6 +177,8 @@ def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any],
   reasons = {name: f'it drafts with the {engine.needs(name)!r} part, which model {model.name!r} '
              'does not have' for name in names
              if engine.needs(name) not in (None, *model.drafts)}
+  target = model.target(guided=False)
+  reasons |= {name: reason for name in names if (reason := engine.unsupported(name, target))}
   if reasons and config.decoder is not None:
     name, reason = next(iter(reasons.items()))
     raise ValueError(f'decoder {name} cannot run: {reason}.')

@@ -11,10 +11,12 @@ command resumes when it is repeated, with the same result. The work folder store
 refuses another one.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -123,16 +125,23 @@ def override(recipe: Recipe, flags: Flags) -> Recipe:
   return smoke.smoke(recipe) if flags.smoke else recipe
 
 
+@contextlib.contextmanager
+def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Iterator[Any]:
+  """Holds `workdir` for a recipe, whose module it yields; errors as for `run`."""
+  module = _RECIPES[type(recipe)]
+  module.check(recipe, model)
+  with files.hold(workdir):
+    loop.remember(recipe, workdir)
+    yield module
+
+
 def sample(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> None:
   """Samples the images of a recipe that `workdir` does not hold yet.
 
   Raises:
     ValueError: if the drafter does not fit its model, or the folder holds another run.
   """
-  module = _RECIPES[type(recipe)]
-  module.check(recipe, model)
-  with files.hold(workdir):
-    loop.remember(recipe, workdir)
+  with _opened(recipe, model, workdir) as module:
     module.sample(recipe, model, workdir)
 
 
@@ -143,10 +152,7 @@ def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pa
   Raises:
     ValueError: if the drafter does not fit its model, or the folder holds another run.
   """
-  module = _RECIPES[type(recipe)]
-  module.check(recipe, model)
-  with files.hold(workdir):
-    loop.remember(recipe, workdir)
+  with _opened(recipe, model, workdir) as module:
     params, figures = module.train(recipe, model, workdir)
     store.save(output, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
                extra={'target': recipe.target})

@@ -58,6 +58,19 @@ class Cached(NamedTuple):
   score: Callable[[Params, Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
+class Sizes(NamedTuple):
+  """Bytes of a model's intermediate results, from which the memory of a decode is estimated.
+
+  Attributes:
+    per_pass: of a pass of the transformer, per image and stream: of `Target.transform`, or of
+      `Cached.score` per token.
+    per_state: of the modulation of one state of the head, as `Modulation.make` returns it.
+  """
+
+  per_pass: float = 0.0
+  per_state: float = 0.0
+
+
 class Target(NamedTuple):
   """A model of continuous tokens with a diffusion head, as pure functions.
 
@@ -87,6 +100,8 @@ class Target(NamedTuple):
     cached: the causal transformer; None for a masked model.
     make_schedule: `num_levels -> Schedule`, the levels of the head.
     num_levels: the default number of levels.
+    sizes: of intermediate results; zeros if they are not available, which makes estimates of memory
+      lower bounds.
   """
 
   transform: Callable[[Params, Condition, jax.Array, jax.Array], jax.Array] | None
@@ -99,6 +114,7 @@ class Target(NamedTuple):
   cached: Cached | None = None
   make_schedule: Callable[[int], Schedule] = schedule_lib.make
   num_levels: int = schedule_lib.DEFAULT_LEVELS
+  sizes: Sizes = Sizes()
 
   def as_schedule(self, schedule: Schedule | int | None) -> Schedule:
     """Returns a schedule unchanged, or makes one from a number of levels, or from the default.
@@ -216,11 +232,13 @@ class Context(NamedTuple):
       transformer's output for the tokens of the round, from the image with the drafts in it;
       `missing` is `Draft.missing`.
     passes: `span -> [B]`: passes of the transformer per row; they run in parallel.
+    sizes: `W -> ` how often `Sizes.per_pass` is in memory at once, per image and stream.
   """
 
   name: str
   transform: Callable[[Env, Span, jax.Array, jax.Array | None, Any], tuple[jax.Array, Any]]
   passes: Callable[[Span], jax.Array]
+  sizes: Callable[[int], int] = lambda width: 1
 
 
 class Verifier(NamedTuple):
@@ -242,6 +260,7 @@ class Verifier(NamedTuple):
     exact: whether the tokens follow the decoder's `distribution`.
     exact_where: the models for which they do if not for all; '' otherwise.
     bounded: whether the error of every token is bounded.
+    head_states: `W -> ` the most states per image in one call of a head; by default one per token.
   """
 
   verify: Callable[[Env, Span, Draft | None, jax.Array], Verdict]
@@ -256,6 +275,7 @@ class Verifier(NamedTuple):
   exact: bool = False
   exact_where: str = ''
   bounded: bool = False
+  head_states: Callable[[int], int] = lambda width: width
 
 
 class Stage(NamedTuple):

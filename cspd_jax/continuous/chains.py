@@ -22,7 +22,7 @@ References: the reflection coupling of denoising kernels is in De Bortoli et al.
 Diffusion Models via Speculative Sampling, 2025 (arXiv:2501.05370), for drafts of a single chain.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,17 +32,21 @@ from cspd_jax.continuous import (
   coupling,
   head as head_lib,
   head_drafter,
+  joint_test,
   noise as noise_lib,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.base import Params, Target
-from cspd_jax.continuous.coupling import Gaussian
+from cspd_jax.continuous.coupling import Gaussian, Moved
 from cspd_jax.continuous.head_drafter import Frozen
+from cspd_jax.continuous.joint_test import Outcome
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import TokenBatch
 
 # Drafts of a chain per call of the head, as a multiple of the average.
 DRAFTS = 4
+# Share of the kernels, the last ones, that are tested jointly.
+JOINT = 0.4
 
 
 class Chains(NamedTuple):
@@ -62,6 +66,26 @@ class Chains(NamedTuple):
   def tokens(self) -> jax.Array:
     """The tokens `[..., C]`."""
     return self.states[..., -1, :]
+
+
+class Memory(NamedTuple):
+  """What a round leaves to the next one.
+
+  Attributes:
+    chains: `[B, W]` the chains of the round, by rank.
+    committed: `[B]` how many of them, the first ones, the round has committed.
+  """
+
+  chains: Chains
+  committed: jax.Array
+
+  def left(self) -> Chains:
+    """Returns the chains `[B, W]` from the first that is not committed; the last do not exist."""
+    width = self.chains.exist.shape[1]
+    index = self.committed[:, None] + jnp.arange(width)
+    moved = jax.tree.map(lambda leaf: jax.vmap(lambda row, i: row[i])(
+        leaf, jnp.minimum(index, width - 1)), self.chains)
+    return moved._replace(exist=moved.exist & (index < width))
 
 
 class Walked(NamedTuple):
@@ -84,7 +108,7 @@ class Noise(NamedTuple):
   """The random numbers of new chains, by kernel.
 
   Attributes:
-    fresh: `[N, K, C]` of the states of tokens without an old chain.
+    fresh: `[N, K, C]` of states that are not moved from an old chain.
     split: `[N, K, C]` and
     log_uniform: `[N, K]` of the moves from old chains; see `coupling.move`.
     draft_split: `[N, K, C]` and
@@ -107,6 +131,7 @@ class Drafts(NamedTuple):
     next: `[N, L, C]` the state after it.
     predicted: the kernel that `next` was drawn from, `[N, L, C]`.
     kept: whether `next` is the state of the old chain.
+    joint: see `Position`.
   """
 
   index: jax.Array
@@ -114,26 +139,38 @@ class Drafts(NamedTuple):
   next: jax.Array
   predicted: Gaussian
   kept: jax.Array
+  joint: jax.Array
 
 
 class Position(NamedTuple):
-  """How far chains are: `x` `[N, C]` before kernel `index` `[N]`, parted from the old chain."""
+  """How far chains are that have parted from the old ones.
+
+  Attributes:
+    index: `[N]` number of the next kernel; `K` for complete chains.
+    x: `[N, C]` the state before it.
+    joint: `[N]` whether the chain has parted by the joint test, after which it is independent of
+      the old one; or whether all states were kept by that test.
+  """
 
   index: jax.Array
   x: jax.Array
+  joint: jax.Array
 
 
 class State(NamedTuple):
   """The state of the loop over head calls.
 
   Attributes:
-    position: the next kernel that is not known; `K` for complete chains.
+    position: how far the chains are.
     frozen: the head's last answer, for tokens without an old chain.
-    walked: the new chains so far.
+    written: `[N, K]` the kernels before which the chains had parted; the others follow from
+      `Answers`.
+    walked: the new chains so far, at the kernels `written`.
   """
 
   position: Position
   frozen: Frozen
+  written: jax.Array
   walked: Walked
 
 
@@ -142,13 +179,15 @@ class Answers(NamedTuple):
 
   Attributes:
     frozen: `[N, K, C]` the answers, inputs of the drafter.
-    next: `[N, K, C]` the new state after the kernel.
+    moved: `[N, K, C]` the new state after the kernel.
     parting: `[N, K + 1]` number of the first kernel from here on at which the chains part, or `K`.
+    outcome: of the joint test of the last kernels.
   """
 
   frozen: Frozen
-  next: jax.Array
+  moved: Moved
   parting: jax.Array
+  outcome: Outcome
 
 
 def empty(schedule: Schedule, token_dim: int, *shape: int) -> Chains:
@@ -167,12 +206,12 @@ def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax
     trial: `[N]` a number that differs between the rounds of a row.
   """
   levels = schedule.num_levels
-  normal = lambda purpose, trial=0: noise_lib.chain_normal(
+  normal = lambda purpose: noise_lib.chain_normal(
       batch.keys, purpose, levels, token_dim, trial)
   uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
   # Where all deviations are those of the schedule, old and new ones are equal.
   learned = np.any(schedule.min_log_variance != schedule.max_log_variance)
-  split = lambda purpose: normal(purpose, trial) if learned else jnp.zeros((1, levels, token_dim))
+  split = lambda purpose: normal(purpose) if learned else jnp.zeros((1, levels, token_dim))
   return Noise(normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
                split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
 
@@ -191,11 +230,10 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     old: the old chains `[N]`.
     trial: see `draw_noise`.
   """
+  levels = schedule.num_levels
   batch = head_lib.modulated(target, schedule, params, batch)
   noise = draw_noise(schedule, batch, target.token_dim, trial)
-  first = head_lib.start(batch, target)
-  state, answers = _follow(target, schedule, params, batch, old, noise, first)
-
+  state, answers = _follow(target, schedule, params, batch, old, noise)
   # Long chains use the share of those that are complete.
   per_call = batch.active.shape[0] * kernels_per_call
 
@@ -203,7 +241,7 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     drafts, after = _draft(schedule, rho, DRAFTS * kernels_per_call, batch, old, noise, answers,
                            state)
     num, length = drafts.index.shape
-    real = drafts.index < schedule.num_levels
+    real = drafts.index < levels
     # The first drafts of every chain, then the second ones, as many as there is space for.
     chosen = jnp.nonzero(real.T.reshape(-1), size=per_call, fill_value=num * length)[0]
     token, number = chosen % num, jnp.minimum(chosen // num, length - 1)
@@ -217,9 +255,9 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     return _verify(schedule, target, noise, state, drafts, called, after,
                    jax.tree.map(unpack, kernel))
 
-  levels = schedule.num_levels
-  return jax.lax.while_loop(
-      lambda state: jnp.any(state.position.index < levels), one_call, state).walked
+  state = jax.lax.while_loop(
+      lambda state: jnp.any(state.position.index < levels), one_call, state)
+  return _completed(old, answers, state)
 
 
 def _level(schedule: Schedule, index: jax.Array) -> jax.Array:
@@ -227,38 +265,73 @@ def _level(schedule: Schedule, index: jax.Array) -> jax.Array:
   return jnp.maximum(schedule.num_levels - 1 - index, 0)
 
 
+def _joint(levels: int) -> int:
+  """Returns how many kernels are tested jointly."""
+  return max(1, round(JOINT * levels))
+
+
 def _follow(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, old: Chains,
-            noise: Noise, first: jax.Array) -> tuple[State, Answers]:
+            noise: Noise) -> tuple[State, Answers]:
   """Calls the head at all old states and follows the old chains until they part."""
   num, levels = batch.active.shape[0], schedule.num_levels
+  first = head_lib.start(batch, target)
   before = jnp.concatenate([first[:, None], old.states[:, :-1]], axis=1)
   level = jnp.broadcast_to(levels - 1 - jnp.arange(levels), (num, levels))
   kernel = head_lib.kernel(target, schedule, params, batch, before, level)
   new = Gaussian(kernel.mean, kernel.std)
-  moved = coupling.move(old.states, old.kernels, new, noise.split, noise.log_uniform)
-  kept = moved.kept & old.exist[:, None]
-  index = jnp.where(kept, levels, jnp.arange(levels))
+  compared = coupling.compare(old.states, old.kernels, new, noise.split)
+  moved = coupling.move(old.states, compared, noise.log_uniform)
+  moved = moved._replace(kept=moved.kept & old.exist[:, None])
+  index = jnp.where(moved.kept, levels, jnp.arange(levels))
   parting = jnp.pad(jax.lax.cummin(index, axis=1, reverse=True), ((0, 0), (0, 1)),
                     constant_values=levels)
-  answers = Answers(
-      Frozen(kernel.eps, schedule_lib.predict_x0(schedule, level, before, kernel.eps), kernel.v),
-      moved.x, parting)
-  position = _jump(answers, jnp.zeros(num, jnp.int32))
-  position = Position(jnp.where(old.exist, position.index, 0),
-                      jnp.where(old.exist[:, None], position.x, first))
+  last = lambda leaf: leaf[:, levels - _joint(levels):]
+  outcome = joint_test.keep(
+      jax.tree.map(last, compared), last(noise.log_uniform), last(noise.fresh),
+      jnp.exp(last(noise.draft_log_uniform)))
+  x0 = schedule_lib.predict_x0(schedule, level, before, kernel.eps)
+  answers = Answers(Frozen(kernel.eps, x0, kernel.v), moved, parting, outcome)
+  start = Position(jnp.zeros(num, jnp.int32), first, jnp.zeros(num, bool))
+  position = _where(old.exist, _jump(answers, start.index), start)
   position = position._replace(index=jnp.where(batch.active, position.index, levels))
   called = (batch.active & old.exist).astype(jnp.int32)
-  return State(position, head_drafter.frozen_start(first), Walked(
-      Chains(moved.x, new, batch.active), kept, called, called * target.num_streams * levels)
-  ), answers
+  nothing = jnp.zeros((num, levels), bool)
+  return State(position, head_drafter.frozen_start(first), nothing, Walked(
+      Chains(jnp.zeros_like(old.states), new, batch.active), nothing, called,
+      called * target.num_streams * levels)), answers
 
 
 def _jump(answers: Answers, index: jax.Array) -> Position:
   """Follows chains that agree before kernel `index` `[N]` until after they have parted."""
-  levels = answers.next.shape[1]
+  levels = answers.moved.x.shape[1]
+  begin = levels - _joint(levels)
   parting = jnp.take_along_axis(answers.parting, index[:, None], axis=1)[:, 0]
-  x = _at(answers.next, jnp.minimum(parting, levels - 1))
-  return Position(jnp.minimum(parting + 1, levels), x)
+  x = _at(answers.moved.x, jnp.minimum(parting, levels - 1))
+  each = Position(jnp.minimum(parting + 1, levels), x, jnp.zeros(index.shape, bool))
+  together = Position(jnp.minimum(begin + answers.outcome.length + 1, levels), answers.outcome.x,
+                      jnp.ones(index.shape, bool))
+  return _where((index <= begin) & (parting >= begin), together, each)
+
+
+def _completed(old: Chains, answers: Answers, state: State) -> Walked:
+  """Adds the states before which the chains agree."""
+  walked, levels = state.walked, state.written.shape[1]
+  number = jnp.arange(levels)
+  begin = levels - _joint(levels)
+  in_joint = state.position.joint[:, None] & (number >= begin)
+  kept = number < begin + answers.outcome.length[:, None]
+  states = jnp.where(kept[..., None], old.states, answers.outcome.x[:, None])
+  states = jnp.where(in_joint[..., None], states, answers.moved.x)
+  kept = jnp.where(in_joint, kept, answers.moved.kept)
+  states = jnp.where(state.written[..., None], walked.chains.states, states)
+  return walked._replace(chains=walked.chains._replace(states=states),
+                         kept=jnp.where(state.written, walked.kept, kept))
+
+
+def _where(condition: jax.Array, a: Any, b: Any) -> Any:
+  """Selects between two trees of leaves `[N, ...]` by `condition` `[N]`."""
+  return jax.tree.map(lambda a, b: jnp.where(
+      condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b), a, b)
 
 
 def _at(leaf: jax.Array, index: jax.Array) -> jax.Array:
@@ -270,26 +343,24 @@ def _at(leaf: jax.Array, index: jax.Array) -> jax.Array:
 def _draft(schedule: Schedule, rho: np.ndarray, length: int, batch: TokenBatch, old: Chains,
            noise: Noise, answers: Answers, state: State) -> tuple[Drafts, Position]:
   """Drafts `length` transitions of parted chains; returns them and what follows the last one."""
-  levels, exist = schedule.num_levels, old.exist[:, None]
+  levels = schedule.num_levels
 
   def step(position, _):
-    index, x = position
-    here = jnp.minimum(index, levels - 1)
-    at = lambda tree: jax.tree.map(lambda leaf: _at(leaf, here), tree)
-    where = lambda a, b: jax.tree.map(lambda a, b: jnp.where(exist, a, b), a, b)
+    index, x, joint = position
+    at = lambda tree: jax.tree.map(lambda leaf: _at(leaf, jnp.minimum(index, levels - 1)), tree)
     mean, std = head_drafter.draft_kernel(
-        schedule, rho, where(at(answers.frozen), state.frozen), x, _level(schedule, index))
+        schedule, rho, _where(old.exist, at(answers.frozen), state.frozen), x,
+        _level(schedule, index))
     predicted = Gaussian(mean, batch.temperature[:, None] * std)
     # Without an old chain the state is a draw from the predicted kernel, which `move` keeps.
     plain = predicted.mean + predicted.std * at(noise.fresh)
-    source, kernel = where(at((old.states, old.kernels)), (plain, predicted))
-    moved = coupling.move(source, kernel, predicted, at(noise.split), at(noise.log_uniform))
-    kept = moved.kept & old.exist
-    jumped = _jump(answers, jnp.minimum(index + 1, levels))
-    after = Position(
-        jnp.where(kept, jumped.index, jnp.minimum(index + 1, levels)),
-        jnp.where(kept[:, None], jumped.x, moved.x))
-    return after, Drafts(index, x, moved.x, predicted, kept)
+    coupled = old.exist & ~joint
+    source, kernel = _where(coupled, at((old.states, old.kernels)), (plain, predicted))
+    compared = coupling.compare(source, kernel, predicted, at(noise.split))
+    moved = coupling.move(source, compared, at(noise.log_uniform))
+    kept, following = moved.kept & coupled, jnp.minimum(index + 1, levels)
+    after = _where(kept, _jump(answers, following), Position(following, moved.x, joint))
+    return after, Drafts(index, x, moved.x, predicted, kept, joint)
 
   after, drafts = jax.lax.scan(step, state.position, length=length)
   return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), drafts), after
@@ -315,25 +386,22 @@ def _verify(schedule: Schedule, target: Target, noise: Noise, state: State, draf
       jnp.broadcast_to(leaf, (here.shape[0], *leaf.shape[1:])),
       here.reshape(*here.shape, *(1,) * (leaf.ndim - 2)), axis=1)
   true = Gaussian(kernel.mean, kernel.std)
-  moved = coupling.move(
-      drafts.next, drafts.predicted, true, at(noise.draft_split), at(noise.draft_log_uniform))
+  compared = coupling.compare(drafts.next, drafts.predicted, true, at(noise.draft_split))
+  moved = coupling.move(drafts.next, compared, at(noise.draft_log_uniform))
   accepted = coupling.accepted_length(moved.kept & called)
   num_called = jnp.sum(called, axis=1, dtype=jnp.int32)
-  failed = accepted < num_called
-  last = jnp.minimum(accepted, length - 1)
-  pick = lambda leaf: _at(leaf, last)
+  pick = lambda leaf: _at(leaf, jnp.minimum(accepted, length - 1))
   # The chain continues after the transition that failed, or at the first draft without a call.
-  position = jax.tree.map(
-      lambda a, b, c: jnp.where(_like(failed, a), a, jnp.where(_like(accepted < length, a), b, c)),
-      Position(pick(drafts.index) + 1, pick(moved.x)),
-      Position(pick(drafts.index), pick(drafts.x)), after)
+  waiting = Position(pick(drafts.index), pick(drafts.x), pick(drafts.joint))
+  failed = Position(waiting.index + 1, pick(moved.x), waiting.joint)
+  position = _where(accepted < num_called, failed, _where(accepted < length, waiting, after))
 
   # Transitions beyond the first that failed write out of range, which drops them.
   decided = called & (jnp.arange(length) <= accepted[:, None])
   index = jnp.where(decided, drafts.index, levels)
   row = jnp.arange(index.shape[0])[:, None]
   write = lambda leaf, new: leaf.at[row, index].set(new, mode='drop')
-  walked, active = state.walked, state.position.index < levels
+  walked = state.walked
   chains = walked.chains._replace(
       states=write(walked.chains.states, moved.x),
       kernels=jax.tree.map(write, walked.chains.kernels, true))
@@ -342,23 +410,9 @@ def _verify(schedule: Schedule, target: Target, noise: Noise, state: State, draf
   answer = jax.tree.map(lambda leaf: _at(leaf, final), kernel)
   x0 = schedule_lib.predict_x0(
       schedule, _level(schedule, _at(drafts.index, final)), _at(drafts.x, final), answer.eps)
-  frozen = jax.tree.map(
-      lambda new, old: jnp.where(active[:, None], new, old),
-      Frozen(answer.eps, x0, answer.v), state.frozen)
-  return State(position, frozen, Walked(
-      chains, write(walked.kept, drafts.kept & moved.kept), walked.calls + active,
-      walked.rows + target.num_streams * num_called))
-
-
-def _like(condition: jax.Array, leaf: jax.Array) -> jax.Array:
-  """Adds axes to `condition` `[N]` so that it broadcasts against `leaf` `[N, ...]`."""
-  return condition.reshape(-1, *(1,) * (leaf.ndim - 1))
-
-
-def shift(chains: Chains, length: jax.Array) -> Chains:
-  """Drops the first `length` `[B]` chains of every row `[B, W]`; the last ones do not exist."""
-  width = chains.exist.shape[1]
-  index = length[:, None] + jnp.arange(width)
-  moved = jax.tree.map(lambda leaf: jax.vmap(lambda row, i: row[i])(
-      leaf, jnp.minimum(index, width - 1)), chains)
-  return moved._replace(exist=moved.exist & (index < width))
+  active = state.position.index < levels
+  return State(
+      position, _where(active, Frozen(answer.eps, x0, answer.v), state.frozen),
+      write(state.written, True), Walked(
+          chains, write(walked.kept, drafts.kept & moved.kept), walked.calls + active,
+          walked.rows + target.num_streams * num_called))

@@ -78,7 +78,8 @@ def true_window(window: int) -> Context:
                       span.begin[:, :window], span.positions, missing)
     return z, cache
 
-  return Context('true', transform, lambda span: jnp.minimum(span.size, window))
+  return Context('true', transform, lambda span: jnp.minimum(span.size, window),
+                 lambda width: min(width, window))
 
 
 def _block(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
@@ -109,8 +110,8 @@ def _one(span: Span) -> jax.Array:
 
 
 # Every token sees all tokens of earlier steps, drafts included; one pass of the target per token.
-TRUE = Context('true', _true, lambda span: span.size)
+TRUE = Context('true', _true, lambda span: span.size, lambda width: width)
 # All tokens see those committed before the round; one pass of the target.
 BLOCK = Context('block', _block, _one)
 # Every token of a causal model sees all tokens before it, drafts included; one pass of the target.
-CACHED = Context('cached', _cached, _one)
+CACHED = Context('cached', _cached, _one, lambda width: width)

@@ -96,6 +96,32 @@ def accept_proposal(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) ->
   return jnp.exp(log_uniform) < jnp.maximum(np.float32(1 - eta), -jnp.expm1(-log_ratio))
 
 
+class Compared(NamedTuple):
+  """Draws from Gaussians, as draws from two Gaussians of one deviation; see `compare`.
+
+  Attributes:
+    mean: `[..., C]` mean of the new Gaussian.
+    base: `[..., C]` deviation of both.
+    coupled: `[..., C]` standard normal noise of the draw, `x = old mean + base coupled`.
+    shift: `[..., C]` from the new mean to the old one, in units of `base`.
+  """
+
+  mean: jax.Array
+  base: jax.Array
+  coupled: jax.Array
+  shift: jax.Array
+
+  @property
+  def square(self) -> jax.Array:
+    """The squared length `[...]` of `shift`."""
+    return jnp.sum(self.shift * self.shift, axis=-1)
+
+  @property
+  def log_ratio(self) -> jax.Array:
+    """The logarithm `[...]` of the new over the old density at the draw."""
+    return -(jnp.sum(self.shift * self.coupled, axis=-1) + 0.5 * self.square)
+
+
 class Moved(NamedTuple):
   """States that were moved from one Gaussian to another; see `move`.
 
@@ -108,27 +134,20 @@ class Moved(NamedTuple):
   kept: jax.Array
 
 
-def move(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array, log_uniform: jax.Array
-         ) -> Moved:
-  """Turns a draw `x` from a diagonal Gaussian into a draw from another, the same if possible.
+def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array) -> Compared:
+  """Splits the noise of a draw and of two Gaussians such that both have one deviation.
 
-  If `x` follows `old` given everything that `new` depends on, the result follows `new`. For equal
-  deviations this is the maximal coupling by reflection: a state is kept with probability
-  `1 - TV(old, new)`, and a state that is not kept is the mirror image of `x`, so that it stays
-  close. For unequal ones the noise is split by `noise` in a part of a common deviation, which is
-  coupled by reflection, and the rest, which both share. The rest then shifts the two Gaussians
-  against each other, the more the closer the common deviation is to the smaller of the two; it is
-  chosen such that the expected squared shift is smallest.
-
-  Reference: Bou-Rabee, Eberle & Zimmer, Coupling and convergence for Hamiltonian Monte Carlo, 2020
-  (arXiv:1805.00452), section 2.3, for the maximal coupling by reflection.
+  With unequal deviations, the noise of either Gaussian is the sum of a part of a common deviation
+  and of the rest, which both share. The rest shifts the two Gaussians against each other, the more
+  the closer the common deviation is to the smaller of the two; it is chosen such that the expected
+  squared shift is smallest. Given the rest, which is independent of the other part, the draw is one
+  from the first of two Gaussians of the common deviation.
 
   Args:
-    x: `[..., C]` the draw from `old`.
+    x: `[..., C]` a draw from `old`.
     old: the Gaussian that `x` was drawn from.
-    new: the Gaussian to draw from.
+    new: the other Gaussian.
     noise: `[..., C]` independent standard normal numbers; not used where deviations are equal.
-    log_uniform: `[...]` logarithm of an independent uniform number.
   """
   base = jnp.minimum(old.std, new.std)
   gap = jnp.sum(jnp.square((old.mean - new.mean) / base), axis=-1, keepdims=True)
@@ -145,13 +164,31 @@ def move(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array, log_unifo
   # `unit = share coupled + rest shared`.
   coupled, shared = share * unit + rest * noise, rest * unit - share * noise
   scale = lambda std: jnp.sqrt(jnp.maximum(std * std - base * base, 0))
-  mean = new.mean + scale(new.std) * shared
   shift = (old.mean - new.mean + (scale(old.std) - scale(new.std)) * shared) / base
-  inner = jnp.sum(shift * coupled, axis=-1)
-  square = jnp.sum(shift * shift, axis=-1)
-  kept = log_uniform < -(inner + 0.5 * square)
-  factor = 2 * inner / jnp.maximum(square, jnp.finfo(square.dtype).tiny)
-  mirrored = mean + base * (coupled - factor[..., None] * shift)
+  return Compared(new.mean + scale(new.std) * shared, base, coupled, shift)
+
+
+def move(x: jax.Array, compared: Compared, log_uniform: jax.Array) -> Moved:
+  """Turns a draw `x` from a diagonal Gaussian into a draw from another, the same if possible.
+
+  If `x` follows the old Gaussian given everything that the new one depends on, the result follows
+  the new one. For equal deviations this is the maximal coupling by reflection: a state is kept with
+  probability `1 - TV(old, new)`, and a state that is not kept is the mirror image of `x`, so that it
+  stays close.
+
+  Reference: Bou-Rabee, Eberle & Zimmer, Coupling and convergence for Hamiltonian Monte Carlo, 2020
+  (arXiv:1805.00452), section 2.3, for the maximal coupling by reflection.
+
+  Args:
+    x: `[..., C]` the draw.
+    compared: the draw and both Gaussians; see `compare`.
+    log_uniform: `[...]` logarithm of an independent uniform number.
+  """
+  kept = log_uniform < compared.log_ratio
+  inner = jnp.sum(compared.shift * compared.coupled, axis=-1)
+  factor = 2 * inner / jnp.maximum(compared.square, jnp.finfo(inner.dtype).tiny)
+  mirrored = compared.mean + compared.base * (
+      compared.coupled - factor[..., None] * compared.shift)
   return Moved(jnp.where(kept[..., None], x, mirrored), kept)
 
 

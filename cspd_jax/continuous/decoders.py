@@ -161,7 +161,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
       target, schedule, verifier, (size,), drafter=drafters.old_chains(),
       context=context, width=width, guidance=guidance,
       guidance_of_last=False, steps=steps,
-      distribution=describe_steps(num_iter or size, last_noise=True))
+      distribution=describe_steps(num_iter or size, True, target.cached is not None))
 
 
 def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_LENGTH,
@@ -216,9 +216,10 @@ def path_decoder(target: Target, draft: Target, draft_length: int, schedule: Sch
       distribution=describe_steps(size, last_noise=True))
 
 
-def describe_steps(num_iter: int, last_noise: bool) -> str:
-  """Returns the distribution of `mar` in words."""
-  return f'masked generation in {num_iter} steps' + _last_kernel(last_noise)
+def describe_steps(num_iter: int, last_noise: bool, causal: bool = False) -> str:
+  """Returns the distribution of `mar` in words, for a masked or a causal model."""
+  steps = 'token by token' if causal else f'in {num_iter} steps'
+  return f'{"causal" if causal else "masked"} generation {steps}' + _last_kernel(last_noise)
 
 
 def describe_blocks(block_length: int, first: int, last_noise: bool) -> str:
@@ -238,4 +239,5 @@ def _mar_steps(target: Target, num_iter: int | None, schedule: Schedule, sampler
   masked = schedule_lib.mask_lengths(target.num_tokens, num_iter)
   return make_decoder(
       target, schedule, no_drafts(sampler), [target.num_tokens - length for length in masked],
-      guidance=guidance, distribution=describe_steps(num_iter, last_noise))
+      guidance=guidance,
+      distribution=describe_steps(num_iter, last_noise, target.cached is not None))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import contract, head as head_lib
 from cspd_jax.continuous.base import Draft, Drafter, Env, Target
-from cspd_jax.continuous.chains import Chains
+from cspd_jax.continuous.chains import Memory
 from cspd_jax.continuous.span import Span
 
 
@@ -25,22 +25,23 @@ def model(draft: Target, aligned: bool = True, guided_as_verified: bool = False)
 
 
 def old_chains() -> Drafter:
-  """Returns a drafter whose drafts are the tokens of the verifier's `chains.Chains`.
+  """Returns a drafter whose drafts are the tokens of the verifier's `chains.Memory`.
 
   They are those that the last round has drawn and not committed. Tokens of the window without a
   draft are missing; a causal model reads the last draft in their place.
   """
-  def propose(env: Env, span: Span, tokens: jax.Array, memory: Chains) -> Draft:
+  def propose(env: Env, span: Span, tokens: jax.Array, memory: Memory) -> Draft:
     del env
+    old = memory.left()
     row, size = jnp.arange(tokens.shape[0])[:, None], tokens.shape[1]
     inside = span.in_round
-    number = jnp.sum(memory.exist & inside, axis=1)[:, None]
-    last = jnp.take_along_axis(memory.tokens, jnp.maximum(number - 1, 0)[..., None], axis=1)
-    drafts = jnp.where(memory.exist[..., None], memory.tokens, last)
+    number = jnp.sum(old.exist & inside, axis=1)[:, None]
+    last = jnp.take_along_axis(old.tokens, jnp.maximum(number - 1, 0)[..., None], axis=1)
+    drafts = jnp.where(old.exist[..., None], old.tokens, last)
     positions = jnp.where(inside, span.positions, size)
     missing = jnp.zeros(tokens.shape[:2], bool).at[row, positions].set(
-        ~memory.exist, mode='drop')
-    return Draft(tokens.at[row, positions].set(drafts, mode='drop'), memory, missing)
+        ~old.exist, mode='drop')
+    return Draft(tokens.at[row, positions].set(drafts, mode='drop'), old, missing)
 
   return Drafter(propose, None)
 

@@ -17,7 +17,7 @@ from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import TokenBatch
 
 # A larger modulation is computed at every call instead of being stored.
-_MODULATION_BYTES = 2**30
+MODULATION_BYTES = 2**30
 
 
 def pick(z: jax.Array, positions: jax.Array) -> jax.Array:
@@ -34,7 +34,7 @@ def modulated(target: Target, schedule: Schedule, params: Params, batch: TokenBa
       params, jnp.asarray(schedule.steps), batch.z.reshape(-1, batch.z.shape[-1]))
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize
              for leaf in jax.tree.leaves(jax.eval_shape(make)))
-  if size > _MODULATION_BYTES:
+  if size > MODULATION_BYTES:
     return batch
   return batch._replace(modulation=jax.tree.map(
       lambda leaf: leaf.reshape(*batch.z.shape[:2], *leaf.shape[1:]), make()))
@@ -69,11 +69,13 @@ class HeadSampler(NamedTuple):
     sample: `(params, batch) -> Sampled`.
     levels: `M`, levels whose tests are counted; 0 if none are.
     guarantee: how close the tokens are to the target's distribution, in words.
+    states: the most states of a token in one call of the head.
   """
 
   sample: Callable[[Params, TokenBatch], Sampled]
   levels: int
   guarantee: str
+  states: int = 1
 
 
 class Kernel(NamedTuple):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import (
   contract,
+  footprint,
   head as head_lib,
   noise as noise_lib,
   result as result_lib,
@@ -178,6 +179,10 @@ class Decoder:
   def finish(self, state: State) -> Decoded:
     """Returns the result so far."""
     return state.decoded
+
+  def intermediate(self, num_rows: int) -> float:
+    """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
+    return footprint.largest(self.target, self.stages, self.schedule.num_levels, num_rows)
 
   def _round(self, stage: Stage, params, state: State, sampling, draft_params) -> State:
     verifier, drafter, decoded = stage.verifier, stage.drafter, state.decoded

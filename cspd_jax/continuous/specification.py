@@ -41,10 +41,13 @@ class DecoderEntry(NamedTuple):
   Attributes:
     build: `(target, ...) -> Decoder`.
     summary: one line for tables.
+    causal: whether it decodes causal models too. A decoder with a draft model or with steps of
+      several tokens decodes masked ones only.
   """
 
   build: Callable[..., Decoder]
   summary: str
+  causal: bool = False
 
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
@@ -57,10 +60,11 @@ class DecoderEntry(NamedTuple):
 
 
 DECODERS: dict[str, DecoderEntry] = {entry.build.__name__: entry for entry in (
-    DecoderEntry(mar, "MAR's own sampler, the baseline"),
+    DecoderEntry(mar, "MAR's own sampler, the baseline", causal=True),
     DecoderEntry(parallel, 'the target alone with the passes of cspd_released'),
-    DecoderEntry(exact_head, 'mar with speculation inside the diffusion head'),
-    DecoderEntry(windows, 'windows of tokens whose denoising chains are kept between rounds'),
+    DecoderEntry(exact_head, 'mar with speculation inside the diffusion head', causal=True),
+    DecoderEntry(windows, 'windows of tokens whose denoising chains are kept between rounds',
+                 causal=True),
     DecoderEntry(exact_path, 'drafts by a smaller model and the path test'),
     DecoderEntry(cspd_paper, 'Algorithm 1 of CSpD as printed'),
     DecoderEntry(cspd_released, "the control flow of CSpD's published code"),
@@ -123,6 +127,13 @@ def parameters(spec: str | Spec) -> dict[str, inspect.Parameter]:
 def needs(spec: str | Spec) -> str | None:
   """Returns 'model' if the decoder of a specification has a draft model, else None."""
   return 'model' if DECODERS[_part(spec).name].accepts('draft') else None
+
+
+def unsupported(spec: str | Spec, target: Target) -> str | None:
+  """Returns why the decoder of a specification cannot decode a model, or None if it can."""
+  if target.cached is None or DECODERS[_part(spec).name].causal:
+    return None
+  return 'it decodes masked models only, and this one is causal'
 
 
 def guarantee(decoder: Decoder) -> str:

@@ -140,7 +140,7 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int = DEFA
 
   guarantee = (f'{coupling.guarantee(eta, max_trials)}: the same distribution, fewer head calls in '
                'sequence')
-  return HeadSampler(sample, levels, guarantee)
+  return HeadSampler(sample, levels, guarantee, kernels_per_call)
 
 
 def check(schedule: Schedule, kernels_per_call: int, rho: np.ndarray | None) -> np.ndarray:

@@ -292,6 +292,8 @@ class Drafter(NamedTuple):
     update: `(env, state, rng, outcome) -> (rng, state)`: the state after a round.
     check: `target -> None`; raises ValueError if the target does not fit.
     reuses_drafts: whether drafts of one round can return in the next.
+    num_arrays: arrays of probabilities of all drafts that `propose` and `update` hold at once,
+      without those they record; for estimates of memory.
   """
 
   layout: Layout
@@ -300,6 +302,7 @@ class Drafter(NamedTuple):
   update: Update
   check: Callable[[Target], None] = lambda target: None
   reuses_drafts: bool = False
+  num_arrays: int = 0
 
   @property
   def tree(self) -> Tree | Budget:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.tracing import usual_promotion
@@ -25,6 +26,10 @@ from cspd_jax.decoding.base import (
 from cspd_jax.decoding.row_random import RowRandom
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
+
+# Arrays of probabilities of all nodes that a compiled round holds at once: the logits of the
+# streams, those after guidance, and what the cuts, the verifier and the next drafts make of them.
+_PROBABILITIES = 5
 
 
 class State(NamedTuple):
@@ -117,6 +122,12 @@ class Decoder:
         lambda state: jnp.any(state.count < self.target.num_tokens),
         lambda state: self.round(params, state, warp, draft_params), state)
     return self.finish(state)
+
+  def intermediate(self, num_rows: int) -> float:
+    """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
+    probabilities = (self.drafter.tree.num_nodes + 1) * self.target.vocab_size
+    num_arrays = _PROBABILITIES + self.drafter.num_arrays
+    return float(num_rows * num_arrays * probabilities * np.dtype(np.float32).itemsize)
 
   @usual_promotion
   def start(self, params, condition, rng, warp=Warp(), draft_params=None) -> State:

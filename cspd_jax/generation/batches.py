@@ -132,6 +132,22 @@ class BatchDecoder:
     """Raises ValueError for values that the decoder does not support."""
     self.decoder.check(condition, sampling)
 
+  def checked_size(self, condition: Any, sampling: Options, batch_size: int | None, count: int
+                   ) -> int:
+    """Checks values and memory, and returns the number of images that are decoded together.
+
+    Args:
+      condition: of all images.
+      sampling: the options.
+      batch_size: the number, at most `count`; None selects as many as fit in memory.
+      count: number of all images.
+    """
+    self.check(condition, sampling)
+    size = (self.estimate(condition, sampling).most(count) if batch_size is None else
+            min(batch_size, count))
+    self.check_memory(condition, sampling, size)
+    return size
+
   def compiled(self, condition: Any, row_keys: jax.Array, sampling: Options) -> programs.Compiled:
     """Returns the compiled program for arguments of these shapes, and its compilation time."""
     run_all, seconds = programs.compiled(
@@ -147,48 +163,24 @@ class BatchDecoder:
     return self._params, condition, row_keys, self._settled(sampling), self._draft_params
 
 
-def run(
-    model: 'Model',
-    decoder: str | Spec | Callable[..., Any],
-    prompts: Any,
-    *,
-    seed: Any = 0,
-    batch_size: int | None = 16,
-    sampling: Options | None = None,
-    folder: str | os.PathLike | None = None,
-    progress: Progress | None = None,
-    condition: Any = None,
-) -> Any:
+def run(model: 'Model', decoder: str | Spec | Callable[..., Any], prompts: Any, **options: Any
+        ) -> Any:
   """Decodes one image per prompt.
 
   Args:
     model: the model.
-    decoder: a specification, a `BatchDecoder`, or any other function
-      `(condition, keys, sampling) -> result` of a batch.
+    decoder: as for `iterate`.
     prompts: one per image, as `model.condition` accepts them.
-    seed: see `keys`.
-    batch_size: images that are decoded together; None for as many as fit in memory, or as the
-      run in `folder` has. The last batch is filled up with repeated images, so that one program is
-      compiled.
-    sampling: options of `model.sampling`, each a number or one number per image; None uses the
-      model's defaults.
-    folder: where finished batches are stored, or None. It is created if necessary, and batches
-      that it already holds are not decoded again. It belongs to one run: the same model, decoder,
-      prompts and options.
-    progress: called after every batch.
-    condition: of the prompts, if the caller has encoded them; None encodes them here.
+    **options: as for `iterate`.
 
   Returns:
     The decoder's results for all images, in the order of their prompts, as NumPy arrays.
 
   Raises:
-    ValueError: if there are no prompts, an option is not supported, a batch does not fit in
-      memory, the folder holds another run, or the model returns no valid probabilities.
+    ValueError: as for `iterate`.
   """
-  batches = [decoded for _, decoded in iterate(
-      model, decoder, prompts, seed=seed, batch_size=batch_size, sampling=sampling, folder=folder,
-      progress=progress, condition=condition)]
-  return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
+  results = [decoded for _, decoded in iterate(model, decoder, prompts, **options)]
+  return jax.tree.map(lambda *parts: np.concatenate(parts), *results)
 
 
 def iterate(
@@ -203,20 +195,33 @@ def iterate(
     progress: Progress | None = None,
     condition: Any = None,
 ) -> Iterator[tuple[int, Any]]:
-  """Decodes batch after batch, so that not all images are in memory at once.
+  """Decodes one image per prompt, batch after batch, so that not all are in memory at once.
 
-  Arguments and errors are those of `run`.
+  Args:
+    model: the model.
+    decoder: a specification, a `BatchDecoder`, or any other function
+      `(condition, keys, sampling) -> result` of a batch.
+    prompts: one per image, as `model.condition` accepts them.
+    seed: see `keys`.
+    batch_size: images that are decoded together; None for as many as fit in memory, or as the
+      run in `folder` has. The last batch is filled up with repeated images.
+    sampling: options of `model.sampling`, numbers or one per image; None uses the defaults.
+    folder: where finished batches are stored, or None. Batches that it already holds are not
+      decoded again. It belongs to one run: the same model, decoder, prompts and options.
+    progress: called after every batch.
+    condition: of the prompts, if the caller has encoded them; None encodes them here.
 
   Yields:
     The number of the first image of a batch, and its result as NumPy arrays.
+
+  Raises:
+    ValueError: if there are no prompts, an option is not supported, a batch does not fit in
+      memory, the folder holds another run, or the model returns no valid probabilities.
   """
   condition = model.condition(prompts) if condition is None else condition
   count = len(jax.tree.leaves(condition)[0])
-  _check(count, seed, batch_size)
-  options = model.sampling() if sampling is None else sampling
-  if not isinstance(options, model.engine.options):
-    raise ValueError(f'sampling is {sampling!r:.80}; pass model.sampling(...), such as '
-                     'model.sampling(temperature=0.9).')
+  _check(count, seed, batch_size, decoder, folder)
+  options = _options(model, sampling)
   decode = decoder if callable(decoder) else BatchDecoder(model, decoder, options)
   if batch_size is None and folder is not None:
     batch_size = shards_lib.batch_size_of(folder)
@@ -227,34 +232,55 @@ def iterate(
 
   shards = None
   if isinstance(decode, BatchDecoder):
-    decode.check(condition, options)
-    if batch_size is None:
-      size = decode.estimate(condition, options).most(count)
-    decode.check_memory(condition, options, size)
-    shards = folder and shards_lib.Shards(
-        folder, shards_lib.settings(
-            model, decode.specification, condition, seed, size, options, prompts),
-        decode.structure(*arguments(np.arange(size))))
-  elif folder is not None:
-    raise ValueError('folder is set, but decoder is a function; pass a specification, which '
-                     'records what the folder holds.')
+    size = decode.checked_size(condition, options, batch_size, count)
+    if folder:
+      shards = shards_lib.Shards(
+          folder, shards_lib.settings(
+              model, decode.specification, condition, seed, size, options, prompts),
+          decode.structure(*arguments(np.arange(size))))
   for index, num_new in filled(count, size):
-    first = int(index[0])
-    decoded = shards.read(first, num_new) if shards else None
-    if decoded is None:
-      decoded = leading(jax.device_get(decode(*arguments(index))), num_new)
-      if isinstance(decode, BatchDecoder):
-        model.engine.check_result(
-            decoded, [f'number {first + number}' for number in range(num_new)])
-      if shards:
-        shards.write(first, decoded)
+    first, decoded = int(index[0]), _decoded(model, decode, arguments, index, num_new, shards)
     if progress is not None:
       progress(first + num_new, count)
     yield first, decoded
 
 
-def _check(count: int, seed: Any, batch_size: int | None) -> None:
-  """Raises ValueError for arguments of `run` that are not supported."""
+def _decoded(model: 'Model', decode: Callable[..., Any],
+             arguments: Callable[[np.ndarray], tuple[Any, ...]], index: np.ndarray, num_new: int,
+             shards: shards_lib.Shards | None) -> Any:
+  """Returns the result of a batch, from its file in `shards` if there is one.
+
+  Args:
+    model: the model.
+    decode: a `BatchDecoder` or a function.
+    arguments: returns its arguments for the images of these numbers.
+    index: numbers of the images.
+    num_new: how many of them are new.
+    shards: where finished batches are stored, or None.
+  """
+  first = int(index[0])
+  decoded = shards.read(first, num_new) if shards else None
+  if decoded is not None:
+    return decoded
+  decoded = leading(jax.device_get(decode(*arguments(index))), num_new)
+  if isinstance(decode, BatchDecoder):
+    model.engine.check_result(decoded, [f'number {first + number}' for number in range(num_new)])
+  if shards:
+    shards.write(first, decoded)
+  return decoded
+
+
+def _options(model: 'Model', sampling: Options | None) -> Options:
+  """Returns sampling options, by default the model's; raises ValueError for another type."""
+  options = model.sampling() if sampling is None else sampling
+  if not isinstance(options, model.engine.options):
+    raise ValueError(f'sampling is {sampling!r:.80}; pass model.sampling(...), such as '
+                     'model.sampling(temperature=0.9).')
+  return options
+
+
+def _check(count: int, seed: Any, batch_size: int | None, decoder: Any, folder: Any) -> None:
+  """Raises ValueError for arguments of `iterate` that are not supported."""
   if not count:
     raise ValueError('prompts is empty; pass at least one.')
   if batch_size is not None and batch_size < 1:
@@ -262,3 +288,6 @@ def _check(count: int, seed: Any, batch_size: int | None) -> None:
   if np.ndim(seed) and np.shape(seed) not in ((count,), (count, 2)):
     raise ValueError(f'seed has shape {np.shape(seed)}; it must be one integer, or one or two for '
                      f'each of the {count} prompts.')
+  if folder is not None and callable(decoder) and not isinstance(decoder, BatchDecoder):
+    raise ValueError('folder is set, but decoder is a function; pass a specification, which '
+                     'records what the folder holds.')

@@ -51,6 +51,9 @@ class AnyDecoder(Protocol):
   def finish(self, state: Any, /) -> Any:
     """Returns the result so far."""
 
+  def intermediate(self, num_rows: int, /) -> float:
+    """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
+
 
 class Engine(NamedTuple):
   """An engine.
@@ -70,6 +73,7 @@ class Engine(NamedTuple):
     guarantee: `decoder -> ` how its output relates to the target's distribution.
     valid: `result -> [B]` bool, which images of a decoder's result (NumPy arrays) are valid.
     settled: `sampling options -> ` the same for a program that omits options that are off.
+    unsupported: `(specification, target) -> ` why the decoder cannot decode the model, or None.
   """
 
   name: str
@@ -84,6 +88,7 @@ class Engine(NamedTuple):
   guarantee: Callable[[Any], str]
   valid: Callable[[Any], np.ndarray]
   settled: Callable[[Any], Any] = lambda sampling: sampling
+  unsupported: Callable[[str | Spec, Any], str | None] = lambda specification, target: None
 
   @property
   def decoders(self) -> dict[str, str]:
@@ -239,4 +244,5 @@ DISCRETE = Engine(
 CONTINUOUS = Engine(
     'continuous', continuous.DECODERS, 'mar', ('exact_head',), Sampling, continuous.complete,
     continuous.parameters, continuous.needs, _build_continuous, continuous.guarantee,
-    lambda decoded: np.isfinite(decoded.tokens).all(axis=(1, 2)))
+    lambda decoded: np.isfinite(decoded.tokens).all(axis=(1, 2)),
+    unsupported=continuous.unsupported)

@@ -134,7 +134,7 @@ def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
   """Generates one image per prompt.
 
   All arguments are checked before compilation. A decoder is compiled once per batch size and cached
-  by the model; other prompts, seeds and sampling options do not compile again.
+  by the model; other prompts, seeds and values of sampling options do not compile again.
 
   Args:
     model: the model.

@@ -20,7 +20,6 @@ from cspd_jax.core import programs, random as random_lib
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.base import Condition, Params, Target
-from cspd_jax.decoding.loop import Decoder
 from cspd_jax.generation.engines import AnyDecoder
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
 Built = TypeVar('Built')
 
-# The part of the free memory that a batch size is chosen for. The rest is for intermediate results
-# of a round, which took up to a quarter of the estimate with small models and less with large ones.
+# The part of the free memory that a batch size is chosen for. Compiled programs need up to a
+# quarter more than the estimate.
 _SHARE = 0.75
 # Where Linux reports the memory of the machine and of control groups.
 _MEMINFO, _GROUPS = pathlib.Path('/proc/meminfo'), pathlib.Path('/sys/fs/cgroup')
@@ -85,14 +84,16 @@ def live_cache(model: 'Model', guided: bool, condition: Condition) -> float:
 
 
 class Estimate(NamedTuple):
-  """The memory that a decode needs at least on each of its devices, and the memory that is free.
+  """The memory that a decode needs on each of its devices, about, and the memory that is free.
 
   Attributes:
-    per_image: bytes per image that is decoded at once.
-    fixed: bytes of parameters that are not on the device yet.
+    per_image: bytes per image that is decoded at once, carried from round to round.
+    fixed: bytes that do not depend on the number of images: parameters that are not on the device
+      yet, and copies of them.
     free: bytes that are free on the device; None if unknown.
     groups: device groups that the images are divided over.
     queue: number of images, if rows that are complete start the next image; otherwise 0.
+    intermediate: `images of a group ->` bytes of a round's intermediate results.
   """
 
   per_image: float
@@ -100,13 +101,13 @@ class Estimate(NamedTuple):
   free: float | None
   groups: int = 1
   queue: int = 0
+  intermediate: Callable[[int], float] = lambda num_rows: 0.0
 
   def needed(self, batch_size: int) -> float:
     """Returns the bytes that decoding `batch_size` images at once needs on each device."""
     rows = -(-batch_size // self.groups)
-    if 1 < batch_size < self.queue:
-      rows += refill.group(batch_size)  # Images that wait for a row.
-    return self.fixed + rows * self.per_image
+    waiting = refill.group(batch_size) if 1 < batch_size < self.queue else 0
+    return self.fixed + (rows + waiting) * self.per_image + self.intermediate(rows)
 
   def fits(self, batch_size: int, share: float = 1.0) -> bool:
     """Returns whether `batch_size` images fit in a share of the free memory, or it is unknown."""
@@ -114,23 +115,19 @@ class Estimate(NamedTuple):
 
   def most(self, batch_size: int) -> int:
     """Returns the most images, at most `batch_size`, that fit with a margin; at least 1."""
-    if self.fits(batch_size, _SHARE):  # Without images that wait, unlike fewer at once.
-      return max(batch_size, 1)
-    low, high = 1, batch_size
-    while low < high:
-      middle = (low + high + 1) // 2
-      low, high = (middle, high) if self.fits(middle, _SHARE) else (low, middle - 1)
-    return low
+    # One by one: fewer images may need more, for rows that wait or for tables that are not stored.
+    sizes = range(batch_size, 1, -1)
+    return next((size for size in sizes if self.fits(size, _SHARE)), 1)
 
 
 def estimate(model: 'Model', specification: str | Spec, decoder: AnyDecoder, condition: Any,
              sampling: Any, draft_params: Any = None, *, prefix_length: int = 0, queue: int = 0
              ) -> Estimate:
-  """Estimates the memory of a decode from below.
+  """Estimates the memory of a decode; compiled programs need 0.7 to 1.25 times as much.
 
   Counts what a round carries to the next one (caches, recorded probabilities, random state), and
-  the target's probabilities where the verifier reads them, but no intermediate results. Models of
-  continuous tokens have no cache and need much more than this estimate.
+  the intermediate results of a round. On CPUs, where XLA computes in float32, parameters in 16 bits
+  have a copy in float32, and int8 matrices one in the dtype of the others.
 
   Args:
     model: the model, which caches the bytes per image.
@@ -154,26 +151,49 @@ def estimate(model: 'Model', specification: str | Spec, decoder: AnyDecoder, con
   name = str(specification), programs.is_guided(sampling), prefix_length, structure
   if name not in model.estimates:
     model.estimates[name] = _per_image(decoder, model.params, row[0], row[1], draft_params)
-  fixed = 0.0 if devices[0].platform == 'cpu' else size(
-      [leaf for leaf in jax.tree.leaves((model.params, draft_params))
-       if not isinstance(leaf, jax.Array)])
-  # Within a group, the caches are divided as the parameters are.
-  divided = model.estimates[name] * groups / len(devices)
-  return Estimate(divided, fixed, available, groups, queue)
+  fixed = _fixed((model.params, draft_params), devices[0].platform)
+  # Within a group, the cache is divided as the parameters are, and everything else is not.
+  cache, rest = model.estimates[name]
+  parts = len(devices) // groups if _is_divided(model.params) else 1
+  return Estimate(cache / parts + rest, fixed, available, groups, queue, decoder.intermediate)
+
+
+def _is_divided(params: Any) -> bool:
+  """Returns whether some parameters are divided over devices."""
+  placements = (getattr(leaf, 'sharding', None) for leaf in jax.tree.leaves(params))
+  return any(placement is not None and not placement.is_fully_replicated
+             for placement in placements)
+
+
+def _fixed(params: Any, platform: str) -> float:
+  """Returns the bytes of parameters that a device does not hold yet, and of their copies."""
+  leaves = jax.tree.leaves(params)
+  if platform != 'cpu':
+    return size([leaf for leaf in leaves if not isinstance(leaf, jax.Array)])
+  # XLA converts them once, before the rounds.
+  narrow = [leaf for leaf in leaves if leaf.dtype in (jnp.bfloat16, jnp.float16)]
+  rounded = size([leaf for leaf in leaves if leaf.dtype == jnp.int8])
+  return 2 * size(narrow) + rounded * (2 if narrow else 4)
 
 
 def _per_image(decoder: AnyDecoder, params: Any, condition: Any, sampling: Any, draft_params: Any
-               ) -> float:
-  """Returns the bytes of one image, whose condition and options have a leading axis of size 1."""
+               ) -> tuple[float, float]:
+  """Returns the bytes of one image's cache, and of all else that a round carries to the next one.
+
+  Args:
+    decoder: the decoder.
+    params: its target's parameters.
+    condition: of one image, with a leading axis of size 1.
+    sampling: the options of this image.
+    draft_params: the drafter's parameters.
+  """
   def start(params, condition, sampling, draft_params):
     rng = random_lib.row_keys(jax.random.key(0), 1)
     return decoder.start(params, condition, rng, sampling, draft_params)
 
-  carried = size(jax.eval_shape(start, params, condition, sampling, draft_params))
-  if not isinstance(decoder, Decoder) or not decoder.verifier.needs_probs:
-    return carried
-  num_nodes = decoder.drafter.tree.num_nodes + 1
-  return carried + num_nodes * decoder.target.vocab_size * np.dtype(np.float32).itemsize
+  state = jax.eval_shape(start, params, condition, sampling, draft_params)
+  cache = size(state.cache)
+  return cache, size(state) - cache
 
 
 def fit(build: Callable[[int], Built], estimate_of: Callable[[Built], Estimate], batch_size: int
@@ -226,7 +246,12 @@ def check(model: 'Model', specification: str | Spec, needs: Estimate, batch_size
 
 
 def _options(model: 'Model') -> list[str]:
-  """Returns the options of `load` with which a model needs less memory on each device."""
+  """Returns the options of `load` with which a model needs less memory on each device.
+
+  On CPUs none does, because narrow parameters have wider copies there.
+  """
+  if _devices(model)[0].platform == 'cpu':
+    return []
   leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
   whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
   devices, options = _devices(model), []
@@ -234,7 +259,7 @@ def _options(model: 'Model') -> list[str]:
     options.append("dtype='bfloat16'")
   if model.engine.name == 'discrete' and len(whole) == len(leaves):
     options.append("quantize='int8'")
-  if devices[0].platform != 'cpu' and len(jax.devices()) > len(devices):
+  if len(jax.devices()) > len(devices):
     options.append('sharding, a mesh of several devices')
   return options
 

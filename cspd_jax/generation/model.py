@@ -129,8 +129,9 @@ class Model:
   mesh: jax.sharding.Mesh | None = None
   # Compiled programs, the newest last; see `core.programs.kept`.
   programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
-  # Bytes per image of decoders; see `generation.memory.estimate`.
-  estimates: dict[Hashable, float] = dataclasses.field(default_factory=dict, init=False)
+  # Bytes of an image's cache and of the rest, by decoder; see `generation.memory.estimate`.
+  estimates: dict[Hashable, tuple[float, float]] = dataclasses.field(
+      default_factory=dict, init=False)
 
   @property
   def num_tokens(self) -> int:

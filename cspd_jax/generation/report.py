@@ -179,12 +179,12 @@ def _scan(folder: pathlib.Path, run: Any) -> _Content:
   if not os.path.lexists(new):
     return _Content(earlier, {}, False, False)
   if new.is_symlink() or not new.is_dir():
-    raise ValueError(f'workdir is {str(folder)!r}, where {_UNFINISHED} is not the folder of a '
+    raise ValueError(f'folder is {str(folder)!r}, where {_UNFINISHED} is not the folder of a '
                      'report; move it away or use another folder.')
   names, moving = _files(new), _listed(new)
   finished = names.keys() - {_RUN, *(left.name for left in files.leftovers(new / '*'))}
   if finished and _RUN not in names and not moving:
-    raise ValueError(f'workdir is {str(folder)!r}, where {_UNFINISHED} does not hold a report that '
+    raise ValueError(f'folder is {str(folder)!r}, where {_UNFINISHED} does not hold a report that '
                      'can be resumed; move it away or use another folder.')
   for name, digest in moving.items():
     if name in names and name != _REPORT:
@@ -202,7 +202,7 @@ def _check(folder: pathlib.Path, names: Sequence[str], run: Any, overwrite: bool
     raise _holds_a_report(folder)
   if content.is_stopped and not content.is_same and not (overwrite and run is not None):
     raise ValueError(
-        f'workdir is {str(folder)!r}, where another run was stopped; resume that one, use '
+        f'folder is {str(folder)!r}, where another run was stopped; resume that one, use '
         f'another folder, or {"overwrite" if run is not None else f"remove {_UNFINISHED} in it"}.')
   for name in (_REPORT, *names):
     _check_name(folder, name, content.earlier, content.moving.get(name))
@@ -210,8 +210,8 @@ def _check(folder: pathlib.Path, names: Sequence[str], run: Any, overwrite: bool
 
 
 def _holds_a_report(folder: pathlib.Path) -> ValueError:
-  return ValueError(f'workdir is {str(folder)!r}, which holds a report already; use another '
-                    'folder, or overwrite.')
+  return ValueError(f'folder is {str(folder)!r}, which holds a report already; use another '
+                    'folder, or pass overwrite.')
 
 
 def _check_name(folder: pathlib.Path, name: str, earlier: Mapping[str, str],
@@ -228,11 +228,11 @@ def _check_name(folder: pathlib.Path, name: str, earlier: Mapping[str, str],
     raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
   path = folder / name
   if name == _REPORT and os.path.lexists(path) and not earlier:
-    raise ValueError(f'workdir is {str(folder)!r}, where report.json is that of another '
+    raise ValueError(f'folder is {str(folder)!r}, where report.json is that of another '
                      'program; move it away or use another folder.')
   if name != _REPORT and os.path.lexists(path) and not (
       _is_own(path, earlier.get(name)) or _is_own(path, moving)):
-    raise ValueError(f'workdir is {str(folder)!r}, where {name} was not written by a '
+    raise ValueError(f'folder is {str(folder)!r}, where {name} was not written by a '
                      'report, or changed since; move it away or use another folder.')
 
 
@@ -275,7 +275,7 @@ def _listed(folder: pathlib.Path) -> dict[str, str]:
   remedy = 'move it away or use another folder'
   digests = reading.json(path, remedy).get('files')
   if not isinstance(digests, dict):
-    raise ValueError(f'workdir is {str(folder)!r}, where report.json is that of another program; '
+    raise ValueError(f'folder is {str(folder)!r}, where report.json is that of another program; '
                      f'{remedy}.')
   for name in digests:
     paths.inside(path.parent, name, path)

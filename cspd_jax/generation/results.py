@@ -133,9 +133,7 @@ class Generated:
     info = PngImagePlugin.PngInfo()
     for name, value in self.metadata(index).items():
       info.add_itxt(name, value if isinstance(value, str) else json.dumps(value))
-    buffer = io.BytesIO()
-    Image.fromarray(self.images[index]).save(buffer, 'PNG', pnginfo=info)
-    return buffer.getvalue()
+    return _png(self.images[index], info)
 
   def metadata(self, index: int) -> dict[str, Any]:
     """Returns the metadata of one image, which suffice to generate it again."""
@@ -163,10 +161,7 @@ class Generated:
     if not len(self):
       return f'<p>{html.escape(repr(self))}</p>'
     shown = min(len(self), _MOST_SHOWN)
-    cells = ''.join(
-        f'<figure style="display:inline-block;margin:4px;text-align:center">'
-        f'<img src="{_inline(self.png(i))}" style="width:160px;image-rendering:pixelated">'
-        f'<figcaption>{html.escape(self.prompts[i])}</figcaption></figure>' for i in range(shown))
+    cells = _figures([self.png(i) for i in range(shown)], self.prompts)
     from cspd_jax.plots import acceptance  # Importing Matplotlib takes a second.
     maps = acceptance.acceptance_map(
         {self.decoder: self.round_of_cell[:4]}, captions=self.prompts[:4])
@@ -217,6 +212,27 @@ class Partial:
     total = len(self.count) * (self._task.prefix_length + self.decoded.round_of_token.shape[1])
     return (f'Partial({int(self.count.sum())} of {total} tokens of {len(self.count)} images, '
             f'round {int(np.max(self.decoded.rounds))})')
+
+  def _repr_html_(self) -> str:
+    """Displays the images so far in notebooks."""
+    shown = [_png(image) for image in self.images[:_MOST_SHOWN]]
+    return f'<p>{html.escape(repr(self))}</p>{_figures(shown, self._task.titles)}'
+
+
+def _png(image: np.ndarray, info: PngImagePlugin.PngInfo | None = None) -> bytes:
+  """Encodes an image `[H, W, 3]`."""
+  buffer = io.BytesIO()
+  Image.fromarray(image).save(buffer, 'PNG', pnginfo=info)
+  return buffer.getvalue()
+
+
+def _figures(pngs: Sequence[bytes], captions: Sequence[str]) -> str:
+  """Returns HTML that displays images with captions next to each other."""
+  return ''.join(
+      f'<figure style="display:inline-block;margin:4px;text-align:center">'
+      f'<img src="{_inline(png)}" style="width:160px;image-rendering:pixelated">'
+      f'<figcaption>{html.escape(caption)}</figcaption></figure>'
+      for png, caption in zip(pngs, captions))
 
 
 def file_name(index: int, prompt: str, seed: int) -> str:

@@ -100,12 +100,12 @@ def settings(model: 'Model', specification: Spec, condition: Any, seed: Any, bat
   """Returns the settings that determine the results of a run.
 
   Args:
-    model: see `batches.run`.
+    model: see `batches.iterate`.
     specification: of the decoder.
     condition: the condition that `model` returned for the prompts.
-    seed: see `batches.run`.
-    batch_size: see `batches.run`.
-    sampling: see `batches.run`.
+    seed: see `batches.iterate`.
+    batch_size: see `batches.iterate`.
+    sampling: see `batches.iterate`.
     prompts: the caller's prompts; None if only the condition is available.
   """
   return dict(

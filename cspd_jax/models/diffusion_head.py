@@ -20,6 +20,11 @@ _TABLE = nn.initializers.normal(0.02)
 _XAVIER = nn.initializers.xavier_uniform()
 
 
+def num_parts(num_layers: int) -> int:
+  """Returns `M`, the rows of a modulation."""
+  return 3 * num_layers + 2
+
+
 class Head(nn.Module):
   """Predicts noise and variance of a state from its step and the transformer's `z`, in float32.
 
@@ -56,7 +61,7 @@ class Head(nn.Module):
     self.condition = dense(width)
     # One matrix for all blocks and the output: one product, without a concatenation of kernels.
     self.modulation = nn.DenseGeneral(
-        (3 * self.num_layers + 2, width), kernel_init=zeros, dtype=jnp.float32)
+        (num_parts(self.num_layers), width), kernel_init=zeros, dtype=jnp.float32)
     self.norm = layers(norm)
     self.mlp_in, self.mlp_out = (layers(lambda: dense(width)) for _ in range(2))
     self.out_norm = norm(use_scale=False, use_bias=False)

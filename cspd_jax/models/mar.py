@@ -298,9 +298,22 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
   return base.Target(
       transform=transform, denoise=full_precision('denoise'), num_tokens=config.num_tokens,
       token_dim=config.token_dim, num_streams=streams,
-      modulation=base.Modulation(full_precision('modulate'), apply),
+      modulation=base.Modulation(full_precision('modulate'), apply), sizes=_sizes(config),
       check_condition=functools.partial(
           conditions.check_class_labels, num_classes=config.num_classes))
+
+
+def _sizes(config: MARConfig) -> base.Sizes:
+  """Returns the bytes of intermediate results, which programs for CPUs hold in float32.
+
+  The largest are two arrays of attention scores with the layer's features, queries, keys and
+  values, or the hidden features before and after their activation, with a part of the scores.
+  """
+  rows = config.buffer_size + config.num_tokens
+  features, scores = rows * config.dim, config.num_heads * rows**2
+  per_pass = max(2 * scores + 6 * features, 20 * features + scores / 2)
+  modulation = diffusion_head.num_parts(config.head_layers) * config.head_width
+  return base.Sizes(4.0 * per_pass, 4.0 * modulation)
 
 
 def patchify(config: MARConfig, latents: jax.Array) -> jax.Array:

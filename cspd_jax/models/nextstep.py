@@ -176,7 +176,18 @@ def target(config: NextStepConfig, *, guided: bool) -> base.Target:
       transform=None, denoise=denoise, num_tokens=config.num_tokens, token_dim=config.token_dim,
       num_streams=streams, check_condition=check_condition,
       modulation=base.Modulation(make, apply), cached=_cached(config, streams),
-      make_schedule=config.schedule, num_levels=config.num_levels)
+      make_schedule=config.schedule, num_levels=config.num_levels, sizes=_sizes(config))
+
+
+def _sizes(config: NextStepConfig) -> base.Sizes:
+  """Returns the bytes of intermediate results in float32: of a token's pass, and of a state.
+
+  A layer has the hidden features of its gated network, the token's features, and two arrays of
+  attention scores.
+  """
+  per_token = 3 * config.ffn_dim + 8 * config.dim + 2 * config.num_heads * config.num_tokens
+  modulation = diffusion_head.num_parts(config.head_layers) * config.head_width
+  return base.Sizes(4.0 * per_token, 4.0 * modulation)
 
 
 def _cached(config: NextStepConfig, streams: int) -> base.Cached:

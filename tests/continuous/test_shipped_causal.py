@@ -8,7 +8,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.checkpoints import store
-from cspd_jax.commands import generate as generate_command
+from cspd_jax.commands import compare as compare_command, generate as generate_command
 from cspd_jax.continuous import head_drafter
 
 pytest.importorskip('tokenizers')
@@ -78,6 +78,14 @@ def test_every_decoder_of_causal_models_runs(model, baseline):
     assert made.tokens.shape == (4, 64, 16) and np.isfinite(made.tokens).all()
     costs, plain = (one.decoded.costs.head_calls.sum() for one in (made, baseline))
     assert costs < plain, text
+
+
+def test_all_decoders_of_causal_models_are_compared():
+  job = compare_command.prepare(compare_command.Config(model='causal_demo', all=True))
+  assert list(job.programs) == ['mar', 'exact_head', 'windows']
+  assert job.left_out['parallel'] == 'it decodes masked models only, and this one is causal'
+  assert {'exact_path', 'cspd_released'} <= set(job.left_out)
+  assert job.programs['mar'].decoder.distribution.startswith('causal generation token by token')
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def test_the_loss_is_that_of_its_definition():
   loss = jax.jit(flow.loss, static_argnums=1)(params, SMALL, tokens, prompt, draws)
 
   target = nextstep.target(SMALL, guided=True)
-  z, cache = target.cached.prefill(params, prompt, 4)
+  z, cache = jax.jit(target.cached.prefill, static_argnums=2)(params, prompt, 4)
   score, denoise = jax.jit(target.cached.score), jax.jit(target.denoise)
   stream, images = np.asarray(draws.drop, int), np.arange(6)
   squares = []

@@ -26,7 +26,8 @@ def test_outputs_are_those_of_one_run(notebook):
   assert {output['output_type'] for output in outputs} <= {
       'stream', 'display_data', 'execute_result'}
   assert all(output.get('name') != 'stderr' for output in outputs)
-  assert not re.search(r'/(home|root|tmp)/', json.dumps(
+  assert not any('execution' in cell['metadata'] for cell in code), 'times of one machine'
+  assert not re.search(r'/(home|root|tmp|work)/', json.dumps(
       [output.get('text', output.get('data', {}).get('text/plain')) for output in outputs]))
 
 
@@ -43,6 +44,23 @@ def test_badge_leads_to_colab(notebook):
   repository = project['metadata'].get('url', '').removeprefix('https://github.com/')
   path = f'{repository}/blob/main/notebooks/{notebook.name}' if repository else ''
   assert badge and badge[1] == COLAB + path
+
+
+def test_text_to_image_runs_with_any_model_and_shows_how_images_grow():
+  notebook = next(path for path in pages.NOTEBOOKS if path.stem == 'text_to_image')
+  code = dict(pages.cells(notebook))
+  assert any(re.search(r'^MODEL = .*# @param', text, re.MULTILINE) for text in code.values())
+  cells = json.loads(notebook.read_text())['cells']
+  streams = [number for number, text in code.items() if 'model.stream(' in text]
+  assert streams and all(
+      any('image/png' in output.get('data', {}) for output in cells[number]['outputs'])
+      for number in streams)
+
+
+def test_ci_executes_every_notebook():
+  lines = (pages.ROOT / '.ci' / 'run').read_text().splitlines()
+  assert 'pytest' in lines
+  assert any(line.startswith('pytest -m slow tests/docs/test_code_blocks.py') for line in lines)
 
 
 @each

@@ -248,3 +248,15 @@ def test_tables_are_whole(page):
     'page', [page for page in pages.PAGES if page.parent.name != 'papers'], ids=pages.name)
 def test_no_table_of_numbers_is_empty(page):
   assert not re.findall(r'<!-- table: (\w+) -->\n<!-- /table -->', page.read_text())
+
+
+@pytest.mark.parametrize('page', sorted((pages.ROOT / 'docs' / 'families').glob('*.md')),
+                         ids=lambda page: page.stem)
+def test_pages_of_families_lead_from_a_checkpoint_to_a_comparison(page):
+  """With the commands in this order; models of continuous tokens have no drafter to train."""
+  text = ''.join(block.text for block in pages.blocks(page) if block.language == 'sh')
+  wanted = ['convert', 'fit-corrector', 'train-drafter', 'generate', 'compare', 'tune']
+  if page.stem == 'mar':
+    wanted = ['convert', 'generate', 'compare']
+  commands = iter(re.findall(r'^cspd-([a-z-]+)', text, re.MULTILINE))
+  assert all(name in commands for name in wanted), wanted

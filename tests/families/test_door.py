@@ -75,6 +75,7 @@ def test_stream_ends_with_what_generate_gives(model, generated):
   np.testing.assert_array_equal(looks[-1].result().images, generated.images)
   early = looks[1]
   assert np.all(early.images[~early.fixed.repeat(4, 1).repeat(4, 2)] == 128)
+  assert early._repr_html_().count('data:image/png') == 3, 'notebooks show pictures'
   with pytest.raises(ValueError, match='iterate until `complete`'):
     early.result()
 

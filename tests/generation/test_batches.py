@@ -146,14 +146,14 @@ def test_wrong_input(model, options, words):
 
 def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeypatch):
   decode, sampling = batches.BatchDecoder(model, 'sjd', model.sampling()), model.sampling()
-  per_image = decode.estimate(model.condition(PROMPTS), sampling).per_image
+  per_image = decode.estimate(model.condition(PROMPTS), sampling).needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
   progress = []
   found = batches.run(model, 'sjd', PROMPTS, seed=7, batch_size=None, folder=tmp_path / 'run',
                       progress=lambda *numbers: progress.append(numbers))
   assert tiny.rows(found) == tiny.rows(one_by_one) and progress == [(2, 5), (4, 5), (5, 5)]
-  with pytest.raises(ValueError, match='batch_size is 4, but .*; pass batch_size=2 or less, or'):
+  with pytest.raises(ValueError, match='batch_size is 4, but .*; pass batch_size=2 or less'):
     batches.run(model, 'sjd', PROMPTS, batch_size=4)
   free(50)  # The folder determines the batch size of its run.
   again = batches.run(model, 'sjd', PROMPTS, seed=7, batch_size=None, folder=tmp_path / 'run')

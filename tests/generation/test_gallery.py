@@ -31,7 +31,7 @@ def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   options = dict(seed=4, decoder='vanilla')
   prompts = ['sea', 'sky', 'sea', 'sand', 'sky']
-  per_image = generate.prepare(model, prompts, **options).estimate().per_image
+  per_image = generate.prepare(model, prompts, **options).estimate().needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
   first = Gallery(model, prompts, tmp_path / 'out', max_batch_size=4, **options)

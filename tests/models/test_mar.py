@@ -289,7 +289,7 @@ def test_the_head_in_two_parts_gives_the_same_kernels(params, guided, monkeypatc
   made, split = kernel()
   assert {leaf.shape[:3] for leaf in jax.tree.leaves(made.modulation)} == {
       (target.num_streams, 3, 100)}
-  monkeypatch.setattr(head_lib, '_MODULATION_BYTES', 1000)
+  monkeypatch.setattr(head_lib, 'MODULATION_BYTES', 1000)
   made, whole = kernel()
   assert made.modulation is None
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=2e-5), split, whole)

@@ -4,6 +4,7 @@
   several_devices.py process MODEL NUMBER PORT    one of two processes
 """
 
+import dataclasses
 import json
 import re
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import families, sharding
 from cspd_jax.checkpoints import store
-from cspd_jax.generation import batches, generate
+from cspd_jax.generation import batches, generate, memory
 from cspd_jax.models import eagle, llamagen
 
 _COLLECTIVE = re.compile(
@@ -62,6 +63,25 @@ def collectives(task):
   return {name: names.count(name) for name in set(names)}
 
 
+def memory_share(mesh):
+  """Estimated bytes per device, as a multiple of what a compiled decoder needs on each."""
+  model, num_rows = families.describe('c2i_b_256', dtype='float32', layers=1), 8
+  kind = families.FAMILIES[model.family].roles['target']['llamagen']
+  params = jax.tree.map(
+      lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+      model.params, sharding.split(model.params, kind.split, mesh))
+  model = dataclasses.replace(model, params=params, mesh=mesh)
+  text = 'mc_sjd(window=16)'
+  decoder, sampling = model.decoder(text, guided=True), model.engine.settled(
+      model.sampling(guidance_scale=2.0))
+  condition = np.zeros(num_rows, np.int32)
+  program = jax.jit(sharding.over_images(decoder, mesh)).lower(
+      params, condition, batches.keys(0, np.arange(num_rows)), sampling, None)
+  compiled = program.compile().memory_analysis()
+  estimate = memory.estimate(model, text, decoder, condition, sampling)
+  return estimate.needed(num_rows) / (compiled.temp_size_in_bytes + compiled.output_size_in_bytes)
+
+
 def main(count, shapes):
   """Prints what the first decoders give on one device, and on the devices of every shape."""
   found = {}
@@ -82,6 +102,7 @@ def main(count, shapes):
         query = model.params['transformer']['layers_0']['query']
         runs['part'] = query.addressable_shards[0].data.shape[1]
         runs['collectives'] = collectives(task)
+        runs['memory'] = memory_share(mesh)
       found['x'.join(map(str, name or [1]))] = runs
   print(json.dumps(found))
 

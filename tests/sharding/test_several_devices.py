@@ -48,6 +48,7 @@ def _check(found, shapes):
     # The prefill and a round: one sum behind the attention of a layer and one behind the rest.
     wanted = {'all-reduce': 2 * 2 * _LAYERS} if model > 1 else {}
     assert runs['collectives'] == wanted, (shape, data)
+    assert 0.8 < runs['memory'] < 1.5, shape
 
 
 def test_one_image_over_two_devices_and_two_images_at_a_time():

@@ -48,7 +48,7 @@ def test_images_are_those_of_the_exact_default_decoder(model, tokens):
 
 def test_an_interrupted_call_is_continued_whatever_the_memory(
     model, tokens, tmp_path, monkeypatch, capsys):
-  per_image = _decoder(model)[0].estimate(model.condition([0]), SAMPLING).per_image
+  per_image = _decoder(model)[0].estimate(model.condition([0]), SAMPLING).needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   call, calls = batches.BatchDecoder.__call__, []
 

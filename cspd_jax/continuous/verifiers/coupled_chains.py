@@ -18,7 +18,7 @@ import numpy as np
 
 from cspd_jax.continuous import chains as chains_lib
 from cspd_jax.continuous.base import Cost, Draft, Env, Target, Verdict, Verifier
-from cspd_jax.continuous.chains import Chains
+from cspd_jax.continuous.chains import Memory
 from cspd_jax.continuous.result import Kernels
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span
@@ -34,8 +34,9 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
     kernels_per_call: states of a chain that the head is evaluated at together.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter`.
   """
-  def start(target: Target, num_rows: int, width: int) -> Chains:
-    return chains_lib.empty(schedule, target.token_dim, num_rows, width)
+  def start(target: Target, num_rows: int, width: int) -> Memory:
+    return Memory(chains_lib.empty(schedule, target.token_dim, num_rows, width),
+                  jnp.zeros(num_rows, jnp.int32))
 
   def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     assert draft is not None, 'make_decoder refuses this verifier without a drafter'
@@ -63,7 +64,9 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
         cost=Cost(jnp.max(walked.calls, axis=1), jnp.sum(walked.rows, axis=1),
                   jnp.zeros_like(length)),
         kernels=Kernels(by_level(jnp.ones_like(walked.kept)), by_level(walked.kept)),
-        memory=chains_lib.shift(walked.chains, length))
+        memory=Memory(walked.chains, length))
 
   return Verifier(
-      verify, None, 'exact up to rounding', levels=schedule.num_levels, start=start, exact=True)
+      verify, None, 'exact up to rounding', levels=schedule.num_levels, start=start, exact=True,
+      # The head is called at all old states at once.
+      head_states=lambda width: width * schedule.num_levels)

@@ -33,4 +33,5 @@ def no_drafts(sampler: HeadSampler) -> Verifier:
         kernels=kernels)
 
   return Verifier(verify, None, sampler.guarantee, context='block', commits_all=True,
-                  levels=sampler.levels, exact=True)
+                  levels=sampler.levels, exact=True,
+                  head_states=lambda width: width * sampler.states)

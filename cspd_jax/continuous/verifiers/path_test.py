@@ -73,7 +73,7 @@ def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = coupling.D
     guarantee = ('biased where the models have different learned variances; elsewhere '
                  f'{guarantee}')
   return Verifier(test.verify, test.sample_draft, guarantee, bonus=int(bonus), context='true',
-                  exact=not sigma, exact_where=exact_where)
+                  exact=not sigma, exact_where=exact_where, head_states=test.head_states)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +92,10 @@ class _PathTest:
     start = path_lib.start(model, schedule, params, batch, self.split, aligned)
     path = path_lib.draw(model, schedule, params, batch, start.x, self.split, noise_lib.DRAFT)
     return path.states[:, -1], Drafted(batch.z.swapaxes(0, 1), start, path)
+
+  def head_states(self, width: int) -> int:
+    """See `Verifier.head_states`: the paths of the drafts, or of proposals for a residual draw."""
+    return (self.split + 1) * max(width - self.bonus, coupling.TRIALS_PER_PASS)
 
   def verify(self, env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     """See `Verifier.verify`."""

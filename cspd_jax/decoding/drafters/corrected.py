@@ -34,6 +34,10 @@ from cspd_jax.decoding.drafters.corrector import Corrector, Prediction
 from cspd_jax.decoding.drafters.jacobi import check_length, check_tree, layout
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
+# Arrays of the drafts' probabilities in one pass: stale and corrected ones, under guidance and
+# after cuts.
+_ARRAYS = 6
+
 
 class CorrectedState(NamedTuple):
   """The window between two rounds; its `L` positions are those right after the root.
@@ -114,7 +118,7 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
     corrector.check(target)
 
   return Drafter(layout=layout(tree), init=init, propose=propose, update=update,
-                 check=check, reuses_drafts=True)
+                 check=check, reuses_drafts=True, num_arrays=_ARRAYS)
 
 
 def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, state: CorrectedState,
