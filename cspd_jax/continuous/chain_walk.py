@@ -197,7 +197,10 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     drafts, after = _draft(schedule, rho, DRAFTS * kernels_per_call, batch, old, noise, answers,
                            state)
     num, length = drafts.index.shape
-    real = drafts.index < levels
+    # A token without an old chain never uses that share: its next drafts depend on where a call
+    # ends, which must not depend on other tokens.
+    real = (drafts.index < levels) & (
+        old.exist[:, None] | (jnp.arange(length) < kernels_per_call))
     # The first drafts of every chain, then the second ones, as many as there is space for.
     chosen = jnp.nonzero(real.T.reshape(-1), size=per_call, fill_value=num * length)[0]
     token, number = chosen % num, jnp.minimum(chosen // num, length - 1)

@@ -33,7 +33,7 @@ DEFAULT_DRAFT_LENGTH = 2
 DEFAULT_BLOCK_LENGTH = 8
 DEFAULT_WINDOW = 8
 # States of a parted chain per call of the head.
-DEFAULT_WINDOW_KERNELS = 4
+DEFAULT_WINDOW_KERNELS = 8
 # Share of the tokens that the target decodes alone before there are drafts.
 DEFAULT_PREFIX_SHARE = 0.15
 
@@ -143,7 +143,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
   """
   size, schedule = target.num_tokens, target.as_schedule(schedule)
   schedule_lib.check_length('window', window, size)
-  rho = speculative_head.check(schedule, kernels_per_call, rho)
+  rho = speculative_head.check(schedule, min(kernels_per_call, schedule.num_levels), rho)
   if not np.all(np.isfinite(schedule.min_log_variance)):
     raise ValueError(
         'the schedule has a kernel without noise, after which no token can be kept; windows '

@@ -12,8 +12,6 @@ from cspd_jax.commands import compare as compare_command, generate as generate_c
 from cspd_jax.continuous import head_drafter
 
 pytest.importorskip('tokenizers')
-if 'causal_demo' not in cspd_jax.shipped():
-  pytest.skip('causal_demo is not in this installation', allow_module_level=True)
 
 PROMPTS = ['a blue cat', 'an orange cat', 'a blue retina', 'a red retina']
 SEEDS = [3, 3, 4, 4]

@@ -3,7 +3,7 @@
 The tokens of `analytic.gaussian_chain` are jointly normal with a known mean and covariance. Every
 test compares all means and covariances of a sample with the known ones, in standard errors; the
 largest of the 27 is above `LIMIT` with a probability of less than 1e-3 for an exact decoder. A
-covariance that is off by 0.04 of a variance is detected in almost every run. The mutants are
+covariance that is off by 0.1 of a variance is detected in almost every run. The mutants are
 decoders with one mistake each, which the same comparison rejects.
 """
 
@@ -22,14 +22,14 @@ from cspd_jax.continuous import (
   joint_test,
   schedule as schedule_lib,
 )
-from cspd_jax.continuous.chains import Chains
 from cspd_jax.continuous.coupling import Gaussian
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.continuous.verifiers import coupled_chains
+from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic
 from cspd_jax.testing.samples import energy_test
+from tests.marks import representative
 
-ROWS, SIZE, LIMIT = 20000, 6, 4.5
+ROWS, SIZE, LIMIT = 6000, 6, 4.5
 MEANS = (0.0, 1.5)
 LABELS = jnp.arange(ROWS) % len(MEANS)
 
@@ -55,9 +55,9 @@ def deviation(tokens):
              np.abs((products - covariance) / product_error).max())
 
 
-@pytest.mark.parametrize('levels', [4, 12])
-@pytest.mark.parametrize('window', [1, 2, 3, SIZE])
-def test_moments_are_those_of_the_model(levels, window):
+@pytest.mark.parametrize('window,levels', representative(
+    [(1, 12), (2, 4), (3, 12), (4, 12), (SIZE, 4), (SIZE, 12)], (4, 12), (SIZE, 4)))
+def test_moments_are_those_of_the_model(window, levels):
   model = chain(levels)
   decoded = sample(decoders.windows(model.target, window, None, model.schedule, kernels_per_call=2),
                    model.params)
@@ -70,6 +70,7 @@ def test_moments_are_those_of_the_model(levels, window):
     assert rounds.mean() < 0.8 * SIZE and len(np.unique(rounds)) > 1, 'rows advance on their own'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kernels_per_call', [1, 3, 12])
 def test_drafts_of_kernels_do_not_change_the_distribution(kernels_per_call):
   model = chain(12)
@@ -78,32 +79,32 @@ def test_drafts_of_kernels_do_not_change_the_distribution(kernels_per_call):
   assert deviation(np.asarray(decoded.tokens)[..., 0]) < LIMIT
 
 
-@pytest.mark.parametrize('share', [0.05, 1.0])
+@pytest.mark.parametrize('share', representative([0.05, 1.0], 1.0))
 def test_any_number_of_kernels_may_be_tested_jointly(monkeypatch, share):
   monkeypatch.setattr(chain_walk, 'JOINT', share)
   model = chain(12)
-  decoded = sample(decoders.windows(model.target, 4, None, model.schedule), model.params, seed=3)
+  decoded = sample(decoders.windows(model.target, 4, None, model.schedule, kernels_per_call=2),
+                   model.params, seed=3)
   assert deviation(np.asarray(decoded.tokens)[..., 0]) < LIMIT
 
 
 def test_steps_of_several_tokens():
   """The distribution of three steps differs from that of six, and windows of it are exact."""
   model = chain(8)
-  build = lambda function, *args: np.asarray(sample(function(
-      model.target, *args, model.schedule), model.params, seed=4).tokens)[..., 0]
-  windows = build(decoders.windows, 4, 3)
+  windows = np.asarray(sample(decoders.windows(
+      model.target, 4, 3, model.schedule, kernels_per_call=2), model.params, 4).tokens)[..., 0]
   mar = functools.partial(decoders.mar, last_noise=True)
   steps = np.asarray(sample(mar(model.target, 3, model.schedule), model.params, 5).tokens)[..., 0]
   error = np.sqrt(4 / ROWS)
   assert np.abs(np.cov(windows.T) - np.cov(steps.T)).max() < LIMIT * error
-  assert deviation(steps) > 2 * LIMIT
+  assert deviation(steps) > 1.5 * LIMIT
 
 
 MIXTURE = analytic.mixtures(jax.random.key(3), 4, 3, schedule=schedule_lib.make(6), guided=True,
                             components=2)
 
 
-@pytest.mark.parametrize('window', [2, 4])
+@pytest.mark.parametrize('window', representative([2, 4], 4))
 def test_mixtures_with_guidance_and_a_temperature(window):
   """Whole images of 12 numbers against `mar`; the test detects a shift by 0.2 deviations."""
   labels, options = jnp.arange(1200) % 3, dict(guidance_scale=1.7, temperature=0.9)
@@ -119,10 +120,10 @@ def test_mixtures_with_guidance_and_a_temperature(window):
 def test_learned_deviations_that_depend_on_the_state():
   """The old chains are far from the new ones, and deviations differ by up to a factor of two."""
   old, new = (analytic.variance_chain(2, 5, mean=mean, slope=1.5) for mean in (0.0, 0.4))
-  rows = 40000
+  rows = 10000
   labels, rng = jnp.zeros(rows, int), jax.random.key(0)
   decoder = decoders.windows(old.target, 2, None, old.schedule)
-  state = jax.jit(decoder.start)(old.params, labels, _rows(rng, rows))
+  state = jax.jit(decoder.start)(old.params, labels, row_keys(rng, rows))
   # Round 1 under the parameters of the old model, the rest under those of the new one: the second
   # token is that of the new one.
   state = jax.jit(decoder.round)(old.params, state)
@@ -136,11 +137,6 @@ def test_learned_deviations_that_depend_on_the_state():
   assert 0.1 < kept < 0.9
   assert np.max(np.abs(np.searchsorted(np.sort(second), np.sort(expected)) -
                        np.arange(rows))) / rows < 1.95 * np.sqrt(2 / rows)
-
-
-def _rows(key, count):
-  from cspd_jax.core.random import row_keys
-  return row_keys(key, count)
 
 
 def _wrong(name, monkeypatch):
@@ -160,14 +156,12 @@ def _wrong(name, monkeypatch):
   elif name == 'every round has the same random numbers':
     monkeypatch.setattr(chain_walk, 'walk', lambda *args: walk(*args[:7], 0 * args[7]))
   elif name == 'one token too many':
-    monkeypatch.setattr(coupled_chains.jnp, 'cumprod', jnp.cumprod)
-    original = coupled_chains.chain_walk.walk
     def mutant(*args):
-      walked = original(*args)
+      walked = walk(*args)
       # A changed token counts as unchanged if an even number of kernels was kept.
       even = jnp.sum(walked.kept, axis=1) % 2 == 0
       return walked._replace(kept=walked.kept.at[:, -1].set(walked.kept[:, -1] | even))
-    monkeypatch.setattr(coupled_chains.chain_walk, 'walk', mutant)
+    monkeypatch.setattr(chain_walk, 'walk', mutant)
   elif name == 'a context with the token itself':
     transform = context.true_contexts
     monkeypatch.setattr(context, 'true_contexts', lambda *args: transform(
@@ -181,13 +175,15 @@ def _wrong(name, monkeypatch):
     monkeypatch.setattr(joint_test, 'keep', mutant)
 
 
-@pytest.mark.parametrize('name', [
+@pytest.mark.parametrize('name', representative([
     'old kernels recorded', 'noise of the new kernel', 'every round has the same random numbers',
-    'one token too many', 'a context with the token itself', 'no residual after the joint test'])
+    'one token too many', 'a context with the token itself', 'no residual after the joint test'],
+    'old kernels recorded', 'one token too many'))
 def test_mutants_are_rejected(name, monkeypatch):
   _wrong(name, monkeypatch)
   model = chain(12)
-  decoded = sample(decoders.windows(model.target, 4, None, model.schedule), model.params, seed=6)
+  decoded = sample(decoders.windows(model.target, 4, None, model.schedule, kernels_per_call=2),
+                   model.params, seed=6)
   tokens = np.asarray(decoded.tokens)[..., 0]
   assert not np.isfinite(tokens).all() or deviation(tokens) > LIMIT
 
@@ -256,7 +252,8 @@ def test_the_joint_test_leaves_a_draw_of_the_new_kernels():
       stack(states), Gaussian(stack(means), ones), Gaussian(stack(news), ones), 0 * ones)
   outcome = joint_test.keep(
       compared, -jax.random.exponential(keys[1], (count, kernels)),
-      jax.random.normal(keys[2], (count, kernels, 1)), jax.random.uniform(keys[3], (count, kernels)))
+      jax.random.normal(keys[2], (count, kernels, 1)),
+      jax.random.uniform(keys[3], (count, kernels)))
   fresh, path, x = jax.random.normal(keys[4], (count, kernels)), [], first
   for i in range(kernels):
     drawn = new_mean(x) + fresh[:, i]
@@ -290,13 +287,26 @@ class TestResult:
     assert (np.asarray(kernels.accepted) <= np.asarray(kernels.tested)).all()
     assert np.asarray(decoded.tv_bound).max() == 0 and decoder.verifier.exact
 
+  def test_rows_do_not_depend_on_each_other(self):
+    """Bit for bit in a batch of one shape, whatever the other rows hold."""
+    model = chain(12)
+    decoder = jax.jit(decoders.windows(model.target, 4, None, model.schedule, kernels_per_call=2))
+    keys = jax.random.split(jax.random.key(6), 24)
+    first = decoder(model.params, LABELS[:12], keys[:12])
+    for other in range(12, 24, 4):
+      mixed = jnp.concatenate([keys[:4], jnp.roll(keys[other:other + 4], 1), keys[8:12]])
+      second = decoder(model.params, LABELS[:12], mixed)
+      for name in ('tokens', 'rounds', 'accepted', 'order'):
+        for rows in (slice(0, 4), slice(8, 12)):
+          np.testing.assert_array_equal(getattr(first, name)[rows], getattr(second, name)[rows])
+
   def test_rows_do_not_depend_on_the_batch(self):
     model = chain(6)
     decoder = jax.jit(decoders.windows(model.target, 3, None, model.schedule))
     keys = jax.random.split(jax.random.key(5), 5)
     together = decoder(model.params, LABELS[:5], keys).tokens
     alone = decoder(model.params, LABELS[2:3], keys[2:3]).tokens
-    np.testing.assert_allclose(together[2:3], alone, atol=2e-5)
+    np.testing.assert_allclose(together[2:3], alone, atol=2e-4)
 
   @pytest.mark.parametrize('options,message', [
       (dict(window=0), 'window is 0'), (dict(window=SIZE + 1), 'window is 7'),
@@ -313,9 +323,3 @@ class TestResult:
     silent[0] = -np.inf
     with pytest.raises(ValueError, match='a kernel without noise'):
       decoders.windows(model.target, 2, None, model.schedule._replace(min_log_variance=silent))
-
-
-def test_chains_that_do_not_exist_have_no_effect():
-  chains = Chains(jnp.full((1, 2, 3, 1), jnp.nan), Gaussian(*[jnp.ones((1, 2, 3, 1))] * 2),
-                  jnp.zeros((1, 2), bool))
-  assert not chain_walk.Chains is None and not bool(chains.exist.any())

@@ -31,7 +31,8 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
   Args:
     schedule: the levels of the head; the last kernel must have noise.
     window: the first tokens of a round, which may be final; the others are drawn ahead.
-    kernels_per_call: states of a chain that the head is evaluated at together.
+    kernels_per_call: states per chain that the head is evaluated at together. The chains of a batch
+      share them, so that the costs of a row depend on the other rows; its tokens do not.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter`.
   """
   def start(target: Target, num_rows: int, width: int) -> Memory:
