@@ -32,7 +32,6 @@ from cspd_jax.continuous import (
   coupling,
   head as head_lib,
   head_drafter,
-  joint_test,
   noise as noise_lib,
   schedule as schedule_lib,
 )
@@ -40,14 +39,11 @@ from cspd_jax.continuous.base import Params, Target
 from cspd_jax.continuous.chains import Chains
 from cspd_jax.continuous.coupling import Gaussian, Moved
 from cspd_jax.continuous.head_drafter import Frozen
-from cspd_jax.continuous.joint_test import Outcome
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import TokenBatch
 
 # Drafts of a chain per call of the head, as a multiple of the average.
 DRAFTS = 4
-# Share of the kernels, the last ones, that are tested jointly.
-JOINT = 0.4
 
 
 class Walked(NamedTuple):
@@ -93,7 +89,6 @@ class Drafts(NamedTuple):
     next: `[N, L, C]` the state after it.
     predicted: the kernel that `next` was drawn from, `[N, L, C]`.
     kept: whether `next` is the state of the old chain.
-    joint: see `Position`.
   """
 
   index: jax.Array
@@ -101,7 +96,6 @@ class Drafts(NamedTuple):
   next: jax.Array
   predicted: Gaussian
   kept: jax.Array
-  joint: jax.Array
 
 
 class Position(NamedTuple):
@@ -110,13 +104,10 @@ class Position(NamedTuple):
   Attributes:
     index: `[N]` number of the next kernel; `K` for complete chains.
     x: `[N, C]` the state before it.
-    joint: `[N]` whether the chain has parted by the joint test, after which it is independent of
-      the old one; or whether all states were kept by that test.
   """
 
   index: jax.Array
   x: jax.Array
-  joint: jax.Array
 
 
 class State(NamedTuple):
@@ -143,13 +134,11 @@ class Answers(NamedTuple):
     frozen: `[N, K, C]` the answers, inputs of the drafter.
     moved: `[N, K, C]` the new state after the kernel.
     parting: `[N, K + 1]` number of the first kernel from here on at which the chains part, or `K`.
-    outcome: of the joint test of the last kernels.
   """
 
   frozen: Frozen
   moved: Moved
   parting: jax.Array
-  outcome: Outcome
 
 
 def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax.Array) -> Noise:
@@ -216,17 +205,12 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
 
   state = jax.lax.while_loop(
       lambda state: jnp.any(state.position.index < levels), one_call, state)
-  return _completed(old, answers, state)
+  return _completed(answers, state)
 
 
 def _level(schedule: Schedule, index: jax.Array) -> jax.Array:
   """Returns the level of kernels, 0 past the end of the chain."""
   return jnp.maximum(schedule.num_levels - 1 - index, 0)
-
-
-def _joint(levels: int) -> int:
-  """Returns how many kernels are tested jointly."""
-  return max(1, round(JOINT * levels))
 
 
 def _follow(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, old: Chains,
@@ -244,13 +228,9 @@ def _follow(target: Target, schedule: Schedule, params: Params, batch: TokenBatc
   index = jnp.where(moved.kept, levels, jnp.arange(levels))
   parting = jnp.pad(jax.lax.cummin(index, axis=1, reverse=True), ((0, 0), (0, 1)),
                     constant_values=levels)
-  last = lambda leaf: leaf[:, levels - _joint(levels):]
-  outcome = joint_test.keep(
-      jax.tree.map(last, compared), last(noise.log_uniform), last(noise.fresh),
-      jnp.exp(last(noise.draft_log_uniform)))
   x0 = schedule_lib.predict_x0(schedule, level, before, kernel.eps)
-  answers = Answers(Frozen(kernel.eps, x0, kernel.v), moved, parting, outcome)
-  start = Position(jnp.zeros(num, jnp.int32), first, jnp.zeros(num, bool))
+  answers = Answers(Frozen(kernel.eps, x0, kernel.v), moved, parting)
+  start = Position(jnp.zeros(num, jnp.int32), first)
   position = _where(old.exist, _jump(answers, start.index), start)
   position = position._replace(index=jnp.where(batch.active, position.index, levels))
   called = (batch.active & old.exist).astype(jnp.int32)
@@ -263,28 +243,17 @@ def _follow(target: Target, schedule: Schedule, params: Params, batch: TokenBatc
 def _jump(answers: Answers, index: jax.Array) -> Position:
   """Follows chains that agree before kernel `index` `[N]` until after they have parted."""
   levels = answers.moved.x.shape[1]
-  begin = levels - _joint(levels)
   parting = jnp.take_along_axis(answers.parting, index[:, None], axis=1)[:, 0]
   x = _at(answers.moved.x, jnp.minimum(parting, levels - 1))
-  each = Position(jnp.minimum(parting + 1, levels), x, jnp.zeros(index.shape, bool))
-  together = Position(jnp.minimum(begin + answers.outcome.length + 1, levels), answers.outcome.x,
-                      jnp.ones(index.shape, bool))
-  return _where((index <= begin) & (parting >= begin), together, each)
+  return Position(jnp.minimum(parting + 1, levels), x)
 
 
-def _completed(old: Chains, answers: Answers, state: State) -> Walked:
+def _completed(answers: Answers, state: State) -> Walked:
   """Adds the states before which the chains agree."""
-  walked, levels = state.walked, state.written.shape[1]
-  number = jnp.arange(levels)
-  begin = levels - _joint(levels)
-  in_joint = state.position.joint[:, None] & (number >= begin)
-  kept = number < begin + answers.outcome.length[:, None]
-  states = jnp.where(kept[..., None], old.states, answers.outcome.x[:, None])
-  states = jnp.where(in_joint[..., None], states, answers.moved.x)
-  kept = jnp.where(in_joint, kept, answers.moved.kept)
-  states = jnp.where(state.written[..., None], walked.chains.states, states)
+  walked, written = state.walked, state.written
+  states = jnp.where(written[..., None], walked.chains.states, answers.moved.x)
   return walked._replace(chains=walked.chains._replace(states=states),
-                         kept=jnp.where(state.written, walked.kept, kept))
+                         kept=jnp.where(written, walked.kept, answers.moved.kept))
 
 
 def _where(condition: jax.Array, a: Any, b: Any) -> Any:
@@ -305,7 +274,7 @@ def _draft(schedule: Schedule, rho: np.ndarray, length: int, batch: TokenBatch, 
   levels = schedule.num_levels
 
   def step(position, _):
-    index, x, joint = position
+    index, x = position
     at = lambda tree: jax.tree.map(lambda leaf: _at(leaf, jnp.minimum(index, levels - 1)), tree)
     mean, std = head_drafter.draft_kernel(
         schedule, rho, _where(old.exist, at(answers.frozen), state.frozen), x,
@@ -313,13 +282,12 @@ def _draft(schedule: Schedule, rho: np.ndarray, length: int, batch: TokenBatch, 
     predicted = Gaussian(mean, batch.temperature[:, None] * std)
     # Without an old chain the state is a draw from the predicted kernel, which `move` keeps.
     plain = predicted.mean + predicted.std * at(noise.fresh)
-    coupled = old.exist & ~joint
-    source, kernel = _where(coupled, at((old.states, old.kernels)), (plain, predicted))
+    source, kernel = _where(old.exist, at((old.states, old.kernels)), (plain, predicted))
     compared = coupling.compare(source, kernel, predicted, at(noise.split))
     moved = coupling.move(source, compared, at(noise.log_uniform))
-    kept, following = moved.kept & coupled, jnp.minimum(index + 1, levels)
-    after = _where(kept, _jump(answers, following), Position(following, moved.x, joint))
-    return after, Drafts(index, x, moved.x, predicted, kept, joint)
+    kept, following = moved.kept & old.exist, jnp.minimum(index + 1, levels)
+    after = _where(kept, _jump(answers, following), Position(following, moved.x))
+    return after, Drafts(index, x, moved.x, predicted, kept)
 
   after, drafts = jax.lax.scan(step, state.position, length=length)
   return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), drafts), after
@@ -351,8 +319,8 @@ def _verify(schedule: Schedule, target: Target, noise: Noise, state: State, draf
   num_called = jnp.sum(called, axis=1, dtype=jnp.int32)
   pick = lambda leaf: _at(leaf, jnp.minimum(accepted, length - 1))
   # The chain continues after the transition that failed, or at the first draft without a call.
-  waiting = Position(pick(drafts.index), pick(drafts.x), pick(drafts.joint))
-  failed = Position(waiting.index + 1, pick(moved.x), waiting.joint)
+  waiting = Position(pick(drafts.index), pick(drafts.x))
+  failed = Position(waiting.index + 1, pick(moved.x))
   position = _where(accepted < num_called, failed, _where(accepted < length, waiting, after))
 
   # Transitions beyond the first that failed write out of range, which drops them.

@@ -111,16 +111,6 @@ class Compared(NamedTuple):
   coupled: jax.Array
   shift: jax.Array
 
-  @property
-  def square(self) -> jax.Array:
-    """The squared length `[...]` of `shift`."""
-    return jnp.sum(self.shift * self.shift, axis=-1)
-
-  @property
-  def log_ratio(self) -> jax.Array:
-    """The logarithm `[...]` of the new over the old density at the draw."""
-    return -(jnp.sum(self.shift * self.coupled, axis=-1) + 0.5 * self.square)
-
 
 class Moved(NamedTuple):
   """States that were moved from one Gaussian to another; see `move`.
@@ -184,9 +174,10 @@ def move(x: jax.Array, compared: Compared, log_uniform: jax.Array) -> Moved:
     compared: the draw and both Gaussians; see `compare`.
     log_uniform: `[...]` logarithm of an independent uniform number.
   """
-  kept = log_uniform < compared.log_ratio
   inner = jnp.sum(compared.shift * compared.coupled, axis=-1)
-  factor = 2 * inner / jnp.maximum(compared.square, jnp.finfo(inner.dtype).tiny)
+  square = jnp.sum(compared.shift * compared.shift, axis=-1)
+  kept = log_uniform < -(inner + 0.5 * square)
+  factor = 2 * inner / jnp.maximum(square, jnp.finfo(square.dtype).tiny)
   mirrored = compared.mean + compared.base * (
       compared.coupled - factor[..., None] * compared.shift)
   return Moved(jnp.where(kept[..., None], x, mirrored), kept)

@@ -19,7 +19,6 @@ from cspd_jax.continuous import (
   context,
   coupling,
   decoders,
-  joint_test,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.coupling import Gaussian
@@ -79,15 +78,6 @@ def test_drafts_of_kernels_do_not_change_the_distribution(kernels_per_call):
   assert deviation(np.asarray(decoded.tokens)[..., 0]) < LIMIT
 
 
-@pytest.mark.parametrize('share', representative([0.05, 1.0], 1.0))
-def test_any_number_of_kernels_may_be_tested_jointly(monkeypatch, share):
-  monkeypatch.setattr(chain_walk, 'JOINT', share)
-  model = chain(12)
-  decoded = sample(decoders.windows(model.target, 4, None, model.schedule, kernels_per_call=2),
-                   model.params, seed=3)
-  assert deviation(np.asarray(decoded.tokens)[..., 0]) < LIMIT
-
-
 def test_steps_of_several_tokens():
   """The distribution of three steps differs from that of six, and windows of it are exact."""
   model = chain(8)
@@ -141,7 +131,7 @@ def test_learned_deviations_that_depend_on_the_state():
 
 def _wrong(name, monkeypatch):
   """Installs a mutant."""
-  walk, compare, keep = chain_walk.walk, coupling.compare, joint_test.keep
+  walk, compare = chain_walk.walk, coupling.compare
   if name == 'old kernels recorded':
     def mutant(*args):
       walked, old = walk(*args), args[6]
@@ -166,18 +156,11 @@ def _wrong(name, monkeypatch):
     transform = context.true_contexts
     monkeypatch.setattr(context, 'true_contexts', lambda *args: transform(
         *args[:5], args[5] + 1, *args[6:]))
-  elif name == 'no residual after the joint test':
-    def mutant(compared, *args):
-      outcome = keep(compared, *args)
-      pick = jnp.minimum(outcome.length, compared.mean.shape[1] - 1)
-      at = lambda leaf: jax.vmap(lambda row, i: row[i])(leaf, pick)
-      return outcome._replace(x=at(compared.mean) + at(compared.base) * at(args[1]))
-    monkeypatch.setattr(joint_test, 'keep', mutant)
 
 
 @pytest.mark.parametrize('name', representative([
     'old kernels recorded', 'noise of the new kernel', 'every round has the same random numbers',
-    'one token too many', 'a context with the token itself', 'no residual after the joint test'],
+    'one token too many', 'a context with the token itself'],
     'old kernels recorded', 'one token too many'))
 def test_mutants_are_rejected(name, monkeypatch):
   _wrong(name, monkeypatch)
@@ -230,45 +213,6 @@ class TestMove:
     """Deviations of 16 numbers that differ by 1 %: at least 90 % are kept."""
     _, moved = self.draw(3, (0.0, 1.0), (0.0, 1.01), 16)
     assert np.asarray(moved.kept).mean() > 0.9
-
-
-def test_the_joint_test_leaves_a_draw_of_the_new_kernels():
-  """Three scalar kernels with means that depend on the state, against their own moments."""
-  count, kernels = 200000, 3
-  old_mean = lambda x: 0.9 * x
-  new_mean = lambda x: 0.9 * x + 0.25 - 0.1 * x
-  keys = jax.random.split(jax.random.key(0), 5)
-  normal = jax.random.normal(keys[0], (count, kernels))
-  first = jnp.ones(count)
-  states, means, news, x = [], [], [], first
-  for i in range(kernels):
-    means.append(old_mean(x))
-    news.append(new_mean(x))
-    x = old_mean(x) + normal[:, i]
-    states.append(x)
-  stack = lambda leaves: jnp.stack(leaves, axis=1)[..., None]
-  ones = jnp.ones((count, kernels, 1))
-  compared = coupling.compare(
-      stack(states), Gaussian(stack(means), ones), Gaussian(stack(news), ones), 0 * ones)
-  outcome = joint_test.keep(
-      compared, -jax.random.exponential(keys[1], (count, kernels)),
-      jax.random.normal(keys[2], (count, kernels, 1)),
-      jax.random.uniform(keys[3], (count, kernels)))
-  fresh, path, x = jax.random.normal(keys[4], (count, kernels)), [], first
-  for i in range(kernels):
-    drawn = new_mean(x) + fresh[:, i]
-    x = jnp.where(i < outcome.length, states[i], jnp.where(
-        i == outcome.length, outcome.x[:, 0], drawn))
-    path.append(x)
-  unit = np.stack([path[0] - new_mean(first), path[1] - new_mean(path[0]),
-                   path[2] - new_mean(path[1])], axis=1)
-  error = 1 / np.sqrt(count)
-  assert np.abs(unit.mean(axis=0)).max() < 4.5 * error
-  assert np.abs(np.cov(unit.T) - np.eye(kernels)).max() < 4.5 * 1.5 * error
-  assert np.abs((unit**3).mean(axis=0)).max() < 4.5 * np.sqrt(15) * error
-  # More are kept than by one test per kernel.
-  each = np.exp(np.minimum(0, np.asarray(compared.log_ratio)).sum(axis=1)).mean()
-  assert np.mean(np.asarray(outcome.length) == kernels) > each + 0.01
 
 
 class TestResult:
