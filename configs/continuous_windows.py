@@ -2,8 +2,8 @@
 
   python -m experiments.continuous_windows
 
-Runtime: a quarter of an hour on two CPU cores. Result: in runs/continuous_windows, tokens per round and head
-calls for every setting (report.json), and the share of kept kernels by level (levels.png).
+Runtime: a quarter of an hour on two CPU cores. Result: in runs/continuous_windows, tokens per round
+and head calls for every setting (report.json), and the share of kept kernels by level (levels.png).
 """
 
 import dataclasses
