@@ -13,7 +13,10 @@ from the head's answer at the old state of the same level, moved from the old ch
 head at the drafts verifies several kernels at once: a draft is moved from the predicted to the true
 kernel, and the first one that is not kept ends the drafts of the call.
 
-A token without an old chain is drafted from the head's last answer, as in `speculative_head`.
+A token without an old chain is drafted from the head's answers of the last call, as in
+`speculative_head`. Such tokens come first in every call, and have as many states of it as the other
+tokens of their row leave them on average, whatever the other rows need: what is drawn for them
+depends on where calls end.
 
 In the shape descriptions, `N` is the number of tokens, `K` of kernels and `L` of drafts per call.
 Kernels are numbered in the order in which they run: kernel `i` is that of level `K - 1 - i`.
@@ -115,7 +118,8 @@ class State(NamedTuple):
 
   Attributes:
     position: how far the chains are.
-    frozen: the head's last answer, for tokens without an old chain.
+    frozen: `[N, K, C]` answers of the head, inputs of the drafter: at the old states, or for tokens
+      without an old chain those of the last call.
     written: `[N, K]` the kernels before which the chains had parted; the others follow from
       `Answers`.
     walked: the new chains so far, at the kernels `written`.
@@ -131,12 +135,10 @@ class Answers(NamedTuple):
   """The head's answers at the old states, and the new states if the chains agree until there.
 
   Attributes:
-    frozen: `[N, K, C]` the answers, inputs of the drafter.
     moved: `[N, K, C]` the new state after the kernel.
     parting: `[N, K + 1]` number of the first kernel from here on at which the chains part, or `K`.
   """
 
-  frozen: Frozen
   moved: Moved
   parting: jax.Array
 
@@ -155,14 +157,14 @@ def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax
       batch.keys, purpose, levels, token_dim, trial)
   uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
   # Where all deviations are those of the schedule, old and new ones are equal.
-  learned = np.any(schedule.min_log_variance != schedule.max_log_variance)
+  learned = schedule_lib.learned(schedule)
   split = lambda purpose: normal(purpose) if learned else jnp.zeros((1, levels, token_dim))
   return Noise(normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
                split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
 
 
 def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndarray,
-         params: Params, batch: TokenBatch, old: Chains, trial: jax.Array) -> Walked:
+         params: Params, batch: TokenBatch, old: Chains, trial: jax.Array, width: int) -> Walked:
   """Draws new chains of tokens, coupled with old ones.
 
   Args:
@@ -174,38 +176,50 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     batch: the tokens `[N]` with their new `z`.
     old: the old chains `[N]`.
     trial: see `draw_noise`.
+    width: tokens of a row; those of a row follow each other.
   """
   levels = schedule.num_levels
   batch = head_lib.modulated(target, schedule, params, batch)
   noise = draw_noise(schedule, batch, target.token_dim, trial)
   state, answers = _follow(target, schedule, params, batch, old, noise)
   # Long chains use the share of those that are complete.
-  per_call = batch.active.shape[0] * kernels_per_call
+  num, length = batch.active.shape[0], DRAFTS * kernels_per_call
+  fresh = batch.active & ~old.exist
+  share = _share(kernels_per_call, fresh, width)
 
   def one_call(state):
-    drafts, after = _draft(schedule, rho, DRAFTS * kernels_per_call, batch, old, noise, answers,
-                           state)
-    num, length = drafts.index.shape
-    # A token without an old chain never uses that share: its next drafts depend on where a call
-    # ends, which must not depend on other tokens.
-    real = (drafts.index < levels) & (
-        old.exist[:, None] | (jnp.arange(length) < kernels_per_call))
+    drafts, after = _draft(schedule, rho, length, batch, old, noise, answers, state)
+    real = drafts.index < levels
+    first = real & fresh[:, None] & (jnp.arange(length) < share[:, None])
     # The first drafts of every chain, then the second ones, as many as there is space for.
-    chosen = jnp.nonzero(real.T.reshape(-1), size=per_call, fill_value=num * length)[0]
-    token, number = chosen % num, jnp.minimum(chosen // num, length - 1)
+    in_order = jnp.concatenate([first.T, (real & ~fresh[:, None]).T]).reshape(-1)
+    none = len(in_order)
+    chosen = jnp.nonzero(in_order, size=num * kernels_per_call, fill_value=none)[0]
+    token, number = chosen % num, chosen // num % length
     pick = lambda leaf: leaf[token, number]
     kernel = head_lib.kernel(target, schedule, params, batch, pick(drafts.x),
                              _level(schedule, pick(drafts.index)), token)
-    number = jnp.where(chosen < num * length, number, length)
+    number = jnp.where(chosen < none, number, length)
     unpack = lambda leaf: jnp.ones((num, length, *leaf.shape[1:]), leaf.dtype).at[
         token, number].set(leaf, mode='drop')
     called = jnp.zeros((num, length), bool).at[token, number].set(True, mode='drop')
-    return _verify(schedule, target, noise, state, drafts, called, after,
+    return _verify(schedule, target, noise, fresh, state, drafts, called, after,
                    jax.tree.map(unpack, kernel))
 
   state = jax.lax.while_loop(
       lambda state: jnp.any(state.position.index < levels), one_call, state)
   return _completed(answers, state)
+
+
+def _share(kernels_per_call: int, fresh: jax.Array, width: int) -> jax.Array:
+  """Returns how many states of a call each `fresh` `[N]` token may have, `[N]`.
+
+  It is at least `kernels_per_call`. Together those of a row have at most half of its states if half
+  of its tokens or fewer are fresh, so the sum never exceeds the states of the call.
+  """
+  num_fresh = jnp.sum(fresh.reshape(-1, width), axis=1)
+  half = width * kernels_per_call // 2 // jnp.maximum(num_fresh, 1)
+  return jnp.repeat(jnp.maximum(half, kernels_per_call), width)
 
 
 def _level(schedule: Schedule, index: jax.Array) -> jax.Array:
@@ -229,13 +243,16 @@ def _follow(target: Target, schedule: Schedule, params: Params, batch: TokenBatc
   parting = jnp.pad(jax.lax.cummin(index, axis=1, reverse=True), ((0, 0), (0, 1)),
                     constant_values=levels)
   x0 = schedule_lib.predict_x0(schedule, level, before, kernel.eps)
-  answers = Answers(Frozen(kernel.eps, x0, kernel.v), moved, parting)
+  answers = Answers(moved, parting)
+  frozen = jax.tree.map(
+      lambda leaf: jnp.broadcast_to(leaf[:, None], before.shape), head_drafter.frozen_start(first))
   start = Position(jnp.zeros(num, jnp.int32), first)
   position = _where(old.exist, _jump(answers, start.index), start)
   position = position._replace(index=jnp.where(batch.active, position.index, levels))
   called = (batch.active & old.exist).astype(jnp.int32)
   nothing = jnp.zeros((num, levels), bool)
-  return State(position, head_drafter.frozen_start(first), nothing, Walked(
+  frozen = _where(old.exist, Frozen(kernel.eps, x0, kernel.v), frozen)
+  return State(position, frozen, nothing, Walked(
       Chains(jnp.zeros_like(old.states), new, batch.active), nothing, called,
       called * target.num_streams * levels)), answers
 
@@ -277,8 +294,7 @@ def _draft(schedule: Schedule, rho: np.ndarray, length: int, batch: TokenBatch, 
     index, x = position
     at = lambda tree: jax.tree.map(lambda leaf: _at(leaf, jnp.minimum(index, levels - 1)), tree)
     mean, std = head_drafter.draft_kernel(
-        schedule, rho, _where(old.exist, at(answers.frozen), state.frozen), x,
-        _level(schedule, index))
+        schedule, rho, at(state.frozen), x, _level(schedule, index))
     predicted = Gaussian(mean, batch.temperature[:, None] * std)
     # Without an old chain the state is a draw from the predicted kernel, which `move` keeps.
     plain = predicted.mean + predicted.std * at(noise.fresh)
@@ -293,14 +309,15 @@ def _draft(schedule: Schedule, rho: np.ndarray, length: int, batch: TokenBatch, 
   return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), drafts), after
 
 
-def _verify(schedule: Schedule, target: Target, noise: Noise, state: State, drafts: Drafts,
-            called: jax.Array, after: Position, kernel: head_lib.Kernel) -> State:
+def _verify(schedule: Schedule, target: Target, noise: Noise, fresh: jax.Array, state: State,
+            drafts: Drafts, called: jax.Array, after: Position, kernel: head_lib.Kernel) -> State:
   """Moves drafts from the predicted to the true kernels, up to the first that is not kept.
 
   Args:
     schedule: the levels.
     target: the model.
     noise: the random numbers.
+    fresh: `[N]` which tokens have no old chain.
     state: the state before the drafts.
     drafts: the drafts.
     called: `[N, L]` whether the head was evaluated at a draft: the first ones of every chain.
@@ -332,14 +349,16 @@ def _verify(schedule: Schedule, target: Target, noise: Noise, state: State, draf
   chains = walked.chains._replace(
       states=write(walked.chains.states, moved.x),
       kernels=jax.tree.map(write, walked.chains.kernels, true))
-  # The head was evaluated at the true state before the last decided transition.
-  final = jnp.maximum(jnp.sum(decided, axis=1) - 1, 0)
-  answer = jax.tree.map(lambda leaf: _at(leaf, final), kernel)
-  x0 = schedule_lib.predict_x0(
-      schedule, _level(schedule, _at(drafts.index, final)), _at(drafts.x, final), answer.eps)
+  # The answer to a kernel or, past the end of the call, to the last one before it: at a state that
+  # depends on the noise of earlier kernels only.
+  nearest = jnp.clip(jnp.arange(levels) - state.position.index[:, None], 0,
+                     jnp.maximum(num_called - 1, 0)[:, None])
+  x0 = schedule_lib.predict_x0(schedule, _level(schedule, drafts.index), drafts.x, kernel.eps)
+  answers = jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, nearest[..., None], axis=1),
+                         Frozen(kernel.eps, x0, kernel.v))
   active = state.position.index < levels
   return State(
-      position, _where(active, Frozen(answer.eps, x0, answer.v), state.frozen),
+      position, _where(fresh, answers, state.frozen),
       write(state.written, True), Walked(
           chains, write(walked.kept, drafts.kept & moved.kept), walked.calls + active,
           walked.rows + target.num_streams * num_called))

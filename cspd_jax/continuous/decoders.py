@@ -58,28 +58,25 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
                     guidance, last_noise)
 
 
-def exact_head(target: Target, kernels_per_call: int = speculative_head.DEFAULT_KERNELS,
+def exact_head(target: Target, kernels_per_call: int | None = None,
                num_iter: int | None = None, schedule: Schedule | int | None = None, *,
-               rho: np.ndarray | None = None, eta: float = speculative_head.DEFAULT_ETA,
-               max_trials: int = coupling.DEFAULT_TRIALS, guidance: str = 'linear') -> Decoder:
+               rho: np.ndarray | None = None, guidance: str = 'linear') -> Decoder:
   """Decodes as `mar` does, with a speculative head.
 
   Args:
     target: the model.
-    kernels_per_call: states that the head is evaluated at together; 8 if the time of a call is its
-      latency, less if it is arithmetic.
+    kernels_per_call: states that the head is evaluated at together; by default 16, or all levels if
+      there are fewer. More if the time of a call is its latency, less if it is arithmetic.
     num_iter: as for `mar`.
     schedule: as for `mar`.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
-    eta: see `coupling`.
-    max_trials: the largest number of proposals per residual draw; see `coupling`.
     guidance: as for `mar`.
 
   Raises:
     ValueError: for options out of range.
   """
   schedule = target.as_schedule(schedule)
-  sampler = speculative_head.speculative(target, schedule, kernels_per_call, rho, eta, max_trials)
+  sampler = speculative_head.speculative(target, schedule, kernels_per_call, rho)
   return _mar_steps(target, num_iter, schedule, sampler, guidance, last_noise=False)
 
 

@@ -43,7 +43,7 @@ _METADATA = 'head_drafter'
 
 
 class Frozen(NamedTuple):
-  """The head's last true output for a token, leaves `[N, C]`: the drafter's only input.
+  """An answer of the head for a token, leaves `[N, C]`: the drafter's only input.
 
   Attributes:
     eps: the guided noise.
@@ -63,11 +63,17 @@ def frozen_start(x: jax.Array) -> Frozen:
 
 def draft_kernel(schedule: Schedule, rho: np.ndarray, frozen: Frozen, x: jax.Array,
                  level: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the drafter's kernel at `x` `[N, C]`, `level` `[N]`: mean and std `[N, C]`."""
-  share = jnp.asarray(rho, jnp.float32)[level][:, None]
+  """Returns the drafter's kernel at `x` `[..., C]`, `level` `[...]`: mean and std `[..., C]`."""
+  share = jnp.asarray(rho, jnp.float32)[level][..., None]
   x0 = share * frozen.x0 + (1 - share) * schedule_lib.predict_x0(schedule, level, x, frozen.eps)
   return (schedule_lib.mean(schedule, level, x, x0),
           jnp.exp(0.5 * schedule_lib.log_variance(schedule, level, frozen.v)))
+
+
+def slope(schedule: Schedule, rho: np.ndarray, level: jax.Array) -> jax.Array:
+  """Returns the slope `[..., 1]` of the mean of `draft_kernel` in `x` at `level` `[...]`."""
+  table = schedule.x_to_mean + schedule.x0_to_mean * (1 - rho) * schedule.x_to_x0
+  return jnp.asarray(table, jnp.float32)[level][..., None]
 
 
 def default_rho(schedule: Schedule) -> np.ndarray:

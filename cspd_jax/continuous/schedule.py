@@ -157,6 +157,11 @@ def flow(num_levels: int, *, shift: float = 1.0, last_step: float | None = None,
       min_log_variance=log_variance, max_log_variance=log_variance)
 
 
+def learned(schedule: Schedule) -> bool:
+  """Returns whether the head chooses the kernels' variances, within the schedule's range."""
+  return bool(np.any(schedule.min_log_variance != schedule.max_log_variance))
+
+
 def noise_steps(schedule: Schedule) -> np.ndarray:
   """Returns the step `[num_levels]` of the cosine process with the noise of every level.
 

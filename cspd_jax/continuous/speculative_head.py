@@ -1,27 +1,32 @@
 """Speculation inside the diffusion head: the same distribution with fewer head calls in sequence.
 
 The chain of denoising states is a sequence like any other: draft the next `L` states, evaluate the
-head at all of them in one call, accept those that pass the test of `coupling`, replace the first
-that does not. The speed of a small head is limited by the number of its calls, not by their size,
-so 100 calls with one state become about 16 calls with eight.
+head at all of them in one call, and move each from the kernel that it was drawn from to the true
+one, up to the first that moves. The speed of a small head is limited by the number of its calls,
+not by their size, so 100 calls with one state become about 9 calls with 32.
 
 A round, for a token at level `l` with state `y_0`:
 
     draft   y_1 .. y_L by the kernels of a drafter, levels l - 1 .. l - L
     score   the head on y_0 .. y_{L-1}: the true kernel of every transition
-    verify  accept transitions until one fails; draw that one's residual
+    verify  `coupling.move` keeps transitions until one moves; the chain continues from there
     commit  the token if the head was evaluated at a true state of level 0: the mean of its kernel
 
+The drafter extrapolates from the last answer of the head at a level at or above the one it drafts,
+also if that answer is at a draft that was discarded: such a state is close to the one that replaced
+it. Drafting is affine in the state, so all drafts of a round follow from a prefix scan.
+
 Tokens advance independently; each has its own level. The distribution is that of `head.ancestral`,
-with any guidance, temperature and number of levels, because each transition, accepted or not, has
+with any guidance, temperature and number of levels, because each transition, kept or moved, has
 the distribution of the true kernel given the state before it.
 
-The noise of a kernel has one key whatever the round (see `noise`). This requires that the drafter's
-state comes from accepted states, never from discarded ones.
+The noise of a kernel has one key whatever the round (see `noise`). Discarded drafts have used the
+noise of the kernels that drew them, but the drafter's answer for a kernel depends only on states
+before that kernel, so on the noise of earlier kernels: given these, the kernel's own is as good as
+new.
 
 Reference: De Bortoli, Galashov, Gretton & Doucet, Accelerated Diffusion Models via
-Speculative Sampling, 2025 (arXiv:2501.05370), with a density-ratio test in place of the
-reflection coupling, so that learned variances need no special case.
+Speculative Sampling, 2025 (arXiv:2501.05370), with `coupling.compare` for learned variances.
 """
 
 from typing import NamedTuple
@@ -38,15 +43,14 @@ from cspd_jax.continuous import (
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.base import Target
+from cspd_jax.continuous.coupling import Gaussian
 from cspd_jax.continuous.head import HeadSampler, Kernel, Sampled
 from cspd_jax.continuous.head_drafter import Frozen
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import TokenBatch
 
-# Default number of states per head call.
-DEFAULT_KERNELS = 8
-# Default `eta` of the test of one kernel.
-DEFAULT_ETA = 0.98
+# Default number of states per head call, or all levels if there are fewer.
+DEFAULT_KERNELS = 16
 
 
 class State(NamedTuple):
@@ -55,13 +59,15 @@ class State(NamedTuple):
   Attributes:
     x: `[N, C]` the state.
     level: `[N]` its level; -1 when the token is complete.
-    frozen: the drafter's input.
+    answers: the head's answers of the last round, leaves `[N, L, C]`.
+    first: `[N]` the level of the first of them.
     sampled: tokens and counts so far.
   """
 
   x: jax.Array
   level: jax.Array
-  frozen: Frozen
+  answers: Frozen
+  first: jax.Array
   sampled: Sampled
 
 
@@ -70,17 +76,19 @@ class Noise(NamedTuple):
 
   Attributes:
     draft: `[N, levels, C]` noise of the drafter's kernels.
-    log_uniform: `[N, levels]` logarithms of the tests' uniform numbers.
+    split: `[N or 1, levels, C]` and
+    log_uniform: `[N, levels]` of the moves to the true kernels; see `coupling`.
   """
 
   draft: jax.Array
+  split: jax.Array
   log_uniform: jax.Array
 
   def at(self, level: jax.Array) -> 'Noise':
     """Returns the noise of the kernels at `level` `[N, L]`, leaves `[N, L, ...]`."""
     level = jnp.maximum(level, 0)
-    return Noise(jnp.take_along_axis(self.draft, level[:, :, None], axis=1),
-                 jnp.take_along_axis(self.log_uniform, level, axis=1))
+    return jax.tree.map(lambda leaf: _at(
+        jnp.broadcast_to(leaf, (level.shape[0], *leaf.shape[1:])), level), self)
 
 
 class Drafts(NamedTuple):
@@ -90,22 +98,17 @@ class Drafts(NamedTuple):
     x: `[N, L, C]`; the first is the token's true state.
     next: `[N, L, C]`.
     level: `[N, L]`; negative past the end of the chain.
-    mean: `[N, L, C]` of the drafter's kernel.
-    std: `[N, L, C]` of the drafter's kernel.
-    log_uniform: `[N, L]` of the transition's test.
+    predicted: the kernels that `next` was drawn from, `[N, L, C]`.
   """
 
   x: jax.Array
   next: jax.Array
   level: jax.Array
-  mean: jax.Array
-  std: jax.Array
-  log_uniform: jax.Array
+  predicted: Gaussian
 
 
-def speculative(target: Target, schedule: Schedule, kernels_per_call: int = DEFAULT_KERNELS,
-                rho: np.ndarray | None = None, eta: float = DEFAULT_ETA,
-                max_trials: int = coupling.DEFAULT_TRIALS) -> HeadSampler:
+def speculative(target: Target, schedule: Schedule, kernels_per_call: int | None = None,
+                rho: np.ndarray | None = None) -> HeadSampler:
   """Returns a sampler with the distribution of `head.ancestral` without last noise.
 
   Arguments as for `decoders.exact_head`.
@@ -114,33 +117,40 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int = DEFA
     ValueError: for options out of range.
   """
   levels = schedule.num_levels
-  rho = check(schedule, kernels_per_call, rho)
-  coupling.check_eta(eta)
-  coupling.check_max_trials(max_trials)
+  length = min(DEFAULT_KERNELS, levels) if kernels_per_call is None else kernels_per_call
+  rho = check(schedule, length, rho)
 
   def one_round(params, batch, noise, state):
-    drafts = propose(schedule, rho, kernels_per_call, batch, noise, state)
+    noise = noise.at(state.level[:, None] - jnp.arange(length))
+    drafts = propose(schedule, rho, batch, noise, state)
     kernel = head_lib.kernel(
         target, schedule, params, batch, drafts.x, jnp.maximum(drafts.level, 0))
-    return verify(schedule, target, eta, max_trials, batch, state, drafts, kernel)
+    return verify(schedule, target, noise, state, drafts, kernel)
 
   def sample(params, batch):
     batch = head_lib.modulated(target, schedule, params, batch)
+    normal = lambda purpose: noise_lib.chain_normal(batch.keys, purpose, levels, target.token_dim)
     noise = Noise(
-        noise_lib.chain_normal(batch.keys, noise_lib.DRAFT, levels, target.token_dim),
+        normal(noise_lib.DRAFT),
+        # Equal deviations have no noise to split.
+        normal(noise_lib.PROPOSE) if schedule_lib.learned(schedule) else
+        jnp.zeros((1, levels, target.token_dim)),
         noise_lib.chain_log_uniform(batch.keys, noise_lib.ACCEPT, levels))
     x = head_lib.start(batch, target)
     count = jnp.zeros(batch.active.shape, jnp.int32)
     per_level = jnp.zeros((*count.shape, levels), jnp.int32)
-    state = State(x, jnp.where(batch.active, levels - 1, -1), head_drafter.frozen_start(x),
-                  Sampled(jnp.zeros_like(x), count, count, per_level, per_level, count, count))
+    answers = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], length, axis=1),
+                           head_drafter.frozen_start(x))
+    level = jnp.where(batch.active, levels - 1, -1)
+    state = State(x, level, answers, level, Sampled(
+        jnp.zeros_like(x), count, count, per_level, per_level, count, count))
     state = jax.lax.while_loop(lambda state: jnp.any(state.level >= 0),
                                lambda state: one_round(params, batch, noise, state), state)
     return state.sampled
 
-  guarantee = (f'{coupling.guarantee(eta, max_trials)}: the same distribution, fewer head calls in '
-               'sequence')
-  return HeadSampler(sample, levels, guarantee, kernels_per_call)
+  return HeadSampler(
+      sample, levels, 'exact up to rounding: the same distribution, fewer head calls in sequence',
+      length)
 
 
 def check(schedule: Schedule, kernels_per_call: int, rho: np.ndarray | None) -> np.ndarray:
@@ -161,47 +171,59 @@ def check(schedule: Schedule, kernels_per_call: int, rho: np.ndarray | None) -> 
   return rho
 
 
-def propose(schedule: Schedule, rho: np.ndarray, length: int, batch: TokenBatch, noise: Noise,
+def propose(schedule: Schedule, rho: np.ndarray, batch: TokenBatch, noise: Noise,
             state: State) -> Drafts:
-  """Drafts `length` transitions without a call of a network."""
-  levels = state.level[:, None] - jnp.arange(length)
-  noise = noise.at(levels)
-  x, drafts = state.x, []
-  for j in range(length):  # Unrolled: in a loop these few products take as long as a head call.
-    level = levels[:, j]
-    mean, std = head_drafter.draft_kernel(schedule, rho, state.frozen, x, jnp.maximum(level, 0))
-    std = batch.temperature[:, None] * std
-    next_x = mean + std * noise.draft[:, j]
-    drafts.append(Drafts(x, next_x, level, mean, std, noise.log_uniform[:, j]))
-    x = next_x
-  return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *drafts)
+  """Drafts as many transitions as there are answers, without a call of a network."""
+  length = state.answers.eps.shape[1]
+  level = state.level[:, None] - jnp.arange(length)
+  here = jnp.maximum(level, 0)
+  nearest = jnp.clip(state.first[:, None] - level, 0, length - 1)
+  answers = jax.tree.map(lambda leaf: _at(leaf, nearest), state.answers)
+  slope = head_drafter.slope(schedule, rho, here)
+  offset, std = head_drafter.draft_kernel(
+      schedule, rho, answers, jnp.zeros_like(answers.eps), here)
+  std = batch.temperature[:, None, None] * std
+  next_x = _affine_chain(slope, offset + std * noise.draft, state.x)
+  x = jnp.concatenate([state.x[:, None], next_x[:, :-1]], axis=1)
+  return Drafts(x, next_x, level, Gaussian(slope * x + offset, std))
 
 
-def verify(schedule: Schedule, target: Target, eta: float, max_trials: int, batch: TokenBatch,
-           state: State, drafts: Drafts, kernel: Kernel) -> State:
-  """Accepts transitions up to the first failure and replaces that one."""
+def _affine_chain(slope: jax.Array, offset: jax.Array, x: jax.Array) -> jax.Array:
+  """Returns `y_1 .. y_L` `[N, L, C]` of `y_{j+1} = slope_j y_j + offset_j` from `y_0 = x` `[N, C]`.
+
+  Composes twice as many steps in every pass, without a loop over them.
+
+  Args:
+    slope: `[N, L, 1]`.
+    offset: `[N, L, C]`.
+    x: the first state.
+  """
+  length, shift = offset.shape[1], 1
+  before = lambda leaf, fill: jnp.pad(
+      leaf, ((0, 0), (shift, 0), (0, 0)), constant_values=fill)[:, :length]
+  while shift < length:
+    slope, offset = slope * before(slope, 1), offset + slope * before(offset, 0)
+    shift *= 2
+  return slope * x[:, None] + offset
+
+
+def verify(schedule: Schedule, target: Target, noise: Noise, state: State, drafts: Drafts,
+           kernel: Kernel) -> State:
+  """Moves transitions to the true kernels, up to the first that is not kept."""
   length = drafts.level.shape[1]
+  true = Gaussian(kernel.mean, kernel.std)
+  compared = coupling.compare(drafts.next, drafts.predicted, true, noise.split)
+  moved = coupling.move(drafts.next, compared, noise.log_uniform)
   # Kernel 0 is not tested: it has no noise.
-  testable = drafts.level > 0
-  log_ratio = (coupling.log_density(drafts.next, kernel.mean, kernel.std) -
-               coupling.log_density(drafts.next, drafts.mean, drafts.std))
-  passed = testable & coupling.accept(log_ratio, drafts.log_uniform, eta)
-  accepted = coupling.accepted_length(passed)
+  accepted = coupling.accepted_length(moved.kept & (drafts.level > 0))
   # The last true state that the head was evaluated at.
   last = jnp.minimum(accepted, length - 1)
-  at_last = lambda leaf: jnp.take_along_axis(
-      leaf, last.reshape(-1, *(1,) * (leaf.ndim - 1)), axis=1)[:, 0]
-  kernel, drafts_last = jax.tree.map(at_last, (kernel, drafts))
+  at_last = lambda leaf: _at(leaf, last[:, None])[:, 0]
+  level, mean, x = jax.tree.map(at_last, (drafts.level, kernel.mean, moved.x))
   active = state.level >= 0
-  complete = active & (drafts_last.level == 0)
-  failed = active & (accepted < length) & ~complete
-  replaced, trials, missed = kernel_residual(
-      batch, drafts_last.level, kernel, drafts_last.mean, drafts_last.std, failed, eta, max_trials)
+  complete = active & (level == 0)
 
-  x = jnp.where(failed[:, None], replaced, drafts_last.next)
-  frozen = Frozen(
-      kernel.eps, schedule_lib.predict_x0(
-          schedule, jnp.maximum(drafts_last.level, 0), drafts_last.x, kernel.eps), kernel.v)
+  x0 = schedule_lib.predict_x0(schedule, jnp.maximum(drafts.level, 0), drafts.x, kernel.eps)
   sampled = state.sampled
   # The index in the round of the transition at every level; out of range without one.
   index = state.level[:, None] - jnp.arange(schedule.num_levels)
@@ -209,41 +231,14 @@ def verify(schedule: Schedule, target: Target, eta: float, max_trials: int, batc
       index <= last[:, None])
   rows = target.num_streams * jnp.minimum(length, state.level + 1)
   return State(
-      x=x, level=jnp.where(active, drafts_last.level - 1, -1), frozen=frozen,
-      sampled=Sampled(
-          tokens=jnp.where(complete[:, None], kernel.mean, sampled.tokens),
+      x=x, level=jnp.where(active, level - 1, -1), answers=Frozen(kernel.eps, x0, kernel.v),
+      first=state.level, sampled=sampled._replace(
+          tokens=jnp.where(complete[:, None], mean, sampled.tokens),
           calls=sampled.calls + active, rows=sampled.rows + jnp.where(active, rows, 0),
           tested=sampled.tested + tested,
-          accepted=sampled.accepted + (tested & (index < accepted[:, None])),
-          trials=sampled.trials + trials, missed=sampled.missed + missed))
+          accepted=sampled.accepted + (tested & (index < accepted[:, None]))))
 
 
-def kernel_residual(
-    batch: TokenBatch, level: jax.Array, kernel: Kernel, draft_mean: jax.Array,
-    draft_std: jax.Array, pending: jax.Array, eta: float, max_trials: int,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Draws the next state from the residual of one kernel; see `coupling.residual`.
-
-  Args:
-    batch: the tokens `[N]`.
-    level: `[N]` level of the kernel.
-    kernel: the true kernel, `[N, C]`.
-    draft_mean: `[N, C]` of the drafter's kernel.
-    draft_std: `[N, C]` of the drafter's kernel.
-    pending: `[N]` which tokens need a residual draw.
-    eta: that of the test.
-    max_trials: see `coupling`.
-  """
-  keys = jax.tree.map(lambda leaf: leaf[:, None], batch.keys)
-  level = jnp.maximum(level, 0)[:, None]
-  wide = lambda leaf: leaf[:, None]
-
-  def proposals(trials):
-    noise = noise_lib.normal(
-        keys, noise_lib.PROPOSE, level, kernel.mean.shape[-1], trials[None])
-    y = wide(kernel.mean) + wide(kernel.std) * noise
-    log_ratio = (coupling.log_density(y, wide(kernel.mean), wide(kernel.std)) -
-                 coupling.log_density(y, wide(draft_mean), wide(draft_std)))
-    return y, log_ratio, noise_lib.log_uniform(keys, noise_lib.RESIDUAL, level, trials[None])
-
-  return coupling.residual(proposals, pending, eta, max_trials)
+def _at(leaf: jax.Array, index: jax.Array) -> jax.Array:
+  """Returns the entries `[N, L, ...]` of `leaf` `[N, K, ...]` at `index` `[N, L]`."""
+  return jnp.take_along_axis(leaf, index.reshape(*index.shape, *(1,) * (leaf.ndim - 2)), axis=1)
