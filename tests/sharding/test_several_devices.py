@@ -51,7 +51,6 @@ def _check(found, shapes):
     assert 0.8 < runs['memory'] < 1.5, shape
 
 
-@pytest.mark.slow
 def test_one_image_over_two_devices_and_two_images_at_a_time():
   _check(_run(1, '2x2'), ['2x2'])
 
