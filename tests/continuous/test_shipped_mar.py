@@ -72,9 +72,9 @@ def test_tokens_and_pictures_have_a_sensible_scale(models):
 
 def test_decoders_that_draft_take_one_token_per_step():
   model = cspd_jax.load('mar_demo')
-  assert len(model.engine.decoders) == 7
+  assert len(model.engine.decoders) == 8
   for name in model.engine.decoders:
-    if name in ('mar', 'exact_head'):
+    if name in ('mar', 'exact_head', 'windows'):
       assert 'in 16 steps' in model.decoder(f'{name}(num_iter=16)').distribution
       continue
     with pytest.raises(ValueError, match=f"{name} has no parameter 'num_iter'"):

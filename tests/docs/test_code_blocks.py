@@ -17,7 +17,9 @@ def test_page(page, place):
       pages.run(block.text, pages.name(page), block.line, namespace)
 
 
-@pytest.mark.parametrize('notebook', pages.NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize('notebook', [
+    pytest.param(path, marks=pytest.mark.slow) if path.stem == 'text_to_image' else path
+    for path in pages.NOTEBOOKS], ids=lambda path: path.name)
 def test_notebook(notebook, place):
   plt.switch_backend('agg')
   namespace = {'__name__': 'notebook'}

@@ -32,6 +32,7 @@ def test_rounds_of_a_size(capsys, tmp_path):
   assert report['rates']['bandwidth'] > 1e6 and (tmp_path / 'roofline.png').stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_rounds_as_one_graph_are_compared(capsys, monkeypatch, tmp_path):
   monkeypatch.setattr(programs, 'on_cuda', lambda: True)
   code, shown, *_ = _run(capsys, tmp_path, '--decoder=')

@@ -6,7 +6,6 @@ import pytest
 import cspd_jax
 from cspd_jax.commands import compare, fit_corrector, train_drafter, tune
 from tests.families import published_files
-from tests.marks import representative
 
 for _package in ('ftfy', 'tiktoken', 'tokenizers'):  # They read words.
   pytest.importorskip(_package)
@@ -20,7 +19,8 @@ def _run(program, capsys, *words):
   return printed.out
 
 
-@pytest.mark.parametrize('family', representative(published_files.WHOLE, 'emu3'))
+@pytest.mark.slow
+@pytest.mark.parametrize('family', published_files.WHOLE)
 def test_drafters_of_a_converted_folder(family, tmp_path, capsys):
   folder = tmp_path / 'model'
   published_files.convert_whole(family, tmp_path / 'published', folder)
