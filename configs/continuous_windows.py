@@ -2,7 +2,7 @@
 
   python -m experiments.continuous_windows
 
-Runtime: a quarter of an hour on two CPU cores. Result: in runs/continuous_windows, tokens per round
+Runtime: half an hour on two CPU cores. Result: in runs/continuous_windows, tokens per round
 and head calls for every setting (report.json), and the share of kept kernels by level (levels.png).
 """
 
@@ -20,7 +20,7 @@ class Config:
     window: tokens per round; the first is that of all other measurements.
     guidance_scale: guidance scales; the first is that of all other measurements.
     temperature: temperatures in addition to 1.
-    schedule: numbers of denoising kernels in addition to the model's own.
+    schedule: numbers of denoising kernels other than the model's own.
     num_iter: numbers of autoregressive steps in addition to one token per step; masked models only.
     orders: whether masked models are measured in raster order too.
     num_images: images of every measurement.
@@ -30,10 +30,10 @@ class Config:
   """
 
   model: tuple[str, ...] = ('causal_demo', 'mar_demo')
-  window: tuple[int, ...] = (8, 2, 4, 16)
-  guidance_scale: tuple[float, ...] = (3.0, 1.0)
+  window: tuple[int, ...] = (8, 2, 4, 16, 32)
+  guidance_scale: tuple[float, ...] = (3.0, 1.0, 6.0)
   temperature: tuple[float, ...] = (0.9,)
-  schedule: tuple[int, ...] = (25,)
+  schedule: tuple[int, ...] = (25, 50, 100)
   num_iter: tuple[int, ...] = (16,)
   orders: bool = True
   num_images: int = 8

@@ -56,7 +56,8 @@ def settings(config: default.Config, model: Model) -> Iterator[Setting]:
   """Yields the measurements of a model."""
   window, *windows = config.window
   scale, *scales = config.guidance_scale
-  options, causal = dict(guidance_scale=scale), model.target(guided=True).cached is not None
+  target = model.target(guided=True)
+  options, causal = dict(guidance_scale=scale), target.cached is not None
   base = f'windows(window={window})'
   yield Setting(f'window {window}, guidance {scale:g}', base, options)
   for other in windows:
@@ -66,6 +67,8 @@ def settings(config: default.Config, model: Model) -> Iterator[Setting]:
   for temperature in config.temperature:
     yield Setting(f'temperature {temperature:g}', base, options | dict(temperature=temperature))
   for levels in config.schedule:
+    if levels == target.num_levels:
+      continue
     yield Setting(f'{levels} kernels', f'windows(window={window}, schedule={levels})', options)
   if not causal:
     for steps in config.num_iter:
