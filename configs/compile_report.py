@@ -27,7 +27,9 @@ class Config:
     dtype: of the parameters: float32 or bfloat16.
     tokens_per_round: tokens that every decoder commits per round; by default those of the report
       `accepted`.
-    accepted: report.json of a program that measured step compression.
+    accepted: report.json of a program that measured step compression, and maybe calls of a
+      diffusion head.
+    accepted_model: the model whose rows of `accepted` count, if it has rows of several.
     workdir: folder of the results.
   """
 
@@ -43,6 +45,7 @@ class Config:
   dtype: str = 'bfloat16'
   tokens_per_round: float | None = None
   accepted: str = 'docs/reports/corrected.json'
+  accepted_model: str | None = None
   workdir: str = 'runs/compile_report'
 
   def __post_init__(self):

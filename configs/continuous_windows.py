@@ -23,6 +23,7 @@ class Config:
     schedule: numbers of denoising kernels other than the model's own.
     num_iter: numbers of autoregressive steps in addition to one token per step; masked models only.
     orders: whether masked models are measured in raster order too.
+    decoder: other decoders, for comparison.
     num_images: images of every measurement.
     batch_size: images decoded together.
     seed: of the images.
@@ -36,6 +37,7 @@ class Config:
   schedule: tuple[int, ...] = (25, 50, 100)
   num_iter: tuple[int, ...] = (16,)
   orders: bool = True
+  decoder: tuple[str, ...] = ('exact_head', 'exact_head(kernels_per_call=32)')
   num_images: int = 8
   batch_size: int = 8
   seed: int = 29

@@ -11,7 +11,8 @@ round and extrapolates to all layers. Nothing is run. Shows and writes to report
   bytes          of a round, and relative to the ideal (the weights once and the live half of the
                  cache); also without the partial sums of split products that fit in a cache of
                  the device, and relative to an ideal that includes the drafter's weights once
-  kernels        and branches on the host, and copies of a MiB or more
+  kernels        and branches on the host, and copies of a MiB or more; a loop that ends by
+                 run-time values counts as often as the head was called in --accepted, or once
   time           from bandwidth, peak rate and launches
   speed-up       over `vanilla`, from the tokens that a decoder commits per round
 """
@@ -36,8 +37,8 @@ _COLUMNS = {
     'without sums': '{over_ideal_without_sums:.2f}',
     'with drafter': '{over_ideal_with_drafter:.2f}',
     'kernels': '{kernels:.0f}', 'branches': '{conditionals:.0f}', 'ms': '{ms:.2f}',
-    'launches': '{launches:.0%}', 'tokens': '{tokens_per_round:.2f}',
-    'speed-up': '{speedup:.2f}x'}
+    'launches': '{launches:.0%}', 'head calls': '{head_calls:.1f}',
+    'tokens': '{tokens_per_round:.2f}', 'speed-up': '{speedup:.2f}x'}
 # Number of parts of a round that are printed.
 _MOST = 12
 
@@ -70,7 +71,18 @@ def prepare(config: default.Config, accelerator: devices.Accelerator
   return list(dict.fromkeys(texts)), [describe(few), describe(few + 1), whole]
 
 
-def row(text: str, figures: predicted.Figures, ideal: float, tokens: float | None,
+def iterations(model: families.Model, text: str, measured: predicted.Measured) -> float:
+  """Returns how often the loop over calls of a diffusion head runs in a round, 1 if not measured.
+
+  `windows` calls the head at the states of the last round before that loop.
+  """
+  if measured.head_calls is None:
+    return 1
+  decoder = model.decoder(text, guided=True)
+  return measured.head_calls - (decoder.verifier.start is not None)
+
+
+def row(text: str, figures: predicted.Figures, ideal: float, measured: predicted.Measured,
         vanilla: predicted.Figures) -> dict[str, Any]:
   """Returns the row of a decoder.
 
@@ -78,10 +90,10 @@ def row(text: str, figures: predicted.Figures, ideal: float, tokens: float | Non
     text: specification of the decoder.
     figures: figures of its round.
     ideal: bytes of the target's weights and of the live half of the cache.
-    tokens: tokens that a round commits; None if not measured.
+    measured: tokens that a round commits and calls of a diffusion head, if measured.
     vanilla: figures of a round of `vanilla`.
   """
-  seconds = figures.total_seconds
+  seconds, tokens = figures.total_seconds, measured.tokens
   listed = lambda counts: [dict(zip(('what', 'source'), key), count=count)
                            for key, count in counts.items() if round(count)]
   without_sums = figures.total_bytes - figures.cached_sums
@@ -92,6 +104,7 @@ def row(text: str, figures: predicted.Figures, ideal: float, tokens: float | Non
       drafter_mib=figures.drafter_weights / 2**20, partial_sums_mib=figures.cached_sums / 2**20,
       kernels=figures.total_kernels, conditionals=figures.conditionals, loops=figures.loops,
       ms=1e3 * seconds, gflops=figures.flops / 1e9, tokens_per_round=tokens,
+      head_calls=measured.head_calls,
       speedup=None if tokens is None else tokens * vanilla.total_seconds / seconds,
       **{name: figures.seconds.get(name, 0) / seconds
          for name in ('launches', 'bytes', 'products')},
@@ -116,24 +129,24 @@ def show(row: Mapping[str, Any]) -> None:
 
 @cli.command(default.Config, config='configs/compile_report.py')
 def main(config: default.Config) -> None:
-  committed = functools.partial(
-      predicted.tokens_per_round, config.accepted, override=config.tokens_per_round)
+  measured = functools.partial(predicted.measured, config.accepted, model=config.accepted_model,
+                               override=config.tokens_per_round)
   for text in config.decoder:
-    committed(text)  # Raises an error for an invalid report.
+    measured(text)  # Raises an error for an invalid report.
   accelerator = devices.check(config.device)
   texts, (few, more, whole) = prepare(config, accelerator)
-  tokens = {text: committed(text) for text in texts}
   report, device = Report(config.workdir), devices.describe(config.device)
   condition = families.FAMILIES[whole.family].published.condition(whole.config, config.batch)
   steps = whole.config.num_layers - few.config.num_layers
   live, rows, vanilla, ideal = memory.live_cache(whole, config.guided, condition), [], None, 0.0
   for text in texts:
+    of_report = measured(text)
     figures_of_few, figures_of_more = (predicted.decode(
-        model, text, config.batch, config.guided, condition, accelerator, device)
-                                       for model in (few, more))
+        model, text, config.batch, config.guided, condition, accelerator, device,
+        iterations(whole, text, of_report)) for model in (few, more))
     figures = predicted.extrapolated(figures_of_few, figures_of_more, steps)
     vanilla, ideal = vanilla or figures, ideal or figures.weights + live
-    rows.append(row(text, figures, ideal, tokens[text], vanilla))
+    rows.append(row(text, figures, ideal, of_report, vanilla))
     show(rows[-1])
   print('\n' + tables.text(_COLUMNS, rows, left=1))
   report.write(

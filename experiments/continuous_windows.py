@@ -29,7 +29,7 @@ from cspd_jax.plots import curves
 
 _PICTURE = 'levels.png'
 _COLUMNS = {
-    'model': '{model}', 'setting': '{setting}', 'tokens per round': '{tokens_per_round:.2f}',
+    'model': '{model}', 'setting': '{setting}', 'tokens per round': '{step_compression:.2f}',
     '+-': '{error:.2f}', 'passes per token': '{passes_per_token:.2f}',
     'tokens kept': '{tokens_kept:.0%}', 'kernels kept': '{kernels_kept:.0%}',
     'head calls per round': '{calls_per_round:.1f}',
@@ -75,6 +75,8 @@ def settings(config: default.Config, model: Model) -> Iterator[Setting]:
       yield Setting(f'{steps} steps', f'windows(window={window}, num_iter={steps})', options)
     if config.orders:
       yield Setting('raster order', base, options, raster=True)
+  for decoder in config.decoder:
+    yield Setting(f'`{decoder}`', decoder, options)
 
 
 def prepare(config: default.Config) -> list[tuple[Model, Setting, Any]]:
@@ -116,13 +118,14 @@ def measured(config: default.Config, model: Model, setting: Setting, decoder: An
   size = decoded.tokens.shape[1]
   per_image = size / decoded.rounds
   calls, rounds = decoded.costs.head_calls.sum(), decoded.rounds.sum()
-  share = lambda tests: tests.accepted.sum() / tests.tested.sum()
+  share = lambda tests: float(tests.accepted.sum() / tests.tested.sum()) if (
+      tests.tested.any()) else None
   row = dict(
       model=model.name, setting=setting.words, decoder=setting.decoder, options=setting.options,
-      tokens_per_round=float(size * len(prompts) / rounds),
+      step_compression=float(size * len(prompts) / rounds),
       error=float(per_image.std(ddof=1) / len(prompts)**0.5),
       passes_per_token=float(decoded.costs.target_passes.sum() / (len(prompts) * size)),
-      tokens_kept=float(share(decoded.tests)), kernels_kept=float(share(decoded.kernels)),
+      tokens_kept=share(decoded.tests), kernels_kept=share(decoded.kernels),
       calls_per_round=float(calls / rounds), calls_per_token=float(calls / len(prompts) / size),
       states_per_token=float(decoded.costs.head_rows.sum() / len(prompts) / size))
   kernels = decoded.kernels

@@ -22,6 +22,8 @@ from cspd_jax.core import random, spec as spec_lib
 from cspd_jax.generation.model import Model
 from experiments.costs import devices, hlo, rounds
 
+# Decoders that commit one token per round.
+_TOKEN_BY_TOKEN = ('vanilla', 'mar')
 # Smallest written size of a copy that is listed, bytes.
 LARGE = 1 << 20
 
@@ -75,6 +77,18 @@ class Figures(NamedTuple):
     return sum(self.seconds.values())
 
 
+class Measured(NamedTuple):
+  """A round of a decoder as a report has it; None for figures that it does not have.
+
+  Attributes:
+    tokens: tokens that a round commits.
+    head_calls: calls of the head in a round.
+  """
+
+  tokens: float | None = None
+  head_calls: float | None = None
+
+
 def figures(round_: rounds.Round, accelerator: devices.Accelerator, temporaries: float = 0
             ) -> Figures:
   """Returns the figures of a round: the totals over its kernels."""
@@ -121,7 +135,7 @@ def extrapolated(few: Figures, more: Figures, steps: int) -> Figures:
 
 
 def decode(model: Model, specification: Any, batch: int, guided: bool, condition: Any,
-           accelerator: devices.Accelerator, device: Any) -> Figures:
+           accelerator: devices.Accelerator, device: Any, iterations: float = 1) -> Figures:
   """Compiles a decoder and returns the figures of its round.
 
   Args:
@@ -132,6 +146,7 @@ def decode(model: Model, specification: Any, batch: int, guided: bool, condition
     condition: shapes of the condition of `batch` images.
     accelerator: the rates of the device.
     device: the device to compile for.
+    iterations: of loops inside the round that end by run-time values.
 
   Raises:
     ValueError: for an invalid specification.
@@ -145,35 +160,37 @@ def decode(model: Model, specification: Any, batch: int, guided: bool, condition
   if model.engine.name == 'discrete':  # Masked models have no cache.
     start = jax.eval_shape(decoder.start, *arguments)
     caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}
-  round_ = rounds.read(hlo.parse(program.as_text()), caches)
+  round_ = rounds.read(hlo.parse(program.as_text()), caches, iterations)
   return figures(round_, accelerator, program.memory_analysis().temp_size_in_bytes)
 
 
-def tokens_per_round(path: str | os.PathLike, text: str,
-                     override: float | None = None) -> float | None:
-  """Returns the step compression of a decoder; None if the report does not contain the decoder.
+def measured(path: str | os.PathLike, text: str, model: str | None = None,
+             override: float | None = None) -> Measured:
+  """Returns what a report has on a round of a decoder; empty if it does not contain the decoder.
 
   Args:
-    path: a report.json with rows of 'decoder' and 'step_compression'.
-    text: specification of the decoder; the result for `vanilla` is always 1.
-    override: a value to use for all decoders instead of the report, which is not read then.
+    path: a report.json with rows of 'decoder', 'step_compression' and maybe 'calls_per_round'.
+    text: specification of the decoder; `vanilla` and `mar` always commit one token.
+    model: the model of the rows, for reports on several.
+    override: the number of tokens for all decoders; the report is not read then.
 
   Raises:
     ValueError: if the file is not such a report.
   """
   spec = spec_lib.parse(text)
-  if spec == spec_lib.parse('vanilla'):
-    return 1.0
+  if spec in map(spec_lib.parse, _TOKEN_BY_TOKEN):
+    return Measured(1.0)
   if override is not None:
-    return override
+    return Measured(override)
   report = reading.json(path, 'give another report, or tokens_per_round', 'accepted')
   try:
-    measured = {row['decoder']: float(row['step_compression']) for row in report['rows']}
-  except (ValueError, KeyError, TypeError) as error:
+    rows = [(row['decoder'], Measured(float(row['step_compression']), row.get('calls_per_round')))
+            for row in report['rows'] if model is None or row['model'] == model]
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f'accepted is {str(path)!r}, which is not a report with step_compression '
                      f'({type(error).__name__}: {error}); give another, or '
                      'tokens_per_round.') from error
-  return next((value for name, value in measured.items() if spec_lib.parse(name) == spec), None)
+  return next((row for name, row in rows if spec_lib.parse(name) == spec), Measured())
 
 
 def required_tokens_per_round(path: str | os.PathLike, text: str,
@@ -183,7 +200,7 @@ def required_tokens_per_round(path: str | os.PathLike, text: str,
   Raises:
     ValueError: if the file is not a report, or does not contain the decoder.
   """
-  result = tokens_per_round(path, text, override)
+  result = measured(path, text, override=override).tokens
   if result is None:
     raise ValueError(f'decoder holds {text!r}, which the report accepted ({str(path)!r}) does not '
                      'contain; give tokens_per_round.')

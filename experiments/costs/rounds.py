@@ -86,7 +86,7 @@ class Kernel(NamedTuple):
   arrays: str
   moved: tuple[Moved, ...]
   flops: float
-  times: int
+  times: float
   moves: bool
   overlapped: bool = False
 
@@ -117,18 +117,19 @@ class Round(NamedTuple):
   copied: float
 
 
-def read(module: hlo.Module, caches: Collection[tuple[int, ...]]) -> Round:
+def read(module: hlo.Module, caches: Collection[tuple[int, ...]], iterations: float = 1) -> Round:
   """Extracts the round of a compiled decoder.
 
   Args:
     module: the program of the whole decoder.
     caches: shapes of the arrays in the target's cache.
+    iterations: of loops inside the round that end by run-time values.
 
   Raises:
     ValueError: if the program has no loop.
   """
   try:
-    _Walk(module).run(module.entry, (), 1, seeks_loop=True)
+    _Walk(module, iterations).run(module.entry, (), 1, seeks_loop=True)
   except _LoopReached as reached:
     loop, labels = reached.args
   else:
@@ -140,7 +141,7 @@ def read(module: hlo.Module, caches: Collection[tuple[int, ...]]) -> Round:
       before.append(label if label.is_weights else Label('constants', str(index)))
     else:
       before.append(Label('cache' if array.dims in caches else 'state', str(index)))
-  walk = _Walk(module)
+  walk = _Walk(module, iterations)
   after = walk.run(body.name, (tuple(before),), 1)
   walk.run(loop.calls('condition')[0], (tuple(before),), 1)
   copied = sum(array.bytes for array, old, new in zip(loop.arrays, before, after)
@@ -162,13 +163,13 @@ def _is_unchanged(body: hlo.Computation, index: int) -> bool:
 class _Walk:
   """Traces computations with labels in place of arrays, and records their kernels."""
 
-  def __init__(self, module: hlo.Module):
-    self.module = module
+  def __init__(self, module: hlo.Module, iterations: float):
+    self.module, self.iterations = module, iterations
     self.kernels: list[Kernel] = []
     self.conditionals = self.loops = 0
     self._callers: list[hlo.Instruction] = []
 
-  def run(self, name: str, arguments: Sequence[Any], times: int, seeks_loop: bool = False) -> Any:
+  def run(self, name: str, arguments: Sequence[Any], times: float, seeks_loop: bool = False) -> Any:
     """Traces a computation.
 
     Args:
@@ -197,7 +198,7 @@ class _Walk:
     return values[computation.root]
 
   def _step(self, computation: hlo.Computation, instruction: hlo.Instruction, operands: list[Any],
-            times: int) -> Any:
+            times: float) -> Any:
     """Traces an instruction; returns the label of its result, or those of its elements."""
     opcode = instruction.opcode
     if opcode == 'get-tuple-element':
@@ -221,22 +222,22 @@ class _Walk:
       return self._call(instruction, instruction.called[0], operands, times)
     return self._kernel(computation, instruction, operands, times)
 
-  def _call(self, caller: hlo.Instruction, name: str, operands: Sequence[Any], times: int) -> Any:
+  def _call(self, caller: hlo.Instruction, name: str, operands: Sequence[Any], times: float) -> Any:
     self._callers.append(caller)
     result = self.run(name, operands, times)
     self._callers.pop()
     return result
 
-  def _loop(self, loop: hlo.Instruction, state: Any, times: int) -> Any:
+  def _loop(self, loop: hlo.Instruction, state: Any, times: float) -> Any:
     self.loops += times
-    times *= self.module.trips(loop) or 1
+    times *= self.module.trips(loop) or self.iterations
     body = self.module.computations[loop.calls('body')[0]]
     if loop.trips is None:  # Otherwise the condition is not evaluated at run time.
       self._call(loop, loop.calls('condition')[0], (state,), times)
     return self._call(loop, body.name, (state,), times)
 
   def _kernel(self, computation: hlo.Computation, instruction: hlo.Instruction,
-              operands: list[Any], times: int) -> Any:
+              operands: list[Any], times: float) -> Any:
     traffic = traffic_lib.of(self.module, computation, instruction)
     only_moves = traffic_lib.only_moves(self.module, instruction)
     # An update of a part of an operand in place is not a copy.

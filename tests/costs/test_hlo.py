@@ -63,6 +63,17 @@ def test_a_round(found):
   assert found.copied == 4 * 1024 * 128 * 4
 
 
+def test_iterations_of_a_loop_that_ends_by_values():
+  def run(x):
+    inner = lambda x: jax.lax.while_loop(lambda x: jnp.sum(x) < 1e3, lambda x: x @ x, x)
+    return jax.lax.fori_loop(0, 7, lambda i, x: inner(x), x)
+
+  text = jax.jit(run).lower(jnp.ones((64, 64))).compile().as_text()
+  once, often = (rounds.read(hlo.parse(text), set(), iterations) for iterations in (1, 2.5))
+  flops = [sum(kernel.times * kernel.flops for kernel in one.kernels) for one in (once, often)]
+  assert flops == [2 * 64**3, 2.5 * 2 * 64**3]
+
+
 def test_what_kernels_move(found):
   product = _kernel(found, 'product')
   assert [(one.label.kind, one.read, one.written) for one in product.moved] == [

@@ -83,12 +83,12 @@ def test_rates(monkeypatch):
 def test_accepted(tmp_path):
   path = tmp_path / 'report.json'
   path.write_text('{"rows": [{"decoder": "mc_sjd(window=8)", "step_compression": 2.5}]}')
-  assert predicted.tokens_per_round(path, 'mc_sjd( window = 8 )') == 2.5
-  assert predicted.tokens_per_round(path, 'mc_sjd(window=9)') is None
-  assert predicted.tokens_per_round('nothing', 'vanilla', 3.0) == 1
+  assert predicted.measured(path, 'mc_sjd( window = 8 )') == (2.5, None)
+  assert predicted.measured(path, 'mc_sjd(window=9)') == (None, None)
+  assert predicted.measured('nothing', 'vanilla', override=3.0).tokens == 1
   assert predicted.required_tokens_per_round('nothing', 'mc_sjd', 3.0) == 3
   with pytest.raises(ValueError, match=r"'mc_sjd\(window=9\)'.* give tokens_per_round"):
     predicted.required_tokens_per_round(path, 'mc_sjd(window=9)')
   path.write_text('[]')
   with pytest.raises(ValueError, match='cannot be read as JSON'):
-    predicted.tokens_per_round(path, 'mc_sjd')
+    predicted.measured(path, 'mc_sjd')

@@ -81,4 +81,16 @@ def test_a_report_of_continuous_tokens(here, capsys, tmp_path):
   assert (mar['decoder'], exact_head['decoder']) == ('mar', 'exact_head')
   # A hundred calls of the head, and one turn of a loop that takes as many as it needs.
   assert mar['kernels'] > 5 * exact_head['kernels'] > 0
-  assert report['live_cache_mib'] == 0 and mar['speedup'] is None
+  assert report['live_cache_mib'] == 0 and exact_head['speedup'] is None
+
+  # With measured calls the loop counts as often, but the rest of the round does not.
+  accepted = tmp_path / 'accepted.json'
+  accepted.write_text(json.dumps(dict(rows=[
+      dict(model='other', decoder='exact_head', step_compression=9, calls_per_round=9),
+      dict(model='mar_demo', decoder='exact_head', step_compression=1, calls_per_round=12)])))
+  found = _call(capsys, tmp_path / 'out2', '--model=mar_demo', '--layers=1', '--dtype=float32',
+                '--decoder=exact_head', f'--accepted={accepted}', '--accepted_model=mar_demo')
+  counted = json.loads((found.folder / 'report.json').read_text())['rows'][1]
+  assert counted['head_calls'] == 12
+  assert 6 < counted['kernels'] / exact_head['kernels'] < 12
+  assert counted['speedup'] == pytest.approx(mar['ms'] / counted['ms'])
