@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 # Metadata types of fixed size, by number.
-_SCALARS = dict(enumerate('B b H h I i f ?'.split())) | {10: 'Q', 11: 'q', 12: 'd'}
+_SCALARS = dict(enumerate(['B', 'b', 'H', 'h', 'I', 'i', 'f', '?'])) | {10: 'Q', 11: 'q', 12: 'd'}
 _STRING, _ARRAY = 8, 9
 _BLOCK = 32
 

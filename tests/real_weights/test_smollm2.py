@@ -21,7 +21,7 @@ from tests.marks import representative
 
 pytest.importorskip('tokenizers')
 
-from tests.real_weights import smollm2  # noqa: E402
+from tests.real_weights import smollm2
 
 pytestmark = pytest.mark.skipif(
     smollm2.find() is None,
