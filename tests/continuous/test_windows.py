@@ -8,6 +8,7 @@ decoders with one mistake each, which the same comparison rejects.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ import pytest
 from cspd_jax.continuous import decoders, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing import analytic
+from cspd_jax.testing import analytic, causal_analytic
 from cspd_jax.testing.samples import energy_test
 from tests.continuous import window_mutants
 from tests.marks import representative
@@ -165,22 +166,28 @@ class TestResult:
         for rows in (slice(0, 4), slice(8, 12)):
           np.testing.assert_array_equal(getattr(first, name)[rows], getattr(second, name)[rows])
 
-  def test_rows_do_not_depend_on_the_batch(self):
-    model = chain(6)
-    decoder = jax.jit(decoders.windows(model.target, 3, None, model.schedule))
-    keys = jax.random.split(jax.random.key(5), 5)
-    together = decoder(model.params, LABELS[:5], keys).tokens
-    alone = decoder(model.params, LABELS[2:3], keys[2:3]).tokens
-    np.testing.assert_allclose(together[2:3], alone, atol=2e-4)
-
   @pytest.mark.parametrize('options,message', [
       (dict(window=0), 'window is 0'), (dict(window=SIZE + 1), 'window is 7'),
       (dict(kernels_per_call=0), 'kernels_per_call is 0'), (dict(rho=np.ones(3)), 'rho has shape'),
-      (dict(num_iter=9), 'num_iter is 9'), (dict(guidance='none'), 'guidance is')])
+      (dict(num_iter=9), 'num_iter is 9'), (dict(guidance='none'), 'guidance is'),
+      (dict(window='8'), "window is '8'; it must be a whole number"),
+      (dict(window=2.0), r'window is 2\.0; it must be a whole number'),
+      (dict(window=True), 'window is True; it must be a whole number'),
+      (dict(kernels_per_call=2.5), r'kernels_per_call is 2\.5; it must be a whole number'),
+      (dict(kernels_per_call=7), None), (dict(window=np.int64(3)), None),
+      (dict(num_iter=2.5), r'num_iter is 2\.5; it must be a whole number'),
+      (dict(schedule='6'), "schedule is '6'; it must be a Schedule or the number of levels"),
+      (dict(schedule=1), 'num_levels is 1; it must be from 2')])
   def test_options_out_of_range(self, options, message):
     model = chain(6)
-    with pytest.raises(ValueError, match=message):
-      decoders.windows(model.target, schedule=model.schedule, **{'window': 2} | options)
+    build = lambda: decoders.windows(
+        model.target, **dict(window=2, schedule=model.schedule) | options)
+    if message is None:
+      assert build().verifier.exact
+      return
+    with pytest.raises(ValueError, match=message) as error:
+      build()
+    assert not re.search(r'[a-z]\. ', str(error.value)) and str(error.value).endswith('.')
 
   def test_a_kernel_without_noise_is_refused(self):
     model = chain(6)
@@ -188,3 +195,23 @@ class TestResult:
     silent[0] = -np.inf
     with pytest.raises(ValueError, match='a kernel without noise'):
       decoders.windows(model.target, 2, None, model.schedule._replace(min_log_variance=silent))
+
+  def test_a_flow_without_noise_at_its_end_is_refused(self):
+    model = causal_analytic.causal_chain(4, schedule=schedule_lib.flow(6, last_step=0.1,
+                                                                       last_deviation=0.0))
+    with pytest.raises(ValueError, match='a kernel without noise'):
+      decoders.windows(model.target, 2, None, model.schedule)
+
+  @pytest.mark.parametrize('change,message', [
+      (dict(window=2), 'state has chains of 4 tokens and 6 levels; .* 6 tokens and 6 levels'),
+      (dict(schedule=schedule_lib.make(4)), 'state has chains of 6 tokens and 4 levels'),
+      (None, 'state has no chains; this decoder requires 6 tokens and 6 levels')])
+  def test_the_state_of_another_decoder_is_refused(self, change, message):
+    model = chain(6)
+    options = dict(window=3, schedule=model.schedule)
+    decoder = decoders.windows(model.target, **options)
+    other = decoders.mar(model.target, None, model.schedule) if change is None else (
+        decoders.windows(model.target, **options | change))
+    state = other.start(model.params, LABELS[:2], row_keys(jax.random.key(0), 2))
+    with pytest.raises(ValueError, match=message):
+      decoder.round(model.params, state)
