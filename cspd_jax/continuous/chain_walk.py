@@ -156,7 +156,8 @@ def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax
   uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
   # Where all deviations are those of the schedule, old and new ones are equal.
   learned = np.any(schedule.min_log_variance != schedule.max_log_variance)
-  split = lambda purpose: normal(purpose) if learned else jnp.zeros((1, levels, token_dim))
+  split = lambda purpose: normal(purpose) if learned else jnp.zeros(
+      (1, levels, token_dim), jnp.float32)
   return Noise(normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
                split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
 

@@ -84,7 +84,7 @@ def causal_chain(num_tokens: int = 8, token_dim: int = 2, *, schedule: Schedule 
 
   def prefill(params, condition, num_slots):
     rows = condition.shape[0]
-    slots = jnp.full((rows, num_slots, token_dim), jnp.nan)
+    slots = jnp.full((rows, num_slots, token_dim), jnp.nan, jnp.float32)
     first = mixture(params, slots, condition, jnp.zeros((rows, 1), jnp.int32))
     return first[:, :, 0], (slots, condition)
 
@@ -92,7 +92,7 @@ def causal_chain(num_tokens: int = 8, token_dim: int = 2, *, schedule: Schedule 
     slots, condition = cache
     inside = start + tokens.shape[1] <= slots.shape[1]
     tokens = jnp.where(inside[:, None, None], tokens, jnp.nan)
-    slots = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at, 0)))(
+    slots = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, 0))(
         slots, tokens.astype(slots.dtype), start)
     index = start[:, None] + 1 + jnp.arange(tokens.shape[1])
     return mixture(params, slots, condition, index), (slots, condition)
