@@ -95,8 +95,7 @@ def test_moments_of_windows(schedule, window, kernels_per_call, scale):
 
 
 @pytest.mark.parametrize('name', representative(
-    window_mutants.CAUSAL, 'parted chains go on as merged ones',
-    'the cache keeps drafts that were replaced'))
+    window_mutants.CAUSAL, 'parted chains go on as merged ones'))
 def test_mutants_are_rejected(name, monkeypatch):
   window_mutants.install(window_mutants.CAUSAL[name], monkeypatch)
   model = chain()
