@@ -4,8 +4,8 @@ For every model, 1000 images of either decoder with 12 levels. Compared are the 
 of 1024 numbers, and 64 features of an image: the mean and the mean square of each of a token's 16
 numbers, and the mean products of each with those of the right and the lower neighbour. The energy
 tests have a false-alarm rate of 0.005 each. The tests of Kolmogorov and Smirnov have one of 1e-3
-for all coordinates and 24 projections together. A shift of all tokens by 0.1 deviations is
-detected, and so is a decoder with a mistake.
+for all coordinates and 24 projections together. A shift of all tokens by 0.1 deviations must be
+detected, and a decoder with a mistake.
 """
 
 import functools
