@@ -120,10 +120,12 @@ class Target(NamedTuple):
     """Returns a schedule unchanged, or makes one from a number of levels, or from the default.
 
     Raises:
-      ValueError: if the number of levels is out of range.
+      ValueError: if the number of levels is out of range, or `schedule` is of another type.
     """
     if isinstance(schedule, Schedule):
       return schedule
+    if schedule is not None:
+      schedule_lib.check_whole('schedule', schedule, 'a Schedule or the number of levels')
     return self.make_schedule(self.num_levels if schedule is None else schedule)
 
 

@@ -157,8 +157,8 @@ def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax
       batch.keys, purpose, levels, token_dim, trial)
   uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
   # Where all deviations are those of the schedule, old and new ones are equal.
-  learned = schedule_lib.learned(schedule)
-  split = lambda purpose: normal(purpose) if learned else jnp.zeros((1, levels, token_dim))
+  split = lambda purpose: normal(purpose) if schedule_lib.learned(schedule) else jnp.zeros(
+      (1, levels, token_dim), jnp.float32)
   return Noise(normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
                split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
 

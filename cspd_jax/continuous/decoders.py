@@ -140,6 +140,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
   """
   size, schedule = target.num_tokens, target.as_schedule(schedule)
   schedule_lib.check_length('window', window, size)
+  schedule_lib.check_whole('kernels_per_call', kernels_per_call)
   rho = speculative_head.check(schedule, min(kernels_per_call, schedule.num_levels), rho)
   if not np.all(np.isfinite(schedule.min_log_variance)):
     raise ValueError(

@@ -31,7 +31,7 @@ def old_chains() -> Drafter:
   draft are missing; a causal model reads the last draft in their place.
   """
   def propose(env: Env, span: Span, tokens: jax.Array, memory: Memory) -> Draft:
-    del env
+    _check_memory(env, span, memory)
     old = memory.left()
     row, size = jnp.arange(tokens.shape[0])[:, None], tokens.shape[1]
     inside = span.in_round
@@ -44,6 +44,16 @@ def old_chains() -> Drafter:
     return Draft(tokens.at[row, positions].set(drafts, mode='drop'), old, missing)
 
   return Drafter(propose, None)
+
+
+def _check_memory(env: Env, span: Span, memory: Any) -> None:
+  """Raises ValueError if a state between rounds is that of another decoder."""
+  expected = span.ranks.shape[1], env.schedule.num_levels
+  actual = memory.chains.states.shape[1:3] if isinstance(memory, Memory) else None
+  if actual != expected:
+    has = 'no chains' if actual is None else f'chains of {actual[0]} tokens and {actual[1]} levels'
+    raise ValueError(f'state has {has}; this decoder requires {expected[0]} tokens and '
+                     f'{expected[1]} levels. Pass a state of its own `start`.')
 
 
 def _check_pair(draft: Target, target: Target) -> None:

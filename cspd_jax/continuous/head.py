@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cspd_jax.continuous import contract, noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Params, Target
@@ -31,7 +32,7 @@ def modulated(target: Target, schedule: Schedule, params: Params, batch: TokenBa
   if modulation is None or batch.modulation is not None:
     return batch
   make = lambda: modulation.make(
-      params, jnp.asarray(schedule.steps), batch.z.reshape(-1, batch.z.shape[-1]))
+      params, _steps(schedule), batch.z.reshape(-1, batch.z.shape[-1]))
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize
              for leaf in jax.tree.leaves(jax.eval_shape(make)))
   if size > MODULATION_BYTES:
@@ -111,7 +112,7 @@ def kernel(target: Target, schedule: Schedule, params: Params, batch: TokenBatch
   token, level = jnp.broadcast_to(token, shape).reshape(-1), level.reshape(-1)
   states = jnp.broadcast_to(x, (streams, *x.shape)).reshape(-1, x.shape[-1])
   if batch.modulation is None or modulation is None:
-    steps = jnp.tile(jnp.asarray(schedule.steps)[level], streams)
+    steps = jnp.tile(_steps(schedule)[level], streams)
     eps, v = target.denoise(params, states, steps, batch.z[:, token].reshape(len(states), -1))
   else:
     first = jnp.arange(streams)[:, None] * batch.active.shape[0]
@@ -159,6 +160,12 @@ def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> H
     return Sampled(x, calls, target.num_streams * calls, no_tests, no_tests, zeros, zeros)
 
   return HeadSampler(sample, 0, 'exact: this is the sampler that defines the distribution')
+
+
+def _steps(schedule: Schedule) -> jax.Array:
+  """Returns the steps of all levels as the head reads them, int32 or float32."""
+  whole = np.issubdtype(schedule.steps.dtype, np.integer)
+  return jnp.asarray(schedule.steps, jnp.int32 if whole else jnp.float32)
 
 
 def start(batch: TokenBatch, target: Target) -> jax.Array:

@@ -206,10 +206,13 @@ class Decoder:
     # Verify and commit.
     verdict = verifier.verify(env, span, draft, z)
     contract.check_verdict(verdict, (*span.ranks.shape, self.target.token_dim))
-    return state._replace(
+    after = state._replace(
         count=state.count + verdict.length, cache=cache,
         memory=verdict.memory if stage is self.stages[-1] else state.memory,
         decoded=_commit(decoded, span, verifier, verdict, stage.context.passes(span), num_drafts))
+    # Counts are int64 under `jax_enable_x64`, where indices are.
+    return jax.tree.map(lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
+                        after, state)
 
   def _max_rounds(self) -> int:
     """The largest number of rounds until the last row is complete."""

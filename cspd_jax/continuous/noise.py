@@ -50,7 +50,7 @@ def token_keys(rows: RowKeys, positions: jax.Array) -> TokenKeys:
 
 def normal(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike, size: int,
            trial: jax.typing.ArrayLike = 0) -> jax.Array:
-  """Draws standard normal noise, `[..., size]`.
+  """Draws standard normal noise, `[..., size]` float32.
 
   Args:
     keys: the tokens `[...]`; `level` and `trial` broadcast against them.
@@ -59,7 +59,8 @@ def normal(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike, size: int
     size: numbers per token and kernel.
     trial: which of several draws for one purpose, below `MAX_TRIALS`.
   """
-  return _map(lambda key: jax.random.normal(key, (size,)), keys, purpose, level, trial)
+  # In float64 the numbers of a key would be others.
+  return _map(lambda key: jax.random.normal(key, (size,), jnp.float32), keys, purpose, level, trial)
 
 
 def chain_normal(keys: TokenKeys, purpose: int, num_levels: int, size: int,

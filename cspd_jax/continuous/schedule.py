@@ -235,6 +235,7 @@ def mask_lengths(num_tokens: int, num_iter: int) -> tuple[int, ...]:
   Raises:
     ValueError: if `num_iter` is not from 1 to `num_tokens`.
   """
+  check_whole('num_iter', num_iter)
   if not 1 <= num_iter <= num_tokens:
     raise ValueError(
         f'num_iter is {num_iter}; it must be from 1 to the number of tokens, {num_tokens}.')
@@ -264,8 +265,15 @@ def blocks(num_tokens: int, block_length: int, prefix_share: float) -> tuple[tup
   return tuple(zip([0, first, *stops[:-1]], [first, *stops]))
 
 
+def check_whole(name: str, value: int, words: str = 'a whole number') -> None:
+  """Raises ValueError, with `name` and what it must be in `words`, unless it is whole."""
+  if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
+
+
 def check_length(name: str, length: int, num_tokens: int) -> None:
   """Raises ValueError, with `name`, unless `length` tokens can be drafted per round."""
+  check_whole(name, length)
   if not 1 <= length <= num_tokens:
     raise ValueError(f'{name} is {length}; at least 1 token must be drafted per round and at most '
                      f'all of an image, {num_tokens}.')

@@ -134,7 +134,7 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int | None
         normal(noise_lib.DRAFT),
         # Equal deviations have no noise to split.
         normal(noise_lib.PROPOSE) if schedule_lib.learned(schedule) else
-        jnp.zeros((1, levels, target.token_dim)),
+        jnp.zeros((1, levels, target.token_dim), jnp.float32),
         noise_lib.chain_log_uniform(batch.keys, noise_lib.ACCEPT, levels))
     x = head_lib.start(batch, target)
     count = jnp.zeros(batch.active.shape, jnp.int32)

@@ -185,7 +185,7 @@ def mixtures(key: jax.Array, num_tokens: int = 4, token_dim: int = 16, *,
         jnp.broadcast_to(params.stds, (*context.shape[:3], components))))
 
   target = Target(transform, exact_denoise(schedule, token_dim), num_tokens, token_dim,
-                  2 if guided else 1, _check_classes(num_classes))
+                  2 if guided else 1, check_classes(num_classes))
   return Analytic(target, params, schedule)
 
 
@@ -226,7 +226,7 @@ def gaussian_chain(num_tokens: int = 16, correlation: float = 0.9, *,
                         std[..., None]))[None]
 
   target = Target(transform, exact_denoise(schedule, 1), num_tokens, 1, 1,
-                  _check_classes(len(means)))
+                  check_classes(len(means)))
   return Analytic(target, ChainParams(jnp.float32(correlation), jnp.asarray(means)), schedule)
 
 
@@ -259,12 +259,12 @@ def variance_chain(num_tokens: int = 1, num_levels: int = 6, mean: float = 0.0,
     eps, _ = exact(params, x, step, pack(mixture))
     return eps, z[:, 1:2] + z[:, 2:] * jnp.tanh(x)
 
-  target = Target(transform, denoise, num_tokens, 1, 1, _check_classes(1))
+  target = Target(transform, denoise, num_tokens, 1, 1, check_classes(1))
   return Analytic(target, VarianceParams(*map(jnp.float32, (mean, offset, slope))), schedule)
 
 
-def _check_classes(num_classes: int) -> Callable[[Any], None]:
-  """A `Target.check_condition` for class labels."""
+def check_classes(num_classes: int) -> Callable[[Any], None]:
+  """Returns a `Target.check_condition` for class labels."""
   def check(condition: Any) -> None:
     labels = np.asarray(condition)
     if np.any((labels < 0) | (labels >= num_classes)):

@@ -8,24 +8,19 @@ decoders with one mistake each, which the same comparison rejects.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import (
-  chain_walk,
-  context,
-  coupling,
-  decoders,
-  schedule as schedule_lib,
-)
-from cspd_jax.continuous.coupling import Gaussian
+from cspd_jax.continuous import decoders, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing import analytic
+from cspd_jax.testing import analytic, causal_analytic
 from cspd_jax.testing.samples import energy_test
+from tests.continuous import window_mutants
 from tests.marks import representative
 
 ROWS, SIZE, LIMIT = 6000, 6, 4.5
@@ -129,92 +124,17 @@ def test_learned_deviations_that_depend_on_the_state():
                        np.arange(rows))) / rows < 1.95 * np.sqrt(2 / rows)
 
 
-def _wrong(name, monkeypatch):
-  """Installs a mutant."""
-  walk, compare = chain_walk.walk, coupling.compare
-  if name == 'old kernels recorded':
-    def mutant(*args):
-      walked, old = walk(*args), args[6]
-      choose = lambda a, b: jnp.where(old.exist[:, None, None], a, b)
-      kernels = jax.tree.map(choose, old.kernels, walked.chains.kernels)
-      return walked._replace(chains=walked.chains._replace(kernels=kernels))
-    monkeypatch.setattr(chain_walk, 'walk', mutant)
-  elif name == 'noise of the new kernel':
-    def mutant(x, old, new, noise):
-      # The noise of the draw is measured from the new mean instead of the old one.
-      right = compare(x, old, new, noise)
-      return right._replace(coupled=right.coupled + right.shift)
-    monkeypatch.setattr(coupling, 'compare', mutant)
-  elif name == 'every round has the same random numbers':
-    monkeypatch.setattr(chain_walk, 'walk', lambda *args: walk(*args[:7], 0 * args[7]))
-  elif name == 'one token too many':
-    def mutant(*args):
-      walked = walk(*args)
-      # A changed token counts as unchanged if an even number of kernels was kept.
-      even = jnp.sum(walked.kept, axis=1) % 2 == 0
-      return walked._replace(kept=walked.kept.at[:, -1].set(walked.kept[:, -1] | even))
-    monkeypatch.setattr(chain_walk, 'walk', mutant)
-  elif name == 'a context with the draft behind it':
-    transform = context.true_contexts
-    monkeypatch.setattr(context, 'true_contexts', lambda *args: transform(
-        *args[:5], args[5] + 2, *args[6:]))
-
-
-@pytest.mark.parametrize('name', representative([
-    'old kernels recorded', 'noise of the new kernel', 'every round has the same random numbers',
-    'one token too many', 'a context with the draft behind it'],
-    'old kernels recorded', 'one token too many'))
+@pytest.mark.parametrize('name', representative(
+    window_mutants.MASKED, 'old kernels recorded', 'one token too many'))
 def test_mutants_are_rejected(name, monkeypatch):
-  _wrong(name, monkeypatch)
+  window_mutants.install(window_mutants.MASKED[name], monkeypatch)
   model = chain(12)
-  decoded = sample(decoders.windows(model.target, 4, None, model.schedule, kernels_per_call=2),
-                   model.params, seed=6)
+  # There is more ahead of a short window.
+  window = 2 if 'ahead' in name else 4
+  decoded = sample(decoders.windows(
+      model.target, window, None, model.schedule, kernels_per_call=2), model.params, seed=6)
   tokens = np.asarray(decoded.tokens)[..., 0]
   assert np.isfinite(tokens).all() and deviation(tokens) > LIMIT
-
-
-class TestMove:
-  """`coupling.move` on scalars and vectors; 1e5 draws detect a shift by 0.02 deviations."""
-
-  COUNT = 100000
-
-  def draw(self, seed, old, new, size):
-    keys = jax.random.split(jax.random.key(seed), 3)
-    shape = (self.COUNT, size)
-    wide = lambda kernel: Gaussian(*(jnp.broadcast_to(leaf, shape) for leaf in kernel))
-    old, new = wide(old), wide(new)
-    x = old.mean + old.std * jax.random.normal(keys[0], shape)
-    compared = coupling.compare(x, old, new, jax.random.normal(keys[1], shape))
-    moved = coupling.move(x, compared, -jax.random.exponential(keys[2], (self.COUNT,)))
-    return np.asarray(x), moved
-
-  @pytest.mark.parametrize('size', [1, 3])
-  @pytest.mark.parametrize('old,new', [
-      ((0.0, 1.0), (0.7, 1.0)), ((0.0, 0.0064), (0.003, 0.0064)), ((0.0, 1.0), (0.2, 1.6)),
-      ((1.0, 2.0), (-3.0, 0.5)), ((0.0, 1.0), (0.0, 1.0)), ((0.0, 1.0), (0.0, 1.05))])
-  def test_the_result_follows_the_new_gaussian(self, size, old, new):
-    x, moved = self.draw(1, old, new, size)
-    unit = (np.asarray(moved.x, np.float64) - new[0]) / new[1]
-    error = 1 / np.sqrt(self.COUNT)
-    assert np.abs(unit.mean(axis=0)).max() < 4.5 * error
-    assert np.abs(np.cov(unit.T).reshape(size, size) - np.eye(size)).max() < 4.5 * 1.5 * error
-    assert np.abs((unit**3).mean(axis=0)).max() < 4.5 * np.sqrt(15) * error
-    kept = np.asarray(moved.kept)
-    assert (np.asarray(moved.x)[kept] == x[kept]).all()
-
-  @pytest.mark.parametrize('gap', [0.05, 0.5, 2.0])
-  def test_as_many_as_possible_are_kept(self, gap):
-    """With equal deviations: the share is one minus the total variation."""
-    from scipy.special import erfc
-    _, moved = self.draw(2, (0.0, 1.0), (gap, 1.0), 1)
-    expected = erfc(gap / 2 / np.sqrt(2))
-    share = float(np.asarray(moved.kept).mean())
-    assert abs(share - expected) < 4.5 * np.sqrt(expected * (1 - expected) / self.COUNT)
-
-  def test_close_deviations_cost_little(self):
-    """Deviations of 16 numbers that differ by 1 %: at least 90 % are kept."""
-    _, moved = self.draw(3, (0.0, 1.0), (0.0, 1.01), 16)
-    assert np.asarray(moved.kept).mean() > 0.9
 
 
 class TestResult:
@@ -246,22 +166,28 @@ class TestResult:
         for rows in (slice(0, 4), slice(8, 12)):
           np.testing.assert_array_equal(getattr(first, name)[rows], getattr(second, name)[rows])
 
-  def test_rows_do_not_depend_on_the_batch(self):
-    model = chain(6)
-    decoder = jax.jit(decoders.windows(model.target, 3, None, model.schedule))
-    keys = jax.random.split(jax.random.key(5), 5)
-    together = decoder(model.params, LABELS[:5], keys).tokens
-    alone = decoder(model.params, LABELS[2:3], keys[2:3]).tokens
-    np.testing.assert_allclose(together[2:3], alone, atol=2e-4)
-
   @pytest.mark.parametrize('options,message', [
       (dict(window=0), 'window is 0'), (dict(window=SIZE + 1), 'window is 7'),
       (dict(kernels_per_call=0), 'kernels_per_call is 0'), (dict(rho=np.ones(3)), 'rho has shape'),
-      (dict(num_iter=9), 'num_iter is 9'), (dict(guidance='none'), 'guidance is')])
+      (dict(num_iter=9), 'num_iter is 9'), (dict(guidance='none'), 'guidance is'),
+      (dict(window='8'), "window is '8'; it must be a whole number"),
+      (dict(window=2.0), r'window is 2\.0; it must be a whole number'),
+      (dict(window=True), 'window is True; it must be a whole number'),
+      (dict(kernels_per_call=2.5), r'kernels_per_call is 2\.5; it must be a whole number'),
+      (dict(kernels_per_call=7), None), (dict(window=np.int64(3)), None),
+      (dict(num_iter=2.5), r'num_iter is 2\.5; it must be a whole number'),
+      (dict(schedule='6'), "schedule is '6'; it must be a Schedule or the number of levels"),
+      (dict(schedule=1), 'num_levels is 1; it must be from 2')])
   def test_options_out_of_range(self, options, message):
     model = chain(6)
-    with pytest.raises(ValueError, match=message):
-      decoders.windows(model.target, schedule=model.schedule, **{'window': 2} | options)
+    build = lambda: decoders.windows(
+        model.target, **dict(window=2, schedule=model.schedule) | options)
+    if message is None:
+      assert build().verifier.exact
+      return
+    with pytest.raises(ValueError, match=message) as error:
+      build()
+    assert not re.search(r'[a-z]\. ', str(error.value)) and str(error.value).endswith('.')
 
   def test_a_kernel_without_noise_is_refused(self):
     model = chain(6)
@@ -269,3 +195,23 @@ class TestResult:
     silent[0] = -np.inf
     with pytest.raises(ValueError, match='a kernel without noise'):
       decoders.windows(model.target, 2, None, model.schedule._replace(min_log_variance=silent))
+
+  def test_a_flow_without_noise_at_its_end_is_refused(self):
+    model = causal_analytic.causal_chain(4, schedule=schedule_lib.flow(6, last_step=0.1,
+                                                                       last_deviation=0.0))
+    with pytest.raises(ValueError, match='a kernel without noise'):
+      decoders.windows(model.target, 2, None, model.schedule)
+
+  @pytest.mark.parametrize('change,message', [
+      (dict(window=2), 'state has chains of 4 tokens and 6 levels; .* 6 tokens and 6 levels'),
+      (dict(schedule=schedule_lib.make(4)), 'state has chains of 6 tokens and 4 levels'),
+      (None, 'state has no chains; this decoder requires 6 tokens and 6 levels')])
+  def test_the_state_of_another_decoder_is_refused(self, change, message):
+    model = chain(6)
+    options = dict(window=3, schedule=model.schedule)
+    decoder = decoders.windows(model.target, **options)
+    other = decoders.mar(model.target, None, model.schedule) if change is None else (
+        decoders.windows(model.target, **options | change))
+    state = other.start(model.params, LABELS[:2], row_keys(jax.random.key(0), 2))
+    with pytest.raises(ValueError, match=message):
+      decoder.round(model.params, state)
