@@ -10,7 +10,7 @@ from PIL import Image
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import store
-from cspd_jax.generation import batches, generate
+from cspd_jax.generation import batches, generate, results
 from tests.families import tiny
 
 
@@ -178,7 +178,7 @@ def test_sampling_options_of_other_types(model, sampling):
 def test_bytes_are_rounded_to_the_nearest_level():
   pixels = np.array([-1.2, -1.0, 0.0, 1.0, 1.3], np.float32)
   np.testing.assert_array_equal(
-      generate.to_bytes(pixels.reshape(1, 1, 5, 1)).ravel(), [0, 0, 128, 255, 255])
+      results.to_bytes(pixels.reshape(1, 1, 5, 1)).ravel(), [0, 0, 128, 255, 255])
 
 
 @pytest.mark.parametrize('place', [None, 5, 1.5, b'demo', ['demo'], object()])

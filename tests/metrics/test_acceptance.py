@@ -19,7 +19,7 @@ def decoded(sizes_per_image):
   rounds = np.asarray([1 + len(sizes) for sizes in sizes_per_image], np.int32)
   zeros = np.zeros((len(sizes_per_image), length), np.int32)
   return Decoded(zeros, rounds, histogram, zeros, np.zeros(len(rounds), np.float32),
-                 np.ones(len(rounds), bool))
+                 np.ones(len(rounds), bool), zeros.astype(np.float32))
 
 
 class SummariseTest(absltest.TestCase):
