@@ -73,7 +73,7 @@ class LoopTest(chex.TestCase):
     batch, length, depth = 5, 6, build(name).drafter.tree.max_depth
     chex.assert_shape(decoded.tokens, (batch, length))
     chex.assert_shape(decoded.accepted, (batch, depth + 2))
-    chex.assert_type(jax.tree.leaves(decoded), [int, int, int, int, float, bool])
+    chex.assert_type(jax.tree.leaves(decoded), [int, int, int, int, float, bool, float])
     self.assertTrue(decoded.valid.all())
     np.testing.assert_array_equal(decoded.tv_bound, 0)
     self.assertTrue(((decoded.tokens >= 0) & (decoded.tokens < 4)).all())
