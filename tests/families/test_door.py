@@ -51,7 +51,10 @@ def test_refilled_rows_use_the_options_of_their_image(model):
   assert ['refill' in name for name in model.programs] == [True]
   whole = model.generate(prompts, **options)
   for name, one, other in zip(whole.decoded._fields, refilled.decoded, whole.decoded):
-    np.testing.assert_array_equal(one, other, err_msg=name)
+    if name == 'log_probs':  # Logarithms of two programs may differ in their last bits.
+      np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    else:
+      np.testing.assert_array_equal(one, other, err_msg=name)
   np.testing.assert_array_equal(refilled.images, whole.images)
   # Rows of a decoder without drafts are complete together.
   assert generate._refill_decoder(
