@@ -198,7 +198,7 @@ def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
   If there are more images than that, a row whose image is complete starts the next image
   (`decoding.refill`) where that saves rounds. A decoder without drafts requires the same number of
   rounds for every image, and continuous tokens and several devices do not support refill; these
-  decode batch after batch. Either way yields the same images up to rounding; `Decoded.log_probs` and
+  decode batch after batch. Either way yields the same images up to rounding; log-probabilities and
   `Decoded.tv_bound` may differ in their last bits.
 
   Yields:
