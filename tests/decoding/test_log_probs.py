@@ -27,7 +27,7 @@ CODEBOOK = np.random.default_rng(0).normal(size=(4, 2))
 RESOURCES = specification.Resources(drafts(MODEL.target, DRAFT.target), CODEBOOK)
 LABELS = jnp.arange(64) % 3
 WARP = Warp(guidance_scale=1.5, temperature=0.8, top_k=3, top_p=0.9, guidance_interval=2)
-RELAXED = ('model+uniform(omega=1.5)', 'model+cool', 'jacobi(window=4)+cool_linear',
+RELAXED = ('model+uniform(delta=1.5)', 'model+cool', 'jacobi(window=4)+cool_linear',
            'eagle+lantern(delta=0.3, k=2)', 'jacobi(window=4)+lantern_pp(lam=2, k=2)',
            'jacobi(window=4)+grouped(group=3)', 'medusa+typical')
 TREE = 'caterpillar(2, 2, 5)'
@@ -113,6 +113,14 @@ def test_tokens_that_cuts_exclude():
   excluded = np.isneginf(decoded.log_probs)
   assert excluded.any() and np.isfinite(decoded.raw_log_probs[excluded]).all()
   check(decoded, WARP._replace(top_k=2))
+
+
+def test_greedy_verifier():
+  """It decides by distributions at temperature 1; these values are still those of temperature 0."""
+  warp = Warp(guidance_scale=1.5, temperature=0.0)
+  decoded = decode('jacobi(window=4)+lantern(delta=0.9, k=3, greedy=True)', warp)
+  assert set(np.unique(decoded.log_probs)) == {-np.inf, 0}
+  check(decoded, warp)
 
 
 def test_are_not_those_of_the_drafts():
