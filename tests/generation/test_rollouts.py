@@ -10,6 +10,7 @@ import pytest
 import cspd_jax
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.metrics.likelihood import distributions
+from tests.families import tiny
 from tests.marks import representative
 
 # The event of JAX after XLA has compiled a program, or loaded it from the cache on disk.
@@ -71,16 +72,17 @@ def test_a_prefix_has_zeros(model):
   check(model, generated)
 
 
-def test_parameters_of_another_step_do_not_compile_again(model):
+def test_parameters_of_another_step_do_not_compile_again(tmp_path):
+  model, prompts = cspd_jax.load(str(tiny.saved(tmp_path / 'beach'))), ['sea', 'sky', 'sand']
   options, counts = dict(seed=3, decoder='mc_sjd(window=4)', batch_size=2), []
   for step in range(3):
-    stepped = model.with_params(jax.tree.map(lambda leaf: (1.01 + 0.1 * step) * leaf,
+    stepped = model.with_params(jax.tree.map(lambda leaf: (0.5 + step) * leaf,
                                              model.params))
     with counted() as compiled:
-      images = stepped.generate(PROMPTS, **options)
+      images = stepped.generate(prompts, **options)
     counts.append(len(compiled))
   assert counts[0] > 0 and counts[1:] == [0, 0]
-  again = model.generate(PROMPTS, **options)
+  again = model.generate(prompts, **options)
   assert np.any(again.tokens != images.tokens) and again.raw_log_probs is None
 
 
@@ -101,5 +103,5 @@ def test_raw_values_are_refused_before_compilation(name, value):
 
 
 def test_continuous_tokens_have_none():
-  generated = cspd_jax.load('mar_demo').generate('cat', decoder='mar(steps=2)')
+  generated = cspd_jax.load('mar_demo').generate('cat', decoder='mar(num_iter=2)')
   assert generated.log_probs is None and generated.raw_log_probs is None
