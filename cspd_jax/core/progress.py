@@ -63,7 +63,7 @@ class _Lines:
 
 
 def _per_hour(steps: int, seconds: float, unit: str) -> str:
-  """The pace of so many steps as text; '' before the first one."""
+  """Returns the pace as text; '' before the first step."""
   return f'{3600 * steps / seconds:,.0f} {unit}s/hour' if steps and seconds else ''
 
 
