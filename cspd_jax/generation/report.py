@@ -58,10 +58,10 @@ class Report:
         holds other files than those of reports.
     """
     self.folder = paths.folder('workdir', folder)
-    # Released when the report is written or this object is deleted.
     self._new = self.folder / _UNFINISHED
     run = None if run is None else plain(run)
     if not shared:
+      # Released when the report is written or this object is deleted.
       self._hold: files.Hold | None = files.hold(self.folder)
       self._begin(names, run, overwrite)
       return
