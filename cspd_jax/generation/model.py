@@ -268,7 +268,8 @@ class Model:
     Raises:
       ValueError: if they differ from those.
     """
-    described = lambda tree: jax.tree.map(lambda leaf: (np.shape(leaf), str(leaf.dtype)), tree)
+    described = lambda tree: jax.tree.map(lambda leaf: (
+        np.shape(leaf), str(jax.dtypes.result_type(leaf))), tree)
     old, new = (dict(jax.tree_util.tree_leaves_with_path(
         described(tree), is_leaf=lambda leaf: isinstance(leaf, tuple)))
                 for tree in (self.params, params))
