@@ -5,9 +5,10 @@ import glob
 import json
 import os
 import pathlib
+import time
 import weakref
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,6 +20,12 @@ except ImportError:  # Not a POSIX system, so no locks.
 
 # The remedy in messages about a damaged file that a run can create again.
 REMAKE = 'remove it, and the run creates it again'
+# How often a process asks for a folder that others share, and the seconds in between.
+_ATTEMPTS, _PAUSE = 50, 0.2
+
+
+class HeldError(ValueError):
+  """Another process holds the folder."""
 
 
 @contextlib.contextmanager
@@ -159,6 +166,33 @@ def hold(folder: pathlib.Path) -> Hold:
   return held
 
 
+def share(folder: pathlib.Path, prepare: Callable[[], None]) -> Hold:
+  """Holds a folder together with other processes that share it, against all that do not.
+
+  Args:
+    folder: the folder; it is created if it does not exist.
+    prepare: called before the folder is shared, by one process at a time. The first process of
+      several must leave what the others need.
+
+  Raises:
+    ValueError: if a process that does not share it holds it for longer than a few seconds.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  for attempt in range(_ATTEMPTS):
+    try:
+      with exclusive(folder):
+        prepare()
+    except HeldError:
+      pass
+    try:
+      return Hold(folder, folder.stat(), _lock(folder, shared=True))
+    except HeldError:
+      if attempt == _ATTEMPTS - 1:
+        raise
+    time.sleep(_PAUSE)
+  raise AssertionError
+
+
 @contextlib.contextmanager
 def exclusive(folder: pathlib.Path) -> Iterator[None]:
   """Creates a folder and holds it for a block, also against other threads of this process.
@@ -181,17 +215,17 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
       os.close(handle)
 
 
-def _lock(folder: pathlib.Path) -> int | None:
-  """Returns a handle that holds a folder, None without locks; raises ValueError if it is held."""
+def _lock(folder: pathlib.Path, shared: bool = False) -> int | None:
+  """Returns a handle that holds a folder, None without locks; raises HeldError if it is held."""
   if fcntl is None:
     return None
   handle = os.open(folder, os.O_RDONLY)
   try:
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     return handle
   except OSError as error:
     os.close(handle)
     if isinstance(error, BlockingIOError):
-      raise ValueError(f'{folder} is being written by another process; wait for its end, or '
-                       'choose another folder.') from error
+      raise HeldError(f'{folder} is being written by another process; wait for its end, or '
+                      'choose another folder.') from error
     return None  # A file system without locks.

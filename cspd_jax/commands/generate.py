@@ -3,13 +3,15 @@
   cspd-generate --prompt=cat --prompt=rocket --seed=7
   cspd-generate --model=checkpoints/c2i_xl_384 --prompts=prompts.txt --batch_size=32 \\
       --decoder='mc_sjd(window=32)' --guidance_scale=4 --output=runs/xl
-  cspd-generate --num_images=50000 --npz --output=runs/fid
+  cspd-generate --num_images=50000 --npz --output=runs/fid --process_index=0 --process_count=4
   cspd-generate --config=configs/generate/mar_demo.py
 
 Writes one PNG per image to --output, with its prompt, seed, decoder, sampling options and versions
 inside, and report.json; --npz adds all images as one array for tools that measure the FID. A
-stopped command resumes when it is repeated. Invalid input ends with one message and exit code 2,
-before anything compiles.
+stopped command resumes when it is repeated. Several processes, on one machine or on several that
+share a disk, divide the images by their numbers, and the last one to end completes the folder. Any
+of them may be killed and started again, also as another number of processes. Invalid input ends
+with one message and exit code 2, before anything compiles.
 """
 
 import dataclasses
@@ -64,6 +66,9 @@ class Config:
     stream: a PNG file that shows the images of the current batch so far, rewritten every few
       rounds.
     overwrite: whether to replace images of an earlier run in the folder.
+    process_index: which of process_count processes this is, from 0.
+    process_count: how many processes generate images into one folder, with commands that differ in
+      process_index alone.
     output: folder of the results.
   """
 
@@ -82,10 +87,12 @@ class Config:
   npz: bool = False
   stream: str | None = None
   overwrite: bool = False
+  process_index: int = 0
+  process_count: int = 1
   output: str = 'runs/generate'
 
   def __post_init__(self):
-    fields.check(self)
+    fields.check(self, process_index=(0, groups.MOST_IMAGES), process_count=(1, groups.MOST_IMAGES))
 
 
 @cli.command(Config)
@@ -100,6 +107,7 @@ def main(config: Config) -> None:
       model, prompts, config.output, seed=seed, decoder=config.decoder,
       batch_size=config.batch_size, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix,
       rows=config.rows, npz=config.npz, overwrite=config.overwrite,
+      process_index=config.process_index, process_count=config.process_count,
       **inputs.overrides(config.sampling))
   watch = None
   if config.stream is not None:
@@ -109,7 +117,11 @@ def main(config: Config) -> None:
     progress.note(line)
   # A decoder and the image tokenizer; streamed images have a program for the prefill as well.
   with compiling.reported(2 if watch is None else 3), progress.bar('generating') as show:
-    gallery.generate(dataclasses.asdict(config), show, watch)
+    is_complete = gallery.generate(dataclasses.asdict(config), show, watch)
+  if not is_complete:
+    print(f'The images of process {config.process_index} are complete; the last process to end '
+          'writes report.json.')
+    return
   print(f'Images and report.json are in {gallery.folder}.\n{_next_step(config, model, prompts)}')
 
 

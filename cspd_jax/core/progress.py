@@ -13,7 +13,7 @@ _SECONDS, _SECONDS_OF_LINES = 0.2, 30.0
 
 @contextlib.contextmanager
 def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]:
-  """Shows a line on stderr with the steps done, the pace and the remaining time.
+  """Shows a line on stderr with the steps done, the pace, also per hour, and the remaining time.
 
     with progress.bar('vanilla') as show:
       batches.run(model, 'vanilla', prompts, progress=show)
@@ -34,8 +34,10 @@ def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]
     def show(done: int, total: int) -> None:
       if not lines:  # The clock starts with the first step, after compilation.
         lines.append(stack.enter_context(tqdm.tqdm(
-            desc=label, total=total, unit=unit, mininterval=_SECONDS, maxinterval=_SECONDS,
-            dynamic_ncols=True, leave=False)))
+            desc=label, total=total, initial=done, unit=unit, mininterval=_SECONDS,
+            maxinterval=_SECONDS, dynamic_ncols=True, leave=False)))
+      elapsed = lines[0].format_dict['elapsed']
+      lines[0].set_postfix_str(_per_hour(done - lines[0].initial, elapsed, unit), refresh=False)
       lines[0].update(done - lines[0].n)
 
     yield show
@@ -56,7 +58,13 @@ class _Lines:
       self._last = now
       print(tqdm.tqdm.format_meter(
           done, total, now - self._start, prefix=self._label, unit=self._unit,
-          initial=self._initial), file=sys.stderr, flush=True)
+          initial=self._initial, postfix=_per_hour(
+              done - self._initial, now - self._start, self._unit)), file=sys.stderr, flush=True)
+
+
+def _per_hour(steps: int, seconds: float, unit: str) -> str:
+  """Returns the pace as text; '' before the first step."""
+  return f'{3600 * steps / seconds:,.0f} {unit}s/hour' if steps and seconds else ''
 
 
 def say(line: str) -> None:

@@ -326,6 +326,13 @@ class Decoded(NamedTuple):
     valid: `[B]` bool; False if an option or the condition of the row was out of range, or the
       target's logits for one of its tokens did not define a distribution (NaN, infinity, no
       possible token). The tokens are meaningless then.
+    log_probs: `[B, T]` float32 (float64 for float64 logits); the log-probability of each token
+      under the target's distribution after guidance, temperature, cuts and grammar, given the
+      tokens before it: the distribution that an exact decoder samples. 0 for a forced token. A
+      relaxed decoder samples another distribution; this is still the target's, -inf for a token
+      that the cuts exclude.
+    raw_log_probs: `[B, T]`, the same after guidance alone: at temperature 1 and without cuts. None
+      unless `Decoder.raw_log_probs` is set.
   """
 
   tokens: jax.Array
@@ -334,3 +341,5 @@ class Decoded(NamedTuple):
   round_of_token: jax.Array
   tv_bound: jax.Array
   valid: jax.Array
+  log_probs: jax.Array
+  raw_log_probs: jax.Array | None = None

@@ -32,6 +32,18 @@ from cspd_jax.decoding.warp import Warp
 _PROBABILITIES = 5
 
 
+class LogProbs(NamedTuple):
+  """Log-probabilities `[B, n]` of tokens; see `Decoded`.
+
+  Attributes:
+    sampled: under the distributions that are sampled.
+    raw: under those after guidance alone; None if `Decoder.raw_log_probs` is not set.
+  """
+
+  sampled: jax.Array
+  raw: jax.Array | None
+
+
 class State(NamedTuple):
   """The state of a decode, carried from round to round.
 
@@ -43,6 +55,7 @@ class State(NamedTuple):
     accepted: `[B, D + 2]` histogram of tokens committed per round.
     tv_bound: `[B]` the bound on total variation so far.
     valid: `[B]` whether the row is valid so far; see `Decoded.valid`.
+    log_probs: `[B, T']` the log-probabilities of the tokens.
     cache: the target's cache.
     drafter: the drafter's state.
     rng: the random state of the rows.
@@ -55,6 +68,7 @@ class State(NamedTuple):
   accepted: jax.Array
   tv_bound: jax.Array
   valid: jax.Array
+  log_probs: LogProbs
   cache: Any
   drafter: Any
   rng: Any
@@ -72,12 +86,15 @@ class Decoder:
     drafter: proposes tokens.
     verifier: accepts or rejects them.
     open_rng: `state -> rng`: the random numbers of one row in one step; tests replace it.
+    raw_log_probs: whether the result has `Decoded.raw_log_probs`, for which a round reads the
+      logits once more. Set it by `dataclasses.replace(decoder, raw_log_probs=True)`.
   """
 
   target: Target
   drafter: Drafter
   verifier: Verifier
   open_rng: Callable = RowRandom
+  raw_log_probs: bool = False
 
   @usual_promotion
   def check(self, condition: Condition, warp: Warp = Warp()) -> jax.Array:
@@ -155,12 +172,15 @@ class Decoder:
         probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.uncut(warp), positions),
         features=features, path=positions, verdict=verdict)
     rng, drafter_state = self.drafter.init(env, condition, rng, outcome)
+    first = self._log_probs(logits, probs, positions, warp, positions, verdict.token[:, None])
     return State(
         count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
         accepted=jnp.zeros((batch, tree.max_depth + 2), jnp.int32),
         tv_bound=jnp.zeros((batch,), probs.dtype),
-        valid=valid & warp_lib.is_distribution(probs[:, 0]), cache=cache, drafter=drafter_state,
-        rng=rng)
+        valid=valid & warp_lib.is_distribution(probs[:, 0]),
+        log_probs=jax.tree.map(
+            lambda value: jnp.zeros((batch, extent), value.dtype).at[:, :1].set(value), first),
+        cache=cache, drafter=drafter_state, rng=rng)
 
   @usual_promotion
   def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:
@@ -196,8 +216,9 @@ class Decoder:
     # Written in one pass over the rows: on GPUs an in-place update of every row needs more kernels.
     offset = jnp.arange(state.tokens.shape[1]) - state.count[:, None]
     is_new = (offset >= 0) & (offset < length[:, None])
-    tokens = jnp.where(
-        is_new, jnp.take_along_axis(new, offset, axis=1, mode='clip'), state.tokens)
+    write = lambda old, values: jnp.where(
+        is_new, jnp.take_along_axis(values, offset, axis=1, mode='clip'), old)
+    tokens = write(state.tokens, new)
     if not tree.is_chain:
       cache = contract.commit(target, cache, start, path[:, 1:tree.side_depth + 1])
 
@@ -214,15 +235,18 @@ class Decoder:
         accepted=state.accepted + ((bins == length[:, None]) & (bins > 0)),
         tv_bound=state.tv_bound + self._tv_bound(verdict, positions, length),
         valid=state.valid & _were_distributions(probs, path, length),
+        log_probs=jax.tree.map(write, state.log_probs, self._log_probs(
+            logits, probs, positions, warp, path, new)),
         cache=cache, drafter=drafter_state, rng=rng)
 
   def finish(self, state: State) -> Decoded:
     """Returns the result, once every row is complete."""
     size = self.target.num_tokens
+    log_probs = jax.tree.map(lambda values: values[:, :size], state.log_probs)
     return Decoded(
         tokens=state.tokens[:, :size], rounds=state.rounds, accepted=state.accepted,
         round_of_token=state.round_of_token[:, :size], tv_bound=state.tv_bound,
-        valid=state.valid)
+        valid=state.valid, log_probs=log_probs.sampled, raw_log_probs=log_probs.raw)
 
   def _length(self, count, accepted):
     """`[B]` number of tokens to commit: the accepted ones plus one; 0 for a complete row."""
@@ -231,6 +255,15 @@ class Decoder:
   def _probs(self, logits, positions, warp):
     forced = contract.forced_tokens(self.target, positions)
     return warp_lib.probabilities(logits, warp, positions, forced)
+
+  def _log_probs(self, logits, probs, positions, warp, path, tokens):
+    """The `LogProbs` of tokens `[B, n]`, each after a node of `path` `[B, n]`."""
+    sampled = warp_lib.log_probs(probs, path, tokens)
+    if not self.raw_log_probs:
+      return LogProbs(sampled, None)
+    forced = contract.forced_tokens(self.target, positions)
+    return LogProbs(sampled, warp_lib.uncut_log_probs(
+        logits, _untempered(warp), positions, forced, path, tokens))
 
   def _tv_bound(self, verdict, positions, length):
     """`[B]` what this round adds to the bound, without drafts past the last token."""

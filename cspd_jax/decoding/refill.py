@@ -3,8 +3,8 @@
 A batch ends with its slowest row. Here a decode has slots instead of rows, and a slot whose image
 is complete starts the next image of a queue while the other slots continue. An image depends on its
 key, condition and options only, so it equals the image of a batch up to differences in rounding:
-sums over other shapes, and `Decoded.tv_bound` of relaxed decoders in any dtype, may differ in their
-last bits.
+sums over other shapes, and `Decoded.log_probs` and `Decoded.tv_bound` in any dtype, may differ in
+their last bits.
 
 Images come in groups of a quarter of the slots. A call of `Refill.advance` reads the conditions of
 one group in one prefill, assigns its images one by one as slots become free, and ends when all of

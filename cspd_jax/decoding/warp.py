@@ -139,14 +139,9 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
     `[B, N, V]` probabilities, float32 (float64 for float64 logits). All probabilities of a node are
     NaN if one of its logits is NaN or +inf, or all are -inf; see `is_distribution`.
   """
-  logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   warp = Warp(*(None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
                 for value in warp))
-  x = logits[0]
-  if logits.shape[0] == 2:
-    last = warp.guidance_interval + 1
-    is_guided = (last == 0) | (positions[..., None] <= last)
-    x = jnp.where(is_guided, _guided(x, logits[1], warp.guidance_scale), x)
+  x = _guided(logits, warp.guidance_scale, warp.guidance_interval, positions)
   greedy = warp.temperature == 0
   x = x / jnp.where(greedy, 1, warp.temperature)
   # Cuts that are off at run time cost a branch only.
@@ -167,12 +162,66 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
   return p
 
 
+def log_probs(probs: jax.Array, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
+  """Returns the log-probabilities `[B, n]` of tokens, each after a node.
+
+  Args:
+    probs: `[B, N, V]` the distribution after every node.
+    nodes: `[B, n]` the node that each token follows.
+    tokens: `[B, n]`.
+  """
+  return jnp.log(_take(probs, nodes, tokens))
+
+
+def uncut_log_probs(logits: jax.Array, warp: Warp, positions: jax.Array,
+                    forced: jax.Array | None, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
+  """Returns as `log_probs` for the distributions of `probabilities` without cuts.
+
+  They are computed from logits, so that tokens of any probability have finite values and gradients.
+
+  Args:
+    logits: see `probabilities`, also for `positions` and `forced`.
+    warp: guidance and temperature, which must not be 0; the cuts are not used.
+    positions: see `logits`.
+    forced: see `logits`.
+    nodes: see `log_probs`.
+    tokens: see `log_probs`.
+  """
+  scale, temperature, interval = (jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in (
+      warp.guidance_scale, warp.temperature, warp.guidance_interval))
+  x = _guided(logits, scale, interval, positions) / temperature
+  log_probs = _take(x, nodes, tokens) - jnp.take_along_axis(
+      jax.scipy.special.logsumexp(x, axis=-1), nodes, axis=1)
+  if forced is None:
+    return log_probs
+  only = jnp.take_along_axis(jnp.broadcast_to(forced, x.shape[:2]), nodes, axis=1)
+  return jnp.where(only < 0, log_probs, jnp.where(tokens == only, 0, -jnp.inf))
+
+
+def _take(values: jax.Array, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
+  """`values[b, nodes[b, i], tokens[b, i]]`, `[B, n]`, without a copy of the nodes' rows."""
+  pick = lambda values, nodes, tokens: values.at[nodes, tokens].get(mode='clip')
+  return jax.vmap(pick)(values, nodes, tokens)
+
+
 def is_distribution(p: jax.Array) -> jax.Array:
   """Returns bool `[...]`: whether `p` `[..., V]`, of `probabilities`, is a distribution."""
   return ~jnp.isnan(p[..., 0])  # If one entry is NaN, all are.
 
 
-def _guided(conditional: jax.Array, null: jax.Array, scale: jax.Array) -> jax.Array:
+def _guided(logits: jax.Array, scale: jax.Array, interval: jax.Array, positions: jax.Array
+            ) -> jax.Array:
+  """`[B, N, V]` the logits after guidance, float32 or better; options have shape `[.., 1, 1]`."""
+  logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+  x = logits[0]
+  if logits.shape[0] == 2:
+    last = interval + 1
+    is_guided = (last == 0) | (positions[..., None] <= last)
+    x = jnp.where(is_guided, _combined(x, logits[1], scale), x)
+  return x
+
+
+def _combined(conditional: jax.Array, null: jax.Array, scale: jax.Array) -> jax.Array:
   """`u + g (c - u)`, or `c` where one of them is -inf and the difference is meaningless."""
   is_possible = (conditional > -jnp.inf) & ~(null == -jnp.inf)  # NaN propagates.
   c, u = jnp.where(is_possible, conditional, 0), jnp.where(is_possible, null, 0)

@@ -1,5 +1,6 @@
 """The two engines as a model uses them: decoders by specification, and sampling options."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -10,6 +11,7 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import spelling
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import prefix as prefix_lib, specification as discrete
+from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp, settled
 from cspd_jax.generation import defaults as defaults_lib
 
@@ -196,6 +198,20 @@ class Engine(NamedTuple):
     return self.options(**{
         name: _number(name, value, getattr(self.options(), name)) for name, value in
         (self.options()._asdict() | values).items()})
+
+
+def with_raw_log_probs(decoder: AnyDecoder, value: Any) -> AnyDecoder:
+  """Returns a decoder whose result has `raw_log_probs` if `value` is True.
+
+  Raises:
+    ValueError: if `value` is neither True nor False, or True for continuous tokens.
+  """
+  if value is False:
+    return decoder
+  if value is not True or not isinstance(decoder, Decoder):
+    raise ValueError(f'raw_log_probs is {value!r:.80}; it must be True or False, and False for '
+                     'models of continuous tokens, which have no log-probabilities.')
+  return dataclasses.replace(decoder, raw_log_probs=True)
 
 
 def _number(name: str, value: Any, like: Any) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Generates images from prompts: in one call, or round by round."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import prefix as prefix_lib, refill
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.generation import batches, memory, prompts as prompts_lib
+from cspd_jax.generation import batches, engines, memory, prompts as prompts_lib, results
 from cspd_jax.generation.engines import AnyDecoder, Options
 from cspd_jax.generation.prefix import tokens as prefix_tokens
 from cspd_jax.generation.results import Generated, Partial
@@ -57,6 +57,12 @@ class Task(NamedTuple):
   sampling: Options
   batch_size: int
   prefix_length: int = 0
+
+  @property
+  def program(self) -> tuple[Hashable, ...]:
+    """The name under which the model caches the decoder's programs; see `programs.kept`."""
+    return (str(self.specification), self.guided, self.prefix_length,
+            getattr(self.decoder, 'raw_log_probs', False))
 
   def pick(self, index: Sequence[int] | np.ndarray) -> 'Task':
     """Returns the task of the images with these numbers."""
@@ -109,7 +115,7 @@ class Task(NamedTuple):
       fixed = np.pad(fixed, ((0, 0), (self.prefix_length, 0)))
     pixels = [np.asarray(self.model.pixels(tokens[i:i + 1])) for i in range(len(self.titles))]
     return Generated(
-        images=to_bytes(np.concatenate(pixels)), decoded=decoded, tokens=tokens,
+        images=results.to_bytes(np.concatenate(pixels)), decoded=decoded, tokens=tokens,
         round_of_cell=self.model.cells(fixed), prefix_length=self.prefix_length,
         prompts=self.titles, seeds=self.seeds, decoder=str(self.specification),
         guarantee=self.model.engine.guarantee(self.decoder),
@@ -130,7 +136,7 @@ class Task(NamedTuple):
 def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
              decoder: str | Spec | None = None, prefix: Any = None, rows: int | None = None,
              batch_size: int | None = None, progress: batches.Progress | bool | None = None,
-             **options) -> Generated:
+             raw_log_probs: bool = False, **options) -> Generated:
   """Generates one image per prompt.
 
   All arguments are checked before compilation. A decoder is compiled once per batch size and cached
@@ -151,6 +157,7 @@ def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
       more images than that, a row that is complete starts the next one; see `finished`.
     progress: True shows a progress bar and the compiled programs on stderr; or a function, called
       with the number of finished images and the number of all images.
+    raw_log_probs: whether the result has `Generated.raw_log_probs`; discrete tokens only.
     **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
       and parameters that the specification leaves open (`window`, ...).
 
@@ -165,7 +172,7 @@ def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
     raise ValueError(f'progress is {progress!r:.80}; it must be True for a progress bar, or a '
                      'function of the numbers of finished images and of all images.')
   task = prepare(model, prompts, seed=seed, decoder=decoder, batch_size=batch_size, prefix=prefix,
-                 rows=rows, **options)
+                 rows=rows, raw_log_probs=raw_log_probs, **options)
   if progress is not True:
     return _generated(task, progress if callable(progress) else None)
   with compiling.reported(), progress_lib.bar('generating') as show:
@@ -175,14 +182,14 @@ def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
 
 def _generated(task: Task, progress: batches.Progress | None) -> Generated:
   """Returns the images of a task."""
-  count, numbers, results = len(task.titles), np.zeros(0, int), []
+  count, numbers, parts = len(task.titles), np.zeros(0, int), []
   for index, decoded in finished(task):
     numbers = np.concatenate([numbers, index])
-    results.append(decoded)
+    parts.append(decoded)
     if progress is not None and len(index):
       progress(len(numbers), count)
   order = np.argsort(numbers)
-  return task.result(jax.tree.map(lambda *parts: np.concatenate(parts)[order], *results))
+  return task.result(jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts))
 
 
 def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
@@ -191,8 +198,8 @@ def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
   If there are more images than that, a row whose image is complete starts the next image
   (`decoding.refill`) where that saves rounds. A decoder without drafts requires the same number of
   rounds for every image, and continuous tokens and several devices do not support refill; these
-  decode batch after batch. Either way yields the same images up to rounding; `Decoded.tv_bound` may
-  differ in its last bit.
+  decode batch after batch. Either way yields the same images up to rounding; log-probabilities and
+  `Decoded.tv_bound` may differ in their last bits.
 
   Yields:
     Numbers of images, and the decoder's result for these; in total, all images.
@@ -219,9 +226,9 @@ def _refill_decoder(task: Task) -> Decoder | None:
 def _refilled(task: Task, decoder: Decoder) -> Iterator[tuple[np.ndarray, Any]]:
   """Yields as `finished` for a decoder whose complete rows start the next image."""
   model, options = task.model, task.options()
-  name = (str(task.specification), task.guided, task.prefix_length, 'refill', task.batch_size)
-  jitted = programs.kept(model, name, lambda: refill.jitted(
-      decoder, task.batch_size, str(task.specification)))
+  jitted = programs.kept(
+      model, (*task.program, 'refill', task.batch_size), lambda: refill.jitted(
+          decoder, task.batch_size, str(task.specification)))
 
   def images(numbers):
     return *task.pick(numbers).inputs(), batches.rows(options, numbers)
@@ -292,7 +299,7 @@ def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
 
   text = str(task.specification)
   return programs.kept(
-      task.model, (text, task.guided, task.prefix_length, 'stream', every),
+      task.model, (*task.program, 'stream', every),
       lambda: (programs.jit(decoder.start, label=f'the prefill of {text}'),
                programs.jit(advance, label=text), programs.jit(decoder.finish)))
 
@@ -300,7 +307,7 @@ def _pieces(task: Task, every: int) -> tuple[Callable, Callable, Callable]:
 def prepare(model: 'Model', prompts: Any = None, *, seed: Any = 0,
             decoder: str | Spec | None = None, batch_size: int | None = None,
             max_batch_size: int | None = None, all_at_once: bool = False, prefix: Any = None,
-            rows: int | None = None, **options) -> Task:
+            rows: int | None = None, raw_log_probs: bool = False, **options) -> Task:
   """Checks all arguments of `generate`; nothing is compiled.
 
   Args:
@@ -313,6 +320,7 @@ def prepare(model: 'Model', prompts: Any = None, *, seed: Any = 0,
     all_at_once: whether all images are decoded together, in place of `batch_size`.
     prefix: see `model`.
     rows: see `model`.
+    raw_log_probs: see `model`.
     **options: see `model`.
 
   Raises:
@@ -336,15 +344,14 @@ def prepare(model: 'Model', prompts: Any = None, *, seed: Any = 0,
     prefix_length, condition = first.shape[1], prefix_lib.Prefixed(condition, first)
     if isinstance(sampling, Warp):
       prefix_lib.sampling(sampling, prefix_length)  # Raises for options that a prefix excludes.
-
   unknown_words = prompts_lib.unknown_words(model, prompts, len(titles))
 
   def task_of(size: int) -> Task:
     specification = model.specification(decoder, batch_size=size, **parameters)
     built = model.decoder(specification, guided=guided, prefix_length=prefix_length)
     built.check(condition, sampling)
-    return Task(model, specification, built, guided, condition, titles, unknown_words, numbered,
-                sampling, size, prefix_length)
+    return Task(model, specification, engines.with_raw_log_probs(built, raw_log_probs), guided,
+                condition, titles, unknown_words, numbered, sampling, size, prefix_length)
 
   size = _batch_size(batch_size, max_batch_size, len(titles))
   if batch_size is None and not all_at_once:
@@ -378,16 +385,10 @@ def decode(task: Task) -> Any:
   """
   model, count = task.model, len(task.titles)
   mesh = model.mesh
-  name = (str(task.specification), task.guided, task.prefix_length)
-  run = programs.kept(model, name, lambda: programs.jit(
+  run = programs.kept(model, task.program, lambda: programs.jit(
       task.decoder if mesh is None else sharding.over_images(task.decoder, mesh),
-      label=name[0]))
+      label=str(task.specification)))
   if mesh is not None:
     task = task.pick(batches.divisible(mesh, count))
   decoded = sharding.gathered(run(model.params, *task.arguments()))
   return task.checked(batches.leading(decoded, count))
-
-
-def to_bytes(images: np.ndarray) -> np.ndarray:
-  """Converts images in [-1, 1] to uint8 `[B, H, W, 3]`, rounded to the nearest level."""
-  return np.clip(np.floor(np.asarray(images, np.float32) * 127.5 + 128), 0, 255).astype(np.uint8)

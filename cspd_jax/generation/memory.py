@@ -148,7 +148,8 @@ def estimate(model: 'Model', specification: str | Spec, decoder: AnyDecoder, con
               for tree in (condition, sampling))
   structure = jax.tree.structure(row), *((np.shape(leaf), jnp.result_type(leaf))
                                          for leaf in jax.tree.leaves(row))
-  name = str(specification), programs.is_guided(sampling), prefix_length, structure
+  name = (str(specification), programs.is_guided(sampling), prefix_length,
+          getattr(decoder, 'raw_log_probs', False), structure)
   if name not in model.estimates:
     model.estimates[name] = _per_image(decoder, model.params, row[0], row[1], draft_params)
   fixed = _fixed((model.params, draft_params), devices[0].platform)

@@ -255,6 +255,36 @@ class Model:
           self.defaults.get('decoder'), self.drafts, self.device, batch_size)
     return self.engine.specification(specification, parameters)
 
+  def with_params(self, params: Params) -> 'Model':
+    """Returns the model with other parameters of its target, which share its compiled programs.
+
+    For training: sample from the parameters of every step. The drafts stay as they are; exact
+    decoders sample the new parameters' distribution all the same, in more rounds the further the
+    drafts are from it.
+
+    Args:
+      params: of the structure, shapes and dtypes of `Model.params`.
+
+    Raises:
+      ValueError: if they differ from those.
+    """
+    described = lambda tree: jax.tree.map(lambda leaf: (
+        np.shape(leaf), str(jax.dtypes.result_type(leaf))), tree)
+    old, new = (dict(jax.tree_util.tree_leaves_with_path(
+        described(tree), is_leaf=lambda leaf: isinstance(leaf, tuple)))
+                for tree in (self.params, params))
+    if jax.tree.structure(params) != jax.tree.structure(self.params) or old != new:
+      path = next((path for path in {**old, **new} if old.get(path) != new.get(path)), ())
+      raise ValueError(
+          f'params{jax.tree_util.keystr(path)} is {new.get(path)}, and that of model {self.name!r} '
+          f'is {old.get(path)}; pass parameters of its structure, shapes and dtypes.')
+    model = dataclasses.replace(self, params=params)
+    # What is compiled and estimated depends on shapes only; a frozen dataclass can share it so.
+    vars(model).update(estimates=self.estimates)
+    if self.tokenizer is not None:
+      vars(model).update(_decode=self._decode)
+    return model
+
   def draft_params(self, specification: str | Spec) -> Params:
     """Returns the `draft_params` of a specification's decoder; None if it drafts alone."""
     required = self.engine.needs(specification)

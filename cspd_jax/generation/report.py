@@ -37,7 +37,8 @@ class Report:
   """
 
   def __init__(self, folder: str | os.PathLike, names: Sequence[str] = (), *,
-               run: Mapping[str, Any] | None = None, overwrite: bool = True):
+               run: Mapping[str, Any] | None = None, overwrite: bool = True,
+               shared: bool = False):
     """Opens the folder; it is created if necessary.
 
     Args:
@@ -48,6 +49,8 @@ class Report:
         same run, its files are reused; see `has`. None starts a new report.
       overwrite: whether an earlier report may be replaced, and, if `run` is not None, an unfinished
         report of another run.
+      shared: whether several processes write files of this run, each different ones. The one for
+        which `is_last` is True then calls `write`.
 
     Raises:
       ValueError: if the folder is not writable, one of the names is that of a file that no report
@@ -55,10 +58,22 @@ class Report:
         holds other files than those of reports.
     """
     self.folder = paths.folder('workdir', folder)
-    # Released when the report is written or this object is deleted.
-    self._hold: files.Hold | None = files.hold(self.folder)
     self._new = self.folder / _UNFINISHED
     run = None if run is None else plain(run)
+    if not shared:
+      # Released when the report is written or this object is deleted.
+      self._hold: files.Hold | None = files.hold(self.folder)
+      self._begin(names, run, overwrite)
+      return
+    self._hold = files.share(self.folder, lambda: self._begin(names, run, overwrite))
+    content = _check(self.folder, names, run, overwrite)
+    self._earlier = content.earlier
+    if not content.is_same:
+      raise ValueError(f'folder is {str(folder)!r}, where other processes write another run; use '
+                       'another folder, or the options of that run.')
+
+  def _begin(self, names: Sequence[str], run: Any, overwrite: bool) -> None:
+    """Resumes the unfinished report of the same run, or starts a new one."""
     content = _check(self.folder, names, run, overwrite)
     self._earlier = content.moving or content.earlier
     if content.moving:
@@ -75,6 +90,18 @@ class Report:
   def has(self, name: str) -> bool:
     """Whether an interrupted run has already written the file `name`."""
     return (self._new / name).exists()
+
+  def is_last(self, names: Sequence[str]) -> bool:
+    """Whether all files `names` of a shared report exist and no other process shares it any more.
+
+    Afterwards this process shares it no more either, but holds it alone if True.
+    """
+    self._hold = None
+    try:
+      self._hold = files.hold(self.folder)
+    except files.HeldError:
+      return False
+    return all(self.has(name) for name in names)
 
   def path(self, name: str) -> pathlib.Path:
     """Returns where to write the file `name` of the report, which is moved at the end.

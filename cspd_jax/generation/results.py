@@ -65,6 +65,25 @@ class Generated:
   labels: Sequence[int] | None = None
   prefix_length: int = 0
 
+  @property
+  def log_probs(self) -> np.ndarray | None:
+    """The log-probability `[B, T]` of every token of `tokens`; None for continuous tokens.
+
+    Under the target's distribution after guidance, temperature, cuts and grammar; see
+    `decoding.base.Decoded.log_probs`. 0 for the prefix, which is not sampled, and forced tokens.
+    """
+    return self._with_prefix('log_probs')
+
+  @property
+  def raw_log_probs(self) -> np.ndarray | None:
+    """As `log_probs`, after guidance alone; None unless `generate(raw_log_probs=True)`."""
+    return self._with_prefix('raw_log_probs')
+
+  def _with_prefix(self, name: str) -> np.ndarray | None:
+    """A field of `decoded` `[B, T]`, with zeros for the prefix; None if it is missing."""
+    values = getattr(self.decoded, name, None)
+    return None if values is None else np.pad(values, ((0, 0), (self.prefix_length, 0)))
+
   def __len__(self) -> int:
     return len(self.images)
 
@@ -240,6 +259,11 @@ def file_name(index: int, prompt: str, seed: int) -> str:
   words = re.sub(r'\W+', '_', prompt.lower()).strip('_')[:60] or 'image'
   words = words.encode()[:180].decode(errors='ignore')  # A name has 255 bytes at most.
   return f'{index:05d}_{words}_seed{seed}.png'
+
+
+def to_bytes(images: np.ndarray) -> np.ndarray:
+  """Converts images in [-1, 1] to uint8 `[B, H, W, 3]`, rounded to the nearest level."""
+  return np.clip(np.floor(np.asarray(images, np.float32) * 127.5 + 128), 0, 255).astype(np.uint8)
 
 
 def software() -> str:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs
-from cspd_jax.decoding import accept, warp as warp_lib
+from cspd_jax.decoding import accept, contract, warp as warp_lib
 from cspd_jax.decoding.base import Condition, Target
 from cspd_jax.decoding.tree import chain
 from cspd_jax.metrics import base
@@ -65,6 +65,34 @@ def distributions(target: Target, params: Any, condition: Condition, tokens: jax
 
   Arguments as for `likelihood`.
   """
+  logits, positions = _logits(target, params, condition, tokens)
+  return warp_lib.probabilities(
+      logits, warp, positions, contract.forced_tokens(target, positions))
+
+
+def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Array,
+              warp: warp_lib.Warp) -> jax.Array:
+  """Returns the log-probability of every token of whole images, `[B, T]`.
+
+  Differentiable in the parameters, for training on sampled images: with the parameters that sampled
+  them it equals `Decoded.log_probs` up to rounding. Other parameters may cut a token that was
+  sampled, whose value is then -inf, without a gradient. So sample without cuts and pass
+  `top_k=None` and `top_p=None`; or compare with `Decoded.raw_log_probs`, for a `Warp` of these and
+  temperature 1.
+
+  Arguments as for `likelihood`.
+  """
+  logits, positions = _logits(target, params, condition, tokens)
+  forced = contract.forced_tokens(target, positions)
+  if warp.top_k is None and warp.top_p is None:
+    return warp_lib.uncut_log_probs(logits, warp, positions, forced, positions, tokens)
+  probs = warp_lib.probabilities(logits, warp, positions, forced)
+  return warp_lib.log_probs(probs, positions, tokens)
+
+
+def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array
+            ) -> tuple[jax.Array, jax.Array]:
+  """The logits `[S, B, T, V]` of the tokens of whole images, and their positions `[B, T]`."""
   first, _, cache = target.prefill(params, condition, target.num_tokens)
   logits = first[:, :, None]
   if target.num_tokens > 1:
@@ -73,9 +101,7 @@ def distributions(target: Target, params: Any, condition: Condition, tokens: jax
     rest, _, _ = target.score(
         params, cache, tokens[:, :-1], start, chain(target.num_tokens - 2))
     logits = jnp.concatenate([logits, rest], axis=2)
-  positions = jnp.broadcast_to(jnp.arange(target.num_tokens), tokens.shape)
-  return warp_lib.probabilities(
-      logits, warp, positions, None if target.forced is None else target.forced(positions))
+  return logits, jnp.broadcast_to(jnp.arange(target.num_tokens), tokens.shape)
 
 
 def unigram_distance(tokens: np.ndarray, others: np.ndarray, vocab_size: int) -> float:

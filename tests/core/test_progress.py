@@ -1,5 +1,7 @@
 """The line that says how far a job is."""
 
+import pytest
+
 from cspd_jax.core import progress
 
 
@@ -26,6 +28,21 @@ def test_a_log_file_has_a_line_now_and_then(capsys, monkeypatch):
   assert '\r' not in lines
   assert [line.split('|')[0] for line in lines.splitlines()] == [
       'decoding:   0%', 'a line', 'decoding: 100%']
+
+
+@pytest.mark.parametrize('is_terminal', [False, True])
+def test_pace_per_hour(capsys, monkeypatch, is_terminal):
+  """Steps that an earlier run has finished do not count."""
+  clock = [100.0]
+  monkeypatch.setattr(progress.sys.stderr, 'isatty', lambda: is_terminal)
+  monkeypatch.setattr(progress.tqdm.tqdm, 'monitor_interval', 0)
+  monkeypatch.setattr(progress.time, 'perf_counter', lambda: clock[0])
+  monkeypatch.setattr('tqdm.std.time', lambda: clock[0])
+  with progress.bar('generating') as show:
+    show(500, 2000)
+    clock[0] += 90
+    show(650, 2000)
+  assert '650/2000' in (lines := capsys.readouterr().err) and '6,000 images/hour' in lines
 
 
 def test_nothing_is_shown_before_the_first_step(capsys):

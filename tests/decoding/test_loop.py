@@ -73,7 +73,7 @@ class LoopTest(chex.TestCase):
     batch, length, depth = 5, 6, build(name).drafter.tree.max_depth
     chex.assert_shape(decoded.tokens, (batch, length))
     chex.assert_shape(decoded.accepted, (batch, depth + 2))
-    chex.assert_type(jax.tree.leaves(decoded), [int, int, int, int, float, bool])
+    chex.assert_type(jax.tree.leaves(decoded), [int, int, int, int, float, bool, float])
     self.assertTrue(decoded.valid.all())
     np.testing.assert_array_equal(decoded.tv_bound, 0)
     self.assertTrue(((decoded.tokens >= 0) & (decoded.tokens < 4)).all())
@@ -90,7 +90,9 @@ class LoopTest(chex.TestCase):
   @chex.variants(with_jit=True, without_jit=True)
   def test_with_and_without_jit(self):
     decoded = self.variant(build('sjd_pac'))(MODEL.params, LABELS, jax.random.key(7), WARP)
-    chex.assert_trees_all_equal(decoded, decode('sjd_pac'))
+    jitted = decode('sjd_pac')
+    np.testing.assert_allclose(decoded.log_probs, jitted.log_probs, rtol=1e-5)
+    chex.assert_trees_all_equal(decoded._replace(log_probs=jitted.log_probs), jitted)
 
   @parameterized.parameters(*FIRST)
   def test_target_calls_equal_rounds_in_one_compilation(self, name):

@@ -83,19 +83,21 @@ def _scheduled(rounds, slots):
 
 
 def _differences(one, other):
-  """Fields of a result in which two differ: the bound in more than its last bits."""
-  same = {'tv_bound': lambda a, b: np.allclose(a, b, rtol=1e-6, atol=0, equal_nan=True)}
+  """Fields of a result in which two differ: sums and logarithms in more than their last bits."""
+  same = {'tv_bound': lambda a, b: np.allclose(a, b, rtol=1e-6, atol=0, equal_nan=True),
+          'log_probs': lambda a, b: np.allclose(a, b, rtol=1e-6, atol=1e-6)}
   return [name for name, a, b in zip(one._fields, one, other)
           if not same.get(name, np.array_equal)(a, b)]
 
 
-def test_a_bound_may_differ_in_its_last_bit():
-  """It is summed in another program; all else is equal."""
+def test_bounds_and_logarithms_may_differ_in_their_last_bits():
+  """They are computed in another program; all else is equal."""
   one = Decoded(*(np.full(3, 0.75, np.float32) for _ in Decoded._fields))
   for name in Decoded._fields:
     near = one._replace(**{name: np.nextafter(getattr(one, name), np.float32(1))})
-    assert _differences(one, near) == ([] if name == 'tv_bound' else [name])
-  assert _differences(one, one._replace(tv_bound=one.tv_bound + 1e-5)) == ['tv_bound']
+    assert _differences(one, near) == ([] if name in ('tv_bound', 'log_probs') else [name])
+  for name in ('tv_bound', 'log_probs'):
+    assert _differences(one, one._replace(**{name: getattr(one, name) + 1e-5})) == [name]
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from PIL import Image
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import store
-from cspd_jax.generation import batches, generate
+from cspd_jax.generation import batches, generate, results
 from tests.families import tiny
 
 
@@ -51,7 +51,10 @@ def test_refilled_rows_use_the_options_of_their_image(model):
   assert ['refill' in name for name in model.programs] == [True]
   whole = model.generate(prompts, **options)
   for name, one, other in zip(whole.decoded._fields, refilled.decoded, whole.decoded):
-    np.testing.assert_array_equal(one, other, err_msg=name)
+    if name == 'log_probs':  # Logarithms of two programs may differ in their last bits.
+      np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    else:
+      np.testing.assert_array_equal(one, other, err_msg=name)
   np.testing.assert_array_equal(refilled.images, whole.images)
   # Rows of a decoder without drafts are complete together.
   assert generate._refill_decoder(
@@ -178,7 +181,7 @@ def test_sampling_options_of_other_types(model, sampling):
 def test_bytes_are_rounded_to_the_nearest_level():
   pixels = np.array([-1.2, -1.0, 0.0, 1.0, 1.3], np.float32)
   np.testing.assert_array_equal(
-      generate.to_bytes(pixels.reshape(1, 1, 5, 1)).ravel(), [0, 0, 128, 255, 255])
+      results.to_bytes(pixels.reshape(1, 1, 5, 1)).ravel(), [0, 0, 128, 255, 255])
 
 
 @pytest.mark.parametrize('place', [None, 5, 1.5, b'demo', ['demo'], object()])

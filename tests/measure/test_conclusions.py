@@ -25,7 +25,7 @@ def point(curve, value, length, tv_bound, noise=0.0):
   rounds = 100 / length + 1 + noise * rng.normal(size=8)
   decoded = Decoded(
       np.zeros((8, 101), int), rounds, None, None,
-      101 * tv_bound * (1 + noise * rng.normal(size=8)), np.ones(8, bool))
+      101 * tv_bound * (1 + noise * rng.normal(size=8)), np.ones(8, bool), None)
   return Point(curve, value, Row('', {}, Sample(decoded, None, None)))
 
 

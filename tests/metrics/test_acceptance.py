@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
@@ -19,7 +20,7 @@ def decoded(sizes_per_image):
   rounds = np.asarray([1 + len(sizes) for sizes in sizes_per_image], np.int32)
   zeros = np.zeros((len(sizes_per_image), length), np.int32)
   return Decoded(zeros, rounds, histogram, zeros, np.zeros(len(rounds), np.float32),
-                 np.ones(len(rounds), bool))
+                 np.ones(len(rounds), bool), zeros.astype(np.float32))
 
 
 class SummariseTest(absltest.TestCase):
@@ -45,7 +46,7 @@ class SummariseTest(absltest.TestCase):
   def test_takes_jax_arrays(self):
     one = decoded([[2, 3]])
     self.assertEqual(
-        acceptance.summarise(Decoded(*map(jnp.asarray, one))), acceptance.summarise(one))
+        acceptance.summarise(jax.tree.map(jnp.asarray, one)), acceptance.summarise(one))
 
   def test_one_token_image_has_no_rounds_to_average(self):
     got = acceptance.summarise(decoded([[]]))
@@ -55,7 +56,8 @@ class SummariseTest(absltest.TestCase):
   def test_refuses_shapes_that_do_not_fit(self):
     one = decoded([[2, 3]])
     for wrong in (one._replace(tokens=one.tokens[0]), one._replace(rounds=one.rounds[0]),
-                  one._replace(accepted=one.accepted[0]), Decoded(*(part[:0] for part in one))):
+                  one._replace(accepted=one.accepted[0]),
+                  jax.tree.map(lambda part: part[:0], one)):
       with self.assertRaisesRegex(ValueError, r'\[B, T\]'):
         acceptance.summarise(wrong)
 

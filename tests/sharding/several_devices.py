@@ -51,7 +51,8 @@ def decoded(model, decoder):
       model, specification, model.decoder(specification), True, model.condition([0, 1, 2]),
       ['a', 'b', 'c'], [[], [], []], [(0, 0), (0, 1), (0, 2)], sampling, 3)
   found = generate.decode(task)
-  return task, dict(tokens=found.tokens.tolist(), rounds=found.rounds.tolist())
+  return task, dict(tokens=found.tokens.tolist(), rounds=found.rounds.tolist(),
+                    log_probs=found.log_probs.ravel().tolist())
 
 
 def collectives(task):

@@ -37,13 +37,20 @@ def _run(decoders, *shapes):
   return _printed(_start(8, decoders, *shapes))
 
 
+def _near(found):
+  """What equals it up to the rounding of log-probabilities."""
+  if not isinstance(found, dict):
+    return found
+  return found | dict(log_probs=pytest.approx(found['log_probs'], abs=1e-3))
+
+
 def _check(found, shapes):
   alone = found['1']
   assert len({tuple(row) for row in alone['mc_sjd(window=8)']['tokens']}) == 3
   for shape in shapes:
     runs, (data, model) = found[shape], map(int, shape.split('x'))
     for decoder in runs.keys() & alone.keys():
-      assert runs[decoder] == alone[decoder], (shape, decoder)
+      assert runs[decoder] == _near(alone[decoder]), (shape, decoder)
     assert runs['part'] == 4 // model
     # The prefill and a round: one sum behind the attention of a layer and one behind the rest.
     wanted = {'all-reduce': 2 * 2 * _LAYERS} if model > 1 else {}
@@ -75,7 +82,7 @@ def test_two_processes(tmp_path):
     port = free.getsockname()[1]
   processes = [_start(2, 'process', tmp_path, number, port) for number in range(2)]
   for process in processes:
-    assert _printed(process) == alone | dict(devices=4)
+    assert _printed(process) == _near(alone) | dict(devices=4)
 
 
 def test_make_mesh():

@@ -1,0 +1,94 @@
+"""Processes that write images into one folder, each killed at one of its file operations.
+
+  PYTHONPATH=. python tests/generation/many_processes.py FOLDER KILLS
+
+starts as many processes as it takes until KILLS of them were killed, at random operations and in
+random numbers at a time, and compares the images with those of one process that was not disturbed.
+"""
+
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+
+import cspd_jax
+from cspd_jax import families
+from cspd_jax.generation.gallery import Gallery
+from tests.families import tiny
+
+PROMPTS = ['sea', 'sky', 'sand', 'sea', 'sky'] * 4
+_WRITES = ('open', 'os.mkdir', 'os.remove', 'os.rename', 'os.rmdir')
+# The most file operations after which a process is killed; about as many as one of two has.
+_LATEST = 60
+
+
+def gallery(model, folder, index=0, count=1, **options):
+  """The images of one of `count` processes."""
+  options = dict(seed=4, decoder='mc_sjd(window=4)', batch_size=2, npz=True) | options
+  return Gallery(model, PROMPTS, folder, process_index=index, process_count=count, **options)
+
+
+def contents(folder):
+  """The bytes of the images in a folder by name; the report, which holds times, apart."""
+  return {path.name: path.read_bytes() for path in pathlib.Path(folder).iterdir()
+          if path.name != 'report.json'}
+
+
+def kill_at(folder, operation):
+  """Kills this process at one of its file operations in a folder, counted from 1."""
+  count = 0
+
+  def hook(event, arguments):
+    nonlocal count
+    if event not in _WRITES or folder not in str(arguments[0]):
+      return
+    if event == 'open' and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+      return
+    count += 1
+    if count == operation:
+      os.kill(os.getpid(), signal.SIGKILL)
+
+  sys.addaudithook(hook)
+
+
+def disturbed(model, folder, kills, seed=0):
+  """Writes images with processes that are killed; returns how many were."""
+  rng, killed = random.Random(seed), 0
+  while not pathlib.Path(folder, 'report.json').exists():
+    count = rng.choice([2, 3])
+    processes = []
+    for index in range(count):
+      operation = rng.randrange(1, _LATEST) if killed < kills else 0
+      processes.append(subprocess.Popen(
+          [sys.executable, __file__, 'one', *map(str, (model, folder, index, count, operation))],
+          stderr=subprocess.PIPE, text=True))
+    for process in processes:
+      problems = process.communicate()[1]
+      finished = 'holds a report already' in problems
+      assert process.returncode in (0, -signal.SIGKILL) or finished, problems[-2000:]
+      killed += process.returncode == -signal.SIGKILL
+  return killed
+
+
+def _one(model, folder, index, count, operation):
+  """One process; it is killed at an operation unless that is 0."""
+  families.register(tiny.FAMILY)
+  loaded = cspd_jax.load(model)
+  kill_at(folder, int(operation))
+  gallery(loaded, folder, int(index), int(count)).generate({})
+
+
+def _main(folder, kills):
+  model = tiny.saved(pathlib.Path(folder, 'model'))
+  killed = disturbed(model, pathlib.Path(folder, 'shared'), int(kills))
+  gallery(cspd_jax.load(str(model)), pathlib.Path(folder, 'alone')).generate({})
+  shared, alone = (contents(pathlib.Path(folder, name)) for name in ('shared', 'alone'))
+  print(f'{killed} processes were killed; the images are '
+        f'{"equal" if shared == alone else "different"}.')
+  return shared != alone
+
+
+if __name__ == '__main__':
+  sys.exit(_one(*sys.argv[2:]) if sys.argv[1] == 'one' else _main(*sys.argv[1:]))
