@@ -27,6 +27,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (*sorted(ROOT.glob('*README.md')), *sorted((ROOT / 'docs').rglob('*.md')))
 _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL)
 
+def _compiled(model: str, measured: str) -> str:
+  """Returns the command that predicts rounds of continuous tokens with a shipped model's counts."""
+  return (f"python -m experiments.compile_report --model={model} "
+          "--decoder='exact_head,exact_head(kernels_per_call=32),windows(window=8)' "
+          f'--accepted=docs/reports/continuous_windows.json --accepted_model={measured}')
+
+
 # The command whose report.json is kept under docs/reports, by its name there.
 REPORTS = {
     'compare_cpu': 'cspd-compare --all',
@@ -52,7 +59,9 @@ REPORTS = {
     'compiled_xl_v5e':
         "python -m experiments.compile_report --device=v5e --model=c2i_xl_256 "
         "--decoder='mc_sjd(window=16)'",
-    'compiled_mar': 'python -m experiments.compile_report --model=mar_b --decoder=exact_head',
+    'compiled_mar': _compiled('mar_b', 'mar_demo'),
+    'compiled_mar_l': _compiled('mar_l', 'mar_demo'),
+    'compiled_nextstep': _compiled('nextstep_1_512', 'causal_demo'),
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
     'quantized': 'python -m experiments.quantized',
@@ -220,6 +229,8 @@ TABLES: dict[str, Table] = {
         **_measured('nll_excess', errors=True)})),
     'compiled_7b': Table('compiled_7b', _own),
     'compiled_mar': Table('compiled_mar', _own),
+    'compiled_mar_l': Table('compiled_mar_l', _own),
+    'compiled_nextstep': Table('compiled_nextstep', _own),
     'compiled_xl': Table('compiled_xl', _own),
     'compiled_7b_batch': Table('compiled_7b_batch', _own),
     'compiled_xl_v5e': Table('compiled_xl_v5e', _own),
