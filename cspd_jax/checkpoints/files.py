@@ -166,13 +166,15 @@ def hold(folder: pathlib.Path) -> Hold:
   return held
 
 
-def share(folder: pathlib.Path, prepare: Callable[[], None]) -> Hold:
+def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[[], bool]
+          ) -> Hold:
   """Holds a folder together with other processes that share it, against all that do not.
 
   Args:
     folder: the folder; it is created if it does not exist.
     prepare: called before the folder is shared, by one process at a time. The first process of
       several must leave what the others need.
+    is_ready: whether it is there; the process that prepared the folder may have been killed.
 
   Raises:
     ValueError: if a process that does not share it holds it for longer than a few seconds.
@@ -185,12 +187,15 @@ def share(folder: pathlib.Path, prepare: Callable[[], None]) -> Hold:
     except HeldError:
       pass
     try:
-      return Hold(folder, folder.stat(), _lock(folder, shared=True))
+      shared = Hold(folder, folder.stat(), _lock(folder, shared=True))
+      if is_ready():
+        return shared
+      del shared
     except HeldError:
       if attempt == _ATTEMPTS - 1:
         raise
     time.sleep(_PAUSE)
-  raise AssertionError
+  raise HeldError(f'{folder} is not ready to be written; repeat the command.')
 
 
 @contextlib.contextmanager

@@ -65,12 +65,17 @@ class Report:
       self._hold: files.Hold | None = files.hold(self.folder)
       self._begin(names, run, overwrite)
       return
-    self._hold = files.share(self.folder, lambda: self._begin(names, run, overwrite))
+    self._hold = files.share(self.folder, lambda: self._begin(names, run, overwrite),
+                             lambda: self._has_begun(names, run, overwrite))
+
+  def _has_begun(self, names: Sequence[str], run: Any, overwrite: bool) -> bool:
+    """Whether another process has begun this report; raises ValueError for another run."""
     content = _check(self.folder, names, run, overwrite)
     self._earlier = content.earlier
-    if not content.is_same:
-      raise ValueError(f'folder is {str(folder)!r}, where other processes write another run; use '
-                       'another folder, or the options of that run.')
+    if self.has(_RUN) and not content.is_same:
+      raise ValueError(f'folder is {str(self.folder)!r}, where other processes write another run; '
+                       'use another folder, or the options of that run.')
+    return content.is_same and not content.moving
 
   def _begin(self, names: Sequence[str], run: Any, overwrite: bool) -> None:
     """Resumes the unfinished report of the same run, or starts a new one."""

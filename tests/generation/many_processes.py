@@ -20,8 +20,9 @@ from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sand', 'sea', 'sky'] * 4
 _WRITES = ('open', 'os.mkdir', 'os.remove', 'os.rename', 'os.rmdir')
-# The most file operations after which a process is killed; about as many as one of two has.
-_LATEST = 60
+# The most file operations after which a process is killed. It has three per image, so that many are
+# killed before the images are complete; the others are killed while the folder is completed.
+_LATEST = 8
 
 
 def gallery(model, folder, index=0, count=1, **options):
@@ -60,7 +61,7 @@ def disturbed(model, folder, kills, seed=0):
     count = rng.choice([2, 3])
     processes = []
     for index in range(count):
-      operation = rng.randrange(1, _LATEST) if killed < kills else 0
+      operation = rng.randint(1, _LATEST) if killed < kills else 0
       processes.append(subprocess.Popen(
           [sys.executable, __file__, 'one', *map(str, (model, folder, index, count, operation))],
           stderr=subprocess.PIPE, text=True))
