@@ -179,7 +179,8 @@ class Module(NamedTuple):
     if loop.trips is not None or comparison.text('direction') != 'LT':
       return loop.trips
     bound = condition.instructions[comparison.operands[1]]
-    return int(bound.literal) if bound.opcode == 'constant' else None
+    counts = bound.opcode == 'constant' and bound.arrays[0].dtype[0] in 'su'
+    return int(bound.literal) if counts else None
 
 
 def parse(text: str) -> Module:

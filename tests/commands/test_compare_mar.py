@@ -34,7 +34,7 @@ _BAD = {
         ['--block_length=5'], ['block_length is 5', 'at most 4, the number of tokens']),
     'too many drafts of a path': (['--draft_length=5'], ['draft_length is 5', 'at most 4']),
     'too many residual draws': (
-        ['--decoder=exact_head(max_trials=70000)'], ['max_trials is 70000', '65536']),
+        ['--decoder=exact_path(max_trials=70000)'], ['max_trials is 70000', '65536']),
     'draft model of other patches': (['--draft={tmp}/patches'], ['patch_size', '2', '1']),
     'prefix share above 1': (['--prefix_share=1.5'], ['prefix_share is 1.5']),
 }

@@ -24,7 +24,8 @@ def _train(capsys, *words):
 
 
 @pytest.mark.parametrize('kind, decoder', [
-    ('eagle', 'eagle(tree=chain(2))+match'), ('medusa', 'medusa(length=2)+match')])
+    pytest.param('eagle', 'eagle(tree=chain(2))+match', marks=pytest.mark.slow),
+    ('medusa', 'medusa(length=2)+match')])
 def test_a_trained_drafter_drafts(models, tmp_path, capsys, kind, decoder):
   words = [f'--model={models}/model', f'--kind={kind}', f'--workdir={tmp_path}/work',
            f'--output={tmp_path}/{kind}']

@@ -43,6 +43,7 @@ def test_contexts_of_whole_images_are_those_of_one_pass(params):
   np.testing.assert_allclose(z, _contexts(params, prompts, tokens), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_recorded_chains_belong_to_tokens_of_their_images(params):
   target, prompts, key = nextstep.target(CONFIG, guided=True), _prompts(16), jax.random.key(3)
   decoder, sampling = decoders.mar(target, guidance='constant'), Sampling(SCALE)

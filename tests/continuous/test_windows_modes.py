@@ -157,6 +157,7 @@ def network(name, dtype=jnp.float32):
   return module.target(config, guided=False), params, condition
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(MODELS, 'causal'))
 def test_models_in_bfloat16(name):
   """Chains are float32 whatever the dtype of the model, and tokens close to those of float32."""

@@ -66,12 +66,13 @@ def test_a_round(found):
 def test_iterations_of_a_loop_that_ends_by_values():
   def run(x):
     inner = lambda x: jax.lax.while_loop(lambda x: jnp.sum(x) < 1e3, lambda x: x @ x, x)
-    return jax.lax.fori_loop(0, 7, lambda i, x: inner(x), x)
+    step = lambda carry: (carry[0] + 1, inner(carry[1]) @ carry[1])
+    return jax.lax.while_loop(lambda carry: carry[1][0, 0] < carry[0], step, (0, x))
 
   text = jax.jit(run).lower(jnp.ones((64, 64))).compile().as_text()
   once, often = (rounds.read(hlo.parse(text), set(), iterations) for iterations in (1, 2.5))
   flops = [sum(kernel.times * kernel.flops for kernel in one.kernels) for one in (once, often)]
-  assert flops == [2 * 64**3, 2.5 * 2 * 64**3]
+  assert flops == [2 * 2 * 64**3, 3.5 * 2 * 64**3]
 
 
 def test_what_kernels_move(found):

@@ -79,6 +79,7 @@ def test_other_options_are_exact(options):
   assert _total_variation('one place, two passes', **options) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', representative(CORRECTORS, 'network'))
 def test_rows_have_options_of_their_own(model, kind):
   # Tied logits, which cuts keep or drop together.

@@ -8,8 +8,16 @@ import pytest
 
 from tests.docs import pages
 
+# Pages and notebooks whose code runs for long.
+_LONG = ('rollouts', 'continuous_windows', 'embedded', 'corrected_windows', 'text_to_image', 'mar')
 
-@pytest.mark.parametrize('page', pages.having('python'), ids=pages.name)
+
+def _long_ones_slow(paths, suffix):
+  return [pytest.param(path, marks=pytest.mark.slow)
+          if path.suffix == suffix and path.stem in _LONG else path for path in paths]
+
+
+@pytest.mark.parametrize('page', _long_ones_slow(pages.having('python'), '.md'), ids=pages.name)
 def test_page(page, place):
   namespace = {'__name__': 'page'}
   for block in pages.blocks(page):
@@ -17,9 +25,8 @@ def test_page(page, place):
       pages.run(block.text, pages.name(page), block.line, namespace)
 
 
-@pytest.mark.parametrize('notebook', [
-    pytest.param(path, marks=pytest.mark.slow) if path.stem == 'text_to_image' else path
-    for path in pages.NOTEBOOKS], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    'notebook', _long_ones_slow(pages.NOTEBOOKS, '.ipynb'), ids=lambda path: path.name)
 def test_notebook(notebook, place):
   plt.switch_backend('agg')
   namespace = {'__name__': 'notebook'}

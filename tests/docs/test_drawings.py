@@ -32,6 +32,7 @@ def test_nodes_of_a_tree_do_not_overlap():
   assert len({(depth, row) for depth, row in zip(tree.depth, height)}) == len(tree.parents)
 
 
+@pytest.mark.slow
 def test_a_round_of_a_model():
   model = cspd_jax.load('demo')
   one = drawings.observe(model, 'mc_sjd(window=4)', 'cat', lambda one: len(one.path) == 2)

@@ -183,6 +183,7 @@ def test_every_page_is_in_the_menu():
     assert page.relative_to(pages.ROOT / 'docs').as_posix() in menu, page
 
 
+@pytest.mark.slow
 def test_chosen_decoders_exist():
   """Every decoder that the page of choices names can be built."""
   page = pages.ROOT / 'docs' / 'choose.md'

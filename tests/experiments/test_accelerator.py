@@ -20,6 +20,7 @@ def _small(monkeypatch):
   monkeypatch.setattr(accelerator.roofline, '_ENOUGH', 0.0)
 
 
+@pytest.mark.slow
 def test_rounds_of_a_size(capsys, tmp_path):
   code, shown, *_ = _run(capsys, tmp_path, '--decoder=mc_sjd(window=4)', '--tokens_per_round=2.5')
   assert code == 0 and 'mc_sjd(window=4)' in shown

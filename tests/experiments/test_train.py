@@ -41,6 +41,7 @@ def _assert_equal(first, second):
   jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
+@pytest.mark.slow
 def test_exported_models_can_be_used(finished, recipe):
   tokenizer = store.load(finished / 'export' / 'tokenizer')
   assert tokenizer.config == recipe.tokenizer

@@ -104,6 +104,7 @@ def test_its_prompts_are_its_own(model):
     model.condition(condition)  # Not published ids.
 
 
+@pytest.mark.slow
 def test_it_is_a_target(model):
   assert check_target(
       model.target(guided=True), model.params, model.condition(PROMPTS),
@@ -131,6 +132,7 @@ def test_it_makes_images(model, vanilla):
   assert made.images.shape == (2, 3, 4, 3) and 0 <= made.tokens.min() <= made.tokens.max() < 12
 
 
+@pytest.mark.slow
 def test_drafters_have_its_embedding_and_its_head(model):
   drafts = model.drafts['eagle']
   network = drafts.build(True)

@@ -40,6 +40,7 @@ def test_it_is_small_and_says_what_it_can_do(model):
   assert {'model', 'neighbours', 'layers'} <= set(model.drafts)
 
 
+@pytest.mark.slow
 def test_images_have_the_grammar(model, vanilla):
   codes = np.asarray(early_fusion.codes(model.config, vanilla.tokens))
   np.testing.assert_array_equal(early_fusion.with_grammar(model.config, codes), vanilla.tokens)

@@ -201,6 +201,7 @@ def test_a_prefix_has_whole_rows(prefix_length):
     _model('early_fusion').decoder('vanilla', prefix_length=prefix_length)
 
 
+@pytest.mark.slow
 def test_generate_completes_images():
   model = _model('llamagen')
   whole = model.generate([0, 2], seed=1, decoder='vanilla')

@@ -53,6 +53,7 @@ def check(model, generated):
   assert abs(np.mean(generated.raw_log_probs[:, first:] - wanted[:, first:])) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder,batch_size', representative(
     [('vanilla', None), ('mc_sjd(window=16)', None), ('mc_sjd(window=16)', 2), ('eagle', None),
      ('corrected(window=16)', None), ('medusa', None), ('model+block', None)],
@@ -102,6 +103,7 @@ def test_raw_values_are_refused_before_compilation(name, value):
     cspd_jax.load(name).generate(raw_log_probs=value)
 
 
+@pytest.mark.slow
 def test_continuous_tokens_have_none():
   generated = cspd_jax.load('mar_demo').generate('cat', decoder='mar(num_iter=2)')
   assert generated.log_probs is None and generated.raw_log_probs is None

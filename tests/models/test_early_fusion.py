@@ -78,6 +78,7 @@ def test_logits_agree_with_transformers(name):
   assert logits.shape[-1] == 48 + len(config.ends) and np.all(logits[..., 48:] < -1e29)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(CASES, 'emu3'))
 def test_windows_trees_and_commit(name):
   config, params, condition, _ = _case(name)

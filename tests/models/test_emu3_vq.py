@@ -44,6 +44,7 @@ def _precise():
     yield
 
 
+@pytest.mark.slow
 def test_encoding_agrees_with_four_equal_frames(params):
   want = published.recorded('emu3_vq')
   images = np.random.default_rng(10).uniform(-1, 1, (2, 12, 16, 3)).astype(np.float32)

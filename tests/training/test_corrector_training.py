@@ -90,6 +90,7 @@ def _said(params, target_params, tokens, features):
   return jnp.moveaxis(said, 0, 1)
 
 
+@pytest.mark.slow
 def test_watching_changes_nothing(met):
   decoded, found = met
   np.testing.assert_array_equal(found.tokens, decoded.tokens)

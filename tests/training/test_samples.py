@@ -35,6 +35,7 @@ def _decoder(model, **options):
   return samples.decoder(model, model.condition([0, 1, 2] * 40), SAMPLING, **options)
 
 
+@pytest.mark.slow
 def test_images_are_those_of_the_exact_default_decoder(model, tokens):
   decode, size = _decoder(model)
   assert size == 64 and decode.specification == model.specification(batch_size=64)
