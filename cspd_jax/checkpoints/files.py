@@ -89,14 +89,18 @@ def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _runs(process: int) -> bool:
-  """Returns whether a process of this number exists."""
+  """Returns whether a process of this number exists and has not ended."""
   try:
     os.kill(process, 0)
   except ProcessLookupError:
     return False
   except (OSError, OverflowError):  # It belongs to another user.
     return True
-  return True
+  try:  # A process that was killed exists until its parent asks for its exit code.
+    state = pathlib.Path(f'/proc/{process}/stat').read_text().rpartition(')')[2].split()[0]
+  except (OSError, IndexError):  # Not on Linux, or it has ended meanwhile.
+    return True
+  return state not in 'ZX'
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
