@@ -1,0 +1,114 @@
+"""The rows of the papers' tables next to this library's numbers for the same methods.
+
+  python -m experiments.papers.published
+  python -m experiments.papers.published --paper=sjd --model=checkpoints/lumina_mgpt_768 \\
+      --prompts=captions.txt --dtype=bfloat16
+
+Every row has the paper's figures, measured on published models, and the metric that corresponds to
+the first of them, measured with `--model`; or the reason why nothing is measured. `NLL - entropy`
+has expectation 0 for every exact decoder and is the price of a relaxed one. Rows with the same
+decoder and sampling options are decoded once. Writes a table per paper to --workdir (rows.csv,
+report.json).
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from configs.papers import published as default
+from cspd_jax import cli, metrics as metrics_lib
+from cspd_jax.checkpoints import files
+from cspd_jax.cli import inputs
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import rows as rows_lib, tables
+from cspd_jax.measure.bench import Bench
+
+COLUMNS = {'in the paper': '{place}', 'setting': '{setting}', 'published': '{published}',
+           'here': '{here}', 'decoder here': '{decoder}', 'NLL - entropy': '{price}'}
+
+
+class Lab:
+  """Measures rows; rows with equal decoders and sampling options share their images."""
+
+  def __init__(self, config: default.Config):
+    self._config = config
+    self.model = inputs.model(config)
+    self.prompts, self._seed = inputs.images(config.images, self.model)
+    self._benches: dict[tuple[float, int], Bench] = {}
+
+  def bench(self, row: default.Row) -> Bench:
+    """Returns the images with the sampling options of a row."""
+    name = row.temperature, row.top_k
+    if name not in self._benches:
+      options = inputs.overrides(self._config.sampling)
+      sampling = self.model.sampling(**options | dict(
+          temperature=row.temperature, top_k=row.top_k))
+      self._benches[name] = Bench(self.model, self.prompts, seed=self._seed, sampling=sampling,
+                                  batch_size=self._config.batch_size)
+    return self._benches[name]
+
+  def measure(self, row: default.Row) -> dict[str, Any]:
+    """Measures a row."""
+    names = [row.metric] if row.temperature == 0 else [row.metric, 'nll_excess']
+    metrics = rows_lib.choose(self.model.engine.name, names)
+    bench = self.bench(row)
+    reference = rows_lib.Reference(bench.sample(bench.baseline))
+    measured = next(rows_lib.rows(bench, [row.decoder], metrics, reference))
+    here, *price = (column.format(**measured.figures) for column in
+                    metrics_lib.columns(metrics, errors=True).values())
+    return measured.figures | dict(
+        here=f'{metrics[0].heading} {here}', price=price[0] if price else None)
+
+
+def _check(lab: Lab, rows: list[default.Row]) -> None:
+  """Raises ValueError if a decoder cannot run, before anything is compiled."""
+  for row in rows:
+    if row.decoder is not None:
+      try:
+        lab.bench(row).check(row.decoder)
+      except ValueError as error:
+        raise ValueError(f'{row.place}, {row.setting}: {row.decoder}: {error}') from error
+
+
+def _entries(lab: Lab, paper: str) -> Iterator[dict[str, Any]]:
+  """Yields the entries of a paper's table as they are measured."""
+  for row in default.ROWS[paper]:
+    entry = dict(paper=paper) | dataclasses.asdict(row)
+    if row.decoder is None:
+      entry['here'] = row.missing
+    else:
+      entry |= lab.measure(row)
+    yield entry
+
+
+def run(config: default.Config) -> None:
+  """Measures, prints the rows and writes the report.
+
+  Raises:
+    ValueError: for invalid options, before anything is compiled.
+  """
+  if not config.paper:
+    raise ValueError('paper is empty; give at least one.')
+  lab = Lab(config)
+  _check(lab, [row for paper in config.paper for row in default.ROWS[paper]])
+  report, entries = Report(config.workdir, ['rows.csv']), []
+  for paper in config.paper:
+    for entry in _entries(lab, paper):
+      print('  '.join(tables.cells(COLUMNS, entry)), flush=True)
+      entries.append(entry)
+      files.write(report.path('rows.csv'), tables.csv(entries).encode())
+  report.write(
+      settings=dataclasses.asdict(config), rows=entries, prompts=lab.prompts,
+      tables=[dict(title=paper, columns=COLUMNS, rows=[
+          number for number, entry in enumerate(entries) if entry['paper'] == paper])
+              for paper in config.paper])
+
+
+@cli.command(default.Config, config='configs/papers/published.py')
+def main(config: default.Config) -> None:
+  run(config)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
