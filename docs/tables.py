@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from configs.papers import published_rows
 from cspd_jax import metrics
 from cspd_jax.checkpoints import files
 from cspd_jax.core import spec as spec_lib
@@ -65,6 +66,9 @@ REPORTS = {
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
     'quantized': 'python -m experiments.quantized',
+    'published': 'python -m experiments.papers.published',
+    'published_cspd':
+        'python -m experiments.papers.published --config=configs/papers/published_cspd.py',
     'sjd': 'python -m experiments.papers.sjd',
     'sjd_pac': 'python -m experiments.papers.sjd_pac',
     'cool_sd': 'python -m experiments.papers.cool_sd',
@@ -110,6 +114,13 @@ def _own(path: pathlib.Path) -> str:
   """The tables that a report has itself."""
   return '\n\n'.join(f'**{table.title}**\n\n{tables.markdown(table.columns, table.rows)}'
                      for table in tables.of_report(path))
+
+
+def _published(paper: str) -> Table:
+  """A paper's rows next to ours."""
+  return Table('published_cspd' if paper == 'cspd' else 'published', lambda path: next(
+      tables.markdown(table.columns, table.rows) for table in tables.of_report(path)
+      if table.title == paper))
 
 
 def _figures(report: Report) -> list[Row]:
@@ -237,6 +248,7 @@ TABLES: dict[str, Table] = {
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](../pictures/uncertainty.png)')),
     'quantized': Table('quantized', _own),
+    **{f'published_{paper}': _published(paper) for paper in published_rows.ROWS},
     'sjd': Table('sjd', _own),
     'sjd_pac': Table('sjd_pac', _own),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),

@@ -11,6 +11,7 @@ report.json).
 
 import dataclasses
 import sys
+import time
 
 from configs import topologies as default
 from cspd_jax import cli
@@ -45,7 +46,7 @@ def run(config: default.Config) -> None:
   all_texts = [text for texts in texts_of_windows.values() for text in texts]
   if not all_texts:
     raise ValueError('no decoder can run; ' + '; '.join(f'{k}: {v}' for k, v in left_out.items()))
-  report = Report(config.workdir, ['rows.csv'])
+  report, start = Report(config.workdir, ['rows.csv']), time.perf_counter()
   printer, rows = Printer(metrics, all_texts), []
   for window, texts in texts_of_windows.items():
     for row in rows_lib.rows(bench, texts, metrics):
@@ -54,6 +55,7 @@ def run(config: default.Config) -> None:
       files.write(report.path('rows.csv'), tables.csv(rows).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=rows, left_out=left_out, prompts=prompts,
+      minutes=(time.perf_counter() - start) / 60,
       tables=[dict(title=f'window {window}', columns=printer.columns, rows=[
           i for i, row in enumerate(rows) if row['window'] == window])
               for window in texts_of_windows])

@@ -3,8 +3,9 @@
   python -m experiments.papers.published
   python -m experiments.papers.published --paper=sjd --model=checkpoints/lumina_mgpt_768 \\
       --prompts=captions.txt --dtype=bfloat16
+  python -m experiments.papers.published --config=configs/papers/published_cspd.py
 
-Every row has the paper's figures, measured on published models, and the metric that corresponds to
+Every row has the paper's figures, measured on published models, and the metrics that correspond to
 the first of them, measured with `--model`; or the reason why nothing is measured. `NLL - entropy`
 has expectation 0 for every exact decoder and is the price of a relaxed one. Rows with the same
 decoder and sampling options are decoded once. Writes a table per paper to --workdir (rows.csv,
@@ -13,10 +14,12 @@ report.json).
 
 import dataclasses
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from configs.papers import published as default
+from configs.papers.published_rows import ROWS, Row
 from cspd_jax import cli, metrics as metrics_lib
 from cspd_jax.checkpoints import files
 from cspd_jax.cli import inputs
@@ -35,33 +38,39 @@ class Lab:
     self._config = config
     self.model = inputs.model(config)
     self.prompts, self._seed = inputs.images(config.images, self.model)
+    self._discrete = self.model.engine.name != 'continuous'
     self._benches: dict[tuple[float, int], Bench] = {}
 
-  def bench(self, row: default.Row) -> Bench:
+  def bench(self, row: Row) -> Bench:
     """Returns the images with the sampling options of a row."""
     name = row.temperature, row.top_k
     if name not in self._benches:
-      options = inputs.overrides(self._config.sampling)
-      sampling = self.model.sampling(**options | dict(
-          temperature=row.temperature, top_k=row.top_k))
-      self._benches[name] = Bench(self.model, self.prompts, seed=self._seed, sampling=sampling,
-                                  batch_size=self._config.batch_size)
+      options = inputs.overrides(self._config.sampling) | dict(temperature=row.temperature)
+      if self._discrete:
+        options['top_k'] = row.top_k
+      self._benches[name] = Bench(
+          self.model, self.prompts, seed=self._seed, sampling=self.model.sampling(**options),
+          batch_size=self._config.batch_size)
     return self._benches[name]
 
-  def measure(self, row: default.Row) -> dict[str, Any]:
+  def measure(self, row: Row) -> dict[str, Any]:
     """Measures a row."""
-    names = [row.metric] if row.temperature == 0 else [row.metric, 'nll_excess']
-    metrics = rows_lib.choose(self.model.engine.name, names)
+    # Without chance there is no entropy to compare with, and continuous tokens have densities.
+    priced = self._discrete and row.temperature > 0
+    # A row states its own metrics, those included that tables of several decoders omit.
+    metrics = [metric._replace(tabled=True) for metric in rows_lib.choose(
+        self.model.engine.name, [*row.metrics, *['nll_excess'] * priced])]
     bench = self.bench(row)
     reference = rows_lib.Reference(bench.sample(bench.baseline))
     measured = next(rows_lib.rows(bench, [row.decoder], metrics, reference))
-    here, *price = (column.format(**measured.figures) for column in
-                    metrics_lib.columns(metrics, errors=True).values())
+    cells = {name: column.format(**measured.figures)
+             for name, column in metrics_lib.columns(metrics, errors=True).items()}
+    price = cells.popitem()[1] if priced else None
     return measured.figures | dict(
-        here=f'{metrics[0].heading} {here}', price=price[0] if price else None)
+        here=', '.join(f'{name} {value}' for name, value in cells.items()), price=price)
 
 
-def _check(lab: Lab, rows: list[default.Row]) -> None:
+def _check(lab: Lab, rows: list[Row]) -> None:
   """Raises ValueError if a decoder cannot run, before anything is compiled."""
   for row in rows:
     if row.decoder is not None:
@@ -73,13 +82,21 @@ def _check(lab: Lab, rows: list[default.Row]) -> None:
 
 def _entries(lab: Lab, paper: str) -> Iterator[dict[str, Any]]:
   """Yields the entries of a paper's table as they are measured."""
-  for row in default.ROWS[paper]:
+  for row in ROWS[paper]:
     entry = dict(paper=paper) | dataclasses.asdict(row)
     if row.decoder is None:
       entry['here'] = row.missing
     else:
       entry |= lab.measure(row)
     yield entry
+
+
+def _table(paper: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
+  """Returns a paper's table; without a column of prices if no row has one."""
+  numbers = [number for number, entry in enumerate(entries) if entry['paper'] == paper]
+  priced = any(entries[number].get('price') for number in numbers)
+  columns = {name: column for name, column in COLUMNS.items() if priced or column != '{price}'}
+  return dict(title=paper, columns=columns, rows=numbers)
 
 
 def run(config: default.Config) -> None:
@@ -91,8 +108,8 @@ def run(config: default.Config) -> None:
   if not config.paper:
     raise ValueError('paper is empty; give at least one.')
   lab = Lab(config)
-  _check(lab, [row for paper in config.paper for row in default.ROWS[paper]])
-  report, entries = Report(config.workdir, ['rows.csv']), []
+  _check(lab, [row for paper in config.paper for row in ROWS[paper]])
+  report, entries, start = Report(config.workdir, ['rows.csv']), [], time.perf_counter()
   for paper in config.paper:
     for entry in _entries(lab, paper):
       print('  '.join(tables.cells(COLUMNS, entry)), flush=True)
@@ -100,9 +117,8 @@ def run(config: default.Config) -> None:
       files.write(report.path('rows.csv'), tables.csv(entries).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=entries, prompts=lab.prompts,
-      tables=[dict(title=paper, columns=COLUMNS, rows=[
-          number for number, entry in enumerate(entries) if entry['paper'] == paper])
-              for paper in config.paper])
+      minutes=(time.perf_counter() - start) / 60,
+      tables=[_table(paper, entries) for paper in config.paper])
 
 
 @cli.command(default.Config, config='configs/papers/published.py')

@@ -245,8 +245,7 @@ def test_tables_are_whole(page):
       assert len(re.findall(r'(?<!\\)\|', line)) == cells, f'{pages.name(page)}:{row}'
 
 
-@pytest.mark.parametrize(
-    'page', [page for page in pages.PAGES if page.parent.name != 'papers'], ids=pages.name)
+@pytest.mark.parametrize('page', pages.PAGES, ids=pages.name)
 def test_no_table_of_numbers_is_empty(page):
   assert not re.findall(r'<!-- table: (\w+) -->\n<!-- /table -->', page.read_text())
 

@@ -1,0 +1,18 @@
+"""The rows of the CSpD paper's tables, and ours next to them, with the shipped MAR models.
+
+  python -m experiments.papers.published --config=configs/papers/published_cspd.py
+
+Result: in runs/papers/published_cspd, a table (rows.csv, report.json).
+"""
+
+import dataclasses
+
+from configs.papers import published
+from cspd_jax.cli import groups
+
+
+def get_config() -> published.Config:
+  """Returns the configuration of `experiments.papers.published` for CSpD."""
+  return dataclasses.replace(
+      published.get_config(), model='mar_demo', paper=('cspd',),
+      images=groups.Images(num_images=8), batch_size=8, workdir='runs/papers/published_cspd')
