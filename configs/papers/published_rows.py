@@ -18,7 +18,7 @@ class Row:
     place: where it is printed.
     setting: the paper's model, data and method.
     published: the paper's figures.
-    decoder: specification of the same method here; None if there is none.
+    decoder: specification of the same method here, or None.
     metrics: the metrics that correspond to the paper's first figures.
     temperature: temperature here.
     top_k: number of most probable tokens to sample from here; 0 is off. The embedded model has

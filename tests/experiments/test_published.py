@@ -8,6 +8,7 @@ import pytest
 
 from configs.papers import published as config_lib, published_cspd
 from configs.papers.published_rows import ROWS, Row
+from cspd_jax.cli import loader
 from cspd_jax.generation import report as report_lib
 from docs import tables
 from experiments.papers import all as all_papers, published
@@ -71,12 +72,22 @@ def test_a_table_without_prices_has_no_column_for_them(folder, capsys, tmp_path,
   assert list(table['columns']) == list(published.COLUMNS)[:-1]
 
 
+def _kept(name):
+  """A report of the documentation."""
+  return json.loads((tables.ROOT / 'docs' / 'reports' / f'{name}.json').read_text())
+
+
+@pytest.mark.parametrize('name', all_papers.PROGRAMS)
+def test_kept_reports_have_todays_settings(name):
+  config = loader.load(str(all_papers.path(name)))
+  assert _kept(name)['settings'] == report_lib.plain(dataclasses.asdict(config))
+
+
 @pytest.mark.parametrize('name, config', [
     ('published', config_lib.get_config()), ('published_cspd', published_cspd.get_config())])
 def test_kept_reports_belong_to_todays_rows(name, config):
   """A changed row without a new measurement would show another decoder's numbers."""
-  report = json.loads((tables.ROOT / 'docs' / 'reports' / f'{name}.json').read_text())
-  assert report['settings'] == report_lib.plain(dataclasses.asdict(config))
+  report = _kept(name)
   kept = [{name: row[name] for name in report_lib.plain(dataclasses.asdict(_ROWS[0]))}
           for row in report['rows']]
   assert kept == [report_lib.plain(dataclasses.asdict(row))
@@ -136,7 +147,7 @@ def test_a_finished_program_has_a_report_with_todays_settings(tmp_path, monkeypa
   monkeypatch.chdir(tmp_path)
   assert not all_papers.is_finished('sjd')
   folder = tmp_path / 'runs' / 'papers' / 'sjd'
-  report = json.loads((tables.ROOT / 'docs' / 'reports' / 'sjd.json').read_text())
+  report = _kept('sjd')
   folder.mkdir(parents=True)
   (folder / 'report.json').write_text(json.dumps(report))
   assert all_papers.is_finished('sjd')
