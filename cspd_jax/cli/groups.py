@@ -68,6 +68,8 @@ class Sampling:
     top_p: keeps the most probable tokens up to this mass; 1 keeps all. Discrete tokens only.
     guidance_interval: LlamaGen's `cfg_interval`: tokens after number `guidance_interval + 1` are
       drawn without guidance; -1 guides all. Discrete tokens only.
+    min_p: keeps the tokens that are at least this share as probable as the most probable one; 0
+      keeps all. Discrete tokens only.
   """
 
   guidance_scale: float | None = None
@@ -75,8 +77,10 @@ class Sampling:
   top_k: int | None = None
   top_p: float | None = None
   guidance_interval: int | None = None
+  min_p: float | None = None
 
   def __post_init__(self):
     # The model checks their ranges.
     fields.check(self, guidance_scale=fields.FINITE, temperature=fields.FINITE,
-                 top_p=fields.FINITE, top_k=_WHOLE, guidance_interval=_WHOLE)
+                 top_p=fields.FINITE, min_p=fields.FINITE, top_k=_WHOLE,
+                 guidance_interval=_WHOLE)

@@ -1,4 +1,4 @@
-"""Turns logits into a distribution: guidance, temperature, top-k, top-p, forced tokens.
+"""Turns logits into a distribution: guidance, temperature, top-k, top-p, min-p, forced tokens.
 
 All distributions, those of the target, of the drafters and the recorded ones, are computed by
 `probabilities`, in float32 or better, so that each token is sampled from the recorded distribution.
@@ -32,6 +32,8 @@ class Warp(NamedTuple):
       and None retain all.
     guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
       guided, the others use the conditional logits alone; -1 guides all.
+    min_p: retains the tokens that are at least this share as probable as the most probable one
+      (arXiv:2407.01082). 0 and None retain all.
   """
 
   guidance_scale: jax.typing.ArrayLike = 1.0
@@ -39,6 +41,7 @@ class Warp(NamedTuple):
   top_k: jax.typing.ArrayLike | None = 0
   top_p: jax.typing.ArrayLike | None = 1.0
   guidance_interval: jax.typing.ArrayLike = -1
+  min_p: jax.typing.ArrayLike | None = 0.0
 
 
 _is_whole = lambda x, least: (x >= least) & (x == x // 1)
@@ -49,7 +52,10 @@ _LIMITS: dict[str, tuple[Callable[[Any], Any], str]] = dict(
     top_k=(lambda x: _is_whole(x, 0), 'a whole number, at least 0 (0 retains all)'),
     top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 retains all)'),
     guidance_interval=(lambda x: _is_whole(x, -1),
-                       'a whole number, at least -1 (-1 guides all tokens)'))
+                       'a whole number, at least -1 (-1 guides all tokens)'),
+    min_p=(lambda x: (x >= 0) & (x <= 1), 'from 0 to 1 (0 retains all)'))
+# The options that may be None.
+_CUTS = ('top_k', 'top_p', 'min_p')
 
 
 def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> jax.Array:
@@ -72,7 +78,7 @@ def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> 
                      'Warp(temperature=0.9).')
   valid = np.ones(num_rows, bool)
   for name, value in warp._asdict().items():
-    if value is None and name in ('top_k', 'top_p'):
+    if value is None and name in _CUTS:
       continue
     value = _numbers(name, value, num_rows)
     limits = [_LIMITS[name]]
@@ -113,7 +119,7 @@ def uncut(warp: Warp) -> Warp:
   """Returns the options without cuts, and at temperature 1 in place of 0, for drafters."""
   temperature = jnp.asarray(warp.temperature)
   return warp._replace(
-      temperature=jnp.where(temperature == 0, 1, temperature), top_k=None, top_p=None)
+      temperature=jnp.where(temperature == 0, 1, temperature), **dict.fromkeys(_CUTS))
 
 
 def settled(warp: Warp) -> Warp:
@@ -121,7 +127,8 @@ def settled(warp: Warp) -> Warp:
   greedy = np.any(np.asarray(warp.temperature) == 0)
   return warp._replace(
       top_k=warp.top_k if greedy or np.any(warp.top_k) else None,
-      top_p=None if warp.top_p is None or np.all(np.asarray(warp.top_p) >= 1) else warp.top_p)
+      top_p=None if warp.top_p is None or np.all(np.asarray(warp.top_p) >= 1) else warp.top_p,
+      min_p=warp.min_p if np.any(warp.min_p) else None)
 
 
 def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
@@ -156,6 +163,11 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
     p = jax.lax.cond(
         jnp.any(warp.top_p < 1),
         lambda p: _normalise(jnp.where((warp.top_p >= 1) | is_top_p(p, warp.top_p), p, 0)),
+        lambda p: p, p)
+  if warp.min_p is not None:
+    p = jax.lax.cond(
+        jnp.any(warp.min_p > 0), lambda p: jnp.where(
+            warp.min_p > 0, _normalise(jnp.where(is_min_p(p, warp.min_p), p, 0)), p),
         lambda p: p, p)
   if forced is not None:
     p = jnp.where(forced[..., None] < 0, p, jax.nn.one_hot(forced, p.shape[-1], dtype=p.dtype))
@@ -248,6 +260,11 @@ def is_top_p(p: jax.Array, mass: jax.Array) -> jax.Array:
   too_much_above = lambda t: (
       jnp.sum(jnp.where(order > t, p, 0), axis=-1, keepdims=True) > mass)
   return order > _largest_with(too_much_above, order)
+
+
+def is_min_p(p: jax.Array, share: jax.Array) -> jax.Array:
+  """Returns which entries of `p` `[..., V]` are at least `share` times the largest one."""
+  return p >= share * jnp.max(p, axis=-1, keepdims=True)
 
 
 def _ordered_bits(x: jax.Array) -> jax.Array:

@@ -76,15 +76,15 @@ def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Arr
 
   Differentiable in the parameters, for training on sampled images: with the parameters that sampled
   them it equals `Decoded.log_probs` up to rounding. Other parameters may cut a token that was
-  sampled, whose value is then -inf, without a gradient. So sample without cuts and pass
-  `top_k=None` and `top_p=None`; or compare with `Decoded.raw_log_probs`, for a `Warp` of these and
-  temperature 1.
+  sampled, whose value is then -inf, without a gradient. So sample without cuts and pass a `Warp`
+  whose `top_k`, `top_p` and `min_p` are None; or compare with `Decoded.raw_log_probs`, for such a
+  `Warp` of temperature 1.
 
   Arguments as for `likelihood`.
   """
   logits, positions = _logits(target, params, condition, tokens)
   forced = contract.forced_tokens(target, positions)
-  if warp.top_k is None and warp.top_p is None:
+  if warp.top_k is None and warp.top_p is None and warp.min_p is None:
     return warp_lib.uncut_log_probs(logits, warp, positions, forced, positions, tokens)
   probs = warp_lib.probabilities(logits, warp, positions, forced)
   return warp_lib.log_probs(probs, positions, tokens)

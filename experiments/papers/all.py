@@ -63,8 +63,22 @@ def path(name: str) -> pathlib.Path:
 def is_finished(name: str) -> bool:
   """Whether the folder of a configuration holds a report that was made with its settings."""
   config = loader.load(str(path(name)))
-  made_with = _report(pathlib.Path(config.workdir) / 'report.json').get('settings')
-  return made_with == report_lib.plain(dataclasses.asdict(config))
+  return has_settings(_report(pathlib.Path(config.workdir) / 'report.json'), config)
+
+
+def has_settings(report: dict[str, Any], config: Any) -> bool:
+  """Whether a report was made with the settings of a configuration.
+
+  Settings that are None are ignored: options that exist since, and are not set.
+  """
+  return _set(report.get('settings')) == _set(report_lib.plain(dataclasses.asdict(config)))
+
+
+def _set(settings: Any) -> Any:
+  """Returns settings without those that are None."""
+  if not isinstance(settings, dict):
+    return settings
+  return {name: _set(value) for name, value in settings.items() if value is not None}
 
 
 def minutes(name: str) -> float | None:

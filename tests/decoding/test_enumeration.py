@@ -42,7 +42,7 @@ CASES = {
 }
 PLAIN = Warp(guidance_scale=1.5, temperature=0.9)
 HALF_GUIDED = Warp(guidance_scale=1.5, guidance_interval=0)
-CUT = Warp(guidance_scale=1.5, temperature=0.9, top_p=0.7)
+CUTS = {'top_p': PLAIN._replace(top_p=0.7), 'min_p': PLAIN._replace(min_p=0.6)}
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +72,10 @@ def test_rounds_are_exact(name):
 
 @pytest.mark.parametrize('name', representative(
     ['maximal, three words', 'caterpillar', 'kary', 'draft model'], 'draft model', 'kary'))
-def test_supports_that_differ(name):
+@pytest.mark.parametrize('cut', CUTS)
+def test_supports_that_differ(name, cut):
   vocab_size, rounds, parts = CASES[name]
-  assert total_variation(parts, vocab_size, rounds, CUT) < 1e-12
+  assert total_variation(parts, vocab_size, rounds, CUTS[cut]) < 1e-12
 
 
 @pytest.mark.parametrize('name', representative(

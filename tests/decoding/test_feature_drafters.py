@@ -20,7 +20,7 @@ from cspd_jax.testing.exactness import check_decoder, class_probs
 from tests.marks import representative
 
 WARP = Warp(guidance_scale=1.5, temperature=0.9)
-CUT = WARP._replace(top_p=0.7)
+CUT = WARP._replace(top_p=0.7, min_p=0.3)
 BUSHY = trees.branching('2 0:2 1:1 00:2')
 SMALL = trees.branching('2 0:1')
 

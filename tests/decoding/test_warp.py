@@ -10,7 +10,7 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.warp import Warp
 
 
-def reference(logits, guidance_scale, temperature, top_k, top_p):
+def reference(logits, guidance_scale, temperature, top_k, top_p, min_p=0.0):
   """The usual pipeline by sorting, for one `[S, V]`, in float64."""
   x = np.asarray(logits, np.float64)
   x = x[1] + guidance_scale * (x[0] - x[1]) if len(x) == 2 else x[0]
@@ -27,6 +27,7 @@ def reference(logits, guidance_scale, temperature, top_k, top_p):
     keep = np.zeros(len(p), bool)
     keep[order] = before <= top_p
     p = np.where(keep, p, 0)
+  p = np.where(p >= min_p * p.max(), p, 0)
   return p / p.sum()
 
 
@@ -38,21 +39,22 @@ class WarpTest(chex.TestCase):
 
   @parameterized.product(
       streams=[1, 2], temperature=[0, 0.7, 1.0, 1.4], top_k=[0, 1, 5, 64, 100],
-      top_p=[0.3, 0.9, 1.0])
-  def test_matches_sorting(self, streams, temperature, top_k, top_p):
+      top_p=[0.3, 0.9, 1.0], min_p=[0.0, 0.2, 1.0])
+  def test_matches_sorting(self, streams, temperature, top_k, top_p, min_p):
     logits = 2 * jax.random.normal(jax.random.key(top_k), (streams, 2, 3, 64))
     guidance_scale = 1.5 if streams == 2 else 1.0
-    warp = Warp(guidance_scale, temperature, top_k, top_p)
+    warp = Warp(guidance_scale, temperature, top_k, top_p, min_p=min_p)
     got = _jitted(logits, warp, _FIRST)
     for row in range(2):
       for node in range(3):
-        want = reference(logits[:, row, node], *warp[:4])
+        want = reference(logits[:, row, node], *warp[:4], min_p)
         np.testing.assert_allclose(got[row, node], want, atol=2e-6)
         np.testing.assert_array_equal(got[row, node] > 0, want > 0)
 
   def test_options_per_row(self):
     logits = jax.random.normal(jax.random.key(0), (2, 3, 2, 16))
-    options = [Warp(1.0, 1.0, 0, 1.0), Warp(3.0, 0.0, 0, 0.5), Warp(2.0, 0.5, 4, 1.0)]
+    options = [Warp(1.0, 1.0, 0, 1.0, min_p=0.3), Warp(3.0, 0.0, 0, 0.5),
+               Warp(2.0, 0.5, 4, 1.0)]
     together = warp_lib.probabilities(
         logits, Warp(*(jnp.asarray(x) for x in zip(*options))), _FIRST)
     for row, warp in enumerate(options):
@@ -76,6 +78,7 @@ class WarpTest(chex.TestCase):
         warp_lib.is_top_k(x, jnp.asarray(2)), [[True, True, True, False, False]])
     p = jnp.asarray([[0.25, 0.25, 0.25, 0.25]])
     self.assertTrue(warp_lib.is_top_p(p, jnp.asarray(0.1)).all())
+    self.assertTrue(warp_lib.is_min_p(p, jnp.asarray(1.0)).all())
 
   def test_extremes_are_ordered(self):
     x = jnp.asarray([[-jnp.inf, -1e30, -1e-30, 0., 1e-30, 3., jnp.inf]])
@@ -102,7 +105,7 @@ class WarpTest(chex.TestCase):
   def test_one_compilation(self):
     probabilities = jax.jit(chex.assert_max_traces(warp_lib.probabilities, n=1))
     logits = jnp.zeros((2, 1, 1, 4))
-    for warp in (Warp(), Warp(2.0, 0.5, 3, 0.9), Warp(1.0, 0.0, 0, 1.0)):
+    for warp in (Warp(), Warp(2.0, 0.5, 3, 0.9, min_p=0.1), Warp(1.0, 0.0, 0, 1.0)):
       probabilities(logits, jax.tree.map(jnp.float32, warp), _FIRST)
 
   @parameterized.parameters(
@@ -112,6 +115,9 @@ class WarpTest(chex.TestCase):
       (Warp(top_k=1.5), 2, 'top_k is 1.5'),
       (Warp(top_p=0.), 2, 'top_p is 0'),
       (Warp(top_p=1.1), 2, 'top_p is 1.1'),
+      (Warp(min_p=-0.1), 2, 'min_p is -0.1'),
+      (Warp(min_p=1.1), 2, 'min_p is 1.1'),
+      (Warp(min_p=float('nan')), 2, 'min_p is nan'),
       (Warp(guidance_scale=float('inf')), 2, 'guidance_scale is inf'),
       (Warp(guidance_interval=-2), 2, 'guidance_interval is -2'),
       (Warp(guidance_interval=0.5), 2, 'guidance_interval is 0.5'),
@@ -125,13 +131,16 @@ class WarpTest(chex.TestCase):
 class SettledTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (Warp(2.0), (None, None)), (Warp(2.0, 0.0), (0, None)), (Warp(top_k=5), (5, None)),
-      (Warp(top_p=0.5), (None, 0.5)), (Warp(temperature=np.array([0.0, 1.0])), (0, None)),
-      (Warp(top_k=np.array([0, 3]), top_p=np.ones(2)), ([0, 3], None)),
-      (Warp(top_k=None, top_p=None), (None, None)))
+      (Warp(2.0), (None, None, None)), (Warp(2.0, 0.0), (0, None, None)),
+      (Warp(top_k=5), (5, None, None)), (Warp(top_p=0.5), (None, 0.5, None)),
+      (Warp(temperature=np.array([0.0, 1.0])), (0, None, None)),
+      (Warp(top_k=np.array([0, 3]), top_p=np.ones(2)), ([0, 3], None, None)),
+      (Warp(min_p=0.1), (None, None, 0.1)),
+      (Warp(min_p=np.array([0.0, 0.1])), (None, None, [0.0, 0.1])),
+      (Warp(top_k=None, top_p=None, min_p=None), (None, None, None)))
   def test_cuts_that_are_off_leave_the_program(self, warp, expected):
     found = warp_lib.settled(warp)
-    for value, wanted in zip((found.top_k, found.top_p), expected):
+    for value, wanted in zip((found.top_k, found.top_p, found.min_p), expected):
       np.testing.assert_array_equal(value, wanted)
     # As a user's program does: the values come at run time, and None before.
     logits = jax.random.normal(jax.random.key(0), (2, 2, 3, 32))
@@ -144,4 +153,4 @@ class SettledTest(parameterized.TestCase):
   def test_no_greedy_decode_without_a_cut(self):
     with self.assertRaisesRegex(ValueError, 'temperature is 0.*set top_k to 0'):
       warp_lib.check(Warp(temperature=0, top_k=None), 1, 2)
-    warp_lib.check(Warp(top_k=None, top_p=None), 1, 2)
+    warp_lib.check(Warp(top_k=None, top_p=None, min_p=None), 1, 2)

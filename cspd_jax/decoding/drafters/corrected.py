@@ -170,7 +170,8 @@ def _cut(env: Env, probs: jax.Array, positions: jax.Array) -> jax.Array:
   warp = env.warp
   greedy = jnp.asarray(warp.temperature) == 0
   cuts = warp_lib.Warp(
-      temperature=jnp.where(greedy, 0.0, 1.0), top_k=warp.top_k, top_p=warp.top_p)
+      temperature=jnp.where(greedy, 0.0, 1.0), top_k=warp.top_k, top_p=warp.top_p,
+      min_p=warp.min_p)
   forced = contract.forced_tokens(env.target, positions)
   return warp_lib.probabilities(jnp.log(probs)[None], cuts, positions, forced)
 
