@@ -15,7 +15,7 @@ from cspd_jax.generation import memory as memory_lib
 from cspd_jax.measure import tables
 
 # By the name of a page: the family of files with its target, and those with what belongs to it.
-_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
+FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     'llamagen': ('llamagen', ('llamagen_vq', 't5')),
     'lumina_mgpt': ('lumina_mgpt', ('chameleon_vqgan', 'eagle_lumina_mgpt')),
     'anole': ('anole', ('chameleon_vqgan', 'eagle_anole')),
@@ -25,7 +25,7 @@ _FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def _markdown(rows: Iterable[Mapping[str, Any]], left: int = 1) -> str:
+def markdown(rows: Iterable[Mapping[str, Any]], left: int = 1) -> str:
   """Rows as Markdown; the first one has all columns, of which some are aligned left."""
   rows = list(rows)
   return tables.markdown({name: f'{{{name}}}' for name in rows[0]}, rows, left=left)
@@ -33,29 +33,29 @@ def _markdown(rows: Iterable[Mapping[str, Any]], left: int = 1) -> str:
 
 def official(page: str) -> str:
   """The sampling options that a conversion stores, per published model and use."""
-  file = rules.FAMILIES[_FILES[page][0]]
+  file = rules.FAMILIES[FILES[page][0]]
   found: dict[Any, list[str]] = {}
   for preset, config in file.presets.items():
     for use, options in file.sampling(config).items():
       said = ', '.join(f'`{name}` {value}' if name != 'decoder' else f'`{value}`'
                        for name, value in options.items())
       found.setdefault((use, said), []).append(f'`{preset}`')
-  return _markdown((
+  return markdown((
       {'model': ', '.join(presets), 'for': use, 'options': said}
       for (use, said), presets in found.items()), left=3)
 
 
 def memory(page: str) -> str:
   """Numbers of parameters, and gigabytes in bfloat16."""
-  target, others = _FILES[page]
-  rows = [_of_target(rules.FAMILIES[target].kind, preset, config)
+  target, others = FILES[page]
+  rows = [of_target(rules.FAMILIES[target].kind, preset, config)
           for preset, config in rules.FAMILIES[target].presets.items()]
   for name in others:
     file = rules.FAMILIES[name]
     rows += [{**dict.fromkeys(rows[0]), 'network': f'`{name}`: `{preset}`',
               **_parameters(_count(file.kind, config))}
              for preset, config in file.presets.items()]
-  return _markdown(rows)
+  return markdown(rows)
 
 
 def _count(kind: str, config: Any) -> int:
@@ -69,7 +69,7 @@ def _layers(config: Any, of: Callable[[Any], float]) -> float:
   return one + (config.num_layers - 1) * (two - one)
 
 
-def _of_target(kind: str, preset: str, config: Any) -> dict[str, Any]:
+def of_target(kind: str, preset: str, config: Any) -> dict[str, Any]:
   """A row of a target, with its cache unless it has none."""
   if kind == 'mar':  # It reads all tokens anew in every step.
     return {'network': f'`{preset}`', 'tokens of an image': str(config.height * config.width),
@@ -95,4 +95,4 @@ def _parameters(count: float) -> dict[str, str]:
 
 LISTS: dict[str, Callable[[], str]] = {
     f'{kind}_{page}': functools.partial(make, page)
-    for page in _FILES for kind, make in (('official', official), ('memory', memory))}
+    for page in FILES for kind, make in (('official', official), ('memory', memory))}
