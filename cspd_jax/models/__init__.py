@@ -1,7 +1,7 @@
 """Networks in Flax Linen, as pure functions of parameters and sizes.
 
-- Decoding targets, built by `target(config, ...)`: `llamagen` and `early_fusion` with discrete
-  tokens, `mar` with continuous ones. New decoder-only models are specifications for `causal`.
+- Decoding targets, built by `target(config, ...)`: `llamagen`, `early_fusion` and `janus` with
+  discrete tokens, `mar` with continuous ones. New decoder-only models are specifications for `causal`.
 - Drafters that read a target's features, and share the two `ends` of the target: `eagle.network`
   and `medusa.drafting_heads`.
 - The corrector `neighbours`, trained on sampled images.
@@ -15,6 +15,7 @@ from cspd_jax.models import (
   early_fusion,
   emu3_vq,
   ends,
+  janus,
   kl_vae,
   llamagen,
   mar,
@@ -31,6 +32,7 @@ from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.models.early_fusion import EarlyFusionConfig
 from cspd_jax.models.emu3_vq import Emu3VQConfig
 from cspd_jax.models.ends import Ends
+from cspd_jax.models.janus import JanusConfig
 from cspd_jax.models.kl_vae import KLVAEConfig
 from cspd_jax.models.llamagen import Caption, LlamaGenConfig
 from cspd_jax.models.mar import MARConfig
