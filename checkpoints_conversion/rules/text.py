@@ -1,4 +1,4 @@
-"""Tokenizer files of Chameleon's relatives, T5, NextStep-1 and Janus-Pro; Emu3's, for `tiktoken`."""
+"""Tokenizer files of Chameleon's relatives, T5, NextStep-1 and Janus-Pro; Emu3's for `tiktoken`."""
 
 import functools
 from collections.abc import Mapping

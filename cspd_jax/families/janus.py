@@ -3,8 +3,6 @@
 import functools
 from typing import Any
 
-import jax.numpy as jnp
-
 from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.families import drafts, token_prompts
 from cspd_jax.families.family import Family, Parts, Published, is_described
@@ -101,12 +99,11 @@ def _tokenizer(parts: Parts) -> Tokenizer | None:
   loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
   if loaded is None or is_described(loaded):
     return None
-  sizes = loaded.config
+  sizes, grid = loaded.config, (-1, config.height, config.width)
   return Tokenizer(
       sizes, loaded.params,
-      decode=lambda params, tokens: vq.decode(
-          params, sizes, tokens.reshape(-1, config.height, config.width)),
-      encode=lambda params, images: jnp.reshape(vq.encode(params, sizes, images), (len(images), -1)),
+      decode=lambda params, tokens: vq.decode(params, sizes, tokens.reshape(grid)),
+      encode=lambda params, images: vq.encode(params, sizes, images).reshape(len(images), -1),
       codebook=lambda params: vq.codebook(params, sizes),
       features=lambda params, images: frechet.features(params, sizes, images))
 

@@ -52,8 +52,9 @@ def network():
   with torch.no_grad():
     for name, parameter in result.named_parameters():
       scale = 0.1 if name.endswith('bias') else 0.2
-      parameter.copy_(normal(parameter) / math.sqrt(math.prod(parameter.shape[1:]))
-                      if parameter.ndim > 1 else name.endswith('weight') + scale * normal(parameter))
+      drawn = normal(parameter)
+      parameter.copy_(drawn / math.sqrt(math.prod(parameter.shape[1:])) if parameter.ndim > 1
+                      else name.endswith('weight') + scale * drawn)
     # Distributions that are far from uniform.
     result.model.generation_head.vision_head.weight.mul_(4)
     result.model.language_model.embed_tokens.weight.mul_(3)
@@ -71,5 +72,4 @@ def tensors(reference, is_deepseek):
     for pattern, text in _DEEPSEEK.items():
       name = re.sub(pattern, text, name)
     renamed[name] = array
-  return renamed | {
-      'gen_vision_model.quantize.codebook_used': torch.zeros(8).numpy()}
+  return renamed | {'gen_vision_model.quantize.codebook_used': torch.zeros(8).numpy()}
