@@ -16,7 +16,7 @@ _BEGIN, _PAD = '<｜begin▁of▁sentence｜>', '<｜▁pad▁｜>'
 _IMAGE = '<begin_of_image>'
 
 
-def contexts(text: bpe.Text, words: list[int]) -> tuple[list[int], list[int]]:
+def _contexts(text: bpe.Text, words: list[int]) -> tuple[list[int], list[int]]:
   """Returns the two contexts of an image, from the published ids of its text.
 
   The second one is as long as the first, and padding takes the place of the words. It is read like
@@ -34,7 +34,7 @@ def contexts(text: bpe.Text, words: list[int]) -> tuple[list[int], list[int]]:
 
 
 def write(text: bpe.Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the two contexts of a prompt in the official template; see `contexts`.
+  """Returns the two contexts of a prompt in the official template; see `_contexts`.
 
   Args:
     text: the tokenizer.
@@ -43,19 +43,28 @@ def write(text: bpe.Text, prompt: str, height: int, width: int) -> tuple[list[in
     width: codes of a row, likewise.
 
   Raises:
-    ValueError: see `contexts`.
+    ValueError: see `_contexts`.
   """
   del height, width
   turns = [('<|User|>', f': {prompt.strip()}\n\n'), ('<|Assistant|>', ':')]
   ids: list[int] = []
-  plain = ''
+  rest = ''
   for role, words in turns:
     if role in text.ids:  # The official tokenizer splits a text at its tokens for roles.
-      ids += [*text.encode(plain), text.ids[role]]
-      plain = words
+      ids += [*text.encode(rest), text.ids[role]]
+      rest = words
     else:
-      plain += role + words
-  return contexts(text, ids + text.encode(plain))
+      rest += role + words
+  return _contexts(text, ids + text.encode(rest))
+
+
+def plain(text: bpe.Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+  """Returns the two contexts of the bare words, as transformers writes them without a template.
+
+  Arguments and errors as for `write`.
+  """
+  del height, width
+  return _contexts(text, text.encode(prompt))
 
 
 def build(parts: Parts) -> Model:
@@ -126,5 +135,6 @@ FAMILY = Family(
     build=build,
     published=Published(janus.PRESETS, _networks,
                         lambda config, count: token_prompts.described(count)),
-    text_forms={'janus_pro': bpe.Vocabulary}, prompt_writers={'janus_pro': write},
+    text_forms={'janus_pro': bpe.Vocabulary},
+    prompt_writers={'janus_pro': write, 'janus_pro_plain': plain},
     eagle_layers={'janus_pro': eagle.Layer()})
