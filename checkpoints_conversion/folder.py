@@ -176,7 +176,9 @@ def missing_parts(output: str | os.PathLike) -> list[Missing]:
     return []
   layout = target_family.layout(target.metadata.get('model'))
   names = dict.fromkeys([*layout, *target_family.others(target.config)])
-  return [Missing([name], next(iter(layout.get(name, ())), None)) for name in names
+  # A network in the same file as the target has no file of its own.
+  file = lambda name: next((file for file in layout.get(name, ()) if file != '.'), None)
+  return [Missing([name], file(name)) for name in names
           if _role(rules.get(name), model, None) not in parts]
 
 

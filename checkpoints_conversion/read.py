@@ -24,6 +24,8 @@ from cspd_jax.core import packages
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')
 # Files of one model-parallel checkpoint, whose names have two digits.
 _MAX_PARTS = 100
+# PyTorch files of transformers, one or several with an index.
+_TRANSFORMERS = 'pytorch_model'
 # What compiling and wrapping a module puts before the names of its tensors.
 _PREFIXES = ('_orig_mod.', 'module.')
 # Parts of published and training files that hold the weights; a file without any is the weights.
@@ -55,8 +57,8 @@ def read(
 
   Args:
     path: a `.safetensors` file, a folder of them, a file that `torch.save` wrote, a folder of
-      Meta's `consolidated*.pth`, or a `.json` or `.tiktoken` file, whose bytes become one tensor
-      named 'file'.
+      Meta's `consolidated*.pth` or of `pytorch_model*.bin`, or a `.json` or `.tiktoken` file, whose
+      bytes become one tensor named 'file'.
     key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
       `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file.
     prefer: the part to select if it exists and `key` is None.
@@ -70,17 +72,20 @@ def read(
   sources = files(path)
   if sources[0].suffix in ('.json', '.tiktoken'):
     return Weights({'file': np.frombuffer(_bytes(sources[0]), np.uint8)}, None)
-  if sources[0].suffix != '.safetensors':
+  is_safe = sources[0].suffix == '.safetensors'
+  if not is_safe and not sources[0].name.startswith(_TRANSFORMERS):
     return _read_consolidated(path, sources, key, prefer, shares)
-  if key is not None:
-    raise ReadError(f'key is {key!r}, but {path} is safetensors and has no parts; leave it out.')
+  if key is not None and (is_safe or len(sources) > 1):
+    raise ReadError(f'key is {key!r}, but {path} is {"safetensors" if is_safe else "several files"}'
+                    ' and has no parts; leave it out.')
   tensors: dict[str, tensors_lib.AnyTensor] = {}
   for file in sources:
-    part = _read_safetensors(file)
-    if repeated := sorted(tensors.keys() & part.keys()):
+    part = (Weights(_read_safetensors(file), None) if is_safe
+            else _read_torch(file, key, prefer))
+    if repeated := sorted(tensors.keys() & part.tensors.keys()):
       raise ReadError(f'{file} repeats tensors of another file of the folder: {repeated}.')
-    tensors.update(part)
-  return Weights(_strip(path, tensors), None)
+    tensors.update(part.tensors)
+  return Weights(_strip(path, tensors), part.key)
 
 
 def _read_consolidated(path: pathlib.Path, sources: list[pathlib.Path], key: str | None,
@@ -108,25 +113,31 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
     if not path.is_file():
       raise ReadError(f'source is {path}, which is neither a file nor a folder.')
     return [path]
-  result = sorted(path.glob('*.safetensors'))
-  for index in sorted(path.glob('*.safetensors.index.json')):
+  result = (_indexed(path, '*.safetensors') or _consolidated(path)
+            or _indexed(path, f'{_TRANSFORMERS}*.bin'))
+  if not result:
+    raise ReadError(
+        f'source is {path}, a folder without .safetensors files, consolidated.pth or '
+        'pytorch_model.bin; specify the file itself, or the name of a published model, whose files '
+        'are looked up.')
+  if missing := [file.name for file in result if not file.is_file()]:
+    raise ReadError(f'source is {path}, where {", ".join(missing)} is missing; download it.')
+  return result
+
+
+def _indexed(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
+  """Files of transformers in a folder: those that match, or those of the index next to them."""
+  result = sorted(folder.glob(pattern))
+  for index in sorted(folder.glob(f'{pattern}.index.json')):
     try:
       # Files in the hub's cache are links; they are only read.
-      result = [paths.inside(path, name, index, links=True)
+      result = [paths.inside(folder, name, index, links=True)
                 for name in sorted(set(_json(index)['weight_map'].values()))]
     except ReadError:
       raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
       raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); {_REMEDY}.'
                       ) from error
-  if not result:
-    result = _consolidated(path)
-  if not result:
-    raise ReadError(
-        f'source is {path}, a folder without .safetensors files or consolidated.pth; specify the '
-        'file itself, or the name of a published model, whose files are looked up.')
-  if missing := [file.name for file in result if not file.is_file()]:
-    raise ReadError(f'source is {path}, where {", ".join(missing)} is missing; download it.')
   return result
 
 

@@ -22,6 +22,7 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     'emu3': ('emu3', ('emu3_vq',)),
     'mar': ('mar', ('kl_vae',)),
     'nextstep': ('nextstep', ('nextstep_vae',)),
+    'janus': ('janus_pro', ('janus_pro_vq',)),
 }
 
 

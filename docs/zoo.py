@@ -37,6 +37,11 @@ EVIDENCE: dict[str, Evidence] = {
         '2390 to 568 passes with coupled windows (SCD, arXiv 2510.24211)'),
     'anole': Evidence('that of Chameleon', _discrete(), '2.00x with SJD (arXiv 2410.01699)'),
     'emu3': Evidence('Apache-2.0', _discrete(), '4.31x with SJD-PAC (arXiv 2603.18599)'),
+    'janus': Evidence('DeepSeek License Agreement 1.0', {
+        'shapes': 'tests/conversion/test_janus_conversion.py',
+        'parity': 'tests/models/test_janus.py',
+        'folder to pictures': 'tests/families/test_janus_family.py'},
+                      '576 to 154 passes with coupled windows (SCD, arXiv 2510.24211)'),
     'mar': Evidence('MIT', {'shapes': 'tests/conversion/test_mar_conversion.py',
                             'parity': 'tests/models/test_mar.py'}),
     'nextstep': Evidence('Apache-2.0', {

@@ -7,6 +7,7 @@ from checkpoints_conversion.rules import (
   eagle,
   early_fusion,
   emu3_vq,
+  janus,
   kl_vae,
   llamagen,
   mar,
@@ -63,3 +64,6 @@ register(kl_vae.FAMILY)
 register(nextstep.FAMILY)
 register(nextstep_vae.FAMILY)
 register(text.NEXTSTEP)
+register(janus.FAMILY)
+register(janus.VQ)
+register(text.JANUS_PRO)

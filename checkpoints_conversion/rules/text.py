@@ -1,4 +1,4 @@
-"""Tokenizer files of Chameleon's relatives, T5 and NextStep-1; Emu3's, for `tiktoken`."""
+"""Tokenizer files of Chameleon's relatives, T5, NextStep-1 and Janus-Pro; Emu3's for `tiktoken`."""
 
 import functools
 from collections.abc import Mapping
@@ -41,3 +41,4 @@ LUMINA_MGPT, ANOLE, EMU3 = (
     of_form(form, 'early_fusion') for form in ('lumina_mgpt', 'anole', 'emu3'))
 T5 = of_form('t5', 'llamagen')
 NEXTSTEP = of_form('nextstep', 'nextstep')
+JANUS_PRO = of_form('janus_pro', 'janus_pro')

@@ -5,7 +5,7 @@ file that calls `register`. Everything specific to a family (kinds of networks b
 tokenizer files, prompt writers, forms of EAGLE layers) is in its `Family`.
 """
 
-from cspd_jax.families import early_fusion, llamagen, mar, nextstep
+from cspd_jax.families import early_fusion, janus, llamagen, mar, nextstep
 from cspd_jax.families.family import FAMILIES, Family, Parts, Published, register
 from cspd_jax.families.folder import (
   check_place,
@@ -25,5 +25,5 @@ __all__ = (
     'Tokenizer', 'check_place', 'decoder', 'describe', 'joining', 'load', 'part_folder',
     'register', 'save', 'shipped')
 
-for _family in (llamagen.FAMILY, mar.FAMILY, early_fusion.FAMILY, nextstep.FAMILY):
+for _family in (llamagen.FAMILY, mar.FAMILY, early_fusion.FAMILY, nextstep.FAMILY, janus.FAMILY):
   register(_family)

@@ -7,6 +7,7 @@ an embedding need not be a table and an output head need not be a matrix.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -35,6 +36,29 @@ class Ends(NamedTuple):
   logits: Logits
   vocab_size: int
   matrix: Callable[[Params], jax.Array] | None
+
+
+class HiddenHead(nn.Module):
+  """An output head with a hidden layer: a linear layer, GELU and another linear layer.
+
+  GELU is the exact one, with the error function. The first distributions are uniform.
+
+  Attributes:
+    dim: width of the hidden layer.
+    num_outputs: number of tokens that are predicted.
+  """
+
+  dim: int
+  num_outputs: int
+
+  @nn.compact
+  def __call__(self, features: jax.Array) -> jax.Array:
+    """Returns float32 logits `[..., num_outputs]` of features `[..., D]`."""
+    hidden = jax.nn.gelu(nn.Dense(self.dim, name='hidden')(features), approximate=False)
+    kernel = self.param('kernel', nn.initializers.zeros, (self.dim, self.num_outputs))
+    bias = self.param('bias', nn.initializers.zeros, (self.num_outputs,))
+    return jnp.einsum('...d,dv->...v', hidden, kernel,
+                      preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
 
 
 def make(sizes: TransformerConfig, embed: Embed | None = None, logits: Logits | None = None,

@@ -117,3 +117,55 @@ NEXTSTEP_VAE = {
     'resolution': 256, 'in_channels': 3, 'ch': 128, 'out_ch': 3, 'ch_mult': [1, 2, 4, 4],
     'num_res_blocks': 2, 'z_channels': 16, 'scaling_factor': 1.0, 'shift_factor': 0.0,
     'deterministic': True, 'encoder_norm': True, 'psz': 1}
+# As DeepSeek publishes them, and as transformers stores the smaller one.
+_JANUS_VISION = {'image_size': 384, 'model_name': 'siglip_large_patch16_384',
+                 'select_feature': 'same', 'select_layer': -1}
+
+
+def _janus_pro(dim, language):
+  mlp = {'depth': 2, 'n_embed': dim, 'projector_type': 'mlp_gelu'}
+  parts = {
+      'aligner': ('MlpProjector', {**mlp, 'input_dim': 1024}),
+      'gen_aligner': ('MlpProjector', {**mlp, 'input_dim': 8}),
+      'gen_head': ('vision_head', {
+          'image_token_embed': dim, 'image_token_size': 16384, 'n_embed': dim}),
+      'gen_vision': ('VQ-16', {'image_token_size': 16384, 'n_embed': 8}),
+      'vision': ('CLIPVisionTower', _JANUS_VISION)}
+  return {
+      'architectures': ['MultiModalityCausalLM'], 'model_type': 'multi_modality',
+      'torch_dtype': 'bfloat16', 'transformers_version': '4.33.1',
+      'language_config': {
+          'max_position_embeddings': 16384, 'model_type': 'llama', 'torch_dtype': 'bfloat16',
+          'vocab_size': 102400, **language},
+      **{f'{name}_config': {'cls': cls, 'model_type': name, 'params': params}
+         for name, (cls, params) in parts.items()}}
+
+
+JANUS_PRO_1B = _janus_pro(2048, {
+    'hidden_size': 2048, 'intermediate_size': 5632, 'num_attention_heads': 16,
+    'num_hidden_layers': 24, 'num_key_value_heads': 16})
+JANUS_PRO_7B = _janus_pro(4096, {'num_hidden_layers': 30})
+JANUS_PRO_HF = {
+    'architectures': ['JanusForConditionalGeneration'], 'dtype': 'bfloat16',
+    'image_token_id': 100581, 'model_type': 'janus', 'tie_word_embeddings': False,
+    'transformers_version': '4.52.0',
+    'text_config': {
+        'attention_bias': False, 'attention_dropout': 0.0, 'bos_token_id': 100000,
+        'eos_token_id': 100001, 'head_dim': 128, 'hidden_act': 'silu', 'hidden_size': 2048,
+        'initializer_range': 0.02, 'intermediate_size': 5632, 'max_position_embeddings': 16384,
+        'mlp_bias': False, 'model_type': 'llama', 'num_attention_heads': 16,
+        'num_hidden_layers': 24, 'num_key_value_heads': 16, 'pad_token_id': 100002,
+        'pretraining_tp': 1, 'rms_norm_eps': 1e-06, 'rope_scaling': None, 'rope_theta': 10000.0,
+        'use_cache': True, 'vocab_size': 102400},
+    'vision_config': {
+        'attention_bias': True, 'depth': 2, 'hidden_act': 'gelu', 'hidden_size': 1024,
+        'image_size': 384, 'mlp_ratio': 4.0, 'model_type': 'janus_vision_model',
+        'num_attention_heads': 16, 'num_hidden_layers': 24, 'num_image_tokens': 576,
+        'patch_size': 16, 'projection_dim': 2048, 'use_vision_head': False},
+    'vq_config': {
+        'base_channels': 128, 'channel_multiplier': [1, 1, 2, 2, 4], 'depth': 2,
+        'double_latent': False, 'dropout': 0.0, 'embed_dim': 8, 'hidden_act': 'gelu',
+        'image_token_embed_dim': 2048, 'in_channels': 3, 'initializer_range': 0.02,
+        'latent_channels': 256, 'model_type': 'janus_vqgan', 'num_embeddings': 16384,
+        'num_hidden_layers': 2, 'num_patches': 24, 'num_res_blocks': 2, 'out_channels': 3,
+        'projection_dim': 2048}}
