@@ -102,9 +102,10 @@ def _table(config: JanusConfig, code_dim: int) -> Transform:
   dtype of the table of text. The vectors cannot be restored: the inverse gives the shapes of their
   tensors, and no numbers.
   """
-  def forward(codes, weight, bias, weight_2, bias_2, text):
-    wide = [np.asarray(x, np.float32) for x in (codes, weight, bias, weight_2, bias_2)]
-    return (np.concatenate([np.asarray(_aligned(*wide)).astype(text.dtype), text]),)
+  def forward(*tensors):
+    *codes, text = tensors
+    image = _aligned(*(np.asarray(x, np.float32) for x in codes))
+    return (np.concatenate([np.asarray(image).astype(text.dtype), text]),)
 
   def inverse(table):
     if is_concrete(table):
@@ -172,7 +173,7 @@ _LLAMA: settings.Table = {
     'max_position_embeddings': Free('rotation by any position is computed when it is needed'),
     'tie_word_embeddings': _OF_TEXT}
 # DeepSeek's description of a network: its class, and the arguments of this class.
-_PARAMS = {
+_PARAMS: Mapping[str, tuple[str, settings.Table]] = {
     'gen_aligner_config': ('MlpProjector', {
         'projector_type': Must(('mlp_gelu',)), 'depth': Must((2,)),
         'input_dim': settings.OF_SHAPES, 'n_embed': Size('dim')}),
