@@ -9,7 +9,7 @@ import functools
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,10 +43,14 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -
   Raises:
     ConversionError: with the missing, unexpected and mis-shaped tensors; see `weights.listed`.
   """
-  parts = [group() for group in groups(family, config, tensors)]
-  _, paths, treedef = _rules(family, config)
+  return _joined(groups(family, config, tensors), _template(family.kind, config))
+
+
+def _joined(parts: Sequence[weights.Group], template: Params) -> Params:
+  """Builds all groups and returns their parameters as a tree like `template`."""
   parameters = {path: leaf for part in parts for path, leaf in traverse_util.flatten_dict(
-      part, sep='/').items()}
+      part(), sep='/').items()}
+  paths, treedef = _paths(template)
   return jax.tree.unflatten(treedef, [parameters[path] for path in paths])
 
 
@@ -138,6 +142,10 @@ class Source(NamedTuple):
   state: Any
   assumptions: tuple[str, ...] = ()
 
+  def params(self) -> Params:
+    """Builds the parameters, as host arrays in the dtypes of the published ones."""
+    return _joined(self.groups, self.network.params)
+
   def save(self, output: str | os.PathLike, *, dtype: Any = None, **options: Any) -> None:
     """Builds the parameters and saves the network; see `store.save_groups`."""
     kind, config, _, metadata = self.network
@@ -177,30 +185,67 @@ def open_source(
   Raises:
     ValueError: (or a subclass) for any problem with the input.
   """
-  family = rules_lib.get(family_name)
+  family = _checked(family_name, model, options)
+  content = read_lib.read(source, key=key, prefer=family.prefer, shares=family.shares)
+  return of_tensors(
+      family_name, content.tensors, read_lib.settings(source), model=model, options=options,
+      metadata=lambda: {'source': os.path.basename(os.path.abspath(source)), 'key': content.key,
+                        'sha256': read_lib.sha256(source)}, allow_nonfinite=allow_nonfinite)
+
+
+def of_tensors(
+    family_name: str,
+    tensors: Mapping[str, AnyTensor],
+    contents: Mapping[str, Mapping[str, Any]],
+    *,
+    model: str | None = None,
+    options: Mapping[str, int | None] | None = None,
+    metadata: Callable[[], Mapping[str, Any]],
+    allow_nonfinite: bool = False,
+) -> Source:
+  """Returns published tensors as a network, after a check of everything except the numbers.
+
+  Args:
+    family_name: see `open_source`.
+    tensors: published arrays by name.
+    contents: the settings next to them; see `read.settings`.
+    model: see `open_source`.
+    options: see `open_source`.
+    metadata: returns what is stored with the network about the source; called last.
+    allow_nonfinite: see `open_source`.
+
+  Raises:
+    ValueError: (or a subclass) for any problem with the input.
+  """
+  family = _checked(family_name, model, options)
   overrides = {name: value for name, value in (options or {}).items() if value is not None}
+  shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+  family = family._replace(**family.variant(shapes))
+  settings = family.settings(contents)
+  config = (family.presets[model] if model
+            else family_lib.infer(family, shapes, overrides, settings))
+  _check_settings(family, config, settings)
+  parameters = groups(family, config, tensors, allow_nonfinite=allow_nonfinite)
+  extra = {**metadata(), 'family': family.name, 'model': model, 'converter': _VERSION,
+           **family.metadata(config)}
+  network = store.Loaded(family.kind, config, _template(family.kind, config), extra)
+  state = [__version__, family_name, dataclasses.asdict(config), extra, allow_nonfinite]
+  assumptions = () if model else tuple(family.assumed(config, {*settings, *overrides}))
+  return Source(network, parameters, state, assumptions)
+
+
+def _checked(family_name: str, model: str | None, options: Mapping[str, Any] | None) -> FileFamily:
+  """Returns a family; raises ConversionError for a model or options that it does not have."""
+  family = rules_lib.get(family_name)
   if model is not None and model not in family.presets:
     raise ConversionError(
         f'model is {model!r}; the published {family_name} models are: '
         f'{", ".join(sorted(family.presets))}. Leave it out to infer the sizes from the file.')
+  overrides = [name for name, value in (options or {}).items() if value is not None]
   if model is not None and overrides:
     raise ConversionError(
         f'{", ".join(sorted(overrides))}: only without model, which determines the sizes.')
-  content = read_lib.read(source, key=key, prefer=family.prefer, shares=family.shares)
-  shapes = {name: tuple(tensor.shape) for name, tensor in content.tensors.items()}
-  family = family._replace(**family.variant(shapes))
-  settings = family.settings(read_lib.settings(source))
-  config = (family.presets[model] if model
-            else family_lib.infer(family, shapes, overrides, settings))
-  _check_settings(family, config, settings)
-  parameters = groups(family, config, content.tensors, allow_nonfinite=allow_nonfinite)
-  metadata = {'source': os.path.basename(os.path.abspath(source)), 'family': family.name,
-              'model': model, 'key': content.key, 'sha256': read_lib.sha256(source),
-              'converter': _VERSION, **family.metadata(config)}
-  network = store.Loaded(family.kind, config, _template(family.kind, config), metadata)
-  state = [__version__, family_name, dataclasses.asdict(config), metadata, allow_nonfinite]
-  assumptions = () if model else tuple(family.assumed(config, {*settings, *overrides}))
-  return Source(network, parameters, state, assumptions)
+  return family
 
 
 def convert_file(
@@ -265,8 +310,13 @@ def _template(kind: str, config: Any) -> Params:
   return store.sketch(kind, config).params
 
 
+def _paths(template: Params) -> tuple[list[str], Any]:
+  """Returns the paths of the leaves of a tree, and its structure."""
+  flat, treedef = jax.tree_util.tree_flatten_with_path(template)
+  return ['/'.join(key.key for key in path) for path, _ in flat], treedef
+
+
 def _rules(family: FileFamily, config: Any) -> tuple[list[base.Rule], list[str], Any]:
   """Returns the rules of one network, its parameters' paths and their tree structure."""
-  flat, treedef = jax.tree_util.tree_flatten_with_path(_template(family.kind, config))
-  paths = ['/'.join(key.key for key in path) for path, _ in flat]
+  paths, treedef = _paths(_template(family.kind, config))
   return base.expand(family.rules(config), paths), paths, treedef

@@ -79,7 +79,7 @@ def convert_parts(
     with progress(parts[0].family) as report:
       return [_convert_alone(file_families[0], parts[0], folder, report, note, allow_nonfinite)]
   model = families.family.get(name)
-  roles = [_role(family, model, part.role) for family, part in zip(file_families, parts)]
+  roles = [role_of(family, model, part.role) for family, part in zip(file_families, parts)]
   if len(set(roles)) < len(roles):
     raise ConversionError(f'parts have the roles {", ".join(roles)}; each must have its own.')
   others = _other_networks(folder, model.name, roles)
@@ -89,7 +89,7 @@ def convert_parts(
             for role, part in zip(roles, parts)}
   defaults: dict[str, Any] = {}
   for family, role, part in zip(file_families, roles, parts):
-    defaults |= _defaults(family, opened[role].network.config, role, part.sampling)
+    defaults |= defaults_of(family, opened[role].network.config, role, part.sampling)
   networks = others | {role: source.network for role, source in opened.items()}
   if 'target' in networks:  # Raises an error for networks that do not belong together.
     model.build(families.Parts(folder.name, networks, {}))
@@ -179,7 +179,7 @@ def missing_parts(output: str | os.PathLike) -> list[Missing]:
   # A network in the same file as the target has no file of its own.
   file = lambda name: next((file for file in layout.get(name, ()) if file != '.'), None)
   return [Missing([name], file(name)) for name in names
-          if _role(rules.get(name), model, None) not in parts]
+          if role_of(rules.get(name), model, None) not in parts]
 
 
 def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progress: Progress | None,
@@ -193,7 +193,7 @@ def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progres
       note=note, allow_nonfinite=allow_nonfinite, **part.arguments)
 
 
-def _role(family: FileFamily, model: families.Family, role: str | None) -> str:
+def role_of(family: FileFamily, model: families.Family, role: str | None) -> str:
   """Returns the role of a network in its model family."""
   roles = [name for name, kinds in model.roles.items() if family.kind in kinds]
   if role is not None and role not in roles:
@@ -201,7 +201,7 @@ def _role(family: FileFamily, model: families.Family, role: str | None) -> str:
   return roles[0] if role is None else role
 
 
-def _defaults(family: FileFamily, config: Any, role: str, sampling: str | None,
+def defaults_of(family: FileFamily, config: Any, role: str, sampling: str | None,
               ) -> Mapping[str, Any]:
   """Returns the defaults that a network adds to its model."""
   presets = family.sampling(config) if role == 'target' else {}

@@ -228,8 +228,20 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   if others := [f'{name} ({type(value).__name__})' for name, value in tensors.items()
                 if not isinstance(value, torch.Tensor)]:
     raise ReadError(f'{path} holds other values than tensors: {", ".join(others)}.')
-  arrays = {str(name): _to_numpy(path, name, value) for name, value in tensors.items()}
-  return Weights(_strip(path, arrays), key)
+  return Weights(_strip(path, of_torch(str(path), tensors)), key)
+
+
+def of_torch(source: str, tensors: Mapping[Any, Any]) -> dict[str, np.ndarray]:
+  """Returns views of PyTorch tensors by name.
+
+  Args:
+    source: where they come from, for messages.
+    tensors: tensors in the host's memory, by name.
+
+  Raises:
+    ReadError: for tensors that are not dense arrays.
+  """
+  return {str(name): _to_numpy(source, name, value) for name, value in tensors.items()}
 
 
 def _load_torch(path: pathlib.Path) -> Any:
@@ -259,7 +271,7 @@ def _load_torch(path: pathlib.Path) -> Any:
                     f'{str(error)[:300]}).') from error
 
 
-def _to_numpy(path: pathlib.Path, name: Any, tensor: Any) -> np.ndarray:
+def _to_numpy(source: str, name: Any, tensor: Any) -> np.ndarray:
   """Returns a view of the tensor's memory; raises ReadError for tensors that are not dense arrays.
   """
   import torch  # It is installed: the tensor is one of its own.
@@ -274,7 +286,7 @@ def _to_numpy(path: pathlib.Path, name: Any, tensor: Any) -> np.ndarray:
       return tensor.view(integers).numpy().view(dtype)
     return tensor.numpy()
   except (RuntimeError, TypeError, NotImplementedError) as error:
-    raise ReadError(f'{path}: tensor {name} is {tensor.dtype} of layout {tensor.layout} on '
+    raise ReadError(f'{source}: tensor {name} is {tensor.dtype} of layout {tensor.layout} on '
                     f'{tensor.device.type!r}; save plain arrays and convert those.') from error
 
 

@@ -1,6 +1,7 @@
 """Fast autoregressive image generation in JAX that preserves the model's distribution."""
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from cspd_jax.decoding import DECODERS as _DECODERS
 from cspd_jax.decoding.base import Decoded, Target
@@ -10,6 +11,7 @@ from cspd_jax.families import Model, decoder, load, shipped
 from cspd_jax.version import __version__
 
 if TYPE_CHECKING:  # Type checkers do not see the functions that the table adds below.
+  from checkpoints_conversion.from_torch import from_torch
   from cspd_jax.decoding.decoders import *  # noqa: F403
 
 globals().update({name: entry.build for name, entry in _DECODERS.items()})
@@ -22,8 +24,16 @@ __all__ = (  # noqa: PLE0604
     'Warp',
     '__version__',
     'decoder',
+    'from_torch',
     'load',
     'make_decoder',
     'shipped',
     *_DECODERS,
 )
+
+
+def __getattr__(name: str) -> Any:
+  """Imports what is in packages that import this one."""
+  if name == 'from_torch':
+    return importlib.import_module('checkpoints_conversion.from_torch').from_torch
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

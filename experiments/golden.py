@@ -6,7 +6,7 @@
 One forward pass reads the prompt and the printed tokens with both guidance streams. The model
 agrees if its most probable token is the printed one at every position; greedy decoding would then
 write the same tokens. For every other position the gap between the two guided logits is compared
-with what rounding these logits to bfloat16 can change, so that a close decision can be told from a
+with what rounding these logits to bfloat16 can change, which distinguishes a close decision from a
 wrong network. Prints the first disagreement, writes report.json to --workdir, and exits with 1
 unless all tokens agree.
 """

@@ -5,7 +5,6 @@ defaults are those that people have.
 """
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,8 @@ from cspd_jax.models import causal, early_fusion, emu3_vq, t5
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers', '5')  # Versions before write other fields.
 
+from tests.conversion import live_networks  # noqa: E402  (It requires transformers.)
+
 _CHAMELEON = early_fusion_settings.CHAMELEON['config.json']
 _EMU3 = early_fusion_settings.EMU3['config.json']
 TABLES = [
@@ -32,10 +33,6 @@ TABLES = [
     ('LlamaConfig', eagle.LLAMAGEN_FIELDS), ('Emu3Config', _EMU3), ('Emu3Config', vq_rules.FIELDS),
     ('Emu3TextConfig', _EMU3['text_config'].fields), ('T5Config', t5_rules.FIELDS),
     ('Emu3VQVAEConfig', vq_rules.FIELDS['vq_config'].fields)]
-_tiny = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2)
-# Left out: a vocabulary map, which only images that are read need.
-_IMAGE = {'vocabulary_map': {'<image>': 5}}
 
 
 @pytest.fixture(autouse=True)
@@ -44,29 +41,11 @@ def _precise():
     yield
 
 
-def _config_class(name):
-  return getattr(transformers, name, None) or getattr(transformers.models.emu3, name)
-
-
 @pytest.mark.parametrize('name, table', TABLES, ids=[name for name, _ in TABLES])
 def test_every_field_of_the_installed_version_is_on_the_list(name, table):
-  kind = _config_class(name)
+  kind = live_networks.config_class(name)
   fields = {field.name for field in dataclasses.fields(kind)} | kind().to_dict().keys()
   assert {field for field in fields if not field.startswith('_')} <= table.keys()
-
-
-def _redraw(network):
-  """Random numbers for everything, so that nothing has the value of its initialisation."""
-  generator = torch.Generator().manual_seed(0)
-  normal = lambda x: torch.randn(x.shape, generator=generator)
-  with torch.no_grad():
-    for parameter in network.parameters():
-      parameter.copy_(normal(parameter) / math.sqrt(math.prod(parameter.shape[1:]))
-                      if parameter.ndim > 1 else 1 + 0.2 * normal(parameter))
-    for name, buffer in network.named_buffers():
-      if 'running_' in name:
-        buffer.copy_(0.5 + normal(buffer).abs() if 'var' in name else 0.3 * normal(buffer))
-  return network.eval()
 
 
 def _converted(family, network, folder, **options):
@@ -75,39 +54,10 @@ def _converted(family, network, folder, **options):
   return store.load(folder / family)
 
 
-def _chameleon(**changes):
-  vq = dict(base_channels=32, channel_multiplier=[1], num_res_blocks=1, embed_dim=4,
-            latent_channels=4, num_embeddings=16)
-  return transformers.ChameleonForConditionalGeneration(
-      transformers.ChameleonConfig(**_tiny, **_IMAGE, vq_config=vq, **changes))
-
-
-def _emu3_text(**changes):
-  return _config_class('Emu3TextConfig')(**_tiny, **changes)
-
-
-def _emu3(**changes):
-  return transformers.Emu3ForCausalLM(_emu3_text(**changes))
-
-
-def _emu3_hf(**changes):
-  vq = _config_class('Emu3VQVAEConfig')(
-      base_channels=128, channel_multiplier=[1, 1], num_res_blocks=1, attn_resolutions=[1],
-      hidden_size=128, codebook_size=64)
-  return transformers.Emu3ForConditionalGeneration(transformers.Emu3Config(
-      text_config=_emu3_text(**changes), vq_config=vq, **_IMAGE))
-
-
-CASES = {
-    'chameleon': ('anole', _chameleon, dict(swin_norm=True, rms_norm_eps=1e-2)),
-    'emu3': ('emu3', _emu3, dict(rms_norm_eps=1e-2)),
-    'emu3-hf': ('emu3', _emu3_hf, dict(rms_norm_eps=1e-2))}
-
-
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', live_networks.CASES)
 def test_logits_are_those_of_what_transformers_saved(name, tmp_path):
-  family, make, changes = CASES[name]
-  network = _redraw(make(**{**changes, 'rope_parameters': {
+  family, make, changes = live_networks.CASES[name]
+  network = live_networks.redraw(make(**{**changes, 'rope_parameters': {
       'rope_type': 'default', 'rope_theta': 37.0}}))
   loaded = _converted(family, network, tmp_path, height=4, width=5)
   config = loaded.config
@@ -128,9 +78,9 @@ def test_logits_are_those_of_what_transformers_saved(name, tmp_path):
       logits[:, free, :config.num_codes], want[:, 5:-1][:, free, codes], atol=1e-5)
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', live_networks.CASES)
 def test_other_rotations_are_refused_as_transformers_writes_them(name, tmp_path):
-  family, make, _ = CASES[name]
+  family, make, _ = live_networks.CASES[name]
   make(rope_parameters={'rope_type': 'linear', 'rope_theta': 37.0, 'factor': 2.0}).save_pretrained(
       tmp_path)
   with pytest.raises(rules.ConversionError, match="rope_parameters.rope_type is 'linear'"):
@@ -138,7 +88,7 @@ def test_other_rotations_are_refused_as_transformers_writes_them(name, tmp_path)
 
 
 def test_the_image_tokenizer_of_the_same_folder(tmp_path):
-  network = _redraw(_emu3_hf())
+  network = live_networks.redraw(live_networks.emu3_hf())
   loaded = _converted('emu3_vq', network, tmp_path)
   rng, theirs = np.random.default_rng(2), network.model.vqmodel
   codes = rng.integers(0, 64, (2, 4, 6))
@@ -160,7 +110,7 @@ def test_the_image_tokenizer_of_the_same_folder(tmp_path):
     dict(feed_forward_proj='gelu_new', relative_attention_num_buckets=8)],
     ids=lambda changes: ' '.join(map(str, changes.values())))
 def test_text_features_are_those_of_what_transformers_saved(changes, tmp_path):
-  network = _redraw(transformers.T5EncoderModel(transformers.T5Config(
+  network = live_networks.redraw(transformers.T5EncoderModel(transformers.T5Config(
       vocab_size=96, d_model=40, d_kv=12, d_ff=56, num_layers=2, num_heads=4, **changes)))
   loaded = _converted('t5', network, tmp_path)
   tokens = np.random.default_rng(3).integers(0, 96, (2, 150))

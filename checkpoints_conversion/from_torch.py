@@ -1,0 +1,152 @@
+"""Models from PyTorch modules in memory, without files in between."""
+
+import os
+import sys
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints_conversion import convert, folder, read, rules
+from checkpoints_conversion.rules.family import ConversionError, FileFamily
+from cspd_jax import families
+from cspd_jax.checkpoints import description, store
+from cspd_jax.generation.model import Model
+
+if TYPE_CHECKING:
+  import torch
+
+
+def from_torch(
+    source: 'torch.nn.Module | Mapping[str, torch.Tensor]', family: str, *,
+    model: str | None = None, options: Mapping[str, int | None] | None = None,
+    config: Mapping[str, Any] | None = None, dtype: Any = None, sampling: str | None = None,
+    name: str | None = None, allow_nonfinite: bool = False, **parts: Any) -> Model:
+  """Converts a PyTorch model in memory, with the checks of `cspd-convert`.
+
+    janus = transformers.JanusForConditionalGeneration.from_pretrained(...)
+    model = cspd_jax.from_torch(janus, 'janus_pro', text='Janus-Pro-1B/tokenizer.json')
+
+  Args:
+    source: the module of the target, or its state dict with the names of published files; on any
+      device.
+    family: the family of its published files, as for `cspd-convert --family`.
+    model: name of a published model; None infers the sizes from the shapes.
+    options: sizes that neither shapes nor settings determine, as for `cspd-convert`; only without
+      `model`.
+    config: the content of the model's config.json. None uses that of the module if it is one of
+      transformers, and an empty mapping none.
+    dtype: dtype of the parameters; None keeps that of the tensors.
+    sampling: name of the official options that become the model's defaults; None selects those for
+      pictures.
+    name: name of the model; None uses `family`.
+    allow_nonfinite: whether weights may be NaN or infinite.
+    **parts: the model's other networks by role, such as `tokenizer=` and `text=`: a module, a state
+      dict, a published file, a folder that `cspd-convert` wrote, a loaded network, or None to leave
+      it out. Networks that are published in the file of the target come with `source`.
+
+  Returns:
+    The model.
+
+  Raises:
+    ValueError: (or a subclass) for any problem with the input.
+  """
+  files, models = _families(family, parts)
+  settings = _settings(source, config)
+  tensors = _tensors('source', source)
+  opened = convert.of_tensors(
+      family, tensors, settings, model=model, options=options,
+      metadata=lambda: {'source': type(source).__name__}, allow_nonfinite=allow_nonfinite)
+  loaded = {'target': _loaded(opened, dtype)}
+  for other in _in_the_same_file(files, model):
+    role = folder.role_of(rules.get(other), models, None)
+    if role not in parts:
+      loaded[role] = _loaded(convert.of_tensors(
+          other, tensors, settings, metadata=lambda: {'source': type(source).__name__},
+          allow_nonfinite=allow_nonfinite), dtype)
+  for role, part in parts.items():
+    if part is not None:
+      loaded[role] = _part(files, models, model, role, part, dtype, allow_nonfinite)
+  defaults = folder.defaults_of(files, opened.network.config, 'target', sampling)
+  return models.build(families.Parts(family if name is None else name, loaded, defaults))
+
+
+def _families(family: str, parts: Collection[str]) -> tuple[FileFamily, families.Family]:
+  """Returns the family of a target's files and that of its models; checks the names of parts."""
+  files = rules.get(family)
+  models = None if files.model is None else families.family.get(files.model)
+  if models is None or files.kind not in models.roles['target']:
+    raise ConversionError(f'family is {family!r}, {files.title}, which is not a target; give the '
+                          'family of a target, and other networks as parts.')
+  supported = [role for role in models.roles if role != 'target']
+  if unknown := sorted(set(parts) - set(supported)):
+    raise ConversionError(f'{unknown[0]} is not a part of a {models.name!r} model; parts are: '
+                          f'{", ".join(supported)}.')
+  return files, models
+
+
+def _settings(source: Any, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+  """Returns the settings of a network by file, as `read.settings`.
+
+  Without `config` they are what transformers would write for a module.
+  """
+  own: Any = getattr(source, 'config', None)
+  if config is None and hasattr(own, 'to_diff_dict'):
+    config = own.to_diff_dict()
+  return {'config.json': config} if config else {}
+
+
+def _tensors(name: str, source: Any) -> dict[str, np.ndarray]:
+  """Returns the tensors of a module or of a state dict as host arrays."""
+  state = source.state_dict() if hasattr(source, 'state_dict') else source
+  if hasattr(source, 'save_pretrained'):
+    # Modules of transformers 5 have other names in memory than in files.
+    loading = sys.modules.get('transformers.core_model_loading')
+    revert = getattr(loading, 'revert_weight_conversion', lambda module, tensors: tensors)
+    state = revert(source, dict(state))
+  if not isinstance(state, Mapping) or not all(
+      hasattr(tensor, 'detach') for tensor in state.values()):
+    raise ConversionError(f'{name} is a {type(source).__name__}; it must be a torch.nn.Module or a '
+                          'mapping from names to torch tensors.')
+  return read.of_torch(name, {key: tensor.detach().cpu() for key, tensor in state.items()})
+
+
+def _in_the_same_file(files: FileFamily, model: str | None) -> list[str]:
+  """Returns the file families of further networks in the published file of a target."""
+  return [name for name, paths in files.layout(model).items()
+          if name != files.name and '.' in paths]
+
+
+def _part(files: FileFamily, models: families.Family, model: str | None, role: str, part: Any,
+          dtype: Any, allow_nonfinite: bool) -> store.Loaded:
+  """Returns a network from any form of a part of `from_torch`."""
+  if isinstance(part, store.Loaded):
+    return part
+  is_path = isinstance(part, str | os.PathLike)
+  if is_path and os.path.isfile(os.path.join(part, description.FILE)):
+    return store.load(part, dtype=dtype, allow_nonfinite=allow_nonfinite)
+  of_role = [name for name, other in rules.FAMILIES.items()
+             if other.model == models.name and other.kind in models.roles[role]]
+  layout = [name for name in files.layout(model) if name in of_role and name != files.name]
+  names = layout[:1] or ([files.name] if role == 'draft' else of_role)
+  if len(names) != 1:
+    raise ConversionError(f'{role} may be one of: {", ".join(names) or "no published file"}; '
+                          'convert it with cspd-convert and pass its folder.')
+  if is_path:
+    opened = convert.open_source(names[0], part, allow_nonfinite=allow_nonfinite)
+  else:
+    opened = convert.of_tensors(
+        names[0], _tensors(role, part), _settings(part),
+        metadata=lambda: {'source': type(part).__name__}, allow_nonfinite=allow_nonfinite)
+  return _loaded(opened, dtype)
+
+
+def _loaded(opened: convert.Source, dtype: Any) -> store.Loaded:
+  """Builds the parameters of a network on the default device."""
+  def place(leaf: np.ndarray) -> jax.Array:
+    is_weight = dtype is not None and jnp.issubdtype(leaf.dtype, np.floating)
+    return jnp.asarray(leaf, dtype if is_weight else leaf.dtype)
+
+  return opened.network._replace(params=jax.tree.map(place, opened.params()))
