@@ -57,6 +57,12 @@ def decode(decoder, labels=LABELS, key=jax.random.key(7), warp=WARP):
   return jax.jit(decoder)(MODEL.params, labels, key, warp, DRAFT.params)
 
 
+def assert_same(decoded, expected):
+  """Requires equality, up to rounding in the log-probabilities: other programs, other fusions."""
+  np.testing.assert_allclose(decoded.log_probs, expected.log_probs, rtol=1e-5, atol=1e-6)
+  chex.assert_trees_all_equal(decoded._replace(log_probs=expected.log_probs), expected)
+
+
 class LoopTest(chex.TestCase):
 
   @parameterized.parameters(*FIRST)
@@ -142,7 +148,7 @@ class LoopTest(chex.TestCase):
   def test_one_key_serves_every_batch_size(self):
     few = decode('sjd', LABELS[:1], jax.random.key(9))
     many = decode('sjd', LABELS, jax.random.key(9))
-    chex.assert_trees_all_equal(few, jax.tree.map(lambda x: x[:1], many))
+    assert_same(few, jax.tree.map(lambda x: x[:1], many))
 
   @parameterized.named_parameters(
       ('window_of_one', jacobi(1, 'noise')),
@@ -210,7 +216,7 @@ class LoopTest(chex.TestCase):
     step = jax.jit(lambda state: decoder.round(MODEL.params, state, WARP))
     while (state.count < 6).any():
       state = step(state)
-    chex.assert_trees_all_equal(decoder.finish(state), decode('sjd'))
+    assert_same(decoder.finish(state), decode('sjd'))
 
 
 class ErrorsTest(parameterized.TestCase):
