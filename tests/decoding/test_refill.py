@@ -25,7 +25,7 @@ KEYS = jax.random.split(jax.random.key(5), COUNT)
 WARP = Warp(guidance_scale=np.linspace(1, 2, COUNT, dtype=np.float32),
             temperature=np.where(NUMBERS == 6, 0, 1).astype(np.float32), top_k=np.int32(0),
             top_p=None)
-SAMPLED = Warp(np.float32(1.5), np.float32(0.9), None, None, None)
+SAMPLED = Warp(np.float32(1.5), np.float32(0.9), None, None, min_p=None)
 TREE = 'tree=caterpillar(2, 2)'
 NAMES = {
     'vanilla': {}, 'vanilla(window=3)': {}, 'seed_exact': {}, 'mc_sjd': {}, 'corrected': {},
