@@ -62,11 +62,11 @@ def test_tables_that_reports_bring_along(tmp_path, monkeypatch):
   folder = tmp_path / 'docs' / 'reports'
   folder.mkdir(parents=True)
   columns = {'gamma': '{length}', 'speed': '{speed:.1f}'}
-  (folder / 'lantern.json').write_text(json.dumps(dict(
+  (folder / 'sjd.json').write_text(json.dumps(dict(
       REPORT, rows=[dict(length=4, speed=1.25), dict(length=8, speed=2.0)],
       tables=[dict(title='Table 1', columns=columns, rows=[1])])))
-  assert '**Table 1**\n\n| gamma | speed |' in tables.generated('lantern')
-  assert '| 8 | 2.0 |' in tables.generated('lantern') and '1.2' not in tables.generated('lantern')
+  assert '**Table 1**\n\n| gamma | speed |' in tables.generated('sjd')
+  assert '| 8 | 2.0 |' in tables.generated('sjd') and '1.2' not in tables.generated('sjd')
   (folder / 'train_text_demo.json').write_text(json.dumps(dict(
       REPORT, rows=[dict(network='target', nll_bits=3.987, guided=dict(collision=0.25))])))
   text = tables.generated('train_text_demo')
