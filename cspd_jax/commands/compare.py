@@ -23,7 +23,7 @@ import functools
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -93,6 +93,9 @@ class Config:
       decoder.
     dtype: dtype of the parameters: float32 or bfloat16. In less than 32 bits windows of other
       lengths round differently, so that seed_exact may differ from vanilla.
+    quantize: int8 stores the matrices of the target's layers as int8.
+    mesh: several devices, such as 1x4: four that the model is sharded over. The first number is 1,
+      because images are decoded one at a time. None uses one device.
     output: folder of the results; None uses runs/ and the name of the model.
   """
 
@@ -106,6 +109,8 @@ class Config:
   repeats: int = 3
   budget: float = 60.0
   dtype: str | None = None
+  quantize: Literal['int8'] | None = None
+  mesh: str | None = None
   output: str | None = None
 
   def __post_init__(self):
@@ -139,7 +144,11 @@ def prepare(config: Any) -> Job:
     ValueError: for the first option that cannot work.
   """
   _check_choice(config)
-  model = inputs.model(config)
+  mesh = inputs.pair('mesh', config.mesh)
+  if mesh is not None and mesh[0] != 1:
+    raise ValueError(f'mesh is {config.mesh!r}; its first number must be 1, because images are '
+                     'decoded one at a time.')
+  model = inputs.model(config, quantize=config.quantize, sharding=inputs.mesh(config.mesh))
   inputs.tokens_at_most(config.sizes, model, *_TOKENS)
   few = config.decoder is None and not config.all
   prompts, seed = inputs.images(config.images, model, _FEW_IMAGES if few else _IMAGES)
