@@ -7,6 +7,7 @@ from checkpoints_conversion.rules import (
   eagle,
   early_fusion,
   emu3_vq,
+  inception,
   janus,
   kl_vae,
   llamagen,
@@ -67,3 +68,4 @@ register(text.NEXTSTEP)
 register(janus.FAMILY)
 register(janus.VQ)
 register(text.JANUS_PRO)
+register(inception.FAMILY)
