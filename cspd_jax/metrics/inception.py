@@ -1,8 +1,8 @@
 """Inception features of images, as the evaluators that people compare with compute them.
 
 The evaluators resize images to 299 pixels in different ways, which changes a FID by several per
-cent, so that a feature belongs to a variant: `adm` is the evaluator of ADM (arXiv:2105.05233) and
-torch-fidelity, `pytorch_fid` that of pytorch-fid.
+cent, so that features belong to an evaluator: that of ADM (arXiv:2105.05233), torch-fidelity, whose features
+are the same, or pytorch-fid.
 """
 
 import functools
@@ -21,41 +21,50 @@ Params = Any
 kinds.register('inception', kinds.Kind(InceptionConfig, inception.init))
 
 
-class Variant(NamedTuple):
-  """How an evaluator prepares images.
+class Evaluator(NamedTuple):
+  """An evaluator's preparation of images, and its inception score.
 
   Attributes:
+    title: its name.
     half_pixel: whether pixels are resized around their centres; otherwise around their corners, as
       in TensorFlow 1. Neither smooths larger images first.
     center: the pixel value that becomes 0.
     scale: the difference to `center` that becomes 1.
+    split: images per split of the inception score, in their order; None means 10 splits of shuffled
+      images.
+    has_all: whether it has other scores than the FID.
   """
 
+  title: str
   half_pixel: bool
   center: float
   scale: float
+  split: int | None = None
+  has_all: bool = True
 
 
-VARIANTS = {
-    'adm': Variant(half_pixel=False, center=128.0, scale=128.0),
-    'pytorch_fid': Variant(half_pixel=True, center=127.5, scale=127.5)}
+EVALUATORS = {
+    'adm': Evaluator('ADM', half_pixel=False, center=128.0, scale=128.0, split=5000),
+    'torch_fidelity': Evaluator('torch-fidelity', half_pixel=False, center=128.0, scale=128.0),
+    'pytorch_fid': Evaluator(
+        'pytorch-fid', half_pixel=True, center=127.5, scale=127.5, has_all=False)}
 
 
-def prepared(images: jax.Array, variant: Variant) -> jax.Array:
+def prepared(images: jax.Array, evaluator: Evaluator) -> jax.Array:
   """Resizes and scales images.
 
   Args:
     images: `[B, H, W, 3]` uint8.
-    variant: the evaluator.
+    evaluator: see `EVALUATORS`.
 
   Returns:
     `[B, 299, 299, 3]` float32.
   """
   x = images.astype(jnp.float32)
-  rows, columns = (_weights(size, variant.half_pixel) for size in images.shape[1:3])
+  rows, columns = (_weights(size, evaluator.half_pixel) for size in images.shape[1:3])
   x = jnp.einsum('rh,bhwk,sw->brsk', rows, x, columns,
                  precision=jax.lax.Precision.HIGHEST)
-  return (x - variant.center) / variant.scale
+  return (x - evaluator.center) / evaluator.scale
 
 
 @functools.cache
@@ -71,22 +80,23 @@ def _weights(size: int, half_pixel: bool) -> np.ndarray:
   return weights.astype(np.float32)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'variant'))
-def features(params: Params, config: InceptionConfig, images: jax.Array, variant: str) -> Features:
+@functools.partial(jax.jit, static_argnames=('config', 'evaluator'))
+def features(params: Params, config: InceptionConfig, images: jax.Array, evaluator: str
+             ) -> Features:
   """Returns the features of images.
 
   Args:
     params: the network's parameters.
     config: its sizes.
     images: `[B, H, W, 3]` uint8.
-    variant: a key of `VARIANTS`.
+    evaluator: a key of `EVALUATORS`.
 
   Raises:
-    ValueError: for images of another shape or dtype, or an unknown variant.
+    ValueError: for images of another shape or dtype, or an unknown evaluator.
   """
-  if variant not in VARIANTS:
-    raise ValueError(f'variant is {variant!r}; it must be one of: {", ".join(VARIANTS)}.')
+  if evaluator not in EVALUATORS:
+    raise ValueError(f'evaluator is {evaluator!r}; it must be one of: {", ".join(EVALUATORS)}.')
   if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != jnp.uint8:
     raise ValueError(f'images are {images.dtype}{list(images.shape)}; they must be uint8 '
                      '[B, H, W, 3].')
-  return inception.apply(params, config, prepared(images, VARIANTS[variant]))
+  return inception.apply(params, config, prepared(images, EVALUATORS[evaluator]))
