@@ -66,7 +66,7 @@ def opened(argument: str, path: str) -> ImageSet:
       raise ValueError(f'{argument} is {path!r}, a folder without images; the names of images end '
                        f'in one of {", ".join(_SUFFIXES)}.')
     return ImageSet(place, names, (len(names), *_read(place / names[0]).shape))
-  file = paths.file(argument, path)
+  file = paths.find(argument, path)
   with _archive(argument, file) as archive:
     if _ARRAY not in archive.namelist():
       raise ValueError(f'{argument} is {path!r}, which holds no array arr_0 of images.')
@@ -82,7 +82,7 @@ def arrays(argument: str, path: str) -> tuple[str, ...]:
   """
   if pathlib.Path(path).is_dir():
     return ()
-  with _archive(argument, paths.file(argument, path)) as archive:
+  with _archive(argument, paths.find(argument, path)) as archive:
     return tuple(name.removesuffix('.npy') for name in archive.namelist())
 
 

@@ -1,0 +1,200 @@
+"""Inception features of sets of images, kept in files, and the scores of two sets."""
+
+import hashlib
+import io
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.checkpoints import files, store
+from cspd_jax.measure import image_sets
+from cspd_jax.metrics import frechet, image_scores, inception
+from cspd_jax.metrics.frechet import Gaussian
+from cspd_jax.models.inception import Features
+
+_KIND = 'inception'
+# Arrays of a features file, and of statistics as ADM and torch-fidelity publish them.
+_FEATURES = ('pool', 'spatial', 'logits', 'evaluator', 'network')
+_MOMENTS = ('mu', 'sigma')
+_SPATIAL_MOMENTS = ('mu_s', 'sigma_s')
+_WHERE = (
+    'convert the file pt_inception-2015-12-05-6726825d.pth of the releases of mseitzer/pytorch-fid '
+    'with cspd-convert --family=inception --source=FILE --output=FOLDER')
+
+
+class Network(NamedTuple):
+  """A converted Inception network.
+
+  Attributes:
+    params: its parameters.
+    config: its sizes.
+    evaluator: a key of `inception.EVALUATORS`.
+    digest: identifies the parameters.
+  """
+
+  params: Any
+  config: inception.InceptionConfig
+  evaluator: str
+  digest: str
+
+
+class Scored(NamedTuple):
+  """A set of images as far as scores need it; None is not available.
+
+  Attributes:
+    count: number of images; None for published statistics.
+    features: `[N, ...]` of the images.
+    pool: moments of the pool features.
+    spatial: moments of the spatial features.
+  """
+
+  count: int | None
+  features: Features | None
+  pool: Gaussian
+  spatial: Gaussian | None
+
+
+def network(folder: str | None, evaluator: str) -> Network:
+  """Loads a converted network.
+
+  Raises:
+    ValueError: if the folder does not hold one.
+  """
+  if folder is None:
+    raise ValueError(f'inception is None; it must be the folder of the Inception network: {_WHERE}.')
+  kind, config, *_ = store.describe(folder)
+  if kind != _KIND:
+    raise ValueError(f'inception is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
+  params = store.load(folder, dtype=jnp.float32).params
+  digest = hashlib.sha256()
+  for leaf in jax.tree.leaves(params):
+    digest.update(np.asarray(leaf).tobytes())
+  return Network(params, config, evaluator, digest.hexdigest())
+
+
+def features(images: image_sets.ImageSet, of: Network, batch_size: int,
+             progress: Callable[[int, int], None]) -> Features:
+  """Returns the features of a set of images, in host memory.
+
+  Args:
+    images: the images.
+    of: the network.
+    batch_size: images per pass.
+    progress: called with the number of images so far and in total.
+
+  Raises:
+    ValueError: if an image cannot be read.
+  """
+  parts, done = [], 0
+  for batch in images.batches(batch_size):
+    count = len(batch)
+    # The last batch is filled up, so that one program suffices.
+    full = np.concatenate([batch, np.repeat(batch[-1:], batch_size - count, axis=0)])
+    found = inception.features(of.params, of.config, full, of.evaluator)
+    parts.append(jax.tree.map(lambda leaf, count=count: np.asarray(leaf)[:count], found))
+    done += count
+    progress(done, images.shape[0])
+  return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def save(path: pathlib.Path, values: Features, of: Network) -> None:
+  """Writes features to an .npz file, with the evaluator and the network."""
+  content = io.BytesIO()
+  np.savez(content, **values._asdict(), evaluator=of.evaluator, network=of.digest)
+  files.write(path, content.getvalue())
+
+
+def scored(argument: str, path: str | None, of: Network, batch_size: int,
+           progress: Callable[[int, int], None]) -> Scored:
+  """Reads a set of images, their features or published statistics.
+
+  Args:
+    argument: its name, for messages.
+    path: a folder of images, an .npz file of images, statistics (`mu`, `sigma`), or of `save`.
+    of: see `features`, also for `batch_size` and `progress`.
+    batch_size: see `of`.
+    progress: see `of`.
+
+  Raises:
+    ValueError: for anything else, features of another network, or numbers that are not finite.
+  """
+  if path is None:
+    raise ValueError(f'{argument} is None; it must be a folder of images or an .npz file.')
+  names = image_sets.arrays(argument, path)
+  if set(_FEATURES) <= set(names):
+    values = _stored(argument, path, of)
+  elif names and 'arr_0' not in names:
+    values = None
+  else:
+    values = features(image_sets.opened(argument, path), of, batch_size, progress)
+  moments = _moments(argument, path, names, _MOMENTS)
+  spatial = _moments(argument, path, names, _SPATIAL_MOMENTS)
+  if values is None:
+    if moments is None:
+      raise ValueError(f'{argument} is {path!r}, which holds the arrays {", ".join(names)}; it must '
+                       'hold arr_0, or mu and sigma.')
+    return Scored(None, None, moments, spatial)
+  if len(values.pool) < 2:
+    raise ValueError(f'{argument} is {path!r} with 1 image; at least 2 are required.')
+  # Published statistics are those of more images than the file holds.
+  return Scored(len(values.pool), values, moments or frechet.gaussian(values.pool),
+                spatial or frechet.gaussian(values.spatial))
+
+
+def _stored(argument: str, path: str, of: Network) -> Features:
+  """Features of `save`; raises ValueError for those of another network."""
+  with np.load(path, allow_pickle=False) as arrays:
+    evaluator, digest = str(arrays['evaluator']), str(arrays['network'])
+    if evaluator != of.evaluator:
+      raise ValueError(f'{argument} is {path!r} with features for the evaluator {evaluator}, and '
+                       f'evaluator is {of.evaluator}; give the images.')
+    if digest != of.digest:
+      raise ValueError(f'{argument} is {path!r} with features of another network; give the images.')
+    return Features(arrays['pool'], arrays['spatial'], arrays['logits'])
+
+
+def _moments(argument: str, path: str, names: tuple[str, ...], pair: tuple[str, str]
+             ) -> Gaussian | None:
+  """Published statistics; None if the file does not hold them."""
+  if not set(pair) <= set(names):
+    return None
+  with np.load(path, allow_pickle=False) as arrays:
+    mean, covariance = (np.asarray(arrays[name], np.float64) for name in pair)
+  if mean.ndim != 1 or covariance.shape != 2 * mean.shape or not (
+      np.isfinite(mean).all() and np.isfinite(covariance).all()):
+    raise ValueError(f'{argument} is {path!r}, whose {pair[0]} and {pair[1]} have the shapes '
+                     f'{mean.shape} and {covariance.shape}; they must be finite, [F] and [F, F].')
+  return Gaussian(mean, covariance)
+
+
+def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, float]:
+  """Returns the scores by name, such as 'FID (ADM, 50k)'.
+
+  Args:
+    samples: generated images, with features.
+    reference: other images, or published statistics.
+    evaluator: a key of `inception.EVALUATORS`.
+
+  Raises:
+    ValueError: if the two have different features, or there are too few images.
+  """
+  kind, count = inception.EVALUATORS[evaluator], samples.count
+  label = lambda name: f'{name} ({kind.title}, {_short(count)})'
+  result = {label('FID'): frechet.distance(samples.pool, reference.pool)}
+  if not kind.has_all or samples.features is None:
+    return result
+  if samples.spatial is not None and reference.spatial is not None:
+    result[label('sFID')] = frechet.distance(samples.spatial, reference.spatial)
+  result[label('IS')] = image_scores.inception_score(samples.features.logits, kind.split)
+  if reference.features is not None:
+    result[label('precision')], result[label('recall')] = image_scores.precision_recall(
+        samples.features.pool, reference.features.pool)
+  return result
+
+
+def _short(count: int | None) -> str:
+  return f'{count // 1000}k' if count and count % 1000 == 0 else str(count)

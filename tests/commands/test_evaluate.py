@@ -1,0 +1,143 @@
+"""`cspd-evaluate`: its scores, what it keeps, and what it refuses."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from cspd_jax.checkpoints import store
+from cspd_jax.commands import evaluate
+from cspd_jax.metrics import frechet, inception
+from tests.experiments import calls
+
+CONFIG = inception.InceptionConfig(unit=1, num_classes=6)
+SIDE = 24
+
+
+def _images(count, seed):
+  return np.random.default_rng(seed).integers(0, 256, (count, SIDE, SIDE, 3), np.uint8)
+
+
+def _write(folder, images):
+  folder.mkdir()
+  for number, image in enumerate(images):
+    Image.fromarray(image).save(folder / f'{number:04}.png')
+
+
+@pytest.fixture(name='place', scope='module')
+def _place(tmp_path_factory):
+  """A network, and two sets of images as folders and as arrays."""
+  place = tmp_path_factory.mktemp('place')
+  params = inception.inception.init(CONFIG, jax.random.key(0))
+  store.save(place / 'inception', 'inception', CONFIG, params)
+  for name, count in (('samples', 11), ('reference', 13)):
+    images = _images(count, count)
+    _write(place / name, images)
+    np.savez(place / f'{name}.npz', arr_0=images)
+  store.save(place / 'other', 'inception', CONFIG,
+             inception.inception.init(CONFIG, jax.random.key(1)))
+  np.savez(place / 'gray.npz', arr_0=np.zeros((3, 8, 8), np.uint8))
+  np.savez(place / 'nothing.npz', mean=np.zeros(3))
+  (place / 'empty').mkdir()
+  (place / 'broken.npz').write_bytes((place / 'samples.npz').read_bytes()[:900])
+  _write(place / 'mixed', _images(2, 0))
+  Image.fromarray(_images(1, 0)[0, :8]).save(place / 'mixed' / 'small.png')
+  return place
+
+
+@pytest.fixture(name='run')
+def _run(place, capsys, tmp_path):
+  def run(*words, out='out'):
+    words = [word.format(place=place, tmp=tmp_path) for word in words]
+    return calls.call(
+        evaluate.main, capsys, tmp_path / out, f'--inception={place}/inception',
+        f'--images={place}/samples', f'--reference={place}/reference', '--batch_size=4', *words)
+  return run
+
+
+def _scores(found):
+  assert found.code == 0, found.err
+  report = json.loads((found.folder / 'report.json').read_text())
+  return {row['score']: row['value'] for row in report['rows']}
+
+
+def test_all_scores(run, place):
+  found = run()
+  scores = _scores(found)
+  names = [f'{name} (ADM, 11)' for name in ('FID', 'sFID', 'IS', 'precision', 'recall')]
+  assert list(scores) == names and all(f'{name}: ' in found.out for name in names)
+  network = store.load(place / 'inception')
+  pool = [np.asarray(inception.features(
+      network.params, CONFIG, _images(count, count), 'adm').pool) for count in (11, 13)]
+  expected = frechet.distance(*map(frechet.gaussian, pool))
+  assert expected > 0 and scores[names[0]] == pytest.approx(expected, rel=1e-3)
+
+
+def test_folders_arrays_and_features_are_alike(run):
+  scores = _scores(run(out='first'))
+  assert _scores(run('--images={place}/samples.npz', '--reference={place}/reference.npz')) == scores
+  features = '--images={tmp}/first/features.npz'
+  assert _scores(run(features, out='second')) == scores
+  calls.check_refused(
+      run(features, '--evaluator=pytorch_fid', out='third'), ['evaluator adm', 'pytorch_fid'])
+  calls.check_refused(
+      run(features, '--inception={place}/other', out='third'), ['features of another network'])
+
+
+def test_evaluators_differ(run):
+  adm, other = _scores(run(out='adm')), _scores(run('--evaluator=pytorch_fid', out='other'))
+  assert list(other) == ['FID (pytorch-fid, 11)']
+  assert abs(other['FID (pytorch-fid, 11)'] / adm['FID (ADM, 11)'] - 1) > 1e-3
+  fidelity = _scores(run('--evaluator=torch_fidelity', out='fidelity'))
+  assert fidelity['FID (torch-fidelity, 11)'] == adm['FID (ADM, 11)']
+  assert fidelity['IS (torch-fidelity, 11)'] != adm['IS (ADM, 11)']
+
+
+def test_published_statistics(run, place, tmp_path):
+  scores = _scores(run(out='first'))
+  network = store.load(place / 'inception')
+  features = inception.features(network.params, CONFIG, _images(13, 13), 'adm')
+  pool, spatial = (frechet.gaussian(np.asarray(x)) for x in (features.pool, features.spatial))
+  moments = dict(mu=pool.mean, sigma=pool.covariance)
+  np.savez(tmp_path / 'few.npz', **moments)
+  found = _scores(run('--reference={tmp}/few.npz', out='few'))
+  assert list(found) == ['FID (ADM, 11)', 'IS (ADM, 11)']
+  assert found['FID (ADM, 11)'] == pytest.approx(scores['FID (ADM, 11)'], rel=1e-3)
+  np.savez(tmp_path / 'all.npz', arr_0=_images(5, 5), mu_s=spatial.mean, sigma_s=spatial.covariance,
+           **moments)
+  every = _scores(run('--reference={tmp}/all.npz', out='all'))
+  assert every['FID (ADM, 11)'] == found['FID (ADM, 11)']
+  assert every['sFID (ADM, 11)'] == pytest.approx(scores['sFID (ADM, 11)'], rel=1e-3)
+  assert every['precision (ADM, 11)'] != scores['precision (ADM, 11)']
+
+
+_BAD = {
+    'no network': (['--inception={place}/nothing'], ['nothing']),
+    'another network': (['--inception={place}/samples'], ['samples']),
+    'no images': (['--images={place}/empty'], ['images', 'folder without images', '.png']),
+    'gray': (['--images={place}/gray.npz'], ['uint8[3, 8, 8]', 'uint8 [N, H, W, 3]']),
+    'no array': (['--images={place}/nothing.npz'], ['arrays mean', 'arr_0']),
+    'cut': (['--images={place}/broken.npz'], ['images', '.npz file']),
+    'several sizes': (['--images={place}/mixed'], ['small.png', '8x24', '24x24']),
+    'no file': (['--reference={place}/absent.npz'], ['reference', 'absent.npz']),
+    'no evaluator': (['--evaluator=clean'], ['clean', 'adm']),
+    'batch of 0': (['--batch_size=0'], ['batch_size is 0'])}
+
+
+@pytest.mark.parametrize('name', _BAD)
+def test_bad_input(run, name):
+  words, message = _BAD[name]
+  found = run(*words)
+  assert found.code == 2 and found.err.count('error: ') == 1, found.err
+  assert 'Traceback' not in found.err
+  for word in message:
+    assert word in found.err, found.err
+
+
+def test_what_is_missing_is_named(capsys, tmp_path):
+  found = calls.call(evaluate.main, capsys, tmp_path / 'out', '--images=x', '--reference=y')
+  calls.check_refused(found, ['inception is None', 'pt_inception-2015-12-05', 'cspd-convert'])
+  found = calls.call(evaluate.main, capsys, tmp_path / 'out')
+  calls.check_refused(found, ['images is None'])

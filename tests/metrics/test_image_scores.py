@@ -1,0 +1,49 @@
+"""Inception score, precision and recall, against plain loops."""
+
+import numpy as np
+import pytest
+
+from cspd_jax.metrics import image_scores
+
+
+def _plain_score(logits):
+  p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+  return np.exp(np.mean([np.sum(row * np.log(row / p.mean(axis=0))) for row in p]))
+
+
+def test_inception_score():
+  logits = np.random.default_rng(0).normal(0, 2, (25, 7))
+  splits = [logits[:10], logits[10:20], logits[20:]]
+  expected = np.mean([_plain_score(part) for part in splits])
+  assert image_scores.inception_score(logits, 10) == pytest.approx(expected, rel=1e-9)
+  assert image_scores.inception_score(logits, 5000) == pytest.approx(_plain_score(logits), rel=1e-9)
+  order = np.random.RandomState(2020).permutation(25)
+  parts = [logits[order][i * 25 // 10:(i + 1) * 25 // 10] for i in range(10)]
+  shuffled = np.mean([_plain_score(part) for part in parts])
+  assert image_scores.inception_score(logits, None) == pytest.approx(shuffled, rel=1e-9)
+  with pytest.raises(ValueError, match='those of 9 images'):
+    image_scores.inception_score(logits[:9], None)
+
+
+def _plain_share(points, manifold):
+  distances = np.linalg.norm(manifold[:, None] - manifold[None], axis=-1)
+  radii = np.sort(distances, axis=1)[:, 3]
+  return np.mean([(np.linalg.norm(manifold - point, axis=-1) <= radii).any() for point in points])
+
+
+def test_precision_and_recall(monkeypatch):
+  monkeypatch.setattr(image_scores, '_ROWS', 8)  # Several blocks, the last one smaller.
+  rng = np.random.default_rng(0)
+  samples = rng.normal(0, .6, (21, 3)).astype(np.float32)
+  reference = rng.normal(.3, 1, (30, 3)).astype(np.float32)
+  found = image_scores.precision_recall(samples, reference)
+  assert found == (_plain_share(samples, reference), _plain_share(reference, samples))
+  assert found[0] != found[1] and 0 < min(found) and max(found) < 1
+
+
+@pytest.mark.parametrize('sizes, message', [
+    (((3, 2), (9, 2)), 'samples has 3 images'), (((9, 2), (2, 2)), 'reference has 2 images'),
+    (((9, 2), (9, 3)), 'samples has 2 features and reference 3')])
+def test_bad_input(sizes, message):
+  with pytest.raises(ValueError, match=message):
+    image_scores.precision_recall(*(np.zeros(size, np.float32) for size in sizes))
