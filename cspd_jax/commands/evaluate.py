@@ -53,24 +53,24 @@ class Config:
 
 @cli.command(Config)
 def main(config: Config) -> None:
-  for name in ('images', 'reference'):
-    if getattr(config, name) is None:
+  paths = dict(images=config.images, reference=config.reference)
+  for name, path in paths.items():
+    if path is None:
       raise ValueError(f'{name} is None; it must be a folder of images or an .npz file.')
   network = evaluation.network(config.inception, config.evaluator)
-  report = Report(config.output, [_FEATURES])
-  sets = []
-  for name in ('reference', 'images'):
-    with progress.bar(name) as show:
-      sets.append(evaluation.scored(
-          name, getattr(config, name), network, config.batch_size, show))
-  reference, samples = sets
-  if samples.features is None:
+  sources = {name: evaluation.opened(name, str(path), network) for name, path in paths.items()}
+  if sources['images'].images is None and sources['images'].features is None:
     raise ValueError(f'images is {config.images!r}, which holds statistics only; it must be a '
                      'folder of images or an .npz file of images.')
+  report, sets = Report(config.output, [_FEATURES]), {}
+  for name, source in sources.items():
+    with progress.bar(name) as show:
+      sets[name] = evaluation.scored(source, network, config.batch_size, show)
+  samples, reference = sets['images'], sets['reference']
   scores = evaluation.scores(samples, reference, config.evaluator)
   evaluation.save(report.path(_FEATURES), samples.features, network)
-  report.write(settings=dataclasses.asdict(config), num_images=samples.count, network=network.digest,
-               rows=[dict(score=name, value=value) for name, value in scores.items()])
+  report.write(settings=dataclasses.asdict(config), num_images=samples.num_images,
+              network=network.digest, rows=[dict(score=name, value=value) for name, value in scores.items()])
   for name, value in scores.items():
     print(f'{name}: {value:.4f}')
   print(f'report.json and {_FEATURES} are in {report.folder}.')

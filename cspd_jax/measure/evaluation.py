@@ -42,17 +42,33 @@ class Network(NamedTuple):
   digest: str
 
 
-class Scored(NamedTuple):
-  """A set of images as far as scores need it; None is not available.
+class Source(NamedTuple):
+  """A set of images, or what is computed from it; None is not available.
 
   Attributes:
-    count: number of images; None for published statistics.
+    images: the images.
+    features: their features.
+    pool: published moments of the pool features.
+    spatial: published moments of the spatial features.
+  """
+
+  images: image_sets.ImageSet | None
+  features: Features | None
+  pool: Gaussian | None
+  spatial: Gaussian | None
+
+
+class Scored(NamedTuple):
+  """The numbers of a set of images that scores need; None is not available.
+
+  Attributes:
+    num_images: number of images; None for published statistics.
     features: `[N, ...]` of the images.
     pool: moments of the pool features.
     spatial: moments of the spatial features.
   """
 
-  count: int | None
+  num_images: int | None
   features: Features | None
   pool: Gaussian
   spatial: Gaussian | None
@@ -94,8 +110,9 @@ def features(images: image_sets.ImageSet, of: Network, batch_size: int,
     count = len(batch)
     # The last batch is filled up, so that one program suffices.
     full = np.concatenate([batch, np.repeat(batch[-1:], batch_size - count, axis=0)])
-    found = inception.features(of.params, of.config, full, of.evaluator)
-    parts.append(jax.tree.map(lambda leaf, count=count: np.asarray(leaf)[:count], found))
+    parts.append(jax.tree.map(
+        lambda leaf, count=count: np.asarray(leaf)[:count],
+        inception.features(of.params, of.config, full, of.evaluator)))
     done += count
     progress(done, images.shape[0])
   return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
@@ -108,41 +125,55 @@ def save(path: pathlib.Path, values: Features, of: Network) -> None:
   files.write(path, content.getvalue())
 
 
-def scored(argument: str, path: str | None, of: Network, batch_size: int,
-           progress: Callable[[int, int], None]) -> Scored:
-  """Reads a set of images, their features or published statistics.
+def opened(argument: str, path: str, of: Network) -> Source:
+  """Opens a set of images, their features or published statistics; nothing is computed.
 
   Args:
     argument: its name, for messages.
     path: a folder of images, an .npz file of images, statistics (`mu`, `sigma`), or of `save`.
+    of: the network.
+
+  Raises:
+    ValueError: for anything else, features of another network, or numbers that are not finite.
+  """
+  names = image_sets.arrays(argument, path)
+  moments = _moments(argument, path, names, _MOMENTS)
+  spatial = _moments(argument, path, names, _SPATIAL_MOMENTS)
+  if set(_FEATURES) <= set(names):
+    return Source(None, _stored(argument, path, of), moments, spatial)
+  if names and 'arr_0' not in names:
+    if moments is None:
+      raise ValueError(f'{argument} is {path!r}, which holds the arrays {", ".join(names)}; it must '
+                       'hold arr_0, or mu and sigma.')
+    return Source(None, None, moments, spatial)
+  images = image_sets.opened(argument, path)
+  if images.shape[0] < 2:
+    raise ValueError(f'{argument} is {path!r} with 1 image; at least 2 are required.')
+  return Source(images, None, moments, spatial)
+
+
+def scored(source: Source, of: Network, batch_size: int,
+           progress: Callable[[int, int], None]) -> Scored:
+  """Computes the features of a set of images, if it has images, and their moments.
+
+  Args:
+    source: see `opened`.
     of: see `features`, also for `batch_size` and `progress`.
     batch_size: see `of`.
     progress: see `of`.
 
   Raises:
-    ValueError: for anything else, features of another network, or numbers that are not finite.
+    ValueError: if an image cannot be read.
   """
-  if path is None:
-    raise ValueError(f'{argument} is None; it must be a folder of images or an .npz file.')
-  names = image_sets.arrays(argument, path)
-  if set(_FEATURES) <= set(names):
-    values = _stored(argument, path, of)
-  elif names and 'arr_0' not in names:
-    values = None
-  else:
-    values = features(image_sets.opened(argument, path), of, batch_size, progress)
-  moments = _moments(argument, path, names, _MOMENTS)
-  spatial = _moments(argument, path, names, _SPATIAL_MOMENTS)
+  values = source.features
+  if source.images is not None:
+    values = features(source.images, of, batch_size, progress)
   if values is None:
-    if moments is None:
-      raise ValueError(f'{argument} is {path!r}, which holds the arrays {", ".join(names)}; it must '
-                       'hold arr_0, or mu and sigma.')
-    return Scored(None, None, moments, spatial)
-  if len(values.pool) < 2:
-    raise ValueError(f'{argument} is {path!r} with 1 image; at least 2 are required.')
+    assert source.pool is not None
+    return Scored(None, None, source.pool, source.spatial)
   # Published statistics are those of more images than the file holds.
-  return Scored(len(values.pool), values, moments or frechet.gaussian(values.pool),
-                spatial or frechet.gaussian(values.spatial))
+  return Scored(len(values.pool), values, source.pool or frechet.gaussian(values.pool),
+                source.spatial or frechet.gaussian(values.spatial))
 
 
 def _stored(argument: str, path: str, of: Network) -> Features:
@@ -182,7 +213,7 @@ def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, floa
   Raises:
     ValueError: if the two have different features, or there are too few images.
   """
-  kind, count = inception.EVALUATORS[evaluator], samples.count
+  kind, count = inception.EVALUATORS[evaluator], samples.num_images
   label = lambda name: f'{name} ({kind.title}, {_short(count)})'
   result = {label('FID'): frechet.distance(samples.pool, reference.pool)}
   if not kind.has_all or samples.features is None:

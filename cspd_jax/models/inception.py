@@ -220,7 +220,7 @@ def apply(params: Params, config: InceptionConfig, images: jax.Array) -> Feature
   x = images.astype(jnp.float32)
   for name, conv in _STEM:
     x = _maximum(x, 2, 'VALID') if conv is None else _apply_conv(params[name], conv, x)
-  spatial = None
+  spatial = x
   for name, block in _BLOCKS.items():
     branches = _branches(params[name], block, x)
     if name == _SPATIAL[0]:

@@ -18,6 +18,7 @@ import pytest
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import ConversionError
 from cspd_jax.metrics import inception
+from cspd_jax.models import inception as network
 from cspd_jax.models.inception import InceptionConfig
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'data' / 'inception.npz'
@@ -60,9 +61,7 @@ def test_features_are_those_of_torch_fidelity(params, evaluator):
     assert np.abs(values - other).max() > 3e-3 * np.abs(expected).max()
 
 
-def test_the_published_network_has_a_mistake_that_counts(params, monkeypatch):
-  """A mean where the published graph takes a maximum gives other features."""
-  from cspd_jax.models import inception as network  # pylint: disable=g-import-not-at-top
+def test_the_last_pool_is_a_maximum(params, monkeypatch):
   block = network._BLOCKS['mixed_7c']
   monkeypatch.setitem(network._BLOCKS, 'mixed_7c', block._replace(pool='mean'))
   image = inception.prepared(IMAGES, inception.EVALUATORS['adm'])
@@ -91,7 +90,7 @@ def test_the_size_is_inferred_and_the_bias_is_left_out():
   tensors = published(InceptionConfig(unit=2, num_classes=5))
   tensors['fc.bias'] = np.zeros(5, np.float32)
   tensors['Conv2d_1a_3x3.bn.num_batches_tracked'] = np.zeros((), np.int64)
-  source = convert.of_tensors('inception', tensors, {})
+  source = convert.of_tensors('inception', tensors, {}, metadata=dict)
   assert source.network.config == InceptionConfig(unit=2, num_classes=5)
   for name, tensor in convert.publish(FAMILY, source.network.config, source.params()).items():
     np.testing.assert_array_equal(tensor, tensors[name])
@@ -100,8 +99,8 @@ def test_the_size_is_inferred_and_the_bias_is_left_out():
 def test_other_networks_are_refused():
   tensors = published(InceptionConfig(unit=2, num_classes=1000))
   with pytest.raises(ConversionError, match='1000 classes, as the Inception of torchvision'):
-    convert.of_tensors('inception', tensors, {})
+    convert.of_tensors('inception', tensors, {}, metadata=dict)
   tensors = published(InceptionConfig(unit=2, num_classes=5))
   del tensors['Mixed_7c.branch_pool.bn.running_var']
   with pytest.raises(ConversionError, match='missing Mixed_7c.branch_pool.bn.running_var'):
-    convert.of_tensors('inception', tensors, {})
+    convert.of_tensors('inception', tensors, {}, metadata=dict)
