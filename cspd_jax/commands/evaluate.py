@@ -68,9 +68,11 @@ def main(config: Config) -> None:
       sets[name] = evaluation.scored(source, network, config.batch_size, show)
   samples, reference = sets['images'], sets['reference']
   scores = evaluation.scores(samples, reference, config.evaluator)
-  evaluation.save(report.path(_FEATURES), samples.features, network)
-  report.write(settings=dataclasses.asdict(config), num_images=samples.num_images,
-              network=network.digest, rows=[dict(score=name, value=value) for name, value in scores.items()])
+  if samples.features is not None:
+    evaluation.save(report.path(_FEATURES), samples.features, network)
+  rows = [dict(score=name, value=value) for name, value in scores.items()]
+  report.write(settings=dataclasses.asdict(config), num_images=samples.num_images, rows=rows,
+               network=network.digest)
   for name, value in scores.items():
     print(f'{name}: {value:.4f}')
   print(f'report.json and {_FEATURES} are in {report.folder}.')

@@ -81,7 +81,8 @@ def network(folder: str | None, evaluator: str) -> Network:
     ValueError: if the folder does not hold one.
   """
   if folder is None:
-    raise ValueError(f'inception is None; it must be the folder of the Inception network: {_WHERE}.')
+    raise ValueError('inception is None; it must be the folder of the converted network: '
+                     f'{_WHERE}.')
   kind, config, *_ = store.describe(folder)
   if kind != _KIND:
     raise ValueError(f'inception is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
@@ -143,8 +144,8 @@ def opened(argument: str, path: str, of: Network) -> Source:
     return Source(None, _stored(argument, path, of), moments, spatial)
   if names and 'arr_0' not in names:
     if moments is None:
-      raise ValueError(f'{argument} is {path!r}, which holds the arrays {", ".join(names)}; it must '
-                       'hold arr_0, or mu and sigma.')
+      raise ValueError(f'{argument} is {path!r}, which holds the arrays {", ".join(names)}; it '
+                       'must hold arr_0, or mu and sigma.')
     return Source(None, None, moments, spatial)
   images = image_sets.opened(argument, path)
   if images.shape[0] < 2:

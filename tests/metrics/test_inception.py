@@ -102,5 +102,5 @@ def test_other_networks_are_refused():
     convert.of_tensors('inception', tensors, {}, metadata=dict)
   tensors = published(InceptionConfig(unit=2, num_classes=5))
   del tensors['Mixed_7c.branch_pool.bn.running_var']
-  with pytest.raises(ConversionError, match='missing Mixed_7c.branch_pool.bn.running_var'):
+  with pytest.raises(ConversionError, match='missing: Mixed_7c.branch_pool.bn.running_var'):
     convert.of_tensors('inception', tensors, {}, metadata=dict)
