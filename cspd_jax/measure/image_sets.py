@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
-from cspd_jax.checkpoints import paths
+from cspd_jax.checkpoints import paths, reading
 
 _SUFFIXES = ('.jpeg', '.jpg', '.png', '.webp')
 _ARRAY = 'arr_0.npy'
+_REMEDY = 'replace or remove it'
 
 
 class ImageSet(NamedTuple):
@@ -110,11 +110,7 @@ def _header(path: pathlib.Path, file) -> tuple[int, ...]:
 
 def _read(path: pathlib.Path, size: tuple[int, ...] | None = None) -> np.ndarray:
   """Reads an image `[H, W, 3]`."""
-  try:
-    with Image.open(path) as image:
-      pixels = np.asarray(image.convert('RGB'))
-  except (OSError, ValueError, Image.DecompressionBombError) as error:
-    raise ValueError(f'{path} is not an image, or is damaged: {error}') from error
+  pixels = np.asarray(reading.photograph(path, _REMEDY).convert('RGB'))
   if size is not None and pixels.shape[:2] != size:
     raise ValueError(f'{path} has {pixels.shape[0]}x{pixels.shape[1]} pixels and the first image '
                      f'{size[0]}x{size[1]}; all must have one size.')
