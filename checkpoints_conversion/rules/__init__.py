@@ -12,6 +12,7 @@ from checkpoints_conversion.rules import (
   kl_vae,
   llamagen,
   mar,
+  movqgan,
   nextstep,
   nextstep_vae,
   t5,
@@ -57,6 +58,7 @@ register(early_fusion.ANOLE)
 register(early_fusion.EMU3)
 register(vqgan.FAMILY)
 register(emu3_vq.FAMILY)
+register(movqgan.FAMILY)
 register(text.LUMINA_MGPT)
 register(text.ANOLE)
 register(text.EMU3)

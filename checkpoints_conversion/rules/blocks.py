@@ -11,6 +11,13 @@ from checkpoints_conversion.rules.base import CONVOLUTION, POINTWISE
 Norm = Callable[[str, str], list[base.Rule]]
 
 
+def spatial_norm(source: str, destination: str) -> list[base.Rule]:
+  """Returns the rules of a norm that the tokens' vectors scale and shift."""
+  return (base.norm(f'{source}.norm_layer', f'{destination}/norm') +
+          base.layer(f'{source}.conv_y', f'{destination}/scale', POINTWISE) +
+          base.layer(f'{source}.conv_b', f'{destination}/shift', POINTWISE))
+
+
 def residual(source: str, destination: str, norm: Norm = base.norm) -> list[base.Rule]:
   """Returns the rules of a residual block of two convolutions, with or without a shortcut."""
   rules = []
@@ -58,11 +65,16 @@ def _part(source: str, destination: str, levels: list[tuple[str, str]], resample
   return table + base.layer(f'{source}.conv_out', f'{destination}/conv_out', CONVOLUTION)
 
 
-def taming(num_levels: int) -> list[base.Rule]:
-  """Returns the rules of an autoencoder with the names of taming-transformers."""
+def taming(num_levels: int, norm: Norm = base.norm) -> list[base.Rule]:
+  """Returns the rules of an autoencoder with the names of taming-transformers.
+
+  Args:
+    num_levels: number of resolutions.
+    norm: the rules of the decoder's norms.
+  """
   return (base.layer('quant_conv', 'quant_conv', POINTWISE) +
           base.layer('post_quant_conv', 'post_quant_conv', POINTWISE) +
-          encoder(num_levels) + decoder(num_levels))
+          encoder(num_levels) + decoder(num_levels, norm=norm))
 
 
 def taming_sizes(title: str, shapes: family.Shapes) -> dict[str, Any]:

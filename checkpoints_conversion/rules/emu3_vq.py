@@ -50,7 +50,7 @@ def rules(config: Emu3VQConfig) -> list[Rule]:
     table += base.layer(f'{part}.time_conv.{{i}}.conv.conv', f'{part}/time_{{i}}', _OVER_TIME)
     table += _time_block(f'{part}.time_res_stack.{{i}}', f'{part}/block_{{i}}')
   table += blocks.encoder(len(config.ch_mult), 'encoder/network')
-  table += blocks.decoder(len(config.ch_mult), 'decoder/network', norm=_spatial_norm)
+  table += blocks.decoder(len(config.ch_mult), 'decoder/network', norm=blocks.spatial_norm)
   return table
 
 
@@ -64,13 +64,6 @@ def _time_block(source: str, destination: str) -> list[Rule]:
     table += base.layer(
         f'{source}.conv{number}.conv', f'{destination}/conv_{number}', _OVER_TIME)
   return table
-
-
-def _spatial_norm(source: str, destination: str) -> list[Rule]:
-  """Returns the rules of a norm that the tokens' vectors scale and shift."""
-  return (base.norm(f'{source}.norm_layer', f'{destination}/norm') +
-          base.layer(f'{source}.conv_y', f'{destination}/scale', POINTWISE) +
-          base.layer(f'{source}.conv_b', f'{destination}/shift', POINTWISE))
 
 
 def _variant(shapes: family.Shapes) -> Mapping[str, Any]:

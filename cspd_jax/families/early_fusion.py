@@ -85,13 +85,15 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
     return None
   if loaded.kind == 'emu3_vq':
     return _pixels(config, loaded, emu3_vq, np.arange(config.num_codes))
+  features = lambda params, images: frechet.features(params, loaded.config, images)
+  if loaded.config.spatial_norm:
+    return _pixels(config, loaded, vq, np.arange(config.num_codes))._replace(features=features)
   if text is None:
     raise ValueError(
         f'model {parts.name!r} has an image tokenizer but no text part, whose file maps image '
         'tokens to codes; convert it into the same folder with cspd-convert '
         '--family=lumina_mgpt_text (or anole_text), pass text=FOLDER, or load with tokenizer=None.')
   code = templates.code_map(text, config.first_code, config.num_codes)
-  features = lambda params, images: frechet.features(params, loaded.config, images)
   return _pixels(config, loaded, vq, code)._replace(features=features)
 
 

@@ -11,7 +11,6 @@ function of `(params, config)`; kernels over time are `[time, 3, 3, in, out]`.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import flax.linen as nn
@@ -114,18 +113,6 @@ class TimeBlock(nn.Module):
     return x + h
 
 
-class SpatialNorm(nn.Module):
-  """A group norm whose scale and shift depend on the vectors of the tokens `[B, h, w, Z]`."""
-
-  @nn.compact
-  def __call__(self, x, vectors):
-    repeats = x.shape[1] // vectors.shape[1]
-    vectors = jnp.repeat(jnp.repeat(vectors, repeats, axis=1), repeats, axis=2)
-    width = x.shape[-1]
-    scale, shift = (nn.Dense(width, name=name)(vectors) for name in ('scale', 'shift'))
-    return vq.norm(width, 'norm')(x) * scale + shift
-
-
 class Encoder(nn.Module):
   """Maps images `[B, H, W, C]` to unquantized vectors `[B, H / f, W / f, z_channels]`."""
 
@@ -160,12 +147,7 @@ class Decoder(nn.Module):
     for i in range(2):
       both = nn.swish(TimeConv(c.z_channels, 3, name=f'time_{i}')(both))
     x, vectors = jnp.split(both, 2)
-    norm = lambda channels, name: functools.partial(_spatial_norm, name=name, vectors=vectors)
-    return vq.Decoder(c.network, norm, name='network')(x)
-
-
-def _spatial_norm(x, *, name, vectors):
-  return SpatialNorm(name=name)(x, vectors)
+    return vq.Decoder(c.network, vq.spatial_norms(vectors), name='network')(x)
 
 
 class Tokenizer(nn.Module):

@@ -1,9 +1,10 @@
-"""Vector-quantised image tokenizers: LlamaGen's and Chameleon's, any size.
+"""Vector-quantised image tokenizers: LlamaGen's, Chameleon's and MoVQGAN's, any size.
 
 A convolutional encoder maps an image to a grid of small vectors; each is replaced by the nearest
 of `codebook_size` vectors, whose index is the token; a mirrored decoder maps the tokens back to
 an image. With the default configuration this is LlamaGen's VQ-16 (one token per 16x16 pixels),
-whose vectors have length one; `CHAMELEON` is the tokenizer of Chameleon, Lumina-mGPT and Anole.
+whose vectors have length one; `CHAMELEON` is the tokenizer of Chameleon, Lumina-mGPT and Anole,
+`MOVQGAN` that of Lumina-mGPT 2.0.
 Everything is NHWC and a pure function of `(params, config)`.
 
   config = VQConfig()
@@ -21,11 +22,11 @@ resolution) in the decoder; 1x1 convolutions are dense layers with `[in, out]` k
   quant_conv, post_quant_conv, codebook / embedding `[codebook_size, codebook_dim]`
 
 with `res` = {norm_1, conv_1, norm_2, conv_2, shortcut (only where the width changes)} and
-`attn` = {norm, query, key, value, out}.
+`attn` = {norm, query, key, value, out}; a norm of `SpatialNorm` is {norm, scale, shift}.
 
 References: Sun et al., Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation,
 2024 (arXiv:2406.06525), section 3.1; Esser et al., Taming Transformers for High-Resolution Image
-Synthesis, 2021 (arXiv:2012.09841).
+Synthesis, 2021 (arXiv:2012.09841); Zheng et al., MoVQ, 2022 (arXiv:2209.09002), section 3.2.
 """
 
 import dataclasses
@@ -56,6 +57,7 @@ class VQConfig:
     codebook_dim: length of a codebook vector.
     level_attention: whether the level of the lowest resolution has attention, besides the middle.
     normalized: whether vectors of the encoder and the codebook are scaled to norm one.
+    spatial_norm: whether the vectors of the tokens scale and shift the decoder's norms.
   """
 
   in_channels: int = 3
@@ -67,6 +69,7 @@ class VQConfig:
   codebook_dim: int = 8
   level_attention: bool = True
   normalized: bool = True
+  spatial_norm: bool = False
 
   def __post_init__(self):
     fields.check(self, num_res_blocks=(1, 64), ch_mult=(1, 1024))
@@ -94,6 +97,9 @@ def _num_groups(channels: int) -> int:
 
 CHAMELEON = VQConfig(
     codebook_size=8192, codebook_dim=256, level_attention=False, normalized=False)
+MOVQGAN = VQConfig(
+    ch=256, ch_mult=(1, 2, 2, 4), z_channels=4, codebook_dim=4, normalized=False,
+    spatial_norm=True)
 
 
 def norm(channels: int, name: str) -> nn.GroupNorm:
@@ -146,6 +152,23 @@ _conv_for_cpu.defvjp(_conv_for_cpu_forward, _conv_for_cpu_backward)
 
 # Maps `(channels, name)` to a module or function that normalises `[B, H, W, channels]`.
 Norm = Callable[[int, str], Callable[[jax.Array], jax.Array]]
+
+
+class SpatialNorm(nn.Module):
+  """A group norm whose scale and shift depend on the vectors of the tokens `[B, h, w, Z]`."""
+
+  @nn.compact
+  def __call__(self, x, vectors):
+    repeats = x.shape[1] // vectors.shape[1]
+    vectors = jnp.repeat(jnp.repeat(vectors, repeats, axis=1), repeats, axis=2)
+    width = x.shape[-1]
+    scale, shift = (nn.Dense(width, name=name)(vectors) for name in ('scale', 'shift'))
+    return norm(width, 'norm')(x) * scale + shift
+
+
+def spatial_norms(vectors: jax.Array) -> Norm:
+  """Returns the norms that depend on the vectors `[B, h, w, Z]` of the tokens."""
+  return lambda channels, name: lambda x: SpatialNorm(name=name)(x, vectors)
 
 
 class ResidualBlock(nn.Module):
@@ -260,7 +283,6 @@ class Tokenizer(nn.Module):
   def setup(self):
     c = self.config
     self.encoder = Encoder(c)
-    self.decoder = Decoder(c)
     self.quant_conv = nn.Dense(c.codebook_dim)
     self.post_quant_conv = nn.Dense(c.z_channels)
     self.codebook = nn.Embed(c.codebook_size, c.codebook_dim)
@@ -269,9 +291,11 @@ class Tokenizer(nn.Module):
     """Encodes images into unquantized vectors."""
     return self.quant_conv(self.encoder(images))
 
+  @nn.compact
   def images(self, vectors):
     """Decodes codebook vectors."""
-    return self.decoder(self.post_quant_conv(vectors))
+    norms = spatial_norms(vectors) if self.config.spatial_norm else norm
+    return Decoder(self.config, norms, name='decoder')(self.post_quant_conv(vectors))
 
   def __call__(self, images):
     self.codebook(jnp.zeros((1,), jnp.int32))  # Creates the parameter.

@@ -217,14 +217,17 @@ def test_emu3_writes_as_its_official_program():
 
 
 @pytest.mark.slow
-def test_pictures_of_emu3(tmp_path):
+@pytest.mark.parametrize('kind,network,sizes', [
+    ('emu3_vq', emu3_vq, emu3_vq.Emu3VQConfig(ch=32, ch_mult=(1, 2), num_res_blocks=1)),
+    ('vq', vq, dataclasses.replace(
+        vq.MOVQGAN, ch=32, ch_mult=(1, 2), num_res_blocks=1, codebook_size=32768))])
+def test_pictures_of_emu3(kind, network, sizes, tmp_path):
   config = dataclasses.replace(
       early_fusion.PRESETS['emu3_gen_8b'], height=2, width=3, dim=16, num_layers=1, num_heads=2,
       num_kv_heads=1, ffn_dim=16)
-  sizes = emu3_vq.Emu3VQConfig(ch=32, ch_mult=(1, 2), num_res_blocks=1)
   text = bpe.TextConfig('emu3', len(emu3_text()))
   store.save(tmp_path / 'target', 'early_fusion', config, published.params('emu3', config, 4))
-  store.save(tmp_path / 'tokenizer', 'emu3_vq', sizes, emu3_vq.init(sizes, jax.random.key(0)))
+  store.save(tmp_path / 'tokenizer', kind, sizes, network.init(sizes, jax.random.key(0)))
   store.save(tmp_path / 'text', 'text', text, {'file': np.frombuffer(emu3_text(), np.uint8)})
   cspd_jax.families.save(
       tmp_path, 'early_fusion', {name: name for name in ('target', 'tokenizer', 'text')})
@@ -233,7 +236,7 @@ def test_pictures_of_emu3(tmp_path):
   assert made.images.shape == (1, 4, 6, 3) and made.prompts == ['a cat']
   np.testing.assert_array_equal(made.decoded.tokens[0, -3:], 32768 + np.array([1, 2, 3]))
   codes = np.asarray(early_fusion.codes(config, made.decoded.tokens)).reshape(1, 2, 3)
-  want = emu3_vq.decode(model.tokenizer.params, sizes, codes)
+  want = network.decode(model.tokenizer.params, sizes, codes)
   np.testing.assert_allclose(made.images / 127.5 - 1, want, atol=0.005)
 
 
