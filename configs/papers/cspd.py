@@ -3,7 +3,7 @@
   python -m experiments.papers.cspd
 
 Result: in runs/papers/cspd, the rows of all tables (tables.csv, report.json) and the figures. All
-of it takes about an hour on two CPU cores; `--suite` and `--decoder` select parts.
+of it takes most of an hour on two CPU cores; `--suite` and `--decoder` select parts.
 """
 
 import dataclasses
@@ -25,6 +25,8 @@ class Config:
     sampling: sampling options.
     guidance: 'linear', growing to the guidance scale as the image fills up, or 'constant'.
     lengths: draft lengths, gamma.
+    most_contexts: the longest draft length of cspd_paper and exact_path, which run the target once
+      per draft: at a length of 32, an image takes 20 times the passes of the target alone.
     prefix_share: share of tokens that the target alone generates in Tables 1 and 3 and the figures.
     prefix_shares: these shares in Table 4 and Figure 11.
     batch_sizes: batch sizes of the speeds in Table 1; the paper has 1, 8, 128 and 256.
@@ -46,6 +48,7 @@ class Config:
   sampling: groups.Sampling = groups.Sampling()
   guidance: str = 'linear'
   lengths: tuple[int, ...] = (4, 8, 16, 32)
+  most_contexts: int = 4
   prefix_share: float = 0.05
   prefix_shares: tuple[float, ...] = (0.0, 0.05, 0.15)
   batch_sizes: tuple[int, ...] = (1, 8)

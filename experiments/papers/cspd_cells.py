@@ -144,7 +144,15 @@ class Lab:
 
   def cells(self, mode: str, **changes: Any) -> list[Cell]:
     """Returns one cell per draft length."""
-    return [self.cell(mode, length, **changes) for length in self.config.lengths]
+    return [self.cell(mode, length, **changes) for length in self.lengths(mode)]
+
+  def lengths(self, mode: str) -> tuple[int, ...]:
+    """Returns the draft lengths of a decoder: at least the shortest."""
+    c = self.config
+    if mode in BLOCK_MODES:
+      return c.lengths
+    short = tuple(length for length in c.lengths if length <= c.most_contexts)
+    return short or (min(c.lengths),)
 
   def images(self, cell: Cell) -> Sample:
     """Returns the images of a cell."""

@@ -17,7 +17,10 @@ _SHOWN = 4
 def draw(lab: Lab, report: Report) -> list[dict[str, Any]]:
   """Draws Figures 8, 11, 13, 14, 15 and 16; returns the rows of their points."""
   c, result = lab.config, []
-  middle = c.lengths[(len(c.lengths) - 1) // 2]
+
+  def middle(mode: str) -> int:
+    lengths = lab.lengths(mode)
+    return lengths[(len(lengths) - 1) // 2]
 
   def acceptance(cells: list[Cell]) -> list[float]:
     rows = [lab.row(cell) for cell in cells]
@@ -34,35 +37,36 @@ def draw(lab: Lab, report: Report) -> list[dict[str, Any]]:
       print(f'figure {number}: {title}', flush=True)
 
   figure(8, 'draft length', 'Acceptance over the draft length', lambda mode: _curves({
-      'all images': (c.lengths, acceptance(lab.cells(mode)))}))
+      'all images': (lab.lengths(mode), acceptance(lab.cells(mode)))}))
   figure(11, 'token, in the order of generation',
-         f'Acceptance over the image, draft length {middle}', lambda mode: _curves({
+         'Acceptance over the image', lambda mode: _curves({
              f'prefix share {share:.0%}': _smooth(acceptance_by_step(
-                 lab.images(lab.cell(mode, middle, prefix_share=share)).decoded))
+                 lab.images(lab.cell(mode, middle(mode), prefix_share=share)).decoded))
              for share in c.prefix_shares}))
   figure(13, 'guidance scale', 'Acceptance over the guidance scale', lambda mode: _curves({
       f'draft length {length}': (c.scales, acceptance(
           [lab.cell(mode, length, guidance_scale=scale) for scale in c.scales]))
-      for length in c.lengths}))
+      for length in lab.lengths(mode)}))
   guidance_scale = float(lab.bench.sampling.guidance_scale)
-  figure(14, 'temperature', f'Acceptance over the temperature, draft length {middle}',
+  figure(14, 'temperature', 'Acceptance over the temperature',
          lambda mode: _curves({
              name: (c.temperatures, acceptance(
-                 [lab.cell(mode, middle, temperature=value, guidance_scale=scale)
+                 [lab.cell(mode, middle(mode), temperature=value, guidance_scale=scale)
                   for value in c.temperatures]))
              for name, scale in (('guided', guidance_scale), ('without guidance', 1.0))}))
   figure(15, 'draft length', 'Draws from the target until one replaces a draft',
-         lambda mode: _curves({'mean': (c.lengths, [
+         lambda mode: _curves({'mean': (lab.lengths(mode), [
              draws_per_replaced_token(lab.images(cell).decoded) or np.nan
              for cell in lab.cells(mode)])}) if mode != 'cspd_relaxed' else {},
          'draws per replaced token')
-  _replaced(lab, report, middle)
+  _replaced(lab, report, {mode: middle(mode) for mode in c.decoder})
   return result
 
 
-def _replaced(lab: Lab, report: Report, length: int) -> None:
+def _replaced(lab: Lab, report: Report, lengths: Mapping[str, int]) -> None:
   """Draws Figure 16: which drafts are accepted."""
-  decoded = {mode: lab.images(lab.cell(mode, length)).decoded for mode in lab.config.decoder}
+  decoded = {mode: lab.images(lab.cell(mode, length)).decoded
+             for mode, length in lengths.items()}
   grid = lambda leaf: leaf[:_SHOWN].reshape(-1, *lab.model.grid)
   replaced.save_replaced_map(
       report.path('figure_16.png'),
@@ -71,7 +75,8 @@ def _replaced(lab: Lab, report: Report, length: int) -> None:
       {mode: grid(images.tests.tested) for mode, images in decoded.items()},
       {mode: grid(images.tests.accepted) for mode, images in decoded.items()},
       captions=lab.model.conditions.titles(lab.bench.prompts[:_SHOWN]),
-      title=f'Accepted drafts, draft length {length}')
+      title='Accepted drafts, draft length ' + ', '.join(
+          f'{length} with {mode}' for mode, length in lengths.items()))
   print('figure 16: accepted drafts', flush=True)
 
 
