@@ -1,0 +1,246 @@
+"""Generated images in the folders that published evaluators read.
+
+  adm     samples.npz, one array `arr_0` (FID and more, of ADM's evaluator and torch-fidelity)
+  geneval NUMBER/metadata.jsonl and NUMBER/samples/NUMBER.png (GenEval, arXiv:2310.11513)
+  dpg     NAME.png, the four images of a prompt as 2 x 2 (DPG-Bench of ELLA, arXiv:2403.05135)
+  coco    images and captions.json (folders for pytorch-fid, clean-fid and CLIP scores)
+"""
+
+import collections
+import functools
+import io
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from cspd_jax.checkpoints import files, paths, reading
+
+_REMEDY = 'generate the images again'
+_GRID = 4
+# PyTorch's cubic kernel.
+_CUBIC = -0.75
+
+
+class Generated(NamedTuple):
+  """An image of `cspd-generate`.
+
+  Attributes:
+    path: its file.
+    prompt: its prompt.
+  """
+
+  path: pathlib.Path
+  prompt: str
+
+
+class Group(NamedTuple):
+  """The images of a prompt of an evaluator.
+
+  Attributes:
+    name: the name that the evaluator has for it.
+    content: what the evaluator reads with it.
+    images: its images.
+  """
+
+  name: str
+  content: str
+  images: list[Generated]
+
+
+def generated(folder: str) -> list[Generated]:
+  """Returns the images of a folder of `cspd-generate`, in the order of their numbers.
+
+  Raises:
+    ValueError: if the folder holds no finished report of images.
+  """
+  place = paths.find('images', folder)
+  report = reading.json(place / 'report.json', 'generate images with cspd-generate first', 'images')
+  rows = report.get('rows')
+  if not isinstance(rows, list) or not rows or not all(
+      isinstance(row, dict) and {'file', 'prompt', 'number'} <= row.keys() for row in rows):
+    raise ValueError(f'images is {folder!r}, whose report.json is not one of cspd-generate.')
+  return [Generated(paths.inside(place, str(row['file'])), str(row['prompt'])) for row in rows]
+
+
+def groups(images: Sequence[Generated], lines: Sequence[tuple[str, str, str]]) -> list[Group]:
+  """Divides images among the prompts of an evaluator.
+
+  Args:
+    images: the images.
+    lines: name, content and text of every prompt. Images of a text that several have are divided
+      among them in order.
+
+  Raises:
+    ValueError: unless every prompt has as many images as the others, and every image a prompt.
+  """
+  by_text: dict[str, list[Generated]] = collections.defaultdict(list)
+  for image in images:
+    by_text[image.prompt].append(image)
+  counts = collections.Counter(text for *_, text in lines)
+  if unused := by_text.keys() - counts.keys():
+    raise ValueError(f'{len(unused)} prompts of the images are not among those of the evaluator, '
+                     f'such as {min(unused)!r:.80}.')
+  each = len(images) // len(lines)
+  wrong = [text for text in counts if len(by_text[text]) != each * counts[text]]
+  if wrong or not each:
+    text = wrong[0] if wrong else next(iter(counts))
+    raise ValueError(
+        f'{len(wrong)} of {len(lines)} prompts do not have {max(each, 1)} images each, such as '
+        f'{text!r:.80} with {len(by_text[text])}; generate as many images for every prompt, with '
+        f'--num_images={max(each, 1) * len(lines)} and these prompts.')
+  result = []
+  for name, content, text in lines:
+    result.append(Group(name, content, by_text[text][:each]))
+    del by_text[text][:each]
+  return result
+
+
+def geneval_lines(path: str) -> list[tuple[str, str, str]]:
+  """Reads GenEval's evaluation_metadata.jsonl; see `groups`.
+
+  Raises:
+    ValueError: if it cannot be read, or a line has no prompt.
+  """
+  lines = []
+  for number, line in enumerate(reading.text(path, 'give evaluation_metadata.jsonl of GenEval',
+                                             'prompts').splitlines()):
+    try:
+      text = json.loads(line)['prompt']
+    except (ValueError, TypeError, KeyError) as error:
+      raise ValueError(f'prompts is {path!r}, whose line {number + 1} is no JSON with a prompt; '
+                       'give evaluation_metadata.jsonl of GenEval.') from error
+    lines.append((f'{number:05}', line + '\n', str(text)))
+  if not lines:
+    raise ValueError(f'prompts is {path!r}, which is empty.')
+  return lines
+
+
+def dpg_lines(path: str) -> list[tuple[str, str, str]]:
+  """Reads DPG-Bench's folder of prompts, NAME.txt each; see `groups`.
+
+  Raises:
+    ValueError: if the folder holds no prompts.
+  """
+  place = paths.find('prompts', path)
+  found = sorted(place.glob('*.txt')) if place.is_dir() else []
+  if not found:
+    raise ValueError(f'prompts is {path!r}; it must be the folder dpg_bench/prompts of ELLA, with '
+                     'a file NAME.txt for every prompt.')
+  text = lambda file: reading.text(file, 'give the folder dpg_bench/prompts of ELLA').strip()
+  return [(file.stem, '', text(file)) for file in found]
+
+
+def check_grids(divided: Sequence[Group]) -> None:
+  """Raises ValueError unless every prompt has the four images of a DPG grid."""
+  if (count := len(divided[0].images)) != _GRID:
+    raise ValueError(f'every prompt has {count} images; a grid of DPG-Bench has {_GRID}. Generate '
+                     f'{_GRID * len(divided)}.')
+
+
+Reader = Callable[[Generated], np.ndarray]
+
+
+def reader(size: int | None) -> Reader:
+  """Returns a function that reads an image, resized to `size` pixels unless it is None."""
+  def read(image: Generated) -> np.ndarray:
+    pixels = np.asarray(reading.photograph(image.path, _REMEDY))
+    return pixels if size is None else resized(pixels, size)
+  return read
+
+
+def resized(pixels: np.ndarray, size: int) -> np.ndarray:
+  """Resizes an image `[H, W, 3]` uint8 as PyTorch's bicubic `interpolate`, without smoothing.
+
+  LlamaGen resizes its 384 pixels so before the FID of 256, from pixels that are not rounded yet.
+  """
+  rows, columns = (_cubic(count, size) for count in pixels.shape[:2])
+  values = np.einsum('rh,hwk,sw->rsk', rows, pixels.astype(np.float64), columns)
+  return np.clip(np.round(values), 0, 255).astype(np.uint8)
+
+
+@functools.cache
+def _cubic(count: int, size: int) -> np.ndarray:
+  """Cubic interpolation from `count` pixels as a matrix `[size, count]`."""
+  places = (np.arange(size) + .5) * count / size - .5
+  low = np.floor(places).astype(int)
+  matrix = np.zeros((size, count))
+  for offset in range(-1, 3):
+    x = np.abs(places - low - offset)
+    near = (_CUBIC + 2) * x**3 - (_CUBIC + 3) * x**2 + 1
+    far = _CUBIC * (x**3 - 5 * x**2 + 8 * x - 4)
+    np.add.at(matrix, (np.arange(size), np.clip(low + offset, 0, count - 1)),
+              np.where(x <= 1, near, far))
+  return matrix
+
+
+def write_adm(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -> None:
+  """Writes samples.npz."""
+  first = read(images[0])
+  array = np.lib.format.open_memmap(
+      folder / 'arr_0.npy', mode='w+', dtype=np.uint8, shape=(len(images), *first.shape))
+  for number, image in enumerate(images):
+    pixels = read(image)
+    if pixels.shape != first.shape:
+      raise ValueError(f'{image.path} has {pixels.shape[0]}x{pixels.shape[1]} pixels, the first '
+                       f'image {first.shape[0]}x{first.shape[1]}; all must have one size.')
+    array[number] = pixels
+  array.flush()
+  files.write_arrays(folder / 'samples.npz', dict(arr_0=array))
+  (folder / 'arr_0.npy').unlink()
+
+
+def write_geneval(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> None:
+  """Writes a folder for every prompt."""
+  for group in divided:
+    samples = folder / group.name / 'samples'
+    samples.mkdir(parents=True)
+    (folder / group.name / 'metadata.jsonl').write_text(group.content)
+    for number, image in enumerate(group.images):
+      _write_png(samples / f'{number:04}.png', read(image))
+
+
+def write_dpg(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> None:
+  """Writes a picture of 2 x 2 images for every prompt."""
+  for group in divided:
+    a, b, c, d = map(read, group.images)
+    _write_png(folder / f'{group.name}.png',
+               np.concatenate([np.concatenate([a, b], 1), np.concatenate([c, d], 1)]))
+
+
+def write_coco(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -> None:
+  """Writes the images and captions.json, a list of file names and captions."""
+  (folder / 'images').mkdir()
+  captions: list[Mapping[str, str]] = []
+  for number, image in enumerate(images):
+    name = f'{number:06}.png'
+    _write_png(folder / 'images' / name, read(image))
+    captions.append(dict(file_name=name, caption=image.prompt))
+  (folder / 'captions.json').write_text(json.dumps(captions, indent=1) + '\n')
+
+
+def _write_png(path: pathlib.Path, pixels: np.ndarray) -> None:
+  content = io.BytesIO()
+  Image.fromarray(pixels).save(content, 'png')
+  files.write(path, content.getvalue())
+
+
+def replaced(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
+  """Writes a new folder as a whole: an interrupted call leaves nothing at its place.
+
+  Raises:
+    ValueError: if the folder exists and is not empty.
+  """
+  if folder.exists() and any(folder.iterdir()):
+    raise ValueError(f'output is {str(folder)!r}, which is not empty; choose another folder.')
+  unfinished = folder.with_name(f'{folder.name}.unfinished')
+  shutil.rmtree(unfinished, ignore_errors=True)
+  unfinished.mkdir(parents=True)
+  write(unfinished)
+  if folder.exists():
+    folder.rmdir()
+  unfinished.rename(folder)

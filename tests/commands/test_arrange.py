@@ -1,0 +1,142 @@
+"""`cspd-arrange`: the folders of evaluators, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cspd_jax.commands import arrange
+from cspd_jax.measure import layouts
+from tests.experiments import calls
+
+SIDE = 12
+PROMPTS = ['a cat', 'two dogs', 'a cat']  # An evaluator may have a text twice.
+
+
+def _pixels(number):
+  return np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+
+
+@pytest.fixture(name='place')
+def _place(tmp_path):
+  """Images of four prompts each, and the files of the evaluators."""
+  folder, rows = tmp_path / 'images', []
+  folder.mkdir()
+  for number in range(4 * len(PROMPTS)):
+    name = f'{number:04}.png'
+    Image.fromarray(_pixels(number)).save(folder / name)
+    rows.append(dict(file=name, prompt=PROMPTS[number % 3], seed=0, number=number, rounds=1))
+  (folder / 'report.json').write_text(json.dumps(dict(rows=rows)))
+  (tmp_path / 'lines.jsonl').write_text(''.join(
+      json.dumps(dict(tag=str(i), prompt=prompt)) + '\n' for i, prompt in enumerate(PROMPTS)))
+  (tmp_path / 'prompts').mkdir()
+  for name, prompt in (('first', 'a cat'), ('second', 'two dogs')):
+    (tmp_path / 'prompts' / f'{name}.txt').write_text(prompt + '\n')
+  return tmp_path
+
+
+@pytest.fixture(name='run')
+def _run(place, capsys):
+  def run(*words):
+    words = [word.format(place=place) for word in words]
+    return calls.call(arrange.main, capsys, place / 'out', f'--images={place}/images', *words)
+  return run
+
+
+def _read(path):
+  return np.asarray(Image.open(path))
+
+
+def test_adm(run):
+  found = run()
+  assert found.code == 0, found.err
+  assert [file.name for file in found.folder.iterdir()] == ['samples.npz']
+  array = np.load(found.folder / 'samples.npz')['arr_0']
+  np.testing.assert_array_equal(array, [_pixels(number) for number in range(12)])
+
+
+def test_geneval(run):
+  found = run('--layout=geneval', '--prompts={place}/lines.jsonl')
+  assert found.code == 0, found.err
+  assert sorted(file.name for file in found.folder.iterdir()) == ['00000', '00001', '00002']
+  numbers = {'00000': [0, 2, 3, 5], '00001': [1, 4, 7, 10], '00002': [6, 8, 9, 11]}
+  for index, (name, own) in enumerate(numbers.items()):
+    metadata = json.loads((found.folder / name / 'metadata.jsonl').read_text())
+    assert metadata == dict(tag=str(index), prompt=PROMPTS[index])
+    for place, number in enumerate(own):
+      np.testing.assert_array_equal(
+          _read(found.folder / name / 'samples' / f'{place:04}.png'), _pixels(number))
+
+
+def test_dpg(run, place):
+  for name in range(4):  # Two images too many, one more prompt.
+    (place / 'prompts' / 'third.txt').write_text('a cat')
+  found = run('--layout=dpg', '--prompts={place}/prompts')
+  assert found.code == 0, found.err
+  grid = _read(found.folder / 'second.png')
+  for index, number in enumerate([1, 4, 7, 10]):
+    y, x = SIDE * (index // 2), SIDE * (index % 2)
+    np.testing.assert_array_equal(grid[y:y + SIDE, x:x + SIDE], _pixels(number))
+  assert {file.name for file in found.folder.iterdir()} == {'first.png', 'second.png', 'third.png'}
+
+
+def test_coco_resized(run):
+  found = run('--layout=coco', '--resize=8')
+  assert found.code == 0, found.err
+  captions = json.loads((found.folder / 'captions.json').read_text())
+  assert [row['caption'] for row in captions] == [PROMPTS[number % 3] for number in range(12)]
+  image = _read(found.folder / 'images' / captions[3]['file_name'])
+  np.testing.assert_array_equal(image, layouts.resized(_pixels(3), 8))
+
+
+@pytest.mark.parametrize('size', [7, 12, 31])
+def test_resized_as_pytorch_does(size):
+  torch = pytest.importorskip('torch')
+  pixels = torch.tensor(_pixels(0)).permute(2, 0, 1)[None].to(torch.float64)
+  expected = torch.nn.functional.interpolate(pixels, size=(size, size), mode='bicubic')
+  expected = expected[0].permute(1, 2, 0).round().clamp(0, 255).numpy()
+  np.testing.assert_array_equal(layouts.resized(_pixels(0), size), expected)
+
+
+_BAD = {
+    'unknown layout': (['--layout=hpd'], ['hpd', 'geneval']),
+    'no prompts': (['--layout=geneval'], ['prompts is None', 'evaluation_metadata.jsonl']),
+    'prompts of none': (['--prompts={place}/prompts'], ['leave prompts out']),
+    'no folder of prompts': (
+        ['--layout=dpg', '--prompts={place}/lines.jsonl'], ['folder dpg_bench/prompts']),
+    'no JSON': (['--layout=geneval', '--prompts={place}/prompts/first.txt'], ['line 1']),
+    'too few prompts': (
+        ['--layout=dpg', '--prompts={place}/prompts'], ['2 of 2 prompts', '6 images each']),
+    'no images': (['--images={place}/prompts'], ['report.json', 'cspd-generate']),
+    'no report of images': (['--images={place}/other'], ['not one of cspd-generate']),
+    'files elsewhere': (['--images={place}/evil'], ['secret.png']),
+    'size of 0': (['--resize=0'], ['resize is 0'])}
+
+
+@pytest.mark.parametrize('name', _BAD)
+def test_bad_input(run, place, name):
+  for folder, rows in (('other', []), ('evil', [dict(
+      file='../secret.png', prompt='a cat', number=0)])):
+    (place / folder).mkdir()
+    (place / folder / 'report.json').write_text(json.dumps(dict(rows=rows)))
+  words, message = _BAD[name]
+  calls.check_refused(run(*words), message)
+
+
+def test_a_folder_in_use_is_refused_and_kept(run, place):
+  (place / 'out').mkdir()
+  (place / 'out' / 'mine').write_text('x')
+  found = run()
+  assert found.code == 2 and 'is not empty' in found.err
+  assert [file.name for file in (place / 'out').iterdir()] == ['mine']
+
+
+def test_an_interrupted_call_leaves_nothing(run, place, monkeypatch):
+  def fail(*unused, **also_unused):
+    raise ValueError('interrupted')
+  with monkeypatch.context() as patch:
+    patch.setattr(layouts, '_write_png', fail)
+    assert run('--layout=coco').code == 2 and not (place / 'out').exists()
+  assert run('--layout=coco').code == 0
+  assert not (place / 'out.unfinished').exists()
