@@ -64,7 +64,8 @@ def generated(folder: str) -> list[Generated]:
   if not isinstance(rows, list) or not rows or not all(
       isinstance(row, dict) and {'file', 'prompt', 'number'} <= row.keys() for row in rows):
     raise ValueError(f'images is {folder!r}, whose report.json is not one of cspd-generate.')
-  return [Generated(paths.inside(place, str(row['file'])), str(row['prompt'])) for row in rows]
+  source = place / 'report.json'
+  return [Generated(paths.inside(place, row['file'], source), str(row['prompt'])) for row in rows]
 
 
 def groups(images: Sequence[Generated], lines: Sequence[tuple[str, str, str]]) -> list[Group]:
@@ -127,12 +128,12 @@ def dpg_lines(path: str) -> list[tuple[str, str, str]]:
     ValueError: if the folder holds no prompts.
   """
   place = paths.find('prompts', path)
-  found = sorted(place.glob('*.txt')) if place.is_dir() else []
-  if not found:
+  texts = sorted(place.glob('*.txt')) if place.is_dir() else []
+  if not texts:
     raise ValueError(f'prompts is {path!r}; it must be the folder dpg_bench/prompts of ELLA, with '
                      'a file NAME.txt for every prompt.')
   text = lambda file: reading.text(file, 'give the folder dpg_bench/prompts of ELLA').strip()
-  return [(file.stem, '', text(file)) for file in found]
+  return [(file.stem, '', text(file)) for file in texts]
 
 
 def check_grids(divided: Sequence[Group]) -> None:
@@ -237,7 +238,7 @@ def replaced(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> Non
   """
   if folder.exists() and any(folder.iterdir()):
     raise ValueError(f'output is {str(folder)!r}, which is not empty; choose another folder.')
-  unfinished = folder.with_name(f'{folder.name}.unfinished')
+  unfinished = folder.with_name(f'.{folder.name}.unfinished')
   shutil.rmtree(unfinished, ignore_errors=True)
   unfinished.mkdir(parents=True)
   write(unfinished)

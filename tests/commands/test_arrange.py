@@ -70,8 +70,7 @@ def test_geneval(run):
 
 
 def test_dpg(run, place):
-  for name in range(4):  # Two images too many, one more prompt.
-    (place / 'prompts' / 'third.txt').write_text('a cat')
+  (place / 'prompts' / 'third.txt').write_text('a cat')  # Four images of each.
   found = run('--layout=dpg', '--prompts={place}/prompts')
   assert found.code == 0, found.err
   grid = _read(found.folder / 'second.png')
@@ -139,4 +138,4 @@ def test_an_interrupted_call_leaves_nothing(run, place, monkeypatch):
     patch.setattr(layouts, '_write_png', fail)
     assert run('--layout=coco').code == 2 and not (place / 'out').exists()
   assert run('--layout=coco').code == 0
-  assert not (place / 'out.unfinished').exists()
+  assert not (place / '.out.unfinished').exists()
