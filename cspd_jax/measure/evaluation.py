@@ -217,12 +217,13 @@ def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, floa
   kind, count = inception.EVALUATORS[evaluator], samples.num_images
   label = lambda name: f'{name} ({kind.title}, {_short(count)})'
   result = {label('FID'): frechet.distance(samples.pool, reference.pool)}
-  if not kind.has_all or samples.features is None:
+  if samples.features is None:
     return result
-  if samples.spatial is not None and reference.spatial is not None:
+  if 'sFID' in kind.scores and samples.spatial is not None and reference.spatial is not None:
     result[label('sFID')] = frechet.distance(samples.spatial, reference.spatial)
-  result[label('IS')] = image_scores.inception_score(samples.features.logits, kind.split)
-  if reference.features is not None:
+  if 'IS' in kind.scores:
+    result[label('IS')] = image_scores.inception_score(samples.features.logits, kind.split)
+  if 'precision' in kind.scores and reference.features is not None:
     result[label('precision')], result[label('recall')] = image_scores.precision_recall(
         samples.features.pool, reference.features.pool)
   return result

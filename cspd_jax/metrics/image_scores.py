@@ -43,7 +43,8 @@ def inception_score(logits: np.ndarray, split: int | None) -> float:
 
 def _score(log_p: np.ndarray) -> float:
   p = np.exp(log_p)
-  return float(np.exp((p * (log_p - np.log(p.mean(axis=0)))).sum(axis=1).mean()))
+  marginal = np.log(np.maximum(p.mean(axis=0), np.finfo(np.float64).tiny))  # It may underflow.
+  return float(np.exp((p * (log_p - marginal)).sum(axis=1).mean()))
 
 
 def precision_recall(samples: np.ndarray, reference: np.ndarray) -> tuple[float, float]:

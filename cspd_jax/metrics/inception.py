@@ -32,7 +32,7 @@ class Evaluator(NamedTuple):
     scale: the difference to `center` that becomes 1.
     split: images per split of the inception score, in their order; None means 10 splits of shuffled
       images.
-    has_all: whether it has other scores than the FID.
+    scores: its scores, of FID, sFID, IS, precision and recall.
   """
 
   title: str
@@ -40,14 +40,16 @@ class Evaluator(NamedTuple):
   center: float
   scale: float
   split: int | None = None
-  has_all: bool = True
+  scores: tuple[str, ...] = ('FID',)
 
 
 EVALUATORS = {
-    'adm': Evaluator('ADM', half_pixel=False, center=128.0, scale=128.0, split=5000),
-    'torch_fidelity': Evaluator('torch-fidelity', half_pixel=False, center=128.0, scale=128.0),
-    'pytorch_fid': Evaluator(
-        'pytorch-fid', half_pixel=True, center=127.5, scale=127.5, has_all=False)}
+    'adm': Evaluator('ADM', half_pixel=False, center=128.0, scale=128.0, split=5000,
+                     scores=('FID', 'sFID', 'IS', 'precision', 'recall')),
+    # Its precision and recall use the features of another network.
+    'torch_fidelity': Evaluator('torch-fidelity', half_pixel=False, center=128.0, scale=128.0,
+                                scores=('FID', 'IS')),
+    'pytorch_fid': Evaluator('pytorch-fid', half_pixel=True, center=127.5, scale=127.5)}
 
 
 def prepared(images: jax.Array, evaluator: Evaluator) -> jax.Array:

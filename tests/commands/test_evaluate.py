@@ -91,6 +91,7 @@ def test_evaluators_differ(run):
   assert list(other) == ['FID (pytorch-fid, 11)']
   assert abs(other['FID (pytorch-fid, 11)'] / adm['FID (ADM, 11)'] - 1) > 1e-3
   fidelity = _scores(run('--evaluator=torch_fidelity', out='fidelity'))
+  assert list(fidelity) == [f'{name} (torch-fidelity, 11)' for name in ('FID', 'IS')]
   assert fidelity['FID (torch-fidelity, 11)'] == adm['FID (ADM, 11)']
   assert fidelity['IS (torch-fidelity, 11)'] != adm['IS (ADM, 11)']
 

@@ -47,3 +47,9 @@ def test_precision_and_recall(monkeypatch):
 def test_bad_input(sizes, message):
   with pytest.raises(ValueError, match=message):
     image_scores.precision_recall(*(np.zeros(size, np.float32) for size in sizes))
+
+
+def test_inception_score_with_probabilities_that_underflow():
+  logits = np.array([[0., 0., -1e4], [0., 3., -1e4], [5., 0., -1e4]])
+  score = image_scores.inception_score(logits, 10)
+  assert score == pytest.approx(image_scores.inception_score(logits[:, :2], 10), rel=1e-9)
