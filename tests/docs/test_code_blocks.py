@@ -51,5 +51,5 @@ def test_targets_stand_alone():
 
 
 def test_nothing_is_left_out():
-  assert len(pages.NOTEBOOKS) == 5
+  assert len(pages.NOTEBOOKS) == 6
   assert {'WORKSPACE_README.md', 'docs/extend.md'} <= set(map(pages.name, pages.having('python')))
