@@ -118,6 +118,19 @@ def test_what_is_compiled_is_kept_while_it_is_timed(models, monkeypatch):
   assert min(lab.speeds([lab.parallel(2)], 1)) > 0, 'nothing is timed twice'
 
 
+def test_decoders_with_a_pass_per_draft_have_short_lengths(models):
+  lengths = {}
+  for most in (1, 2, 4):
+    config = dataclasses.replace(
+        cspd_config.get_config(), model=str(models / 'model'), lengths=(2, 3, 4),
+        most_contexts=most, images=groups.Images(num_images=1))
+    lab = cspd_cells.Lab(config)
+    assert lab.lengths('cspd_released') == (2, 3, 4)
+    assert lab.lengths('exact_path') == lab.lengths('cspd_paper')
+    lengths[most] = [cell.length for cell in lab.cells('exact_path')]
+  assert lengths == {1: [2], 2: [2], 4: [2, 3, 4]}
+
+
 def test_fit_is_stored_and_used(models):
   schedule = schedule_lib.make()
   store.annotate(models / 'draft', head_drafter.describe_rho(
