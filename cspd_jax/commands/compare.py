@@ -7,6 +7,7 @@
   cspd-compare --model=checkpoints/c2i_b_256 --prompt=207,360 \\
       --guidance_scale=4 --dtype=bfloat16 --output=runs/llamagen
   cspd-compare --model=mar_demo
+  cspd-compare --paired --num_images=100 --repeats=1
 
 Compares ordinary sampling, seed_exact and the model's default decoder; --decoder names others, and
 --all compares every decoder that the model can run.
@@ -85,6 +86,9 @@ class Config:
     decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32). None
       compares ordinary sampling, seed_exact and the model's default decoder.
     all: compares every named decoder that the model can run, and its default one.
+    paired: also shows the differences between a decoder's images and the baseline's of the same
+      seeds, in likelihood, brightness, contrast and detail, with their standard errors. The
+      likelihood requires a forward pass over each image.
     images: which images, the same with every decoder.
     sampling: sampling options.
     sizes: parameters of decoders whose specification leaves them open.
@@ -103,6 +107,7 @@ class Config:
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] | None = None
   all: bool = False
+  paired: bool = False
   images: groups.Images = groups.Images()
   sampling: groups.Sampling = groups.Sampling()
   sizes: Sizes = Sizes()
@@ -156,6 +161,9 @@ def prepare(config: Any) -> Job:
   specifications, left_out = _specifications(config, model)
   programs = {}
   condition = model.condition(prompts)
+  if config.paired and compare_report.baseline(model.engine, specifications) is None:
+    raise ValueError(f'paired is True, and decoder is {",".join(specifications)!r}; add '
+                     f'{model.engine.baseline}, which the others are compared with.')
   for name, specification in specifications.items():
     programs[name] = batches.BatchDecoder(model, specification, sampling)
     programs[name].check(condition, sampling)
@@ -227,7 +235,8 @@ def _output(config: Config) -> pathlib.Path:
 def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -> list[dict]:
   """Writes a report of the decoders that have run and returns its rows."""
   report = report_lib.Report(_output(config), compare_report.files(job.model, job.programs))
-  rows = compare_report.rows(job.model, job.programs, compared)
+  rows = compare_report.rows(
+      job.model, job.programs, compared, paired=config.paired)
   captions = job.model.conditions.titles(job.prompts)
   compare_report.draw(report, job.model, rows, compared, captions)
   report.write(
@@ -253,8 +262,9 @@ def main(config: Config) -> None:
     print(compare_report.headline(job.model, job.programs, job.prompts, job.sampling), flush=True)
     for name, reason in job.left_out.items():
       print(f'{name} is left out: {reason}', flush=True)
-    # The decoders, and the image tokenizer for the pictures.
-    with compiling.reported(len(job.programs) + 1), progress.bar('decoding') as show:
+    # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
+    others = 1 + (config.paired and job.model.engine.name == 'discrete')
+    with compiling.reported(len(job.programs) + others), progress.bar('decoding') as show:
       compared = comparison.compare(
           job.model, job.programs, job.prompts, seed=job.seed, sampling=job.sampling,
           repeats=config.repeats, budget=config.budget, show=progress.say, progress=show,

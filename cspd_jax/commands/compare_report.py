@@ -13,7 +13,7 @@ from cspd_jax.generation import batches
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
 from cspd_jax.measure.comparison import Compared
-from cspd_jax.metrics import passes
+from cspd_jax.metrics import paired as paired_lib, passes
 from cspd_jax.plots import acceptance, bars, grid, replaced
 
 BatchDecoders = Mapping[str, batches.BatchDecoder]
@@ -55,16 +55,24 @@ def headline(model: cspd_jax.Model, programs: BatchDecoders, prompts: Sequence[A
           f'{len(programs)} decoders; model {model.name}, {options}')
 
 
-def rows(model: cspd_jax.Model, programs: BatchDecoders,
-         compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
+def baseline(engine: Any, specifications: Mapping[str, Any]) -> str | None:
+  """Returns the name of the engine's baseline among complete specifications; None without it."""
+  # `vanilla` in windows costs as much as a window, so it is not the baseline.
+  return next((name for name, specification in specifications.items()
+               if specification.parts[0].name == engine.baseline
+               and 'window' not in specification.parts[0].arguments), None)
+
+
+def rows(model: cspd_jax.Model, programs: BatchDecoders, compared: Mapping[str, Compared],
+         paired: bool = False) -> list[dict[str, Any]]:
   """Returns a row per decoder.
 
   Times are None before they are measured, speed-ups unless the engine's baseline ran as well.
+  With `paired`, rows have the differences to the baseline's images, once those are decoded.
   """
-  # `vanilla` in windows costs as much as a window, so it is not the baseline.
-  baseline = next((compared.get(name) for name, program in programs.items()
-                   if program.specification.parts[0].name == model.engine.baseline
-                   and 'window' not in program.specification.parts[0].arguments), None)
+  name = baseline(model.engine, {
+      name: program.specification for name, program in programs.items()})
+  first = None if name is None else compared.get(name)
   images, entries = _files(programs), []
   for name, result in compared.items():
     program, decoded = programs[name], result.sample.decoded
@@ -73,12 +81,14 @@ def rows(model: cspd_jax.Model, programs: BatchDecoders,
         guarantee=model.engine.guarantee(program.decoder),
         **metrics.entries(metrics.measure(
             metrics.select(model.engine.name, 'work', 'bound'), result.sample, model)),
-        **_times(result, baseline),
-        tokens_equal_baseline=baseline and bool(
-            np.array_equal(decoded.tokens, baseline.sample.decoded.tokens)),
+        **_times(result, first),
+        tokens_equal_baseline=first and bool(
+            np.array_equal(decoded.tokens, first.sample.decoded.tokens)),
         compile_seconds=result.compile_seconds, images=images[name])
     if isinstance(program.decoder, continuous.Decoder):
       row |= _statement(program.decoder, decoded) | passes.details(result.sample, model)
+    if paired and first is not None and result is not first:
+      row |= paired_lib.entries(paired_lib.differences(result.sample, first.sample, model))
     entries.append(row)
   return entries
 
@@ -118,7 +128,22 @@ def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   text = tables.text(columns, [
       dict(row, equal=equal[row['tokens_equal_baseline']]) for row in entries])
   sentences = [_sentence(row) for row in entries if 'distribution' in row]
-  return '\n'.join([text, '', *sentences] if sentences else [text])
+  parts = [text, *_paired_tables(model, entries)]
+  return '\n'.join([*parts, '', *sentences] if sentences else parts)
+
+
+def _paired_tables(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> list[str]:
+  """The differences to the baseline's images of the same seeds, if they were measured."""
+  shown = [dict(decoder=row['decoder'], statistic=statistic.title,
+                **{name.removeprefix(f'{key}_'): value for name, value in row.items()})
+           for row in entries for key, statistic in paired_lib.STATISTICS.items()
+           if f'{key}_change' in row]
+  if not shown:
+    return []
+  return ['', f'Minus {model.engine.baseline}, from the same seeds:', tables.text({
+      'decoder': '{decoder}', 'statistic': '{statistic}', 'difference': '{change:+.4f}',
+      'paired error': '{change_error:.4f}', 'unpaired error': '{change_error_unpaired:.4f}'},
+      shown)]
 
 
 def _sentence(row: Mapping[str, Any]) -> str:

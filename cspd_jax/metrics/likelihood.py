@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import programs
+from cspd_jax.core import compiling, programs
 from cspd_jax.decoding import accept, contract, warp as warp_lib
 from cspd_jax.decoding.base import Condition, Target
 from cspd_jax.decoding.tree import chain
@@ -121,7 +121,7 @@ def of_sample(sample: base.Sample, model: 'Model') -> Likelihood:
 
   target = model.target(guided=guided)
   run = programs.kept(model, ('likelihood', guided), lambda: jax.jit(
-      lambda *arguments: likelihood(target, *arguments)))
+      compiling.labelled('the likelihood', lambda *arguments: likelihood(target, *arguments))))
   return sample.once('likelihood', lambda: sample.batched(
       lambda condition, tokens, sampling: run(model.params, condition, tokens, sampling)))
 

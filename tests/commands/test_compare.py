@@ -29,6 +29,7 @@ _BAD = {
     'no decoder': (['--decoder='], ['decoder is empty', 'seed_exact']),
     'all as a decoder': (['--decoder=vanilla,all'], ["'vanilla,all'", '--all']),
     'all and some': (['--decoder=vanilla', '--all'], ["'vanilla'", 'only one']),
+    'nothing to pair with': (['--decoder=sjd', '--paired'], ['paired is True', 'add vanilla']),
     'no time at all': (['--budget=0'], ['budget is 0', 'above 0']),
     'window below 1': (['--window=0'], ['window is 0', 'from 1 to']),
     'window too large': (['--window=99'], ['window is 99', '16']),
@@ -180,6 +181,20 @@ def test_relaxed_decoders_have_pictures_and_a_bound(run):
   assert row['guarantee'] == 'relaxed' and row['tv_bound'] > 0
   assert (found.folder / row['images']).read_bytes().startswith(b'\x89PNG')
   assert row['images'] == 'images_sjd_uniform_delta_3.png' and 'TV bound' in found.out
+
+
+def test_paired_differences(run):
+  found = run('--decoder=seed_exact,vanilla,sjd+uniform(delta=3)', '--num_images=4', '--paired')
+  report, rows = _report(found)
+  names = [f'{name}_change{part}' for name in ('nll', 'brightness', 'contrast', 'detail')
+           for part in ('', '_error', '_error_unpaired')]
+  assert report['settings']['paired'] and not set(names) & set(rows['vanilla'])
+  for name in names:
+    exact, relaxed = (rows[decoder][name] for decoder in ('seed_exact', 'sjd+uniform(delta=3)'))
+    assert exact == 0 or name.endswith('unpaired')
+    assert relaxed != 0
+  lines = found.out[found.out.index('Minus vanilla'):].splitlines()
+  assert lines[3].split()[:4] == ['seed_exact', 'NLL', '+0.0000', '0.0000']
 
 
 def _job(model, window=5, **more):

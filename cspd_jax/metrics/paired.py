@@ -1,0 +1,131 @@
+"""Differences between two decoders from images of the same seeds.
+
+If two decoders generate similar images from the same seed, the difference of each pair varies much
+less than the images do, so that few pairs resolve a small change: for a decoder that preserves
+every image it is exactly 0, with a standard error of 0. Decoders that use a seed differently
+generate unrelated images; their paired standard error is about the unpaired one.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from cspd_jax.metrics import base, likelihood
+
+if TYPE_CHECKING:
+  from cspd_jax.generation.model import Model
+
+# Rec. 601 luma of red, green and blue.
+_LUMA = np.array([.299, .587, .114])
+
+
+class Statistic(NamedTuple):
+  """A number of every image.
+
+  Attributes:
+    title: its name in tables.
+    measure: `(sample, model) -> [N]`.
+    engines: names of the engines whose images it applies to.
+    meaning: a definition in one line.
+  """
+
+  title: str
+  measure: Callable[[base.Sample, 'Model'], np.ndarray]
+  engines: tuple[str, ...]
+  meaning: str
+
+
+class Difference(NamedTuple):
+  """The mean difference of a statistic, and its standard errors; NaN is not available.
+
+  Attributes:
+    mean: the mean over images of the decoder's minus the baseline's.
+    paired_error: standard error of the mean of the differences of pairs.
+    unpaired_error: standard error if the images were unrelated.
+  """
+
+  mean: float
+  paired_error: float
+  unpaired_error: float
+
+
+def difference(values: np.ndarray, baseline: np.ndarray) -> Difference:
+  """Compares a statistic of two decoders' images of the same seeds.
+
+  Args:
+    values: `[N]` of the decoder.
+    baseline: `[N]` of the baseline, in the same order.
+
+  Raises:
+    ValueError: if the shapes differ or there is no image.
+  """
+  values, baseline = np.asarray(values, np.float64), np.asarray(baseline, np.float64)
+  if values.ndim != 1 or values.shape != baseline.shape or not len(values):
+    raise ValueError(f'values have shape {values.shape} and baseline {baseline.shape}; both must '
+                     'be [N], with at least one image.')
+  if not (np.isfinite(values).all() and np.isfinite(baseline).all()):
+    return Difference(math.nan, math.nan, math.nan)
+  paired = base.mean(values - baseline)
+  errors = [base.mean(part).standard_error for part in (values, baseline)]
+  return Difference(paired.mean, paired.standard_error, math.hypot(*errors))
+
+
+def differences(sample: base.Sample, baseline: base.Sample, model: 'Model'
+                ) -> dict[str, Difference]:
+  """Returns the difference of every statistic of the model's engine, by name.
+
+  Args:
+    sample: images of a decoder.
+    baseline: images of the baseline, with the same conditions and seeds.
+    model: the model.
+  """
+  return {name: difference(statistic.measure(sample, model), statistic.measure(baseline, model))
+          for name, statistic in STATISTICS.items() if model.engine.name in statistic.engines}
+
+
+def entries(values: Mapping[str, Difference]) -> dict[str, float | None]:
+  """Converts differences to a row of a report, None for NaN; such as `nll_change`."""
+  finite = lambda number: float(number) if math.isfinite(number) else None
+  result: dict[str, float | None] = {}
+  for name, value in values.items():
+    result |= {f'{name}_change': finite(value.mean),
+               f'{name}_change_error': finite(value.paired_error),
+               f'{name}_change_error_unpaired': finite(value.unpaired_error)}
+  return result
+
+
+def _nll(sample: base.Sample, model: 'Model') -> np.ndarray:
+  return likelihood.of_sample(sample, model).nll
+
+
+def _luma(sample: base.Sample, model: 'Model') -> np.ndarray:
+  """The luma of the pixels, `[N, H, W]`, from 0 to 255."""
+  return sample.once('luma', lambda: 127.5 * (
+      np.clip(np.asarray(sample.images(model), np.float64), -1, 1) + 1) @ _LUMA)
+
+
+def _brightness(sample: base.Sample, model: 'Model') -> np.ndarray:
+  return _luma(sample, model).mean(axis=(1, 2))
+
+
+def _contrast(sample: base.Sample, model: 'Model') -> np.ndarray:
+  return _luma(sample, model).std(axis=(1, 2))
+
+
+def _detail(sample: base.Sample, model: 'Model') -> np.ndarray:
+  luma = _luma(sample, model)
+  steps = functools.partial(np.diff, luma)
+  return sum(np.abs(steps(axis=axis)).mean(axis=(1, 2)) for axis in (1, 2)) / 2
+
+
+_EVERY = ('discrete', 'continuous')
+STATISTICS = {
+    'nll': Statistic('NLL', _nll, ('discrete',), likelihood.NLL.meaning),
+    'brightness': Statistic('brightness', _brightness, _EVERY,
+                            'mean luma of the pixels, from 0 to 255'),
+    'contrast': Statistic('contrast', _contrast, _EVERY, 'standard deviation of that luma'),
+    'detail': Statistic('detail', _detail, _EVERY,
+                        'mean difference of the luma of adjacent pixels')}

@@ -1,0 +1,68 @@
+"""Paired differences compared with NumPy on arrays, and on images of a shipped model."""
+
+import math
+
+import numpy as np
+import pytest
+
+from cspd_jax.metrics import paired
+
+
+def test_standard_errors_are_those_of_numpy():
+  rng = np.random.default_rng(0)
+  baseline = rng.normal(size=50)
+  values = baseline + .1 * rng.normal(size=50) + .3
+  measured = paired.difference(values, baseline)
+  gaps = values - baseline
+  assert measured.mean == pytest.approx(gaps.mean())
+  assert measured.paired_error == pytest.approx(gaps.std(ddof=1) / 50**.5)
+  assert measured.unpaired_error == pytest.approx(
+      ((values.var(ddof=1) + baseline.var(ddof=1)) / 50)**.5)
+  assert measured.paired_error < measured.unpaired_error / 5
+
+
+def test_equal_values_have_no_difference():
+  values = np.random.default_rng(1).normal(size=7)
+  measured = paired.difference(values, values)
+  assert measured[:2] == (0, 0) and measured.unpaired_error > 0
+
+
+def test_one_image_has_no_error():
+  measured = paired.difference(np.array([3.]), np.array([1.]))
+  assert measured.mean == 2 and math.isnan(measured.paired_error)
+
+
+def test_excluded_tokens_leave_nothing_to_compare():
+  measured = paired.difference(np.array([1., np.inf]), np.array([1., np.inf]))
+  assert paired.entries({'nll': measured}) == dict.fromkeys(
+      ('nll_change', 'nll_change_error', 'nll_change_error_unpaired'))
+
+
+@pytest.mark.parametrize('shape', [(3,), (0,), (2, 1)])
+def test_rejects_other_shapes(shape):
+  with pytest.raises(ValueError, match='values have shape'):
+    paired.difference(np.zeros(shape), np.zeros(2 if shape[0] else 0))
+
+
+class _Images:
+  """A sample with its pixels."""
+
+  def __init__(self, pixels):
+    self.pixels = pixels
+
+  def images(self, model):
+    del model
+    return self.pixels
+
+  def once(self, name, compute):
+    del name
+    return compute()
+
+
+def test_statistics_of_pixels():
+  columns = np.where(np.arange(4) % 2, 1., -1.)
+  stripes = np.broadcast_to(columns[None, None, :, None], (1, 4, 4, 3))
+  measure = lambda name: paired.STATISTICS[name].measure(_Images(stripes), None)
+  np.testing.assert_allclose(measure('brightness'), [127.5])
+  np.testing.assert_allclose(measure('contrast'), [127.5])
+  np.testing.assert_allclose(measure('detail'), [127.5])  # 255 across columns, 0 across rows.
