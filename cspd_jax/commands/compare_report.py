@@ -135,7 +135,8 @@ def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
 def _paired_tables(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> list[str]:
   """The differences to the baseline's images of the same seeds, if they were measured."""
   shown = [dict(decoder=row['decoder'], statistic=statistic.title,
-                **{name.removeprefix(f'{key}_'): value for name, value in row.items()})
+                **{name.removeprefix(f'{key}_'): value for name, value in row.items()
+                   if name.startswith(f'{key}_change')})
            for row in entries for key, statistic in paired_lib.STATISTICS.items()
            if f'{key}_change' in row]
   if not shown:
