@@ -4,6 +4,7 @@ A new family is a module like `llamagen.py` and a line in the list below.
 """
 
 from checkpoints_conversion.rules import (
+  clip,
   eagle,
   early_fusion,
   emu3_vq,
@@ -71,3 +72,4 @@ register(janus.FAMILY)
 register(janus.VQ)
 register(text.JANUS_PRO)
 register(inception.FAMILY)
+register(clip.FAMILY)
