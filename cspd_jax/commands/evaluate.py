@@ -1,26 +1,30 @@
-"""Computes the FID, sFID, inception score, precision and recall of generated images.
+"""Computes FID, sFID, inception score, precision, recall and CLIP scores of generated images.
 
   cspd-evaluate --images=runs/generate --reference=photographs --inception=checkpoints/inception
   cspd-evaluate --images=samples.npz --reference=VIRTUAL_imagenet256_labeled.npz \\
       --inception=checkpoints/inception
   cspd-evaluate --images=runs/generate --reference=coco --inception=checkpoints/inception \\
       --evaluator=pytorch_fid
+  cspd-evaluate --images=runs/words --clip=checkpoints/clip --tokenizer=tokenizer.json
 
 Images are those of a folder, or the array arr_0 of an .npz file; a reference may also be published
 statistics (mu, sigma). Published figures are those of 50,000 images, or of 5,000 for captions;
 fewer images raise a FID, so compare only figures of equally many images and of the same evaluator.
 Writes to --output the scores (report.json) and the features of the images (features.npz), which are
 accepted in place of the images.
+
+CLIP scores require captions: --images is a folder of cspd-generate, or of cspd-arrange with
+--layout=coco.
 """
 
 import dataclasses
 import sys
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from cspd_jax import cli
 from cspd_jax.core import fields, progress
 from cspd_jax.generation.report import Report
-from cspd_jax.measure import evaluation
+from cspd_jax.measure import clip_scores, evaluation, layouts
 
 _FEATURES = 'features.npz'
 
@@ -36,6 +40,9 @@ class Config:
     inception: folder of the converted Inception network.
     evaluator: how images are resized, and the splits of the inception score: as in ADM's evaluator,
       torch-fidelity or pytorch-fid, which has the FID only.
+    clip: folder of the converted CLIP network, for CLIP scores. These need no reference; with one
+      all scores are computed.
+    tokenizer: tokenizer.json of the CLIP network.
     batch_size: images per pass of the network.
     output: folder of the results.
   """
@@ -44,6 +51,8 @@ class Config:
   reference: str | None = None
   inception: str | None = None
   evaluator: Literal['adm', 'torch_fidelity', 'pytorch_fid'] = 'adm'
+  clip: str | None = None
+  tokenizer: str | None = None
   batch_size: int = 32
   output: str = 'runs/evaluate'
 
@@ -51,8 +60,34 @@ class Config:
     fields.check(self)
 
 
-@cli.command(Config)
-def main(config: Config) -> None:
+class _Compared(NamedTuple):
+  """Two sets of images to compare.
+
+  Attributes:
+    network: the Inception network.
+    sources: the images and the reference, by argument.
+  """
+
+  network: evaluation.Network
+  sources: dict[str, evaluation.Source]
+
+
+class _Captioned(NamedTuple):
+  """Images with captions.
+
+  Attributes:
+    network: the CLIP network.
+    images: the images.
+  """
+
+  network: clip_scores.Network
+  images: list[layouts.Generated]
+
+
+def _compared(config: Config) -> _Compared | None:
+  """Opens both sets of images; None if there are CLIP scores only. Raises ValueError."""
+  if config.clip is not None and config.reference is None and config.inception is None:
+    return None
   paths = dict(images=config.images, reference=config.reference)
   for name, path in paths.items():
     if path is None:
@@ -62,20 +97,49 @@ def main(config: Config) -> None:
   if sources['images'].images is None and sources['images'].features is None:
     raise ValueError(f'images is {config.images!r}, which holds statistics only; it must be a '
                      'folder of images or an .npz file of images.')
-  report, sets = Report(config.output, [_FEATURES]), {}
-  for name, source in sources.items():
-    with progress.bar(name) as show:
-      sets[name] = evaluation.scored(source, network, config.batch_size, show)
-  samples, reference = sets['images'], sets['reference']
-  scores = evaluation.scores(samples, reference, config.evaluator)
-  if samples.features is not None:
-    evaluation.save(report.path(_FEATURES), samples.features, network)
-  rows = [dict(score=name, value=value) for name, value in scores.items()]
-  report.write(settings=dataclasses.asdict(config), num_images=samples.num_images, rows=rows,
-               network=network.digest)
-  for name, value in scores.items():
-    print(f'{name}: {value:.4f}')
-  print(f'report.json and {_FEATURES} are in {report.folder}.')
+  return _Compared(network, sources)
+
+
+def _captioned(config: Config) -> _Captioned | None:
+  """Opens the images with captions; None without a CLIP network. Raises ValueError."""
+  if config.clip is None:
+    if config.tokenizer is not None:
+      raise ValueError(f'tokenizer is {config.tokenizer!r}, and clip is None; give both or none.')
+    return None
+  if config.images is None:
+    raise ValueError('images is None; it must be a folder of images with captions.')
+  images = layouts.captioned(config.images)
+  return _Captioned(clip_scores.network(config.clip, config.tokenizer), images)
+
+
+@cli.command(Config)
+def main(config: Config) -> None:
+  captioned, compared = _captioned(config), _compared(config)
+  report, rows = Report(config.output, [_FEATURES]), []
+  content: dict[str, Any] = dict(settings=dataclasses.asdict(config))
+  if compared is not None:
+    sets = {}
+    for name, source in compared.sources.items():
+      with progress.bar(name) as show:
+        sets[name] = evaluation.scored(source, compared.network, config.batch_size, show)
+    samples = sets['images']
+    rows += [dict(score=name, value=value) for name, value in evaluation.scores(
+        samples, sets['reference'], config.evaluator).items()]
+    if samples.features is not None:
+      evaluation.save(report.path(_FEATURES), samples.features, compared.network)
+    content |= dict(num_images=samples.num_images, network=compared.network.digest)
+  if captioned is not None:
+    with progress.bar('captions') as show:
+      values = clip_scores.scores(captioned.images, captioned.network, config.batch_size, show)
+    rows += [dict(score=name, value=value.mean, error=value.standard_error)
+             for name, value in values.items()]
+    content |= dict(num_images=len(captioned.images), clip=captioned.network.digest)
+  report.write(rows=rows, **content)
+  for row in rows:
+    error = f' +- {row["error"]:.4f}' if 'error' in row else ''
+    print(f'{row["score"]}: {row["value"]:.4f}{error}')
+  names = f'report.json and {_FEATURES} are' if compared is not None else 'report.json is'
+  print(f'{names} in {report.folder}.')
 
 
 if __name__ == '__main__':

@@ -87,10 +87,15 @@ def network(folder: str | None, evaluator: str) -> Network:
   if kind != _KIND:
     raise ValueError(f'inception is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
   params = store.load(folder, dtype=jnp.float32).params
-  digest = hashlib.sha256()
+  return Network(params, config, evaluator, digest(params))
+
+
+def digest(params: Any) -> str:
+  """Returns a hexadecimal digest of the parameters of a network."""
+  result = hashlib.sha256()
   for leaf in jax.tree.leaves(params):
-    digest.update(np.asarray(leaf).tobytes())
-  return Network(params, config, evaluator, digest.hexdigest())
+    result.update(np.asarray(leaf).tobytes())
+  return result.hexdigest()
 
 
 def features(images: image_sets.ImageSet, of: Network, batch_size: int,
@@ -180,11 +185,11 @@ def scored(source: Source, of: Network, batch_size: int,
 def _stored(argument: str, path: str, of: Network) -> Features:
   """Features of `save`; raises ValueError for those of another network."""
   with np.load(path, allow_pickle=False) as arrays:
-    evaluator, digest = str(arrays['evaluator']), str(arrays['network'])
+    evaluator, stored = str(arrays['evaluator']), str(arrays['network'])
     if evaluator != of.evaluator:
       raise ValueError(f'{argument} is {path!r} with features for the evaluator {evaluator}, and '
                        f'evaluator is {of.evaluator}; give the images.')
-    if digest != of.digest:
+    if stored != of.digest:
       raise ValueError(f'{argument} is {path!r} with features of another network; give the images.')
     return Features(arrays['pool'], arrays['spatial'], arrays['logits'])
 
@@ -215,7 +220,7 @@ def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, floa
     ValueError: if the two have different features, or there are too few images.
   """
   kind, count = inception.EVALUATORS[evaluator], samples.num_images
-  label = lambda name: f'{name} ({kind.title}, {_short(count)})'
+  label = lambda name: f'{name} ({kind.title}, {short(count)})'
   result = {label('FID'): frechet.distance(samples.pool, reference.pool)}
   if samples.features is None:
     return result
@@ -229,5 +234,6 @@ def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, floa
   return result
 
 
-def _short(count: int | None) -> str:
+def short(count: int | None) -> str:
+  """Returns a number of images as scores name it, such as 50k."""
   return f'{count // 1000}k' if count and count % 1000 == 0 else str(count)

@@ -68,6 +68,25 @@ def generated(folder: str) -> list[Generated]:
   return [Generated(paths.inside(place, row['file'], source), str(row['prompt'])) for row in rows]
 
 
+def captioned(folder: str) -> list[Generated]:
+  """Returns images with captions: those of `cspd-generate`, or of the layout `coco`.
+
+  Raises:
+    ValueError: if the folder holds neither.
+  """
+  place = paths.find('images', folder)
+  source = place / 'captions.json'
+  if not source.is_file():
+    return generated(folder)
+  rows = reading.json(source, 'arrange the images with cspd-arrange --layout=coco', 'images', list)
+  if not rows or not all(isinstance(row, dict) and {'file_name', 'caption'} <= row.keys()
+                         for row in rows):
+    raise ValueError(f'images is {folder!r}, whose captions.json is no list of objects with '
+                     'file_name and caption.')
+  return [Generated(paths.inside(place / 'images', row['file_name'], source), str(row['caption']))
+          for row in rows]
+
+
 def groups(images: Sequence[Generated], lines: Sequence[tuple[str, str, str]]) -> list[Group]:
   """Divides images among the prompts of an evaluator.
 

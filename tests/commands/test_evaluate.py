@@ -9,8 +9,11 @@ from PIL import Image
 
 from cspd_jax.checkpoints import store
 from cspd_jax.commands import evaluate
-from cspd_jax.metrics import frechet, inception
+from cspd_jax.metrics import clip, frechet, inception
+from cspd_jax.models import clip as clip_network
+from cspd_jax.text import bpe
 from tests.experiments import calls
+from tests.metrics import clip_files
 
 CONFIG = inception.InceptionConfig(unit=1, num_classes=6)
 SIDE = 24
@@ -143,3 +146,65 @@ def test_what_is_missing_is_named(capsys, tmp_path):
   calls.check_refused(found, ['inception is None', 'pt_inception-2015-12-05', 'cspd-convert'])
   found = calls.call(evaluate.main, capsys, tmp_path / 'out')
   calls.check_refused(found, ['images is None'])
+
+
+CLIP = clip.CLIPConfig(
+    image_size=16, patch_size=8, image_dim=8, image_layers=1, image_heads=2, image_ffn=8,
+    vocab_size=60, context=9, text_dim=8, text_layers=1, text_heads=2, text_ffn=8, feature_dim=6)
+
+
+@pytest.fixture(name='captions', scope='module')
+def _captions(place):
+  """A CLIP network with large weights, its tokenizer, and captions of the images."""
+  (place / 'tokenizer.json').write_bytes(clip_files.tokenizer_file())
+  params = jax.tree.map(lambda leaf: 20 * leaf, clip_network.init(CLIP, jax.random.key(0)))
+  store.save(place / 'clip', 'clip', CLIP, params)
+  captions = ['a cat', 'cat', 'dog on a cat', 'a b c'] * 3
+  names = [f'{number:04}.png' for number in range(11)]
+  (place / 'samples' / 'report.json').write_text(json.dumps(dict(rows=[
+      dict(file=name, prompt=caption, number=number)
+      for number, (name, caption) in enumerate(zip(names, captions))])))
+  (place / 'coco').mkdir()
+  _write(place / 'coco' / 'images', _images(11, 11))
+  (place / 'coco' / 'captions.json').write_text(json.dumps([
+      dict(file_name=name, caption=caption) for name, caption in zip(names, captions)]))
+  return captions[:11]
+
+
+def _cosines(place, captions):
+  params, text = store.load(place / 'clip').params, bpe.Vocabulary(clip_files.tokenizer_file())
+  tokens, ends = clip.tokens(text, captions, CLIP.context)
+  pixels = np.stack([clip.prepared(image, CLIP.image_size) for image in _images(11, 11)])
+  return np.sum(np.asarray(clip.image_features(params, CLIP, pixels)) * np.asarray(
+      clip.text_features(params, CLIP, tokens, ends)), axis=1)
+
+
+def test_clip_scores(run, place, captions, capsys, tmp_path):
+  network = ('--clip={place}/clip', '--tokenizer={place}/tokenizer.json')
+  both = run(*network)
+  scores = _scores(both)
+  names = ['CLIPScore (another ViT/8, 11)', 'torchmetrics CLIP score (another ViT/8, 11)']
+  assert list(scores)[-2:] == names and 'FID (ADM, 11)' in scores
+  cosines = [_cosines(place, [prefix + caption for caption in captions])
+             for prefix in ('A photo depicts ', '')]
+  expected = clip.clip_score(cosines[0]), clip.torchmetrics_score(cosines[1])
+  assert max(value.mean for value in expected) > .01 < abs(cosines[0] - cosines[1]).max()
+  for name, value in zip(names, expected):
+    assert scores[name] == pytest.approx(value.mean, abs=1e-3)
+    assert f'{name}: {value.mean:.2f}'[:-1] in both.out
+  alone = calls.call(evaluate.main, capsys, tmp_path / 'alone', f'--images={place}/coco',
+                     '--batch_size=4', *(word.format(place=place) for word in network))
+  assert _scores(alone) == {name: scores[name] for name in names}
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--clip={place}/clip'], ['tokenizer is None', 'openai/clip-vit-base-patch32']),
+    (['--tokenizer={place}/tokenizer.json'], ['clip is None']),
+    (['--clip={place}/inception', '--tokenizer={place}/tokenizer.json'],
+     ["holds a 'inception' network", 'cspd-convert --family=clip']),
+    (['--clip={place}/clip', '--tokenizer={place}/gray.npz'], ['tokenizer']),
+    (['--clip={place}/clip', '--tokenizer={place}/tokenizer.json', '--images={place}/reference'],
+     ['images', 'report.json'])])
+@pytest.mark.usefixtures('captions')
+def test_bad_clip_input(run, words, message):
+  calls.check_refused(run(*words), message)
