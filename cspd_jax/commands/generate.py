@@ -4,6 +4,7 @@
   cspd-generate --model=checkpoints/c2i_xl_384 --prompts=prompts.txt --batch_size=32 \\
       --decoder='mc_sjd(window=32)' --guidance_scale=4 --output=runs/xl
   cspd-generate --num_images=50000 --npz --output=runs/fid --process_index=0 --process_count=4
+  cspd-generate --num_images=50000 --inception=checkpoints/inception --output=runs/fid
   cspd-generate --config=configs/generate/mar_demo.py
 
 Writes one PNG per image to --output, with its prompt, seed, decoder, sampling options and versions
@@ -31,6 +32,7 @@ from cspd_jax.checkpoints import files, paths
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compiling, fields, progress
 from cspd_jax.generation.gallery import Gallery
+from cspd_jax.measure import evaluation
 
 # Images of the model's own prompts, if nothing else is specified.
 _IMAGES = 8
@@ -63,6 +65,9 @@ class Config:
       four devices that the model is sharded over. None uses one device.
     npz: also writes images.npz, with all images as one uint8 array [N, H, W, 3] named arr_0, as
       tools for the FID read it.
+    inception: folder of the converted Inception network; also writes features.npz, which
+      cspd-evaluate accepts in place of the images.
+    evaluator: the evaluator of these features; see cspd-evaluate.
     stream: a PNG file that shows the images of the current batch so far, rewritten every few
       rounds.
     overwrite: whether to replace images of an earlier run in the folder.
@@ -85,6 +90,8 @@ class Config:
   grid: str | None = None
   mesh: str | None = None
   npz: bool = False
+  inception: str | None = None
+  evaluator: Literal['adm', 'torch_fidelity', 'pytorch_fid'] = 'adm'
   stream: str | None = None
   overwrite: bool = False
   process_index: int = 0
@@ -103,8 +110,11 @@ def main(config: Config) -> None:
   model = inputs.model(config, quantize=config.quantize, grid=inputs.pair('grid', config.grid),
                        sharding=inputs.mesh(config.mesh))
   prompts, seed = inputs.images(config.images, model, _IMAGES)
+  features = None
+  if config.inception is not None:
+    features = evaluation.extractor(evaluation.network(config.inception, config.evaluator))
   gallery = Gallery(
-      model, prompts, config.output, seed=seed, decoder=config.decoder,
+      model, prompts, config.output, features=features, seed=seed, decoder=config.decoder,
       batch_size=config.batch_size, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix,
       rows=config.rows, npz=config.npz, overwrite=config.overwrite,
       process_index=config.process_index, process_count=config.process_count,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.checkpoints import files, store
+from cspd_jax.generation.features import Extractor
 from cspd_jax.measure import image_sets
 from cspd_jax.metrics import frechet, image_scores, inception
 from cspd_jax.metrics.frechet import Gaussian
@@ -129,6 +130,13 @@ def save(path: pathlib.Path, values: Features, of: Network) -> None:
   content = io.BytesIO()
   np.savez(content, **values._asdict(), evaluator=of.evaluator, network=of.digest)
   files.write(path, content.getvalue())
+
+
+def extractor(of: Network) -> Extractor:
+  """Returns what computes features while images are generated, as `save` would write them."""
+  compute = lambda images: inception.features(
+      of.params, of.config, images, of.evaluator)._asdict()
+  return Extractor(compute, dict(evaluator=of.evaluator, network=of.digest))
 
 
 def opened(argument: str, path: str, of: Network) -> Source:

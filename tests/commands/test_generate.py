@@ -4,13 +4,17 @@ import functools
 import json
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 
 import cspd_jax
+from cspd_jax.checkpoints import store
 from cspd_jax.commands import generate
 from cspd_jax.generation import generate as generate_lib
+from cspd_jax.measure import evaluation, image_sets
+from cspd_jax.metrics import inception
 from tests.experiments import calls
 from tests.families import tiny
 
@@ -173,3 +177,21 @@ def test_help(capsys):
   assert generate.main(['generate', '--help']) == 0
   out = capsys.readouterr().out
   assert '--batch_size=none' in out and '--npz=false' in out and 'cspd-generate --' in out
+
+
+@pytest.mark.slow
+def test_features_while_sampling_are_those_of_the_images(run, folder):
+  config = inception.InceptionConfig(unit=1, num_classes=6)
+  store.save(folder / 'inception', 'inception', config,
+             inception.inception.init(config, jax.random.key(0)))
+  found = run('--num_images=3', '--batch_size=2', '--inception={tmp}/inception')
+  names = _names(found)
+  assert 'features.npz' in names and len(names) == 5
+  network = evaluation.network(str(folder / 'inception'), 'adm')
+  stored = evaluation.opened('images', str(found.folder / 'features.npz'), network).features
+  images = image_sets.opened('images', str(found.folder))
+  later = evaluation.features(images, network, 3, lambda done, total: None)
+  for one, other in zip(stored, later, strict=True):
+    assert np.abs(other[0] - other[1]).max() > 1e-3 * np.abs(other).max()
+    np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
+  calls.check_refused(run('--inception={tmp}/beach'), ['inception', "'llamagen'"])

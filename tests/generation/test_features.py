@@ -1,0 +1,152 @@
+"""Features that are computed while images are generated: once per number, whatever is killed."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.checkpoints import files, reading
+from cspd_jax.generation.features import Extractor
+from cspd_jax.generation.gallery import Gallery
+from tests.families import tiny
+
+PROMPTS = ['sea', 'sky', 'sea', 'sand', 'sky']
+
+
+def _compute(images):
+  """Features of which no two images have the same."""
+  assert images.dtype == np.uint8 and len(images) == 3
+  x = images.astype(np.float32)
+  return dict(pool=x.mean(axis=(1, 2)), rows=x[..., 0].sum(axis=2))
+
+
+EXTRACTOR = Extractor(_compute, dict(network='means'), batch_size=3)
+
+
+@pytest.fixture(name='model', scope='module')
+def _model(tmp_path_factory):
+  return cspd_jax.load(str(tiny.saved(tmp_path_factory.mktemp('models') / 'beach')))
+
+
+def _gallery(model, folder, extractor=EXTRACTOR, **options):
+  return Gallery(model, PROMPTS, folder, seed=4, decoder='vanilla', batch_size=2,
+                 features=extractor, **options)
+
+
+@pytest.fixture(name='whole', scope='module')
+def _whole(model, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('whole') / 'out'
+  assert _gallery(model, folder).generate({})
+  return folder
+
+
+def _contents(folder):
+  return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != 'report.json'}
+
+
+def test_every_number_has_the_features_of_its_image(model, whole):
+  names = _gallery(model, whole.parent / 'other').names
+  assert set(_contents(whole)) == {*names, 'features.npz'}
+  stored = np.load(whole / 'features.npz')
+  assert str(stored['network']) == 'means'
+  images = np.stack([reading.picture(whole / name, '')[0] for name in names])
+  assert len(np.unique(stored['pool'], axis=0)) == len(PROMPTS)
+  np.testing.assert_array_equal(stored['pool'], images.astype(np.float32).mean(axis=(1, 2)))
+  np.testing.assert_array_equal(stored['rows'], images[..., 0].astype(np.float32).sum(axis=2))
+
+
+class _Killer:
+  """Raises KeyboardInterrupt in place of the file operation of a number."""
+
+  def __init__(self, monkeypatch, number):
+    self.left = number
+    for owner, name in ((files, 'write'), (files, 'write_arrays'), (pathlib.Path, 'unlink')):
+      monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+  def _counted(self, function):
+    def call(*arguments, **options):
+      self.left -= 1
+      if self.left < 0:
+        raise KeyboardInterrupt
+      return function(*arguments, **options)
+    return call
+
+
+def test_a_kill_at_any_operation_changes_nothing(model, whole, tmp_path, monkeypatch):
+  expected, number, stopped = _contents(whole), 0, True
+  while stopped:
+    folder = tmp_path / str(number)
+    with monkeypatch.context() as patched:
+      gallery = _gallery(model, folder)
+      killer = _Killer(patched, number)
+      try:
+        gallery.generate({})
+      except KeyboardInterrupt:
+        pass
+      stopped = killer.left < 0
+    del gallery  # It holds the folder.
+    if stopped and not (folder / 'report.json').exists():
+      try:
+        assert _gallery(model, folder).generate({})
+      except ValueError as error:  # Only the removal of the unfinished folder was left.
+        assert 'holds a report already' in str(error)
+    assert _contents_of_finished(folder) == expected
+    number += 1
+  # Five images, five files of features, one of all, five removals, and those of the report.
+  assert number > 16
+
+
+def _contents_of_finished(folder):
+  return {name: content for name, content in (
+      (file.name, file.read_bytes()) for file in folder.iterdir() if file.is_file())
+          if name != 'report.json'}
+
+
+def test_each_image_is_computed_once(model, tmp_path):
+  counts = []
+
+  def compute(images):
+    counts.append(len(np.unique(images, axis=0)))
+    return _compute(images)
+
+  def stop(done, total):
+    if done == 4:
+      raise KeyboardInterrupt
+
+  extractor = EXTRACTOR._replace(compute=compute)
+  first = _gallery(model, tmp_path / 'out', extractor)
+  with pytest.raises(KeyboardInterrupt):
+    first.generate({}, stop)
+  del first
+  assert counts == [3]
+  other = EXTRACTOR._replace(identity=dict(network='sums'))
+  with pytest.raises(ValueError, match='another run was stopped'):
+    _gallery(model, tmp_path / 'out', other)
+  with pytest.raises(ValueError, match='another run was stopped'):
+    _gallery(model, tmp_path / 'out', None)
+  assert _gallery(model, tmp_path / 'out', extractor).generate({})
+  # The fifth image, and the fourth, whose features the kill lost.
+  assert sum(counts) == 5
+
+
+def test_processes_join_their_features(model, whole, tmp_path):
+  share = lambda index: _gallery(
+      model, tmp_path / 'out', process_index=index, process_count=2).generate({})
+  assert not share(0) and share(1)
+  assert _contents(tmp_path / 'out') == _contents(whole)
+
+
+def test_damaged_features_are_refused(model, tmp_path):
+  def stop(done, total):
+    if done == 4:
+      raise KeyboardInterrupt
+
+  first = _gallery(model, tmp_path / 'out')
+  with pytest.raises(KeyboardInterrupt):
+    first.generate({}, stop)
+  del first
+  part = tmp_path / 'out' / 'unfinished_report' / 'features_0000001.npz'
+  part.write_bytes(part.read_bytes()[:-30])
+  with pytest.raises(ValueError, match='features_0000001.npz'):
+    _gallery(model, tmp_path / 'out').generate({})
