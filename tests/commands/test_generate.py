@@ -194,4 +194,4 @@ def test_features_while_sampling_are_those_of_the_images(run, folder):
   for one, other in zip(stored, later, strict=True):
     assert np.abs(other[0] - other[1]).max() > 1e-3 * np.abs(other).max()
     np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
-  calls.check_refused(run('--inception={tmp}/beach'), ['inception', "'llamagen'"])
+  calls.check_refused(run('--inception={tmp}/nothing'), ['nothing', 'no such folder'])

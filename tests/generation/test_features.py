@@ -1,5 +1,6 @@
 """Features that are computed while images are generated: once per number, whatever is killed."""
 
+import contextlib
 import pathlib
 
 import numpy as np
@@ -80,10 +81,8 @@ def test_a_kill_at_any_operation_changes_nothing(model, whole, tmp_path, monkeyp
     with monkeypatch.context() as patched:
       gallery = _gallery(model, folder)
       killer = _Killer(patched, number)
-      try:
+      with contextlib.suppress(KeyboardInterrupt):
         gallery.generate({})
-      except KeyboardInterrupt:
-        pass
       stopped = killer.left < 0
     del gallery  # It holds the folder.
     if stopped and not (folder / 'report.json').exists():
@@ -91,16 +90,10 @@ def test_a_kill_at_any_operation_changes_nothing(model, whole, tmp_path, monkeyp
         assert _gallery(model, folder).generate({})
       except ValueError as error:  # Only the removal of the unfinished folder was left.
         assert 'holds a report already' in str(error)
-    assert _contents_of_finished(folder) == expected
+    assert _contents(folder) == expected
     number += 1
   # Five images, five files of features, one of all, five removals, and those of the report.
   assert number > 16
-
-
-def _contents_of_finished(folder):
-  return {name: content for name, content in (
-      (file.name, file.read_bytes()) for file in folder.iterdir() if file.is_file())
-          if name != 'report.json'}
 
 
 def test_each_image_is_computed_once(model, tmp_path):
