@@ -30,6 +30,7 @@ _BAD = {
     'seed beyond 32 bits': (['--seed=4294967296'], ['seed is 4294967296']),
     'option of other tokens': (['--decoder=vanilla', '--temperature=-1'], ['temperature is -1']),
     'no model': (['--model={tmp}/nothing'], ['nothing', 'is not a folder']),
+    'no inception': (['--inception={tmp}/nothing'], ['nothing', 'no such folder']),
     'no drafts': (['--decoder=eagle'], ['eagle', 'none']),
 }
 
@@ -194,4 +195,3 @@ def test_features_while_sampling_are_those_of_the_images(run, folder):
   for one, other in zip(stored, later, strict=True):
     assert np.abs(other[0] - other[1]).max() > 1e-3 * np.abs(other).max()
     np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max())
-  calls.check_refused(run('--inception={tmp}/nothing'), ['nothing', 'no such folder'])

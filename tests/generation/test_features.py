@@ -43,7 +43,8 @@ def _whole(model, tmp_path_factory):
 
 
 def _contents(folder):
-  return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != 'report.json'}
+  return {file.name: file.read_bytes() for file in folder.iterdir()
+          if file.is_file() and file.name != 'report.json'}
 
 
 def test_every_number_has_the_features_of_its_image(model, whole):
