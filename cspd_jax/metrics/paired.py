@@ -2,8 +2,8 @@
 
 If two decoders generate similar images from the same seed, the difference of each pair varies much
 less than the images do, so that few pairs resolve a small change: for a decoder that preserves
-every image it is exactly 0, with a standard error of 0. Decoders that use a seed differently
-generate unrelated images; their paired standard error is about the unpaired one.
+every image it is exactly 0, with a standard error of 0. Images of decoders that use a seed
+differently have only the prompt in common, which still reduces the variation between prompts.
 """
 
 import functools

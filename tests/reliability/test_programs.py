@@ -50,7 +50,7 @@ CONFIGS = {
            'class Own:\n' + ''.join(f'  {name}: object = None\n' for name in (
                'model', 'parts', 'decoder', 'images', 'sampling', 'prefix', 'rows', 'batch_size',
                'dtype', 'quantize', 'grid', 'mesh', 'npz', 'stream', 'overwrite', 'output',
-               'process_index', 'process_count'))
+               'process_index', 'process_count', 'inception', 'evaluator'))
            + '\ndef get_config():\n  return Own()'}
 
 
