@@ -21,7 +21,7 @@ import dataclasses
 import sys
 from typing import Any, Literal, NamedTuple
 
-from cspd_jax import cli
+from cspd_jax import cli, metrics
 from cspd_jax.core import fields, progress
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import clip_scores, evaluation, layouts
@@ -131,12 +131,13 @@ def main(config: Config) -> None:
   if captioned is not None:
     with progress.bar('captions') as show:
       values = clip_scores.scores(captioned.images, captioned.network, config.batch_size, show)
-    rows += [dict(score=name, value=value.mean, error=value.standard_error)
-             for name, value in values.items()]
+    for name, value in values.items():
+      numbers = metrics.entries(dict(value=value))  # The error of one image is None.
+      rows.append(dict(score=name, value=numbers['value'], error=numbers['value_error']))
     content |= dict(num_images=len(captioned.images), clip=captioned.network.digest)
   report.write(rows=rows, **content)
   for row in rows:
-    error = f' +- {row["error"]:.4f}' if 'error' in row else ''
+    error = '' if row.get('error') is None else f' +- {row["error"]:.4f}'
     print(f'{row["score"]}: {row["value"]:.4f}{error}')
   names = f'report.json and {_FEATURES} are' if compared is not None else 'report.json is'
   print(f'{names} in {report.folder}.')
