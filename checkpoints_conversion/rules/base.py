@@ -125,6 +125,14 @@ def separate_head_biases(num_heads: int, halves: bool) -> Transform:
   return Transform(forward, lambda x: (_to_halves(x) if halves else x).reshape(-1))
 
 
+def separate_shared_norm(halves: bool) -> Transform:
+  """Reorders the scales `[E]` of a norm that all heads share; see `separate_heads`."""
+  def forward(x):
+    return (_to_pairs(x[None])[0] if halves else x,)
+
+  return Transform(forward, lambda x: _to_halves(x[None])[0] if halves else x)
+
+
 def head_norm(num_heads: int, num_rows: int, halves: bool = True) -> Transform:
   """Repeats `[num_rows, E]`, a row for several adjacent heads, to `[H, E]`; see `separate_heads`.
 

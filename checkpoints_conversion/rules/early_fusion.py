@@ -64,10 +64,15 @@ def format_of(shapes: family.Shapes) -> Format:
   prefix = _WITH_TOKENIZER if f'{_WITH_TOKENIZER}model.embed_tokens.weight' in shapes else ''
   result = Format(is_meta, not is_meta, prefix=prefix)
   norm = shapes.get(result.name('model.layers.0.self_attn.q_norm.weight'))
-  if norm is None:
+  if norm is None or not _is_layer_norm(result, shapes):
     return result
   return result._replace(halves=result.halves and len(norm) == 2,
                          norm_rows=norm[0] if len(norm) == 2 else 0)
+
+
+def _is_layer_norm(file_format: Format, shapes: family.Shapes) -> bool:
+  """Whether the norms of queries and keys have biases, as those of Chameleon."""
+  return file_format.name('model.layers.0.self_attn.q_norm.bias') in shapes
 
 
 def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
@@ -119,6 +124,13 @@ def rules(config: EarlyFusionConfig, file_format: Format) -> list[Rule]:
       norm = f'{published}self_attn.{letter}_norm.'
       table += [Rule(norm + 'weight', (f'{ours}{name}_norm/scale',), transform),
                 Rule(norm + 'bias', (f'{ours}{name}_norm/bias',), transform)]
+  if config.qk_rms_norm:
+    table += [Rule(f'{published}self_attn.{name[0]}_norm.weight', (f'{ours}{name}_rms/scale',),
+                   base.separate_shared_norm(halves)) for name in ('query', 'key')]
+  if config.qkv_bias:
+    table += [Rule(f'{published}self_attn.{name[0]}_proj.bias', (f'{ours}{name}_bias',),
+                   base.separate_head_biases(count, halves and name != 'value'))
+              for name, count in (('query', heads), ('key', kv_heads), ('value', kv_heads))]
   return [rule._replace(source=file_format.name(rule.sources[0])) for rule in table]
 
 
@@ -147,27 +159,35 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Ear
     ConversionError: if the shapes and options do not determine all sizes, or the vocabulary
       differs.
   """
-  published, name = early_fusion.PRESETS[preset], format_of(shapes).name
+  published, file_format = early_fusion.PRESETS[preset], format_of(shapes)
+  name = file_format.name
   shape = lambda tensor, rank: family.shape(_title(preset), shapes, name(tensor), rank)
   vocab_size, dim = shape('model.embed_tokens.weight', 2)
   if vocab_size != published.vocab_size:
     raise family.ConversionError(
         f'The file has {vocab_size} tokens; {_title(preset)} has {published.vocab_size}.')
   default_heads = published.num_heads if dim == published.dim else None
-  if norm := shapes.get(name('model.layers.0.self_attn.q_norm.weight')):
-    default_heads = shape('model.layers.0.self_attn.q_proj.weight', 2)[0] // max(norm[-1], 1)
-  num_heads = family.num_heads(options, default_heads, dim, f'width {dim}')
-  width = dim // num_heads
+  attention = shape('model.layers.0.self_attn.q_proj.weight', 2)[0]
+  norm = shapes.get(name('model.layers.0.self_attn.q_norm.weight'))
+  if norm:
+    default_heads = attention // max(norm[-1], 1)
+  num_heads = family.num_heads(options, default_heads, attention, f'width {dim}')
+  width = attention // num_heads
+  is_layer_norm = _is_layer_norm(file_format, shapes)
   return EarlyFusionConfig(
       height=options.get('height', published.height), width=options.get('width', published.width),
       vocab_size=vocab_size, num_codes=published.num_codes, first_code=published.first_code,
-      row_end=published.row_end, image_ends=published.image_ends, dim=dim,
+      row_end=published.row_end, ends_last_row=published.ends_last_row,
+      image_ends=published.image_ends, dim=dim,
       num_layers=family.count(
           shapes, name('model.layers.{i}.self_attn.q_proj.weight').replace('{i}', r'(\d+)')),
       num_heads=num_heads,
       num_kv_heads=shape('model.layers.0.self_attn.k_proj.weight', 2)[0] // width,
+      attention_dim=None if attention == dim else attention,
       ffn_dim=shape('model.layers.0.mlp.gate_proj.weight', 2)[0],
-      qk_norm=name('model.layers.0.self_attn.q_norm.weight') in shapes,
+      qk_norm=is_layer_norm, qk_rms_norm=norm is not None and not is_layer_norm,
+      qkv_bias=name('model.layers.0.self_attn.q_proj.bias') in shapes,
+      activation=published.activation,
       swin_norm=options.get('swin_norm', published.swin_norm),
       rope_base=options.get('rope_base', published.rope_base),
       norm_eps=options.get('norm_eps', published.norm_eps))

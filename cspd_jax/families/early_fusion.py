@@ -39,7 +39,8 @@ def build(parts: Parts) -> Model:
   for size in ('num_tokens', 'row_width'):
     parts.pair('neighbours', size)
   parts.pair('neighbours', 'vocab_size', 'num_image_tokens')
-  for size in ('height', 'width', 'num_codes', 'row_end', 'image_ends', 'vocab_size'):
+  for size in (
+      'height', 'width', 'num_codes', 'row_end', 'ends_last_row', 'image_ends', 'vocab_size'):
     parts.pair('draft', size)
   layers = early_fusion.first_layers(target.params, config, max(1, config.num_layers // 8))
   ends = early_fusion.ends(config)

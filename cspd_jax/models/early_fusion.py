@@ -43,14 +43,19 @@ class EarlyFusionConfig:
     num_codes: codes of the image tokenizer.
     first_code: published id of the first code; the others follow it.
     row_end: published id of the token that ends every row; None if rows have no such token.
+    ends_last_row: whether `row_end` follows the last row too.
     image_ends: published ids of the tokens that end the image, in their order.
     dim: model width.
     num_layers: number of blocks.
     num_heads: attention heads.
     num_kv_heads: key/value heads; None means `num_heads`.
+    attention_dim: width of all attention heads together; None means `dim`.
     ffn_dim: hidden width of the feed-forward layers.
     qk_norm: see `transformer.TransformerConfig`.
+    qk_rms_norm: see `transformer.TransformerConfig`.
     swin_norm: see `transformer.TransformerConfig`.
+    qkv_bias: see `transformer.TransformerConfig`.
+    activation: see `transformer.TransformerConfig`.
     rope_base: base of the rotary frequencies.
     norm_eps: added to the mean square in the norms.
   """
@@ -61,14 +66,19 @@ class EarlyFusionConfig:
   num_codes: int = 8192
   first_code: int = 4
   row_end: int | None = None
+  ends_last_row: bool = True
   image_ends: tuple[int, ...] = ()
   dim: int = 4096
   num_layers: int = 32
   num_heads: int = 32
   num_kv_heads: int | None = None
+  attention_dim: int | None = None
   ffn_dim: int = 11008
   qk_norm: bool = True
+  qk_rms_norm: bool = False
   swin_norm: bool = False
+  qkv_bias: bool = False
+  activation: transformer.Activation = 'silu'
   rope_base: float = 10000.0
   norm_eps: float = 1e-5
 
@@ -78,9 +88,11 @@ class EarlyFusionConfig:
                  first_code=token, row_end=token, image_ends=token)
     if self.num_kv_heads is None:
       object.__setattr__(self, 'num_kv_heads', self.num_heads)
-    if self.dim % (2 * self.num_heads):
-      raise ValueError(f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple '
-                       f'of 2 * num_heads ({2 * self.num_heads}), because pairs of numbers rotate.')
+    name = 'dim' if self.attention_dim is None else 'attention_dim'
+    if getattr(self, name) % (2 * self.num_heads):
+      raise ValueError(
+          f'{name} is {getattr(self, name)} with num_heads {self.num_heads}; it must be a multiple '
+          f'of 2 * num_heads ({2 * self.num_heads}), because pairs of numbers rotate.')
     last = self.first_code + self.num_codes - 1
     if not 0 <= self.first_code <= last < self.vocab_size:
       raise ValueError(
@@ -91,12 +103,15 @@ class EarlyFusionConfig:
         not 0 <= end < self.vocab_size or self.first_code <= end <= last for end in ends):
       raise ValueError(f'row_end and image_ends are {ends}; they must be different tokens of the '
                        f'vocabulary and not codes ({self.first_code} to {last}).')
+    if self.row_end is None and not self.ends_last_row:
+      raise ValueError('ends_last_row is False without row_end; leave it out, because rows have no '
+                       'end.')
     _ = self.transformer  # Checks the sizes that only the transformer uses.
 
   @property
   def head_dim(self) -> int:
     """Width of an attention head."""
-    return self.dim // self.num_heads
+    return (self.attention_dim or self.dim) // self.num_heads
 
   @property
   def ends(self) -> tuple[int, ...]:
@@ -109,9 +124,15 @@ class EarlyFusionConfig:
     return self.width + (self.row_end is not None)
 
   @property
+  def num_body(self) -> int:
+    """Tokens of the rows of an image, without those of its end."""
+    is_open = self.row_end is not None and not self.ends_last_row
+    return self.height * self.row_width - is_open
+
+  @property
   def num_tokens(self) -> int:
     """The number `T` of tokens of an image."""
-    return self.height * self.row_width + len(self.image_ends)
+    return self.num_body + len(self.image_ends)
 
   @property
   def num_image_tokens(self) -> int:
@@ -126,7 +147,8 @@ class EarlyFusionConfig:
         vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
         num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
         head_dim=self.head_dim, ffn_dim=self.ffn_dim, norm_eps=self.norm_eps,
-        num_outputs=self.num_codes, qk_norm=self.qk_norm, swin_norm=self.swin_norm)
+        num_outputs=self.num_codes, qk_norm=self.qk_norm, qk_rms_norm=self.qk_rms_norm,
+        swin_norm=self.swin_norm, qkv_bias=self.qkv_bias, activation=self.activation)
 
 
 def _published() -> dict[str, EarlyFusionConfig]:
@@ -175,7 +197,7 @@ def forced(config: EarlyFusionConfig, positions: jax.Array) -> jax.Array:
 
   Positions past the end have the last token of the grammar. See `decoding.base.Target`.
   """
-  body = config.height * config.row_width
+  body = config.num_body
   tokens = jnp.full_like(positions, -1)
   if config.row_end is not None:
     ends_row = positions % config.row_width == config.width
@@ -189,7 +211,8 @@ def forced(config: EarlyFusionConfig, positions: jax.Array) -> jax.Array:
 
 def codes(config: EarlyFusionConfig, tokens: jax.Array) -> jax.Array:
   """Returns the codes `[B, height * width]` of images `[B, T]`, without the grammar's tokens."""
-  body = tokens[:, :config.height * config.row_width]
+  missing = config.height * config.row_width - config.num_body
+  body = jnp.pad(tokens[:, :config.num_body], ((0, 0), (0, missing)))
   rows = body.reshape(-1, config.height, config.row_width)[:, :, :config.width]
   return rows.reshape(-1, config.height * config.width)
 

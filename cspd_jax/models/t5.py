@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
-from cspd_jax.models import transformer
+from cspd_jax.models import norms
 
 Params = Any
 _MASKED = -1e30
@@ -78,7 +78,7 @@ class Block(nn.Module):
   def __call__(self, x: jax.Array, bias: jax.Array) -> jax.Array:
     """Runs the layer on `x` `[B, L, D]`; `bias` `[B, H, L, L]` is added to attention logits."""
     config, init = self.config, nn.initializers.normal(0.02)
-    normed = transformer.RMSNorm(config.norm_eps, name='attention_norm')(x)
+    normed = norms.RMSNorm(config.norm_eps, name='attention_norm')(x)
     query, key, value = (
         jnp.einsum('bld,dhe->blhe', normed, self.param(
             name, init, (config.dim, config.num_heads, config.head_dim)))
@@ -88,7 +88,7 @@ class Block(nn.Module):
     out = self.param('out', init, (config.num_heads, config.head_dim, config.dim))
     x = x + jnp.einsum('bqhe,hed->bqd', jnp.einsum('bhqk,bkhe->bqhe', weights, value), out)
 
-    normed = transformer.RMSNorm(config.norm_eps, name='ffn_norm')(x)
+    normed = norms.RMSNorm(config.norm_eps, name='ffn_norm')(x)
     activate, shape = _ACTIVATIONS[config.activation], (config.dim, config.ffn_dim)
     gate = activate(normed @ self.param('gate', init, shape)) if config.gated else None
     up = normed @ self.param('up', init, shape)
@@ -114,7 +114,7 @@ class T5Encoder(nn.Module):
     x = jnp.take(table, tokens, axis=0)
     for index in range(config.num_layers):
       x = Block(config, name=f'layers_{index}')(x, bias)
-    return transformer.RMSNorm(config.norm_eps, name='norm')(x)
+    return norms.RMSNorm(config.norm_eps, name='norm')(x)
 
 
 def init(config: T5Config, key: jax.Array) -> Params:

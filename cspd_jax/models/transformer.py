@@ -1,6 +1,6 @@
 """The decoder-only transformer that the autoregressive image models share.
 
-Blocks of RMSNorm, rotary attention with grouped key/value heads and a SwiGLU
+Blocks of RMSNorm, rotary attention with grouped key/value heads and a gated
 feed-forward layer, without biases but for those of `qkv_bias`. The layers are
 unrolled, each with its own leaves, because XLA copies stacked or scanned weights on
 every decoding step.
@@ -18,8 +18,9 @@ predicted.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -30,14 +31,17 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from cspd_jax.checkpoints import int8
 from cspd_jax.core import fields
 from cspd_jax.models import attention
+from cspd_jax.models.norms import HeadNorm, RMSNorm
 
 # `(keys, values)` of every layer, each `[R, K, S, E]`.
 KeyValues = tuple[tuple[jax.Array, jax.Array], ...]
 
+Activation = Literal['silu', 'gelu_tanh']
+_ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    'silu': jax.nn.silu, 'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True)}
+
 # Width of a TPU tile.
 _LANES = 128
-# Added to the variance in the norms of attention heads, in all published models.
-_HEAD_EPS = 1e-5
 
 # The axis along which each parameter is split over devices, see `sharding.split`: attention heads,
 # and the hidden width of the feed-forward layers. Two all-reduces per layer combine the results.
@@ -78,10 +82,13 @@ class TransformerConfig:
       vocabulary; None means all of them, and 0 no matrix, for models that supply their own output
       head (`causal.Causal.logits`).
     attention_norm: whether there is a norm before the attention.
-    qk_norm: whether queries and keys are normalised per attention head before the rotation.
+    qk_norm: whether queries and keys are normalised before the rotation, by a layer norm of every
+      attention head with its own scales and biases.
+    qk_rms_norm: the same by an RMSNorm whose scales all heads share.
     swin_norm: whether the norms are applied to the outputs of attention and feed-forward (Swin v2,
       arXiv 2111.09883, as in Chameleon 30B) instead of their inputs.
     qkv_bias: whether queries, keys and values have biases.
+    activation: of the gate in the feed-forward layers; 'gelu_tanh' is GELU's approximation by tanh.
   """
 
   vocab_size: int
@@ -95,8 +102,10 @@ class TransformerConfig:
   num_outputs: int | None = None
   attention_norm: bool = True
   qk_norm: bool = False
+  qk_rms_norm: bool = False
   swin_norm: bool = False
   qkv_bias: bool = False
+  activation: Activation = 'silu'
 
   def __post_init__(self):
     size = (0, fields.MOST)
@@ -111,6 +120,8 @@ class TransformerConfig:
           f'num_kv_heads is {self.num_kv_heads}; it must divide num_heads ({self.num_heads}).')
     if self.head_dim % 2:
       raise ValueError(f'head_dim is {self.head_dim}; rotary embeddings require an even number.')
+    if self.qk_norm and self.qk_rms_norm:
+      raise ValueError('qk_norm and qk_rms_norm are True; queries and keys have one norm at most.')
 
 
 class Rope(NamedTuple):
@@ -229,34 +240,6 @@ def _write_together(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.A
       in_axes=(1, 1, 0), out_axes=1)(cache, new, start)
 
 
-class RMSNorm(nn.Module):
-  """Root-mean-square norm, computed in float32 and cast back before the scale is applied."""
-
-  eps: float
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    scale = self.param('scale', nn.initializers.ones, (x.shape[-1],))
-    wide = x.astype(jnp.float32)
-    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-    return wide.astype(x.dtype) * scale
-
-
-class HeadNorm(nn.Module):
-  """Layer norm of each attention head with its own scales and biases, computed in float32."""
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Normalises `x` `[R, L, heads, E]`."""
-    scale = self.param('scale', nn.initializers.ones, x.shape[-2:])
-    bias = self.param('bias', nn.initializers.zeros, x.shape[-2:])
-    # The variance is that of the centred values, so that on GPUs the norm is one kernel.
-    wide = x.astype(jnp.float32)
-    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _HEAD_EPS)
-    return wide.astype(x.dtype) * scale + bias
-
-
 class Block(nn.Module):
   """One layer: attention and feed-forward, each with a residual connection.
 
@@ -303,6 +286,8 @@ class Block(nn.Module):
           for name, x in (('query', query), ('key', key), ('value', value)))
     if config.qk_norm:
       query, key = HeadNorm(name='query_norm')(query), HeadNorm(name='key_norm')(key)
+    if config.qk_rms_norm:
+      query, key = self._norm('query_rms', query), self._norm('key_rms', key)
     new = rotate(key, rope).swapaxes(1, 2), value.swapaxes(1, 2)
     if cache is None:
       cache, live = new, None
@@ -320,7 +305,7 @@ class Block(nn.Module):
     gate, up = (int8.einsum('rld,df->rlf', x, self._kernel(name, (config.dim,), (config.ffn_dim,)))
                 for name in ('gate', 'up'))
     down = self._kernel('down', (config.ffn_dim,), (config.dim,))
-    return int8.einsum('rlf,fd->rld', jax.nn.silu(gate) * up, down)
+    return int8.einsum('rlf,fd->rld', _ACTIVATIONS[config.activation](gate) * up, down)
 
 
 class Transformer(nn.Module):

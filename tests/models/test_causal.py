@@ -39,6 +39,9 @@ FAMILIES = {
     'chameleon': _family(1e4, qk_norm=True),
     'chameleon_34b': _family(1e4, qk_norm=True, swin_norm=True, num_kv_heads=2),
     'emu3': _family(1e6, num_kv_heads=2),
+    'emu3_5': _family(1e6, num_kv_heads=2, head_dim=8, qk_rms_norm=True),
+    'qwen2_5': _family(1e6, num_kv_heads=2, qkv_bias=True),
+    'gemma': _family(1e4, head_dim=8, activation='gelu_tanh'),
 }
 
 # The prompts of two images in two streams, of any length each.
@@ -108,6 +111,10 @@ def _weights(name):
       for part, heads in (('q', sizes.num_heads), ('k', sizes.num_kv_heads)):
         layer[f'{part}_scale'] = scale(heads, width)
         layer[f'{part}_bias'] = 0.1 * normal(heads, width)
+    if sizes.qk_rms_norm:
+      layer |= {f'{part}_rms': scale(width) for part in 'qk'}
+    if sizes.qkv_bias:
+      layer |= {f'{part}_shift': normal(*layer[part].shape[:2]) for part in 'qkv'}
     layers.append(layer)
   return {'layers': layers, 'embedding': normal(VOCAB, dim) * 5, 'norm': scale(dim),
           'head': normal(VOCAB, dim) * 3}
@@ -133,6 +140,12 @@ def _params(name):
     if sizes.qk_norm:
       for theirs, part in (('q', 'query'), ('k', 'key')):
         ours[f'{part}_norm'] = {key: _pairs(layer[f'{theirs}_{key}']) for key in ('scale', 'bias')}
+    if sizes.qk_rms_norm:
+      ours |= {f'{part}_rms': {'scale': _pairs(layer[f'{part[0]}_rms'][None])[0]}
+               for part in ('query', 'key')}
+    if sizes.qkv_bias:
+      ours |= {'query_bias': _pairs(layer['q_shift']), 'key_bias': _pairs(layer['k_shift']),
+               'value_bias': layer['v_shift']}
     params[f'layers_{number}'] = ours
   return {'transformer': jax.tree.map(jnp.asarray, params)}
 
@@ -143,11 +156,13 @@ def _rms(x, scale):
 
 def _heads(x, layer, part, turn):
   """Queries or keys `[L, heads, E]` of `x` `[L, D]`, rotated."""
-  heads = np.einsum('ld,hed->lhe', x, layer[part])
+  heads = np.einsum('ld,hed->lhe', x, layer[part]) + layer.get(f'{part}_shift', 0)
   if f'{part}_scale' in layer:
     centred = heads - heads.mean(-1, keepdims=True)
     heads = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
     heads = heads * layer[f'{part}_scale'] + layer[f'{part}_bias']
+  if f'{part}_rms' in layer:
+    heads = _rms(heads, layer[f'{part}_rms'])
   first, second = np.split(heads, 2, axis=-1)
   cos, sin = np.cos(turn)[:, None], np.sin(turn)[:, None]
   return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -164,7 +179,8 @@ def _reference(name, tokens):
     before = x if swin else _rms(x, layer['norm_1'])
     query = _heads(before, layer, 'q', turn)
     key = _heads(before, layer, 'k', turn).repeat(groups, axis=1)
-    value = np.einsum('ld,hed->lhe', before, layer['v']).repeat(groups, axis=1)
+    value = np.einsum('ld,hed->lhe', before, layer['v']) + layer.get('v_shift', 0)
+    value = value.repeat(groups, axis=1)
     scores = np.einsum('qhe,khe->hqk', query, key) / np.sqrt(family.sizes.head_dim)
     scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
     scores = np.exp(scores - scores.max(-1, keepdims=True))
@@ -173,7 +189,10 @@ def _reference(name, tokens):
     x = x + (_rms(branch, layer['norm_1']) if swin else branch)
     before = x if swin else _rms(x, layer['norm_2'])
     gate = before @ layer['gate'].T
-    branch = (gate / (1 + np.exp(-gate)) * (before @ layer['up'].T)) @ layer['down'].T
+    # GELU's approximation by tanh is a sigmoid too.
+    steep = 1 if family.sizes.activation == 'silu' else (
+        np.sqrt(8 / np.pi) * (1 + 0.044715 * gate**2))
+    branch = (gate / (1 + np.exp(-steep * gate)) * (before @ layer['up'].T)) @ layer['down'].T
     x = x + (_rms(branch, layer['norm_2']) if swin else branch)
   return _rms(x, weights['norm']) @ weights['head'][:IMAGE].T
 
@@ -218,7 +237,7 @@ def test_a_whole_pass_agrees_with_the_reference(name):
   np.testing.assert_allclose(
       causal.split(logits, 2), _full(name, tokens), atol=1e-4, rtol=0)
   assert features.shape == (4, 7 + LENGTH, 24)
-  assert layers[1][0].shape == (4, sizes.num_kv_heads, 7 + LENGTH, 6)
+  assert layers[1][0].shape == (4, sizes.num_kv_heads, 7 + LENGTH, sizes.head_dim)
 
 
 @pytest.mark.parametrize('per_row', [False, True])
