@@ -1,8 +1,8 @@
-"""The distance of an int8 target from the original.
+"""The distance of int8 targets from the original.
 
   python -m experiments.quantized
 
-Runtime: two minutes on one CPU core. Result: in runs/quantized, the distance per guidance scale,
+Runtime: five minutes on one CPU core. Result: in runs/quantized, the distance per guidance scale,
 with all settings (report.json).
 """
 

@@ -1,4 +1,4 @@
-"""Measures the distance of an int8 target from the original.
+"""Measures the distance of int8 targets from the original: of matrices, of the cache, and of both.
 
   python -m experiments.quantized
   python -m experiments.quantized --model=checkpoints/lumina --dtype=bfloat16 --guidance_scale=4
@@ -10,8 +10,8 @@ different tokens. Writes report.json to --workdir.
 """
 
 import dataclasses
+import itertools
 import sys
-from typing import Any
 
 import jax
 import numpy as np
@@ -28,10 +28,15 @@ from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import base, distance as distance_lib
 
 _COLUMNS = {
-    'guidance': '{guidance_scale}', 'NLL': '{nll:.4f}', 'NLL of int8': '{other_nll:.4f}',
+    'int8': '{int8}', 'guidance': '{guidance_scale}', 'NLL': '{nll:.4f}',
+    'NLL of int8': '{other_nll:.4f}',
     'difference': '{difference:.4f}', '+-': '{difference_error:.4f}',
     'total variation': '{total_variation:.4f}', 'largest': '{largest:.3f}',
-    'MiB': '{mib:.1f}', 'MiB of int8': '{other_mib:.1f}'}
+    'MiB': '{mib:.1f}', 'MiB of int8': '{other_mib:.1f}',
+    'cache MiB': '{cache_mib:.1f}', 'of int8': '{other_cache_mib:.1f}'}
+# The options of `load`, in words.
+_OPTIONS = {'matrices': dict(quantize='int8'), 'cache': dict(cache_dtype='int8'),
+            'both': dict(quantize='int8', cache_dtype='int8')}
 
 
 def run(config: default.Config) -> None:
@@ -44,8 +49,9 @@ def run(config: default.Config) -> None:
   if not config.guidance_scale:
     raise ValueError('guidance_scale is empty; give at least one.')
   model = inputs.model(config)
-  quantized = cspd_jax.load(config.model, dtype=config.dtype, quantize='int8',
-                            **inputs.overrides(config.parts))
+  quantized = {name: cspd_jax.load(config.model, dtype=config.dtype, **options,
+                                   **inputs.overrides(config.parts))
+               for name, options in _OPTIONS.items()}
   prompts, seed = inputs.images(config.images, model)
   benches = [Bench(model, prompts, seed=seed, batch_size=config.batch_size,
                    sampling=model.sampling(guidance_scale=scale))
@@ -53,10 +59,12 @@ def run(config: default.Config) -> None:
   for bench in benches:
     bench.check(bench.baseline)
   report, rows = Report(config.workdir), []
-  for scale, bench in zip(config.guidance_scale, benches):
-    rows.append(dict(guidance_scale=scale, mib=memory.size(model.params) / 2**20,
-                     other_mib=memory.size(quantized.params) / 2**20,
-                     **measured(bench, quantized.params)))
+  for name, (scale, bench) in itertools.product(quantized, zip(config.guidance_scale, benches)):
+    other = quantized[name]
+    rows.append(dict(int8=name, guidance_scale=scale, mib=memory.size(model.params) / 2**20,
+                     other_mib=memory.size(other.params) / 2**20,
+                     cache_mib=_cache(model, bench), other_cache_mib=_cache(other, bench),
+                     **measured(bench, other)))
     print(', '.join(f'{name} {text.format_map(rows[-1])}' for name, text in _COLUMNS.items()),
           flush=True)
   report.write(settings=dataclasses.asdict(config), rows=rows, prompts=prompts, tables=[
@@ -64,13 +72,22 @@ def run(config: default.Config) -> None:
   print('\n' + tables.text(_COLUMNS, rows, left=1))
 
 
-def measured(bench: Bench, other_params: Any) -> dict[str, float]:
-  """Measures the distance of other parameters from the target's, along the images of a bench."""
-  model, sample = bench.model, bench.sample(bench.baseline)
+def _cache(model: cspd_jax.Model, bench: Bench) -> float:
+  """Returns the MiB of an image's cache."""
   target = model.target(guided=programs.is_guided(bench.sampling))
-  distance = jax.jit(lambda *arguments: distance_lib.distance(target, *arguments))
+  condition = model.condition([bench.prompts[0]])
+  return memory.cache_size(target, model.params, condition, target.num_tokens) / 2**20
+
+
+def measured(bench: Bench, other: cspd_jax.Model) -> dict[str, float]:
+  """Measures the distance of another target from a bench's, along the images of the latter."""
+  model, sample = bench.model, bench.sample(bench.baseline)
+  target, other_target = (part.target(guided=programs.is_guided(bench.sampling))
+                          for part in (model, other))
+  distance = jax.jit(lambda *arguments: distance_lib.distance(*arguments, other=other_target),
+                     static_argnums=0)
   result = sample.batched(lambda condition, tokens, sampling: distance(
-      model.params, other_params, condition, tokens, sampling))
+      target, model.params, other.params, condition, tokens, sampling))
   difference = base.mean(result.other_nll - result.nll)
   return dict(
       nll=float(np.mean(result.nll)), other_nll=float(np.mean(result.other_nll)),

@@ -98,6 +98,7 @@ class Config:
     dtype: dtype of the parameters: float32 or bfloat16. In less than 32 bits windows of other
       lengths round differently, so that seed_exact may differ from vanilla.
     quantize: int8 stores the matrices of the target's layers as int8.
+    cache_dtype: int8 stores the target's keys and values as int8.
     mesh: several devices, such as 1x4: four that the model is sharded over. The first number is 1,
       because images are decoded one at a time. None uses one device.
     output: folder of the results; None uses runs/ and the name of the model.
@@ -115,6 +116,7 @@ class Config:
   budget: float = 60.0
   dtype: str | None = None
   quantize: Literal['int8'] | None = None
+  cache_dtype: Literal['int8'] | None = None
   mesh: str | None = None
   output: str | None = None
 
@@ -153,7 +155,8 @@ def prepare(config: Any) -> Job:
   if mesh is not None and mesh[0] != 1:
     raise ValueError(f'mesh is {config.mesh!r}; its first number must be 1, because images are '
                      'decoded one at a time.')
-  model = inputs.model(config, quantize=config.quantize, sharding=inputs.mesh(config.mesh))
+  model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
+                       sharding=inputs.mesh(config.mesh))
   inputs.tokens_at_most(config.sizes, model, *_TOKENS)
   few = config.decoder is None and not config.all
   prompts, seed = inputs.images(config.images, model, _FEW_IMAGES if few else _IMAGES)

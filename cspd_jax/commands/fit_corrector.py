@@ -63,6 +63,7 @@ class Config:
     batch_size: images sampled together; None for as many as fit in memory, at most 16.
     dtype: dtype of the model's parameters; None keeps that of the files.
     quantize: int8 stores the matrices of the target's layers as int8.
+    cache_dtype: int8 stores the target's keys and values as int8.
     mesh: several devices to sample with, such as 2x4: two groups, each of which samples images of
       its own with four devices that the model is sharded over. None uses one device.
     num_steps: optimiser steps at most.
@@ -83,6 +84,7 @@ class Config:
   batch_size: int | None = None
   dtype: Literal['float32', 'bfloat16'] | None = None
   quantize: Literal['int8'] | None = None
+  cache_dtype: Literal['int8'] | None = None
   mesh: str | None = None
   num_steps: int = 1500
   num_measured: int = 16
@@ -151,7 +153,8 @@ def prepare(config: Config) -> Job:
 def _load(config: Config, **parts: Any) -> cspd_jax.Model:
   """Loads the model with the options of a configuration."""
   return cspd_jax.load(config.model, dtype=config.dtype, quantize=config.quantize,
-                       sharding=inputs.mesh(config.mesh), **parts)
+                       cache_dtype=config.cache_dtype, sharding=inputs.mesh(config.mesh),
+                       **parts)
 
 
 def _check_output(config: Config) -> None:

@@ -59,6 +59,7 @@ class Config:
     batch_size: images decoded together; None for as many as fit in memory, at most 8.
     dtype: dtype of the parameters; None keeps that of the files.
     quantize: int8 stores the matrices of the target's layers as int8.
+    cache_dtype: int8 stores the target's keys and values as int8.
     grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
       sizes; None uses the model's own.
     mesh: several devices, such as 2x4: two groups, each of which generates images of its own with
@@ -87,6 +88,7 @@ class Config:
   batch_size: int | None = None
   dtype: Literal['float32', 'bfloat16'] | None = None
   quantize: Literal['int8'] | None = None
+  cache_dtype: Literal['int8'] | None = None
   grid: str | None = None
   mesh: str | None = None
   npz: bool = False
@@ -107,7 +109,8 @@ def main(config: Config) -> None:
   if config.stream is not None and config.mesh is not None:
     raise ValueError(f'stream is {config.stream!r} and mesh is {config.mesh!r}; images of several '
                      'devices cannot be streamed, so leave one of them out.')
-  model = inputs.model(config, quantize=config.quantize, grid=inputs.pair('grid', config.grid),
+  model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
+                       grid=inputs.pair('grid', config.grid),
                        sharding=inputs.mesh(config.mesh))
   prompts, seed = inputs.images(config.images, model, _IMAGES)
   features = None

@@ -62,6 +62,7 @@ class Config:
     minutes: time after which no more candidates are tried; the best so far are measured.
     dtype: dtype of the parameters: float32 or bfloat16.
     quantize: int8 stores the matrices of the target's layers as int8.
+    cache_dtype: int8 stores the target's keys and values as int8.
     mesh: several devices, such as 2x4: two groups, each of which decodes images of its own with
       four devices that the model is sharded over. None uses one device.
     store: folder of the model that stores the choice; None uses the model's own. If it holds no
@@ -84,6 +85,7 @@ class Config:
   minutes: float = 15.0
   dtype: str | None = None
   quantize: Literal['int8'] | None = None
+  cache_dtype: Literal['int8'] | None = None
   mesh: str | None = None
   store: str | None = None
   dry_run: bool = False
@@ -133,7 +135,8 @@ def prepare(config: Config) -> Plan:
     if getattr(config, name) == ():
       raise ValueError(f'{name} is empty; give at least one.')
   place = _place(config)
-  model = inputs.model(config, quantize=config.quantize, sharding=inputs.mesh(config.mesh))
+  model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
+                       sharding=inputs.mesh(config.mesh))
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
                      'tokens are discrete.')

@@ -30,7 +30,7 @@ FILE = 'model.json'
 # Networks that decoding of tokens does not use; they stay on one device.
 _ALONE = ('tokenizer', 'text')
 # The named arguments of `load`, for suggestions.
-_OPTIONS = ('dtype', 'quantize', 'sharding', 'verify', 'allow_nonfinite', 'grid')
+_OPTIONS = ('dtype', 'quantize', 'cache_dtype', 'sharding', 'verify', 'allow_nonfinite', 'grid')
 
 
 def shipped() -> list[str]:
@@ -39,8 +39,9 @@ def shipped() -> list[str]:
 
 
 def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
-         sharding: Any = None, verify: bool = True, allow_nonfinite: bool = False,
-         grid: tuple[int, int] | None = None, **parts: str | os.PathLike | Loaded | None) -> Model:
+         cache_dtype: str | None = None, sharding: Any = None, verify: bool = True,
+         allow_nonfinite: bool = False, grid: tuple[int, int] | None = None,
+         **parts: str | os.PathLike | Loaded | None) -> Model:
   """Loads a model.
 
   Args:
@@ -48,17 +49,16 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
       the folder of a target alone.
     dtype: dtype of the floating-point parameters. None uses the dtype of the model's defaults, or
       else the stored one.
-    quantize: 'int8' quantizes the matrices of the target's layers to int8 with a scale per output;
-      embeddings, norms and the output matrix stay in `dtype`. The result is another target, and
-      exact decoders are exact with respect to it; see `metrics.distance`. None does not quantize.
+    quantize: 'int8' quantizes the matrices of the target's layers; embeddings, norms and the output
+      matrix stay in `dtype`. Exact decoders are exact with respect to the result.
+    cache_dtype: 'int8' quantizes the keys and values of the target, likewise.
     sharding: a mesh of `sharding.make_mesh`: images are divided over its groups of devices, and
       the parameters of target and drafters over the devices of a group. Or the placement of the
       target's parameters: a device, a `jax.sharding.Sharding`, or a tree of these like the
       parameters. None means the default device.
     verify: whether to compare every file with its digest; see `checkpoints.store.load`.
     allow_nonfinite: whether parameters may be NaN or infinite.
-    grid: rows and columns of tokens of an image, for families whose models generate images of
-      several sizes. None uses the model's own.
+    grid: rows and columns of tokens of an image, if the model supports several sizes.
     **parts: networks that replace the model's own, by role, such as `draft=` or `tokenizer=`:
       a folder, a loaded network, or None to leave it out.
 
@@ -69,8 +69,8 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
     CheckpointError: if the model does not exist, has no target yet, or one of its networks is
       missing, damaged or of the wrong kind.
     ValueError: if the networks do not belong together, a role is unknown, `dtype` is not a
-      floating-point dtype, the target does not support `quantize`, the model does not support
-      `grid`, or a network cannot be divided over the mesh.
+      floating-point dtype, the target does not support `quantize` or `cache_dtype`, the model does
+      not support `grid`, or a network cannot be divided over the mesh.
   """
   mesh = sharding if isinstance(sharding, jax.sharding.Mesh) else None
   folder = find(name_or_folder)
@@ -83,20 +83,20 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
   resized = _resize(grid, family)
   defaults = dict(description['defaults'])
   stored_dtype = defaults.pop('dtype', None)
-  dtype = stored_dtype if dtype is None else dtype
-  if dtype is not None:
-    _check_dtype(dtype)
+  dtype = _checked_dtype(stored_dtype if dtype is None else dtype)
   if quantize is not None and isinstance(parts.get('target'), Loaded):
     raise ValueError(f'quantize is {quantize!r}, but target is loaded already; pass its folder.')
   devices = {'target': sharding} | dict.fromkeys(_ALONE)
+  options = dict(dtype=dtype, verify=verify, allow_nonfinite=allow_nonfinite)
   loaded = {
-      role: _network(role, part if role in parts else folder / part, family, dtype=dtype,
+      role: _network(role, part if role in parts else folder / part, family, **options,
                      quantize=quantize if role == 'target' else None,
-                     sharding=devices.get(role, mesh), verify=verify,
-                     allow_nonfinite=allow_nonfinite)
+                     sharding=devices.get(role, mesh))
       for role, part in (description['parts'] | parts).items() if part is not None}
   _check_target(folder, parts, loaded)
   model = family.build(family_lib.Parts(folder.name, resized(loaded), defaults))
+  if cache_dtype is not None:
+    model = model.with_cache_dtype(cache_dtype)
   return model if mesh is None else dataclasses.replace(model, mesh=mesh)
 
 
@@ -136,8 +136,10 @@ def _resize(grid: Any, family: family_lib.Family) -> Callable[[dict[str, Loaded]
   return lambda loaded: resize(loaded, (grid[0], grid[1]))
 
 
-def _check_dtype(dtype: Any) -> None:
-  """Raises ValueError unless parameters can have this dtype."""
+def _checked_dtype(dtype: Any) -> Any:
+  """Returns a dtype, or None; raises ValueError unless parameters can have it."""
+  if dtype is None:
+    return None
   try:
     is_float = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
   except TypeError:
@@ -145,6 +147,7 @@ def _check_dtype(dtype: Any) -> None:
   if not is_float:
     raise ValueError(f"dtype is {dtype!r}; it must be a floating-point dtype, such as 'bfloat16', "
                      "'float16' or 'float32'.")
+  return dtype
 
 
 def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | None = None

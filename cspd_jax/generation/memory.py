@@ -260,6 +260,8 @@ def _options(model: 'Model') -> list[str]:
     options.append("dtype='bfloat16'")
   if model.engine.name == 'discrete' and len(whole) == len(leaves):
     options.append("quantize='int8'")
+  if model.has_cache and model.cache_dtype is None:
+    options.append("cache_dtype='int8'")
   if len(jax.devices()) > len(devices):
     options.append('sharding, a mesh of several devices')
   return options

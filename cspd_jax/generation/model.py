@@ -18,6 +18,7 @@ from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.generation import generate as generate_lib, prompts as prompts_lib
 from cspd_jax.generation.engines import AnyDecoder, Engine, Options
 from cspd_jax.generation.results import Generated, Partial
+from cspd_jax.models import causal
 from cspd_jax.models.ends import Ends
 
 Params = Any
@@ -107,6 +108,7 @@ class Model:
     head_drafter: `(schedule, guided) -> [levels]` the blend of `exact_head`, or None;
       continuous tokens only.
     metadata: the metadata stored with the target.
+    cache_dtype: dtype of the target's keys and values, 'int8', or None for that of the parameters.
     mesh: the devices that it is divided over; None for one device.
   """
 
@@ -126,6 +128,7 @@ class Model:
   eagle_layer: str | None = None
   head_drafter: Callable[..., np.ndarray | None] | None = None
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  cache_dtype: str | None = None
   mesh: jax.sharding.Mesh | None = None
   # Compiled programs, the newest last; see `core.programs.kept`.
   programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
@@ -284,6 +287,36 @@ class Model:
     if self.tokenizer is not None:
       vars(model).update(_decode=self._decode)
     return model
+
+  def with_cache_dtype(self, dtype: str) -> 'Model':
+    """Returns the model with another dtype of the target's keys and values: another target.
+
+    Args:
+      dtype: 'int8'; see `models.int8_cache`.
+
+    Raises:
+      ValueError: for any other dtype, and for models without a cache.
+    """
+    if dtype != 'int8':
+      raise ValueError(f"cache_dtype is {dtype!r}; it must be 'int8', or None for the dtype of the "
+                       'parameters.')
+    if not self.has_cache:
+      raise ValueError(f"cache_dtype is 'int8', but a {self.family!r} model has no cache; leave it "
+                       'out.')
+
+    def target(*, guided: bool) -> Any:
+      built = self.target(guided=guided)
+      # The functions of continuous tokens are in a field.
+      part = getattr(built, 'cached', built)
+      part = part._replace(prefill=causal.with_int8_cache(part.prefill))
+      return built._replace(cached=part) if hasattr(built, 'cached') else part
+
+    return dataclasses.replace(self, target=target, cache_dtype=dtype, programs={})
+
+  @property
+  def has_cache(self) -> bool:
+    """Whether the target caches keys and values; masked models do not."""
+    return getattr(self.target(guided=False), 'transform', None) is None
 
   def draft_params(self, specification: str | Spec) -> Params:
     """Returns the `draft_params` of a specification's decoder; None if it drafts alone."""

@@ -108,7 +108,9 @@ def settings(model: 'Model', specification: Spec, condition: Any, seed: Any, bat
     sampling: see `batches.iterate`.
     prompts: the caller's prompts; None if only the condition is available.
   """
-  return dict(
+  # Runs from before this option have no such setting.
+  cache = {} if model.cache_dtype is None else {'cache_dtype': model.cache_dtype}
+  return cache | dict(
       model=model.name, parameters=fingerprint(model.params), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
       sampling={name: files.plain(value) for name, value in sampling._asdict().items()},

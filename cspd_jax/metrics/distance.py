@@ -28,7 +28,7 @@ class Distance(NamedTuple):
 
 
 def distance(target: Target, params: Any, other_params: Any, condition: Condition,
-             tokens: jax.Array, warp: warp_lib.Warp) -> Distance:
+             tokens: jax.Array, warp: warp_lib.Warp, other: Target | None = None) -> Distance:
   """Compares the distributions of two targets along whole images; call it under `jax.jit`.
 
   Args:
@@ -38,12 +38,14 @@ def distance(target: Target, params: Any, other_params: Any, condition: Conditio
     condition: the conditions of the images, leading axis `B`.
     tokens: `[B, T]` tokens of complete images.
     warp: the sampling options.
+    other: the other target; None if it differs in its parameters only.
 
   Returns:
     A `Distance`.
   """
-  probs, other_probs = (likelihood.distributions(target, parameters, condition, tokens, warp)
-                        for parameters in (params, other_params))
+  probs, other_probs = (
+      likelihood.distributions(model, parameters, condition, tokens, warp)
+      for model, parameters in ((target, params), (other or target, other_params)))
   variation = 0.5 * jnp.sum(jnp.abs(probs - other_probs), axis=-1)
   nll, other_nll = (jnp.mean(-jnp.log(accept.take(part, tokens)), axis=1)
                     for part in (probs, other_probs))

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.models import kernel_check
+from cspd_jax.models import int8_cache, kernel_check
+from cspd_jax.models.int8_cache import Int8Slots
 
 # The value 'plain' disables fused attention. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_ATTENTION'
@@ -28,14 +29,14 @@ _WIDTH_MULTIPLE, _MAX_WIDTH = 8, 128
 _TOLERANCE = 2e-2
 
 
-def attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
-           live: jax.Array | None = None) -> jax.Array:
+def attend(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | Int8Slots,
+           mask: jax.Array, live: jax.Array | None = None) -> jax.Array:
   """Attends from new tokens to the visible slots of a cache, with the softmax in float32.
 
   Args:
     query: `[R, L, H, E]`.
-    keys: `[R, K, S, E]`.
-    values: `[R, K, S, E]`.
+    keys: `[R, K, S, E]`; fused attention does not support `Int8Slots`.
+    values: `[R, K, S, E]`, likewise.
     mask: `[R or 1, L, S]` bool; every token must see at least one slot.
     live: `[R]` int32, the number of leading slots that a row may attend to; the mask must hide the
       later ones. None if this number is not available.
@@ -44,7 +45,8 @@ def attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
     `[R, L, H, E]`.
   """
   width = query.shape[-1]
-  narrow = query.dtype in (jnp.bfloat16, jnp.float16) and keys.dtype == query.dtype
+  narrow = (query.dtype in (jnp.bfloat16, jnp.float16) and not isinstance(keys, Int8Slots)
+            and keys.dtype == query.dtype)
   if narrow and width % _WIDTH_MULTIPLE == 0 and width <= _MAX_WIDTH and is_available():
     return jax.lax.platform_dependent(
         query, keys, values, mask, live, cuda=fused,
@@ -52,18 +54,26 @@ def attend(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
   return plain(query, keys, values, mask)
 
 
-def plain(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+def plain(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | Int8Slots,
+          mask: jax.Array) -> jax.Array:
   """Attention as two products and a softmax; arguments and result as for `attend`."""
   rows, length, heads, width = query.shape
-  kv_heads = keys.shape[1]
+  kv_heads, dtype = keys.shape[1], query.dtype
+  # The scales of keys multiply scores, those of values weights: arrays without the axis `E`.
+  keys, key_scale = int8_cache.split(keys, dtype)
+  values, value_scale = int8_cache.split(values, dtype)
   # Heads before tokens, so that neither product needs a transposition.
   query = query.reshape(rows, length, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
   query = query.reshape(rows, kv_heads, -1, width)
   scores = jnp.einsum('rkqe,rkse->rkqs', query, keys, preferred_element_type=jnp.float32)
+  if key_scale is not None:
+    scores = scores * key_scale.swapaxes(2, 3)
   scores = scores.reshape(rows, kv_heads, -1, length, keys.shape[2]) * width**-0.5
   scores = jnp.where(mask[:, None, None], scores, _MASKED)
-  weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-  weights = weights.reshape(rows, kv_heads, -1, keys.shape[2])
+  weights = jax.nn.softmax(scores, axis=-1).reshape(rows, kv_heads, -1, keys.shape[2])
+  if value_scale is not None:
+    weights = weights * value_scale.swapaxes(2, 3)
+  weights = weights.astype(values.dtype)
   out = jnp.einsum('rkqs,rkse->rkqe', weights, values)
   out = out.reshape(rows, kv_heads, -1, length, width).transpose(0, 3, 1, 2, 4)
   return out.reshape(rows, length, heads, width)

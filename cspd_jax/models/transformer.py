@@ -20,7 +20,7 @@ predicted.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -30,11 +30,11 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from cspd_jax.checkpoints import int8
 from cspd_jax.core import fields
-from cspd_jax.models import attention
+from cspd_jax.models import attention, int8_cache
 from cspd_jax.models.norms import HeadNorm, RMSNorm
 
-# `(keys, values)` of every layer, each `[R, K, S, E]`.
-KeyValues = tuple[tuple[jax.Array, jax.Array], ...]
+# `(keys, values)` of every layer, each `[R, K, S, E]`, arrays or `int8_cache.Int8Slots`.
+KeyValues = tuple[tuple[Any, Any], ...]
 
 Activation = Literal['silu', 'gelu_tanh']
 _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
@@ -292,7 +292,8 @@ class Block(nn.Module):
     if cache is None:
       cache, live = new, None
     else:
-      cache = tuple(write_slots(old, part, start) for old, part in zip(cache, new))
+      new = tuple(map(int8_cache.like, cache, new))
+      cache = jax.tree.map(lambda old, part: write_slots(old, part, start), cache, new)
       # No token sees slots after the last new token.
       live = jnp.tile(start + x.shape[1], x.shape[0] // start.shape[0])
     attended = attention.attend(rotate(query, rope), *cache, mask, live)

@@ -5,7 +5,8 @@ of 1024 numbers, and 64 features of an image: the mean and the mean square of ea
 numbers, and the mean products of each with those of the right and the lower neighbour. The energy
 tests have a false-alarm rate of 0.005 each. The tests of Kolmogorov and Smirnov have one of 1e-3
 for all coordinates and 24 projections together. A shift of all tokens by 0.1 deviations must be
-detected, and a decoder with a mistake.
+detected for both models, and a decoder with a mistake for `causal_demo`. In `mar_demo` the bias of
+that mistake is too small for 1000 images; the closed forms of `test_coupled_windows.py` reject it.
 """
 
 import functools
@@ -72,10 +73,8 @@ def test_whole_images_are_those_of_the_sampler(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['mar_demo', 'causal_demo'])
-def test_a_mistake_is_detected(name, monkeypatch):
-  if name == 'causal_demo':
-    pytest.importorskip('tokenizers')
+def test_a_mistake_is_detected(monkeypatch):
+  pytest.importorskip('tokenizers')
   window_mutants.install(window_mutants.CAUSAL['parted chains go on as merged ones'], monkeypatch)
-  tokens = draw(name, 'windows', 3)
-  assert np.isfinite(tokens).all() and not passes(tokens, exact(name, 'mar'))
+  tokens = draw('causal_demo', 'windows', 3)
+  assert np.isfinite(tokens).all() and not passes(tokens, exact('causal_demo', 'mar'))

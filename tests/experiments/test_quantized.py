@@ -45,11 +45,13 @@ def test_the_program(folder, capsys, tmp_path):
       '--guidance_scale=1,2')
   assert found.code == 0, found.err
   rows = json.loads((found.folder / 'report.json').read_text())['rows']
-  assert [row['guidance_scale'] for row in rows] == [1, 2]
+  assert [(row['int8'], row['guidance_scale']) for row in rows] == [
+      (part, scale) for part in ('matrices', 'cache', 'both') for scale in (1, 2)]
   for row in rows:
+    assert (row['other_mib'] < row['mib']) == (row['int8'] != 'cache')
+    assert (row['other_cache_mib'] < row['cache_mib']) == (row['int8'] != 'matrices')
     assert 0 < row['total_variation'] <= row['largest'] < 0.3
     assert row['difference'] == pytest.approx(row['other_nll'] - row['nll'], abs=1e-6)
-    assert row['other_mib'] < row['mib']
 
 
 @pytest.mark.parametrize('words, message', [

@@ -1,9 +1,11 @@
 """Processes that write images into one folder, each killed at one of its file operations.
 
   PYTHONPATH=. python tests/generation/many_processes.py FOLDER KILLS
+  PYTHONPATH=. python tests/generation/many_processes.py FOLDER KILLS demo 2000
 
 starts as many processes as it takes until KILLS of them were killed, at random operations and in
-random numbers at a time, and compares the images with those of one process that was not disturbed.
+random numbers at a time, and compares the images with those of one process that was not disturbed:
+by default 20 images of a tiny model, else images of a shipped one.
 """
 
 import os
@@ -20,15 +22,18 @@ from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sand', 'sea', 'sky'] * 4
 _WRITES = ('open', 'os.mkdir', 'os.remove', 'os.rename', 'os.rmdir')
-# The most file operations after which a process is killed. It has three per image, so that many are
-# killed before the images are complete; the others are killed while the folder is completed.
-_LATEST = 8
+# File operations of a process per image, about.
+_PER_IMAGE = 3
 
 
-def gallery(model, folder, index=0, count=1, **options):
-  """The images of one of `count` processes."""
+def gallery(model, folder, index=0, count=1, images=len(PROMPTS), **options):
+  """The images of one of `count` processes, those of `PROMPTS` for the tiny model."""
   options = dict(seed=4, decoder='mc_sjd(window=4)', batch_size=2, npz=True) | options
-  return Gallery(model, PROMPTS, folder, process_index=index, process_count=count, **options)
+  prompts = PROMPTS
+  if model.family != tiny.FAMILY.name:
+    prompts = [model.prompts[number % len(model.prompts)] for number in range(images)]
+    options |= dict(decoder='mc_sjd(window=8)', batch_size=16)
+  return Gallery(model, prompts, folder, process_index=index, process_count=count, **options)
 
 
 def contents(folder):
@@ -54,16 +59,20 @@ def kill_at(folder, operation):
   sys.addaudithook(hook)
 
 
-def disturbed(model, folder, kills, seed=0):
+def disturbed(model, folder, kills, seed=0, images=len(PROMPTS)):
   """Writes images with processes that are killed; returns how many were."""
   rng, killed = random.Random(seed), 0
+  # Most processes are killed before the images are complete, the others while the folder is
+  # completed.
+  latest = max(8, 3 * _PER_IMAGE * images // (kills + 1))
   while not pathlib.Path(folder, 'report.json').exists():
     count = rng.choice([2, 3])
     processes = []
     for index in range(count):
-      operation = rng.randint(1, _LATEST) if killed < kills else 0
+      operation = rng.randint(1, latest) if killed < kills else 0
+      arguments = map(str, (model, folder, index, count, operation, images))
       processes.append(subprocess.Popen(
-          [sys.executable, __file__, 'one', *map(str, (model, folder, index, count, operation))],
+          [sys.executable, __file__, 'one', *arguments],
           stderr=subprocess.PIPE, text=True))
     for process in processes:
       problems = process.communicate()[1]
@@ -73,20 +82,21 @@ def disturbed(model, folder, kills, seed=0):
   return killed
 
 
-def _one(model, folder, index, count, operation):
+def _one(model, folder, index, count, operation, images):
   """One process; it is killed at an operation unless that is 0."""
   families.register(tiny.FAMILY)
   loaded = cspd_jax.load(model)
   kill_at(folder, int(operation))
-  gallery(loaded, folder, int(index), int(count)).generate({})
+  gallery(loaded, folder, int(index), int(count), int(images)).generate({})
 
 
-def _main(folder, kills):
-  model = tiny.saved(pathlib.Path(folder, 'model'))
-  killed = disturbed(model, pathlib.Path(folder, 'shared'), int(kills))
-  gallery(cspd_jax.load(str(model)), pathlib.Path(folder, 'alone')).generate({})
+def _main(folder, kills, model=None, images=len(PROMPTS)):
+  images = int(images)
+  model = tiny.saved(pathlib.Path(folder, 'model')) if model is None else model
+  killed = disturbed(model, pathlib.Path(folder, 'shared'), int(kills), images=images)
+  gallery(cspd_jax.load(str(model)), pathlib.Path(folder, 'alone'), images=images).generate({})
   shared, alone = (contents(pathlib.Path(folder, name)) for name in ('shared', 'alone'))
-  print(f'{killed} processes were killed; the images are '
+  print(f'{killed} processes were killed; the {len(alone)} files are '
         f'{"equal" if shared == alone else "different"}.')
   return shared != alone
 

@@ -49,8 +49,8 @@ CONFIGS = {
     'own': 'import dataclasses\n\n@dataclasses.dataclass\n'
            'class Own:\n' + ''.join(f'  {name}: object = None\n' for name in (
                'model', 'parts', 'decoder', 'images', 'sampling', 'prefix', 'rows', 'batch_size',
-               'dtype', 'quantize', 'grid', 'mesh', 'npz', 'stream', 'overwrite', 'output',
-               'process_index', 'process_count', 'inception', 'evaluator'))
+               'dtype', 'quantize', 'cache_dtype', 'grid', 'mesh', 'npz', 'stream', 'overwrite',
+               'output', 'process_index', 'process_count', 'inception', 'evaluator'))
            + '\ndef get_config():\n  return Own()'}
 
 
