@@ -125,7 +125,7 @@ def main(config: Config) -> None:
   watch = None
   if config.stream is not None:
     watch = functools.partial(_show, paths.file('stream', config.stream))
-  print(gallery.headline, flush=True)
+  print(f'{gallery.headline}\n{gallery.estimate}', flush=True)
   for line in _unknown_words(gallery):
     progress.note(line)
   # A decoder and the image tokenizer; streamed images have a program for the prefill as well.

@@ -319,11 +319,14 @@ def run(config: Config) -> None:
   if out_of_time:
     print(f'\nNot all candidates were tried: the time limit of {config.minutes:g} minutes was '
           'reached; give more --minutes.')
-  is_stored = _store(plan, kind, decoders, out_of_time)
+  seconds = {row['batch_size']: row['measured_seconds'] for row in rows
+             if row['chosen'] and row['measured_seconds']}
+  is_stored = _store(plan, kind, decoders, seconds, out_of_time)
   print(_next_step(config, plan, decoders, is_stored))
 
 
-def _store(plan: Plan, kind: str, decoders: Mapping[int, str], out_of_time: bool) -> bool:
+def _store(plan: Plan, kind: str, decoders: Mapping[int, str], seconds: Mapping[int, float],
+           out_of_time: bool) -> bool:
   """Stores the fastest decoders if there is a place for them; returns whether they are stored.
 
   The baseline is not stored if there was no time to try other decoders.
@@ -334,7 +337,7 @@ def _store(plan: Plan, kind: str, decoders: Mapping[int, str], out_of_time: bool
     print(f'Nothing is stored: {plan.bench.baseline} may be the fastest only because there was no '
           'time to try the others.')
     return False
-  plan.place.store(kind, decoders)
+  plan.place.store(kind, decoders, seconds)
   print(f'\nStored in {plan.place.folder} for {kind}: ' + ', '.join(
       f'{text} from {_images(size)} at once on'
       for size, text in defaults.different(decoders).items()) + '.')

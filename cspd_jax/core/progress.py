@@ -67,6 +67,14 @@ def _per_hour(steps: int, seconds: float, unit: str) -> str:
   return f'{3600 * steps / seconds:,.0f} {unit}s/hour' if steps and seconds else ''
 
 
+def duration(seconds: float) -> str:
+  """Returns a time in words, such as '12 minutes'."""
+  for unit, size in (('hours', 3600.0), ('minutes', 60.0)):
+    if seconds >= 2 * size:
+      return f'{seconds / size:.0f} {unit}'
+  return f'{seconds:.0f} seconds'
+
+
 def say(line: str) -> None:
   """Prints a line on stdout, above the progress bar if one is shown."""
   tqdm.tqdm.write(line, file=sys.stdout)

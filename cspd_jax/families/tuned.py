@@ -26,19 +26,24 @@ class Place(NamedTuple):
   parts: Mapping[str, str]
   defaults: Mapping[str, Any]
 
-  def store(self, kind: str, decoders: Mapping[int, str]) -> None:
+  def store(self, kind: str, decoders: Mapping[int, str], seconds: Mapping[int, float] = {}
+            ) -> None:
     """Writes a choice.
 
     Args:
       kind: the kind of device that it applies to, as JAX reports it.
       decoders: specifications by number of images that are decoded together; see
         `generation.defaults`.
+      seconds: measured seconds per image, by number of images.
     """
     is_model = (self.folder / folder_lib.FILE).exists()
     # Read again: a choice for another device may have been stored in the meantime.
     defaults = folder_lib.read(self.folder)['defaults'] if is_model else self.defaults
     choice = defaults_lib.joined(defaults.get('decoder'), kind, decoders)
-    folder_lib.save(self.folder, self.family, self.parts, {**defaults, 'decoder': choice})
+    measured = defaults_lib.with_seconds(defaults.get('seconds'), kind, {
+        size: (decoders[size], value) for size, value in seconds.items()})
+    folder_lib.save(self.folder, self.family, self.parts, {
+        **defaults, 'decoder': choice, **({'seconds': measured} if seconds else {})})
 
 
 def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = None) -> Place:

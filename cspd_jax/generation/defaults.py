@@ -8,6 +8,9 @@
 
 A device is named by its kind, as JAX reports it, or by its platform ('cpu', 'gpu', 'tpu'); the kind
 takes precedence. A number of images applies from itself up to the next number.
+
+`defaults.seconds` holds what `cspd-tune` measured with these decoders, seconds per image by kind of
+device and number of images: `{'NVIDIA H200': {'8': ['mc_sjd(window=32)', 1.25]}}`.
 """
 
 from collections.abc import Mapping
@@ -67,6 +70,36 @@ def joined(choice: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any
   sizes = different(_sizes(by_device.get(kind, {})) | dict(decoders))
   by_device[kind] = sizes[1] if list(sizes) == [1] else {str(size): sizes[size] for size in sizes}
   return by_device
+
+
+def with_seconds(measured: Any, kind: str, seconds: Mapping[int, tuple[str, float]]
+                 ) -> dict[str, Any]:
+  """Returns `defaults.seconds` with measurements added for one kind of device.
+
+  Args:
+    measured: `defaults.seconds` so far, or None.
+    kind: of the device.
+    seconds: decoder and seconds per image by number of images.
+  """
+  added = {str(size): list(entry) for size, entry in sorted(seconds.items())}
+  result = dict(measured or {})
+  return result | {kind: {**result.get(kind, {}), **added}}
+
+
+def seconds(measured: Any, kind: str, batch_size: int, specification: str) -> float | None:
+  """Returns the seconds per image that were measured, or None.
+
+  Args:
+    measured: `defaults.seconds` as a file holds it, or None.
+    kind: of the device.
+    batch_size: images decoded together.
+    specification: of the decoder.
+  """
+  by_size = measured.get(kind) if isinstance(measured, Mapping) else None
+  entry = by_size.get(str(batch_size)) if isinstance(by_size, Mapping) else None
+  if not isinstance(entry, list) or len(entry) != 2 or entry[0] != specification:
+    return None
+  return float(entry[1]) if isinstance(entry[1], int | float) and entry[1] > 0 else None
 
 
 def different(decoders: Mapping[int, str]) -> dict[int, str]:

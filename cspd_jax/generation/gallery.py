@@ -8,8 +8,10 @@ import jax
 import numpy as np
 
 from cspd_jax.checkpoints import files, paths, reading
+from cspd_jax.core.progress import duration
 from cspd_jax.generation import (
   batches,
+  defaults as defaults_lib,
   features as features_lib,
   generate as generate_lib,
   prompts as prompts_lib,
@@ -96,6 +98,19 @@ class Gallery:
     at_once = f', {self._size} at once' if self._size < count else ''
     return (f'{count} image{"s"[:count != 1]} with {self.task.specification}{at_once}; model '
             f'{self.task.model.name}')
+
+  @property
+  def estimate(self) -> str:
+    """One line with the memory and, if it was measured by cspd-tune, the time that it needs."""
+    model, needs = self.task.model, self.task.estimate()
+    free = '' if needs.free is None else f' of {needs.free / 1e9:.3g} GB that are free'
+    line = f'needs about {needs.needed(self._size) / 1e9:.3g} GB of memory{free}'
+    seconds = defaults_lib.seconds(
+        model.defaults.get('seconds'), model.device.device_kind, self._size,
+        str(self.task.specification))
+    if seconds is None:
+      return line
+    return f'{line}, and about {duration(len(self._own) * seconds)} as cspd-tune measured'
 
   @property
   def folder(self) -> str:

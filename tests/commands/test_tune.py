@@ -86,6 +86,10 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
   model = cspd_jax.load(own)
   assert model.generate('sea', guidance_scale=1).decoder == 'mc_sjd(window=3)'
   assert model.generate(['sea', 'sky', 'sand'], guidance_scale=1).decoder == 'vanilla'
+  chosen = {row['batch_size']: row for row in rows if row['chosen']}
+  assert model.defaults['seconds'] == {model.device.device_kind: {
+      size: [row['decoder'], pytest.approx(float(row['measured_seconds']))]
+      for size, row in chosen.items()}}
 
 
 def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):

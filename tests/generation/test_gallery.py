@@ -1,5 +1,8 @@
 """Images into a folder: the images of `generate`, whatever the batches are."""
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -25,6 +28,23 @@ def test_options_per_image(tmp_path):
       found.append(np.asarray(image))
   np.testing.assert_array_equal(
       found, model.generate(['sea', 'sky', 'sea'], batch_size=2, **options).images)
+
+
+def test_memory_and_time_before_the_start(tmp_path, monkeypatch):
+  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+  options = dict(decoder='sjd(window=4)', batch_size=2)
+  measured = {model.device.device_kind: {'2': ['sjd(window=4)', 12.5]}}
+  tuned = dataclasses.replace(model, defaults={**model.defaults, 'seconds': measured})
+  line = lambda model, **changes: Gallery(
+      model, ['sea'] * 20, tmp_path / 'out', **(options | changes)).estimate
+  monkeypatch.setattr(memory, 'free', lambda devices: 3e9)
+  assert re.fullmatch(r'needs about \S+ GB of memory of 3 GB that are free', line(model))
+  assert line(tuned).endswith(', and about 4 minutes as cspd-tune measured')
+  assert line(tuned, process_index=1, process_count=4).endswith('and about 62 seconds as cspd-tune '
+                                                                'measured')
+  # Another decoder or batch size was not measured.
+  assert line(tuned, decoder='vanilla') == line(model, decoder='vanilla')
+  assert line(tuned, batch_size=3) == line(model, batch_size=3)
 
 
 def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
