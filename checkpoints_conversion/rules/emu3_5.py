@@ -24,7 +24,6 @@ from cspd_jax.models.vq import IBQ, VQConfig
 _PRESET = 'emu3_5_34b'
 _TITLE, _TITLE_VQ = f'a transformer like {_PRESET}', 'the image tokenizer of Emu3.5'
 
-
 FIELDS: settings.Table = {
     **{name: entry for name, entry in early_fusion_settings.EMU3['config.json'].items()
        if name not in ('vocabulary_map', 'text_config', 'vq_config')},

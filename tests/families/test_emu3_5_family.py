@@ -19,13 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import store
+from cspd_jax.checkpoints import int8, store
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import warp
-from cspd_jax.models import eagle, early_fusion
+from cspd_jax.models import eagle, early_fusion, transformer
 from cspd_jax.text import bpe, templates
 from tests.families import published_files
 from tests.marks import representative
@@ -144,12 +145,19 @@ def test_both_releases_have_their_guidance(words, scale, tmp_path):
 
 
 def test_the_published_size_is_described():
-  """Parameters and cache of the 34B model, from shapes alone."""
+  """Numbers of parameters of the 34B model, and those that int8 stores in a byte."""
   config = early_fusion.PRESETS['emu3_5_34b']
-  two = dataclasses.replace(config, num_layers=2)
-  count = lambda config: sum(
-      leaf.size for leaf in jax.tree.leaves(store.sketch('early_fusion', config).params))
-  layer = count(two) - count(dataclasses.replace(config, num_layers=1))
-  assert layer * 64 == pytest.approx(31.2e9, rel=1e-3)  # As the paper counts the transformer.
-  table = config.vocab_size * config.dim
-  assert count(two) - 2 * layer == table + config.num_codes * config.dim + config.dim
+  is_matrix = int8.check('int8', 'early_fusion', transformer.MATRICES)
+
+  def counts(num_layers):
+    params = store.sketch('early_fusion', dataclasses.replace(config, num_layers=num_layers)).params
+    flat = traverse_util.flatten_dict(params, sep='/')
+    return np.array([sum(leaf.size for name, leaf in flat.items() if is_matrix(name) or not whole)
+                     for whole in (False, True)])
+
+  one, two = counts(1), counts(2)
+  numbers, matrices = two - one
+  assert 64 * numbers == pytest.approx(31.2e9, rel=1e-3)  # As the paper counts the transformer.
+  assert numbers - matrices == 2 * config.dim + 2 * config.head_dim  # The norms.
+  ends = config.vocab_size + config.num_codes + 1
+  assert one[0] - numbers == ends * config.dim and one[1] == matrices
