@@ -20,6 +20,7 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     'lumina_mgpt': ('lumina_mgpt', ('chameleon_vqgan', 'eagle_lumina_mgpt')),
     'anole': ('anole', ('chameleon_vqgan', 'eagle_anole')),
     'emu3': ('emu3', ('emu3_vq',)),
+    'emu3_5': ('emu3_5', ('emu3_5_vq',)),
     'mar': ('mar', ('kl_vae',)),
     'nextstep': ('nextstep', ('nextstep_vae',)),
     'janus': ('janus_pro', ('janus_pro_vq',)),

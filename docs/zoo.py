@@ -1,5 +1,6 @@
 """The table of published models: sizes by shape evaluation, and the tests that verify each."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,9 @@ EVIDENCE: dict[str, Evidence] = {
         '2390 to 568 passes with coupled windows (SCD, arXiv 2510.24211)'),
     'anole': Evidence('that of Chameleon', _discrete(), '2.00x with SJD (arXiv 2410.01699)'),
     'emu3': Evidence('Apache-2.0', _discrete(), '4.31x with SJD-PAC (arXiv 2603.18599)'),
+    'emu3_5': Evidence('Apache-2.0', {
+        'shapes': 'tests/models/test_emu3_5.py', 'parity': 'tests/models/test_emu3_5.py',
+        'folder to pictures': 'tests/families/test_whole_folders.py'}),
     'janus': Evidence('DeepSeek License Agreement 1.0', {
         'shapes': 'tests/conversion/test_janus_conversion.py',
         'parity': 'tests/models/test_janus.py',
@@ -62,10 +66,15 @@ def _row(page: str, evidence: Evidence) -> dict[str, Any]:
           for preset, config in target.presets.items()]
   between = lambda name: _range([row[name] for row in rows])
   return {
-      'family': f'[{page.replace("_", " ")}](families/{page}.md)', 'models': str(len(rows)),
+      'family': f'[{_name(page)}](families/{page}.md)', 'models': str(len(rows)),
       'parameters': between('parameters'), 'tokens of an image': between('tokens of an image'),
       'in bfloat16': between('in bfloat16'), 'licence of the weights': evidence.licence,
       'tested': ', '.join(evidence.tests), 'published by others, lossless': evidence.others}
+
+
+def _name(page: str) -> str:
+  """The name of a family, in which a point separates the numbers of a version."""
+  return re.sub(r'(?<=\d)_(?=\d)', '.', page).replace('_', ' ')
 
 
 def _range(values: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from checkpoints_conversion.rules import (
   clip,
   eagle,
   early_fusion,
+  emu3_5,
   emu3_vq,
   inception,
   janus,
@@ -71,5 +72,8 @@ register(text.NEXTSTEP)
 register(janus.FAMILY)
 register(janus.VQ)
 register(text.JANUS_PRO)
+register(emu3_5.FAMILY)
+register(emu3_5.VQ)
+register(text.EMU3_5)
 register(inception.FAMILY)
 register(clip.FAMILY)

@@ -201,7 +201,9 @@ def _assumed(token_side: int, config: EarlyFusionConfig, specified: Collection[s
     config: the model's sizes.
     specified: the names of the options and settings.
   """
-  lines = [] if config.qk_norm else family.assumed_heads(config, specified)
+  # The norms of queries and keys have the width of a head.
+  has_norms = config.qk_norm or config.qk_rms_norm
+  lines = [] if has_norms else family.assumed_heads(config, specified)
   if not {'height', 'width'} <= set(specified):
     lines.append(
         f'assumed images of {config.height}x{config.width} tokens ({config.height * token_side}x'

@@ -1,4 +1,4 @@
-"""Tokenizer files of Chameleon's relatives, T5, NextStep-1 and Janus-Pro; Emu3's for `tiktoken`."""
+"""Tokenizer files of the models of text and images, and of T5; those of Emu3 are for `tiktoken`."""
 
 import functools
 from collections.abc import Mapping
@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from checkpoints_conversion.rules import base, family
 from cspd_jax.text import bpe
 
+# Where the tokenizer file for `tiktoken` is published, by the form.
+_RANKS = {'emu3': 'BAAI/Emu3-Gen', 'emu3_5': 'src/tokenizer_emu3_ibq of the official program'}
+
 
 def rules(config: bpe.TextConfig) -> list[base.Rule]:
   """Returns the rule table, which checks the file and leaves it unchanged."""
   def checked(file):
-    if config.form == 'emu3' and bytes(file[:1]) == b'{':
+    if config.form in _RANKS and bytes(file[:1]) == b'{':
       raise family.ConversionError(
           "source is a tokenizer.json, as transformers' folders of Emu3 have it; Emu3's tokenizer "
-          'is read from emu3.tiktoken, which BAAI/Emu3-Gen has.')
+          f'is read from emu3.tiktoken, which {_RANKS[config.form]} has.')
     bpe.read({'file': file}, config.form)
     return (file,)
 
@@ -39,6 +42,7 @@ def of_form(form: str, model: str) -> family.FileFamily:
 
 LUMINA_MGPT, ANOLE, EMU3 = (
     of_form(form, 'early_fusion') for form in ('lumina_mgpt', 'anole', 'emu3'))
+EMU3_5 = of_form('emu3_5', 'early_fusion')
 T5 = of_form('t5', 'llamagen')
 NEXTSTEP = of_form('nextstep', 'nextstep')
 JANUS_PRO = of_form('janus_pro', 'janus_pro')

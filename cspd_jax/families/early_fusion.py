@@ -1,4 +1,4 @@
-"""Early-fusion models, one vocabulary for text and images: Lumina-mGPT, Anole and Emu3."""
+"""Early-fusion models, one vocabulary for text and images: Lumina-mGPT, Anole, Emu3 and Emu3.5."""
 
 import dataclasses
 import functools
@@ -87,7 +87,7 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
   if loaded.kind == 'emu3_vq':
     return _pixels(config, loaded, emu3_vq, np.arange(config.num_codes))
   features = lambda params, images: frechet.features(params, loaded.config, images)
-  if loaded.config.spatial_norm:
+  if loaded.config.spatial_norm or loaded.config.by_product:
     return _pixels(config, loaded, vq, np.arange(config.num_codes))._replace(features=features)
   if text is None:
     raise ValueError(
@@ -142,8 +142,9 @@ FAMILY = Family(
     build=build, resize=resize,
     published=Published(early_fusion.PRESETS, _networks,
                         lambda config, count: token_prompts.described(count)),
-    text_forms={'lumina_mgpt': bpe.Vocabulary, 'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks},
+    text_forms={'lumina_mgpt': bpe.Vocabulary, 'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks,
+                'emu3_5': bpe.Emu3Ranks},
     prompt_writers={name: getattr(templates, name) for name in (
-        'lumina_mgpt', 'lumina_mgpt_sjd', 'anole', 'emu3')},
+        'lumina_mgpt', 'lumina_mgpt_sjd', 'anole', 'emu3', 'emu3_5')},
     # As LANTERN publishes them for Anole and Lumina-mGPT (arXiv 2410.03355).
     eagle_layers={'chameleon': eagle.Layer(attention_norm=True, qk_norm=True)})

@@ -1,7 +1,7 @@
 """Early fusion: transformers over one vocabulary of text and images.
 
-These are Chameleon (arXiv 2405.09818), which coined the term, Emu3 (arXiv 2409.18869), and the
-models derived from them, Lumina-mGPT and Anole.
+These are Chameleon (arXiv 2405.09818), which coined the term, Emu3 (arXiv 2409.18869), Emu3.5
+(arXiv 2510.26583), and the models derived from Chameleon, Lumina-mGPT and Anole.
 
 A sequence is a prompt, which ends with the tokens that announce an image and its size, followed by
 the codes of the image row by row. A grammar may require special tokens at the end of each row and
@@ -160,7 +160,11 @@ def _published() -> dict[str, EarlyFusionConfig]:
       height=90, width=90, vocab_size=184622, num_codes=32768, first_code=151854, row_end=151846,
       image_ends=(151847, 151853, 151850), num_kv_heads=8, ffn_dim=14336, qk_norm=False,
       rope_base=1e6)
-  return lumina | {'anole_7b': EarlyFusionConfig(), 'emu3_gen_8b': emu3}
+  emu3_5 = dataclasses.replace(
+      emu3, height=64, width=64, vocab_size=282926, num_codes=131072, ends_last_row=False,
+      image_ends=(151853,), dim=5120, num_layers=64, num_heads=64, attention_dim=8192,
+      ffn_dim=25600, qk_rms_norm=True)
+  return lumina | {'anole_7b': EarlyFusionConfig(), 'emu3_gen_8b': emu3, 'emu3_5_34b': emu3_5}
 
 
 # The published models; height and width are those of their square images.

@@ -1,10 +1,11 @@
-"""Vector-quantised image tokenizers: LlamaGen's, Chameleon's and MoVQGAN's, any size.
+"""Vector-quantised image tokenizers of LlamaGen, Chameleon, MoVQGAN and Emu3.5, any size.
 
 A convolutional encoder maps an image to a grid of small vectors; each is replaced by the nearest
 of `codebook_size` vectors, whose index is the token; a mirrored decoder maps the tokens back to
 an image. With the default configuration this is LlamaGen's VQ-16 (one token per 16x16 pixels),
 whose vectors have length one; `CHAMELEON` is the tokenizer of Chameleon, Lumina-mGPT and Anole,
-`MOVQGAN` that of Lumina-mGPT 2.0.
+`MOVQGAN` that of Lumina-mGPT 2.0, and `IBQ` that of Emu3.5, whose tokens have the largest inner
+product instead of the smallest distance.
 Everything is NHWC and a pure function of `(params, config)`.
 
   config = VQConfig()
@@ -26,7 +27,9 @@ with `res` = {norm_1, conv_1, norm_2, conv_2, shortcut (only where the width cha
 
 References: Sun et al., Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation,
 2024 (arXiv:2406.06525), section 3.1; Esser et al., Taming Transformers for High-Resolution Image
-Synthesis, 2021 (arXiv:2012.09841); Zheng et al., MoVQ, 2022 (arXiv:2209.09002), section 3.2.
+Synthesis, 2021 (arXiv:2012.09841); Zheng et al., MoVQ, 2022 (arXiv:2209.09002), section 3.2; Shi
+et al., Scalable Image Tokenization with Index Backpropagation Quantization, 2024
+(arXiv:2412.02692), section 3.
 """
 
 import dataclasses
@@ -38,6 +41,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.core import fields
+from cspd_jax.models.convolution import conv
 
 Params = Any
 
@@ -58,6 +62,8 @@ class VQConfig:
     level_attention: whether the level of the lowest resolution has attention, besides the middle.
     normalized: whether vectors of the encoder and the codebook are scaled to norm one.
     spatial_norm: whether the vectors of the tokens scale and shift the decoder's norms.
+    by_product: whether a vector becomes the token with the largest inner product, instead of the
+      smallest distance; without a difference for vectors of norm one.
   """
 
   in_channels: int = 3
@@ -70,6 +76,7 @@ class VQConfig:
   level_attention: bool = True
   normalized: bool = True
   spatial_norm: bool = False
+  by_product: bool = False
 
   def __post_init__(self):
     fields.check(self, num_res_blocks=(1, 64), ch_mult=(1, 1024))
@@ -100,54 +107,14 @@ CHAMELEON = VQConfig(
 MOVQGAN = VQConfig(
     ch=256, ch_mult=(1, 2, 2, 4), z_channels=4, codebook_dim=4, normalized=False,
     spatial_norm=True)
+IBQ = VQConfig(
+    ch=256, num_res_blocks=4, codebook_size=131072, codebook_dim=256, normalized=False,
+    by_product=True)
 
 
 def norm(channels: int, name: str) -> nn.GroupNorm:
   """Returns the group norm of these networks; see `Norm`."""
   return nn.GroupNorm(_num_groups(channels), epsilon=1e-6, use_fast_variance=False, name=name)
-
-
-def _conv(features: int, name: str) -> nn.Conv:
-  return nn.Conv(features, (3, 3), padding=1, name=name, conv_general_dilated=_same_conv)
-
-
-def _same_conv(x, kernel, *unused_args, **unused_kwargs):
-  """The 3x3 convolution of `_conv`, with the signature that `nn.Conv` calls."""
-  # XLA's kernel gradient is two to four times slower than a matrix product on CPUs, and faster on
-  # accelerators.
-  conv = _conv_for_cpu if jax.default_backend() == 'cpu' else _plain_conv
-  return conv(x, kernel)
-
-
-def _plain_conv(x, kernel):
-  return jax.lax.conv_general_dilated(
-      x, kernel, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
-
-
-def _conv_for_cpu_forward(x, kernel):
-  return _plain_conv(x, kernel), (x, kernel)
-
-
-def _conv_for_cpu_backward(residuals, grad):
-  """Gradients of `_plain_conv`; the kernel's is one matrix product per image, to fit CPU caches."""
-  x, kernel = residuals
-  grad_x = _plain_conv(grad, jnp.flip(kernel, (0, 1)).swapaxes(2, 3))
-  height, width = x.shape[1:3]
-  padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-
-  def add_image(total, image_and_grad):
-    image, image_grad = image_and_grad
-    patches = jnp.concatenate(
-        [image[i:i + height, j:j + width] for i in range(3) for j in range(3)], axis=-1)
-    return total + jnp.einsum('hwp,hwf->pf', patches, image_grad), None
-
-  zeros = jnp.zeros((kernel[..., 0].size, kernel.shape[-1]), kernel.dtype)
-  grad_kernel, _ = jax.lax.scan(add_image, zeros, (padded, grad))
-  return grad_x, grad_kernel.reshape(kernel.shape)
-
-
-_conv_for_cpu = jax.custom_vjp(_plain_conv)
-_conv_for_cpu.defvjp(_conv_for_cpu_forward, _conv_for_cpu_backward)
 
 
 # Maps `(channels, name)` to a module or function that normalises `[B, H, W, channels]`.
@@ -180,8 +147,8 @@ class ResidualBlock(nn.Module):
   @nn.compact
   def __call__(self, x):
     width = x.shape[-1]
-    h = _conv(self.features, 'conv_1')(nn.swish(self.norm(width, 'norm_1')(x)))
-    h = _conv(self.features, 'conv_2')(nn.swish(self.norm(self.features, 'norm_2')(h)))
+    h = conv(self.features, 'conv_1')(nn.swish(self.norm(width, 'norm_1')(x)))
+    h = conv(self.features, 'conv_2')(nn.swish(self.norm(self.features, 'norm_2')(h)))
     if width != self.features:
       x = nn.Dense(self.features, name='shortcut')(x)
     return x + h
@@ -236,7 +203,7 @@ class Level(nn.Module):
                   name='downsample')(x)
     elif self.resample == 'up':
       x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
-      x = _conv(self.features, 'upsample')(x)
+      x = conv(self.features, 'upsample')(x)
     return x
 
 
@@ -248,13 +215,13 @@ class Encoder(nn.Module):
   @nn.compact
   def __call__(self, x):
     c = self.config
-    x = _conv(c.ch, 'conv_in')(x)
+    x = conv(c.ch, 'conv_in')(x)
     last = len(c.ch_mult) - 1
     for i, multiple in enumerate(c.ch_mult):
       x = Level(c.ch * multiple, c.num_res_blocks, attention=c.level_attention and i == last,
                 resample=None if i == last else 'down', name=f'down_{i}')(x)
     x = Middle(name='mid')(x)
-    return _conv(c.z_channels, 'conv_out')(nn.swish(norm(x.shape[-1], 'norm_out')(x)))
+    return conv(c.z_channels, 'conv_out')(nn.swish(norm(x.shape[-1], 'norm_out')(x)))
 
 
 class Decoder(nn.Module):
@@ -266,13 +233,13 @@ class Decoder(nn.Module):
   @nn.compact
   def __call__(self, x):
     c = self.config
-    x = _conv(c.ch * c.ch_mult[-1], 'conv_in')(x)
+    x = conv(c.ch * c.ch_mult[-1], 'conv_in')(x)
     x = Middle(self.norm, name='mid')(x)
     last = len(c.ch_mult) - 1
     for i, multiple in enumerate(reversed(c.ch_mult)):
       x = Level(c.ch * multiple, c.num_res_blocks + 1, attention=c.level_attention and i == 0,
                 resample=None if i == last else 'up', norm=self.norm, name=f'up_{i}')(x)
-    return _conv(c.in_channels, 'conv_out')(nn.swish(self.norm(x.shape[-1], 'norm_out')(x)))
+    return conv(c.in_channels, 'conv_out')(nn.swish(self.norm(x.shape[-1], 'norm_out')(x)))
 
 
 class Tokenizer(nn.Module):
@@ -348,12 +315,12 @@ def codebook(params: Params, config: VQConfig) -> jax.Array:
 def quantize(params: Params, config: VQConfig, z: jax.Array) -> jax.Array:
   """Returns the indices `[...]` int32 of the codebook vectors nearest to `z` `[..., codebook_dim]`.
 
-  `z` is the result of `latents`.
+  `z` is the result of `latents`. See `VQConfig.by_product` for what is near.
   """
   vectors = codebook(params, config)
   scores = jnp.einsum('...d,nd->...n', z, vectors, precision=jax.lax.Precision.HIGHEST)
   # Between unit vectors the smallest distance is the largest inner product.
-  if not config.normalized:
+  if not (config.normalized or config.by_product):
     scores = scores - 0.5 * jnp.sum(jnp.square(vectors), axis=-1)
   return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 

@@ -185,7 +185,7 @@ class Vocabulary:
 
 
 class Emu3Ranks:
-  """A tokenizer file of `tiktoken`, with the special tokens of Emu3, as a `Text`.
+  """A tokenizer file of `tiktoken`, with the special tokens of Emu3 and Emu3.5, as a `Text`.
 
   The file has one token and its rank per line.
 

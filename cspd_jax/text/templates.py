@@ -84,6 +84,22 @@ def emu3(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], l
   return request, negative
 
 
+def emu3_5(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+  """Returns the two contexts of Emu3.5 (arXiv 2510.26583): the request and one without words.
+
+  Both continue with the start and the size of the image. In the official program the model itself
+  writes the start, and the text that may precede it; guidance begins with the image there too.
+  Arguments as for `lumina_mgpt`.
+  """
+  begin, answer, start, image = (id_of(text, f'<|{name}|>') for name in (
+      'extra_203', 'extra_100', 'image start', 'image token'))
+  image_header = [start, *text.encode(f'{height}*{width}'), image]
+  request, empty = (
+      [begin, *text.encode(f'You are a helpful assistant{task}. USER: {words} ASSISTANT: '), answer,
+       *image_header] for task, words in ((' for t2i task', prompt), ('', '')))
+  return request, empty
+
+
 def nextstep(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
   """Returns the contexts of NextStep-1 (arXiv 2508.10711): the request and the negative prompt.
 

@@ -50,6 +50,17 @@ EMU3_VQ = {
     'double_z': False, 'dropout': 0.0, 'embed_dim': 4, 'in_channels': 3,
     'model_type': 'Emu3VisionVQ', 'num_res_blocks': 2, 'out_channels': 3,
     'temporal_downsample_factor': 4, 'z_channels': 4}
+# Of Emu3.5 the fields that its programs read; the published file has not been seen.
+EMU3_5 = {
+    **EMU3, 'head_dim': 128, 'hidden_size': 5120, 'intermediate_size': 25600,
+    'max_position_embeddings': 32768, 'num_attention_heads': 64, 'num_hidden_layers': 64,
+    'layer_types': ['full_attention'] * 64, 'max_window_layers': None, 'sliding_window': None,
+    'use_sliding_window': False, 'vocab_size': 282926}
+EMU3_5_VQ = {
+    **_SAVED, 'attn_resolutions': [16], 'ch': 256, 'ch_mult': [1, 1, 2, 2, 4],
+    'codebook_size': 131072, 'double_z': False, 'dropout': 0.0, 'embed_dim': 256, 'in_channels': 3,
+    'model_type': 'Emu3p5VisionVQ', 'num_res_blocks': 4, 'out_ch': 3, 'resolution': 256,
+    'z_channels': 256}
 # Transformer and image tokenizer in one folder, as transformers stores them.
 EMU3_HF = {
     'architectures': ['Emu3ForConditionalGeneration'], 'dtype': 'float32', 'image_token_id': 151859,

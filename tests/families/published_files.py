@@ -24,6 +24,11 @@ LUMINA_MGPT = dataclasses.replace(
 ANOLE = dataclasses.replace(early_fusion.PRESETS['anole_7b'], height=3, width=4, **_small)
 EMU3 = dataclasses.replace(
     early_fusion.PRESETS['emu3_gen_8b'], height=2, width=3, **{**_small, 'num_kv_heads': 1})
+EMU3_5 = dataclasses.replace(
+    early_fusion.PRESETS['emu3_5_34b'], height=2, width=3, attention_dim=24,
+    **{**_small, 'num_kv_heads': 1})
+EMU3_5_VQ = dataclasses.replace(
+    vq.IBQ, ch=128, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, codebook_dim=4)
 CHAMELEON_VQ = vq.VQConfig(
     ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=8192, codebook_dim=4,
     level_attention=False, normalized=False)
@@ -149,6 +154,20 @@ def emu3(root):
   return root / 'Emu3-Gen'
 
 
+def emu3_5(root):
+  """The folders of the official program of Emu3.5."""
+  weights = root / 'weights'
+  shard(weights / 'Emu3.5-Image', tensors('emu3_5', EMU3_5, 6),
+        transformer_settings(published_settings.EMU3_5, EMU3_5) | dict(head_dim=EMU3_5.head_dim))
+  (weights / 'Emu3.5-VisionTokenizer').mkdir()
+  save_pickle(tensors('emu3_5_vq', EMU3_5_VQ, 7),
+              weights / 'Emu3.5-VisionTokenizer' / 'model.ckpt', 'state_dict')
+  text = root / 'src' / 'tokenizer_emu3_ibq'
+  text.mkdir(parents=True)
+  (text / 'emu3.tiktoken').write_bytes(emu3_text())
+  return weights / 'Emu3.5-Image'
+
+
 def flan_t5(folder):
   """Flan-T5, whole: encoder, decoder and tokenizer."""
   encoder = tensors('t5', T5, 41)
@@ -174,6 +193,7 @@ WHOLE = {
     'lumina_mgpt': (lumina_mgpt, ('--height=4', '--width=6')),
     'anole': (anole, ('--height=3', '--width=4')),
     'emu3': (emu3, ('--height=2', '--width=3')),
+    'emu3_5': (emu3_5, ('--height=2', '--width=3')),
     'llamagen': (llamagen_words, ('--model=t2i_xl_256',)),
 }
 

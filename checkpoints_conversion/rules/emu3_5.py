@@ -1,0 +1,105 @@
+"""Emu3.5 (arXiv 2510.26583), transformer and image tokenizer, as BAAI publishes them.
+
+The transformer has the names of Emu3 and two norms more in every layer; the image tokenizer is IBQ
+(arXiv 2412.02692) with the names of taming-transformers.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from checkpoints_conversion.rules import (
+  base,
+  blocks,
+  early_fusion,
+  early_fusion_settings,
+  family,
+  nextstep,
+  settings,
+)
+from checkpoints_conversion.rules.settings import Free, Must, Size
+from cspd_jax.models import early_fusion as model
+from cspd_jax.models.vq import IBQ, VQConfig
+
+_PRESET = 'emu3_5_34b'
+_TITLE, _TITLE_VQ = f'a transformer like {_PRESET}', 'the image tokenizer of Emu3.5'
+
+FIELDS: settings.Table = {
+    **{name: entry for name, entry in early_fusion_settings.EMU3['config.json'].items()
+       if name not in ('vocabulary_map', 'text_config', 'vq_config')},
+    'model_type': Must(('Emu3',)),
+    # The class of the official program for vLLM has these fields too.
+    **{name: nextstep.FIELDS[name] for name in (
+        'use_sliding_window', 'sliding_window', 'max_window_layers', 'layer_types')},
+}
+_LOSS = Free('a term of the loss')
+FIELDS_VQ: settings.Table = {
+    **settings.COMMON,
+    'model_type': Must(('Emu3p5VisionVQ',)),
+    'codebook_size': Size('codebook_size'), 'n_embed': Size('codebook_size'),
+    'embed_dim': Size('codebook_dim'), 'z_channels': Size('z_channels'),
+    'in_channels': Size('in_channels'), 'out_ch': Size('in_channels'), 'ch': Size('ch'),
+    'ch_mult': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
+    'double_z': Must((False,)), 'resamp_with_conv': Must((True,)), 'give_pre_end': Must((False,)),
+    'l2_normalize': Must((False,)), 'remap': Must(()),
+    'attn_resolutions': settings.OF_SHAPES, 'resolution': settings.OF_SHAPES,
+    'beta': _LOSS, 'use_entropy_loss': _LOSS, 'cosine_similarity': _LOSS,
+    'entropy_temperature': _LOSS, 'sample_minimization_weight': _LOSS,
+    'batch_maximization_weight': _LOSS,
+}
+
+
+def _sampling(config: model.EarlyFusionConfig) -> Mapping[str, Any]:
+  """Returns the options of the official text-to-image configuration, for both releases."""
+  del config
+  options = {'temperature': 1.0, 'top_p': 1.0, 'top_k': 5120}
+  return {'pictures': {**options, 'guidance_scale': 5.0},  # Emu3.5-Image.
+          'emu3_5': {**options, 'guidance_scale': 2.0}}
+
+
+def rules_vq(config: VQConfig) -> list[base.Rule]:
+  """Returns the rule table of an image tokenizer."""
+  return blocks.taming(len(config.ch_mult)) + [
+      base.Rule('quantize.embedding.weight', ('codebook/embedding',), base.KEEP)]
+
+
+def infer_vq(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
+  """Infers the sizes of an image tokenizer from its shapes alone.
+
+  Raises:
+    ConversionError: if the shapes are not those of such a tokenizer.
+  """
+  del options
+  sizes = blocks.taming_sizes(_TITLE_VQ, shapes)
+  codebook_size, codebook_dim = family.shape(_TITLE_VQ, shapes, 'quantize.embedding.weight', 2)
+  last = len(sizes['ch_mult']) - 1
+  return VQConfig(
+      z_channels=family.shape(_TITLE_VQ, shapes, 'quant_conv.weight', 4)[1],
+      codebook_size=codebook_size, codebook_dim=codebook_dim, normalized=False, by_product=True,
+      level_attention=f'encoder.down.{last}.attn.0.norm.weight' in shapes, **sizes)
+
+
+def _near(*files: str) -> tuple[str, ...]:
+  """Returns the paths of files in the folder of a transformer and in the one above."""
+  return tuple(f'{folder}{file}' for folder in ('', '../') for file in files)
+
+
+FAMILY = early_fusion.EMU3._replace(
+    name='emu3_5', title=_TITLE, infer=functools.partial(early_fusion.infer, _PRESET),
+    presets={_PRESET: model.PRESETS[_PRESET]},
+    settings=functools.partial(settings.read, {'config.json': FIELDS}),
+    # Their published values have not been seen.
+    needed={'norm_eps': '"rms_norm_eps": ...', 'rope_base': '"rope_theta": ...'},
+    assumed=early_fusion.ANOLE.assumed,  # A token has 16 x 16 pixels there too.
+    sampling=_sampling,
+    layout=lambda name: {
+        'emu3_5': ('.',),
+        'emu3_5_vq': _near('Emu3.5-VisionTokenizer/model.safetensors',
+                           'Emu3.5-VisionTokenizer/model.ckpt'),
+        'emu3_5_text': (*_near('emu3.tiktoken', 'tokenizer_emu3_ibq/emu3.tiktoken'),
+                        # The official program has its weights in `weights`.
+                        '../../src/tokenizer_emu3_ibq/emu3.tiktoken')})
+VQ = family.FileFamily(
+    name='emu3_5_vq', title=_TITLE_VQ, kind='vq', rules=rules_vq, infer=infer_vq,
+    presets={'ibq_131072': IBQ}, model='early_fusion',
+    settings=functools.partial(settings.read, {'config.json': FIELDS_VQ}))

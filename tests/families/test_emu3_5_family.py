@@ -1,0 +1,163 @@
+"""Emu3.5: prompts and sampled distributions of the official program, a converted folder at work.
+
+`tests/data/emu3_5.npz` was recorded from the program of baaivision/Emu3.5 (commit 8fcf1da):
+
+- `ids_0` to `ids_3` are the ids of its text-to-image template for `PROMPTS`, `ids_empty` those of
+  its prompt without words, and `ids_image` those of the start of an image of 2x3 codes, by its
+  tokenizer with the ranks of `published_files.emu3_text`.
+- `probabilities` `[8, 44]` in descending order and `probabilities_ids`, the published ids that they
+  belong to (-1 where there are no more), at every position of an image: its
+  `UnbatchedClassifierFreeGuidanceLogitsForVisualTokenWithDifferentialTopKProcessor` with scale 5
+  and the 40 most probable image tokens, then `softmax`, over `Emu3ForCausalLM` in float32 at the
+  sizes of `published_files.EMU3_5`, with the weights of `published.py`, seed 76. The prompt is
+  'a cat', the codes are `default_rng(77).integers(0, 131072, 6)`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+
+import cspd_jax
+from cspd_jax import families
+from cspd_jax.checkpoints import int8, store
+from cspd_jax.commands import generate as generate_command
+from cspd_jax.decoding import warp
+from cspd_jax.models import eagle, early_fusion, transformer
+from cspd_jax.text import bpe, templates
+from tests.families import published_files
+from tests.marks import representative
+from tests.models import published
+
+pytest.importorskip('tiktoken')
+
+CONFIG = published_files.EMU3_5
+PROMPTS = ['a cat', '', 'a dog, 中文', 'cafe\u0301']
+
+
+@pytest.fixture(scope='module')
+def text():
+  return bpe.read({'file': np.frombuffer(published_files.emu3_text(), np.uint8)}, 'emu3_5')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A converted model, with an EAGLE network that was not trained."""
+  root = tmp_path_factory.mktemp('emu3_5')
+  published_files.convert_whole('emu3_5', root / 'published', root / 'model')
+  config = families.FAMILIES['early_fusion'].published.networks(CONFIG)['eagle'][1]
+  store.save(root / 'model' / 'eagle', 'eagle', config, eagle.init(config, jax.random.key(3)))
+  families.save(root / 'model', 'early_fusion', {'eagle': 'eagle'})
+  return root / 'model'
+
+
+@pytest.fixture(scope='module')
+def model(folder):
+  return cspd_jax.load(folder)
+
+
+@pytest.mark.parametrize('number', range(len(PROMPTS)))
+def test_prompts_are_those_of_the_official_program(text, number):
+  recorded = published.recorded('emu3_5')
+  image = recorded['ids_image'].tolist()
+  request, empty = templates.emu3_5(text, PROMPTS[number], 2, 3)
+  assert request == recorded[f'ids_{number}'].tolist() + image
+  assert empty == recorded['ids_empty'].tolist() + image
+  # Names of tokens in the words of a user are words.
+  assert templates.emu3_5(text, 'a <|image start|> cat', 2, 3)[0].count(image[0]) == 1
+
+
+def test_probabilities_are_those_of_the_official_sampler(text):
+  order = early_fusion.order(CONFIG)
+  prompt = templates.padded([templates.emu3_5(text, 'a cat', 2, 3)])
+  condition = prompt._replace(tokens=np.argsort(order)[prompt.tokens])
+  positions = jnp.arange(CONFIG.num_tokens)[None]
+  codes = np.random.default_rng(77).integers(0, CONFIG.num_codes, 6)[None]
+  tokens = early_fusion.with_grammar(CONFIG, codes)
+
+  @jax.jit
+  def probabilities(params):
+    streams = [early_fusion.logits_and_features(
+        params, CONFIG, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
+    return warp.probabilities(
+        jnp.stack(streams), warp.Warp(guidance_scale=5.0, top_k=40), positions,
+        early_fusion.forced(CONFIG, positions))[0]
+
+  with jax.default_matmul_precision('highest'):
+    computed = np.asarray(probabilities(published.params('emu3_5', CONFIG, 76)))
+  recorded = published.recorded('emu3_5')
+  ids = recorded['probabilities_ids']
+  whole = np.zeros((CONFIG.num_tokens, CONFIG.vocab_size), np.float32)
+  np.put_along_axis(
+      whole, np.maximum(ids, 0), np.where(ids < 0, 0, recorded['probabilities']), axis=1)
+  want = whole[:, order[:CONFIG.num_image_tokens]]
+  np.testing.assert_allclose(want.sum(axis=1), 1, atol=1e-5)
+  np.testing.assert_allclose(computed, want, atol=2e-5)
+  assert np.array_equal(computed > 0, want > 0)
+
+
+@pytest.fixture(scope='module')
+def vanilla(model):
+  return model.generate(PROMPTS[:3], seed=5, decoder='vanilla')
+
+
+@pytest.mark.parametrize('decoder', representative(
+    ('seed_exact(window=4)', 'eagle(tree=chain(3))+match',
+     'corrected_seed_exact(by=eagle, window=4)', 'corrected_seed_exact(by=layers, window=4)'),
+    'seed_exact(window=4)'))
+def test_seed_exact_decoders_write_the_tokens_of_vanilla(model, vanilla, decoder):
+  made = model.generate(PROMPTS[:3], seed=5, decoder=decoder)
+  np.testing.assert_array_equal(made.decoded.tokens, vanilla.decoded.tokens)
+  np.testing.assert_array_equal(np.asarray(made.decoded.tokens)[:, [3, 7]], [[131072, 131073]] * 3)
+
+
+def test_pictures_are_encoded_as_the_tokens_they_show(model, vanilla):
+  """The tokenizer's map of tokens is the identity, with the grammar around it."""
+  tokens = np.asarray(vanilla.decoded.tokens)
+  params, tokenizer = model.tokenizer.params, model.tokenizer
+  images = jax.jit(tokenizer.decode)(params, tokens)
+  encoded = np.asarray(jax.jit(tokenizer.encode)(params, images))
+  forced = np.asarray(early_fusion.forced(CONFIG, jnp.arange(8)))
+  np.testing.assert_array_equal(encoded[:, forced >= 0], np.tile(forced[forced >= 0], (3, 1)))
+  assert encoded.shape == (3, 8) and encoded[:, forced < 0].max() < 131072
+
+
+def test_other_grids_and_int8(folder, tmp_path):
+  assert not generate_command.main(
+      ['cspd-generate', f'--model={folder}', '--grid=3x2', '--quantize=int8', '--prompt=a cat',
+       '--decoder=seed_exact(window=4)', f'--output={tmp_path}'])
+  picture, = tmp_path.glob('*.png')
+  header = picture.read_bytes()[16:24]
+  assert (int.from_bytes(header[:4], 'big'), int.from_bytes(header[4:], 'big')) == (4, 6)
+
+
+@pytest.mark.parametrize('words, scale', [((), 5.0), (('--sampling=emu3_5',), 2.0)])
+def test_both_releases_have_their_guidance(words, scale, tmp_path):
+  source = published_files.emu3_5(tmp_path)
+  assert not published_files.convert(
+      source.parent, 'emu3_5', source.name, tmp_path / 'model', '--height=2', '--width=3',
+      '--role=target', *words)
+  assert cspd_jax.load(tmp_path / 'model').defaults == {
+      'temperature': 1.0, 'top_p': 1.0, 'top_k': 5120, 'guidance_scale': scale}
+
+
+def test_the_published_size_is_described():
+  """Numbers of parameters of the 34B model, and those that int8 stores in a byte."""
+  config = early_fusion.PRESETS['emu3_5_34b']
+  is_matrix = int8.check('int8', 'early_fusion', transformer.MATRICES)
+
+  def counts(num_layers):
+    params = store.sketch('early_fusion', dataclasses.replace(config, num_layers=num_layers)).params
+    flat = traverse_util.flatten_dict(params, sep='/')
+    return np.array([sum(leaf.size for name, leaf in flat.items() if is_matrix(name) or not whole)
+                     for whole in (False, True)])
+
+  one, two = counts(1), counts(2)
+  numbers, matrices = two - one
+  assert 64 * numbers == pytest.approx(31.2e9, rel=1e-3)  # As the paper counts the transformer.
+  assert numbers - matrices == 2 * config.dim + 2 * config.head_dim  # The norms.
+  ends = config.vocab_size + config.num_codes + 1
+  assert one[0] - numbers == ends * config.dim and one[1] == matrices
