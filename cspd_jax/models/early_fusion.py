@@ -1,7 +1,7 @@
 """Early fusion: transformers over one vocabulary of text and images.
 
 These are Chameleon (arXiv 2405.09818), which coined the term, Emu3 (arXiv 2409.18869), and the
-models derived from them, Lumina-mGPT and Anole.
+models derived from them, Lumina-mGPT, Lumina-mGPT 2.0 (arXiv 2507.17801) and Anole.
 
 A sequence is a prompt, which ends with the tokens that announce an image and its size, followed by
 the codes of the image row by row. A grammar may require special tokens at the end of each row and
@@ -160,7 +160,12 @@ def _published() -> dict[str, EarlyFusionConfig]:
       height=90, width=90, vocab_size=184622, num_codes=32768, first_code=151854, row_end=151846,
       image_ends=(151847, 151853, 151850), num_kv_heads=8, ffn_dim=14336, qk_norm=False,
       rope_base=1e6)
-  return lumina | {'anole_7b': EarlyFusionConfig(), 'emu3_gen_8b': emu3}
+  # Its transformer has the sizes of Chameleon's 7B; images have 768 pixels, 8 per code.
+  lumina_2 = EarlyFusionConfig(
+      height=96, width=96, vocab_size=171385, num_codes=16384, first_code=155000, row_end=151670,
+      image_ends=(151666,))
+  return lumina | {
+      'lumina_mgpt_2_7b': lumina_2, 'anole_7b': EarlyFusionConfig(), 'emu3_gen_8b': emu3}
 
 
 # The published models; height and width are those of their square images.
