@@ -37,6 +37,8 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
   # A file in a folder of its own may have settings next to it.
   patterns += [str(path.with_name('config.json')) for path in map(pathlib.PurePosixPath, inside)
                if path.suffix and len(path.parts) > 1]
+  if 'tokenizer.json' in names:
+    patterns.append('tokenizer_config.json')
   if '.' in names:
     patterns += ['*.safetensors', '*.safetensors.index.json', 'config.json']
   try:

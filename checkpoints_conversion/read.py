@@ -161,7 +161,9 @@ def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
-  """Reads the settings next to weights: config.json, params.json and consolidate_params.json.
+  """Reads the settings next to weights.
+
+  These are config.json, params.json, consolidate_params.json and tokenizer_config.json.
 
   Args:
     path: a source; see `read`.
@@ -175,7 +177,8 @@ def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
   path = pathlib.Path(path).expanduser()
   folder = path if path.is_dir() else path.parent
   return {name: _json(folder / name)
-          for name in ('config.json', 'params.json', 'consolidate_params.json')
+          for name in ('config.json', 'params.json', 'consolidate_params.json',
+                       'tokenizer_config.json')
           if (folder / name).is_file()}
 
 

@@ -18,6 +18,7 @@ from cspd_jax.measure import tables
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     'llamagen': ('llamagen', ('llamagen_vq', 't5')),
     'lumina_mgpt': ('lumina_mgpt', ('chameleon_vqgan', 'eagle_lumina_mgpt')),
+    'lumina_mgpt_2': ('lumina_mgpt_2', ('movqgan',)),
     'anole': ('anole', ('chameleon_vqgan', 'eagle_anole')),
     'emu3': ('emu3', ('emu3_vq',)),
     'emu3_5': ('emu3_5', ('emu3_5_vq',)),

@@ -36,6 +36,9 @@ EVIDENCE: dict[str, Evidence] = {
     'lumina_mgpt': Evidence(
         'that of Chameleon', _discrete(),
         '2390 to 568 passes with coupled windows (SCD, arXiv 2510.24211)'),
+    'lumina_mgpt_2': Evidence('Apache-2.0', {
+        **_discrete(), 'parity': 'tests/families/test_lumina_mgpt_2.py'},
+                              '2.14x in time with SJD (its README)'),
     'anole': Evidence('that of Chameleon', _discrete(), '2.00x with SJD (arXiv 2410.01699)'),
     'emu3': Evidence('Apache-2.0', _discrete(), '4.31x with SJD-PAC (arXiv 2603.18599)'),
     'emu3_5': Evidence('Apache-2.0', {

@@ -1,5 +1,6 @@
 """Transformers over one vocabulary of text and images in the formats of transformers and Meta:
-Lumina-mGPT (arXiv 2408.02657), Anole (arXiv 2407.06135) and Emu3 (arXiv 2409.18869)."""
+Lumina-mGPT (arXiv 2408.02657) and 2.0 (arXiv 2507.17801), Anole (arXiv 2407.06135) and Emu3 (arXiv
+2409.18869)."""
 
 import functools
 import re
@@ -146,7 +147,8 @@ def _codes_only(config: EarlyFusionConfig) -> Transform:
   return Transform(lambda x: (x[first:after].T,), inverse)
 
 
-def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> EarlyFusionConfig:
+def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,
+          any_vocabulary: bool = False) -> EarlyFusionConfig:
   """Infers the sizes of a transformer.
 
   Args:
@@ -154,6 +156,7 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Ear
     shapes: shapes of its published tensors.
     options: `height` and `width` of its images in codes, `num_heads`; and `swin_norm`, `rope_base`
       and `norm_eps`, which settings files specify. Their defaults are the published values.
+    any_vocabulary: whether the vocabulary may have another size, if it has all codes.
 
   Raises:
     ConversionError: if the shapes and options do not determine all sizes, or the vocabulary
@@ -163,9 +166,11 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Ear
   name = file_format.name
   shape = lambda tensor, rank: family.shape(_title(preset), shapes, name(tensor), rank)
   vocab_size, dim = shape('model.embed_tokens.weight', 2)
-  if vocab_size != published.vocab_size:
+  least = published.first_code + published.num_codes
+  if vocab_size < least if any_vocabulary else vocab_size != published.vocab_size:
+    required = f'at least {least}' if any_vocabulary else published.vocab_size
     raise family.ConversionError(
-        f'The file has {vocab_size} tokens; {_title(preset)} has {published.vocab_size}.')
+        f'The file has {vocab_size} tokens; {_title(preset)} has {required}.')
   default_heads = published.num_heads if dim == published.dim else None
   attention = shape('model.layers.0.self_attn.q_proj.weight', 2)[0]
   norm = shapes.get(name('model.layers.0.self_attn.q_norm.weight'))
@@ -231,11 +236,11 @@ def _chameleon(name: str) -> tuple[str, ...]:
 def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
             others: Mapping[str, tuple[str, ...]], *, fields: Mapping[str, settings.Table],
             needed: Mapping[str, str], token_side: int = 16, norm_rows: int | None = None,
-            ) -> family.FileFamily:
+            any_vocabulary: bool = False) -> family.FileFamily:
   return family.FileFamily(
       name=name, title=_title(presets[0]), kind='early_fusion',
       rules=functools.partial(rules, file_format=Format(norm_rows=norm_rows)),
-      infer=functools.partial(infer, presets[0]),
+      infer=functools.partial(infer, presets[0], any_vocabulary=any_vocabulary),
       presets={preset: early_fusion.PRESETS[preset] for preset in presets},
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
@@ -256,6 +261,13 @@ LUMINA_MGPT = _family(
     fields=early_fusion_settings.CHAMELEON,
     # Models for three image sizes have the same shapes.
     needed={**early_fusion_settings.NEEDED, 'height': '', 'width': ''})
+LUMINA_MGPT_2 = _family(
+    'lumina_mgpt_2', ('lumina_mgpt_2_7b',), {'guidance_scale': 4.0, 'top_k': 4096}, norm_rows=1,
+    others={'movqgan': tuple(f'{folder}movqgan_270M.ckpt' for folder in (
+                '', 'movqgan/270M/', '../movqgan/270M/', '../')),
+            'lumina_mgpt_2_text': ('tokenizer.json',)},
+    fields=early_fusion_settings.LUMINA_MGPT_2, needed=early_fusion_settings.NEEDED,
+    token_side=8, any_vocabulary=True)
 ANOLE = _family(
     'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
     others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),

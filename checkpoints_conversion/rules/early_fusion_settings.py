@@ -1,7 +1,8 @@
 """Tables of the settings of transformers over one vocabulary of text and images; see `settings`.
 
 `CHAMELEON` is for the files of Chameleon, Lumina-mGPT and Anole by transformers, Alpha-VLLM and
-Meta, `EMU3` for those of Emu3 by BAAI and transformers.
+Meta, `LUMINA_MGPT_2` for those of Lumina-mGPT 2.0 by Alpha-VLLM, `EMU3` for those of Emu3 by BAAI
+and transformers.
 """
 
 from collections.abc import Mapping
@@ -80,6 +81,11 @@ CHAMELEON: Mapping[str, Table] = {
     'params.json': {**_ARGUMENTS, 'model': Part(_ARGUMENTS)},
     'consolidate_params.json': _ARGUMENTS,
 }
+
+_FIXED = Free('the official program has fixed ids, and reads those of no file')
+
+LUMINA_MGPT_2: Mapping[str, Table] = {'config.json': {
+    **_CHAMELEON, 'vocabulary_map': _FIXED, 'boi_token_id': _FIXED, 'eoi_token_id': _FIXED}}
 
 _EMU3: Table = {
     **_transformers(1e6),

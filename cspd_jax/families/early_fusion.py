@@ -1,4 +1,7 @@
-"""Early-fusion models, one vocabulary for text and images: Lumina-mGPT, Anole, Emu3 and Emu3.5."""
+"""Early-fusion models, one vocabulary for text and images.
+
+These are Lumina-mGPT and its version 2.0, Anole, Emu3 and Emu3.5.
+"""
 
 import dataclasses
 import functools
@@ -142,9 +145,9 @@ FAMILY = Family(
     build=build, resize=resize,
     published=Published(early_fusion.PRESETS, _networks,
                         lambda config, count: token_prompts.described(count)),
-    text_forms={'lumina_mgpt': bpe.Vocabulary, 'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks,
-                'emu3_5': bpe.Emu3Ranks},
+    text_forms={'lumina_mgpt': bpe.Vocabulary, 'lumina_mgpt_2': bpe.Vocabulary,
+                'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks, 'emu3_5': bpe.Emu3Ranks},
     prompt_writers={name: getattr(templates, name) for name in (
-        'lumina_mgpt', 'lumina_mgpt_sjd', 'anole', 'emu3', 'emu3_5')},
+        'lumina_mgpt', 'lumina_mgpt_sjd', 'lumina_mgpt_2', 'anole', 'emu3', 'emu3_5')},
     # As LANTERN publishes them for Anole and Lumina-mGPT (arXiv 2410.03355).
     eagle_layers={'chameleon': eagle.Layer(attention_norm=True, qk_norm=True)})

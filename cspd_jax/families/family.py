@@ -1,5 +1,6 @@
 """The description of a model family, and the registry of families."""
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -72,6 +73,8 @@ class Parts(NamedTuple):
   def writer(self, writers: Mapping[str, Writer]) -> Writer | None:
     """Returns the prompt writer that the default 'contexts' names, else that of the part 'text'.
 
+    The writer of the part gets its `first_token`, if there is one.
+
     Args:
       writers: the writers of the family by name; see `Family.prompt_writers`.
 
@@ -83,10 +86,13 @@ class Parts(NamedTuple):
     """
     if 'text' not in self.loaded:
       return None
-    name = self.defaults.get('contexts', self.loaded['text'].config.form)
+    config = self.loaded['text'].config
+    name = self.defaults.get('contexts', config.form)
     if name not in writers:
       raise ValueError(f'contexts of model {self.name!r} is {name!r}; it must be one of '
                        f'{", ".join(writers)}.')
+    if name == config.form and config.first_token is not None:
+      return functools.partial(writers[name], first_token=config.first_token)
     return writers[name]
 
 

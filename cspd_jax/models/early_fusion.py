@@ -1,7 +1,8 @@
 """Early fusion: transformers over one vocabulary of text and images.
 
 These are Chameleon (arXiv 2405.09818), which coined the term, Emu3 (arXiv 2409.18869), Emu3.5
-(arXiv 2510.26583), and the models derived from Chameleon, Lumina-mGPT and Anole.
+(arXiv 2510.26583), and the models derived from Chameleon: Lumina-mGPT, Lumina-mGPT 2.0
+(arXiv 2507.17801) and Anole.
 
 A sequence is a prompt, which ends with the tokens that announce an image and its size, followed by
 the codes of the image row by row. A grammar may require special tokens at the end of each row and
@@ -164,7 +165,12 @@ def _published() -> dict[str, EarlyFusionConfig]:
       emu3, height=64, width=64, vocab_size=282926, num_codes=131072, ends_last_row=False,
       image_ends=(151853,), dim=5120, num_layers=64, num_heads=64, attention_dim=8192,
       ffn_dim=25600, qk_rms_norm=True)
-  return lumina | {'anole_7b': EarlyFusionConfig(), 'emu3_gen_8b': emu3, 'emu3_5_34b': emu3_5}
+  # Its transformer has the sizes of Chameleon's 7B; images have 768 pixels, 8 per code.
+  lumina_2 = EarlyFusionConfig(
+      height=96, width=96, vocab_size=171385, num_codes=16384, first_code=155000, row_end=151670,
+      image_ends=(151666,))
+  return lumina | {'lumina_mgpt_2_7b': lumina_2, 'anole_7b': EarlyFusionConfig(),
+                   'emu3_gen_8b': emu3, 'emu3_5_34b': emu3_5}
 
 
 # The published models; height and width are those of their square images.

@@ -37,10 +37,13 @@ class TextConfig:
   Attributes:
     form: name of the file's reader, a key of `FORMS`.
     num_bytes: size of the file.
+    first_token: name of the token before every prompt, for models that read it from another file;
+      None if the prompt template names it.
   """
 
   form: str = 'lumina_mgpt'
   num_bytes: int = 1
+  first_token: str | None = None
 
   def __post_init__(self):
     fields.check(self, num_bytes=(1, 2**30))

@@ -9,7 +9,8 @@ from cspd_jax.text.bpe import Text, id_of
 
 # Prompts are padded to a multiple of this, so that only a few lengths are compiled.
 _BUCKET = 32
-_CODE_PIXELS = 16
+# Pixels of a code of Lumina-mGPT and of 2.0, and of a step of the sizes that both can announce.
+_CODE_PIXELS, _CODE_PIXELS_2, _SIZE_PIXELS = 16, 8, 32
 _IMAGE_START = '<racm3:break>'
 _END_OF_TURN = '<reserved08706>'
 # The suffix of prompts and the negative prompt of the official examples of Emu3 and NextStep-1;
@@ -40,11 +41,7 @@ def lumina_mgpt(text: Text, prompt: str, height: int, width: int) -> tuple[list[
   if height % 2 or width % 2:
     raise ValueError(
         f'the image has {height}x{width} codes; Lumina-mGPT supports only even numbers.')
-  image = [id_of(text, _IMAGE_START), *(
-      id_of(text, f'<reserved{8800 + count // 2:05d}>') for count in (height, width))]
-  words = (f'Generate an image of {width * _CODE_PIXELS}x{height * _CODE_PIXELS} according to the '
-           f'following prompt:\n{prompt}')
-  return [id_of(text, '<s>'), *text.encode(words), id_of(text, _END_OF_TURN), *image], image
+  return _of_size(text, '<s>', prompt, height * _CODE_PIXELS, width * _CODE_PIXELS)
 
 
 def lumina_mgpt_sjd(text: Text, prompt: str, height: int, width: int
@@ -56,6 +53,37 @@ def lumina_mgpt_sjd(text: Text, prompt: str, height: int, width: int
   """
   request, image = lumina_mgpt(text, prompt, height, width)
   return request, [id_of(text, _END_OF_TURN), *image]
+
+
+def lumina_mgpt_2(text: Text, prompt: str, height: int, width: int,
+                  first_token: str = '<|endoftext|>') -> tuple[list[int], list[int]]:
+  """Returns the contexts of Lumina-mGPT 2.0 (arXiv 2507.17801) with and without a request.
+
+  Its words are those of `lumina_mgpt`, of which a code has half as many pixels along each side.
+
+  Args:
+    text: the tokenizer.
+    prompt: description of the image.
+    height: rows of codes, a multiple of 4.
+    width: codes of a row, a multiple of 4.
+    first_token: name of the token before the words; see `bpe.TextConfig`.
+
+  Raises:
+    ValueError: for a size for which the model has no tokens.
+  """
+  if height % 4 or width % 4:
+    raise ValueError(f'the image has {height}x{width} codes; Lumina-mGPT 2.0 supports only '
+                     'multiples of 4.')
+  return _of_size(text, first_token, prompt, height * _CODE_PIXELS_2, width * _CODE_PIXELS_2)
+
+
+def _of_size(text: Text, first_token: str, prompt: str, height: int, width: int
+             ) -> tuple[list[int], list[int]]:
+  """Returns both contexts of Lumina-mGPT for an image of a size in pixels."""
+  image = [id_of(text, _IMAGE_START), *(
+      id_of(text, f'<reserved{8800 + pixels // _SIZE_PIXELS:05d}>') for pixels in (height, width))]
+  words = f'Generate an image of {width}x{height} according to the following prompt:\n{prompt}'
+  return [id_of(text, first_token), *text.encode(words), id_of(text, _END_OF_TURN), *image], image
 
 
 def anole(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
@@ -130,8 +158,9 @@ def plain(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], 
   return [*text.encode(prompt), *image], image
 
 
-# Maps `(text, prompt, height, width)` to the ids of both contexts.
-Writer = Callable[[Text, str, int, int], tuple[list[int], list[int]]]
+# Maps `(text, prompt, height, width)` to the ids of both contexts; writers of models that read
+# the first token from a file also accept `first_token`.
+Writer = Callable[..., tuple[list[int], list[int]]]
 
 
 def padded(contexts: Sequence[Sequence[Sequence[int]]]) -> Prompt:

@@ -19,6 +19,11 @@ CHAMELEON = {
 LUMINA_MGPT = {
     **CHAMELEON, '_name_or_path': 'Chameleon-7B', 'dropout': 0.05, 'mask_image_logits': False,
     'z_loss_weight': 1e-05}
+# The arguments with which Ascend's MindSpeed-MM trains the published weights, in the spelling of
+# the official classes; the file itself could not be read, nor the names in its vocabulary_map.
+LUMINA_MGPT_2 = {
+    **LUMINA_MGPT, 'max_position_embeddings': 10240, 'vocab_size': 171385, 'dropout': 0.0,
+    'vocabulary_map': {'<racm3:break>': 151665, '<eoss>': 151666, '<reserved08799>': 151670}}
 # The spelling of transformers 5.
 CHAMELEON_5 = {
     **{name: value for name, value in CHAMELEON.items()

@@ -18,6 +18,7 @@ FILES = {
     'chameleon': ('anole', 'config.json', published.CHAMELEON, 'anole_7b'),
     'chameleon of transformers 5': ('anole', 'config.json', published.CHAMELEON_5, 'anole_7b'),
     'lumina': ('lumina_mgpt', 'config.json', published.LUMINA_MGPT, 'lumina_mgpt_7b_768'),
+    'lumina 2': ('lumina_mgpt_2', 'config.json', published.LUMINA_MGPT_2, 'lumina_mgpt_2_7b'),
     'meta': ('anole', 'params.json', published.META, 'anole_7b'),
     'emu3': ('emu3', 'config.json', published.EMU3, 'emu3_gen_8b'),
     'emu3-hf': ('emu3', 'config.json', published.EMU3_HF, 'emu3_gen_8b'),
@@ -53,6 +54,9 @@ _LLAMA = (
 FIELDS = {
     'chameleon': (_CHAMELEON, f'{_BASE} {_LLAMA} model_parallel_size swin_norm vq_config '
                   'vocabulary_map image_token_id mask_image_logits dropout z_loss_weight'),
+    'lumina 2': (early_fusion_settings.LUMINA_MGPT_2['config.json'],
+                 f'{_BASE} {_LLAMA} model_parallel_size swin_norm vq_config vocabulary_map '
+                 'mask_image_logits dropout z_loss_weight'),
     'emu3': (_EMU3, f'{_BASE} {_LLAMA} text_config vq_config vocabulary_map image_token_id '
              'img_token_id boi_token_id eoi_token_id eol_token_id eof_token_id image_area '
              'pretraining_tp'),

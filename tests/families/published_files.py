@@ -21,6 +21,11 @@ CODES = np.random.default_rng(0).permutation(8192)
 _small = dict(dim=16, num_layers=2, num_heads=2, num_kv_heads=2, ffn_dim=16)
 LUMINA_MGPT = dataclasses.replace(
     early_fusion.PRESETS['lumina_mgpt_7b_768'], height=4, width=6, **_small)
+LUMINA_MGPT_2 = dataclasses.replace(
+    early_fusion.PRESETS['lumina_mgpt_2_7b'], height=4, width=8, **_small)
+MOVQGAN = vq.VQConfig(
+    ch_mult=(1, 1), num_res_blocks=1, z_channels=4, codebook_size=16384, codebook_dim=4,
+    normalized=False, spatial_norm=True)
 ANOLE = dataclasses.replace(early_fusion.PRESETS['anole_7b'], height=3, width=4, **_small)
 EMU3 = dataclasses.replace(
     early_fusion.PRESETS['emu3_gen_8b'], height=2, width=3, **{**_small, 'num_kv_heads': 1})
@@ -73,6 +78,39 @@ def chameleon_text():
       pre_tokenizer=None, post_processor=None, decoder=None, model=model)).encode()
 
 
+def lumina_mgpt_2_text():
+  """A file like that of Lumina-mGPT 2.0, in Qwen's form: bytes, a merge, and tokens by name.
+
+  Ids of <reserved08706> and of the tokens of sizes could not be read; these are invented.
+  """
+  symbols = sorted(bytes_to_symbols().values())
+  ids = {symbol: place for place, symbol in enumerate(symbols)} | {'ca': 256, 'cat': 257}
+  special = {'<|endoftext|>': 151643, '<|im_start|>': 151644, '<|im_end|>': 151645,
+             '<racm3:break>': 151665, '<eoss>': 151666, '<reserved08799>': 151670,
+             '<reserved08706>': 154000}
+  special |= {f'<reserved{8800 + count:05d}>': 151700 + count for count in range(1, 60)}
+  added = [dict(id=place, content=name, special=True, single_word=False, lstrip=False,
+                rstrip=False, normalized=False) for name, place in special.items()]
+  split = dict(type='Split', pattern={'Regex': r'\p{N}|[^\r\n\p{L}\p{N}]?\p{L}+|\s+|\S'},
+               behavior='Isolated', invert=False)
+  level = dict(type='ByteLevel', add_prefix_space=False, trim_offsets=False, use_regex=False)
+  model = dict(type='BPE', vocab=ids | special, merges=['c a', 'ca t'], dropout=None,
+               unk_token=None, continuing_subword_prefix='', end_of_word_suffix='', fuse_unk=False,
+               byte_fallback=False, ignore_merges=False)
+  return json.dumps(dict(
+      version='1.0', truncation=None, padding=None, added_tokens=added,
+      normalizer={'type': 'NFC'}, pre_tokenizer=dict(type='Sequence', pretokenizers=[split, level]),
+      post_processor=level, decoder=level, model=model)).encode()
+
+
+def bytes_to_symbols():
+  """The characters with which byte-level files of `tokenizers` write the 256 bytes."""
+  printed = [*range(ord('!'), ord('~') + 1), *range(0xa1, 0xad), *range(0xae, 0x100)]
+  others = [byte for byte in range(256) if byte not in printed]
+  return {byte: chr(byte) for byte in printed} | {
+      byte: chr(256 + place) for place, byte in enumerate(others)}
+
+
 def emu3_text():
   """A file like Emu3's: all bytes, then some merges."""
   pieces = [bytes([byte]) for byte in range(256)] + [b'a ', b'90', b'ca', b'cat']
@@ -109,13 +147,17 @@ def transformer_settings(whole, config):
 
 
 def save_pickle(whole, path, key):
-  """Writes a file of PyTorch, or beside its place one of safetensors where PyTorch is missing."""
+  """Writes a file of PyTorch, or beside its place one of safetensors where PyTorch is missing.
+
+  Without a key the tensors are the whole file.
+  """
   try:
     import torch
   except ImportError:
     safetensors.numpy.save_file(whole, path.with_suffix('.safetensors'))
   else:
-    torch.save({key: {name: torch.from_numpy(x) for name, x in whole.items()}}, path)
+    values = {name: torch.from_numpy(x) for name, x in whole.items()}
+    torch.save(values if key is None else {key: values}, path)
 
 
 def _chameleon(family, config, folder, tokenizer):
@@ -135,6 +177,23 @@ def lumina_mgpt(root):
   """What the official program of Lumina-mGPT wants in `ckpts`; returns the target's folder."""
   return _chameleon('lumina_mgpt', LUMINA_MGPT, root / 'ckpts' / 'Lumina-mGPT-7B-768',
                     root / 'ckpts' / 'chameleon' / 'tokenizer')
+
+
+def lumina_mgpt_2(root):
+  """The repository of Lumina-mGPT 2.0, beside the image tokenizer of its official program."""
+  folder = root / 'lumina_mgpt' / 'Lumina-mGPT-2.0'
+  shard(folder, tensors('lumina_mgpt_2', LUMINA_MGPT_2, 1), transformer_settings(
+      published_settings.LUMINA_MGPT_2, LUMINA_MGPT_2))
+  (folder / 'tokenizer.json').write_bytes(lumina_mgpt_2_text())
+  (folder / 'tokenizer_config.json').write_text(json.dumps(
+      {'tokenizer_class': 'Qwen2Tokenizer', 'bos_token': None,
+       'eos_token': {'content': '<|im_end|>'}}))
+  (root / 'lumina_mgpt' / 'movqgan' / '270M').mkdir(parents=True)
+  # The published file is a bare state dict, with the averages of the training.
+  pixels = tensors('movqgan', MOVQGAN, 2)
+  save_pickle({**pixels, 'ema_encoder.decay': np.ones(1, np.float32)},
+              root / 'lumina_mgpt' / 'movqgan' / '270M' / 'movqgan_270M.ckpt', None)
+  return folder
 
 
 def anole(root):
@@ -191,6 +250,7 @@ def llamagen_words(root):
 # By family: builds the folder and returns that of the target; further words of the command.
 WHOLE = {
     'lumina_mgpt': (lumina_mgpt, ('--height=4', '--width=6')),
+    'lumina_mgpt_2': (lumina_mgpt_2, ('--height=4', '--width=8')),
     'anole': (anole, ('--height=3', '--width=4')),
     'emu3': (emu3, ('--height=2', '--width=3')),
     'emu3_5': (emu3_5, ('--height=2', '--width=3')),
@@ -201,8 +261,8 @@ WHOLE = {
 def convert_whole(family, root, output):
   """Builds a published folder of a family in `root`, and converts it to a model folder.
 
-  One command, and another one for Chameleon's image tokenizer if it is safetensors. Skips the test
-  for LlamaGen without PyTorch, which its files require.
+  One command, and another one for an image tokenizer that is safetensors in place of a PyTorch
+  file. Skips the test for LlamaGen without PyTorch, which its files require.
   """
   if family == 'llamagen':
     pytest.importorskip('torch')
@@ -211,5 +271,6 @@ def convert_whole(family, root, output):
   small = rules.get('llamagen')._replace(presets={'t2i_xl_256': T2I})
   with mock.patch.dict(rules.FAMILIES, llamagen=small):
     assert not convert(folder.parent, family, folder.name, output, *words)
-  for file in folder.parent.rglob('vqgan.safetensors'):
-    assert not convert(file.parent, 'chameleon_vqgan', file.name, output)
+  for name, tokenizer in (('vqgan', 'chameleon_vqgan'), ('movqgan_270M', 'movqgan')):
+    for file in folder.parent.rglob(f'{name}.safetensors'):
+      assert not convert(file.parent, tokenizer, file.name, output)

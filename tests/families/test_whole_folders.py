@@ -22,9 +22,10 @@ for _package in ('ftfy', 'tiktoken', 'tokenizers'):  # They read words.
   pytest.importorskip(_package)
 
 # Rows and columns of pixels.
-SIZES = {'lumina_mgpt': (4, 6), 'anole': (3, 4), 'emu3': (4, 6), 'emu3_5': (4, 6),
-         'llamagen': (3, 3)}
-CONFIGS = {'lumina_mgpt': published_files.LUMINA_MGPT, 'anole': published_files.ANOLE,
+SIZES = {'lumina_mgpt': (4, 6), 'lumina_mgpt_2': (8, 16), 'anole': (3, 4), 'emu3': (4, 6),
+         'emu3_5': (4, 6), 'llamagen': (3, 3)}
+CONFIGS = {'lumina_mgpt': published_files.LUMINA_MGPT,
+           'lumina_mgpt_2': published_files.LUMINA_MGPT_2, 'anole': published_files.ANOLE,
            'emu3': published_files.EMU3, 'emu3_5': published_files.EMU3_5,
            'llamagen': published_files.T2I}
 
@@ -95,7 +96,7 @@ def _norm(tensors):
 
 
 every_family = pytest.mark.parametrize(
-    'published', ['lumina_mgpt', 'anole', 'emu3', 'emu3_5', 't5'], indirect=True)
+    'published', ['lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3', 'emu3_5', 't5'], indirect=True)
 
 
 @every_family

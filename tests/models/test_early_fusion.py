@@ -106,10 +106,12 @@ def test_where_the_grammar_forces_what():
 def test_published_images_and_ids():
   count = {name: config.num_tokens for name, config in early_fusion.PRESETS.items()}
   assert count == {'lumina_mgpt_7b_512': 1057, 'lumina_mgpt_7b_768': 2353,
-                   'lumina_mgpt_7b_1024': 4161, 'anole_7b': 1024, 'emu3_gen_8b': 8193,
-                   'emu3_5_34b': 4160}
+                   'lumina_mgpt_7b_1024': 4161, 'lumina_mgpt_2_7b': 9313, 'anole_7b': 1024,
+                   'emu3_gen_8b': 8193, 'emu3_5_34b': 4160}
   order = early_fusion.order(early_fusion.PRESETS['lumina_mgpt_7b_768'])
   assert order[:2].tolist() == [4, 5] and order[8191:8195].tolist() == [8195, 8803, 8196, 0]
+  order = early_fusion.order(early_fusion.PRESETS['lumina_mgpt_2_7b'])
+  assert order[16383:16387].tolist() == [171383, 151670, 151666, 0]
   order = early_fusion.order(early_fusion.PRESETS['emu3_gen_8b'])
   assert order[32767:32773].tolist() == [184621, 151846, 151847, 151853, 151850, 0]
   for config in early_fusion.PRESETS.values():
@@ -188,7 +190,7 @@ def test_conversion_inverts_and_infers():
     rules.FAMILIES['emu3'].infer(convert.published_shapes(rules.FAMILIES['emu3'], config), {})
 
 
-@pytest.mark.parametrize('family', ['lumina_mgpt', 'anole', 'emu3'])
+@pytest.mark.parametrize('family', ['lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3'])
 def test_published_tensors_are_exactly_those_of_the_model(family):
   file, path = rules.FAMILIES[family], MANIFESTS / f'early_fusion_{family}.json.gz'
   shapes = {name: tuple(shape) for name, shape in json.loads(

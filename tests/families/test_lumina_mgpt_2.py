@@ -1,0 +1,275 @@
+"""Lumina-mGPT 2.0: agreement with its official program, and from published files to pictures.
+
+`tests/data/lumina_mgpt_2.npz` was recorded in float32 from the official repository (commit
+f44a4d7) with transformers 4.46, and with the weights of `published.py`:
+
+- `logits` `[3, 2, 73, 48]`: those of the codes by `ChameleonForConditionalGeneration` at the sizes
+  of `CASE`, weight seed 81, from the last token of the prompt on; one call for a whole sequence and
+  calls for one token each agreed to 1e-4. Prompts are published ids `default_rng(82)
+  .integers(0, 96, (3, 2, 12))` from the places `FIRST` on, then codes `.integers(0, 48, (3, 8, 8))`
+  of the same generator plus 45, with the tokens of the grammar where they belong.
+- `words_0` to `words_2`: the ids of `WORDS` for an image of 64x32 pixels by `FlexARItemProcessor`,
+  which read the folder of `published_files.lumina_mgpt_2`.
+- `probabilities` and `ids` `[37, 48]`: what the processors of `create_logits_processor` (scale 4,
+  40 image tokens) leave at every position of an image, in descending order, and the published ids,
+  -1 where there are no more; with the sizes of `published_files.LUMINA_MGPT_2`, weight seed 83, the
+  first of `WORDS` and the codes `default_rng(84).integers(0, 16384, 32)`. With a scale of 2 the
+  processors left the same. `probabilities_unguided` and `ids_unguided` are those of scale 1.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import cspd_jax
+from checkpoints_conversion import convert as convert_lib, hub, rules
+from cspd_jax.checkpoints import store
+from cspd_jax.decoding import warp
+from cspd_jax.models import causal, early_fusion, vq
+from cspd_jax.testing import check_target
+from cspd_jax.text import bpe, templates
+from tests.conversion import published_settings
+from tests.families import published_files
+from tests.families.published_files import convert
+from tests.models import published
+
+pytest.importorskip('tokenizers')  # It reads the file of words.
+
+CASE = early_fusion.EarlyFusionConfig(
+    height=8, width=8, vocab_size=96, num_codes=48, first_code=45, row_end=40, image_ends=(37,),
+    dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=96)
+FIRST = np.array([[0, 10], [5, 8], [9, 11]])
+CONFIG, VQ = published_files.LUMINA_MGPT_2, published_files.MOVQGAN
+WORDS = ('a cat', '', 'e\u0301t\u00e9 \u4e2d\u6587, 12 cats\n\nand  dogs')
+
+
+@pytest.fixture(autouse=True)
+def _precise():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+@pytest.fixture(scope='module')
+def recorded():
+  return published.recorded('lumina_mgpt_2')
+
+
+def _images(config, codes):
+  """Images of codes with the tokens of the grammar."""
+  return early_fusion.with_grammar(config, jnp.asarray(codes.reshape(len(codes), -1)))
+
+
+@pytest.fixture(scope='module')
+def case():
+  """Parameters, prompts of two streams and images, in this library's tokens."""
+  rng = np.random.default_rng(82)
+  prompts = np.argsort(early_fusion.order(CASE))[rng.integers(0, 96, (3, 2, 12))]
+  condition = causal.Prompt(jnp.asarray(prompts), jnp.arange(12) >= FIRST[..., None])
+  tokens = _images(CASE, rng.integers(0, 48, (3, 8, 8)))
+  return published.params('lumina_mgpt_2', CASE, 81), condition, tokens
+
+
+@pytest.mark.parametrize('stream', [0, 1])
+def test_logits_agree_with_the_official_model(case, recorded, stream):
+  params, condition, tokens = case
+  want = recorded['logits'][:, stream]
+  logits, _ = jax.jit(early_fusion.logits_and_features, static_argnums=1)(
+      params, CASE, condition, tokens, np.full(3, bool(stream)))
+  assert want.shape[1] == CASE.num_tokens >= 64
+  np.testing.assert_allclose(logits[..., :48], want, atol=3e-4)
+
+
+@pytest.mark.slow
+def test_windows_trees_and_commit(case):
+  params, condition, _ = case
+  config = dataclasses.replace(CASE, height=3, width=3)
+  check_target(
+      early_fusion.target(config, guided=True), params, condition,
+      logits=lambda params, condition, tokens: early_fusion.logits_and_features(
+          params, config, condition, tokens, jnp.zeros(len(tokens), bool))[0])
+
+
+def _text():
+  return bpe.read({'file': np.frombuffer(published_files.lumina_mgpt_2_text(), np.uint8)},
+                  'lumina_mgpt_2')
+
+
+@pytest.mark.parametrize('number', range(3))
+def test_contexts_are_those_of_the_official_program(recorded, number):
+  request, away = templates.lumina_mgpt_2(_text(), WORDS[number], 4, 8, first_token='<|im_end|>')
+  image = [151665, 151701, 151702]
+  assert request == [*recorded[f'words_{number}'], *image] and away == image
+  assert templates.lumina_mgpt_2(_text(), WORDS[number], 4, 8)[0] == [151643, *request[1:]]
+
+
+def test_sizes_and_special_tokens():
+  text = _text()
+  for size in ((3, 4), (4, 6), (2, 4)):
+    with pytest.raises(ValueError, match=f'image has {size[0]}x{size[1]} .* only multiples of 4'):
+      templates.lumina_mgpt_2(text, 'a cat', *size)
+  with pytest.raises(ValueError, match="no token '<reserved08864>'"):
+    templates.lumina_mgpt_2(text, 'a cat', 256, 4)
+  # What looks like a token of the grammar is text.
+  assert 151665 not in text.encode('<racm3:break>')
+
+
+@pytest.mark.parametrize('name, scale', [('', 4.0), ('_unguided', 1.0)])
+def test_probabilities_are_those_of_the_official_sampler(recorded, name, scale):
+  order = early_fusion.order(CONFIG)
+  contexts = templates.lumina_mgpt_2(_text(), 'a cat', 4, 8, first_token='<|im_end|>')
+  condition = early_fusion.renumbered(CONFIG, templates.padded([contexts]))
+  tokens = _images(CONFIG, np.random.default_rng(84).integers(0, 16384, (1, 32)))
+  positions = jnp.arange(CONFIG.num_tokens)[None]
+
+  @jax.jit
+  def probabilities(params):
+    streams = [early_fusion.logits_and_features(
+        params, CONFIG, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
+    return warp.probabilities(
+        jnp.stack(streams), warp.Warp(guidance_scale=scale, top_k=40), positions,
+        early_fusion.forced(CONFIG, positions))[0]
+
+  got = np.asarray(probabilities(published.params('lumina_mgpt_2', CONFIG, 83)))
+  ids = recorded[f'ids{name}']
+  want = np.zeros((CONFIG.num_tokens, CONFIG.vocab_size), np.float32)
+  np.put_along_axis(want, np.maximum(ids, 0),
+                    np.where(ids < 0, 0, recorded[f'probabilities{name}']), axis=1)
+  want = want[:, order[:CONFIG.num_image_tokens]]
+  np.testing.assert_allclose(want.sum(axis=1), 1, atol=1e-5)
+  np.testing.assert_allclose(got, want, atol=2e-5)
+  assert np.array_equal(got > 0, want > 0)
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+  """The published folder."""
+  return published_files.lumina_mgpt_2(tmp_path_factory.mktemp('published'))
+
+
+@pytest.fixture(scope='module')
+def model(files, tmp_path_factory):
+  """The model, whose image tokenizer is a file of safetensors here."""
+  folder = tmp_path_factory.mktemp('models') / 'lumina_2'
+  safetensors.numpy.save_file(
+      published_files.tensors('movqgan', VQ, 2), files.parent / 'movq.safetensors')
+  assert not convert(files.parent, 'movqgan', 'movq.safetensors', folder)
+  assert not convert(files.parent, 'lumina_mgpt_2', files.name, folder, '--height=4', '--width=8',
+                     '--role=target')
+  assert not convert(files.parent, 'lumina_mgpt_2_text', f'{files.name}/tokenizer.json', folder)
+  return cspd_jax.load(folder)
+
+
+def test_a_model_has_the_official_options(model):
+  assert model.config == CONFIG and model.tokenizer.config == VQ
+  assert model.defaults == {
+      'temperature': 1.0, 'top_p': 1.0, 'guidance_scale': 4.0, 'top_k': 4096}
+
+
+def test_words_of_a_model_begin_with_the_token_of_its_settings(model, recorded):
+  condition = model.condition(['a cat'])
+  ids = early_fusion.order(CONFIG)[np.asarray(condition.tokens)[0, 0]]
+  size = [151665, 151701, 151702]
+  assert ids[np.asarray(condition.visible)[0, 0]].tolist() == [*recorded['words_0'], *size]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('decoder', ['seed_exact(window=6)',
+                                     'corrected_seed_exact(by=layers, window=6)'])
+def test_decoders_write_the_images_of_vanilla(model, decoder):
+  made = model.generate(['a cat', 'a dog, 中文'], seed=1, decoder=decoder)
+  want = model.generate(['a cat', 'a dog, 中文'], seed=1, decoder='vanilla')
+  np.testing.assert_array_equal(made.decoded.tokens, want.decoded.tokens)
+  forced = np.asarray(early_fusion.forced(CONFIG, np.arange(37)))
+  np.testing.assert_array_equal(
+      want.decoded.tokens[:, forced >= 0], np.tile(forced[forced >= 0], (2, 1)))
+  codes = np.asarray(early_fusion.codes(CONFIG, made.decoded.tokens)).reshape(-1, 4, 8)
+  pixels = np.asarray(vq.decode(model.tokenizer.params, VQ, codes))
+  # The official program rounds to the nearest level.
+  np.testing.assert_allclose(made.images, (pixels + 1) * 127.5, atol=0.51)
+
+
+def test_other_sizes(model, tmp_path):
+  folder = tmp_path / 'model'
+  store.save(folder / 'target', 'early_fusion', CONFIG, model.params)
+  config = bpe.TextConfig('lumina_mgpt_2', len(published_files.lumina_mgpt_2_text()), '<|im_end|>')
+  store.save(folder / 'text', 'text', config,
+             {'file': np.frombuffer(published_files.lumina_mgpt_2_text(), np.uint8)})
+  cspd_jax.families.save(folder, 'early_fusion', {'target': 'target', 'text': 'text'})
+  tall = cspd_jax.load(folder, grid=(12, 4))
+  assert tall.num_tokens == 12 * 5 + 1
+  condition = tall.condition(['a cat'])
+  ids = early_fusion.order(CONFIG)[np.asarray(condition.tokens)[0]]
+  assert ids[:, -3:].tolist() == [[151665, 151703, 151701]] * 2
+  assert ids[0][np.asarray(condition.visible)[0, 0]][0] == 151645
+
+
+def _opened(folder, settings=None):
+  """What a conversion of the tokenizer file with settings next to it says."""
+  folder.mkdir()
+  (folder / 'tokenizer.json').write_bytes(published_files.lumina_mgpt_2_text())
+  if settings is not None:
+    (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+  return convert_lib.open_source('lumina_mgpt_2_text', folder / 'tokenizer.json')
+
+
+@pytest.mark.parametrize('settings, name', [
+    ({'bos_token': '<|im_start|>', 'eos_token': '<|im_end|>'}, '<|im_start|>'),
+    ({'bos_token': {'content': '<|im_start|>'}}, '<|im_start|>'),
+    ({'bos_token': None, 'eos_token': '<|im_end|>'}, '<|im_end|>'),
+    ({'tokenizer_class': 'Qwen2Tokenizer'}, '<|endoftext|>')])
+def test_the_first_token_is_that_of_the_settings(tmp_path, settings, name):
+  opened = _opened(tmp_path / 'files', settings)
+  assert opened.network.config.first_token == name and not opened.assumptions
+
+
+def test_without_settings_the_first_token_is_assumed(tmp_path):
+  opened = _opened(tmp_path / 'files')
+  assert opened.network.config.first_token is None
+  assert opened.assumptions == (
+      "assumed prompts that begin with <|endoftext|>; the model's tokenizer_config.json next to "
+      'the tokenizer.json specifies another token',)
+
+
+def test_settings_without_a_usable_first_token_are_refused(tmp_path):
+  with pytest.raises(rules.ConversionError, match='bos_token or eos_token is 3; it must be the na'):
+    _opened(tmp_path / 'number', {'bos_token': 3})
+  opened = _opened(tmp_path / 'absent', {'bos_token': '<s>'})
+  with pytest.raises(ValueError, match="the tokenizer file has no token '<s>'"):
+    opened.params()
+
+
+def test_the_vocabulary_may_have_another_size():
+  file = rules.get('lumina_mgpt_2')
+  for size in (171384, 200000):
+    config = dataclasses.replace(CONFIG, vocab_size=size)
+    shapes = convert_lib.published_shapes(file, config)
+    assert file.infer(shapes, {'height': 4, 'width': 8}) == config
+  shapes = convert_lib.published_shapes(rules.get('lumina_mgpt'), published_files.LUMINA_MGPT)
+  with pytest.raises(rules.ConversionError, match='65536 tokens; .* has at least 171384'):
+    file.infer(shapes, {})
+
+
+def test_fields_that_the_official_program_does_not_read():
+  file = rules.get('lumina_mgpt_2')
+  read = lambda **change: file.settings(
+      {'config.json': {**published_settings.LUMINA_MGPT_2, **change}})
+  assert read(vocabulary_map={'IMGIMGAZ': 4}, boi_token_id=8197, eoi_token_id=8196) == read()
+  for change in ({'attention_bias': True}, {'sliding_window': 3}, {'rope_scaling': {'type': 'x'}}):
+    with pytest.raises(rules.ConversionError, match=next(iter(change))):
+      read(**change)
+
+
+def test_the_hub_is_asked_for_the_settings_of_the_tokenizer(tmp_path, monkeypatch):
+  library = pytest.importorskip('huggingface_hub')
+  asked = []
+  monkeypatch.setattr(library, 'snapshot_download', lambda name, *, revision, allow_patterns: (
+      asked.extend(allow_patterns) or str(tmp_path)))
+  names = rules.get('lumina_mgpt_2').layout(None).values()
+  hub.local('owner/lumina', [name for group in names for name in group])
+  assert {'tokenizer.json', 'tokenizer_config.json', 'config.json', '*.safetensors',
+          'movqgan_270M.ckpt'} <= set(asked)
