@@ -5,12 +5,14 @@ A new family is a module like `llamagen.py` and a line in the list below.
 
 from checkpoints_conversion.rules import (
   clip,
+  cosmos,
   eagle,
   early_fusion,
   emu3_vq,
   inception,
   janus,
   kl_vae,
+  language_models,
   llamagen,
   mar,
   movqgan,
@@ -71,5 +73,10 @@ register(text.NEXTSTEP)
 register(janus.FAMILY)
 register(janus.VQ)
 register(text.JANUS_PRO)
+register(language_models.SIMPLEAR)
+register(language_models.LIQUID)
+register(cosmos.FAMILY)
+register(text.SIMPLEAR)
+register(text.LIQUID)
 register(inception.FAMILY)
 register(clip.FAMILY)

@@ -1,4 +1,5 @@
-"""Tokenizer files of Chameleon's relatives, T5, NextStep-1 and Janus-Pro; Emu3's for `tiktoken`."""
+"""Tokenizer files of Chameleon's relatives, T5, NextStep-1, Janus-Pro, SimpleAR and Liquid; Emu3's
+for `tiktoken`."""
 
 import functools
 from collections.abc import Mapping
@@ -37,8 +38,9 @@ def of_form(form: str, model: str) -> family.FileFamily:
       infer=functools.partial(infer, form), presets={}, model=model)
 
 
-LUMINA_MGPT, ANOLE, EMU3 = (
-    of_form(form, 'early_fusion') for form in ('lumina_mgpt', 'anole', 'emu3'))
+LUMINA_MGPT, ANOLE, EMU3, SIMPLEAR, LIQUID = (
+    of_form(form, 'early_fusion') for form in (
+        'lumina_mgpt', 'anole', 'emu3', 'simplear', 'liquid'))
 T5 = of_form('t5', 'llamagen')
 NEXTSTEP = of_form('nextstep', 'nextstep')
 JANUS_PRO = of_form('janus_pro', 'janus_pro')

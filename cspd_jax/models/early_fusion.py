@@ -1,7 +1,8 @@
 """Early fusion: transformers over one vocabulary of text and images.
 
-These are Chameleon (arXiv 2405.09818), which coined the term, Emu3 (arXiv 2409.18869), and the
-models derived from them, Lumina-mGPT and Anole.
+These are Chameleon (arXiv 2405.09818), which coined the term, Emu3 (arXiv 2409.18869), the models
+derived from them, Lumina-mGPT and Anole, and language models with codes added to their vocabulary,
+SimpleAR (arXiv 2504.11455) and Liquid (arXiv 2412.04332).
 
 A sequence is a prompt, which ends with the tokens that announce an image and its size, followed by
 the codes of the image row by row. A grammar may require special tokens at the end of each row and
@@ -45,6 +46,8 @@ class EarlyFusionConfig:
     row_end: published id of the token that ends every row; None if rows have no such token.
     ends_last_row: whether `row_end` follows the last row too.
     image_ends: published ids of the tokens that end the image, in their order.
+    named_codes: whether the names of Chameleon's image tokens hold the codes of its image
+      tokenizer; if not, code `i` is token `i`. Other image tokenizers have their codes in order.
     dim: model width.
     num_layers: number of blocks.
     num_heads: attention heads.
@@ -68,6 +71,7 @@ class EarlyFusionConfig:
   row_end: int | None = None
   ends_last_row: bool = True
   image_ends: tuple[int, ...] = ()
+  named_codes: bool = True
   dim: int = 4096
   num_layers: int = 32
   num_heads: int = 32
@@ -160,7 +164,19 @@ def _published() -> dict[str, EarlyFusionConfig]:
       height=90, width=90, vocab_size=184622, num_codes=32768, first_code=151854, row_end=151846,
       image_ends=(151847, 151853, 151850), num_kv_heads=8, ffn_dim=14336, qk_norm=False,
       rope_base=1e6)
-  return lumina | {'anole_7b': EarlyFusionConfig(), 'emu3_gen_8b': emu3}
+  simplear = EarlyFusionConfig(
+      height=64, width=64, vocab_size=215672, num_codes=64000, first_code=151672, named_codes=False,
+      dim=896, num_layers=24, num_heads=14, num_kv_heads=2, ffn_dim=4864, qk_norm=False,
+      qkv_bias=True, rope_base=1e6, norm_eps=1e-6)
+  language_models = {
+      'simplear_0_5b': simplear,
+      'simplear_1_5b': dataclasses.replace(
+          simplear, dim=1536, num_layers=28, num_heads=12, ffn_dim=8960),
+      'liquid_7b': EarlyFusionConfig(
+          vocab_size=264192, first_code=256000, named_codes=False, dim=3072, num_layers=28,
+          num_heads=16, attention_dim=4096, ffn_dim=24576, qk_norm=False, activation='gelu_tanh',
+          norm_eps=1e-6)}
+  return lumina | {'anole_7b': EarlyFusionConfig(), 'emu3_gen_8b': emu3} | language_models
 
 
 # The published models; height and width are those of their square images.
