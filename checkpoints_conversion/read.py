@@ -9,21 +9,23 @@ import hashlib
 import os
 import pathlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from checkpoints_conversion import tensors as tensors_lib
+from checkpoints_conversion import tensors as tensors_lib, torchscript
 from cspd_jax.checkpoints import paths, reading, weights
 from cspd_jax.core import packages
 
 # Endings of single files.
-SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.json', '.tiktoken')
+SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.jit', '.json', '.tiktoken')
 # Files of one model-parallel checkpoint, whose names have two digits.
 _MAX_PARTS = 100
+# TorchScript files of one image tokenizer.
+_TORCHSCRIPT = ('encoder.jit', 'decoder.jit')
 # PyTorch files of transformers, one or several with an index.
 _TRANSFORMERS = 'pytorch_model'
 # What compiling and wrapping a module puts before the names of its tensors.
@@ -57,8 +59,9 @@ def read(
 
   Args:
     path: a `.safetensors` file, a folder of them, a file that `torch.save` wrote, a folder of
-      Meta's `consolidated*.pth` or of `pytorch_model*.bin`, or a `.json` or `.tiktoken` file, whose
-      bytes become one tensor named 'file'.
+      Meta's `consolidated*.pth` or of `pytorch_model*.bin`, a TorchScript `.jit` file or a folder
+      with `encoder.jit` and `decoder.jit`, or a `.json` or `.tiktoken` file, whose bytes become one
+      tensor named 'file'.
     key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
       `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file.
     prefer: the part to select if it exists and `key` is None.
@@ -72,16 +75,15 @@ def read(
   sources = files(path)
   if sources[0].suffix in ('.json', '.tiktoken'):
     return Weights({'file': np.frombuffer(_bytes(sources[0]), np.uint8)}, None)
-  is_safe = sources[0].suffix == '.safetensors'
-  if not is_safe and not sources[0].name.startswith(_TRANSFORMERS):
+  plain = _PLAIN.get(sources[0].suffix)
+  if plain is None and not sources[0].name.startswith(_TRANSFORMERS):
     return _read_consolidated(path, sources, key, prefer, shares)
-  if key is not None and (is_safe or len(sources) > 1):
-    raise ReadError(f'key is {key!r}, but {path} is {"safetensors" if is_safe else "several files"}'
-                    ' and has no parts; leave it out.')
+  if key is not None and (plain is not None or len(sources) > 1):
+    kind = 'several files' if plain is None else sources[0].suffix.removeprefix('.')
+    raise ReadError(f'key is {key!r}, but {path} is {kind} and has no parts; leave it out.')
   tensors: dict[str, tensors_lib.AnyTensor] = {}
   for file in sources:
-    part = (Weights(_read_safetensors(file), None) if is_safe
-            else _read_torch(file, key, prefer))
+    part = _read_torch(file, key, prefer) if plain is None else Weights(plain(file), None)
     if repeated := sorted(tensors.keys() & part.tensors.keys()):
       raise ReadError(f'{file} repeats tensors of another file of the folder: {repeated}.')
     tensors.update(part.tensors)
@@ -113,13 +115,15 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
     if not path.is_file():
       raise ReadError(f'source is {path}, which is neither a file nor a folder.')
     return [path]
+  scripts = [path / name for name in _TORCHSCRIPT]
   result = (_indexed(path, '*.safetensors') or _consolidated(path)
-            or _indexed(path, f'{_TRANSFORMERS}*.bin'))
+            or _indexed(path, f'{_TRANSFORMERS}*.bin')
+            or (scripts if any(file.is_file() for file in scripts) else []))
   if not result:
     raise ReadError(
-        f'source is {path}, a folder without .safetensors files, consolidated.pth or '
-        'pytorch_model.bin; specify the file itself, or the name of a published model, whose files '
-        'are looked up.')
+        f'source is {path}, a folder without .safetensors files, consolidated.pth, '
+        'pytorch_model.bin or encoder.jit; specify the file itself, or the name of a published '
+        'model, whose files are looked up.')
   if missing := [file.name for file in result if not file.is_file()]:
     raise ReadError(f'source is {path}, where {", ".join(missing)} is missing; download it.')
   return result
@@ -212,6 +216,18 @@ def _read_safetensors(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
     raise ReadError(f'{path} is not a complete safetensors file ({error}); {_REMEDY}.') from error
   except ValueError as error:
     raise ReadError(f'{path}: {error}.') from error
+
+
+def _read_torchscript(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
+  try:
+    return dict(torchscript.read(path))
+  except ValueError as error:
+    raise ReadError(f'{path}: {error}; {_REMEDY}.') from error
+
+
+# Readers of files without parts, by suffix.
+_PLAIN: Mapping[str, Callable[[pathlib.Path], dict[str, tensors_lib.AnyTensor]]] = {
+    '.safetensors': _read_safetensors, '.jit': _read_torchscript}
 
 
 def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weights:

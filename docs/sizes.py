@@ -25,6 +25,8 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     'mar': ('mar', ('kl_vae',)),
     'nextstep': ('nextstep', ('nextstep_vae',)),
     'janus': ('janus_pro', ('janus_pro_vq',)),
+    'simplear': ('simplear', ('cosmos_dv',)),
+    'liquid': ('liquid', ('chameleon_vqgan',)),
 }
 
 

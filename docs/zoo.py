@@ -49,6 +49,12 @@ EVIDENCE: dict[str, Evidence] = {
         'parity': 'tests/models/test_janus.py',
         'folder to pictures': 'tests/families/test_janus_family.py'},
                       '576 to 154 passes with coupled windows (SCD, arXiv 2510.24211)'),
+    'simplear': Evidence('MIT; NVIDIA Open Model License of the image tokenizer', _discrete(
+        'language_models', 'families/test_language_model_families.py')
+                         | {'shapes': 'tests/models/test_language_models.py'}),
+    'liquid': Evidence("MIT and Gemma's terms of use", _discrete(
+        'language_models', 'families/test_language_model_families.py')
+                       | {'shapes': 'tests/models/test_language_models.py'}),
     'mar': Evidence('MIT', {'shapes': 'tests/conversion/test_mar_conversion.py',
                             'parity': 'tests/models/test_mar.py'}),
     'nextstep': Evidence('Apache-2.0', {

@@ -5,6 +5,7 @@ A new family is a module like `llamagen.py` and a line in the list below.
 
 from checkpoints_conversion.rules import (
   clip,
+  cosmos,
   eagle,
   early_fusion,
   emu3_5,
@@ -12,6 +13,7 @@ from checkpoints_conversion.rules import (
   inception,
   janus,
   kl_vae,
+  language_models,
   llamagen,
   mar,
   movqgan,
@@ -77,5 +79,10 @@ register(text.JANUS_PRO)
 register(emu3_5.FAMILY)
 register(emu3_5.VQ)
 register(text.EMU3_5)
+register(language_models.SIMPLEAR)
+register(language_models.LIQUID)
+register(cosmos.FAMILY)
+register(text.SIMPLEAR)
+register(text.LIQUID)
 register(inception.FAMILY)
 register(clip.FAMILY)

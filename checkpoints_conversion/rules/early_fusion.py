@@ -162,7 +162,13 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,
     ConversionError: if the shapes and options do not determine all sizes, or the vocabulary
       differs.
   """
-  published, file_format = early_fusion.PRESETS[preset], format_of(shapes)
+  return infer_like(early_fusion.PRESETS[preset], preset, shapes, options)
+
+
+def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
+               options: Mapping[str, Any]) -> EarlyFusionConfig:
+  """Infers the sizes like `infer`, for a model like `published`; `preset` is for messages."""
+  file_format = format_of(shapes)
   name = file_format.name
   shape = lambda tensor, rank: family.shape(_title(preset), shapes, name(tensor), rank)
   vocab_size, dim = shape('model.embed_tokens.weight', 2)
@@ -183,7 +189,7 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,
       height=options.get('height', published.height), width=options.get('width', published.width),
       vocab_size=vocab_size, num_codes=published.num_codes, first_code=published.first_code,
       row_end=published.row_end, ends_last_row=published.ends_last_row,
-      image_ends=published.image_ends, dim=dim,
+      image_ends=published.image_ends, named_codes=published.named_codes, dim=dim,
       num_layers=family.count(
           shapes, name('model.layers.{i}.self_attn.q_proj.weight').replace('{i}', r'(\d+)')),
       num_heads=num_heads,

@@ -73,9 +73,9 @@ def _assumed(config: bpe.TextConfig, specified: Collection[str]) -> list[str]:
           'tokenizer.json specifies another token']
 
 
-LUMINA_MGPT, ANOLE, EMU3 = (
-    of_form(form, 'early_fusion') for form in ('lumina_mgpt', 'anole', 'emu3'))
-EMU3_5 = of_form('emu3_5', 'early_fusion')
+LUMINA_MGPT, ANOLE, EMU3, EMU3_5, SIMPLEAR, LIQUID = (
+    of_form(form, 'early_fusion') for form in (
+        'lumina_mgpt', 'anole', 'emu3', 'emu3_5', 'simplear', 'liquid'))
 LUMINA_MGPT_2 = of_form('lumina_mgpt_2', 'early_fusion')._replace(
     settings=_first_token, assumed=_assumed)
 T5 = of_form('t5', 'llamagen')

@@ -1,6 +1,6 @@
 """Early-fusion models, one vocabulary for text and images.
 
-These are Lumina-mGPT and its version 2.0, Anole, Emu3 and Emu3.5.
+These are Lumina-mGPT and its version 2.0, Anole, Emu3, Emu3.5, SimpleAR and Liquid.
 """
 
 import dataclasses
@@ -19,11 +19,13 @@ from cspd_jax.families.family import Family, Parts, Published, is_described
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model, Tokenizer
 from cspd_jax.metrics import frechet
-from cspd_jax.models import eagle, early_fusion, emu3_vq, transformer, vq
-from cspd_jax.text import bpe, templates
+from cspd_jax.models import cosmos, eagle, early_fusion, emu3_vq, transformer, vq
+from cspd_jax.text import bpe, continued_templates, templates
 
 # A coordinate far from all vectors of a codebook.
 _FAR = 1e4
+# Image tokenizers without features, by kind.
+_NETWORKS = {'emu3_vq': emu3_vq, 'cosmos': cosmos}
 
 
 def build(parts: Parts) -> Model:
@@ -79,7 +81,7 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
 
   Args:
     parts: the networks.
-    text: the file of the text part, which contains this map for Chameleon's tokenizer.
+    text: the file of the text part, which contains this map for models with `named_codes`.
 
   Raises:
     ValueError: if the map is required and there is no text part.
@@ -87,10 +89,10 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
   loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
   if loaded is None or is_described(loaded):
     return None
-  if loaded.kind == 'emu3_vq':
-    return _pixels(config, loaded, emu3_vq, np.arange(config.num_codes))
+  if (network := _NETWORKS.get(loaded.kind)) is not None:
+    return _pixels(config, loaded, network, np.arange(config.num_codes))
   features = lambda params, images: frechet.features(params, loaded.config, images)
-  if loaded.config.spatial_norm or loaded.config.by_product:
+  if loaded.config.spatial_norm or loaded.config.by_product or not config.named_codes:
     return _pixels(config, loaded, vq, np.arange(config.num_codes))._replace(features=features)
   if text is None:
     raise ValueError(
@@ -139,15 +141,19 @@ FAMILY = Family(
     name='early_fusion',
     roles={'target': _TRANSFORMER,
            'tokenizer': {'vq': Kind(vq.VQConfig, vq.init),
-                         'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init)},
+                         'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init),
+                         'cosmos': Kind(cosmos.CosmosConfig, cosmos.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
            'eagle': drafts.EAGLE, 'neighbours': drafts.NEIGHBOURS, 'corrector': drafts.EAGLE},
     build=build, resize=resize,
     published=Published(early_fusion.PRESETS, _networks,
                         lambda config, count: token_prompts.described(count)),
     text_forms={'lumina_mgpt': bpe.Vocabulary, 'lumina_mgpt_2': bpe.Vocabulary,
-                'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks, 'emu3_5': bpe.Emu3Ranks},
-    prompt_writers={name: getattr(templates, name) for name in (
-        'lumina_mgpt', 'lumina_mgpt_sjd', 'lumina_mgpt_2', 'anole', 'emu3', 'emu3_5')},
+                'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks, 'emu3_5': bpe.Emu3Ranks,
+                'simplear': bpe.Vocabulary, 'liquid': bpe.Vocabulary},
+    prompt_writers={
+        **{name: getattr(templates, name) for name in (
+            'lumina_mgpt', 'lumina_mgpt_sjd', 'lumina_mgpt_2', 'anole', 'emu3', 'emu3_5')},
+        'simplear': continued_templates.simplear, 'liquid': continued_templates.liquid},
     # As LANTERN publishes them for Anole and Lumina-mGPT (arXiv 2410.03355).
     eagle_layers={'chameleon': eagle.Layer(attention_norm=True, qk_norm=True)})

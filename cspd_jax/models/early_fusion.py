@@ -1,8 +1,9 @@
 """Early fusion: transformers over one vocabulary of text and images.
 
 These are Chameleon (arXiv 2405.09818), which coined the term, Emu3 (arXiv 2409.18869), Emu3.5
-(arXiv 2510.26583), and the models derived from Chameleon: Lumina-mGPT, Lumina-mGPT 2.0
-(arXiv 2507.17801) and Anole.
+(arXiv 2510.26583), the models derived from Chameleon: Lumina-mGPT, Lumina-mGPT 2.0
+(arXiv 2507.17801) and Anole; and language models with codes added to their vocabulary, SimpleAR
+(arXiv 2504.11455) and Liquid (arXiv 2412.04332).
 
 A sequence is a prompt, which ends with the tokens that announce an image and its size, followed by
 the codes of the image row by row. A grammar may require special tokens at the end of each row and
@@ -46,6 +47,8 @@ class EarlyFusionConfig:
     row_end: published id of the token that ends every row; None if rows have no such token.
     ends_last_row: whether `row_end` follows the last row too.
     image_ends: published ids of the tokens that end the image, in their order.
+    named_codes: whether the names of Chameleon's image tokens hold the codes of its image
+      tokenizer; if not, code `i` is token `i`. Other image tokenizers have their codes in order.
     dim: model width.
     num_layers: number of blocks.
     num_heads: attention heads.
@@ -69,6 +72,7 @@ class EarlyFusionConfig:
   row_end: int | None = None
   ends_last_row: bool = True
   image_ends: tuple[int, ...] = ()
+  named_codes: bool = True
   dim: int = 4096
   num_layers: int = 32
   num_heads: int = 32
@@ -169,8 +173,20 @@ def _published() -> dict[str, EarlyFusionConfig]:
   lumina_2 = EarlyFusionConfig(
       height=96, width=96, vocab_size=171385, num_codes=16384, first_code=155000, row_end=151670,
       image_ends=(151666,))
+  simplear = EarlyFusionConfig(
+      height=64, width=64, vocab_size=215672, num_codes=64000, first_code=151672, named_codes=False,
+      dim=896, num_layers=24, num_heads=14, num_kv_heads=2, ffn_dim=4864, qk_norm=False,
+      qkv_bias=True, rope_base=1e6, norm_eps=1e-6)
+  language_models = {
+      'simplear_0_5b': simplear,
+      'simplear_1_5b': dataclasses.replace(
+          simplear, dim=1536, num_layers=28, num_heads=12, ffn_dim=8960),
+      'liquid_7b': EarlyFusionConfig(
+          vocab_size=264192, first_code=256000, named_codes=False, dim=3072, num_layers=28,
+          num_heads=16, attention_dim=4096, ffn_dim=24576, qk_norm=False, activation='gelu_tanh',
+          norm_eps=1e-6)}
   return lumina | {'lumina_mgpt_2_7b': lumina_2, 'anole_7b': EarlyFusionConfig(),
-                   'emu3_gen_8b': emu3, 'emu3_5_34b': emu3_5}
+                   'emu3_gen_8b': emu3, 'emu3_5_34b': emu3_5} | language_models
 
 
 # The published models; height and width are those of their square images.

@@ -9,7 +9,10 @@ _HEAD_EPS = 1e-5
 
 
 class RMSNorm(nn.Module):
-  """Root-mean-square norm, computed in float32 and cast back before the scale is applied."""
+  """Root-mean-square norm, computed in float32 and cast back before the scale is applied.
+
+  The result has the dtype of the input, also with scales of a wider dtype.
+  """
 
   eps: float
 
@@ -18,7 +21,7 @@ class RMSNorm(nn.Module):
     scale = self.param('scale', nn.initializers.ones, (x.shape[-1],))
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-    return wide.astype(x.dtype) * scale
+    return (wide.astype(x.dtype) * scale).astype(x.dtype)
 
 
 class HeadNorm(nn.Module):

@@ -296,7 +296,7 @@ def latents(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
   return _scaled(z, config)
 
 
-def check_images(images: jax.Array, config: VQConfig) -> None:
+def check_images(images: jax.Array, config: Any) -> None:
   """Raises ValueError unless the shape of `images` fits a tokenizer of these sizes."""
   if images.ndim != 4 or images.shape[-1] != config.in_channels:
     raise ValueError(

@@ -185,3 +185,21 @@ JANUS_PRO_HF = {
         'latent_channels': 256, 'model_type': 'janus_vqgan', 'num_embeddings': 16384,
         'num_hidden_layers': 2, 'num_patches': 24, 'num_res_blocks': 2, 'out_channels': 3,
         'projection_dim': 2048}}
+# As transformers writes Qwen2.5 and Gemma, with the vocabularies of SimpleAR and Liquid.
+SIMPLEAR = {
+    **_SAVED, 'architectures': ['SimpARForCausalLM'], 'attention_dropout': 0.0,
+    'bos_token_id': 151643, 'eos_token_id': 151645, 'hidden_act': 'silu', 'hidden_size': 896,
+    'image_aspect_ratio': 'square', 'initializer_range': 0.02, 'intermediate_size': 4864,
+    'max_position_embeddings': 32768, 'max_window_layers': 21, 'mm_use_im_start_end': False,
+    'model_type': 'qwen2', 'num_attention_heads': 14, 'num_hidden_layers': 24,
+    'num_key_value_heads': 2, 'rms_norm_eps': 1e-06, 'rope_scaling': None, 'rope_theta': 1000000.0,
+    'sliding_window': None, 'tie_word_embeddings': True, 'tokenizer_padding_side': 'right',
+    'use_cache': True, 'use_sliding_window': False, 'vocab_size': 215672}
+LIQUID = {
+    **_SAVED, 'architectures': ['GemmaForCausalLM'], 'attention_bias': False,
+    'attention_dropout': 0.0, 'bos_token_id': 2, 'eos_token_id': 1, 'head_dim': 256,
+    'hidden_act': 'gelu', 'hidden_activation': None, 'hidden_size': 3072,
+    'initializer_range': 0.02, 'intermediate_size': 24576, 'max_position_embeddings': 8192,
+    'model_type': 'gemma', 'num_attention_heads': 16, 'num_hidden_layers': 28,
+    'num_key_value_heads': 16, 'pad_token_id': 0, 'rms_norm_eps': 1e-06, 'rope_scaling': None,
+    'rope_theta': 10000.0, 'use_cache': True, 'vocab_size': 264192}

@@ -155,7 +155,7 @@ def test_targets_of_several_families_are_named(source, run):
   _, out, _ = run('eagle_anole', source('eagle_anole', CHAMELEON), '--image_size=32')
   line, = (line for line in out.splitlines() if line.startswith('Missing: the target'))
   assert '--family=lumina_mgpt ' in line and line.endswith(
-      '(or --family=lumina_mgpt_2, anole, emu3, emu3_5)')
+      '(or --family=lumina_mgpt_2, anole, emu3, emu3_5, simplear, liquid)')
 
 
 def test_problems_are_grouped_and_counted(source, run, tmp_path):

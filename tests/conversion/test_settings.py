@@ -25,6 +25,8 @@ FILES = {
     'emu3 tokenizer': ('emu3_vq', 'config.json', published.EMU3_VQ, 'vision_tokenizer'),
     'emu3-hf tokenizer': ('emu3_vq', 'config.json', published.EMU3_HF, 'vision_tokenizer'),
     't5': ('t5', 'config.json', published.FLAN_T5_XL, 'flan_t5_xl'),
+    'simplear': ('simplear', 'config.json', published.SIMPLEAR, 'simplear_0_5b'),
+    'liquid': ('liquid', 'config.json', published.LIQUID, 'liquid_7b'),
     'anole drafter': ('eagle_anole', 'config.json', published.EAGLE_CHAMELEON, 'anole'),
     'lumina drafter': (
         'eagle_lumina_mgpt', 'config.json', published.EAGLE_CHAMELEON, 'lumina_mgpt_768'),
@@ -174,7 +176,16 @@ def test_what_a_file_leaves_out_is_what_the_published_code_takes():
     ('llamagen drafter', {'hidden_act': 'relu'}, "hidden_act is 'relu'"),
     ('llamagen drafter', {'qkv_bias': True}, 'qkv_bias is True'),
     ('llamagen drafter', {'input_type': 't2v'}, "input_type is 't2v'; it must be one of c2i, t2i"),
-    ('lumina drafter', {'bias': False}, 'bias is False')])
+    ('lumina drafter', {'bias': False}, 'bias is False'),
+    ('simplear', {'tie_word_embeddings': False}, 'tie_word_embeddings is False; .* download all'),
+    ('simplear', {'use_sliding_window': True}, 'use_sliding_window is True'),
+    ('simplear', {'layer_types': ['full_attention', 'sliding_attention']}, 'layer_types is .*must'),
+    ('simplear', {'model_type': 'qwen3'}, "model_type is 'qwen3'; it must be 'qwen2'"),
+    ('liquid', {'hidden_act': 'silu'}, "'silu'; it must be 'gelu' or 'gelu_pytorch_tanh'"),
+    ('liquid', {'hidden_activation': 'gelu'}, "hidden_activation is 'gelu'"),
+    ('liquid', {'tie_word_embeddings': False}, 'tie_word_embeddings is False; it must be True'),
+    ('liquid', {'use_bidirectional_attention': True}, 'use_bidirectional_attention is True'),
+    ('liquid', {'query_pre_attn_scalar': 256}, 'no published model has the field')])
 def test_what_cannot_be_converted_is_named(name, change, message):
   with pytest.raises(rules.ConversionError, match=message):
     _read(name, change)

@@ -16,6 +16,7 @@ from checkpoints_conversion.rules import (
   eagle,
   early_fusion_settings,
   emu3_vq as vq_rules,
+  language_models,
   t5 as t5_rules,
 )
 from cspd_jax.checkpoints import store
@@ -32,7 +33,9 @@ TABLES = [
     ('ChameleonConfig', _CHAMELEON), ('ChameleonConfig', eagle.CHAMELEON_FIELDS),
     ('LlamaConfig', eagle.LLAMAGEN_FIELDS), ('Emu3Config', _EMU3), ('Emu3Config', vq_rules.FIELDS),
     ('Emu3TextConfig', _EMU3['text_config'].fields), ('T5Config', t5_rules.FIELDS),
-    ('Emu3VQVAEConfig', vq_rules.FIELDS['vq_config'].fields)]
+    ('Emu3VQVAEConfig', vq_rules.FIELDS['vq_config'].fields),
+    ('Qwen2Config', language_models.SIMPLEAR_FIELDS),
+    ('GemmaConfig', language_models.LIQUID_FIELDS)]
 
 
 @pytest.fixture(autouse=True)

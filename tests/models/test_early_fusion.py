@@ -107,7 +107,8 @@ def test_published_images_and_ids():
   count = {name: config.num_tokens for name, config in early_fusion.PRESETS.items()}
   assert count == {'lumina_mgpt_7b_512': 1057, 'lumina_mgpt_7b_768': 2353,
                    'lumina_mgpt_7b_1024': 4161, 'lumina_mgpt_2_7b': 9313, 'anole_7b': 1024,
-                   'emu3_gen_8b': 8193, 'emu3_5_34b': 4160}
+                   'emu3_gen_8b': 8193, 'emu3_5_34b': 4160, 'simplear_0_5b': 4096,
+                   'simplear_1_5b': 4096, 'liquid_7b': 1024}
   order = early_fusion.order(early_fusion.PRESETS['lumina_mgpt_7b_768'])
   assert order[:2].tolist() == [4, 5] and order[8191:8195].tolist() == [8195, 8803, 8196, 0]
   order = early_fusion.order(early_fusion.PRESETS['lumina_mgpt_2_7b'])

@@ -1,0 +1,182 @@
+"""Language models with codes added to their vocabulary, as transformers stores them.
+
+SimpleAR (arXiv 2504.11455) is a Qwen2.5, Liquid (arXiv 2412.04332) a Gemma. Their embeddings may be
+tied: the rows of the codes are the output matrix too. Gemma multiplies embeddings by the root of
+their width and adds one to the scales of its norms; the converted parameters contain both.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from checkpoints_conversion.rules import early_fusion, family, settings
+from checkpoints_conversion.rules.base import Rule, Transform
+from checkpoints_conversion.rules.settings import Check, Free, Must, Size
+from cspd_jax.models.early_fusion import PRESETS, EarlyFusionConfig, order
+
+_EMBEDDING, _OUTPUT = 'model.embed_tokens.weight', 'lm_head.weight'
+_PIXELS = 16  # Of a code, along each side.
+_SIMPLEAR = {name: PRESETS[name] for name in ('simplear_1_5b', 'simplear_0_5b')}
+_LIQUID = {'liquid_7b': PRESETS['liquid_7b']}
+
+
+def rules(config: EarlyFusionConfig, *, tied: bool, gemma: bool) -> list[Rule]:
+  """Returns the rule table of a model.
+
+  Args:
+    config: the model's sizes.
+    tied: whether the embeddings of the codes are the output matrix.
+    gemma: whether embeddings are multiplied by the root of their width and the scales of norms are
+      stored minus one.
+  """
+  table = []
+  for rule in early_fusion.rules(config, early_fusion.Format()):
+    name = str(rule.source)
+    if tied and name == _EMBEDDING:
+      rule = Rule(name, (*rule.destinations, 'transformer/output'), _tied(config, gemma))
+    elif gemma and name.endswith('norm.weight'):
+      rule = rule._replace(transform=_SCALE)
+    if not (tied and name == _OUTPUT):
+      table.append(rule)
+  return table
+
+
+def _tied(config: EarlyFusionConfig, gemma: bool) -> Transform:
+  """Returns the transform of tied embeddings to the table of tokens and the output matrix.
+
+  Gemma rounds the root of the width to the dtype of its activations. That is bfloat16 for the
+  published weights, and here the dtype of the file. The inverse divides, so it is exact for codes
+  only.
+  """
+  ids, count = order(config), config.num_codes
+  place = np.argsort(ids)
+  factor = config.dim ** 0.5 if gemma else 1.0
+
+  def forward(x):
+    return x[ids] * np.asarray(factor, x.dtype), x[ids[:count]].T
+
+  def inverse(table, output):
+    library = table.__array_namespace__()
+    rest = table[count:] / np.asarray(factor, table.dtype)
+    return library.concatenate([output.T, rest])[place]
+
+  return Transform(forward, inverse)
+
+
+# Float32 preserves the digits of small numbers next to one; a dtype to store may round them.
+_SCALE = Transform(lambda x: (x.astype(np.float32) + 1,), lambda x: x - 1)
+
+
+def _infer(presets: Mapping[str, EarlyFusionConfig], shapes: family.Shapes,
+           options: Mapping[str, Any]) -> EarlyFusionConfig:
+  """Infers the sizes of a model; the codes are the last tokens of its vocabulary.
+
+  Arguments and errors as for `early_fusion.infer`.
+  """
+  preset = next(iter(presets))
+  size, dim = family.shape(f'a transformer like {preset}', shapes, _EMBEDDING, 2)
+  preset = next((name for name, config in presets.items() if config.dim == dim), preset)
+  count = presets[preset].num_codes
+  if size <= count:
+    raise family.ConversionError(f'The file has {size} tokens; a transformer like {preset} has '
+                                 f'{count} codes after those of text.')
+  like = dataclasses.replace(presets[preset], vocab_size=size, first_code=size - count)
+  return early_fusion.infer_like(like, preset, shapes, options)
+
+
+def _assumed(config: EarlyFusionConfig, specified: Collection[str]) -> list[str]:
+  lines = family.assumed_heads(config, specified)
+  if not {'height', 'width'} <= set(specified):
+    lines.append(
+        f'assumed images of {config.height}x{config.width} tokens ({config.height * _PIXELS}x'
+        f'{config.width * _PIXELS} pixels); --height=ROWS --width=COLUMNS, or later '
+        'cspd-generate --grid=ROWSxCOLUMNS, specify others')
+  return lines
+
+
+def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: settings.Table,
+            variant: Callable[[family.Shapes], Mapping[str, Any]], gemma: bool,
+            sampling: Mapping[str, Any], others: Mapping[str, tuple[str, ...]],
+            needed: Mapping[str, str]) -> family.FileFamily:
+  return family.FileFamily(
+      name=name, title=f'a transformer like {next(iter(presets))}', kind='early_fusion',
+      rules=functools.partial(rules, tied=True, gemma=gemma),
+      infer=functools.partial(_infer, presets), presets=presets,
+      options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
+               **family.NUM_HEADS},
+      variant=variant, settings=functools.partial(settings.read, {'config.json': fields}),
+      needed=needed, assumed=_assumed, leftovers=r'.*rotary_emb\.inv_freq', model='early_fusion',
+      sampling=lambda config: {'pictures': dict(sampling)},
+      layout=lambda model: {name: ('.',), **others})
+
+
+def _transformers(rope_base: float) -> settings.Table:
+  """Returns the fields that both families have."""
+  return {
+      **settings.COMMON, **settings.rope(rope_base),
+      'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
+      'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
+      'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
+      'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
+      'max_position_embeddings': Free('rotation by any position is computed when it is needed')}
+
+
+def _full_attention(value: Any) -> str | None:
+  if isinstance(value, list) and set(value) <= {'full_attention'}:
+    return None
+  return f'{value!r:.80}; it must be a list of "full_attention"'
+
+
+_OF_WINDOWS = Free('it is for layers with sliding windows, which no published model has')
+_OF_READING = Free('images are generated, so the settings of networks that read them are not used')
+_TIED = Must((True,), f': the file has no {_OUTPUT}, so its embeddings are the output matrix; '
+             'download all of its parts')
+_UNTIED = Free(f'the {_OUTPUT} of the file is the output matrix, also if it repeats embeddings')
+_LLAVA = (
+    'image_aspect_ratio image_grid_pinpoints image_crop_resolution image_split_resolution '
+    'tokenizer_padding_side tokenizer_model_max_length mm_newline_position add_faster_video '
+    'faster_token_stride add_time_instruction force_sample mm_spatial_pool_stride '
+    'tune_mm_mlp_adapter tune_mm_vision_resampler freeze_mm_mlp_adapter '
+    'freeze_mm_vision_resampler unfreeze_mm_vision_tower mm_tunable_parts mm_use_im_start_end '
+    'mm_projector_lr mm_vision_tower_lr mm_use_im_patch_token')
+SIMPLEAR_FIELDS: settings.Table = {
+    **_transformers(10000.0), 'model_type': Must(('qwen2',)), 'hidden_act': settings.SILU,
+    'tie_word_embeddings': _TIED,
+    'use_sliding_window': Must((False,)), 'sliding_window': _OF_WINDOWS,
+    'max_window_layers': _OF_WINDOWS, 'layer_types': Check(_full_attention),
+    # Its training program, derived from LLaVA's, writes these next to the fields of Qwen2.
+    **dict.fromkeys(_LLAVA.split(), _OF_READING)}
+LIQUID_FIELDS: settings.Table = {
+    **_transformers(10000.0), 'model_type': Must(('gemma',)),
+    'attention_bias': settings.NO_BIAS, 'tie_word_embeddings': Must((True,)),
+    # Gemma's first configuration states `gelu`; transformers computes its approximation by tanh.
+    'hidden_act': Must(('gelu', 'gelu_pytorch_tanh')),
+    'hidden_activation': Must(('gelu_pytorch_tanh',)),
+    'use_bidirectional_attention': Must((False,))}
+
+
+def _simplear_variant(shapes: family.Shapes) -> Mapping[str, Any]:
+  """Returns the rules and settings for a file with these tensors."""
+  if _OUTPUT not in shapes:
+    return {}
+  fields = {**SIMPLEAR_FIELDS, 'tie_word_embeddings': _UNTIED}
+  return {'rules': functools.partial(rules, tied=False, gemma=False),
+          'settings': functools.partial(settings.read, {'config.json': fields})}
+
+
+_COSMOS = 'Cosmos-1.0-Tokenizer-DV8x16x16'
+# With the options of the official programs. Top-k of all codes changes nothing, so it is left out.
+SIMPLEAR = _family(
+    'simplear', _SIMPLEAR, fields=SIMPLEAR_FIELDS, variant=_simplear_variant, gemma=False,
+    sampling={'guidance_scale': 6.0, 'temperature': 1.0, 'top_p': 1.0},
+    others={'cosmos_dv': (_COSMOS, f'../{_COSMOS}'), 'simplear_text': ('tokenizer.json',)},
+    needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 1000000.0'})
+LIQUID = _family(
+    'liquid', _LIQUID, fields=LIQUID_FIELDS, gemma=True, variant=lambda shapes: {},
+    sampling={'guidance_scale': 7.0, 'temperature': 0.99, 'top_k': 4096, 'top_p': 0.96},
+    others={'chameleon_vqgan': tuple(f'{folder}vqgan.ckpt' for folder in (
+        '', 'chameleon/', '../', '../chameleon/')), 'liquid_text': ('tokenizer.json',)},
+    needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 10000.0'})

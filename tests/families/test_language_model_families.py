@@ -1,0 +1,186 @@
+"""SimpleAR and Liquid: from tiny published folders to pictures, prompts, sampled distributions.
+
+`tests/data/language_samplers.npz` was recorded in float32 from the networks of transformers 5.24
+with the weights of `language_model_files.target`, for the prompt 'a cat' and the codes of
+`language_model_files.codes`: `liquid` from the official function `top_k_top_p_filtering` of
+`genaibench_generation.py` after guidance 7 and temperature 0.99, with `top_k` 4096 and `top_p`
+0.96, every 16th of the 4096 largest probabilities of a position with its code, and the number of
+positive ones; `simplear` from the official `CFGLogits` with scale 6 and temperature 1, the
+probabilities of every 125th code, and the sum of those of all codes. That program does not mask
+text, and its `top_k` of 64000 of all 215672 tokens, which at random weights removes many codes, was
+left out.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from checkpoints_conversion import convert as convert_lib, rules
+from cspd_jax.commands import generate as generate_command
+from cspd_jax.decoding import warp
+from cspd_jax.families import early_fusion as early_fusion_family
+from cspd_jax.models import cosmos, early_fusion, vq
+from cspd_jax.text import bpe, templates
+from tests.families import language_model_files as files, published_files
+from tests.families.published_files import convert
+from tests.models import published
+
+pytest.importorskip('tokenizers')  # It reads the files of words.
+
+NAMES = tuple(files.CONFIGS)
+
+
+def _text(name):
+  return bpe.read({'file': np.frombuffer(files.text(name), np.uint8)}, name)
+
+
+@pytest.fixture(scope='module', params=NAMES)
+def folder(request, tmp_path_factory):
+  """Family, and a model that the command converted from a published folder."""
+  name = request.param
+  root = tmp_path_factory.mktemp('published')
+  source = files.whole(name, root)
+  output = tmp_path_factory.mktemp('models') / name
+  config = files.CONFIGS[name]
+  assert not convert(root, name, source.name, output, f'--height={config.height}',
+                     f'--width={config.width}')
+  for file in source.rglob('vqgan.safetensors'):  # Without PyTorch.
+    assert not convert(file.parent, 'chameleon_vqgan', file.name, output)
+  return name, output
+
+
+def test_a_folder_becomes_pictures_by_two_commands(folder, tmp_path):
+  name, path = folder
+  config = files.CONFIGS[name]
+  assert generate_command.main(
+      ['cspd-generate', f'--model={path}', '--prompt=a cat', '--prompt=a dog',
+       '--decoder=seed_exact(window=4)', f'--output={tmp_path}/out']) == 0
+  pictures = sorted((tmp_path / 'out').glob('*.png'))
+  assert len(pictures) == 2 and pictures[0].read_bytes() != pictures[1].read_bytes()
+  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
+  assert [row['prompt'] for row in report['rows']] == ['a cat', 'a dog']
+  model = cspd_jax.load(path)
+  assert model.config == config
+  assert model.defaults == rules.get(name).sampling(config)['pictures']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('decoder', [
+    'seed_exact(window=4)', 'corrected_seed_exact(by=layers, window=4)'])
+def test_seed_exact_decoders_write_the_tokens_of_vanilla(folder, decoder):
+  model = cspd_jax.load(folder[1])
+  tokens = lambda decoder: np.asarray(
+      model.generate(['a cat', 'a map'], seed=3, decoder=decoder).decoded.tokens)
+  vanilla = tokens('vanilla')
+  np.testing.assert_array_equal(tokens(decoder), vanilla)
+  assert vanilla.shape == (2, model.num_tokens) and vanilla.max() < model.config.num_codes
+  assert len(np.unique(vanilla)) > vanilla.size // 2
+
+
+def test_codes_are_those_of_the_image_tokenizer_in_order(folder):
+  name, path = folder
+  model = cspd_jax.load(path)
+  config = files.CONFIGS[name]
+  codes = files.codes(name)
+  network = cosmos if name == 'simplear' else vq
+  want = network.decode(model.tokenizer.params, model.tokenizer.config,
+                        codes.reshape(1, config.height, config.width))
+  np.testing.assert_allclose(model.pixels(jnp.asarray(codes[None])), want, atol=1e-4)
+  images = np.random.default_rng(7).uniform(-1, 1, want.shape).astype(np.float32)
+  np.testing.assert_array_equal(
+      model.tokens(jnp.asarray(images)),
+      network.encode(model.tokenizer.params, model.tokenizer.config, images).reshape(1, -1))
+  # Pixels require no text part.
+  alone = cspd_jax.load(path, text=None)
+  np.testing.assert_array_equal(
+      alone.pixels(jnp.asarray(codes[None])), model.pixels(jnp.asarray(codes[None])))
+
+
+def test_images_of_other_sizes(folder):
+  name, path = folder
+  wide = cspd_jax.load(path, grid=(2, 5))
+  made = wide.generate('a cat', seed=1, decoder='vanilla')
+  side = 16 if name == 'simplear' else 1
+  assert made.images.shape == (1, 2 * side, 5 * side, 3)
+  np.testing.assert_array_equal(
+      wide.condition(['a cat']).tokens, cspd_jax.load(path).condition(['a cat']).tokens)
+
+
+_TEMPLATES = {
+    'simplear': (
+        '<|t2i|>A highly realistic image of {}<|soi|>', '<|t2i|>An image of aerial view, '
+        'overexposed, low quality, deformation, a poor composition, bad hands, bad teeth, bad '
+        'eyes, bad limbs, distortion<|soi|>'),
+    # The tokenizer adds the first token.
+    'liquid': ('<bos>{} Generate an image based on this description.<boi>',
+               '<bos><unconditional><boi>')}
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('prompt', ['a cat', '', ' two  dogs, one cat. '])
+def test_prompts_are_those_of_the_official_program(name, prompt):
+  """The tokenizer splits the whole text at special tokens, as the official programs let it do."""
+  import tokenizers
+  whole = tokenizers.Tokenizer.from_buffer(files.text(name))
+  write = early_fusion_family.FAMILY.prompt_writers[name]
+  request, null = write(_text(name), prompt, 32, 32)
+  template, negative = _TEMPLATES[name]
+  assert request == whole.encode(template.format(prompt), add_special_tokens=False).ids
+  assert null == whole.encode(negative, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_special_tokens_in_a_prompt_are_text(name):
+  special = max(files.SPECIAL[name])
+  request, _ = early_fusion_family.FAMILY.prompt_writers[name](_text(name), special, 32, 32)
+  assert len(request) > 20 and files.SPECIAL[name][special] not in request[1:-1]
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_files_of_other_models_are_refused(name):
+  other = bpe.read({'file': np.frombuffer(published_files.chameleon_text(), np.uint8)}, name)
+  with pytest.raises(ValueError, match='the tokenizer file has no token'):
+    early_fusion_family.FAMILY.prompt_writers[name](other, 'a cat', 32, 32)
+
+
+def _probabilities(name):
+  config = files.CONFIGS[name]
+  prompt = templates.padded([early_fusion_family.FAMILY.prompt_writers[name](
+      _text(name), 'a cat', config.height, config.width)])
+  condition = early_fusion.renumbered(config, prompt)
+  tokens = jnp.asarray(files.codes(name)[None])
+  options = warp.Warp(**rules.get(name).sampling(config)['pictures'])
+  params = convert_lib.convert(rules.get(name), config, files.target(name))
+
+  @jax.jit
+  def run(params):
+    streams = [early_fusion.logits_and_features(
+        params, config, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
+    positions = jnp.arange(config.num_tokens)[None]
+    return warp.probabilities(
+        jnp.stack(streams), options, positions, jnp.full_like(positions, -1))[0]
+
+  with jax.default_matmul_precision('highest'):
+    return np.asarray(run(params))
+
+
+def test_liquid_samples_as_its_official_program():
+  recorded, probabilities = published.recorded('language_samplers'), _probabilities('liquid')
+  want = np.take_along_axis(
+      probabilities, recorded['liquid_codes'].astype(int), axis=1)
+  np.testing.assert_allclose(want, recorded['liquid'], atol=2e-6)
+  count = np.sum(probabilities > 0, axis=1)
+  # Sums of thousands of probabilities round differently at the cut.
+  assert np.all(np.abs(count - recorded['liquid_count']) <= 2)
+  assert 100 < count.min() and count.max() <= 4096
+
+
+def test_simplear_samples_as_its_official_program_given_a_code():
+  recorded, probabilities = published.recorded('language_samplers'), _probabilities('simplear')
+  share = recorded['simplear_total'][:, None]
+  assert np.all(share < 0.9)  # Here text is probable; its official program writes the first code.
+  np.testing.assert_allclose(probabilities[:, ::125], recorded['simplear'] / share, rtol=1e-3)
