@@ -2,6 +2,7 @@
 Lumina-mGPT (arXiv 2408.02657) and 2.0 (arXiv 2507.17801), Anole (arXiv 2407.06135) and Emu3 (arXiv
 2409.18869)."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Collection, Mapping
@@ -162,21 +163,30 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,
     ConversionError: if the shapes and options do not determine all sizes, or the vocabulary
       differs.
   """
-  return infer_like(early_fusion.PRESETS[preset], preset, shapes, options)
-
-
-def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
-               options: Mapping[str, Any]) -> EarlyFusionConfig:
-  """Infers the sizes like `infer`, for a model like `published`; `preset` is for messages."""
-  file_format = format_of(shapes)
-  name = file_format.name
-  shape = lambda tensor, rank: family.shape(_title(preset), shapes, name(tensor), rank)
-  vocab_size, dim = shape('model.embed_tokens.weight', 2)
+  published, name = early_fusion.PRESETS[preset], format_of(shapes).name
+  vocab_size, _ = family.shape(_title(preset), shapes, name('model.embed_tokens.weight'), 2)
   least = published.first_code + published.num_codes
   if vocab_size < least if any_vocabulary else vocab_size != published.vocab_size:
     required = f'at least {least}' if any_vocabulary else published.vocab_size
     raise family.ConversionError(
         f'The file has {vocab_size} tokens; {_title(preset)} has {required}.')
+  return infer_like(dataclasses.replace(published, vocab_size=vocab_size), preset, shapes, options)
+
+
+def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
+               options: Mapping[str, Any]) -> EarlyFusionConfig:
+  """Infers the sizes of a transformer, except those of its vocabulary; see `infer`.
+
+  Args:
+    published: a model with its vocabulary and grammar.
+    preset: the name of a published model, for messages.
+    shapes: as for `infer`.
+    options: as for `infer`.
+  """
+  file_format = format_of(shapes)
+  name = file_format.name
+  shape = lambda tensor, rank: family.shape(_title(preset), shapes, name(tensor), rank)
+  _, dim = shape('model.embed_tokens.weight', 2)
   default_heads = published.num_heads if dim == published.dim else None
   attention = shape('model.layers.0.self_attn.q_proj.weight', 2)[0]
   norm = shapes.get(name('model.layers.0.self_attn.q_norm.weight'))
@@ -187,7 +197,7 @@ def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
   is_layer_norm = _is_layer_norm(file_format, shapes)
   return EarlyFusionConfig(
       height=options.get('height', published.height), width=options.get('width', published.width),
-      vocab_size=vocab_size, num_codes=published.num_codes, first_code=published.first_code,
+      vocab_size=published.vocab_size, num_codes=published.num_codes, first_code=published.first_code,
       row_end=published.row_end, ends_last_row=published.ends_last_row,
       image_ends=published.image_ends, named_codes=published.named_codes, dim=dim,
       num_layers=family.count(
