@@ -30,7 +30,8 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
   A cluster can lower the probability of its candidate: `p(C) / q(C)` may be below `p(x) / q(x)`.
   `clamp` uses the larger of the two. That accepts more and adds nothing to the bound on total
   variation; it also makes `[p - q]+` the residual distribution with the smallest bound. False is
-  the test of the released code.
+  the test of the released code, which tests the seven least probable tokens of the vocabulary
+  exactly instead; top-k excludes these.
 
   Args:
     group: size of the window, at least 1 (exact). The released code uses 14.
