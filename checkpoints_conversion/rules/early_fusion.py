@@ -197,7 +197,8 @@ def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
   is_layer_norm = _is_layer_norm(file_format, shapes)
   return EarlyFusionConfig(
       height=options.get('height', published.height), width=options.get('width', published.width),
-      vocab_size=published.vocab_size, num_codes=published.num_codes, first_code=published.first_code,
+      vocab_size=published.vocab_size, num_codes=published.num_codes,
+      first_code=published.first_code,
       row_end=published.row_end, ends_last_row=published.ends_last_row,
       image_ends=published.image_ends, named_codes=published.named_codes, dim=dim,
       num_layers=family.count(
