@@ -15,6 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cspd_jax.checkpoints import reading
+
 _DTYPES = {
     'DoubleStorage': np.float64, 'FloatStorage': np.float32, 'HalfStorage': np.float16,
     'BFloat16Storage': ml_dtypes.bfloat16, 'LongStorage': np.int64, 'IntStorage': np.int32,
@@ -86,17 +88,18 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
   """
   try:
     with zipfile.ZipFile(path) as archive:
+      reading.check_members(archive.infolist(), os.path.getsize(path))
       name = next((name for name in archive.namelist() if name.endswith('data.pkl')), None)
       if name is None:
         raise pickle.UnpicklingError('it has no data.pkl')
       root = _Reader(archive, name.removesuffix('data.pkl')).load()
       if not isinstance(root, _Module):
         raise pickle.UnpicklingError('it holds no module')
+      return dict(_tensors(root, ''))
   except Exception as error:  # Damaged files raise almost anything.
     raise ValueError(
         f'it is not a complete TorchScript file ({type(error).__name__}: {error!s:.300})'
     ) from error
-  return dict(_tensors(root, ''))
 
 
 def _tensors(module: Any, prefix: str) -> Iterator[tuple[str, np.ndarray]]:

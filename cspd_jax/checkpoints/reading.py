@@ -91,7 +91,7 @@ def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
       file.
   """
   with _reading(path, '.npz', remedy, name) as file, zipfile.ZipFile(file) as archive:
-    _check_sizes(archive.infolist(), file.stat().st_size)
+    check_members(archive.infolist(), file.stat().st_size)
     result = {member.filename.removesuffix('.npy'): _array(archive, member)
               for member in archive.infolist()}
     if missing := [array for array in needed if array not in result]:
@@ -187,7 +187,7 @@ def _bytes(file: pathlib.Path) -> bytes:
   return content
 
 
-def _check_sizes(members: Sequence[zipfile.ZipInfo], size: int) -> None:
+def check_members(members: Sequence[zipfile.ZipInfo], size: int) -> None:
   """Raises ValueError if the members of an archive of `size` bytes are far too large for it."""
   for member in members:
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -195,7 +195,7 @@ def _check_sizes(members: Sequence[zipfile.ZipInfo], size: int) -> None:
   total = sum(member.file_size for member in members)
   limit = max(_MAX_UNPACKED, _MAX_RATIO * size)
   if total > limit:
-    raise ValueError(f'its arrays have {total} bytes and the file {size}; at most {limit} are '
+    raise ValueError(f'its members have {total} bytes and the file {size}; at most {limit} are '
                      'unpacked')
 
 

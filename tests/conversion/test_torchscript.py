@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from checkpoints_conversion import convert, read, rules, torchscript
+from cspd_jax.checkpoints import reading
 from tests.models import published
 
 
@@ -112,4 +113,12 @@ def test_files_of_other_formats_are_refused(tmp_path):
   with zipfile.ZipFile(tmp_path / 'encoder.jit', 'w') as archive:
     archive.writestr('model/other', b'')
   with pytest.raises(read.ReadError, match='it has no data.pkl'):
+    read.read(tmp_path / 'encoder.jit')
+
+
+def test_archives_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(reading, '_MAX_UNPACKED', 1000)
+  with zipfile.ZipFile(tmp_path / 'encoder.jit', 'w', zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr('model/data.pkl', bytes(10**6))
+  with pytest.raises(read.ReadError, match='its members have 1000000 bytes and the file'):
     read.read(tmp_path / 'encoder.jit')

@@ -259,7 +259,7 @@ def test_arrays_that_are_much_larger_than_their_file(tmp_path, monkeypatch):
   np.savez_compressed(path, tokens=np.zeros(1 << 17))
   assert not reading.arrays(path, REMEDY)['tokens'].any()
   monkeypatch.setattr(reading, '_MAX_UNPACKED', 1 << 18)
-  with pytest.raises(ValueError, match='its arrays have 1048704 bytes and the file .* unpacked'):
+  with pytest.raises(ValueError, match='its members have 1048704 bytes and the file .* unpacked'):
     reading.arrays(path, REMEDY)
   monkeypatch.undo()
   with zipfile.ZipFile(path, 'w') as archive:  # What the list of the archive says.
@@ -267,7 +267,7 @@ def test_arrays_that_are_much_larger_than_their_file(tmp_path, monkeypatch):
   size = len(_member((1 << 29,), 0))
   old, new = (number.to_bytes(4, 'little') for number in (size, size + (3 << 30)))
   path.write_bytes(path.read_bytes().replace(old, new))
-  with pytest.raises(ValueError, match='its arrays have 3221225600 bytes'):
+  with pytest.raises(ValueError, match='its members have 3221225600 bytes'):
     reading.arrays(path, REMEDY)
 
 
