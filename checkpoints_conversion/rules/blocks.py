@@ -6,6 +6,7 @@ from typing import Any
 
 from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import CONVOLUTION, POINTWISE
+from cspd_jax.models.vq import VQConfig
 
 # `(source, destination) -> rules` of a normalisation.
 Norm = Callable[[str, str], list[base.Rule]]
@@ -95,6 +96,29 @@ def taming_sizes(title: str, shapes: family.Shapes) -> dict[str, Any]:
   return dict(
       in_channels=in_channels, ch=ch, ch_mult=tuple(width // ch for width in widths),
       num_res_blocks=family.count(shapes, r'encoder\.down\.0\.block\.(\d+)\.conv1\.weight'))
+
+
+def taming_vq(config: VQConfig, norm: Norm = base.norm) -> list[base.Rule]:
+  """Returns the rules of a tokenizer with these names and a codebook; `norm` as for `taming`."""
+  return taming(len(config.ch_mult), norm) + [
+      base.Rule('quantize.embedding.weight', ('codebook/embedding',), base.KEEP)]
+
+
+def taming_vq_config(title: str, shapes: family.Shapes, **options: Any) -> VQConfig:
+  """Infers the sizes of a tokenizer with these names and a codebook from its shapes.
+
+  Args:
+    title: as for `taming_sizes`, which raises the same error.
+    shapes: as for `taming_sizes`.
+    **options: fields that shapes do not determine.
+  """
+  sizes = taming_sizes(title, shapes)
+  codebook_size, codebook_dim = family.shape(title, shapes, 'quantize.embedding.weight', 2)
+  last = len(sizes['ch_mult']) - 1
+  return VQConfig(
+      z_channels=family.shape(title, shapes, 'quant_conv.weight', 4)[1],
+      codebook_size=codebook_size, codebook_dim=codebook_dim, normalized=False,
+      level_attention=f'encoder.down.{last}.attn.0.norm.weight' in shapes, **sizes, **options)
 
 
 def refuse_narrow(widths: list[int]) -> None:

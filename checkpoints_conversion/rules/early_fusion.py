@@ -215,7 +215,7 @@ def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
       norm_eps=options.get('norm_eps', published.norm_eps))
 
 
-def _assumed(token_side: int, config: EarlyFusionConfig, specified: Collection[str]) -> list[str]:
+def assumed(token_side: int, config: EarlyFusionConfig, specified: Collection[str]) -> list[str]:
   """Returns the assumptions; see `FileFamily.assumed`.
 
   Args:
@@ -262,7 +262,7 @@ def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
       variant=_variant, settings=functools.partial(settings.read, fields), needed=needed,
-      assumed=functools.partial(_assumed, token_side), shares=_SHARES,
+      assumed=functools.partial(assumed, token_side), shares=_SHARES,
       # The image tokenizer is another network; rotary tables are not weights.
       leftovers=r'(model\.)?vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
       model='early_fusion', sampling=functools.partial(_sampling, sampling),

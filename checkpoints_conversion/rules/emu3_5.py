@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints_conversion.rules import (
-  base,
   blocks,
   early_fusion,
   early_fusion_settings,
@@ -57,26 +56,10 @@ def _sampling(config: model.EarlyFusionConfig) -> Mapping[str, Any]:
           'emu3_5': {**options, 'guidance_scale': 2.0}}
 
 
-def rules_vq(config: VQConfig) -> list[base.Rule]:
-  """Returns the rule table of an image tokenizer."""
-  return blocks.taming(len(config.ch_mult)) + [
-      base.Rule('quantize.embedding.weight', ('codebook/embedding',), base.KEEP)]
-
-
 def infer_vq(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
-  """Infers the sizes of an image tokenizer from its shapes alone.
-
-  Raises:
-    ConversionError: if the shapes are not those of such a tokenizer.
-  """
+  """Infers the sizes of an image tokenizer from its shapes alone; see `blocks.taming_vq_config`."""
   del options
-  sizes = blocks.taming_sizes(_TITLE_VQ, shapes)
-  codebook_size, codebook_dim = family.shape(_TITLE_VQ, shapes, 'quantize.embedding.weight', 2)
-  last = len(sizes['ch_mult']) - 1
-  return VQConfig(
-      z_channels=family.shape(_TITLE_VQ, shapes, 'quant_conv.weight', 4)[1],
-      codebook_size=codebook_size, codebook_dim=codebook_dim, normalized=False, by_product=True,
-      level_attention=f'encoder.down.{last}.attn.0.norm.weight' in shapes, **sizes)
+  return blocks.taming_vq_config(_TITLE_VQ, shapes, by_product=True)
 
 
 def _near(*files: str) -> tuple[str, ...]:
@@ -90,7 +73,7 @@ FAMILY = early_fusion.EMU3._replace(
     settings=functools.partial(settings.read, {'config.json': FIELDS}),
     # Their published values have not been seen.
     needed={'norm_eps': '"rms_norm_eps": ...', 'rope_base': '"rope_theta": ...'},
-    assumed=early_fusion.ANOLE.assumed,  # A token has 16 x 16 pixels there too.
+    assumed=functools.partial(early_fusion.assumed, 16),
     sampling=_sampling,
     layout=lambda name: {
         'emu3_5': ('.',),
@@ -100,6 +83,6 @@ FAMILY = early_fusion.EMU3._replace(
                         # The official program has its weights in `weights`.
                         '../../src/tokenizer_emu3_ibq/emu3.tiktoken')})
 VQ = family.FileFamily(
-    name='emu3_5_vq', title=_TITLE_VQ, kind='vq', rules=rules_vq, infer=infer_vq,
+    name='emu3_5_vq', title=_TITLE_VQ, kind='vq', rules=blocks.taming_vq, infer=infer_vq,
     presets={'ibq_131072': IBQ}, model='early_fusion',
     settings=functools.partial(settings.read, {'config.json': FIELDS_VQ}))

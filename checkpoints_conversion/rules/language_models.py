@@ -7,7 +7,7 @@ their width and adds one to the scales of its norms; the converted parameters co
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -87,16 +87,6 @@ def _infer(presets: Mapping[str, EarlyFusionConfig], shapes: family.Shapes,
   return early_fusion.infer_like(like, preset, shapes, options)
 
 
-def _assumed(config: EarlyFusionConfig, specified: Collection[str]) -> list[str]:
-  lines = family.assumed_heads(config, specified)
-  if not {'height', 'width'} <= set(specified):
-    lines.append(
-        f'assumed images of {config.height}x{config.width} tokens ({config.height * _PIXELS}x'
-        f'{config.width * _PIXELS} pixels); --height=ROWS --width=COLUMNS, or later '
-        'cspd-generate --grid=ROWSxCOLUMNS, specify others')
-  return lines
-
-
 def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: settings.Table,
             variant: Callable[[family.Shapes], Mapping[str, Any]], gemma: bool,
             sampling: Mapping[str, Any], others: Mapping[str, tuple[str, ...]],
@@ -108,7 +98,8 @@ def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: sett
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
       variant=variant, settings=functools.partial(settings.read, {'config.json': fields}),
-      needed=needed, assumed=_assumed, leftovers=r'.*rotary_emb\.inv_freq', model='early_fusion',
+      needed=needed, assumed=functools.partial(early_fusion.assumed, _PIXELS),
+      leftovers=r'.*rotary_emb\.inv_freq', model='early_fusion',
       sampling=lambda config: {'pictures': dict(sampling)},
       layout=lambda model: {name: ('.',), **others})
 

@@ -2,16 +2,10 @@
 
 from collections.abc import Mapping
 
-from checkpoints_conversion.rules import base, blocks, family
+from checkpoints_conversion.rules import blocks, family
 from cspd_jax.models.vq import CHAMELEON, VQConfig
 
 _TITLE = 'an image tokenizer of Chameleon'
-
-
-def rules(config: VQConfig) -> list[base.Rule]:
-  """Returns the rule table of a tokenizer."""
-  return blocks.taming(len(config.ch_mult)) + [
-      base.Rule('quantize.embedding.weight', ('codebook/embedding',), base.KEEP)]
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
@@ -21,19 +15,14 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
     ConversionError: if the shapes are not those of such a tokenizer.
   """
   del options
-  sizes = blocks.taming_sizes(_TITLE, shapes)
+  config = blocks.taming_vq_config(_TITLE, shapes)
   if not any(name.startswith('decoder.') for name in shapes):
     raise family.ConversionError(
         'The file has no decoder, so it cannot generate images; use the original vqgan.ckpt of '
         "Chameleon, which is in Meta's download and in those of Lumina-mGPT and Anole.")
-  codebook_size, codebook_dim = family.shape(_TITLE, shapes, 'quantize.embedding.weight', 2)
-  last = len(sizes['ch_mult']) - 1
-  return VQConfig(
-      z_channels=family.shape(_TITLE, shapes, 'quant_conv.weight', 4)[1],
-      codebook_size=codebook_size, codebook_dim=codebook_dim, normalized=False,
-      level_attention=f'encoder.down.{last}.attn.0.norm.weight' in shapes, **sizes)
+  return config
 
 
 FAMILY = family.FileFamily(
-    name='chameleon_vqgan', title=_TITLE, kind='vq', rules=rules, infer=infer,
+    name='chameleon_vqgan', title=_TITLE, kind='vq', rules=blocks.taming_vq, infer=infer,
     presets={'vqgan': CHAMELEON}, leftovers=r'loss\..*', model='early_fusion')
