@@ -41,7 +41,7 @@ EVIDENCE: dict[str, Evidence] = {
                               '2.14x in time with SJD (its README)'),
     'anole': Evidence('that of Chameleon', _discrete(), '2.00x with SJD (arXiv 2410.01699)'),
     'emu3': Evidence('Apache-2.0', _discrete(), '4.31x with SJD-PAC (arXiv 2603.18599)'),
-    'emu3_5': Evidence('Apache-2.0', {
+    'emu3_5': Evidence('Apache-2.0 (code)', {
         'shapes': 'tests/models/test_emu3_5.py', 'parity': 'tests/models/test_emu3_5.py',
         'folder to pictures': 'tests/families/test_whole_folders.py'}),
     'janus': Evidence('DeepSeek License Agreement 1.0', {
