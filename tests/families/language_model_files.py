@@ -1,4 +1,4 @@
-"""Folders of SimpleAR and Liquid as they are published, at tiny sizes, with weights of `published`."""
+"""Folders of SimpleAR and Liquid as they are published, at tiny sizes."""
 
 import dataclasses
 import json
@@ -13,7 +13,8 @@ _small = dict(dim=16, num_layers=2, num_heads=2, ffn_dim=24)
 SIMPLEAR = dataclasses.replace(
     early_fusion.PRESETS['simplear_0_5b'], height=2, width=3, **{**_small, 'num_kv_heads': 1})
 LIQUID = dataclasses.replace(
-    early_fusion.PRESETS['liquid_7b'], height=3, width=4, num_kv_heads=2, attention_dim=24, **_small)
+    early_fusion.PRESETS['liquid_7b'], height=3, width=4, num_kv_heads=2, attention_dim=24,
+    **_small)
 CONFIGS = {'simplear': SIMPLEAR, 'liquid': LIQUID}
 COSMOS = cosmos.CosmosConfig(ch=8, ch_mult=(1, 1, 1), num_res_blocks=1, z_channels=4)
 # Seeds of the weights of the target.
