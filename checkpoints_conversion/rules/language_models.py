@@ -99,20 +99,20 @@ def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: sett
                **family.NUM_HEADS},
       variant=variant, settings=functools.partial(settings.read, {'config.json': fields}),
       needed=needed, assumed=functools.partial(early_fusion.assumed, _PIXELS),
-      leftovers=r'.*rotary_emb\.inv_freq', model='early_fusion',
+      # A module in memory holds its tied output matrix; rotary tables are not weights.
+      leftovers=r'lm_head\.weight|.*rotary_emb\.inv_freq', model='early_fusion',
       sampling=lambda config: {'pictures': dict(sampling)},
       layout=lambda model: {name: ('.',), **others})
 
 
-def _transformers(rope_base: float) -> settings.Table:
-  """Returns the fields that both families have."""
-  return {
-      **settings.COMMON, **settings.rope(rope_base),
-      'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
-      'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
-      'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
-      'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
-      'max_position_embeddings': Free('rotation by any position is computed when it is needed')}
+# The fields that both families have.
+_TRANSFORMERS: settings.Table = {
+    **settings.COMMON, **settings.rope(10000.0),
+    'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
+    'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
+    'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
+    'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
+    'max_position_embeddings': Free('rotation by any position is computed when it is needed')}
 
 
 def _full_attention(value: Any) -> str | None:
@@ -134,14 +134,14 @@ _LLAVA = (
     'freeze_mm_vision_resampler unfreeze_mm_vision_tower mm_tunable_parts mm_use_im_start_end '
     'mm_projector_lr mm_vision_tower_lr mm_use_im_patch_token')
 SIMPLEAR_FIELDS: settings.Table = {
-    **_transformers(10000.0), 'model_type': Must(('qwen2',)), 'hidden_act': settings.SILU,
+    **_TRANSFORMERS, 'model_type': Must(('qwen2',)), 'hidden_act': settings.SILU,
     'tie_word_embeddings': _TIED,
     'use_sliding_window': Must((False,)), 'sliding_window': _OF_WINDOWS,
     'max_window_layers': _OF_WINDOWS, 'layer_types': Check(_full_attention),
     # Its training program, derived from LLaVA's, writes these next to the fields of Qwen2.
     **dict.fromkeys(_LLAVA.split(), _OF_READING)}
 LIQUID_FIELDS: settings.Table = {
-    **_transformers(10000.0), 'model_type': Must(('gemma',)),
+    **_TRANSFORMERS, 'model_type': Must(('gemma',)),
     'attention_bias': settings.NO_BIAS, 'tie_word_embeddings': Must((True,)),
     # Gemma's first configuration states `gelu`; transformers computes its approximation by tanh.
     'hidden_act': Must(('gelu', 'gelu_pytorch_tanh')),

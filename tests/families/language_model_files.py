@@ -1,4 +1,4 @@
-"""Folders of SimpleAR and Liquid as they are published, with tiny weights of `published`."""
+"""Folders of SimpleAR and Liquid as they are published, at tiny sizes."""
 
 import dataclasses
 import json

@@ -25,6 +25,7 @@ import numpy as np
 import published
 import pytest
 
+import cspd_jax
 from checkpoints_conversion import convert, rules
 from cspd_jax.models import causal, early_fusion
 from cspd_jax.testing import check_target
@@ -145,6 +146,10 @@ def test_networks_that_transformers_saved(few_codes, tmp_path):
         attention_mask=torch.tensor(seen),
         position_ids=torch.tensor((seen.cumsum(axis=1) - 1).clip(0))).logits.numpy()
   np.testing.assert_allclose(_logits(config, opened.params(), seed), want[:, 11:-1, 48:], atol=1e-4)
+  # In memory the module has its output matrix as a tensor of its own.
+  model = cspd_jax.from_torch(network, few_codes)
+  assert model.config == config
+  jax.tree.map(np.testing.assert_array_equal, model.params, opened.params())
 
 
 def test_gemma_in_bfloat16_is_folded_as_it_is_computed():
