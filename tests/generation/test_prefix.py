@@ -1,5 +1,6 @@
 """Images with a prefix: the rest has the model's distribution, whatever decodes and drafts."""
 
+import dataclasses
 import functools
 
 import jax
@@ -16,7 +17,7 @@ from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import prefix as generation_prefix
-from cspd_jax.models import eagle, early_fusion, llamagen, neighbours, vq
+from cspd_jax.models import eagle, early_fusion, janus, llamagen, neighbours, vq
 from cspd_jax.models.conditions import Prompt
 from tests.marks import representative
 
@@ -35,6 +36,22 @@ def _random(init, config, seed):
   keys = jax.random.split(jax.random.key(seed + 100), len(leaves))
   return tree.unflatten([leaf + 0.4 * jax.random.normal(key, leaf.shape, leaf.dtype)
                          for leaf, key in zip(leaves, keys)])
+
+
+# By name: family, kind and sizes of models with prompts of unequal lengths; early fusion with
+# grammars that end every row, every row but the last, or no row.
+MIXED = {
+    'early_fusion': ('early_fusion', 'early_fusion', early_fusion, EARLY_FUSION),
+    'open_last_row': ('early_fusion', 'early_fusion', early_fusion, dataclasses.replace(
+        EARLY_FUSION, ends_last_row=False, image_ends=(18, 19))),
+    'plain_rows': ('early_fusion', 'early_fusion', early_fusion, dataclasses.replace(
+        EARLY_FUSION, row_end=None, image_ends=())),
+    'janus': ('janus_pro', 'janus', janus, janus.JanusConfig(
+        height=4, width=3, num_codes=12, text_size=8, dim=16, num_layers=2, num_heads=2,
+        ffn_dim=16)),
+    'captions': ('llamagen', 'llamagen', llamagen, dataclasses.replace(
+        LLAMAGEN, conditioning='text', caption_dim=6)),
+}
 
 
 def _loaded(kind, module, config, seed):
@@ -237,6 +254,65 @@ def test_generate_completes_images():
 def test_unsupported_prefixes_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     _model('llamagen').generate([0, 2], decoder='vanilla', **options)
+
+
+@functools.cache
+def _mixed(name):
+  """A model with an image tokenizer, and five prompts of unequal lengths."""
+  family, kind, module, config = MIXED[name]
+  # A tokenizer with spatial norms needs no text part.
+  pixels = dataclasses.replace(VQ, normalized=False, spatial_norm=family == 'early_fusion')
+  parts = {'target': _loaded(kind, module, config, 0), 'tokenizer': _loaded('vq', vq, pixels, 3)}
+  model = families.FAMILIES[family].build(families.Parts(name, parts, {'guidance_scale': 2.0}))
+  rng, lengths = np.random.default_rng(0), ((1, 6), (6, 1), (3, 2), (1, 3), (2, 6))
+  if name == 'captions':
+    return model, [rng.standard_normal((long, 6)).astype(np.float32) for long, _ in lengths]
+  return model, [[rng.integers(12, 20, long) for long in both] for both in lengths]
+
+
+def _joined(name, prompts):
+  """Prompts as a condition, padded to the longest of them."""
+  if name == 'captions':
+    return prompts
+  longest = max(len(ids) for both in prompts for ids in both)
+  pad = lambda ids, value: [value] * (longest - len(ids))
+  # Published ids of Janus are those of text, which follow the codes in the library's order.
+  shift = 12 if name == 'janus' else 0
+  return Prompt(np.array([[[*pad(ids, 0), *(ids - shift)] for ids in both] for both in prompts]),
+                np.array([[[*pad(ids, False), *(ids >= 0)] for ids in both] for both in prompts]))
+
+
+_QUEUES = (*((name, 'mc_sjd(window=4)') for name in MIXED),
+           ('open_last_row', 'corrected_seed_exact(by=layers, window=4)'),
+           ('janus', 'model(length=2)+exact'))
+
+
+@pytest.mark.parametrize('name, spec', representative(_QUEUES, _QUEUES[1]))
+def test_a_queue_of_prefixes_and_prompts_has_the_images_of_one_after_the_other(name, spec):
+  """Five images in two rows: a row that is complete starts the next one."""
+  (model, prompts), seeds = _mixed(name), [7, 8, 9, 10, 11]
+  if spec.startswith('model'):
+    family, kind, module, config = MIXED[name]
+    parts = {'target': _loaded(kind, module, config, 0), 'draft': _loaded(kind, module, config, 4),
+             'tokenizer': Loaded('vq', model.tokenizer.config, model.tokenizer.params, {})}
+    model = families.FAMILIES[family].build(families.Parts(name, parts, model.defaults))
+  whole = model.generate(_joined(name, prompts), seed=1, decoder='vanilla').tokens
+  width = 2 * model.target(guided=True).row_width
+  made = model.generate(_joined(name, prompts), seed=seeds, decoder=spec, batch_size=2,
+                        prefix=whole, rows=2)
+  assert len(np.unique(made.tokens[:, width:], axis=0)) == 5
+  np.testing.assert_array_equal(made.tokens[:, :width], whole[:, :width])
+  for i, prompt in enumerate(prompts):
+    alone = model.generate(_joined(name, [prompt]), seed=seeds[i:i + 1], decoder=spec,
+                           prefix=whole[i], rows=2)
+    np.testing.assert_array_equal(made.tokens[i], alone.tokens[0])
+    np.testing.assert_array_equal(made.decoded.rounds[i], alone.decoded.rounds[0])
+    np.testing.assert_array_equal(made.images[i], alone.images[0])
+  # Images as pixels become the rows of tokens with their grammar.
+  again = model.generate(_joined(name, prompts), seed=seeds, decoder=spec, batch_size=2,
+                         prefix=made.images, rows=2)
+  encoded = np.asarray(model.tokens(made.images / np.float32(127.5) - 1))
+  np.testing.assert_array_equal(again.tokens[:, :width], encoded[:, :width])
 
 
 def test_continuous_tokens_support_no_prefix():
