@@ -205,7 +205,7 @@ def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, devi
 
 
 def test_options_that_do_not_apply_are_not_named(device, monkeypatch):
-  model = cspd_jax.load('demo', dtype='bfloat16', quantize='int8')
+  model = cspd_jax.load('demo', dtype='bfloat16', quantize='int8', cache_dtype='int8')
   device(1.0)
   monkeypatch.setattr(memory, '_devices', lambda model: [
       types.SimpleNamespace(platform='gpu', device_kind='Fast')])
@@ -307,7 +307,8 @@ def test_statistics_of_an_accelerator_limit_a_batch(model, monkeypatch):
   assert str(error.value) == (
       'batch_size is 6, but decoding 6 images at once with mc_sjd(window=8) needs at least '
       f'{6e-9 * per_image:.3g} GB of memory, and {5e-9 * per_image:.3g} GB are free on Fast; pass '
-      "batch_size=2 or less, or load the model with dtype='bfloat16' or quantize='int8'.")
+      "batch_size=2 or less, or load the model with dtype='bfloat16' or quantize='int8' or "
+      "cache_dtype='int8'.")
   assert _task(model, 3, decoder='mc_sjd(window=8)').batch_size == 3
   assert _task(model, 30, decoder='mc_sjd(window=8)').batch_size < 5
 

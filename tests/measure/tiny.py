@@ -22,6 +22,7 @@ class TinyModel:
   programs: dict = dataclasses.field(default_factory=dict)
   estimates: dict = dataclasses.field(default_factory=dict)
   mesh: Any = None
+  cache_dtype: str | None = None
   engine: Any = engines.DISCRETE
 
   @property
