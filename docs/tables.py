@@ -66,6 +66,7 @@ REPORTS = {
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
     'uncertainty': 'python -m experiments.uncertainty',
     'quantized': 'python -m experiments.quantized',
+    'smollm2': 'python -m tests.real_weights.speed --dtype=float32',
     'published': 'python -m experiments.papers.published',
     'published_cspd':
         'python -m experiments.papers.published --config=configs/papers/published_cspd.py',
@@ -248,6 +249,7 @@ TABLES: dict[str, Table] = {
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](../pictures/uncertainty.png)')),
     'quantized': Table('quantized', _own),
+    'smollm2': Table('smollm2', _own),
     **{f'published_{paper}': _published(paper) for paper in published_rows.ROWS},
     'sjd': Table('sjd', _own),
     'sjd_pac': Table('sjd_pac', _own),

