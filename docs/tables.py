@@ -117,6 +117,14 @@ def _own(path: pathlib.Path) -> str:
                      for table in tables.of_report(path))
 
 
+def _points(report: Report) -> list[Row]:
+  """The different points of the figures of CSpD."""
+  rows = [dict(row, accepted=row[f'acceptance_{row["mode"]}']) for row in report['rows']
+          if row['suite'] == 'figures']
+  point = lambda row: (row['mode'], row['length'], row['guidance_scale'], row['temperature'])
+  return list({point(row): row for row in rows}.values())
+
+
 def _published(paper: str) -> Table:
   """A paper's rows next to ours."""
   return Table('published_cspd' if paper == 'cspd' else 'published', lambda path: next(
@@ -256,6 +264,10 @@ TABLES: dict[str, Table] = {
     'cool_sd': Table('cool_sd', _CONCLUSIONS),
     'lantern': Table('lantern', _CONCLUSIONS),
     'cspd': Table('cspd', _own),
+    'cspd_figures': Table('cspd', _of({
+        'decoder': '`{mode}`', 'draft length': '{length}', 'guidance': '{guidance_scale}',
+        'temperature': '{temperature}', 'accepted': '{accepted:.3f}',
+        'draws per replaced draft': '{draws_per_replaced_token:.2f}'}, _points)),
     'against_mar': Table('against_mar', _own),
     'against_llamagen': Table('against_llamagen', _own),
     'continuous_windows': Table('continuous_windows', _own),
