@@ -303,6 +303,8 @@ class Model:
     if not self.has_cache:
       raise ValueError(f"cache_dtype is 'int8', but a {self.family!r} model has no cache; leave it "
                        'out.')
+    if self.cache_dtype == dtype:
+      return self
 
     def target(*, guided: bool) -> Any:
       built = self.target(guided=guided)

@@ -147,7 +147,7 @@ def transformer_settings(whole, config):
 
 
 def save_pickle(whole, path, key):
-  """Writes a file of PyTorch, or beside its place one of safetensors where PyTorch is missing.
+  """Writes a file of PyTorch, or one of safetensors with its name where PyTorch is missing.
 
   Without a key the tensors are the whole file.
   """
@@ -180,7 +180,7 @@ def lumina_mgpt(root):
 
 
 def lumina_mgpt_2(root):
-  """The repository of Lumina-mGPT 2.0, beside the image tokenizer of its official program."""
+  """The repository of Lumina-mGPT 2.0, next to the image tokenizer of its official program."""
   folder = root / 'lumina_mgpt' / 'Lumina-mGPT-2.0'
   shard(folder, tensors('lumina_mgpt_2', LUMINA_MGPT_2, 1), transformer_settings(
       published_settings.LUMINA_MGPT_2, LUMINA_MGPT_2))

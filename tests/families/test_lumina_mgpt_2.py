@@ -222,7 +222,7 @@ def test_other_sizes(model, tmp_path):
 
 
 def _opened(folder, settings=None):
-  """What a conversion of the tokenizer file with settings next to it says."""
+  """The output of a conversion of the tokenizer file with settings next to it."""
   folder.mkdir()
   (folder / 'tokenizer.json').write_bytes(published_files.lumina_mgpt_2_text())
   if settings is not None:

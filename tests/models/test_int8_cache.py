@@ -89,7 +89,7 @@ def test_the_cache_is_smaller_and_the_estimate_says_so():
            for model in (whole, small)]
   width = whole.config.transformer.head_dim
   assert sizes[1] / sizes[0] == pytest.approx((width + 4) / (2 * width), rel=0.01)
-  assert small.target(guided=True) is not None and whole.cache_dtype is None
+  assert whole.cache_dtype is None and small.with_cache_dtype('int8') is small
 
 
 def test_continuous_tokens():
