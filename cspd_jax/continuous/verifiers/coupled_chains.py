@@ -44,8 +44,8 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
     rows, width = span.ranks.shape
     flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
     walked = chain_walk.walk(
-        env.target, schedule, kernels_per_call, rho, env.params, span.batch(z),
-        jax.tree.map(flat, draft.record), jnp.repeat(span.count, width), width)
+        env.target, schedule, min(kernels_per_call, schedule.num_levels), rho, env.params,
+        span.batch(z), jax.tree.map(flat, draft.record), jnp.repeat(span.count, width))
     walked = jax.tree.map(lambda leaf: leaf.reshape(rows, width, *leaf.shape[1:]), walked)
 
     unchanged = walked.kept[..., -1] & span.in_round
