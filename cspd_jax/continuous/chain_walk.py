@@ -26,6 +26,7 @@ References: the reflection coupling of denoising kernels is in De Bortoli et al.
 Diffusion Models via Speculative Sampling, 2025 (arXiv:2501.05370), for drafts of a single chain.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -53,12 +54,14 @@ class Walked(NamedTuple):
   Attributes:
     chains: `[N]` the chains.
     kept: `[N, K]` whether the state after a kernel is that of the old chain.
+    complete: `[N]` whether a chain was drawn from the true kernels to its end.
     calls: `[N]` head calls until the chain was complete.
     rows: `[N]` states that the head was evaluated at.
   """
 
   chains: Chains
   kept: jax.Array
+  complete: jax.Array
   calls: jax.Array
   rows: jax.Array
 
@@ -68,35 +71,31 @@ class Noise(NamedTuple):
 
   Attributes:
     fresh: `[N, K, C]` of states that are not moved from an old chain.
-    split: `[N, K, C]` and
-    log_uniform: `[N, K]` of the moves from old chains; see `coupling.move`.
-    draft_split: `[N, K, C]` and
+    split: `[N, K, C]` of the moves from old chains, None if no deviations are learned, and
+    log_uniform: `[N, K]`; see `coupling`.
+    draft_split: `[N, K, C]` or None and
     draft_log_uniform: `[N, K]` of the moves from predicted kernels.
   """
 
   fresh: jax.Array
-  split: jax.Array
+  split: jax.Array | None
   log_uniform: jax.Array
-  draft_split: jax.Array
+  draft_split: jax.Array | None
   draft_log_uniform: jax.Array
 
 
 class Drafts(NamedTuple):
-  """Chains that follow predicted kernels where they have parted from the old ones, `[N, K]`.
+  """Chains that go on as drafts where they have parted from the old ones.
 
   Attributes:
-    x: `[N, K, C]` the state before a kernel.
-    next: `[N, K, C]` the state after it.
-    predicted: the kernel that a draft `next` was drawn from, `[N, K, C]`.
-    parted: whether `next` is a draft: `x` is not the state of the old chain.
-    kept: whether `next` is the state of the old chain.
+    chains: `[N]` the chains: final states, old states moved to true kernels, and drafts.
+    kept: `[N, K]` whether the state after a kernel is that of the old chain.
+    parted: `[N, K]` whether it is a draft.
   """
 
-  x: jax.Array
-  next: jax.Array
-  predicted: Gaussian
-  parted: jax.Array
+  chains: Chains
   kept: jax.Array
+  parted: jax.Array
 
 
 class State(NamedTuple):
@@ -127,14 +126,14 @@ def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax
       batch.keys, purpose, levels, token_dim, trial)
   uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
   # Where all deviations are those of the schedule, old and new ones are equal.
-  split = lambda purpose: normal(purpose) if schedule_lib.learned(schedule) else jnp.zeros(
-      (1, levels, token_dim), jnp.float32)
+  split = lambda purpose: normal(purpose) if schedule_lib.learned(schedule) else None
   return Noise(normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
                split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
 
 
 def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndarray,
-         params: Params, batch: TokenBatch, old: Chains, trial: jax.Array) -> Walked:
+         params: Params, batch: TokenBatch, old: Chains, trial: jax.Array,
+         wanted: Callable[[jax.Array, jax.Array], jax.Array]) -> Walked:
   """Draws new chains of tokens, coupled with old ones.
 
   Args:
@@ -146,33 +145,49 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     batch: the tokens `[N]` with their new `z`.
     old: the old chains `[N]`.
     trial: see `draw_noise`.
+    wanted: `(complete [N], kept [N]) -> [N]`, for which tokens the head is to be called further,
+      given which ones are complete and which of these are the old tokens. It may depend on the
+      tokens before a token only, and must be constant or fall from call to call.
   """
   levels, length = schedule.num_levels, kernels_per_call
   batch = head_lib.modulated(target, schedule, params, batch)
   noise = draw_noise(schedule, batch, target.token_dim, trial)
   first = head_lib.start(batch, target)
   start = _follow(target, schedule, rho, params, batch, first, old, noise)
+  draft = lambda state: _draft(first, old, noise, start.walked, state)
+  pending = lambda state: (state.index < levels) & wanted(
+      state.index >= levels, state.walked.kept[:, -1])
 
-  def one_call(state):
-    drafts = _draft(first, old, noise, start.walked, state)
-    order = jnp.cumsum(drafts.parted, axis=1)
-    called = drafts.parted & (order <= length)
+  def one_call(carry):
+    state, drafts = carry
+    wanted = drafts.parted & pending(state)[:, None]
+    order = jnp.cumsum(wanted, axis=1)
+    called = wanted & (order <= length)
     # The kernels `[N, L]` of the drafts to be called; `K` past the last one.
     index = jnp.sum(order[:, None] <= jnp.arange(length)[:, None], axis=2)
     here = jnp.minimum(index, levels - 1)
-    x = _take(drafts.x, here)
+    before = _before(first, drafts.chains)
+    x = _take(before, here)
     kernel = head_lib.kernel(target, schedule, params, batch, x, levels - 1 - here)
     by_kernel = lambda leaf: _take(leaf, jnp.clip(order, 1, length) - 1)
     true = Gaussian(by_kernel(kernel.mean), by_kernel(kernel.std))
     last = chain_drafter.Last(
-        index[:, -1], x[:, -1], _take(drafts.predicted.mean, here[:, -1:])[:, 0],
+        index[:, -1], x[:, -1], _take(drafts.chains.kernels.mean, here[:, -1:])[:, 0],
         jax.tree.map(lambda leaf: leaf[:, -1], kernel))
     predicted = chain_drafter.learn(schedule, rho, batch.temperature, state.predicted, old.exist,
-                                    called, drafts.x, true, last)
-    state = _verify(target, noise, state, drafts, called, true, start.walked)
-    return state._replace(predicted=predicted)
+                                    called, before, true, last)
+    state = _verify(target, noise, state, drafts, called, true)._replace(predicted=predicted)
+    return state, draft(state)
 
-  return jax.lax.while_loop(lambda state: jnp.any(state.index < levels), one_call, start).walked
+  state, drafts = jax.lax.while_loop(
+      lambda carry: jnp.any(pending(carry[0])), one_call, (start, draft(start)))
+  # Chains that are not complete end with drafts.
+  return state.walked._replace(chains=drafts.chains, kept=drafts.kept)
+
+
+def _before(first: jax.Array, chains: Chains) -> jax.Array:
+  """Returns the states `[N, K, C]` before the kernels; `first` `[N, C]` is that of the first."""
+  return jnp.concatenate([first[:, None], chains.states[:, :-1]], axis=1)
 
 
 def _take(leaf: jax.Array, index: jax.Array) -> jax.Array:
@@ -185,7 +200,7 @@ def _follow(target: Target, schedule: Schedule, rho: np.ndarray, params: Params,
             batch: TokenBatch, first: jax.Array, old: Chains, noise: Noise) -> State:
   """Calls the head at all old states, and moves them to the true kernels."""
   levels = schedule.num_levels
-  before = jnp.concatenate([first[:, None], old.states[:, :-1]], axis=1)
+  before = _before(first, old)
   level = jnp.broadcast_to(levels - 1 - jnp.arange(levels), before.shape[:2])
   answer = head_lib.kernel(target, schedule, params, batch, before, level)
   kernels = Gaussian(answer.mean, answer.std)
@@ -195,7 +210,7 @@ def _follow(target: Target, schedule: Schedule, rho: np.ndarray, params: Params,
   # The last state may be another: no kernel follows.
   complete = ~batch.active | jnp.all(moved.kept[:, :-1], axis=1)
   called = (batch.active & old.exist).astype(jnp.int32)
-  walked = Walked(Chains(moved.x, kernels, batch.active), moved.kept, called,
+  walked = Walked(Chains(moved.x, kernels, batch.active), moved.kept, complete, called,
                   called * target.num_streams * levels)
   predicted = chain_drafter.start(
       schedule, rho, batch.temperature, first, before, kernels, old.exist)
@@ -212,60 +227,58 @@ def _draft(first: jax.Array, old: Chains, noise: Noise, follow: Walked, state: S
     follow: the old chains moved to the true kernels of their states, for chains that agree.
     state: which states are final, and the predicted kernels of the others.
   """
+  levels = old.states.shape[1]
+  final = jnp.arange(levels) < state.index[:, None]
+  settled = _where(final, state.walked.chains.states, follow.chains.states)
+  settled = Moved(settled, jnp.where(final, state.walked.kept, follow.kept))
+
   def step(carry, i):
     x, agree = carry
     at = lambda tree: jax.tree.map(lambda leaf: leaf[:, i], tree)
-    final, parted = i < state.index, ~agree & (i >= state.index)
     predicted = chain_drafter.kernel(at(state.predicted), x)
     compared = coupling.compare(at(old.states), at(old.kernels), predicted, at(noise.split))
     draft = coupling.move(at(old.states), compared, at(noise.log_uniform))
-    draft = draft._replace(kept=draft.kept & old.exist)
     # Without an old chain the draft is a draw from the predicted kernel.
     plain = predicted.mean + predicted.std * at(noise.fresh)
-    draft = draft._replace(x=jnp.where(old.exist[:, None], draft.x, plain))
-    transition = lambda walked: Moved(at(walked.chains.states), at(walked.kept))
-    following = _where(parted, draft, transition(follow))
-    following = _where(final, transition(state.walked), following)
-    return following, Drafts(x, following.x, predicted, parted, following.kept)
+    draft = _where(old.exist, draft, Moved(plain, jnp.zeros_like(draft.kept)))
+    parted = ~agree & ~at(final)
+    following = _where(parted, draft, at(settled))
+    return following, (following, parted)
 
-  drafts = jax.lax.scan(step, Moved(first, old.exist), jnp.arange(old.states.shape[1]))[1]
-  return jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), drafts)
+  _, (following, parted) = jax.lax.scan(step, Moved(first, old.exist), jnp.arange(levels))
+  following, parted = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), (following, parted))
+  chains = follow.chains._replace(states=following.x)
+  predicted = chain_drafter.kernel(state.predicted, _before(first, chains))
+  kernels = _where(final, state.walked.chains.kernels,
+                   _where(parted, predicted, follow.chains.kernels))
+  return Drafts(chains._replace(kernels=kernels), following.kept, parted)
 
 
 def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: jax.Array,
-            true: Gaussian, follow: Walked) -> State:
+            true: Gaussian) -> State:
   """Moves drafts from the predicted to the true kernels, up to the first that is not kept.
 
   Args:
     target: the model.
     noise: the random numbers.
     state: the state before the drafts.
-    drafts: the drafts `[N, K]`.
+    drafts: the drafts.
     called: `[N, K]` the drafts that the head was evaluated at: the first ones of every chain.
     true: the true kernels of these drafts, `[N, K, C]`.
-    follow: the old chains moved to their true kernels, right where a chain has not parted.
   """
-  levels = called.shape[1]
-  kernel = jnp.arange(levels)
-  first = lambda mask: jnp.min(jnp.where(mask, kernel, levels), axis=1)
-  compared = coupling.compare(drafts.next, drafts.predicted, true, noise.draft_split)
-  moved = coupling.move(drafts.next, compared, noise.draft_log_uniform)
+  levels, chains = called.shape[1], drafts.chains
+  first = lambda mask: jnp.min(jnp.where(mask, jnp.arange(levels), levels), axis=1)
+  compared = coupling.compare(chains.states, chains.kernels, true, noise.draft_split)
+  moved = coupling.move(chains.states, compared, noise.draft_log_uniform)
   failed = first(called & ~moved.kept)
   index = jnp.where(failed < levels, failed + 1, first(drafts.parted & ~called))
-  # Beyond `index` nothing is final, and all is written again.
-  final = kernel < state.index[:, None]
-  new = Walked(
-      Chains(jnp.where(called[..., None], moved.x, drafts.next),
-             _where(called, true, follow.chains.kernels), follow.chains.exist),
-      drafts.kept & (moved.kept | ~called),
+  # Beyond `index` nothing is final, and the next drafts replace it.
+  chains = chains._replace(states=_where(called, moved.x, chains.states),
+                           kernels=_where(called, true, chains.kernels))
+  return State(index, state.predicted, Walked(
+      chains, drafts.kept & (moved.kept | ~called), index >= levels,
       state.walked.calls + jnp.any(called, axis=1),
-      state.walked.rows + target.num_streams * jnp.sum(called, axis=1, dtype=jnp.int32))
-  walked = new._replace(
-      chains=new.chains._replace(
-          states=jnp.where(final[..., None], state.walked.chains.states, new.chains.states),
-          kernels=_where(final, state.walked.chains.kernels, new.chains.kernels)),
-      kept=jnp.where(final, state.walked.kept, new.kept))
-  return State(index, state.predicted, walked)
+      state.walked.rows + target.num_streams * jnp.sum(called, axis=1, dtype=jnp.int32)))
 
 
 def _where(condition: jax.Array, a: Any, b: Any) -> Any:

@@ -124,7 +124,7 @@ class Moved(NamedTuple):
   kept: jax.Array
 
 
-def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array) -> Compared:
+def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array | None) -> Compared:
   """Splits the noise of a draw and of two Gaussians such that both have one deviation.
 
   With unequal deviations, the noise of either Gaussian is the sum of a part of a common deviation
@@ -137,8 +137,10 @@ def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array) -> Com
     x: `[..., C]` a draw from `old`.
     old: the Gaussian that `x` was drawn from.
     new: the other Gaussian.
-    noise: `[..., C]` independent standard normal numbers; not used where deviations are equal.
+    noise: `[..., C]` independent standard normal numbers; None if all deviations are equal.
   """
+  if noise is None:
+    return Compared(new.mean, new.std, (x - old.mean) / old.std, (old.mean - new.mean) / old.std)
   base = jnp.minimum(old.std, new.std)
   gap = jnp.sum(jnp.square((old.mean - new.mean) / base), axis=-1, keepdims=True)
   spread = jnp.sum(jnp.square((old.std - new.std) / base), axis=-1, keepdims=True)

@@ -60,12 +60,36 @@ def _context_with_the_draft_behind(patch):
 def _predicted_kernel(patch):
   verify = chain_walk._verify
 
-  def mutant(schedule, target, noise, state, drafts, called, after, kernel):
+  def mutant(target, noise, state, drafts, called, true):
     # The drafts follow the predicted kernels and are tested against them, so all are kept.
-    wrong = kernel._replace(mean=drafts.predicted.mean, std=drafts.predicted.std)
-    return verify(schedule, target, noise, state, drafts, called, after, wrong)
+    return verify(target, noise, state, drafts, called, drafts.chains.kernels)
 
   patch(chain_walk, '_verify', mutant)
+
+
+def _drafts_as_true(patch):
+  walk = chain_walk.walk
+
+  def mutant(*args):
+    # A token is final when all its kernels have drafts.
+    walked = walk(*args)
+    return walked._replace(complete=jnp.ones_like(walked.complete))
+
+  patch(chain_walk, 'walk', mutant)
+
+
+def _drafts_recorded_as_old(patch):
+  walk = chain_walk.walk
+
+  def mutant(*args):
+    # The kernels of chains that are not complete are those before their last drafts.
+    walked, old = walk(*args), args[6]
+    wrong = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), walked.chains.kernels)
+    choose = lambda a, b: jnp.where(walked.complete[:, None, None], a, b)
+    kernels = jax.tree.map(choose, walked.chains.kernels, wrong)
+    return walked._replace(chains=walked.chains._replace(kernels=kernels))
+
+  patch(chain_walk, 'walk', mutant)
 
 
 def _parted_as_merged(patch):
@@ -148,6 +172,8 @@ _BOTH = {
     'every round has the same random numbers': _same_random_numbers,
     'one token too many': _one_token_too_many,
     'drafts are tested against the predicted kernel': _predicted_kernel,
+    'chains that are not complete are committed': _drafts_as_true,
+    'kernels of chains that are not complete are wrong': _drafts_recorded_as_old,
     'parted chains go on as merged ones': _parted_as_merged,
     'kernels of another rank': _shifted_kernels,
 }
