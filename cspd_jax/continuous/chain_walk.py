@@ -36,6 +36,7 @@ import numpy as np
 from cspd_jax.continuous import (
   chain_drafter,
   coupling,
+  draft_loop,
   head as head_lib,
   noise as noise_lib,
   schedule as schedule_lib,
@@ -227,31 +228,19 @@ def _draft(first: jax.Array, old: Chains, noise: Noise, follow: Walked, state: S
     follow: the old chains moved to the true kernels of their states, for chains that agree.
     state: which states are final, and the predicted kernels of the others.
   """
-  levels = old.states.shape[1]
-  final = jnp.arange(levels) < state.index[:, None]
-  settled = _where(final, state.walked.chains.states, follow.chains.states)
-  settled = Moved(settled, jnp.where(final, state.walked.kept, follow.kept))
-
-  def step(carry, i):
-    x, agree = carry
-    at = lambda tree: jax.tree.map(lambda leaf: leaf[:, i], tree)
-    predicted = chain_drafter.kernel(at(state.predicted), x)
-    compared = coupling.compare(at(old.states), at(old.kernels), predicted, at(noise.split))
-    draft = coupling.move(at(old.states), compared, at(noise.log_uniform))
-    # Without an old chain the draft is a draw from the predicted kernel.
-    plain = predicted.mean + predicted.std * at(noise.fresh)
-    draft = _where(old.exist, draft, Moved(plain, jnp.zeros_like(draft.kept)))
-    parted = ~agree & ~at(final)
-    following = _where(parted, draft, at(settled))
-    return following, (following, parted)
-
-  _, (following, parted) = jax.lax.scan(step, Moved(first, old.exist), jnp.arange(levels))
-  following, parted = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), (following, parted))
-  chains = follow.chains._replace(states=following.x)
+  shape = old.states.shape
+  final = jnp.arange(shape[1]) < state.index[:, None]
+  choose = lambda a, b: _where(final, a, b)
+  settled = Moved(choose(state.walked.chains.states, follow.chains.states),
+                  choose(state.walked.kept, follow.kept))
+  followed = draft_loop.follow(first, draft_loop.Steps(
+      jnp.broadcast_to(old.exist[:, None], shape[:2]), final, settled, state.predicted, old.states,
+      old.kernels, noise.fresh, noise.split, noise.log_uniform))
+  chains = follow.chains._replace(states=followed.x)
   predicted = chain_drafter.kernel(state.predicted, _before(first, chains))
-  kernels = _where(final, state.walked.chains.kernels,
-                   _where(parted, predicted, follow.chains.kernels))
-  return Drafts(chains._replace(kernels=kernels), following.kept, parted)
+  kernels = choose(state.walked.chains.kernels,
+                   _where(followed.parted, predicted, follow.chains.kernels))
+  return Drafts(chains._replace(kernels=kernels), followed.kept, followed.parted)
 
 
 def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: jax.Array,

@@ -16,6 +16,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import topologies
 
 from cspd_jax.checkpoints import kinds
+from cspd_jax.continuous import draft_loop
 from cspd_jax.models import attention, fused_head
 
 # XLA's description of the device, with the versions that decide what becomes part of a CUDA graph.
@@ -135,7 +136,7 @@ def _fused_kernels() -> Iterator[None]:
       is_cuda_compute_capability_equal=lambda version: _version(version) == _CAPABILITY)
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.multiple(cudnn, **versions))
-    for module in (attention, fused_head):
+    for module in (attention, draft_loop, fused_head):
       stack.enter_context(mock.patch.object(module, 'is_available', lambda: True))
     yield
 

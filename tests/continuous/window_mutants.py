@@ -37,7 +37,7 @@ def _noise_of_the_new_kernel(patch):
 
 def _same_random_numbers(patch):
   walk = chain_walk.walk
-  patch(chain_walk, 'walk', lambda *args: walk(*args[:7], 0 * args[7]))
+  patch(chain_walk, 'walk', lambda *args: walk(*args[:7], 0 * args[7], *args[8:]))
 
 
 def _one_token_too_many(patch):
