@@ -16,6 +16,9 @@ from all answers of the call, so the next drafts are better.
 
 A token without an old chain is drafted from the head's last answer to it, as in `speculative_head`.
 
+A chain need not be completed: its end are drafts, with the predicted kernels as those that they were
+drawn from. The next round can move them as it can others, but such a token is not final.
+
 How far a chain comes in a call depends on the chain alone: if it depended on the other chains, a
 token would depend on the later ones, and on the other rows.
 
@@ -146,9 +149,9 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     batch: the tokens `[N]` with their new `z`.
     old: the old chains `[N]`.
     trial: see `draw_noise`.
-    wanted: `(complete [N], kept [N]) -> [N]`, for which tokens the head is to be called further,
-      given which ones are complete and which of these are the old tokens. It may depend on the
-      tokens before a token only, and must be constant or fall from call to call.
+    wanted: `(complete [N], kept [N]) -> [N]`: for which tokens the head is called again, from which
+      chains are complete and which of these end with the old token. For a token it may depend on
+      the tokens before it and on whether it is complete itself; once False, it remains so.
   """
   levels, length = schedule.num_levels, kernels_per_call
   batch = head_lib.modulated(target, schedule, params, batch)

@@ -32,8 +32,8 @@ from cspd_jax.continuous.verifiers.path_test import DEFAULT_ETA, path_test
 DEFAULT_DRAFT_LENGTH = 2
 DEFAULT_BLOCK_LENGTH = 8
 DEFAULT_WINDOW = 8
-# States of a parted chain per call of the head.
-DEFAULT_WINDOW_KERNELS = 8
+# Drafts of a chain per call of the head.
+DEFAULT_WINDOW_KERNELS = 16
 # Share of the tokens that the target decodes alone before there are drafts.
 DEFAULT_PREFIX_SHARE = 0.15
 
@@ -130,8 +130,8 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     window: tokens of a round. A causal model runs them in one pass, a masked one in a pass each.
     num_iter: as for `mar`; the tokens of a step are committed together.
     schedule: as for `mar`; its last kernel must have noise.
-    kernels_per_call: states per chain that the head is evaluated at together, where chains have
-      left those of the last round.
+    kernels_per_call: drafts of every chain that the head is evaluated at together, where chains
+      have left those of the last round; at most all levels are used.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
     guidance: as for `mar`.
 

@@ -3,7 +3,8 @@
 A round draws the chains of all tokens of the window anew, each given the tokens of the last round
 before it, and keeps what it can of the old chains (see `chain_walk`). The first token had its true
 context, so it is final. While a token is unchanged, the context of the next one was true, so that
-one is final too.
+one is final too. Tokens without an old chain are drawn to their ends only where the round may commit
+them; else they remain drafts when the other chains are complete.
 
 The tokens are exact by the two invariants of Jacobi windows. Given all that belongs to earlier
 tokens and to earlier kernels of its own chain, a state has the distribution of its kernel, because
@@ -31,8 +32,8 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
   Args:
     schedule: the levels of the head; the last kernel must have noise.
     window: the first tokens of a round, which may be final; the others are drawn ahead.
-    kernels_per_call: states per chain that the head is evaluated at together. The chains of a batch
-      share them, so that the costs of a row depend on the other rows; its tokens do not.
+    kernels_per_call: drafts of every chain that the head is evaluated at together; more than all
+      levels are not used.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter`.
   """
   def start(target: Target, num_rows: int, width: int) -> Memory:
@@ -45,7 +46,7 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
     flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
 
     def end(complete, kept):
-      """Returns the rank `[B]` at which the round ends if no further chain is completed."""
+      """Returns the rank `[B]` at which the round ends if no other chain is completed."""
       unchanged = complete & kept & span.in_round
       first = jnp.sum(jnp.cumprod(unchanged, axis=1), axis=1, dtype=jnp.int32)
       # The tokens of a step do not see each other: all that are in the round are final.
@@ -53,6 +54,7 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
       return jnp.minimum(end, jnp.minimum(span.stop, span.count + window))
 
     def wanted(complete, kept):
+      """Tells in which rows chains must still be completed, for every token `[N]`."""
       complete, kept = (leaf.reshape(rows, width) for leaf in (complete, kept))
       missing = ~complete & span.in_round & (
           draft.record.exist | (span.ranks < end(complete, kept)[:, None]))
