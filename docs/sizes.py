@@ -159,7 +159,7 @@ def _pixels_of_a_token(page: str) -> int:
 
 
 def _config(file: rules.FileFamily) -> Any:
-  """Returns the config of a network: a published one, or else that of the tensors in its manifest."""
+  """Returns a published config of a network, or else that of the tensors in its manifest."""
   for config in file.presets.values():
     return config
   manifest = json.loads(gzip.decompress((_MANIFESTS / f'{file.name}.json.gz').read_bytes()))

@@ -13,13 +13,17 @@ from docs import sizes, verified
 
 def models() -> str:
   """Returns what the published models are, and how they are verified."""
-  return sizes.markdown(({**_verified(page, 'families/'), 'licence of the weights': licence(page),
-                          **_numbers(page)} for page in sizes.FILES), left=4)
+  return sizes.markdown(({
+      'family': _link(page, 'families/'), 'prompts': _prompts(page), 'verified by': _levels(page),
+      'licence of the weights': licence(page), 'models': str(len(sizes.of_targets(page))),
+      **_numbers(page)} for page in sizes.FILES), left=4)
 
 
 def front() -> str:
   """Returns the table of the front page."""
-  return sizes.markdown(({**_verified(page, 'docs/families/'), **_numbers(page), **_bytes(page)}
+  return sizes.markdown(({
+      'family': _link(page, 'docs/families/'), 'verified by': _levels(page),
+      'licence of the weights': licence(page), **_numbers(page), **_bytes(page)}
                          for page in sizes.FILES), left=3)
 
 
@@ -56,16 +60,13 @@ def fewest(page: str, *, lossless: bool) -> str:
   return f'{number} ({best.method}, {paper[0] if paper else best.source})'
 
 
-def _verified(page: str, folder: str) -> dict[str, str]:
-  """Returns the first cells of a row; `folder` has the pages of the families."""
-  return {'family': _link(page, folder), 'prompts': _prompts(page),
-          'verified by': ', '.join(verified.of(sizes.FILES[page][0]))}
+def _levels(page: str) -> str:
+  return ', '.join(verified.of(sizes.FILES[page][0]))
 
 
 def _numbers(page: str) -> dict[str, str]:
-  return {'models': str(len(sizes.of_targets(page))),
-          'pixels': _range(page, lambda size: size.pixels, lambda pixels: ' x '.join(
-              map(str, pixels))),
+  square = lambda pixels: ' x '.join(map(str, pixels))
+  return {'pixels': _range(page, lambda size: size.pixels, square),
           'parameters': _range(page, lambda size: size.parameters, sizes.billions),
           'tokens of an image': _range(page, lambda size: size.tokens, str)}
 

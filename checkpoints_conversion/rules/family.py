@@ -31,7 +31,7 @@ class Passes(NamedTuple):
     method: the published method.
     source: the paper, and the place of the number in it.
     prompts: the prompts.
-    decoder: the specification of the same method in this library; None if there is none.
+    decoder: the specification of the same method in this library, or None.
     tokens_per_pass: tokens per forward pass.
     passes: forward passes of an image, and those of the same image token by token.
     lossless: whether its authors state that images keep the model's distribution.
