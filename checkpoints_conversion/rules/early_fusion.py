@@ -292,7 +292,7 @@ _LUMINA_PASSES = (
     _passes(_LUMINA, _EAGLE, 'table 1', 'Parti', 2.86),
     _passes(_LUMINA, _PAC, 'table 1', 'COCO', 4.51),
     _passes(_LUMINA, _PAC, 'table 1', 'Parti', 4.62),
-    # Table 1 of the second version, as digests of it print the numbers.
+    # The numbers of the second version, as digests of the paper print them.
     family.Passes(_LUMINA, 'SJD', 'SCD, arXiv 2510.24211', 'COCO', 'sjd(window=64)',
                   passes=(1036, 2390)),
     family.Passes(_LUMINA, 'SCD', 'arXiv 2510.24211', 'COCO', 'mc_sjd(window=64)',

@@ -227,7 +227,7 @@ FAMILY = family.FileFamily(
         'janus_pro': ('.', 'pytorch_model*.bin', 'pytorch_model.bin.index.json'),
         'janus_pro_vq': ('.',), 'janus_pro_text': ('tokenizer.json',)},
     licence='DeepSeek License Agreement 1.0',
-    # Table 1 of the second version, as digests of it print the numbers.
+    # The numbers of the second version, as digests of the paper print them.
     passes=(family.Passes('janus_pro_7b', 'SJD', 'SCD, arXiv 2510.24211', 'COCO', 'sjd(window=32)',
                           passes=(318, 576)),
             family.Passes('janus_pro_7b', 'SCD, Gumbel coupling', 'arXiv 2510.24211', 'COCO',
