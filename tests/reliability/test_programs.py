@@ -22,6 +22,7 @@ WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'overhead', 'uncertainty', 
                'papers.cspd', 'papers.sjd', 'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | dict.fromkeys(COMMANDS, '--output') | {
     'fit_head_drafter': '--output', 'against_mar': '--workdir', 'against_llamagen': '--workdir',
+    'against_nextstep': '--workdir',
     'exactness': '--json', 'tables': None, 'cspd-convert': '--output'}
 # What the two commands need before anything else is looked at.
 NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors']}
@@ -327,6 +328,9 @@ FLAGS = {
     'against_mar': [('--repeats=0', 'repeats is 0'), ('--tokens=0', 'tokens is 0'),
                     ('--steps=0', 'steps is 0'), ('--images=-1', 'images is -1'),
                     ('--repo={tmp}', 'does not contain models/mar.py')],
+    'against_nextstep': [
+        ('--repeats=0', 'repeats is 0'), ('--repo={tmp}', 'give a clone'),
+        ('--repo={tmp} --decoder=nothing', 'nothing'), ('--repo={tmp} --accepted={tmp}', 'accepted')],
     'against_llamagen': [
         ('--repeats=0', 'repeats is 0'), ('--tokens_per_round=0', 'tokens_per_round is 0'),
         ('--decoder=', 'decoder is empty'), ('--size=c2i_b_256', 'repo is none')],
