@@ -7,11 +7,11 @@
   python -m experiments.against_nextstep --repo=NextStep-1 --decoder='windows(window=8)'
 
 No smaller model than the published 14 billion parameters exists, so this one has random weights:
-180 million parameters of the transformer, with half of the layers of Qwen2.5-0.5B, and a head that
-is 1.5 % of them, as the published head is 1.1 %. Both programs use the same weights, converted from
-the official modules; the largest difference between their inputs of the head is printed. Both run
-on the CPU in float32 with one thread per core and alternate; the reported times are medians without
-compilation, of one image with guidance in the middle of which the times are taken.
+the widths and half of the layers of Qwen2.5-0.5B, and a head whose share of the parameters is about
+that of the published one. Both programs use the same weights, converted from the official modules;
+the largest difference between their inputs of the head is printed. Both run on the CPU in float32
+with one thread per core and alternate, in the middle of one image with guidance; the reported times
+are medians without compilation.
 
 PyTorch: a token of the official `NextStepPipeline.decoding`, with its static cache; its
 `torch.compile` is off. Decoders: a round, with as many calls of the head and as many tokens as
@@ -169,6 +169,8 @@ def check(flags: Flags) -> dict[str, Any]:
   """
   if flags.repo is None:
     raise ValueError(f'repo is none; give the folder of a clone of {_URL}.')
+  if not flags.decoder:
+    raise ValueError('decoder is empty; give at least one.')
   target = nextstep.target(CONFIG, guided=True)
   return forced_rounds.check(target, flags.decoder, flags.accepted, _ACCEPTED_MODEL)
 

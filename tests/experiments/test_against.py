@@ -15,6 +15,7 @@ _MAR = [
     (['--repo={tmp}', '--accepted={tmp}/none.json'], 'cannot be read as JSON')]
 _NEXTSTEP = [
     ([], 'repo is none'), (['--repo={tmp}', '--decoder=windows(window=999)'], 'does not contain'),
+    (['--repo={tmp}', '--decoder='], 'decoder is empty'),
     (['--repo={tmp}', '--repeats=65'], 'repeats is 65'),
     (['--repo={tmp}', '--accepted={tmp}/none.json'], 'cannot be read as JSON'),
     (['--repo={tmp}'], 'does not contain nextstep/models/pipeline_nextstep.py')]

@@ -24,8 +24,9 @@ PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | dict.fromkeys(COMMANDS, '--
     'fit_head_drafter': '--output', 'against_mar': '--workdir', 'against_llamagen': '--workdir',
     'against_nextstep': '--workdir',
     'exactness': '--json', 'tables': None, 'cspd-convert': '--output'}
-# What the two commands need before anything else is looked at.
-NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors']}
+# What these programs need before anything else is looked at.
+NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors'],
+          'against_nextstep': ['--repo={tmp}']}
 
 
 def call(name, words):
@@ -329,8 +330,8 @@ FLAGS = {
                     ('--steps=0', 'steps is 0'), ('--images=-1', 'images is -1'),
                     ('--repo={tmp}', 'does not contain models/mar.py')],
     'against_nextstep': [
-        ('--repeats=0', 'repeats is 0'), ('--repo={tmp}', 'give a clone'),
-        ('--repo={tmp} --decoder=nothing', 'nothing'), ('--repo={tmp} --accepted={tmp}', 'accepted')],
+        ('--repeats=0', 'repeats is 0'), ('--decoder=nothing', "'nothing'"),
+        ('--accepted={tmp}', 'accepted is'), ('--decoder=exact_head', 'give a clone')],
     'against_llamagen': [
         ('--repeats=0', 'repeats is 0'), ('--tokens_per_round=0', 'tokens_per_round is 0'),
         ('--decoder=', 'decoder is empty'), ('--size=c2i_b_256', 'repo is none')],
