@@ -194,7 +194,7 @@ def measured(path: str | os.PathLike, text: str, model: str | None = None,
 
 
 def iterations(decoder: Any, head_calls: float) -> float:
-  """Returns how often the loop over calls of a diffusion head runs in a round of so many calls.
+  """Returns how often the loop over calls of a diffusion head runs in a round of `head_calls`.
 
   `windows` calls the head at the states of the last round before that loop.
   """
