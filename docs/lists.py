@@ -19,7 +19,7 @@ from cspd_jax.decoding.loop import Decoder
 from cspd_jax.generation import engines
 from cspd_jax.measure import tables
 from cspd_jax.testing import mutants, tabular
-from docs import sizes, zoo
+from docs import sizes, supported, verified, zoo
 from experiments.demo_models import photos
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -189,5 +189,6 @@ LISTS: dict[str, Callable[[], str]] = {
     'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
     'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
     'shipped': shipped, 'photographs': photographs, 'commands': commands, 'programs': programs,
-    'mutants': broken, 'models': zoo.models,
+    'mutants': broken, 'models': zoo.models, 'front': zoo.front, 'costs': zoo.costs,
+    'levels': verified.levels, 'supported': supported.supported,
 } | sizes.LISTS

@@ -1,6 +1,7 @@
 """Makes a page of every notebook when the pages are built, with the outputs that it holds.
 
-`mkdocs.yml` names this file under `hooks`. Links of pages to notebooks become links to these pages.
+`mkdocs.yml` names this file under `hooks`. Links of pages to notebooks become links to these pages,
+and links of notebooks to pages lead to the built ones.
 """
 
 import html
@@ -21,7 +22,7 @@ def text(notebook: pathlib.Path) -> str:
 def _cell(cell: dict[str, Any]) -> str:
   source = ''.join(cell['source'])
   if cell['cell_type'] == 'markdown':
-    return source
+    return source.replace('](../docs/', '](../')
   return '\n\n'.join([f'```python\n{source}\n```', *map(_output, cell['outputs'])])
 
 

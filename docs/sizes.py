@@ -1,18 +1,29 @@
-"""Tables of the pages on families: official options, and bytes by shape evaluation."""
+"""Tables of the pages on families: official options, published passes, and bytes by shapes."""
 
 import dataclasses
 import functools
+import gzip
+import json
+import math
+import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from checkpoints_conversion import rules
 from cspd_jax import families
-from cspd_jax.checkpoints import store
+from cspd_jax.checkpoints import int8, kinds, store, weights
 from cspd_jax.generation import memory as memory_lib
 from cspd_jax.measure import tables
+from cspd_jax.models import cosmos, emu3_vq, vq
+
+_sketch = functools.cache(store.sketch)
+# Image tokenizers of codes, by kind, and the rows of codes that are traced.
+_CODES = {'vq': vq, 'emu3_vq': emu3_vq, 'cosmos': cosmos}
+_SIDE = 8
+_MANIFESTS = pathlib.Path(__file__).parents[1] / 'tests' / 'data' / 'manifests'
 
 # By the name of a page: the family of files with its target, and those with what belongs to it.
 FILES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -22,12 +33,18 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     'anole': ('anole', ('chameleon_vqgan', 'eagle_anole')),
     'emu3': ('emu3', ('emu3_vq',)),
     'emu3_5': ('emu3_5', ('emu3_5_vq',)),
-    'mar': ('mar', ('kl_vae',)),
-    'nextstep': ('nextstep', ('nextstep_vae',)),
     'janus': ('janus_pro', ('janus_pro_vq',)),
     'simplear': ('simplear', ('cosmos_dv',)),
     'liquid': ('liquid', ('chameleon_vqgan',)),
+    'mar': ('mar', ('kl_vae',)),
+    'nextstep': ('nextstep', ('nextstep_vae',)),
 }
+
+
+def name(page: str) -> str:
+  """Returns the name of a family, the title of its page."""
+  with (pathlib.Path(__file__).parent / 'families' / f'{page}.md').open() as text:
+    return text.readline().removeprefix('# ').strip()
 
 
 def markdown(rows: Iterable[Mapping[str, Any]], left: int = 1) -> str:
@@ -50,54 +67,164 @@ def official(page: str) -> str:
       for (use, said), presets in found.items()), left=3)
 
 
+def passes(page: str) -> str:
+  """Forward passes per image that others published."""
+  return markdown((
+      {'method': entry.method, 'here': f'`{entry.decoder}`' if entry.decoder else '-',
+       'images': ', '.join(filter(None, (f'`{entry.model}`', entry.prompts))),
+       'stated to be lossless': 'yes' if entry.lossless else '-', 'source': entry.source,
+       'tokens per forward pass': f'{entry.ratio:.2f}',
+       'passes': f'{entry.passes[0]} of {entry.passes[1]}' if entry.passes else '-'}
+      for entry in rules.FAMILIES[FILES[page][0]].passes), left=5)
+
+
+class Size(NamedTuple):
+  """Numbers of a published target.
+
+  Attributes:
+    pixels: rows and columns of pixels of an image.
+    tokens: of an image.
+    parameters: their number.
+    bytes: of the parameters, in bfloat16 and with int8 matrices; the second is None where the
+      network has no int8 matrices.
+    cache: bytes of the cache of a guided image, in bfloat16 and in int8; None without a cache.
+  """
+
+  pixels: tuple[int, int]
+  tokens: int
+  parameters: int
+  bytes: tuple[int, int | None]
+  cache: tuple[int, int] | None
+
+
 def memory(page: str) -> str:
-  """Numbers of parameters, and gigabytes in bfloat16."""
+  """Numbers of parameters, and gigabytes in bfloat16 and in int8."""
   target, others = FILES[page]
-  rows = [of_target(rules.FAMILIES[target].kind, preset, config)
-          for preset, config in rules.FAMILIES[target].presets.items()]
+  rows = [_cells(f'`{preset}`', size) for preset, size in of_targets(page).items()]
+  rows = [{name: row[name] for name in row if any(other[name] != '-' for other in rows)}
+          for row in rows]
   for name in others:
     file = rules.FAMILIES[name]
-    rows += [{**dict.fromkeys(rows[0]), 'network': f'`{name}`: `{preset}`',
-              **_parameters(_count(file.kind, config))}
-             for preset, config in file.presets.items()]
+    rows += [dict.fromkeys(rows[0]) | {
+        'network': f'`{name}`: `{preset}`', 'parameters': billions(count),
+        'in bfloat16': gigabytes(2 * count)} for preset, count in (
+            (preset, _count(file.kind, config)) for preset, config in file.presets.items())]
   return markdown(rows)
 
 
+def _cells(network: str, size: Size) -> dict[str, str]:
+  """Returns the row of a target."""
+  wide, narrow = size.cache or (None, None)
+  return {'network': network, 'tokens of an image': str(size.tokens),
+          'parameters': billions(size.parameters), 'in bfloat16': gigabytes(size.bytes[0]),
+          'int8 matrices': gigabytes(size.bytes[1]), 'cache of a guided image': gigabytes(wide),
+          'int8 cache': gigabytes(narrow)}
+
+
+def billions(count: float) -> str:
+  """Returns a number of parameters as text."""
+  return f'{count / 1e9:.2f} B'
+
+
+def gigabytes(count: float | None) -> str:
+  """Returns a number of bytes as text; '-' for None."""
+  return '-' if count is None else f'{count / 1e9:.2f} GB'
+
+
+@functools.cache
+def of_targets(page: str) -> dict[str, Size]:
+  """Returns the sizes of the targets of a page by name."""
+  file = rules.FAMILIES[FILES[page][0]]
+  side = _pixels_of_a_token(page)
+  return {preset: _size(file.kind, config, side) for preset, config in file.presets.items()}
+
+
+def _pixels_of_a_token(page: str) -> int:
+  """Returns the pixels of a token along each side, from the image tokenizer of a page's models."""
+  target, others = FILES[page]
+  file = rules.FAMILIES[target]
+  supported = families.family.of_target(file.kind).roles['tokenizer']
+  tokenizer = next(other for other in (rules.FAMILIES[name] for name in others)
+                   if other.kind in supported)
+  sketch = _sketch(tokenizer.kind, _config(tokenizer))
+  config = dataclasses.replace(next(iter(file.presets.values())), height=_SIDE, width=_SIDE,
+                               num_layers=1)
+  if tokenizer.kind in _CODES:
+    decode = lambda params, codes: _CODES[tokenizer.kind].decode(params, sketch.config, codes)
+    tokens = jax.ShapeDtypeStruct((1, _SIDE, _SIDE), jnp.int32)
+  else:
+    decode = described(file.kind, config, tokenizer=sketch).tokenizer.decode
+    tokens = jax.ShapeDtypeStruct((1, _SIDE**2, config.token_dim), jnp.float32)
+  return jax.eval_shape(decode, sketch.params, tokens).shape[1] // _SIDE
+
+
+def _config(file: rules.FileFamily) -> Any:
+  """Returns a published config of a network, or else that of the tensors in its manifest."""
+  for config in file.presets.values():
+    return config
+  manifest = json.loads(gzip.decompress((_MANIFESTS / f'{file.name}.json.gz').read_bytes()))
+  return file.infer({name: tuple(shape) for name, shape in manifest['tensors'].items()}, {})
+
+
+def _size(kind: str, config: Any, side: int) -> Size:
+  count = _layers(config, functools.partial(_count, kind))
+  model = described(kind, dataclasses.replace(config, num_layers=1))
+  narrow = None
+  if kinds.KINDS[kind].matrices:
+    narrow = _layers(config, lambda config: quantized_bytes(kind, _sketch(kind, config).params))
+  rows, columns = model.grid
+  return Size((side * rows, side * columns), model.num_tokens, count, (2 * count, narrow), tuple(
+      _layers(config, functools.partial(_cache, kind, dtype)) for dtype in (None, 'int8')
+  ) if model.has_cache else None)  # type: ignore[arg-type]
+
+
+def quantized_bytes(kind: str, params: Any) -> int:
+  """Returns the bytes of parameters in bfloat16, with int8 matrices and their scales.
+
+  Args:
+    kind: the kind of the network.
+    params: arrays, or their shapes.
+  """
+  inputs = int8.check('int8', kind, kinds.KINDS[kind].matrices)
+  total = 0
+  for name, leaf in weights.named(params).items():
+    num_inputs = inputs(name)
+    scales = 0 if num_inputs is None else math.prod(leaf.shape[num_inputs:])
+    total += 2 * leaf.size if num_inputs is None else leaf.size + 4 * scales
+  return total
+
+
+def described(kind: str, config: Any, **networks: Any) -> families.Model:
+  """Returns the model of a target without numbers, and with other described networks by role."""
+  family = families.family.of_target(kind)
+  sketch = _sketch(kind, config)
+  params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), sketch.params)
+  loaded = {'target': sketch._replace(params=params), **networks}
+  return family.build(families.Parts(kind, loaded, {}))
+
+
+def _cache(kind: str, dtype: str | None, config: Any) -> int:
+  """Returns the bytes of the cache of a guided image in bfloat16, or in int8."""
+  model = described(kind, config)
+  model = model if dtype is None else model.with_cache_dtype(dtype)
+  target = model.target(guided=True)
+  condition = families.FAMILIES[model.family].published.condition(config, 1)
+  return int(memory_lib.cache_size(target, model.params, condition, target.num_tokens))
+
+
 def _count(kind: str, config: Any) -> int:
-  """Parameters of a network."""
-  return sum(leaf.size for leaf in jax.tree.leaves(store.sketch(kind, config).params))
+  """Returns the number of parameters of a network."""
+  return sum(leaf.size for leaf in jax.tree.leaves(_sketch(kind, config).params))
 
 
-def _layers(config: Any, of: Callable[[Any], float]) -> float:
-  """A number that grows with every layer by the same: one of few layers is soon traced."""
+def _layers(config: Any, of: Callable[[Any], int]) -> int:
+  """Returns a number that every layer adds the same to: one of few layers is soon traced."""
   one, two = (of(dataclasses.replace(config, num_layers=count)) for count in (1, 2))
   return one + (config.num_layers - 1) * (two - one)
 
 
-def of_target(kind: str, preset: str, config: Any) -> dict[str, Any]:
-  """A row of a target, with its cache unless it has none."""
-  if kind == 'mar':  # It reads all tokens anew in every step.
-    return {'network': f'`{preset}`', 'tokens of an image': str(config.height * config.width),
-            **_parameters(_count(kind, config))}
-  family = families.family.of_target(kind)
-
-  def cache(config):
-    sketch = store.sketch(kind, config)
-    target = family.build(families.Parts(preset, {'target': sketch}, {})).target(guided=True)
-    params = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), sketch.params)
-    condition = family.published.condition(config, 1)
-    return memory_lib.cache_size(target, params, condition, target.num_tokens)
-
-  return {'network': f'`{preset}`', 'tokens of an image': str(config.num_tokens),
-          **_parameters(_layers(config, functools.partial(_count, kind))),
-          'cache of a guided image': f'{_layers(config, cache) / 1e9:.2f} GB'}
-
-
-def _parameters(count: float) -> dict[str, str]:
-  return {'parameters': f'{count / 1e9:.2f} B', 'in bfloat16': f'{2 * count / 1e9:.2f} GB'}
-
-
 LISTS: dict[str, Callable[[], str]] = {
     f'{kind}_{page}': functools.partial(make, page)
-    for page in FILES for kind, make in (('official', official), ('memory', memory))}
+    for page in FILES for kind, make in (('official', official), ('memory', memory))
+} | {f'passes_{page}': functools.partial(passes, page)
+     for page, (target, _) in FILES.items() if rules.FAMILIES[target].passes}

@@ -76,6 +76,7 @@ REPORTS = {
     'lantern': 'python -m experiments.papers.lantern',
     'cspd': 'python -m experiments.papers.cspd',
     'against_mar': 'python -m experiments.against_mar --repo=mar',
+    'against_nextstep': 'python -m experiments.against_nextstep --repo=NextStep-1',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
@@ -269,6 +270,7 @@ TABLES: dict[str, Table] = {
         'temperature': '{temperature}', 'accepted': '{accepted:.3f}',
         'draws per replaced draft': '{draws_per_replaced_token:.2f}'}, _points)),
     'against_mar': Table('against_mar', _own),
+    'against_nextstep': Table('against_nextstep', _own),
     'against_llamagen': Table('against_llamagen', _own),
     'continuous_windows': Table('continuous_windows', _own),
     'train_corrector': Table('train_corrector', _of({

@@ -1,91 +1,103 @@
-"""The table of published models: sizes by shape evaluation, and the tests that verify each."""
+"""The tables of published models: what they are, how they are verified, and what they cost."""
 
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
 
 from checkpoints_conversion import rules
-from docs import sizes
-
-
-class Evidence(NamedTuple):
-  """Facts about a family that its networks do not hold.
-
-  Attributes:
-    licence: of the weights, as their publishers state it.
-    tests: by what they verify, the file of tests.
-    others: the speed that others have published for decoding without a change of the distribution.
-  """
-
-  licence: str
-  tests: dict[str, str]
-  others: str = '-'
-
-
-def _discrete(parity: str = 'early_fusion', pictures: str = 'families/test_whole_folders.py'
-              ) -> dict[str, str]:
-  """Returns the tests of a family of discrete tokens whose files all others share."""
-  return {'shapes': 'tests/conversion/test_rules.py', 'parity': f'tests/models/test_{parity}.py',
-          'folder to pictures': f'tests/{pictures}'}
-
-
-# By the name of the family's page in docs/families.
-EVIDENCE: dict[str, Evidence] = {
-    'llamagen': Evidence(
-        'MIT', _discrete('llamagen'), '2.03x with EAGLE (Cool-SD, arXiv 2601.09212)'),
-    'lumina_mgpt': Evidence(
-        'that of Chameleon', _discrete(),
-        '2390 to 568 passes with coupled windows (SCD, arXiv 2510.24211)'),
-    'lumina_mgpt_2': Evidence('Apache-2.0', {
-        **_discrete(), 'parity': 'tests/families/test_lumina_mgpt_2.py'}),
-    'anole': Evidence('that of Chameleon', _discrete(), '2.00x with SJD (arXiv 2410.01699)'),
-    'emu3': Evidence('Apache-2.0', _discrete(), '4.31x with SJD-PAC (arXiv 2603.18599)'),
-    'emu3_5': Evidence('Apache-2.0 (code)', {
-        'shapes': 'tests/models/test_emu3_5.py', 'parity': 'tests/models/test_emu3_5.py',
-        'folder to pictures': 'tests/families/test_whole_folders.py'}),
-    'janus': Evidence('DeepSeek License Agreement 1.0', {
-        'shapes': 'tests/conversion/test_janus_conversion.py',
-        'parity': 'tests/models/test_janus.py',
-        'folder to pictures': 'tests/families/test_janus_family.py'},
-                      '576 to 154 passes with coupled windows (SCD, arXiv 2510.24211)'),
-    'simplear': Evidence('MIT; NVIDIA Open Model License of the image tokenizer', _discrete(
-        'language_models', 'families/test_language_model_families.py')
-                         | {'shapes': 'tests/models/test_language_models.py'}),
-    'liquid': Evidence("MIT and Gemma's terms of use", _discrete(
-        'language_models', 'families/test_language_model_families.py')
-                       | {'shapes': 'tests/models/test_language_models.py'}),
-    'mar': Evidence('MIT', {'shapes': 'tests/conversion/test_mar_conversion.py',
-                            'parity': 'tests/models/test_mar.py'}),
-    'nextstep': Evidence('Apache-2.0', {
-        'shapes': 'tests/conversion/test_nextstep_conversion.py',
-        'parity': 'tests/models/test_nextstep.py',
-        'folder to pictures': 'tests/families/test_nextstep_family.py'}),
-}
+from cspd_jax import families
+from docs import sizes, verified
 
 
 def models() -> str:
-  """A row for every family of published models."""
-  return sizes.markdown(_row(page, evidence) for page, evidence in EVIDENCE.items())
+  """Returns what the published models are, and how they are verified."""
+  return sizes.markdown(({
+      'family': _link(page, 'families/'), 'prompts': _prompts(page), 'verified by': _levels(page),
+      'licence of the weights': licence(page), 'models': str(len(sizes.of_targets(page))),
+      **_numbers(page)} for page in sizes.FILES), left=4)
 
 
-def _row(page: str, evidence: Evidence) -> dict[str, Any]:
-  target = rules.FAMILIES[sizes.FILES[page][0]]
-  rows = [sizes.of_target(target.kind, preset, config)
-          for preset, config in target.presets.items()]
-  between = lambda name: _range([row[name] for row in rows])
-  return {
-      'family': f'[{_name(page)}](families/{page}.md)', 'models': str(len(rows)),
-      'parameters': between('parameters'), 'tokens of an image': between('tokens of an image'),
-      'in bfloat16': between('in bfloat16'), 'licence of the weights': evidence.licence,
-      'tested': ', '.join(evidence.tests), 'published by others as lossless': evidence.others}
+def front() -> str:
+  """Returns the table of the front page."""
+  return sizes.markdown(({
+      'family': _link(page, 'docs/families/'), 'verified by': _levels(page),
+      'licence of the weights': licence(page), **_numbers(page), **_bytes(page)}
+                         for page in sizes.FILES), left=3)
 
 
-def _name(page: str) -> str:
-  """The name of a family, in which a point separates the numbers of a version."""
-  return re.sub(r'(?<=\d)_(?=\d)', '.', page).replace('_', ' ')
+def costs() -> str:
+  """Returns what the published models cost: memory, and forward passes that others published."""
+  return sizes.markdown(({
+      'family': _link(page, 'families/'),
+      'fewest passes, lossless by the paper': fewest(page, lossless=True),
+      'fewest passes, not lossless': fewest(page, lossless=False), **_bytes(page),
+      'cache of a guided image': _range(page, lambda size: size.cache and size.cache[0],
+                                        sizes.gigabytes),
+      'int8 cache': _range(page, lambda size: size.cache and size.cache[1], sizes.gigabytes),
+  } for page in sizes.FILES), left=3)
 
 
-def _range(values: Sequence[str]) -> str:
-  """The smallest and the largest of values with a number in front, in one cell."""
-  ordered = sorted(dict.fromkeys(values), key=lambda value: float(value.split()[0]))
-  return ordered[0] if len(ordered) == 1 else f'{ordered[0]} to {ordered[-1]}'
+def licence(page: str) -> str:
+  """Returns the licence of the weights of a page's models, and others of networks beside them."""
+  target, others = sizes.FILES[page]
+  own = rules.FAMILIES[target].licence
+  beside = {rules.FAMILIES[name].licence for name in others} - {'', own}
+  return '; '.join([own, *(f'image tokenizer: {other}' for other in sorted(beside))])
+
+
+def fewest(page: str, *, lossless: bool) -> str:
+  """Returns the fewest forward passes per image that others published for a page's models."""
+  entries = [entry for entry in rules.FAMILIES[sizes.FILES[page][0]].passes
+             if entry.lossless == lossless]
+  if not entries:
+    return '-'
+  best = max(entries, key=lambda entry: entry.ratio)
+  number = (f'{best.ratio:.2f} tokens per pass' if best.passes is None else
+            f'{best.passes[0]} of {best.passes[1]} passes')
+  paper = re.search(r'arXiv [\d.]+', best.source)
+  return f'{number} ({best.method}, {paper[0] if paper else best.source})'
+
+
+def _levels(page: str) -> str:
+  return ', '.join(verified.of(sizes.FILES[page][0]))
+
+
+def _numbers(page: str) -> dict[str, str]:
+  square = lambda pixels: ' x '.join(map(str, pixels))
+  return {'pixels': _range(page, lambda size: size.pixels, square),
+          'parameters': _range(page, lambda size: size.parameters, sizes.billions),
+          'tokens of an image': _range(page, lambda size: size.tokens, str)}
+
+
+def _bytes(page: str) -> dict[str, str]:
+  return {'in bfloat16': _range(page, lambda size: size.bytes[0], sizes.gigabytes),
+          'int8 matrices': _range(page, lambda size: size.bytes[1], sizes.gigabytes)}
+
+
+def _link(page: str, folder: str) -> str:
+  return f'[{sizes.name(page)}]({folder}{page}.md)'
+
+
+def _prompts(page: str) -> str:
+  """Returns the prompts of a page's models: classes have one number per image."""
+  file = rules.FAMILIES[sizes.FILES[page][0]]
+  published = families.family.of_target(file.kind).published
+  is_class = {isinstance(published.condition(config, 1), jax.ShapeDtypeStruct)
+              for config in file.presets.values()}
+  return ' or '.join(name for name, value in (('classes', True), ('words', False))
+                     if value in is_class)
+
+
+def _range(page: str, of: Callable[[sizes.Size], Any], text: Callable[[Any], str]) -> str:
+  """Returns the smallest and the largest number of a page's models in one cell."""
+  numbers = [of(size) for size in sizes.of_targets(page).values()]
+  return _between(text(number) for number in sorted(number for number in numbers if number)
+                  ) if all(numbers) else '-'
+
+
+def _between(texts: Iterable[str]) -> str:
+  """Returns the first and the last of texts."""
+  first, *rest = dict.fromkeys(texts)
+  return f'{first} to {rest[-1]}' if rest else first

@@ -1,4 +1,4 @@
-"""Times MAR against the official PyTorch code on the same CPU: a step, and whole images.
+"""Times MAR against the official PyTorch code on the same CPU: a step, rounds, and whole images.
 
   git clone https://github.com/LTH14/mar
   pip install torch 'timm<1' scipy
@@ -13,13 +13,18 @@ Step: one image with three eighths of its tokens visible. The official encoder r
 this library's encoder reads the smallest of its static lengths that contains them, half of all
 tokens, which is the average excess. The official head runs eagerly, with 100 calls.
 
+Rounds, with guidance: of decoders, with as many calls of the head and as many tokens as --accepted
+measured with `mar_demo` (see `experiments.costs.forced_rounds`), in the same place of an image. The
+official code draws one token there.
+
 Images, with guidance: in --steps steps of many tokens each, with the official `sample_tokens` and
 with decoders of equally many steps.
 
-The number of calls that `exact_head` needs depends on the weights; trained heads of the same size
-may need fewer or more than shown here. Speed-ups over PyTorch include the gain from compilation;
-the gain from speculation alone is the speed-up of `exact_head` over `mar`, which differ only in the
-sampler of the head. Writes report.json with these figures and versions to --workdir.
+The number of calls that `exact_head` needs depends on the weights; in steps and images these are
+random, and trained heads of the same size may need fewer or more than shown there. Speed-ups over
+PyTorch include the gain from compilation; the gain from speculation alone is the speed-up of
+`exact_head` over `mar`, which differ only in the sampler of the head. Writes report.json with these
+figures and versions to --workdir.
 """
 
 import dataclasses
@@ -42,11 +47,12 @@ from cspd_jax.core.random import row_keys
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.models import mar
-from experiments.costs import pytorch
+from experiments.costs import forced_rounds, pytorch
 
 _URL = 'https://github.com/LTH14/mar'
 _SCALE = 2.9
 _LABEL = 207
+_ACCEPTED_MODEL = 'mar_demo'
 _VISIBLE = 3 / 8  # Of the tokens; an eighth below one of our encoder's static lengths.
 # The names of the official constructors.
 _OFFICIAL = {'mar_b': 'mar_base', 'mar_l': 'mar_large', 'mar_h': 'mar_huge'}
@@ -68,7 +74,9 @@ class Flags:
     size: model size: mar_b, mar_l or mar_h.
     tokens: tokens that the timed step generates.
     kernels_per_call: parameter of exact_head.
-    repeats: timed runs of a step, whose median is reported.
+    decoder: specifications of decoders whose rounds are timed, `mar` with them; none for no rounds.
+    accepted: report.json of experiments.continuous_windows, for tokens and head calls per round.
+    repeats: timed runs of a step or round, whose median is reported.
     images: number of timed whole images; may be 0.
     steps: steps of a whole image.
     workdir: folder of report.json.
@@ -78,6 +86,8 @@ class Flags:
   size: str = 'mar_b'
   tokens: int = 1
   kernels_per_call: int = 8
+  decoder: tuple[str, ...] = forced_rounds.DECODERS
+  accepted: str = 'docs/reports/continuous_windows.json'
   repeats: int = 5
   images: int = 3
   steps: int = 64
@@ -192,6 +202,20 @@ def compare(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: 
                      speedup_over_mar=mar_ms / row['step_ms']) for row in rows]
 
 
+def rounds(model: Any, torch: Any, config: mar.MARConfig, params: Any, decoders: dict[str, Any],
+           repeats: int) -> list[dict[str, Any]]:
+  """Times rounds with guidance and measured acceptance; returns their rows."""
+  parts, *_ = steps(model, torch, config, params, True, 1, 1)
+  official = {name: run for name, run in parts.items() if name.startswith('PyTorch')}
+  sampling = Sampling(guidance_scale=np.float32(_SCALE))
+  prepared = {name: forced_rounds.prepare(
+      *each, params, jnp.array([_LABEL]), sampling, num_visible(config))
+              for name, each in decoders.items()}
+  timed = timing.measure(official | forced_rounds.runs(prepared), repeats)
+  transformer, head = (1e3 * timed[f'PyTorch {part}'].median for part in ('transformer', 'head'))
+  return forced_rounds.rows(prepared, timed, (transformer, head, 100))
+
+
 def whole_images(model: Any, torch: Any, config: mar.MARConfig, params: Any, flags: Flags
                  ) -> list[dict[str, Any]]:
   """Times whole images with guidance; returns their rows."""
@@ -220,8 +244,8 @@ def whole_images(model: Any, torch: Any, config: mar.MARConfig, params: Any, fla
       speedup_over_mar=timed['mar'].median / times.median) for name, times in timed.items()]
 
 
-def check(flags: Flags) -> mar.MARConfig:
-  """Returns the sizes of the model.
+def check(flags: Flags) -> tuple[mar.MARConfig, dict[str, Any]]:
+  """Returns the sizes of the model, and the decoders of rounds as `forced_rounds.check` does.
 
   Raises:
     ValueError: for invalid flags.
@@ -238,13 +262,16 @@ def check(flags: Flags) -> mar.MARConfig:
   target = mar.target(config, guided=False)
   speculative(target, schedule_lib.make(), flags.kernels_per_call)
   decoders.mar(target, num_iter=flags.steps)
-  return config
+  if not flags.decoder:
+    return config, {}
+  return config, forced_rounds.check(
+      mar.target(config, guided=True), flags.decoder, flags.accepted, _ACCEPTED_MODEL)
 
 
 @cli.command(flags=Flags())
 def main(flags: Flags) -> None:
   jax.config.update('jax_platforms', 'cpu')
-  config = check(flags)
+  config, of_rounds = check(flags)
   model, torch = official_model(flags.repo or '', flags.size)
   report = Report(flags.workdir)
   params = jax.tree.map(jnp.asarray, convert.convert(
@@ -253,6 +280,9 @@ def main(flags: Flags) -> None:
   rows = [row for guided in (False, True)
           for row in compare(model, torch, config, params, guided, flags)]
   parts = {f'{flags.size}, {flags.tokens} of {config.num_tokens} tokens per step': (_STEP, rows)}
+  if of_rounds:
+    parts[f'{flags.size}, rounds with acceptance as measured with {_ACCEPTED_MODEL}'] = (
+        forced_rounds.COLUMNS, rounds(model, torch, config, params, of_rounds, flags.repeats))
   if flags.images:
     parts[f'{flags.size}, images of {flags.steps} steps'] = (
         _IMAGE, whole_images(model, torch, config, params, flags))
@@ -265,7 +295,7 @@ def main(flags: Flags) -> None:
   report.write(
       settings=dataclasses.asdict(flags), rows=rows, tokens_per_image=config.num_tokens,
       tokens_visible=num_visible(config), guidance_scale=_SCALE, batch=1, dtype='float32',
-      torch_version=str(torch.__version__), tables=tables_of)
+      accepted_model=_ACCEPTED_MODEL, torch_version=str(torch.__version__), tables=tables_of)
   print(f'\nreport.json is in {flags.workdir}.')
 
 

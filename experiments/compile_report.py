@@ -72,14 +72,10 @@ def prepare(config: default.Config, accelerator: devices.Accelerator
 
 
 def iterations(model: families.Model, text: str, measured: predicted.Measured) -> float:
-  """Returns how often the loop over calls of a diffusion head runs in a round, 1 if not measured.
-
-  `windows` calls the head at the states of the last round before that loop.
-  """
+  """Returns how often the loop over calls of a diffusion head runs, 1 if not measured."""
   if measured.head_calls is None:
     return 1
-  decoder = model.decoder(text, guided=True)
-  return measured.head_calls - (decoder.verifier.start is not None)
+  return predicted.iterations(model.decoder(text, guided=True), measured.head_calls)
 
 
 def row(text: str, figures: predicted.Figures, ideal: float, measured: predicted.Measured,

@@ -116,4 +116,4 @@ def _assumed(config: CosmosConfig, specified: Collection[str]) -> list[str]:
 FAMILY = family.FileFamily(
     name='cosmos_dv', title=_TITLE, kind='cosmos', rules=rules, infer=infer,
     presets={'dv8x16x16': CosmosConfig()}, leftovers=_LEFTOVERS, assumed=_assumed,
-    model='early_fusion')
+    model='early_fusion', licence='NVIDIA Open Model License')

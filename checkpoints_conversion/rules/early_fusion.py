@@ -269,6 +269,40 @@ def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
       layout=lambda model: {name: ('models/7b', '.'), **others})
 
 
+def _passes(model: str, method: tuple[str, str, str | None], place: str, prompts: str,
+            ratio: float, lossless: bool = True) -> family.Passes:
+  name, source, decoder = method
+  return family.Passes(model, name, f'{source}, {place}', prompts, decoder, tokens_per_pass=ratio,
+                       lossless=lossless)
+
+
+# Published methods: name, paper, and the decoder here.
+_SJD = ('SJD', 'arXiv 2410.01699', 'sjd(window=16)')
+_SJD_OF_PAC = ('SJD', 'SJD-PAC, arXiv 2603.18599', 'sjd(window=16)')
+_PAC = ('SJD-PAC', 'arXiv 2603.18599', 'sjd_pac(tree=kary(4, 3), window=64)')
+_EAGLE = ('EAGLE', 'SJD-PAC, arXiv 2603.18599', 'eagle(tree=EAGLE)')
+_LANTERN = ('LANTERN++', 'SJD-PAC, arXiv 2603.18599', 'eagle(tree=EAGLE)+lantern_pp(lam=2, k=10)')
+_LUMINA = 'lumina_mgpt_7b_768'
+_LUMINA_PASSES = (
+    _passes(_LUMINA, _SJD, 'table 1', 'COCO', 2.22),
+    _passes(_LUMINA, _SJD, 'table 2', 'Parti', 2.26),
+    _passes('lumina_mgpt_7b_1024', _SJD, 'figure 7', '', 2.43),
+    _passes(_LUMINA, (*_SJD_OF_PAC[:2], 'sjd(window=32)'), 'table 2', 'COCO', 2.31),
+    _passes(_LUMINA, _EAGLE, 'table 1', 'COCO', 2.94),
+    _passes(_LUMINA, _EAGLE, 'table 1', 'Parti', 2.86),
+    _passes(_LUMINA, _PAC, 'table 1', 'COCO', 4.51),
+    _passes(_LUMINA, _PAC, 'table 1', 'Parti', 4.62),
+    # The numbers of the second version, as digests of the paper print them.
+    family.Passes(_LUMINA, 'SJD', 'SCD, arXiv 2510.24211', 'COCO', 'sjd(window=64)',
+                  passes=(1036, 2390)),
+    family.Passes(_LUMINA, 'SCD', 'arXiv 2510.24211', 'COCO', 'mc_sjd(window=64)',
+                  passes=(568, 2390)),
+    _passes(_LUMINA, _LANTERN, 'table 1', 'COCO', 3.19, lossless=False),
+    _passes(_LUMINA, _LANTERN, 'table 1', 'Parti', 3.02, lossless=False),
+    family.Passes(_LUMINA, 'PJD, 11 rows at once', 'arXiv 2606.05703', 'COCO',
+                  passes=(371, 2357), lossless=False),
+)
+_CHAMELEON_LICENCE = 'Chameleon Research License'
 # With guidance and top-k of the official samplers.
 LUMINA_MGPT = _family(
     'lumina_mgpt', tuple(f'lumina_mgpt_7b_{size}' for size in (768, 512, 1024)),
@@ -277,22 +311,31 @@ LUMINA_MGPT = _family(
             'lumina_mgpt_text': _chameleon('text_tokenizer.json')},
     fields=early_fusion_settings.CHAMELEON,
     # Models for three image sizes have the same shapes.
-    needed={**early_fusion_settings.NEEDED, 'height': '', 'width': ''})
+    needed={**early_fusion_settings.NEEDED, 'height': '', 'width': ''})._replace(
+        licence=_CHAMELEON_LICENCE, passes=_LUMINA_PASSES)
 LUMINA_MGPT_2 = _family(
     'lumina_mgpt_2', ('lumina_mgpt_2_7b',), {'guidance_scale': 4.0, 'top_k': 4096}, norm_rows=1,
     others={'movqgan': tuple(f'{folder}movqgan_270M.ckpt' for folder in (
                 '', 'movqgan/270M/', '../movqgan/270M/', '../')),
             'lumina_mgpt_2_text': ('tokenizer.json',)},
     fields=early_fusion_settings.LUMINA_MGPT_2, needed=early_fusion_settings.NEEDED,
-    token_side=8, any_vocabulary=True)
+    token_side=8, any_vocabulary=True)._replace(licence='Apache-2.0')
 ANOLE = _family(
     'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
     others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
             'anole_text': _chameleon('text_tokenizer.json')},
-    fields=early_fusion_settings.CHAMELEON, needed=early_fusion_settings.NEEDED)
+    fields=early_fusion_settings.CHAMELEON, needed=early_fusion_settings.NEEDED)._replace(
+        licence=_CHAMELEON_LICENCE,
+        passes=(_passes('anole_7b', _SJD, 'table 4', 'COCO', 1.94),
+                _passes('anole_7b', _SJD, 'table 5', 'Parti', 2.00)))
 EMU3 = _family(
     'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
     others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer'),
             'emu3_text': ('emu3.tiktoken',)},
     fields=early_fusion_settings.EMU3, needed=early_fusion_settings.NEEDED_EMU3,
-    token_side=8)
+    token_side=8)._replace(
+        licence='Apache-2.0',
+        passes=tuple(
+            _passes('emu3_gen_8b', method, 'table 1', prompts, ratio)
+            for prompts, ratios in (('COCO', (2.32, 4.31)), ('Parti', (2.35, 4.59)))
+            for method, ratio in zip((_SJD_OF_PAC, _PAC), ratios)))

@@ -74,7 +74,7 @@ FAMILY = early_fusion.EMU3._replace(
     # Their published values have not been seen.
     needed={'norm_eps': '"rms_norm_eps": ...', 'rope_base': '"rope_theta": ...'},
     assumed=functools.partial(early_fusion.assumed, 16),
-    sampling=_sampling,
+    sampling=_sampling, licence='Apache-2.0 (code)', passes=(),
     layout=lambda name: {
         'emu3_5': ('.',),
         'emu3_5_vq': _near('Emu3.5-VisionTokenizer/model.safetensors',

@@ -225,7 +225,13 @@ FAMILY = family.FileFamily(
     # The file of transformers or DeepSeek's, of which the names are for downloads.
     layout=lambda model: {
         'janus_pro': ('.', 'pytorch_model*.bin', 'pytorch_model.bin.index.json'),
-        'janus_pro_vq': ('.',), 'janus_pro_text': ('tokenizer.json',)})
+        'janus_pro_vq': ('.',), 'janus_pro_text': ('tokenizer.json',)},
+    licence='DeepSeek License Agreement 1.0',
+    # The numbers of the second version, as digests of the paper print them.
+    passes=(family.Passes('janus_pro_7b', 'SJD', 'SCD, arXiv 2510.24211', 'COCO', 'sjd(window=32)',
+                          passes=(318, 576)),
+            family.Passes('janus_pro_7b', 'SCD, Gumbel coupling', 'arXiv 2510.24211', 'COCO',
+                          'seed_exact(window=32, tree=chain(31))', passes=(154, 576))))
 
 
 def _vq_rules(config: VQConfig, is_transformers: bool = False) -> list[Rule]:

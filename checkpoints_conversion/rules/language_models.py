@@ -164,10 +164,17 @@ SIMPLEAR = _family(
     'simplear', _SIMPLEAR, fields=SIMPLEAR_FIELDS, variant=_simplear_variant, gemma=False,
     sampling={'guidance_scale': 6.0, 'temperature': 1.0, 'top_p': 1.0},
     others={'cosmos_dv': (_COSMOS, f'../{_COSMOS}'), 'simplear_text': ('tokenizer.json',)},
-    needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 1000000.0'})
+    needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 1000000.0'})._replace(
+        licence='MIT',
+        # The program is its own, and its authors do not state that it keeps the distribution.
+        passes=tuple(
+            family.Passes('simplear_0_5b', f'its own SJD{window}', 'arXiv 2504.11455, table 6',
+                          'DPG-Bench', passes=(count, 4096), lossless=False)
+            for window, count in (('', 2685), (', window 16', 2199), (', window 32', 2034))))
 LIQUID = _family(
     'liquid', _LIQUID, fields=LIQUID_FIELDS, gemma=True, variant=lambda shapes: {},
     sampling={'guidance_scale': 7.0, 'temperature': 0.99, 'top_k': 4096, 'top_p': 0.96},
     others={'chameleon_vqgan': tuple(f'{folder}vqgan.ckpt' for folder in (
         '', 'chameleon/', '../', '../chameleon/')), 'liquid_text': ('tokenizer.json',)},
-    needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 10000.0'})
+    needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 10000.0'})._replace(
+        licence="MIT and Gemma's terms of use")

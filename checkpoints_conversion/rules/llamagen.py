@@ -117,4 +117,12 @@ FAMILY = family.FileFamily(
     options=family.IMAGE_SIZE | family.NUM_HEADS, assumed=family.assumed_heads,
     leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
     model='llamagen', metadata=metadata, sampling=sampling, layout=layout,
-    others=others)
+    others=others, licence='MIT',
+    passes=(
+        *(family.Passes(model, 'SJD', 'arXiv 2410.01699, table 3', prompts, 'sjd(window=16)',
+                        tokens_per_pass=ratio)
+          for model, prompts, ratio in (('t2i_xl_256', 'COCO', 1.63), ('t2i_xl_512', 'COCO', 1.63),
+                                        ('t2i_xl_256', 'Parti', 1.73),
+                                        ('t2i_xl_512', 'Parti', 1.69))),
+        family.Passes('t2i_xl_512', 'PJD, 6 rows at once', 'arXiv 2606.05703', 'COCO',
+                      tokens_per_pass=4.81, lossless=False)))

@@ -98,6 +98,7 @@ FAMILY = family.FileFamily(
     options=family.NUM_HEADS, assumed=family.assumed_heads,
     # The published results use the averaged weights.
     prefer='model_ema', model='mar', metadata=metadata, sampling=sampling,
+    licence='MIT',
     layout=lambda model: {
         'mar': ('checkpoint-last.pth',),
         'kl_vae': ('kl16.ckpt', 'vae/kl16.ckpt', '../vae/kl16.ckpt', '../../vae/kl16.ckpt')})

@@ -157,7 +157,7 @@ FAMILY = family.FileFamily(
     settings=_settings, needed=_NEEDED, assumed=_assumed,
     # The output matrix of text, and tables that are computed.
     leftovers=r'lm_head\.weight|gen_pos_embed|rotary_emb\.inv_freq', model='nextstep',
-    sampling=sampling,
+    sampling=sampling, licence='Apache-2.0',
     layout=lambda model: {
         'nextstep': ('.',), 'nextstep_text': ('tokenizer.json',),
         'nextstep_vae': ('vae/checkpoint.pt', '../NextStep-1-f8ch16-Tokenizer/checkpoint.pt')})

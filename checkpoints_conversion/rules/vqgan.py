@@ -25,4 +25,5 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
 
 FAMILY = family.FileFamily(
     name='chameleon_vqgan', title=_TITLE, kind='vq', rules=blocks.taming_vq, infer=infer,
-    presets={'vqgan': CHAMELEON}, leftovers=r'loss\..*', model='early_fusion')
+    presets={'vqgan': CHAMELEON}, leftovers=r'loss\..*', model='early_fusion',
+    licence='Chameleon Research License')

@@ -7,16 +7,14 @@ import dataclasses
 import functools
 import types
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.checkpoints.store import Loaded
-from cspd_jax.families import drafts, token_prompts
+from cspd_jax.families import decoder_only, drafts, token_prompts
 from cspd_jax.families.family import Family, Parts, Published, is_described
-from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model, Tokenizer
 from cspd_jax.metrics import frechet
 from cspd_jax.models import cosmos, eagle, early_fusion, emu3_vq, transformer, vq
@@ -36,34 +34,15 @@ def build(parts: Parts) -> Model:
   """
   target = parts.loaded['target']
   config = target.config
-  parts.pair('tokenizer', 'codebook_size', 'num_codes')
-  for role in ('eagle', 'corrector'):
-    for size in ('vocab_size', 'num_tokens', 'dim'):
-      parts.pair(role, size)
-    parts.pair(role, 'num_outputs', 'num_image_tokens')
-  for size in ('num_tokens', 'row_width'):
-    parts.pair('neighbours', size)
-  parts.pair('neighbours', 'vocab_size', 'num_image_tokens')
-  for size in (
-      'height', 'width', 'num_codes', 'row_end', 'ends_last_row', 'image_ends', 'vocab_size'):
-    parts.pair('draft', size)
-  layers = early_fusion.first_layers(target.params, config, max(1, config.num_layers // 8))
-  ends = early_fusion.ends(config)
+  decoder_only.pair_prompted(parts, (
+      'height', 'width', 'num_codes', 'row_end', 'ends_last_row', 'image_ends', 'vocab_size'))
   text = parts.text(FAMILY.prompt_writers)
   write = None if text is None else parts.writer(FAMILY.prompt_writers)
-  return Model(
-      name=parts.name, family=FAMILY.name, config=config, params=target.params,
-      grid=(config.height, config.width), engine=engines.DISCRETE,
-      target=lambda *, guided: early_fusion.target(config, guided=guided),
-      conditions=token_prompts.conditions(
-          (config.height, config.width), text, write,
-          functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ())),
-      tokenizer=_tokenizer(parts, text),
-      drafts=drafts.discrete(
-          parts, lambda config, guided: early_fusion.target(config, guided=guided), layers, ends),
-      forward=lambda params, condition, tokens, drop: early_fusion.logits_and_features(
-          params, config, condition, tokens, drop),
-      ends=ends, eagle_layer='chameleon', defaults=parts.defaults, metadata=target.metadata)
+  conditions = token_prompts.conditions(
+      (config.height, config.width), text, write,
+      functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()))
+  return decoder_only.build(
+      parts, FAMILY, early_fusion.logits_and_features, conditions, _tokenizer(parts, text))
 
 
 def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
@@ -126,14 +105,6 @@ def _pixels(config: early_fusion.EarlyFusionConfig, loaded: Loaded, network: typ
   return Tokenizer(sizes, loaded.params, decode=decode, encode=encode, codebook=codebook)
 
 
-def _networks(config: early_fusion.EarlyFusionConfig) -> dict[str, tuple[str, Any]]:
-  return drafts.published(eagle.EagleConfig(
-      family='chameleon', num_tokens=config.num_tokens, row_width=config.row_width, dim=config.dim,
-      num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
-      vocab_size=config.vocab_size, rope_base=config.rope_base, norm_eps=config.norm_eps,
-      num_outputs=config.num_image_tokens))
-
-
 _TRANSFORMER = {'early_fusion': Kind(
     early_fusion.EarlyFusionConfig, early_fusion.init, transformer.SPLIT, transformer.MATRICES,
     transformer.ORDERS)}
@@ -146,7 +117,8 @@ FAMILY = Family(
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
            'eagle': drafts.EAGLE, 'neighbours': drafts.NEIGHBOURS, 'corrector': drafts.EAGLE},
     build=build, resize=resize,
-    published=Published(early_fusion.PRESETS, _networks,
+    published=Published(early_fusion.PRESETS,
+                        lambda config: decoder_only.published_prompted(config, 'chameleon'),
                         lambda config, count: token_prompts.described(count)),
     text_forms={'lumina_mgpt': bpe.Vocabulary, 'lumina_mgpt_2': bpe.Vocabulary,
                 'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks, 'emu3_5': bpe.Emu3Ranks,

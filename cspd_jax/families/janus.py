@@ -1,14 +1,11 @@
 """Janus-Pro: words to images of 576 codes, with a head and a vocabulary of their own."""
 
 import functools
-from typing import Any
 
 from cspd_jax.checkpoints.kinds import Kind
-from cspd_jax.families import drafts, token_prompts
-from cspd_jax.families.family import Family, Parts, Published, is_described
-from cspd_jax.generation import engines
-from cspd_jax.generation.model import Model, Tokenizer
-from cspd_jax.metrics import frechet
+from cspd_jax.families import decoder_only, drafts, token_prompts
+from cspd_jax.families.family import Family, Parts, Published
+from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle, janus, transformer, vq
 from cspd_jax.text import bpe
 
@@ -75,54 +72,14 @@ def build(parts: Parts) -> Model:
   """
   target = parts.loaded['target']
   config = target.config
-  parts.pair('tokenizer', 'codebook_size', 'num_codes')
-  for role in ('eagle', 'corrector'):
-    for size in ('vocab_size', 'num_tokens', 'dim'):
-      parts.pair(role, size)
-    parts.pair(role, 'num_outputs', 'num_codes')
-  parts.pair('neighbours', 'num_tokens')
-  parts.pair('neighbours', 'row_width', 'width')
-  parts.pair('neighbours', 'vocab_size', 'num_codes')
-  for size in ('height', 'width', 'num_codes', 'text_size'):
-    parts.pair('draft', size)
-  layers = janus.first_layers(target.params, config, max(1, config.num_layers // 8))
-  ends = janus.ends(config)
-  text = parts.text(FAMILY.text_forms)
-  return Model(
-      name=parts.name, family=FAMILY.name, config=config, params=target.params,
-      grid=(config.height, config.width), engine=engines.DISCRETE,
-      target=lambda *, guided: janus.target(config, guided=guided),
-      conditions=token_prompts.conditions(
-          (config.height, config.width), text, parts.writer(FAMILY.prompt_writers),
-          functools.partial(janus.renumbered, config), target.metadata.get('prompts', ())),
-      tokenizer=_tokenizer(parts),
-      drafts=drafts.discrete(
-          parts, lambda config, guided: janus.target(config, guided=guided), layers, ends),
-      forward=lambda params, condition, tokens, drop: janus.logits_and_features(
-          params, config, condition, tokens, drop),
-      ends=ends, eagle_layer=FAMILY.name, defaults=parts.defaults, metadata=target.metadata)
-
-
-def _tokenizer(parts: Parts) -> Tokenizer | None:
-  """Returns the image tokenizer, whose codes are the model's tokens."""
-  loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
-  if loaded is None or is_described(loaded):
-    return None
-  sizes, grid = loaded.config, (-1, config.height, config.width)
-  return Tokenizer(
-      sizes, loaded.params,
-      decode=lambda params, tokens: vq.decode(params, sizes, tokens.reshape(grid)),
-      encode=lambda params, images: vq.encode(params, sizes, images).reshape(len(images), -1),
-      codebook=lambda params: vq.codebook(params, sizes),
-      features=lambda params, images: frechet.features(params, sizes, images))
-
-
-def _networks(config: janus.JanusConfig) -> dict[str, tuple[str, Any]]:
-  return drafts.published(eagle.EagleConfig(
-      family='janus_pro', num_tokens=config.num_tokens, row_width=config.width, dim=config.dim,
-      num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
-      vocab_size=config.vocab_size, rope_base=config.rope_base, norm_eps=config.norm_eps,
-      num_outputs=config.num_codes))
+  decoder_only.pair_prompted(parts, ('height', 'width', 'num_codes', 'text_size'))
+  conditions = token_prompts.conditions(
+      (config.height, config.width), parts.text(FAMILY.text_forms),
+      parts.writer(FAMILY.prompt_writers), functools.partial(janus.renumbered, config),
+      target.metadata.get('prompts', ()))
+  return decoder_only.build(
+      parts, FAMILY, janus.logits_and_features, conditions,
+      decoder_only.vq_tokenizer(parts.loaded.get('tokenizer'), config))
 
 
 _TRANSFORMER = {'janus': Kind(
@@ -133,7 +90,8 @@ FAMILY = Family(
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
            'eagle': drafts.EAGLE, 'neighbours': drafts.NEIGHBOURS, 'corrector': drafts.EAGLE},
     build=build,
-    published=Published(janus.PRESETS, _networks,
+    published=Published(janus.PRESETS,
+                        lambda config: decoder_only.published_prompted(config, 'janus_pro'),
                         lambda config, count: token_prompts.described(count)),
     text_forms={'janus_pro': bpe.Vocabulary},
     prompt_writers={'janus_pro': write, 'janus_pro_plain': plain},

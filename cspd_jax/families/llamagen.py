@@ -7,12 +7,9 @@ import jax
 import numpy as np
 
 from cspd_jax.checkpoints.kinds import Kind
-from cspd_jax.checkpoints.store import Loaded
-from cspd_jax.families import caption_prompts, class_prompts, drafts
+from cspd_jax.families import caption_prompts, class_prompts, decoder_only, drafts
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.generation import engines
-from cspd_jax.generation.model import Conditions, Model, Tokenizer
-from cspd_jax.metrics import frechet
+from cspd_jax.generation.model import Conditions, Model
 from cspd_jax.models import eagle, llamagen, medusa, t5, transformer, vq
 from cspd_jax.text import bpe
 
@@ -23,8 +20,7 @@ def build(parts: Parts) -> Model:
   Raises:
     ValueError: if they do not belong together.
   """
-  loaded, target = parts.loaded, parts.loaded['target']
-  config = target.config
+  config = parts.loaded['target'].config
   parts.pair('tokenizer', 'codebook_size', 'vocab_size')
   for size in ('vocab_size', 'height', 'width', 'num_classes', 'conditioning', 'caption_dim'):
     parts.pair('draft', size)
@@ -35,32 +31,9 @@ def build(parts: Parts) -> Model:
       parts.pair(role, size)
   for size, target_size in (('vocab_size', None), ('num_tokens', None), ('row_width', 'width')):
     parts.pair('neighbours', size, target_size)
-  layers = llamagen.first_layers(target.params, config, max(1, config.num_layers // 8))
-  ends = llamagen.ends(config)
-  return Model(
-      name=parts.name, family=FAMILY.name, config=config, params=target.params,
-      grid=(config.height, config.width), engine=engines.DISCRETE,
-      target=lambda *, guided: llamagen.target(config, guided=guided),
-      conditions=_conditions(parts, config),
-      tokenizer=_tokenizer(loaded.get('tokenizer'), config),
-      drafts=drafts.discrete(
-          parts, lambda config, guided: llamagen.target(config, guided=guided), layers, ends),
-      forward=lambda params, condition, tokens, drop: llamagen.logits_and_features(
-          params, config, condition, tokens, drop),
-      ends=ends, eagle_layer='llamagen', defaults=parts.defaults, metadata=target.metadata)
-
-
-def _tokenizer(loaded: Loaded | None, config: llamagen.LlamaGenConfig) -> Tokenizer | None:
-  if loaded is None:
-    return None
-  sizes = loaded.config
-  return Tokenizer(
-      sizes, loaded.params,
-      decode=lambda params, tokens: vq.decode(
-          params, sizes, tokens.reshape(-1, config.height, config.width)),
-      encode=lambda params, images: vq.encode(params, sizes, images).reshape(len(images), -1),
-      codebook=lambda params: vq.codebook(params, sizes),
-      features=lambda params, images: frechet.features(params, sizes, images))
+  return decoder_only.build(
+      parts, FAMILY, llamagen.logits_and_features, _conditions(parts, config),
+      decoder_only.vq_tokenizer(parts.loaded.get('tokenizer'), config))
 
 
 def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:

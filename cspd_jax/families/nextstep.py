@@ -14,7 +14,7 @@ from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model, Tokenizer
 from cspd_jax.models import kl_vae, nextstep, transformer
-from cspd_jax.models.conditions import Prompt
+from cspd_jax.models.conditions import renumbered
 from cspd_jax.text import bpe, templates
 
 
@@ -41,19 +41,11 @@ def build(parts: Parts) -> Model:
       target=lambda *, guided: nextstep.target(config, guided=guided),
       conditions=token_prompts.conditions(
           (config.height, config.width), text, parts.writer(FAMILY.prompt_writers),
-          functools.partial(_checked, config), target.metadata.get('prompts', ())),
+          functools.partial(renumbered, token_of_id=np.arange(config.vocab_size)),
+          target.metadata.get('prompts', ())),
       tokenizer=tokenizer, defaults=parts.defaults,
       head_drafter=lambda schedule, guided: stored_rho(schedule, target.metadata, guided),
       metadata=target.metadata)
-
-
-def _checked(config: nextstep.NextStepConfig, prompt: Prompt) -> Prompt:
-  """Checks published ids, which are the model's own; returns host arrays."""
-  tokens = np.asarray(prompt.tokens)
-  if tokens.size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
-    raise ValueError(f'prompts holds tokens from {tokens.min()} to {tokens.max()}; this model '
-                     f'supports 0 to {config.vocab_size - 1}.')
-  return Prompt(tokens.astype(np.int32), np.asarray(prompt.visible, bool))
 
 
 def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:

@@ -2,7 +2,7 @@
 
 - Decoding targets, built by `target(config, ...)`: `llamagen`, `early_fusion` and `janus` with
   discrete tokens, `mar` with continuous ones. New decoder-only models are specifications for
-  `causal`.
+  `causal`; `decoder_only` has the functions that they share.
 - Drafters that read a target's features, and share the two `ends` of the target: `eagle.network`
   and `medusa.drafting_heads`.
 - The corrector `neighbours`, trained on sampled images.

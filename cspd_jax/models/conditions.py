@@ -52,8 +52,26 @@ class Prompt(NamedTuple):
     return tuple(jnp.asarray(part).swapaxes(0, 1).reshape(-1, part.shape[-1]) for part in self)
 
 
+def renumbered(prompt: Prompt, token_of_id: np.ndarray) -> Prompt:
+  """Converts a prompt of published ids to this library's tokens, as host arrays.
+
+  Args:
+    prompt: the prompt.
+    token_of_id: `[ids]` the token of every published id.
+
+  Raises:
+    ValueError: for other ids.
+  """
+  ids, last = np.asarray(prompt.tokens), len(token_of_id) - 1
+  if ids.size and not 0 <= ids.min() <= ids.max() <= last:
+    raise ValueError(f'prompts holds tokens from {ids.min()} to {ids.max()}; this model supports '
+                     f'0 to {last}.')
+  tokens = token_of_id[ids.astype(np.int64)].astype(np.int32)
+  return Prompt(tokens, np.asarray(prompt.visible, bool))
+
+
 def check_prompt(prompt: Any, num_streams: int, vocab_size: int) -> Any:
-  """Checks a `Prompt` of `num_streams` streams; returns which rows are valid, `[B]` bool.
+  """Checks the first `num_streams` streams of a `Prompt`; returns which rows are valid, `[B]` bool.
 
   Raises:
     ValueError: if it is not such a prompt, or if its values are concrete and a row is invalid.
@@ -63,11 +81,11 @@ def check_prompt(prompt: Any, num_streams: int, vocab_size: int) -> Any:
         f'condition is a {type(prompt).__name__}; this model requires a causal.Prompt.')
   as_array = np.asarray if is_concrete(prompt) else jnp.asarray
   tokens, visible = as_array(prompt.tokens), as_array(prompt.visible)
-  if tokens.ndim != 3 or tokens.shape[1] != num_streams or visible.shape != tokens.shape:
+  if tokens.ndim != 3 or tokens.shape[1] < num_streams or visible.shape != tokens.shape:
     raise ValueError(
         f'condition has tokens {tokens.shape} and visible {visible.shape}; this target requires '
         f'[B, {num_streams}, C] for both.')
-  visible = visible.astype(bool)
+  tokens, visible = tokens[:, :num_streams], visible[:, :num_streams].astype(bool)
   padded = (visible[..., 1:] | ~visible[..., :-1]).all(axis=(1, 2))
   if tokens.shape[2]:
     padded = padded & visible[..., -1].all(axis=1)

@@ -15,8 +15,6 @@ for the codes only.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,14 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
-from cspd_jax.decoding import base
-from cspd_jax.decoding.drafters.feature_network import Network
-from cspd_jax.models import causal, conditions, transformer
+from cspd_jax.models import causal, conditions, decoder_only, transformer
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.models.ends import Ends
-from cspd_jax.models.rope import RopeFunction, sequence_rope
 
 Params = Any
+# The functions of every model whose condition is a `Prompt` in this library's tokens.
+target, ends = decoder_only.target, decoder_only.ends
+first_layers = decoder_only.first_layers
+logits_and_features = decoder_only.logits_and_features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +153,12 @@ class EarlyFusionConfig:
         num_outputs=self.num_codes, qk_norm=self.qk_norm, qk_rms_norm=self.qk_rms_norm,
         swin_norm=self.swin_norm, qkv_bias=self.qkv_bias, activation=self.activation)
 
+  def causal(self, num_streams: int) -> causal.Causal:
+    """The specification of the model; see `decoder_only`."""
+    return decoder_only.prompted(self, num_streams)._replace(
+        num_forced=len(self.ends),
+        forced=(lambda positions: forced(self, positions)) if self.ends else None)
+
 
 def _published() -> dict[str, EarlyFusionConfig]:
   lumina = {
@@ -205,17 +209,8 @@ def order(config: EarlyFusionConfig) -> np.ndarray:
 
 
 def renumbered(config: EarlyFusionConfig, prompt: Prompt) -> Prompt:
-  """Converts a prompt of published ids to this library's tokens, as host arrays.
-
-  Raises:
-    ValueError: for ids outside the model's vocabulary.
-  """
-  tokens = np.asarray(prompt.tokens)
-  if tokens.size and not 0 <= tokens.min() <= tokens.max() < config.vocab_size:
-    raise ValueError(f'prompts holds tokens from {tokens.min()} to {tokens.max()}; this model '
-                     f'supports 0 to {config.vocab_size - 1}.')
-  token_of_id = np.argsort(order(config)).astype(np.int32)
-  return Prompt(token_of_id[tokens], np.asarray(prompt.visible, bool))
+  """Converts published ids to this library's tokens; see `conditions.renumbered`."""
+  return conditions.renumbered(prompt, np.argsort(order(config)))
 
 
 def forced(config: EarlyFusionConfig, positions: jax.Array) -> jax.Array:
@@ -254,79 +249,5 @@ def with_grammar(config: EarlyFusionConfig, codes: Any) -> Any:
 
 def init(config: EarlyFusionConfig, key: jax.Array) -> Params:
   """Initialises float32 parameters: normal with deviation 0.02, norms one, output matrix zero."""
-  def run(key: jax.Array) -> Params:
-    size = (1, 1)
-    return {'transformer': transformer.Transformer(config.transformer).init(
-        key, jnp.zeros((*size, config.dim)), _rope(config)(jnp.zeros(size, jnp.int32)),
-        jnp.ones((1, 1, 1), bool))['params']}
-
+  run = lambda key: {'transformer': decoder_only.init_transformer(config, key)}
   return jax.jit(run)(key)
-
-
-def target(config: EarlyFusionConfig, *, guided: bool) -> base.Target:
-  """Returns the model as a decoding target.
-
-  Args:
-    config: the model's sizes.
-    guided: whether to run the second stream of the condition as well.
-
-  Returns:
-    The target; its condition is a `Prompt` in this library's tokens. The second stream is the
-    context that guidance leads away from; without guidance it is ignored.
-  """
-  return causal.target(_causal(config, 2 if guided else 1), num_streams=2 if guided else 1)
-
-
-def ends(config: EarlyFusionConfig) -> Ends:
-  """Returns the embedding and the output head, which drafters share."""
-  return causal.ends(_causal(config, 1))
-
-
-def first_layers(params: Params, config: EarlyFusionConfig, num_layers: int
-                 ) -> tuple[Params, Callable[[bool], Network]]:
-  """Returns the model's first layers as a drafting network; see `causal.first_layers`."""
-  small = dataclasses.replace(config, num_layers=num_layers)
-  return causal.first_layers(params, num_layers, functools.partial(_causal, small))
-
-
-def logits_and_features(
-    params: Params, config: EarlyFusionConfig, condition: Prompt, tokens: jax.Array,
-    drop: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  """Returns next-token logits and features of whole images, for training and evaluation.
-
-  Args:
-    params: parameters of the model.
-    config: its sizes.
-    condition: a `Prompt` of two streams.
-    tokens: `[B, T]`.
-    drop: `[B]` bool; True selects the second stream of an image instead of the first.
-
-  Returns:
-    logits `[B, T, V]` and features `[B, C + T - 1, D]`, of the prompt's tokens and of all image
-    tokens but the last.
-  """
-  model = _causal(config, 1)
-  return causal.forward(
-      params, model, model.embed_condition(params, condition.dropped(drop), 1), tokens[:, :-1])[:2]
-
-
-def _rope(config: EarlyFusionConfig) -> RopeFunction:
-  return sequence_rope(config.head_dim, config.rope_base)
-
-
-def _causal(config: EarlyFusionConfig, num_streams: int) -> causal.Causal:
-  """Returns the specification of this model."""
-  def embed_condition(params: Params, condition: Prompt, count: int) -> causal.EmbeddedCondition:
-    return causal.embed_prompt(params, config.transformer, condition.first(count))
-
-  def check_condition(condition: Any) -> Any:
-    if isinstance(condition, Prompt) and np.ndim(condition.tokens) == 3:
-      condition = condition.first(num_streams)
-    return conditions.check_prompt(condition, num_streams, config.vocab_size)
-
-  return causal.Causal(
-      transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),
-      num_tokens=config.num_tokens, row_width=config.row_width, num_forced=len(config.ends),
-      forced=(lambda positions: forced(config, positions)) if config.ends else None,
-      check_condition=check_condition)

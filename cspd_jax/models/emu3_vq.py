@@ -21,6 +21,9 @@ from cspd_jax.core import fields
 from cspd_jax.models import vq
 
 Params = Any
+# They run the network of the config.
+latents, codebook, encode = vq.latents, vq.codebook, vq.encode
+decode_unclipped, decode = vq.decode_unclipped, vq.decode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +48,9 @@ class Emu3VQConfig:
   z_channels: int = 4
   codebook_size: int = 32768
 
+  # As in `vq.VQConfig`.
+  normalized = by_product = False
+
   def __post_init__(self):
     fields.check(self)
     _ = self.network  # Checks the relations between the sizes.
@@ -61,6 +67,11 @@ class Emu3VQConfig:
         in_channels=self.in_channels, ch=self.ch, ch_mult=self.ch_mult,
         num_res_blocks=self.num_res_blocks, z_channels=self.z_channels,
         codebook_size=self.codebook_size, codebook_dim=self.z_channels, normalized=False)
+
+  @property
+  def tokenizer(self) -> 'Tokenizer':
+    """See `vq.VQConfig.tokenizer`."""
+    return Tokenizer(self)
 
 
 class TimeConv(nn.Module):
@@ -177,55 +188,3 @@ def init(config: Emu3VQConfig, key: jax.Array) -> Params:
   """Initialises float32 parameters."""
   images = jnp.zeros((1, config.factor, config.factor, config.in_channels), jnp.float32)
   return jax.jit(Tokenizer(config).init)(key, images)['params']
-
-
-def latents(params: Params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
-  """Returns vectors before quantisation, `[B, H / factor, W / factor, z_channels]` float32.
-
-  Args:
-    params: parameters from `init` or a checkpoint.
-    config: the sizes.
-    images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
-
-  Raises:
-    ValueError: if the shape of `images` does not fit `config`.
-  """
-  vq.check_images(images, config.network)
-  images = images.astype(params['codebook']['embedding'].dtype)
-  vectors = Tokenizer(config).apply({'params': params}, images, method='latents')
-  return vectors.astype(jnp.float32)
-
-
-def codebook(params: Params, config: Emu3VQConfig) -> jax.Array:
-  """Returns the codebook vectors `[codebook_size, z_channels]`, float32."""
-  return vq.codebook(params, config.network)
-
-
-def encode(params: Params, config: Emu3VQConfig, images: jax.Array) -> jax.Array:
-  """Encodes images `[B, H, W, C]` in [-1, 1] as tokens `[B, H / factor, W / factor]` int32.
-
-  Raises:
-    ValueError: if the shape of `images` does not fit `config`.
-  """
-  return vq.quantize(params, config.network, latents(params, config, images))
-
-
-def decode_unclipped(params: Params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
-  """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping.
-
-  Raises:
-    ValueError: if `indices` is not a batch of grids of integers.
-  """
-  vq.check_indices(indices)
-  vectors = params['codebook']['embedding'][indices]
-  images = Tokenizer(config).apply({'params': params}, vectors, method='images')
-  return images.astype(jnp.float32)
-
-
-def decode(params: Params, config: Emu3VQConfig, indices: jax.Array) -> jax.Array:
-  """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
-
-  Raises:
-    ValueError: if `indices` is not a batch of grids of integers.
-  """
-  return jnp.clip(decode_unclipped(params, config, indices), -1.0, 1.0)

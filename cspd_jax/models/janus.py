@@ -10,8 +10,6 @@ published id `i` of text is token `num_codes + i`. There is no grammar.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,14 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
-from cspd_jax.decoding import base
-from cspd_jax.decoding.drafters.feature_network import Network
-from cspd_jax.models import causal, conditions, transformer
+from cspd_jax.models import causal, conditions, decoder_only, transformer
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.models.ends import Ends, HiddenHead
-from cspd_jax.models.rope import RopeFunction, sequence_rope
+from cspd_jax.models.ends import HiddenHead
 
 Params = Any
+# The functions of every model whose condition is a `Prompt` in this library's tokens.
+target, ends = decoder_only.target, decoder_only.ends
+first_layers = decoder_only.first_layers
+logits_and_features = decoder_only.logits_and_features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +82,16 @@ class JanusConfig:
     return self.height * self.width
 
   @property
+  def row_width(self) -> int:
+    """Tokens of an image row."""
+    return self.width
+
+  @property
+  def num_image_tokens(self) -> int:
+    """The number `V` of tokens that can occur in an image."""
+    return self.num_codes
+
+  @property
   def vocab_size(self) -> int:
     """The number of codes and ids of text, the rows of the table of tokens."""
     return self.num_codes + self.text_size
@@ -96,6 +105,18 @@ class JanusConfig:
         num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim,
         ffn_dim=self.ffn_dim, norm_eps=self.norm_eps)
 
+  @property
+  def head(self) -> HiddenHead:
+    """The output head."""
+    assert self.output_dim is not None  # Set in `__post_init__`.
+    return HiddenHead(self.output_dim, self.num_codes)
+
+  def causal(self, num_streams: int) -> causal.Causal:
+    """The specification of the model; see `decoder_only`."""
+    return decoder_only.prompted(self, num_streams)._replace(
+        logits=lambda params, features: self.head.apply({'params': params['head']}, features),
+        num_outputs=self.num_codes)
+
 
 # The published models, whose images have one size.
 PRESETS: dict[str, JanusConfig] = {
@@ -104,100 +125,16 @@ PRESETS: dict[str, JanusConfig] = {
 
 
 def renumbered(config: JanusConfig, prompt: Prompt) -> Prompt:
-  """Converts a prompt of published ids of text to this library's tokens, as host arrays.
-
-  Raises:
-    ValueError: for ids outside the model's vocabulary.
-  """
-  tokens = np.asarray(prompt.tokens)
-  if tokens.size and not 0 <= tokens.min() <= tokens.max() < config.text_size:
-    raise ValueError(f'prompts holds tokens from {tokens.min()} to {tokens.max()}; this model '
-                     f'supports 0 to {config.text_size - 1}.')
-  return Prompt((tokens + config.num_codes).astype(np.int32), np.asarray(prompt.visible, bool))
+  """Converts published ids of text to this library's tokens; see `conditions.renumbered`."""
+  return conditions.renumbered(prompt, np.arange(config.num_codes, config.vocab_size))
 
 
 def init(config: JanusConfig, key: jax.Array) -> Params:
   """Initialises float32 parameters: normal with deviation 0.02, norms one, last matrix zero."""
   def run(key: jax.Array) -> Params:
-    features = jnp.zeros((1, 1, config.dim))
-    rope = _rope(config)(jnp.zeros((1, 1), jnp.int32))
     return {
-        'transformer': transformer.Transformer(config.transformer).init(
-            key, features, rope, jnp.ones((1, 1, 1), bool))['params'],
-        'head': _head(config).init(jax.random.fold_in(key, 1), features)['params']}
+        'transformer': decoder_only.init_transformer(config, key),
+        'head': config.head.init(
+            jax.random.fold_in(key, 1), jnp.zeros((1, 1, config.dim)))['params']}
 
   return jax.jit(run)(key)
-
-
-def target(config: JanusConfig, *, guided: bool) -> base.Target:
-  """Returns the model as a decoding target.
-
-  Args:
-    config: the model's sizes.
-    guided: whether to run the second stream of the condition as well.
-
-  Returns:
-    The target; its condition is a `Prompt` in this library's tokens. The second stream is the
-    context that guidance leads away from; without guidance it is ignored.
-  """
-  streams = 2 if guided else 1
-  return causal.target(_causal(config, streams), streams)
-
-
-def ends(config: JanusConfig) -> Ends:
-  """Returns the embedding and the output head, which drafters share."""
-  return causal.ends(_causal(config, 1))
-
-
-def first_layers(params: Params, config: JanusConfig, num_layers: int
-                 ) -> tuple[Params, Callable[[bool], Network]]:
-  """Returns the model's first layers as a drafting network; see `causal.first_layers`."""
-  small = dataclasses.replace(config, num_layers=num_layers)
-  return causal.first_layers(params, num_layers, functools.partial(_causal, small))
-
-
-def logits_and_features(
-    params: Params, config: JanusConfig, condition: Prompt, tokens: jax.Array, drop: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  """Returns next-token logits and features of images; see `early_fusion.logits_and_features`.
-
-  Args:
-    params: parameters of the model.
-    config: its sizes.
-    condition: a `Prompt` of two streams.
-    tokens: `[B, T]` image tokens (or the first few of them).
-    drop: `[B]` bool; True selects the second stream of an image instead of the first.
-
-  Returns:
-    logits `[B, T, V]` and features `[B, C + T - 1, D]`, of the prompt's tokens and of all image
-    tokens but the last.
-  """
-  model = _causal(config, 1)
-  return causal.forward(
-      params, model, model.embed_condition(params, condition.dropped(drop), 1), tokens[:, :-1])[:2]
-
-
-def _rope(config: JanusConfig) -> RopeFunction:
-  return sequence_rope(config.head_dim, config.rope_base)
-
-
-def _head(config: JanusConfig) -> HiddenHead:
-  assert config.output_dim is not None  # Set in `__post_init__`.
-  return HiddenHead(config.output_dim, config.num_codes)
-
-
-def _causal(config: JanusConfig, num_streams: int) -> causal.Causal:
-  """Returns the specification of this model."""
-  def embed_condition(params: Params, condition: Prompt, count: int) -> causal.EmbeddedCondition:
-    return causal.embed_prompt(params, config.transformer, condition.first(count))
-
-  def check_condition(condition: Any) -> Any:
-    if isinstance(condition, Prompt) and np.ndim(condition.tokens) == 3:
-      condition = condition.first(num_streams)
-    return conditions.check_prompt(condition, num_streams, config.vocab_size)
-
-  return causal.Causal(
-      transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),
-      num_tokens=config.num_tokens, row_width=config.width, check_condition=check_condition,
-      logits=lambda params, features: _head(config).apply({'params': params['head']}, features),
-      num_outputs=config.num_codes)

@@ -8,7 +8,7 @@ images, `C` the number of condition tokens, `T` the number of image tokens and
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -18,15 +18,14 @@ import numpy as np
 
 from cspd_jax.core import fields
 from cspd_jax.core.tracing import is_concrete
-from cspd_jax.decoding import base
-from cspd_jax.decoding.drafters.feature_network import Network
-from cspd_jax.models import causal, conditions, transformer
-from cspd_jax.models.ends import Ends
+from cspd_jax.models import causal, conditions, decoder_only, transformer
 from cspd_jax.models.rope import RopeFunction, frequencies
 
 Params = Any
 # Number of rows of the learned null caption, and therefore of every text condition.
 CAPTION_LENGTH = 120
+# The condition is class labels `[B]` int, or a `Caption`; the second stream is the null condition.
+target, ends, first_layers = decoder_only.target, decoder_only.ends, decoder_only.first_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +97,20 @@ class LlamaGenConfig:
         vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
         num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
         head_dim=self.dim // self.num_heads, ffn_dim=self.ffn_dim, norm_eps=self.norm_eps)
+
+  def causal(self, num_streams: int) -> causal.Causal:
+    """The specification of the model, for any number of streams; see `decoder_only`."""
+    del num_streams
+
+    def embed_condition(params: Params, condition: Any, count: int) -> causal.EmbeddedCondition:
+      drop = jnp.repeat(jnp.arange(count) == 1, jax.tree.leaves(condition)[0].shape[0])
+      condition = jax.tree.map(lambda x: jnp.concatenate([x] * count), condition)
+      return _embedded(params, self, condition, drop)
+
+    return causal.Causal(
+        transformer=self.transformer, embed_condition=embed_condition, rope=_rope(self),
+        num_tokens=self.num_tokens, row_width=self.width,
+        check_condition=lambda condition: _check_condition(self, condition))
 
 
 def _published() -> dict[str, LlamaGenConfig]:
@@ -258,48 +271,7 @@ def logits_and_features(
   if drop_mask is None:
     drop_mask = jnp.zeros((tokens.shape[0],), bool)
   embedded = _embedded(params, config, condition, drop_mask)
-  return causal.forward(params, _causal(config), embedded, tokens[:, :-1])[:2]
-
-
-def target(config: LlamaGenConfig, *, guided: bool) -> base.Target:
-  """Returns the model as a decoding target.
-
-  Args:
-    config: the model's sizes.
-    guided: whether to run the null condition as well.
-
-  Returns:
-    The target; its condition is class labels `[B]` int, or a `Caption`.
-  """
-  return causal.target(_causal(config), num_streams=2 if guided else 1)
-
-
-def ends(config: LlamaGenConfig) -> Ends:
-  """Returns the embedding and the output head, which drafters share."""
-  return causal.ends(_causal(config))
-
-
-def first_layers(params: Params, config: LlamaGenConfig, num_layers: int
-                 ) -> tuple[Params, Callable[[bool], Network]]:
-  """Returns the model's first layers as a drafting network; see `causal.first_layers`."""
-  small = dataclasses.replace(config, num_layers=num_layers)
-  return causal.first_layers(params, num_layers, lambda num_streams: _causal(small))
-
-
-def _causal(config: LlamaGenConfig) -> causal.Causal:
-  """Returns the specification of this model; the null condition is the second stream."""
-
-  def embed_condition(params: Params, condition: Any, num_streams: int
-                      ) -> causal.EmbeddedCondition:
-    batch = jax.tree.leaves(condition)[0].shape[0]
-    drop = jnp.repeat(jnp.arange(num_streams) == 1, batch)
-    condition = jax.tree.map(lambda x: jnp.concatenate([x] * num_streams), condition)
-    return _embedded(params, config, condition, drop)
-
-  return causal.Causal(
-      transformer=config.transformer, embed_condition=embed_condition, rope=_rope(config),
-      num_tokens=config.num_tokens, row_width=config.width,
-      check_condition=lambda condition: _check_condition(config, condition))
+  return causal.forward(params, config.causal(1), embedded, tokens[:, :-1])[:2]
 
 
 def _embedded(params: Params, config: LlamaGenConfig, condition: Any, drop: jax.Array

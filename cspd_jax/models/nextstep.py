@@ -22,11 +22,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cspd_jax.continuous import base, schedule as schedule_lib
 from cspd_jax.core import fields
-from cspd_jax.models import causal, conditions, diffusion_head, kl_vae, transformer
+from cspd_jax.models import causal, conditions, decoder_only, diffusion_head, kl_vae, transformer
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.rope import sequence_rope
 
@@ -137,14 +136,11 @@ def init(config: NextStepConfig, key: jax.Array) -> Params:
   """Initialises float32 parameters: the head as MAR's, everything else normal or zero."""
   def run(key: jax.Array) -> Params:
     body, head, inward, outward = jax.random.split(key, 4)
-    size, dim, token_dim = (1, 1), config.dim, config.token_dim
+    dim, token_dim = config.dim, config.token_dim
     linear = lambda key, inputs: {
         'kernel': 0.02 * jax.random.normal(key, (inputs, dim)), 'bias': jnp.zeros(dim)}
-    network = transformer.Transformer(config.transformer)
     return {
-        'transformer': network.init(
-            body, jnp.zeros((*size, dim)), _rope(config)(jnp.zeros(size, jnp.int32)),
-            jnp.ones((1, 1, 1), bool))['params'],
+        'transformer': decoder_only.init_transformer(config, body),
         'token_in': linear(inward, token_dim), 'token_out': linear(outward, dim),
         'head': config.head.init(
             head, jnp.zeros((1, token_dim)), jnp.zeros(1), jnp.zeros((1, dim)))['params']}
@@ -166,15 +162,10 @@ def target(config: NextStepConfig, *, guided: bool) -> base.Target:
   streams = 2 if guided else 1
   denoise, make, apply = (_full_precision(config, name) for name in (
       '__call__', 'modulate', 'apply_modulated'))
-
-  def check_condition(condition: Any) -> Any:
-    if isinstance(condition, Prompt) and np.ndim(condition.tokens) == 3:
-      condition = condition.first(streams)
-    return conditions.check_prompt(condition, streams, config.vocab_size)
-
   return base.Target(
       transform=None, denoise=denoise, num_tokens=config.num_tokens, token_dim=config.token_dim,
-      num_streams=streams, check_condition=check_condition,
+      num_streams=streams, check_condition=lambda condition: conditions.check_prompt(
+          condition, streams, config.vocab_size),
       modulation=base.Modulation(make, apply), cached=_cached(config, streams),
       make_schedule=config.schedule, num_levels=config.num_levels, sizes=_sizes(config))
 

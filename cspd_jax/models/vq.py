@@ -96,6 +96,11 @@ class VQConfig:
     """Pixels per token along each side of the image."""
     return 2 ** (len(self.ch_mult) - 1)
 
+  @property
+  def tokenizer(self) -> 'Tokenizer':
+    """The networks that the functions of this module run; `Emu3VQConfig` has its own."""
+    return Tokenizer(self)
+
 
 def _num_groups(channels: int) -> int:
   """Number of normalisation groups: 32 as published, or fewer so that each has 4 channels."""
@@ -292,7 +297,7 @@ def latents(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
   """
   check_images(images, config)
   images = images.astype(params['codebook']['embedding'].dtype)
-  z = Tokenizer(config).apply({'params': params}, images, method='latents')
+  z = config.tokenizer.apply({'params': params}, images, method='latents')
   return _scaled(z, config)
 
 
@@ -328,7 +333,7 @@ def quantize(params: Params, config: VQConfig, z: jax.Array) -> jax.Array:
 def decode_vectors(params: Params, config: VQConfig, vectors: jax.Array) -> jax.Array:
   """Decodes vectors `[B, h, w, codebook_dim]` to float32 images `[B, H, W, C]`, not clipped."""
   vectors = vectors.astype(params['codebook']['embedding'].dtype)
-  images = Tokenizer(config).apply({'params': params}, vectors, method='images')
+  images = config.tokenizer.apply({'params': params}, vectors, method='images')
   return images.astype(jnp.float32)
 
 
@@ -341,15 +346,23 @@ def encode(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
   return quantize(params, config, latents(params, config, images))
 
 
+def decode_unclipped(params: Params, config: VQConfig, indices: jax.Array) -> jax.Array:
+  """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping.
+
+  Raises:
+    ValueError: if `indices` is not a batch of grids of integers.
+  """
+  check_indices(indices)
+  return decode_vectors(params, config, codebook(params, config)[indices])
+
+
 def decode(params: Params, config: VQConfig, indices: jax.Array) -> jax.Array:
   """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
 
   Raises:
     ValueError: if `indices` is not a batch of grids of integers.
   """
-  check_indices(indices)
-  vectors = codebook(params, config)[indices]
-  return jnp.clip(decode_vectors(params, config, vectors), -1.0, 1.0)
+  return jnp.clip(decode_unclipped(params, config, indices), -1.0, 1.0)
 
 
 def check_indices(indices: jax.Array) -> None:

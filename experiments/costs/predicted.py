@@ -193,6 +193,14 @@ def measured(path: str | os.PathLike, text: str, model: str | None = None,
   return next((row for name, row in rows if spec_lib.parse(name) == spec), Measured())
 
 
+def iterations(decoder: Any, head_calls: float) -> float:
+  """Returns how often the loop over calls of a diffusion head runs in a round of `head_calls`.
+
+  `windows` calls the head at the states of the last round before that loop.
+  """
+  return head_calls - (decoder.verifier.start is not None)
+
+
 def required_tokens_per_round(path: str | os.PathLike, text: str,
                               override: float | None = None) -> float:
   """Returns the step compression of a decoder; arguments as for `tokens_per_round`.

@@ -102,6 +102,7 @@ def test_every_field_of_the_installed_version_is_on_the_list():
   assert fields(transformers.LlamaConfig) <= janus_rules.FIELDS['text_config'].fields.keys()
 
 
+@pytest.mark.verifies('shapes', 'janus_pro')
 @pytest.mark.parametrize('name', TARGET.presets)
 def test_tensors_of_the_published_sizes_are_those_of_transformers(name):
   transformers, torch = pytest.importorskip('transformers', '5'), pytest.importorskip('torch')

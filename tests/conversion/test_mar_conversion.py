@@ -44,6 +44,7 @@ def test_every_preset_is_compared():
       (family, name) for family in MODELS for name in rules.FAMILIES[family].presets}
 
 
+@pytest.mark.verifies('shapes', 'mar')
 @pytest.mark.parametrize('family, name', _FULL_SIZES)
 def test_published_tensors_are_exactly_those_of_the_model(family, name):
   manifest = json.loads(gzip.decompress((_MANIFESTS / f'{name}.json.gz').read_bytes()))

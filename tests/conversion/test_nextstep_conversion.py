@@ -47,6 +47,7 @@ def _manifest(name):
   return shapes
 
 
+@pytest.mark.verifies('shapes', 'nextstep')
 @pytest.mark.slow
 def test_the_tensors_are_those_of_the_official_modules():
   shapes = _manifest('nextstep_1')

@@ -32,6 +32,7 @@ def test_every_preset_has_a_manifest():
   assert named == {(family.kind, name) for family in families for name in family.presets}
 
 
+@pytest.mark.verifies('shapes', 'llamagen')
 @pytest.mark.parametrize('path', _MANIFESTS, ids=lambda path: path.name.split('.')[0])
 def test_published_tensors_are_exactly_those_of_the_model(path):
   manifest = json.loads(gzip.decompress(path.read_bytes()))

@@ -80,7 +80,7 @@ def test_pages_have_text_code_and_outputs(notebook):
   text = notebooks.text(notebook)
   for _, code in pages.cells(notebook):
     assert f'```python\n{code}\n```' in text
-  assert text.startswith('# ') and text.count('<pre>') >= 1
+  assert text.startswith('# ') and text.count('<pre>') >= 1 and '](../docs/' not in text
   assert notebook.stem == 'your_own_verifier_and_drafter' or '<img' in text
 
 

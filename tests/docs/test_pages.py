@@ -214,8 +214,8 @@ def test_readme_links_every_notebook():
 
 def test_the_front_page_has_one_table_of_numbers():
   text = (pages.ROOT / 'WORKSPACE_README.md').read_text()
-  # The second is a sentence.
-  assert re.findall(r'table: (\w+)', text) == ['summary', 'rounding_share']
+  # The second is a sentence, the third the list of models.
+  assert re.findall(r'table: (\w+)', text) == ['summary', 'rounding_share', 'front']
   assert 'not measured' not in text
   rows = [line for line in text.splitlines() if line.startswith('| `')]
   tokens = [float(row.split('|')[2]) for row in rows]
@@ -264,3 +264,13 @@ def test_pages_of_families_lead_from_a_checkpoint_to_a_comparison(page):
     wanted = ['convert', 'generate', 'compare']
   commands = iter(re.findall(r'^cspd-([a-z-]+)', text, re.MULTILINE))
   assert all(name in commands for name in wanted), wanted
+
+
+@pytest.mark.parametrize('page', sorted((pages.ROOT / 'docs' / 'families').glob('*.md')),
+                         ids=lambda page: page.stem)
+def test_pages_of_families_open_with_a_problem_and_the_command_that_solves_it(page):
+  title, opening, commands = page.read_text().partition('\n## ')[0].split('\n\n', 2)
+  assert title.startswith('# ') and not opening.startswith('```')
+  assert re.search(r'arXiv|issues? |README', ' '.join(opening.split())), 'name a source'
+  assert re.search(r'\d.*(tokens|codes|seconds|calls|issue)', ' '.join(opening.split()))
+  assert commands.startswith('```sh\n') and '\ncspd-generate --model=checkpoints/' in commands

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cspd_jax.generation import engines
-from docs import lists, tables, zoo
+from docs import lists, tables
 
 REPORT = dict(
     num_images=4, device='cpu', versions=dict(jax='0.0'), rows=[
@@ -103,12 +103,3 @@ def test_names_are_unique_and_used():
   text = ''.join(page.read_text() for page in tables.PAGES)
   unused = [name for name in (*tables.TABLES, *lists.LISTS) if f'table: {name} ' not in text]
   assert not unused
-
-
-def test_every_family_has_its_row_and_its_tests():
-  pages = {page.stem for page in (tables.ROOT / 'docs' / 'families').glob('*.md')}
-  assert pages == zoo.EVIDENCE.keys()
-  for page, evidence in zoo.EVIDENCE.items():
-    assert evidence.licence and {'shapes', 'parity'} <= evidence.tests.keys()
-    missing = [path for path in evidence.tests.values() if not (tables.ROOT / path).is_file()]
-    assert not missing, page

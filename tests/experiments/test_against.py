@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import against_llamagen, against_mar
+from experiments import against_llamagen, against_mar, against_nextstep
 from tests.experiments import calls
 
 _MAR = [
@@ -10,7 +10,15 @@ _MAR = [
     (['--repo={tmp}', '--size=mar_s'], 'mar_b, mar_l, mar_h'),
     (['--repo={tmp}', '--tokens=200'], 'at most 160, the number of hidden'),
     (['--repo={tmp}', '--kernels_per_call=101'], '101'),
-    (['--repo={tmp}', '--steps=300'], 'num_iter is 300')]
+    (['--repo={tmp}', '--steps=300'], 'num_iter is 300'),
+    (['--repo={tmp}', '--decoder=windows(window=3)'], 'does not contain for mar_demo'),
+    (['--repo={tmp}', '--accepted={tmp}/none.json'], 'cannot be read as JSON')]
+_NEXTSTEP = [
+    ([], 'repo is none'), (['--repo={tmp}', '--decoder=windows(window=999)'], 'does not contain'),
+    (['--repo={tmp}', '--decoder='], 'decoder is empty'),
+    (['--repo={tmp}', '--repeats=65'], 'repeats is 65'),
+    (['--repo={tmp}', '--accepted={tmp}/none.json'], 'cannot be read as JSON'),
+    (['--repo={tmp}'], 'does not contain nextstep/models/pipeline_nextstep.py')]
 _LLAMAGEN = [
     ([], 'repo is none'), (['--repo={tmp}', '--size=c2i_s'], 'c2i_b_256, c2i_l_256'),
     (['--repo={tmp}', '--tokens_per_round=9', '--decoder=mc_sjd(window=4)'], '1 to 4'),
@@ -20,7 +28,8 @@ _LLAMAGEN = [
 
 
 @pytest.mark.parametrize('program, words, message', [
-    *((against_mar, *case) for case in _MAR), *((against_llamagen, *case) for case in _LLAMAGEN)])
+    *((against_mar, *case) for case in _MAR), *((against_llamagen, *case) for case in _LLAMAGEN),
+    *((against_nextstep, *case) for case in _NEXTSTEP)])
 def test_what_cannot_be_timed(capsys, tmp_path, program, words, message):
   found = calls.call(program.main, capsys, tmp_path / 'out', *(
       word.format(tmp=tmp_path) for word in words))

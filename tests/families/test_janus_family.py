@@ -41,6 +41,7 @@ def model(folder):
   return cspd_jax.load(folder)
 
 
+@pytest.mark.verifies('folder to pictures', 'janus_pro')
 @pytest.mark.parametrize('is_transformers', [True, False])
 def test_a_folder_becomes_pictures_by_two_commands(is_transformers, tmp_path, capsys):
   if not is_transformers:

@@ -53,6 +53,7 @@ def folder(request, tmp_path_factory):
   return name, output
 
 
+@pytest.mark.verifies('folder to pictures', 'simplear', 'liquid')
 def test_a_folder_becomes_pictures_by_two_commands(folder, tmp_path):
   name, path = folder
   config = files.CONFIGS[name]

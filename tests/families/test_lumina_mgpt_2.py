@@ -74,6 +74,7 @@ def case():
   return published.params('lumina_mgpt_2', CASE, 81), condition, tokens
 
 
+@pytest.mark.verifies('parity', 'lumina_mgpt_2')
 @pytest.mark.parametrize('stream', [0, 1])
 def test_logits_agree_with_the_official_model(case, recorded, stream):
   params, condition, tokens = case

@@ -83,6 +83,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.verifies('folder to pictures', 'nextstep')
 @pytest.mark.parametrize('release', LAYOUTS)
 def test_a_folder_becomes_pictures_by_two_commands(release, tmp_path, capsys):
   config, settings, decoder = LAYOUTS[release]

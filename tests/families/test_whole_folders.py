@@ -36,6 +36,8 @@ def _size(png):
   return int.from_bytes(header[20:24], 'big'), int.from_bytes(header[16:20], 'big')
 
 
+@pytest.mark.verifies('folder to pictures', 'lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3',
+                      'emu3_5', 'llamagen')
 @pytest.mark.parametrize('family', representative(WHOLE, 'emu3'))
 def test_a_folder_becomes_pictures_by_two_commands(family, tmp_path, capsys):
   convert_whole(family, tmp_path / 'published', tmp_path / 'model')

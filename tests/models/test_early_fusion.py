@@ -67,6 +67,7 @@ def _case(name):
   return config, published.params(family, config, seed), condition, jnp.asarray(tokens)
 
 
+@pytest.mark.verifies('parity', 'lumina_mgpt', 'anole', 'emu3')
 @pytest.mark.parametrize('name', CASES)
 def test_logits_agree_with_transformers(name):
   config, params, condition, tokens = _case(name)
@@ -191,6 +192,7 @@ def test_conversion_inverts_and_infers():
     rules.FAMILIES['emu3'].infer(convert.published_shapes(rules.FAMILIES['emu3'], config), {})
 
 
+@pytest.mark.verifies('shapes', 'lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3')
 @pytest.mark.parametrize('family', ['lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3'])
 def test_published_tensors_are_exactly_those_of_the_model(family):
   file, path = rules.FAMILIES[family], MANIFESTS / f'early_fusion_{family}.json.gz'

@@ -61,6 +61,7 @@ def _case():
   return published.params('emu3_5', CONFIG, 71), condition, early_fusion.with_grammar(CONFIG, codes)
 
 
+@pytest.mark.verifies('parity', 'emu3_5')
 @pytest.mark.parametrize('stream', [0, 1])
 def test_logits_agree_with_the_official_module(stream):
   params, condition, tokens = _case()
@@ -135,6 +136,7 @@ def test_decoding_agrees_with_the_official_tokenizer(tokenizer):
       vq.decode(tokenizer, CONFIG_VQ, codes), np.clip(want, -1, 1), atol=1e-4)
 
 
+@pytest.mark.verifies('shapes', 'emu3_5')
 @pytest.mark.parametrize('file, name', [(FILE, 'emu3_5'), (FILE_VQ, 'emu3_5_vq')])
 def test_published_tensors_are_exactly_those_of_the_model(file, name):
   manifest = json.loads(gzip.decompress((MANIFESTS / f'{name}.json.gz').read_bytes()))

@@ -79,6 +79,7 @@ def expected(reference, prompt, tokens):
   return np.stack(result)
 
 
+@pytest.mark.verifies('parity', 'janus_pro')
 def test_logits_of_an_image_agree(params, prompt, tokens, expected):
   condition = janus.renumbered(CONFIG, prompt)
   assert expected.shape == (2, 2, 64, CONFIG.num_codes) and np.ptp(expected, axis=-1).min() > 2

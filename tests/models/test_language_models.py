@@ -77,6 +77,7 @@ def _logits(config, params, seed):
   return logits
 
 
+@pytest.mark.verifies('parity', 'simplear', 'liquid')
 def test_logits_agree_with_transformers(name):
   config, seed = CASES[name]
   want = published.recorded('language_models')[name]
@@ -199,6 +200,7 @@ def test_an_output_matrix_of_its_own():
   assert untied.settings({'config.json': {'tie_word_embeddings': False}})
 
 
+@pytest.mark.verifies('shapes', 'simplear', 'liquid')
 @pytest.mark.parametrize('preset', ['simplear_0_5b', 'simplear_1_5b', 'liquid_7b'])
 def test_published_tensors_are_exactly_those_of_the_model(preset):
   file = rules.FAMILIES[preset.split('_')[0]]

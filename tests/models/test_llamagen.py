@@ -90,6 +90,7 @@ def _cached(case):
   return np.concatenate([first[:, :, None], jnp.moveaxis(rest, 0, 2)], axis=2)
 
 
+@pytest.mark.verifies('parity', 'llamagen')
 @pytest.mark.parametrize('run', [_full, _cached])
 def test_class_logits_agree_with_the_official_model(run):
   np.testing.assert_allclose(

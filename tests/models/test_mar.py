@@ -89,6 +89,7 @@ def images():
   return jnp.array([3, 7, 0]), tokens, visible
 
 
+@pytest.mark.verifies('parity', 'mar')
 def test_the_transformer_agrees_with_the_official_one(params, expected, images):
   z = _TRANSFORM(params, *images)
   np.testing.assert_allclose(z, expected['z'], atol=1e-5, rtol=0)

@@ -143,6 +143,7 @@ def _windows(target, params, prompt, tokens, width):
   return np.concatenate(result, axis=1)
 
 
+@pytest.mark.verifies('parity', 'nextstep')
 @pytest.mark.parametrize('width', representative([64, 16, 1], 16))
 def test_the_transformer_agrees_with_the_official_one(params, expected, width):
   with jax.default_matmul_precision('highest'):

@@ -21,10 +21,12 @@ WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'overhead', 'uncertainty', 
                'accelerator', 'quantized', 'refill', 'rounding', 'train', 'train_drafter',
                'papers.cspd', 'papers.sjd', 'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | dict.fromkeys(COMMANDS, '--output') | {
-    'fit_head_drafter': '--output', 'against_mar': '--workdir', 'against_llamagen': '--workdir',
-    'exactness': '--json', 'tables': None, 'cspd-convert': '--output'}
-# What the two commands need before anything else is looked at.
-NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors']}
+    **dict.fromkeys(('against_mar', 'against_llamagen', 'against_nextstep'), '--workdir'),
+    'fit_head_drafter': '--output', 'cspd-convert': '--output', 'exactness': '--json',
+    'tables': None}
+# What these programs need before anything else is looked at.
+NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors'],
+          'against_nextstep': ['--repo={tmp}']}
 
 
 def call(name, words):
@@ -324,9 +326,10 @@ FLAGS = {
         ('--report={tmp}/list.json', 'it holds a list'), ('--report={tmp}/binary', 'as JSON'),
         ('--report={tmp}/{long}', 'cannot be a path'), ('--report=~nobody_here', 'be a path'),
         ('--report={tmp}/empty', 'cannot be read as JSON')],
-    'against_mar': [('--repeats=0', 'repeats is 0'), ('--tokens=0', 'tokens is 0'),
-                    ('--steps=0', 'steps is 0'), ('--images=-1', 'images is -1'),
-                    ('--repo={tmp}', 'does not contain models/mar.py')],
+    'against_mar': [
+        ('--repeats=0', 'repeats is 0'), ('--tokens=0', 'tokens is 0'), ('--steps=0', 'steps is 0'),
+        ('--images=-1', 'images is -1'), ('--repo={tmp}', 'does not contain models/mar.py')],
+    'against_nextstep': [('--repeats=0', 'repeats is 0'), ('--decoder=nothing', "'nothing'")],
     'against_llamagen': [
         ('--repeats=0', 'repeats is 0'), ('--tokens_per_round=0', 'tokens_per_round is 0'),
         ('--decoder=', 'decoder is empty'), ('--size=c2i_b_256', 'repo is none')],

@@ -1,0 +1,94 @@
+"""Functions of decoder-only image models, by the config of a model.
+
+A config is a frozen dataclass with `num_layers` and the method `causal(num_streams)`, which returns
+the model's specification. If the condition is a `Prompt`, `prompted` builds most of it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.decoding import base
+from cspd_jax.decoding.drafters.feature_network import Network
+from cspd_jax.models import causal, conditions, transformer
+from cspd_jax.models.conditions import Prompt
+from cspd_jax.models.ends import Ends
+from cspd_jax.models.rope import sequence_rope
+
+Params = Any
+Config = Any
+
+
+def target(config: Config, *, guided: bool) -> base.Target:
+  """Returns the model as a decoding target.
+
+  Args:
+    config: the model's sizes.
+    guided: whether to run the second stream as well: the null condition or, in a `Prompt`, the
+      context that guidance leads away from, which is ignored without guidance.
+  """
+  streams = 2 if guided else 1
+  return causal.target(config.causal(streams), streams)
+
+
+def ends(config: Config) -> Ends:
+  """Returns the embedding and the output head, which drafters share."""
+  return causal.ends(config.causal(1))
+
+
+def first_layers(params: Params, config: Config, num_layers: int
+                 ) -> tuple[Params, Callable[[bool], Network]]:
+  """Returns the model's first layers as a drafting network; see `causal.first_layers`."""
+  small = dataclasses.replace(config, num_layers=num_layers)
+  return causal.first_layers(params, num_layers, small.causal)
+
+
+def prompted(config: Config, num_streams: int) -> causal.Causal:
+  """Returns the specification of a model whose condition is a `Prompt` of this library's tokens.
+
+  Prompts have their embeddings in the table of the transformer, and positions rotate by their
+  place in the sequence.
+
+  Args:
+    config: with `transformer`, `head_dim`, `rope_base`, `num_tokens` and `row_width`.
+    num_streams: guidance streams.
+  """
+  sizes = config.transformer
+  return causal.Causal(
+      transformer=sizes,
+      embed_condition=lambda params, prompt, count: causal.embed_prompt(
+          params, sizes, prompt.first(count)),
+      rope=sequence_rope(config.head_dim, config.rope_base), num_tokens=config.num_tokens,
+      row_width=config.row_width, check_condition=lambda condition: conditions.check_prompt(
+          condition, num_streams, sizes.vocab_size))
+
+
+def init_transformer(config: Config, key: jax.Array) -> Params:
+  """Initialises the transformer of a model whose tokens rotate by their place in the sequence."""
+  rope = sequence_rope(config.head_dim, config.rope_base)(jnp.zeros((1, 1), jnp.int32))
+  return transformer.Transformer(config.transformer).init(
+      key, jnp.zeros((1, 1, config.dim)), rope, jnp.ones((1, 1, 1), bool))['params']
+
+
+def logits_and_features(
+    params: Params, config: Config, condition: Prompt, tokens: jax.Array, drop: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns next-token logits and features of whole images, for training and evaluation.
+
+  Args:
+    params: parameters of the model.
+    config: its sizes.
+    condition: a `Prompt` of two streams.
+    tokens: `[B, T]` image tokens (or the first few of them).
+    drop: `[B]` bool; True selects the second stream of an image instead of the first.
+
+  Returns:
+    logits `[B, T, V]` and features `[B, C + T - 1, D]`, of the prompt's tokens and of all image
+    tokens but the last.
+  """
+  model = config.causal(1)
+  return causal.forward(
+      params, model, model.embed_condition(params, condition.dropped(drop), 1), tokens[:, :-1])[:2]

@@ -1,0 +1,100 @@
+"""What of the library works on the published models: tried on their targets, without numbers."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from checkpoints_conversion import rules
+from cspd_jax import families
+from cspd_jax.checkpoints import kinds, store
+from cspd_jax.decoding import refill, specification
+from cspd_jax.decoding.loop import Decoder
+from cspd_jax.generation import engines
+from cspd_jax.generation.model import Model
+from docs import sizes
+
+
+def model(page: str) -> Model:
+  """Returns a model of a page with one layer, and a network for every drafter that it can have."""
+  file = rules.FAMILIES[sizes.FILES[page][0]]
+  config = dataclasses.replace(next(iter(file.presets.values())), num_layers=1)
+  family = families.family.of_target(file.kind)
+  networks = dict(family.published.networks(config))
+  if 'draft' in family.roles:  # A smaller model of the same tokens.
+    networks['draft'] = file.kind, config
+  return sizes.described(file.kind, config, **{
+      role: store.sketch(*network) for role, network in networks.items()})
+
+
+def _works(*calls: Callable[[], Any]) -> bool:
+  """Whether none of the calls is refused."""
+  try:
+    for call in calls:
+      call()
+  except ValueError:
+    return False
+  return True
+
+
+def _named(model: Model) -> list[str]:
+  """Returns the named decoders that decode the model."""
+  target = model.target(guided=True)
+  return [name for name in model.engine.decoders
+          if model.engine.unsupported(name, target) is None
+          and _works(lambda name=name: model.decoder(name))]
+
+
+def _decoders(model: Model) -> str:
+  """Returns the named decoders in words: the few that decode the model, or the few others."""
+  every, named = model.engine.decoders, _named(model)
+  others = [name for name in every if name not in named]
+  if not others:
+    return f'all {len(every)}'
+  few = min(named, others, key=len)
+  listed = ', '.join(f'`{name}`' for name in few)
+  return listed if few is named else f'all but {listed}'
+
+
+def _prefix(model: Model) -> bool:
+  length = getattr(model.target(guided=True), 'row_width', model.grid[1])
+  return _works(lambda: model.decoder(model.engine.baseline, prefix_length=length))
+
+
+def _refills(model: Model) -> bool:
+  decoders = (model.decoder(name) for name in _named(model))
+  return any(isinstance(decoder, Decoder) and refill.helps(decoder, 8, 2) for decoder in decoders)
+
+
+def _relaxed(model: Model) -> bool:
+  texts = [*_named(model), *(f'jacobi(window=4)+{name}' for name in specification.VERIFIERS)]
+  return any(model.engine.guarantee(model.decoder(text)) not in ('exact', 'seed-exact')
+             for text in texts if _works(lambda text=text: model.decoder(text)))
+
+
+# Columns of the table: whether a family of models supports something.
+FEATURES: dict[str, Callable[[Model], bool]] = {
+    'trees': lambda model: any('tree' in model.engine.parameters(name) for name in _named(model)),
+    'relaxed': _relaxed,
+    'trained drafters': lambda model: model.forward is not None and model.ends is not None,
+    'first rows': _prefix,
+    'refill': _refills,
+    'other sizes': lambda model: families.FAMILIES[model.family].resize is not None,
+    'int8 matrices': lambda model: bool(
+        kinds.KINDS[next(iter(families.FAMILIES[model.family].roles['target']))].matrices),
+    'int8 cache': lambda model: _works(lambda: model.with_cache_dtype('int8')),
+    'guidance interval': lambda model: 'guidance_interval' in model.engine.options._fields,
+    'log-probabilities': lambda model: _works(lambda: engines.with_raw_log_probs(
+        model.decoder(model.engine.baseline), True)),
+}
+
+
+def rows(pages: Iterable[str]) -> list[dict[str, str]]:
+  """Returns a row for every page, with `yes` for what works."""
+  return [{'family': f'[{sizes.name(page)}](families/{page}.md)', 'decoders': _decoders(described),
+           **{name: 'yes' if works(described) else '-' for name, works in FEATURES.items()}}
+          for page in pages for described in (model(page),)]
+
+
+def supported() -> str:
+  """Returns the table of what works on the published models."""
+  return sizes.markdown(rows(sizes.FILES), left=2 + len(FEATURES))

@@ -1,0 +1,232 @@
+"""Times tokens of a small NextStep-1 against the official PyTorch code on the same CPU.
+
+  git clone https://github.com/stepfun-ai/NextStep-1
+  pip install torch torchvision transformers==4.49.0 diffusers==0.32.2 loguru pendulum tabulate \
+      megfile webdataset
+  python -m experiments.against_nextstep --repo=NextStep-1
+  python -m experiments.against_nextstep --repo=NextStep-1 --decoder='windows(window=8)'
+
+No smaller model than the published 14 billion parameters exists, so this one has random weights:
+the widths and half of the layers of Qwen2.5-0.5B, and a head whose share of the parameters is about
+that of the published one. Both programs use the same weights, converted from the official modules;
+the largest difference between their inputs of the head is printed. Both run on the CPU in float32
+with one thread per core and alternate, in the middle of one image with guidance; the reported times
+are medians without compilation.
+
+PyTorch: a token of the official `NextStepPipeline.decoding`, with its static cache; its
+`torch.compile` is off. Decoders: a round, with as many calls of the head and as many tokens as
+`--accepted` measured with `causal_demo`; see `experiments.costs.forced_rounds`. Writes report.json
+with these figures and versions to --workdir.
+"""
+
+import dataclasses
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from checkpoints_conversion import convert, rules
+from cspd_jax import cli
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core import fields
+from cspd_jax.generation.report import Report
+from cspd_jax.measure import tables, timing
+from cspd_jax.models import nextstep
+from cspd_jax.models.conditions import Prompt
+from experiments.costs import forced_rounds, pytorch
+
+_URL = 'https://github.com/stepfun-ai/NextStep-1'
+_NEEDS = ('torch torchvision transformers==4.49.0 diffusers==0.32.2 loguru pendulum tabulate '
+          'megfile webdataset')
+_SCALE = 7.5
+_PROMPT = 32  # Tokens.
+_ACCEPTED_MODEL = 'causal_demo'
+_EAGER = {'ENABLE_TORCH_COMPILE': 'false'}
+CONFIG = nextstep.NextStepConfig(
+    height=16, width=16, vocab_size=2048, dim=896, num_layers=12, num_heads=14, num_kv_heads=2,
+    ffn_dim=4864, head_width=256, head_layers=6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """Command-line flags.
+
+  Attributes:
+    repo: folder of the official code.
+    decoder: specifications of decoders; `mar` is always included.
+    accepted: report.json of experiments.continuous_windows, for tokens and head calls per round.
+    repeats: timed rounds of each decoder, whose median is reported.
+    workdir: folder of report.json.
+  """
+
+  repo: str | None = None
+  decoder: tuple[str, ...] = forced_rounds.DECODERS
+  accepted: str = 'docs/reports/continuous_windows.json'
+  repeats: int = 5
+  workdir: str = 'runs/against_nextstep'
+
+  def __post_init__(self):
+    fields.check(self, repeats=(1, CONFIG.num_tokens // 4))
+
+
+def middle(config: nextstep.NextStepConfig) -> int:
+  """Returns the number of complete tokens when the timed ones begin."""
+  return config.num_tokens // 2
+
+
+def official_model(repo: str, config: nextstep.NextStepConfig) -> tuple[Any, Any, Any]:
+  """Returns the official model with random weights, its pipeline's class, and PyTorch.
+
+  Args:
+    repo: folder of the official code.
+    config: sizes.
+
+  Raises:
+    ValueError: if the code or a package that it imports is missing.
+  """
+  os.environ.update(_EAGER)
+  torch, module = pytorch.import_official(
+      repo, _URL, 'nextstep/models/pipeline_nextstep.py', _NEEDS)
+  settings = sys.modules['nextstep.models.configuration_nextstep'].NextStepConfig(
+      vocab_size=config.vocab_size, hidden_size=config.dim, intermediate_size=config.ffn_dim,
+      num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
+      num_key_value_heads=config.num_kv_heads, rms_norm_eps=config.norm_eps,
+      rope_theta=config.rope_base, attention_bias=True, o_attention_bias=False, pad_token_id=0,
+      max_position_embeddings=_PROMPT + config.num_tokens, latent_channels=config.latent_channels,
+      latent_patch_size=config.patch_size, fm_head_dim=config.head_width,
+      fm_head_layers=config.head_layers, attn_implementation='sdpa')
+  model = module.NextStep(settings).eval()
+  pytorch.perturb(torch, model)  # A head of zeros would accept every draft.
+  return model, module.NextStepPipeline, torch
+
+
+class Official:
+  """The official loop, in the middle of an image with guidance."""
+
+  def __init__(self, model: Any, pipeline: Any, torch: Any, config: nextstep.NextStepConfig,
+               prompt: Prompt, tokens: np.ndarray):
+    """Runs the prompt and the complete tokens.
+
+    Args:
+      model: the official model.
+      pipeline: the class of the official pipeline.
+      torch: PyTorch.
+      config: sizes.
+      prompt: `[1, 2, P]` of visible tokens.
+      tokens: `[1, n, C]` the complete tokens, normalised.
+    """
+    self._model, self._pipeline, self._torch, self._config = model, pipeline, torch, config
+    cache = sys.modules[pipeline.__module__].StaticCache
+    self._cache = cache(
+        config=model.config, max_batch_size=2, max_cache_len=_PROMPT + config.num_tokens,
+        device='cpu', dtype=torch.float32)
+    with torch.no_grad():
+      text = model.embed_tokens(torch.tensor(np.asarray(prompt.tokens[0])))
+      image = model.image_in_projector(torch.tensor(tokens))
+      inputs = torch.cat([text, image.expand(2, -1, -1)], dim=1)
+      self._length = inputs.shape[1]
+      self._hidden = self._forward(inputs)[:, -1:]
+
+  def z(self) -> np.ndarray:
+    """Returns the input `[2, D]` of the head for the next token."""
+    with self._torch.no_grad():
+      return self._model.image_out_projector(self._hidden)[:, 0].numpy()
+
+  def transformer(self) -> None:
+    """Runs the transformer for one token."""
+    self._length += 1
+    with self._torch.no_grad():
+      self._forward(self._hidden)
+
+  def token(self) -> None:
+    """Draws a token by the official loop, which then runs the transformer for it."""
+    self._pipeline.decoding(
+        types.SimpleNamespace(model=self._model), c=self._hidden, attention_mask=self._mask(),
+        past_key_values=self._cache, max_new_len=1, num_images_per_caption=1,
+        use_norm=self._config.token_norm, cfg=_SCALE,
+        num_sampling_steps=self._config.num_levels, progress=False)
+    self._length += 1
+
+  def _mask(self) -> Any:
+    return self._torch.ones(2, self._length, dtype=self._torch.long)
+
+  def _forward(self, inputs: Any) -> Any:
+    return self._model.forward_model(
+        inputs_embeds=inputs, attention_mask=self._mask(), past_key_values=self._cache,
+        use_cache=True).last_hidden_state
+
+
+def check(flags: Flags) -> dict[str, Any]:
+  """Returns the decoders and what was measured with them; see `forced_rounds.check`.
+
+  Raises:
+    ValueError: for invalid flags.
+  """
+  if flags.repo is None:
+    raise ValueError(f'repo is none; give the folder of a clone of {_URL}.')
+  if not flags.decoder:
+    raise ValueError('decoder is empty; give at least one.')
+  target = nextstep.target(CONFIG, guided=True)
+  return forced_rounds.check(target, flags.decoder, flags.accepted, _ACCEPTED_MODEL)
+
+
+def compare(official: Official, decoders: dict[str, Any], params: Any, prompt: Prompt,
+            repeats: int) -> list[dict[str, Any]]:
+  """Times the official loop and rounds of decoders; returns the rows of the table."""
+  sampling = Sampling(guidance_scale=np.float32(_SCALE))
+  prepared = {name: forced_rounds.prepare(*each, params, prompt, sampling, middle(CONFIG))
+              for name, each in decoders.items()}
+  runs: dict[Any, Callable[[], Any]] = {
+      'transformer': official.transformer, 'token': official.token}
+  timed = timing.measure(runs | forced_rounds.runs(prepared), repeats)
+  transformer, token = (1e3 * timed[name].median for name in runs)
+  return forced_rounds.rows(
+      prepared, timed, (transformer, token - transformer, CONFIG.num_levels))
+
+
+@cli.command(flags=Flags())
+def main(flags: Flags) -> None:
+  jax.config.update('jax_platforms', 'cpu')
+  decoders = check(flags)
+  model, pipeline, torch = official_model(flags.repo or '', CONFIG)
+  report = Report(flags.workdir)
+  params = jax.tree.map(jnp.asarray, convert.convert(
+      rules.get('nextstep'), CONFIG,
+      {name: tensor.numpy() for name, tensor in model.state_dict().items()}))
+  rng = np.random.default_rng(0)
+  prompt = Prompt(rng.integers(0, CONFIG.vocab_size, (1, 2, _PROMPT)),
+                  np.ones((1, 2, _PROMPT), bool))
+  tokens = rng.standard_normal((1, middle(CONFIG), CONFIG.token_dim)).astype(np.float32)
+  tokens = np.asarray(nextstep.normalized(CONFIG, jnp.asarray(tokens)))
+  official = Official(model, pipeline, torch, CONFIG, prompt, tokens)
+  difference = first_difference(official, params, prompt, tokens)
+  print(f'the inputs of the head differ by {difference:.1e} at most', flush=True)
+  rows = compare(official, decoders, params, prompt, flags.repeats)
+  head = sum(map(np.size, jax.tree.leaves(params['head'])))
+  total = sum(map(np.size, jax.tree.leaves(params)))
+  title = f'{total / 1e6:.0f} million parameters, one image of {CONFIG.num_tokens} tokens'
+  print(f'\n{title}\n\n{tables.text(forced_rounds.COLUMNS, rows, left=1)}')
+  report.write(
+      settings=dataclasses.asdict(flags), rows=rows, difference=difference, guidance_scale=_SCALE,
+      config=dataclasses.asdict(CONFIG), parameters=total, head_parameters=head, batch=1,
+      dtype='float32', accepted_model=_ACCEPTED_MODEL, torch_version=str(torch.__version__),
+      tables=[dict(title=title, columns=forced_rounds.COLUMNS, rows=list(range(len(rows))))])
+  print(f'\nreport.json is in {flags.workdir}.')
+
+
+def first_difference(official: Official, params: Any, prompt: Prompt, tokens: np.ndarray) -> float:
+  """Returns the largest difference between the inputs of the two heads for the next token."""
+  # Every stream as a prompt of its own; the last token of `forward` is not read.
+  streams = Prompt(*(np.swapaxes(part, 0, 1) for part in prompt))
+  padded = np.pad(np.repeat(tokens, 2, axis=0), ((0, 0), (0, 1), (0, 0)))
+  z = jax.jit(lambda params: nextstep.forward(params, CONFIG, streams, padded))(params)
+  return float(np.abs(np.asarray(z)[:, -1] - official.z()).max())
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,186 @@
+"""The tables of published models: sizes, published passes, evidence, and what works."""
+
+import ast
+import dataclasses
+import functools
+import re
+
+import pytest
+
+import cspd_jax
+from checkpoints_conversion import rules
+from configs.papers import published_rows
+from cspd_jax import families
+from cspd_jax.checkpoints import kinds, store
+from cspd_jax.decoding import specification
+from cspd_jax.generation import memory
+from docs import sizes, supported, tables, verified, zoo
+
+PASSES = [(file, entry) for file in rules.FAMILIES.values() for entry in file.passes]
+# The rows of papers' tables, by the number of the paper.
+PAPERS = {'2410.01699': 'sjd', '2603.18599': 'sjd_pac'}
+
+
+def test_every_family_has_its_row():
+  pages = {page.stem for page in (tables.ROOT / 'docs' / 'families').glob('*.md')}
+  assert pages == sizes.FILES.keys()
+  targets = {target for target, _ in sizes.FILES.values()}
+  # Those whose networks are targets.
+  kinds = {kind for family in families.FAMILIES.values() for kind in family.roles['target']}
+  assert targets == {name for name, file in rules.FAMILIES.items() if file.kind in kinds}
+  for page, (target, others) in sizes.FILES.items():
+    assert rules.FAMILIES[target].licence, page
+    assert {target, *others} <= rules.FAMILIES.keys()
+
+
+@functools.cache
+def _source(path):
+  """The text of a file of tests, and the texts in it but those of marks."""
+  text = (verified.TESTS / path).read_text()
+  tree = ast.parse(text)
+  for node in ast.walk(tree):
+    if hasattr(node, 'decorator_list'):
+      node.decorator_list = [decorator for decorator in node.decorator_list
+                             if 'mark.verifies' not in ast.unparse(decorator)]
+  return text, {node.value for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_every_family_is_verified_by_tests():
+  for target, _ in sizes.FILES.values():
+    assert {'shapes', 'parity'} <= set(verified.of(target)), target
+
+
+@pytest.mark.parametrize('mark', verified.marks(), ids=lambda mark: f'{mark.path}:{mark.level}')
+def test_marked_tests_have_their_evidence(mark):
+  text, words = _source(mark.path)
+  for family in mark.families:
+    assert any(family in word for word in words), f'{mark.path} does not name {family}'
+  live = re.findall(r"importorskip\('(torch|transformers)'", text)
+  data = verified.TESTS / 'data'
+  if mark.level == 'parity':
+    recorded = re.findall(r"recorded\('(\w+)'\)|'(\w+)\.npz'|/(\w+)\.npz", text)
+    files = [data / f'{"".join(names)}.npz' for names in recorded]
+    assert live or files and all(file.is_file() for file in files)
+  if mark.level == 'shapes':
+    assert live or "'manifests'" in text and any((data / 'manifests').iterdir())
+
+
+def test_a_level_ends_with_its_test(tmp_path, monkeypatch):
+  folder = tmp_path / 'models'
+  folder.mkdir()
+  (folder / 'test_one.py').write_text(
+      "@pytest.mark.verifies('parity', 'anole', 'emu3')\ndef test_it():\n  pass\n")
+  monkeypatch.setattr(verified, 'TESTS', tmp_path)
+  monkeypatch.setattr(verified, 'marks', verified.marks.__wrapped__)
+  assert verified.of('anole') == verified.of('emu3') == ['parity'] and not verified.of('mar')
+  assert '*parity*' in verified.levels() and 'official modules. Anole, Emu3.' in verified.levels()
+  (folder / 'test_one.py').write_text("@pytest.mark.verifies('parities', 'anole')\ndef f():\n  1\n")
+  with pytest.raises(ValueError, match="'parities' of anole; levels are shapes"):
+    verified.of('anole')
+
+
+@pytest.mark.parametrize('name', ['demo', 'text_demo'])
+def test_bytes_with_int8_are_those_of_a_loaded_model(name):
+  loaded = cspd_jax.load(name, dtype='bfloat16', quantize='int8')
+  kind = families.folder.read(store.ASSETS / name)
+  network = store.describe(families.part_folder(name, kind['parts']['target']))
+  assert sizes.quantized_bytes(network.kind, network.params) == memory.size(loaded.params)
+
+
+def test_numbers_of_few_layers_are_those_of_all():
+  file = rules.FAMILIES['llamagen']
+  config = file.presets['c2i_b_256']
+  size = sizes.of_targets('llamagen')['c2i_b_256']
+  params = store.sketch(file.kind, config).params
+  whole = memory.size(params) // 4  # In float32.
+  assert size.parameters == whole and size.bytes == (
+      2 * whole, sizes.quantized_bytes(file.kind, params))
+  model = sizes.described(file.kind, config)
+  condition = families.FAMILIES[model.family].published.condition(config, 1)
+  for expected, one in zip(size.cache, (model, model.with_cache_dtype('int8'))):
+    target = one.target(guided=True)
+    assert expected == memory.cache_size(target, one.params, condition, target.num_tokens)
+
+
+@pytest.mark.parametrize('page', ['llamagen', 'lumina_mgpt', 'nextstep'])
+def test_pixels_are_those_in_the_names(page):
+  for name, size in sizes.of_targets(page).items():
+    assert size.pixels == (int(name.split('_')[-1]),) * 2
+
+
+def test_models_without_a_cache_or_int8_matrices_have_none():
+  assert all(size.cache is None and size.bytes[1] is None
+             for size in sizes.of_targets('mar').values())
+  assert '| - |' in zoo.costs().split('families/mar.md')[1]
+
+
+@pytest.mark.parametrize('file, entry', PASSES, ids=lambda value: getattr(value, 'method', ''))
+def test_published_passes_are_whole_and_plausible(file, entry):
+  page = next(page for page, (target, _) in sizes.FILES.items() if target == file.name)
+  assert entry.model in file.presets
+  assert (entry.tokens_per_pass is None) != (entry.passes is None)
+  assert 1 < entry.ratio < 20 and re.search(r'arXiv \d{4}\.\d{5}', entry.source)
+  if entry.passes is not None:  # Other programs count tokens of the grammar as well.
+    tokens = sizes.of_targets(page)[entry.model].tokens
+    assert entry.passes[0] < entry.passes[1] and abs(entry.passes[1] / tokens - 1) < .02
+  if entry.decoder is not None:
+    _, verifier = specification.expand(entry.decoder)
+    assert (verifier.name in ('exact', 'match')) == entry.lossless
+
+
+@pytest.mark.parametrize('entry', [
+    entry for _, entry in PASSES if ', table' in entry.source and any(
+        paper in entry.source for paper in PAPERS)], ids=lambda entry: entry.source)
+def test_published_passes_agree_with_the_rows_of_the_papers(entry):
+  paper = next(name for number, name in PAPERS.items() if number in entry.source)
+  place = entry.source.rpartition(', ')[2].capitalize()
+  figures = {row.published.partition(',')[0] for row in published_rows.ROWS[paper]
+             if row.place == place}
+  assert f'{entry.tokens_per_pass:.2f}x' in figures
+
+
+def test_fewest_passes():
+  assert zoo.fewest('lumina_mgpt', lossless=False).startswith('371 of 2357 passes (PJD')
+  best = max(entry.ratio for entry in rules.FAMILIES['emu3'].passes)
+  assert zoo.fewest('emu3', lossless=True).startswith(f'{best:.2f} tokens per pass (')
+  assert zoo.fewest('emu3', lossless=False) == '-'
+
+
+def test_licences_name_those_of_other_networks():
+  assert zoo.licence('anole') == rules.FAMILIES['anole'].licence
+  assert zoo.licence('liquid').endswith(f': {rules.FAMILIES["chameleon_vqgan"].licence}')
+
+
+def test_what_works_is_tried():
+  rows = {row['family']: row for row in supported.rows(['llamagen', 'mar', 'nextstep'])}
+  llamagen, mar, nextstep = rows.values()
+  assert llamagen['decoders'] == f'all {len(specification.DECODERS)}'
+  assert nextstep['decoders'] == '`mar`, `exact_head`, `windows`'
+  of = lambda row: {name for name in supported.FEATURES if row[name] == 'yes'}
+  assert of(llamagen) == supported.FEATURES.keys() - {'other sizes'}
+  assert of(mar) == {'relaxed'} and of(nextstep) == {'other sizes', 'int8 matrices', 'int8 cache'}
+
+
+def test_what_does_not_work_is_refused():
+  """By shipped models of the families that have no such feature in the table."""
+  with pytest.raises(ValueError, match='has no cache'):
+    cspd_jax.load('mar_demo', cache_dtype='int8')
+  with pytest.raises(ValueError, match='has no int8 matrices'):
+    cspd_jax.load('mar_demo', quantize='int8')
+  with pytest.raises(ValueError, match='supports? no prefix'):
+    cspd_jax.load('causal_demo').decoder('mar', prefix_length=1)
+  with pytest.raises(ValueError, match='images of one size'):
+    cspd_jax.load('demo', grid=(4, 4))
+
+
+def test_a_feature_that_a_family_loses_leaves_the_table(monkeypatch):
+  model, works = supported.model('emu3'), supported.FEATURES
+  names = 'trained drafters', 'other sizes', 'int8 matrices'
+  assert all(works[name](model) for name in names)
+  family = families.FAMILIES[model.family]
+  monkeypatch.setitem(families.FAMILIES, model.family, family._replace(resize=None))
+  kind, = family.roles['target']
+  monkeypatch.setitem(kinds.KINDS, kind, kinds.KINDS[kind]._replace(matrices={}))
+  model = dataclasses.replace(model, forward=None)
+  assert not any(works[name](model) for name in names)
