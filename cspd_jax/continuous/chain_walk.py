@@ -16,9 +16,6 @@ from all answers of the call, so the next drafts are better.
 
 A token without an old chain is drafted from the head's last answer to it, as in `speculative_head`.
 
-A chain need not be completed: its end are drafts, with the predicted kernels as those that they were
-drawn from. The next round can move them as it can others, but such a token is not final.
-
 How far a chain comes in a call depends on the chain alone: if it depended on the other chains, a
 token would depend on the later ones, and on the other rows.
 
@@ -29,7 +26,6 @@ References: the reflection coupling of denoising kernels is in De Bortoli et al.
 Diffusion Models via Speculative Sampling, 2025 (arXiv:2501.05370), for drafts of a single chain.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -58,14 +54,12 @@ class Walked(NamedTuple):
   Attributes:
     chains: `[N]` the chains.
     kept: `[N, K]` whether the state after a kernel is that of the old chain.
-    complete: `[N]` whether a chain was drawn from the true kernels to its end.
     calls: `[N]` head calls until the chain was complete.
     rows: `[N]` states that the head was evaluated at.
   """
 
   chains: Chains
   kept: jax.Array
-  complete: jax.Array
   calls: jax.Array
   rows: jax.Array
 
@@ -136,8 +130,7 @@ def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax
 
 
 def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndarray,
-         params: Params, batch: TokenBatch, old: Chains, trial: jax.Array,
-         wanted: Callable[[jax.Array, jax.Array], jax.Array]) -> Walked:
+         params: Params, batch: TokenBatch, old: Chains, trial: jax.Array) -> Walked:
   """Draws new chains of tokens, coupled with old ones.
 
   Args:
@@ -149,24 +142,17 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     batch: the tokens `[N]` with their new `z`.
     old: the old chains `[N]`.
     trial: see `draw_noise`.
-    wanted: `(complete [N], kept [N]) -> [N]`: for which tokens the head is called again, from which
-      chains are complete and which of these end with the old token. For a token it may depend on
-      the tokens before it and on whether it is complete itself; once False, it remains so.
   """
   levels, length = schedule.num_levels, kernels_per_call
   batch = head_lib.modulated(target, schedule, params, batch)
   noise = draw_noise(schedule, batch, target.token_dim, trial)
   first = head_lib.start(batch, target)
   start = _follow(target, schedule, rho, params, batch, first, old, noise)
-  draft = lambda state: _draft(first, old, noise, start.walked, state)
-  pending = lambda state: (state.index < levels) & wanted(
-      state.index >= levels, state.walked.kept[:, -1])
 
-  def one_call(carry):
-    state, drafts = carry
-    wanted = drafts.parted & pending(state)[:, None]
-    order = jnp.cumsum(wanted, axis=1)
-    called = wanted & (order <= length)
+  def one_call(state):
+    drafts = _draft(first, old, noise, start.walked, state)
+    order = jnp.cumsum(drafts.parted, axis=1)
+    called = drafts.parted & (order <= length)
     # The kernels `[N, L]` of the drafts to be called; `K` past the last one.
     index = jnp.sum(order[:, None] <= jnp.arange(length)[:, None], axis=2)
     here = jnp.minimum(index, levels - 1)
@@ -180,13 +166,10 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
         jax.tree.map(lambda leaf: leaf[:, -1], kernel))
     predicted = chain_drafter.learn(schedule, rho, batch.temperature, state.predicted, old.exist,
                                     called, before, true, last)
-    state = _verify(target, noise, state, drafts, called, true)._replace(predicted=predicted)
-    return state, draft(state)
+    state = _verify(target, noise, state, drafts, called, true)
+    return state._replace(predicted=predicted)
 
-  state, drafts = jax.lax.while_loop(
-      lambda carry: jnp.any(pending(carry[0])), one_call, (start, draft(start)))
-  # Chains that are not complete end with drafts.
-  return state.walked._replace(chains=drafts.chains, kept=drafts.kept)
+  return jax.lax.while_loop(lambda state: jnp.any(state.index < levels), one_call, start).walked
 
 
 def _before(first: jax.Array, chains: Chains) -> jax.Array:
@@ -214,7 +197,7 @@ def _follow(target: Target, schedule: Schedule, rho: np.ndarray, params: Params,
   # The last state may be another: no kernel follows.
   complete = ~batch.active | jnp.all(moved.kept[:, :-1], axis=1)
   called = (batch.active & old.exist).astype(jnp.int32)
-  walked = Walked(Chains(moved.x, kernels, batch.active), moved.kept, complete, called,
+  walked = Walked(Chains(moved.x, kernels, batch.active), moved.kept, called,
                   called * target.num_streams * levels)
   predicted = chain_drafter.start(
       schedule, rho, batch.temperature, first, before, kernels, old.exist)
@@ -268,7 +251,7 @@ def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: 
   chains = chains._replace(states=_where(called, moved.x, chains.states),
                            kernels=_where(called, true, chains.kernels))
   return State(index, state.predicted, Walked(
-      chains, drafts.kept & (moved.kept | ~called), index >= levels,
+      chains, drafts.kept & (moved.kept | ~called),
       state.walked.calls + jnp.any(called, axis=1),
       state.walked.rows + target.num_streams * jnp.sum(called, axis=1, dtype=jnp.int32)))
 

@@ -37,7 +37,7 @@ def _noise_of_the_new_kernel(patch):
 
 def _same_random_numbers(patch):
   walk = chain_walk.walk
-  patch(chain_walk, 'walk', lambda *args: walk(*args[:7], 0 * args[7], *args[8:]))
+  patch(chain_walk, 'walk', lambda *args: walk(*args[:7], 0 * args[7]))
 
 
 def _one_token_too_many(patch):
@@ -65,33 +65,6 @@ def _predicted_kernel(patch):
     return verify(target, noise, state, drafts, called, drafts.chains.kernels)
 
   patch(chain_walk, '_verify', mutant)
-
-
-def _drafts_as_true(patch):
-  walk = chain_walk.walk
-
-  def mutant(*args):
-    # Tokens without an old chain are final when they are drafted.
-    *args, wanted = args
-    fresh = ~args[6].exist
-    walked = walk(*args, lambda complete, kept: wanted(complete | fresh, kept))
-    return walked._replace(complete=walked.complete | fresh)
-
-  patch(chain_walk, 'walk', mutant)
-
-
-def _kernels_of_other_drafts(patch):
-  walk = chain_walk.walk
-
-  def mutant(*args):
-    # The kernels of drafts are those of another token.
-    walked, old = walk(*args), args[6]
-    wrong = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), walked.chains.kernels)
-    choose = lambda a, b: jnp.where(walked.complete[:, None, None], a, b)
-    kernels = jax.tree.map(choose, walked.chains.kernels, wrong)
-    return walked._replace(chains=walked.chains._replace(kernels=kernels))
-
-  patch(chain_walk, 'walk', mutant)
 
 
 def _parted_as_merged(patch):
@@ -174,8 +147,6 @@ _BOTH = {
     'every round has the same random numbers': _same_random_numbers,
     'one token too many': _one_token_too_many,
     'drafts are tested against the predicted kernel': _predicted_kernel,
-    'drafts are committed': _drafts_as_true,
-    'kernels of drafts are those of another token': _kernels_of_other_drafts,
     'parted chains go on as merged ones': _parted_as_merged,
     'kernels of another rank': _shifted_kernels,
 }

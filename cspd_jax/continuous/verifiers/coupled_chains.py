@@ -3,8 +3,7 @@
 A round draws the chains of all tokens of the window anew, each given the tokens of the last round
 before it, and keeps what it can of the old chains (see `chain_walk`). The first token had its true
 context, so it is final. While a token is unchanged, the context of the next one was true, so that
-one is final too. Tokens without an old chain are drawn to their ends only where the round may commit
-them; else they remain drafts when the other chains are complete.
+one is final too.
 
 The tokens are exact by the two invariants of Jacobi windows. Given all that belongs to earlier
 tokens and to earlier kernels of its own chain, a state has the distribution of its kernel, because
@@ -44,30 +43,19 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
     assert draft is not None, 'make_decoder refuses this verifier without a drafter'
     rows, width = span.ranks.shape
     flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
-
-    def end(complete, kept):
-      """Returns the rank `[B]` at which the round ends if no other chain is completed."""
-      unchanged = complete & kept & span.in_round
-      first = jnp.sum(jnp.cumprod(unchanged, axis=1), axis=1, dtype=jnp.int32)
-      # The tokens of a step do not see each other: all that are in the round are final.
-      end = jnp.take_along_axis(span.end, jnp.minimum(first, width - 1)[:, None], axis=1)[:, 0]
-      return jnp.minimum(end, jnp.minimum(span.stop, span.count + window))
-
-    def wanted(complete, kept):
-      """Tells in which rows chains must still be completed, for every token `[N]`."""
-      complete, kept = (leaf.reshape(rows, width) for leaf in (complete, kept))
-      missing = ~complete & span.in_round & (
-          draft.record.exist | (span.ranks < end(complete, kept)[:, None]))
-      return jnp.repeat(jnp.any(missing, axis=1), width)
-
     walked = chain_walk.walk(
         env.target, schedule, min(kernels_per_call, schedule.num_levels), rho, env.params,
-        span.batch(z), jax.tree.map(flat, draft.record), jnp.repeat(span.count, width), wanted)
+        span.batch(z), jax.tree.map(flat, draft.record), jnp.repeat(span.count, width))
     walked = jax.tree.map(lambda leaf: leaf.reshape(rows, width, *leaf.shape[1:]), walked)
-    unchanged = walked.kept[..., -1] & walked.complete
-    length = jnp.where(span.active, end(walked.complete, walked.kept[..., -1]) - span.count, 0)
+
+    unchanged = walked.kept[..., -1] & span.in_round
+    first = jnp.sum(jnp.cumprod(unchanged, axis=1), axis=1, dtype=jnp.int32)
+    # The tokens of a step do not see each other: all that are in the round are final.
+    end = jnp.take_along_axis(span.end, jnp.minimum(first, width - 1)[:, None], axis=1)[:, 0]
+    end = jnp.minimum(end, jnp.minimum(span.stop, span.count + window))
+    length = jnp.where(span.active, end - span.count, 0)
     committed = jnp.arange(width) < length[:, None]
-    tested = draft.record.exist & walked.complete & span.in_round
+    tested = draft.record.exist & span.in_round
     by_level = lambda kept: jnp.sum(
         kept & tested[..., None], axis=1, dtype=jnp.int32)[:, ::-1]
     return Verdict(
