@@ -38,7 +38,7 @@ class Config:
   num_iter: tuple[int, ...] = (16,)
   orders: bool = True
   decoder: tuple[str, ...] = ('exact_head', 'exact_head(kernels_per_call=32)')
-  num_images: int = 8
+  num_images: int = 16
   batch_size: int = 8
   seed: int = 29
   workdir: str = 'runs/continuous_windows'
