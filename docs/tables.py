@@ -67,6 +67,7 @@ REPORTS = {
     'uncertainty': 'python -m experiments.uncertainty',
     'quantized': 'python -m experiments.quantized',
     'smollm2': 'python -m tests.real_weights.speed --dtype=float32',
+    'smollm2_bfloat16': 'python -m tests.real_weights.speed --dtype=bfloat16',
     'published': 'python -m experiments.papers.published',
     'published_cspd':
         'python -m experiments.papers.published --config=configs/papers/published_cspd.py',
@@ -258,6 +259,7 @@ TABLES: dict[str, Table] = {
         '![Tokens per forward pass against entropy](../pictures/uncertainty.png)')),
     'quantized': Table('quantized', _own),
     'smollm2': Table('smollm2', _own),
+    'smollm2_bfloat16': Table('smollm2_bfloat16', _own),
     **{f'published_{paper}': _published(paper) for paper in published_rows.ROWS},
     'sjd': Table('sjd', _own),
     'sjd_pac': Table('sjd_pac', _own),
