@@ -7,7 +7,7 @@ The corrector is an EAGLE network of one layer (arXiv 2401.15077), which reads t
 features, embedding and output matrix. The texts continue other openings than those that `speed`
 measures. Their features are computed once. The network starts as a linear one, by ridge regression,
 and is trained with the loss of `cspd-train-drafter --kind=eagle`. A stopped program resumes when it
-is repeated.
+is repeated. The texts take 90 MB of the folder.
 """
 
 import dataclasses
@@ -116,7 +116,7 @@ def _linear(config: Config, data: dict[str, np.ndarray]) -> Any:
       smollm2.params(), np.arange(smollm2.config(1).vocab_size)))
   squares = products = 0.0
   for start in range(0, config.num_texts, _TOGETHER):
-    some = slice(start, start + _TOGETHER)
+    some = slice(start, min(start + _TOGETHER, config.num_texts))
     tokens = data['tokens'][some]
     features = data['features'][some, -config.length:].astype(np.float32)
     inputs = np.concatenate(
@@ -188,7 +188,7 @@ def measure(config: Config, data: dict[str, np.ndarray], params: Any) -> dict[st
 def fit(config: Config) -> None:
   """Fits the network, stores it, and reports its acceptance rates before and after the training."""
   workdir = pathlib.Path(config.workdir)
-  workdir.mkdir(parents=True, exist_ok=True)
+  loop.remember(config, workdir)
   data = texts(config)
   params = train(config, data)
   store.save(workdir / 'eagle', 'eagle', network_config(config.length), params,
