@@ -67,6 +67,10 @@ REPORTS = {
     'uncertainty': 'python -m experiments.uncertainty',
     'quantized': 'python -m experiments.quantized',
     'smollm2': 'python -m tests.real_weights.speed --dtype=float32',
+    'smollm2_bfloat16': 'python -m tests.real_weights.speed --dtype=bfloat16',
+    'smollm2_fit': 'python -m tests.real_weights.fit',
+    'smollm2_fitted': 'python -m tests.real_weights.speed --dtype=float32 '
+                      '--corrector=runs/smollm2_fit/eagle',
     'published': 'python -m experiments.papers.published',
     'published_cspd':
         'python -m experiments.papers.published --config=configs/papers/published_cspd.py',
@@ -258,7 +262,8 @@ TABLES: dict[str, Table] = {
     'uncertainty': Table('uncertainty', lambda path: (
         '![Tokens per forward pass against entropy](../pictures/uncertainty.png)')),
     'quantized': Table('quantized', _own),
-    'smollm2': Table('smollm2', _own),
+    **{name: Table(name, _own) for name in ('smollm2', 'smollm2_bfloat16', 'smollm2_fit',
+                                            'smollm2_fitted')},
     **{f'published_{paper}': _published(paper) for paper in published_rows.ROWS},
     'sjd': Table('sjd', _own),
     'sjd_pac': Table('sjd_pac', _own),

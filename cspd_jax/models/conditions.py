@@ -60,9 +60,11 @@ def renumbered(prompt: Prompt, token_of_id: np.ndarray) -> Prompt:
     token_of_id: `[ids]` the token of every published id.
 
   Raises:
-    ValueError: for other ids.
+    ValueError: for other ids, or numbers that are not integers.
   """
   ids, last = np.asarray(prompt.tokens), len(token_of_id) - 1
+  if ids.size and not np.issubdtype(ids.dtype, np.integer):
+    raise ValueError(f'prompts holds tokens of dtype {ids.dtype}; they must be integers.')
   if ids.size and not 0 <= ids.min() <= ids.max() <= last:
     raise ValueError(f'prompts holds tokens from {ids.min()} to {ids.max()}; this model supports '
                      f'0 to {last}.')

@@ -1,6 +1,7 @@
 """Tokens per pass and wall-clock time of decoders on SmolLM2-135M-Instruct.
 
   python -m tests.real_weights.speed
+  python -m tests.real_weights.speed --corrector=runs/smollm2_fit/eagle
 
 Decodes the same prompts with every decoder, one text at a time, in float32 and bfloat16. Times are
 ratios to one token at a time, in alternating runs and without compilation. Texts are not images: a
@@ -18,12 +19,14 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli
+from cspd_jax.checkpoints import store
 from cspd_jax.core import fields
+from cspd_jax.decoding import tree
 from cspd_jax.decoding.drafters.network_corrector import from_network
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables, timing
-from cspd_jax.models import early_fusion
-from tests.real_weights import smollm2
+from cspd_jax.models import eagle, early_fusion
+from tests.real_weights import fit, smollm2
 
 _PROMPTS = ('The capital of France is the city of', 'Once upon a time', 'To make bread, you need',
             'The weather in autumn is')
@@ -40,7 +43,9 @@ class Config:
   Attributes:
     length: tokens of a text.
     window: windows of the Jacobi decoders.
-    layers: the model's first layers, which are the corrector of `corrected`.
+    layers: the model's first layers, which are the corrector of `corrected(by=layers)`.
+    corrector: folder of a network that `tests.real_weights.fit` wrote, whose decoders are measured
+      instead, `corrected(by=eagle)` and `eagle`.
     temperature: temperatures.
     dtype: of the parameters.
     repeats: timed runs, whose median is reported.
@@ -50,27 +55,46 @@ class Config:
   length: int = 64
   window: tuple[int, ...] = (4, 8)
   layers: int = 4
+  corrector: str | None = None
   temperature: tuple[float, ...] = (1.0, 0.6)
   dtype: tuple[str, ...] = ('float32', 'bfloat16')
   repeats: int = 3
   workdir: str = 'runs/smollm2'
 
   def __post_init__(self):
-    fields.check(self, length=(2, 1024), window=(1, 64), layers=(1, 29), repeats=(1, 100),
+    fields.check(self, length=(2, 1024), window=(2, 64), layers=(1, 29), repeats=(1, 100),
                  temperature=fields.FINITE)
 
 
 def _decoders(config: Config, params: Any) -> dict[str, tuple[Any, Any]]:
   """Returns decoders by name, each with the parameters of its drafter."""
   target = early_fusion.target(smollm2.config(config.length), guided=False)
-  first, network = early_fusion.first_layers(params, smollm2.config(config.length), config.layers)
   result = {'vanilla': (cspd_jax.vanilla(target), None)}
+  if config.corrector is not None:
+    return result | _fitted(config, target, params)
+  first, network = early_fusion.first_layers(params, smollm2.config(config.length), config.layers)
   for window in config.window:
     result |= {
         f'seed_exact(window={window})': (cspd_jax.seed_exact(target, window=window), None),
         f'mc_sjd(window={window})': (cspd_jax.mc_sjd(target, window=window), None),
         f'corrected(by=layers, passes=2, window={window})': (cspd_jax.corrected(
             target, from_network(network(False), decay=0.0), window=window, passes=2), first)}
+  return result
+
+
+def _fitted(config: Config, target: Any, params: Any) -> dict[str, tuple[Any, Any]]:
+  """Returns the decoders of the fitted network, as `_decoders` does."""
+  sizes = smollm2.config(config.length)
+  network = eagle.network(fit.network_config(config.length), early_fusion.ends(sizes))
+  dtype = jax.tree.leaves(params)[0].dtype
+  fitted = eagle.attach(params, store.load(config.corrector, dtype=dtype).params)
+  result = {}
+  for window in config.window:
+    result |= {
+        f'corrected(by=eagle, passes=2, window={window})': (cspd_jax.corrected(
+            target, from_network(network), window=window, passes=2), fitted),
+        f'eagle(tree=chain({window - 1}))': (
+            cspd_jax.eagle(target, network, tree.chain(window - 1)), fitted)}
   return result
 
 
