@@ -357,3 +357,13 @@ def test_prompts_of_the_right_kind_are_accepted():
 def test_a_condition_of_the_wrong_number_of_streams_is_refused_while_tracing():
   with pytest.raises(ValueError, match='4 rows for 2 images; this target has 1 guidance streams'):
     jax.eval_shape(lambda: _target('emu3', 1).prefill(_params('emu3'), _prompt(), 4))
+
+
+@pytest.mark.parametrize('ids, message', [
+    ([[[3]]], 'tokens from 3 to 3; this model supports 0 to 2'),
+    ([[[-1]]], 'tokens from -1 to -1'),
+    ([[[1.0]]], 'tokens of dtype float64; they must be integers')])
+def test_published_ids_that_are_none_are_refused(ids, message):
+  prompt = conditions.Prompt(np.array(ids), np.ones((1, 1, 1), bool))
+  with pytest.raises(ValueError, match=message):
+    conditions.renumbered(prompt, np.array([2, 0, 1]))
