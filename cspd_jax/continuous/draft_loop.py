@@ -20,7 +20,7 @@ from jax.experimental.pallas import triton
 from cspd_jax.continuous import chain_drafter, coupling
 from cspd_jax.continuous.chain_drafter import Predicted
 from cspd_jax.continuous.coupling import Gaussian, Moved
-from cspd_jax.models import kernel_check
+from cspd_jax.core import kernel_check
 
 # The value 'plain' disables the GPU kernel. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_HEAD'
@@ -29,7 +29,7 @@ _TOLERANCE = 1e-4
 
 
 class Steps(NamedTuple):
-  """What the steps of the loop read, leaves `[N, K, ...]`.
+  """The inputs of the steps, leaves `[N, K, ...]`.
 
   Attributes:
     exist: `[N, K]` whether a token has an old chain, the same for all kernels.

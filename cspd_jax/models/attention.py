@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.models import int8_cache, kernel_check
+from cspd_jax.core import kernel_check
+from cspd_jax.models import int8_cache
 from cspd_jax.models.int8_cache import Int8Slots
 
 # The value 'plain' disables fused attention. Read once, because compiled programs do not change.

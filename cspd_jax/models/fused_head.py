@@ -19,7 +19,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from cspd_jax.models import diffusion_head, kernel_check
+from cspd_jax.core import kernel_check
+from cspd_jax.models import diffusion_head
 
 Params = Any
 
