@@ -53,7 +53,7 @@ def whole(name):
 
 def equal_rows(first, second, rows=slice(None)):
   """The share of rows with the same tokens within rounding, and the same rounds."""
-  close = np.isclose(first.tokens, second.tokens[rows], atol=2e-4).all(axis=(1, 2))
+  close = np.isclose(first.tokens, second.tokens[rows], atol=1e-3).all(axis=(1, 2))
   return np.mean(close & (np.asarray(first.rounds) == second.rounds[rows]))
 
 

@@ -70,7 +70,8 @@ def test_rows_have_the_calls_of_the_report(tmp_path):
   seconds = {'round': 1.0, 'without calls': 0.4, 'transformer': 0.1}
   timed = {(name, part): Timing(np.full(3, value)) for name in decoders
            for part, value in seconds.items()}
-  official, base, head, windows = forced_rounds.rows(prepared, timed, (300.0, 900.0, 6))
+  official, base, head, windows = forced_rounds.rows(
+      prepared, timed, dict(round_ms=1200.0, head_calls=6))
   assert official['round_ms'] == 1200 and base['round_ms'] == 1000 and base['call_ms'] is None
   # Three calls took 600 ms; four are needed.
   np.testing.assert_allclose([head['call_ms'], head['round_ms']], [200, 1200])

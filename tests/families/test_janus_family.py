@@ -18,6 +18,7 @@ from cspd_jax.models.conditions import Prompt
 from cspd_jax.testing import exactness
 from cspd_jax.text import bpe
 from tests.families import janus_files
+from tests.marks import representative
 
 pytest.importorskip('tokenizers')
 
@@ -135,7 +136,8 @@ def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
   assert len(np.unique(tokens)) > 3 and vanilla.images.shape == (2, 6, 8, 3)
 
 
-@pytest.mark.parametrize('decoder', ['mc_sjd(window=2)', 'eagle(tree=chain(2))+exact'])
+@pytest.mark.parametrize('decoder', representative(
+    ['mc_sjd(window=2)', 'eagle(tree=chain(2))+exact'], 'mc_sjd(window=2)'))
 def test_decoders_draw_from_the_model(decoder):
   """Whole images of 3 codes out of 4, with guidance, against their enumerated distribution."""
   config = dataclasses.replace(CONFIG, height=1, width=3, num_codes=4, text_size=9)
