@@ -79,7 +79,7 @@ REPORTS = {
     'cool_sd': 'python -m experiments.papers.cool_sd',
     'lantern': 'python -m experiments.papers.lantern',
     'cspd': 'python -m experiments.papers.cspd',
-    'against_mar': 'python -m experiments.against_mar --repo=mar --images=1',
+    'against_mar': 'python -m experiments.against_mar --repo=mar',
     'against_nextstep': 'python -m experiments.against_nextstep --repo=NextStep-1',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     'continuous_windows': 'python -m experiments.continuous_windows',
