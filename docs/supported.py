@@ -1,4 +1,4 @@
-"""What of the library works on the published models: tried on their targets, without numbers."""
+"""The features that published models support, tried on their targets without numbers."""
 
 import dataclasses
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""What the tests verify of published models: their marks, read without running them.
+"""The levels at which tests verify published models, from marks that are read without running.
 
 A test with `@pytest.mark.verifies('parity', 'emu3')` is the evidence of a level for families of
 published files (`checkpoints_conversion.rules.FAMILIES`). The tables of models show these marks, so

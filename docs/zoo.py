@@ -40,11 +40,11 @@ def costs() -> str:
 
 
 def licence(page: str) -> str:
-  """Returns the licence of the weights of a page's models, and others of networks beside them."""
+  """Returns the licence of the weights of a page's models, and those of their other networks."""
   target, others = sizes.FILES[page]
   own = rules.FAMILIES[target].licence
-  beside = {rules.FAMILIES[name].licence for name in others} - {'', own}
-  return '; '.join([own, *(f'image tokenizer: {other}' for other in sorted(beside))])
+  additional = {rules.FAMILIES[name].licence for name in others} - {'', own}
+  return '; '.join([own, *(f'image tokenizer: {other}' for other in sorted(additional))])
 
 
 def fewest(page: str, *, lossless: bool) -> str:

@@ -46,8 +46,8 @@ def test_launches_of_a_token(decoder, times, ceiling):
 
 
 def test_a_call_of_windows_draws_its_drafts_in_one_kernel():
-  found = _figures('windows(window=8)')
+  figures = _figures('windows(window=8)')
   # One before the first call of the loop, and one in the loop, which counts once.
-  drafts = [kernel for kernel in found.kernels if kernel.scope == 'draft_loop']
+  drafts = [kernel for kernel in figures.kernels if kernel.scope == 'draft_loop']
   assert [kernel.times for kernel in drafts if kernel.name.startswith('pallas_call')] == [1, 1]
-  assert sum(kernel.times for kernel in found.kernels) <= 240
+  assert sum(kernel.times for kernel in figures.kernels) <= 240

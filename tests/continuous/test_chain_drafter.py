@@ -74,7 +74,7 @@ def test_without_an_old_chain_the_last_answer_is_extrapolated(name):
 
 
 def learned(schedule, bias, index):
-  """What is learned from a call at kernels 1 to `index`, of chains with another `bias`."""
+  """The predictions before and after a call at kernels 1 to `index` of chains with a `bias`."""
   old, new = normal(0, NUM, LEVELS, SIZE), normal(1, NUM, LEVELS, SIZE)
   rho, before = started(schedule, old)
   true = head(schedule, new, bias)
