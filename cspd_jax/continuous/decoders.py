@@ -32,8 +32,8 @@ from cspd_jax.continuous.verifiers.path_test import DEFAULT_ETA, path_test
 DEFAULT_DRAFT_LENGTH = 2
 DEFAULT_BLOCK_LENGTH = 8
 DEFAULT_WINDOW = 8
-# Drafts of a chain per call of the head.
-DEFAULT_WINDOW_KERNELS = 16
+# Levels per draft of a chain that `windows` verifies in a call of the head.
+_LEVELS_PER_DRAFT = 12
 # Share of the tokens that the target decodes alone before there are drafts.
 DEFAULT_PREFIX_SHARE = 0.15
 
@@ -118,7 +118,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
 
 def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None = None,
             schedule: Schedule | int | None = None, *,
-            kernels_per_call: int = DEFAULT_WINDOW_KERNELS, rho: np.ndarray | None = None,
+            kernels_per_call: int | None = None, rho: np.ndarray | None = None,
             guidance: str = 'linear') -> Decoder:
   """Decodes windows of tokens in parallel until they do not change; see `coupled_chains`.
 
@@ -131,7 +131,8 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     num_iter: as for `mar`; the tokens of a step are committed together.
     schedule: as for `mar`; its last kernel must have noise.
     kernels_per_call: drafts of every chain that the head is evaluated at together, where chains
-      have left those of the last round; at most all levels are used.
+      have left those of the last round; at most all levels are used. By default a twelfth of the
+      levels: 8 of 100, 4 of 50.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
     guidance: as for `mar`.
 
@@ -140,6 +141,8 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
   """
   size, schedule = target.num_tokens, target.as_schedule(schedule)
   schedule_lib.check_length('window', window, size)
+  if kernels_per_call is None:
+    kernels_per_call = max(1, schedule.num_levels // _LEVELS_PER_DRAFT)
   schedule_lib.check_whole('kernels_per_call', kernels_per_call)
   rho = speculative_head.check(schedule, min(kernels_per_call, schedule.num_levels), rho)
   if not np.all(np.isfinite(schedule.min_log_variance)):

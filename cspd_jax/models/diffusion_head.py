@@ -8,11 +8,14 @@ number of rows of a modulation: three per block, and two for the output.
 """
 
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from cspd_jax.models import exact_product
 
 NORM_EPS = 1e-6
 _TIME_FEATURES = 256
@@ -23,6 +26,13 @@ _XAVIER = nn.initializers.xavier_uniform()
 def num_parts(num_layers: int) -> int:
   """Returns `M`, the rows of a modulation."""
   return 3 * num_layers + 2
+
+
+def outputs(out: jax.Array, token_dim: int) -> tuple[jax.Array, jax.Array]:
+  """Splits the output of the last layer `[N, C or 2 C]` into noise and variance, both `[N, C]`."""
+  if out.shape[1] == token_dim:
+    return out, jnp.zeros_like(out)
+  return out[:, :token_dim], out[:, token_dim:]
 
 
 class Head(nn.Module):
@@ -45,9 +55,11 @@ class Head(nn.Module):
 
   def setup(self):
     width, zeros = self.width, nn.initializers.zeros
+    exact: Any = dict(dtype=jnp.float32, promote_dtype=exact_product.promote_dtype,
+                      dot_general=exact_product.dot_general)
 
     def dense(features, init=_XAVIER):
-      return nn.Dense(features, kernel_init=init, dtype=jnp.float32)
+      return nn.Dense(features, kernel_init=init, **exact)
 
     def norm(**options):
       return nn.LayerNorm(
@@ -61,7 +73,7 @@ class Head(nn.Module):
     self.condition = dense(width)
     # One matrix for all blocks and the output: one product, without a concatenation of kernels.
     self.modulation = nn.DenseGeneral(
-        (num_parts(self.num_layers), width), kernel_init=zeros, dtype=jnp.float32)
+        (num_parts(self.num_layers), width), kernel_init=zeros, **exact)
     self.norm = layers(norm)
     self.mlp_in, self.mlp_out = (layers(lambda: dense(width)) for _ in range(2))
     self.out_norm = norm(use_scale=False, use_bias=False)
@@ -91,11 +103,7 @@ class Head(nn.Module):
       inner = norm(h) * (1 + scale) + shift
       h = h + gate * mlp_out(jax.nn.silu(mlp_in(inner)))
     shift, scale = row(-2), row(-1)
-    out = self.out(self.out_norm(h) * (1 + scale) + shift)
-    if not self.learned_variance:
-      return out, jnp.zeros_like(out)
-    eps, v = jnp.split(out, 2, axis=-1)
-    return eps, v
+    return outputs(self.out(self.out_norm(h) * (1 + scale) + shift), self.token_dim)
 
   def __call__(
       self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:

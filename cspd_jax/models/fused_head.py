@@ -1,4 +1,4 @@
-"""MAR's diffusion head for few states on NVIDIA GPUs: one kernel per matrix.
+"""The diffusion head for few states on NVIDIA GPUs: one kernel per matrix.
 
 The kernels of the diffusion head are short, so on a GPU most of the time goes into launching them.
 XLA runs the layer norm, activation and gate next to a product as separate kernels, four or five per
@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from cspd_jax.core import kernel_check
-from cspd_jax.models import diffusion_head
+from cspd_jax.models import diffusion_head, exact_product
 
 Params = Any
 
@@ -30,6 +30,8 @@ _VARIABLE = 'CSPD_JAX_HEAD'
 _MAX_STATES = 64
 # States and columns that one thread block computes: the smallest size that Triton multiplies.
 _TILE = 16
+# Lengths of a token: of MAR and NextStep-1. Inputs have whole tiles and are a power of two.
+_TOKEN_DIMS = _TILE, 4 * _TILE
 # Inputs that it multiplies at a time.
 _CHUNK = 256
 # Warps, of 32 threads each, of a thread block.
@@ -40,7 +42,7 @@ _TOLERANCE = 1e-4
 
 def fits(states: int, width: int, token_dim: int) -> bool:
   """Whether the kernels support this number of states and a diffusion head of these sizes."""
-  return states <= _MAX_STATES and width % _CHUNK == 0 and token_dim == _TILE
+  return states <= _MAX_STATES and width % _CHUNK == 0 and token_dim in _TOKEN_DIMS
 
 
 def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array, *,
@@ -60,9 +62,8 @@ def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array, *
   for i in range(parts // 3):
     inner = layer(h, params[f'mlp_in_{i}'], part=3 * i, norm=params[f'norm_{i}'], silu=True)
     h = layer(inner, params[f'mlp_out_{i}'], part=3 * i + 2, onto=h)
-  out = layer(h, params['out'], part=parts - 2, norm={})
-  eps, v = jnp.split(out[:x.shape[0]], 2, axis=-1)
-  return eps, v
+  out = layer(h, params['out'], part=parts - 2, norm={})[:x.shape[0]]
+  return diffusion_head.outputs(out, x.shape[1])
 
 
 def _layer(x: jax.Array, dense: Params, *, row: jax.Array, modulation: jax.Array, interpret: bool,
@@ -134,8 +135,7 @@ def _kernel(refs: Mapping[str, Any], out: Any, part: int, normed: bool, silu: bo
         x = (x * refs['norm_scale'][chunk(k)].astype(jnp.float32)
              + refs['norm_bias'][chunk(k)].astype(jnp.float32))
       x = x * (1 + modulation(part + 1, chunk(k))) + modulation(part, chunk(k))
-    kernel = refs['kernel'][pl.ds(k * size, size), columns].astype(jnp.float32)
-    return total + jnp.dot(x, kernel, precision=jax.lax.Precision.HIGHEST)
+    return total + _product(x, refs['kernel'][pl.ds(k * size, size), columns])
 
   y = jax.lax.fori_loop(0, width // size, step, jnp.zeros((_TILE, _TILE), jnp.float32))
   y += refs['bias'][columns].astype(jnp.float32)
@@ -145,6 +145,15 @@ def _kernel(refs: Mapping[str, Any], out: Any, part: int, normed: bool, silu: bo
     gate = modulation(part, pl.program_id(1) * _TILE + jnp.arange(_TILE))
     y = refs['onto'][pl.ds(first, _TILE), columns] + gate * y
   out[pl.ds(first, _TILE), columns] = y
+
+
+def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Multiplies float32 inputs and a tile of a matrix at full precision; see `exact_product`."""
+  if kernel.dtype != jnp.bfloat16:
+    return jnp.dot(x, kernel.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+  low, middle, high = (jnp.dot(part, kernel, preferred_element_type=jnp.float32)
+                       for part in exact_product.parts(x))
+  return low + middle + high
 
 
 @functools.cache
@@ -161,19 +170,29 @@ def is_available() -> bool:
 
 
 def difference(device: jax.Device, interpret: bool = False) -> float:
-  """Largest difference between `apply` and `Head` on a small example, run on a device."""
+  """Largest difference between `apply` and `Head` on two small examples, run on a device.
+
+  One is a head like those of MAR with float32 matrices, the other one like NextStep-1's with
+  bfloat16 matrices.
+  """
+  return max(_difference(device, interpret, *example) for example in (
+      (_TOKEN_DIMS[0], True, jnp.float32), (_TOKEN_DIMS[1], False, jnp.bfloat16)))
+
+
+def _difference(device: jax.Device, interpret: bool, token_dim: int, learned_variance: bool,
+                dtype: Any) -> float:
   width, layers = 2 * _CHUNK, 1
-  head = diffusion_head.Head(width, layers, _TILE)
+  head = diffusion_head.Head(width, layers, token_dim, learned_variance)
   rng = np.random.default_rng(0)
   normal = lambda shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
   shapes = jax.eval_shape(lambda: head.init(
-      jax.random.key(0), jnp.zeros((1, _TILE)), jnp.zeros(1, int), jnp.zeros((1, _TILE))))
+      jax.random.key(0), jnp.zeros((1, token_dim)), jnp.zeros(1, int), jnp.zeros((1, _TILE))))
   params = jax.tree.map(
-      lambda leaf: normal(leaf.shape) / (leaf.shape[0]**0.5 if leaf.ndim > 1 else 1),
+      lambda leaf: (normal(leaf.shape) / (leaf.shape[0]**0.5 if leaf.ndim > 1 else 1)).astype(dtype),
       shapes['params'])
   # More states than a tile, some of which share a modulation.
   states, row = _TILE + 2, rng.integers(0, 5, _TILE + 2)
-  arguments = normal((states, _TILE)), 0.3 * normal((5, 3 * layers + 2, width)), row
+  arguments = normal((states, token_dim)), 0.3 * normal((5, 3 * layers + 2, width)), row
   plain = functools.partial(head.apply, method='apply_modulated')
   with jax.default_device(device), jax.default_matmul_precision('highest'):
     actual = jax.jit(functools.partial(apply, interpret=interpret))(params, *arguments)

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import base
 from cspd_jax.core import fields
-from cspd_jax.models import conditions, diffusion_head, fused_head
+from cspd_jax.models import conditions, diffusion_head, target_head
 
 Params = Any
 
@@ -86,6 +86,11 @@ class MARConfig:
   def latent_channels(self) -> int:
     """Channels of the image tokenizer's latents."""
     return self.token_dim // self.patch_size**2
+
+  @property
+  def head(self) -> diffusion_head.Head:
+    """The diffusion head."""
+    return diffusion_head.Head(self.head_width, self.head_layers, self.token_dim)
 
 
 # The published models with their diffusion heads.
@@ -161,7 +166,7 @@ class MAR(nn.Module):
     self.decoder_layers = [Block(c.num_heads, self.dropout) for _ in range(c.num_layers)]
     self.decoder_norm = nn.LayerNorm(epsilon=_NORM_EPS, use_fast_variance=False)
     self.z_positions = self.param('z_positions', _TABLE, (1, c.num_tokens, c.dim))
-    self.head = diffusion_head.Head(c.head_width, c.head_layers, c.token_dim)
+    self.head = c.head
 
   def encode(
       self, labels: jax.Array, drop: jax.Array, tokens: jax.Array, visible: jax.Array,
@@ -227,15 +232,6 @@ class MAR(nn.Module):
     """Predicts noise and variance; see `continuous.base.Target.denoise`."""
     return self.head(x, step, z)
 
-  def modulate(self, step: jax.Array, z: jax.Array) -> jax.Array:
-    """Runs the part of `denoise` that is independent of the state; see `base.Modulation`."""
-    return self.head.modulate(step, z)
-
-  def denoise_modulated(self, x: jax.Array, modulation: jax.Array, row: jax.Array
-                        ) -> tuple[jax.Array, jax.Array]:
-    """Runs the rest of `denoise`, with the result of `modulate`."""
-    return self.head.apply_modulated(x, modulation, row)
-
   def __call__(self, labels, drop, tokens, visible):
     z = self.transform(labels, drop, tokens, visible)
     return self.denoise(tokens[:, 0], jnp.zeros(labels.shape, jnp.int32), z[:, 0])
@@ -274,31 +270,10 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
         jnp.tile(visible, (streams, 1)), method='transform')
     return z.reshape(streams, -1, *z.shape[1:])
 
-  def full_precision(method: str) -> Callable[..., Any]:
-    """Returns a method of the diffusion head that runs float32 products at full precision.
-
-    Accelerators use a lower precision by default, and the first denoising step multiplies an error
-    of the noise by 316.
-    """
-    def run(params: Params, *args: jax.Array) -> Any:
-      with jax.default_matmul_precision('highest'):
-        return model.apply({'params': params}, *args, method=method)
-    return run
-
-  plain = full_precision('denoise_modulated')
-
-  def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array
-            ) -> tuple[jax.Array, jax.Array]:
-    fits = fused_head.fits(x.shape[0], config.head_width, config.token_dim)
-    if fits and fused_head.is_available():
-      fused = lambda params, *args: fused_head.apply(params['head'], *args)
-      return jax.lax.platform_dependent(params, x, modulation, row, cuda=fused, default=plain)
-    return plain(params, x, modulation, row)
-
   return base.Target(
-      transform=transform, denoise=full_precision('denoise'), num_tokens=config.num_tokens,
+      transform=transform, denoise=target_head.denoise(config.head), num_tokens=config.num_tokens,
       token_dim=config.token_dim, num_streams=streams,
-      modulation=base.Modulation(full_precision('modulate'), apply), sizes=_sizes(config),
+      modulation=target_head.modulation(config.head), sizes=_sizes(config),
       check_condition=functools.partial(
           conditions.check_class_labels, num_classes=config.num_classes))
 

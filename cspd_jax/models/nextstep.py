@@ -17,7 +17,6 @@ window, `T` of tokens of an image, `C` the length of a token and `D` the width o
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +24,15 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import base, schedule as schedule_lib
 from cspd_jax.core import fields
-from cspd_jax.models import causal, conditions, decoder_only, diffusion_head, kl_vae, transformer
+from cspd_jax.models import (
+  causal,
+  conditions,
+  decoder_only,
+  diffusion_head,
+  kl_vae,
+  target_head,
+  transformer,
+)
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.rope import sequence_rope
 
@@ -160,13 +167,11 @@ def target(config: NextStepConfig, *, guided: bool) -> base.Target:
     guidance leads away from; without guidance it is ignored.
   """
   streams = 2 if guided else 1
-  denoise, make, apply = (_full_precision(config, name) for name in (
-      '__call__', 'modulate', 'apply_modulated'))
   return base.Target(
-      transform=None, denoise=denoise, num_tokens=config.num_tokens, token_dim=config.token_dim,
-      num_streams=streams, check_condition=lambda condition: conditions.check_prompt(
-          condition, streams, config.vocab_size),
-      modulation=base.Modulation(make, apply), cached=_cached(config, streams),
+      transform=None, denoise=target_head.denoise(config.head), num_tokens=config.num_tokens,
+      token_dim=config.token_dim, num_streams=streams, check_condition=lambda condition: (
+          conditions.check_prompt(condition, streams, config.vocab_size)),
+      modulation=target_head.modulation(config.head), cached=_cached(config, streams),
       make_schedule=config.schedule, num_levels=config.num_levels, sizes=_sizes(config))
 
 
@@ -251,16 +256,6 @@ def unpatchify(config: NextStepConfig, tokens: jax.Array) -> jax.Array:
 
 def _linear(params: Params, x: jax.Array) -> jax.Array:
   return x.astype(params['kernel'].dtype) @ params['kernel'] + params['bias']
-
-
-def _full_precision(config: NextStepConfig, method: str) -> Callable[..., Any]:
-  """Returns a method of the flow head that runs float32 products at full precision."""
-  @functools.wraps(getattr(diffusion_head.Head, method))
-  def run(params: Params, *args: jax.Array) -> Any:
-    with jax.default_matmul_precision('highest'):
-      return config.head.apply({'params': params['head']}, *args, method=method)
-
-  return run
 
 
 def _rope(config: NextStepConfig) -> Any:

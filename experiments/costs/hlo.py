@@ -200,6 +200,27 @@ def parse(text: str) -> Module:
   return Module(computations, entry, _frames(text))
 
 
+def as_computation(module: Module, computation: Computation, instruction: Instruction
+                   ) -> Computation:
+  """Returns the computation of a fusion; for others, a computation with just this instruction."""
+  if instruction.opcode == 'fusion':
+    return module.computations[instruction.called[0]]
+  parts = {}
+  for i, name in enumerate(instruction.operands):
+    arrays = computation.instructions[name].arrays
+    parts[str(i)] = Instruction(str(i), 'parameter', arrays, (), str(i), '')
+  arrays = instruction.arrays
+  if instruction.opcode in ('copy-start', 'slice-start'):
+    # Besides the copy they return their operand and a token.
+    arrays = arrays[:1] if instruction.opcode == 'copy-start' else arrays[-2:-1]
+  if instruction.opcode == 'custom-call' and len(arrays) > 1:
+    arrays = tuple(array for array in arrays if array.dtype != 's8')  # Without scratch space.
+  opcode = instruction.opcode.removesuffix('-start')
+  parts['root'] = instruction._replace(
+      name='root', opcode=opcode, arrays=arrays, operands=tuple(parts))
+  return Computation('', parts, 'root')
+
+
 def _computation(name: str, lines: Iterator[str]) -> Computation:
   instructions, root = {}, ''
   for line in lines:

@@ -2,9 +2,9 @@
 
 The layers of a model are alike, so the figures of all layers are extrapolated from programs with
 few layers and with one layer more. The time of a kernel is its launch plus the longer of its memory
-traffic at the device's bandwidth and its matrix products at the device's peak rate. True times are
-shorter where a cache of the device holds the result of one kernel for the next, and longer because
-no device reaches its stated rates.
+traffic at the device's bandwidth and its matrix products at the device's peak rate for their types.
+True times are shorter where a cache of the device holds the result of one kernel for the next, and
+longer because no device reaches its stated rates.
 
 Also reads the step compression of decoders, on which their speed-up depends, from measured reports.
 """
@@ -111,7 +111,8 @@ def figures(round_: rounds.Round, accelerator: devices.Accelerator, temporaries:
     if kernel.moves and kernel.written >= LARGE:
       copies[kernel.arrays, kernel.source] += kernel.times
     streaming = kernel.bytes / accelerator.bandwidth
-    multiplying = kernel.flops / accelerator.flops
+    multiplying = sum(count / (accelerator.flops * accelerator.rates.get(arithmetic, 1))
+                      for arithmetic, count in kernel.products.items())
     seconds['launches'] += launches * accelerator.kernel_seconds
     seconds['products' if multiplying > streaming else 'bytes'] += (
         kernel.times * max(streaming, multiplying))

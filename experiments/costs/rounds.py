@@ -5,10 +5,10 @@ when the sampling options are off.
 """
 
 import pathlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.costs import hlo, traffic as traffic_lib
+from experiments.costs import hlo, products, traffic as traffic_lib
 
 # Operations that return their operand without a kernel, and constants without a kernel.
 _PASSING = frozenset((
@@ -73,7 +73,7 @@ class Kernel(NamedTuple):
     source: the source line, such as 'models/causal.py:180'.
     arrays: types and shapes of its results.
     moved: traffic, one entry per operand and result.
-    flops: multiplications and additions of its matrix products.
+    products: multiplications and additions of its matrix products, by arithmetic; see `products`.
     times: number of runs in a round.
     moves: whether it only copies numbers to a new array.
     overlapped: whether it is a copy that runs in parallel with kernels and has no launch itself.
@@ -85,7 +85,7 @@ class Kernel(NamedTuple):
   source: str
   arrays: str
   moved: tuple[Moved, ...]
-  flops: float
+  products: Mapping[str, float]
   times: float
   moves: bool
   overlapped: bool = False
@@ -94,6 +94,11 @@ class Kernel(NamedTuple):
   def bytes(self) -> float:
     """Bytes that one run moves."""
     return sum(array.read + array.written for array in self.moved)
+
+  @property
+  def flops(self) -> float:
+    """Multiplications and additions of its matrix products."""
+    return sum(self.products.values())
 
   @property
   def written(self) -> float:
@@ -262,7 +267,7 @@ class _Walk:
       self.kernels.append(Kernel(
           instruction.name, _part(lines), _scope(instruction, lines), _innermost(lines),
           ', '.join(map(str, instruction.arrays[:len(traffic.written)])), tuple(moved),
-          traffic_lib.flops(self.module, computation, instruction), times, moves, overlapped))
+          products.of(self.module, computation, instruction), times, moves, overlapped))
     return tuple(results) if len(results) > 1 else results[0]
 
   def _lines(self, computation: hlo.Computation, instruction: hlo.Instruction) -> list[hlo.Line]:

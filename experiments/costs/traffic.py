@@ -1,4 +1,4 @@
-"""Memory traffic and FLOPs of one instruction of a compiled program.
+"""Memory traffic of one instruction of a compiled program.
 
 The model: an instruction reads the required part of its operands once and writes its results once.
 An update of a part of an operand that the instruction returns is written in place. Fused attention
@@ -7,12 +7,10 @@ image.
 """
 
 import collections
-import math
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from experiments.costs import hlo
+from experiments.costs import hlo, products
 
 # Operations that move numbers without computing any.
 _MOVES = frozenset((
@@ -24,9 +22,9 @@ _SLICES = ('slice', 'dynamic-slice', 'gather')
 _UPDATES = ('dynamic-update-slice', 'scatter')
 # The name of cuDNN's fused attention, and the indices of keys and values among its operands.
 _FUSED_ATTENTION, _KEYS_AND_VALUES = '__cudnn$fmha', slice(1, 3)
-# The name of the kernels of `models.fused_head`. Their first operand has one number per state; from
-# a table, their only operand of three dimensions, they read two rows per state.
-_TRITON, _ROWS_OF_TABLE = '__gpu$xla.gpu.triton', 2
+# The first operand of the kernels of `models.fused_head` has one number per state; from a table,
+# their only operand of three dimensions, they read two rows per state.
+_ROWS_OF_TABLE = 2
 # Operations that need the same share of their operands as is needed of their result.
 _SHARED = ('reduce', 'dot', 'convolution', 'concatenate', 'pad', 'reduce-window', 'transpose',
            'reshape', 'copy', 'bitcast', 'convert')
@@ -47,7 +45,7 @@ class Traffic(NamedTuple):
 
 def of(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> Traffic:
   """Returns the memory traffic of an instruction of a computation."""
-  return _inside(module, _as_computation(module, computation, instruction))
+  return _inside(module, hlo.as_computation(module, computation, instruction))
 
 
 def only_moves(module: hlo.Module, instruction: hlo.Instruction) -> bool:
@@ -69,7 +67,7 @@ def is_split_product(module: hlo.Module, computation: hlo.Computation,
   name = instruction.name
   users = [user for user in computation.instructions.values() if name in user.operands]
   return bool(users) and all(_adds_up(module, user, name) for user in users) and (
-      flops(module, computation, instruction) > 0)
+      sum(products.of(module, computation, instruction).values()) > 0)
 
 
 def _adds_up(module: hlo.Module, user: hlo.Instruction, name: str) -> bool:
@@ -82,40 +80,6 @@ def _adds_up(module: hlo.Module, user: hlo.Instruction, name: str) -> bool:
   parameter = inner.parameters()[user.operands.index(name)].name
   readers = [part for part in inner.instructions.values() if parameter in part.operands]
   return bool(readers) and all(_adds_up(module, part, parameter) for part in readers)
-
-
-def flops(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction) -> float:
-  """Returns the multiplications and additions of the matrix products of an instruction."""
-  inner = _as_computation(module, computation, instruction).instructions
-  total = 0.0
-  for part in inner.values():
-    library = re.search('gemm|matmul', part.text('custom_call_target') or '')
-    if part.opcode in ('dot', 'convolution') or library:
-      total += _product(inner, part)
-    elif part.opcode == 'fusion':
-      total += flops(module, computation, part)
-  return total
-
-
-def _as_computation(module: hlo.Module, computation: hlo.Computation, instruction: hlo.Instruction
-                    ) -> hlo.Computation:
-  """Returns the computation of a fusion; for others, a computation with just this instruction."""
-  if instruction.opcode == 'fusion':
-    return module.computations[instruction.called[0]]
-  parts = {}
-  for i, name in enumerate(instruction.operands):
-    arrays = computation.instructions[name].arrays
-    parts[str(i)] = hlo.Instruction(str(i), 'parameter', arrays, (), str(i), '')
-  arrays = instruction.arrays
-  if instruction.opcode in ('copy-start', 'slice-start'):
-    # Besides the copy they return their operand and a token.
-    arrays = arrays[:1] if instruction.opcode == 'copy-start' else arrays[-2:-1]
-  if instruction.opcode == 'custom-call' and len(arrays) > 1:
-    arrays = tuple(array for array in arrays if array.dtype != 's8')  # Without scratch space.
-  opcode = instruction.opcode.removesuffix('-start')
-  parts['root'] = instruction._replace(
-      name='root', opcode=opcode, arrays=arrays, operands=tuple(parts))
-  return hlo.Computation('', parts, 'root')
 
 
 def _inside(module: hlo.Module, computation: hlo.Computation) -> Traffic:
@@ -178,7 +142,7 @@ def _needs(module: hlo.Module, instructions: dict[str, hlo.Instruction],
       # Arrays in another memory have no bytes here; their count does not matter.
       whole = sum(array.bytes for array in parameter.arrays)
       yield name, share * size(name) * (read / whole if whole else 1)
-  elif instruction.text('custom_call_target') == _TRITON:
+  elif instruction.text('custom_call_target') == products.TRITON:
     states = size(operands[0])
     for name in operands:
       dims = instructions[name].arrays[0].dims
@@ -200,40 +164,3 @@ def _reads_live_slots(instruction: hlo.Instruction) -> bool:
 def _count(instruction: hlo.Instruction) -> int:
   """Returns the number of elements of all results of an instruction, at least 1."""
   return max(1, sum(array.size for array in instruction.arrays))
-
-
-def _product(instructions: dict[str, hlo.Instruction], product: hlo.Instruction) -> float:
-  """Returns the multiplications and additions of a matrix product."""
-  left, right = (instructions[name].arrays[0] for name in product.operands[:2])
-  out = product.arrays[0]
-  if product.opcode == 'convolution':  # Programs for TPUs contain all products in this form.
-    return 2 * _convolved(product, left, right, out)
-  contracted = product.numbers('lhs_contracting_dims')
-  if product.opcode == 'custom-call':
-    match = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', product.attributes)
-    contracted = [int(number) for number in re.findall(r'\d+', match[1] if match else '')]
-  return 2 * out.size * math.prod(left.dims[i] for i in contracted)
-
-
-def _convolved(convolution: hlo.Instruction, left: hlo.Array, right: hlo.Array, out: hlo.Array
-               ) -> int:
-  """Returns the number of pairs of numbers that a convolution multiplies.
-
-  Batches and attention heads of a product are spatial dimensions, dilated or padded so that most of
-  a window covers padding, which does not count.
-  """
-  labels = re.findall(r'dim_labels=(\w+)_(\w+)->(\w+)', convolution.attributes)[0]
-  spatial = ''.join(sorted(set(labels[0]) - set('bf')))
-  window = re.search(r'window=\{([^}]*)\}', convolution.attributes)
-  options = dict(re.findall(r'(\w+)=(\S+)', window[1] if window else ''))
-  pairs = out.size // math.prod(out.dims[labels[2].index(axis)] for axis in spatial)
-  pairs *= right.dims[labels[1].index('i')]
-  for number, axis in enumerate(spatial):
-    stride, before, dilation, spread = (
-        int(options[name].split('x')[number].split('_')[0]) if name in options else default
-        for name, default in (('stride', 1), ('pad', 0), ('lhs_dilate', 1), ('rhs_dilate', 1)))
-    last = (left.dims[labels[0].index(axis)] - 1) * dilation
-    positions = (i * stride + j * spread - before for i in range(out.dims[labels[2].index(axis)])
-                 for j in range(right.dims[labels[1].index(axis)]))
-    pairs *= sum(0 <= position <= last and position % dilation == 0 for position in positions)
-  return pairs

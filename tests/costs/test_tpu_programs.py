@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from experiments.costs import devices, hlo, predicted, rounds, traffic
+from experiments.costs import devices, hlo, predicted, products, rounds
 
 _TEXT = textwrap.dedent('''\
     HloModule jit_decode, is_scheduled=true
@@ -149,4 +149,5 @@ def test_products_are_convolutions(left, right, out, attributes, expected):
       }}
       '''))
   computation = module.computations['main']
-  assert traffic.flops(module, computation, computation.instructions['x']) == expected
+  product = products.of(module, computation, computation.instructions['x'])
+  assert product == {products.BFLOAT16: expected}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.models import fused_head, mar
+from cspd_jax.models import fused_head, mar, nextstep
 
 _CONFIG = mar.MARConfig(height=2, width=2, dim=8, num_layers=1, num_heads=2, head_width=256,
                         head_layers=1, num_classes=2, buffer_size=1)
@@ -19,7 +19,8 @@ def _fresh():
 
 
 def test_the_kernels_compute_what_the_head_does():
-  # With states in two tiles, the second of them not full, and inputs in two chunks.
+  # With states in two tiles, the second of them not full, and inputs in two chunks; matrices in
+  # float32 and bfloat16.
   assert fused_head.difference(jax.devices()[0], interpret=True) < 1e-5
 
 
@@ -50,7 +51,7 @@ def test_few_states_on_gpus_take_the_kernels(monkeypatch):
 
 
 def test_published_heads_fit_and_others_need_not():
-  for config in mar.PRESETS.values():
+  for config in (*mar.PRESETS.values(), *nextstep.PRESETS.values()):
     assert fused_head.fits(2, config.head_width, config.token_dim)
   assert not fused_head.fits(2, 300, 16) and not fused_head.fits(2, 256, 12)
 

@@ -1,0 +1,58 @@
+"""Products of float32 arrays and bfloat16 matrices: exact parts, and where they are used."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.models import diffusion_head, exact_product
+
+
+@pytest.fixture(name='x', scope='module')
+def _x():
+  rng = np.random.default_rng(0)
+  scale = 10.0 ** rng.integers(-20, 20, (64, 96))
+  return jnp.asarray(rng.standard_normal((64, 96)) * scale, jnp.float32)
+
+
+@pytest.mark.parametrize('jit', [False, True])
+def test_parts_have_the_sum(x, jit):
+  low, middle, high = (jax.jit if jit else lambda f: f)(exact_product.parts)(x)
+  assert {part.dtype for part in (low, middle, high)} == {jnp.dtype(jnp.bfloat16)}
+  total = sum(np.float64(part) for part in (low, middle, high))
+  np.testing.assert_array_equal(total, np.float64(x))
+  assert np.abs(np.float64(high) - np.float64(x)).max() > 0  # Two parts would not be enough.
+  assert np.any(np.float64(high) + np.float64(middle) != np.float64(x))
+
+
+def test_the_product_of_parts_has_the_precision_of_float32():
+  rng = np.random.default_rng(1)
+  x = jnp.asarray(rng.standard_normal((2, 5, 512)), jnp.float32)
+  kernel = jnp.asarray(rng.standard_normal((512, 3, 32)), jnp.bfloat16)
+  expected = np.tensordot(np.float64(x), np.float64(kernel), 1)
+  dims = ((2,), (0,)), ((), ())
+  actual = {name: np.float64(jax.jit(product)(x, kernel)) for name, product in dict(
+      split=exact_product._split, plain=lambda x, k: exact_product.dot_general(x, k, dims),
+      rounded=lambda x, k: jnp.tensordot(x.astype(jnp.bfloat16), k, 1,
+                                         preferred_element_type=jnp.float32)).items()}
+  error = {name: np.abs(product - expected).max() for name, product in actual.items()}
+  assert error['split'] < 1e-4 and error['plain'] < 1e-4 < 0.01 < error['rounded']
+
+
+def _lowered(dtype, platform):
+  head = diffusion_head.Head(32, 1, 16)
+  shapes = jax.eval_shape(lambda: head.init(
+      jax.random.key(0), jnp.zeros((1, 16)), jnp.zeros(1, int), jnp.zeros((1, 8))))
+  params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
+  shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.float32)
+  traced = jax.jit(head.apply).trace(params, shape(2, 16), shape(2), shape(2, 8))
+  text = traced.lower(lowering_platforms=(platform,)).as_text()
+  products = [line.split(':')[-1] for line in text.splitlines() if 'dot_general' in line]
+  return {'bf16' if 'bf16' in line else 'f32' for line in products}
+
+
+@pytest.mark.parametrize('platform,expected', [('cuda', {'bf16'}), ('tpu', {'bf16'}),
+                                               ('cpu', {'f32'})])
+def test_bfloat16_matrices_are_multiplied_in_bfloat16_on_accelerators(platform, expected):
+  assert _lowered(jnp.bfloat16, platform) == expected
+  assert _lowered(jnp.float32, platform) == {'f32'}
