@@ -89,9 +89,11 @@ def device_rates(session: Session) -> devices.Accelerator:
   bandwidth = session.attempt('bandwidth of the memory', roofline.copy_bandwidth)
   flops = session.attempt('rate of matrix products', roofline.matrix_rate)
   on_gpu = jax.default_backend() == 'gpu'
+  # Of products in other arithmetic, relative to the measured rate.
+  rates = devices.ACCELERATORS['h200'].rates if on_gpu else {}
   accelerator = devices.Accelerator(
       bandwidth or 1.0, flops or 1.0, _GPU_LAUNCH if on_gpu else 0.0, 0, 0, jax.default_backend(),
-      '', ())
+      '', (), rates)
   print(f'{jax.devices()[0].device_kind}: {1e-9 * accelerator.bandwidth:.0f} GB/s copied, '
         f'{1e-12 * accelerator.flops:.1f} TFLOP/s', flush=True)
   return accelerator

@@ -8,7 +8,6 @@ number of rows of a modulation: three per block, and two for the output.
 """
 
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -55,8 +54,8 @@ class Head(nn.Module):
 
   def setup(self):
     width, zeros = self.width, nn.initializers.zeros
-    exact: Any = dict(dtype=jnp.float32, promote_dtype=exact_product.promote_dtype,
-                      dot_general=exact_product.dot_general)
+    exact = dict(dtype=jnp.float32, promote_dtype=exact_product.promote_dtype,
+                 dot_general=exact_product.dot_general)
 
     def dense(features, init=_XAVIER):
       return nn.Dense(features, kernel_init=init, **exact)

@@ -58,6 +58,6 @@ def _split(x: jax.Array, kernel: jax.Array) -> jax.Array:
   """Multiplies the three parts of `x` in one product, and adds the results."""
   product = jax.lax.dot_general(
       jnp.stack(parts(x)), kernel, (((x.ndim,), (0,)), ((), ())),
-      preferred_element_type=jnp.float32)
+      precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32)
   low, middle, high = product
   return low + middle + high

@@ -151,8 +151,9 @@ def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
   """Multiplies float32 inputs and a tile of a matrix at full precision; see `exact_product`."""
   if kernel.dtype != jnp.bfloat16:
     return jnp.dot(x, kernel.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
-  low, middle, high = (jnp.dot(part, kernel, preferred_element_type=jnp.float32)
-                       for part in exact_product.parts(x))
+  low, middle, high = (
+      jnp.dot(part, kernel, precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32)
+      for part in exact_product.parts(x))
   return low + middle + high
 
 
@@ -187,9 +188,9 @@ def _difference(device: jax.Device, interpret: bool, token_dim: int, learned_var
   normal = lambda shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
   shapes = jax.eval_shape(lambda: head.init(
       jax.random.key(0), jnp.zeros((1, token_dim)), jnp.zeros(1, int), jnp.zeros((1, _TILE))))
+  scale = lambda leaf: leaf.shape[0]**-0.5 if leaf.ndim > 1 else 1
   params = jax.tree.map(
-      lambda leaf: (normal(leaf.shape) / (leaf.shape[0]**0.5 if leaf.ndim > 1 else 1)).astype(dtype),
-      shapes['params'])
+      lambda leaf: (scale(leaf) * normal(leaf.shape)).astype(dtype), shapes['params'])
   # More states than a tile, some of which share a modulation.
   states, row = _TILE + 2, rng.integers(0, 5, _TILE + 2)
   arguments = normal((states, token_dim)), 0.3 * normal((5, 3 * layers + 2, width)), row

@@ -18,7 +18,6 @@ that of the diffusion head.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn

@@ -16,7 +16,6 @@ window, `T` of tokens of an image, `C` the length of a token and `D` the width o
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax

@@ -1,4 +1,4 @@
-"""The diffusion head of a decoding target: at full precision, and in fused kernels where they fit."""
+"""The diffusion head of a decoding target: at full precision, in fused kernels if they fit."""
 
 from collections.abc import Callable
 from typing import Any

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.costs import devices, hlo, predicted, rounds, traffic
+from experiments.costs import devices, hlo, predicted, products, rounds, traffic
 
 # A loop that reads a weight, updates a cache of [2,8] in place, copies another of [4,1024,128] and
 # chooses a branch; and a loop of three turns inside of it. The first copy has no line.
@@ -107,6 +107,55 @@ def test_figures(found):
   assert whole.weights == 2048 + 10 * 952 and whole.kernels['verifier'] == 20
   assert whole.kernels['target'] == one.kernels['target'] + 10 * (5 - one.kernels['target'])
   assert list(whole.copies.values()) == [2 - 20]
+
+
+@pytest.mark.parametrize('kind,attributes,arithmetic', [
+    ('bf16', '', products.BFLOAT16), ('s8', '', products.INT8), ('f32', '', products.FLOAT32),
+    ('f32', ', operand_precision={highest,highest}', products.FULL)])
+@pytest.mark.parametrize('opcode', ['dot', 'custom-call'])
+def test_arithmetic_of_products(kind, attributes, arithmetic, opcode):
+  if opcode == 'custom-call':
+    attributes = (', custom_call_target="__cublas$gemm", backend_config={"dot_dimension_numbers":'
+                  '{"lhs_contracting_dimensions":["1"]},"precision_config":{"operand_precision":'
+                  f'["{"HIGHEST" if attributes else "DEFAULT"}"]}}}}')
+  module = hlo.parse(textwrap.dedent(f'''\
+      ENTRY %main (x: {kind}[8,16], w: {kind}[16,32]) -> f32[8,32] {{
+        %x = {kind}[8,16]{{1,0}} parameter(0)
+        %w = {kind}[16,32]{{1,0}} parameter(1)
+        ROOT %y = f32[8,32]{{1,0}} {opcode}(%x, %w), lhs_contracting_dims={{1}}, \
+      rhs_contracting_dims={{0}}{attributes}
+      }}
+      '''))
+  computation = module.computations['main']
+  found = products.of(module, computation, computation.instructions['y'])
+  assert found == {arithmetic: 2 * 8 * 16 * 32}
+
+
+@pytest.mark.parametrize('kind,expected', [
+    ('f32', {products.FULL: 2 * 16 * 64 * 32}), ('bf16', {products.BFLOAT16: 6 * 16 * 64 * 32})])
+def test_products_of_the_fused_head(kind, expected):
+  module = hlo.parse(textwrap.dedent(f'''\
+      ENTRY %main (r: s32[2], x: f32[2,64], w: {kind}[64,32], b: f32[32]) -> f32[16,32] {{
+        %r = s32[2]{{0}} parameter(0)
+        %x = f32[2,64]{{1,0}} parameter(1)
+        %w = {kind}[64,32]{{1,0}} parameter(2)
+        %b = f32[32]{{0}} parameter(3)
+        ROOT %y = f32[16,32]{{1,0}} custom-call(%r, %x, %w, %b), \
+      custom_call_target="__gpu$xla.gpu.triton", backend_config={{name = "head_layer"}}
+      }}
+      '''))
+  computation = module.computations['main']
+  assert products.of(module, computation, computation.instructions['y']) == expected
+
+
+def test_products_take_as_long_as_their_arithmetic(found):
+  device = devices.Accelerator(1e9, 1e6, 0, 0, 0, '', '', (), {products.FULL: 0.1})
+  kernel = _kernel(found, 'product')
+  figures = lambda arithmetic: predicted.figures(found._replace(kernels=[
+      kernel._replace(products={arithmetic: 1000.0})]), device)
+  assert figures(products.BFLOAT16).seconds['products'] == pytest.approx(1e-3)
+  assert figures(products.FULL).seconds['products'] == pytest.approx(1e-2)
+  assert figures(products.FULL).flops == 1000
 
 
 def test_a_program_without_a_loop():

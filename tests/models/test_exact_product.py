@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import products
 import pytest
 
 from cspd_jax.models import diffusion_head, exact_product
@@ -39,20 +40,16 @@ def test_the_product_of_parts_has_the_precision_of_float32():
   assert error['split'] < 1e-4 and error['plain'] < 1e-4 < 0.01 < error['rounded']
 
 
-def _lowered(dtype, platform):
+@pytest.mark.parametrize('platform', ['cuda', 'tpu', 'cpu'])
+def test_bfloat16_matrices_are_multiplied_in_bfloat16_on_accelerators(platform):
   head = diffusion_head.Head(32, 1, 16)
   shapes = jax.eval_shape(lambda: head.init(
       jax.random.key(0), jnp.zeros((1, 16)), jnp.zeros(1, int), jnp.zeros((1, 8))))
-  params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
   shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.float32)
-  traced = jax.jit(head.apply).trace(params, shape(2, 16), shape(2), shape(2, 8))
-  text = traced.lower(lowering_platforms=(platform,)).as_text()
-  products = [line.split(':')[-1] for line in text.splitlines() if 'dot_general' in line]
-  return {'bf16' if 'bf16' in line else 'f32' for line in products}
-
-
-@pytest.mark.parametrize('platform,expected', [('cuda', {'bf16'}), ('tpu', {'bf16'}),
-                                               ('cpu', {'f32'})])
-def test_bfloat16_matrices_are_multiplied_in_bfloat16_on_accelerators(platform, expected):
-  assert _lowered(jnp.bfloat16, platform) == expected
-  assert _lowered(jnp.float32, platform) == {'f32'}
+  for dtype in (jnp.float32, jnp.bfloat16):
+    params = jax.tree.map(lambda leaf, dtype=dtype: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
+    with jax.default_matmul_precision('highest'):
+      found = products.lowered(
+          head.apply, params, shape(2, 16), shape(2), shape(2, 8), platform=platform)
+    split = dtype == jnp.bfloat16 and platform != 'cpu'
+    assert found == [products.BFLOAT16 if split else products.FLOAT32] * 8

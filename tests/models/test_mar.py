@@ -31,10 +31,12 @@ is lost in float32 rounding for tokens many deviations away, as an untrained hea
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import products
 import published
 import pytest
 
@@ -198,26 +200,32 @@ def test_without_guidance_there_is_one_stream(params, images):
   assert jax.eval_shape(_TARGETS[False].transform, params, *images).shape == (1, 3, 64, 64)
 
 
-def test_the_head_is_float32_in_full_precision_whatever_the_dtype(params):
-  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+@pytest.mark.parametrize('dtype,platform,expected', [
+    (jnp.float32, 'cpu', products.FLOAT32), (jnp.bfloat16, 'cpu', products.FLOAT32),
+    (jnp.float32, 'cuda', products.FLOAT32), (jnp.bfloat16, 'cuda', products.BFLOAT16)])
+def test_the_head_is_float32_in_full_precision_whatever_the_dtype(
+    params, dtype, platform, expected):
+  params = jax.tree.map(lambda x: x.astype(dtype), params)
   target = _TARGETS[False]
-  x, z = jnp.ones((2, 16)), jnp.ones((2, 64), jnp.bfloat16)
+  x, z = jnp.ones((2, 16)), jnp.ones((2, 64), dtype)
+  found = functools.partial(products.lowered, platform=platform)
   with jax.default_matmul_precision('default'):
     # As a whole, and in the two parts that decoders run.
-    whole = jax.make_jaxpr(target.denoise)(half, x, jnp.arange(2), z)
-    make, shapes = jax.make_jaxpr(target.modulation.make, return_shape=True)(
-        half, jnp.arange(3), z)
+    whole = found(target.denoise, params, x, jnp.arange(2), z)
+    make = found(target.modulation.make, params, jnp.arange(3), z)
+    shapes = jax.eval_shape(target.modulation.make, params, jnp.arange(3), z)
     assert shapes.shape == (2, 3, 3 * CONFIG.head_layers + 2, CONFIG.head_width)
     rows = jax.ShapeDtypeStruct((6, *shapes.shape[2:]), shapes.dtype)
-    apply = jax.make_jaxpr(target.modulation.apply)(half, x, rows, jnp.arange(2))
+    apply = found(target.modulation.apply, params, x, rows, jnp.arange(2))
+    results = jax.eval_shape(target.modulation.apply, params, x, rows, jnp.arange(2))
   blocks = CONFIG.head_layers
-  for jaxpr, num in ((whole, 6 + 2 * blocks), (make, 4), (apply, 2 + 2 * blocks)):
-    products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == 'dot_general']
-    assert len(products) == num
-    for eqn in products:
-      assert set(eqn.params['precision']) == {jax.lax.Precision.HIGHEST}
-      assert all(var.aval.dtype == jnp.float32 for var in eqn.invars)
-    assert {var.aval.dtype for var in jaxpr.jaxpr.outvars} == {np.dtype('float32')}
+  assert whole == [expected] * (6 + 2 * blocks)
+  assert make == [expected] * 4 and apply == [expected] * (2 + 2 * blocks)
+  assert {leaf.dtype for leaf in (shapes, *results)} == {np.dtype('float32')}
+
+
+def test_the_transformer_has_the_dtype_of_its_parameters(params):
+  half, target = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params), _TARGETS[False]
   shape = jax.eval_shape(target.transform, half, jnp.zeros(2, int), jnp.zeros((2, 64, 16)),
                          jnp.ones((2, 64), bool))
   assert shape.dtype == jnp.bfloat16

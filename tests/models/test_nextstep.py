@@ -32,6 +32,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import products
 import published
 import pytest
 
@@ -257,12 +258,9 @@ def test_the_head_is_float32_in_full_precision_in_a_bfloat16_model(params):
   target = _TARGETS[True]
   x, z = jnp.ones((2, 16)), jnp.ones((2, 64), jnp.bfloat16)
   with jax.default_matmul_precision('default'):
-    whole = jax.make_jaxpr(target.denoise)(half, x, jnp.zeros(2), z)
-  products = [eqn for eqn in whole.eqns if eqn.primitive.name == 'dot_general']
-  assert len(products) == 6 + 2 * CONFIG.head_layers
-  for eqn in products:
-    assert set(eqn.params['precision']) == {jax.lax.Precision.HIGHEST}
-    assert all(var.aval.dtype == jnp.float32 for var in eqn.invars)
+    for platform, expected in (('cpu', products.FLOAT32), ('cuda', products.BFLOAT16)):
+      found = products.lowered(target.denoise, half, x, jnp.zeros(2), z, platform=platform)
+      assert found == [expected] * (6 + 2 * CONFIG.head_layers)
   prompt = Prompt(np.zeros((3, 2, 4), int), np.ones((3, 2, 4), bool))
   first, cache = jax.eval_shape(lambda: target.cached.prefill(half, prompt, 9))
   z, _ = jax.eval_shape(lambda: target.cached.score(
