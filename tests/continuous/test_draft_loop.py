@@ -2,17 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from cspd_jax.continuous import draft_loop
-
-
-@pytest.fixture(name='fresh')
-def _fresh():
-  draft_loop.is_available.cache_clear()
-  yield
-  draft_loop.is_available.cache_clear()
 
 
 def test_the_kernel_computes_what_the_loop_does():
@@ -46,24 +38,3 @@ def test_tokens_of_a_power_of_two_take_the_kernel_on_gpus(monkeypatch):
   assert 'platform_index' not in _traced(1) and 'platform_index' not in _traced(12)
   monkeypatch.setattr(draft_loop, 'is_available', lambda: False)
   assert 'platform_index' not in _traced(16)
-
-
-def test_where_there_is_no_gpu_none_is_asked(fresh):
-  assert not draft_loop.is_available()
-
-
-def test_the_plain_loop_can_be_asked_for(fresh, monkeypatch):
-  monkeypatch.setattr(jax, 'local_devices', lambda backend: [jax.devices()[0]])
-  monkeypatch.setattr(draft_loop, 'difference', lambda device: 0.0)
-  assert draft_loop.is_available()
-  draft_loop.is_available.cache_clear()
-  monkeypatch.setenv('CSPD_JAX_HEAD', 'plain')
-  assert not draft_loop.is_available()
-
-
-def test_a_loop_that_is_off_is_not_used(fresh, monkeypatch):
-  monkeypatch.setattr(jax, 'local_devices', lambda backend: [jax.devices()[0]])
-  for wrong in (1e-3, np.nan):
-    draft_loop.is_available.cache_clear()
-    monkeypatch.setattr(draft_loop, 'difference', lambda device, wrong=wrong: wrong)
-    assert not draft_loop.is_available()

@@ -14,13 +14,6 @@ def _normal(seed, *shape):
   return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
-@pytest.fixture(name='fresh')
-def _fresh():
-  attention.is_available.cache_clear()
-  yield
-  attention.is_available.cache_clear()
-
-
 def test_attention_is_softmax_over_what_is_visible():
   query, keys, values = _normal(0, 2, 3, 4, 6), _normal(1, 2, 2, 5, 6), _normal(2, 2, 2, 5, 6)
   mask = np.random.default_rng(3).random((2, 3, 5)) < 0.5
@@ -84,57 +77,3 @@ def test_fused_attention_is_chosen_by_platform(monkeypatch):
   assert chosen not in _traced(jnp.bfloat16, width=12)
   monkeypatch.setattr(attention, 'is_available', lambda: False)
   assert chosen not in _traced(jnp.bfloat16)
-
-
-def test_where_there_is_no_gpu_none_is_asked(fresh):
-  assert not attention.is_available()
-
-
-class _Gpus:
-  """A process that has a device which `difference` says something of."""
-
-  def __init__(self, monkeypatch, says):
-    monkeypatch.setattr(jax, 'local_devices', lambda backend: [jax.devices()[0]])
-    monkeypatch.setattr(attention, 'difference', says)
-
-
-@pytest.mark.parametrize('found, available', [(1e-3, True), (0.5, False), (np.nan, False)])
-def test_a_gpu_is_used_if_it_agrees(monkeypatch, fresh, found, available):
-  _Gpus(monkeypatch, lambda device: found)
-  # While a program is traced, as in use.
-  jax.make_jaxpr(lambda x: x if attention.is_available() == available else None)(1.0)
-  assert attention.is_available() == available
-
-
-def test_a_gpu_that_cannot_is_not_used(monkeypatch, fresh, caplog):
-  def fail(device):
-    raise RuntimeError('cuDNN is not detected.')
-  _Gpus(monkeypatch, fail)
-  with caplog.at_level('WARNING', logger='absl'):
-    assert not attention.is_available()
-  assert 'cuDNN is not detected' in caplog.text
-
-
-def test_plain_attention_can_be_asked_for(monkeypatch, fresh):
-  _Gpus(monkeypatch, lambda device: 0.0)
-  monkeypatch.setenv('CSPD_JAX_ATTENTION', 'plain')
-  assert not attention.is_available()
-  attention.is_available.cache_clear()
-  monkeypatch.setenv('CSPD_JAX_ATTENTION', 'fused')
-  with pytest.raises(ValueError, match='CSPD_JAX_ATTENTION'):
-    attention.is_available()
-
-
-def test_the_trial_stands_outside_of_traces(monkeypatch, fresh):
-  trial = functools.partial(attention.difference, implementation='xla')
-  _Gpus(monkeypatch, trial)
-
-  @jax.jit
-  def traced(x):
-    def body(carry):
-      assert attention.is_available()
-      return carry + 1
-    with jax.numpy_dtype_promotion('strict'), jax.default_matmul_precision('highest'):
-      return jax.lax.while_loop(lambda carry: carry < 3, body, x)
-
-  assert traced(0) == 3

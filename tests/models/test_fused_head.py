@@ -11,13 +11,6 @@ _CONFIG = mar.MARConfig(height=2, width=2, dim=8, num_layers=1, num_heads=2, hea
                         head_layers=1, num_classes=2, buffer_size=1)
 
 
-@pytest.fixture(name='fresh')
-def _fresh():
-  fused_head.is_available.cache_clear()
-  yield
-  fused_head.is_available.cache_clear()
-
-
 def test_the_kernels_compute_what_the_head_does():
   # With states in two tiles, the second of them not full, and inputs in two chunks; matrices in
   # float32 and bfloat16.
@@ -54,20 +47,3 @@ def test_published_heads_fit_and_others_need_not():
   for config in (*mar.PRESETS.values(), *nextstep.PRESETS.values()):
     assert fused_head.fits(2, config.head_width, config.token_dim)
   assert not fused_head.fits(2, 300, 16) and not fused_head.fits(2, 256, 12)
-
-
-def test_where_there_is_no_gpu_none_is_asked(fresh):
-  assert not fused_head.is_available()
-
-
-def test_the_plain_head_can_be_asked_for(fresh, monkeypatch):
-  monkeypatch.setattr(jax, 'local_devices', lambda backend: [jax.devices()[0]])
-  monkeypatch.setattr(fused_head, 'difference', lambda device: 0.0)
-  assert fused_head.is_available()
-  fused_head.is_available.cache_clear()
-  monkeypatch.setenv('CSPD_JAX_HEAD', 'plain')
-  assert not fused_head.is_available()
-  fused_head.is_available.cache_clear()
-  monkeypatch.setenv('CSPD_JAX_HEAD', 'fast')
-  with pytest.raises(ValueError, match='CSPD_JAX_HEAD'):
-    fused_head.is_available()
