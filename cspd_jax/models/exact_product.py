@@ -55,9 +55,12 @@ def dot_general(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precisi
 
 
 def _split(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """Multiplies the three parts of `x` in one product, and adds the results."""
-  product = jax.lax.dot_general(
-      jnp.stack(parts(x)), kernel, (((x.ndim,), (0,)), ((), ())),
+  """Multiplies the three parts of `x`, and adds the results."""
+  product = lambda x: jax.lax.dot_general(
+      x, kernel, (((x.ndim - 1,), (0,)), ((), ())),
       precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32)
-  low, middle, high = product
+  if kernel.ndim == 2:  # One kernel for all parts.
+    low, middle, high = product(jnp.stack(parts(x)))
+  else:  # Results larger than their inputs: one of them is added as it is computed.
+    low, middle, high = map(product, parts(x))
   return low + middle + high
