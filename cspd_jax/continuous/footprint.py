@@ -11,7 +11,7 @@ from cspd_jax.continuous.base import Stage, Target
 from cspd_jax.continuous.context import BLOCK
 
 # A product and its sum with the bias, or a row of a table and the copy that the head reads: the
-# compiled head has two arrays of a modulation's size at the same time. (An accelerator adds a third,
+# compiled head has two arrays of a modulation's size at the same time. (An accelerator has a third,
 # of at most `head.MODULATION_BYTES`, if matrices are bfloat16: see `models.exact_product`.)
 _COPIES = 2
 
