@@ -39,6 +39,8 @@ def _compiled(model: str, measured: str) -> str:
 REPORTS = {
     'compare_cpu': 'cspd-compare --all',
     'compare_mar': 'cspd-compare --config=configs/compare/mar_demo.py --all',
+    'compare_causal': "cspd-compare --model=causal_demo --decoder='mar,exact_head,"
+                      "windows(window=2),windows(window=4),windows(window=8)'",
     'kinds': 'python -m experiments.topologies --config=configs/kinds.py',
     'overhead': 'python -m experiments.overhead',
     'tune': 'cspd-tune --dry_run',
@@ -230,6 +232,9 @@ TABLES: dict[str, Table] = {
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('target_passes', 'draft_passes', 'head_calls', 'head_rows'),
         'speed-up': '{speedup:.2f}x', 'draws from': '{distribution}'})),
+    'compare_causal': Table('compare_causal', _of({
+        'decoder': '`{specification}`',
+        **_measured('rounds', 'head_calls', 'head_rows'), 'speed-up': '{speedup:.2f}x'})),
     'overhead': Table('overhead', _own),
     'tune': Table('tune', _own),
     'refill': Table('refill', _own),
