@@ -145,9 +145,9 @@ def _assumed(config: NextStepConfig, specified: Collection[str]) -> list[str]:
 
 def sampling(config: NextStepConfig) -> Mapping[str, family.Defaults]:
   """Returns the options of the official examples."""
-  options = {'guidance_scale': 7.5, 'temperature': 1.0, 'decoder': 'mar(guidance=constant)'}
+  options = {'guidance_scale': 7.5, 'temperature': 1.0, 'decoder': 'mar'}
   if config.last_step is None:
-    options |= {'decoder': 'mar(guidance=constant, last_noise=True)', 'contexts': 'nextstep_1_1'}
+    options |= {'decoder': 'mar(last_noise=True)', 'contexts': 'nextstep_1_1'}
   return {'pictures': options}
 
 

@@ -27,7 +27,7 @@ def get_config() -> CausalRecipe:
       target=NextStepConfig(
           height=8, width=8, vocab_size=VOCABULARY, latent_channels=4, patch_size=2, dim=192,
           num_layers=5, num_heads=3, num_kv_heads=3, ffn_dim=512, head_width=128, head_layers=3,
-          rope_base=1e4, token_norm=False),
+          rope_base=1e4, token_norm=False, guidance='linear'),
       target_train=FlowTrainConfig(OptimizerConfig(
           num_steps=2400, batch_size=24, learning_rate=1.5e-3, weight_decay=0.05, ema_decay=0.99)),
       guidance_scale=3.0, num_train_images=8192)

@@ -1,8 +1,9 @@
-"""The continuous engine: decoders of masked bidirectional models with a diffusion head."""
+"""The continuous engine: decoders of models of continuous tokens with a diffusion head."""
 
 from typing import TYPE_CHECKING
 
 from cspd_jax.continuous.base import (
+  Cached,
   Context,
   Draft,
   Drafter,
@@ -12,7 +13,7 @@ from cspd_jax.continuous.base import (
   Verdict,
   Verifier,
 )
-from cspd_jax.continuous.context import BLOCK, TRUE
+from cspd_jax.continuous.context import BLOCK, CACHED, TRUE
 from cspd_jax.continuous.head import HeadSampler, ancestral
 from cspd_jax.continuous.loop import Decoder, State, make_decoder
 from cspd_jax.continuous.result import Decoded
@@ -28,8 +29,8 @@ if TYPE_CHECKING:  # Type checkers read the functions, not the table.
 globals().update({name: entry.build for name, entry in DECODERS.items()})
 
 __all__ = [
-    'BLOCK', 'TRUE', 'Context', 'Decoded', 'Decoder', 'Draft', 'Drafter', 'Env', 'HeadSampler',
-    'Modulation', 'Sampling', 'Schedule', 'State', 'Target', 'Verdict', 'Verifier', 'ancestral',
-    'make_decoder', 'speculative']
+    'BLOCK', 'CACHED', 'TRUE', 'Cached', 'Context', 'Decoded', 'Decoder', 'Draft', 'Drafter', 'Env',
+    'HeadSampler', 'Modulation', 'Sampling', 'Schedule', 'State', 'Target', 'Verdict', 'Verifier',
+    'ancestral', 'make_decoder', 'speculative']
 # A statement of its own: mkdocstrings warns of names in a list that it cannot read.
 __all__ += list(DECODERS)

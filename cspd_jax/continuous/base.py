@@ -94,12 +94,14 @@ class Target(NamedTuple):
     num_tokens: `T`.
     token_dim: `C`.
     num_streams: `S`; 2 if the model runs a null condition for guidance.
-    check_condition: `condition -> None`; raises ValueError for a condition that the model does
-      not support. Called on concrete values only.
+    check_condition: `condition -> [B]` bool: which rows the model supports; None for all of them.
+      Raises ValueError for a condition of a wrong shape or dtype and, if its values are concrete,
+      for a row that is not supported. It must trace.
     modulation: `denoise` in two parts; None if it has no such parts.
     cached: the causal transformer; None for a masked model.
     make_schedule: `num_levels -> Schedule`, the levels of the head.
     num_levels: the default number of levels.
+    guidance: the default guidance schedule, one of `schedule.GUIDANCE_SCHEDULES`.
     sizes: of intermediate results; zeros if they are not available, which makes estimates of memory
       lower bounds.
   """
@@ -109,11 +111,12 @@ class Target(NamedTuple):
   num_tokens: int
   token_dim: int
   num_streams: int = 1
-  check_condition: Callable[[Condition], None] = lambda condition: None
+  check_condition: Callable[[Condition], Any] = lambda condition: None
   modulation: Modulation | None = None
   cached: Cached | None = None
   make_schedule: Callable[[int], Schedule] = schedule_lib.make
   num_levels: int = schedule_lib.DEFAULT_LEVELS
+  guidance: str = 'linear'
   sizes: Sizes = Sizes()
 
   def as_schedule(self, schedule: Schedule | int | None) -> Schedule:
@@ -291,7 +294,7 @@ class Stage(NamedTuple):
     context: which tokens the target sees.
     drafter: where drafts come from; None if the target samples alone.
     guidance_of_last: whether all tokens of a round have the guidance scale of its last one, as in
-      MAR's sampler; else each has that of its own step.
+      MAR's sampler; else each has that of its own step. Rounds must end at `stops` then.
     steps: the ranks at which autoregressive steps end, ascending. The tokens of a step see those of
       earlier steps. None for steps of one token.
   """

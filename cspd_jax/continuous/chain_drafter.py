@@ -13,7 +13,8 @@ kernels are narrow and drafts fail most often.
 
 Drafts are often made for several levels at which the head was evaluated at another chain only. How
 much the last answer differs from its prediction is then added to the predicted noise of all later
-levels, where it is about the same.
+levels, where it is about the same. This requires a call whose `L` states are all of one chain; a
+chain with fewer drafts is complete after the call unless one of them failed.
 
 A token without an old chain has no such answers. It is drafted as in `head_drafter`.
 
@@ -27,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import head as head_lib, head_drafter, schedule as schedule_lib
+from cspd_jax.continuous import arrays, head as head_lib, head_drafter, schedule as schedule_lib
 from cspd_jax.continuous.coupling import Gaussian
 from cspd_jax.continuous.head_drafter import Frozen
 from cspd_jax.continuous.schedule import Schedule
@@ -82,8 +83,8 @@ def start(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, first: ja
     exist: `[N]` which tokens have an old chain.
   """
   frozen = head_drafter.frozen_start(first)
-  return _where(exist, _close(schedule, x, true),
-                _extrapolated(schedule, rho, temperature, frozen))
+  return arrays.where(exist, _close(schedule, x, true),
+                      _extrapolated(schedule, rho, temperature, frozen))
 
 
 def learn(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, predicted: Predicted,
@@ -114,13 +115,13 @@ def learn(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, predicted
   carried = predicted._replace(
       offset=predicted.offset + weight[::-1, None] * error[:, None])
   behind = jnp.arange(levels) > last.index[:, None]
-  later = _where(exist, carried, _extrapolated(schedule, rho, temperature, frozen))
-  return _where(called, _close(schedule, x, true), _where(behind, later, predicted))
+  later = arrays.where(exist, carried, _extrapolated(schedule, rho, temperature, frozen))
+  return arrays.where(called, _close(schedule, x, true), arrays.where(behind, later, predicted))
 
 
 def _close(schedule: Schedule, x: jax.Array, true: Gaussian) -> Predicted:
   """Predicts from the true kernels at states `x` of the same level, all `[N, K, C]`."""
-  if np.isnan(schedule.alpha_bar[0]):
+  if schedule.is_flow:
     time = schedule.steps
     token = time / (time**2 + (1 - time)**2)
   else:
@@ -144,9 +145,3 @@ def _extrapolated(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, f
 def _by_kernel(table: np.ndarray) -> jax.Array:
   """Returns the entries `[K, 1]` of a table `[K]` of levels, by kernel."""
   return jnp.asarray(table[::-1, None], jnp.float32)
-
-
-def _where(condition: jax.Array, a: Predicted, b: Predicted) -> Predicted:
-  """Selects between predictions `[N, K]` by `condition` `[N]` or `[N, K]`."""
-  wide = condition.reshape(len(condition), -1, 1)
-  return jax.tree.map(lambda a, b: jnp.where(wide, a, b), a, b)

@@ -26,13 +26,14 @@ References: the reflection coupling of denoising kernels is in De Bortoli et al.
 Diffusion Models via Speculative Sampling, 2025 (arXiv:2501.05370), for drafts of a single chain.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import (
+  arrays,
   chain_drafter,
   coupling,
   draft_loop,
@@ -157,12 +158,12 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     index = jnp.sum(order[:, None] <= jnp.arange(length)[:, None], axis=2)
     here = jnp.minimum(index, levels - 1)
     before = _before(first, drafts.chains)
-    x = _take(before, here)
+    x = arrays.take(before, here)
     kernel = head_lib.kernel(target, schedule, params, batch, x, levels - 1 - here)
-    by_kernel = lambda leaf: _take(leaf, jnp.clip(order, 1, length) - 1)
+    by_kernel = lambda leaf: arrays.take(leaf, jnp.clip(order, 1, length) - 1)
     true = Gaussian(by_kernel(kernel.mean), by_kernel(kernel.std))
     last = chain_drafter.Last(
-        index[:, -1], x[:, -1], _take(drafts.chains.kernels.mean, here[:, -1:])[:, 0],
+        index[:, -1], x[:, -1], arrays.take(drafts.chains.kernels.mean, here[:, -1:])[:, 0],
         jax.tree.map(lambda leaf: leaf[:, -1], kernel))
     predicted = chain_drafter.learn(schedule, rho, batch.temperature, state.predicted, old.exist,
                                     called, before, true, last)
@@ -175,12 +176,6 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
 def _before(first: jax.Array, chains: Chains) -> jax.Array:
   """Returns the states `[N, K, C]` before the kernels; `first` `[N, C]` is that of the first."""
   return jnp.concatenate([first[:, None], chains.states[:, :-1]], axis=1)
-
-
-def _take(leaf: jax.Array, index: jax.Array) -> jax.Array:
-  """Returns the entries `[N, n, ...]` of `leaf` `[N, m, ...]` at `index` `[N, n]`."""
-  return jnp.take_along_axis(
-      leaf, index.reshape(*index.shape, *(1,) * (leaf.ndim - 2)), axis=1)
 
 
 def _follow(target: Target, schedule: Schedule, rho: np.ndarray, params: Params,
@@ -216,7 +211,7 @@ def _draft(first: jax.Array, old: Chains, noise: Noise, follow: Walked, state: S
   """
   shape = old.states.shape
   final = jnp.arange(shape[1]) < state.index[:, None]
-  choose = lambda a, b: _where(final, a, b)
+  choose = lambda a, b: arrays.where(final, a, b)
   settled = Moved(choose(state.walked.chains.states, follow.chains.states),
                   choose(state.walked.kept, follow.kept))
   followed = draft_loop.follow(first, draft_loop.Steps(
@@ -225,7 +220,7 @@ def _draft(first: jax.Array, old: Chains, noise: Noise, follow: Walked, state: S
   chains = follow.chains._replace(states=followed.x)
   predicted = chain_drafter.kernel(state.predicted, _before(first, chains))
   kernels = choose(state.walked.chains.kernels,
-                   _where(followed.parted, predicted, follow.chains.kernels))
+                   arrays.where(followed.parted, predicted, follow.chains.kernels))
   return Drafts(chains._replace(kernels=kernels), followed.kept, followed.parted)
 
 
@@ -248,15 +243,9 @@ def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: 
   failed = first(called & ~moved.kept)
   index = jnp.where(failed < levels, failed + 1, first(drafts.parted & ~called))
   # Beyond `index` nothing is final, and the next drafts replace it.
-  chains = chains._replace(states=_where(called, moved.x, chains.states),
-                           kernels=_where(called, true, chains.kernels))
+  chains = chains._replace(states=arrays.where(called, moved.x, chains.states),
+                           kernels=arrays.where(called, true, chains.kernels))
   return State(index, state.predicted, Walked(
       chains, drafts.kept & (moved.kept | ~called),
       state.walked.calls + jnp.any(called, axis=1),
       state.walked.rows + target.num_streams * jnp.sum(called, axis=1, dtype=jnp.int32)))
-
-
-def _where(condition: jax.Array, a: Any, b: Any) -> Any:
-  """Selects between two trees of leaves `[N, ...]` by `condition`, their first axes."""
-  return jax.tree.map(lambda a, b: jnp.where(
-      condition.reshape(*condition.shape, *(1,) * (a.ndim - condition.ndim)), a, b), a, b)

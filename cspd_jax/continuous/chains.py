@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous.coupling import Gaussian
-from cspd_jax.continuous.schedule import Schedule
 
 
 class Chains(NamedTuple):
@@ -52,7 +51,7 @@ class Memory(NamedTuple):
     return moved._replace(exist=moved.exist & (index < width))
 
 
-def empty(schedule: Schedule, token_dim: int, *shape: int) -> Chains:
+def empty(num_levels: int, token_dim: int, *shape: int) -> Chains:
   """Returns chains of `shape` that do not exist."""
-  states = jnp.zeros((*shape, schedule.num_levels, token_dim), jnp.float32)
+  states = jnp.zeros((*shape, num_levels, token_dim), jnp.float32)
   return Chains(states, Gaussian(states, jnp.ones_like(states)), jnp.zeros(shape, bool))

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import noise as noise_lib
+from cspd_jax.continuous import arrays, noise as noise_lib, schedule as schedule_lib
 
 # Proposals per pass.
 TRIALS_PER_PASS = 8
@@ -43,6 +43,7 @@ def check_eta(eta: float) -> None:
 
 def check_max_trials(max_trials: int) -> None:
   """Raises ValueError unless there is at least one proposal, and separate noise for each."""
+  schedule_lib.check_whole('max_trials', max_trials)
   if not 1 <= max_trials <= noise_lib.MAX_TRIALS:
     raise ValueError(f'max_trials is {max_trials}; a residual draw needs at least 1 proposal, and '
                      f'there is noise for {noise_lib.MAX_TRIALS}.')
@@ -213,7 +214,8 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
     last = jnp.minimum(num, max_trials - index * num) - 1
     chosen = jnp.where(any_accepted, jnp.argmax(accepted, axis=1), last)
     draws = jax.tree.map(
-        lambda old, new: _where(pending, _select(new, chosen), old), draws, proposals)
+        lambda old, new: arrays.where(pending, arrays.take(new, chosen[:, None])[:, 0], old), draws,
+        proposals)
     trials = trials + jnp.where(pending, chosen + 1, 0)
     return index + 1, pending & ~any_accepted, draws, trials
 
@@ -224,12 +226,3 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
       lambda carry: jnp.any(carry[1]) & (carry[0] * num < max_trials), one_pass, carry)
   _, missed, draws, trials = carry
   return draws, trials, missed
-
-
-def _select(leaf, index):
-  """Returns entry `index` `[N]` of `leaf` `[N, R, ...]`, `[N, ...]`."""
-  return jax.vmap(lambda row, i: row[i])(leaf, index)
-
-
-def _where(condition, new, old):
-  return jnp.where(condition.reshape(condition.shape + (1,) * (new.ndim - 1)), new, old)

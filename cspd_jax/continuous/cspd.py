@@ -45,7 +45,7 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
                schedule: Schedule | int | None = None, *,
                max_trials: int = coupling.DEFAULT_TRIALS,
                prefix_share: float = DEFAULT_PREFIX_SHARE, aligned: bool = True,
-               guidance: str = 'linear') -> Decoder:
+               guidance: str | None = None) -> Decoder:
   """Algorithm 1: true contexts, an end at the first rejection, Sigma (equation 4).
 
   The residual loop, unbounded in the paper, ends after `max_trials` proposals.
@@ -64,7 +64,7 @@ def cspd_released(
     schedule: Schedule | int | None = None, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
     kappa: float = DEFAULT_KAPPA, sigma: str = 'inverted', max_trials: int = 100,
     zero_fallback: bool = True, guidance_of_last: bool = True, block_context: bool = True,
-    keep_after_reject: bool = True, aligned: bool = True, guidance: str = 'linear') -> Decoder:
+    keep_after_reject: bool = True, aligned: bool = True, guidance: str | None = None) -> Decoder:
   """The released code, with one option for every departure from the paper.
 
   Args:
@@ -97,7 +97,7 @@ def cspd_relaxed(
     target: Target, draft: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
     schedule: Schedule | int | None = None, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
     kappa: float = DEFAULT_KAPPA, block_context: bool = True, aligned: bool = True,
-    guidance: str = 'linear') -> Decoder:
+    guidance: str | None = None) -> Decoder:
   """A simple test that bounds the error, in blocks as in the released code or with true contexts.
 
   Args:
@@ -137,7 +137,7 @@ def expected_speedup(cost: float, block_length: int) -> float:
 
 def _block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_length: int,
                    schedule: Schedule | int | None, prefix_share: float, block_context: bool,
-                   guidance_of_last: bool, guidance: str) -> Decoder:
+                   guidance_of_last: bool, guidance: str | None) -> Decoder:
   """Returns a decoder that verifies whole blocks and approximates a decoder without drafts."""
   size = target.num_tokens
   (_, prefix), *blocks = schedule_lib.blocks(size, block_length, prefix_share)

@@ -16,6 +16,7 @@ from cspd_jax.continuous import (
   coupling,
   drafters,
   head as head_lib,
+  noise as noise_lib,
   schedule as schedule_lib,
   speculative_head,
 )
@@ -39,14 +40,15 @@ DEFAULT_PREFIX_SHARE = 0.15
 
 
 def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | None = None, *,
-        guidance: str = 'linear', last_noise: bool = False) -> Decoder:
+        guidance: str | None = None, last_noise: bool = False) -> Decoder:
   """Decodes as MAR does: in random order, few tokens per step at first and many at the end.
 
   Args:
     target: the model.
     num_iter: autoregressive steps; one token per step by default.
     schedule: the levels of the head, or their number; by default those of the model.
-    guidance: 'linear', as in the paper's results, or 'constant', as in the released demo.
+    guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
+      NextStep-1; by default that of the model.
     last_noise: whether the last kernel adds its noise. It does not in MAR; the distribution with
       noise is the one that `exact_path` samples.
 
@@ -60,7 +62,7 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
 
 def exact_head(target: Target, kernels_per_call: int | None = None,
                num_iter: int | None = None, schedule: Schedule | int | None = None, *,
-               rho: np.ndarray | None = None, guidance: str = 'linear') -> Decoder:
+               rho: np.ndarray | None = None, guidance: str | None = None) -> Decoder:
   """Decodes as `mar` does, with a speculative head.
 
   Args:
@@ -82,7 +84,7 @@ def exact_head(target: Target, kernels_per_call: int | None = None,
 
 def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
              schedule: Schedule | int | None = None, *,
-             prefix_share: float | None = DEFAULT_PREFIX_SHARE, guidance: str = 'linear',
+             prefix_share: float | None = DEFAULT_PREFIX_SHARE, guidance: str | None = None,
              last_noise: bool = False) -> Decoder:
   """Decodes by the target alone, with the same number of tokens in every step.
 
@@ -103,6 +105,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
     ValueError: for options out of range.
   """
   size, schedule = target.num_tokens, target.as_schedule(schedule)
+  schedule_lib.check_whole('block_length', block_length)
   if not 1 <= block_length <= size:
     raise ValueError(
         f'block_length is {block_length}; it must be from 1 to the number of tokens, {size}.')
@@ -119,7 +122,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
 def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None = None,
             schedule: Schedule | int | None = None, *,
             kernels_per_call: int | None = None, rho: np.ndarray | None = None,
-            guidance: str = 'linear') -> Decoder:
+            guidance: str | None = None) -> Decoder:
   """Decodes windows of tokens in parallel until they do not change; see `coupled_chains`.
 
   The distribution is that of `mar` with `last_noise`. Nothing is trained, and there is no draft
@@ -128,11 +131,11 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
   Args:
     target: the model.
     window: tokens of a round. A causal model runs them in one pass, a masked one in a pass each.
-    num_iter: as for `mar`; the tokens of a step are committed together.
+    num_iter: as for `mar`, for masked models. Rounds divide a step with more tokens than `window`.
     schedule: as for `mar`; its last kernel must have noise.
     kernels_per_call: drafts of every chain that the head is evaluated at together, where chains
-      have left those of the last round; at most all levels are used. By default a twelfth of the
-      levels: 8 of 100, 4 of 50.
+      have left those of the last round; more than all levels count as all. By default a twelfth of
+      the levels: 8 of 100, 4 of 50.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
     guidance: as for `mar`.
 
@@ -140,19 +143,20 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     ValueError: for options out of range.
   """
   size, schedule = target.num_tokens, target.as_schedule(schedule)
+  if size > noise_lib.MAX_TRIALS:
+    raise ValueError(f'the image has {size} tokens; windows support {noise_lib.MAX_TRIALS}, '
+                     'because there is noise for as many rounds.')
   schedule_lib.check_length('window', window, size)
   if kernels_per_call is None:
     kernels_per_call = max(1, schedule.num_levels // _LEVELS_PER_DRAFT)
   schedule_lib.check_whole('kernels_per_call', kernels_per_call)
-  rho = speculative_head.check(schedule, min(kernels_per_call, schedule.num_levels), rho)
-  if not np.all(np.isfinite(schedule.min_log_variance)):
-    raise ValueError(
-        'the schedule has a kernel without noise, after which no token can be kept; windows '
-        'require noise at every kernel.')
+  kernels_per_call = min(kernels_per_call, schedule.num_levels)
+  rho = speculative_head.check(schedule, kernels_per_call, rho)
+  _check_noise(schedule)
   steps = None
   if num_iter is not None:
     steps = tuple(size - masked for masked in schedule_lib.mask_lengths(size, num_iter))
-  verifier = coupled_chains(schedule, window, kernels_per_call, rho)
+  verifier = coupled_chains(schedule.num_levels, window, kernels_per_call, rho)
   context, width = CACHED, window
   if target.cached is None:
     # A masked model returns `z` for all positions in every pass, so tokens behind the window can be
@@ -160,8 +164,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     context, width = true_window(window), min(2 * window, size)
   return make_decoder(
       target, schedule, verifier, (size,), drafter=drafters.old_chains(),
-      context=context, width=width, guidance=guidance,
-      guidance_of_last=False, steps=steps,
+      context=context, width=width, guidance=guidance, steps=steps,
       distribution=describe_steps(num_iter or size, True, target.cached is not None))
 
 
@@ -169,7 +172,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
                schedule: Schedule | int | None = None, *, split: int | None = None,
                eta: float = DEFAULT_ETA, max_trials: int = coupling.DEFAULT_TRIALS,
                bonus: bool = True, prefix_share: float = DEFAULT_PREFIX_SHARE,
-               aligned: bool = True, guidance: str = 'linear') -> Decoder:
+               aligned: bool = True, guidance: str | None = None) -> Decoder:
   """Speculative sampling with a draft model, one token per autoregressive step.
 
   Args:
@@ -194,6 +197,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
   """
   schedule = target.as_schedule(schedule)
   split = schedule.num_levels // 5 if split is None else split
+  schedule_lib.check_whole('split', split)
   if not 0 <= split < schedule.num_levels:
     raise ValueError(f'split is {split}; it must be from 0 to the last of the '
                      f'{schedule.num_levels} levels, {schedule.num_levels - 1}.')
@@ -203,18 +207,27 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
 
 
 def path_decoder(target: Target, draft: Target, draft_length: int, schedule: Schedule,
-                 verifier: Verifier, prefix_share: float, aligned: bool, guidance: str) -> Decoder:
+                 verifier: Verifier, prefix_share: float, aligned: bool, guidance: str | None
+                 ) -> Decoder:
   """Returns a decoder with a `verifiers.path_test`; other arguments as for `exact_path`."""
   size = target.num_tokens
   schedule_lib.check_length('draft_length', draft_length, size)
   schedule_lib.check_prefix_share(prefix_share)
+  _check_noise(schedule)
   prefix = math.floor(prefix_share * size)
   return make_decoder(
       target, schedule, verifier, (size,) if prefix < size else (),
       drafter=drafters.model(draft, aligned), context=TRUE, width=draft_length + verifier.bonus,
       prefix=prefix, prefix_sampler=head_lib.ancestral(target, schedule, last_noise=True),
-      guidance=guidance, guidance_of_last=False,
-      distribution=describe_steps(size, last_noise=True))
+      guidance=guidance, distribution=describe_steps(size, last_noise=True))
+
+
+def _check_noise(schedule: Schedule) -> None:
+  """Raises ValueError for a schedule of kernels that no draft can be compared at."""
+  if not np.all(np.isfinite(schedule.min_log_variance)):
+    raise ValueError(
+        'the schedule has a kernel without noise, after which no token can be kept; this decoder '
+        'requires noise at every kernel.')
 
 
 def describe_steps(num_iter: int, last_noise: bool, causal: bool = False) -> str:
@@ -234,7 +247,7 @@ def _last_kernel(noise: bool) -> str:
 
 
 def _mar_steps(target: Target, num_iter: int | None, schedule: Schedule, sampler: HeadSampler,
-               guidance: str, last_noise: bool) -> Decoder:
+               guidance: str | None, last_noise: bool) -> Decoder:
   """Returns a decoder with the steps of MAR and any head sampler."""
   num_iter = target.num_tokens if num_iter is None else num_iter
   masked = schedule_lib.mask_lengths(target.num_tokens, num_iter)

@@ -89,7 +89,7 @@ class Kernel(NamedTuple):
 
 
 def kernel(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, x: jax.Array,
-           level: jax.Array, token: jax.Array | None = None) -> Kernel:
+           level: jax.Array) -> Kernel:
   """Returns the true kernels of states `x` `[N, ..., C]` at `level` `[N, ...]`: one head call.
 
   With guidance each state is evaluated with the `z` of both streams. MAR runs a doubled batch,
@@ -103,12 +103,9 @@ def kernel(target: Target, schedule: Schedule, params: Params, batch: TokenBatch
     batch: the tokens `[N]`.
     x: the states.
     level: their levels.
-    token: the token of every state, in the shape of `level`; None if the first axis is that of the
-      tokens.
   """
   shape, streams, modulation = level.shape, target.num_streams, target.modulation
-  if token is None:
-    token = jnp.arange(shape[0]).reshape(-1, *(1,) * (level.ndim - 1))
+  token = jnp.arange(shape[0]).reshape(-1, *(1,) * (level.ndim - 1))
   token, level = jnp.broadcast_to(token, shape).reshape(-1), level.reshape(-1)
   states = jnp.broadcast_to(x, (streams, *x.shape)).reshape(-1, x.shape[-1])
   if batch.modulation is None or modulation is None:

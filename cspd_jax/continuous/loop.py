@@ -34,8 +34,9 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, open_span
 from cspd_jax.continuous.verifiers.no_drafts import no_drafts
+from cspd_jax.core import rows
 from cspd_jax.core.random import RowKeys, row_keys
-from cspd_jax.core.tracing import is_concrete
+from cspd_jax.core.tracing import usual_promotion
 
 
 class State(NamedTuple):
@@ -62,7 +63,7 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decoder:
-  """A masked model with one or more stages of rounds: `decoder(params, condition, key)`.
+  """A model with one or more stages of rounds: `decoder(params, condition, key)`.
 
   A pure function of arrays, to be jitted whole: `jax.jit(decoder)`. `start`, `round` and `finish`
   are its pieces, for callers that want to observe every round: `finish` returns the result so far
@@ -104,26 +105,37 @@ class Decoder:
     """The ranks at which rounds end."""
     return tuple(itertools.chain.from_iterable(stage.stops for stage in self.stages))
 
-  def check(self, condition: Condition, sampling: Sampling = Sampling()) -> None:
-    """Raises ValueError for a condition or options that cannot work.
+  @usual_promotion
+  def check(self, condition: Condition, sampling: Sampling = Sampling()) -> jax.Array:
+    """Checks a condition and sampling options.
 
-    For concrete values, before tracing; a traced call cannot inspect values.
+    Call it before compiling: a traced call cannot read values, and marks invalid rows in
+    `Decoded.valid` instead.
+
+    Returns:
+      `[B]` bool, which rows can be decoded.
+
+    Raises:
+      ValueError: for an invalid condition or option, as far as their values are concrete.
     """
+    valid = sampling_lib.check(sampling, self.target.num_streams, rows.count(condition))
     draft = None if self.drafter is None else self.drafter.model
     for model in filter(None, (self.target, draft)):
-      model.check_condition(condition)
-    num_rows = jax.tree.leaves(condition)[0].shape[0]
-    sampling_lib.check(sampling, self.target.num_streams, num_rows)
+      supported = model.check_condition(condition)
+      valid = valid if supported is None else valid & supported
+    return valid
 
+  @usual_promotion
   def __call__(self, params: Params, condition: Condition, key: jax.Array,
                sampling: Sampling = Sampling(), draft_params: Params = None) -> Decoded:
     """Generates one image's tokens per row of `condition`.
 
     Args:
       params: the target's parameters.
-      condition: what `transform` of the target and the draft model reads, with leading axis `B`.
+      condition: what the transformers of the target and the draft model read, with leading axis
+        `B`.
       key: one random key, or one per row `[B]`. A row's result depends on its own key and
-        condition only.
+        condition only, up to rounding: a model may choose the shape of a pass by all rows.
       sampling: guidance and temperature, of all models; run-time values.
       draft_params: the draft model's parameters, if there is one.
 
@@ -133,10 +145,7 @@ class Decoder:
     Raises:
       ValueError: if `draft_params` is required but missing, or from `check`.
     """
-    sampling_lib.check_type(sampling)
-    if is_concrete(condition, sampling):
-      self.check(condition, sampling)
-    rng = row_keys(key, jax.tree.leaves(condition)[0].shape[0])
+    rng = row_keys(key, rows.count(condition))
     state = self.start(params, condition, rng, sampling, draft_params)
     for stage in self.stages:
       state = jax.lax.while_loop(
@@ -145,15 +154,16 @@ class Decoder:
           state)
     return self.finish(state)
 
+  @usual_promotion
   def start(self, params, condition, rng, sampling=Sampling(), draft_params=None) -> State:
     """Returns the state before the first round. `rng`: see `core.random.row_keys`."""
-    del sampling
+    valid = self.check(condition, sampling)
     if self.drafter is not None and self.drafter.model is not None and draft_params is None:
       raise ValueError("draft_params is None; it must be the draft model's parameters.")
     size = self.target.num_tokens
     order = self.orders(rng, size)
     decoded = result_lib.empty(
-        order, self.target.token_dim, rounds=self._max_rounds(),
+        order, valid, self.target.token_dim, rounds=self._max_rounds(),
         width=max(stage.width for stage in self.stages),
         levels=max(stage.verifier.levels for stage in self.stages),
         bounded=any(stage.verifier.bounded for stage in self.stages))
@@ -168,17 +178,24 @@ class Decoder:
         count=jnp.zeros_like(decoded.rounds), rank_of_position=jnp.argsort(order, axis=1),
         condition=condition, rng=rng, decoded=decoded, cache=cache, memory=memory)
 
+  @usual_promotion
   def round(self, params, state: State, sampling=Sampling(), draft_params=None) -> State:
-    """One draft-score-verify-commit round; complete rows do not change."""
+    """Runs one draft-score-verify-commit round; complete rows do not change.
+
+    `sampling` must be that of the rounds before: a verifier may keep what it drew with it.
+    """
     # All stages but the last end for all rows at once.
     ends = jnp.array([stage.stops[-1] for stage in self.stages[:-1]], jnp.int32)
     rounds = [lambda state, stage=stage: self._round(stage, params, state, sampling, draft_params)
               for stage in self.stages]
     return jax.lax.switch(jnp.sum(jnp.min(state.count) >= ends), rounds, state)
 
+  @usual_promotion
   def finish(self, state: State) -> Decoded:
     """Returns the result so far."""
-    return state.decoded
+    decoded = state.decoded
+    finite = jnp.all(jnp.isfinite(decoded.tokens), axis=(1, 2))
+    return decoded._replace(valid=decoded.valid & finite)
 
   def intermediate(self, num_rows: int) -> float:
     """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
@@ -259,8 +276,8 @@ def _commit(decoded: Decoded, span: Span, verifier: Verifier, verdict: Verdict,
 def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: Sequence[int], *,
                  drafter: Drafter | None = None, context: Context | None = None,
                  width: int | None = None, prefix: int = 0,
-                 prefix_sampler: HeadSampler | None = None, guidance: str = 'linear',
-                 guidance_of_last: bool = True, steps: tuple[int, ...] | None = None,
+                 prefix_sampler: HeadSampler | None = None, guidance: str | None = None,
+                 guidance_of_last: bool | None = None, steps: tuple[int, ...] | None = None,
                  distribution: str = '') -> Decoder:
   """Builds a decoder from its parts.
 
@@ -276,15 +293,22 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
     width: the largest number of tokens of a round; None for all up to the next stop.
     prefix: the number of first tokens that the target decodes alone, one per round.
     prefix_sampler: samples them; `head.ancestral` by default.
-    guidance: one of `schedule.GUIDANCE_SCHEDULES`.
-    guidance_of_last: see `Stage`.
+    guidance: one of `schedule.GUIDANCE_SCHEDULES`; None for that of the target.
+    guidance_of_last: see `Stage`; None for True if rounds end at `stops` whatever is accepted.
     steps: see `Stage`.
     distribution: the distribution that is sampled, in words.
 
   Raises:
     ValueError: for parts that do not fit together.
   """
+  guidance = target.guidance if guidance is None else guidance
   sampling_lib.check_guidance(guidance)
+  if guidance_of_last is None:
+    guidance_of_last = verifier.commits_all
+  elif guidance_of_last and verifier.exact and not verifier.commits_all:
+    raise ValueError(
+        'guidance_of_last is True, but where a round ends depends on what the verifier accepts, '
+        'and so would the guidance scale; leave guidance_of_last out.')
   first_context = BLOCK if target.cached is None else CACHED
   context = first_context if context is None else context
   _check_parts(target, verifier, drafter, context)
@@ -307,11 +331,12 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
       widest = max(b - a for a, b in zip((begin, *stage_stops), stage_stops))
       stages.append(Stage(stage_stops, widest if width is None else width, verifier, context,
                           drafter, guidance_of_last, steps))
-  if target.cached is not None and any(
-      stage.drafter is None and stage.width > 1 for stage in stages):
+  several = any(stage.drafter is None and stage.width > 1 for stage in stages) or (
+      steps is not None and len(steps) < target.num_tokens)
+  if target.cached is not None and several:
     raise ValueError(
         'a causal model decodes one token per step, because every token depends on the one before '
-        f'it; the decoder has steps that end at {stops}. Leave the number of steps out.')
+        f'it; the decoder has steps that end at {steps or stops}. Leave the number of steps out.')
   orders = noise_lib.random_orders if target.cached is None else noise_lib.raster_orders
   return Decoder(target, schedule, tuple(stages), guidance, distribution, orders)
 

@@ -3,7 +3,8 @@
 Every number that a decoder draws for a token has a key that depends on the row's key, the token's
 position in the image, the purpose of the number, and the denoising kernel that uses it. So the
 noise of a token depends neither on the other rows of the batch, nor on the draft length, nor on the
-round in which the token is drawn.
+round in which the token is drawn. `windows` is the exception: its rounds move a chain again and
+again, each with numbers of its own, whose keys depend also on the number of committed tokens.
 
 The noise of a discarded draft may be used again: a decision about a token never depends on the
 noise of later tokens, and a decision at a kernel never depends on the noise of later kernels, so
@@ -18,13 +19,13 @@ import jax.numpy as jnp
 
 from cspd_jax.core.random import RowKeys, as_key, exponential
 
-# Purposes.
+# Purposes. See `chain_walk.draw_noise` for those of `windows`.
 START = 0  # The first state of the chain, x_T.
 STEP = 1  # The noise of the target's own kernels; shared by the draft model.
 DRAFT = 2  # The noise of a drafter's kernels.
 ACCEPT = 3  # The tests of drafts.
-PROPOSE = 4  # Proposals for a residual draw,
-RESIDUAL = 5  # and their tests.
+PROPOSE = 4  # Proposals for a residual draw, or the noise that a move splits.
+RESIDUAL = 5  # The tests of the proposals.
 
 MAX_LEVELS = 2**10
 MAX_TRIALS = 2**16

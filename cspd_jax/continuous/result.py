@@ -18,8 +18,9 @@ class Costs(NamedTuple):
     draft_passes: `[B]` int32 passes of the draft model's transformer, one after the other.
     head_calls: `[B, R]` int32 calls of the target's head in every round, one after the other;
       0 beyond the last round.
-    head_rows: `[B]` int32 states that the target's head was evaluated at; with guidance a state
-      counts once per stream.
+    head_rows: `[B]` int32 states at which the target's head was needed; with guidance a state
+      counts once per stream. Calls have static shapes, so a compiled program evaluates the head at
+      more states than that.
     draft_head_calls: `[B]` int32 calls of the draft model's head, one after the other.
   """
 
@@ -74,7 +75,7 @@ class Errors(NamedTuple):
 class Decoded(NamedTuple):
   """The result of a decode, or of its rounds so far: tokens that are not yet committed are 0.
 
-  The first five fields are those of `cspd_jax.decoding.base.Decoded`.
+  The first six fields are those of `cspd_jax.decoding.base.Decoded`.
 
   Attributes:
     tokens: `[B, T, C]` float32 the images' tokens.
@@ -85,6 +86,8 @@ class Decoded(NamedTuple):
       image's tokens and the decoder's `distribution`. For exact decoders, the number of residual
       draws whose proposals were all rejected: without any, the image is that of an exact run. NaN
       if no bound is available.
+    valid: `[B]` bool; False if an option or the condition of the row was out of range, or a token
+      has NaN or infinity. The tokens are meaningless then.
     order: `[B, T]` int32 the positions in the order in which they are committed.
     costs: passes and head calls.
     tests: tests of drafts.
@@ -97,6 +100,7 @@ class Decoded(NamedTuple):
   accepted: jax.Array
   round_of_token: jax.Array
   tv_bound: jax.Array
+  valid: jax.Array
   order: jax.Array
   costs: Costs
   tests: Tests
@@ -104,15 +108,16 @@ class Decoded(NamedTuple):
   errors: Errors | None = None
 
 
-def empty(order: jax.Array, token_dim: int, rounds: int, width: int, levels: int,
-          bounded: bool) -> Decoded:
+def empty(order: jax.Array, valid: jax.Array, token_dim: int, rounds: int, width: int,
+          levels: int, bounded: bool) -> Decoded:
   """Returns the result before the first round.
 
   Args:
     order: `[B, T]` the positions in the order in which they will be committed.
+    valid: `[B]` bool, which rows can be decoded.
     token_dim: `C`.
     rounds: `R`, the largest possible number of rounds.
-    width: `W`, the largest number of tokens that a round commits.
+    width: `W`, the largest number of tokens of a round.
     levels: `M`; 0 for none.
     bounded: whether the result has `errors`.
   """
@@ -121,7 +126,8 @@ def empty(order: jax.Array, token_dim: int, rounds: int, width: int, levels: int
   floats = lambda *shape: jnp.zeros((batch, *shape), jnp.float32)
   return Decoded(
       tokens=floats(size, token_dim), rounds=zeros(), accepted=zeros(width + 1),
-      round_of_token=zeros(size), tv_bound=floats(), order=order,
+      round_of_token=zeros(size), tv_bound=floats(), valid=valid,
+      order=order,
       costs=Costs(target_passes=zeros(), draft_passes=zeros(), head_calls=zeros(rounds),
                   head_rows=zeros(), draft_head_calls=zeros()),
       tests=Tests(tested=zeros(size), accepted=zeros(size), trials=zeros(), missed=zeros()),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.core import rows
 
 
 class Sampling(NamedTuple):
@@ -26,35 +27,33 @@ class Sampling(NamedTuple):
   temperature: jax.typing.ArrayLike = 1.0
 
 
-def check(sampling: Sampling, num_streams: int, num_rows: int) -> None:
-  """Raises ValueError for options out of range. For concrete values only.
+# The valid values of every field.
+_LIMITS: dict[str, rows.Limit] = dict(
+    guidance_scale=rows.IS_FINITE,
+    temperature=(lambda x: (x > 0) & (x < np.inf), 'finite and above 0'))
+
+
+def check(sampling: Sampling, num_streams: int, num_rows: int) -> jax.Array:
+  """Checks the options: invalid concrete values raise, traced ones make their rows invalid.
 
   Args:
     sampling: the options.
     num_streams: `S` of the target.
     num_rows: `B`.
+
+  Returns:
+    `[B]` bool, whether all values of a row are in range.
+
+  Raises:
+    ValueError: for a value that is not a number or one number per row, or is out of range.
   """
-  check_type(sampling)
-  scale, temperature = map(np.asarray, sampling)
-  for name, value in sampling._asdict().items():
-    if np.shape(value) not in ((), (num_rows,)):
-      raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number or, for these '
-                       f'{num_rows} rows, have shape ({num_rows},).')
-  if not np.all(np.isfinite(scale)):
-    raise ValueError(f'guidance_scale is {scale}; it must be finite.')
-  if not np.all(np.isfinite(temperature) & (temperature > 0)):
-    raise ValueError(f'temperature is {temperature}; it must be finite and above 0.')
-  if num_streams == 1 and np.any(scale != 1):
-    raise ValueError(
-        f'guidance_scale is {scale}, but the model has no null condition to guide away from; '
-        'set guidance_scale to 1 or build the target with guidance.')
-
-
-def check_type(sampling: Sampling) -> None:
-  """Raises ValueError for options of another type, also while they are traced."""
   if not isinstance(sampling, Sampling):
     raise ValueError(f'sampling is {sampling!r:.80}; it must be a cspd_jax.continuous.Sampling, '
                      'such as Sampling(temperature=0.9).')
+  limits = {name: [limit] for name, limit in _LIMITS.items()}
+  if num_streams == 1:
+    limits['guidance_scale'].append(rows.IS_UNGUIDED)
+  return rows.check_options(sampling._asdict(), limits, num_rows)
 
 
 def check_guidance(guidance: str) -> None:

@@ -35,7 +35,6 @@ class Schedule(NamedTuple):
   Attributes:
     steps: the head's input: the level's step in the full process, int32, or the time of a flow.
     alpha_bar: share of the token in the variance of a state; NaN for a flow.
-    beta: variance that one step of the respaced process adds; NaN for a flow.
     x_to_x0: `sqrt(1 / alpha_bar)`; 1 for a flow.
     eps_to_x0: `sqrt(1 / alpha_bar - 1)`: `x0 = x_to_x0 x - eps_to_x0 eps`. For a flow `eps` is the
       velocity and this is `t - 1`.
@@ -43,13 +42,12 @@ class Schedule(NamedTuple):
     x_to_mean: weight of the state in the kernel's mean; 0 at level 0 of `make`.
     min_log_variance: smallest log-variance of the kernel: that of the noise process given the
       token. It does not exist at level 0, which uses that of level 1.
-    max_log_variance: largest log-variance of the kernel, `log(beta)`. In a flow all kernels of a
-      level have one variance, and both bounds are equal.
+    max_log_variance: largest log-variance of the kernel: that of the noise that the step adds. In a
+      flow all kernels of a level have one variance, and both bounds are equal.
   """
 
   steps: np.ndarray
   alpha_bar: np.ndarray
-  beta: np.ndarray
   x_to_x0: np.ndarray
   eps_to_x0: np.ndarray
   x0_to_mean: np.ndarray
@@ -61,6 +59,11 @@ class Schedule(NamedTuple):
   def num_levels(self) -> int:
     """Number of kernels between pure noise and a token."""
     return len(self.steps)
+
+  @property
+  def is_flow(self) -> bool:
+    """Whether the levels are those of `flow`."""
+    return bool(np.isnan(self.alpha_bar[0]))
 
 
 def make(num_levels: int = DEFAULT_LEVELS) -> Schedule:
@@ -81,8 +84,8 @@ def make(num_levels: int = DEFAULT_LEVELS) -> Schedule:
   previous = np.append(1.0, alpha_bar[:-1])
   variance = beta * (1 - previous) / (1 - alpha_bar)
   return Schedule(
-      steps=steps, alpha_bar=alpha_bar, beta=beta,
-      x_to_x0=np.sqrt(1 / alpha_bar), eps_to_x0=np.sqrt(1 / alpha_bar - 1),
+      steps=steps, alpha_bar=alpha_bar, x_to_x0=np.sqrt(1 / alpha_bar),
+      eps_to_x0=np.sqrt(1 / alpha_bar - 1),
       x0_to_mean=beta * np.sqrt(previous) / (1 - alpha_bar),
       x_to_mean=(1 - previous) * np.sqrt(1 - beta) / (1 - alpha_bar),
       min_log_variance=np.log(np.append(variance[1], variance[1:])),
@@ -150,9 +153,8 @@ def flow(num_levels: int, *, shift: float = 1.0, last_step: float | None = None,
   x0_to_mean = (length + renewal * times) / (1 - times)
   with np.errstate(divide='ignore'):  # A deviation of 0.
     log_variance = np.log(variance)
-  unknown = np.full(num_levels, np.nan)
   return Schedule(
-      steps=times, alpha_bar=unknown, beta=unknown, x_to_x0=np.ones(num_levels),
+      steps=times, alpha_bar=np.full(num_levels, np.nan), x_to_x0=np.ones(num_levels),
       eps_to_x0=times - 1, x0_to_mean=x0_to_mean, x_to_mean=1 - renewal - x0_to_mean,
       min_log_variance=log_variance, max_log_variance=log_variance)
 
@@ -167,7 +169,7 @@ def noise_steps(schedule: Schedule) -> np.ndarray:
 
   It is the level's own step, but for a flow, whose states are compared after they are scaled.
   """
-  if not np.isnan(schedule.alpha_bar[0]):
+  if not schedule.is_flow:
     return schedule.steps
   angle = np.arctan2(1 - schedule.steps, schedule.steps)
   return NUM_STEPS * (1.008 * angle / (np.pi / 2) - 0.008)

@@ -36,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import (
+  arrays,
   coupling,
   head as head_lib,
   head_drafter,
@@ -76,19 +77,18 @@ class Noise(NamedTuple):
 
   Attributes:
     draft: `[N, levels, C]` noise of the drafter's kernels.
-    split: `[N or 1, levels, C]` and
+    split: `[N, levels, C]`, None if no deviations are learned, and
     log_uniform: `[N, levels]` of the moves to the true kernels; see `coupling`.
   """
 
   draft: jax.Array
-  split: jax.Array
+  split: jax.Array | None
   log_uniform: jax.Array
 
   def at(self, level: jax.Array) -> 'Noise':
     """Returns the noise of the kernels at `level` `[N, L]`, leaves `[N, L, ...]`."""
     level = jnp.maximum(level, 0)
-    return jax.tree.map(lambda leaf: _at(
-        jnp.broadcast_to(leaf, (level.shape[0], *leaf.shape[1:])), level), self)
+    return jax.tree.map(lambda leaf: arrays.take(leaf, level), self)
 
 
 class Drafts(NamedTuple):
@@ -133,8 +133,7 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int | None
     noise = Noise(
         normal(noise_lib.DRAFT),
         # Equal deviations have no noise to split.
-        normal(noise_lib.PROPOSE) if schedule_lib.learned(schedule) else
-        jnp.zeros((1, levels, target.token_dim), jnp.float32),
+        normal(noise_lib.PROPOSE) if schedule_lib.learned(schedule) else None,
         noise_lib.chain_log_uniform(batch.keys, noise_lib.ACCEPT, levels))
     x = head_lib.start(batch, target)
     count = jnp.zeros(batch.active.shape, jnp.int32)
@@ -160,6 +159,7 @@ def check(schedule: Schedule, kernels_per_call: int, rho: np.ndarray | None) -> 
     ValueError: for options out of range.
   """
   levels = schedule.num_levels
+  schedule_lib.check_whole('kernels_per_call', kernels_per_call)
   if not 1 <= kernels_per_call <= levels:
     raise ValueError(f'kernels_per_call is {kernels_per_call}; it must be from 1 to the number of '
                      f'levels, {levels}.')
@@ -178,7 +178,7 @@ def propose(schedule: Schedule, rho: np.ndarray, batch: TokenBatch, noise: Noise
   level = state.level[:, None] - jnp.arange(length)
   here = jnp.maximum(level, 0)
   nearest = jnp.clip(state.first[:, None] - level, 0, length - 1)
-  answers = jax.tree.map(lambda leaf: _at(leaf, nearest), state.answers)
+  answers = jax.tree.map(lambda leaf: arrays.take(leaf, nearest), state.answers)
   slope = head_drafter.slope(schedule, rho, here)
   offset, std = head_drafter.draft_kernel(
       schedule, rho, answers, jnp.zeros_like(answers.eps), here)
@@ -218,7 +218,7 @@ def verify(schedule: Schedule, target: Target, noise: Noise, state: State, draft
   accepted = coupling.accepted_length(moved.kept & (drafts.level > 0))
   # The last true state that the head was evaluated at.
   last = jnp.minimum(accepted, length - 1)
-  at_last = lambda leaf: _at(leaf, last[:, None])[:, 0]
+  at_last = lambda leaf: arrays.take(leaf, last[:, None])[:, 0]
   level, mean, x = jax.tree.map(at_last, (drafts.level, kernel.mean, moved.x))
   active = state.level >= 0
   complete = active & (level == 0)
@@ -237,8 +237,3 @@ def verify(schedule: Schedule, target: Target, noise: Noise, state: State, draft
           calls=sampled.calls + active, rows=sampled.rows + jnp.where(active, rows, 0),
           tested=sampled.tested + tested,
           accepted=sampled.accepted + (tested & (index < accepted[:, None]))))
-
-
-def _at(leaf: jax.Array, index: jax.Array) -> jax.Array:
-  """Returns the entries `[N, L, ...]` of `leaf` `[N, K, ...]` at `index` `[N, L]`."""
-  return jnp.take_along_axis(leaf, index.reshape(*index.shape, *(1,) * (leaf.ndim - 2)), axis=1)

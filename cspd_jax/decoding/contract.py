@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import rows
 from cspd_jax.decoding.base import (
   Cache,
   Condition,
@@ -32,21 +33,6 @@ class ContractError(ValueError):
   """A function of a target, a drafter or a verifier returned a wrong result."""
 
 
-def num_rows(condition: Condition) -> int:
-  """Returns the number of rows `B` of a condition.
-
-  Raises:
-    ValueError: unless every leaf has a leading axis `B`, at least 1.
-  """
-  sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(condition)}
-  if len(sizes) != 1 or () in sizes or (0,) in sizes:
-    raise ValueError(
-        f'condition has leaves of the shapes '
-        f'{[jnp.shape(leaf) for leaf in jax.tree.leaves(condition)][:8]}; all must be arrays with '
-        'one leading axis for the rows, at least 1 row; convert lists to arrays.')
-  return sizes.pop()[0]
-
-
 def check_condition(target: Target, condition: Condition) -> Any:
   """Returns which rows the target supports, `[B]` bool, or None for all of them.
 
@@ -56,7 +42,7 @@ def check_condition(target: Target, condition: Condition) -> Any:
   """
   supported = target.check_condition(condition)
   if supported is not None:
-    _check('check_condition of the target', 'supported rows', supported, (num_rows(condition),),
+    _check('check_condition of the target', 'supported rows', supported, (rows.count(condition),),
            'rows', jnp.bool_, 'booleans, or None for all rows,')
   return supported
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import rows
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import contract, warp as warp_lib
@@ -109,7 +110,7 @@ class Decoder:
     Raises:
       ValueError: for an invalid condition or option, as far as their values are concrete.
     """
-    num_rows = contract.num_rows(condition)
+    num_rows = rows.count(condition)
     supported = contract.check_condition(self.target, condition)
     valid = warp_lib.check(warp, self.target.num_streams, num_rows, self.verifier.greedy)
     return valid if supported is None else valid & supported
@@ -133,7 +134,7 @@ class Decoder:
     Raises:
       ValueError: for invalid arguments, as far as their values are concrete; see `check`.
     """
-    rng = row_keys(key, contract.num_rows(condition))
+    rng = row_keys(key, rows.count(condition))
     state = self.start(params, condition, rng, warp, draft_params)
     state = jax.lax.while_loop(
         lambda state: jnp.any(state.count < self.target.num_tokens),

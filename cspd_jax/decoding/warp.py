@@ -4,14 +4,13 @@ All distributions, those of the target, of the drafters and the recorded ones, a
 `probabilities`, in float32 or better, so that each token is sampled from the recorded distribution.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core.tracing import is_concrete
+from cspd_jax.core import rows
 
 
 class Warp(NamedTuple):
@@ -45,9 +44,9 @@ class Warp(NamedTuple):
 
 
 _is_whole = lambda x, least: (x >= least) & (x == x // 1)
-# The valid values of every field: a function, which may trace, and a description.
-_LIMITS: dict[str, tuple[Callable[[Any], Any], str]] = dict(
-    guidance_scale=(lambda x: abs(x) < np.inf, 'finite'),
+# The valid values of every field.
+_LIMITS: dict[str, rows.Limit] = dict(
+    guidance_scale=rows.IS_FINITE,
     temperature=(lambda x: (x >= 0) & (x < np.inf), 'finite and at least 0'),
     top_k=(lambda x: _is_whole(x, 0), 'a whole number, at least 0 (0 retains all)'),
     top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 retains all)'),
@@ -76,43 +75,19 @@ def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> 
   if not isinstance(warp, Warp):
     raise ValueError(f'warp is {warp!r:.80}; it must be a cspd_jax.Warp, such as '
                      'Warp(temperature=0.9).')
-  valid = np.ones(num_rows, bool)
-  for name, value in warp._asdict().items():
-    if value is None and name in _CUTS:
-      continue
-    value = _numbers(name, value, num_rows)
-    limits = [_LIMITS[name]]
-    if name == 'guidance_scale' and num_streams == 1:
-      limits.append((lambda x: x == 1, '1, because the target has no null condition; build the '
-                     'target with guidance, or leave guidance_scale out'))
-    if name == 'temperature' and greedy:
-      limits.append((lambda x: x == 0, '0, because the verifier is greedy; use the variant with '
-                     'greedy=False to sample'))
-    if name == 'temperature' and warp.top_k is None:
-      limits.append((lambda x: x != 0, 'above 0, because greedy decoding needs top_k and it is '
-                     'None; set top_k to 0 to decode greedily'))
-    for is_valid, words in limits:
-      holds = is_valid(value)
-      if is_concrete(value) and not np.all(holds):
-        raise ValueError(f'{name} is {value}; it must be {words}.')
-      valid = valid & holds
-  return jnp.asarray(valid)
-
-
-def _numbers(name: str, value: Any, num_rows: int) -> Any:
-  """Converts an option to an array, a scalar or `[num_rows]`; to NumPy if it is concrete."""
-  message = f'{name} is {value!r:.80}; it must be a number, or one number per row.'
-  try:
-    value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
-  except (TypeError, ValueError) as error:
-    raise ValueError(message) from error
-  if value.dtype == bool or not (
-      jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
-    raise ValueError(message)
-  if value.shape not in ((), (num_rows,)):
-    raise ValueError(f'{name} has shape {value.shape}; it must be a number or, for these '
-                     f'{num_rows} rows, have shape ({num_rows},).')
-  return value
+  limits = {name: [_LIMITS[name]] for name, value in warp._asdict().items()
+            if value is not None or name not in _CUTS}
+  if num_streams == 1:
+    limits['guidance_scale'].append(rows.IS_UNGUIDED)
+  if greedy:
+    limits['temperature'].append((
+        lambda x: x == 0, '0, because the verifier is greedy; use the variant with greedy=False to '
+        'sample'))
+  if warp.top_k is None:
+    limits['temperature'].append((
+        lambda x: x != 0, 'above 0, because greedy decoding needs top_k and it is None; set top_k '
+        'to 0 to decode greedily'))
+  return rows.check_options(warp._asdict(), limits, num_rows)
 
 
 def uncut(warp: Warp) -> Warp:

@@ -216,7 +216,7 @@ def iterate(
 
   Raises:
     ValueError: if there are no prompts, an option is not supported, a batch does not fit in
-      memory, the folder holds another run, or the model returns no valid probabilities.
+      memory, the folder holds another run, or the model returns NaN or infinity.
   """
   condition = model.condition(prompts) if condition is None else condition
   count = len(jax.tree.leaves(condition)[0])

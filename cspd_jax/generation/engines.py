@@ -73,7 +73,7 @@ class Engine(NamedTuple):
     build: `(specification, model, guided, prefix_length) -> decoder` of images whose first
       `prefix_length` tokens are a part of the condition; see `decoding.prefix`.
     guarantee: `decoder -> ` how its output relates to the target's distribution.
-    valid: `result -> [B]` bool, which images of a decoder's result (NumPy arrays) are valid.
+    failure: what the model returned for images whose `Decoded.valid` is False.
     settled: `sampling options -> ` the same for a program that omits options that are off.
     unsupported: `(specification, target) -> ` why the decoder cannot decode the model, or None.
   """
@@ -88,7 +88,7 @@ class Engine(NamedTuple):
   needs: Callable[[str | Spec], str | None]
   build: Callable[[str | Spec, 'Model', bool, int], AnyDecoder]
   guarantee: Callable[[Any], str]
-  valid: Callable[[Any], np.ndarray]
+  failure: str
   settled: Callable[[Any], Any] = lambda sampling: sampling
   unsupported: Callable[[str | Spec, Any], str | None] = lambda specification, target: None
 
@@ -98,15 +98,13 @@ class Engine(NamedTuple):
     return {name: entry.summary for name, entry in self.table.items()}
 
   def check_result(self, decoded: Any, names: Sequence[str]) -> None:
-    """Raises ValueError if the model returned no probabilities for some of the images `names`."""
-    valid = self.valid(decoded)
-    if invalid := [name for name, is_valid in zip(names, valid) if not is_valid]:
+    """Raises ValueError if the model failed to decode some of the images `names`."""
+    if invalid := [name for name, is_valid in zip(names, decoded.valid) if not is_valid]:
       shown = ', '.join(invalid[:8])
       shown += f' and {len(invalid) - 8} more' if len(invalid) > 8 else ''
       raise ValueError(
-          f'the model returned no valid probabilities for {len(invalid)} of {len(valid)} images '
-          f'({shown}): its logits contain NaN or infinity, or exclude every token. Look for such '
-          'values in its parameters, or load it with a wider dtype.')
+          f'the model returned {self.failure} for {len(invalid)} of {len(names)} images ({shown}). '
+          'Look for NaN and infinity in its parameters, or load it with a wider dtype.')
 
   def default(self, choice: Any, drafts: Mapping[str, 'Drafts'], device: Any, batch_size: int
               ) -> Spec:
@@ -255,10 +253,9 @@ def _build_continuous(specification: str | Spec, model: 'Model', guided: bool, p
 DISCRETE = Engine(
     'discrete', discrete.DECODERS, 'vanilla', ('eagle', 'mc_sjd'), Warp, discrete.complete,
     discrete.parameters, discrete.needs, _build_discrete, discrete.guarantee,
-    lambda decoded: decoded.valid, settled)
+    'no valid probabilities (its logits contain NaN or infinity, or exclude every token)', settled)
 
 CONTINUOUS = Engine(
     'continuous', continuous.DECODERS, 'mar', ('exact_head',), Sampling, continuous.complete,
     continuous.parameters, continuous.needs, _build_continuous, continuous.guarantee,
-    lambda decoded: np.isfinite(decoded.tokens).all(axis=(1, 2)),
-    unsupported=continuous.unsupported)
+    'tokens with NaN or infinity', unsupported=continuous.unsupported)

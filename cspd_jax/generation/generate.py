@@ -205,7 +205,7 @@ def finished(task: Task) -> Iterator[tuple[np.ndarray, Any]]:
     Numbers of images, and the decoder's result for these; in total, all images.
 
   Raises:
-    ValueError: if the model returns no valid probabilities for some images.
+    ValueError: if the model returns NaN or infinity for some images.
   """
   count, size = len(task.titles), task.batch_size
   if (decoder := _refill_decoder(task)) is not None:
@@ -381,7 +381,7 @@ def decode(task: Task) -> Any:
     The decoder's result, NumPy arrays.
 
   Raises:
-    ValueError: if the model returns no valid probabilities.
+    ValueError: if the model returns NaN or infinity.
   """
   model, count = task.model, len(task.titles)
   mesh = model.mesh

@@ -258,7 +258,7 @@ def _options(model: 'Model') -> list[str]:
   devices, options = _devices(model), []
   if any(leaf.dtype == np.float32 for leaf in whole) and len(whole) == len(leaves):
     options.append("dtype='bfloat16'")
-  if model.engine.name == 'discrete' and len(whole) == len(leaves):
+  if model.has_cache and len(whole) == len(leaves):
     options.append("quantize='int8'")
   if model.has_cache and model.cache_dtype is None:
     options.append("cache_dtype='int8'")

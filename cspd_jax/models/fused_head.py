@@ -166,8 +166,7 @@ def is_available() -> bool:
   Raises:
     ValueError: if the environment variable CSPD_JAX_HEAD is neither 'auto' nor 'plain'.
   """
-  return kernel_check.passes(
-      'The fused head', _VARIABLE, lambda device: difference(device), _TOLERANCE)
+  return kernel_check.passes('The fused head', _VARIABLE, difference, _TOLERANCE)
 
 
 def difference(device: jax.Device, interpret: bool = False) -> float:

@@ -139,7 +139,9 @@ class Block(nn.Module):
 
 
 class MAR(nn.Module):
-  """All parameters of a model, whose dtype activations have except in the diffusion head.
+  """All parameters of a model.
+
+  The transformer computes in their dtype, the diffusion head in float32.
 
   Attributes:
     config: the model's sizes.
@@ -280,8 +282,9 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
 def _sizes(config: MARConfig) -> base.Sizes:
   """Returns the bytes of intermediate results, which programs for CPUs hold in float32.
 
-  The largest are two arrays of attention scores with the layer's features, queries, keys and
-  values, or the hidden features before and after their activation, with a part of the scores.
+  The larger of two sums: two arrays of attention scores with six of the layer's width (features,
+  queries, keys and values); or arrays of twenty widths, most of them the hidden features before and
+  after their activation, with half of the scores.
   """
   rows = config.buffer_size + config.num_tokens
   features, scores = rows * config.dim, config.num_heads * rows**2

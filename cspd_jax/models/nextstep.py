@@ -6,7 +6,7 @@ transformer's output is the condition `z` of the flow head, which samples the ne
 
   config = PRESETS['nextstep_1_512']
   params = init(config, jax.random.key(0))
-  decoder = decoders.mar(target(config, guided=True), guidance='constant')
+  decoder = decoders.mar(target(config, guided=True))
 
 Parameter tree: `transformer` as in `transformer`, without an output matrix; `token_in` and
 `token_out`, each with `kernel` and `bias`; `head` as in `diffusion_head`.
@@ -16,7 +16,7 @@ window, `T` of tokens of an image, `C` the length of a token and `D` the width o
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,7 @@ class NextStepConfig:
     num_levels: default number of levels of the flow.
     shift: see `schedule.flow`.
     last_step: see `schedule.flow`.
+    guidance: one of `schedule.GUIDANCE_SCHEDULES`.
   """
 
   height: int = 32
@@ -82,6 +83,7 @@ class NextStepConfig:
   num_levels: int = 50
   shift: float = 1.0
   last_step: float | None = 0.04
+  guidance: Literal['linear', 'constant'] = 'constant'
 
   def __post_init__(self):
     side, layers = (1, fields.MOST_SIDE), (1, fields.MOST_LAYERS)
@@ -171,7 +173,8 @@ def target(config: NextStepConfig, *, guided: bool) -> base.Target:
       token_dim=config.token_dim, num_streams=streams, check_condition=lambda condition: (
           conditions.check_prompt(condition, streams, config.vocab_size)),
       modulation=target_head.modulation(config.head), cached=_cached(config, streams),
-      make_schedule=config.schedule, num_levels=config.num_levels, sizes=_sizes(config))
+      make_schedule=config.schedule, num_levels=config.num_levels, guidance=config.guidance,
+      sizes=_sizes(config))
 
 
 def _sizes(config: NextStepConfig) -> base.Sizes:

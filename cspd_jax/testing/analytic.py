@@ -5,6 +5,7 @@ noise has a closed form. The transformer of such a model only has to return the 
 position; `z` is its parameters, packed. Draft models are the same model with other parameters.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.models import conditions
 
 
 class Mixture(NamedTuple):
@@ -263,10 +265,6 @@ def variance_chain(num_tokens: int = 1, num_levels: int = 6, mean: float = 0.0,
   return Analytic(target, VarianceParams(*map(jnp.float32, (mean, offset, slope))), schedule)
 
 
-def check_classes(num_classes: int) -> Callable[[Any], None]:
+def check_classes(num_classes: int) -> Callable[[Any], Any]:
   """Returns a `Target.check_condition` for class labels."""
-  def check(condition: Any) -> None:
-    labels = np.asarray(condition)
-    if np.any((labels < 0) | (labels >= num_classes)):
-      raise ValueError(f'condition is {labels}; classes go from 0 to {num_classes - 1}.')
-  return check
+  return functools.partial(conditions.check_class_labels, num_classes=num_classes)

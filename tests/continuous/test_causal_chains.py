@@ -46,7 +46,7 @@ def test_contexts_of_whole_images_are_those_of_one_pass(params):
 @pytest.mark.slow
 def test_recorded_chains_belong_to_tokens_of_their_images(params):
   target, prompts, key = nextstep.target(CONFIG, guided=True), _prompts(16), jax.random.key(3)
-  decoder, sampling = decoders.mar(target, guidance='constant'), Sampling(SCALE)
+  decoder, sampling = decoders.mar(target), Sampling(SCALE)
   x, eps = jax.jit(lambda: head_drafter.record(decoder, params, prompts, key, sampling))()
   tokens = jax.jit(lambda: decoder(params, prompts, key, sampling))().tokens
   assert x.shape == eps.shape == (6, 16, 4)

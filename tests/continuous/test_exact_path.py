@@ -226,6 +226,7 @@ class ContractsTest(chex.TestCase):
       (dict(max_trials=2**16 + 1), 'max_trials is 65537; .* noise for 65536'),
       (dict(eta=0.0), 'eta is 0.0'), (dict(eta=2.0), 'eta is 2.0'),
       (dict(split=-1), 'split is -1; it must be from 0 to .* 5'), (dict(split=6), 'split is 6'),
+      (dict(split=2.0), 'split is 2.0; it must be a whole number'),
       (dict(prefix_share=2.0), 'prefix_share is 2.0; it must be from 0 to 1'),
       (dict(prefix_share=-0.1), 'prefix_share is -0.1; it must be from 0 to 1'),
       (dict(guidance='none'), "guidance is 'none'"))
@@ -252,5 +253,5 @@ class ContractsTest(chex.TestCase):
           LABELS[:3], Sampling(**{option: np.ones(2, np.float32)}))
 
   def test_condition(self):
-    with self.assertRaisesRegex(ValueError, 'classes go from 0 to 1'):
+    with self.assertRaisesRegex(ValueError, r'class labels \[2\]; this model supports 0 to 1'):
       jitted(draft_length=1).__wrapped__.check(jnp.array([2]))

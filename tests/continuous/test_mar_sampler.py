@@ -151,15 +151,17 @@ class OptionsTest(chex.TestCase):
       decoders.parallel(MODEL.target, tokens_per_step)
 
   @parameterized.parameters(
-      (CHAIN, Sampling(2.0), 'guidance_scale is 2.0, but the model has no null condition'),
+      (CHAIN, Sampling(2.0), 'guidance_scale is 2.0; it must be 1, because .* no null condition'),
       (MODEL, Sampling(np.inf), 'guidance_scale is inf; it must be finite'),
       (MODEL, Sampling(1.0, 0.0), 'temperature is 0.0; it must be finite and above 0'),
-      (MODEL, Sampling(1.0, -1.0), 'temperature is -1.0'))
+      (MODEL, Sampling(1.0, -1.0), 'temperature is -1.0'),
+      (MODEL, Sampling('high'), "guidance_scale is 'high'; it must be a number"),
+      (MODEL, Sampling(1.0, True), 'temperature is True; it must be a number'))
   def test_sampling(self, model, sampling, message):
     decoder = decoders.mar(model.target, schedule=LEVELS)
     with self.assertRaisesRegex(ValueError, message):
       decoder(model.params, jnp.array([0]), jax.random.key(0), sampling)
 
   def test_condition(self):
-    with self.assertRaisesRegex(ValueError, r'condition is \[3\]; classes go from 0 to 2'):
+    with self.assertRaisesRegex(ValueError, r'class labels \[3\]; this model supports 0 to 2'):
       decoders.mar(MODEL.target).check(jnp.array([3]))

@@ -1,4 +1,4 @@
-"""`windows` under the modes of JAX, in pieces, in bfloat16, and rows of other batches.
+"""Decoders under the modes of JAX; `windows` in pieces, in bfloat16, and rows of other batches.
 
 Tokens are compared within rounding errors. A rounding error may rarely change whether a state is
 kept, after which the row has other tokens of the same distribution; so in tests whose computations
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.continuous import contract, decoders, schedule as schedule_lib
+from cspd_jax.continuous import contract, cspd, decoders, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
 from cspd_jax.models import mar, nextstep
@@ -29,11 +29,18 @@ MODELS = {
                                            means=(0.0, 1.0), null=0.5)}
 LABELS = np.arange(ROWS, dtype=np.int32) % 2
 SAMPLING = Sampling(np.float32(1.0), np.float32(0.9))
-MODES = {'x64': lambda: jax.enable_x64(True), 'nans': lambda: jax.debug_nans(True)}
+MODES = {
+    'x64': lambda: jax.enable_x64(True), 'nans': lambda: jax.debug_nans(True),
+    'strict': lambda: jax.numpy_dtype_promotion('strict'),
+    'rank': lambda: jax.numpy_rank_promotion('raise')}
 # The other continuous decoders, which share the loop.
 OTHERS = {
     'mar': lambda model: decoders.mar(model.target, None, model.schedule),
     'exact_head': lambda model: decoders.exact_head(model.target, 2, None, model.schedule)}
+DRAFTING = {name: functools.partial(
+    lambda make, model: make(model.target, model.target, 2, model.schedule), make)
+    for name, make in (('exact_path', decoders.exact_path), ('cspd_released', cspd.cspd_released),
+                       ('cspd_relaxed', cspd.cspd_relaxed))}
 
 
 def build(name, window=3):
@@ -58,7 +65,8 @@ def equal_rows(first, second, rows=slice(None)):
 
 
 @pytest.mark.parametrize('mode,name', representative(
-    [(mode, name) for mode in MODES for name in MODELS], ('x64', 'causal'), ('x64', 'masked')))
+    [(mode, name) for mode in MODES for name in MODELS], ('x64', 'causal'), ('x64', 'masked'),
+    ('strict', 'causal'), ('rank', 'masked')))
 def test_tokens_are_those_without_a_mode(mode, name):
   expected = whole(name)
   with MODES[mode]():
@@ -68,15 +76,16 @@ def test_tokens_are_those_without_a_mode(mode, name):
   assert decoded.tokens.dtype == np.float32 and decoded.rounds.dtype == np.int32
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('decoder', OTHERS)
-@pytest.mark.parametrize('name', MODELS)
-def test_other_decoders_in_double_precision(name, decoder):
+@pytest.mark.parametrize('name,decoder,mode', representative(
+    [(name, decoder, mode) for mode in MODES for name, table in (
+        ('causal', OTHERS), ('masked', OTHERS | DRAFTING)) for decoder in table],
+    ('masked', 'exact_path', 'strict'), ('masked', 'cspd_released', 'rank')))
+def test_other_decoders_under_modes(name, decoder, mode):
   model = MODELS[name]
-  run = lambda: jax.device_get(jax.jit(OTHERS[decoder](model))(
-      model.params, LABELS, keys(), SAMPLING))
+  run = lambda: jax.device_get(jax.jit((OTHERS | DRAFTING)[decoder](model))(
+      model.params, LABELS, keys(), SAMPLING, model.params))
   expected = run()
-  with jax.enable_x64(True):
+  with MODES[mode]():
     decoded = run()
   assert equal_rows(decoded, expected) >= SAME and decoded.tokens.dtype == np.float32
 

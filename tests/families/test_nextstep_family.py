@@ -78,8 +78,8 @@ def published(root, config, settings, vae='vae'):
 
 
 LAYOUTS = {
-    '1': (FIRST, published_settings.NEXTSTEP_1, 'mar(guidance=constant)'),
-    '1.1': (SECOND, published_settings.NEXTSTEP_1_1, 'mar(guidance=constant, last_noise=True)'),
+    '1': (FIRST, published_settings.NEXTSTEP_1, 'mar'),
+    '1.1': (SECOND, published_settings.NEXTSTEP_1_1, 'mar(last_noise=True)'),
 }
 
 
@@ -138,14 +138,14 @@ def test_images_of_another_grid(folder):
 
 def test_speculation_in_the_head(folder):
   out = cspd_jax.load(folder).generate(
-      'a cat', seed=1, decoder='exact_head(guidance=constant)').decoded
+      'a cat', seed=1, decoder='exact_head').decoded
   assert np.isfinite(out.tokens).all() and not out.tests.missed.any()
   assert out.costs.head_calls.sum() < 50 * 12
 
 
 def test_windows_of_tokens(folder):
   out = cspd_jax.load(folder).generate(
-      ['a cat', 'a dog'], seed=1, decoder='windows(window=4, guidance=constant)').decoded
+      ['a cat', 'a dog'], seed=1, decoder='windows(window=4)').decoded
   assert np.isfinite(out.tokens).all() and (np.asarray(out.rounds) <= 12).all()
   assert np.asarray(out.order).tolist() == [list(range(12))] * 2
 

@@ -238,7 +238,7 @@ def test_whole_images_agree_with_the_official_pipeline(params, expected, monkeyp
 
   monkeypatch.setattr(noise_lib, 'normal', recorded)
   config = dataclasses.replace(CONFIG, height=3, width=3, token_norm=name == 'normed')
-  decoder = decoders.mar(nextstep.target(config, guided=True), schedule=6, guidance='constant')
+  decoder = decoders.mar(nextstep.target(config, guided=True), schedule=6)
   with jax.default_matmul_precision('highest'):
     decoded = jax.jit(decoder)(
         params, Prompt(streams(ids), streams(VISIBLE)), jax.random.key(0), Sampling(3.0, 1.0))

@@ -20,23 +20,21 @@ from cspd_jax.continuous import chain_walk, chains as chains_lib
 from cspd_jax.continuous.base import Cost, Draft, Env, Target, Verdict, Verifier
 from cspd_jax.continuous.chains import Memory
 from cspd_jax.continuous.result import Kernels
-from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span
 
 
-def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: np.ndarray
+def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.ndarray
                    ) -> Verifier:
   """Commits the tokens whose context was true, up to the first that changed.
 
   Args:
-    schedule: the levels of the head; the last kernel must have noise.
+    num_levels: levels of the decoder's schedule, whose last kernel must have noise.
     window: the first tokens of a round, which may be final; the others are drawn ahead.
-    kernels_per_call: drafts of every chain that the head is evaluated at together; more than all
-      levels are not used.
+    kernels_per_call: drafts of every chain that the head is evaluated at together, at most all.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter`.
   """
   def start(target: Target, num_rows: int, width: int) -> Memory:
-    return Memory(chains_lib.empty(schedule, target.token_dim, num_rows, width),
+    return Memory(chains_lib.empty(num_levels, target.token_dim, num_rows, width),
                   jnp.zeros(num_rows, jnp.int32))
 
   def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
@@ -44,7 +42,7 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
     rows, width = span.ranks.shape
     flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
     walked = chain_walk.walk(
-        env.target, schedule, min(kernels_per_call, schedule.num_levels), rho, env.params,
+        env.target, env.schedule, kernels_per_call, rho, env.params,
         span.batch(z), jax.tree.map(flat, draft.record), jnp.repeat(span.count, width))
     walked = jax.tree.map(lambda leaf: leaf.reshape(rows, width, *leaf.shape[1:]), walked)
 
@@ -68,6 +66,6 @@ def coupled_chains(schedule: Schedule, window: int, kernels_per_call: int, rho: 
         memory=Memory(walked.chains, length))
 
   return Verifier(
-      verify, None, 'exact up to rounding', levels=schedule.num_levels, start=start, exact=True,
+      verify, None, 'exact up to rounding', levels=num_levels, start=start, exact=True,
       # The head is called at all old states at once.
-      head_states=lambda width: width * schedule.num_levels)
+      head_states=lambda width: width * num_levels)

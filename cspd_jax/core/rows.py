@@ -1,0 +1,76 @@
+"""Rows of a decode: their number, and options with one value for all rows or one per row."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.core.tracing import is_concrete
+
+# Which values of an option are valid: a function, which may trace, and a description.
+Limit = tuple[Callable[[Any], Any], str]
+
+IS_FINITE: Limit = (lambda x: abs(x) < np.inf, 'finite')
+# Of the guidance scale of a target with one stream.
+IS_UNGUIDED: Limit = (
+    lambda x: x == 1, '1, because the target has no null condition; build the target with '
+    'guidance, or leave guidance_scale out')
+
+
+def count(condition: Any) -> int:
+  """Returns the number of rows `B` of a condition.
+
+  Raises:
+    ValueError: unless every leaf has a leading axis `B`, at least 1.
+  """
+  sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(condition)}
+  if len(sizes) != 1 or () in sizes or (0,) in sizes:
+    raise ValueError(
+        f'condition has leaves of the shapes '
+        f'{[jnp.shape(leaf) for leaf in jax.tree.leaves(condition)][:8]}; all must be arrays with '
+        'one leading axis for the rows, at least 1 row; convert lists to arrays.')
+  return sizes.pop()[0]
+
+
+def check_options(options: Mapping[str, Any], limits: Mapping[str, Sequence[Limit]], num_rows: int
+                  ) -> jax.Array:
+  """Checks options: invalid concrete values raise, traced ones make their rows invalid.
+
+  Args:
+    options: by name.
+    limits: of the options to be checked.
+    num_rows: `B`.
+
+  Returns:
+    `[B]` bool, whether all values of a row are valid.
+
+  Raises:
+    ValueError: for a value that is not a number or one number per row, or is not valid.
+  """
+  valid = np.ones(num_rows, bool)
+  for name, limits_of_option in limits.items():
+    value = _numbers(name, options[name], num_rows)
+    for is_valid, words in limits_of_option:
+      holds = is_valid(value)
+      if is_concrete(value) and not np.all(holds):
+        raise ValueError(f'{name} is {value}; it must be {words}.')
+      valid = valid & holds
+  return jnp.asarray(valid)
+
+
+def _numbers(name: str, value: Any, num_rows: int) -> Any:
+  """Converts an option to an array, a scalar or `[num_rows]`; to NumPy if it is concrete."""
+  message = f'{name} is {value!r:.80}; it must be a number, or one number per row.'
+  try:
+    value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+  except (TypeError, ValueError) as error:
+    raise ValueError(message) from error
+  if value.dtype == bool or not (
+      jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
+    raise ValueError(message)
+  if value.shape not in ((), (num_rows,)):
+    raise ValueError(f'{name} has shape {value.shape}; it must be a number or, for these '
+                     f'{num_rows} rows, have shape ({num_rows},).')
+  return value

@@ -1,0 +1,146 @@
+"""What cannot be decoded is visible: `Decoded.valid` per row under `jit`, an error before it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.continuous import decoders, drafters, schedule as schedule_lib
+from cspd_jax.continuous.context import CACHED, TRUE
+from cspd_jax.continuous.loop import make_decoder
+from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.continuous.verifiers.coupled_chains import coupled_chains
+from cspd_jax.core.random import row_keys
+from cspd_jax.testing import analytic, causal_analytic
+
+INF, NAN = float('inf'), float('nan')
+LEVELS, FLOW = schedule_lib.make(5), schedule_lib.flow(5)
+MASKED = analytic.gaussian_chain(4, 0.8, schedule=LEVELS, means=(0.0, 1.0))
+CAUSAL = causal_analytic.causal_chain(4, 2, schedule=FLOW, means=(0.0, 1.0), null=0.5)
+LABELS = np.array([0, 1, 0, 1], np.int32)
+
+
+@functools.cache
+def program(name):
+  model = MASKED if name == 'masked' else CAUSAL
+  return jax.jit(decoders.windows(model.target, 2, None, model.schedule, kernels_per_call=2))
+
+
+def decoded(name, labels=LABELS, scale=1.0, temperature=1.0, params=None):
+  """The result with traced options, one per row."""
+  rows = lambda value: jnp.broadcast_to(jnp.float32(value), (4,))
+  model = MASKED if name == 'masked' else CAUSAL
+  return jax.device_get(program(name)(
+      model.params if params is None else params, jnp.asarray(labels), jax.random.key(0),
+      Sampling(rows(scale), rows(temperature))))
+
+
+@pytest.mark.parametrize('name', ['masked', 'causal'])
+def test_healthy_rows(name):
+  assert decoded(name).valid.tolist() == [True] * 4
+
+
+@pytest.mark.parametrize('labels', [[0, 2, 1, -1]])
+def test_labels(labels):
+  found = decoded('masked', labels)
+  assert found.valid.tolist() == [True, False, True, False]
+  np.testing.assert_array_equal(found.tokens[0], decoded('masked').tokens[0])
+
+
+@pytest.mark.parametrize('value', [0.0, -1.0, NAN, INF])
+def test_temperature(value):
+  found = decoded('masked', temperature=np.array([1, value, 1, 1], np.float32))
+  assert found.valid.tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize('value', [2.0, NAN])
+def test_guidance_without_a_null_condition(value):
+  assert MASKED.target.num_streams == 1
+  found = decoded('masked', scale=np.array([1, 1, value, 1], np.float32))
+  assert found.valid.tolist() == [True, True, False, True]
+
+
+def test_tokens_of_damaged_parameters():
+  """A model whose second class has NaN: the decode ends, and its rows are marked."""
+  params = jax.tree.map(jnp.asarray, MASKED.params)
+  damaged = params._replace(means=params.means.at[1].set(NAN))
+  found = decoded('masked', params=damaged)
+  assert found.valid.tolist() == [True, False, True, False]
+  np.testing.assert_array_equal(found.tokens[::2], decoded('masked').tokens[::2])
+
+
+def test_the_pieces_check_too():
+  decoder = decoders.mar(MASKED.target, None, LEVELS)
+  state = jax.jit(decoder.start)(
+      MASKED.params, jnp.array([0, 7]), row_keys(jax.random.key(0), 2), Sampling())
+  assert decoder.finish(state).valid.tolist() == [True, False]
+
+
+@pytest.mark.parametrize('condition,message', [
+    ([0, 1], 'convert lists to arrays'), (np.zeros((0,), np.int32), 'at least 1 row'),
+    (np.array([0.5]), 'one integer class label')])
+def test_conditions(condition, message):
+  with pytest.raises(ValueError, match=message):
+    jax.jit(decoders.mar(MASKED.target, None, LEVELS))(
+        MASKED.params, condition, jax.random.key(0))
+
+
+@pytest.mark.slow
+def test_images_with_invalid_tokens_are_named():
+  model = cspd_jax.load('mar_demo')
+  model.params = jax.tree.map(lambda leaf: leaf * NAN, model.params)
+  with pytest.raises(ValueError, match='returned tokens with NaN or infinity for 1 of 1 images'):
+    model.generate(['cat'], decoder='mar(schedule=2, num_iter=2)')
+
+
+class TestParts:
+  """Combinations that would sample something else."""
+
+  @pytest.mark.parametrize('build', [
+      lambda target: decoders.windows(target, 2, 2, FLOW),
+      lambda target: decoders.mar(target, 2, FLOW),
+      lambda target: decoders.exact_head(target, 2, 2, FLOW)])
+  def test_steps_of_several_tokens_of_a_causal_model(self, build):
+    with pytest.raises(ValueError, match=r'one token per step.* steps that end at .*4.*Leave'):
+      build(CAUSAL.target)
+
+  def test_steps_of_one_token_of_a_causal_model(self):
+    steps = decoders.windows(CAUSAL.target, 2, 4, FLOW, kernels_per_call=2)
+    found = jax.jit(steps)(CAUSAL.params, LABELS, jax.random.key(0), Sampling(np.ones(4)))
+    np.testing.assert_allclose(found.tokens, decoded('causal').tokens, atol=1e-4)
+
+  @pytest.mark.parametrize('model,context', [(MASKED, TRUE), (CAUSAL, CACHED)])
+  def test_guidance_of_the_last_token(self, model, context):
+    verifier = coupled_chains(5, 2, 2, np.ones(5))
+    build = lambda **options: make_decoder(
+        model.target, model.schedule, verifier, (4,), drafter=drafters.old_chains(),
+        context=context, width=2, **options)
+    with pytest.raises(ValueError, match='guidance_of_last is True, but where a round ends'):
+      build(guidance_of_last=True)
+    assert not build().stages[-1].guidance_of_last
+    assert decoders.mar(MASKED.target, 2).stages[-1].guidance_of_last
+
+  @pytest.mark.parametrize('build', [
+      lambda target: decoders.windows(target, 2),
+      lambda target: decoders.exact_path(target, target)])
+  def test_a_last_kernel_without_noise(self, build):
+    silent = functools.partial(schedule_lib.flow, last_step=0.1, last_deviation=0)
+    with pytest.raises(ValueError, match='a kernel without noise'):
+      build(MASKED.target._replace(make_schedule=silent, num_levels=5))
+
+  @pytest.mark.parametrize('build,name', [
+      (lambda target: decoders.exact_head(target, 2.0), 'kernels_per_call'),
+      (lambda target: decoders.windows(target, 2, kernels_per_call=True), 'kernels_per_call'),
+      (lambda target: decoders.parallel(target, 2.5), 'block_length')])
+  def test_whole_numbers(self, build, name):
+    with pytest.raises(ValueError, match=f'{name} is .*; it must be a whole number'):
+      build(MASKED.target)
+
+  def test_guidance_is_the_models_own(self):
+    of = lambda target: decoders.windows(target, 2).guidance
+    assert of(MASKED.target) == 'linear'
+    assert of(MASKED.target._replace(guidance='constant')) == 'constant'
+    assert decoders.mar(MASKED.target, guidance='constant').guidance == 'constant'
