@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_IMPLEMENTATION = 'threefry2x32'
+
 
 class RowKeys(NamedTuple):
   """The random state of one row: two Threefry keys as plain words.
@@ -24,10 +26,15 @@ class RowKeys(NamedTuple):
   stream: jax.Array
 
 
+def seed_key(seed: jax.typing.ArrayLike) -> jax.Array:
+  """Returns the key of a seed, whatever `jax_default_prng_impl` is."""
+  return jax.random.key(seed, impl=_IMPLEMENTATION)
+
+
 def image_keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:
   """Returns the keys `[B]` of images, each from its own seed and number only."""
   seed, number = np.array(numbered, np.uint32).T
-  return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seed, number)
+  return jax.vmap(lambda s, i: jax.random.fold_in(seed_key(s), i))(seed, number)
 
 
 def row_keys(key: Any, batch_size: int) -> RowKeys:
@@ -36,13 +43,13 @@ def row_keys(key: Any, batch_size: int) -> RowKeys:
   Args:
     key: a single key, from which row `b` derives `fold_in(key, b)` whatever the batch size; or one
       key per row, `[B]`. Raw keys, `[..., 2]` uint32, are accepted as well, and a whole number as a
-      seed.
+      seed. Keys of other implementations than Threefry are hashed to Threefry keys.
     batch_size: `B`.
 
   Raises:
     ValueError: if `key` has another type or shape.
   """
-  key = _as_keys(key)
+  key = _as_threefry(_as_keys(key))
   if key.ndim == 0:
     key = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch_size))
   if key.shape != (batch_size,):
@@ -66,13 +73,28 @@ def _as_keys(key: Any) -> jax.Array:
     raise ValueError(
         f'key is {description:.80}; it must be a random key, such as jax.random.key(0), one key '
         'per row, or a whole number as a seed.')
-  return jax.random.key(key)
+  return seed_key(key)
+
+
+def _as_threefry(key: jax.Array) -> jax.Array:
+  """Hashes keys of other implementations, one by one.
+
+  Under `jax.vmap`, the numbers of `rbg` keys are all those of the first one.
+  """
+  if key.dtype == seed_key(0).dtype:
+    return key
+  words = jax.random.key_data(key)
+  hashed = jax.random.wrap_key_data(jnp.zeros((*key.shape, 2), jnp.uint32), impl=_IMPLEMENTATION)
+  fold_in = jnp.vectorize(jax.random.fold_in)
+  for index in range(words.shape[-1]):
+    hashed = fold_in(hashed, words[..., index])
+  return hashed
 
 
 def as_key(words: jax.Array, first: jax.typing.ArrayLike, second: int) -> jax.Array:
   """Returns the key `words + (first, second)`."""
   counter = jnp.stack([jnp.asarray(first, jnp.uint32), jnp.uint32(second)])
-  return jax.random.wrap_key_data(words + counter, impl='threefry2x32')
+  return jax.random.wrap_key_data(words + counter, impl=_IMPLEMENTATION)
 
 
 def exponential(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

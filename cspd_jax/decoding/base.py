@@ -291,7 +291,8 @@ class Drafter(NamedTuple):
       committed token, number `start`.
     update: `(env, state, rng, outcome) -> (rng, state)`: the state after a round.
     check: `target -> None`; raises ValueError if the target does not fit.
-    reuses_drafts: whether drafts of one round can return in the next.
+    reuses_drafts: whether drafts of one round can return in the next. Block verification is exact
+      for drafters that draw all drafts of a round anew only, which set it to False.
     num_arrays: arrays of probabilities of all drafts that `propose` and `update` hold at once,
       without those they record; for estimates of memory.
   """
@@ -301,7 +302,7 @@ class Drafter(NamedTuple):
   propose: Propose
   update: Update
   check: Callable[[Target], None] = lambda target: None
-  reuses_drafts: bool = False
+  reuses_drafts: bool = True
   num_arrays: int = 0
 
   @property
@@ -331,8 +332,8 @@ class Decoded(NamedTuple):
       tokens before it: the distribution that an exact decoder samples. 0 for a forced token. A
       relaxed decoder samples another distribution; this is still the target's, -inf for a token
       that the cuts exclude.
-    raw_log_probs: `[B, T]`, the same after guidance alone: at temperature 1 and without cuts. None
-      unless `Decoder.raw_log_probs` is set.
+    raw_log_probs: `[B, T]`, the same after guidance and grammar alone: at temperature 1 and without
+      cuts. None unless `Decoder.raw_log_probs` is set.
   """
 
   tokens: jax.Array

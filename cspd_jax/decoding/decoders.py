@@ -181,9 +181,10 @@ def speculative(target: Target, draft_target: Target, length: int = 4) -> Decode
   """
 
 
-@named('jacobi+match(seed_exact=False)', 'a draft is accepted if a fresh draw equals it')
-def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *, fresh: str = 'uniform',
-           coupling: str = 'redraw') -> Decoder:
+@named('jacobi(coupling=redraw)+match(seed_exact=False)',
+       'a draft is accepted if a fresh draw equals it')
+def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *,
+           fresh: str = 'uniform') -> Decoder:
   """Jacobi decoding with sampling: a draft is accepted if a fresh draw equals it.
 
   Args:
@@ -191,7 +192,6 @@ def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *, fresh:
     window: tokens per forward pass.
     tree: topology of the `window - 1` drafts; a chain by default.
     fresh: distribution of the tokens that enter the window; see `drafters.jacobi`.
-    coupling: how a draft depends on the last one of its position; see `drafters.jacobi`.
   """
 
 
@@ -225,8 +225,8 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
   """Jacobi windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
   Predictive sampling (arXiv 2002.09928) with a window, and a tree whose side nodes hold the
-  runners-up under the same noise. A chain yields these tokens bit for bit in any dtype, a tree with
-  side nodes up to rounding. Arguments as for `sjd_pac`.
+  runners-up under the same noise. With the same batch size a chain yields these tokens bit for bit
+  in any dtype, a tree with side nodes up to rounding. Arguments as for `sjd_pac`.
   """
 
 

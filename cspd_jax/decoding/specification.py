@@ -244,10 +244,10 @@ def guarantee(decoder: Decoder) -> str:
   """Returns how the images of a decoder relate to the target's distribution.
 
   Returns:
-    'seed-exact': the tokens of `vanilla(window=N)` with the same key, where `N` is the number of
-    tokens of a forward pass: bit for bit in any dtype for chains, up to rounding for trees; and
-    those of `vanilla` up to rounding. 'exact': the target's distribution. 'relaxed': neither;
-    `Decoded.tv_bound` bounds the total variation.
+    'seed-exact': the tokens of `vanilla(window=N)` with the same key and batch size, where `N` is
+    the number of tokens of a forward pass: bit for bit in any dtype for chains, up to rounding for
+    trees; and those of `vanilla` up to rounding. 'exact': the target's distribution. 'relaxed':
+    neither; `Decoded.tv_bound` bounds the total variation.
   """
   if decoder.verifier.seed_exact:
     return 'seed-exact'

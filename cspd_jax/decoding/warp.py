@@ -137,12 +137,13 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
   if warp.top_p is not None:
     p = jax.lax.cond(
         jnp.any(warp.top_p < 1),
-        lambda p: _normalise(jnp.where((warp.top_p >= 1) | is_top_p(p, warp.top_p), p, 0)),
+        lambda p: _normalise(
+            jnp.where((warp.top_p >= 1) | is_top_p(p, warp.top_p), p, 0), warp.top_p < 1),
         lambda p: p, p)
   if warp.min_p is not None:
     p = jax.lax.cond(
-        jnp.any(warp.min_p > 0), lambda p: jnp.where(
-            warp.min_p > 0, _normalise(jnp.where(is_min_p(p, warp.min_p), p, 0)), p),
+        jnp.any(warp.min_p > 0), lambda p: _normalise(
+            jnp.where((warp.min_p <= 0) | is_min_p(p, warp.min_p), p, 0), warp.min_p > 0),
         lambda p: p, p)
   if forced is not None:
     p = jnp.where(forced[..., None] < 0, p, jax.nn.one_hot(forced, p.shape[-1], dtype=p.dtype))
@@ -267,5 +268,6 @@ def _largest_with(holds, order: jax.Array) -> jax.Array:
   return jax.lax.fori_loop(0, bits, set_bit, start)
 
 
-def _normalise(p: jax.Array) -> jax.Array:
-  return p / jnp.sum(p, axis=-1, keepdims=True)
+def _normalise(p: jax.Array, cut: jax.Array) -> jax.Array:
+  """Divides by the sum where `cut`; other rows keep their bits."""
+  return p / jnp.where(cut, jnp.sum(p, axis=-1, keepdims=True), 1)

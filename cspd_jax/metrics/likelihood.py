@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import compiling, programs
+from cspd_jax.core import compiling, programs, rows
+from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import accept, contract, warp as warp_lib
 from cspd_jax.decoding.base import Condition, Target
 from cspd_jax.decoding.tree import chain
@@ -37,6 +38,7 @@ class Likelihood(NamedTuple):
   entropy: jax.Array
 
 
+@usual_promotion
 def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Array,
                warp: warp_lib.Warp) -> Likelihood:
   """Computes the likelihood of whole images under the target's warped distribution.
@@ -51,7 +53,11 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
     warp: the sampling options.
 
   Returns:
-    A `Likelihood`.
+    A `Likelihood`; NaN for rows whose options or condition are invalid.
+
+  Raises:
+    ValueError: for an invalid condition or option, as far as their values are concrete, or tokens
+      of another shape.
   """
   probs = distributions(target, params, condition, tokens, warp)
   entropy = jnp.sum(jax.scipy.special.entr(probs), axis=-1)
@@ -59,17 +65,19 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
   return Likelihood(nll=jnp.mean(nll, axis=1), entropy=jnp.mean(entropy, axis=1))
 
 
+@usual_promotion
 def distributions(target: Target, params: Any, condition: Condition, tokens: jax.Array,
                   warp: warp_lib.Warp) -> jax.Array:
   """Returns the distribution of every token of whole images, `[B, T, V]`.
 
   Arguments as for `likelihood`.
   """
-  logits, positions = _logits(target, params, condition, tokens)
+  logits, positions = _logits(target, params, condition, tokens, warp)
   return warp_lib.probabilities(
       logits, warp, positions, contract.forced_tokens(target, positions))
 
 
+@usual_promotion
 def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Array,
               warp: warp_lib.Warp) -> jax.Array:
   """Returns the log-probability of every token of whole images, `[B, T]`.
@@ -80,9 +88,12 @@ def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Arr
   whose `top_k`, `top_p` and `min_p` are None; or compare with `Decoded.raw_log_probs`, for such a
   `Warp` of temperature 1.
 
+  Tokens of a given prefix count as generated ones; for the others alone, pass the target of
+  `decoding.prefix.target` with its condition and the tokens behind the prefix.
+
   Arguments as for `likelihood`.
   """
-  logits, positions = _logits(target, params, condition, tokens)
+  logits, positions = _logits(target, params, condition, tokens, warp)
   forced = contract.forced_tokens(target, positions)
   if warp.top_k is None and warp.top_p is None and warp.min_p is None:
     return warp_lib.uncut_log_probs(logits, warp, positions, forced, positions, tokens)
@@ -90,9 +101,19 @@ def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Arr
   return warp_lib.log_probs(probs, positions, tokens)
 
 
-def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array
-            ) -> tuple[jax.Array, jax.Array]:
-  """The logits `[S, B, T, V]` of the tokens of whole images, and their positions `[B, T]`."""
+def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array,
+            warp: warp_lib.Warp) -> tuple[jax.Array, jax.Array]:
+  """The logits `[S, B, T, V]` of the tokens of whole images, and their positions `[B, T]`.
+
+  Logits of invalid rows are NaN.
+  """
+  num_rows = rows.count(condition)
+  if jnp.shape(tokens) != (num_rows, target.num_tokens):
+    raise ValueError(f'tokens has shape {jnp.shape(tokens)}; it must be that of whole images, '
+                     f'({num_rows}, {target.num_tokens}).')
+  valid = warp_lib.check(warp, target.num_streams, num_rows)
+  supported = contract.check_condition(target, condition)
+  valid = valid if supported is None else valid & supported
   first, _, cache = target.prefill(params, condition, target.num_tokens)
   logits = first[:, :, None]
   if target.num_tokens > 1:
@@ -101,6 +122,7 @@ def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array
     rest, _, _ = target.score(
         params, cache, tokens[:, :-1], start, chain(target.num_tokens - 2))
     logits = jnp.concatenate([logits, rest], axis=2)
+  logits = jnp.where(valid[:, None, None], logits, jnp.nan)
   return logits, jnp.broadcast_to(jnp.arange(target.num_tokens), tokens.shape)
 
 

@@ -94,7 +94,8 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
 
   return Drafter(
       layout=Layout(tree, probs_rows, (-1,) * (tree.num_nodes + 1), draws),
-      init=init, propose=propose, update=update, check=functools.partial(_check_sizes, other))
+      init=init, propose=propose, update=update, check=functools.partial(_check_sizes, other),
+      reuses_drafts=False)
 
 
 def _check_sizes(other: Tabular, target: Target) -> None:

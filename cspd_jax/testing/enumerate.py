@@ -202,7 +202,8 @@ class Stage(NamedTuple):
 
   Attributes:
     distribution: `[n, V]` distribution of the resulting token.
-    tv_bound: `[n]` mean of the verifier's bound on total variation; 0 if it returns none.
+    tv_bound: `[n]` mean of the verifier's bound on total variation; if it returns none, 0 for exact
+      verifiers and NaN for others.
     accepted: `[n]` probability that a candidate is accepted.
   """
 
@@ -240,7 +241,8 @@ def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int
         rng, layout, tokens, None if draws == 'fixed' else q[None],
         jnp.broadcast_to(p, (count + 1, p.shape[0])), jnp.minimum(jnp.arange(count + 1), 1))
     first = jnp.where(verdict.node > 0, tokens[verdict.node], verdict.token)
-    tv_bound = 0 if verdict.tv_bound is None else jnp.sum(verdict.tv_bound)
+    unknown = 0.0 if verifier.exact else jnp.nan
+    tv_bound = unknown if verdict.tv_bound is None else jnp.sum(verdict.tv_bound)
     one_hot = jax.nn.one_hot(first, p.shape[0], dtype=p.dtype)
     return rng.state.weight * jnp.append(one_hot, jnp.stack([tv_bound, verdict.node > 0]))
 

@@ -139,7 +139,7 @@ def make(target: Target, params: Params, condition: Condition, key: jax.Array) -
 def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Total variation `[...]` between distributions with logits `[S, ..., V]`, of the worst stream.
 
-  It is 1 where logits are not finite.
+  It is 1 where logits have NaN or +inf, or are -inf for all tokens.
   """
   def probs(logits: np.ndarray) -> np.ndarray:
     with np.errstate(invalid='ignore', over='ignore'):

@@ -30,11 +30,19 @@ def determinism(probe: Probe) -> Iterator[str]:
 
 
 def finite(probe: Probe) -> Iterator[str]:
-  """Logits are finite."""
-  if not np.isfinite(np.asarray(probe.prefill(probe.params, probe.condition)[0])).all():
-    yield 'prefill: logits are not finite; mask tokens with large negative numbers, not with inf.'
-  if not np.isfinite(probe.singly[0]).all():
-    yield 'score: logits are not finite; mask tokens with large negative numbers, not with inf.'
+  """Logits are finite, or -inf for impossible tokens."""
+  for name, logits in (('prefill', probe.prefill(probe.params, probe.condition)[0]),
+                       ('score', probe.singly[0])):
+    if not _are_valid(logits):
+      yield (f'{name}: logits contain NaN or +inf, or are -inf for all tokens; they must be finite '
+             'for the tokens that can be drawn, and -inf for the others.')
+
+
+def _are_valid(logits: np.ndarray) -> bool:
+  """Whether logits `[..., V]` define distributions: no NaN or +inf, and not -inf for all tokens."""
+  logits = np.asarray(logits, np.float64)
+  return not (np.isnan(logits).any() or np.isposinf(logits).any() or
+              np.isneginf(logits).all(axis=-1).any())
 
 
 def power(probe: Probe) -> Iterator[str]:
@@ -224,10 +232,10 @@ def end(probe: Probe) -> Iterator[str]:
   apart = np.where(probe.is_inside(at + 1 + np.arange(2)), apart, 0).max()
   last = np.maximum(total - 1 - np.arange(len(tokens)) % 2, 0)
   last = probe.score(cache, tokens[:, at:at + size], last)[0]
-  if not np.isfinite(np.concatenate([past, last], axis=2)).all():
-    yield (f'score: logits are not finite where a window runs past the last token, number '
-           f'{total - 1}; they are ignored but must be finite, so clip token numbers before table '
-           'look-ups.')
+  if not _are_valid(np.concatenate([past, last], axis=2)):
+    yield (f'score: logits contain NaN or +inf where a window runs past the last token, number '
+           f'{total - 1}; they are ignored but must define distributions, so clip token numbers '
+           'before table look-ups.')
   elif apart > probe.tolerance:
     yield (f'score: a window that runs past the last token changes the last distributions by '
            f'{apart:.2g} in total variation; prefill must allocate num_slots slots.')

@@ -238,7 +238,7 @@ def test_every_verifier_goes_with_a_drafter(name):
 
 
 @pytest.mark.parametrize('spec,expanded', [
-    ('jacobi(window=3)', 'jacobi(window=3)+match(seed_exact=False)'),
+    ('jacobi(window=3)', 'jacobi(coupling=redraw, window=3)+match(seed_exact=False)'),
     ('jacobi(window=3)+exact', 'jacobi(window=3)+exact'),
     ('mc_sjd', 'jacobi(coupling=maximal)+exact'),
     ('mc_sjd(window=3)+grouped', 'jacobi(coupling=maximal, window=3)+grouped'),

@@ -140,7 +140,7 @@ class LoopTest(chex.TestCase):
     together = decode(name, LABELS, keys)
     for row in range(5):
       alone = decode(name, LABELS[row:row + 1], keys[row:row + 1])
-      chex.assert_trees_all_equal(alone, jax.tree.map(lambda x: x[row:row + 1], together))
+      assert_same(alone, jax.tree.map(lambda x: x[row:row + 1], together))
     order = jnp.asarray([4, 2, 0, 1, 3])
     chex.assert_trees_all_equal(
         decode(name, LABELS[order], keys[order]), jax.tree.map(lambda x: x[order], together))

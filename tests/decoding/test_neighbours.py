@@ -1,13 +1,12 @@
-"""Neighbour tables and their cache on disk."""
+"""Neighbour tables."""
 
 from unittest import mock
 
 import numpy as np
-import pytest
 from absl.testing import parameterized
 
 from cspd_jax.decoding.verifiers import latent_neighbours
-from cspd_jax.decoding.verifiers.latent_neighbours import load_or_build, neighbour_table
+from cspd_jax.decoding.verifiers.latent_neighbours import neighbour_table
 
 CODEBOOK = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
 
@@ -58,50 +57,3 @@ class TableTest(parameterized.TestCase):
   def test_refused(self, options, words):
     with self.assertRaisesRegex(ValueError, words):
       neighbour_table(**{'codebook': CODEBOOK, **options})
-
-
-def test_built_once(tmp_path):
-  table = load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
-  np.testing.assert_array_equal(table, neighbour_table(CODEBOOK, 7))
-  with mock.patch.object(latent_neighbours, 'neighbour_table') as build:
-    np.testing.assert_array_equal(load_or_build(CODEBOOK, 7, cache_dir=tmp_path), table)
-    build.assert_not_called()
-
-
-def test_every_option_has_its_own_file(tmp_path):
-  changes = (dict(), dict(k=6), dict(distance='cosine'), dict(normalize=True), dict(seed=1),
-             dict(codebook=CODEBOOK + 1))
-  for options in changes:
-    load_or_build(**{'codebook': CODEBOOK, 'k': 7, **options}, cache_dir=tmp_path / 'new')
-  names = [path.name for path in (tmp_path / 'new').iterdir()]
-  assert len(names) == len(changes)
-  assert all(name.endswith('.npz') for name in names)  # Nothing half-written is left.
-
-
-def test_table_of_another_codebook(tmp_path):
-  load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
-  [path] = tmp_path.iterdir()
-  load_or_build(CODEBOOK + 1, 7, cache_dir=tmp_path)
-  [other] = set(tmp_path.iterdir()) - {path}
-  other.rename(path)
-  with pytest.raises(ValueError, match='table of another codebook'):
-    load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
-
-
-@pytest.mark.parametrize('content', [b'', b'not a zip', 'cut', 'objects'])
-def test_broken_file(tmp_path, content):
-  load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
-  [path] = tmp_path.iterdir()
-  if content == 'objects':
-    np.savez(path, table=np.array([{}], object), fingerprint='')
-  else:
-    path.write_bytes(path.read_bytes()[:-100] if content == 'cut' else content)
-  with pytest.raises(ValueError, match='cannot be read as .npz .*delete it'):
-    load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
-
-
-def test_failed_write_leaves_nothing(tmp_path):
-  full = mock.patch.object(np, 'savez', side_effect=OSError('disk full'))
-  with full, pytest.raises(OSError, match='disk full'):
-    load_or_build(CODEBOOK, 7, cache_dir=tmp_path)
-  assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.model_corrector import from_model
@@ -21,6 +21,7 @@ from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp
 from cspd_jax.decoding.verifiers.latent_neighbours import neighbour_table
+from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 from cspd_jax.decoding.verifiers.typical import typical
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.drafters import tabular_drafter
@@ -57,6 +58,24 @@ def random_probs(count=40, vocab_size=4):
   p[1], q[2] = np.eye(vocab_size)[1], np.eye(vocab_size)[2]
   p[3] = q[3]
   return p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
+
+
+def test_bounds_of_other_tests():
+  """A bound is NaN if it is unknown, and an offset counts without a gap."""
+  p, q = random_probs()
+  distance = lambda stage: 0.5 * np.abs(stage.distribution - p).sum(axis=1)
+  # Exact acceptance, and the target's distribution in place of the residual.
+  worse = NodeTest(
+      mass=lambda p, q, token, depth: accept.take(p, token), residual=lambda p, q, *_: p,
+      offset=lambda p, q, *_: 0.5 * jnp.sum(jnp.abs(p - accept.residual(p, q)), axis=-1))
+  for test, bounded in ((worse, True), (worse._replace(offset=None), False)):
+    stage = enumerate_stage(rejection(lambda depth, test=test: test, exact=False), p, q)
+    assert distance(stage).max() > 0.05
+    if bounded:
+      assert np.all(distance(stage) <= stage.tv_bound + 1e-6)
+    else:
+      assert np.isnan(stage.tv_bound).all()
+  assert not enumerate_stage(exact(), p, q).tv_bound.any()
 
 
 def total_variation(distribution, other):

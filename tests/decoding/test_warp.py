@@ -150,6 +150,15 @@ class SettledTest(parameterized.TestCase):
     branches = sum(value is not None for value in expected)
     assert settled.as_text().count('stablehlo.case') == branches
 
+  @parameterized.parameters(dict(top_p=np.array([0.5, 1.0])), dict(min_p=np.array([0.2, 0.0])))
+  def test_rows_without_a_cut_keep_their_bits(self, **cut):
+    logits = jax.random.normal(jax.random.key(0), (1, 2, 50, 9))
+    positions = jnp.zeros((2, 50), jnp.int32)
+    mixed = warp_lib.probabilities(logits, Warp(**cut), positions)
+    without = warp_lib.probabilities(logits, Warp(), positions)
+    np.testing.assert_array_equal(mixed[1], without[1])
+    self.assertFalse(np.array_equal(mixed[0], without[0]))
+
   def test_no_greedy_decode_without_a_cut(self):
     with self.assertRaisesRegex(ValueError, 'temperature is 0.*set top_k to 0'):
       warp_lib.check(Warp(temperature=0, top_k=None), 1, 2)

@@ -6,11 +6,26 @@ import sys
 
 import pytest
 
+from cspd_jax.core.spec import parse
+from experiments import exactness
+
 
 def run(*flags):
   return subprocess.run(
       [sys.executable, '-m', 'experiments.exactness', *flags], capture_output=True, text=True,
       check=False)
+
+
+def test_pairs():
+  """Those that a verifier does not support, and no others, are left out."""
+  every = exactness.pairs(exactness.prepare(exactness.Flags()))
+  assert len(every) == 37
+  of = lambda verifier: {str(parse(pair).parts[0].name) for pair in every
+                         if pair.endswith(f'+{verifier}')}
+  assert of('exact') == {'ancestral', 'corrected', 'eagle', 'eagle2', 'jacobi', 'medusa',
+                         'seed_exact', 'vanilla'}
+  assert of('block') == {'ancestral', 'eagle', 'medusa', 'model', 'vanilla'}
+  assert of('kseq') == {'eagle', 'medusa'}
 
 
 @pytest.mark.slow

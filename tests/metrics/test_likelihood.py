@@ -53,6 +53,38 @@ class LikelihoodTest(parameterized.TestCase):
     np.testing.assert_allclose(got.nll[allowed], -np.log(distribution[allowed]) / 3, rtol=1e-4)
     self.assertTrue(np.all(np.isinf(got.nll[~allowed])))
 
+  @parameterized.parameters(
+      (Warp(guidance_scale=3.0), 'guidance_scale is 3.0; it must be 1'),
+      (Warp(temperature=0.0, top_k=None), 'temperature is 0.0; it must be above 0'))
+  def test_options_without_effect(self, warp, message):
+    """An error, or NaN in the rows whose traced options are invalid."""
+    model = tabular.tabular(jax.random.key(3), length=3)
+    tokens, labels = jnp.zeros((2, 3), jnp.int32), jnp.zeros(2, jnp.int32)
+    for function in (likelihood.log_probs, likelihood.distributions):
+      run = lambda warp, function=function: function(
+          model.target, model.params, labels, tokens, warp)
+      with self.assertRaisesRegex(ValueError, message):
+        run(warp)
+      mixed = jax.tree.map(lambda bad, good: jnp.stack([bad, good]), warp, warp._replace(
+          guidance_scale=1.0, temperature=1.0))
+      got = np.asarray(jax.jit(run)(mixed)).reshape(2, -1)
+      self.assertTrue(np.isnan(got[0]).all() and np.isfinite(got[1]).all())
+
+  def test_tokens_of_another_shape(self):
+    model = tabular.tabular(jax.random.key(3), length=3)
+    with self.assertRaisesRegex(ValueError, r'tokens has shape \(2, 2\); .* \(2, 3\)'):
+      likelihood.log_probs(model.target, model.params, jnp.zeros(2, jnp.int32),
+                           jnp.zeros((2, 2), jnp.int32), Warp())
+
+  def test_strict_modes(self):
+    model = tabular.tabular(jax.random.key(3), length=3)
+    run = lambda: likelihood.log_probs(
+        model.target, model.params, jnp.zeros(2, jnp.int32), jnp.zeros((2, 3), jnp.int32),
+        Warp(top_k=2))
+    expected = run()
+    with jax.numpy_rank_promotion('raise'), jax.numpy_dtype_promotion('strict'):
+      np.testing.assert_array_equal(run(), expected)
+
   def test_equals_a_plain_forward_pass(self):
     config = llamagen.LlamaGenConfig(
         height=3, width=3, dim=16, num_layers=2, num_heads=2, ffn_dim=16, vocab_size=12,

@@ -158,13 +158,16 @@ BROKEN = {
             logits, tokens, np.eye(tree.num_nodes + 1, k=1))), 'later tokens',
         'a token of a window sees a later one'),
     'leftovers are seen': (scoring(leftovers), 'leftovers', 'leftovers of rejected drafts'),
-    'NaN past the end': (scoring(past_the_end), 'end of the image', 'logits are not finite where'),
+    'NaN past the end': (scoring(past_the_end), 'end of the image', 'logits contain NaN or .inf where'),
     'no room past the end': (
         T._replace(prefill=lambda params, condition, num_slots: T.prefill(params, condition, 9)),
         'end of the image', 'must allocate num_slots'),
     'infinite logits': (
-        scoring(lambda logits, *_: jnp.where(jnp.arange(4) == 2, -jnp.inf, logits)),
-        'finite logits', 'score: logits are not finite; mask tokens'),
+        scoring(lambda logits, *_: jnp.where(jnp.arange(4) == 2, jnp.inf, logits)),
+        'finite logits', 'score: logits contain NaN or .inf, or are -inf for all tokens'),
+    'no possible token': (
+        prefilling(lambda logits, *rest: (jnp.full_like(logits, -jnp.inf), *rest)),
+        'finite logits', 'prefill: logits contain NaN'),
     'integer logits': (
         scoring(lambda logits, *_: logits.astype(int)), 'shapes',
         'score of the target returned logits int32'),
@@ -226,6 +229,15 @@ def test_a_tabular_target():
   assert not report.problems and not report.left_out
   assert report.passed == ['shapes', *(check.name for check in CHECKS)]
   assert str(report).startswith('Passed: shapes, determinism')
+
+
+def test_impossible_tokens():
+  """-inf excludes a token under guidance too, which no large negative number does."""
+  never = lambda logits: jnp.where(jnp.arange(4) == 2, -jnp.inf, logits)
+  target = T._replace(
+      prefill=lambda *args: (never(T.prefill(*args)[0]), *T.prefill(*args)[1:]),
+      score=lambda *args: (never(T.score(*args)[0]), *T.score(*args)[1:]))
+  assert not check_target(target, MODEL.params, LABELS).problems
 
 
 @pytest.mark.slow

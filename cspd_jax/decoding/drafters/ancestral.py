@@ -49,4 +49,4 @@ def ancestral(window: int = 1) -> Drafter:
       init=init,
       propose=propose,
       update=lambda env, state, rng, outcome: (rng, state),
-      check=functools.partial(check_length, window, tree))
+      check=functools.partial(check_length, window, tree), reuses_drafts=False)

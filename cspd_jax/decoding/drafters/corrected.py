@@ -85,7 +85,10 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
   length = tree.main_length
   if reads is not None:
     check_size('reads', reads, 1)
-  reads = length if reads is None else min(reads, length)
+    if reads > length:
+      raise ValueError(f'reads is {reads}; it must be at most {length}, the drafts of the main '
+                       'chain, or None for all of them.')
+  reads = length if reads is None else reads
 
   def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
            ) -> tuple[RngState, CorrectedState]:
@@ -118,7 +121,7 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
     corrector.check(target)
 
   return Drafter(layout=layout(tree), init=init, propose=propose, update=update,
-                 check=check, reuses_drafts=True, num_arrays=_ARRAYS)
+                 check=check, num_arrays=_ARRAYS)
 
 
 def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, state: CorrectedState,

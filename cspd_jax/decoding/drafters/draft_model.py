@@ -83,7 +83,7 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   return Drafter(
       layout=Layout(chain(length), (0,) + tuple(range(length)), (-1,) * (length + 1)),
       init=init, propose=propose, update=_update,
-      check=functools.partial(check_grid, draft_target, 'draft model'))
+      check=functools.partial(check_grid, draft_target, 'draft model'), reuses_drafts=False)
 
 
 def check_grid(small: Any, role: str, target: Target) -> None:

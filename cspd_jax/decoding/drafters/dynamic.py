@@ -69,7 +69,7 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
       Layout(budget, (0,) * (num_nodes + 1), (-1,) * (num_nodes + 1), 'fixed'),
       init=lambda *args: feature_network.init(network, depth, (depth - 1) * width, *args),
       propose=propose, update=feature_network.update,
-      check=lambda target: feature_network.check(network, target))
+      check=lambda target: feature_network.check(network, target), reuses_drafts=False)
 
 
 def _check_sizes(num_nodes: int, width: int, depth: int) -> None:

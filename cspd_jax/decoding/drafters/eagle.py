@@ -70,4 +70,4 @@ def eagle(network: Network, tree: Tree = EAGLE,
       Layout(tree, probs_rows, (-1,) * (tree.num_nodes + 1), draws),
       init=lambda *args: feature_network.init(network, tree.max_depth, len(inner), *args),
       propose=propose, update=feature_network.update,
-      check=lambda target: feature_network.check(network, target))
+      check=lambda target: feature_network.check(network, target), reuses_drafts=False)

@@ -91,7 +91,7 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
   return Drafter(
       layout=layout(tree),
       init=init, propose=propose, update=update,
-      check=functools.partial(check_length, window, tree), reuses_drafts=True)
+      check=functools.partial(check_length, window, tree))
 
 
 def _check_options(window: int, coupling: str, fresh: str, tree: Tree) -> None:

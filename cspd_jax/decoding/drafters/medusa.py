@@ -99,7 +99,8 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
 
   return Drafter(
       Layout(tree, (0,) + tuple(int(d) - 1 for d in depth), (-1,) * (tree.num_nodes + 1), draws),
-      init=init, propose=propose, update=update, check=functools.partial(_check, heads))
+      init=init, propose=propose, update=update, check=functools.partial(_check, heads),
+      reuses_drafts=False)
 
 
 def _check(heads: Heads, target: Target) -> None:

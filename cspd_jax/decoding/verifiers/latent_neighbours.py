@@ -1,17 +1,10 @@
 """The nearest codebook rows of every token, for verifiers that accept latent neighbours."""
 
 import functools
-import hashlib
-import json
-import os
-import pathlib
-import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-
-from cspd_jax.checkpoints import paths, reading
 
 DISTANCES = ('l2', 'cosine', 'random')
 
@@ -57,38 +50,6 @@ def neighbour_table(codebook: np.ndarray, k: int, distance: str = 'l2', normaliz
   return table
 
 
-def load_or_build(codebook: np.ndarray, k: int, distance: str = 'l2', normalize: bool = False,
-                  seed: int = 0, *, cache_dir: str | os.PathLike) -> np.ndarray:
-  """Caches a `neighbour_table` on disk under the codebook's fingerprint.
-
-  Args:
-    codebook, k, distance, normalize, seed: see `neighbour_table`.
-    cache_dir: folder of the tables; created if missing.
-
-  Returns:
-    `[V, k]` int32.
-
-  Raises:
-    ValueError: as `neighbour_table`, or if the cached file is corrupt or was built from another
-      codebook or with other options.
-  """
-  codebook = _check(codebook, k, distance, normalize)
-  options = dict(k=int(k), distance=distance, normalize=bool(normalize), seed=int(seed),
-                 shape=codebook.shape)
-  fingerprint = hashlib.sha256(json.dumps(options).encode() + codebook.tobytes()).hexdigest()
-  path = paths.find('cache_dir', cache_dir) / f'neighbours_{distance}_{k}_{fingerprint[:16]}.npz'
-  if path.exists():
-    return _read(path, fingerprint)
-  table = neighbour_table(codebook, k, distance, normalize, seed)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  # Written to a temporary folder and moved, so that no reader sees an incomplete file.
-  with tempfile.TemporaryDirectory(dir=path.parent, prefix='part_') as folder:
-    part = pathlib.Path(folder) / path.name
-    np.savez(part, table=table, fingerprint=fingerprint)
-    os.replace(part, path)
-  return table
-
-
 def from_codebook(default: Callable[[int], int]) -> Callable[..., dict[str, Any]]:
   """Returns a function of a codebook and a verifier's arguments that computes `table` and `k`.
 
@@ -127,15 +88,6 @@ def embeddings(codebook: np.ndarray | None, arguments: Mapping[str, Any]) -> dic
         'codebook is None, but d_threshold needs distances in it; pass the codebook of the '
         "target's image tokenizer, or leave d_threshold out.")
   return {'embeddings': codebook}
-
-
-def _read(path: pathlib.Path, fingerprint: str) -> np.ndarray:
-  content = reading.arrays(path, 'delete it', needed=('table', 'fingerprint'))
-  if (stored := str(content['fingerprint'])) != fingerprint:
-    raise ValueError(
-        f'{path} holds the table of another codebook or of other options: its fingerprint is '
-        f'{stored[:16]}, expected {fingerprint[:16]}. Delete it or use another cache_dir.')
-  return content['table']
 
 
 def _check(codebook: np.ndarray, k: int, distance: str, normalize: bool) -> np.ndarray:

@@ -50,6 +50,11 @@ class NodeTest(NamedTuple):
   gap: NodeFunction | None = None
   offset: NodeFunction | None = None
 
+  @property
+  def is_bounded(self) -> bool:
+    """Whether `tv_bound` is computed; without it, the bound of a test that is not exact is NaN."""
+    return self.gap is not None or self.offset is not None
+
 
 def rejection(test_for: Callable[[int], NodeTest], exact: bool, **kwargs: Any) -> Verifier:
   """Builds a verifier from a test.
@@ -73,7 +78,7 @@ def rejection(test_for: Callable[[int], NodeTest], exact: bool, **kwargs: Any) -
     node = walk.deepest(accepted, tree)
     distribution = _stop_distribution(test, node, layout, tokens, probs, target_probs)
     tv_bound = None
-    if test.gap is not None:
+    if test.is_bounded:
       tv_bound = jnp.where(walk.tested(node, accepted, tree), costs, 0)
     if max(layout.leaf_candidate) < 0:
       return Verdict(node, rng.draw(distribution[None])[0], tv_bound=tv_bound)
@@ -95,7 +100,7 @@ def _accept(rng: Rng, test: NodeTest, layout: Layout, tokens: jax.Array, probs: 
             target_probs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
   """Whether every node would be accepted in its turn, and its share of `tv_bound`; `[N + 1]` each.
 
-  The second is None if the test has no gap.
+  The second is None if the test has neither gap nor offset.
   """
   tree, size = walk.topology(layout), tokens.shape[0]
   tested: list[Any] = []
@@ -125,8 +130,10 @@ def _accept(rng: Rng, test: NodeTest, layout: Layout, tokens: jax.Array, probs: 
                         accept.take(q_now, candidate)) & is_candidate
     tested.append(nodes)
     accepted.append(passed)
-    if test.gap is not None:
-      cost = test.gap(p, q_now, candidate, depth)
+    if test.is_bounded:
+      cost = jnp.zeros_like(q_now[:, 0])
+      if test.gap is not None:
+        cost = test.gap(p, q_now, candidate, depth)
       if test.offset is not None:
         cost += jnp.where(passed, 0, test.offset(p, q_now, candidate, depth))
       costs.append(jnp.where(is_candidate, cost, 0))
