@@ -58,15 +58,15 @@ def _convert(arguments: argparse.Namespace) -> None:
   if arguments.target and family.compare is None:
     raise ValueError(f'--target is for drafters; --family is {family.name!r}.')
   target = store.load(arguments.target) if arguments.target else None
-  whole = (folder.find_model(family.name, arguments.source, arguments.model)
-           if arguments.role is None else folder.Whole({}, {}))
+  sources = (folder.find_model(family.name, arguments.source, arguments.model)
+             if arguments.role is None else {})
   requested = folder.Part(
       family.name, arguments.source, arguments.role, arguments.sampling, arguments.dtype,
       dict(model=arguments.model, key=arguments.key,
            options={name: getattr(arguments, name) for name in _options()}))
   # Options are for the target alone.
   parts = [requested._replace(source=source) if name == family.name else folder.Part(name, source)
-           for name, source in whole.sources.items()] or [requested]
+           for name, source in sources.items()] or [requested]
   converted = folder.convert_parts(
       parts, arguments.output, allow_nonfinite=arguments.allow_nonfinite,
       note=lambda line: print(line, flush=True),
@@ -91,11 +91,13 @@ def _next_steps(output: str) -> list[str]:
                  f'{command}{others}')
   if lines:
     return lines
-  path = pathlib.Path(output).expanduser()
+  # Relative, it may be the name of a shipped network.
+  path = pathlib.Path(output).expanduser().absolute()
   parts = folder_lib.read(path)['parts']
   labels = store.describe(path / parts['target']).metadata.get('labels') or ['0']
   prompt = _WORDS if 'text' in parts else labels[0]
-  return [f'Next: {flags.command_line("cspd-generate", model=output, prompt=prompt)}']
+  command = flags.command_line('cspd-generate', model=folder_lib.name_of(output), prompt=prompt)
+  return [f'Next: {command}']
 
 
 class _Parser(argparse.ArgumentParser):

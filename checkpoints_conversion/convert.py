@@ -27,6 +27,7 @@ from cspd_jax.version import __version__
 Params = Any
 
 _VERSION = 2
+_GRID = ('height', 'width')
 
 
 def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> Params:
@@ -224,7 +225,9 @@ def of_tensors(
   settings = family.settings(contents)
   config = (family.presets[model] if model
             else family_lib.infer(family, shapes, overrides, settings))
-  _check_settings(family, config, settings)
+  # A user may choose another size of images, on which no weight depends.
+  _check_settings(family, config, {name: value for name, value in settings.items()
+                                   if name not in _GRID or name not in overrides})
   parameters = groups(family, config, tensors, allow_nonfinite=allow_nonfinite)
   extra = {**metadata(), 'family': family.name, 'model': model, 'converter': _VERSION,
            **family.metadata(config)}
@@ -279,6 +282,7 @@ def convert_file(
   Raises:
     ValueError: (or a subclass) for any problem with the input.
   """
+  weights.checked_dtype(dtype)
   opened = open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
   for line in opened.assumptions:
     note(line)

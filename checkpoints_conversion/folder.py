@@ -4,6 +4,7 @@ The networks of a model are converted into the same folder, together or one by o
 """
 
 import contextlib
+import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +14,14 @@ from typing import Any, NamedTuple
 from checkpoints_conversion import convert, hub, read, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
-from cspd_jax.checkpoints import store
-from cspd_jax.families import folder as folder_lib
+from cspd_jax.checkpoints import store, weights
+from cspd_jax.families import model_file
 
 # `(done, total) ->`: called as groups of parameters are written.
 Progress = Callable[[int, int], None]
+
+# The metadata of a network that tell it from others of the same sizes.
+_IDENTITY = ('sha256', 'key')
 
 
 class Part(NamedTuple):
@@ -53,14 +57,15 @@ def convert_parts(
   """Converts published files to networks of a model, all of them or none.
 
   Every file is opened and compared with the others before anything is written, and nothing is moved
-  into place before everything is written. After a kill the next call with the same parts continues.
+  into place before everything is written. After a kill the same call continues.
 
   Args:
     parts: the files to convert, in this order: networks of one model family with different roles.
       A network that belongs to no model family becomes a folder of its own.
-    output: folder of the model, new or not: older networks of the same roles are replaced.
+    output: folder of the model, new or not: older networks of the same roles are replaced, and
+      with another target the defaults of the old one: sampling options, prompts and decoders.
     progress: returns, for a file family, a context with the function to call as it is written.
-    note: called with every line of `FileFamily.assumed` before anything is written.
+    note: called with every assumption and the dropped defaults, before anything is written.
     allow_nonfinite: whether weights may be NaN or infinite.
 
   Returns:
@@ -70,12 +75,8 @@ def convert_parts(
     ValueError: for networks that do not fit, or other wrong input; `output` is unchanged then.
   """
   folder = pathlib.Path(output).expanduser().absolute()
-  file_families = [rules.get(part.family) for part in parts]
-  names = {family.model for family in file_families}
-  if len(names) != 1 or (None in names and len(parts) > 1):
-    raise ConversionError(f'parts are {", ".join(part.family for part in parts)}, which do not '
-                          'form a model; convert them one by one, into folders of their own.')
-  if (name := names.pop()) is None:
+  file_families, name = _families(parts)
+  if name is None:
     with progress(parts[0].family) as report:
       return [_convert_alone(file_families[0], parts[0], folder, report, note, allow_nonfinite)]
   model = families.family.get(name)
@@ -93,9 +94,12 @@ def convert_parts(
   networks = others | {role: source.network for role, source in opened.items()}
   if 'target' in networks:  # Raises an error for networks that do not belong together.
     model.build(families.Parts(folder.name, networks, {}))
-  _note_assumptions(parts, [opened[role] for role in roles], note)
+  new_target = _replaces_target(folder, opened)
+  dropped = model_file.of_old_target(folder, defaults) if new_target else {}
+  for line in _notes(parts, [opened[role] for role in roles], dropped):
+    note(line)
   states = {role: opened[role].state_of(part.dtype) for role, part in zip(roles, parts)}
-  with families.joining(folder, model.name, states, defaults) as new:
+  with families.joining(folder, model.name, states, defaults, new_target=new_target) as new:
     for role, part in zip(roles, parts):
       with progress(part.family) as report:
         opened.pop(role).write(new[role], dtype=part.dtype, progress=report,
@@ -103,51 +107,83 @@ def convert_parts(
   return [(folder / role, networks[role].config) for role in roles]
 
 
-def _note_assumptions(parts: Sequence[Part], opened: Sequence[convert.Source],
-                      note: Callable[[str], None]) -> None:
-  for part, source in zip(parts, opened):
-    for line in source.assumptions:
-      note(f'{part.family}: {line}')
+def _families(parts: Sequence[Part]) -> tuple[list[FileFamily], str | None]:
+  """Returns the file families of parts and the name of their model family; checks the dtypes.
 
-
-class Whole(NamedTuple):
-  """The networks of a model in a published folder.
-
-  Attributes:
-    sources: files or folders by file family, those that exist.
-    missing: the possible names of the others, by file family.
+  The name is None for a network that belongs to no model family.
   """
+  for part in parts:
+    weights.checked_dtype(part.dtype)
+  file_families = [rules.get(part.family) for part in parts]
+  names = {family.model for family in file_families}
+  if len(names) != 1 or (None in names and len(parts) > 1):
+    raise ConversionError(f'parts are {", ".join(part.family for part in parts)}, which do not '
+                          'form a model; convert them one by one, into folders of their own.')
+  return file_families, names.pop()
 
-  sources: dict[str, pathlib.Path]
-  missing: dict[str, tuple[str, ...]]
+
+def _notes(parts: Sequence[Part], opened: Sequence[convert.Source], dropped: Mapping[str, Any]
+           ) -> list[str]:
+  """Returns the lines on what is assumed, and on the defaults of an old target."""
+  lines = [f'{part.family}: {line}'
+           for part, source in zip(parts, opened) for line in source.assumptions]
+  old = ', '.join(f'{name} {json.dumps(value)}' for name, value in dropped.items())
+  return lines + ([f'dropped defaults of the target that is replaced: {old}'] if old else [])
 
 
-def find_model(family_name: str, source: str | os.PathLike, model: str | None = None) -> Whole:
-  """Looks for the networks of a whole model.
+def _replaces_target(folder: pathlib.Path, opened: Mapping[str, convert.Source]) -> bool:
+  """Whether a folder has a target, and the opened one is another network."""
+  if 'target' not in opened or not (folder / model_file.FILE).exists():
+    return False
+  if (part := model_file.read(folder)['parts'].get('target')) is None:
+    return False
+  try:
+    old = store.describe(folder / part)
+  except store.CheckpointError:  # It was removed or is damaged.
+    return True
+  new = opened['target'].network
+  return (old.config, *map(old.metadata.get, _IDENTITY)) != (
+      new.config, *map(new.metadata.get, _IDENTITY))
+
+
+def find_model(family_name: str, source: str | os.PathLike, model: str | None = None
+               ) -> dict[str, pathlib.Path]:
+  """Looks for the networks of a whole model, or for a tokenizer file in its folder.
 
   Args:
-    family_name: the family of the target's file.
+    family_name: the family of the target's file, or of a tokenizer file of words.
     source: a published folder, or an id of the hub; see `hub.local`.
     model: name of the published model.
 
   Returns:
-    The networks, the target last because it takes the longest. Empty if the source is not the
-    folder of a whole model.
+    Files or folders by file family, those that exist, the target last because it takes the longest.
+    Empty if the source is not the folder of a whole model.
 
   Raises:
-    ReadError: if the source does not exist or has no target.
+    ReadError: if the source does not exist, or has no target or tokenizer file.
   """
-  layout = rules.get(family_name).layout(model)
+  family = rules.get(family_name)
+  layout = family.layout(model) or _text_layout(family)
   path = hub.local(source, [name for names in layout.values() for name in names])
   if not path.is_dir() or not layout:
-    return Whole({}, {})
-  sources = {family: next((path / name for name in names if (path / name).exists()), None)
-             for family, names in reversed(list(layout.items()))}
-  missing = {family: layout[family] for family, file in sources.items() if file is None}
-  if family_name in missing:
+    return {}
+  sources = {name: path / file for name, files in reversed(list(layout.items()))
+             if (file := next((file for file in files if (path / file).exists()), None))}
+  if family_name not in sources:
     raise read.ReadError(f'source is {source}, a folder without {layout[family_name][0]}; specify '
                          'the file, or another model.')
-  return Whole({family: file for family, file in sources.items() if file}, missing)
+  return sources
+
+
+def _text_layout(family: FileFamily) -> dict[str, tuple[str, ...]]:
+  """Returns where a published folder has a tokenizer file of words; empty for other families.
+
+  The file may also be directly in the folder.
+  """
+  files = [file for other in rules.FAMILIES.values() for model in (None, *other.presets)
+           for file in other.layout(model).get(family.name, ()) if family.kind == 'text']
+  names = [pathlib.PurePosixPath(file).name for file in files]
+  return {family.name: tuple(dict.fromkeys(names + files))} if files else {}
 
 
 class Missing(NamedTuple):
@@ -164,8 +200,9 @@ class Missing(NamedTuple):
 
 def missing_parts(output: str | os.PathLike) -> list[Missing]:
   """Lists the networks without which the model in a folder cannot turn prompts into images."""
-  folder = pathlib.Path(output).expanduser()
-  description = folder_lib.read(folder)
+  # Relative, it may be the name of a shipped network.
+  folder = pathlib.Path(output).expanduser().absolute()
+  description = model_file.read(folder)
   model, parts = families.family.get(description['family']), description['parts']
   if 'target' not in parts:
     return [Missing([family.name for family in rules.FAMILIES.values()
@@ -218,10 +255,10 @@ def _other_networks(folder: pathlib.Path, model: str, roles: Sequence[str]
                     ) -> dict[str, store.Loaded]:
   """Describes the networks of the model in a folder except those of some roles."""
   store.recover(folder)
-  if not (folder / folder_lib.FILE).exists():
+  if not (folder / model_file.FILE).exists():
     return {}
   try:
-    description = folder_lib.read(folder)
+    description = model_file.read(folder)
   except store.CheckpointError:
     raise
   except ValueError:  # A network that is not the target of any model.

@@ -12,7 +12,7 @@ import numpy as np
 from checkpoints_conversion import convert, folder, read, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
-from cspd_jax.checkpoints import description, store
+from cspd_jax.checkpoints import description, store, weights
 from cspd_jax.generation.model import Model
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def from_torch(
       `model`.
     config: the content of the model's config.json. None uses that of the module if it is one of
       transformers, and an empty mapping none.
-    dtype: dtype of the parameters; None keeps that of the tensors.
+    dtype: floating-point dtype of the parameters; None keeps that of the tensors.
     sampling: name of the official options that become the model's defaults; None selects those for
       pictures.
     name: name of the model; None uses `family`.
@@ -53,19 +53,20 @@ def from_torch(
   Raises:
     ValueError: (or a subclass) for any problem with the input.
   """
+  weights.checked_dtype(dtype)
   files, models = _families(family, parts)
   settings = _settings(source, config)
   tensors = _tensors('source', source)
   opened = convert.of_tensors(
       family, tensors, settings, model=model, options=options,
       metadata=lambda: {'source': type(source).__name__}, allow_nonfinite=allow_nonfinite)
-  loaded = {'target': _loaded(opened, dtype)}
+  loaded = {'target': _loaded(opened, dtype, allow_nonfinite)}
   for other in _in_the_same_file(files, model):
     role = folder.role_of(rules.get(other), models, None)
     if role not in parts:
       loaded[role] = _loaded(convert.of_tensors(
           other, tensors, settings, metadata=lambda: {'source': type(source).__name__},
-          allow_nonfinite=allow_nonfinite), dtype)
+          allow_nonfinite=allow_nonfinite), dtype, allow_nonfinite)
   for role, part in parts.items():
     if part is not None:
       loaded[role] = _part(files, models, model, role, part, dtype, allow_nonfinite)
@@ -140,13 +141,19 @@ def _part(files: FileFamily, models: families.Family, model: str | None, role: s
     opened = convert.of_tensors(
         names[0], _tensors(role, part), _settings(part),
         metadata=lambda: {'source': type(part).__name__}, allow_nonfinite=allow_nonfinite)
-  return _loaded(opened, dtype)
+  return _loaded(opened, dtype, allow_nonfinite)
 
 
-def _loaded(opened: convert.Source, dtype: Any) -> store.Loaded:
-  """Builds the parameters of a network on the default device."""
-  def place(leaf: np.ndarray) -> jax.Array:
-    is_weight = dtype is not None and jnp.issubdtype(leaf.dtype, np.floating)
-    return jnp.asarray(leaf, dtype if is_weight else leaf.dtype)
+def _loaded(opened: convert.Source, dtype: Any, allow_nonfinite: bool) -> store.Loaded:
+  """Builds the parameters of a network on the default device.
 
-  return opened.network._replace(params=jax.tree.map(place, opened.params()))
+  Raises:
+    ConversionError: naming a parameter with numbers that `dtype` does not represent.
+  """
+  params = weights.cast(opened.params(), dtype)
+  if not allow_nonfinite:
+    try:
+      weights.check_finite(params)
+    except ValueError as error:
+      raise ConversionError(f'parameter {error}') from error
+  return opened.network._replace(params=jax.tree.map(jnp.asarray, params))

@@ -6,9 +6,11 @@ and transformers.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from checkpoints_conversion.rules import settings
-from checkpoints_conversion.rules.settings import Check, Free, Must, Part, Size, Table
+from checkpoints_conversion.rules.settings import Check, Free, Must, Part, Size, Sizes, Table
+from cspd_jax.core import fields
 from cspd_jax.models import early_fusion
 
 _TIED = Must((False,), ': the output matrix is the token embedding then; save it a second time, '
@@ -87,6 +89,23 @@ _FIXED = Free('the official program has fixed ids, and reads those of no file')
 LUMINA_MGPT_2: Mapping[str, Table] = {'config.json': {
     **_CHAMELEON, 'vocabulary_map': _FIXED, 'boi_token_id': _FIXED, 'eoi_token_id': _FIXED}}
 
+# Pixels of a token of Emu3 along each side, and the most tokens.
+_TOKEN_SIDE, _MOST_TOKENS = 8, fields.MOST_SIDE
+
+
+def _square(area: Any) -> Mapping[str, int] | str:
+  """Returns rows and columns of square images as `Emu3Processor.calculate_generate_size` does.
+
+  Args:
+    area: pixels of an image, which the official program reads from `image_area`.
+  """
+  is_area = type(area) is int and 0 < area <= (_TOKEN_SIDE * _MOST_TOKENS)**2
+  if is_area and (side := round(area**0.5 / _TOKEN_SIDE)):
+    return {'height': side, 'width': side}
+  return (f'{area!r:.80}; it must be the number of pixels of an image, with 1 to {_MOST_TOKENS} '
+          f'tokens of {_TOKEN_SIDE} pixels along each side')
+
+
 _EMU3: Table = {
     **_transformers(1e6),
     'model_type': Must(('Emu3', 'emu3', 'emu3_text_model')),
@@ -94,7 +113,7 @@ _EMU3: Table = {
     'img_token_id': Must((151851,)), 'boi_token_id': Must((151852,)),
     'eoi_token_id': Must((151853,)), 'eol_token_id': Must((151846,)),
     'eof_token_id': Must((151847,)),
-    'image_area': Free('rows and columns of an image are options, on which no weight depends'),
+    'image_area': Sizes(_square),
 }
 
 EMU3: Mapping[str, Table] = {'config.json': {**_EMU3, 'text_config': Part(_EMU3)}}

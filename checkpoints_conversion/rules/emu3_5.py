@@ -27,6 +27,7 @@ FIELDS: settings.Table = {
     **{name: entry for name, entry in early_fusion_settings.EMU3['config.json'].items()
        if name not in ('vocabulary_map', 'text_config', 'vq_config')},
     'model_type': Must(('Emu3',)),
+    'image_area': Free('the official program has rows and columns in its own configuration'),
     # The class of the official program for vLLM has these fields too.
     **{name: nextstep.FIELDS[name] for name in (
         'use_sliding_window', 'sliding_window', 'max_window_layers', 'layer_types')},

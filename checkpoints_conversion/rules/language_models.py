@@ -14,7 +14,7 @@ import numpy as np
 
 from checkpoints_conversion.rules import early_fusion, family, settings
 from checkpoints_conversion.rules.base import Rule, Transform
-from checkpoints_conversion.rules.settings import Check, Free, Must, Size
+from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.models.early_fusion import PRESETS, EarlyFusionConfig, order
 
 _EMBEDDING, _OUTPUT = 'model.embed_tokens.weight', 'lm_head.weight'
@@ -115,12 +115,6 @@ _TRANSFORMERS: settings.Table = {
     'max_position_embeddings': Free('rotation by any position is computed when it is needed')}
 
 
-def _full_attention(value: Any) -> str | None:
-  if isinstance(value, list) and set(value) <= {'full_attention'}:
-    return None
-  return f'{value!r:.80}; it must be a list of "full_attention"'
-
-
 _OF_WINDOWS = Free('it is for layers with sliding windows, which no published model has')
 _OF_READING = Free('images are generated, so the settings of networks that read them are not used')
 _TIED = Must((True,), f': the file has no {_OUTPUT}, so its embeddings are the output matrix; '
@@ -137,7 +131,7 @@ SIMPLEAR_FIELDS: settings.Table = {
     **_TRANSFORMERS, 'model_type': Must(('qwen2',)), 'hidden_act': settings.SILU,
     'tie_word_embeddings': _TIED,
     'use_sliding_window': Must((False,)), 'sliding_window': _OF_WINDOWS,
-    'max_window_layers': _OF_WINDOWS, 'layer_types': Check(_full_attention),
+    'max_window_layers': _OF_WINDOWS, 'layer_types': settings.FULL_ATTENTION,
     # Its training program, derived from LLaVA's, writes these next to the fields of Qwen2.
     **dict.fromkeys(_LLAVA.split(), _OF_READING)}
 LIQUID_FIELDS: settings.Table = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from checkpoints_conversion.rules import base, diffusion_head, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
-from checkpoints_conversion.rules.settings import Check, Free, Must, Size
+from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.models.nextstep import PRESETS, NextStepConfig
 
 _TITLE = 'a NextStep-1 model'
@@ -20,13 +20,6 @@ _OF_1_1 = 'genloss_'
 _PIXELS = 16
 
 
-def _layers(value: Any) -> str | None:
-  """Returns the problem with the types of layers; see `settings.Check`."""
-  if isinstance(value, list) and set(value) == {'full_attention'}:
-    return None
-  return f'{value!r:.80}; every layer must have full attention'
-
-
 FIELDS: settings.Table = {
     **settings.COMMON, **settings.rope(10000.0),
     'model_type': Must(('nextstep', 'stepx_llama')),
@@ -36,7 +29,7 @@ FIELDS: settings.Table = {
     'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
     'hidden_act': settings.SILU, 'attention_bias': Must((True,)),
     'o_attention_bias': settings.NO_BIAS, 'mlp_bias': settings.NO_BIAS,
-    'use_sliding_window': Must((False,)), 'layer_types': Check(_layers),
+    'use_sliding_window': Must((False,)), 'layer_types': settings.FULL_ATTENTION,
     'sliding_window': Free('only layers with a sliding window, which there are not, have one'),
     'max_window_layers': Free('only layers with a sliding window, which there are not, have one'),
     'max_position_embeddings': Free('rotation by any position is computed when it is needed'),

@@ -1,7 +1,8 @@
 """Checks the fields of config.json and params.json against a table for each file family.
 
-A field is a size of the network (`Size`), must have a certain value (`Must`), must pass a check
-(`Check`), contains fields (`Part`), or does not affect what the network computes (`Free`).
+A field is a size of the network (`Size`), determines several of them (`Sizes`), must have a certain
+value (`Must`), must pass a check (`Check`), contains fields (`Part`), or does not affect what the
+network computes (`Free`).
 Every other field is refused by name: a setting that a converter ignores leads to wrong images
 without an error. Null, and -1 for a whole number, count as absent, and names that begin with '_'
 belong to the program that wrote the file.
@@ -30,6 +31,16 @@ class Size(NamedTuple):
   name: str
   kind: type = int
   default: Any = None
+
+
+class Sizes(NamedTuple):
+  """A field from which several fields of our config follow.
+
+  Attributes:
+    fields: `value ->` those fields by name; or the problem, a text that continues 'FIELD is'.
+  """
+
+  fields: Callable[[Any], Mapping[str, Any] | str]
 
 
 class Must(NamedTuple):
@@ -74,7 +85,7 @@ class Part(NamedTuple):
   fields: 'Table'
 
 
-Entry = Size | Must | Check | Free | Part
+Entry = Size | Sizes | Must | Check | Free | Part
 # Fields by name. The entry '*' applies to all others.
 Table = Mapping[str, Entry]
 
@@ -106,6 +117,12 @@ def read(tables: Mapping[str, Table], contents: Contents) -> dict[str, Any]:
           problems.append(f'{field} is {value!r:.80}; it must be {_WORDS[entry.kind]}')
         elif sizes.setdefault(entry.name, size) != size:
           problems.append(f'{field} is {value!r}, but another field is {sizes[entry.name]!r}')
+      elif isinstance(entry, Sizes):
+        determined = entry.fields(value)
+        if isinstance(determined, str):
+          problems.append(f'{field} is {determined}')
+        else:
+          sizes |= determined
       elif problem := _problem(entry, value):
         problems.append(f'{field} is {problem}')
   if problems:
@@ -190,6 +207,9 @@ def rope(default: float | None = None) -> Table:
 _DEFAULT_ROPE = Must(('default',), ', the only rotation that the networks here support')
 _WHOLE_HEAD = Must((1,))
 SILU = Must(('silu', 'swish'))
+FULL_ATTENTION = Check(
+    lambda value: None if isinstance(value, list) and set(map(str, value)) == {'full_attention'}
+    else f'{value!r:.80}; every layer must have full attention')
 NO_BIAS = Must((False,))
 OF_SHAPES = Free('names and shapes of the weights determine it')
 

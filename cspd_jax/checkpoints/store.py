@@ -82,9 +82,9 @@ def save(
     allow_nonfinite: whether parameters may be NaN or infinite.
 
   Raises:
-    CheckpointError: if the parameters do not belong to the config or are not finite, `path` is
-      neither an older checkpoint nor an empty folder, it holds files that `save` did not write, or
-      another process is writing it.
+    CheckpointError: if the parameters do not belong to the config or are not finite, `dtype` is not
+      a floating-point dtype, `path` is neither an older checkpoint nor an empty folder, it holds
+      files that `save` did not write, or another process is writing it.
   """
   kind = kinds.current(kind)
   _check_config(kind, config)
@@ -129,6 +129,7 @@ def save_groups(
   except TypeError as error:
     raise CheckpointError(f'extra must hold JSON values only: {error}.') from error
   with description.refused():
+    weights.checked_dtype(dtype)
     folder = paths.folder('path', path).resolve()
     recover(folder.parent)
     with folders.replacing(folder, description.listed, state) as new:
@@ -208,9 +209,10 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   Raises:
     CheckpointError: if the checkpoint does not exist or is damaged, or its parameters do not
       belong to its config or are not finite.
-    ValueError: if the parameters cannot be divided over the mesh or have no int8 matrices, or JAX
-      has no device.
+    ValueError: if the parameters cannot be divided over the mesh or have no int8 matrices, `dtype`
+      is not a floating-point dtype, or JAX has no device.
   """
+  weights.checked_dtype(dtype)
   folder = _find(path_or_name)
   kind, config, metadata, groups, digests = description.read(folder)
   expected = kinds.expected(KINDS[kind], config)

@@ -170,6 +170,20 @@ def _merge(tree: dict[str, Any], part: Params) -> None:
       tree[name] = value
 
 
+def checked_dtype(dtype: Any) -> Any:
+  """Returns a dtype, or None; raises ValueError unless parameters can have it."""
+  if dtype is None:
+    return None
+  try:
+    is_float = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+  except TypeError:
+    is_float = False
+  if not is_float:
+    raise ValueError(f"dtype is {dtype!r}; it must be a floating-point dtype, such as 'bfloat16', "
+                     "'float16' or 'float32'.")
+  return dtype
+
+
 def cast(params: Params, dtype: Any) -> Params:
   """Returns host arrays, the floating-point ones in `dtype` unless it is None."""
   def convert(leaf):

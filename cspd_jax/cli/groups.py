@@ -38,13 +38,13 @@ class Images:
   """Which images to generate.
 
   Attributes:
-    prompt: a prompt, or names or numbers of classes separated by commas; may be repeated. None
-      uses the model's own prompts.
+    prompt: a prompt, used as it is, or names or numbers of classes separated by commas; may be
+      repeated. None uses the model's own prompts.
     prompts: a file with one prompt per line, in place of `prompt`.
     num_images: number of images; prompts are repeated in turn. None generates one image per prompt
       or seed.
     seed: one seed, of which image `i` has the key `i` whatever the decoder and the batch size; or
-      one seed per image, separated by commas.
+      one seed per image, separated by commas. The same decoder draws the same image from a key.
   """
 
   prompt: str | tuple[str, ...] | None = None

@@ -73,13 +73,20 @@ def pair(name: str, text: str | None) -> tuple[int, int] | None:
   return int(match[1]), int(match[2])
 
 
-def mesh(text: str | None) -> Any:
+def mesh(text: str | None, one_group: str | None = None) -> Any:
   """Returns the mesh of a field such as '2x4'; None stays None.
 
+  Args:
+    text: the field.
+    one_group: why the mesh must have one group of devices; None if it may have several.
+
   Raises:
-    ValueError: for another text, or numbers of devices that are not available.
+    ValueError: for another text, several groups where there must be one, or numbers of devices that
+      are not available.
   """
   sizes = pair('mesh', text)
+  if sizes is not None and sizes[0] != 1 and one_group is not None:
+    raise ValueError(f'mesh is {text!r}; its first number must be 1, because {one_group}.')
   return sizes and sharding.make_mesh(*sizes)
 
 
@@ -154,9 +161,19 @@ def _prompts(group: groups.Images, of: cspd_jax.Model, general: bool) -> list[An
 
 
 def _split(text: str, of: cspd_jax.Model) -> list[str]:
-  """The prompts of a text; a description, or the name of a class, may have commas of its own."""
-  parts = [part.strip() for part in text.split(',') if part.strip()]
-  return [text] if len(parts) > 1 and _accepts(of, text) else parts
+  """The prompts of a text: itself if it is a description, else the classes between its commas."""
+  if not text.strip():
+    return []
+  # The name of a class may have commas of its own.
+  if not _has_classes(of) or _accepts(of, text):
+    return [text]
+  return [part.strip() for part in text.split(',') if part.strip()]
+
+
+def _has_classes(of: cspd_jax.Model) -> bool:
+  """Whether the prompts of a model are classes, and not descriptions."""
+  condition = of.condition(of.prompts[:1]) if of.prompts else None
+  return getattr(condition, 'ndim', None) == 1
 
 
 def _accepts(of: cspd_jax.Model, prompt: str) -> bool:

@@ -37,6 +37,7 @@ from cspd_jax.core import compiling, fields, progress
 from cspd_jax.generation import batches, report as report_lib
 from cspd_jax.measure import comparison
 
+_PROGRAM = report_lib.Program('cspd-compare', ('engine', 'tokens_per_image', 'captions'))
 # Sizes of decoders of discrete tokens; all others are sizes of continuous ones.
 _DISCRETE = ('window', 'length')
 # Sizes that are numbers of tokens.
@@ -151,12 +152,9 @@ def prepare(config: Any) -> Job:
     ValueError: for the first option that cannot work.
   """
   _check_choice(config)
-  mesh = inputs.pair('mesh', config.mesh)
-  if mesh is not None and mesh[0] != 1:
-    raise ValueError(f'mesh is {config.mesh!r}; its first number must be 1, because images are '
-                     'decoded one at a time.')
+  mesh = inputs.mesh(config.mesh, one_group='images are decoded one at a time')
   model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
-                       sharding=inputs.mesh(config.mesh))
+                       sharding=mesh)
   inputs.tokens_at_most(config.sizes, model, *_TOKENS)
   few = config.decoder is None and not config.all
   prompts, seed = inputs.images(config.images, model, _FEW_IMAGES if few else _IMAGES)
@@ -235,9 +233,15 @@ def _output(config: Config) -> pathlib.Path:
   return pathlib.Path(config.output or f'runs/{pathlib.Path(config.model).name or "compare"}')
 
 
+def _report(config: Any, job: Job) -> report_lib.Report:
+  """Opens the report."""
+  return report_lib.Report(
+      _output(config), compare_report.files(job.model, job.programs), program=_PROGRAM)
+
+
 def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -> list[dict]:
   """Writes a report of the decoders that have run and returns its rows."""
-  report = report_lib.Report(_output(config), compare_report.files(job.model, job.programs))
+  report = _report(config, job)
   rows = compare_report.rows(
       job.model, job.programs, compared, paired=config.paired)
   captions = job.model.conditions.titles(job.prompts)
@@ -260,7 +264,7 @@ def _look(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) ->
 def main(config: Config) -> None:
   job = prepare(config)
   # Rejects a folder that cannot hold the files before anything compiles.
-  folder = report_lib.Report(_output(config), compare_report.files(job.model, job.programs)).folder
+  folder = _report(config, job).folder
   with files.hold(folder):
     print(compare_report.headline(job.model, job.programs, job.prompts, job.sampling), flush=True)
     for name, reason in job.left_out.items():

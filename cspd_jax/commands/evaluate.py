@@ -23,10 +23,11 @@ from typing import Any, Literal, NamedTuple
 
 from cspd_jax import cli, metrics
 from cspd_jax.core import fields, progress
-from cspd_jax.generation.report import Report
+from cspd_jax.generation.report import Program, Report
 from cspd_jax.measure import clip_scores, evaluation, layouts
 
 _FEATURES = 'features.npz'
+_PROGRAM = Program('cspd-evaluate', ('reference', 'evaluator', 'inception'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _captioned(config: Config) -> _Captioned | None:
 @cli.command(Config)
 def main(config: Config) -> None:
   captioned, compared = _captioned(config), _compared(config)
-  report, rows = Report(config.output, [_FEATURES]), []
+  report, rows = Report(config.output, [_FEATURES], program=_PROGRAM), []
   content: dict[str, Any] = dict(settings=dataclasses.asdict(config))
   if compared is not None:
     sets = {}

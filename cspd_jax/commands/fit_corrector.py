@@ -42,6 +42,8 @@ _AFTER = 'corrected(by=neighbours, window={window}, tree=chain())'
 _DISTANCES = (1, 2, 3, 4, 6, 8, 12)
 # Images sampled together, if memory suffices and nothing else is specified.
 _MOST_AT_ONCE = 16
+# Images that are sampled if nothing else is specified.
+_IMAGES = 3072
 # Fewer images are not worth fitting to; a sixteenth of them, and at least 16, is held out.
 _FEWEST = 64
 
@@ -53,7 +55,7 @@ class Config:
   Attributes:
     model: a shipped model of discrete tokens, or a folder.
     tokens: .npz file of images that the model has sampled; None samples them.
-    num_images: number of images to sample.
+    num_images: number of images to sample. None samples 3072.
     prompt: prompts of the sampled images; may be repeated. None uses the model's own prompts, or
       a built-in list for models of words.
     prompts: a file with one prompt per line, in place of `prompt`.
@@ -75,7 +77,7 @@ class Config:
 
   model: str = 'demo'
   tokens: str | None = None
-  num_images: int = 3072
+  num_images: int | None = None
   prompt: str | tuple[str, ...] | None = None
   prompts: str | None = None
   seed: int = 0
@@ -134,7 +136,11 @@ def prepare(config: Config) -> Job:
   if config.output is None:
     families.check_place(config.model, model.family, {'neighbours': 'neighbours'})
   inputs.tokens_at_most(config, model, 'window')
-  images = groups.Images(config.prompt, config.prompts, config.num_images, config.seed)
+  for name in ('num_images', 'decoder'):
+    if config.tokens is not None and (value := getattr(config, name)) is not None:
+      raise ValueError(f'{name} is {value!r} and tokens is {config.tokens!r}, which holds the '
+                       'images; leave one of them out.')
+  images = groups.Images(config.prompt, config.prompts, config.num_images or _IMAGES, config.seed)
   prompts, _ = inputs.images(images, model, general=True)
   sampling = model.sampling(**inputs.overrides(config.sampling))
   if config.decoder is not None and model.engine.guarantee(

@@ -68,7 +68,7 @@ class Config:
       tools for the FID read it.
     inception: folder of the converted Inception network; also writes features.npz, which
       cspd-evaluate accepts in place of the images.
-    evaluator: the evaluator of these features; see cspd-evaluate.
+    evaluator: the evaluator of these features; see cspd-evaluate. None is adm.
     stream: a PNG file that shows the images of the current batch so far, rewritten every few
       rounds.
     overwrite: whether to replace images of an earlier run in the folder.
@@ -93,7 +93,7 @@ class Config:
   mesh: str | None = None
   npz: bool = False
   inception: str | None = None
-  evaluator: Literal['adm', 'torch_fidelity', 'pytorch_fid'] = 'adm'
+  evaluator: Literal['adm', 'torch_fidelity', 'pytorch_fid'] | None = None
   stream: str | None = None
   overwrite: bool = False
   process_index: int = 0
@@ -109,13 +109,17 @@ def main(config: Config) -> None:
   if config.stream is not None and config.mesh is not None:
     raise ValueError(f'stream is {config.stream!r} and mesh is {config.mesh!r}; images of several '
                      'devices cannot be streamed, so leave one of them out.')
+  if config.evaluator is not None and config.inception is None:
+    raise ValueError(f'evaluator is {config.evaluator!r} and inception is None; give the folder of '
+                     'the Inception network too, or leave evaluator out.')
   model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
                        grid=inputs.pair('grid', config.grid),
                        sharding=inputs.mesh(config.mesh))
   prompts, seed = inputs.images(config.images, model, _IMAGES)
   features = None
   if config.inception is not None:
-    features = evaluation.extractor(evaluation.network(config.inception, config.evaluator))
+    features = evaluation.extractor(
+        evaluation.network(config.inception, config.evaluator or 'adm'))
   gallery = Gallery(
       model, prompts, config.output, features=features, seed=seed, decoder=config.decoder,
       batch_size=config.batch_size, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix,

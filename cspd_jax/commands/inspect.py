@@ -21,9 +21,10 @@ from cspd_jax.cli import inputs
 from cspd_jax.core import fields
 from cspd_jax.decoding.tree import chain
 from cspd_jax.generation import memory
-from cspd_jax.generation.report import Report
+from cspd_jax.generation.report import Program, Report
 from cspd_jax.measure import tables
 
+_PROGRAM = Program('cspd-inspect', ('cache_gigabytes', 'guided'))
 _NETWORKS = {'network': '{network}', 'parameters': '{parameters:,}', 'GB': '{gigabytes:.3f}'}
 _ROUNDS = {'tokens per round': '{window}', 'GB read': '{gigabytes:.3f}', 'GFLOPs': '{gflops:.1f}',
            'FLOPs per byte': '{intensity:.1f}'}
@@ -93,14 +94,15 @@ def main(config: Config) -> None:
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
                      'tokens are discrete.')
-  report = Report(config.output)
+  report = Report(config.output, program=_PROGRAM)
   describe = families.FAMILIES[model.family].published.condition
   if describe is None:
     raise ValueError(f'model is {config.model!r}, whose family {model.family!r} does not describe '
                      'its conditions; register them as Published.condition.')
   condition = describe(model.config, config.batch)
   parts, passes = networks(model), rounds(model, config, condition)
-  cache = 2e-9 * memory.live_cache(model, config.guided, condition)
+  target = model.target(guided=config.guided)
+  cache = 1e-9 * memory.cache_size(target, model.params, condition, target.num_tokens)
   print(tables.text(_NETWORKS, parts, left=1))
   print(f'\ncache of {config.batch} image{"s"[:config.batch != 1]} of {model.num_tokens} tokens: '
         f'{cache:.3f} GB\n')

@@ -28,7 +28,7 @@ from cspd_jax.checkpoints import files, paths, store
 from cspd_jax.cli import inputs, training
 from cspd_jax.core import fields
 from cspd_jax.generation import report as report_lib
-from cspd_jax.training import corrector_recipe, drafter_recipe, loop, smoke
+from cspd_jax.training import corrector_recipe, drafter_recipe, loop, samples, smoke
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter import DrafterTrainConfig
@@ -36,6 +36,7 @@ from cspd_jax.training.drafter_recipe import DrafterRecipe
 from cspd_jax.training.optimizer import OptimizerConfig
 
 Recipe = DrafterRecipe | CorrectorRecipe
+_PROGRAM = report_lib.Program('cspd-train-drafter', ('drafter', 'train', 'guidance_scale'))
 _RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe}
 # Records the windows that a corrector learns from, by what the model has to draft with.
 _WINDOWS = 'corrected(by={by}, window=32, passes=2, tree=chain())'
@@ -47,7 +48,7 @@ class Flags:
 
   Attributes:
     model: a shipped model of discrete tokens, or a folder; None uses that of the recipe, or demo.
-    kind: what to train, without a recipe.
+    kind: what to train, without a recipe. None is eagle.
     prompts: file with one prompt per line for the sampled images; None uses the model's own
       prompts, or a built-in list for models of words.
     num_images: images to train on; None uses the recipe's number.
@@ -64,7 +65,7 @@ class Flags:
   """
 
   model: str | None = None
-  kind: Literal['eagle', 'medusa', 'corrector'] = 'eagle'
+  kind: Literal['eagle', 'medusa', 'corrector'] | None = None
   prompts: str | None = None
   num_images: int | None = None
   num_steps: int | None = None
@@ -98,14 +99,12 @@ def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
                        'trained; give a model of discrete tokens.')
     raise ValueError(
         f'kind is {kind!r}; for model {name!r} it must be one of {", ".join(trained)}.')
-  guidance_scale = float(model.sampling().guidance_scale)
   if kind != 'corrector':
-    return DrafterRecipe(drafter=sizes[kind][1], train=DrafterTrainConfig(), target=name,
-                         guidance_scale=guidance_scale)
+    return DrafterRecipe(drafter=sizes[kind][1], train=DrafterTrainConfig(), target=name)
   by = next(by for by in ('eagle', 'neighbours', 'layers') if by in model.drafts)
-  return CorrectorRecipe(
-      drafter=sizes[kind][1], plain=OptimizerConfig(), train=CorrectorTrainConfig(), target=name,
-      decoder=_WINDOWS.format(by=by), guidance_scale=guidance_scale)
+  train = CorrectorTrainConfig(guidance_scales=(files.plain(model.sampling().guidance_scale),))
+  return CorrectorRecipe(drafter=sizes[kind][1], plain=OptimizerConfig(), train=train, target=name,
+                         decoder=_WINDOWS.format(by=by))
 
 
 def override(recipe: Recipe, flags: Flags) -> Recipe:
@@ -127,12 +126,16 @@ def override(recipe: Recipe, flags: Flags) -> Recipe:
 
 @contextlib.contextmanager
 def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Iterator[Any]:
-  """Holds `workdir` for a recipe, whose module it yields; errors as for `run`."""
+  """Holds `workdir` for a recipe; yields its module and the recipe with all sampling options.
+
+  Errors are those of `run`.
+  """
   module = _RECIPES[type(recipe)]
   module.check(recipe, model)
+  recipe = samples.completed(recipe, model)
   with files.hold(workdir):
     loop.remember(recipe, workdir)
-    yield module
+    yield module, recipe
 
 
 def sample(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> None:
@@ -141,7 +144,7 @@ def sample(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> None
   Raises:
     ValueError: if the drafter does not fit its model, or the folder holds another run.
   """
-  with _opened(recipe, model, workdir) as module:
+  with _opened(recipe, model, workdir) as (module, recipe):
     module.sample(recipe, model, workdir)
 
 
@@ -152,28 +155,32 @@ def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pa
   Raises:
     ValueError: if the drafter does not fit its model, or the folder holds another run.
   """
-  with _opened(recipe, model, workdir) as module:
+  with _opened(recipe, model, workdir) as (module, recipe):
     params, figures = module.train(recipe, model, workdir)
     store.save(output, recipe.kind, recipe.drafter, params, dtype=jnp.dtype(dtype),
                extra={'target': recipe.target})
     training.log_size(output)
     logging.info('report: %s', json.dumps(figures))
-    report_lib.Report(workdir).write(settings=dataclasses.asdict(recipe), rows=[figures])
+    report_lib.Report(workdir, program=_PROGRAM).write(
+        settings=dataclasses.asdict(recipe), rows=[figures])
 
 
 @cli.command(lambda: None, flags=Flags())
 def main(recipe: Any, flags: Flags) -> None:
   if recipe is not None:
     training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
+    if flags.kind is not None:
+      raise ValueError(f'kind is {flags.kind!r}, but --config is a recipe, which determines what '
+                       'is trained; leave one of them out.')
   name = flags.model or ('demo' if recipe is None else recipe.target)
   role = ('corrector' if isinstance(recipe, CorrectorRecipe) else recipe.kind if recipe else
-          flags.kind)
+          flags.kind or 'eagle')
   run_name = f'{pathlib.Path(name).name or "model"}_{role}'
   workdir = paths.folder(
       'workdir', flags.workdir or pathlib.Path('runs', 'train_drafter', run_name))
   output = training.output_folder('output', flags.output, workdir)
   store.check_place(output)
-  report_lib.check(workdir)
+  report_lib.check(workdir, program=_PROGRAM)
   training.log_progress()
   mesh = inputs.mesh(flags.mesh)
   model = cspd_jax.load(name, dtype='float32', sharding=mesh)

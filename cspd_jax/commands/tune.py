@@ -28,7 +28,7 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compiling, fields
 from cspd_jax.families import tuned
 from cspd_jax.generation import batches, defaults
-from cspd_jax.generation.report import Report
+from cspd_jax.generation.report import Program, Report
 from cspd_jax.measure import rows as rows_lib, tables, tuning
 from cspd_jax.measure.bench import Bench
 
@@ -63,8 +63,9 @@ class Config:
     dtype: dtype of the parameters: float32 or bfloat16.
     quantize: int8 stores the matrices of the target's layers as int8.
     cache_dtype: int8 stores the target's keys and values as int8.
-    mesh: several devices, such as 2x4: two groups, each of which decodes images of its own with
-      four devices that the model is sharded over. None uses one device.
+    mesh: several devices, such as 1x4: four that the model is sharded over. The first number is 1,
+      because the groups of other meshes use the decoder that is chosen for one of them, by its
+      number of images. None uses one device.
     store: folder of the model that stores the choice; None uses the model's own. If it holds no
       model, it becomes one with the same networks.
     dry_run: stores nothing.
@@ -95,6 +96,7 @@ class Config:
     fields.check(self)
 
 
+_PROGRAM = Program('cspd-tune', ('chosen', 'device_kind'))
 _GUARANTEES = ('seed-exact', 'exact', 'relaxed')
 _COLUMNS = {
     'decoder': '{decoder}', 'tokens': '{tokens}', 'accepted': '{accepted:.2f}',
@@ -135,8 +137,9 @@ def prepare(config: Config) -> Plan:
     if getattr(config, name) == ():
       raise ValueError(f'{name} is empty; give at least one.')
   place = _place(config)
+  mesh = inputs.mesh(config.mesh, one_group='a decoder is chosen for the images of one group')
   model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
-                       sharding=inputs.mesh(config.mesh))
+                       sharding=mesh)
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
                      'tokens are discrete.')
@@ -299,7 +302,8 @@ def run(config: Config) -> None:
     ValueError: for the first option that cannot work, before anything compiles.
   """
   plan = prepare(config)
-  report, start = Report(config.output, ['rows.csv']), time.perf_counter()
+  report = Report(config.output, ['rows.csv'], program=_PROGRAM)
+  start = time.perf_counter()
   with compiling.reported(_num_programs(plan, config), at_most=True):
     rows, left_out = tune(plan, config)
   shown = {size: _shown(rows, size) for size in dict.fromkeys(row['batch_size'] for row in rows)}

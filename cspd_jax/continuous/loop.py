@@ -301,17 +301,11 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
   Raises:
     ValueError: for parts that do not fit together.
   """
-  guidance = target.guidance if guidance is None else guidance
-  sampling_lib.check_guidance(guidance)
-  if guidance_of_last is None:
-    guidance_of_last = verifier.commits_all
-  elif guidance_of_last and verifier.exact and not verifier.commits_all:
-    raise ValueError(
-        'guidance_of_last is True, but where a round ends depends on what the verifier accepts, '
-        'and so would the guidance scale; leave guidance_of_last out.')
+  sampling_lib.check_guidance(guidance := target.guidance if guidance is None else guidance)
+  guidance_of_last = verifier.commits_all if guidance_of_last is None else guidance_of_last
   first_context = BLOCK if target.cached is None else CACHED
-  context = first_context if context is None else context
-  _check_parts(target, verifier, drafter, context)
+  context = context or first_context
+  _check_parts(target, verifier, drafter, context, guidance_of_last)
   stops = tuple(stops)
   ends = (*range(1, prefix + 1), *stops)
   if not ends or ends[-1] != target.num_tokens or any(b <= a for a, b in zip((0, *ends), ends)):
@@ -342,8 +336,12 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
 
 
 def _check_parts(target: Target, verifier: Verifier, drafter: Drafter | None,
-                 context: Context) -> None:
+                 context: Context, guidance_of_last: bool) -> None:
   """Raises ValueError for parts that do not fit together."""
+  if guidance_of_last and verifier.exact and not verifier.commits_all:
+    raise ValueError(
+        'guidance_of_last is True, but where a round ends depends on what the verifier accepts, '
+        'and so would the guidance scale; leave guidance_of_last out.')
   remembers = verifier.start is not None
   if drafter is None and (remembers or verifier.sample_draft is not None):
     raise ValueError('drafter is None, but the verifier requires drafts; pass a Drafter.')

@@ -1,9 +1,11 @@
 """Exit codes of programs, and one message on stderr for an error of the input."""
 
+import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 
@@ -21,20 +23,62 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
   """Runs a program and returns its exit code.
 
   An error that the input or the machine causes ends with one line on stderr, a `ListedError` with
-  the lines of its message. Any other error is a bug of the program and keeps its traceback. Output
-  is discarded if the standard output is closed.
+  the lines of its message. Any other error is a bug of the program and keeps its traceback. If
+  stdout or stderr is closed, or the reader of its pipe has ended, its text is discarded, and the
+  program continues.
 
   Args:
     main: the program; returns its exit code, None for 0.
     debug: whether errors of the input keep their traceback, too.
 
   Returns:
-    The exit code: 2 for an error of the input, 130 if the program was interrupted, 141 if the
-    reader of its output has closed the pipe.
+    The exit code: 2 for an error of the input, 130 if the program was interrupted.
   """
   for name in ('stdout', 'stderr'):
     if getattr(sys, name) is None:
-      setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), 'w', encoding='utf-8'))
+      setattr(sys, name, os.fdopen(_devnull(), 'w', encoding='utf-8'))
+  with (contextlib.redirect_stdout(_Output(sys.stdout)),
+        contextlib.redirect_stderr(_Output(sys.stderr))):
+    return _code_of(main, debug)
+
+
+class _Output:
+  """A text stream that discards what is written once the reader of its pipe has ended."""
+
+  def __init__(self, stream: Any):
+    self._stream = stream
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._stream, name)
+
+  def write(self, text: str) -> int:
+    """Writes as the stream does; returns the number of characters."""
+    with self._discarding():
+      return self._stream.write(text)
+    return len(text)
+
+  def flush(self) -> None:
+    """Flushes the stream."""
+    with self._discarding():
+      self._stream.flush()
+
+  @contextlib.contextmanager
+  def _discarding(self) -> Iterator[None]:
+    try:
+      yield
+    except BrokenPipeError:
+      # The stream keeps text that it could not write, and Python flushes it again when it exits.
+      null = _devnull()
+      os.dup2(null, self._stream.fileno())
+      os.close(null)
+
+
+def _devnull() -> int:
+  return os.open(os.devnull, os.O_WRONLY)
+
+
+def _code_of(main: Callable[[], int | None], debug: bool) -> int:
+  """As `code_of`, with streams that can be written."""
   try:
     code = main() or 0
     sys.stdout.flush()
@@ -42,10 +86,6 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
   except KeyboardInterrupt:
     print('interrupted', file=sys.stderr)
     return 130
-  except BrokenPipeError:
-    # Python flushes again when it exits, which would fail.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141
   except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
     text = _message(error)
     if debug or text is None:

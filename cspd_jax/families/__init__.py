@@ -7,16 +7,8 @@ tokenizer files, prompt writers, forms of EAGLE layers) is in its `Family`.
 
 from cspd_jax.families import early_fusion, janus, llamagen, mar, nextstep
 from cspd_jax.families.family import FAMILIES, Family, Parts, Published, register
-from cspd_jax.families.folder import (
-  check_place,
-  decoder,
-  describe,
-  joining,
-  load,
-  part_folder,
-  save,
-  shipped,
-)
+from cspd_jax.families.folder import decoder, describe, load, part_folder, shipped
+from cspd_jax.families.model_file import check_place, joining, save
 from cspd_jax.generation.model import Conditions, Drafts, Model, Tokenizer
 from cspd_jax.generation.results import Generated
 

@@ -8,7 +8,6 @@ import jax
 from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.families import drafts
 from cspd_jax.families.family import Family, Parts, is_described
-from cspd_jax.generation import engines
 from cspd_jax.generation.model import Conditions, Model, Tokenizer
 from cspd_jax.metrics import frechet
 from cspd_jax.models import decoder_only, eagle, vq
@@ -31,7 +30,7 @@ def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, 
   ends = decoder_only.ends(config)
   return Model(
       name=parts.name, family=family.name, config=config, params=target.params,
-      grid=(config.height, config.width), engine=engines.DISCRETE,
+      grid=(config.height, config.width), engine=family.engine,
       target=lambda *, guided: decoder_only.target(config, guided=guided),
       conditions=conditions, tokenizer=tokenizer,
       drafts=drafts.discrete(

@@ -22,6 +22,8 @@ from cspd_jax.text import bpe, continued_templates, templates
 
 # A coordinate far from all vectors of a codebook.
 _FAR = 1e4
+# Formats of tokenizer files that map image tokens to codes.
+_CODE_MAPS = ('lumina_mgpt', 'anole')
 # Image tokenizers without features, by kind.
 _NETWORKS = {'emu3_vq': emu3_vq, 'cosmos': cosmos}
 
@@ -36,13 +38,23 @@ def build(parts: Parts) -> Model:
   config = target.config
   decoder_only.pair_prompted(parts, (
       'height', 'width', 'num_codes', 'row_end', 'ends_last_row', 'image_ends', 'vocab_size'))
-  text = parts.text(FAMILY.prompt_writers)
+  text = parts.text(_text_forms(target))
   write = None if text is None else parts.writer(FAMILY.prompt_writers)
   conditions = token_prompts.conditions(
       (config.height, config.width), text, write,
       functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()))
   return decoder_only.build(
       parts, FAMILY, early_fusion.logits_and_features, conditions, _tokenizer(parts, text))
+
+
+def _text_forms(target: Loaded) -> tuple[str, ...]:
+  """Returns the formats of tokenizer files that a target may have.
+
+  A converted target has that of the same name as the family of its file: templates and ids of
+  others differ, also in files of the same name.
+  """
+  forms, family = tuple(FAMILY.text_forms), target.metadata.get('family')
+  return (family,) if family in forms else forms
 
 
 def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
@@ -74,10 +86,12 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
   if loaded.config.spatial_norm or loaded.config.by_product or not config.named_codes:
     return _pixels(config, loaded, vq, np.arange(config.num_codes))._replace(features=features)
   if text is None:
+    forms = [form for form in _text_forms(parts.loaded['target']) if form in _CODE_MAPS]
+    options = ' or '.join(f'--family={form}_text' for form in forms or _CODE_MAPS)
     raise ValueError(
         f'model {parts.name!r} has an image tokenizer but no text part, whose file maps image '
-        'tokens to codes; convert it into the same folder with cspd-convert '
-        '--family=lumina_mgpt_text (or anole_text), pass text=FOLDER, or load with tokenizer=None.')
+        f'tokens to codes; convert it into the same folder with cspd-convert {options}, pass '
+        'text=FOLDER, or load with tokenizer=None.')
   code = templates.code_map(text, config.first_code, config.num_codes)
   return _pixels(config, loaded, vq, code)._replace(features=features)
 

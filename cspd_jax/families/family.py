@@ -10,6 +10,7 @@ import jax
 from cspd_jax.checkpoints import kinds
 from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.checkpoints.store import Loaded
+from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
 from cspd_jax.text import bpe
@@ -66,8 +67,10 @@ class Parts(NamedTuple):
       return None
     part = self.loaded['text']
     if part.config.form not in forms:
+      command = f' (cspd-convert --family={[*forms][0]}_text)' if len(forms) == 1 else ''
       raise ValueError(f'text is a tokenizer file for {part.config.form}, but model {self.name!r} '
-                       f'needs one for {" or ".join(forms)}; pass text=FOLDER of such a file.')
+                       f'needs one for {" or ".join(forms)}; pass text=FOLDER of such a '
+                       f'file{command}.')
     return None if is_described(part) else bpe.read(part.params, part.config.form)
 
   def writer(self, writers: Mapping[str, Writer]) -> Writer | None:
@@ -130,6 +133,7 @@ class Family(NamedTuple):
     text_forms: by name, readers of the tokenizer files of the part 'text'; see `bpe.FORMS`.
     prompt_writers: by name, functions from a prompt in words to token ids; see `Parts.writer`.
     eagle_layers: by name, forms of the layers of its EAGLE drafters; see `eagle.LAYERS`.
+    engine: the engine of its models, whose sampling options `model.json` may contain.
   """
 
   name: str
@@ -140,11 +144,16 @@ class Family(NamedTuple):
   text_forms: Mapping[str, bpe.Reader] = MappingProxyType({})
   prompt_writers: Mapping[str, Writer] = MappingProxyType({})
   eagle_layers: Mapping[str, eagle.Layer] = MappingProxyType({})
+  engine: engines.Engine = engines.DISCRETE
 
   @property
   def kinds(self) -> list[tuple[str, Kind]]:
     """The kinds of all roles, with their names."""
     return [item for by_name in self.roles.values() for item in by_name.items()]
+
+  def check_defaults(self, defaults: Collection[str]) -> None:
+    """Raises ValueError for the name of a default that its models do not use."""
+    self.engine.check_defaults(defaults, ('contexts',) if self.prompt_writers else ())
 
 
 FAMILIES: dict[str, Family] = {}

@@ -1,32 +1,27 @@
 """Models on disk: one folder that refers to the networks of a model.
 
-`model.json` holds the family, the folder of every network by its role ('target', 'tokenizer', those
-of drafters) and the model's default sampling options and decoders. A network is a folder of
-`checkpoints.store`, inside the model's folder or elsewhere.
+`families.model_file` describes its file. A network is a folder of `checkpoints.store`, inside the
+model's folder or elsewhere.
 """
 
-import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.checkpoints import files, kinds, paths, reading, store
+from cspd_jax.checkpoints import paths, store, weights
 from cspd_jax.checkpoints.store import CheckpointError, Loaded
 from cspd_jax.core import spelling
 from cspd_jax.core.spec import Spec
 from cspd_jax.families import family as family_lib
-from cspd_jax.generation import defaults as defaults_lib
+from cspd_jax.families.model_file import FILE, read
 from cspd_jax.generation.engines import AnyDecoder
 from cspd_jax.generation.model import Model
 
-# Format 2 also has default decoders by number of images; see `generation.defaults`.
-_FORMATS = (1, 2)
-FILE = 'model.json'
 # Networks that decoding of tokens does not use; they stay on one device.
 _ALONE = ('tokenizer', 'text')
 # The named arguments of `load`, for suggestions.
@@ -83,7 +78,7 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
   resized = _resize(grid, family)
   defaults = dict(description['defaults'])
   stored_dtype = defaults.pop('dtype', None)
-  dtype = _checked_dtype(stored_dtype if dtype is None else dtype)
+  dtype = weights.checked_dtype(stored_dtype if dtype is None else dtype)
   if quantize is not None and isinstance(parts.get('target'), Loaded):
     raise ValueError(f'quantize is {quantize!r}, but target is loaded already; pass its folder.')
   devices = {'target': sharding} | dict.fromkeys(_ALONE)
@@ -134,20 +129,6 @@ def _resize(grid: Any, family: family_lib.Family) -> Callable[[dict[str, Loaded]
       isinstance(size, int) and size > 0 for size in grid):
     raise ValueError(f'grid is {grid!r}; it must be rows and columns of tokens, such as (32, 48).')
   return lambda loaded: resize(loaded, (grid[0], grid[1]))
-
-
-def _checked_dtype(dtype: Any) -> Any:
-  """Returns a dtype, or None; raises ValueError unless parameters can have it."""
-  if dtype is None:
-    return None
-  try:
-    is_float = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
-  except TypeError:
-    is_float = False
-  if not is_float:
-    raise ValueError(f"dtype is {dtype!r}; it must be a floating-point dtype, such as 'bfloat16', "
-                     "'float16' or 'float32'.")
-  return dtype
 
 
 def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | None = None
@@ -212,95 +193,6 @@ def _described(params: Any, dtype: Any) -> Any:
       leaf.shape, dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype), params)
 
 
-def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
-         defaults: Mapping[str, Any] | None = None) -> None:
-  """Creates a model from saved networks, or adds them to the model in a folder.
-
-  Args:
-    folder: of the model.
-    family: name of its family.
-    parts: folders of networks by role, relative to `folder` or absolute; they are added to
-      those of the model.
-    defaults: see `Model.defaults`; they are added to those of the model.
-
-  Raises:
-    CheckpointError: if the folder is that of a network, or holds a model of another family.
-    ValueError: for an unknown family or role, or a default decoder in an unsupported form.
-  """
-  folder = paths.folder('folder', folder)
-  description = _joined(folder, family, parts, defaults or {})
-  folder.mkdir(parents=True, exist_ok=True)
-  files.write_json(folder / FILE, description)
-
-
-@contextlib.contextmanager
-def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
-            defaults: Mapping[str, Any]) -> Iterator[dict[str, pathlib.Path]]:
-  """Yields folders to write networks into, which join a model when the block ends: all or none.
-
-  If the block raises, the model's folder is unchanged, and if the process is killed, the folder
-  holds the old model or the new one; see `checkpoints.folders`.
-
-  Args:
-    folder: of the model. It is created, or the networks are added to the model in it and replace
-      those of the same roles.
-    family: name of its family.
-    states: everything that determines each network, by role; see `store.save_groups`.
-    defaults: see `save`.
-
-  Raises:
-    CheckpointError: see `save` and `store.save`.
-    ValueError: see `save`.
-  """
-  folder = paths.folder('folder', folder).resolve()
-  describe = lambda: _joined(folder, family, {role: role for role in states}, defaults)
-  describe()
-  with store.joining(folder, states, FILE, describe) as new:
-    yield new
-
-
-def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]) -> None:
-  """Checks in advance that a model and its networks can be saved in a folder.
-
-  Arguments and errors are those of `save`; `parts` are in the folder, and none may be a link, since
-  saving would replace the network that it points to.
-  """
-  folder = paths.folder('folder', folder)
-  _joined(folder, family, parts, {})
-  for part in parts.values():
-    if (folder / part).is_symlink():
-      raise CheckpointError(f'{folder / part} is a link, and the network that it points to would '
-                            'be replaced; remove the link, or use another folder.')
-    store.check_place(folder / part)
-
-
-def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
-            defaults: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the description of a model with parts and defaults added; see `save`."""
-  registered = family_lib.get(family)
-  family = registered.name
-  if unknown := sorted(set(parts) - set(registered.roles)):
-    raise ValueError(f'{unknown[0]} is not a part of a {family!r} model; parts are: '
-                     f'{", ".join(registered.roles)}.')
-  description: dict[str, Any] = dict(family=family, parts={}, defaults={})
-  store.recover(folder)
-  if (folder / FILE).exists():
-    if 'kind' in _content(folder):
-      raise CheckpointError(
-          f'folder is {folder}, which is the folder of a network; use another folder for the '
-          'model and name this one among its parts.')
-    description |= read(folder)
-    if description['family'] != family:
-      raise CheckpointError(
-          f'{folder} holds a {description["family"]!r} model; use another folder for a '
-          f'{family!r} one.')
-  description['parts'] = {**description['parts'], **parts}
-  description['defaults'] = {**description['defaults'], **defaults}
-  choice = description['defaults'].get('decoder')
-  defaults_lib.check(choice)
-  return dict(format=_FORMATS[defaults_lib.is_by_size(choice)], **description)
-
-
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
   """Returns the folder of one of a model's networks.
 
@@ -313,51 +205,6 @@ def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
     raise CheckpointError(
         f'{folder} has no part {role!r}; it has: {", ".join(parts) or "none"}.')
   return (folder / parts[role]).absolute()
-
-
-def read(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads `model.json`; the folder of a target is described as a model without other parts.
-
-  Raises:
-    CheckpointError: if the file does not exist or cannot be read.
-  """
-  description = _content(folder)
-  if 'kind' in description:  # The folder of a network.
-    family = family_lib.of_target(description['kind']).name
-    return dict(family=family, parts={'target': '.'}, defaults={})
-  try:
-    version = description['format']
-    result: dict[str, Any] = dict(
-        family=kinds.current(str(description['family'])), parts=dict(description['parts']),
-        defaults=dict(description['defaults']))
-    wrong = [role for role, part in result['parts'].items()
-             if not isinstance(part, str) or not part or not part.isprintable()]
-  except (KeyError, TypeError, ValueError) as error:
-    raise _damaged(folder, error) from error
-  if version not in _FORMATS:
-    raise CheckpointError(f'{folder} has format {version!r}; this version of cspd_jax reads '
-                          f'formats {" and ".join(map(str, _FORMATS))}.')
-  if wrong:
-    raise CheckpointError(f'{folder / FILE}: the part {wrong[0]!r} must be named by its folder.')
-  try:
-    defaults_lib.check(result['defaults'].get('decoder'))
-  except ValueError as error:
-    raise CheckpointError(f'{folder / FILE}: {error}') from error
-  return result
-
-
-def _content(folder: pathlib.Path) -> dict[str, Any]:
-  """Returns the content of the `model.json` of a model or network; raises CheckpointError."""
-  try:
-    return reading.json(folder / FILE, 'copy or convert the model again')
-  except ValueError as error:
-    raise CheckpointError(str(error)) from error
-
-
-def _damaged(folder: pathlib.Path, error: Exception) -> CheckpointError:
-  return CheckpointError(
-      f'{folder / FILE} cannot be read ({type(error).__name__}: {error}); copy or convert the '
-      'model again.')
 
 
 def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
@@ -376,6 +223,11 @@ def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
         f'name_or_folder is {str(name_or_folder)!r}, which {problem}; pass one of the shipped '
         f'models ({", ".join(shipped())}) or a folder that cspd-convert wrote.')
   return folder
+
+
+def name_of(folder: str | os.PathLike) -> str:
+  """Returns a folder as `find` reads it, with './' if it has the name of a shipped model."""
+  return os.path.join('.', folder) if str(folder) in shipped() else str(folder)
 
 
 def decoder(specification: str | Spec, model: Model, *, guided: bool = True) -> AnyDecoder:

@@ -35,7 +35,7 @@ def build(parts: Parts) -> Model:
         decode=lambda params, tokens: kl_vae.decode(params, sizes, mar.unpatchify(config, tokens)))
   return Model(
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
-      grid=(config.height, config.width), engine=engines.CONTINUOUS,
+      grid=(config.height, config.width), engine=FAMILY.engine,
       target=lambda *, guided: mar.target(config, guided=guided),
       conditions=class_prompts.conditions(config.num_classes, target.metadata.get('labels', ())),
       tokenizer=tokenizer, drafts=drafts, defaults=parts.defaults,
@@ -48,6 +48,6 @@ FAMILY = Family(
     name='mar',
     roles={'target': {'mar': _MAR}, 'tokenizer': {'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
            'draft': {'mar': _MAR}},
-    build=build,
+    build=build, engine=engines.CONTINUOUS,
     published=Published(mar.PRESETS, condition=lambda config, count: jax.ShapeDtypeStruct(
         (count,), np.int32)))

@@ -37,7 +37,7 @@ def build(parts: Parts) -> Model:
             params, sizes, nextstep.unpatchify(config, tokens)))
   return Model(
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
-      grid=(config.height, config.width), engine=engines.CONTINUOUS,
+      grid=(config.height, config.width), engine=FAMILY.engine,
       target=lambda *, guided: nextstep.target(config, guided=guided),
       conditions=token_prompts.conditions(
           (config.height, config.width), text, parts.writer(FAMILY.prompt_writers),
@@ -63,7 +63,7 @@ FAMILY = Family(
         transformer.ORDERS)},
            'tokenizer': {'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}},
-    build=build, resize=resize,
+    build=build, resize=resize, engine=engines.CONTINUOUS,
     published=Published(nextstep.PRESETS,
                         condition=lambda config, count: token_prompts.described(count)),
     text_forms={'nextstep': bpe.Vocabulary},

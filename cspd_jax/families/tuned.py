@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cspd_jax.checkpoints import paths
-from cspd_jax.families import folder as folder_lib
+from cspd_jax.families import folder as folder_lib, model_file
 from cspd_jax.generation import defaults as defaults_lib
 
 
@@ -36,13 +36,13 @@ class Place(NamedTuple):
         `generation.defaults`.
       seconds: measured seconds per image, by number of images.
     """
-    is_model = (self.folder / folder_lib.FILE).exists()
+    is_model = (self.folder / model_file.FILE).exists()
     # Read again: a choice for another device may have been stored in the meantime.
-    defaults = folder_lib.read(self.folder)['defaults'] if is_model else self.defaults
+    defaults = model_file.read(self.folder)['defaults'] if is_model else self.defaults
     choice = defaults_lib.joined(defaults.get('decoder'), kind, decoders)
     measured = defaults_lib.with_seconds(defaults.get('seconds'), kind, {
         size: (decoders[size], value) for size, value in seconds.items()})
-    folder_lib.save(self.folder, self.family, self.parts, {
+    model_file.save(self.folder, self.family, self.parts, {
         **defaults, 'decoder': choice, **({'seconds': measured} if seconds else {})})
 
 
@@ -60,7 +60,7 @@ def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = N
       networks, or the folder is not writable.
   """
   source = folder_lib.find(name_or_folder)
-  description = folder_lib.read(source)
+  description = model_file.read(source)
   networks = _networks(source, description)
   if store is None:
     if str(name_or_folder) in folder_lib.shipped():
@@ -71,9 +71,9 @@ def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = N
                        'store=FOLDER, which becomes a model of this network.')
   folder = source if store is None else paths.find('store', store)
   _check_writable(folder)
-  if not (folder / folder_lib.FILE).exists():
+  if not (folder / model_file.FILE).exists():
     return Place(folder, description['family'], networks, description['defaults'])
-  present = folder_lib.read(folder)
+  present = model_file.read(folder)
   if _networks(folder, present) != networks or '.' in present['parts'].values():
     raise ValueError(f'store is {str(store)!r}, which holds other networks than model '
                      f'{str(name_or_folder)!r}; use another folder.')

@@ -1,7 +1,8 @@
 """Decodes many images with one decoder in batches; an interrupted run can be resumed.
 
-Image `i` depends only on the seed, `i` and its prompt, whatever the batch size. With a folder,
-every finished batch is stored as a file, and the same call resumes an interrupted run.
+Image `i` depends, up to rounding, only on the seed, `i` and its prompt, whatever the batch size.
+With a folder, every finished batch is stored as a file, and the same call resumes an interrupted
+run.
 """
 
 import os
@@ -38,7 +39,7 @@ def keys(seed: Any, numbers: np.ndarray | Sequence[int]) -> jax.Array:
   if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
     return jax.vmap(lambda i: jax.random.fold_in(seed, i))(index)
   if np.ndim(seed) == 0:
-    return keys(jax.random.key(seed), index)
+    return keys(random_lib.seed_key(seed), index)
   pairs = np.asarray(seed, np.uint32)[index % len(seed)].reshape(len(index), -1)
   number = pairs[:, 1] if pairs.shape[1] == 2 else np.zeros_like(index)
   return random_lib.image_keys(list(zip(pairs[:, 0], number)))

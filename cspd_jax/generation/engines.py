@@ -22,6 +22,8 @@ Options = Warp | Sampling
 
 # Sizes of a round that set parameters of other names; see `decoding.specification.complete`.
 _SIZES = ('window', 'length')
+# The defaults in `model.json` that are not sampling options; see `generation.defaults`.
+_DEFAULTS = ('dtype', 'decoder', 'seconds')
 # The named arguments of `generate`, for suggestions.
 _ARGUMENTS = ('seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress')
 
@@ -175,6 +177,19 @@ class Engine(NamedTuple):
           f'decoder is {str(specification)!r}, which drafts with '
           f'{discrete.DRAFTS[required]}; model {name!r} has none: load it with '
           f'{role}=FOLDER.')
+
+  def check_defaults(self, defaults: Collection[str], others: Collection[str] = ()) -> None:
+    """Raises ValueError for the name of a default that no model of the engine uses.
+
+    Args:
+      defaults: names in the `defaults` of a `model.json`.
+      others: names that the model's family supports in addition.
+    """
+    supported = [*self.options._fields, *_DEFAULTS, *others]
+    if unknown := [str(name) for name in defaults if name not in supported]:
+      raise ValueError(
+          f'{unknown[0]!r:.80} is among the defaults, which may be: {", ".join(supported)}; '
+          'correct or remove it' + spelling.suggestion(unknown[0], supported))
 
   def sampling(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> Options:
     """Returns sampling options as NumPy values, so that new values do not compile again.

@@ -1,6 +1,7 @@
 """Generated images as a folder of files; an interrupted run can be resumed."""
 
 import os
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from cspd_jax.generation import (
 from cspd_jax.generation.model import Model
 
 _NPZ = 'images.npz'
+_PROGRAM = report_lib.Program('cspd-generate', ('guarantee', 'sampling', 'npz'))
 # Rounds between two snapshots of unfinished images.
 _ROUNDS = 8
 # Bytes of a PNG file per number of its pixels, at the least: photographs need twice as many.
@@ -65,8 +67,9 @@ class Gallery:
     if overwrite and process_count > 1:
       raise ValueError(f'overwrite is True and process_count is {process_count}; several processes '
                        'cannot replace images, so remove the folder or use another.')
+    path = report_lib.unfinished_run(folder)
     if batch_size is None:
-      batch_size = shards.size_of_run(report_lib.unfinished_run(folder))
+      batch_size = shards.size_of_run(path)
     self.task = generate_lib.prepare(model, prompts, seed=seed, batch_size=batch_size, **options)
     self.names = [results_lib.file_name(i, title, image_seed)
                   for i, (title, (image_seed, _)) in enumerate(
@@ -78,6 +81,8 @@ class Gallery:
         model, self.task.specification, self.task.condition, self.task.seeds,
         self._size if batch_size is None else batch_size,
         self.task.sampling, prompts_lib.listed(prompts))
+    if model.tokenizer is not None:
+      run['tokenizer'] = shards.network(model.tokenizer.config, model.tokenizer.params)
     if self.task.prefix_length:
       # The key under which interrupted runs have stored it.
       run['given'] = shards.fingerprint(self.task.condition.tokens, every=True)
@@ -85,8 +90,8 @@ class Gallery:
       run['features'] = dict(features.identity)
     others = [*[_NPZ] * npz, *[features_lib.NAME] * (features is not None)]
     self._report = report_lib.Report(
-        folder, [*self.names, *others], overwrite=overwrite, run=run,
-        shared=process_count > 1)
+        folder, [*self.names, *others], program=_PROGRAM, overwrite=overwrite,
+        run=shards.as_recorded(run, path), shared=process_count > 1)
     self._is_shared = process_count > 1
     self._features = None if features is None else features_lib.FeatureFiles(
         self._report, self.names, features)
@@ -198,9 +203,12 @@ class Gallery:
     return rows
 
   def _write_npz(self) -> None:
-    """Writes all images as one array."""
+    """Writes all images as one array, image by image: together they may exceed the memory."""
     read = lambda name: reading.picture(self._report.path(name), files.REMAKE)[0]
-    images = np.zeros((len(self.names), *read(self.names[0]).shape), np.uint8)
-    for i, name in enumerate(self.names):
-      images[i] = read(name)
-    files.write_arrays(self._report.path(_NPZ), dict(arr_0=images))
+    shape = (len(self.names), *read(self.names[0]).shape)
+    with (files.writing(self._report.path(_NPZ)) as stream, zipfile.ZipFile(stream, 'w') as archive,
+          archive.open('arr_0.npy', 'w', force_zip64=True) as part):
+      np.lib.format.write_array_header_1_0(
+          part, dict(descr='|u1', fortran_order=False, shape=shape))
+      for name in self.names:
+        part.write(read(name).tobytes())

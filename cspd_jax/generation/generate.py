@@ -120,8 +120,8 @@ class Task(NamedTuple):
         prompts=self.titles, seeds=self.seeds, decoder=str(self.specification),
         guarantee=self.model.engine.guarantee(self.decoder),
         sampling={name: files.plain(value) for name, value in self.sampling._asdict().items()},
-        model=self.model.name, grid=self.model.grid, labels=self._labels(),
-        numbers=range(len(tokens)), unknown_words=self.unknown_words)
+        model=self.model.name, grid=self.model.grid, precision=self.model.precision,
+        labels=self._labels(), numbers=range(len(tokens)), unknown_words=self.unknown_words)
 
   def _labels(self) -> list[int] | None:
     """The class of every image if the condition is its class."""
@@ -146,10 +146,11 @@ def generate(model: 'Model', prompts: Any = None, *, seed: Any = 0,
     model: the model.
     prompts: a prompt, a list, or the path of a file with one prompt per line; `model.prompts` if
       None.
-    seed: an integer, under which the images are numbered, or one integer per image. An image
-      depends only on its own seed, number and prompt.
+    seed: an integer, under which the images are numbered, or one integer per image. With the same
+      decoder an image depends, up to rounding, only on its own seed, number and prompt.
     decoder: a specification, such as `'seed_exact(window=16)'`; if None, the model's default for
-      the device and the batch size.
+      the device and the batch size, which may be another one for another batch size or, with
+      `batch_size=None`, with other free memory.
     prefix: the first rows of the images, which are then completed: tokens, an image or its path;
       see `generation.prefix.tokens`. With every decoder, the other tokens are conditioned on them.
     rows: how many rows of tokens of `prefix` are used.

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from cspd_jax import sharding
+from cspd_jax.checkpoints.int8 import Int8
 from cspd_jax.core import compiling
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
@@ -164,6 +165,21 @@ class Model:
       ValueError: for prompts that the model does not support.
     """
     return self.conditions.encode(prompts_lib.listed(prompts))
+
+  @property
+  def precision(self) -> dict[str, str]:
+    """The options of `cspd_jax.load` that round its numbers; without those that are None.
+
+    That is `dtype`, of most of the target's parameters, `quantize` and `cache_dtype`.
+    """
+    leaves = jax.tree.leaves(self.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
+    whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
+    options = {} if not whole else dict(dtype=str(max(whole, key=lambda leaf: leaf.size).dtype))
+    if len(whole) < len(leaves):
+      options['quantize'] = 'int8'
+    if self.cache_dtype is not None:
+      options['cache_dtype'] = self.cache_dtype
+    return options
 
   def cells(self, values: np.ndarray) -> np.ndarray:
     """Arranges values of tokens `[B, T]` as `[B, rows, columns]`, without grammar tokens."""

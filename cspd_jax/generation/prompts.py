@@ -1,6 +1,7 @@
 """Converts the prompts and seeds that callers pass to lists."""
 
 import collections.abc
+import io
 import os
 import pathlib
 from collections.abc import Sequence
@@ -64,7 +65,9 @@ def _is_text(prompt: str) -> bool:
 
 def _lines(path: pathlib.Path) -> list[str]:
   text = reading.text(path, 'pass a file with one prompt per line', 'prompts')
-  lines = [line.strip() for line in text.splitlines()]
+  # Editors on Windows begin a file with this mark. `str.splitlines` also splits at characters that
+  # a prompt may hold.
+  lines = [line.strip() for line in io.StringIO(text.removeprefix('\ufeff'), newline=None)]
   if not any(lines):
     raise ValueError(f'prompts is {str(path)!r}, a file without prompts; write one per line.')
   return [line for line in lines if line]

@@ -2,7 +2,8 @@
 
 Files are collected in a subfolder and moved to their final names at the end, so that an interrupted
 run leaves the earlier report unchanged and can be resumed. A new report replaces the earlier one
-with all its files. A file that no report wrote, or that has changed since, is never touched.
+of the same program with all its files; that of another program is refused. A file that no report
+wrote, or that has changed since, is never touched.
 
 The contents of a folder are untrusted: every name in it must be that of a file inside the folder
 (`paths.inside`), and everything is checked before any file is moved or removed.
@@ -26,6 +27,20 @@ _REPORT = 'report.json'
 _UNFINISHED = 'unfinished_report'
 _RUN = 'run.json'
 _RESERVED = (_REPORT, _UNFINISHED, _RUN)
+_REMEDY = 'move it away or use another folder'
+
+
+class Program(NamedTuple):
+  """A program that writes reports, and replaces its own earlier ones only.
+
+  Attributes:
+    name: its name, which report.json stores.
+    marks: names of entries and settings that only its reports have all of. Reports of earlier
+      versions, which store no name, are recognised by them.
+  """
+
+  name: str
+  marks: tuple[str, ...]
 
 
 class Report:
@@ -37,27 +52,29 @@ class Report:
   """
 
   def __init__(self, folder: str | os.PathLike, names: Sequence[str] = (), *,
-               run: Mapping[str, Any] | None = None, overwrite: bool = True,
-               shared: bool = False):
+               program: Program | None = None, run: Mapping[str, Any] | None = None,
+               overwrite: bool = True, shared: bool = False):
     """Opens the folder; it is created if necessary.
 
     Args:
       folder: the folder of the report.
       names: plain names of the files of the report apart from report.json, as far as the caller can
         list them.
+      program: the program that writes the report; None for one whose reports name no program.
       run: everything that determines the files. If the folder holds an unfinished report of the
         same run, its files are reused; see `has`. None starts a new report.
-      overwrite: whether an earlier report may be replaced, and, if `run` is not None, an unfinished
-        report of another run.
+      overwrite: whether an earlier report of the program may be replaced, and, if `run` is not
+        None, an unfinished report of another run.
       shared: whether several processes write files of this run, each different ones. The one for
         which `is_last` is True then calls `write`.
 
     Raises:
       ValueError: if the folder is not writable, one of the names is that of a file that no report
-        wrote, there is a finished or unfinished report that must not be replaced, or the folder
-        holds other files than those of reports.
+        wrote, there is a finished or unfinished report that must not be replaced, such as that of
+        another program, or the folder holds other files than those of reports.
     """
     self.folder = paths.folder('workdir', folder)
+    self._program = program
     self._new = self.folder / _UNFINISHED
     run = None if run is None else plain(run)
     if not shared:
@@ -70,7 +87,7 @@ class Report:
 
   def _has_begun(self, names: Sequence[str], run: Any, overwrite: bool) -> bool:
     """Whether another process has begun this report; raises ValueError for another run."""
-    content = _check(self.folder, names, run, overwrite)
+    content = _check(self.folder, names, self._program, run, overwrite)
     self._earlier = content.earlier
     if self.has(_RUN) and not content.is_same:
       raise ValueError(f'folder is {str(self.folder)!r}, where other processes write another run; '
@@ -79,7 +96,7 @@ class Report:
 
   def _begin(self, names: Sequence[str], run: Any, overwrite: bool) -> None:
     """Resumes the unfinished report of the same run, or starts a new one."""
-    content = _check(self.folder, names, run, overwrite)
+    content = _check(self.folder, names, self._program, run, overwrite)
     self._earlier = content.moving or content.earlier
     if content.moving:
       _move(self.folder, content)  # The last report was interrupted while its files were moved.
@@ -132,7 +149,8 @@ class Report:
       ValueError: if a number is not finite or a value is not JSON-serialisable, by its name, or
         the folder was removed or now holds a file of another program.
     """
-    content = plain(dict(settings=settings, rows=rows, **more, **machine()))
+    program = {} if self._program is None else dict(program=self._program.name)
+    content = plain(dict(**program, settings=settings, rows=rows, **more, **machine()))
     self._check_there()
     for left in files.leftovers(self._new / '*'):
       left.unlink()
@@ -150,14 +168,15 @@ class Report:
       raise ValueError(f'{self._new} was removed while it was written; repeat the command.')
 
 
-def check(folder: str | os.PathLike, names: Sequence[str] = ()) -> None:
+def check(folder: str | os.PathLike, names: Sequence[str] = (), *,
+          program: Program | None = None) -> None:
   """Raises the errors of `Report` early, for programs that write a report after hours of work."""
-  _check(paths.folder('workdir', folder), names, None, True)
+  _check(paths.folder('workdir', folder), names, program, None, True)
 
 
 def unfinished_run(folder: str | os.PathLike) -> pathlib.Path:
   """Returns the file with the settings of the interrupted run of a folder, if it exists."""
-  return pathlib.Path(folder) / _UNFINISHED / _RUN
+  return paths.folder('workdir', folder) / _UNFINISHED / _RUN
 
 
 def machine() -> dict[str, Any]:
@@ -194,12 +213,14 @@ class _Content(NamedTuple):
   Attributes:
     earlier: files of its report with their digests, including report.json; empty without one.
     moving: the same of a complete report that was interrupted while its files were moved.
+    reports: the content of both reports, as far as they exist.
     is_stopped: whether there are finished files of an interrupted run.
     is_same: whether the unfinished report is of the run that is requested.
   """
 
   earlier: dict[str, str]
   moving: dict[str, str]
+  reports: list[dict[str, Any]]
   is_stopped: bool
   is_same: bool
 
@@ -207,13 +228,15 @@ class _Content(NamedTuple):
 def _scan(folder: pathlib.Path, run: Any) -> _Content:
   """Returns the reports in a folder; raises ValueError for unexpected files."""
   new = folder / _UNFINISHED
-  earlier = _listed(folder)
+  report = _report(folder)
+  earlier = _listed(folder, report)
   if not os.path.lexists(new):
-    return _Content(earlier, {}, False, False)
+    return _Content(earlier, {}, [report] if report else [], False, False)
   if new.is_symlink() or not new.is_dir():
     raise ValueError(f'folder is {str(folder)!r}, where {_UNFINISHED} is not the folder of a '
                      'report; move it away or use another folder.')
-  names, moving = _files(new), _listed(new)
+  names, new_report = _files(new), _report(new)
+  moving = _listed(new, new_report)
   finished = names.keys() - {_RUN, *(left.name for left in files.leftovers(new / '*'))}
   if finished and _RUN not in names and not moving:
     raise ValueError(f'folder is {str(folder)!r}, where {_UNFINISHED} does not hold a report that '
@@ -224,12 +247,16 @@ def _scan(folder: pathlib.Path, run: Any) -> _Content:
   stored_run = _RUN in names and reading.json(
       new / _RUN, 'remove the folder that it is in', kind=object)
   is_stopped = bool(stored_run and finished and not moving)
-  return _Content(earlier, moving, is_stopped, run is not None and stored_run == run)
+  return _Content(earlier, moving, [one for one in (report, new_report) if one], is_stopped,
+                  run is not None and stored_run == run)
 
 
-def _check(folder: pathlib.Path, names: Sequence[str], run: Any, overwrite: bool) -> _Content:
+def _check(folder: pathlib.Path, names: Sequence[str], program: Program | None, run: Any,
+           overwrite: bool) -> _Content:
   """Returns the reports in a folder; raises ValueError unless a new one can begin there."""
   content = _scan(folder, run)
+  for report in content.reports:
+    _check_own(folder, report, program)
   if not overwrite and (content.earlier or content.moving and not content.is_same):
     raise _holds_a_report(folder)
   if content.is_stopped and not content.is_same and not (overwrite and run is not None):
@@ -239,6 +266,25 @@ def _check(folder: pathlib.Path, names: Sequence[str], run: Any, overwrite: bool
   for name in (_REPORT, *names):
     _check_name(folder, name, content.earlier, content.moving.get(name))
   return content
+
+
+def _check_own(folder: pathlib.Path, report: Mapping[str, Any], program: Program | None) -> None:
+  """Raises ValueError if a report may be that of another program."""
+  name = report.get('program')
+  settings = report.get('settings')
+  entries = {*report, *(settings if isinstance(settings, dict) else ())}
+  if name is not None:
+    is_own = program is not None and name == program.name
+  elif program is not None:
+    is_own = entries.issuperset(program.marks)
+  else:  # Programs that name none write to a workdir; those that do, to an output.
+    is_own = 'output' not in entries
+  if is_own:
+    return
+  whose = (f'of {name!r:.80}' if name is not None else
+           'of an earlier version, perhaps of another program')
+  raise ValueError(f'folder is {str(folder)!r}, which holds a report {whose}; it is not replaced: '
+                   'use another folder, with --output or --workdir.')
 
 
 def _holds_a_report(folder: pathlib.Path) -> ValueError:
@@ -295,24 +341,35 @@ def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
   return {name: paths.inside(folder, name, folder) for name in sorted(os.listdir(folder))}
 
 
-def _listed(folder: pathlib.Path) -> dict[str, str]:
-  """Returns the files of the report in a folder, with their digests; empty without a report.
+def _report(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the content of the report.json in a folder; empty without one.
 
   Raises:
-    ValueError: if its report.json does not list files of the folder.
+    ValueError: if it cannot be read, or no report wrote it.
   """
   path = paths.inside(folder, _REPORT, folder)
   if not path.exists():
     return {}
-  remedy = 'move it away or use another folder'
-  digests = reading.json(path, remedy).get('files')
-  if not isinstance(digests, dict):
+  report = reading.json(path, _REMEDY)
+  if not isinstance(report.get('files'), dict):
     raise ValueError(f'folder is {str(folder)!r}, where report.json is that of another program; '
-                     f'{remedy}.')
+                     f'{_REMEDY}.')
+  return report
+
+
+def _listed(folder: pathlib.Path, report: Mapping[str, Any]) -> dict[str, str]:
+  """Returns the files that a report in a folder lists, with their digests; empty without a report.
+
+  Raises:
+    ValueError: if it does not list files of the folder.
+  """
+  if not report:
+    return {}
+  digests = report['files']
   for name in digests:
-    paths.inside(path.parent, name, path)
+    paths.inside(folder, name, folder / _REPORT)
     if name in _RESERVED:
-      raise ValueError(f'{path} lists {name!r} as a file of the report; {remedy}.')
+      raise ValueError(f'{folder / _REPORT} lists {name!r} as a file of the report; {_REMEDY}.')
   return {_REPORT: '', **{name: str(digest) for name, digest in digests.items()}}
 
 

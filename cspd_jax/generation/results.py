@@ -47,6 +47,7 @@ class Generated:
       otherwise. See `Conditions.unknown_words`.
     labels: `[B]` class number of every image; None without classes.
     prefix_length: number of tokens of the prefix.
+    precision: the model's `dtype`, `quantize` and `cache_dtype`; see `Model.precision`.
   """
 
   images: np.ndarray
@@ -64,6 +65,7 @@ class Generated:
   unknown_words: Sequence[Sequence[str]]
   labels: Sequence[int] | None = None
   prefix_length: int = 0
+  precision: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def log_probs(self) -> np.ndarray | None:
@@ -155,17 +157,23 @@ class Generated:
     return _png(self.images[index], info)
 
   def metadata(self, index: int) -> dict[str, Any]:
-    """Returns the metadata of one image, which suffice to generate it again."""
+    """Returns the metadata of one image.
+
+    With the same networks they suffice to generate it again, up to rounding: `load` accepts the
+    grid, dtype, quantize and cache_dtype, `generate` the others, and `seed=[(seed, number)]`.
+    """
     seed, number = self.seeds[index]
     per_image = {name: value[index] if isinstance(value, list) else value
                  for name, value in self.sampling.items()}
     label = {} if self.labels is None else dict(label=self.labels[index])
-    # The name that stored images have it under.
-    prefix = dict(given_tokens=self.prefix_length) if self.prefix_length else {}
+    prefix = {}
+    if self.prefix_length:  # `given_tokens` is the name of its length in images of all versions.
+      prefix = dict(given_tokens=self.prefix_length,
+                    prefix=self.tokens[index, :self.prefix_length].tolist())
     return dict(
         prompt=self.prompts[index], **label, **prefix, seed=seed, number=number, model=self.model,
-        decoder=self.decoder, guarantee=self.guarantee, sampling=per_image,
-        rounds=int(self.decoded.rounds[index]), software=software())
+        grid=list(self.grid), **self.precision, decoder=self.decoder, guarantee=self.guarantee,
+        sampling=per_image, rounds=int(self.decoded.rounds[index]), software=software())
 
   def __repr__(self) -> str:
     count, (height, width) = len(self), self.images.shape[1:3]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
   from cspd_jax.generation.model import Model
 
 _SETTINGS = 'run.json'
+# Settings that runs of earlier versions did not record.
+_UNRECORDED = ('grid', 'config', 'tokenizer')
 # How many numbers of an array are compared to detect other parameters.
 _SAMPLED = 1024
 
@@ -43,7 +45,7 @@ class Shards:
     path = self._folder / _SETTINGS
     new = json.loads(json.dumps(settings_of_run))
     if path.exists():
-      stored = reading.json(path, 'use another folder')
+      stored, new = reading.json(path, 'use another folder'), as_recorded(new, path)
       if changed := [f'{name} was {stored.get(name)!r}, now {new.get(name)!r}'
                      for name in {**stored, **new} if stored.get(name) != new.get(name)]:
         raise ValueError(f'folder is {str(folder)!r}, which holds another run '
@@ -95,6 +97,15 @@ def size_of_run(path: pathlib.Path) -> int | None:
   return size if type(size) is int and size >= 1 else None
 
 
+def as_recorded(settings_of_run: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
+  """Returns settings without those that the run in a file, of an earlier version, lacks."""
+  stored = reading.json(path, 'use another folder', kind=object) if path.is_file() else None
+  if not isinstance(stored, dict):
+    return settings_of_run
+  return {name: value for name, value in settings_of_run.items()
+          if name in stored or name not in _UNRECORDED}
+
+
 def settings(model: 'Model', specification: Spec, condition: Any, seed: Any, batch_size: int,
              sampling: Options, prompts: Any = None) -> dict[str, Any]:
   """Returns the settings that determine the results of a run.
@@ -111,11 +122,17 @@ def settings(model: 'Model', specification: Spec, condition: Any, seed: Any, bat
   # Runs from before this option have no such setting.
   cache = {} if model.cache_dtype is None else {'cache_dtype': model.cache_dtype}
   return cache | dict(
-      model=model.name, parameters=fingerprint(model.params), decoder=str(specification),
+      model=model.name, parameters=fingerprint(model.params), grid=list(model.grid),
+      config=_digest(repr(model.config)), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
       sampling={name: files.plain(value) for name, value in sampling._asdict().items()},
       seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else files.plain(seed),
       prompts=_fingerprint_of_prompts(prompts, condition), batch_size=batch_size)
+
+
+def network(config: Any, params: Any) -> str:
+  """Returns a short digest of a network: its config and its parameters."""
+  return _digest(repr(config) + fingerprint(params))
 
 
 def fingerprint(arrays: Any, every: bool = False) -> str:
@@ -139,8 +156,12 @@ def _fingerprint_of_prompts(prompts: Any, condition: Any) -> str:
   if has_floats and isinstance(prompts, list) and all(
       isinstance(prompt, str) for prompt in prompts):
     # Features of words may differ in their last bits when the network is compiled again.
-    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+    return _digest(json.dumps(prompts))
   return fingerprint(condition, every=True)
+
+
+def _digest(text: str) -> str:
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_key(seed: Any) -> bool:

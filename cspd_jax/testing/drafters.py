@@ -57,7 +57,6 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
 
   def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
            ) -> tuple[RngState, TabularState]:
-    del env
     # Padded for the nodes that `score` writes past the last token.
     padded = jnp.pad(outcome.tokens, ((0, 0), (0, tree.num_nodes)))
     return rng, TabularState(condition, padded)

@@ -109,7 +109,7 @@ class Agreement(NamedTuple):
     divergence: per pass, `[B, W, L]` KL divergence between the target's distributions and them.
     inside: `[B, W, L]` bool, whether the position is inside the image.
     plain: `[B, T - 1]` KL divergence between the target's distributions and those of the network
-      on the whole image.
+      on the whole image, both without cuts.
   """
 
   overlap: list[jax.Array]
@@ -119,7 +119,8 @@ class Agreement(NamedTuple):
 
 
 def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
-              target_params: Params, teacher: Teacher, batch: Batch) -> Agreement:
+              target_params: Params, teacher: Teacher, batch: Batch, warp: warp_lib.Warp
+              ) -> Agreement:
   """Compares the corrected distributions of every pass with the target's.
 
   Args:
@@ -129,12 +130,13 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
     target_params: parameters of the frozen target.
     teacher: the target.
     batch: the windows.
+    warp: sampling options of both distributions.
   """
   images, count = batch.tokens.shape
   length = batch.nodes.shape[2]
-  warp = warp_lib.Warp(guidance_scale=batch.guidance_scale)
-  probs, features = plain_lib.target_outputs(
-      target_params, teacher, batch.tokens, batch.condition, warp)
+  logits, features = plain_lib.target_outputs(
+      target_params, teacher, batch.tokens, batch.condition)
+  probs = warp_lib.probabilities(logits, warp, jnp.arange(count)[None])
 
   start = batch.first + batch.accepted + 1
   positions = start[..., None] + 1 + jnp.arange(length)
@@ -147,8 +149,9 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   target_probs = jax.vmap(lambda row, index: row[index])(probs, jnp.minimum(positions, count - 1))
   params, network = eagle.attach(target_params, params), eagle.network(config, teacher.ends)
   outputs, old, read = _reader(network, params, batch, features, window_features)
-  plain = plain_lib.divergence(probs[:, 1:], warp_lib.probabilities(
-      network.logits(params, outputs[:, :, :-1]), warp, jnp.arange(1, count)[None]))
+  plain = plain_lib.divergence(*(
+      warp_lib.probabilities(x, warp_lib.uncut(warp), jnp.arange(1, count)[None])
+      for x in (logits[:, :, 1:], network.logits(params, outputs[:, :, :-1]))))
   root = jax.vmap(lambda row, index: row[index])(
       jnp.moveaxis(outputs, 0, 2), jnp.minimum(start, count - 1))
   old = _gather(old, jnp.minimum(entries - 1, length - 1))
@@ -219,13 +222,14 @@ def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the loss: minus the mean accepted length plus the weighted divergences.
 
-  The accepted length and the divergence of the windows are averages over the passes. Arguments as
-  for `agreement`.
+  The accepted length and the divergence of the windows are averages over the passes. The
+  distributions are without cuts, which have no gradients. Arguments as for `agreement`.
 
   Returns:
     The loss, and the metrics 'length' and 'divergence' of the last pass and 'plain'.
   """
-  result = agreement(params, config, train, target_params, teacher, batch)
+  warp = warp_lib.uncut(warp_lib.Warp(guidance_scale=batch.guidance_scale))
+  result = agreement(params, config, train, target_params, teacher, batch, warp)
   total, plain = jnp.float32(0), jnp.mean(result.plain)
   for overlap, divergence in zip(result.overlap, result.divergence):
     lengths, reached = accepted_length(overlap, result.inside)
@@ -267,14 +271,15 @@ def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.E
 
 
 def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,
-            train: CorrectorTrainConfig, teacher: Teacher) -> dict[str, jax.Array]:
-  """Measures the last pass.
+            train: CorrectorTrainConfig, teacher: Teacher, warp: warp_lib.Warp
+            ) -> dict[str, jax.Array]:
+  """Measures the last pass with the sampling options `warp`; arguments as for `agreement`.
 
   Returns:
     'length', the mean accepted length of a chain; 'plain', see `Agreement`; 'overlap_1' and so on,
     the acceptance rate at a depth behind the root when it is reached.
   """
-  result = agreement(params, config, train, target_params, teacher, batch)
+  result = agreement(params, config, train, target_params, teacher, batch, warp)
   lengths, reached = accepted_length(result.overlap[-1], result.inside)
   rates = jnp.sum(result.overlap[-1] * reached, axis=(0, 1)) / jnp.maximum(
       jnp.sum(reached, axis=(0, 1)), _TINY)

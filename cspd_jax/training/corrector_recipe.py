@@ -14,12 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.checkpoints import files, reading
+from cspd_jax.checkpoints import files
 from cspd_jax.core import fields
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.decoding.warp import Warp
-from cspd_jax.generation import batches, memory
+from cspd_jax.generation import batches, memory, shards
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
 from cspd_jax.training import (
@@ -54,7 +53,13 @@ class CorrectorRecipe:
     num_plain_images: whole images to train on.
     num_train_images: images whose windows to train on.
     num_held_out_images: images whose windows to measure on.
-    guidance_scale: guidance scale of all these images.
+    guidance_scale: guidance scale of all these images and of the measured distributions; None uses
+      the target's default, also for the other sampling options.
+    temperature: see `Warp`, as for the next four.
+    top_k: see `Warp`.
+    top_p: see `Warp`.
+    guidance_interval: see `Warp`.
+    min_p: see `Warp`.
     seed: seed of the images.
     log_every: steps between log lines.
     checkpoint_every: steps between checkpoints.
@@ -70,14 +75,19 @@ class CorrectorRecipe:
   num_plain_images: int = 4096
   num_train_images: int = 1152
   num_held_out_images: int = 128
-  guidance_scale: float = 2.0
+  guidance_scale: float | None = None
+  temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None
+  guidance_interval: int | None = None
+  min_p: float | None = None
   seed: int = 500
   log_every: int = 50
   checkpoint_every: int = 250
   evaluate_every: int = 250
 
   def __post_init__(self):
-    fields.check(self, guidance_scale=fields.FINITE, seed=fields.SEEDS)
+    fields.check(self, seed=fields.SEEDS, **samples.RANGES)
 
   @property
   def kind(self) -> str:
@@ -124,17 +134,21 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
 
   Returns:
     The windows, and the index `[N]` of every image's prompt.
+
+  Raises:
+    ValueError: if the file of windows was recorded with another target or run.
   """
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
   prompts = samples.prompts_of(model, recipe.prompts)
   indices = np.arange(count) % len(prompts)
   path = workdir / f'windows_{split}.npz'
+  key, sampling = jax.random.key(recipe.seed + (split != 'train')), samples.sampling(recipe, model)
+  run = samples.run_of(model, recipe.prompts, count, key, sampling, decoder=recipe.decoder,
+                       drafts=shards.fingerprint(model.draft_params(recipe.decoder)))
   if path.exists():
-    arrays = reading.arrays(path, files.REMAKE, needed=Windows._fields)
+    arrays = samples.stored_arrays(path, Windows._fields, run)
     return Windows(*(arrays[name] for name in Windows._fields)), indices
   decoder, conditions = _decoder(recipe, model), model.condition(prompts)
-  key = jax.random.key(recipe.seed + (split != 'train'))
-  sampling = Warp(guidance_scale=recipe.guidance_scale)
   needs = memory.estimate(
       model, f'windows of {recipe.decoder}', windows.recording(decoder), conditions,
       model.engine.settled(sampling), model.draft_params(recipe.decoder))
@@ -149,7 +163,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
     parts.append(Windows(*(field[:size] for field in recording)))
     logging.info('windows of %s: %d of %d images', split, batch[size - 1] + 1, count)
   result = windows.concatenate(parts)
-  files.write_arrays(path, result._asdict())
+  files.write_arrays(path, result._asdict() | run)
   return result, indices
 
 
@@ -166,7 +180,7 @@ def _plain_images(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   """Returns the tokens `[N, T]` of whole images and the index `[N]` of every image's prompt."""
   return samples.cached(
       workdir / 'tokens.npz', model, recipe.prompts, recipe.num_plain_images,
-      jax.random.key(recipe.seed + 2), Warp(guidance_scale=recipe.guidance_scale))
+      jax.random.key(recipe.seed + 2), samples.sampling(recipe, model))
 
 
 def init(recipe: CorrectorRecipe, model: Model) -> Params:
@@ -201,10 +215,11 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
   optimizer, teacher = recipe.plain, drafter_recipe.teacher(model)
   tokens, indices = _plain_images(recipe, model, workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
+  guidance_scale = np.float32(samples.sampling(recipe, model).guidance_scale)
 
   def batch_of(index):
     images, prompts = loop.batch_of(tokens, indices, optimizer.seed, index, optimizer.batch_size)
-    return images, batches.rows(conditions, prompts), np.float32(recipe.guidance_scale)
+    return images, batches.rows(conditions, prompts), guidance_scale
 
   step = jax.jit(
       lambda state, batch, frozen: plain.step(
@@ -231,13 +246,14 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
                 for split, (_, indices) in splits.items()}
   config, train_config, teacher = recipe.drafter, recipe.train, drafter_recipe.teacher(model)
   optimizer = train_config.optimizer
+  warp = model.engine.settled(samples.sampling(recipe, model))
   # The target is an argument: as a constant it would be compiled into the program.
   compiled_step = jax.jit(
       lambda state, batch, frozen: corrector_lib.step(
           state, batch, frozen, config, train_config, teacher), donate_argnums=0)
   compiled_measure = jax.jit(
       lambda params, frozen, batch: corrector_lib.measure(
-          params, frozen, batch, config, train_config, teacher))
+          params, frozen, batch, config, train_config, teacher, warp))
   batch_of = lambda split, index: corrector_lib.batch_of(
       splits[split][0], conditions[split], train_config, index)
 

@@ -194,7 +194,7 @@ def measure(
     batch: tuple[jax.Array, Any],
     config: DrafterConfig,
     teacher: Teacher,
-    guidance_scale: float,
+    warp: warp_lib.Warp,
     num_depths: int,
     stride: int = 7,
 ) -> dict[str, jax.Array]:
@@ -209,7 +209,7 @@ def measure(
     batch: tokens `[B, T]` and the condition of every image.
     config: configuration of the drafter.
     teacher: the target.
-    guidance_scale: guidance scale of both distributions.
+    warp: sampling options of both distributions.
     num_depths: depths to measure; at most the number of heads.
     stride: EAGLE: number of tokens from the start of one chain of drafts to the next.
 
@@ -222,7 +222,6 @@ def measure(
   streams = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
              for drop in (False, True)]
   logits, features = (jnp.stack(parts) for parts in zip(*streams))
-  warp = warp_lib.Warp(guidance_scale=guidance_scale)
   probs = warp_lib.probabilities(logits, warp, jnp.arange(tokens.shape[1])[None])
   if isinstance(config, medusa.MedusaConfig):
     drafts = medusa.heads(params, features[:, :, -tokens.shape[1]:])

@@ -14,7 +14,6 @@ import numpy as np
 
 from cspd_jax.checkpoints import reading
 from cspd_jax.core import fields
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import batches
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle, medusa
@@ -40,7 +39,13 @@ class DrafterRecipe:
       prompt, from 0. The last images are held out.
     num_train_images: images to train on.
     num_held_out_images: images to measure on.
-    guidance_scale: guidance scale of the generated images and of the measured distributions.
+    guidance_scale: guidance scale of the generated images and of the measured distributions; None
+      uses the target's default, also for the other sampling options.
+    temperature: see `Warp`, as for the next four.
+    top_k: see `Warp`.
+    top_p: see `Warp`.
+    guidance_interval: see `Warp`.
+    min_p: see `Warp`.
     num_depths: depths to measure.
     seed: seed of the images.
     log_every: steps between log lines.
@@ -56,7 +61,12 @@ class DrafterRecipe:
   tokens: str | None = None
   num_train_images: int = 4096
   num_held_out_images: int = 64
-  guidance_scale: float = 2.0
+  guidance_scale: float | None = None
+  temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None
+  guidance_interval: int | None = None
+  min_p: float | None = None
   num_depths: int = 4
   seed: int = 0
   log_every: int = 50
@@ -64,7 +74,7 @@ class DrafterRecipe:
   evaluate_every: int = 250
 
   def __post_init__(self):
-    fields.check(self, guidance_scale=fields.FINITE, seed=fields.SEEDS)
+    fields.check(self, seed=fields.SEEDS, **samples.RANGES)
     if (self.data == 'given') != (self.tokens is not None):
       raise ValueError(f"tokens is {self.tokens!r} with data {self.data!r}; provide a file for "
                        "'given' and None for 'generated'.")
@@ -149,7 +159,7 @@ def images(
     return tokens[part], labels[part]
   key = jax.random.fold_in(jax.random.key(recipe.seed), int(split != 'train'))
   return samples.cached(workdir / f'tokens_{split}.npz', model, recipe.prompts, count, key,
-                        Warp(guidance_scale=recipe.guidance_scale))
+                        samples.sampling(recipe, model))
 
 
 def sample(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path) -> None:
@@ -216,13 +226,14 @@ def train(
   with_conditions = lambda batch: (batch[0], batches.rows(conditions, batch[1]))
   config, train_config, target = recipe.drafter, recipe.train, teacher(model)
   optimizer = train_config.optimizer
+  warp = model.engine.settled(samples.sampling(recipe, model))
   # The target is an argument: as a constant it would be compiled into the program.
   compiled_step = jax.jit(
       lambda state, batch, frozen: drafter_lib.step(
           state, batch, frozen, config, train_config, target), donate_argnums=0)
   compiled_measure = jax.jit(
       lambda params, frozen, batch: drafter_lib.measure(
-          params, frozen, batch, config, target, recipe.guidance_scale, recipe.num_depths))
+          params, frozen, batch, config, target, warp, recipe.num_depths))
 
   def evaluate(state):
     parts = [

@@ -40,7 +40,8 @@ def loss(params: Params, config: eagle.EagleConfig, target_params: Params, teach
     The mean divergence in nats per token, and the metric 'overlap', the mean of `sum min(p, q)`.
   """
   warp = warp_lib.Warp(guidance_scale=guidance_scale)
-  probs, features = target_outputs(target_params, teacher, tokens, condition, warp)
+  target_logits, features = target_outputs(target_params, teacher, tokens, condition)
+  probs = warp_lib.probabilities(target_logits, warp, jnp.arange(tokens.shape[1])[None])
   streams = features.shape[0]
   logits, _ = eagle.predict(
       eagle.attach(target_params, params), config, teacher.ends,
@@ -77,14 +78,13 @@ def step(
   return state_lib.update(state, grads, optimizer), metrics
 
 
-def target_outputs(
-    target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any,
-    warp: warp_lib.Warp) -> tuple[jax.Array, jax.Array]:
-  """Returns the target's probabilities `[B, T, V]` and features `[S, B, C + T - 1, F]`."""
+def target_outputs(target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any
+                   ) -> tuple[jax.Array, jax.Array]:
+  """Returns the target's logits `[S, B, T, V]` and features `[S, B, C + T - 1, F]`."""
   both = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
           for drop in (False, True)]
   logits, features = (jnp.stack(parts) for parts in zip(*both))
-  return warp_lib.probabilities(logits, warp, jnp.arange(tokens.shape[1])[None]), features
+  return logits, features
 
 
 def divergence(p: jax.Array, q: jax.Array) -> jax.Array:

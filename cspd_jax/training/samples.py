@@ -1,16 +1,20 @@
 """Images sampled from a target, the training data of its drafters and correctors."""
 
+import dataclasses
+import hashlib
+import json
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from cspd_jax.checkpoints import files, reading
-from cspd_jax.core import progress
+from cspd_jax.core import fields, progress
 from cspd_jax.core.spec import Spec
+from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import batches, memory, prompts as prompts_lib, shards
 from cspd_jax.generation.model import Model
 
@@ -18,6 +22,33 @@ from cspd_jax.generation.model import Model
 _BATCH = 64
 # The decoder where the model's default one is relaxed.
 _EXACT = 'mc_sjd'
+# The ranges of the sampling options of a recipe.
+RANGES: dict[str, fields.Range] = dict(
+    guidance_scale=fields.FINITE, temperature=fields.NOT_NEGATIVE, top_k=(0, fields.MOST),
+    top_p=fields.SHARES, guidance_interval=(-1, fields.MOST), min_p=fields.SHARES)
+
+Recipe = TypeVar('Recipe')
+
+
+def sampling(recipe: Any, model: Model) -> Warp:
+  """Returns the sampling options of a recipe.
+
+  Args:
+    recipe: has the fields of `Warp`; None stands for the model's default.
+    model: a model of discrete tokens.
+
+  Raises:
+    ValueError: if the model has continuous tokens.
+  """
+  options = model.sampling(**{name: getattr(recipe, name) for name in Warp._fields})
+  assert isinstance(options, Warp)  # Continuous tokens have fewer options.
+  return options
+
+
+def completed(recipe: Recipe, model: Model) -> Recipe:
+  """Returns a recipe whose sampling options are numbers; arguments and errors as for `sampling`."""
+  options = {name: files.plain(value) for name, value in sampling(recipe, model)._asdict().items()}
+  return dataclasses.replace(recipe, **options)  # type: ignore[type-var]
 
 
 def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
@@ -117,15 +148,60 @@ def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampl
 
 def cached(path: pathlib.Path, model: Model, prompts: str | None, count: int, key: jax.Array,
            sampling: Any) -> tuple[np.ndarray, np.ndarray]:
-  """Reads the images of a file; if it does not hold `count` images, samples and stores them first.
+  """Reads the images of a file; if it does not exist, samples and stores them first.
 
   Finished batches are stored in the folder next to the file, without its suffix, so that an
   interrupted call can be repeated. Further arguments and result as for `sampled`.
+
+  Raises:
+    ValueError: if the file holds images of another target or run, and as for `sampled`.
   """
+  run = run_of(model, prompts, count, key, sampling)
   if path.exists():
-    stored = reading.arrays(path, files.REMAKE, needed=('tokens', 'labels'))
-    if stored['tokens'].shape == (count, model.num_tokens) and stored['labels'].shape == (count,):
-      return stored['tokens'], stored['labels']
+    stored = stored_arrays(path, ('tokens', 'labels'), run)
+    return stored['tokens'], stored['labels']
   tokens, indices = sampled(model, prompts, count, key, sampling, path.with_suffix(''))
-  files.write_arrays(path, dict(tokens=tokens, labels=indices))
+  files.write_arrays(path, dict(tokens=tokens, labels=indices, **run))
   return tokens, indices
+
+
+def run_of(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Warp,
+           **others: str) -> dict[str, np.ndarray]:
+  """Returns what determines sampled images, as arrays of text to store with them.
+
+  Args:
+    model: see `sampled`.
+    prompts: see `sampled`.
+    count: see `sampled`.
+    key: see `sampled`.
+    sampling: see `sampled`.
+    **others: further texts by name.
+  """
+  texts = json.dumps([str(prompt) for prompt in prompts_of(model, prompts)])
+  options = {name: None if value is None else files.plain(value)
+             for name, value in sampling._asdict().items()}
+  run = dict(target=shards.network(model.config, model.params), images=str(count),
+             prompts=hashlib.sha256(texts.encode()).hexdigest()[:16],
+             seed=shards.fingerprint(jax.random.key_data(key)), sampling=json.dumps(options))
+  return {f'run_{name}': np.array(text) for name, text in (run | others).items()}
+
+
+def stored_arrays(path: pathlib.Path, needed: tuple[str, ...], run: Mapping[str, np.ndarray]
+                  ) -> dict[str, np.ndarray]:
+  """Reads the arrays of an .npz file.
+
+  Args:
+    path: the file.
+    needed: names of required arrays.
+    run: see `run_of`.
+
+  Raises:
+    ValueError: if the file cannot be read, or was stored by another run.
+  """
+  stored = reading.arrays(path, files.REMAKE, needed=needed)
+  text = lambda arrays, name: str(arrays[name]) if name in arrays else None
+  if changed := [f'{name.removeprefix("run_")} was {text(stored, name)}, now {text(run, name)}'
+                 for name in run if text(stored, name) != text(run, name)]:
+    raise ValueError(f'{path} holds images of another target or run ({"; ".join(changed)}); use '
+                     'another folder.')
+  return stored

@@ -1,6 +1,8 @@
 """The program that fits a corrector: what it refuses, what it stores."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -44,7 +46,9 @@ def _fit(capsys, *words):
     (['--mesh=9x9'], 'which requires 81 devices'), (['--mesh=two'], "mesh is 'two'"),
     (['--guidance_scale=nan'], 'guidance_scale is nan'),
     (['--tokens={tmp}/few.npz'], 'holds int64[3, 16]; it must hold at least 64 images of 16'),
-    (['--tokens={tmp}/others.npz'], 'whole numbers from 0 to 15')])
+    (['--tokens={tmp}/others.npz'], 'whole numbers from 0 to 15'),
+    (['--tokens={tmp}/images.npz', '--num_images=100'], 'num_images is 100 and tokens is'),
+    (['--tokens={tmp}/images.npz', '--decoder=vanilla'], "decoder is 'vanilla' and tokens is")])
 def test_what_is_refused(models, capsys, words, message):
   code, out, err = _fit(
       capsys, f'--model={models}/model', *(word.format(tmp=models) for word in words))
@@ -86,3 +90,16 @@ def test_it_samples_images(models, capsys, tmp_path):
   assert code == 0, err
   assert f"neighbours={str(output)!r}).generate(decoder='corrected(by=neighbours)')" in out
   assert 'neighbours' not in cspd_jax.load(models / 'alone').drafts
+
+
+def test_nothing_is_lost_if_nobody_reads_what_it_prints(models, tmp_path):
+  """As with `| head -1`: it ended at its first line, before the network was stored."""
+  output = tmp_path / 'neighbours'
+  with subprocess.Popen(
+      [sys.executable, '-m', 'cspd_jax.commands.fit_corrector', f'--model={models}/model',
+       f'--tokens={models}/images.npz', f'--output={output}', '--num_steps=2',
+       '--num_measured=0', '--window=4'],
+      stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    process.stdout.close()
+    assert process.wait() == 0
+  assert (output / 'model.json').exists()

@@ -32,6 +32,7 @@ _BAD = {
     'no model': (['--model={tmp}/nothing'], ['nothing', 'is not a folder']),
     'no inception': (['--inception={tmp}/nothing'], ['nothing', 'no such folder']),
     'no drafts': (['--decoder=eagle'], ['eagle', 'none']),
+    'no features to evaluate': (['--evaluator=adm'], ["evaluator is 'adm'", 'inception is None']),
 }
 
 

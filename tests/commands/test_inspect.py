@@ -21,15 +21,20 @@ def test_sizes_of_the_shipped_model(capsys, tmp_path):
   target, *_, one, four = report['rows']
   assert target['parameters'] == count and target['gigabytes'] == pytest.approx(4e-9 * count)
   config = model.config.transformer
-  slots, width = 257, config.num_kv_heads * config.head_dim
-  assert report['cache_gigabytes'] == pytest.approx(
-      1e-9 * 2 * 2 * config.num_layers * 2 * slots * width * 4, rel=0.05)
+  per_token = 1e-9 * 2 * 2 * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 4
+  assert report['cache_gigabytes'] == pytest.approx(per_token * 257, rel=0.05)
   # Two products per weight of the layers and of the output, for two streams of two images.
   tables = config.vocab_size * config.dim
   assert 2 * 4 * (count - 2 * tables) < 1e9 * one['gflops'] < 2 * 4 * count * 1.5
   assert four['gflops'] == pytest.approx(4 * one['gflops'], rel=0.05)
   assert one['gigabytes'] == pytest.approx(
-      target['gigabytes'] + report['cache_gigabytes'] / 2)
+      target['gigabytes'] + report['cache_gigabytes'] - per_token * 128)
+
+
+def test_the_cache_holds_the_condition_once(capsys, tmp_path):
+  """The captions of `t2i_xl_256` are 120 tokens, which were counted twice."""
+  found = calls.call(inspect.main, capsys, tmp_path / 'out', '--model=t2i_xl_256', '--window=1')
+  assert 'cache of 1 image of 256 tokens: 0.139 GB' in found.out, found.out
 
 
 @pytest.mark.parametrize('words, message', [

@@ -69,7 +69,8 @@ def test_sizes_fit_every_published_model(model):
     (['--model=mar_demo'], "a 'mar' model, for which no drafters are trained"),
     (['--kind=neighbours'], 'one of eagle, medusa, corrector'), (['--num_steps=0'], 'num_steps'),
     (['--batch_size=0'], 'batch_size is 0'), (['--num_images=0'], 'num_images is 0'),
-    (['--prompts={tmp}/none'], 'cannot be read'), (['--export=x'], 'did you mean --output?')])
+    (['--prompts={tmp}/none'], 'cannot be read'), (['--export=x'], 'did you mean --output?'),
+    (['--config=configs/train/eagle_demo.py', '--kind=medusa'], "kind is 'medusa', but --config")])
 def test_what_is_refused(models, tmp_path, capsys, words, message):
   words = [word.format(tmp=tmp_path) for word in words]
   words += [f'--model={models}/model'] if not words[0].startswith('--model') else []

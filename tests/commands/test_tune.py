@@ -34,6 +34,8 @@ _BAD = {
     'a part beside the model': (
         ['--tokenizer={folder}/tokenizer'], ['tokenizer is specified', 'families.save']),
     'no such model': (['--model=nothing'], ['nothing', 'is not a folder']),
+    'several groups': (
+        ['--mesh=2x1', '--dry_run'], ["mesh is '2x1'", 'first number must be 1']),
     'continuous tokens': (['--model=mar_demo', '--dry_run'], ['mar_demo', 'discrete']),
     'nothing that can run': (
         ['--decoder=eagle', '--guarantee=seed-exact'], ['nothing can run', 'EAGLE network']),

@@ -86,6 +86,29 @@ def test_what_neither_file_nor_user_specifies_is_named(
   assert list(opened.assumptions) == lines
 
 
+@pytest.mark.parametrize('area, options, grid', [
+    (518400, {}, (90, 90)), (262144, {}, (64, 64)), (262144, {'height': 4}, (4, 64)),
+    (262144, {'height': 4, 'width': 8}, (4, 8)), (500000, {}, (88, 88))])
+def test_the_image_area_of_emu3_is_that_of_its_images(source, area, options, grid):
+  """The official program computes rows and columns from it."""
+  file = source('emu3', EMU3, {**EMU3_SETTINGS, 'image_area': area})
+  opened = convert.open_source('emu3', file, options=options)
+  assert (opened.network.config.height, opened.network.config.width) == grid
+  assert not opened.assumptions
+
+
+def test_an_image_area_of_another_model_is_refused(source, monkeypatch):
+  monkeypatch.setitem(rules.FAMILIES, 'emu3', rules.get('emu3')._replace(
+      presets={'emu3_gen_8b': EMU3}))
+  file = source('emu3', EMU3, {**EMU3_SETTINGS, 'image_area': 262144})
+  with pytest.raises(rules.ConversionError, match='height is 64, the model has 90'):
+    convert.open_source('emu3', file, model='emu3_gen_8b')
+  for area in (0, 5, True, 262144.0, '512x512', 10**400):
+    (file.parent / 'config.json').write_text(json.dumps({**EMU3_SETTINGS, 'image_area': area}))
+    with pytest.raises(rules.ConversionError, match='image_area is .*number of pixels of an im'):
+      convert.open_source('emu3', file)
+
+
 @pytest.mark.parametrize('family, config', [('llamagen', LLAMAGEN), ('mar', MAR)])
 def test_heads_of_a_published_width_are_named(source, monkeypatch, family, config):
   """They are not in the weights."""

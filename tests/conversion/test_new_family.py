@@ -117,6 +117,15 @@ class TestHub:
         'tokenizer/config.json'])]
     assert cspd_jax.load(sources / 'beach').tokenizer is not None
 
+  def test_files_of_words_need_no_weights(self, sources, downloads, capsys):
+    (sources / 'emu3.tiktoken').write_bytes(b'YQ== 0\n')
+    arguments = ['--family=emu3_text', '--source=owner/beach', f'--output={sources}/words']
+    command.main(arguments)
+    assert downloads == [('owner/beach', None, ['emu3.tiktoken'])]
+    (sources / 'emu3.tiktoken').unlink()
+    assert command.main(arguments) == 2
+    assert 'owner/beach, a folder without emu3.tiktoken' in capsys.readouterr().err
+
   def test_what_cannot_be_downloaded_is_one_line(self, sources, downloads, capsys, monkeypatch):
     arguments = ['--family=tiny', '--source=owner/sea', '--rows=2', f'--output={sources}/sea']
     assert command.main(arguments) == 2

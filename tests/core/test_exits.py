@@ -74,14 +74,27 @@ def test_lists_of_problems_keep_their_lines(capsys):
   assert len(err) < 9000 and err.endswith(' ...\n')
 
 
-def test_a_pipe_that_nobody_reads():
-  program = ('from cspd_jax.core import exits; import sys; '
-             'sys.exit(exits.code_of(lambda: [print("x" * 100) for _ in range(10000)] and None))')
-  with subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE,
-                        stderr=subprocess.PIPE) as process:
+@pytest.mark.parametrize('both', [False, True])
+def test_a_pipe_that_nobody_reads(tmp_path, both):
+  """It ended with 141 at the next line that was printed, and what came after that was lost."""
+  program = ('import pathlib, sys; from cspd_jax.core import exits\n'
+             'def main():\n'
+             '  for _ in range(10000):\n'
+             '    print("x" * 100)\n'
+             '    print("x" * 100, file=sys.stderr)\n'
+             '  print("the end", flush=True)\n'
+             f'  pathlib.Path({str(tmp_path / "result")!r}).write_text("work")\n'
+             '  return 7\n'
+             'sys.exit(exits.code_of(main))')
+  with open(tmp_path / 'log', 'wb') as log, subprocess.Popen(
+      [sys.executable, '-c', program], stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT if both else log) as process:
     process.stdout.readline()
     process.stdout.close()
-    assert process.stderr.read() == b'' and process.wait() == 141
+    assert process.wait() == 7
+  assert (tmp_path / 'result').read_text() == 'work'
+  lines = (tmp_path / 'log').read_text().splitlines()
+  assert lines == ([] if both else ['x' * 100] * 10000)
 
 
 @pytest.mark.parametrize('names', [['stdout'], ['stderr'], ['stdout', 'stderr']])

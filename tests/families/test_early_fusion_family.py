@@ -175,6 +175,31 @@ def test_published_drafters_know_the_tokens(folder, tmp_path):
   np.testing.assert_array_equal(drafted[0, forced >= 0], forced[forced >= 0])
 
 
+def test_words_are_written_for_the_target_alone(folder, files, tmp_path, capsys):
+  """Anole has the same file of words, and another template."""
+  assert not convert(files, 'anole_text', 'text_tokenizer.json', tmp_path / 'words')
+  message = ("text is a tokenizer file for anole, but model '.*' needs one for lumina_mgpt; pass "
+             r'text=FOLDER of such a file \(cspd-convert --family=lumina_mgpt_text\)')
+  with pytest.raises(ValueError, match=message):
+    cspd_jax.load(folder, text=tmp_path / 'words' / 'text')
+  before = (folder / 'model.json').read_bytes()
+  assert convert(files, 'anole_text', 'text_tokenizer.json', folder) == 2
+  assert 'needs one for lumina_mgpt' in capsys.readouterr().err
+  assert (folder / 'model.json').read_bytes() == before
+  assert store.describe(folder / 'text').config.form == 'lumina_mgpt'
+
+
+@pytest.mark.parametrize('family, option', [
+    ('anole', '--family=anole_text, pass'), ('lumina_mgpt', '--family=lumina_mgpt_text, pass'),
+    (None, '--family=lumina_mgpt_text or --family=anole_text, pass')])
+def test_the_missing_file_of_words_is_that_of_the_target(folder, family, option):
+  loaded = {role: store.load(folder / role) for role in ('target', 'tokenizer')}
+  loaded['target'] = loaded['target']._replace(metadata={} if family is None else {
+      'family': family})
+  with pytest.raises(ValueError, match=f'with cspd-convert {option}'):
+    early_fusion_family.build(families.family.Parts('model', loaded, {}))
+
+
 @pytest.mark.parametrize('content, message', [
     (b'{}', 'the tokenizer file cannot be read (KeyError'), (b'nothing', 'cannot be read (JSON'),
     (b'{"model": {"vocab": []}}', 'cannot be read (AttributeError')])

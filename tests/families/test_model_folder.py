@@ -148,6 +148,51 @@ def test_what_is_no_model_is_named(tmp_path):
     cspd_jax.load(store.ASSETS / 'demo' / 'tokenizer')
 
 
+@pytest.mark.parametrize('model, name, message', [
+    ('demo', 'temprature', r"'temprature' is among the defaults, which may be: guidance_scale, "
+     'temperature, .*dtype, decoder, seconds; correct or remove it; did you mean temperature'),
+    ('demo', 'contexts', "'contexts' is among the defaults, which may be"),
+    ('mar_demo', 'top_k', "'top_k' is among the defaults, which may be: guidance_scale, temper"),
+    ('causal_demo', 'context', 'seconds, contexts; correct or remove it; did you mean contexts')])
+def test_defaults_that_are_not_used_are_refused(tmp_path, model, name, message):
+  content = json.loads((store.ASSETS / model / 'model.json').read_text())
+  content['parts'] = {role: str(store.ASSETS / model / part)
+                      for role, part in content['parts'].items()}
+  write = lambda: (tmp_path / 'model.json').write_text(json.dumps(content))
+  content['defaults'][name] = 0.0
+  write()
+  for read in (cspd_jax.load, families.describe, families.folder.read):
+    with pytest.raises(store.CheckpointError, match=message):
+      read(tmp_path)
+  del content['defaults'][name]
+  write()
+  with pytest.raises(ValueError, match=message):
+    families.save(tmp_path, content['family'], {}, {name: 0.0})
+
+
+def test_what_a_user_writes_into_the_file_is_kept(folder, tmp_path):
+  networks = {role: str(folder / role) for role in ('target', 'tokenizer')}
+  families.save(tmp_path, 'tiny', networks)
+  content = json.loads((tmp_path / 'model.json').read_text())
+  (tmp_path / 'model.json').write_text(json.dumps(
+      content | {'metadata': {'by': 'me'}, 'notes': 'mine', 'defaults': {'top_k': 3}}))
+  families.save(tmp_path, 'tiny', {}, {'temperature': 0.5})
+  assert json.loads((tmp_path / 'model.json').read_text()) == {
+      **content, 'metadata': {'by': 'me'}, 'notes': 'mine',
+      'defaults': {'top_k': 3, 'temperature': 0.5}}
+
+
+def test_a_target_elsewhere_brings_its_own_defaults(folder, tmp_path):
+  defaults = {'top_k': 3, 'decoder': 'vanilla', 'dtype': 'float32'}
+  families.save(tmp_path, 'tiny', {'target': str(folder / 'target')}, defaults)
+  families.save(tmp_path, 'tiny', {'target': str(folder / 'target')}, {'top_p': 0.5})
+  assert cspd_jax.load(tmp_path).defaults == {'top_k': 3, 'decoder': 'vanilla', 'top_p': 0.5}
+  shutil.copytree(folder / 'target', tmp_path / 'other')
+  families.save(tmp_path, 'tiny', {'target': 'other'}, {'temperature': 0.5})
+  content = json.loads((tmp_path / 'model.json').read_text())
+  assert content['defaults'] == {'dtype': 'float32', 'temperature': 0.5}
+
+
 def test_dtype_and_shipped_defaults():
   model = cspd_jax.load('demo')
   assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(model.params))

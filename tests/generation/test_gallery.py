@@ -1,15 +1,19 @@
 """Images into a folder: the images of `generate`, whatever the batches are."""
 
 import dataclasses
+import json
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.generation import generate, memory
+from cspd_jax.checkpoints import files
+from cspd_jax.generation import batches, generate, memory
 from cspd_jax.generation.gallery import Gallery
+from tests.experiments import models as models_lib
 from tests.families import tiny
 
 
@@ -70,3 +74,112 @@ def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
   again, steps = Gallery(model, prompts, tmp_path / 'out', max_batch_size=4, **options), []
   again.generate({}, lambda *step: steps.append(step))
   assert again.task.batch_size == 2 and steps == [(2, 5), (4, 5), (5, 5)]
+
+
+def _stopped(model, folder):
+  """Opens a run that was stopped after its first image."""
+  stopped = Gallery(model, ['sea', 'sky'], folder, decoder='vanilla', batch_size=1)
+  stopped._report.path(stopped.names[0]).write_bytes(b'an image')
+  return folder / 'unfinished_report' / 'run.json'
+
+
+def _changed(model, part):
+  """The model with another grid, config or image tokenizer and the same parameters."""
+  if part == 'grid':
+    return dataclasses.replace(model, grid=(2, 8))
+  if part == 'config':
+    return dataclasses.replace(model, config=dataclasses.replace(model.config, height=2, width=8))
+  tokenizer = model.tokenizer
+  if part == 'tokenizer config':
+    return dataclasses.replace(model, tokenizer=tokenizer._replace(
+        config=dataclasses.replace(tokenizer.config, side=2)))
+  return dataclasses.replace(model, tokenizer=tokenizer._replace(
+      params={'colours': -tokenizer.params['colours']}))
+
+
+@pytest.mark.parametrize('part', ['grid', 'config', 'tokenizer', 'tokenizer config'])
+def test_a_run_has_pictures_of_one_kind(tmp_path, part):
+  """A folder could hold images of several grids and image tokenizers."""
+  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+  path = _stopped(model, tmp_path / 'out')
+  again = lambda model: Gallery(model, ['sea', 'sky'], tmp_path / 'out', decoder='vanilla')
+  with pytest.raises(ValueError, match='where another run was stopped'):
+    again(_changed(model, part))
+  assert again(model)._report.has('00000_sea_seed0.png')
+  # An earlier version did not record it.
+  run = json.loads(path.read_text())
+  path.write_text(json.dumps({name: value for name, value in run.items()
+                              if name not in ('grid', 'config', 'tokenizer')}))
+  assert again(model)._report.has('00000_sea_seed0.png')
+  with pytest.raises(ValueError, match='where another run was stopped'):
+    Gallery(model, ['sea', 'sky'], tmp_path / 'out', decoder='vanilla', seed=1)
+
+
+@pytest.mark.parametrize('part', ['grid', 'config'])
+def test_batches_of_another_grid_are_not_mixed(tmp_path, part):
+  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+  run = lambda model: batches.run(
+      model, 'vanilla', ['sea', 'sky'], batch_size=1, folder=tmp_path / 'out')
+  run(model)
+  with pytest.raises(ValueError, match=rf'which holds another run \({part} was'):
+    run(_changed(model, part))
+  path = tmp_path / 'out' / 'run.json'
+  settings = json.loads(path.read_text())
+  del settings['grid'], settings['config']
+  path.write_text(json.dumps(settings))
+  run(model)
+
+
+def test_the_batch_size_of_a_run_in_the_home_folder(tmp_path, monkeypatch):
+  """It was looked for in a folder called ~."""
+  monkeypatch.setenv('HOME', str(tmp_path))
+  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+  _stopped(model, tmp_path / 'out')
+  again = Gallery(model, ['sea', 'sky'], '~/out', decoder='vanilla')
+  assert again.task.batch_size == 1 and again.folder == str(tmp_path / 'out')
+
+
+@pytest.mark.parametrize('options', [{}, {'dtype': 'bfloat16', 'cache_dtype': 'int8'}])
+def test_the_metadata_generate_an_image_again(tmp_path, options):
+  """They lacked the grid, the precision and the prefix."""
+  models_lib.llamagens(tmp_path)
+  model = cspd_jax.load(tmp_path / 'model', **options)
+  prefix = np.random.default_rng(0).integers(0, model.config.vocab_size, (2, 2 * 4))
+  made = model.generate(['cat', 'owl'], seed=5, decoder='mc_sjd(window=4)', prefix=prefix,
+                        temperature=[1.0, 0.9])
+  made.save(tmp_path)
+  with Image.open(tmp_path / made.names()[1]) as image:
+    pixels, text = np.asarray(image), image.info
+  read = lambda name: json.loads(text[name])
+  assert read('grid') == [4, 4] and text['dtype'] == options.get('dtype', 'float32')
+  assert text.get('cache_dtype') == options.get('cache_dtype') and 'quantize' not in text
+  again = cspd_jax.load(tmp_path / text['model'], **{
+      name: text[name] for name in ('dtype', 'cache_dtype') if name in text})
+  assert again.precision == model.precision
+  if not options:  # In bfloat16, batches of other sizes may round differently.
+    np.testing.assert_array_equal(again.generate(
+        [text['prompt']], seed=[(read('seed'), read('number'))], decoder=text['decoder'],
+        prefix=np.array([read('prefix')]), **read('sampling')).images[0], pixels)
+
+
+def test_int8_matrices_are_in_the_metadata():
+  model = cspd_jax.load('demo', dtype='float32', quantize='int8')
+  assert model.precision == dict(dtype='float32', quantize='int8')
+
+
+def test_the_array_of_all_images_is_not_in_memory(tmp_path):
+  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+  count, image = 3000, model.generate('sea', decoder='vanilla')
+  gallery = Gallery(model, ['sea'] * count, tmp_path / 'out', decoder='vanilla', batch_size=1,
+                    npz=True)
+  for name in gallery.names:
+    gallery._report.path(name).write_bytes(image.png(0))
+  tracemalloc.start()
+  gallery._write_npz()
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  expected = np.repeat(image.images, count, axis=0)
+  assert peak < expected.nbytes / 2
+  files.write_arrays(tmp_path / 'expected.npz', dict(arr_0=expected))
+  assert gallery._report.path('images.npz').read_bytes() == (
+      tmp_path / 'expected.npz').read_bytes()

@@ -289,3 +289,46 @@ def test_a_folder_that_is_removed_during_the_run_is_an_error(tmp_path, gone, aga
   with pytest.raises(ValueError, match='was removed'):
     report.write(settings={}, rows=[])
   assert not list(tmp_path.rglob('report.json'))
+
+
+_MINE = report_lib.Program('mine', ('speed', 'model'))
+
+
+def _earlier(folder, program, settings, **more):
+  """A finished report of a file; `program` None is a report that names none."""
+  report = Report(folder, program=program and report_lib.Program(program, ()))
+  report.path('a.png').write_text('hours of work')
+  report.write(settings=settings, rows=[], **more)
+
+
+@pytest.mark.parametrize('writer, program, settings, entries, whose', [
+    (_MINE, 'other', {'model': 'm'}, {'speed': 1}, "'other'"),
+    (None, 'other', {}, {}, "'other'"),
+    (_MINE, None, {'model': 'm'}, {}, 'an earlier version'),
+    (_MINE, None, {}, {}, 'an earlier version'),
+    (None, None, {'output': 'x'}, {}, 'an earlier version')])
+def test_the_report_of_another_program_is_not_replaced(
+    tmp_path, writer, program, settings, entries, whose):
+  """Its files were removed, because any report counted as an earlier one."""
+  _earlier(tmp_path / 'x', program, settings, **entries)
+  _refused(tmp_path, f"x', which holds a report of {whose}.*with --output", program=writer)
+
+
+@pytest.mark.parametrize('writer, program, settings, entries', [
+    (_MINE, 'mine', {}, {}), (_MINE, None, {'model': 'm'}, {'speed': 1}),
+    (None, None, {'workdir': 'x'}, {})])
+def test_a_program_replaces_its_own_report(tmp_path, writer, program, settings, entries):
+  _earlier(tmp_path, program, settings, **entries)
+  report_lib.check(tmp_path, program=writer)
+  Report(tmp_path, program=writer).write(settings={}, rows=[])
+  assert _names(tmp_path) == ['report.json']
+  assert json.loads((tmp_path / 'report.json').read_text()).get('program') == (
+      writer and writer.name)
+
+
+def test_a_stopped_move_of_another_program_stays(tmp_path):
+  _earlier(tmp_path / 'x', 'other', {})
+  (tmp_path / 'x' / 'unfinished_report').mkdir()
+  for name in ('a.png', 'report.json'):
+    (tmp_path / 'x' / name).rename(tmp_path / 'x' / 'unfinished_report' / name)
+  _refused(tmp_path, "which holds a report of 'other'", program=_MINE)

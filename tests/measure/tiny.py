@@ -23,6 +23,8 @@ class TinyModel:
   estimates: dict = dataclasses.field(default_factory=dict)
   mesh: Any = None
   cache_dtype: str | None = None
+  grid: tuple[int, int] = (1, 4)
+  config: Any = None
   engine: Any = engines.DISCRETE
 
   @property

@@ -158,7 +158,8 @@ BROKEN = {
             logits, tokens, np.eye(tree.num_nodes + 1, k=1))), 'later tokens',
         'a token of a window sees a later one'),
     'leftovers are seen': (scoring(leftovers), 'leftovers', 'leftovers of rejected drafts'),
-    'NaN past the end': (scoring(past_the_end), 'end of the image', 'logits contain NaN or .inf where'),
+    'NaN past the end': (
+        scoring(past_the_end), 'end of the image', 'logits contain NaN or .inf where'),
     'no room past the end': (
         T._replace(prefill=lambda params, condition, num_slots: T.prefill(params, condition, 9)),
         'end of the image', 'must allocate num_slots'),

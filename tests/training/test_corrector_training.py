@@ -149,7 +149,8 @@ def test_whole_images_are_read_alike(met, target_params, params):
   batch = _batch(met[1])
   found, parts = plain.loss(params, EAGLE, target_params, TEACHER, batch.tokens, batch.condition,
                             batch.guidance_scale)
-  want = corrector.agreement(params, EAGLE, TRAIN, target_params, TEACHER, batch).plain
+  want = corrector.agreement(params, EAGLE, TRAIN, target_params, TEACHER, batch,
+                             Warp(guidance_scale=batch.guidance_scale)).plain
   np.testing.assert_allclose(found, want.mean(), rtol=1e-4)
   assert 0 < parts['overlap'] < 1 and found > 0
 
@@ -173,7 +174,7 @@ def test_it_learns(met, target_params, params):
   step = jax.jit(lambda state: corrector.step(
       state, batch, target_params, EAGLE, TRAIN, TEACHER))
   measure = jax.jit(lambda params: corrector.measure(
-      params, target_params, batch, EAGLE, TRAIN, TEACHER))
+      params, target_params, batch, EAGLE, TRAIN, TEACHER, Warp(guidance_scale=2.0)))
   before = measure(params)
   state = state_lib.start(params, OPTIMIZER)
   for _ in range(OPTIMIZER.num_steps):
@@ -194,6 +195,17 @@ def test_target_and_corrector_may_have_other_dtypes(target_params, params, halve
       decoder, target, LABELS, jax.random.key(2), Warp(guidance_scale=2.0),
       eagle.attach(target, network))
   assert found.tokens.shape == (6, 20)
+
+
+@pytest.mark.slow
+def test_lengths_are_measured_with_the_options_of_the_recipe(met, target_params, params):
+  """The divergence that is trained is without cuts."""
+  batch = _batch(met[1])
+  measure = lambda warp: corrector.measure(
+      params, target_params, batch, EAGLE, TRAIN, TEACHER, warp)
+  whole, greedy = measure(Warp(guidance_scale=2.0)), measure(Warp(guidance_scale=2.0, top_k=1))
+  assert abs(greedy['overlap_1'] - whole['overlap_1']) > 1e-3
+  np.testing.assert_allclose(greedy['plain'], whole['plain'], rtol=1e-5)
 
 
 def test_accepted_length():
@@ -236,6 +248,13 @@ def test_a_recipe_from_images_to_a_model(tmp_path):
                   for name in ('corrector', 'again'))
   jax.tree.map(np.testing.assert_array_equal, first.drafts['corrector'].params,
                again.drafts['corrector'].params)
+  changed = jax.tree.map(lambda leaf: leaf * 2, target.params)
+  with pytest.raises(ValueError, match=r'windows_train.npz holds .* another .* \(target was'):
+    corrector_recipe.recorded(
+        recipe, dataclasses.replace(target, params=changed), 'train', tmp_path / 'run')
+  with pytest.raises(ValueError, match=r'windows_train.npz holds .* \(images was 6, now 5\)'):
+    corrector_recipe.recorded(
+        dataclasses.replace(recipe, num_train_images=5), target, 'train', tmp_path / 'run')
   assert 'correction' in first.drafts['corrector'].params
   decode = lambda decoder: first.generate(['cat'] * 3, seed=1, decoder=decoder).decoded.tokens
   np.testing.assert_array_equal(

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax import families
 from cspd_jax.checkpoints import store
 from cspd_jax.cli import loader
 from cspd_jax.commands import train_drafter
 from cspd_jax.decoding import tree as tree_lib
+from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, llamagen, medusa
-from cspd_jax.training import drafter, drafter_recipe, loop, smoke
+from cspd_jax.training import drafter, drafter_recipe, loop, samples, smoke
 from cspd_jax.training.optimizer import OptimizerConfig
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -173,7 +175,7 @@ def test_measured_probs_chain_predicted_features():
   params, (tokens, labels) = _target_params(), _batch()
   own = drafter.init(EAGLE, TRAIN, ENDS, params).params
   attached = eagle.attach(params, own)
-  found = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TEACHER, 2.0, 3, stride=4))(
+  found = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TEACHER, Warp(2.0), 3, stride=4))(
       own, params, (tokens, labels))
   streams = [_of_target(params, TARGET, labels, tokens, jnp.full(4, drop))
              for drop in (False, True)]
@@ -200,7 +202,7 @@ def test_measured_heads_are_compared_with_the_probs_they_predict():
   params, (tokens, labels) = _target_params(), _batch()
   # Every head repeats the distribution of the token before.
   own = medusa.from_target(ENDS, params, DRAFTERS['medusa'])
-  found = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TEACHER, 1.0, 3))(
+  found = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TEACHER, Warp(), 3))(
       own, params, (tokens, labels))
   probs = jax.nn.softmax(llamagen.logits_and_features(params, TARGET, labels, tokens)[0])
   for h in range(3):
@@ -262,6 +264,44 @@ def test_images_of_the_splits_differ_and_are_kept(target_folder, tmp_path):
   assert (held_out != tokens[:4]).any()
   again, _ = drafter_recipe.images(recipe, model, 'train', tmp_path)
   np.testing.assert_array_equal(again, tokens)
+
+
+def test_the_sampling_options_are_those_of_the_target(target_folder, tmp_path, monkeypatch):
+  defaults = {'guidance_scale': 1.5, 'top_k': 3, 'top_p': 0.9, 'temperature': 0.8}
+  families.save(tmp_path / 'model', 'llamagen', {'target': target_folder}, defaults)
+  model = cspd_jax.load(tmp_path / 'model', dtype='float32')
+  recipe = dataclasses.replace(_recipe(target_folder, 'medusa'), top_p=1.0)
+  used = []
+  measure, cached = drafter.measure, samples.cached
+  monkeypatch.setattr(drafter, 'measure', lambda *args: used.append(args[5]) or measure(*args))
+  monkeypatch.setattr(samples, 'cached', lambda *args: used.append(args[-1]) or cached(*args))
+  train_drafter.run(recipe, model, tmp_path / 'run', tmp_path / 'medusa', 'float32')
+  assert len(used) > 2
+  for warp in used:
+    assert [warp.guidance_scale, warp.top_k] == [1.5, 3] and warp.temperature == np.float32(0.8)
+    assert warp.top_p in (1, None)
+  tokens, labels = drafter_recipe.images(recipe, model, 'train', tmp_path / 'run')
+  logits = np.stack([_of_target(model.params, TARGET, labels, tokens, jnp.full(12, drop))[0]
+                     for drop in (False, True)])
+  guided = logits[1] + 1.5 * (logits[0] - logits[1])
+  chosen = np.take_along_axis(guided, tokens[..., None], axis=-1)
+  assert ((guided > chosen + 1e-4).sum(-1) < 3).all()
+  settings = json.loads((tmp_path / 'run' / 'report.json').read_text())['settings']
+  assert {name: settings[name] for name in Warp._fields} == {
+      **defaults, 'top_p': 1.0, 'guidance_interval': -1, 'min_p': 0.0}
+
+
+def test_a_recipe_of_a_shipped_model_has_its_options():
+  model = cspd_jax.load('text_demo')
+  for kind in ('eagle', 'corrector'):
+    recipe = samples.completed(train_drafter.recipe_for(model, 'text_demo', kind), model)
+    assert recipe.guidance_scale == 3 and recipe.top_k == 50 and recipe.top_p == 1
+  assert recipe.train.guidance_scales == (3.0,)
+  for name in ('eagle', 'medusa', 'corrector'):
+    recipe = loader.load(str(ROOT / 'configs' / 'train' / f'{name}_demo.py'))
+    assert samples.sampling(recipe, cspd_jax.load('demo')) == Warp(guidance_scale=2.0)
+  with pytest.raises(ValueError, match='top_k is -1; it must be a whole number from 0'):
+    dataclasses.replace(recipe, top_k=-1)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Images to train on: the model's exact default decoder, interrupted and continued, on a mesh."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -74,6 +76,24 @@ def test_an_interrupted_call_is_continued_whatever_the_memory(
   assert 'sampling' in capsys.readouterr().err
   np.testing.assert_array_equal(samples.cached(*arguments)[0], tokens)
   assert len(calls) == 4
+
+
+def test_images_of_another_target_or_run_are_refused(folder, model, tokens, tmp_path):
+  path = tmp_path / 'tokens.npz'
+  np.testing.assert_array_equal(samples.cached(path, model, None, 5, KEY, SAMPLING)[0], tokens)
+  params = jax.tree.map(lambda leaf: leaf * 2, model.params)
+  other = dataclasses.replace(model, params=params)
+  (tmp_path / 'prompts.txt').write_text('1\n')
+  for arguments, name in (
+      ((other, None, 5, KEY, SAMPLING), 'target'), ((model, None, 4, KEY, SAMPLING), 'images'),
+      ((model, str(tmp_path / 'prompts.txt'), 5, KEY, SAMPLING), 'prompts'),
+      ((model, None, 5, jax.random.key(4), SAMPLING), 'seed'),
+      ((model, None, 5, KEY, SAMPLING._replace(top_k=3)), 'sampling')):
+    with pytest.raises(ValueError, match=rf'images of another .* \({name} was .*, now .*\); use'):
+      samples.cached(path, *arguments)
+  np.savez(path, tokens=tokens, labels=np.zeros(5))
+  with pytest.raises(ValueError, match='target was None, now'):
+    samples.cached(path, model, None, 5, KEY, SAMPLING)
 
 
 def test_images_that_do_not_fit_are_refused(model, monkeypatch):

@@ -83,12 +83,7 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
   check_tree(window, tree)
   _check_leaves(tree)
   length = tree.main_length
-  if reads is not None:
-    check_size('reads', reads, 1)
-    if reads > length:
-      raise ValueError(f'reads is {reads}; it must be at most {length}, the drafts of the main '
-                       'chain, or None for all of them.')
-  reads = length if reads is None else reads
+  reads = _checked_reads(reads, length)
 
   def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
            ) -> tuple[RngState, CorrectedState]:
@@ -147,6 +142,17 @@ def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, sta
   return rng, state._replace(
       tokens=jnp.concatenate([tokens, state.tokens[:, reads:]], axis=1),
       probs=jnp.concatenate([probs, state.probs[:, reads:]], axis=1), corrector=corrector_state)
+
+
+def _checked_reads(reads: int | None, length: int) -> int:
+  """Returns the positions that the corrector scores; all `length` for None."""
+  if reads is None:
+    return length
+  check_size('reads', reads, 1)
+  if reads > length:
+    raise ValueError(f'reads is {reads}; it must be at most {length}, the drafts of the main '
+                     'chain, or None for all of them.')
+  return reads
 
 
 def _check_leaves(tree: Tree) -> None:

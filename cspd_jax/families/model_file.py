@@ -1,0 +1,190 @@
+"""The file `model.json`, which describes a model on disk.
+
+It holds the family, the folder of every network by its role ('target', 'tokenizer', those of
+drafters) and the model's default sampling options and decoders. Whatever else a user writes into
+it, such as notes in `metadata`, is kept.
+"""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cspd_jax.checkpoints import files, kinds, paths, reading, store
+from cspd_jax.checkpoints.store import CheckpointError
+from cspd_jax.families import family as family_lib
+from cspd_jax.generation import defaults as defaults_lib
+
+# Format 2 also has default decoders by number of images; see `generation.defaults`.
+_FORMATS = (1, 2)
+FILE = 'model.json'
+# The defaults that stay when the target is replaced.
+_OF_ANY_TARGET = ('dtype',)
+
+
+def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
+         defaults: Mapping[str, Any] | None = None) -> None:
+  """Creates a model from saved networks, or adds them to the model in a folder.
+
+  Args:
+    folder: of the model.
+    family: name of its family.
+    parts: folders of networks by role, relative to `folder` or absolute; they are added to
+      those of the model.
+    defaults: see `Model.defaults`; they are added to those of the model. If the target is in
+      another folder than before, they replace those of the old target.
+
+  Raises:
+    CheckpointError: if the folder is that of a network, or holds a model of another family.
+    ValueError: for an unknown family, role or default, or a default decoder in an unsupported form.
+  """
+  folder = paths.folder('folder', folder)
+  description = _joined(folder, family, parts, defaults or {})
+  folder.mkdir(parents=True, exist_ok=True)
+  files.write_json(folder / FILE, description)
+
+
+@contextlib.contextmanager
+def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
+            defaults: Mapping[str, Any], *, new_target: bool = False
+            ) -> Iterator[dict[str, pathlib.Path]]:
+  """Yields folders to write networks into, which join a model when the block ends: all or none.
+
+  If the block raises, the model's folder is unchanged, and if the process is killed, the folder
+  holds the old model or the new one; see `checkpoints.folders`.
+
+  Args:
+    folder: of the model. It is created, or the networks are added to the model in it and replace
+      those of the same roles.
+    family: name of its family.
+    states: everything that determines each network, by role; see `store.save_groups`.
+    defaults: see `save`.
+    new_target: whether the target replaces another one, whose defaults do not apply any more; see
+      `of_old_target`.
+
+  Raises:
+    CheckpointError: see `save` and `store.save`.
+    ValueError: see `save`.
+  """
+  folder = paths.folder('folder', folder).resolve()
+  describe = lambda: _joined(folder, family, {role: role for role in states}, defaults, new_target)
+  describe()
+  with store.joining(folder, states, FILE, describe) as new:
+    yield new
+
+
+def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]) -> None:
+  """Checks in advance that a model and its networks can be saved in a folder.
+
+  Arguments and errors are those of `save`; `parts` are in the folder, and none may be a link, since
+  saving would replace the network that it points to.
+  """
+  folder = paths.folder('folder', folder)
+  _joined(folder, family, parts, {})
+  for part in parts.values():
+    if (folder / part).is_symlink():
+      raise CheckpointError(f'{folder / part} is a link, and the network that it points to would '
+                            'be replaced; remove the link, or use another folder.')
+    store.check_place(folder / part)
+
+
+def of_old_target(folder: pathlib.Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the defaults of the model in a folder that a new target does not keep.
+
+  These are sampling options, prompts, decoders and measurements: all that belongs to the old one.
+
+  Args:
+    folder: of the model.
+    defaults: those of the new target.
+
+  Raises:
+    CheckpointError: see `read`.
+  """
+  return {name: value for name, value in read(folder)['defaults'].items()
+          if name not in _OF_ANY_TARGET and (name not in defaults or defaults[name] != value)}
+
+
+def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
+            defaults: Mapping[str, Any], new_target: bool = False) -> dict[str, Any]:
+  """Returns the description of a model with parts and defaults added; see `save` and `joining`."""
+  registered = family_lib.get(family)
+  family = registered.name
+  if unknown := sorted(set(parts) - set(registered.roles)):
+    raise ValueError(f'{unknown[0]} is not a part of a {family!r} model; parts are: '
+                     f'{", ".join(registered.roles)}.')
+  description: dict[str, Any] = dict(family=family, parts={}, defaults={})
+  store.recover(folder)
+  others: dict[str, Any] = {}
+  if (folder / FILE).exists():
+    content = _content(folder)
+    if 'kind' in content:
+      raise CheckpointError(
+          f'folder is {folder}, which is the folder of a network; use another folder for the '
+          'model and name this one among its parts.')
+    description |= read(folder)
+    if description['family'] != family:
+      raise CheckpointError(
+          f'{folder} holds a {description["family"]!r} model; use another folder for a '
+          f'{family!r} one.')
+    # What a user wrote into the file, such as notes.
+    others = {name: value for name, value in content.items()
+              if name not in ('format', *description)}
+  old = description['parts'].get('target')
+  if old is not None and (new_target or folder / parts.get('target', old) != folder / old):
+    description['defaults'] = {name: value for name, value in description['defaults'].items()
+                               if name in _OF_ANY_TARGET}
+  description['parts'] = {**description['parts'], **parts}
+  description['defaults'] = {**description['defaults'], **defaults}
+  registered.check_defaults(description['defaults'])
+  choice = description['defaults'].get('decoder')
+  defaults_lib.check(choice)
+  return {'format': _FORMATS[defaults_lib.is_by_size(choice)], **description, **others}
+
+
+def read(folder: pathlib.Path) -> dict[str, Any]:
+  """Reads `model.json`; the folder of a target is described as a model without other parts.
+
+  Raises:
+    CheckpointError: if the file does not exist or cannot be read, or has an unknown default.
+  """
+  description = _content(folder)
+  if 'kind' in description:  # The folder of a network.
+    owner = family_lib.of_target(description['kind']).name
+    return dict(family=owner, parts={'target': '.'}, defaults={})
+  try:
+    version = description['format']
+    result: dict[str, Any] = dict(
+        family=kinds.current(str(description['family'])), parts=dict(description['parts']),
+        defaults=dict(description['defaults']))
+    wrong = [role for role, part in result['parts'].items()
+             if not isinstance(part, str) or not part or not part.isprintable()]
+  except (KeyError, TypeError, ValueError) as error:
+    raise _damaged(folder, error) from error
+  if version not in _FORMATS:
+    raise CheckpointError(f'{folder} has format {version!r}; this version of cspd_jax reads '
+                          f'formats {" and ".join(map(str, _FORMATS))}.')
+  if wrong:
+    raise CheckpointError(f'{folder / FILE}: the part {wrong[0]!r} must be named by its folder.')
+  family = family_lib.FAMILIES.get(result['family'])
+  try:
+    if family is not None:
+      family.check_defaults(result['defaults'])
+    defaults_lib.check(result['defaults'].get('decoder'))
+  except ValueError as error:
+    raise CheckpointError(f'{folder / FILE}: {error}') from error
+  return result
+
+
+def _content(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the content of the `model.json` of a model or network; raises CheckpointError."""
+  try:
+    return reading.json(folder / FILE, 'copy or convert the model again')
+  except ValueError as error:
+    raise CheckpointError(str(error)) from error
+
+
+def _damaged(folder: pathlib.Path, error: Exception) -> CheckpointError:
+  return CheckpointError(
+      f'{folder / FILE} cannot be read ({type(error).__name__}: {error}); copy or convert the '
+      'model again.')

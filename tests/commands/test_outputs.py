@@ -1,0 +1,121 @@
+"""Commands whose output is the folder of another command: nothing in it is touched."""
+
+import functools
+import json
+import pathlib
+from unittest import mock
+
+import jax
+import pytest
+
+import cspd_jax
+from cspd_jax.checkpoints import store
+from cspd_jax.commands import compare, evaluate, generate, inspect, train_drafter, tune
+from cspd_jax.generation import gallery, report as report_lib
+from cspd_jax.metrics import inception
+from tests.experiments import calls
+from tests.families import tiny
+
+REPORTS = pathlib.Path(__file__).parents[2] / 'docs' / 'reports'
+PROGRAMS = {module._PROGRAM.name: module._PROGRAM
+            for module in (gallery, compare, evaluate, inspect, train_drafter, tune)}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A model, an Inception network, and a finished folder of `cspd-generate`."""
+  folder = tmp_path_factory.mktemp('models')
+  tiny.saved(folder / 'beach')
+  config = inception.InceptionConfig(unit=1, num_classes=6)
+  store.save(folder / 'inception', 'inception', config,
+             inception.inception.init(config, jax.random.key(0)))
+  assert generate.main(['cspd-generate', f'--model={folder}/beach', '--prompt=sea,sky', '--npz',
+                        f'--output={folder}/images']) == 0
+  return folder
+
+
+@pytest.fixture(scope='module', autouse=True)
+def load_once():
+  with mock.patch.object(cspd_jax, 'load', functools.lru_cache(cspd_jax.load)):
+    yield
+
+
+def _contents(folder):
+  return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize('is_named', [True, False])
+@pytest.mark.parametrize('main, words', [
+    (evaluate.main, ['--images={folder}/images/images.npz', '--reference={folder}/images',
+                     '--inception={folder}/inception']),
+    (compare.main, ['--model={folder}/beach', '--decoder=vanilla', '--prompt=sea']),
+    (tune.main, ['--model={folder}/beach', '--dry_run']),
+    (inspect.main, ['--model=demo']),
+    (train_drafter.main, ['--model=demo', '--workdir={folder}/images'])])
+def test_images_are_not_removed(folder, capsys, main, words, is_named):
+  images = folder / 'images'
+  if not is_named:  # As earlier versions wrote it.
+    report = json.loads((images / 'report.json').read_text())
+    del report['program']
+    (images / 'report.json').write_text(json.dumps(report))
+  before = _contents(images)
+  words = [word.format(folder=folder) for word in words]
+  output = folder / 'network' if main is train_drafter.main else images
+  code = main(['command', *words, f'--output={output}'])
+  captured = capsys.readouterr()
+  whose = "of 'cspd-generate'" if is_named else 'of an earlier version'
+  assert code == 2 and f"images', which holds a report {whose}" in captured.err, captured.err
+  assert '--output' in captured.err and captured.err.count('\n') == 1 and captured.out == ''
+  assert _contents(images) == before and len(list(images.glob('*.png'))) == 2
+  if not is_named:
+    (images / 'report.json').write_text(json.dumps(report | dict(program='cspd-generate')))
+
+
+def test_overwrite_replaces_images_only(folder, capsys, tmp_path):
+  report_lib.Report(tmp_path / 'out', program=PROGRAMS['cspd-compare']).write(settings={}, rows=[])
+  words = [f'--model={folder}/beach', '--prompt=sea']
+  for more in ([], ['--overwrite']):
+    found = calls.call(generate.main, capsys, tmp_path / 'out', *words, *more)
+    assert found.code == 2 and "holds a report of 'cspd-compare'" in found.err
+  assert [path.name for path in (tmp_path / 'out').iterdir() if path.is_file()] == ['report.json']
+  found = calls.call(generate.main, capsys, tmp_path / 'own', *words)
+  assert found.code == 0, found.err
+  report = json.loads((tmp_path / 'own' / 'report.json').read_text())
+  assert report.pop('program') == 'cspd-generate'
+  (tmp_path / 'own' / 'report.json').write_text(json.dumps(report))  # Of an earlier version.
+  assert calls.call(generate.main, capsys, tmp_path / 'own', *words).code == 2
+  found = calls.call(generate.main, capsys, tmp_path / 'own', *words, '--overwrite', '--seed=5')
+  assert found.code == 0, found.err
+  name, = (tmp_path / 'own').glob('*.png')
+  assert name.name.endswith('seed5.png')
+
+
+def test_reports_of_earlier_versions_are_recognised():
+  """Each by its own program alone; those of the lab by none."""
+  for path in sorted(REPORTS.glob('*.json')):
+    report = json.loads(path.read_text())
+    entries = {*report, *report['settings']}
+    own = [name for name, program in PROGRAMS.items() if entries.issuperset(program.marks)]
+    name = path.stem.split('_')[0]
+    expected = {'compare': ['cspd-compare'], 'tune': ['cspd-tune']}.get(name, [])
+    assert own == (['cspd-train-drafter'] if path.stem == 'train_corrector' else expected), path
+
+
+def test_own_reports_have_their_marks(folder, capsys, tmp_path):
+  """Else a program would not recognise what it wrote before reports named their program."""
+  words = {
+      compare.main: ['--decoder=vanilla', '--prompt=sea', '--repeats=1'],
+      generate.main: ['--prompt=sea'],
+      tune.main: ['--dry_run', '--decoder=vanilla', '--batch_size=1', '--num_images=1',
+                  '--repeats=1', '--best=1', '--guidance_scale=1'],
+      evaluate.main: ['--images={folder}/images', '--reference={folder}/images',
+                      '--inception={folder}/inception', '--evaluator=pytorch_fid'],
+      inspect.main: ['--window=1', '--model=demo']}
+  for number, (main, more) in enumerate(words.items()):
+    model = [f'--model={folder}/beach'] if main is not evaluate.main else []
+    found = calls.call(main, capsys, tmp_path / str(number), *model,
+                       *(word.format(folder=folder) for word in more))
+    assert found.code == 0, found.err
+    report = json.loads((found.folder / 'report.json').read_text())
+    assert {*report, *report['settings']}.issuperset(PROGRAMS[report['program']].marks)
+    report_lib.check(found.folder, program=PROGRAMS[report['program']])
