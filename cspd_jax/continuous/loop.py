@@ -301,7 +301,8 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
   Raises:
     ValueError: for parts that do not fit together.
   """
-  sampling_lib.check_guidance(guidance := target.guidance if guidance is None else guidance)
+  guidance = target.guidance if guidance is None else guidance
+  sampling_lib.check_guidance(guidance)
   guidance_of_last = verifier.commits_all if guidance_of_last is None else guidance_of_last
   first_context = BLOCK if target.cached is None else CACHED
   context = context or first_context
@@ -325,14 +326,20 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
       widest = max(b - a for a, b in zip((begin, *stage_stops), stage_stops))
       stages.append(Stage(stage_stops, widest if width is None else width, verifier, context,
                           drafter, guidance_of_last, steps))
-  several = any(stage.drafter is None and stage.width > 1 for stage in stages) or (
-      steps is not None and len(steps) < target.num_tokens)
-  if target.cached is not None and several:
-    raise ValueError(
-        'a causal model decodes one token per step, because every token depends on the one before '
-        f'it; the decoder has steps that end at {steps or stops}. Leave the number of steps out.')
+  if target.cached is not None:
+    _check_causal(target.num_tokens, stages, steps or stops)
   orders = noise_lib.random_orders if target.cached is None else noise_lib.raster_orders
   return Decoder(target, schedule, tuple(stages), guidance, distribution, orders)
+
+
+def _check_causal(num_tokens: int, stages: Sequence[Stage], ends: Sequence[int]) -> None:
+  """Raises ValueError for steps of several tokens, which end at `ends`."""
+  several = lambda stage: stage.width > 1 if stage.drafter is None else (
+      stage.steps is not None and len(stage.steps) < num_tokens)
+  if any(map(several, stages)):
+    raise ValueError(
+        'a causal model decodes one token per step, because every token depends on the one before '
+        f'it; the decoder has steps that end at {tuple(ends)}. Leave the number of steps out.')
 
 
 def _check_parts(target: Target, verifier: Verifier, drafter: Drafter | None,

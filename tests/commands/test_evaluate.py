@@ -78,6 +78,7 @@ def test_all_scores(run, place):
   assert expected > 0 and scores[names[0]] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_folders_arrays_and_features_are_alike(run):
   scores = _scores(run(out='first'))
   assert _scores(run('--images={place}/samples.npz', '--reference={place}/reference.npz')) == scores
@@ -89,6 +90,7 @@ def test_folders_arrays_and_features_are_alike(run):
       run(features, '--inception={place}/other', out='third'), ['features of another network'])
 
 
+@pytest.mark.slow
 def test_evaluators_differ(run):
   adm, other = _scores(run(out='adm')), _scores(run('--evaluator=pytorch_fid', out='other'))
   assert list(other) == ['FID (pytorch-fid, 11)']

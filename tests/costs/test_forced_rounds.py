@@ -13,6 +13,7 @@ from cspd_jax.measure.timing import Timing
 from cspd_jax.models import mar, nextstep
 from cspd_jax.models.conditions import Prompt
 from experiments.costs import forced_rounds, predicted, timed_rounds
+from tests.marks import representative
 
 _TEXTS = ('exact_head(kernels_per_call=4)', 'windows(window=2, kernels_per_call=4)')
 _CAUSAL = nextstep.NextStepConfig(
@@ -43,7 +44,7 @@ def _models():
     yield module.target(config, guided=True), params, condition
 
 
-@pytest.mark.parametrize('text', ['mar', *_TEXTS])
+@pytest.mark.parametrize('text', representative(['mar', *_TEXTS], _TEXTS[0]))
 def test_parts_of_a_round(text):
   measured = predicted.Measured(1.5, 4.0)
   for target, params, condition in _models():

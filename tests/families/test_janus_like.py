@@ -150,6 +150,7 @@ def test_drafters_have_its_embedding_and_its_head(model):
   assert np.abs(found[0] - found[1]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_drafter_is_trained_for_it(model, folder):
   sizes = janus_like.eagle_config(CONFIG)
   train = drafter.DrafterTrainConfig(

@@ -139,7 +139,8 @@ def test_the_batch_size_of_a_run_in_the_home_folder(tmp_path, monkeypatch):
   assert again.task.batch_size == 1 and again.folder == str(tmp_path / 'out')
 
 
-@pytest.mark.parametrize('options', [{}, {'dtype': 'bfloat16', 'cache_dtype': 'int8'}])
+@pytest.mark.parametrize('options', [
+    pytest.param({}, marks=pytest.mark.slow), {'dtype': 'bfloat16', 'cache_dtype': 'int8'}])
 def test_the_metadata_generate_an_image_again(tmp_path, options):
   """They lacked the grid, the precision and the prefix."""
   models_lib.llamagens(tmp_path)

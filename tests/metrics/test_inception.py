@@ -96,6 +96,7 @@ def test_the_size_is_inferred_and_the_bias_is_left_out():
     np.testing.assert_array_equal(tensor, tensors[name])
 
 
+@pytest.mark.slow
 def test_other_networks_are_refused():
   tensors = published(InceptionConfig(unit=2, num_classes=1000))
   with pytest.raises(ConversionError, match='1000 classes, as the Inception of torchvision'):
