@@ -216,7 +216,7 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
     draws = jax.tree.map(
         lambda old, new: arrays.where(pending, arrays.take(new, chosen[:, None])[:, 0], old), draws,
         proposals)
-    trials = trials + jnp.where(pending, chosen + 1, 0)
+    trials = trials + jnp.where(pending, chosen + 1, 0).astype(trials.dtype)
     return index + 1, pending & ~any_accepted, draws, trials
 
   shapes = jax.eval_shape(propose, jax.ShapeDtypeStruct((num,), jnp.int32))[0]

@@ -78,7 +78,8 @@ def test_tokens_are_those_without_a_mode(mode, name):
 
 @pytest.mark.parametrize('name,decoder,mode', representative(
     [(name, decoder, mode) for mode in MODES for name, table in (
-        ('causal', OTHERS), ('masked', OTHERS | DRAFTING)) for decoder in table],
+        ('causal', OTHERS), ('masked', OTHERS | DRAFTING)) for decoder in table
+     if mode != 'nans' or not decoder.startswith('cspd')],  # Their bound is NaN: there is none.
     ('masked', 'exact_path', 'strict'), ('masked', 'cspd_released', 'rank')))
 def test_other_decoders_under_modes(name, decoder, mode):
   model = MODELS[name]
