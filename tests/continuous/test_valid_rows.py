@@ -91,7 +91,7 @@ def test_conditions(condition, message):
 @pytest.mark.slow
 def test_images_with_invalid_tokens_are_named():
   model = cspd_jax.load('mar_demo')
-  model.params = jax.tree.map(lambda leaf: leaf * NAN, model.params)
+  model = model.with_params(jax.tree.map(lambda leaf: leaf * NAN, model.params))
   with pytest.raises(ValueError, match='returned tokens with NaN or infinity for 1 of 1 images'):
     model.generate(['cat'], decoder='mar(schedule=2, num_iter=2)')
 
