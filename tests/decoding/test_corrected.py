@@ -84,7 +84,8 @@ def test_other_options_are_exact(options):
 def test_rows_have_options_of_their_own(model, kind):
   # Tied logits, which cuts keep or drop together.
   built, other = model[0]._replace(params=jnp.round(model[0].params)), jnp.round(model[1])
-  options = Warp(*map(np.asarray, ([1.5, 1.0], [0.9, 0.6], [0, 2], [0.9, 1.0], [-1, 2])))
+  options = Warp(*map(np.asarray, (
+      [1.5, 1.0], [0.9, 0.6], [0, 2], [0.9, 1.0], [-1, 2], [0.0, 0.1])))
   probs = np.stack([
       built.distribution(Warp(*(value[label] for value in options)), label) for label in range(2)])
   decode = jax.jit(make_decoder(built.target, *_parts(built.target, 7, 2, SIDES, kind=kind)))
