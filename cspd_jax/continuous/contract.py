@@ -10,6 +10,21 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous.base import Condition, Params, Target, Verdict
+from cspd_jax.core import rows
+
+
+def check_condition(target: Target, condition: Condition) -> jax.Array:
+  """Returns which rows the model supports, `[B]` bool.
+
+  Raises:
+    ValueError: see `base.Target`; also if `check_condition` does not return what it specifies.
+  """
+  num_rows, supported = rows.count(condition), target.check_condition(condition)
+  if supported is None:
+    return jnp.ones(num_rows, bool)
+  _check('check_condition of the model', 'supported rows', supported, (num_rows,), jnp.bool_,
+         'rows')
+  return supported
 
 
 def transform(target: Target, params: Params, condition: Condition, tokens: jax.Array,

@@ -121,8 +121,7 @@ class Decoder:
     valid = sampling_lib.check(sampling, self.target.num_streams, rows.count(condition))
     draft = None if self.drafter is None else self.drafter.model
     for model in filter(None, (self.target, draft)):
-      supported = model.check_condition(condition)
-      valid = valid if supported is None else valid & supported
+      valid &= contract.check_condition(model, condition)
     return valid
 
   @usual_promotion

@@ -126,8 +126,7 @@ def empty(order: jax.Array, valid: jax.Array, token_dim: int, rounds: int, width
   floats = lambda *shape: jnp.zeros((batch, *shape), jnp.float32)
   return Decoded(
       tokens=floats(size, token_dim), rounds=zeros(), accepted=zeros(width + 1),
-      round_of_token=zeros(size), tv_bound=floats(), valid=valid,
-      order=order,
+      round_of_token=zeros(size), tv_bound=floats(), valid=valid, order=order,
       costs=Costs(target_passes=zeros(), draft_passes=zeros(), head_calls=zeros(rounds),
                   head_rows=zeros(), draft_head_calls=zeros()),
       tests=Tests(tested=zeros(size), accepted=zeros(size), trials=zeros(), missed=zeros()),

@@ -291,8 +291,8 @@ class Drafter(NamedTuple):
       committed token, number `start`.
     update: `(env, state, rng, outcome) -> (rng, state)`: the state after a round.
     check: `target -> None`; raises ValueError if the target does not fit.
-    reuses_drafts: whether drafts of one round can return in the next. Block verification is exact
-      for drafters that draw all drafts of a round anew only, which set it to False.
+    reuses_drafts: whether drafts of one round can return in the next. Block verification requires
+      False: it is exact only if all drafts of a round are new.
     num_arrays: arrays of probabilities of all drafts that `propose` and `update` hold at once,
       without those they record; for estimates of memory.
   """

@@ -34,16 +34,17 @@ class ContractError(ValueError):
 
 
 def check_condition(target: Target, condition: Condition) -> Any:
-  """Returns which rows the target supports, `[B]` bool, or None for all of them.
+  """Returns which rows the target supports, `[B]` bool.
 
   Raises:
     ValueError: see `Target.check_condition`.
     ContractError: if the result is not as `Target` specifies.
   """
-  supported = target.check_condition(condition)
-  if supported is not None:
-    _check('check_condition of the target', 'supported rows', supported, (rows.count(condition),),
-           'rows', jnp.bool_, 'booleans, or None for all rows,')
+  num_rows, supported = rows.count(condition), target.check_condition(condition)
+  if supported is None:
+    return jnp.ones(num_rows, bool)
+  _check('check_condition of the target', 'supported rows', supported, (num_rows,), 'rows',
+         jnp.bool_, 'booleans, or None for all rows,')
   return supported
 
 

@@ -110,10 +110,9 @@ class Decoder:
     Raises:
       ValueError: for an invalid condition or option, as far as their values are concrete.
     """
-    num_rows = rows.count(condition)
     supported = contract.check_condition(self.target, condition)
-    valid = warp_lib.check(warp, self.target.num_streams, num_rows, self.verifier.greedy)
-    return valid if supported is None else valid & supported
+    return supported & warp_lib.check(
+        warp, self.target.num_streams, rows.count(condition), self.verifier.greedy)
 
   @usual_promotion
   def __call__(self, params: Params, condition: Condition, key: jax.Array,

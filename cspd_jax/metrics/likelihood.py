@@ -111,9 +111,8 @@ def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array
   if jnp.shape(tokens) != (num_rows, target.num_tokens):
     raise ValueError(f'tokens has shape {jnp.shape(tokens)}; it must be that of whole images, '
                      f'({num_rows}, {target.num_tokens}).')
-  valid = warp_lib.check(warp, target.num_streams, num_rows)
-  supported = contract.check_condition(target, condition)
-  valid = valid if supported is None else valid & supported
+  valid = contract.check_condition(target, condition) & warp_lib.check(
+      warp, target.num_streams, num_rows)
   first, _, cache = target.prefill(params, condition, target.num_tokens)
   logits = first[:, :, None]
   if target.num_tokens > 1:

@@ -75,17 +75,17 @@ def test_overwrite_replaces_images_only(folder, capsys, tmp_path):
   report_lib.Report(tmp_path / 'out', program=PROGRAMS['cspd-compare']).write(settings={}, rows=[])
   words = [f'--model={folder}/beach', '--prompt=sea']
   for more in ([], ['--overwrite']):
-    found = calls.call(generate.main, capsys, tmp_path / 'out', *words, *more)
-    assert found.code == 2 and "holds a report of 'cspd-compare'" in found.err
+    result = calls.call(generate.main, capsys, tmp_path / 'out', *words, *more)
+    assert result.code == 2 and "holds a report of 'cspd-compare'" in result.err
   assert [path.name for path in (tmp_path / 'out').iterdir() if path.is_file()] == ['report.json']
-  found = calls.call(generate.main, capsys, tmp_path / 'own', *words)
-  assert found.code == 0, found.err
+  result = calls.call(generate.main, capsys, tmp_path / 'own', *words)
+  assert result.code == 0, result.err
   report = json.loads((tmp_path / 'own' / 'report.json').read_text())
   assert report.pop('program') == 'cspd-generate'
   (tmp_path / 'own' / 'report.json').write_text(json.dumps(report))  # Of an earlier version.
   assert calls.call(generate.main, capsys, tmp_path / 'own', *words).code == 2
-  found = calls.call(generate.main, capsys, tmp_path / 'own', *words, '--overwrite', '--seed=5')
-  assert found.code == 0, found.err
+  result = calls.call(generate.main, capsys, tmp_path / 'own', *words, '--overwrite', '--seed=5')
+  assert result.code == 0, result.err
   name, = (tmp_path / 'own').glob('*.png')
   assert name.name.endswith('seed5.png')
 
@@ -113,9 +113,9 @@ def test_own_reports_have_their_marks(folder, capsys, tmp_path):
       inspect.main: ['--window=1', '--model=demo']}
   for number, (main, more) in enumerate(words.items()):
     model = [f'--model={folder}/beach'] if main is not evaluate.main else []
-    found = calls.call(main, capsys, tmp_path / str(number), *model,
+    result = calls.call(main, capsys, tmp_path / str(number), *model,
                        *(word.format(folder=folder) for word in more))
-    assert found.code == 0, found.err
-    report = json.loads((found.folder / 'report.json').read_text())
+    assert result.code == 0, result.err
+    report = json.loads((result.folder / 'report.json').read_text())
     assert {*report, *report['settings']}.issuperset(PROGRAMS[report['program']].marks)
-    report_lib.check(found.folder, program=PROGRAMS[report['program']])
+    report_lib.check(result.folder, program=PROGRAMS[report['program']])

@@ -1,4 +1,4 @@
-"""What cannot be decoded is visible: `Decoded.valid` per row under `jit`, an error before it."""
+"""Invalid rows: `Decoded.valid` marks them under `jit`, and concrete values raise an error."""
 
 import functools
 
@@ -45,31 +45,31 @@ def test_healthy_rows(name):
 
 @pytest.mark.parametrize('labels', [[0, 2, 1, -1]])
 def test_labels(labels):
-  found = decoded('masked', labels)
-  assert found.valid.tolist() == [True, False, True, False]
-  np.testing.assert_array_equal(found.tokens[0], decoded('masked').tokens[0])
+  result = decoded('masked', labels)
+  assert result.valid.tolist() == [True, False, True, False]
+  np.testing.assert_array_equal(result.tokens[0], decoded('masked').tokens[0])
 
 
 @pytest.mark.parametrize('value', [0.0, -1.0, NAN, INF])
 def test_temperature(value):
-  found = decoded('masked', temperature=np.array([1, value, 1, 1], np.float32))
-  assert found.valid.tolist() == [True, False, True, True]
+  result = decoded('masked', temperature=np.array([1, value, 1, 1], np.float32))
+  assert result.valid.tolist() == [True, False, True, True]
 
 
 @pytest.mark.parametrize('value', [2.0, NAN])
 def test_guidance_without_a_null_condition(value):
   assert MASKED.target.num_streams == 1
-  found = decoded('masked', scale=np.array([1, 1, value, 1], np.float32))
-  assert found.valid.tolist() == [True, True, False, True]
+  result = decoded('masked', scale=np.array([1, 1, value, 1], np.float32))
+  assert result.valid.tolist() == [True, True, False, True]
 
 
 def test_tokens_of_damaged_parameters():
   """A model whose second class has NaN: the decode ends, and its rows are marked."""
   params = jax.tree.map(jnp.asarray, MASKED.params)
   damaged = params._replace(means=params.means.at[1].set(NAN))
-  found = decoded('masked', params=damaged)
-  assert found.valid.tolist() == [True, False, True, False]
-  np.testing.assert_array_equal(found.tokens[::2], decoded('masked').tokens[::2])
+  result = decoded('masked', params=damaged)
+  assert result.valid.tolist() == [True, False, True, False]
+  np.testing.assert_array_equal(result.tokens[::2], decoded('masked').tokens[::2])
 
 
 def test_the_pieces_check_too():
@@ -86,6 +86,12 @@ def test_conditions(condition, message):
   with pytest.raises(ValueError, match=message):
     jax.jit(decoders.mar(MASKED.target, None, LEVELS))(
         MASKED.params, condition, jax.random.key(0))
+
+
+def test_a_check_of_another_shape():
+  target = MASKED.target._replace(check_condition=lambda labels: jnp.ones(3, bool))
+  with pytest.raises(ValueError, match=r'check_condition of the model returned supported rows'):
+    decoders.mar(target, None, LEVELS).check(LABELS)
 
 
 @pytest.mark.slow
@@ -109,8 +115,8 @@ class TestParts:
 
   def test_steps_of_one_token_of_a_causal_model(self):
     steps = decoders.windows(CAUSAL.target, 2, 4, FLOW, kernels_per_call=2)
-    found = jax.jit(steps)(CAUSAL.params, LABELS, jax.random.key(0), Sampling(np.ones(4)))
-    np.testing.assert_allclose(found.tokens, decoded('causal').tokens, atol=1e-4)
+    result = jax.jit(steps)(CAUSAL.params, LABELS, jax.random.key(0), Sampling(np.ones(4)))
+    np.testing.assert_allclose(result.tokens, decoded('causal').tokens, atol=1e-4)
 
   @pytest.mark.parametrize('model,context', [(MASKED, TRUE), (CAUSAL, CACHED)])
   def test_guidance_of_the_last_token(self, model, context):

@@ -59,4 +59,4 @@ def _check(drafter: Drafter, vocab_size: int) -> None:
         'block verification cannot follow a drafter that keeps drafts from round to round: whether '
         'an early draft is accepted depends on later ones, so the drafts that remain no longer '
         'follow their recorded distributions; use exact(), or set reuses_drafts=False of a drafter '
-        'that draws all drafts of a round anew.')
+        'whose drafts are new in every round.')
