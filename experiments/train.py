@@ -22,7 +22,7 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import files, paths, store
+from cspd_jax.checkpoints import locks, paths, store
 from cspd_jax.cli import training
 from cspd_jax.generation import report as report_lib
 from cspd_jax.training import loop, smoke
@@ -113,7 +113,7 @@ def main(recipe: Any, flags: Any) -> None:
   photos.load()
   if recipe.tokenizer_of is not None:
     tokenizer_of(recipe, workdir)  # Raises its errors before anything is written.
-  with files.hold(workdir):
+  with locks.hold(workdir):
     loop.remember(recipe, workdir)
     training.log_progress()
     run(recipe, workdir, flags.stage, export)

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from cspd_jax.checkpoints import files, paths, reading
+from cspd_jax.checkpoints import files, locks, paths, reading
 
 # `folder -> names`: the files of a complete folder, relative to it; the last one is the list
 # itself. Raises ValueError for a folder that must not be replaced.
@@ -61,7 +61,7 @@ def recover(path: pathlib.Path) -> None:
   """
   if not path.exists() and (_workspace(path) / _OLD).exists():
     _check_links(path)
-    with files.exclusive(_workspace(path)):
+    with locks.exclusive(_workspace(path)):
       _restore(path)
 
 
@@ -134,7 +134,7 @@ def recover_together(folder: pathlib.Path, listed: Listed, file: str) -> None:
   try:
     with contextlib.ExitStack() as stack:
       for path in targets:
-        stack.enter_context(files.exclusive(_workspace(path)))
+        stack.enter_context(locks.exclusive(_workspace(path)))
       if not (folder / _PLAN).exists():  # The process finished its plan.
         return
       if all((_workspace(path) / _STATE).exists() for path in targets):
@@ -193,7 +193,7 @@ def _preparing(path: pathlib.Path, listed: Listed, state: Any) -> Iterator[pathl
   _check_links(path)
   workspace = _workspace(path)
   created = [parent for parent in path.parents if not parent.exists()]
-  with files.exclusive(workspace):
+  with locks.exclusive(workspace):
     try:
       yield _begin(workspace, listed, state)
     except BaseException as error:

@@ -8,6 +8,8 @@ import shutil
 import stat
 from typing import Any
 
+from cspd_jax.checkpoints import locks
+
 # Bytes below which a disk counts as full.
 _MIN_FREE = 1 << 20
 # Bytes of a file name.
@@ -131,6 +133,7 @@ def shown(value: str | os.PathLike) -> str:
 def _check_writable(name: str, value: str | os.PathLike, path: pathlib.Path,
                     existing: pathlib.Path) -> None:
   """Raises ValueError unless files can be written into the folder `existing`."""
+  locks.check_system()
   if not os.access(existing, os.W_OK | os.X_OK):
     raise ValueError(f'{name} is {shown(value)}, {_which(existing, path)} not writable for you; '
                      'choose another path.')

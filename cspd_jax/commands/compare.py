@@ -30,7 +30,7 @@ import jax
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints import locks
 from cspd_jax.cli import groups, inputs
 from cspd_jax.commands import compare_report
 from cspd_jax.core import compiling, fields, progress
@@ -265,7 +265,7 @@ def main(config: Config) -> None:
   job = prepare(config)
   # Rejects a folder that cannot hold the files before anything compiles.
   folder = _report(config, job).folder
-  with files.hold(folder):
+  with locks.hold(folder):
     print(compare_report.headline(job.model, job.programs, job.prompts, job.sampling), flush=True)
     for name, reason in job.left_out.items():
       print(f'{name} is left out: {reason}', flush=True)

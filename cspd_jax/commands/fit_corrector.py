@@ -27,7 +27,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import files, paths, reading, store
+from cspd_jax.checkpoints import locks, paths, reading, store
 from cspd_jax.cli import groups, inputs, training
 from cspd_jax.core import compiling, fields, progress
 from cspd_jax.generation import batches
@@ -210,7 +210,7 @@ def _sampled(job: Job) -> np.ndarray:
   assert job.decoder is not None
   print(f'sampling {len(job.prompts)} images with {job.decoder.specification}, {job.batch_size} at '
         f'a time, into {folder}', flush=True)
-  with files.hold(folder), progress.bar('sampling') as show:
+  with locks.hold(folder), progress.bar('sampling') as show:
     decoded = batches.run(
         job.model, job.decoder, job.prompts, seed=job.config.seed, batch_size=job.batch_size,
         sampling=job.sampling, folder=_shards(job.config), progress=show,

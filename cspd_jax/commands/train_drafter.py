@@ -24,7 +24,7 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import files, paths, store
+from cspd_jax.checkpoints import files, locks, paths, store
 from cspd_jax.cli import inputs, training
 from cspd_jax.core import fields
 from cspd_jax.generation import report as report_lib
@@ -133,7 +133,7 @@ def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Ite
   module = _RECIPES[type(recipe)]
   module.check(recipe, model)
   recipe = samples.completed(recipe, model)
-  with files.hold(workdir):
+  with locks.hold(workdir):
     loop.remember(recipe, workdir)
     yield module, recipe
 

@@ -1,7 +1,6 @@
 """Generated images as a folder of files; an interrupted run can be resumed."""
 
 import os
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -205,10 +204,4 @@ class Gallery:
   def _write_npz(self) -> None:
     """Writes all images as one array, image by image: together they may exceed the memory."""
     read = lambda name: reading.picture(self._report.path(name), files.REMAKE)[0]
-    shape = (len(self.names), *read(self.names[0]).shape)
-    with (files.writing(self._report.path(_NPZ)) as stream, zipfile.ZipFile(stream, 'w') as archive,
-          archive.open('arr_0.npy', 'w', force_zip64=True) as part):
-      np.lib.format.write_array_header_1_0(
-          part, dict(descr='|u1', fortran_order=False, shape=shape))
-      for name in self.names:
-        part.write(read(name).tobytes())
+    files.write_stacked(self._report.path(_NPZ), 'arr_0', len(self.names), map(read, self.names))

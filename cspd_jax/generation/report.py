@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import files, paths, reading
+from cspd_jax.checkpoints import files, locks, paths, reading
 from cspd_jax.version import __version__
 
 _REPORT = 'report.json'
@@ -79,10 +79,10 @@ class Report:
     run = None if run is None else plain(run)
     if not shared:
       # Released when the report is written or this object is deleted.
-      self._hold: files.Hold | None = files.hold(self.folder)
+      self._hold: locks.Hold | None = locks.hold(self.folder)
       self._begin(names, run, overwrite)
       return
-    self._hold = files.share(self.folder, lambda: self._begin(names, run, overwrite),
+    self._hold = locks.share(self.folder, lambda: self._begin(names, run, overwrite),
                              lambda: self._has_begun(names, run, overwrite))
 
   def _has_begun(self, names: Sequence[str], run: Any, overwrite: bool) -> bool:
@@ -120,8 +120,8 @@ class Report:
     """
     self._hold = None
     try:
-      self._hold = files.hold(self.folder)
-    except files.HeldError:
+      self._hold = locks.hold(self.folder)
+    except locks.HeldError:
       return False
     return all(self.has(name) for name in names)
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.checkpoints import files, paths, reading
+from cspd_jax.checkpoints import files, locks, paths, reading
 from cspd_jax.core.spec import Spec
 from cspd_jax.generation.engines import Options
 
@@ -41,7 +41,7 @@ class Shards:
     self._folder = paths.folder('folder', folder)
     self._leaves, self._tree = jax.tree.flatten(structure)
     # A second process would decode the same batches.
-    self._hold = files.hold(self._folder)
+    self._hold = locks.hold(self._folder)
     path = self._folder / _SETTINGS
     new = json.loads(json.dumps(settings_of_run))
     if path.exists():

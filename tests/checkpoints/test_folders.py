@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 
 import pytest
 
@@ -104,17 +103,6 @@ def test_interrupted_work_is_kept_for_the_same_state_only(tmp_path):
       assert sorted(os.listdir(new)) == found
       files.write_json(new / 'list.json', found)
     assert os.listdir(tmp_path) == ['x']
-
-
-def test_leftover_files_of_the_dead_are_removed(tmp_path):
-  process = subprocess.Popen(['true'])
-  process.wait()
-  left, alive = tmp_path / f'.a.json.{process.pid}', tmp_path / f'.a.json.{os.getppid()}'
-  other = tmp_path / '.a.json.backup'
-  for path in (left, alive, other):
-    path.write_text('x')
-  files.write_json(tmp_path / 'a.json', 1)
-  assert set(tmp_path.iterdir()) == {alive, other, tmp_path / 'a.json'}
 
 
 _MODES = [(how, exchange) for how in ('kill', 'raise') for exchange in ('exchange', 'renames')]

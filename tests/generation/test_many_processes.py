@@ -1,15 +1,11 @@
 """Several processes write images into one folder: every image once, whatever happens to them."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import files, paths
+from cspd_jax.checkpoints import paths
 from tests.families import tiny
 from tests.generation import many_processes
 from tests.generation.many_processes import PROMPTS, contents, gallery
@@ -85,17 +81,3 @@ def test_processes_that_are_killed(saved, alone, tmp_path):
   folder = tmp_path / 'out'
   assert many_processes.disturbed(saved, folder, kills=6) >= 6
   assert contents(folder) == alone
-
-
-@pytest.mark.skipif(not pathlib.Path('/proc/self/stat').exists(), reason='no /proc')
-def test_temporary_files_of_a_killed_process_whose_parent_has_not_noticed(tmp_path):
-  process = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)
-  left = tmp_path / f'.run.json.{process.pid}'
-  left.touch()
-  assert files.leftovers(tmp_path / '*') == []
-  process.kill()
-  try:
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # It has ended.
-    assert files.leftovers(tmp_path / '*') == [left]
-  finally:
-    process.communicate()

@@ -261,7 +261,7 @@ def test_files_of_a_stopped_run_are_not_removed_by_another_program(tmp_path):
 
 def test_a_stopped_run_without_a_finished_file_is_in_nobodys_way(tmp_path):
   Report(tmp_path, run={'seed': 1})
-  (tmp_path / 'unfinished_report' / '.a.png.999999999').write_text('half of a picture')
+  (tmp_path / 'unfinished_report' / '.a.png.0123ab.part').write_text('half of a picture')
   _write(tmp_path, ['b.png'])
   assert _names(tmp_path) == ['b.png', 'report.json']
 

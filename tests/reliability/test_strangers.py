@@ -94,13 +94,14 @@ def test_what_a_stopped_save_leaves_has_no_links(tmp_path, link):
     (tmp_path / 'x' / 'm').mkdir(exist_ok=True)
 
 
-def test_a_file_is_not_written_through_a_link(tmp_path):
-  """A stranger may know the number of the process."""
+def test_a_file_is_not_written_through_a_link(tmp_path, monkeypatch):
   (tmp_path / 'mine').write_text('mine')
-  (tmp_path / f'.a.json.{os.getpid()}').symlink_to(tmp_path / 'mine')
+  (tmp_path / '.a.json.000000.part').symlink_to(tmp_path / 'mine')
+  tokens = iter(['000000', '000001'])  # A stranger has guessed the first.
+  monkeypatch.setattr(files.secrets, 'token_hex', lambda size: next(tokens))
   files.write_json(tmp_path / 'a.json', 1)
   assert (tmp_path / 'mine').read_text() == 'mine' and not (tmp_path / 'a.json').is_symlink()
-  assert sorted(os.listdir(tmp_path)) == ['a.json', 'mine']
+  assert sorted(os.listdir(tmp_path)) == ['.a.json.000000.part', 'a.json', 'mine']
 
 
 def _train(workdir):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import cli
-from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints import files, locks
 from cspd_jax.generation.report import Report
 from cspd_jax.training import loop, steps
 from cspd_jax.training.optimizer import OptimizerConfig
@@ -51,7 +51,7 @@ RECIPE = Toy(num_train_images=40, num_held_out_images=8, checkpoint_every=2, log
 
 def work(workdir):
   """What training programs do to their folder."""
-  with files.hold(workdir):
+  with locks.hold(workdir):
     loop.remember(RECIPE, workdir)
     tokens, _ = RECIPE.encode_crops(workdir / 'tokens_train.npz', 'tokens', 'train',
                                     lambda images: images[:, 0, 0, 0].astype(np.int32))
@@ -94,7 +94,7 @@ def test_an_undisturbed_run(whole):
 
 
 @pytest.mark.parametrize('how, stops', [
-    ('kill', (1, 4, 6, 11, 13, 15, 17, 27, 30)), ('raise', (3, 6, 12, 14, 28)),
+    ('kill', (1, 4, 6, 11, 13, 15, 17, 27, 30)), ('raise', (4, 6, 12, 14, 28)),
     pytest.param('kill', range(1, 70), marks=pytest.mark.slow),
     pytest.param('raise', range(1, 70), marks=pytest.mark.slow)])
 def test_a_fault_at_any_operation_is_repaired_by_the_next_run(tmp_path, whole, how, stops):
@@ -192,7 +192,7 @@ def test_reports_of_two_processes_do_not_meet(tmp_path):
 
 @pytest.mark.parametrize('again', [False, True])
 def test_a_folder_that_is_removed_during_a_run_is_an_error(tmp_path, again):
-  with pytest.raises(ValueError, match='run was removed or replaced'), files.hold(tmp_path / 'run'):
+  with pytest.raises(ValueError, match='run was removed or replaced'), locks.hold(tmp_path / 'run'):
     work(tmp_path / 'run')
     shutil.rmtree(tmp_path / 'run')
     if again:

@@ -1,0 +1,193 @@
+"""Locks against other processes, also those of other machines that write to the same disk.
+
+The system releases a lock when its process ends, killed or not. A folder is locked itself; on NFS,
+which locks only what is open for writing, the file `FILE` in it is. On a file system without locks
+a process counts as alone.
+"""
+
+import contextlib
+import errno
+import os
+import pathlib
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+try:
+  import fcntl
+except ImportError:  # Windows.
+  fcntl = None  # type: ignore[assignment]
+
+# In a folder on NFS; it stays when the lock is released.
+FILE = '.lock'
+# How often a process asks for a folder that others share, and the seconds in between.
+_ATTEMPTS, _PAUSE = 50, 0.2
+
+
+class HeldError(ValueError):
+  """Another process holds the folder."""
+
+
+def check_system() -> None:
+  """Raises ValueError on a system where files cannot be locked."""
+  if fcntl is None:
+    raise ValueError(f'the system is {sys.platform}, where files cannot be locked while they are '
+                     'written; use Linux or macOS, or WSL on Windows.')
+
+
+def lock_file(handle: int, path: pathlib.Path) -> bool:
+  """Locks a file that is open for writing; returns whether it is still at its path."""
+  with contextlib.suppress(OSError):
+    _lock(handle, wait=True)
+  return _is_at(os.fstat(handle), path)
+
+
+def remove_unlocked(path: pathlib.Path) -> None:
+  """Removes a file of this user unless a process holds it with `lock_file`."""
+  with contextlib.suppress(OSError):
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+      _lock(handle)
+      path.unlink()  # Before the lock is released: its next holder finds that it has no name.
+    finally:
+      os.close(handle)
+
+
+class Hold:
+  """A folder that other processes cannot hold, as long as this object exists.
+
+  `with hold(folder): ...` holds it for a block, and raises ValueError at its end if the folder was
+  removed.
+  """
+
+  def __init__(self, folder: pathlib.Path, handle: int | None):
+    self._folder, self._status = folder, folder.stat()
+    if handle is not None:
+      weakref.finalize(self, os.close, handle)
+
+  def __enter__(self) -> 'Hold':
+    return self
+
+  def __exit__(self, kind, *error) -> None:
+    if kind is None:
+      self.check()
+
+  def check(self) -> None:
+    """Raises ValueError if the folder was removed, or another one has its name."""
+    if not _is_at(self._status, self._folder):
+      raise ValueError(f'{self._folder} was removed or replaced while it was written; repeat the '
+                       'command.')
+
+
+# The folders that this process holds, by device and inode: it may hold a folder twice.
+_HELD: weakref.WeakValueDictionary[tuple[int, int], Hold] = weakref.WeakValueDictionary()
+
+
+def hold(folder: pathlib.Path) -> Hold:
+  """Creates a folder if it does not exist, and holds it against other processes.
+
+  Raises:
+    ValueError: if another process holds it.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  status = folder.stat()
+  key = status.st_dev, status.st_ino
+  if (held := _HELD.get(key)) is None:
+    held = _HELD[key] = Hold(folder, _acquired(folder))
+  return held
+
+
+def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[[], bool]
+          ) -> Hold:
+  """Holds a folder together with other processes that share it, against all that do not.
+
+  Args:
+    folder: the folder; it is created if it does not exist.
+    prepare: called before the folder is shared, by one process at a time. The first process of
+      several must leave what the others need.
+    is_ready: whether it is there; the process that prepared the folder may have been killed.
+
+  Raises:
+    ValueError: if a process that does not share it holds it for longer than a few seconds, or the
+      file system has no locks.
+  """
+  for attempt in range(_ATTEMPTS):
+    with contextlib.suppress(HeldError), exclusive(folder):
+      prepare()
+    try:
+      if (handle := _acquired(folder, shared=True)) is None:
+        raise ValueError(f'{folder} is on a disk without locks, where processes cannot share it; '
+                         'choose another folder, or use a single process.')
+      shared = Hold(folder, handle)
+      if is_ready():
+        return shared
+      del shared
+    except HeldError:
+      if attempt == _ATTEMPTS - 1:
+        raise
+    time.sleep(_PAUSE)
+  raise HeldError(f'{folder} is not ready to be written; repeat the command.')
+
+
+@contextlib.contextmanager
+def exclusive(folder: pathlib.Path) -> Iterator[None]:
+  """Creates a folder and holds it for a block, also against other threads of this process.
+
+  Raises:
+    ValueError: if it is held already.
+  """
+  handle = _acquired(folder)
+  try:
+    yield
+  finally:
+    if handle is not None:
+      os.close(handle)
+
+
+def _acquired(folder: pathlib.Path, shared: bool = False) -> int | None:
+  """Creates a folder and returns a handle that holds it, or None on a disk without locks.
+
+  Raises:
+    HeldError: if it is held already.
+  """
+  check_system()
+  path, flags = folder, os.O_RDONLY
+  while True:
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+      handle = os.open(path, flags)
+    except FileNotFoundError:  # Its last holder has removed the folder meanwhile.
+      continue
+    try:
+      _lock(handle, shared)
+    except OSError as error:
+      os.close(handle)
+      if isinstance(error, BlockingIOError | PermissionError):
+        raise HeldError(f'{folder} is being written by another process; wait for its end, or '
+                        'choose another folder.') from error
+      if error.errno != errno.EBADF or path != folder:
+        return None
+      path, flags = folder / FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # NFS.
+      continue
+    if _is_at(os.fstat(handle), path):
+      return handle
+    os.close(handle)
+
+
+def _lock(handle: int, shared: bool = False, wait: bool = False) -> None:
+  """Locks an open file.
+
+  Raises:
+    OSError: a BlockingIOError or a PermissionError if another process has locked it, EBADF on NFS
+      if it is not open for writing, other errors on a disk without locks.
+  """
+  fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+
+
+def _is_at(status: os.stat_result, path: pathlib.Path) -> bool:
+  """Whether this is still the file or folder at a path."""
+  try:
+    return os.path.samestat(status, path.stat())
+  except OSError:
+    return False
