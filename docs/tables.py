@@ -20,6 +20,7 @@ from configs.papers import published_rows
 from cspd_jax import metrics
 from cspd_jax.checkpoints import files
 from cspd_jax.core import spec as spec_lib
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.decoding import specification
 from cspd_jax.measure import tables
 from docs import lists
@@ -206,9 +207,9 @@ def _pairs(report: Report) -> list[Row]:
   # The exact ends of the curves are there a second time, without a time.
   pairs = list({row['decoder']: row for row in reversed(report['rows'])
                 if row['verifier'] and row.get('curve') is None}.values())[::-1]
-  exact = [row for row in pairs if row['guarantee'] != 'relaxed']
-  return exact + [row for row in pairs if row['guarantee'] == 'relaxed'
-                  and row['drafter'].startswith('eagle(tree=chain')]
+  is_exact = lambda row: Guarantee(row['guarantee']).is_exact
+  return [row for row in pairs if is_exact(row)] + [
+      row for row in pairs if not is_exact(row) and row['drafter'].startswith('eagle(tree=chain')]
 
 
 _CONCLUSIONS = _of({'claim': '{claim}', 'holds here': '{answer}', 'numbers': '{numbers}'},

@@ -31,6 +31,7 @@ import numpy as np
 from cspd_jax import cli
 from cspd_jax.checkpoints import files, paths
 from cspd_jax.core import fields
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import specification
 from cspd_jax.decoding.base import Decoded
@@ -216,9 +217,9 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: 
       decoder, bench.model, bench.probs, bench.warp, draft_params=bench.draft_params[needs],
       samples=bench.samples, seed=bench.seed, false_alarm=exactness.FALSE_ALARM / count)
   guarantee, passed, bound = specification.guarantee(decoder), report.passed, 0.0
-  if guarantee == 'seed-exact':
+  if guarantee is Guarantee.SEED_EXACT:
     passed = passed and np.array_equal(_decode(bench, decoder, needs).tokens, vanilla.tokens)
-  if guarantee == 'relaxed':
+  if guarantee is Guarantee.BOUNDED:
     # The margin of 0.01 is well above the noise of both numbers.
     bound = float(_decode(bench, decoder, needs).tv_bound.mean())
     passed = report.tv - report.tv_expected <= bound + 0.01

@@ -9,6 +9,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import continuous, metrics
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.generation import batches
 from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
@@ -117,7 +118,7 @@ def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   """Formats rows as text; for continuous tokens with each decoder's distribution and acceptance."""
   columns = {'decoder': '{decoder}', 'guarantee': '{guarantee}',
              **metrics.columns(metrics.select(model.engine.name, 'work'))}
-  if any(row['guarantee'] == 'relaxed' for row in entries):
+  if any(row['guarantee'] is Guarantee.BOUNDED for row in entries):
     columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
   columns |= {'ms/round': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
               'speed-up': '{speedup:.2f}x'}

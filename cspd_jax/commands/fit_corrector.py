@@ -143,10 +143,11 @@ def prepare(config: Config) -> Job:
   images = groups.Images(config.prompt, config.prompts, config.num_images or _IMAGES, config.seed)
   prompts, _ = inputs.images(images, model, general=True)
   sampling = model.sampling(**inputs.overrides(config.sampling))
-  if config.decoder is not None and model.engine.guarantee(
-      model.decoder(config.decoder)) == 'relaxed':
-    raise ValueError(f'decoder is {config.decoder!r}, which is relaxed: a corrector learns from '
-                     "images of the model's own distribution; give an exact decoder.")
+  if config.decoder is not None:
+    guarantee = model.engine.guarantee(model.decoder(config.decoder))
+    if not guarantee.is_exact:
+      raise ValueError(f'decoder is {config.decoder!r}, which is {guarantee}: a corrector learns '
+                       "from images of the model's own distribution; give an exact decoder.")
   if config.tokens is not None:
     return Job(config, model, prompts, None, sampling, None, config.batch_size or _MOST_AT_ONCE)
   condition = samples.encoded(model, prompts)

@@ -26,6 +26,7 @@ from cspd_jax.checkpoints import files
 from cspd_jax.checkpoints.store import CheckpointError
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compiling, fields
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
 from cspd_jax.generation import batches, defaults
 from cspd_jax.generation.report import Program, Report
@@ -77,7 +78,7 @@ class Config:
   decoder: tuple[str, ...] | None = None
   window: tuple[int, ...] = (4, 8, 16, 32, 64)
   passes: tuple[int, ...] = (2, 1, 3, 4)
-  guarantee: Literal['seed-exact', 'exact', 'relaxed'] = 'exact'
+  guarantee: Literal['seed-exact', 'exact', 'bounded', 'biased'] = 'exact'
   batch_size: tuple[int, ...] = (1, 8)
   images: groups.Images = groups.Images(num_images=8)
   sampling: groups.Sampling = groups.Sampling()
@@ -97,7 +98,6 @@ class Config:
 
 
 _PROGRAM = Program('cspd-tune', ('chosen', 'device_kind'))
-_GUARANTEES = ('seed-exact', 'exact', 'relaxed')
 _COLUMNS = {
     'decoder': '{decoder}', 'tokens': '{tokens}', 'accepted': '{accepted:.2f}',
     'ms per round': '{ms_per_round:.2f}', 's/image, predicted': '{predicted_seconds:.4f}',
@@ -215,7 +215,7 @@ def _standing(model: cspd_jax.Model, batch_sizes: Sequence[int]
 def _weaker(bench: Bench, text: str, least: str) -> str | None:
   """Why a decoder may not be chosen; None if it may."""
   guarantee = bench.model.engine.guarantee(bench.check(text))
-  if _GUARANTEES.index(guarantee) <= _GUARANTEES.index(least):
+  if guarantee.satisfies(Guarantee(least)):
     return None
   return f'it is {guarantee}, and guarantee is {least}'
 

@@ -262,8 +262,7 @@ class Verifier(NamedTuple):
     levels: `M`, levels whose tests are counted separately; 0 for none.
     start: `(target, num_rows, width) -> memory` before the first round, for verifiers whose drafts
       are in their own memory of earlier rounds; None for others.
-    exact: whether the tokens follow the decoder's `distribution`.
-    exact_where: the models for which they do if not for all; '' otherwise.
+    exact: whether the tokens follow the decoder's `distribution`, of every model.
     bounded: whether the error of every token is bounded.
     head_states: `W -> ` the most states per image in one call of a head; by default one per token.
   """
@@ -278,7 +277,6 @@ class Verifier(NamedTuple):
   levels: int = 0
   start: Callable[[Target, int, int], Any] | None = None
   exact: bool = False
-  exact_where: str = ''
   bounded: bool = False
   head_states: Callable[[int], int] = lambda width: width
 

@@ -19,6 +19,7 @@ from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, 
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import binding
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Part, Spec, parse
 
 
@@ -136,19 +137,18 @@ def unsupported(spec: str | Spec, target: Target) -> str | None:
   return 'it decodes masked models only, and this one is causal'
 
 
-def guarantee(decoder: Decoder) -> str:
-  """Returns how close a decoder's samples are to its own `distribution`, in a word or two.
+def guarantee(decoder: Decoder) -> Guarantee:
+  """Returns how close a decoder's samples are to its own `distribution`.
 
   Returns:
-    'exact'. 'biased': exact for some models only. 'W2 bound': the error of every token is bounded.
-    'none'. `Decoder.guarantee` has the details.
+    'exact'. 'bounded': `Decoded.errors` bounds the squared distance of every token to the target's
+    own. 'biased': neither, or exact for some models only. `Decoder.guarantee` has the details.
   """
-  verifier = decoder.verifier
-  if verifier.exact:
-    return 'exact'
-  if verifier.exact_where:
-    return 'biased'
-  return 'W2 bound' if verifier.bounded else 'none'
+  verifiers = [stage.verifier for stage in decoder.stages]
+  if all(verifier.exact for verifier in verifiers):
+    return Guarantee.EXACT
+  bounded = all(verifier.exact or verifier.bounded for verifier in verifiers)
+  return Guarantee.BOUNDED if bounded else Guarantee.BIASED
 
 
 def _schedule(target: Target, name: str, value: Any) -> Schedule:

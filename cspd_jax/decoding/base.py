@@ -179,6 +179,7 @@ class Verifier(NamedTuple):
       same key; see `specification.guarantee`.
     greedy: whether it decides, at temperature 0, by the target's distribution at temperature 1
       without cuts; it is then defined for temperature 0 only.
+    bounded: of a verifier that is not exact, whether its verdicts have a `tv_bound`.
     verifies_fixed: if `needs_probs`, whether it also verifies 'fixed' drafts, which have no
       recorded distributions.
     check: `(drafter, vocab_size) -> None`; raises ValueError, with the reason, if it cannot verify
@@ -190,6 +191,7 @@ class Verifier(NamedTuple):
   needs_probs: bool
   seed_exact: bool = False
   greedy: bool = False
+  bounded: bool = False
   verifies_fixed: bool = False
   check: Callable[['Drafter', int], None] = lambda drafter, vocab_size: None
 

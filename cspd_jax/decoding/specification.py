@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cspd_jax.core import binding
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Part, Spec, Value, parse
 from cspd_jax.decoding import tree_values
 from cspd_jax.decoding.base import Drafter, Target, Verifier
@@ -240,18 +241,21 @@ def needs(spec: str | Spec) -> str | None:
   return _network(expand(spec)[0])
 
 
-def guarantee(decoder: Decoder) -> str:
+def guarantee(decoder: Decoder) -> Guarantee:
   """Returns how the images of a decoder relate to the target's distribution.
 
   Returns:
     'seed-exact': the tokens of `vanilla(window=N)` with the same key and batch size, where `N` is
     the number of tokens of a forward pass: bit for bit in any dtype for chains, up to rounding for
-    trees; and those of `vanilla` up to rounding. 'exact': the target's distribution. 'relaxed':
-    neither; `Decoded.tv_bound` bounds the total variation.
+    trees; and those of `vanilla` up to rounding. 'exact': the target's distribution. 'bounded':
+    neither; the mean of `Decoded.tv_bound` bounds the total variation. 'biased': that is NaN.
   """
-  if decoder.verifier.seed_exact:
-    return 'seed-exact'
-  return 'exact' if decoder.verifier.exact else 'relaxed'
+  verifier = decoder.verifier
+  if verifier.seed_exact:
+    return Guarantee.SEED_EXACT
+  if verifier.exact:
+    return Guarantee.EXACT
+  return Guarantee.BOUNDED if verifier.bounded else Guarantee.BIASED
 
 
 def usage(name: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from cspd_jax.continuous import specification as continuous
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import spelling
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import prefix as prefix_lib, specification as discrete
 from cspd_jax.decoding.loop import Decoder
@@ -89,7 +90,7 @@ class Engine(NamedTuple):
   parameters: Callable[[str | Spec], Collection[str]]
   needs: Callable[[str | Spec], str | None]
   build: Callable[[str | Spec, 'Model', bool, int], AnyDecoder]
-  guarantee: Callable[[Any], str]
+  guarantee: Callable[[Any], Guarantee]
   failure: str
   settled: Callable[[Any], Any] = lambda sampling: sampling
   unsupported: Callable[[str | Spec, Any], str | None] = lambda specification, target: None

@@ -52,7 +52,7 @@ def of_guarantees(rows: Sequence[Row]) -> list[Conclusion]:
   figures, result = [row.figures for row in rows], []
   deviations = {
       row['decoder']: abs(row['nll_excess']) / row['nll_excess_error'] for row in figures
-      if row['guarantee'] != 'relaxed' and row.get('nll_excess_error')}
+      if row['guarantee'].is_exact and row.get('nll_excess_error')}
   if deviations:
     worst = max(deviations, key=lambda name: deviations[name])
     result.append(Conclusion(

@@ -8,6 +8,7 @@ import numpy as np
 
 from cspd_jax import metrics as metrics_lib
 from cspd_jax.core import spec as spec_lib
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics.base import Metric, Sample
@@ -112,7 +113,7 @@ def rows(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
         guarantee=bench.model.engine.guarantee(decoder),
         **metrics_lib.entries(metrics_lib.measure(metrics, compared, bench.model)),
         equal_to_baseline=None, equal_in_window=None)
-    if figures['guarantee'] == 'seed-exact':
+    if figures['guarantee'] is Guarantee.SEED_EXACT:
       figures |= _equal(bench, sample, decoder.drafter.tree.num_nodes + 1)
     if timed_images is not None:
       figures |= _times(bench, text, sample, timed_images)

@@ -154,5 +154,6 @@ def switch(verifiers: Sequence[Verifier], index: jax.Array) -> Verifier:
       verify, exact=all(verifier.exact for verifier in verifiers),
       needs_probs=any(verifier.needs_probs for verifier in verifiers),
       seed_exact=verifiers[0].seed_exact,
+      bounded=all(verifier.exact or verifier.bounded for verifier in verifiers),
       verifies_fixed=all(
           verifier.verifies_fixed or not verifier.needs_probs for verifier in verifiers))

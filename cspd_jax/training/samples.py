@@ -20,7 +20,7 @@ from cspd_jax.generation.model import Model
 
 # The most images per batch.
 _BATCH = 64
-# The decoder where the model's default one is relaxed.
+# The decoder where the model's default one is not exact.
 _EXACT = 'mc_sjd'
 # The ranges of the sampling options of a recipe.
 RANGES: dict[str, fields.Range] = dict(
@@ -77,7 +77,7 @@ def _exact_default(model: Model, batch_size: int) -> Spec:
     guarantee = model.engine.guarantee(model.decoder(default))
   except ValueError:  # Its window is longer than the image.
     return model.specification('vanilla')
-  return model.specification(_EXACT) if guarantee == 'relaxed' else default
+  return default if guarantee.is_exact else model.specification(_EXACT)
 
 
 def decoder(model: Model, condition: Any, sampling: Any, *, specification: str | Spec | None = None,

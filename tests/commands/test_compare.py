@@ -11,6 +11,7 @@ import pytest
 import cspd_jax
 from cspd_jax.checkpoints import store
 from cspd_jax.commands import compare
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
 from cspd_jax.measure import timing
 from tests.experiments import calls, models as models_lib
@@ -178,7 +179,7 @@ def test_relaxed_decoders_have_pictures_and_a_bound(run):
   found = run('--decoder=sjd+uniform(delta=3), vanilla', '--num_images=1')
   _, rows = _report(found)
   row = rows['sjd+uniform(delta=3)']
-  assert row['guarantee'] == 'relaxed' and row['tv_bound'] > 0
+  assert row['guarantee'] == 'bounded' and row['tv_bound'] > 0
   assert (found.folder / row['images']).read_bytes().startswith(b'\x89PNG')
   assert row['images'] == 'images_sjd_uniform_delta_3.png' and 'TV bound' in found.out
 
@@ -277,6 +278,20 @@ def test_a_family_of_the_tests(capsys, tmp_path):
   report, rows = _report(found)
   assert report['model'] == 'beach' and report['captions'] == ['sea']
   assert rows['sjd']['rounds'] <= rows['vanilla']['rounds'] == 16
+
+
+@pytest.mark.parametrize('rows, decoder', [
+    ((('biased', 1), ('bounded', 2), ('exact', 4), ('seed-exact', 3)), 'seed-exact'),
+    ((('exact', 2), ('biased', 1)), 'exact'), ((('biased', 2), ('bounded', 1)), None)])
+def test_only_exact_decoders_are_recommended(rows, decoder):
+  job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], 0, None)
+  line = compare._next_step(compare.Config(), job, [  # pylint: disable=protected-access
+      dict(guarantee=Guarantee(word), specification=word, seconds_per_image=seconds)
+      for word, seconds in rows])
+  if decoder is None:
+    assert 'None of these decoders is exact; vanilla is' in line
+  else:
+    assert line.endswith(f'--decoder={decoder}')
 
 
 def test_files_of_decoders_with_similar_names():

@@ -26,7 +26,8 @@ _BAD = {
     'none of the best': (['--best=0'], ['best is 0']),
     'no runs': (['--repeats=0'], ['repeats is 0']),
     'no time': (['--minutes=0'], ['minutes is 0']),
-    'another guarantee': (['--guarantee=none'], ['guarantee', 'seed-exact, exact, relaxed']),
+    'another guarantee': (
+        ['--guarantee=none'], ['guarantee', 'seed-exact, exact, bounded, biased']),
     'shipped model': (
         ['--model=demo'], ["'demo', which is part of the package", 'store=FOLDER', '--dry_run']),
     'other networks': (
@@ -72,7 +73,7 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
   report = json.loads((found.folder / 'report.json').read_text())
   assert report['chosen'] == {str(size): text for size, text in best.items()}
   assert 'EAGLE network' in report['left_out']['eagle(tree=chain(2))']
-  assert 'it is relaxed' in report['left_out']['jacobi(window=3)+cool']
+  assert 'it is bounded' in report['left_out']['jacobi(window=3)+cool']
   assert report['device_kind'] == kind and f'for {kind}: mc_sjd(window=3) from 1' in found.out
   rows = list(csv.DictReader((found.folder / 'rows.csv').open()))
   # Two candidates and what the model was decoded with before, for both numbers of images.

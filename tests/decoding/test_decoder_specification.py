@@ -131,7 +131,7 @@ def test_a_specification_builds_what_a_hand_does(spec):
   assert program(decoder, needs) == program(BUILT[spec](), needs)
   # The verifier says what is promised.
   verifier = str(specification.expand(spec)[1])
-  assert specification.guarantee(decoder) == GUARANTEES.get(verifier, 'relaxed')
+  assert specification.guarantee(decoder) == GUARANTEES.get(verifier, 'bounded')
 
 
 @pytest.mark.parametrize('spec', representative(BUILT, 'mc_sjd(window=4)'))
@@ -154,7 +154,7 @@ def test_the_text_and_the_function_of_a_decoder_build_the_same(name):
   function = entry.build(big, *([] if needs is None else [networks[needs]]))
   text = specification.build(name, big, specification.Resources(networks))
   assert function.drafter.layout == text.drafter.layout
-  assert entry.summary and specification.guarantee(decoder) in ('seed-exact', 'exact', 'relaxed')
+  assert entry.summary and specification.guarantee(decoder) in ('seed-exact', 'exact', 'bounded')
 
 
 @pytest.mark.parametrize('name', DECODERS)

@@ -290,3 +290,4 @@ class OptionsTest(parameterized.TestCase):
     self.assertTrue(exact().exact)
     for verifier, _ in VERIFIERS.values():
       self.assertFalse(verifier.exact)
+      self.assertTrue(verifier.bounded)

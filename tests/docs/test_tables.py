@@ -11,7 +11,7 @@ from docs import lists, tables
 
 REPORT = dict(
     num_images=4, device='cpu', versions=dict(jax='0.0'), rows=[
-        dict(decoder='eagle+lantern', guarantee='relaxed', step_compression=1.99),
+        dict(decoder='eagle+lantern', guarantee='bounded', step_compression=1.99),
         dict(decoder='vanilla', guarantee='seed-exact', step_compression=1.0),
         dict(decoder='mc_sjd(window=4)', guarantee='exact', step_compression=1.5)])
 
@@ -32,7 +32,7 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   (folder / 'kinds.json').write_text(json.dumps(REPORT))
   full = tables.rewritten(empty)
   row = '| `mc_sjd(window=4)` | 1.50 | - | exact | - | SJD with maximally coupled drafts |'
-  relaxed = '| `eagle+lantern` | 1.99 | - | relaxed | an EAGLE network | latent neighbours add'
+  relaxed = '| `eagle+lantern` | 1.99 | - | bounded | an EAGLE network | latent neighbours add'
   assert row in full and relaxed in full
   assert full.index('`vanilla`') < full.index(row) < full.index(relaxed)
   assert '4 images, cpu, jax 0.0' in full

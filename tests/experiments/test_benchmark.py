@@ -89,10 +89,10 @@ def test_pairs(good):
   rows = _rows(folder, curves=False)[:4]
   assert {(row['drafter'], row['verifier']): row['guarantee'] for row in rows} == {
       ('vanilla', ''): 'seed-exact', (drafter, 'exact'): 'exact', (drafter, 'match'): 'seed-exact',
-      (drafter, 'cool(clamp=False, length=3)'): 'relaxed'}
+      (drafter, 'cool(clamp=False, length=3)'): 'bounded'}
   for row in rows:
     assert float(row['step_compression']) >= 1 and float(row['accepted_length']) <= 4
-    assert (float(row['tv_bound']) > 0) == (row['guarantee'] == 'relaxed')
+    assert (float(row['tv_bound']) > 0) == (row['guarantee'] == 'bounded')
     assert float(row['tv_bound_per_token']) == pytest.approx(float(row['tv_bound']) / 16)
     assert row['equal_to_baseline'] == ('1.0' if row['guarantee'] == 'seed-exact' else '')
     assert float(row['speedup']) > 0 and float(row['ms_per_round']) > 0

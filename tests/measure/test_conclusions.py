@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.measure import conclusions, tradeoff
 from cspd_jax.measure.conclusions import Claim
@@ -62,7 +63,8 @@ def test_curves_without_common_lengths():
 
 def row(decoder, guarantee, length, excess=0.01, in_window=None):
   return Row(decoder, dict(
-      decoder=decoder, guarantee=guarantee, accepted_length=length, accepted_length_error=0.05,
+      decoder=decoder, guarantee=Guarantee(guarantee), accepted_length=length,
+      accepted_length_error=0.05,
       nll_excess=excess, nll_excess_error=0.01,
       equal_to_baseline=(1.0 if in_window is None else 0.5) if guarantee == 'seed-exact' else None,
       equal_in_window=in_window), None)
@@ -73,7 +75,7 @@ def test_conclusions_of_rows(dynamic, answer):
   rows = [row('vanilla', 'seed-exact', 1.0), row('eagle2+match', 'seed-exact', dynamic),
           row('eagle(tree=EAGLE)+exact', 'exact', 3.0),
           row('eagle2(depth=5, num_nodes=25)+exact', 'exact', dynamic),
-          row('eagle2+cool', 'relaxed', 4.0, excess=1.0)]
+          row('eagle2+cool', 'bounded', 4.0, excess=1.0)]
   found = conclusions.of_guarantees(rows) + conclusions.of_rows(rows, CLAIMS)
   assert [one.answer for one in found] == ['yes', 'yes', answer]
   assert '1.0 standard errors for all 4' in found[0].numbers

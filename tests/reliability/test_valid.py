@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.decoding import decoders, warp as warp_lib
+from cspd_jax.decoding import decoders, specification, warp as warp_lib
 from cspd_jax.decoding.base import Verdict, Verifier
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
@@ -151,6 +151,7 @@ class TestBound:
       made = make_decoder(MODEL.target, jacobi(2), Verifier(verify, exact, needs_probs=False))
       found = decoded(run=jax.jit(made))
       np.testing.assert_array_equal(found.tv_bound, bound)
+      assert specification.guarantee(made) == ('exact' if exact else 'biased')
 
 
 @pytest.fixture(scope='module')

@@ -68,12 +68,11 @@ def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = coupling.D
   coupling.check_max_trials(max_trials)
   test = _PathTest(split, eta, max_trials, bonus, sigma)
   guarantee = coupling.guarantee(eta, max_trials)
-  exact_where = 'where both models have the same variances' if sigma else ''
   if sigma:
     guarantee = ('biased where the models have different learned variances; elsewhere '
                  f'{guarantee}')
   return Verifier(test.verify, test.sample_draft, guarantee, bonus=int(bonus), context='true',
-                  exact=not sigma, exact_where=exact_where, head_states=test.head_states)
+                  exact=not sigma, head_states=test.head_states)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,7 +110,8 @@ def _relaxed(schedule: Callable[[int], np.ndarray], clamp: bool, length: int | N
     del vocab_size
     factors(drafter.tree.max_depth)
 
-  return rejection(lambda max_depth: _node_test(factors(max_depth)), exact=False, check=check)
+  return rejection(lambda max_depth: _node_test(factors(max_depth)), exact=False, bounded=True,
+                   check=check)
 
 
 def _node_test(factors: np.ndarray) -> NodeTest:

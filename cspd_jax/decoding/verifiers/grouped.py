@@ -50,7 +50,7 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
   node_test = NodeTest(
       mass=test.mass, residual=lambda p, q, token, depth: accept.residual(p, q), gap=test.gap)
   check = functools.partial(_check_vocabulary, group, embeddings)
-  return rejection(lambda max_depth: node_test, exact=False, check=check)
+  return rejection(lambda max_depth: node_test, exact=False, bounded=True, check=check)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

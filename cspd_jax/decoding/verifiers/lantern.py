@@ -120,10 +120,11 @@ def _neighbour_verifier(table: np.ndarray, k: int | None, within: Within, residu
   check = functools.partial(_check_vocabulary, table)
   test = _NeighbourTest(table, k, within, residual)
   if greedy:
-    return Verifier(test.verify_greedily, exact=False, needs_probs=False, greedy=True, check=check)
+    return Verifier(test.verify_greedily, exact=False, needs_probs=False, greedy=True, bounded=True,
+                    check=check)
   node_test = NodeTest(mass=test.mass, residual=test.residual_distribution, gap=test.gap,
                        offset=None if residual == 'gstar' else test.offset)
-  return rejection(lambda max_depth: node_test, exact=False, check=check)
+  return rejection(lambda max_depth: node_test, exact=False, bounded=True, check=check)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -40,4 +40,4 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
       mass=lambda p, q, token, depth: accept.take(accepted(p, q), token),
       residual=lambda p, q, token, depth: accept.residual(p, accepted(p, q)),
       gap=lambda p, q, token, depth: jnp.sum(jnp.maximum(accepted(p, q) - p, 0), axis=-1))
-  return rejection(lambda max_depth: test, exact=False)
+  return rejection(lambda max_depth: test, exact=False, bounded=True)

@@ -1,0 +1,32 @@
+"""The guarantees of decoders, the same in both engines."""
+
+import enum
+
+
+class Guarantee(enum.StrEnum):
+  """How the images of a decoder relate to the distribution that it is to sample.
+
+  The members are in order, the strongest first. Each is the string that reports contain.
+
+  Attributes:
+    SEED_EXACT: the same key yields the tokens of the baseline with as many tokens per forward pass,
+      and up to rounding those of the baseline itself.
+    EXACT: the images follow the distribution.
+    BOUNDED: they follow another one, and the decoder reports a bound on the difference.
+    BIASED: they follow another one, at least for some models, and nothing bounds the difference.
+  """
+
+  SEED_EXACT = 'seed-exact'
+  EXACT = 'exact'
+  BOUNDED = 'bounded'
+  BIASED = 'biased'
+
+  def satisfies(self, least: 'Guarantee') -> bool:
+    """Returns whether this guarantee is at least as strong as another."""
+    order = list(Guarantee)
+    return order.index(self) <= order.index(least)
+
+  @property
+  def is_exact(self) -> bool:
+    """Whether the images follow the distribution."""
+    return self.satisfies(Guarantee.EXACT)
