@@ -84,7 +84,7 @@ def convert_parts(
   if len(set(roles)) < len(roles):
     raise ConversionError(f'parts have the roles {", ".join(roles)}; each must have its own.')
   others = _other_networks(folder, model.name, roles)
-  families.check_place(folder, model.name, {role: role for role in roles})
+  families.check_place(folder, model.name, {role: role for role in roles}, resumes=True)
   opened = {role: convert.open_source(part.family, hub.local(part.source),
                                       allow_nonfinite=allow_nonfinite, **part.arguments)
             for role, part in zip(roles, parts)}

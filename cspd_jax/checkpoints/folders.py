@@ -39,17 +39,21 @@ def replacing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator
       an older one that holds only listed files.
     listed: see `Listed`. No other file is ever removed.
     state: JSON value on which the content depends. What a killed or interrupted process wrote is
-      reused by the next one with the same state. None starts again from nothing.
+      reused by the next one with the same state, and removed by one with another state. None starts
+      from nothing, and writes nothing that can be resumed.
 
   Raises:
-    ValueError: if `path` is anything else, or another process is writing it.
+    ValueError: if `path` is anything else, another process is writing it, or `state` is None and
+      the work of a process that had one is there.
   """
   with _preparing(path, listed, state) as new:
     yield new
+    if not path.exists() or not any(path.iterdir()):
+      new.rename(path)
+      return
     complete = new.rename(new.with_name(_COMPLETE))
-    if path.exists() and not _exchange(complete, path):
+    if not _exchange(complete, path):
       path.rename(new.with_name(_OLD))
-    if not path.exists():
       complete.rename(path)
 
 
@@ -65,8 +69,16 @@ def recover(path: pathlib.Path) -> None:
       _restore(path)
 
 
-def check(path: pathlib.Path, listed: Listed) -> None:
-  """Raises ValueError, naming a file, if `path` holds anything that must not be removed."""
+def check(path: pathlib.Path, listed: Listed, resumes: bool = False) -> None:
+  """Raises ValueError, naming a file, if `path` holds anything that must not be removed.
+
+  Neither must what a stopped process left for one that resumes its work, unless `resumes`.
+  """
+  if not resumes and (left := _workspace(path) / _NEW).exists() and (
+      _read_state(left.parent) is not None):
+    raise ValueError(f'{left.parent} holds the work of a stopped command, such as a conversion, '
+                     'which its repetition resumes; repeat it, remove this folder, or choose '
+                     'another output.')
   if not path.exists():
     return
   if not path.is_dir():
@@ -105,7 +117,7 @@ def replacing_together(
     yield {name: stack.enter_context(_preparing(path, listed, state))
            for path, (name, state) in zip(targets, states.items())}
     for path in targets:  # Others may have written there meanwhile.
-      check(path, listed)
+      check(path, listed, resumes=True)
     plan = dict(folders=list(states), file=file, content=content())
     try:
       files.write_json(folder / _PLAN, plan)
@@ -189,7 +201,7 @@ def _preparing(path: pathlib.Path, listed: Listed, state: Any) -> Iterator[pathl
   Arguments and errors are those of `replacing`. The older folder is removed when the block ends.
   """
   recover(path)
-  check(path, listed)
+  check(path, listed, resumes=state is not None)
   _check_links(path)
   workspace = _workspace(path)
   created = [parent for parent in path.parents if not parent.exists()]
@@ -303,7 +315,7 @@ def _clear(workspace: pathlib.Path, listed: Listed) -> None:
   """Removes the files that a stopped `replacing` leaves, the state last."""
   for folder in (workspace / _COMPLETE, workspace / _OLD):
     if folder.exists():
-      check(folder, listed)
+      check(folder, listed, resumes=True)
       _remove(folder, listed)
   if (workspace / _STATE).exists():
     if (workspace / _NEW).exists():

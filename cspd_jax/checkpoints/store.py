@@ -166,10 +166,13 @@ def recover(folder: pathlib.Path) -> None:
     folders.recover_together(folder, description.listed, description.FILE)
 
 
-def check_place(path: str | os.PathLike) -> None:
-  """Raises CheckpointError if `save` would refuse to write a network there."""
+def check_place(path: str | os.PathLike, resumes: bool = False) -> None:
+  """Raises CheckpointError if `save` would refuse to write a network there.
+
+  `resumes` is for callers of `save_groups` with a state.
+  """
   with description.refused():
-    folders.check(paths.folder('path', path).resolve(), description.listed)
+    folders.check(paths.folder('path', path).resolve(), description.listed, resumes)
 
 
 def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:

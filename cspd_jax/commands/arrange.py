@@ -15,7 +15,7 @@ import sys
 from typing import Literal
 
 from cspd_jax import cli
-from cspd_jax.checkpoints import paths
+from cspd_jax.checkpoints import folders, paths
 from cspd_jax.core import fields
 from cspd_jax.measure import layouts
 
@@ -54,6 +54,7 @@ def main(config: Config) -> None:
         'leave prompts out.'))
   images, read = layouts.generated(config.images), layouts.reader(config.resize)
   folder = paths.folder('output', config.output)
+  folders.check(folder, layouts.listed)
   if config.layout == 'adm':
     write = functools.partial(layouts.write_adm, images=images, read=read)
   elif config.layout == 'coco':
@@ -65,7 +66,10 @@ def main(config: Config) -> None:
     divided = layouts.groups(images, layouts.dpg_lines(str(config.prompts)))
     layouts.check_grids(divided)
     write = functools.partial(layouts.write_dpg, divided=divided, read=read)
-  layouts.replaced(folder, write)
+  with folders.replacing(folder, layouts.listed) as new:
+    if config.resize is None:
+      paths.check_space(new, sum(image.path.stat().st_size for image in images))
+    write(new)
   print(f'{len(images)} images are in {folder}.')
 
 

@@ -74,11 +74,12 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
     yield new
 
 
-def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]) -> None:
+def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
+                resumes: bool = False) -> None:
   """Checks in advance that a model and its networks can be saved in a folder.
 
   Arguments and errors are those of `save`; `parts` are in the folder, and none may be a link, since
-  saving would replace the network that it points to.
+  saving would replace the network that it points to. For `resumes`, see `store.check_place`.
   """
   folder = paths.folder('folder', folder)
   _joined(folder, family, parts, {})
@@ -86,7 +87,7 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
     if (folder / part).is_symlink():
       raise CheckpointError(f'{folder / part} is a link, and the network that it points to would '
                             'be replaced; remove the link, or use another folder.')
-    store.check_place(folder / part)
+    store.check_place(folder / part, resumes)
 
 
 def of_old_target(folder: pathlib.Path, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import functools
 import io
 import json
 import pathlib
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -201,17 +200,17 @@ def _cubic(count: int, size: int) -> np.ndarray:
 def write_adm(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -> None:
   """Writes samples.npz."""
   first = read(images[0])
-  array = np.lib.format.open_memmap(
-      folder / 'arr_0.npy', mode='w+', dtype=np.uint8, shape=(len(images), *first.shape))
-  for number, image in enumerate(images):
-    pixels = read(image)
-    if pixels.shape != first.shape:
-      raise ValueError(f'{image.path} has {pixels.shape[0]}x{pixels.shape[1]} pixels, the first '
-                       f'image {first.shape[0]}x{first.shape[1]}; all must have one size.')
-    array[number] = pixels
-  array.flush()
-  files.write_arrays(folder / 'samples.npz', dict(arr_0=array))
-  (folder / 'arr_0.npy').unlink()
+  paths.check_space(folder, len(images) * first.size)
+
+  def rows() -> Iterator[np.ndarray]:
+    for image in images:
+      pixels = read(image)
+      if pixels.shape != first.shape:
+        raise ValueError(f'{image.path} has {pixels.shape[0]}x{pixels.shape[1]} pixels, the first '
+                         f'image {first.shape[0]}x{first.shape[1]}; all must have one size.')
+      yield pixels
+
+  files.write_stacked(folder / 'samples.npz', 'arr_0', len(images), rows())
 
 
 def write_geneval(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> None:
@@ -249,18 +248,6 @@ def _write_png(path: pathlib.Path, pixels: np.ndarray) -> None:
   files.write(path, content.getvalue())
 
 
-def replaced(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-  """Writes a new folder as a whole: an interrupted call leaves nothing at its place.
-
-  Raises:
-    ValueError: if the folder exists and is not empty.
-  """
-  if folder.exists() and any(folder.iterdir()):
-    raise ValueError(f'output is {str(folder)!r}, which is not empty; choose another folder.')
-  unfinished = folder.with_name(f'.{folder.name}.unfinished')
-  shutil.rmtree(unfinished, ignore_errors=True)
-  unfinished.mkdir(parents=True)
-  write(unfinished)
-  if folder.exists():
-    folder.rmdir()
-  unfinished.rename(folder)
+def listed(folder: pathlib.Path) -> Sequence[str]:
+  """Raises ValueError for a folder that is not empty: an arrangement replaces none."""
+  raise ValueError(f'output is {str(folder)!r}, which is not empty; choose another folder.')

@@ -1,11 +1,14 @@
 """`cspd-arrange`: the folders of evaluators, and what it refuses."""
 
 import json
+import os
+import subprocess
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from cspd_jax.checkpoints import folders, paths
 from cspd_jax.commands import arrange
 from cspd_jax.measure import layouts
 from tests.experiments import calls
@@ -139,3 +142,48 @@ def test_an_interrupted_call_leaves_nothing(run, place, monkeypatch):
     assert run('--layout=coco').code == 2 and not (place / 'out').exists()
   assert run('--layout=coco').code == 0
   assert not (place / '.out.unfinished').exists()
+
+
+def test_the_work_of_a_stopped_conversion_stays(run, place, monkeypatch):
+  """It was removed in silence, finished networks with it."""
+  with pytest.raises(KeyboardInterrupt), folders.replacing(
+      place / 'out', layouts.listed, state='a conversion') as new:
+    (new / 'model.safetensors').write_text('hours of work')
+    raise KeyboardInterrupt
+  monkeypatch.setattr(layouts, 'write_adm', lambda *_, **__: pytest.fail('images are read'))
+  found = run()
+  assert found.code == 2 and 'holds the work of a stopped command' in found.err
+  assert (new / 'model.safetensors').read_text() == 'hours of work'
+
+
+def test_two_commands_do_not_write_one_folder(run, place):
+  with folders.replacing(place / 'out', layouts.listed):
+    found = run()
+  assert found.code == 2 and 'is being written by another process' in found.err
+
+
+@pytest.fixture(name='disk')
+def _disk(place):
+  """A disk of 1.5 MB."""
+  disk = place / 'disk'
+  disk.mkdir()
+  if os.geteuid() or subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1500k', 'none', disk],
+                                    capture_output=True, check=False).returncode:
+    pytest.skip('only root may mount a small disk')
+  yield disk
+  subprocess.run(['umount', disk], check=True)
+
+
+_TOO_LARGE = [('--resize=256',), ('--resize=512', '--layout=coco')]
+
+
+@pytest.mark.parametrize('words', _TOO_LARGE)
+@pytest.mark.parametrize('is_known', [True, False])
+def test_a_full_disk_is_one_error(run, disk, monkeypatch, words, is_known):
+  """An array that a file of zeros was mapped for killed the process, and its bytes stayed."""
+  if not is_known:  # Another process fills it meanwhile.
+    monkeypatch.setattr(paths, 'check_space', lambda *size: None)
+  found = run(*words, f'--output={disk}/out')
+  assert found.code == 2 and found.err.count('\n') == 1
+  assert 'free some space and repeat' in found.err, found.err
+  assert not os.listdir(disk)
