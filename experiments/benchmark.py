@@ -3,7 +3,7 @@
   python -m experiments.benchmark
   python -m experiments.benchmark --drafter='eagle(tree=EAGLE)' --verifier='exact,lantern_pp(lam=3)'
   python -m experiments.benchmark --config=configs/papers/cool_sd.py --num_images=128
-  python -m experiments.benchmark --model=checkpoints/c2i_b_256 --prompts=207,360 \\
+  python -m experiments.benchmark --model=checkpoints/c2i_b_256 --prompt=207,360 \\
       --dtype=bfloat16 --workdir=runs/llamagen_benchmark
 
 Rows are specifications of decoders: every drafter with every verifier, and the further decoders of

@@ -100,10 +100,15 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[
     if dataclasses.is_dataclass(old):
       new[name] = _replace(old, f'{prefix}{name}.', inner)
       continue
+    kind = kinds[name]
+    if len(inner[()]) > 1 and _takes_several(kind) and type(None) in typing.get_args(kind) and any(
+        map(_is_none, inner[()])):
+      raise ValueError(f'--{prefix}{name} is none and {len(inner[()]) - 1} more; give none alone, '
+                       'or leave it out.')
     try:
-      new[name] = _read_all(inner[()], kinds[name])
+      new[name] = _read_all(inner[()], kind)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # Deep brackets.
-      raise ValueError(f'--{prefix}{name}={inner[()][-1]:.80}: it must be {describe(kinds[name])}'
+      raise ValueError(f'--{prefix}{name}={inner[()][-1]:.80}: it must be {describe(kind)}'
                        f'{"" if old is None else f", such as {show(old)}"}.') from error
   try:
     return dataclasses.replace(config, **new)
@@ -115,13 +120,22 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[
 
 def _read_all(texts: Sequence[str], kind: Any) -> Any:
   """The value of a flag that may be repeated."""
-  values, options = [read(text, kind) for text in texts], typing.get_args(kind)
-  one_or_several = any(typing.get_args(option) == (other, Ellipsis)
-                       for option in options for other in options)
-  if len(values) == 1 or values[-1] is None or not one_or_several:
+  values = [read(text, kind) for text in texts]
+  if len(values) == 1 or not _takes_several(kind):
     return values[-1]
-  return tuple(part for value in values if value is not None
+  return tuple(part for value in values
                for part in (value if isinstance(value, tuple) else (value,)))
+
+
+def _takes_several(kind: Any) -> bool:
+  """Whether a value of a type is one value or a tuple of them."""
+  options = typing.get_args(kind)
+  return any(typing.get_args(option) == (other, Ellipsis)
+             for option in options for other in options)
+
+
+def _is_none(text: str) -> bool:
+  return text.lower() == 'none'
 
 
 def read(text: str, kind: Any) -> Any:
@@ -149,7 +163,7 @@ def _choose(text: str, options: Mapping[str, Any]) -> Any:
 
 
 def _read_one_of(text: str, kinds: Sequence[Any]) -> Any:
-  if type(None) in kinds and text.lower() == 'none':
+  if type(None) in kinds and _is_none(text):
     return None
   # Any text is a str, and one or more of them.
   order = lambda kind: 2 if typing.get_args(kind)[:1] == (str,) else int(kind is str)

@@ -40,7 +40,8 @@ class Images:
   Attributes:
     prompt: a prompt, used as it is, or names or numbers of classes separated by commas; may be
       repeated. None uses the model's own prompts.
-    prompts: a file with one prompt per line, in place of `prompt`.
+    prompts: a file with one prompt per line, or a .jsonl file with an object per line whose
+      `prompt` is text, in place of `prompt`.
     num_images: number of images; prompts are repeated in turn. None generates one image per prompt
       or seed.
     seed: one seed, of which image `i` has the key `i` whatever the decoder and the batch size; or

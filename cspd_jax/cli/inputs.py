@@ -162,12 +162,10 @@ def _prompts(group: groups.Images, of: cspd_jax.Model, general: bool) -> list[An
 
 def _split(text: str, of: cspd_jax.Model) -> list[str]:
   """The prompts of a text: itself if it is a description, else the classes between its commas."""
-  if not text.strip():
-    return []
   # The name of a class may have commas of its own.
   if not _has_classes(of) or _accepts(of, text):
     return [text]
-  return [part.strip() for part in text.split(',') if part.strip()]
+  return [part.strip() for part in text.removesuffix(',').split(',')]
 
 
 def _has_classes(of: cspd_jax.Model) -> bool:

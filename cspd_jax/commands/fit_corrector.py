@@ -58,7 +58,7 @@ class Config:
     num_images: number of images to sample. None samples 3072.
     prompt: prompts of the sampled images; may be repeated. None uses the model's own prompts, or
       a built-in list for models of words.
-    prompts: a file with one prompt per line, in place of `prompt`.
+    prompts: a file with one prompt per line, or of JSON lines, in place of `prompt`.
     seed: seed of the images, the parameters and the order of training.
     sampling: sampling options.
     decoder: samples the images; None uses the model's default decoder, if that is exact.

@@ -2,9 +2,10 @@
 
 import collections.abc
 import io
+import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,13 +16,19 @@ from cspd_jax.checkpoints import reading, store
 if TYPE_CHECKING:
   from cspd_jax.generation.model import Model
 
+# What the name of a file of JSON objects ends in, and the names of data that are no list of lines.
+_JSON_LINES = ('.jsonl', '.ndjson')
+_DATA = ('.json', '.csv', '.tsv', '.yaml', '.yml', '.xml', '.parquet', '.npz', '.xlsx')
+_FILE = ('pass a UTF-8 file with one prompt per line, or a .jsonl file with an object per line '
+         "whose 'prompt' is text")
+
 
 def listed(prompts: Any) -> Any:
   """Returns a list of prompts.
 
   Args:
-    prompts: a prompt, a list of them, or a `pathlib.Path` to a file with one per line. Another
-      type, such as embeddings, is returned unchanged.
+    prompts: a prompt, a list of them, or a `pathlib.Path` to a file of them; see `of_file`.
+      Another type, such as embeddings, is returned unchanged.
 
   Raises:
     ValueError: if the list is empty or a set, names and numbers are mixed, or the file cannot be
@@ -32,9 +39,9 @@ def listed(prompts: Any) -> Any:
                      'depends on the number of its prompt; pass a list.')
   if isinstance(prompts, (float, np.floating, bytes, collections.abc.Iterator)):
     raise ValueError(f'prompts is {prompts!r:.80}; it must be a prompt, a list of them, or a '
-                     'pathlib.Path to a file with one per line.')
+                     'pathlib.Path to a file of them.')
   if isinstance(prompts, os.PathLike):
-    return _lines(pathlib.Path(prompts))
+    return of_file(prompts)
   if isinstance(prompts, (str, int, np.integer)):
     prompts = [prompts]
   if isinstance(prompts, (range, np.ndarray, jax.Array)) and np.ndim(prompts) < 2:
@@ -63,14 +70,70 @@ def _is_text(prompt: str) -> bool:
     return False
 
 
-def _lines(path: pathlib.Path) -> list[str]:
-  text = reading.text(path, 'pass a file with one prompt per line', 'prompts')
+def of_file(path: str | os.PathLike) -> list[str]:
+  """Reads prompts from a file of UTF-8 text.
+
+  Args:
+    path: the file. Its lines are the prompts, without the spaces around them, and empty lines are
+      skipped. In a file whose name ends in `.jsonl`, every line is an object whose `prompt` is
+      text.
+
+  Raises:
+    ValueError: if the file cannot be read or has no prompts, or for other data: JSON or tables.
+  """
+  path = pathlib.Path(path)
+  if path.suffix.lower() in _JSON_LINES:
+    return [prompt for _, prompt in json_lines(path, _FILE)]
+  if path.suffix.lower() in _DATA:
+    raise ValueError(f'prompts is {str(path)!r}, a file of data; {_FILE}.')
+  lines = [line for line in map(str.strip, _lines(path, _FILE)) if line]
+  if not lines:
+    raise ValueError(f'prompts is {str(path)!r}, a file without prompts; write one per line.')
+  if isinstance(_parsed('\n'.join(lines)), (dict, list)) or isinstance(_parsed(lines[0]), dict):
+    raise ValueError(f'prompts is {str(path)!r}, which holds JSON; {_FILE}.')
+  return lines
+
+
+def json_lines(path: pathlib.Path, remedy: str) -> list[tuple[str, str]]:
+  """Returns the lines of a file of JSON objects, and the text `prompt` of each.
+
+  Args:
+    path: the file; empty lines are skipped.
+    remedy: what the user can do if the file cannot be read, for the message.
+
+  Raises:
+    ValueError: if it cannot be read, has no lines, or a line has no such text.
+  """
+  result = []
+  for number, line in enumerate(_lines(path, remedy), 1):
+    if not line.strip():
+      continue
+    value = _parsed(line)
+    prompt = value.get('prompt') if isinstance(value, dict) else None
+    if not isinstance(prompt, str):
+      keys = f', but has {", ".join(map(repr, value))}' if isinstance(value, dict) else ''
+      raise ValueError(f'prompts is {str(path)!r}, whose line {number} is no JSON object with a '
+                       f'text \'prompt\'{keys:.200}; {remedy}.')
+    result.append((line.rstrip('\n'), prompt))
+  if not result:
+    raise ValueError(f'prompts is {str(path)!r}, a file without prompts; {remedy}.')
+  return result
+
+
+def _lines(path: pathlib.Path, remedy: str) -> Iterator[str]:
+  """The lines of a file of text."""
+  text = reading.text(path, remedy, 'prompts')
   # Editors on Windows begin a file with this mark. `str.splitlines` also splits at characters that
   # a prompt may hold.
-  lines = [line.strip() for line in io.StringIO(text.removeprefix('\ufeff'), newline=None)]
-  if not any(lines):
-    raise ValueError(f'prompts is {str(path)!r}, a file without prompts; write one per line.')
-  return [line for line in lines if line]
+  return io.StringIO(text.removeprefix('\ufeff'), newline=None)
+
+
+def _parsed(text: str) -> Any:
+  """The value of a text of JSON; None if it is none."""
+  try:
+    return json.loads(text)
+  except (ValueError, RecursionError):
+    return None
 
 
 def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
@@ -102,7 +165,7 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
 
 def general() -> list[str]:
   """Returns prompts in words on many subjects, for models without prompts of their own."""
-  return _lines(store.ASSETS / 'prompts.txt')
+  return of_file(store.ASSETS / 'prompts.txt')
 
 
 def unknown_words(model: 'Model', prompts: Any, count: int) -> list[list[str]]:

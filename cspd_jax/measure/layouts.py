@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax.checkpoints import files, paths, reading
+from cspd_jax.generation import prompts as prompts_lib
 
 _REMEDY = 'generate the images again'
 _GRID = 4
@@ -125,18 +126,8 @@ def geneval_lines(path: str) -> list[tuple[str, str, str]]:
   Raises:
     ValueError: if it cannot be read, or a line has no prompt.
   """
-  lines = []
-  for number, line in enumerate(reading.text(path, 'give evaluation_metadata.jsonl of GenEval',
-                                             'prompts').splitlines()):
-    try:
-      text = json.loads(line)['prompt']
-    except (ValueError, TypeError, KeyError) as error:
-      raise ValueError(f'prompts is {path!r}, whose line {number + 1} is no JSON with a prompt; '
-                       'give evaluation_metadata.jsonl of GenEval.') from error
-    lines.append((f'{number:05}', line + '\n', str(text)))
-  if not lines:
-    raise ValueError(f'prompts is {path!r}, which is empty.')
-  return lines
+  lines = prompts_lib.json_lines(pathlib.Path(path), 'give evaluation_metadata.jsonl of GenEval')
+  return [(f'{number:05}', line + '\n', text) for number, (line, text) in enumerate(lines)]
 
 
 def dpg_lines(path: str) -> list[tuple[str, str, str]]:

@@ -109,7 +109,7 @@ def _changed(path, *words):
     (['--prompt=a, b'], 'prompt', 'a, b'),
     (['--prompt=a', '--prompt=b, c'], 'prompt', ('a', 'b, c')),
     (['--seed=1', '--seed=2'], 'seed', (1, 2)), (['--seed=1,2'], 'seed', (1, 2)),
-    (['--seed=1', '--seed=none'], 'seed', None),
+    (['--seed=none'], 'seed', None),
 ])
 def test_text_is_read_as_the_type_of_the_field(path, words, name, value):
   found = getattr(_changed(path, *words), name)
@@ -139,6 +139,7 @@ def test_flags_beside_the_configuration(path):
     (['--nmae=1'], '--nmae is not a flag; did you mean --name?'),
     (['--qqqqqq=1'], 'flags are: name, fast, limit, names, pair, prompt, seed, rate, inner.steps'),
     (['--config.nmae=1'], 'did you mean --name?'), (['--name.x=1'], '--name.x is not a flag'),
+    (['--seed=1', '--seed=none'], '--seed is none and 1 more; give none alone, or leave it out'),
     (['--steps=1'], '--steps may be any of --inner.steps, --other.steps; say which'),
     (['--inner=1'], '--inner is a group of fields; set one of: --rate, --inner.steps'),
     (['--limit=1.5'], '--limit=1.5: it must be a whole number or none, such as 7'),

@@ -1,9 +1,12 @@
 """Prompts on the command line and in files: what is typed is what the model gets."""
 
+import json
+
+import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.cli import groups, inputs
+from cspd_jax.cli import fields, groups, inputs
 from cspd_jax.generation import prompts as prompts_lib
 
 
@@ -53,12 +56,39 @@ def test_classes_are_divided(classes, text, parts):
   assert _prompts(classes, text) == parts
 
 
+@pytest.mark.parametrize('text', ['', ' ', 'None'])
+def test_blank_prompts_are_those_of_generate(words, classes, text):
+  """They were left out, other prompts with them; `generate` accepted some of them."""
+  for texts in ([text], ['cat', text]):
+    assert _prompts(words, *texts) == texts == prompts_lib.listed(texts)
+    for refused in (lambda texts=texts: _prompts(classes, *texts),
+                    lambda texts=texts: classes.generate(texts)):
+      with pytest.raises(ValueError, match=f'prompts holds \'{text.strip()} ?\''):
+        refused()
+
+
 def test_no_prompt(words, classes):
-  for model, text in ((words, ' '), (classes, ','), (classes, '')):
-    with pytest.raises(ValueError, match='there is no prompt'):
-      _prompts(model, text)
+  for text in (',', ',cat', 'cat,,coffee'):
+    with pytest.raises(ValueError, match="prompts holds ''"):
+      _prompts(classes, text)
   with pytest.raises(ValueError, match="prompts holds 'cow'"):
     _prompts(classes, 'cat,cow')
+  for model in (words, classes):
+    with pytest.raises(ValueError, match='there is no prompt; give at least one'):
+      inputs.images(groups.Images(prompt=()), model)
+    for empty in ([], (), np.zeros(0, int)):
+      with pytest.raises(ValueError, match='prompts is empty; pass at least one'):
+        model.generate(empty)
+
+
+def test_none_stands_alone():
+  """As a flag it stood for the model's own prompts, and dropped the others."""
+  for texts in (['cat', 'None'], ['none', 'cat'], ['None', 'none']):
+    with pytest.raises(ValueError, match=f'--prompt is none and {len(texts) - 1} more; give none'):
+      fields.override(groups.Images(), dict(prompt=texts))
+  assert fields.override(groups.Images(prompt='cat'), dict(prompt=['None'])).prompt is None
+  assert fields.override(groups.Images(), dict(prompt=['cat', '', 'dog'])).prompt == (
+      'cat', '', 'dog')
 
 
 def test_files_of_prompts(tmp_path, words):
@@ -68,3 +98,38 @@ def test_files_of_prompts(tmp_path, words):
   expected = ['a cat', 'one\u2028two\x0cthree', 'dusk', 'dawn']
   assert prompts_lib.listed(path) == expected
   assert inputs.images(groups.Images(prompts=str(path)), words)[0] == expected
+
+
+def _lines(*values):
+  return '\n'.join(json.dumps(value, ensure_ascii=False) for value in values)
+
+
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.JSONL', 'a.ndjson'])
+def test_json_lines(tmp_path, name):
+  """Pictures of JSON were drawn."""
+  path, prompts = tmp_path / name, ['a cat', '', ' un caf\u00e9\u2028', 'cat']
+  path.write_bytes(b'\xef\xbb\xbf' + _lines(
+      *({'tag': 'x', 'prompt': prompt} for prompt in prompts)).replace('\n', '\r\n\n').encode())
+  assert prompts_lib.listed(path) == prompts
+
+
+@pytest.mark.parametrize('name, text, message', [
+    ('a.jsonl', _lines({'prompt': 'a cat'}, {'caption': 'a dog'}),
+     "line 2 is no JSON object with a text 'prompt', but has 'caption'; pass a UTF-8 file"),
+    ('a.jsonl', 'a cat', "line 1 is no JSON object with a text 'prompt'; pass"),
+    ('a.jsonl', _lines({'prompt': 3}), "line 1 is no JSON object with a text 'prompt', but has"),
+    ('a.jsonl', '[' * 10**5, 'line 1 is no JSON object'), ('a.jsonl', '\n', 'without prompts'),
+    ('a.json', _lines(['a cat']), 'a file of data; pass'), ('a.TSV', 'Prompt\na', 'a file of data'),
+    ('a.csv', 'prompt,seed\na cat,1', 'a file of data'),
+    ('a.txt', _lines({'prompt': 'a cat'}, {'prompt': 'a dog'}), 'which holds JSON; pass'),
+    ('a', json.dumps(['a cat', 'a dog'], indent=1), 'which holds JSON; pass')])
+def test_other_files_of_data_are_refused(tmp_path, name, text, message):
+  (tmp_path / name).write_text(text, encoding='utf-8')
+  with pytest.raises(ValueError, match=f'prompts is .*{message}'):
+    prompts_lib.listed(tmp_path / name)
+
+
+def test_lines_that_resemble_data_are_prompts(tmp_path):
+  lines = ['[photo] a cat', '{curly}', '3', '"a sign"', 'prompt,seed']
+  (tmp_path / 'a.txt').write_text('\n'.join(lines), encoding='utf-8')
+  assert prompts_lib.listed(tmp_path / 'a.txt') == lines
