@@ -1,5 +1,6 @@
 """Rules of the blocks of convolutional image tokenizers."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -104,21 +105,19 @@ def taming_vq(config: VQConfig, norm: Norm = base.norm) -> list[base.Rule]:
       base.Rule('quantize.embedding.weight', ('codebook/embedding',), base.KEEP)]
 
 
-def taming_vq_config(title: str, shapes: family.Shapes, **options: Any) -> VQConfig:
+def taming_vq_config(title: str, shapes: family.Shapes, published: VQConfig) -> VQConfig:
   """Infers the sizes of a tokenizer with these names and a codebook from its shapes.
 
   Args:
     title: as for `taming_sizes`, which raises the same error.
     shapes: as for `taming_sizes`.
-    **options: fields that shapes do not determine.
+    published: a tokenizer of the family, whose attention, norms and quantisation this one has.
   """
   sizes = taming_sizes(title, shapes)
   codebook_size, codebook_dim = family.shape(title, shapes, 'quantize.embedding.weight', 2)
-  last = len(sizes['ch_mult']) - 1
-  return VQConfig(
-      z_channels=family.shape(title, shapes, 'quant_conv.weight', 4)[1],
-      codebook_size=codebook_size, codebook_dim=codebook_dim, normalized=False,
-      level_attention=f'encoder.down.{last}.attn.0.norm.weight' in shapes, **sizes, **options)
+  return dataclasses.replace(
+      published, z_channels=family.shape(title, shapes, 'quant_conv.weight', 4)[1],
+      codebook_size=codebook_size, codebook_dim=codebook_dim, **sizes)
 
 
 def refuse_narrow(widths: list[int]) -> None:

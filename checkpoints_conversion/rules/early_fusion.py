@@ -22,6 +22,7 @@ _META = {
     'self_attn.k_norm': 'attention.k_normalization', 'mlp.gate_proj': 'feed_forward.w1',
     'mlp.down_proj': 'feed_forward.w2', 'mlp.up_proj': 'feed_forward.w3',
     'input_layernorm': 'attention_norm', 'post_attention_layernorm': 'ffn_norm'}
+_QUERY_NORM = 'model.layers.0.self_attn.q_norm.weight'
 # Prefix of transformers for names in a file that also holds an image tokenizer.
 _WITH_TOKENIZER = 'text_model.'
 # What each of several of Meta's files holds of a tensor; see `tensors.join`.
@@ -56,30 +57,35 @@ class Format(NamedTuple):
     return self.prefix + name
 
 
-def format_of(shapes: family.Shapes) -> Format:
+def format_of(shapes: family.Shapes, is_chameleon: bool) -> Format:
   """Returns the format of a file with these tensors.
 
   All releases of transformers store attention heads as halves and repeat norms in rows. The version
   that Anole was trained with uses Meta's order and its one vector, under names of transformers.
+
+  Args:
+    shapes: shapes of its tensors.
+    is_chameleon: whether the family is Chameleon's kin, of which there are files of Meta, and whose
+      queries and keys have norms with biases.
   """
-  is_meta = 'tok_embeddings.weight' in shapes
+  is_meta = is_chameleon and 'tok_embeddings.weight' in shapes
   prefix = _WITH_TOKENIZER if f'{_WITH_TOKENIZER}model.embed_tokens.weight' in shapes else ''
   result = Format(is_meta, not is_meta, prefix=prefix)
-  norm = shapes.get(result.name('model.layers.0.self_attn.q_norm.weight'))
-  if norm is None or not _is_layer_norm(result, shapes):
+  norm = shapes.get(result.name(_QUERY_NORM)) if is_chameleon else None
+  if norm is None:
     return result
   return result._replace(halves=result.halves and len(norm) == 2,
                          norm_rows=norm[0] if len(norm) == 2 else 0)
 
 
-def _is_layer_norm(file_format: Format, shapes: family.Shapes) -> bool:
-  """Whether the norms of queries and keys have biases, as those of Chameleon."""
-  return file_format.name('model.layers.0.self_attn.q_norm.bias') in shapes
+def variant(preset: str, shapes: family.Shapes) -> Mapping[str, Any]:
+  """Returns the rules for a file with these tensors, which must include an output matrix.
 
-
-def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
-  """Returns the rules for a file with these tensors, which must include an output matrix."""
-  file_format = format_of(shapes)
+  Args:
+    preset: name of a published model of the family.
+    shapes: shapes of the tensors.
+  """
+  file_format = format_of(shapes, early_fusion.PRESETS[preset].qk_norm)
   embedding = file_format.name('model.embed_tokens.weight')
   output = file_format.name('lm_head.weight')
   if embedding in shapes and output not in shapes:
@@ -163,7 +169,8 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,
     ConversionError: if the shapes and options do not determine all sizes, or the vocabulary
       differs.
   """
-  published, name = early_fusion.PRESETS[preset], format_of(shapes).name
+  published = early_fusion.PRESETS[preset]
+  name = format_of(shapes, published.qk_norm).name
   vocab_size, _ = family.shape(_title(preset), shapes, name('model.embed_tokens.weight'), 2)
   least = published.first_code + published.num_codes
   if vocab_size < least if any_vocabulary else vocab_size != published.vocab_size:
@@ -177,42 +184,34 @@ def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
                options: Mapping[str, Any]) -> EarlyFusionConfig:
   """Infers the sizes of a transformer, except those of its vocabulary; see `infer`.
 
+  Biases, norms and the activation are those of the family: a file without these tensors, or with
+  others, does not fit the rules.
+
   Args:
-    published: a model with its vocabulary and grammar.
+    published: a model with its vocabulary, grammar and kinds of layers.
     preset: the name of a published model, for messages.
     shapes: as for `infer`.
     options: as for `infer`.
   """
-  file_format = format_of(shapes)
-  name = file_format.name
+  name = format_of(shapes, published.qk_norm).name
   shape = lambda tensor, rank: family.shape(_title(preset), shapes, name(tensor), rank)
   _, dim = shape('model.embed_tokens.weight', 2)
   default_heads = published.num_heads if dim == published.dim else None
   attention = shape('model.layers.0.self_attn.q_proj.weight', 2)[0]
-  norm = shapes.get(name('model.layers.0.self_attn.q_norm.weight'))
-  if norm:
+  has_norm = published.qk_norm or published.qk_rms_norm
+  if has_norm and (norm := shapes.get(name(_QUERY_NORM))):
     default_heads = attention // max(norm[-1], 1)
   num_heads = family.num_heads(options, default_heads, attention, f'width {dim}')
   width = attention // num_heads
-  is_layer_norm = _is_layer_norm(file_format, shapes)
-  return EarlyFusionConfig(
-      height=options.get('height', published.height), width=options.get('width', published.width),
-      vocab_size=published.vocab_size, num_codes=published.num_codes,
-      first_code=published.first_code,
-      row_end=published.row_end, ends_last_row=published.ends_last_row,
-      image_ends=published.image_ends, named_codes=published.named_codes, dim=dim,
-      num_layers=family.count(
+  specified = ('height', 'width', 'swin_norm', 'rope_base', 'norm_eps')
+  return dataclasses.replace(
+      published, dim=dim, num_layers=family.count(
           shapes, name('model.layers.{i}.self_attn.q_proj.weight').replace('{i}', r'(\d+)')),
       num_heads=num_heads,
       num_kv_heads=shape('model.layers.0.self_attn.k_proj.weight', 2)[0] // width,
       attention_dim=None if attention == dim else attention,
       ffn_dim=shape('model.layers.0.mlp.gate_proj.weight', 2)[0],
-      qk_norm=is_layer_norm, qk_rms_norm=norm is not None and not is_layer_norm,
-      qkv_bias=name('model.layers.0.self_attn.q_proj.bias') in shapes,
-      activation=published.activation,
-      swin_norm=options.get('swin_norm', published.swin_norm),
-      rope_base=options.get('rope_base', published.rope_base),
-      norm_eps=options.get('norm_eps', published.norm_eps))
+      **{field: options[field] for field in specified if field in options})
 
 
 def assumed(token_side: int, config: EarlyFusionConfig, specified: Collection[str]) -> list[str]:
@@ -261,7 +260,8 @@ def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
       presets={preset: early_fusion.PRESETS[preset] for preset in presets},
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
-      variant=_variant, settings=functools.partial(settings.read, fields), needed=needed,
+      variant=functools.partial(variant, presets[0]),
+      settings=functools.partial(settings.read, fields), needed=needed,
       assumed=functools.partial(assumed, token_side), shares=_SHARES,
       # The image tokenizer is another network; rotary tables are not weights.
       leftovers=r'(model\.)?vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',

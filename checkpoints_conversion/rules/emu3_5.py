@@ -4,6 +4,7 @@ The transformer has the names of Emu3 and two norms more in every layer; the ima
 (arXiv 2412.02692) with the names of taming-transformers.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +43,8 @@ FIELDS_VQ: settings.Table = {
     'ch_mult': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
     'double_z': Must((False,)), 'resamp_with_conv': Must((True,)), 'give_pre_end': Must((False,)),
     'l2_normalize': Must((False,)), 'remap': Must(()),
-    'attn_resolutions': settings.OF_SHAPES, 'resolution': settings.OF_SHAPES,
+    # `_vq_settings` combines these two.
+    'attn_resolutions': Size('attn_resolutions', tuple), 'resolution': Size('resolution'),
     'beta': _LOSS, 'use_entropy_loss': _LOSS, 'cosine_similarity': _LOSS,
     'entropy_temperature': _LOSS, 'sample_minimization_weight': _LOSS,
     'batch_maximization_weight': _LOSS,
@@ -57,10 +59,35 @@ def _sampling(config: model.EarlyFusionConfig) -> Mapping[str, Any]:
           'emu3_5': {**options, 'guidance_scale': 2.0}}
 
 
+def _vq_settings(contents: settings.Contents) -> dict[str, Any]:
+  """Reads config.json, whose pixels of levels with attention and of images tell these levels.
+
+  Raises:
+    ConversionError: see `settings.read`; also for attention at other levels than the last.
+  """
+  sizes = settings.read({'config.json': FIELDS_VQ}, contents)
+  side, sides = sizes.pop('resolution', None), sizes.pop('attn_resolutions', None)
+  if side is None or sides is None:
+    return sizes
+  count = len(sizes.get('ch_mult', IBQ.ch_mult))
+  levels = [level for level in range(count) if side // 2**level in sides]
+  if levels not in ([], [count - 1]):
+    settings.refuse([f'config.json: attn_resolutions is {list(sides)}, attention at levels '
+                     f'{levels} of images of {side} pixels; it can be at the last one, '
+                     f'{count - 1}'])
+  return {**sizes, 'level_attention': bool(levels)}
+
+
 def infer_vq(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
-  """Infers the sizes of an image tokenizer from its shapes alone; see `blocks.taming_vq_config`."""
-  del options
-  return blocks.taming_vq_config(_TITLE_VQ, shapes, by_product=True)
+  """Infers the sizes of an image tokenizer from its shapes; see `blocks.taming_vq_config`.
+
+  Args:
+    shapes: shapes of its published tensors.
+    options: `level_attention`, which config.json specifies; otherwise it is that of IBQ.
+  """
+  attention = options.get('level_attention', IBQ.level_attention)
+  return blocks.taming_vq_config(
+      _TITLE_VQ, shapes, dataclasses.replace(IBQ, level_attention=attention))
 
 
 def _near(*files: str) -> tuple[str, ...]:
@@ -74,6 +101,7 @@ FAMILY = early_fusion.EMU3._replace(
     settings=functools.partial(settings.read, {'config.json': FIELDS}),
     # Their published values have not been seen.
     needed={'norm_eps': '"rms_norm_eps": ...', 'rope_base': '"rope_theta": ...'},
+    variant=functools.partial(early_fusion.variant, _PRESET),
     assumed=functools.partial(early_fusion.assumed, 16),
     sampling=_sampling, licence='Apache-2.0 (code)', passes=(),
     layout=lambda name: {
@@ -86,4 +114,4 @@ FAMILY = early_fusion.EMU3._replace(
 VQ = family.FileFamily(
     name='emu3_5_vq', title=_TITLE_VQ, kind='vq', rules=blocks.taming_vq, infer=infer_vq,
     presets={'ibq_131072': IBQ}, model='early_fusion',
-    settings=functools.partial(settings.read, {'config.json': FIELDS_VQ}))
+    settings=_vq_settings)

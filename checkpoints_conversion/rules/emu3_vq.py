@@ -33,7 +33,8 @@ _FIELDS: settings.Table = {
     'ch': Size('ch'), 'base_channels': Size('ch'), 'ch_mult': Size('ch_mult', tuple),
     'channel_multiplier': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
     'temporal_downsample_factor': Must((4,)), 'num_attention_heads': Must((1,)),
-    'hidden_size': settings.OF_SHAPES, 'attn_resolutions': settings.OF_SHAPES,
+    'hidden_size': settings.OF_SHAPES,
+    'attn_resolutions': Size('attention_levels', tuple, (3,)),
 }
 _OF_THE_TRANSFORMER = Free('the transformer is another network')
 FIELDS: settings.Table = {

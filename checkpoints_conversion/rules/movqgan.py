@@ -22,7 +22,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
   del options
   # All other tokenizers with these names have norms without vectors of the tokens.
   family.shape(_TITLE, shapes, 'decoder.norm_out.conv_y.weight', 4)
-  return blocks.taming_vq_config(_TITLE, shapes, spatial_norm=True)
+  return blocks.taming_vq_config(_TITLE, shapes, MOVQGAN)
 
 
 FAMILY = family.FileFamily(

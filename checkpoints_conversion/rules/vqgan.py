@@ -15,7 +15,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
     ConversionError: if the shapes are not those of such a tokenizer.
   """
   del options
-  config = blocks.taming_vq_config(_TITLE, shapes)
+  config = blocks.taming_vq_config(_TITLE, shapes, CHAMELEON)
   if not any(name.startswith('decoder.') for name in shapes):
     raise family.ConversionError(
         'The file has no decoder, so it cannot generate images; use the original vqgan.ckpt of '

@@ -61,6 +61,11 @@ class Emu3VQConfig:
     return 2 ** (len(self.ch_mult) - 1)
 
   @property
+  def attention_levels(self) -> tuple[int, ...]:
+    """Levels whose blocks have attention, besides the middle: the one of the lowest resolution."""
+    return (len(self.ch_mult) - 1,)
+
+  @property
   def network(self) -> vq.VQConfig:
     """Sizes of encoder, decoder and codebook."""
     return vq.VQConfig(

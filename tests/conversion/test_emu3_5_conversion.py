@@ -40,7 +40,7 @@ def test_settings_are_those_of_the_published_model():
   sizes = VQ.settings({'config.json': published.EMU3_5_VQ})
   assert sizes == {name: getattr(vq.IBQ, name) for name in sizes}
   assert sizes.keys() == {'in_channels', 'ch', 'ch_mult', 'num_res_blocks', 'z_channels',
-                          'codebook_size', 'codebook_dim'}
+                          'codebook_size', 'codebook_dim', 'level_attention'}
 
 
 def test_arguments_of_the_official_classes_are_on_the_lists():

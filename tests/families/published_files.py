@@ -208,7 +208,8 @@ def emu3(root):
   (root / 'Emu3-Gen' / 'emu3.tiktoken').write_bytes(emu3_text())
   pixels = {name: np.abs(x) if name.endswith('running_var') else x
             for name, x in tensors('emu3_vq', EMU3_VQ, 5).items()}
-  settings = published_settings.EMU3_VQ | dict(ch=128, ch_mult=[1, 1], num_res_blocks=1)
+  settings = published_settings.EMU3_VQ | dict(
+      ch=128, ch_mult=[1, 1], num_res_blocks=1, attn_resolutions=[1])
   shard(root / 'Emu3-VisionTokenizer', pixels, settings, count=1)
   return root / 'Emu3-Gen'
 
