@@ -30,9 +30,9 @@ import numpy as np
 import cspd_jax
 from configs import accelerator as default
 from cspd_jax import cli, families
+from cspd_jax.checkpoints import run_folder
 from cspd_jax.cli import inputs
 from cspd_jax.core import programs, random
-from cspd_jax.generation import report as report_lib
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
 from experiments.costs import devices, predicted, pytorch, roofline, timed_rounds
@@ -298,8 +298,8 @@ def _graphs_folder(config: default.Config) -> pathlib.Path:
 @cli.command(default.Config, config='configs/accelerator.py')
 def main(config: default.Config) -> None:
   check(config)
-  report_lib.check(_graphs_folder(config))
-  report, session = report_lib.Report(config.workdir, [_PICTURE]), Session(config.minutes)
+  run_folder.check(_graphs_folder(config))
+  report, session = run_folder.Report(config.workdir, [_PICTURE]), Session(config.minutes)
   accelerator = device_rates(session)
   for name in config.shipped:
     session.attempt(name, lambda name=name: images(session, config, name))
@@ -316,7 +316,7 @@ def main(config: default.Config) -> None:
   _show_notes(session)
   discrete = [name for name in config.shapes if families.describe(name).engine.name == 'discrete']
   if discrete and programs.on_cuda():
-    report, session = report_lib.Report(_graphs_folder(config)), Session(config.minutes / 4)
+    report, session = run_folder.Report(_graphs_folder(config)), Session(config.minutes / 4)
     graphs(session, config, discrete[0], accelerator)
     report.write(
         settings=dataclasses.asdict(config), rows=session.rows, notes=session.notes,

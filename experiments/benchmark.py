@@ -34,9 +34,9 @@ import numpy as np
 from configs import benchmark as default
 from cspd_jax import cli
 from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
 from cspd_jax.core import spec as spec_lib
-from cspd_jax.generation.report import Report
 from cspd_jax.measure import conclusions, rows as rows_lib, tables, tradeoff
 from cspd_jax.measure.bench import Bench
 from cspd_jax.measure.rows import Row

@@ -20,10 +20,10 @@ import numpy as np
 import cspd_jax
 from configs import continuous_windows as default
 from cspd_jax import cli
+from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.continuous import noise
 from cspd_jax.generation import batches
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
 from cspd_jax.plots import curves
 

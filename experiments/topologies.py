@@ -16,8 +16,8 @@ import time
 from configs import topologies as default
 from cspd_jax import cli
 from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
-from cspd_jax.generation.report import Report
 from cspd_jax.measure import rows as rows_lib, tables
 from cspd_jax.measure.bench import Bench
 from experiments.benchmark import Printer

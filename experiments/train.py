@@ -22,10 +22,9 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import locks, paths, store
+from cspd_jax.checkpoints import paths, run_folder, store
 from cspd_jax.cli import training
-from cspd_jax.generation import report as report_lib
-from cspd_jax.training import loop, smoke
+from cspd_jax.training import smoke
 from experiments.demo_models import photos, pictures, stages
 
 
@@ -59,7 +58,7 @@ def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathli
     _export(recipe, recipe.networks(tokenizer, models, data), export)
   if 'eval' in selected:
     metrics = recipe.metrics(tokenizer, models, data)
-    report = report_lib.Report(workdir, pictures.names(recipe))
+    report = run_folder.Report(workdir, pictures.names(recipe))
     pictures.write(recipe, tokenizer, models, data, report)
     report.write(settings=dataclasses.asdict(recipe),
                  rows=[dict(network=role, **values) for role, values in metrics.items()])
@@ -109,12 +108,11 @@ def main(recipe: Any, flags: Any) -> None:
   export = training.output_folder('export', flags.export, workdir)
   families.check_place(export, recipe.family, {
       role: role for role in ('tokenizer', *recipe.models)})
-  report_lib.check(workdir, pictures.names(recipe))
+  run_folder.check(workdir, pictures.names(recipe))
   photos.load()
   if recipe.tokenizer_of is not None:
     tokenizer_of(recipe, workdir)  # Raises its errors before anything is written.
-  with locks.hold(workdir):
-    loop.remember(recipe, workdir)
+  with run_folder.Run(workdir, dataclasses.asdict(recipe), name='workdir', alone=False):
     training.log_progress()
     run(recipe, workdir, flags.stage, export)
 

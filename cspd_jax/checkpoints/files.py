@@ -4,6 +4,7 @@ import contextlib
 import glob
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -12,6 +13,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+import jax
 import numpy as np
 
 from cspd_jax.checkpoints import locks
@@ -107,6 +109,45 @@ def write_stacked(path: str | os.PathLike, name: str, count: int, rows: Iterable
       part.write(row.tobytes())
 
 
+def write_tree(path: pathlib.Path, tree: Any) -> None:
+  """Writes a tree of arrays, in any dtypes, as an .npz file with their paths in the tree."""
+  write_arrays(path, {name: _viewed(np.asarray(leaf)) for name, leaf in _named(tree).items()})
+
+
+def tree_of(arrays: Mapping[str, np.ndarray], like: Any, path: pathlib.Path) -> Any:
+  """Returns the arrays that `write_tree` wrote as a tree.
+
+  Args:
+    arrays: the content of a file.
+    like: a tree of the same structure, shapes and dtypes.
+    path: of the file, for the message.
+
+  Raises:
+    ValueError: if they differ from `like`.
+  """
+  expected = {name: _viewed(np.empty(leaf.shape, leaf.dtype))
+              for name, leaf in _named(like).items()}
+  for name in expected.keys() | arrays.keys():
+    forms = [f'{group[name].dtype}{list(group[name].shape)}' if name in group else 'nothing'
+             for group in (arrays, expected)]
+    if forms[0] != forms[1]:
+      raise ValueError(f'{path} holds {forms[0]} as {name!r} instead of {forms[1]}, the result of '
+                       'another run; use another folder.')
+  leaves, structure = jax.tree.flatten(like)
+  return structure.unflatten([arrays[name].view(leaf.dtype)
+                              for name, leaf in zip(expected, leaves, strict=True)])
+
+
+def _named(tree: Any) -> dict[str, Any]:
+  return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf
+          for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _viewed(leaf: np.ndarray) -> np.ndarray:
+  """Views an array of a dtype that NumPy does not have as unsigned integers, for .npz files."""
+  return leaf.view(f'u{leaf.dtype.itemsize}') if leaf.dtype.kind == 'V' else leaf
+
+
 def write_json(path: str | os.PathLike, content: Any) -> None:
   """Writes `content` as indented JSON.
 
@@ -117,8 +158,22 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
   write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
 
 
-def plain(value: Any) -> Any:
-  """Returns a number or an array as plain Python numbers for JSON, such as 0.9 for its float32."""
-  value = np.asarray(value)
-  is_narrow = value.dtype in (np.float16, np.float32)
-  return (value.astype(str).astype(float) if is_narrow else value).tolist()
+def plain(content: Any, name: str = 'value') -> Any:
+  """Converts NumPy's numbers and arrays in `content` to plain ones for JSON, float32 0.9 to 0.9.
+
+  Raises:
+    ValueError: if a number is not finite or a value is not JSON-serialisable, by its name.
+  """
+  if hasattr(content, 'dtype'):
+    content = np.asarray(content)
+    is_narrow = content.dtype in (np.float16, np.float32)
+    content = (content.astype(str).astype(float) if is_narrow else content).tolist()
+  if isinstance(content, Mapping):
+    return {str(key): plain(value, f'{name}.{key}') for key, value in content.items()}
+  if isinstance(content, (list, tuple)):
+    return [plain(value, f'{name}[{i}]') for i, value in enumerate(content)]
+  if isinstance(content, float) and not math.isfinite(content):
+    raise ValueError(f'{name} is {content}; it must be finite, or None if it is unknown.')
+  if content is None or isinstance(content, (bool, int, float, str)):
+    return content
+  raise ValueError(f'{name} is a {type(content).__name__}; it must be JSON-serialisable.')

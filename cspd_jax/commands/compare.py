@@ -30,14 +30,14 @@ import jax
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.checkpoints import locks
+from cspd_jax.checkpoints import locks, run_folder
 from cspd_jax.cli import groups, inputs
 from cspd_jax.commands import compare_report
 from cspd_jax.core import compiling, fields, progress
-from cspd_jax.generation import batches, report as report_lib
+from cspd_jax.generation import batches
 from cspd_jax.measure import comparison
 
-_PROGRAM = report_lib.Program('cspd-compare', ('engine', 'tokens_per_image', 'captions'))
+_PROGRAM = 'cspd-compare'
 # Sizes of decoders of discrete tokens; all others are sizes of continuous ones.
 _DISCRETE = ('window', 'length')
 # Sizes that are numbers of tokens.
@@ -233,9 +233,9 @@ def _output(config: Config) -> pathlib.Path:
   return pathlib.Path(config.output or f'runs/{pathlib.Path(config.model).name or "compare"}')
 
 
-def _report(config: Any, job: Job) -> report_lib.Report:
+def _report(config: Any, job: Job) -> run_folder.Report:
   """Opens the report."""
-  return report_lib.Report(
+  return run_folder.Report(
       _output(config), compare_report.files(job.model, job.programs), program=_PROGRAM)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import continuous, metrics
+from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.generation import batches
-from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
 from cspd_jax.measure.comparison import Compared
 from cspd_jax.metrics import paired as paired_lib, passes

@@ -22,12 +22,12 @@ import sys
 from typing import Any, Literal, NamedTuple
 
 from cspd_jax import cli, metrics
+from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core import fields, progress
-from cspd_jax.generation.report import Program, Report
 from cspd_jax.measure import clip_scores, evaluation, layouts
 
 _FEATURES = 'features.npz'
-_PROGRAM = Program('cspd-evaluate', ('reference', 'evaluator', 'inception'))
+_PROGRAM = 'cspd-evaluate'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 
 import cspd_jax
 from cspd_jax import cli, families
+from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
 from cspd_jax.core import fields
 from cspd_jax.decoding.tree import chain
 from cspd_jax.generation import memory
-from cspd_jax.generation.report import Program, Report
 from cspd_jax.measure import tables
 
-_PROGRAM = Program('cspd-inspect', ('cache_gigabytes', 'guided'))
+_PROGRAM = 'cspd-inspect'
 _NETWORKS = {'network': '{network}', 'parameters': '{parameters:,}', 'GB': '{gigabytes:.3f}'}
 _ROUNDS = {'tokens per round': '{window}', 'GB read': '{gigabytes:.3f}', 'GFLOPs': '{gflops:.1f}',
            'FLOPs per byte': '{intensity:.1f}'}

@@ -24,11 +24,10 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import files, locks, paths, store
+from cspd_jax.checkpoints import files, paths, run_folder, store
 from cspd_jax.cli import inputs, training
 from cspd_jax.core import fields
-from cspd_jax.generation import report as report_lib
-from cspd_jax.training import corrector_recipe, drafter_recipe, loop, samples, smoke
+from cspd_jax.training import corrector_recipe, drafter_recipe, samples, smoke
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter import DrafterTrainConfig
@@ -36,7 +35,7 @@ from cspd_jax.training.drafter_recipe import DrafterRecipe
 from cspd_jax.training.optimizer import OptimizerConfig
 
 Recipe = DrafterRecipe | CorrectorRecipe
-_PROGRAM = report_lib.Program('cspd-train-drafter', ('drafter', 'train', 'guidance_scale'))
+_PROGRAM = 'cspd-train-drafter'
 _RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe}
 # Records the windows that a corrector learns from, by what the model has to draft with.
 _WINDOWS = 'corrected(by={by}, window=32, passes=2, tree=chain())'
@@ -133,8 +132,7 @@ def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Ite
   module = _RECIPES[type(recipe)]
   module.check(recipe, model)
   recipe = samples.completed(recipe, model)
-  with locks.hold(workdir):
-    loop.remember(recipe, workdir)
+  with run_folder.Run(workdir, dataclasses.asdict(recipe), name='workdir', alone=False):
     yield module, recipe
 
 
@@ -161,7 +159,7 @@ def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pa
                extra={'target': recipe.target})
     training.log_size(output)
     logging.info('report: %s', json.dumps(figures))
-    report_lib.Report(workdir, program=_PROGRAM).write(
+    run_folder.Report(workdir, program=_PROGRAM).write(
         settings=dataclasses.asdict(recipe), rows=[figures])
 
 
@@ -180,7 +178,7 @@ def main(recipe: Any, flags: Flags) -> None:
       'workdir', flags.workdir or pathlib.Path('runs', 'train_drafter', run_name))
   output = training.output_folder('output', flags.output, workdir)
   store.check_place(output)
-  report_lib.check(workdir, program=_PROGRAM)
+  run_folder.check(workdir, program=_PROGRAM)
   training.log_progress()
   mesh = inputs.mesh(flags.mesh)
   model = cspd_jax.load(name, dtype='float32', sharding=mesh)

@@ -23,13 +23,13 @@ from typing import Any, Literal, NamedTuple
 import cspd_jax
 from cspd_jax import cli
 from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.checkpoints.store import CheckpointError
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compiling, fields
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
 from cspd_jax.generation import batches, defaults
-from cspd_jax.generation.report import Program, Report
 from cspd_jax.measure import rows as rows_lib, tables, tuning
 from cspd_jax.measure.bench import Bench
 
@@ -97,7 +97,7 @@ class Config:
     fields.check(self)
 
 
-_PROGRAM = Program('cspd-tune', ('chosen', 'device_kind'))
+_PROGRAM = 'cspd-tune'
 _COLUMNS = {
     'decoder': '{decoder}', 'tokens': '{tokens}', 'accepted': '{accepted:.2f}',
     'ms per round': '{ms_per_round:.2f}', 's/image, predicted': '{predicted_seconds:.4f}',

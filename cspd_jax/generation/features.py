@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cspd_jax.checkpoints import files, reading
-from cspd_jax.generation.report import Report
+from cspd_jax.checkpoints.run_folder import Report
 
 NAME = 'features.npz'
 

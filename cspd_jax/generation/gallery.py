@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import files, paths, reading
+from cspd_jax.checkpoints import files, paths, reading, run_folder
 from cspd_jax.core.progress import duration
 from cspd_jax.generation import (
   batches,
@@ -15,14 +15,13 @@ from cspd_jax.generation import (
   features as features_lib,
   generate as generate_lib,
   prompts as prompts_lib,
-  report as report_lib,
   results as results_lib,
   shards,
 )
 from cspd_jax.generation.model import Model
 
 _NPZ = 'images.npz'
-_PROGRAM = report_lib.Program('cspd-generate', ('guarantee', 'sampling', 'npz'))
+_PROGRAM = 'cspd-generate'
 # Rounds between two snapshots of unfinished images.
 _ROUNDS = 8
 # Bytes of a PNG file per number of its pixels, at the least: photographs need twice as many.
@@ -66,9 +65,8 @@ class Gallery:
     if overwrite and process_count > 1:
       raise ValueError(f'overwrite is True and process_count is {process_count}; several processes '
                        'cannot replace images, so remove the folder or use another.')
-    path = report_lib.unfinished_run(folder)
     if batch_size is None:
-      batch_size = shards.size_of_run(path)
+      batch_size = shards.batch_size_of(run_folder.unfinished(folder))
     self.task = generate_lib.prepare(model, prompts, seed=seed, batch_size=batch_size, **options)
     self.names = [results_lib.file_name(i, title, image_seed)
                   for i, (title, (image_seed, _)) in enumerate(
@@ -83,14 +81,13 @@ class Gallery:
     if model.tokenizer is not None:
       run['tokenizer'] = shards.network(model.tokenizer.config, model.tokenizer.params)
     if self.task.prefix_length:
-      # The key under which interrupted runs have stored it.
-      run['given'] = shards.fingerprint(self.task.condition.tokens, every=True)
+      run['prefix'] = shards.fingerprint(self.task.condition.tokens, every=True)
     if features is not None:
       run['features'] = dict(features.identity)
     others = [*[_NPZ] * npz, *[features_lib.NAME] * (features is not None)]
-    self._report = report_lib.Report(
-        folder, [*self.names, *others], program=_PROGRAM, overwrite=overwrite,
-        run=shards.as_recorded(run, path), shared=process_count > 1)
+    self._report = run_folder.Report(
+        folder, [*self.names, *others], program=_PROGRAM, overwrite=overwrite, run=run,
+        shared=process_count > 1)
     self._is_shared = process_count > 1
     self._features = None if features is None else features_lib.FeatureFiles(
         self._report, self.names, features)

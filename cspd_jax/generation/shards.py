@@ -3,23 +3,19 @@
 import hashlib
 import json
 import os
-import pathlib
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.checkpoints import files, locks, paths, reading
+from cspd_jax.checkpoints import files, run_folder
 from cspd_jax.core.spec import Spec
 from cspd_jax.generation.engines import Options
 
 if TYPE_CHECKING:
   from cspd_jax.generation.model import Model
 
-_SETTINGS = 'run.json'
-# Settings that runs of earlier versions did not record.
-_UNRECORDED = ('grid', 'config', 'tokenizer')
 # How many numbers of an array are compared to detect other parameters.
 _SAMPLED = 1024
 
@@ -38,23 +34,7 @@ class Shards:
     Raises:
       ValueError: if the folder holds another run, or other files.
     """
-    self._folder = paths.folder('folder', folder)
-    self._leaves, self._tree = jax.tree.flatten(structure)
-    # A second process would decode the same batches.
-    self._hold = locks.hold(self._folder)
-    path = self._folder / _SETTINGS
-    new = json.loads(json.dumps(settings_of_run))
-    if path.exists():
-      stored, new = reading.json(path, 'use another folder'), as_recorded(new, path)
-      if changed := [f'{name} was {stored.get(name)!r}, now {new.get(name)!r}'
-                     for name in {**stored, **new} if stored.get(name) != new.get(name)]:
-        raise ValueError(f'folder is {str(folder)!r}, which holds another run '
-                         f'({"; ".join(changed)}); use another folder.')
-    elif any(self._folder.iterdir()):
-      raise ValueError(f'folder is {str(folder)!r}, which holds other files; use an empty or a '
-                       'new folder.')
-    else:
-      files.write_json(path, new)
+    self._run, self._structure = run_folder.Run(folder, settings_of_run), structure
 
   def read(self, first: int, count: int) -> Any:
     """Reads the `count` results from image `first` on as NumPy arrays; None without a file.
@@ -62,48 +42,22 @@ class Shards:
     Raises:
       ValueError: if the file is not one of this run.
     """
-    path = self._path(first)
-    if not path.exists():
-      return None
-    names = tuple(f'{i}' for i in range(len(self._leaves)))
-    stored = reading.arrays(path, files.REMAKE, needed=names)
-    leaves = [stored[name] for name in names]
-    for leaf, like in zip(leaves, self._leaves):
-      if leaf.shape != (count, *like.shape[1:]) or leaf.dtype != like.dtype:
-        raise ValueError(f'{path} holds {leaf.dtype} of shape {leaf.shape} instead of {like.dtype} '
-                         f'of shape {(count, *like.shape[1:])}; {files.REMAKE}.')
-    return jax.tree.unflatten(self._tree, leaves)
+    return self._run.read(_name(first), jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), self._structure))
 
   def write(self, first: int, results: Any) -> None:
     """Writes the results from image `first` on."""
-    files.write_arrays(self._path(first), {
-        f'{i}': leaf for i, leaf in enumerate(jax.tree.leaves(results))})
+    self._run.write(_name(first), results)
 
-  def _path(self, first: int) -> pathlib.Path:
-    return self._folder / f'batch_{first:07d}.npz'
+
+def _name(first: int) -> str:
+  return f'batch_{first:07d}.npz'
 
 
 def batch_size_of(folder: str | os.PathLike) -> int | None:
   """Returns the batch size of the run in a folder; None without a run."""
-  return size_of_run(pathlib.Path(folder) / _SETTINGS)
-
-
-def size_of_run(path: pathlib.Path) -> int | None:
-  """Returns the batch size that a file with the settings of a run records; None without one."""
-  if not path.is_file():
-    return None
-  run = reading.json(path, 'use another folder', kind=object)
-  size = run.get('batch_size') if isinstance(run, dict) else None
+  size = run_folder.stored_settings(folder).get('batch_size')
   return size if type(size) is int and size >= 1 else None
-
-
-def as_recorded(settings_of_run: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
-  """Returns settings without those that the run in a file, of an earlier version, lacks."""
-  stored = reading.json(path, 'use another folder', kind=object) if path.is_file() else None
-  if not isinstance(stored, dict):
-    return settings_of_run
-  return {name: value for name, value in settings_of_run.items()
-          if name in stored or name not in _UNRECORDED}
 
 
 def settings(model: 'Model', specification: Spec, condition: Any, seed: Any, batch_size: int,
@@ -119,13 +73,12 @@ def settings(model: 'Model', specification: Spec, condition: Any, seed: Any, bat
     sampling: see `batches.iterate`.
     prompts: the caller's prompts; None if only the condition is available.
   """
-  # Runs from before this option have no such setting.
-  cache = {} if model.cache_dtype is None else {'cache_dtype': model.cache_dtype}
-  return cache | dict(
-      model=model.name, parameters=fingerprint(model.params), grid=list(model.grid),
+  return dict(
+      model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
+      grid=list(model.grid),
       config=_digest(repr(model.config)), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
-      sampling={name: files.plain(value) for name, value in sampling._asdict().items()},
+      sampling=files.plain(sampling._asdict()),
       seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else files.plain(seed),
       prompts=_fingerprint_of_prompts(prompts, condition), batch_size=batch_size)
 

@@ -5,7 +5,6 @@ run that is started again continues after the last readable state and ends with 
 uninterrupted run. Metrics go to a file with one JSON object per line.
 """
 
-import dataclasses
 import json
 import pathlib
 import time
@@ -16,7 +15,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from cspd_jax.checkpoints import files, paths, reading
+from cspd_jax.checkpoints import files, paths
 from cspd_jax.training import steps
 
 # Maximum length in bytes of a line of metrics; the loop writes no longer ones.
@@ -181,30 +180,3 @@ def batch_of(
   order = np.random.default_rng([seed, epoch]).permutation(tokens.shape[0])
   indices = order[position * batch_size:(position + 1) * batch_size]
   return tokens[indices], jax.tree.map(lambda leaf: leaf[indices], conditions)
-
-
-def remember(recipe: Any, workdir: pathlib.Path) -> None:
-  """Writes a recipe into a new work folder, or compares it with the recipe of an existing one.
-
-  Raises:
-    ValueError: if the folder has another recipe; the message lists the different fields.
-  """
-  path = workdir / 'config.json'
-  new = json.loads(json.dumps(dataclasses.asdict(recipe)))
-  if not path.exists():
-    workdir.mkdir(parents=True, exist_ok=True)
-    files.write_json(path, new)
-    return
-  old, new = _flat(reading.json(path, 'use another folder')), _flat(new)
-  if changed := [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
-                 for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]:
-    raise ValueError(f'workdir is {str(workdir)!r}, which holds a run with another configuration '
-                     f'({"; ".join(changed)}); use another folder.')
-
-
-def _flat(tree: dict[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Flattens nested dictionaries; names are joined with dots."""
-  leaves: dict[str, Any] = {}
-  for key, value in tree.items():
-    leaves |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
-  return leaves

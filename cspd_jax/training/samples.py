@@ -47,7 +47,7 @@ def sampling(recipe: Any, model: Model) -> Warp:
 
 def completed(recipe: Recipe, model: Model) -> Recipe:
   """Returns a recipe whose sampling options are numbers; arguments and errors as for `sampling`."""
-  options = {name: files.plain(value) for name, value in sampling(recipe, model)._asdict().items()}
+  options = files.plain(sampling(recipe, model)._asdict())
   return dataclasses.replace(recipe, **options)  # type: ignore[type-var]
 
 
@@ -178,11 +178,10 @@ def run_of(model: Model, prompts: str | None, count: int, key: jax.Array, sampli
     **others: further texts by name.
   """
   texts = json.dumps([str(prompt) for prompt in prompts_of(model, prompts)])
-  options = {name: None if value is None else files.plain(value)
-             for name, value in sampling._asdict().items()}
   run = dict(target=shards.network(model.config, model.params), images=str(count),
              prompts=hashlib.sha256(texts.encode()).hexdigest()[:16],
-             seed=shards.fingerprint(jax.random.key_data(key)), sampling=json.dumps(options))
+             seed=shards.fingerprint(jax.random.key_data(key)),
+             sampling=json.dumps(files.plain(sampling._asdict())))
   return {f'run_{name}': np.array(text) for name, text in (run | others).items()}
 
 

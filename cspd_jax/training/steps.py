@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import logging
 
 from cspd_jax.checkpoints import files, reading
@@ -27,8 +26,7 @@ def save(folder: pathlib.Path, number: int, state: Any) -> None:
     number: number of steps done.
     state: a pytree of arrays.
   """
-  leaves = {name: _plain(np.asarray(leaf)) for name, leaf in _named(jax.device_get(state)).items()}
-  files.write_arrays(folder / f'step_{number:08d}.npz', leaves)
+  files.write_tree(folder / f'step_{number:08d}.npz', jax.device_get(state))
   paths = _files(folder)
   # Later files are from before a damaged file made the training go back.
   for later in [step for step in paths if step > number]:
@@ -61,7 +59,8 @@ def restore(folder: pathlib.Path, like: Any) -> Any:
     except ValueError as error:
       logging.warning('%s', error)
       continue
-    state = _filled(paths[number], like, arrays)
+    # A step donates the memory of its input, so it must not be that of the file's bytes.
+    state = jax.tree.map(jnp.array, files.tree_of(arrays, like, paths[number]))
     # A process may have been killed before it removed the files that its last one replaced.
     _remove_old({step: path for step, path in paths.items() if step <= number})
     return state
@@ -84,30 +83,3 @@ def _files(folder: pathlib.Path) -> dict[int, pathlib.Path]:
       raise ValueError(f'{path} is a folder, perhaps a checkpoint of an earlier version; move it '
                        'away, or use another folder.')
   return paths
-
-
-def _named(state: Any) -> dict[str, Any]:
-  """Returns the leaves of a state by path."""
-  return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf
-          for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
-
-
-def _plain(leaf: np.ndarray) -> np.ndarray:
-  """Views an array of a dtype that NumPy does not support as unsigned integers, for .npz files."""
-  return leaf.view(f'u{leaf.dtype.itemsize}') if leaf.dtype.kind == 'V' else leaf
-
-
-def _filled(path: pathlib.Path, like: Any, arrays: dict[str, np.ndarray]) -> Any:
-  """Returns a state like `like` with the arrays of a file; raises ValueError if they differ."""
-  expected = {name: _plain(np.empty(leaf.shape, leaf.dtype)) for name, leaf in _named(like).items()}
-  for name in expected.keys() | arrays.keys():
-    forms = [f'{group[name].dtype}{list(group[name].shape)}' if name in group else 'nothing'
-             for group in (arrays, expected)]
-    if forms[0] != forms[1]:
-      raise ValueError(f'{path} holds {forms[0]} as {name!r} instead of {forms[1]}, a state of '
-                       'another training; use another folder.')
-  leaves, structure = jax.tree.flatten(like)
-  # A step donates the memory of its input, so it must not be that of the file's bytes.
-  return structure.unflatten([
-      jnp.array(arrays[name].view(leaf.dtype))
-      for name, leaf in zip(expected, leaves, strict=True)])

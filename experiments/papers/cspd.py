@@ -44,8 +44,8 @@ from typing import Any, NamedTuple
 from configs.papers import cspd as default
 from cspd_jax import cli
 from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.continuous.cspd import expected_speedup
-from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
 from experiments.papers import cspd_figures
 from experiments.papers.cspd_cells import BLOCK_MODES, Lab, expected_speed

@@ -22,8 +22,8 @@ from configs.papers import published as default
 from configs.papers.published_rows import ROWS, Row
 from cspd_jax import cli, metrics as metrics_lib
 from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
-from cspd_jax.generation.report import Report
 from cspd_jax.measure import rows as rows_lib, tables
 from cspd_jax.measure.bench import Bench
 

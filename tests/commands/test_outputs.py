@@ -2,23 +2,17 @@
 
 import functools
 import json
-import pathlib
 from unittest import mock
 
 import jax
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import store
+from cspd_jax.checkpoints import run_folder, store
 from cspd_jax.commands import compare, evaluate, generate, inspect, train_drafter, tune
-from cspd_jax.generation import gallery, report as report_lib
 from cspd_jax.metrics import inception
 from tests.experiments import calls
 from tests.families import tiny
-
-REPORTS = pathlib.Path(__file__).parents[2] / 'docs' / 'reports'
-PROGRAMS = {module._PROGRAM.name: module._PROGRAM
-            for module in (gallery, compare, evaluate, inspect, train_drafter, tune)}
 
 
 @pytest.fixture(scope='module')
@@ -54,7 +48,7 @@ def _contents(folder):
     (train_drafter.main, ['--model=demo', '--workdir={folder}/images'])])
 def test_images_are_not_removed(folder, capsys, main, words, is_named):
   images = folder / 'images'
-  if not is_named:  # As earlier versions wrote it.
+  if not is_named:  # As programs of the lab do.
     report = json.loads((images / 'report.json').read_text())
     del report['program']
     (images / 'report.json').write_text(json.dumps(report))
@@ -63,7 +57,7 @@ def test_images_are_not_removed(folder, capsys, main, words, is_named):
   output = folder / 'network' if main is train_drafter.main else images
   code = main(['command', *words, f'--output={output}'])
   captured = capsys.readouterr()
-  whose = "of 'cspd-generate'" if is_named else 'of an earlier version'
+  whose = "of 'cspd-generate'" if is_named else 'of another program'
   assert code == 2 and f"images', which holds a report {whose}" in captured.err, captured.err
   assert '--output' in captured.err and captured.err.count('\n') == 1 and captured.out == ''
   assert _contents(images) == before and len(list(images.glob('*.png'))) == 2
@@ -72,7 +66,7 @@ def test_images_are_not_removed(folder, capsys, main, words, is_named):
 
 
 def test_overwrite_replaces_images_only(folder, capsys, tmp_path):
-  report_lib.Report(tmp_path / 'out', program=PROGRAMS['cspd-compare']).write(settings={}, rows=[])
+  run_folder.Report(tmp_path / 'out', program='cspd-compare').write(settings={}, rows=[])
   words = [f'--model={folder}/beach', '--prompt=sea']
   for more in ([], ['--overwrite']):
     result = calls.call(generate.main, capsys, tmp_path / 'out', *words, *more)
@@ -80,42 +74,8 @@ def test_overwrite_replaces_images_only(folder, capsys, tmp_path):
   assert [path.name for path in (tmp_path / 'out').iterdir() if path.is_file()] == ['report.json']
   result = calls.call(generate.main, capsys, tmp_path / 'own', *words)
   assert result.code == 0, result.err
-  report = json.loads((tmp_path / 'own' / 'report.json').read_text())
-  assert report.pop('program') == 'cspd-generate'
-  (tmp_path / 'own' / 'report.json').write_text(json.dumps(report))  # Of an earlier version.
   assert calls.call(generate.main, capsys, tmp_path / 'own', *words).code == 2
   result = calls.call(generate.main, capsys, tmp_path / 'own', *words, '--overwrite', '--seed=5')
   assert result.code == 0, result.err
   name, = (tmp_path / 'own').glob('*.png')
   assert name.name.endswith('seed5.png')
-
-
-def test_reports_of_earlier_versions_are_recognised():
-  """Each by its own program alone; those of the lab by none."""
-  for path in sorted(REPORTS.glob('*.json')):
-    report = json.loads(path.read_text())
-    entries = {*report, *report['settings']}
-    own = [name for name, program in PROGRAMS.items() if entries.issuperset(program.marks)]
-    name = path.stem.split('_')[0]
-    expected = {'compare': ['cspd-compare'], 'tune': ['cspd-tune']}.get(name, [])
-    assert own == (['cspd-train-drafter'] if path.stem == 'train_corrector' else expected), path
-
-
-def test_own_reports_have_their_marks(folder, capsys, tmp_path):
-  """Else a program would not recognise what it wrote before reports named their program."""
-  words = {
-      compare.main: ['--decoder=vanilla', '--prompt=sea', '--repeats=1'],
-      generate.main: ['--prompt=sea'],
-      tune.main: ['--dry_run', '--decoder=vanilla', '--batch_size=1', '--num_images=1',
-                  '--repeats=1', '--best=1', '--guidance_scale=1'],
-      evaluate.main: ['--images={folder}/images', '--reference={folder}/images',
-                      '--inception={folder}/inception', '--evaluator=pytorch_fid'],
-      inspect.main: ['--window=1', '--model=demo']}
-  for number, (main, more) in enumerate(words.items()):
-    model = [f'--model={folder}/beach'] if main is not evaluate.main else []
-    result = calls.call(main, capsys, tmp_path / str(number), *model,
-                       *(word.format(folder=folder) for word in more))
-    assert result.code == 0, result.err
-    report = json.loads((result.folder / 'report.json').read_text())
-    assert {*report, *report['settings']}.issuperset(PROGRAMS[report['program']].marks)
-    report_lib.check(result.folder, program=PROGRAMS[report['program']])

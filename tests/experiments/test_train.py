@@ -12,10 +12,10 @@ pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
-from cspd_jax.checkpoints import store
+from cspd_jax.checkpoints import run_folder, store
 from cspd_jax.cli import loader  # pylint: disable=wrong-import-position
 from cspd_jax.commands import train_drafter  # pylint: disable=wrong-import-position
-from cspd_jax.training import loop, smoke
+from cspd_jax.training import smoke
 from experiments import train  # pylint: disable=wrong-import-position
 from experiments.demo_models import stages
 from tests.experiments import calls  # pylint: disable=wrong-import-position
@@ -92,11 +92,12 @@ def test_stopped_run_continues_to_the_same_parameters(finished, recipe, tmp_path
 
 
 def test_folder_refuses_another_configuration(recipe, tmp_path):
-  loop.remember(recipe, tmp_path)
-  loop.remember(recipe, tmp_path)
-  other = dataclasses.replace(recipe, guidance_scale=3.0)
+  opened = lambda recipe: run_folder.Run(
+      tmp_path, dataclasses.asdict(recipe), name='workdir', alone=False)
+  with opened(recipe), opened(recipe):
+    other = dataclasses.replace(recipe, guidance_scale=3.0)
   with pytest.raises(ValueError, match='guidance_scale was 2.0, now 3.0'):
-    loop.remember(other, tmp_path)
+    opened(other)
 
 
 def test_recipe_refuses_models_that_do_not_fit(recipe):

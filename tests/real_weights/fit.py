@@ -23,9 +23,9 @@ from absl import logging
 import cspd_jax
 from cspd_jax import cli
 from cspd_jax.checkpoints import files, reading, store
+from cspd_jax.checkpoints.run_folder import Report, Run
 from cspd_jax.cli import training
 from cspd_jax.core import fields
-from cspd_jax.generation.report import Report
 from cspd_jax.measure import tables
 from cspd_jax.models import eagle, early_fusion
 from cspd_jax.models.conditions import Prompt
@@ -188,17 +188,17 @@ def measure(config: Config, data: dict[str, np.ndarray], params: Any) -> dict[st
 def fit(config: Config) -> None:
   """Fits the network, stores it, and reports its acceptance rates before and after the training."""
   workdir = pathlib.Path(config.workdir)
-  loop.remember(config, workdir)
-  data = texts(config)
-  params = train(config, data)
-  store.save(workdir / 'eagle', 'eagle', network_config(config.length), params,
-             extra={'target': 'SmolLM2-135M-Instruct'})
-  report, rows = Report(workdir), []
-  for name, fitted in (('linear', init(config, data)), ('trained', params)):
-    rows.append(dict(network=name, **measure(config, data, fitted)))
-    print('  '.join(tables.cells(_COLUMNS, rows[-1])), flush=True)
-  report.write(settings=dataclasses.asdict(config), rows=rows, tables=[
-      dict(title='Acceptance rates by depth', columns=_COLUMNS, rows=list(range(len(rows))))])
+  with Run(workdir, dataclasses.asdict(config), name='workdir', alone=False):
+    data = texts(config)
+    params = train(config, data)
+    store.save(workdir / 'eagle', 'eagle', network_config(config.length), params,
+               extra={'target': 'SmolLM2-135M-Instruct'})
+    report, rows = Report(workdir), []
+    for name, fitted in (('linear', init(config, data)), ('trained', params)):
+      rows.append(dict(network=name, **measure(config, data, fitted)))
+      print('  '.join(tables.cells(_COLUMNS, rows[-1])), flush=True)
+    report.write(settings=dataclasses.asdict(config), rows=rows, tables=[
+        dict(title='Acceptance rates by depth', columns=_COLUMNS, rows=list(range(len(rows))))])
 
 
 @cli.command(Config)

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from cspd_jax import cli
-from cspd_jax.checkpoints import files, locks
-from cspd_jax.generation.report import Report
-from cspd_jax.training import loop, steps
+from cspd_jax.checkpoints import files, locks, run_folder
+from cspd_jax.checkpoints.run_folder import Report
+from cspd_jax.training import steps
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import stages
 from tests.reliability import damage, faults
@@ -51,8 +51,7 @@ RECIPE = Toy(num_train_images=40, num_held_out_images=8, checkpoint_every=2, log
 
 def work(workdir):
   """What training programs do to their folder."""
-  with locks.hold(workdir):
-    loop.remember(RECIPE, workdir)
+  with run_folder.Run(workdir, dataclasses.asdict(RECIPE), name='workdir', alone=False):
     tokens, _ = RECIPE.encode_crops(workdir / 'tokens_train.npz', 'tokens', 'train',
                                     lambda images: images[:, 0, 0, 0].astype(np.int32))
 
@@ -87,8 +86,8 @@ def whole(tmp_path_factory):
 
 def test_an_undisturbed_run(whole):
   names, lines, _, rows = whole
-  assert names == ['config.json', 'net', 'net.jsonl', 'net/step_00000004.npz',
-                   'net/step_00000006.npz', 'report.json', 'rows.csv', 'tokens_train.npz']
+  assert names == ['net', 'net.jsonl', 'net/step_00000004.npz', 'net/step_00000006.npz',
+                   'report.json', 'rows.csv', 'run.json', 'tokens_train.npz']
   assert [step for step, _ in lines] == list(range(1, STEPS + 1))
   assert rows == [dict(value=lines[-1][1])]
 
@@ -141,7 +140,7 @@ def test_lines_of_metrics_that_are_none_are_left_out(tmp_path, whole):
   assert content(tmp_path / 'run') == whole
 
 
-@pytest.mark.parametrize('name', ['tokens_train.npz', 'config.json'])
+@pytest.mark.parametrize('name', ['tokens_train.npz', 'run.json'])
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path, name):
   work(tmp_path / 'run')
   _damage(tmp_path / 'run' / name, 'cut')

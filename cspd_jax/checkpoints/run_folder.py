@@ -1,16 +1,17 @@
-"""Reports: a folder with `report.json` and the files that it lists.
+"""Folders of runs: a run that is stopped at any moment resumes when its command is repeated.
 
-Files are collected in a subfolder and moved to their final names at the end, so that an interrupted
-run leaves the earlier report unchanged and can be resumed. A new report replaces the earlier one
-of the same program with all its files; that of another program is refused. A file that no report
-wrote, or that has changed since, is never touched.
+A `Run` is a folder with the settings on which everything in it depends, and its finished pieces: a
+file that exists is complete. A `Report` is a run whose files, and `report.json` with their names
+and digests, are moved to a folder that may hold other files. It replaces the earlier report of the
+same program with all its files; that of another program is refused. A file that no report wrote, or
+that has changed since, is never touched.
 
 The contents of a folder are untrusted: every name in it must be that of a file inside the folder
 (`paths.inside`), and everything is checked before any file is moved or removed.
 """
 
 import hashlib
-import math
+import json
 import os
 import pathlib
 import platform
@@ -23,24 +24,83 @@ import numpy as np
 from cspd_jax.checkpoints import files, locks, paths, reading
 from cspd_jax.version import __version__
 
+_SETTINGS = 'run.json'
 _REPORT = 'report.json'
 _UNFINISHED = 'unfinished_report'
-_RUN = 'run.json'
-_RESERVED = (_REPORT, _UNFINISHED, _RUN)
+_RESERVED = (_REPORT, _UNFINISHED, _SETTINGS)
 _REMEDY = 'move it away or use another folder'
 
 
-class Program(NamedTuple):
-  """A program that writes reports, and replaces its own earlier ones only.
+class Run:
+  """The folder of a run, held against other processes.
 
-  Attributes:
-    name: its name, which report.json stores.
-    marks: names of entries and settings that only its reports have all of. Reports of earlier
-      versions, which store no name, are recognised by them.
+  `with Run(folder, settings): ...` raises ValueError at its end if the folder was removed.
   """
 
-  name: str
-  marks: tuple[str, ...]
+  def __init__(self, folder: str | os.PathLike, settings: Any, *, name: str = 'folder',
+               alone: bool = True):
+    """Opens the folder, or creates it.
+
+    Args:
+      folder: the folder.
+      settings: everything that determines the results: a JSON object.
+      name: name of the argument that specifies the folder, for messages.
+      alone: whether a new run requires an empty folder.
+
+    Raises:
+      ValueError: if the folder holds another run, or other files, or another process holds it.
+    """
+    self.folder = paths.folder(name, folder)
+    self._hold = locks.hold(self.folder)
+    if stored := stored_settings(self.folder):
+      if differences := _differences(stored, settings):
+        raise ValueError(f'{name} is {str(folder)!r}, which holds another run ({differences}); use '
+                         'another folder.')
+      return
+    if alone and (others := {*os.listdir(self.folder)} - {locks.FILE}):
+      raise ValueError(f'{name} is {str(folder)!r}, which holds other files, such as '
+                       f'{min(others)!r}; use an empty or a new folder.')
+    files.write_json(self.folder / _SETTINGS, settings)
+
+  def __enter__(self) -> 'Run':
+    return self
+
+  def __exit__(self, *error) -> None:
+    self._hold.__exit__(*error)
+
+  def read(self, name: str, like: Any) -> Any:
+    """Reads a tree of arrays like `like`, in shapes and dtypes; None if it is not there.
+
+    Raises:
+      ValueError: if the file is damaged, or holds other arrays.
+    """
+    path = self.folder / name
+    return files.tree_of(reading.arrays(path, files.REMAKE), like, path) if path.exists() else None
+
+  def write(self, name: str, tree: Any) -> None:
+    """Writes a tree of arrays, in any dtypes, as an .npz file."""
+    files.write_tree(self.folder / name, tree)
+
+
+def stored_settings(folder: str | os.PathLike) -> dict[str, Any]:
+  """Returns the settings of the run in a folder, empty without one; a damaged file is an error."""
+  path = pathlib.Path(folder) / _SETTINGS
+  return reading.json(path, 'use another folder') if path.exists() else {}
+
+
+def _differences(stored: Mapping[str, Any], settings: Any) -> str:
+  """Lists the settings that two runs do not share, empty if they are the same."""
+  old, new = _flat(stored), _flat(json.loads(json.dumps(settings)))
+  return '; '.join(f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
+                   for name in {**old, **new} if old.get(name) != new.get(name))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Flattens nested dictionaries; names are joined with dots."""
+  leaves: dict[str, Any] = {}
+  for key, value in tree.items():
+    leaves |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
+  return leaves
 
 
 class Report:
@@ -52,7 +112,7 @@ class Report:
   """
 
   def __init__(self, folder: str | os.PathLike, names: Sequence[str] = (), *,
-               program: Program | None = None, run: Mapping[str, Any] | None = None,
+               program: str | None = None, run: Mapping[str, Any] | None = None,
                overwrite: bool = True, shared: bool = False):
     """Opens the folder; it is created if necessary.
 
@@ -60,7 +120,7 @@ class Report:
       folder: the folder of the report.
       names: plain names of the files of the report apart from report.json, as far as the caller can
         list them.
-      program: the program that writes the report; None for one whose reports name no program.
+      program: the program that writes the report, which report.json stores.
       run: everything that determines the files. If the folder holds an unfinished report of the
         same run, its files are reused; see `has`. None starts a new report.
       overwrite: whether an earlier report of the program may be replaced, and, if `run` is not
@@ -76,27 +136,27 @@ class Report:
     self.folder = paths.folder('workdir', folder)
     self._program = program
     self._new = self.folder / _UNFINISHED
-    run = None if run is None else plain(run)
-    if not shared:
+    arguments = names, program, files.plain(run or {}, 'run'), overwrite
+    if shared:
+      self._hold: locks.Hold | None = locks.share(
+          self.folder, lambda: self._begin(*arguments), lambda: self._has_begun(*arguments))
+    else:
       # Released when the report is written or this object is deleted.
-      self._hold: locks.Hold | None = locks.hold(self.folder)
-      self._begin(names, run, overwrite)
-      return
-    self._hold = locks.share(self.folder, lambda: self._begin(names, run, overwrite),
-                             lambda: self._has_begun(names, run, overwrite))
+      self._hold = locks.hold(self.folder)
+      self._begin(*arguments)
 
-  def _has_begun(self, names: Sequence[str], run: Any, overwrite: bool) -> bool:
+  def _has_begun(self, *arguments: Any) -> bool:
     """Whether another process has begun this report; raises ValueError for another run."""
-    content = _check(self.folder, names, self._program, run, overwrite)
+    content = _checked(self.folder, *arguments)
     self._earlier = content.earlier
-    if self.has(_RUN) and not content.is_same:
+    if self.has(_SETTINGS) and not content.is_same:
       raise ValueError(f'folder is {str(self.folder)!r}, where other processes write another run; '
                        'use another folder, or the options of that run.')
     return content.is_same and not content.moving
 
-  def _begin(self, names: Sequence[str], run: Any, overwrite: bool) -> None:
+  def _begin(self, names: Sequence[str], program: str | None, run: Any, overwrite: bool) -> None:
     """Resumes the unfinished report of the same run, or starts a new one."""
-    content = _check(self.folder, names, self._program, run, overwrite)
+    content = _checked(self.folder, names, program, run, overwrite)
     self._earlier = content.moving or content.earlier
     if content.moving:
       _move(self.folder, content)  # The last report was interrupted while its files were moved.
@@ -107,7 +167,7 @@ class Report:
     elif self._new.exists():
       _clear(self._new)
     self._new.mkdir()
-    files.write_json(self._new / _RUN, run)
+    files.write_json(self._new / _SETTINGS, run)
 
   def has(self, name: str) -> bool:
     """Whether an interrupted run has already written the file `name`."""
@@ -149,15 +209,14 @@ class Report:
       ValueError: if a number is not finite or a value is not JSON-serialisable, by its name, or
         the folder was removed or now holds a file of another program.
     """
-    program = {} if self._program is None else dict(program=self._program.name)
-    content = plain(dict(**program, settings=settings, rows=rows, **more, **machine()))
+    program = {} if self._program is None else dict(program=self._program)
+    content = files.plain(
+        dict(**program, settings=settings, rows=rows, **more, **_machine()), 'report')
     self._check_there()
-    for left in files.leftovers(self._new / '*'):
-      left.unlink()
     content['files'] = {name: _digest(path) for name, path in _files(self._new).items()
                         if name not in _RESERVED}
     files.write_json(self._new / _REPORT, content)
-    _move(self.folder, _scan(self.folder, None))
+    _move(self.folder, _checked(self.folder, (), self._program, {}, True))
     self._hold = None
 
   def _check_there(self) -> None:
@@ -169,17 +228,17 @@ class Report:
 
 
 def check(folder: str | os.PathLike, names: Sequence[str] = (), *,
-          program: Program | None = None) -> None:
+          program: str | None = None) -> None:
   """Raises the errors of `Report` early, for programs that write a report after hours of work."""
-  _check(paths.folder('workdir', folder), names, program, None, True)
+  _checked(paths.folder('workdir', folder), names, program, {}, True)
 
 
-def unfinished_run(folder: str | os.PathLike) -> pathlib.Path:
-  """Returns the file with the settings of the interrupted run of a folder, if it exists."""
-  return paths.folder('workdir', folder) / _UNFINISHED / _RUN
+def unfinished(folder: str | os.PathLike) -> pathlib.Path:
+  """Returns the folder of the run of an unfinished report, which need not exist."""
+  return paths.folder('workdir', folder) / _UNFINISHED
 
 
-def machine() -> dict[str, Any]:
+def _machine() -> dict[str, Any]:
   """Returns the device and the software versions that measurements depend on."""
   return dict(
       device=jax.devices()[0].device_kind, platform=platform.platform(), cores=os.cpu_count(),
@@ -188,103 +247,44 @@ def machine() -> dict[str, Any]:
           numpy=np.__version__, cspd_jax=__version__))
 
 
-def plain(content: Any, name: str = 'report') -> Any:
-  """Converts NumPy numbers and arrays in `content` to numbers and lists, as JSON requires.
-
-  Raises:
-    ValueError: if a number is not finite or a value is not JSON-serialisable, by its name.
-  """
-  if isinstance(content, (np.ndarray, np.generic)):
-    content = files.plain(content)
-  if isinstance(content, Mapping):
-    return {str(key): plain(value, f'{name}.{key}') for key, value in content.items()}
-  if isinstance(content, (list, tuple)):
-    return [plain(value, f'{name}[{i}]') for i, value in enumerate(content)]
-  if isinstance(content, float) and not math.isfinite(content):
-    raise ValueError(f'{name} is {content}; it must be finite, or None if it is unknown.')
-  if content is None or isinstance(content, (bool, int, float, str)):
-    return content
-  raise ValueError(f'{name} is a {type(content).__name__}; it must be JSON-serialisable.')
-
-
 class _Content(NamedTuple):
   """The reports in a folder.
 
   Attributes:
     earlier: files of its report with their digests, including report.json; empty without one.
     moving: the same of a complete report that was interrupted while its files were moved.
-    reports: the content of both reports, as far as they exist.
-    is_stopped: whether there are finished files of an interrupted run.
     is_same: whether the unfinished report is of the run that is requested.
   """
 
   earlier: dict[str, str]
   moving: dict[str, str]
-  reports: list[dict[str, Any]]
-  is_stopped: bool
   is_same: bool
 
 
-def _scan(folder: pathlib.Path, run: Any) -> _Content:
-  """Returns the reports in a folder; raises ValueError for unexpected files."""
-  new = folder / _UNFINISHED
-  report = _report(folder)
-  earlier = _listed(folder, report)
-  if not os.path.lexists(new):
-    return _Content(earlier, {}, [report] if report else [], False, False)
-  if new.is_symlink() or not new.is_dir():
-    raise ValueError(f'folder is {str(folder)!r}, where {_UNFINISHED} is not the folder of a '
-                     'report; move it away or use another folder.')
-  names, new_report = _files(new), _report(new)
-  moving = _listed(new, new_report)
-  finished = names.keys() - {_RUN, *(left.name for left in files.leftovers(new / '*'))}
-  if finished and _RUN not in names and not moving:
-    raise ValueError(f'folder is {str(folder)!r}, where {_UNFINISHED} does not hold a report that '
-                     'can be resumed; move it away or use another folder.')
-  for name, digest in moving.items():
-    if name in names and name != _REPORT:
-      _check_name(folder, name, earlier, digest)
-  stored_run = _RUN in names and reading.json(
-      new / _RUN, 'remove the folder that it is in', kind=object)
-  is_stopped = bool(stored_run and finished and not moving)
-  return _Content(earlier, moving, [one for one in (report, new_report) if one], is_stopped,
-                  run is not None and stored_run == run)
-
-
-def _check(folder: pathlib.Path, names: Sequence[str], program: Program | None, run: Any,
-           overwrite: bool) -> _Content:
+def _checked(folder: pathlib.Path, names: Sequence[str], program: str | None,
+             run: dict[str, Any], overwrite: bool) -> _Content:
   """Returns the reports in a folder; raises ValueError unless a new one can begin there."""
-  content = _scan(folder, run)
-  for report in content.reports:
-    _check_own(folder, report, program)
-  if not overwrite and (content.earlier or content.moving and not content.is_same):
+  new, earlier = folder / _UNFINISHED, _listed(folder, program)
+  moving, stored, pieces = dict[str, str](), dict[str, Any](), set[str]()
+  if os.path.lexists(new):
+    if new.is_symlink() or not new.is_dir():
+      raise ValueError(f'folder is {str(folder)!r}, where {_UNFINISHED} is not the folder of a '
+                       f'report; {_REMEDY}.')
+    pieces, moving, stored = {*_files(new)}, _listed(new, program), stored_settings(new)
+    if not moving and pieces and _SETTINGS not in pieces:
+      raise ValueError(f'folder is {str(folder)!r}, where {_UNFINISHED} does not hold a report '
+                       f'that can be resumed; {_REMEDY}.')
+  is_same = bool(run) and stored == run
+  if not overwrite and (earlier or moving and not is_same):
     raise _holds_a_report(folder)
-  if content.is_stopped and not content.is_same and not (overwrite and run is not None):
+  if stored and pieces != {_SETTINGS} and not moving and not is_same and not (overwrite and run):
     raise ValueError(
-        f'folder is {str(folder)!r}, where another run was stopped; resume that one, use '
-        f'another folder, or {"overwrite" if run is not None else f"remove {_UNFINISHED} in it"}.')
-  for name in (_REPORT, *names):
-    _check_name(folder, name, content.earlier, content.moving.get(name))
-  return content
-
-
-def _check_own(folder: pathlib.Path, report: Mapping[str, Any], program: Program | None) -> None:
-  """Raises ValueError if a report may be that of another program."""
-  name = report.get('program')
-  settings = report.get('settings')
-  entries = {*report, *(settings if isinstance(settings, dict) else ())}
-  if name is not None:
-    is_own = program is not None and name == program.name
-  elif program is not None:
-    is_own = entries.issuperset(program.marks)
-  else:  # Programs that name none write to a workdir; those that do, to an output.
-    is_own = 'output' not in entries
-  if is_own:
-    return
-  whose = (f'of {name!r:.80}' if name is not None else
-           'of an earlier version, perhaps of another program')
-  raise ValueError(f'folder is {str(folder)!r}, which holds a report {whose}; it is not replaced: '
-                   'use another folder, with --output or --workdir.')
+        f'folder is {str(folder)!r}, where another run was stopped'
+        f'{f" ({_differences(stored, run)})" if run else ""}; resume that one, use another folder, '
+        f'or {"overwrite" if run else f"remove {_UNFINISHED} in it"}.')
+  for name in dict.fromkeys([_REPORT, *names, *(pieces & moving.keys())]):
+    _check_name(folder, name, earlier, moving.get(name))
+  return _Content(earlier, moving, is_same)
 
 
 def _holds_a_report(folder: pathlib.Path) -> ValueError:
@@ -306,12 +306,16 @@ def _check_name(folder: pathlib.Path, name: str, earlier: Mapping[str, str],
     raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
   path = folder / name
   if name == _REPORT and os.path.lexists(path) and not earlier:
-    raise ValueError(f'folder is {str(folder)!r}, where report.json is that of another '
-                     'program; move it away or use another folder.')
+    raise _not_ours(folder)
   if name != _REPORT and os.path.lexists(path) and not (
       _is_own(path, earlier.get(name)) or _is_own(path, moving)):
     raise ValueError(f'folder is {str(folder)!r}, where {name} was not written by a '
-                     'report, or changed since; move it away or use another folder.')
+                     f'report, or changed since; {_REMEDY}.')
+
+
+def _not_ours(folder: pathlib.Path) -> ValueError:
+  return ValueError(f'folder is {str(folder)!r}, where report.json is that of another program; '
+                    f'{_REMEDY}.')
 
 
 def _move(folder: pathlib.Path, content: _Content) -> None:
@@ -330,47 +334,45 @@ def _move(folder: pathlib.Path, content: _Content) -> None:
 
 def _clear(new: pathlib.Path) -> None:
   """Removes the folder of an unfinished report, its settings last."""
+  for left in files.leftovers(new / '*'):
+    left.unlink()
   names = _files(new)
-  for name in sorted(names, key=lambda name: name == _RUN):
+  for name in sorted(names, key=lambda name: name == _SETTINGS):
     names[name].unlink()
   new.rmdir()
 
 
 def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the files of a folder by name; raises ValueError if it holds anything else."""
-  return {name: paths.inside(folder, name, folder) for name in sorted(os.listdir(folder))}
-
-
-def _report(folder: pathlib.Path) -> dict[str, Any]:
-  """Returns the content of the report.json in a folder; empty without one.
+  """Returns the files of a folder by name, without temporary ones.
 
   Raises:
-    ValueError: if it cannot be read, or no report wrote it.
+    ValueError: if it holds anything else.
+  """
+  names = {*os.listdir(folder)} - {left.name for left in files.leftovers(folder / '*')}
+  return {name: paths.inside(folder, name, folder) for name in sorted(names)}
+
+
+def _listed(folder: pathlib.Path, program: str | None) -> dict[str, str]:
+  """Returns the files of the report in a folder with their digests; empty without a report.
+
+  Raises:
+    ValueError: if report.json cannot be read, lists other files, or another program wrote it.
   """
   path = paths.inside(folder, _REPORT, folder)
   if not path.exists():
     return {}
   report = reading.json(path, _REMEDY)
   if not isinstance(report.get('files'), dict):
-    raise ValueError(f'folder is {str(folder)!r}, where report.json is that of another program; '
-                     f'{_REMEDY}.')
-  return report
-
-
-def _listed(folder: pathlib.Path, report: Mapping[str, Any]) -> dict[str, str]:
-  """Returns the files that a report in a folder lists, with their digests; empty without a report.
-
-  Raises:
-    ValueError: if it does not list files of the folder.
-  """
-  if not report:
-    return {}
-  digests = report['files']
-  for name in digests:
-    paths.inside(folder, name, folder / _REPORT)
+    raise _not_ours(folder)
+  for name in report['files']:
+    paths.inside(folder, name, path)
     if name in _RESERVED:
-      raise ValueError(f'{folder / _REPORT} lists {name!r} as a file of the report; {_REMEDY}.')
-  return {_REPORT: '', **{name: str(digest) for name, digest in digests.items()}}
+      raise ValueError(f'{path} lists {name!r} as a file of the report; {_REMEDY}.')
+  if (name := report.get('program')) != program:
+    whose = 'another program' if name is None else f'{name!r:.80}'
+    raise ValueError(f'folder is {str(folder)!r}, which holds a report of {whose}; it is not '
+                     'replaced: use another folder, with --output or --workdir.')
+  return {_REPORT: '', **{name: str(digest) for name, digest in report['files'].items()}}
 
 
 def _is_own(path: pathlib.Path, digest: str | None) -> bool:
