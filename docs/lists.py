@@ -157,7 +157,7 @@ def photographs() -> str:
 def commands() -> str:
   """The commands of an installation, with the first sentence of each."""
   setup = configparser.ConfigParser()
-  setup.read(ROOT / 'setup.cfg')
+  setup.read(ROOT / 'setup.cfg', encoding='utf-8')
   scripts = setup['options.entry_points']['console_scripts'].split('\n')
   return _table(
       {'command': f'`{name}`', 'does': _sentence(ROOT / f'{module.replace(".", "/")}.py')}
@@ -170,12 +170,12 @@ def programs() -> str:
       {'command': f'`python -m {".".join(path.relative_to(ROOT).with_suffix("").parts)}`',
        'does': _sentence(path)}
       for path in sorted((ROOT / 'experiments').rglob('*.py'))
-      if re.search('^if __name__', path.read_text(), re.MULTILINE))
+      if re.search('^if __name__', path.read_text(encoding='utf-8'), re.MULTILINE))
 
 
 def _sentence(path: pathlib.Path) -> str:
   """The first paragraph of a module's docstring."""
-  docstring = ast.get_docstring(ast.parse(path.read_text())) or ''
+  docstring = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
   return ' '.join(docstring.split('\n\n')[0].split())
 
 

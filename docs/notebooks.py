@@ -16,7 +16,7 @@ _LINK = re.compile(r'\]\((?:\.\./)*(?:notebooks/)?(\w+)\.ipynb\)')
 
 def text(notebook: pathlib.Path) -> str:
   """A notebook as Markdown: text, code and outputs."""
-  return '\n\n'.join(map(_cell, json.loads(notebook.read_text())['cells'])) + '\n'
+  return '\n\n'.join(map(_cell, json.loads(notebook.read_text(encoding='utf-8'))['cells'])) + '\n'
 
 
 def _cell(cell: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def name(page: str) -> str:
   """Returns the name of a family, the title of its page."""
-  with (pathlib.Path(__file__).parent / 'families' / f'{page}.md').open() as text:
+  with (pathlib.Path(__file__).parent / 'families' / f'{page}.md').open(encoding='utf-8') as text:
     return text.readline().removeprefix('# ').strip()
 
 

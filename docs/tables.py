@@ -298,7 +298,7 @@ def _path(name: str) -> pathlib.Path:
 
 def _content(path: pathlib.Path) -> Report:
   """What a report says."""
-  return json.loads(path.read_text())
+  return json.loads(path.read_text(encoding='utf-8'))
 
 
 def _numbers(table: Table) -> str:
@@ -339,7 +339,7 @@ def main(words: Sequence[str]) -> int:
   """Rewrites the pages, or with --check compares them only; returns the exit code."""
   stale = []
   for page in PAGES:
-    text = page.read_text()
+    text = page.read_text(encoding='utf-8')
     new = rewritten(text)
     if new != text:
       stale.append(page.relative_to(ROOT).as_posix())

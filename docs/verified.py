@@ -58,7 +58,7 @@ def _marks(path: pathlib.Path) -> Iterator[Mark]:
   Raises:
     ValueError: if the level or a family is unknown.
   """
-  text = path.read_text()
+  text = path.read_text(encoding='utf-8')
   if 'pytest.mark.verifies' not in text:
     return
   for function in ast.walk(ast.parse(text)):

@@ -7,6 +7,8 @@ import re
 import shutil
 import tempfile
 
+import pytest
+
 # Files with expensive fixtures or many slow tests.
 _LONG = ('docs', 'experiments', 'testing', 'training')
 
@@ -34,6 +36,12 @@ def pytest_configure(config):
                      JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0.5',
                      JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='0')
   config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.fixture(scope='session', autouse=True)
+def _quiet_programs():
+  """Programs that tests start do not warn about the encodings that other packages leave out."""
+  os.environ.pop('PYTHONWARNDEFAULTENCODING', None)
 
 
 def pytest_collection_modifyitems(items):

@@ -207,6 +207,34 @@ def test_pages_are_in_the_words_of_the_field():
                 for match in IDIOMS.finditer(line)])
 
 
+def _is_locale(call):
+  """Whether a call opens or reads a text file in the encoding of the locale."""
+  function, words = call.func, {word.arg for word in call.keywords}
+  name = getattr(function, 'attr', getattr(function, 'id', None))
+  if 'encoding' in words:
+    return False
+  if name in ('read_text', 'write_text'):
+    return True
+  if name in ('run', 'Popen', 'check_output'):
+    return bool(words & {'text', 'universal_newlines'})
+  if name not in ('open', 'fdopen', 'TemporaryFile', 'NamedTemporaryFile'):
+    return False
+  owner = ast.unparse(getattr(function, 'value', function))
+  if owner in ('Image', 'archive') or ast.unparse(function) == 'os.open':
+    return False
+  values = [*call.args, *(word.value for word in call.keywords if word.arg == 'mode')]
+  modes = [value.value for value in values if isinstance(value, ast.Constant)
+           and re.fullmatch('[rwaxbt+]+', str(value.value))]
+  return 'b' not in (modes[-1] if modes else 'b' if name.endswith('TemporaryFile') else 'r')
+
+
+def test_text_files_are_utf_8():
+  _expect_none([f'{_label(path, node.lineno)}: {ast.unparse(node):.60}'
+                for path in [*MODULES, *(ROOT / 'docs').glob('*.py')]
+                for node in ast.walk(_tree(path))
+                if isinstance(node, ast.Call) and _is_locale(node)])
+
+
 def _identifiers(tree):
   """Names that code binds, with their lines."""
   for node in ast.walk(tree):

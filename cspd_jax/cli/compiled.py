@@ -66,7 +66,7 @@ def _removed(program: str) -> bool:
 def _processor() -> str:
   """A name for the instruction set of this machine's CPU."""
   try:
-    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
+    lines = pathlib.Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
   except OSError:
     lines = [platform.processor()]
   features = [line for line in lines if line.startswith(('flags', 'Features', 'model name'))]

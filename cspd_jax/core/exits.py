@@ -43,7 +43,11 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
 
 
 class _Output:
-  """A text stream that discards what is written once the reader of its pipe has ended."""
+  """A text stream that can write every text, until the reader of its pipe has ended.
+
+  Characters that its encoding does not have are written as their numbers. What is written after the
+  end is discarded.
+  """
 
   def __init__(self, stream: Any):
     self._stream = stream
@@ -54,7 +58,11 @@ class _Output:
   def write(self, text: str) -> int:
     """Writes as the stream does; returns the number of characters."""
     with self._discarding():
-      return self._stream.write(text)
+      try:
+        return self._stream.write(text)
+      except UnicodeEncodeError as error:
+        return self._stream.write(text.encode(error.encoding, 'backslashreplace').decode(
+            error.encoding))
     return len(text)
 
   def flush(self) -> None:

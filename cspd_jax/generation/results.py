@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -264,8 +265,10 @@ def _figures(pngs: Sequence[bytes], captions: Sequence[str]) -> str:
 
 def file_name(index: int, prompt: str, seed: int) -> str:
   """Returns the file name of an image."""
-  words = re.sub(r'\W+', '_', prompt.lower()).strip('_')[:60] or 'image'
-  words = words.encode()[:180].decode(errors='ignore')  # A name has 255 bytes at most.
+  encoding = sys.getfilesystemencoding()
+  words = re.sub(r'\W+', '_', prompt.lower()).strip('_')[:60]
+  # A name has 255 bytes at most, and only characters that the system can encode.
+  words = words.encode(encoding, 'ignore')[:180].decode(encoding, 'ignore') or 'image'
   return f'{index:05d}_{words}_seed{seed}.png'
 
 

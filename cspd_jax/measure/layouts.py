@@ -209,7 +209,7 @@ def write_geneval(folder: pathlib.Path, divided: Sequence[Group], read: Reader) 
   for group in divided:
     samples = folder / group.name / 'samples'
     samples.mkdir(parents=True)
-    (folder / group.name / 'metadata.jsonl').write_text(group.content)
+    (folder / group.name / 'metadata.jsonl').write_text(group.content, encoding='utf-8')
     for number, image in enumerate(group.images):
       _write_png(samples / f'{number:04}.png', read(image))
 
@@ -230,7 +230,7 @@ def write_coco(folder: pathlib.Path, images: Sequence[Generated], read: Reader) 
     name = f'{number:06}.png'
     _write_png(folder / 'images' / name, read(image))
     captions.append(dict(file_name=name, caption=image.prompt))
-  (folder / 'captions.json').write_text(json.dumps(captions, indent=1) + '\n')
+  (folder / 'captions.json').write_text(json.dumps(captions, indent=1) + '\n', encoding='utf-8')
 
 
 def _write_png(path: pathlib.Path, pixels: np.ndarray) -> None:

@@ -77,7 +77,7 @@ def run(
     if evaluate and evaluate_every and _due(done, evaluate_every, num_steps):
       record |= log.held_out(done, evaluate(state))
     if record:
-      with files.naming(metrics_path), metrics_path.open('a') as file:
+      with files.naming(metrics_path), metrics_path.open('a', encoding='utf-8') as file:
         file.write(json.dumps({'step': done, **record}) + '\n')
     if _due(done, checkpoint_every, num_steps):
       steps.save(folder, done, state)
