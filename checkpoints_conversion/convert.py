@@ -20,7 +20,7 @@ from flax import traverse_util
 from checkpoints_conversion import read as read_lib, rules as rules_lib
 from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
-from checkpoints_conversion.tensors import AnyTensor
+from checkpoints_conversion.tensors import REMEDY, AnyTensor
 from cspd_jax.checkpoints import store, weights
 from cspd_jax.version import __version__
 
@@ -103,9 +103,9 @@ def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) ->
       'unexpected': [f'{name} {shapes[name]}' for name in shapes if name not in expected],
       'mis-shaped': [f'{name} is {shapes[name]}, the model needs {expected[name]}'
                      for name in expected if name in shapes and shapes[name] != expected[name]],
-      'not floating-point': [
-          f'{name} is {tensors[name].dtype}' for name in _floating(family, config)
-          if name in shapes and not jnp.issubdtype(tensors[name].dtype, np.floating)]}):
+      'mis-typed': [f'{name} is {tensors[name].dtype}; {REMEDY}'
+                    for name in _floating(family, config)
+                    if name in shapes and str(tensors[name].dtype) not in weights.FLOATING]}):
     raise ConversionError(
         f'The tensors do not belong to this {family.kind} model ({config}):\n  ' +
         '\n  '.join(problems))

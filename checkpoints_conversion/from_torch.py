@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import ml_dtypes
 
-from checkpoints_conversion import convert, folder, read, rules
+from checkpoints_conversion import convert, folder, rules, tensors as tensors_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
 from cspd_jax.checkpoints import description, store, weights
@@ -99,8 +99,8 @@ def _settings(source: Any, config: Mapping[str, Any] | None = None) -> dict[str,
   return {'config.json': config} if config else {}
 
 
-def _tensors(name: str, source: Any) -> dict[str, np.ndarray]:
-  """Returns the tensors of a module or of a state dict as host arrays."""
+def _tensors(name: str, source: Any) -> dict[str, tensors_lib.AnyTensor]:
+  """Returns the tensors of a module or of a state dict as views of host arrays."""
   state = source.state_dict() if hasattr(source, 'state_dict') else source
   if hasattr(source, 'save_pretrained'):
     # Modules of transformers 5 have other names in memory than in files.
@@ -111,7 +111,19 @@ def _tensors(name: str, source: Any) -> dict[str, np.ndarray]:
       hasattr(tensor, 'detach') for tensor in state.values()):
     raise ConversionError(f'{name} is a {type(source).__name__}; it must be a torch.nn.Module or a '
                           'mapping from names to torch tensors.')
-  return read.of_torch(name, {key: tensor.detach().cpu() for key, tensor in state.items()})
+  return {str(key): _array(tensor.detach().cpu()) for key, tensor in state.items()}
+
+
+def _array(tensor: Any) -> tensors_lib.AnyTensor:
+  """Returns a view of a tensor's memory."""
+  import torch  # It is installed: the tensor is one of its own.
+  try:
+    if tensor.dtype == torch.bfloat16:  # NumPy has this dtype only from ml_dtypes.
+      return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+  except (RuntimeError, TypeError, NotImplementedError):
+    return tensors_lib.Unusable(
+        tensor.shape, f'{tensor.dtype} of layout {tensor.layout} on {tensor.device.type!r}')
 
 
 def _in_the_same_file(files: FileFamily, model: str | None) -> list[str]:

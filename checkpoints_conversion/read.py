@@ -1,24 +1,16 @@
-"""Published weight files as tensors by name.
+"""Published weight files as tensors by name."""
 
-PyTorch files need torch, and are only read if they hold tensors and plain values: a pickle with
-other objects runs code when it is opened.
-"""
-
-import argparse
 import hashlib
 import os
 import pathlib
-import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-from checkpoints_conversion import tensors as tensors_lib, torchscript
+from checkpoints_conversion import pickles, pytorch, tensors as tensors_lib
 from cspd_jax.checkpoints import paths, reading, weights
-from cspd_jax.core import packages
 
 # Endings of single files.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.jit', '.json', '.tiktoken')
@@ -33,6 +25,8 @@ _PREFIXES = ('_orig_mod.', 'module.')
 # Parts of published and training files that hold the weights; a file without any is the weights.
 _OUTER_KEYS = ('model', 'module', 'state_dict')
 _REMEDY = 'download it again'
+# Letters of a name, and names, that a message shows.
+_MAX_SHOWN, _MAX_NAMES = 80, 10
 
 
 class ReadError(ValueError):
@@ -58,32 +52,32 @@ def read(
   """Reads the tensors of a weight file.
 
   Args:
-    path: a `.safetensors` file, a folder of them, a file that `torch.save` wrote, a folder of
-      Meta's `consolidated*.pth` or of `pytorch_model*.bin`, a TorchScript `.jit` file or a folder
-      with `encoder.jit` and `decoder.jit`, or a `.json` or `.tiktoken` file, whose bytes become one
-      tensor named 'file'.
+    path: a `.safetensors` file, a folder of them, a file that `torch.save` or `torch.jit.save`
+      wrote, a folder of Meta's `consolidated*.pth`, of `pytorch_model*.bin`, or with `encoder.jit`
+      and `decoder.jit`, or a `.json` or `.tiktoken` file, whose bytes become one tensor named
+      'file'.
     key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
       `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file.
     prefer: the part to select if it exists and `key` is None.
     shares: what each of several of Meta's files holds; see `tensors.join`.
 
   Raises:
-    ReadError: if the file does not exist, is damaged, holds anything else than tensors, or needs
-      torch and torch is not installed.
+    ReadError: if the file does not exist or is damaged, or the part holds anything else than
+      tensors.
   """
   path = pathlib.Path(path).expanduser()
   sources = files(path)
   if sources[0].suffix in ('.json', '.tiktoken'):
     return Weights({'file': np.frombuffer(_bytes(sources[0]), np.uint8)}, None)
-  plain = _PLAIN.get(sources[0].suffix)
-  if plain is None and not sources[0].name.startswith(_TRANSFORMERS):
+  is_plain = sources[0].suffix == '.safetensors'
+  if not is_plain and len(sources) > 1 and sources[0].name.startswith('consolidated'):
     return _read_consolidated(path, sources, key, prefer, shares)
-  if key is not None and (plain is not None or len(sources) > 1):
-    kind = 'several files' if plain is None else sources[0].suffix.removeprefix('.')
+  if key is not None and (is_plain or len(sources) > 1):
+    kind = 'safetensors' if is_plain else 'several files'
     raise ReadError(f'key is {key!r}, but {path} is {kind} and has no parts; leave it out.')
   tensors: dict[str, tensors_lib.AnyTensor] = {}
   for file in sources:
-    part = _read_torch(file, key, prefer) if plain is None else Weights(plain(file), None)
+    part = Weights(_read_safetensors(file), None) if is_plain else _read_torch(file, key, prefer)
     if repeated := sorted(tensors.keys() & part.tensors.keys()):
       raise ReadError(f'{file} repeats tensors of another file of the folder: {repeated}.')
     tensors.update(part.tensors)
@@ -92,10 +86,8 @@ def read(
 
 def _read_consolidated(path: pathlib.Path, sources: list[pathlib.Path], key: str | None,
                        prefer: str | None, shares: Mapping[str, str]) -> Weights:
-  """Reads one PyTorch file, or those of a model-parallel checkpoint as one."""
+  """Reads the files of a model-parallel checkpoint as one."""
   parts = [_read_torch(file, key, prefer) for file in sources]
-  if len(parts) == 1:
-    return parts[0]
   try:
     return Weights(tensors_lib.join([part.tensors for part in parts], shares), parts[0].key)
   except ValueError as error:
@@ -214,99 +206,52 @@ def _read_safetensors(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
     return tensors_lib.of_safetensors(path)
   except library.SafetensorError as error:
     raise ReadError(f'{path} is not a complete safetensors file ({error}); {_REMEDY}.') from error
-  except ValueError as error:
-    raise ReadError(f'{path}: {error}.') from error
-
-
-def _read_torchscript(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
-  try:
-    return dict(torchscript.read(path))
-  except ValueError as error:
-    raise ReadError(f'{path}: {error}; {_REMEDY}.') from error
-
-
-# Readers of files without parts, by suffix.
-_PLAIN: Mapping[str, Callable[[pathlib.Path], dict[str, tensors_lib.AnyTensor]]] = {
-    '.safetensors': _read_safetensors, '.jit': _read_torchscript}
 
 
 def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weights:
   """Reads the tensors of a PyTorch file, or of one of its parts."""
-  content = _load_torch(path)
-  import torch
-  if not isinstance(content, Mapping):
-    raise ReadError(f'{path} holds a {type(content).__name__}, not tensors by name.')
-  parts = [name for name, part in content.items() if isinstance(part, Mapping)]
+  try:
+    content = pytorch.load(path)
+  except ValueError as error:
+    raise ReadError(f'{path}: {error}; {_REMEDY}.') from error
+  if not isinstance(content, dict):
+    raise ReadError(f'{path} holds a {_kind(content)}, not tensors by name; save its state dict to '
+                    'another file and convert that.')
+  parts = [name for name, part in content.items() if isinstance(part, dict)]
   if key is None:
     key = next((name for name in (prefer, *_OUTER_KEYS) if name in parts), None)
   elif key not in parts:
-    raise ReadError(f'key is {key!r}; the parts of {path} are: {", ".join(map(str, parts))}.')
-  tensors = content if key is None else content[key]
+    raise ReadError(f'key is {key!r}; the parts of {path} are: '
+                    f'{_listed(map(_named, parts)) or "none, so leave it out"}.')
   # Anole's training program stores the names of tensors that it leaves out.
-  tensors = {name: value for name, value in tensors.items() if value is not None}
-  if others := [f'{name} ({type(value).__name__})' for name, value in tensors.items()
-                if not isinstance(value, torch.Tensor)]:
-    raise ReadError(f'{path} holds other values than tensors: {", ".join(others)}.')
-  return Weights(_strip(path, of_torch(str(path), tensors)), key)
-
-
-def of_torch(source: str, tensors: Mapping[Any, Any]) -> dict[str, np.ndarray]:
-  """Returns views of PyTorch tensors by name.
-
-  Args:
-    source: where they come from, for messages.
-    tensors: tensors in the host's memory, by name.
-
-  Raises:
-    ReadError: for tensors that are not dense arrays.
-  """
-  return {str(name): _to_numpy(source, name, value) for name, value in tensors.items()}
-
-
-def _load_torch(path: pathlib.Path) -> Any:
-  """Loads a PyTorch file of tensors and plain values, mapped if possible."""
+  part = content if key is None else content[key]
+  part = {name: value for name, value in part.items() if value is not None}
+  if others := [f'{_named(name)} ({_kind(value)})' for name, value in part.items()
+                if not (isinstance(name, str) and isinstance(value, pytorch.Stored))]:
+    raise ReadError(f'{path} holds other values than tensors: {_listed(others)}.')
   try:
-    torch = packages.load('torch')
-  except ImportError as error:
-    raise ReadError(
-        f"{path} is a PyTorch file and {error}; run pip install -e '.[convert]' in the repository. "
-        'The build for CPUs is enough: `pip install torch --index-url '
-        'https://download.pytorch.org/whl/cpu`. Or use the .safetensors version of the file.'
-    ) from error
-  try:
-    # Training files store their command line, a plain namespace, next to the weights.
-    with torch.serialization.safe_globals([argparse.Namespace]):
-      try:
-        return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
-      except RuntimeError:  # Files of old versions cannot be mapped.
-        return torch.load(path, map_location='cpu', weights_only=True)
-  except pickle.UnpicklingError as error:
-    raise ReadError(
-        f'{path} is damaged, or holds Python objects next to tensors and plain values, which could '
-        'run code and are not loaded; save only its state dict to another file and convert that.'
-    ) from error
-  except Exception as error:  # Damaged files raise almost anything.
-    raise ReadError(f'{path} is not a complete PyTorch file ({type(error).__name__}: '
-                    f'{str(error)[:300]}).') from error
+    return Weights(_strip(path, pytorch.arrays(path, part)), key)
+  except ValueError as error:
+    raise ReadError(f'{path}: {error}; {_REMEDY}.') from error
 
 
-def _to_numpy(source: str, name: Any, tensor: Any) -> np.ndarray:
-  """Returns a view of the tensor's memory; raises ReadError for tensors that are not dense arrays.
-  """
-  import torch  # It is installed: the tensor is one of its own.
-  # NumPy has these dtypes only from ml_dtypes.
-  views = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
-           torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
-           torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2)}
-  tensor = tensor.detach()
-  try:
-    if tensor.dtype in views:
-      integers, dtype = views[tensor.dtype]
-      return tensor.view(integers).numpy().view(dtype)
-    return tensor.numpy()
-  except (RuntimeError, TypeError, NotImplementedError) as error:
-    raise ReadError(f'{source}: tensor {name} is {tensor.dtype} of layout {tensor.layout} on '
-                    f'{tensor.device.type!r}; save plain arrays and convert those.') from error
+def _named(name: Any) -> str:
+  """Returns a name of a file as messages show it."""
+  if not isinstance(name, str):
+    return 'an entry without a name'
+  return name if name.isprintable() and len(name) <= _MAX_SHOWN else f'{name[:_MAX_SHOWN]!r}...'
+
+
+def _kind(value: Any) -> str:
+  """Returns the type of a value of a PyTorch file in words."""
+  if isinstance(value, pickles.Object | pickles.Name):
+    return _named(value.name)
+  return 'tensor' if isinstance(value, pytorch.Stored) else type(value).__name__
+
+
+def _listed(texts: Iterable[str]) -> str:
+  texts = list(texts)
+  return ', '.join(texts[:_MAX_NAMES]) + (', ...' if len(texts) > _MAX_NAMES else '')
 
 
 def _strip(path: pathlib.Path, tensors: Mapping[str, tensors_lib.AnyTensor]

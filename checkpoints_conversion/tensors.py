@@ -41,8 +41,27 @@ class Tensor:
     return array if dtype is None else array.astype(dtype)
 
 
+class Unusable:
+  """A tensor that is no array of numbers here.
+
+  Attributes:
+    shape: its shape.
+    dtype: its dtype in words.
+    nbytes: 0.
+  """
+
+  def __init__(self, shape: Sequence[int], dtype: str):
+    self.shape, self.dtype, self.nbytes = tuple(shape), dtype, 0
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    raise ValueError(f'a tensor is {self.dtype}, which cannot be read as numbers; {REMEDY}.')
+
+
 # Everything that has a shape, a dtype and a size, and that `np.asarray` turns into an array.
-AnyTensor = np.ndarray | Tensor
+AnyTensor = np.ndarray | Tensor | Unusable
+# What to do with weights of another dtype than `weights.FLOATING`.
+REMEDY = ('save weights as float16, bfloat16, float32 or float64, multiplied by their scales if '
+          'they are quantised')
 
 
 def of_safetensors(path: pathlib.Path) -> dict[str, AnyTensor]:
@@ -50,17 +69,16 @@ def of_safetensors(path: pathlib.Path) -> dict[str, AnyTensor]:
 
   Raises:
     SafetensorError: of `library`, if the file is damaged.
-    ValueError: naming a tensor of a dtype that is not supported.
     ImportError: see `library`.
   """
   result: dict[str, AnyTensor] = {}
   with library().safe_open(path, 'numpy') as file:
     for name in list(file.keys()):  # A file cannot be iterated over in all versions.
       header = file.get_slice(name)
-      if (dtype := header.get_dtype()) not in _DTYPES:
-        raise ValueError(f'tensor {name} is {dtype}; convert it to one of: {", ".join(_DTYPES)}')
-      result[name] = Tensor(
-          header.get_shape(), _DTYPES[dtype], functools.partial(_read_safetensor, path, name))
+      shape, dtype = header.get_shape(), header.get_dtype()
+      result[name] = (
+          Tensor(shape, _DTYPES[dtype], functools.partial(_read_safetensor, path, name))
+          if dtype in _DTYPES else Unusable(shape, dtype))
   return result
 
 
@@ -114,8 +132,10 @@ def join(files: Sequence[Mapping[str, AnyTensor]], shares: Mapping[str, str]
   return joined
 
 
-def _joined(parts: Sequence[AnyTensor], share: str) -> Tensor:
+def _joined(parts: Sequence[AnyTensor], share: str) -> AnyTensor:
   shape, dtype = list(parts[0].shape), parts[0].dtype
+  if isinstance(dtype, str):
+    return Unusable(shape, dtype)
   if share == 'row':
     return Tensor([len(parts), *shape], dtype, lambda: np.stack(list(map(np.asarray, parts))))
   if share == 'all':

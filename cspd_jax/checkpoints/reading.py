@@ -26,6 +26,8 @@ MOST_TEXT = 1 << 28
 MOST_PIXELS = 1 << 27
 # Limits of the arrays of a compressed file: bytes, or a multiple of the bytes of the file.
 _MAX_UNPACKED, _MAX_RATIO = 1 << 28, 64
+# Bytes of the list of an archive's members, of some hundred thousand.
+_MAX_LIST = 1 << 24
 # Bytes that are enough for the header of an array.
 _MAX_ARRAY_HEADER = 1 << 14
 # Formats that Pillow reads itself; for PostScript it would start another program.
@@ -90,7 +92,7 @@ def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
     ValueError: if it cannot be read, an array is missing, or the arrays are much larger than the
       file.
   """
-  with _reading(path, '.npz', remedy, name) as file, zipfile.ZipFile(file) as archive:
+  with _reading(path, '.npz', remedy, name) as file, open_zip(file) as archive:
     check_members(archive.infolist(), file.stat().st_size)
     result = {member.filename.removesuffix('.npy'): _array(archive, member)
               for member in archive.infolist()}
@@ -192,11 +194,39 @@ def check_members(members: Sequence[zipfile.ZipInfo], size: int) -> None:
   for member in members:
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
       raise ValueError(f'{member.filename!r} is compressed in a way that NumPy does not use')
-  total = sum(member.file_size for member in members)
+  check_total('members', sum(member.file_size for member in members), size)
+
+
+def check_total(parts: str, total: int, size: int) -> None:
+  """Raises ValueError if parts of a file of `size` bytes are far too large for it.
+
+  Args:
+    parts: what they are, in the plural.
+    total: the bytes that they need in memory.
+    size: the bytes of the file.
+  """
   limit = max(_MAX_UNPACKED, _MAX_RATIO * size)
   if total > limit:
-    raise ValueError(f'its members have {total} bytes and the file {size}; at most {limit} are '
+    raise ValueError(f'its {parts} have {total} bytes and the file {size}; at most {limit} are '
                      'unpacked')
+
+
+class _ListedBriefly(io.BufferedReader):
+  """A zip file whose list of members is not read if it is long; members become larger objects."""
+
+  def read(self, size: int | None = -1, /) -> bytes:
+    if size is None or size < 0:
+      size = os.fstat(self.fileno()).st_size - self.tell()
+    if size > _MAX_LIST:
+      raise ValueError(f'the list of its members has {size} bytes, more than {_MAX_LIST}')
+    return super().read(size)
+
+
+@contextlib.contextmanager
+def open_zip(path: pathlib.Path) -> Iterator[zipfile.ZipFile]:
+  """Opens a zip file, if the list of its members has a usual length."""
+  with _ListedBriefly(io.FileIO(path)) as stream, zipfile.ZipFile(stream) as archive:
+    yield archive
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:

@@ -218,10 +218,9 @@ def test_a_traceback_is_printed_for_developers(tmp_path):
 
 
 @pytest.mark.parametrize('name, source, extra', [
-    ('torch', 'x.pt', "'.[convert]'"), ('huggingface_hub', 'owner/name', "'.[hub]'"),
+    ('huggingface_hub', 'owner/name', "'.[hub]'"),
     ('safetensors', 'x.safetensors', 'pip install -U safetensors')])
 def test_broken_packages_name_their_extra(run, tmp_path, monkeypatch, name, source, extra):
-  (tmp_path / 'x.pt').write_bytes(b'PK')
   (tmp_path / 'x.safetensors').write_bytes(b'')
   (tmp_path / f'{name}.py').write_text("raise OSError('wrong ELF class')")
   monkeypatch.syspath_prepend(tmp_path)

@@ -7,14 +7,17 @@ import subprocess
 import sys
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
 
+import cspd_jax
 from checkpoints_conversion import convert, read, rules
 from checkpoints_conversion.rules import family as family_lib
 from cspd_jax.checkpoints import store, weights
 from cspd_jax.models import llamagen, vq
+from tests.conversion import torch_files
 
 _ROOT = pathlib.Path(__file__).parents[2]
 MODELS = {
@@ -65,8 +68,34 @@ def test_everything_wrong_is_listed_at_once():
   for line in ('missing: layers.1.attention.wo.weight (16, 16)', 'missing: norm.weight (16,)',
                'unexpected: layers.2.attention.wo.weight (16, 16)', 'unexpected: output.bias',
                'mis-shaped: tok_embeddings.weight is (13, 16), the model needs (12, 16)',
-               'not floating-point: layers.0.ffn_norm.weight is int32'):
+               'mis-typed: layers.0.ffn_norm.weight is int32'):
     assert line in str(caught.value)
+
+
+@pytest.mark.parametrize('form', ['.safetensors', '.pt', 'memory'])
+def test_weights_of_float8_are_refused_in_every_form(tmp_path, form):
+  """They need scales, which no network here has; a tensor that is not needed may have any dtype."""
+  path, options = tmp_path / f'x{form}', OPTIONS['class']
+  tensors = _published('class') | dict.fromkeys(
+      ('norm.weight', 'freqs_cis'), np.ones(16, ml_dtypes.float8_e4m3fn))
+  open_source = lambda: convert.open_source('llamagen', path, options=options)
+  if form == '.pt':
+    torch_files.save(path, tensors)
+  elif form == '.safetensors':
+    data = safetensors.numpy.save({name: x.view(np.uint8) if x.itemsize == 1 else x
+                                   for name, x in tensors.items()})
+    size = 8 + int.from_bytes(data[:8], 'little')
+    header = data[8:size].replace(b'"U8"', b'"F8_E4M3"')
+    path.write_bytes(len(header).to_bytes(8, 'little') + header + data[size:])
+  else:
+    torch = pytest.importorskip('torch')
+    state = {name: torch.tensor(x.view(np.uint8)).view(torch.float8_e4m3fn) if x.itemsize == 1
+             else torch.tensor(x) for name, x in tensors.items()}
+    open_source = lambda: cspd_jax.from_torch(state, 'llamagen', options=options)
+  with pytest.raises(rules.ConversionError, match='norm.weight is .*(F8_E4M3|float8_e4m3fn).*; '
+                     'save weights as .* multiplied by their scales') as caught:
+    open_source()
+  assert 'freqs_cis' not in str(caught.value)
 
 
 @pytest.mark.parametrize('name, leftovers', [
@@ -136,9 +165,9 @@ def _run(*arguments):
       env={**os.environ, 'JAX_PLATFORMS': 'cpu'}, check=False)
 
 
-def test_command_line_converts_safetensors_without_torch(tmp_path):
-  safetensors.numpy.save_file(_published('class'), tmp_path / 'model.safetensors')
-  done = _run('--family=llamagen', f'--source={tmp_path}/model.safetensors',
+def test_command_line_converts_pytorch_files_without_torch(tmp_path):
+  torch_files.save(tmp_path / 'model.pt', _published('class'))
+  done = _run('--family=llamagen', f'--source={tmp_path}/model.pt',
               f'--output={tmp_path}/out', '--image_size=32', '--num_heads=2', '--dtype=bfloat16')
   assert done.returncode == 0, done.stderr
   assert store.load(tmp_path / 'out/target').params['label_embedding'].dtype == 'bfloat16'
@@ -148,7 +177,7 @@ def test_command_line_answers_bad_input_with_one_message_and_code_2(tmp_path):
   (tmp_path / 'model.pt').write_bytes(b'PK')
   common = ['--family=llamagen', f'--output={tmp_path}/out', f'--source={tmp_path}/model.pt']
   for arguments, message in [(['--famly=x'], 'famly'), (common[:2], '--source must be specified'),
-                             (common, 'torch is not installed')]:
+                             (common, 'not a complete PyTorch file')]:
     done = _run(*arguments)
     assert done.returncode == 2
     assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
@@ -212,13 +241,17 @@ def test_stopped_conversions_go_on_if_the_source_is_the_same(tmp_path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != 'linux', reason='other systems count otherwise')
-@pytest.mark.parametrize('shards', [1, 4])
+@pytest.mark.parametrize('shards', [0, 1, 4])
 def test_memory_is_that_of_some_tensors(tmp_path, shards):
+  """Of a PyTorch file, and of one or four safetensors files."""
   config = llamagen.LlamaGenConfig(
       height=2, width=2, dim=1024, num_layers=10, num_heads=16, ffn_dim=2816, vocab_size=8192,
       num_classes=3)
   shapes = list(convert.published_shapes(rules.get('llamagen'), config).items())
   (tmp_path / 'in').mkdir()
+  if not shards:
+    torch_files.save(tmp_path / 'in' / 'pytorch_model.bin',
+                     {name: np.ones(shape, np.float32) for name, shape in shapes})
   for i in range(shards):
     safetensors.numpy.save_file(
         {name: np.ones(shape, np.float32) for name, shape in shapes[i::shards]},

@@ -1,6 +1,7 @@
-"""Reading weight files: safetensors without torch, pickles only if harmless."""
+"""Reading weight files without torch; files of torch itself are in `TestPickles`."""
 
 import argparse
+import collections
 import contextlib
 import json
 import os
@@ -25,8 +26,8 @@ def _tensors(seed=0):
 def _assert_same(found, expected):
   assert found.keys() == expected.keys()
   for name, tensor in expected.items():
-    assert found[name].dtype == tensor.dtype
-    np.testing.assert_array_equal(found[name], tensor)
+    assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+    np.testing.assert_array_equal(np.asarray(found[name]), tensor)
 
 
 def test_safetensors_are_read_without_torch(tmp_path, monkeypatch):
@@ -111,13 +112,6 @@ def test_sha256_is_that_of_the_file(tmp_path):
   assert read.sha256(tmp_path) == {'x.safetensors': expected, 'y.safetensors': expected}
 
 
-def test_pickles_without_torch_are_explained(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'torch', None)
-  (tmp_path / 'x.pt').write_bytes(b'anything')
-  with pytest.raises(read.ReadError, match='pip install torch'):
-    read.read(tmp_path / 'x.pt')
-
-
 class TestPickles:
   """Needs torch, which only reading pickles does."""
 
@@ -149,18 +143,25 @@ class TestPickles:
     _assert_same(read.read(tmp_path / 'x.pt').tensors,
                  {'w': np.array([1.5, -2.0], ml_dtypes.bfloat16)})
 
-  @pytest.mark.filterwarnings('ignore:Detected pickle protocol')
-  def test_foreign_objects_are_refused_and_not_run(self, torch, tmp_path):
+  @pytest.mark.parametrize('legacy', [False, True])
+  @pytest.mark.parametrize('protocol', [2, 3, 4, 5])
+  def test_objects_beside_the_weights_are_left_out_and_not_run(
+      self, torch, tmp_path, legacy, protocol):
     marker = tmp_path / 'was_run'
 
-    class Foreign:
+    class Foreign(dict):
 
       def __reduce__(self):
-        return pathlib.Path.touch, (marker,)
+        return pathlib.Path.touch, (marker,), None, None, iter([('a', 1)])
 
-    torch.save({'model': self._state(torch), 'extra': Foreign()}, tmp_path / 'x.pt')
-    with pytest.raises(read.ReadError, match='Python objects next to tensors'):
-      read.read(tmp_path / 'x.pt')
+    others = {'callbacks': {'{"monitor": "loss"}': Foreign()}, 'rng': [np.random.RandomState(0)],
+              'numbers': (np.float64(3), np.arange(3), 2j, 1 << 300, {1}, frozenset(), b'x', 0.5),
+              'optimizer': {0: collections.defaultdict(list, {(0, 'a'): torch.ones(2)})},
+              'args': argparse.Namespace(path=pathlib.Path('x')), 'dtype': torch.float32,
+              'counter': collections.Counter('aab'), 'net': torch.nn.Linear(1, 1)}
+    torch.save({'model': self._state(torch), **others}, tmp_path / 'x.pt', pickle_protocol=protocol,
+               _use_new_zipfile_serialization=not legacy)
+    _assert_same(read.read(tmp_path / 'x.pt').tensors, _tensors())
     (tmp_path / 'y.pt').write_bytes(pickle.dumps(Foreign()))
     with pytest.raises(read.ReadError):
       read.read(tmp_path / 'y.pt')
@@ -184,17 +185,31 @@ class TestPickles:
   @pytest.mark.filterwarnings('ignore')
   def test_tensors_that_are_no_plain_arrays_are_named(self, torch, tmp_path):
     for tensor, message in [
-        (torch.eye(2).to_sparse(), 'sparse_coo'), (torch.empty(2, device='meta'), "'meta'"),
-        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), 'layout')]:
+        (torch.eye(2).to_sparse(), 'sparse_tensor'), (torch.empty(2, device='meta'), 'meta_tensor'),
+        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), 'qtensor'),
+        (torch.nested.nested_tensor([torch.ones(2)]), 'nested_tensor')]:
       torch.save({'a.weight': tensor}, tmp_path / 'x.pt')
-      with pytest.raises(read.ReadError, match=f'a.weight is .*{message}'):
+      with pytest.raises(read.ReadError, match=f'a.weight .*{message}'):
         read.read(tmp_path / 'x.pt')
 
-  def test_float8_and_strided_tensors_are_read(self, torch, tmp_path):
-    values = torch.arange(6.).reshape(2, 3)
-    torch.save({'a': values.to(torch.float8_e4m3fn), 'b': values.T[1:]}, tmp_path / 'x.pt')
-    _assert_same(read.read(tmp_path / 'x.pt').tensors,
-                 {'a': values.numpy().astype(ml_dtypes.float8_e4m3fn), 'b': values.numpy().T[1:]})
+  @pytest.mark.parametrize('legacy', [False, True])
+  def test_all_dtypes_and_strides(self, torch, tmp_path, legacy):
+    """As torch has them, with attributes and as parameters."""
+    values = torch.arange(24.).reshape(2, 3, 2, 2)
+    wanted = {str(dtype): values.to(dtype) for dtype in (
+        torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool, torch.complex64,
+        torch.complex128)}
+    wanted |= {'transposed': values.mT[1:], 'slice': values[1:, ::2], 'scalar': values[1, 1, 1, 1],
+               'parameter': torch.nn.Parameter(values), 'buffer': torch.nn.Buffer(values),
+               'last': values.to(memory_format=torch.channels_last),
+               'row': values[0].expand(1, -1, -1, -1)}
+    wanted['parameter'].attribute = 1
+    content = wanted | {'bfloat16': values.to(torch.bfloat16)}
+    torch.save(content, tmp_path / 'x.pt', _use_new_zipfile_serialization=not legacy)
+    found = read.read(tmp_path / 'x.pt').tensors
+    _assert_same(found, {name: tensor.detach().numpy() for name, tensor in wanted.items()} | {
+        'bfloat16': values.numpy().astype(ml_dtypes.bfloat16)})
 
   @pytest.mark.filterwarnings('ignore')
   @pytest.mark.parametrize('seed', range(3))
@@ -207,8 +222,8 @@ class TestPickles:
       changed = [data[:place], data[:place] + noise + data[place + len(noise):],
                  data[:place] + noise + data[place:], data + noise][rng.integers(4)]
       (tmp_path / 'x.pt').write_bytes(changed)
-      with contextlib.suppress(read.ReadError):
-        read.read(tmp_path / 'x.pt')
+      with contextlib.suppress(ValueError):
+        list(map(np.asarray, read.read(tmp_path / 'x.pt').tensors.values()))
 
 
 @pytest.mark.parametrize('name', ['../x.safetensors', '..', '', '{tmp}/x.safetensors',

@@ -118,7 +118,7 @@ def test_numbers_of_another_kind(refused):
   def whole(tensors, path):
     tensors[_norm(tensors)] = tensors[_norm(tensors)].astype(np.int32)
 
-  assert re.search('not floating-point: .*norm.* is int32', refused(whole))
+  assert re.search('mis-typed: .*norm.* is int32', refused(whole))
 
 
 @every_family

@@ -7,7 +7,7 @@ channels, multipliers (1, 2, 2), one residual block and `z_channels` 8, and the 
 float32, each a video of one frame, of which the numbers before the quantiser and the indices were
 recorded (the closest number is 1.5e-4 from the border of two levels); and the codes
 `integers(0, 64000, (2, 2, 3))`, of which the frame of `decode_code` was. `script` holds the bytes
-of a small file of `torch.jit.save`; see `tests/conversion/test_torchscript.py`.
+of a small file of `torch.jit.save`; see `tests/conversion/test_pytorch.py`.
 
 The manifest holds names and shapes of the module at its published sizes, whose parts are the two
 published files.
