@@ -26,15 +26,33 @@ class RowKeys(NamedTuple):
   stream: jax.Array
 
 
-def seed_key(seed: jax.typing.ArrayLike) -> jax.Array:
-  """Returns the key of a seed, whatever `jax_default_prng_impl` is."""
-  return jax.random.key(seed, impl=_IMPLEMENTATION)
+def seed_key(seed: Any) -> jax.Array:
+  """Returns the key of a seed, whatever `jax_default_prng_impl` is.
+
+  Raises:
+    ValueError: unless the seed is a whole number below 2^32. Of a larger one, JAX uses 32 bits.
+  """
+  return jax.random.key(checked_seeds(seed), impl=_IMPLEMENTATION)
 
 
 def image_keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:
-  """Returns the keys `[B]` of images, each from its own seed and number only."""
-  seed, number = np.array(numbered, np.uint32).T
-  return jax.vmap(lambda s, i: jax.random.fold_in(seed_key(s), i))(seed, number)
+  """Returns the keys `[B]` of images, each from its own seed and number only.
+
+  Raises:
+    ValueError: as for `seed_key`, for the numbers as well.
+  """
+  seed, number = checked_seeds(numbered).T
+  key = lambda seed: jax.random.key(seed, impl=_IMPLEMENTATION)
+  return jax.vmap(lambda s, i: jax.random.fold_in(key(s), i))(seed, number)
+
+
+def checked_seeds(seeds: Any) -> np.ndarray:
+  """Converts whole numbers to uint32; raises ValueError for others and where bits would be lost."""
+  values = np.asarray(seeds)
+  if not np.issubdtype(values.dtype, np.integer) or np.any(values < 0) or np.any(values >= 2**32):
+    raise ValueError(
+        f'seed is {seeds!r:.80}; it must be a whole number from 0 to {2**32 - 1}, or several.')
+  return values.astype(np.uint32)
 
 
 def row_keys(key: Any, batch_size: int) -> RowKeys:
@@ -42,8 +60,8 @@ def row_keys(key: Any, batch_size: int) -> RowKeys:
 
   Args:
     key: a single key, from which row `b` derives `fold_in(key, b)` whatever the batch size; or one
-      key per row, `[B]`. Raw keys, `[..., 2]` uint32, are accepted as well, and a whole number as a
-      seed. Keys of other implementations than Threefry are hashed to Threefry keys.
+      key per row, `[B]`. Raw keys, `[..., 2]` uint32, are accepted as well. Keys of other
+      implementations than Threefry are hashed to Threefry keys.
     batch_size: `B`.
 
   Raises:
@@ -60,20 +78,20 @@ def row_keys(key: Any, batch_size: int) -> RowKeys:
 
 
 def _as_keys(key: Any) -> jax.Array:
-  """Converts typed keys, raw keys or a seed to typed keys."""
+  """Converts typed or raw keys to typed keys.
+
+  Numbers are refused. A traced one has lost its high bits, so two seeds would have one image.
+  """
   dtype, shape = getattr(key, 'dtype', None), getattr(key, 'shape', ())
   if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
     return key
   if dtype == jnp.uint32 and shape and shape[-1] == jax.random.key_data(jax.random.key(0)).size:
     return jax.random.wrap_key_data(jnp.asarray(key))
-  is_number = isinstance(key, (int, np.integer)) or (
-      dtype is not None and shape == () and jnp.issubdtype(dtype, jnp.integer))
-  if not is_number or isinstance(key, bool):
-    description = repr(key) if dtype is None else f'{dtype}{list(shape)}'
-    raise ValueError(
-        f'key is {description:.80}; it must be a random key, such as jax.random.key(0), one key '
-        'per row, or a whole number as a seed.')
-  return seed_key(key)
+  is_array = isinstance(key, (jax.Array, np.ndarray))
+  description = f'{dtype}{list(shape)}' if is_array else repr(key)
+  raise ValueError(
+      f'key is {description:.80}; it must be a random key, or one per row; pass '
+      'jax.random.key(seed) of a seed.')
 
 
 def _as_threefry(key: jax.Array) -> jax.Array:

@@ -34,15 +34,22 @@ def keys(seed: Any, numbers: np.ndarray | Sequence[int]) -> jax.Array:
       integer per image, which then has the first key of its own seed, or one pair of a seed and a
       number per image.
     numbers: numbers of the images, from 0.
+
+  Raises:
+    ValueError: for a seed that is not a whole number from 0 to 2^32 - 1.
   """
   index = np.asarray(numbers)
-  if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+  if _is_key(seed):
     return jax.vmap(lambda i: jax.random.fold_in(seed, i))(index)
   if np.ndim(seed) == 0:
     return keys(random_lib.seed_key(seed), index)
-  pairs = np.asarray(seed, np.uint32)[index % len(seed)].reshape(len(index), -1)
+  pairs = np.asarray(seed)[index % len(seed)].reshape(len(index), -1)
   number = pairs[:, 1] if pairs.shape[1] == 2 else np.zeros_like(index)
   return random_lib.image_keys(list(zip(pairs[:, 0], number)))
+
+
+def _is_key(seed: Any) -> bool:
+  return isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key)
 
 
 def filled(count: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -289,6 +296,8 @@ def _check(count: int, seed: Any, batch_size: int | None, decoder: Any, folder: 
   if np.ndim(seed) and np.shape(seed) not in ((count,), (count, 2)):
     raise ValueError(f'seed has shape {np.shape(seed)}; it must be one integer, or one or two for '
                      f'each of the {count} prompts.')
+  if not _is_key(seed):
+    random_lib.checked_seeds(seed)
   if folder is not None and callable(decoder) and not isinstance(decoder, BatchDecoder):
     raise ValueError('folder is set, but decoder is a function; pass a specification, which '
                      'records what the folder holds.')

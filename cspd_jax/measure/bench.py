@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.core import programs as programs_lib
+from cspd_jax.core import programs as programs_lib, random as random_lib
 from cspd_jax.decoding import refill
 from cspd_jax.generation import batches as batches_lib
 from cspd_jax.generation.model import Model
@@ -76,7 +76,7 @@ class Bench:
       All images of the first seed; and those of the second in sets of `N`, each with the first
       as its reference, which measures the effect of noise alone.
     """
-    prompts, root = self.prompts * sets, jax.random.key(np.ravel(self.seed)[0])
+    prompts, root = self.prompts * sets, random_lib.seed_key(np.ravel(self.seed)[0])
     # These seeds differ from those of all images, whose numbers are much smaller.
     first, second = (self._decode(
         self.baseline, self.sampling, prompts, jax.random.fold_in(root, 2**32 - number))

@@ -2,10 +2,11 @@
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.core.random import exponential, image_keys, row_keys
+from cspd_jax.core.random import exponential, image_keys, row_keys, seed_key
 
 
 def rows(count, seed=0):
@@ -35,10 +36,35 @@ def test_keys_of_other_implementations(implementation):
 
 
 def test_seeds_do_not_depend_on_the_default_implementation():
-  expected = row_keys(7, 2), row_keys(image_keys([(0, 0), (5, 1)]), 2)
+  found = lambda: (row_keys(seed_key(7), 2), row_keys(image_keys([(0, 0), (5, 1)]), 2))
+  expected = found()
   with jax.default_prng_impl('rbg'):
-    chex.assert_trees_all_equal(
-        (row_keys(7, 2), row_keys(image_keys([(0, 0), (5, 1)]), 2)), expected)
+    chex.assert_trees_all_equal(found(), expected)
+
+
+@pytest.mark.parametrize('number', [
+    7, 2**32 + 7, -1, 7.0, True, np.int64(2**32 + 7), np.uint32(7), np.float32(7), np.arange(2),
+    jnp.int32(7), jnp.uint32(7)], ids=repr)
+def test_numbers_are_no_keys(number):
+  """Neither outside `jit` nor inside, where 7 and 2^32 + 7 are one number."""
+  message = r'key is .*; it must be a random key, or one per row; pass jax.random.key\(seed\)'
+  with pytest.raises(ValueError, match=message):
+    row_keys(number, 2)
+  if type(number) is not int or number < 2**31:  # JAX itself refuses these.
+    with pytest.raises(ValueError, match=message):
+      jax.jit(lambda key: row_keys(key, 2))(number)
+
+
+@pytest.mark.parametrize('seed', [
+    2**32, 2**32 + 7, -1, 7.0, np.int64(2**32 + 7), np.float32(7), 2**70, 'seven', None])
+def test_seeds_keep_all_their_bits(seed):
+  message = r'seed is .*; it must be a whole number from 0 to 4294967295'
+  for make in (seed_key, lambda seed: image_keys([(seed, 0)]), lambda seed: seed_key(True)):
+    with pytest.raises(ValueError, match=message):
+      make(seed)
+  words = {jax.random.key_data(seed_key(kind(seed))).tobytes()
+           for kind in (int, np.int64, np.uint32) for seed in (0, 7, 2**32 - 1)}
+  assert len(words) == 3
 
 
 def test_race_has_no_ties_in_a_large_vocabulary():

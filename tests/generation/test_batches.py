@@ -133,7 +133,8 @@ def test_damaged_and_foreign_files(model, tmp_path):
 @pytest.mark.parametrize('options, words', [
     (dict(prompts=[]), 'prompts is empty'),
     (dict(batch_size=0), 'batch_size is 0'),
-    (dict(seed=[1, 2]), 'seed has shape'),
+    (dict(seed=[1, 2]), 'seed has shape'), (dict(seed=2**32 + 7), 'seed is 4294967303'),
+    (dict(seed=np.full(5, 2**32 + 7)), 'seed is array'), (dict(seed=1.5), 'seed is 1.5'),
     (dict(decoder='fast'), "decoder is 'fast'"),
     (dict(prompts=[3]), 'condition'),
     (dict(decoder=lambda *args: args, folder='/nowhere'), 'decoder is a function'),

@@ -84,8 +84,7 @@ def test_float16(spec):
 
 
 @pytest.mark.parametrize('key', [
-    jax.random.PRNGKey(3), np.asarray(jax.random.PRNGKey(3)), 3, np.int64(3), np.uint8(3)],
-    ids=['words', 'words of numpy', 'int', 'int64', 'uint8'])
+    jax.random.PRNGKey(3), np.asarray(jax.random.PRNGKey(3))], ids=['words', 'words of numpy'])
 def test_keys_of_other_kinds(key):
   for found, expected in zip(row_keys(key, 3), row_keys(jax.random.key(3), 3)):
     np.testing.assert_array_equal(found, expected)
