@@ -13,8 +13,6 @@ from checkpoints_conversion.rules.settings import Check, Free, Must, Part, Size,
 from cspd_jax.core import fields
 from cspd_jax.models import early_fusion
 
-_TIED = Must((False,), ': the output matrix is the token embedding then; save it a second time, '
-             'as lm_head.weight, and set the field to false')
 _OF_THE_TOKENIZER = Free('the image tokenizer is another network')
 
 
@@ -50,7 +48,7 @@ def _transformers(rope_base: float) -> Table:
       'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
       'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-5),
       'hidden_act': settings.SILU, 'attention_bias': settings.NO_BIAS,
-      'mlp_bias': settings.NO_BIAS, 'tie_word_embeddings': _TIED,
+      'mlp_bias': settings.NO_BIAS, 'tie_word_embeddings': settings.OWN_OUTPUT,
       'max_position_embeddings': Free('rotation by any position is computed when it is needed'),
       'vq_config': _OF_THE_TOKENIZER,
   }
@@ -71,7 +69,8 @@ _ARGUMENTS: Table = {
     'dim': Size('dim'), 'n_layers': Size('num_layers'), 'n_heads': Size('num_heads'),
     'n_kv_heads': Size('num_kv_heads'), 'vocab_size': Size('vocab_size'),
     'norm_eps': Size('norm_eps', float, 1e-5), **settings.rope(10000.0),
-    'swin_norm': Size('swin_norm', bool, False), 'qk_normalization': Size('qk_norm', bool),
+    'swin_norm': Size('swin_norm', bool, False),
+    'qk_normalization': Size('qk_norm', bool, False),
     'use_scaled_rope': Must((False,)), 'multiple_of': settings.OF_SHAPES,
     'ffn_dim_multiplier': settings.OF_SHAPES,
     'model_parallel_size': Free('the files are counted and joined'),
@@ -81,7 +80,8 @@ _ARGUMENTS: Table = {
 CHAMELEON: Mapping[str, Table] = {
     'config.json': _CHAMELEON,
     'params.json': {**_ARGUMENTS, 'model': Part(_ARGUMENTS)},
-    'consolidate_params.json': _ARGUMENTS,
+    # Its arguments replace some of those in params.json.
+    'consolidate_params.json': {**_ARGUMENTS, 'qk_normalization': Size('qk_norm', bool)},
 }
 
 _FIXED = Free('the official program has fixed ids, and reads those of no file')

@@ -175,7 +175,7 @@ _LLAMA: settings.Table = {
 # DeepSeek's description of a network: its class, and the arguments of this class.
 _PARAMS: Mapping[str, tuple[str, settings.Table]] = {
     'gen_aligner_config': ('MlpProjector', {
-        'projector_type': Must(('mlp_gelu',)), 'depth': Must((2,)),
+        'projector_type': Must(('mlp_gelu',)), 'depth': Must((2,), default=1),
         'input_dim': settings.OF_SHAPES, 'n_embed': Size('dim')}),
     'gen_head_config': ('vision_head', {
         'image_token_embed': Size('output_dim'), 'image_token_size': Size('num_codes'),
@@ -198,7 +198,7 @@ _OF_THE_VQ = 'embed_dim double_latent latent_channels in_channels base_channels 
 _GRID: settings.Table = {'image_size': Must((384,)), 'patch_size': Must((16,)),
                          'num_image_tokens': Must((576,)), '*': _UNDERSTANDING}
 _CONVERTED_ELSEWHERE = Free('the image tokenizer is another network')
-_NUM_PATCHES = Must((24,), ', the rows and columns of published images')
+_NUM_PATCHES = Must((24,), ', the rows and columns of published images', default=32)
 FIELDS: settings.Table = {
     **_BOTH, 'language_config': Part(_LLAMA), 'text_config': Part(_LLAMA),
     **{name: _params(name, fields) for name, (_, fields) in _PARAMS.items()},

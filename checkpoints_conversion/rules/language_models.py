@@ -1,13 +1,14 @@
 """Language models with codes added to their vocabulary, as transformers stores them.
 
 SimpleAR (arXiv 2504.11455) is a Qwen2.5, Liquid (arXiv 2412.04332) a Gemma. Their embeddings may be
-tied: the rows of the codes are the output matrix too. Gemma multiplies embeddings by the root of
-their width and adds one to the scales of its norms; the converted parameters contain both.
+tied: without an output matrix in the file, the rows of the codes are the output matrix too. Gemma
+multiplies embeddings by the root of their width and adds one to the scales of its norms; the
+converted parameters contain both.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,9 @@ def rules(config: EarlyFusionConfig, *, tied: bool, gemma: bool) -> list[Rule]:
   table = []
   for rule in early_fusion.rules(config, early_fusion.Format()):
     name = str(rule.source)
-    if tied and name == _EMBEDDING:
-      rule = Rule(name, (*rule.destinations, 'transformer/output'), _tied(config, gemma))
+    if name == _EMBEDDING:
+      output = ('transformer/output',) if tied else ()
+      rule = Rule(name, (*rule.destinations, *output), _table(config, tied, gemma))
     elif gemma and name.endswith('norm.weight'):
       rule = rule._replace(transform=_SCALE)
     if not (tied and name == _OUTPUT):
@@ -44,24 +46,25 @@ def rules(config: EarlyFusionConfig, *, tied: bool, gemma: bool) -> list[Rule]:
   return table
 
 
-def _tied(config: EarlyFusionConfig, gemma: bool) -> Transform:
-  """Returns the transform of tied embeddings to the table of tokens and the output matrix.
+def _table(config: EarlyFusionConfig, tied: bool, gemma: bool) -> Transform:
+  """Returns the transform of embeddings to the table of tokens and, if tied, the output matrix.
 
   Gemma rounds the root of the width to the dtype of its activations. That is bfloat16 for the
-  published weights, and here the dtype of the file. The inverse divides, so it is exact for codes
-  only.
+  published weights, and here the dtype of the file. The inverse divides, so it is exact only for
+  tied codes.
   """
   ids, count = order(config), config.num_codes
   place = np.argsort(ids)
   factor = config.dim ** 0.5 if gemma else 1.0
 
   def forward(x):
-    return x[ids] * np.asarray(factor, x.dtype), x[ids[:count]].T
+    table = x[ids] * np.asarray(factor, x.dtype)
+    return (table, x[ids[:count]].T) if tied else (table,)
 
-  def inverse(table, output):
+  def inverse(table, *output):
     library = table.__array_namespace__()
-    rest = table[count:] / np.asarray(factor, table.dtype)
-    return library.concatenate([output.T, rest])[place]
+    rows = table / np.asarray(factor, table.dtype)
+    return library.concatenate([output[0].T, rows[count:]])[place] if tied else rows[place]
 
   return Transform(forward, inverse)
 
@@ -88,8 +91,7 @@ def _infer(presets: Mapping[str, EarlyFusionConfig], shapes: family.Shapes,
 
 
 def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: settings.Table,
-            variant: Callable[[family.Shapes], Mapping[str, Any]], gemma: bool,
-            sampling: Mapping[str, Any], others: Mapping[str, tuple[str, ...]],
+            gemma: bool, sampling: Mapping[str, Any], others: Mapping[str, tuple[str, ...]],
             needed: Mapping[str, str]) -> family.FileFamily:
   return family.FileFamily(
       name=name, title=f'a transformer like {next(iter(presets))}', kind='early_fusion',
@@ -97,12 +99,21 @@ def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: sett
       infer=functools.partial(_infer, presets), presets=presets,
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
-      variant=variant, settings=functools.partial(settings.read, {'config.json': fields}),
+      variant=functools.partial(_variant, fields, gemma),
+      settings=functools.partial(settings.read, {'config.json': fields}),
       needed=needed, assumed=functools.partial(early_fusion.assumed, _PIXELS),
-      # A module in memory holds its tied output matrix; rotary tables are not weights.
-      leftovers=r'lm_head\.weight|.*rotary_emb\.inv_freq', model='early_fusion',
+      leftovers=r'.*rotary_emb\.inv_freq', model='early_fusion',  # Not weights.
       sampling=lambda config: {'pictures': dict(sampling)},
       layout=lambda model: {name: ('.',), **others})
+
+
+def _variant(fields: settings.Table, gemma: bool, shapes: family.Shapes) -> Mapping[str, Any]:
+  """Returns the rules and settings for a file with these tensors; see `rules`."""
+  if _OUTPUT not in shapes:
+    return {}
+  return {'rules': functools.partial(rules, tied=False, gemma=gemma),
+          'settings': functools.partial(settings.read, {'config.json': {
+              **fields, 'tie_word_embeddings': settings.OWN_OUTPUT}})}
 
 
 # The fields that both families have.
@@ -110,8 +121,8 @@ _TRANSFORMERS: settings.Table = {
     **settings.COMMON, **settings.rope(10000.0),
     'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
     'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
-    'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
-    'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
+    'num_key_value_heads': Size('num_kv_heads'), 'head_dim': Size('head_dim'),
+    'rms_norm_eps': Size('norm_eps', float, 1e-6),
     'max_position_embeddings': Free('rotation by any position is computed when it is needed')}
 
 
@@ -119,7 +130,6 @@ _OF_WINDOWS = Free('it is for layers with sliding windows, which no published mo
 _OF_READING = Free('images are generated, so the settings of networks that read them are not used')
 _TIED = Must((True,), f': the file has no {_OUTPUT}, so its embeddings are the output matrix; '
              'download all of its parts')
-_UNTIED = Free(f'the {_OUTPUT} of the file is the output matrix, also if it repeats embeddings')
 _LLAVA = (
     'image_aspect_ratio image_grid_pinpoints image_crop_resolution image_split_resolution '
     'tokenizer_padding_side tokenizer_model_max_length mm_newline_position add_faster_video '
@@ -129,36 +139,30 @@ _LLAVA = (
     'mm_projector_lr mm_vision_tower_lr mm_use_im_patch_token')
 SIMPLEAR_FIELDS: settings.Table = {
     **_TRANSFORMERS, 'model_type': Must(('qwen2',)), 'hidden_act': settings.SILU,
-    'tie_word_embeddings': _TIED,
+    'num_attention_heads': Size('num_heads', int, 32),
+    'tie_word_embeddings': _TIED._replace(default=False),
     'use_sliding_window': Must((False,)), 'sliding_window': _OF_WINDOWS,
     'max_window_layers': _OF_WINDOWS, 'layer_types': settings.FULL_ATTENTION,
     # Its training program, derived from LLaVA's, writes these next to the fields of Qwen2.
     **dict.fromkeys(_LLAVA.split(), _OF_READING)}
 LIQUID_FIELDS: settings.Table = {
     **_TRANSFORMERS, 'model_type': Must(('gemma',)),
-    'attention_bias': settings.NO_BIAS, 'tie_word_embeddings': Must((True,)),
+    'num_attention_heads': Size('num_heads', int, 16),
+    'attention_bias': settings.NO_BIAS, 'tie_word_embeddings': _TIED,
     # Gemma's first configuration states `gelu`; transformers computes its approximation by tanh.
     'hidden_act': Must(('gelu', 'gelu_pytorch_tanh')),
     'hidden_activation': Must(('gelu_pytorch_tanh',)),
     'use_bidirectional_attention': Must((False,))}
 
 
-def _simplear_variant(shapes: family.Shapes) -> Mapping[str, Any]:
-  """Returns the rules and settings for a file with these tensors."""
-  if _OUTPUT not in shapes:
-    return {}
-  fields = {**SIMPLEAR_FIELDS, 'tie_word_embeddings': _UNTIED}
-  return {'rules': functools.partial(rules, tied=False, gemma=False),
-          'settings': functools.partial(settings.read, {'config.json': fields})}
-
-
 _COSMOS = 'Cosmos-1.0-Tokenizer-DV8x16x16'
 # With the options of the official programs. Top-k of all codes changes nothing, so it is left out.
 SIMPLEAR = _family(
-    'simplear', _SIMPLEAR, fields=SIMPLEAR_FIELDS, variant=_simplear_variant, gemma=False,
+    'simplear', _SIMPLEAR, fields=SIMPLEAR_FIELDS, gemma=False,
     sampling={'guidance_scale': 6.0, 'temperature': 1.0, 'top_p': 1.0},
     others={'cosmos_dv': (_COSMOS, f'../{_COSMOS}'), 'simplear_text': ('tokenizer.json',)},
-    needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 1000000.0'})._replace(
+    needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 1000000.0',
+            'num_heads': '"num_attention_heads": 14'})._replace(
         licence='MIT',
         # The program is its own, and its authors do not state that it keeps the distribution.
         passes=tuple(
@@ -166,7 +170,7 @@ SIMPLEAR = _family(
                           'DPG-Bench', passes=(count, 4096), lossless=False)
             for window, count in (('', 2685), (', window 16', 2199), (', window 32', 2034))))
 LIQUID = _family(
-    'liquid', _LIQUID, fields=LIQUID_FIELDS, gemma=True, variant=lambda shapes: {},
+    'liquid', _LIQUID, fields=LIQUID_FIELDS, gemma=True,
     sampling={'guidance_scale': 7.0, 'temperature': 0.99, 'top_k': 4096, 'top_p': 0.96},
     others={'chameleon_vqgan': tuple(f'{folder}vqgan.ckpt' for folder in (
         '', 'chameleon/', '../', '../chameleon/')), 'liquid_text': ('tokenizer.json',)},

@@ -27,8 +27,9 @@ FIELDS: settings.Table = {
     'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
     'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
     'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
-    'hidden_act': settings.SILU, 'attention_bias': Must((True,)),
-    'o_attention_bias': settings.NO_BIAS, 'mlp_bias': settings.NO_BIAS,
+    'hidden_act': settings.SILU, 'attention_bias': Must((True,), default=False),
+    # Without the field outputs have biases if queries have them.
+    'o_attention_bias': settings.NO_BIAS._replace(default=True), 'mlp_bias': settings.NO_BIAS,
     'use_sliding_window': Must((False,)), 'layer_types': settings.FULL_ATTENTION,
     'sliding_window': Free('only layers with a sliding window, which there are not, have one'),
     'max_window_layers': Free('only layers with a sliding window, which there are not, have one'),

@@ -5,7 +5,8 @@ value (`Must`), must pass a check (`Check`), contains fields (`Part`), or does n
 network computes (`Free`).
 Every other field is refused by name: a setting that a converter ignores leads to wrong images
 without an error. Null, and -1 for a whole number, count as absent, and names that begin with '_'
-belong to the program that wrote the file.
+belong to the program that wrote the file. An absent field has the default of the published code: it
+is used where shapes do not determine the size, and refused where the weights contradict it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -49,10 +50,12 @@ class Must(NamedTuple):
   Attributes:
     values: the supported values; empty if the field must be absent.
     why: an explanation for the message, with its punctuation.
+    default: the default of the published code if the field is absent; None if it is supported.
   """
 
   values: tuple[Any, ...]
   why: str = ''
+  default: Any = None
 
 
 class Check(NamedTuple):
@@ -125,6 +128,7 @@ def read(tables: Mapping[str, Table], contents: Contents) -> dict[str, Any]:
           sizes |= determined
       elif problem := _problem(entry, value):
         problems.append(f'{field} is {problem}')
+    problems += _absent(tables[file], contents[file], f'{file}: ')
   if problems:
     refuse(problems)
   return sizes | {name: size for name, size in defaults.items() if name not in sizes}
@@ -159,14 +163,29 @@ def _fields(table: Table, content: Mapping[str, Any], prefix: str
 def _problem(entry: Entry | None, value: Any) -> str | None:
   """Returns the problem with a field that is not a size, or None."""
   if isinstance(entry, Must) and value not in entry.values:
-    remedy = ('it must be ' + ' or '.join(map(repr, entry.values)) if entry.values
-              else 'it must be left out')
-    return f'{value!r:.80}; {remedy}{entry.why}'
+    return f'{value!r:.80}; {_remedy(entry)}'
   if isinstance(entry, Check):
     return entry.problem(value)
   if isinstance(entry, Part):
     return f'{value!r:.80}; it must be an object with fields'
   return f'{value!r:.80}; no published model has the field' if entry is None else None
+
+
+def _remedy(entry: Must) -> str:
+  values = ' or '.join(map(repr, entry.values))
+  return f'it must be {values}{entry.why}' if values else f'it must be left out{entry.why}'
+
+
+def _absent(table: Table, content: Mapping[str, Any], prefix: str) -> list[str]:
+  """Returns the problems with the defaults of absent fields, including those of parts."""
+  problems = []
+  for name, entry in table.items():
+    value = content.get(name)
+    if isinstance(entry, Part) and isinstance(value, Mapping):
+      problems += _absent(entry.fields, value, f'{prefix}{name}.')
+    elif isinstance(entry, Must) and entry.default is not None and value is None:
+      problems.append(f'{prefix}{name} is absent, which means {entry.default!r}; {_remedy(entry)}')
+  return problems
 
 
 def _defaults(table: Table) -> dict[str, Any]:
@@ -212,6 +231,7 @@ FULL_ATTENTION = Check(
     else f'{value!r:.80}; every layer must have full attention')
 NO_BIAS = Must((False,))
 OF_SHAPES = Free('names and shapes of the weights determine it')
+OWN_OUTPUT = Free('the lm_head.weight of a file is the output matrix, as in transformers 5')
 
 
 def _all(why: str, names: str) -> Table:

@@ -1,6 +1,7 @@
 """T5 encoders (arXiv 1910.10683) in the format of transformers."""
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,10 @@ from cspd_jax.models.t5 import T5Config
 
 _TITLE = 'a T5 encoder'
 _FIRST = 'encoder.block.0.layer.'
+# The token embedding of all parts, and that of the encoder, which is another one if it differs.
+_TOKENS, _OWN_TOKENS = 'shared.weight', 'encoder.embed_tokens.weight'
+# The names of the decoder, which image models do not use.
+_DECODER = r'decoder\..*|lm_head\.weight'
 # Activations that the network here supports, by their names in transformers.
 _ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh', 'gelu': 'gelu',
                 'relu': 'relu', 'silu': 'silu', 'swish': 'silu'}
@@ -36,13 +41,13 @@ FIELDS: settings.Table = {
 }
 
 
-def rules(config: T5Config) -> list[Rule]:
-  """Returns the rule table of an encoder."""
+def rules(config: T5Config, tokens: str = _TOKENS) -> list[Rule]:
+  """Returns the rule table of an encoder; `tokens` is the name of its token embedding."""
   heads, width = config.num_heads, config.head_dim
   ours, published = 'layers_{i}/', 'encoder.block.{i}.layer.'
   separate = base.separate_heads(heads, width, False)
   return [
-      Rule('shared.weight', ('token_embedding',), KEEP),
+      Rule(tokens, ('token_embedding',), KEEP),
       Rule(_FIRST + '0.SelfAttention.relative_attention_bias.weight', ('distance_bias',), KEEP),
       Rule(published + '0.SelfAttention.q.weight', (ours + 'query',), separate),
       Rule(published + '0.SelfAttention.k.weight', (ours + 'key',), separate),
@@ -85,6 +90,14 @@ def read_settings(contents: settings.Contents) -> dict[str, Any]:
   return {'gated': gate == 'gated', **sizes, 'activation': _ACTIVATIONS[activation]}
 
 
+def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
+  """Returns the rules for a file with these tensors, and what of them is not used."""
+  if _OWN_TOKENS not in shapes:
+    return {}
+  return {'rules': functools.partial(rules, tokens=_OWN_TOKENS),
+          'leftovers': rf'{re.escape(_TOKENS)}|{_DECODER}'}
+
+
 def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
   """Infers the sizes of an encoder from its shapes.
 
@@ -100,7 +113,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
                if name in options}
   gated = _FIRST + '1.DenseReluDense.wi.weight' not in shapes
   shape = functools.partial(family.shape, _TITLE, shapes)
-  vocab_size, dim = shape('shared.weight', 2)
+  vocab_size, dim = shape(_OWN_TOKENS if _OWN_TOKENS in shapes else _TOKENS, 2)
   num_distances, num_heads = shape(
       _FIRST + '0.SelfAttention.relative_attention_bias.weight', 2)
   return T5Config(
@@ -118,6 +131,4 @@ FAMILY = family.FileFamily(
         'norm_eps': '"layer_norm_epsilon": 1e-06',
         'activation': '"feed_forward_proj": "gated-gelu"',
         'max_distance': '"relative_attention_max_distance": 128'},
-    # The second name of the token embedding, and the decoder, which image models do not use.
-    leftovers=r'(encoder|decoder)\.embed_tokens\.weight|decoder\..*|lm_head\.weight',
-    model='llamagen')
+    variant=_variant, leftovers=_DECODER, model='llamagen')

@@ -56,7 +56,6 @@ def test_arguments_of_the_official_classes_are_on_the_lists():
     ({'rope_scaling': {'type': 'linear', 'factor': 2.0}}, "rope_scaling.type is 'linear'"),
     ({'hidden_act': 'gelu'}, "hidden_act is 'gelu'"),
     ({'attention_bias': True}, 'attention_bias is True; it must be False'),
-    ({'tie_word_embeddings': True}, 'save it a second time, as lm_head.weight'),
     ({'use_sliding_window': True}, 'use_sliding_window is True; it must be False'),
     ({'layer_types': ['sliding_attention']}, 'layer_types is .*every layer must have full att'),
     ({'boi_token_id': 3}, 'boi_token_id is 3; it must be 151852'),

@@ -180,6 +180,7 @@ def test_settings_tell_what_shapes_do_not(save):
     (_changed(n_layers=3), 'num_layers is 3, the model has 2'),
     (_changed(n_kv_heads=4), 'num_kv_heads is 4, the model has 2'),
     (_changed(qk_normalization=False), 'qk_norm is False, the model has True'),
+    (_changed(qk_normalization=None), 'qk_norm is False, the model has True'),
     ([3], 'cannot be read as JSON')])
 def test_settings_that_do_not_belong_to_the_weights(save, settings, message):
   with pytest.raises(ValueError, match=message):

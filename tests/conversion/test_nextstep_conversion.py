@@ -111,6 +111,9 @@ def test_both_spellings_of_the_settings(release):
 
 @pytest.mark.parametrize('release, change, message', [
     ('1', {'attention_bias': False}, 'attention_bias is False; it must be True'),
+    ('1', {'attention_bias': None}, 'attention_bias is absent, which means False; it must be True'),
+    # Its default is `attention_bias`.
+    ('1.1', {'o_attention_bias': None}, 'o_attention_bias is absent, which means True;'),
     ('1', {'o_attention_bias': True}, 'o_attention_bias is True; it must be False'),
     ('1', {'mlp_bias': True}, 'mlp_bias is True'),
     ('1', {'use_gen_pos_embed': True}, 'use_gen_pos_embed is True; it must be False'),

@@ -147,7 +147,6 @@ def test_what_a_file_leaves_out_is_what_the_published_code_takes():
     ('chameleon', {'hidden_act': 'gelu'}, "hidden_act is 'gelu'; it must be 'silu' or 'swish'"),
     ('emu3', {'attention_bias': True}, 'attention_bias is True; it must be False'),
     ('emu3', {'mlp_bias': True}, 'mlp_bias is True'),
-    ('emu3', {'tie_word_embeddings': True}, 'save it a second time, as lm_head.weight'),
     ('emu3', {'sliding_window': 4096}, 'sliding_window is 4096; no published model has the field'),
     ('emu3', {'quantization_config': {'bits': 4}}, 'quantization_config is .* must be left out'),
     ('emu3', {'pruned_heads': {'0': [1]}}, 'pruned_heads is'),
@@ -177,13 +176,11 @@ def test_what_a_file_leaves_out_is_what_the_published_code_takes():
     ('llamagen drafter', {'qkv_bias': True}, 'qkv_bias is True'),
     ('llamagen drafter', {'input_type': 't2v'}, "input_type is 't2v'; it must be one of c2i, t2i"),
     ('lumina drafter', {'bias': False}, 'bias is False'),
-    ('simplear', {'tie_word_embeddings': False}, 'tie_word_embeddings is False; .* download all'),
     ('simplear', {'use_sliding_window': True}, 'use_sliding_window is True'),
     ('simplear', {'layer_types': ['full_attention', 'sliding_attention']}, 'layer_types is .*must'),
     ('simplear', {'model_type': 'qwen3'}, "model_type is 'qwen3'; it must be 'qwen2'"),
     ('liquid', {'hidden_act': 'silu'}, "'silu'; it must be 'gelu' or 'gelu_pytorch_tanh'"),
     ('liquid', {'hidden_activation': 'gelu'}, "hidden_activation is 'gelu'"),
-    ('liquid', {'tie_word_embeddings': False}, 'tie_word_embeddings is False; it must be True'),
     ('liquid', {'use_bidirectional_attention': True}, 'use_bidirectional_attention is True'),
     ('liquid', {'query_pre_attn_scalar': 256}, 'no published model has the field')])
 def test_what_cannot_be_converted_is_named(name, change, message):
@@ -270,9 +267,23 @@ def test_tied_weights_are_said(save, settings):
     _config('anole', source)
 
 
-def test_tied_weights_with_an_output_matrix_are_refused(save):
-  with pytest.raises(rules.ConversionError, match='tie_word_embeddings is True'):
-    _config('anole', save('anole', CONFIG, {'tie_word_embeddings': True}))
+def test_an_output_matrix_in_the_file_is_used_whatever_the_settings_call_it(save):
+  settings = {'rms_norm_eps': 1e-5, 'tie_word_embeddings': True}
+  assert _config('anole', save('anole', CONFIG, settings), height=2, width=3) == CONFIG
+
+
+@pytest.mark.parametrize('content', [
+    {**published.SIMPLEAR, 'tie_word_embeddings': None},
+    {name: value for name, value in published.SIMPLEAR.items() if name != 'tie_word_embeddings'}])
+def test_absent_fields_are_refused_as_their_defaults_are(content):
+  message = 'tie_word_embeddings is absent, which means False; it must be True: the file has no lm_'
+  with pytest.raises(rules.ConversionError, match=message):
+    rules.get('simplear').settings({'config.json': content})
+
+
+def test_heads_of_settings_without_them_are_those_of_the_class():
+  for name, count in (('simplear', 32), ('liquid', 16), ('llamagen drafter', 32)):
+    assert _read(name, {'num_attention_heads': None})['num_heads'] == count
 
 
 def test_settings_of_drafters_are_used(save):

@@ -17,6 +17,7 @@ from checkpoints_conversion.rules import (
   early_fusion_settings,
   emu3_vq as vq_rules,
   language_models,
+  settings,
   t5 as t5_rules,
 )
 from cspd_jax.checkpoints import store
@@ -49,6 +50,10 @@ def test_every_field_of_the_installed_version_is_on_the_list(name, table):
   kind = live_networks.config_class(name)
   fields = {field.name for field in dataclasses.fields(kind)} | kind().to_dict().keys()
   assert {field for field in fields if not field.startswith('_')} <= table.keys()
+  for field, entry in table.items():
+    default = getattr(kind(), field, None)
+    if isinstance(entry, settings.Must) and default is not None and default not in entry.values:
+      assert entry.default == default, field
 
 
 def _converted(family, network, folder, **options):

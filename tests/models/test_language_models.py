@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 import published
 import pytest
+import safetensors.numpy
 
 import cspd_jax
 from checkpoints_conversion import convert, rules
@@ -131,14 +132,10 @@ def few_codes(name, monkeypatch):
   return name
 
 
-def test_networks_that_transformers_saved(few_codes, tmp_path):
-  """Names, settings and numbers as `save_pretrained` writes them."""
-  network = _network(few_codes)
+def _check_logits(name, params, network):
+  """Compares the logits of codes with those of a network of transformers."""
   import torch
-  config, seed = CASES[few_codes]
-  network.save_pretrained(tmp_path)
-  opened = convert.open_source(few_codes, tmp_path)
-  assert opened.network.config == config
+  config, seed = CASES[name]
   prompts, visible, codes = _inputs(config, seed)
   seen = np.concatenate([visible, np.ones_like(codes, bool)], axis=1)
   with torch.no_grad():
@@ -146,7 +143,17 @@ def test_networks_that_transformers_saved(few_codes, tmp_path):
         torch.tensor(np.concatenate([prompts, codes + 48], axis=1)),
         attention_mask=torch.tensor(seen),
         position_ids=torch.tensor((seen.cumsum(axis=1) - 1).clip(0))).logits.numpy()
-  np.testing.assert_allclose(_logits(config, opened.params(), seed), want[:, 11:-1, 48:], atol=1e-4)
+  np.testing.assert_allclose(_logits(config, params, seed), want[:, 11:-1, 48:], atol=1e-4)
+
+
+def test_networks_that_transformers_saved(few_codes, tmp_path):
+  """Names, settings and numbers as `save_pretrained` writes them."""
+  network = _network(few_codes)
+  config, _ = CASES[few_codes]
+  network.save_pretrained(tmp_path)
+  opened = convert.open_source(few_codes, tmp_path)
+  assert opened.network.config == config
+  _check_logits(few_codes, opened.params(), network)
   # In memory the module has its output matrix as a tensor of its own.
   model = cspd_jax.from_torch(network, few_codes)
   assert model.config == config
@@ -187,17 +194,35 @@ def test_conversion_inverts(name):
       again['model.embed_tokens.weight'][48:], drawn['model.embed_tokens.weight'][48:])
 
 
-def test_an_output_matrix_of_its_own():
-  """SimpleAR with untied embeddings."""
-  config, seed = CASES['simplear']
-  file = rules.FAMILIES['simplear']
-  shapes = convert.published_shapes(file, config)
-  assert 'lm_head.weight' not in shapes
-  drawn = published.weights({**shapes, 'lm_head.weight': (96, 64)}, seed)
-  untied = file._replace(**file.variant({key: x.shape for key, x in drawn.items()}))
-  params = convert.convert(untied, config, drawn)['transformer']
-  np.testing.assert_array_equal(params['output'], drawn['lm_head.weight'][48:].T)
-  assert untied.settings({'config.json': {'tie_word_embeddings': False}})
+def test_an_output_matrix_of_its_own(few_codes, tmp_path):
+  """It is used whatever the settings call it, as in transformers 5; an equal copy changes nothing.
+  """
+  network = _network(few_codes)
+  network.save_pretrained(tmp_path)
+  tied = convert.open_source(few_codes, tmp_path).params()
+  file, settings = tmp_path / 'model.safetensors', tmp_path / 'config.json'
+  drawn = safetensors.numpy.load_file(file)
+  embedding = drawn['model.embed_tokens.weight']
+  other = published.weights({'lm_head.weight': embedding.shape}, 5)['lm_head.weight']
+  content = json.loads(settings.read_text())
+  for flag in ({}, {'tie_word_embeddings': False}, {'tie_word_embeddings': True}):
+    settings.write_text(json.dumps({
+        key: value for key, value in content.items() if key != 'tie_word_embeddings'} | flag))
+    safetensors.numpy.save_file({**drawn, 'lm_head.weight': other}, file, {'format': 'pt'})
+    params = convert.open_source(few_codes, tmp_path).params()
+    np.testing.assert_array_equal(params['transformer']['output'], other[48:].T)
+    _check_logits(few_codes, params, type(network).from_pretrained(tmp_path).eval())
+    safetensors.numpy.save_file({**drawn, 'lm_head.weight': embedding}, file)
+    jax.tree.map(np.testing.assert_array_equal,
+                 convert.open_source(few_codes, tmp_path).params(), tied)
+    # Without it the settings must call the embeddings tied, by the field or by its default.
+    safetensors.numpy.save_file(drawn, file)
+    if flag.get('tie_word_embeddings', few_codes == 'liquid'):
+      convert.open_source(few_codes, tmp_path)
+    else:
+      with pytest.raises(rules.ConversionError, match='tie_word_embeddings is .*False; it must be '
+                         'True: the file has no lm_head.weight, .*; download all of its parts'):
+        convert.open_source(few_codes, tmp_path)
 
 
 @pytest.mark.verifies('shapes', 'simplear', 'liquid')

@@ -66,6 +66,7 @@ def test_features_agree_with_transformers_live(sizes):
   visible = np.arange(300) < np.array([[300], [191]])
   with torch.no_grad():
     want = model(torch.tensor(tokens), torch.tensor(visible)).last_hidden_state.numpy()
+  del tensors['encoder.embed_tokens.weight']
   params = convert.convert(FILE, config, tensors)
   found = np.asarray(_encode(params, config, tokens, visible))
   np.testing.assert_allclose(found[visible], want[visible], atol=1e-4, rtol=0)
@@ -150,10 +151,11 @@ def test_published_tensors_are_exactly_those_of_the_encoder():
   manifest = json.loads(gzip.decompress(MANIFEST.read_bytes()))
   shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}
   config = t5.PRESETS['flan_t5_xl']
+  own = shapes.pop('encoder.embed_tokens.weight')
   wanted = {name: shape for name, shape in shapes.items()
             if not re.fullmatch(FILE.leftovers, name)}
-  assert convert.published_shapes(FILE, config) == wanted
-  assert shapes.keys() - wanted.keys() == {'encoder.embed_tokens.weight'}
+  assert convert.published_shapes(FILE, config) == wanted == shapes
+  assert own == shapes['shared.weight']
   assert FILE.infer(shapes, {}) == config
   real = jax.eval_shape(
       lambda params: t5.encode(params, config, np.zeros((1, 120), int), np.ones((1, 120), bool)),
@@ -169,6 +171,12 @@ def test_whole_models_are_read_and_other_ones_refused():
              'lm_head.weight': tensors['shared.weight']}
   jax.tree.map(np.testing.assert_array_equal, convert.convert(FILE, CONFIG, {**tensors, **decoder}),
                published.params('t5', CONFIG, 31))
+  # As in transformers 5, an embedding of the encoder's own is used also if it differs.
+  own = {**tensors, 'encoder.embed_tokens.weight': 2 * tensors['shared.weight']}
+  variant = FILE._replace(**FILE.variant({name: x.shape for name, x in own.items()}))
+  for whole in (own, {name: x for name, x in own.items() if name != 'shared.weight'}):
+    np.testing.assert_array_equal(
+        convert.convert(variant, CONFIG, whole)['token_embedding'], 2 * tensors['shared.weight'])
   shapes = {name.replace('wi_0', 'wi_2'): tensor.shape for name, tensor in tensors.items()}
   with pytest.raises(rules.ConversionError, match='not a T5 encoder: .*wi_0.weight is missing'):
     FILE.infer(shapes, {})
