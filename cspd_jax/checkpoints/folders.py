@@ -1,14 +1,12 @@
 """Folders that are replaced as a whole: alone, or several together with a file that lists them.
 
-A folder `NAME` is written as `.NAME.unfinished/new`. When it is complete, it is exchanged with the
-older folder, in one step where the system supports that, and the older folder is removed. If the
-process is killed, the next one that reads or writes the folder finishes or undoes the exchange.
+A folder `NAME` is written as `.NAME.unfinished/new`. When it is complete, the older folder is moved
+into `.NAME.unfinished` and the new one into its place; then the older one is removed. If the
+process is killed, the next one that reads or writes the folder finishes or undoes the replacement.
 """
 
 import contextlib
-import ctypes
 import json
-import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,9 +18,6 @@ from cspd_jax.checkpoints import files, locks, paths, reading
 # itself. Raises ValueError for a folder that must not be replaced.
 Listed = Callable[[pathlib.Path], Iterable[str]]
 
-# In `.NAME.unfinished`: the folder while it is written, when it is complete, and the older one.
-_NEW, _COMPLETE, _OLD = 'new', 'complete', 'old'
-_STATE = 'state.json'
 # In a folder whose parts are being replaced together: which they are.
 _PLAN = '.unfinished.json'
 _PLAN_REMEDY = 'remove it, and convert the model again'
@@ -46,15 +41,9 @@ def replacing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator
     ValueError: if `path` is anything else, another process is writing it, or `state` is None and
       the work of a process that had one is there.
   """
-  with _preparing(path, listed, state) as new:
-    yield new
-    if not path.exists() or not any(path.iterdir()):
-      new.rename(path)
-      return
-    complete = new.rename(new.with_name(_COMPLETE))
-    if not _exchange(complete, path):
-      path.rename(new.with_name(_OLD))
-      complete.rename(path)
+  with _Place(path, listed).prepared(state) as place:
+    yield place.new
+    place.move()
 
 
 def recover(path: pathlib.Path) -> None:
@@ -63,10 +52,11 @@ def recover(path: pathlib.Path) -> None:
   Raises:
     ValueError: if the process is still running.
   """
-  if not path.exists() and (_workspace(path) / _OLD).exists():
-    _check_links(path)
-    with locks.exclusive(_workspace(path)):
-      _restore(path)
+  place = _Place(path, lambda folder: ())
+  if not path.exists() and place.old.exists():
+    place.check_links()
+    with locks.exclusive(place.workspace):
+      place.restore()
 
 
 def check(path: pathlib.Path, listed: Listed, resumes: bool = False) -> None:
@@ -74,20 +64,12 @@ def check(path: pathlib.Path, listed: Listed, resumes: bool = False) -> None:
 
   Neither must what a stopped process left for one that resumes its work, unless `resumes`.
   """
-  if not resumes and (left := _workspace(path) / _NEW).exists() and (
-      _read_state(left.parent) is not None):
-    raise ValueError(f'{left.parent} holds the work of a stopped command, such as a conversion, '
-                     'which its repetition resumes; repeat it, remove this folder, or choose '
-                     'another output.')
-  if not path.exists():
-    return
-  if not path.is_dir():
-    raise ValueError(f'path is {path}, which is a file; choose a folder.')
-  if any(path.iterdir()) and (others := _unlisted(path, listed(path))):
-    more = f' ({len(others)} files were not saved by cspd_jax)' if len(others) > 1 else ''
-    raise ValueError(
-        f'path is {path}, which holds {others[0]!r} and would be replaced with all its content'
-        f'{more}; move such files away or choose another folder.')
+  place = _Place(path, listed)
+  if not resumes and place.new.exists() and place.state() is not None:
+    raise ValueError(f'{place.workspace} holds the work of a stopped command, such as a '
+                     'conversion, which its repetition resumes; repeat it, remove this folder, or '
+                     'choose another output.')
+  place.check(path)
 
 
 @contextlib.contextmanager
@@ -112,19 +94,19 @@ def replacing_together(
       any error of `content`.
   """
   recover_together(folder, listed, file)
-  targets = _targets(folder, states)
+  places = {name: _Place(folder.resolve() / name, listed) for name in states}
   with contextlib.ExitStack() as stack:
-    yield {name: stack.enter_context(_preparing(path, listed, state))
-           for path, (name, state) in zip(targets, states.items())}
-    for path in targets:  # Others may have written there meanwhile.
-      check(path, listed, resumes=True)
+    yield {name: stack.enter_context(place.prepared(states[name])).new
+           for name, place in places.items()}
+    for place in places.values():  # Others may have written there meanwhile.
+      place.check(place.path)
     plan = dict(folders=list(states), file=file, content=content())
     try:
       files.write_json(folder / _PLAN, plan)
-      _finish(folder, targets, plan)
+      _finish(folder, places.values(), plan)
     except Exception:
-      for path in targets:
-        _move_back(path)
+      for place in places.values():
+        place.move_back()
       for left in (_staged(folder, file), folder / _PLAN):
         left.unlink(missing_ok=True)
       raise
@@ -139,33 +121,39 @@ def recover_together(folder: pathlib.Path, listed: Listed, file: str) -> None:
     ValueError: if the process is still running, the folders cannot be moved, or the plan was not
       written by `replacing_together`.
   """
-  if not (folder / _PLAN).exists():
+  path = paths.inside(folder, _PLAN, folder)
+  if not path.exists():
     return
-  plan = _read_plan(folder, file)
-  targets = _targets(folder, plan['folders'])
+  plan = reading.json(path, _PLAN_REMEDY)
+  names = plan.get('folders')
+  if (not isinstance(names, list) or not all(map(paths.is_plain, names)) or 'content' not in plan
+      or plan.get('file') != file):
+    raise ValueError(f'{path} is damaged; {_PLAN_REMEDY}.')
+  places = [_Place(folder.resolve() / name, listed) for name in names]
   try:
     with contextlib.ExitStack() as stack:
-      for path in targets:
-        stack.enter_context(locks.exclusive(_workspace(path)))
-      if not (folder / _PLAN).exists():  # The process finished its plan.
+      for place in places:
+        place.check_links()
+        stack.enter_context(locks.exclusive(place.workspace))
+      if not path.exists():  # The process finished its plan.
         return
-      if all((_workspace(path) / _STATE).exists() for path in targets):
-        _finish(folder, targets, plan)
-      (folder / _PLAN).unlink(missing_ok=True)
-      for path in targets:
-        _discard(path, listed)
+      if all(place.marker.exists() for place in places):
+        _finish(folder, places, plan)
+      path.unlink(missing_ok=True)
+      for place in places:
+        place.discard()
   except OSError as error:
     raise ValueError(
         f'{folder} holds networks that a stopped program was moving into place, and they cannot be '
         f'moved ({error}); make the folder writable, or repeat that program.') from error
 
 
-def _finish(folder: pathlib.Path, targets: list[pathlib.Path], plan: Mapping[str, Any]) -> None:
+def _finish(folder: pathlib.Path, places: Iterable['_Place'], plan: Mapping[str, Any]) -> None:
   """Moves the folders, then the file, which ends the plan."""
   staged = _staged(folder, plan['file'])
   files.write_json(staged, plan['content'])  # Before anything moves: the disk may be full.
-  for path in targets:
-    _move(path)
+  for place in places:
+    place.move()
   staged.replace(folder / plan['file'])
   with contextlib.suppress(OSError):  # A plan without unfinished folders has no effect.
     (folder / _PLAN).unlink(missing_ok=True)
@@ -175,163 +163,138 @@ def _staged(folder: pathlib.Path, file: str) -> pathlib.Path:
   return folder / f'.{file}.unfinished'
 
 
-def _targets(folder: pathlib.Path, names: Iterable[str]) -> list[pathlib.Path]:
-  """Paths of the folders of these names; raises ValueError for links, which lead elsewhere."""
-  targets = [folder.resolve() / name for name in names]
-  for path in targets:
-    _check_links(path)
-  return targets
+class _Place:
+  """A folder that is replaced, and its workspace.
 
-
-def _read_plan(folder: pathlib.Path, file: str) -> dict[str, Any]:
-  """Reads the plan of a folder; raises ValueError unless it can be one of `replacing_together`."""
-  path = paths.inside(folder, _PLAN, folder)
-  plan = reading.json(path, _PLAN_REMEDY)
-  names = plan.get('folders')
-  if (not isinstance(names, list) or not all(map(paths.is_plain, names)) or 'content' not in plan
-      or plan.get('file') != file):
-    raise ValueError(f'{path} is damaged; {_PLAN_REMEDY}.')
-  return plan
-
-
-@contextlib.contextmanager
-def _preparing(path: pathlib.Path, listed: Listed, state: Any) -> Iterator[pathlib.Path]:
-  """Yields a folder to write, which the block itself moves to `path`, for instance by `_move`.
-
-  Arguments and errors are those of `replacing`. The older folder is removed when the block ends.
+  Attributes:
+    path: the folder.
+    listed: see `Listed`.
+    workspace: the folder next to it that holds the others.
+    new: the folder while it is written.
+    old: the older folder, once it is replaced.
+    marker: the file with the state, which exists as long as `new` is not in its place.
   """
-  recover(path)
-  check(path, listed, resumes=state is not None)
-  _check_links(path)
-  workspace = _workspace(path)
-  created = [parent for parent in path.parents if not parent.exists()]
-  with locks.exclusive(workspace):
-    try:
-      yield _begin(workspace, listed, state)
-    except BaseException as error:
-      if state is None or isinstance(error, Exception):
-        _restore(path)
-        _clear(workspace, listed)
-        with contextlib.suppress(OSError):  # Other processes may use the folders by now.
-          for folder in (workspace, *created):
-            folder.rmdir()
-      raise
-    _discard(path, listed)
 
+  def __init__(self, path: pathlib.Path, listed: Listed):
+    self.path, self.listed = path, listed
+    self.workspace = path.with_name(f'.{path.name}.unfinished')
+    self.new, self.old, self.marker = (
+        self.workspace / name for name in ('new', 'old', 'state.json'))
 
-def _begin(workspace: pathlib.Path, listed: Listed, state: Any) -> pathlib.Path:
-  """Returns the folder to write, with what an earlier process wrote under the same state."""
-  new, state = workspace / _NEW, json.loads(json.dumps(state))
-  if state is None or not new.exists() or _read_state(workspace) != state:
-    _clear(workspace, listed)
-    if others := list(workspace.iterdir()):
-      raise ValueError(f'{others[0]} was not written by cspd_jax; move it away.')
-    files.write_json(workspace / _STATE, state)
-    new.mkdir()
-  return new
+  @contextlib.contextmanager
+  def prepared(self, state: Any) -> Iterator['_Place']:
+    """Yields this with a folder `new`, which the block moves; arguments are those of `replacing`.
 
+    The older folder is removed when the block ends.
+    """
+    recover(self.path)
+    check(self.path, self.listed, resumes=state is not None)
+    self.check_links()
+    created = [parent for parent in self.path.parents if not parent.exists()]
+    with locks.exclusive(self.workspace):
+      try:
+        self._begin(json.loads(json.dumps(state)))
+        yield self
+      except BaseException as error:
+        if state is None or isinstance(error, Exception):
+          self.restore()
+          self._clear()
+          with contextlib.suppress(OSError):  # Other processes may use the folders by now.
+            self._remove()
+            for folder in created:
+              folder.rmdir()
+        raise
+      self.discard()
 
-def _read_state(workspace: pathlib.Path) -> Any:
-  try:
-    return reading.json(workspace / _STATE, 'start again', kind=object)
-  except ValueError:
-    return None
+  def _begin(self, state: Any) -> None:
+    """Creates `new` unless an earlier process wrote there under the same state."""
+    if state is None or not self.new.exists() or self.state() != state:
+      self._clear()
+      if others := [path for path in self.workspace.iterdir() if path.name != locks.FILE]:
+        raise ValueError(f'{others[0]} was not written by cspd_jax; move it away.')
+      files.write_json(self.marker, state)
+      self.new.mkdir()
 
+  def state(self) -> Any:
+    """Returns the state of the process that wrote `new`, None if it is not known."""
+    with contextlib.suppress(ValueError):
+      return reading.json(self.marker, 'start again', kind=object)
 
-def _move(path: pathlib.Path) -> None:
-  """Moves the new folder to `path` unless that is done already; the older folder is retained.
+  def move(self) -> None:
+    """Moves `new` to its place unless that is done already; the older folder is retained."""
+    if self.new.exists():
+      if self.path.exists():
+        self.path.rename(self.old)
+      self.new.rename(self.path)
 
-  A process that is killed during the move can be followed by another one.
-  """
-  new, old = (_workspace(path) / name for name in (_NEW, _OLD))
-  if new.exists():
-    if path.exists():
-      path.rename(old)
-    new.rename(path)
+  def move_back(self) -> None:
+    """Undoes `move`."""
+    if self.path.exists() and not self.new.exists():
+      self.path.rename(self.new)
+    self.restore()
 
+  def restore(self) -> None:
+    """Moves the older folder back if nothing is in its place."""
+    if not self.path.exists() and self.old.exists():
+      self.old.rename(self.path)
 
-def _move_back(path: pathlib.Path) -> None:
-  """Undoes `_move`."""
-  new = _workspace(path) / _NEW
-  if path.exists() and not new.exists():
-    path.rename(new)
-  _restore(path)
+  def check_links(self) -> None:
+    """Raises ValueError if the folder or anything in the workspace is a link.
 
+    The target of such a link would be overwritten, or removed with the files of a stopped process.
+    """
+    places = (self.path, self.workspace, *self.workspace.rglob('*'))
+    if links := [path for path in places if path.is_symlink()]:
+      raise ValueError(f'{links[0]} is a link where {self.workspace.name} is to be written; remove '
+                       'it, or choose another folder.')
 
-def _restore(path: pathlib.Path) -> None:
-  """Moves the older folder back if `path` is absent."""
-  old = _workspace(path) / _OLD
-  if not path.exists() and old.exists():
-    old.rename(path)
+  def check(self, folder: pathlib.Path) -> None:
+    """Raises ValueError unless a folder is absent, empty, or holds only listed files.
 
+    Links count as unlisted: their targets were not written here.
+    """
+    if not folder.exists():
+      return
+    if not folder.is_dir():
+      raise ValueError(f'path is {folder}, which is a file; choose a folder.')
+    if not any(folder.iterdir()):
+      return
+    own = {part for name in self.listed(folder)
+           for part in (folder / name, *(folder / name).parents)}
+    others = sorted(path.relative_to(folder).as_posix() for path in folder.rglob('*')
+                    if path not in own or path.is_symlink())
+    if others:
+      more = f' ({len(others)} files were not saved by cspd_jax)' if len(others) > 1 else ''
+      raise ValueError(
+          f'path is {folder}, which holds {others[0]!r} and would be replaced with all its content'
+          f'{more}; move such files away or choose another folder.')
 
-def _exchange(first: pathlib.Path, second: pathlib.Path) -> bool:
-  """Exchanges two folders in one step; returns False where the system cannot."""
-  library: Any = ctypes.CDLL(None) if os.name == 'posix' else None
-  names = [os.fsencode(first), os.fsencode(second)]
-  if hasattr(library, 'renameat2'):  # Linux; -100 is the process's folder, 2 an exchange.
-    return library.renameat2(-100, names[0], -100, names[1], 2) == 0
-  if hasattr(library, 'renamex_np'):  # macOS.
-    return library.renamex_np(*names, 2) == 0
-  return False
+  def discard(self) -> None:
+    """Removes the workspace after `move`; what cannot be removed is left to the next process."""
+    with contextlib.suppress(OSError):
+      self._clear()
+      self._remove()
 
+  def _remove(self) -> None:
+    """Removes the empty workspace."""
+    (self.workspace / locks.FILE).unlink(missing_ok=True)
+    self.workspace.rmdir()
 
-def _workspace(path: pathlib.Path) -> pathlib.Path:
-  return path.with_name(f'.{path.name}.unfinished')
-
-
-def _check_links(path: pathlib.Path) -> None:
-  """Raises ValueError if `path` or anything in its workspace is a link.
-
-  The target of such a link would be overwritten, or removed with the files of a stopped process.
-  """
-  workspace = _workspace(path)
-  if links := [entry for entry in (path, workspace, *workspace.rglob('*')) if entry.is_symlink()]:
-    raise ValueError(f'{links[0]} is a link where {workspace.name} is to be written; remove it, or '
-                     'choose another folder.')
-
-
-def _unlisted(folder: pathlib.Path, names: Iterable[str]) -> list[str]:
-  """Everything in a folder except the files of these names and the folders they are in.
-
-  Links count as unlisted: their targets were not written here.
-  """
-  listed = {parent for name in names for parent in (folder / name, *(folder / name).parents)}
-  return sorted(path.relative_to(folder).as_posix() for path in folder.rglob('*')
-                if path not in listed or path.is_symlink())
-
-
-def _discard(path: pathlib.Path, listed: Listed) -> None:
-  """Removes the workspace of `path`, which is complete and held by the caller.
-
-  What cannot be removed is left to the next process.
-  """
-  with contextlib.suppress(OSError):
-    _clear(_workspace(path), listed)
-    _workspace(path).rmdir()
-
-
-def _clear(workspace: pathlib.Path, listed: Listed) -> None:
-  """Removes the files that a stopped `replacing` leaves, the state last."""
-  for folder in (workspace / _COMPLETE, workspace / _OLD):
-    if folder.exists():
-      check(folder, listed, resumes=True)
-      _remove(folder, listed)
-  if (workspace / _STATE).exists():
-    if (workspace / _NEW).exists():
-      shutil.rmtree(workspace / _NEW)
-    (workspace / _STATE).unlink()
-  for left in files.leftovers(workspace / _STATE):
-    left.unlink()
-
-
-def _remove(folder: pathlib.Path, listed: Listed) -> None:
-  """Removes the listed files of a folder and the folder, which by then must be empty."""
-  *names, last = listed(folder) if any(folder.iterdir()) else ['']
-  for name in names:
-    (folder / name).unlink(missing_ok=True)
-  for inner in sorted((path for path in folder.rglob('*') if path.is_dir()), reverse=True):
-    inner.rmdir()
-  if last:
-    (folder / last).unlink()
-  folder.rmdir()
+  def _clear(self) -> None:
+    """Removes the files that a stopped process leaves, the state last."""
+    if self.old.exists():
+      self.check(self.old)
+      *names, last = self.listed(self.old) if any(self.old.iterdir()) else ['']
+      for name in names:
+        (self.old / name).unlink(missing_ok=True)
+      for inner in sorted((path for path in self.old.rglob('*') if path.is_dir()), reverse=True):
+        inner.rmdir()
+      if last:
+        (self.old / last).unlink()
+      self.old.rmdir()
+    if self.marker.exists():
+      if self.new.exists():
+        shutil.rmtree(self.new)
+      self.marker.unlink()
+    for left in files.leftovers(self.marker):
+      left.unlink()

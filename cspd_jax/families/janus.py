@@ -43,9 +43,7 @@ def write(text: bpe.Text, prompt: str, height: int, width: int) -> tuple[list[in
     ValueError: see `_contexts`.
   """
   del height, width
-  words = prompt.strip()
-  # The official template ends a turn without words like the one that the model continues.
-  turns = [('<|User|>', f': {words}\n\n' if words else ':'), ('<|Assistant|>', ':')]
+  turns = [('<|User|>', f': {prompt.strip()}\n\n'), ('<|Assistant|>', ':')]
   ids: list[int] = []
   rest = ''
   for role, words in turns:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints import files, reading, run_folder
 from cspd_jax.core import fields
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
@@ -141,14 +141,15 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
   prompts = samples.prompts_of(model, recipe.prompts)
   indices = np.arange(count) % len(prompts)
-  path = workdir / f'windows_{split}.npz'
   key, sampling = jax.random.key(recipe.seed + (split != 'train')), samples.sampling(recipe, model)
-  run = samples.run_of(model, recipe.prompts, count, key, sampling, decoder=recipe.decoder,
-                       drafts=shards.fingerprint(model.draft_params(recipe.decoder)))
-  if path.exists():
-    arrays = samples.stored_arrays(path, Windows._fields, run)
-    return Windows(*(arrays[name] for name in Windows._fields)), indices
   decoder, conditions = _decoder(recipe, model), model.condition(prompts)
+  specification = model.specification(recipe.decoder)
+  settings = shards.settings(
+      model, specification, conditions, key, _DECODE_BATCH, sampling, prompts) | dict(images=count)
+  path = run_folder.Run(workdir / f'windows_{split}', settings).folder / 'windows.npz'
+  if path.exists():
+    arrays = reading.arrays(path, files.REMAKE, needed=Windows._fields)
+    return Windows(*(arrays[name] for name in Windows._fields)), indices
   needs = memory.estimate(
       model, f'windows of {recipe.decoder}', windows.recording(decoder), conditions,
       model.engine.settled(sampling), model.draft_params(recipe.decoder))
@@ -163,7 +164,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
     parts.append(Windows(*(field[:size] for field in recording)))
     logging.info('windows of %s: %d of %d images', split, batch[size - 1] + 1, count)
   result = windows.concatenate(parts)
-  files.write_arrays(path, result._asdict() | run)
+  files.write_arrays(path, result._asdict())
   return result, indices
 
 
@@ -178,9 +179,9 @@ def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None
 def _plain_images(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
                   ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the tokens `[N, T]` of whole images and the index `[N]` of every image's prompt."""
-  return samples.cached(
-      workdir / 'tokens.npz', model, recipe.prompts, recipe.num_plain_images,
-      jax.random.key(recipe.seed + 2), samples.sampling(recipe, model))
+  return samples.sampled(
+      model, recipe.prompts, recipe.num_plain_images, jax.random.key(recipe.seed + 2),
+      samples.sampling(recipe, model), workdir / 'tokens')
 
 
 def init(recipe: CorrectorRecipe, model: Model) -> Params:

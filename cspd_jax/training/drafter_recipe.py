@@ -158,8 +158,8 @@ def images(
     part = slice(count) if split == 'train' else slice(len(tokens) - count, None)
     return tokens[part], labels[part]
   key = jax.random.fold_in(jax.random.key(recipe.seed), int(split != 'train'))
-  return samples.cached(workdir / f'tokens_{split}.npz', model, recipe.prompts, count, key,
-                        samples.sampling(recipe, model))
+  return samples.sampled(model, recipe.prompts, count, key, samples.sampling(recipe, model),
+                         workdir / f'tokens_{split}')
 
 
 def sample(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path) -> None:

@@ -1,17 +1,15 @@
 """Images sampled from a target, the training data of its drafters and correctors."""
 
 import dataclasses
-import hashlib
-import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import files, reading
+from cspd_jax.checkpoints import files, run_folder
 from cspd_jax.core import fields, progress
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.warp import Warp
@@ -89,7 +87,8 @@ def decoder(model: Model, condition: Any, sampling: Any, *, specification: str |
     model: a model of discrete tokens.
     condition: of all images.
     sampling: sampling options, a `Warp`.
-    specification: of the decoder; None uses the model's default if that is exact, or `mc_sjd`.
+    specification: of the decoder; None uses that of the run in `folder`, or else the model's
+      default if that is exact, or `mc_sjd`.
     batch_size: images per batch; None uses that of the run in `folder`, or as many as fit in
       memory.
     max_batch_size: the most that None selects.
@@ -100,6 +99,8 @@ def decoder(model: Model, condition: Any, sampling: Any, *, specification: str |
   """
   if batch_size is None and folder is not None:
     batch_size = shards.batch_size_of(folder)
+  if specification is None and folder is not None:
+    specification = run_folder.stored_settings(folder).get('decoder')
 
   def build(size):
     chosen = (_exact_default(model, size) if specification is None else
@@ -144,63 +145,3 @@ def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampl
     decoded = batches.run(model, decode, every, seed=key, batch_size=size, sampling=sampling,
                           folder=folder, progress=show, condition=condition)
   return np.asarray(decoded.tokens, np.int32), indices
-
-
-def cached(path: pathlib.Path, model: Model, prompts: str | None, count: int, key: jax.Array,
-           sampling: Any) -> tuple[np.ndarray, np.ndarray]:
-  """Reads the images of a file; if it does not exist, samples and stores them first.
-
-  Finished batches are stored in the folder next to the file, without its suffix, so that an
-  interrupted call can be repeated. Further arguments and result as for `sampled`.
-
-  Raises:
-    ValueError: if the file holds images of another target or run, and as for `sampled`.
-  """
-  run = run_of(model, prompts, count, key, sampling)
-  if path.exists():
-    stored = stored_arrays(path, ('tokens', 'labels'), run)
-    return stored['tokens'], stored['labels']
-  tokens, indices = sampled(model, prompts, count, key, sampling, path.with_suffix(''))
-  files.write_arrays(path, dict(tokens=tokens, labels=indices, **run))
-  return tokens, indices
-
-
-def run_of(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Warp,
-           **others: str) -> dict[str, np.ndarray]:
-  """Returns what determines sampled images, as arrays of text to store with them.
-
-  Args:
-    model: see `sampled`.
-    prompts: see `sampled`.
-    count: see `sampled`.
-    key: see `sampled`.
-    sampling: see `sampled`.
-    **others: further texts by name.
-  """
-  texts = json.dumps([str(prompt) for prompt in prompts_of(model, prompts)])
-  run = dict(target=shards.network(model.config, model.params), images=str(count),
-             prompts=hashlib.sha256(texts.encode()).hexdigest()[:16],
-             seed=shards.fingerprint(jax.random.key_data(key)),
-             sampling=json.dumps(files.plain(sampling._asdict())))
-  return {f'run_{name}': np.array(text) for name, text in (run | others).items()}
-
-
-def stored_arrays(path: pathlib.Path, needed: tuple[str, ...], run: Mapping[str, np.ndarray]
-                  ) -> dict[str, np.ndarray]:
-  """Reads the arrays of an .npz file.
-
-  Args:
-    path: the file.
-    needed: names of required arrays.
-    run: see `run_of`.
-
-  Raises:
-    ValueError: if the file cannot be read, or was stored by another run.
-  """
-  stored = reading.arrays(path, files.REMAKE, needed=needed)
-  text = lambda arrays, name: str(arrays[name]) if name in arrays else None
-  if changed := [f'{name.removeprefix("run_")} was {text(stored, name)}, now {text(run, name)}'
-                 for name in run if text(stored, name) != text(run, name)]:
-    raise ValueError(f'{path} holds images of another target or run ({"; ".join(changed)}); use '
-                     'another folder.')
-  return stored

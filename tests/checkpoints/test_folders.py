@@ -32,13 +32,6 @@ def content(path):
 OLD, NEW = ({'inner/a': text, 'b': text} for text in ('old', 'new'))
 
 
-@pytest.fixture(params=[True, False], ids=['in_one_step', 'by_two_renames'])
-def exchange(request, monkeypatch):
-  if not request.param:
-    monkeypatch.setattr(folders, '_exchange', lambda first, second: False)
-
-
-@pytest.mark.usefixtures('exchange')
 def test_a_folder_takes_the_place_of_nothing_an_empty_one_and_an_older_one(tmp_path):
   (tmp_path / 'empty').mkdir()
   for name in ('empty', 'fresh/deep'):
@@ -105,31 +98,26 @@ def test_interrupted_work_is_kept_for_the_same_state_only(tmp_path):
     assert os.listdir(tmp_path) == ['x']
 
 
-_MODES = [(how, exchange) for how in ('kill', 'raise') for exchange in ('exchange', 'renames')]
-
-
 def work(path):
   """Runs under `faults`: replaces an older folder."""
-  if path.parent.name == 'renames':
-    folders._exchange = lambda first, second: False
   write(path / 'x', 'new')
 
 
 @pytest.fixture(scope='module')
 def faulty(tmp_path_factory):
-  """Folders, and the exit codes of the processes that failed to replace them."""
+  """A folder, and the exit codes of the processes that failed to replace folders in it."""
   folder = tmp_path_factory.mktemp('faults')
-  cases = [(f'{how}/{exchange}/{number}', how, number) for how, exchange in _MODES
-           for number in range(1, 41)]
-  for name, _, _ in cases:
+  cases = [(f'{how}/{number}', how, number)
+           for how in ('kill', 'raise') for number in range(1, 41)]
+  for name, *_ in cases:
     write(folder / name / 'x', 'old')
-  return folder, dict(zip([name for name, _, _ in cases], faults.run(__file__, folder, cases)))
+  return folder, dict(zip([name for name, *_ in cases], faults.run(__file__, folder, cases)))
 
 
-@pytest.mark.parametrize('how, exchange', _MODES)
-def test_a_fault_at_every_operation_leaves_the_old_or_the_new(faulty, how, exchange):
+@pytest.mark.parametrize('how', ['kill', 'raise'])
+def test_a_fault_at_every_operation_leaves_the_old_or_the_new(faulty, how):
   folder, codes = faulty
-  found, names = [], [f'{how}/{exchange}/{number}' for number in range(1, 41)]
+  found, names = [], [f'{how}/{number}' for number in range(1, 41)]
   for name in names:
     path = folder / name / 'x'
     if how == 'raise':

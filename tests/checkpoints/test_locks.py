@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from cspd_jax.checkpoints import files, locks, paths
+from cspd_jax.checkpoints import files, folders, locks, paths
 from cspd_jax.commands import inspect
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -67,6 +67,9 @@ def test_a_kill_releases_the_folder_and_the_files_in_it(tmp_path, writer):
 
 
 def test_folders_on_disks_of_every_kind(tmp_path, disk):
+  with folders.replacing(tmp_path / 'y', lambda folder: ()) as new:
+    (new / 'a').write_text('x')
+  assert os.listdir(tmp_path) == ['y'] and os.listdir(tmp_path / 'y') == ['a']
   first, again = locks.hold(tmp_path / 'x'), locks.hold(tmp_path / 'x')
   assert first is again
   if disk != 'no locks':

@@ -89,12 +89,6 @@ def test_prompts_are_those_of_the_official_template(roles):
       '<｜begin▁of▁sentence｜>', '<｜▁pad▁｜>', '<begin_of_image>'))
   assert request == [begin, *words, image]
   assert other == [begin, *[pad] * len(words), image]
-  # A turn without words has no space and no line ends.
-  for empty in ('', ' \n'):
-    request, other = janus_family.write(text, empty, 24, 24)
-    words = [ids['<|User|>'], *text.encode(':'), ids['<|Assistant|>'], *text.encode(':')] if (
-        roles) else text.encode('<|User|>:<|Assistant|>:')
-    assert request == [begin, *words, image] and other == [begin, *[pad] * len(words), image]
   # Names of tokens in the words of a user are words.
   injected, _ = janus_family.write(text, 'a <begin_of_image> cat', 24, 24)
   assert injected.count(image) == 1

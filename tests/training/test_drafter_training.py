@@ -233,9 +233,8 @@ def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_p
   recipe = _recipe(target_folder, name)
   model = cspd_jax.load(recipe.target, dtype='float32')
   whole, report = drafter_recipe.train(recipe, model, tmp_path / 'whole')
-  (tmp_path / 'stopped').mkdir()
   for split in ('train', 'held_out'):
-    shutil.copy(tmp_path / 'whole' / f'tokens_{split}.npz', tmp_path / 'stopped')
+    shutil.copytree(*(tmp_path / run / f'tokens_{split}' for run in ('whole', 'stopped')))
   assert report.keys() == {'top1_1', 'top3_1', 'overlap_1'}
   batch_of = loop.batch_of
 
@@ -272,9 +271,9 @@ def test_the_sampling_options_are_those_of_the_target(target_folder, tmp_path, m
   model = cspd_jax.load(tmp_path / 'model', dtype='float32')
   recipe = dataclasses.replace(_recipe(target_folder, 'medusa'), top_p=1.0)
   used = []
-  measure, cached = drafter.measure, samples.cached
+  measure, sampled = drafter.measure, samples.sampled
   monkeypatch.setattr(drafter, 'measure', lambda *args: used.append(args[5]) or measure(*args))
-  monkeypatch.setattr(samples, 'cached', lambda *args: used.append(args[-1]) or cached(*args))
+  monkeypatch.setattr(samples, 'sampled', lambda *args: used.append(args[4]) or sampled(*args))
   train_drafter.run(recipe, model, tmp_path / 'run', tmp_path / 'medusa', 'float32')
   assert len(used) > 2
   for warp in used:

@@ -62,38 +62,37 @@ def test_an_interrupted_call_is_continued_whatever_the_memory(
     return call(self, *arguments)
 
   monkeypatch.setattr(batches.BatchDecoder, '__call__', stop_at_the_second)
-  path = tmp_path / 'tokens.npz'
-  arguments = (path, model, None, 5, KEY, SAMPLING)
+  arguments = (model, None, 5, KEY, SAMPLING, tmp_path / 'tokens')
   free(3)
   with pytest.raises(KeyboardInterrupt):
-    samples.cached(*arguments)
+    samples.sampled(*arguments)
   assert sorted(file.name for file in (tmp_path / 'tokens').iterdir()) == [
       'batch_0000000.npz', 'run.json']
   free(50)
-  found, indices = samples.cached(*arguments)
+  model.defaults['decoder'] = 'vanilla'  # The run's own decoder samples the rest.
+  found, indices = samples.sampled(*arguments)
   np.testing.assert_array_equal(found, tokens)
   assert calls == [2, 2, 2, 2] and indices.tolist() == [0, 1, 2, 0, 1]
   assert 'sampling' in capsys.readouterr().err
-  np.testing.assert_array_equal(samples.cached(*arguments)[0], tokens)
+  np.testing.assert_array_equal(samples.sampled(*arguments)[0], tokens)
   assert len(calls) == 4
+  del model.defaults['decoder']
 
 
 def test_images_of_another_target_or_run_are_refused(folder, model, tokens, tmp_path):
-  path = tmp_path / 'tokens.npz'
-  np.testing.assert_array_equal(samples.cached(path, model, None, 5, KEY, SAMPLING)[0], tokens)
+  sampled = lambda *arguments: samples.sampled(*arguments, tmp_path / 'tokens')
+  np.testing.assert_array_equal(sampled(model, None, 5, KEY, SAMPLING)[0], tokens)
   params = jax.tree.map(lambda leaf: leaf * 2, model.params)
   other = dataclasses.replace(model, params=params)
   (tmp_path / 'prompts.txt').write_text('1\n')
   for arguments, name in (
-      ((other, None, 5, KEY, SAMPLING), 'target'), ((model, None, 4, KEY, SAMPLING), 'images'),
+      ((other, None, 5, KEY, SAMPLING), 'parameters'),
+      ((model, None, 4, KEY, SAMPLING), 'prompts'),
       ((model, str(tmp_path / 'prompts.txt'), 5, KEY, SAMPLING), 'prompts'),
       ((model, None, 5, jax.random.key(4), SAMPLING), 'seed'),
       ((model, None, 5, KEY, SAMPLING._replace(top_k=3)), 'sampling')):
-    with pytest.raises(ValueError, match=rf'images of another .* \({name} was .*, now .*\); use'):
-      samples.cached(path, *arguments)
-  np.savez(path, tokens=tokens, labels=np.zeros(5))
-  with pytest.raises(ValueError, match='target was None, now'):
-    samples.cached(path, model, None, 5, KEY, SAMPLING)
+    with pytest.raises(ValueError, match=rf'another run \(.*{name}.* was .*, now .*\); use'):
+      sampled(*arguments)
 
 
 def test_images_that_do_not_fit_are_refused(model, monkeypatch):
