@@ -154,6 +154,26 @@ def test_no_package_hides_a_module():
       if (module := f'{_name(path)}.{name}') in names and imported != module])
 
 
+# What survives a kill at any moment is there once; weights are files of a folder that it writes.
+MOVERS = {f'cspd_jax.checkpoints.{name}' for name in ('files', 'folders', 'run_folder', 'weights')}
+
+
+def _moves(tree):
+  """Lines with calls that remove a folder, or rename one or a file."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+      owner, name = ast.unparse(node.func.value), node.func.attr
+      if name in ('rmtree', 'rmdir', 'removedirs', 'rename', 'renames') or (
+          f'{owner}.{name}' in ('os.replace', 'shutil.move')) or (
+              name == 'replace' and len(node.args) == 1 and owner != 'dataclasses'):
+        yield node.lineno, ast.unparse(node)
+
+
+def test_folders_are_removed_and_renamed_in_one_place():
+  _expect_none([f'{_label(path, line)}: {call}' for path in MODULES if _name(path) not in MOVERS
+                for line, call in _moves(_tree(path))])
+
+
 def test_files_are_short():
   lengths = {path: len(path.read_text().splitlines()) for path in FILES}
   long = [_label(path, length) for path, length in lengths.items() if length > 400]
